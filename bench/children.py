@@ -57,9 +57,9 @@ async def node(settings: dict[str, Any]) -> None:
     """A whole Holdfast node on SQLite with synchronous=FULL, in a temporary state directory."""
     from holdfast.clock import timestamp
     from holdfast.message import Draft, User
-    from holdfast.node.running import running, settle_heap
+    from holdfast.node.lifecycle import running, settle_heap
     from holdfast.settings import load
-    from holdfast.store.changes import CommandContext, CreateChat
+    from holdfast.store.commands import CommandContext, CreateChat
     from holdfast.telemetry import REGISTRY
 
     unbounded = {

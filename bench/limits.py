@@ -44,12 +44,12 @@ import single_checks  # noqa: E402
 from engines import Missing, postgres, redis  # noqa: E402
 from harness import CORES, arguments, cores_awake, finish, median, percentile, say  # noqa: E402
 from holdfast.clock import SystemClock  # noqa: E402
-from holdfast.limits.changes import Change  # noqa: E402
 from holdfast.limits.counters.memory import MemoryCounters  # noqa: E402
 from holdfast.limits.counters.redis import RedisCounters, RedisSettings  # noqa: E402
 from holdfast.limits.feed import RuleFeed  # noqa: E402
-from holdfast.limits.limiter import Limiter  # noqa: E402
-from holdfast.limits.limiter_settings import LimiterSettings, NodeIdentity  # noqa: E402
+from holdfast.limits.limiter.limiter import Limiter  # noqa: E402
+from holdfast.limits.limiter.settings import LimiterSettings, NodeIdentity  # noqa: E402
+from holdfast.limits.rule_changes import Change  # noqa: E402
 from holdfast.limits.rules import Decision, Rule, RuleName, RuleSet  # noqa: E402
 from holdfast.limits.rulestore.postgres import (  # noqa: E402
     PostgresNotifications,
@@ -57,7 +57,7 @@ from holdfast.limits.rulestore.postgres import (  # noqa: E402
     PostgresRuleStore,
     PostgresSettings,
 )
-from holdfast.node.running import settle_heap  # noqa: E402
+from holdfast.node.lifecycle import settle_heap  # noqa: E402
 
 PARTS = ["exact", "leased", "latency", "admission", "memory", "propagation", "regions", "http"]
 TASKS = 256

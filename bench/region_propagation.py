@@ -18,8 +18,8 @@ from contextlib import AsyncExitStack
 from engines import postgres, redis
 from harness import percentile
 from holdfast.clock import SystemClock
-from holdfast.limits.changes import Change
 from holdfast.limits.feed import FeedSettings, RuleFeed
+from holdfast.limits.rule_changes import Change
 from holdfast.limits.rules import RuleName, RuleSet
 from holdfast.limits.rulestore.postgres import LogFollower, PostgresRuleReader, PostgresRuleStore, PostgresSettings
 from holdfast.limits.rulestore.redis import RedisNotifications

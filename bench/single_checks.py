@@ -36,7 +36,7 @@ async def holdfast() -> None:
     """A whole node with counters in memory, logging as `holdfast serve` does."""
     from holdfast import telemetry
     from holdfast.clock import timestamp
-    from holdfast.node.running import running, settle_heap
+    from holdfast.node.lifecycle import running, settle_heap
     from holdfast.settings import load
 
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as state, Path(os.devnull).open("w") as log:  # noqa: ASYNC230

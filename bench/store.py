@@ -19,7 +19,7 @@ from pathlib import Path
 
 from harness import arguments, finish
 from holdfast.message import Acked, Draft, User
-from holdfast.store.changes import CommandContext, CreateChat
+from holdfast.store.commands import CommandContext, CreateChat
 from holdfast.store.sqlite import SqliteStore
 
 PARTS = ("alone", "busy")

@@ -37,12 +37,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from engines import Missing, postgres
 from holdfast.work.contract import WorkStore
-from holdfast.work.coordinator import Worker, WorkerSettings
-from holdfast.work.handling import Context, Handlers
+from holdfast.work.handlers import Context, Handlers
 from holdfast.work.job import JobDraft, Policies
 from holdfast.work.outbox import enqueue
 from holdfast.work.postgres import PostgresWork
 from holdfast.work.sqlite import SqliteWork
+from holdfast.work.worker import Worker, WorkerSettings
 
 STREAMS = 500
 FAILS_ONE_IN = 499  # a prime, so that the failures fall into different streams

@@ -12,10 +12,10 @@ from typing import Any
 
 import asyncpg
 
-from holdfast.work.coordinator import Worker, WorkerSettings
-from holdfast.work.handling import Context, Handlers
+from holdfast.work.handlers import Context, Handlers
 from holdfast.work.job import JobDraft
 from holdfast.work.postgres import PostgresWork, WorkerSessionSettings
+from holdfast.work.worker import Worker, WorkerSettings
 
 JOBS = 60
 SECONDS = 0.5

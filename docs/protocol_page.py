@@ -10,8 +10,8 @@ import msgspec
 
 from holdfast import errors
 from holdfast.message import Message, Page
-from holdfast.session.limits import SessionSettings
-from holdfast.wire.closing import CloseReason
+from holdfast.session.settings import SessionSettings
+from holdfast.wire.close_codes import CloseReason
 from holdfast.wire.frames import CLIENT_FRAMES, PROTOCOL_VERSION, SERVER_PAYLOADS, ChatHead, Nothing, ResumedChat
 
 REPLIES = {

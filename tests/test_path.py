@@ -20,14 +20,13 @@ from holdfast.ingest.durability import StoreDurability
 from holdfast.ingest.intake import Intake
 from holdfast.message import Cursor, Outcome, ResumeRead, User
 from holdfast.session.effects import FetchResume, Submit, Wake
-from holdfast.session.limits import SessionSettings
 from holdfast.session.session import Session
-from holdfast.store.changes import CommandContext, CreateChat
+from holdfast.session.settings import SessionSettings
+from holdfast.store.commands import CommandContext, CreateChat
 from holdfast.store.memory import MemoryStore
-from holdfast.verify.virtual import LoopClock, run
-from holdfast.wire.codec import decode_client_frame
+from holdfast.wire.codec import EncodedRun, decode_client_frame
 from holdfast.wire.frames import CursorClaim, Resume, ResumeBody, SendMessage
-from holdfast.wire.run import EncodedRun
+from proof.virtual_loop import LoopClock, run
 
 ALICE, BOB = User("default", "alice"), User("default", "bob")
 

@@ -21,12 +21,11 @@ import asyncpg
 import msgspec
 from fastapi import FastAPI, HTTPException, Request
 
-from holdfast.work.coordinator import Worker
-from holdfast.work.handling import Context, Handlers
-from holdfast.work.inbox import received
+from holdfast.work.handlers import Context, Handlers
 from holdfast.work.job import Stage
-from holdfast.work.outbox import enqueue
+from holdfast.work.outbox import enqueue, received
 from holdfast.work.postgres import PostgresWork
+from holdfast.work.worker import Worker
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS orders (id text PRIMARY KEY, customer text NOT NULL, state text NOT NULL);

@@ -29,11 +29,14 @@
         └── StateCorrupted        the database is damaged or newer than this program
 
 A timeout is unknown, never failed. Foreign errors are translated into these at the seam where they arise.
+
+Engines whose libraries only their users install.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 
@@ -204,3 +207,15 @@ def error_of(
     error.retry_after_seconds = retry_after_seconds
     error.details = dict(details or {})
     return error
+
+
+@contextmanager
+def extra(name: str) -> Iterator[None]:
+    """BadSetting, with what to install, if an engine is asked for whose library is not there."""
+    try:
+        yield
+    except ImportError as error:
+        raise BadSetting(
+            f"{error.name} is not installed: in a checkout of Holdfast run `pip install '.[{name}]'`, "
+            f"or for the locked version `pip install --require-hashes --no-deps -r requirements/{name}.lock`"
+        ) from None

@@ -18,29 +18,29 @@ from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 
-from holdfast.access.door import ConnectionLimits, HttpLimits
 from holdfast.access.issuers import IssuerSettings, check_issuers
+from holdfast.access.network import ConnectionLimits, HttpLimits
 from holdfast.access.tokens import TokenSettings
 from holdfast.api.deps import ApiSettings
 from holdfast.api.problems import said_of
 from holdfast.bounds import positive
+from holdfast.drivers.files import default_state_dir, state_dir_in
+from holdfast.drivers.sqlite.database import SqliteSettings
 from holdfast.errors import BadSetting, HoldfastError
 from holdfast.fanout.dead_letters import DeadLetterSettings
 from holdfast.fanout.ephemeral import EphemeralSettings
 from holdfast.fanout.fanout import RetrySettings
-from holdfast.gateway.limits import GatewaySettings
+from holdfast.gateway.settings import GatewaySettings
+from holdfast.history.history import HistorySettings
 from holdfast.ingest.durability import ChangeSettings
-from holdfast.ingest.waiting import IntakeSettings
+from holdfast.ingest.expiry import KeySettings
+from holdfast.ingest.send_queue import IntakeSettings
 from holdfast.ingest.watermarks import WatermarkSettings
-from holdfast.limits.plane import LimitsSettings
+from holdfast.limits.composition import LimitsSettings
 from holdfast.message import check_id
-from holdfast.places import default_state_dir, state_dir_in
-from holdfast.sqlite.database import SqliteSettings
-from holdfast.store.history import HistorySettings
-from holdfast.store.housekeeping import KeySettings
 from holdfast.store.plan import ChatSettings
 from holdfast.telemetry import TraceSettings, safe_text
-from holdfast.webhooks.plane import WorkSettings
+from holdfast.webhooks.parts import WorkSettings
 
 PREFIX = "HOLDFAST_"
 NOT_SETTINGS = frozenset(

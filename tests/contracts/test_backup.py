@@ -22,18 +22,18 @@ import pytest
 from chats import BOB, acked, create, draft, fill, send
 
 from holdfast.clock import Ids, SystemClock
+from holdfast.drivers.sqlite import points
+from holdfast.drivers.sqlite.backup import MANIFEST, Manifest, read_manifest, take
+from holdfast.drivers.sqlite.file_copy import CopiedFile, Restored, copy_database
+from holdfast.drivers.sqlite.restore import restore
 from holdfast.errors import HoldfastError, ServerBusy, StateCorrupted, StateDirectory, Unavailable
-from holdfast.limits.changes import Change
+from holdfast.limits.rule_changes import Change
 from holdfast.limits.rules import RuleName
 from holdfast.limits.rulestore.sqlite import SqliteRuleStore
 from holdfast.message import Watermark
 from holdfast.node.backup import CONTENTS, Backups, require_whole, restore_backup
-from holdfast.sqlite import points
-from holdfast.sqlite.backup import MANIFEST, Manifest, read_manifest, take
-from holdfast.sqlite.copies import CopiedFile, Restored, copy_database
-from holdfast.sqlite.restore import restore
+from holdfast.node.state_dir import held
 from holdfast.store.sqlite import SqliteStore
-from holdfast.store.state import held
 from holdfast.webhooks.contract import WebhookEndpoint
 from holdfast.webhooks.sqlite import SqliteEndpoints
 from holdfast.work.contract import ReaderMark

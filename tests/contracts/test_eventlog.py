@@ -16,7 +16,7 @@ from holdfast.errors import UnreadableEvent
 from holdfast.eventlog.memory import MemoryEventLog
 from holdfast.eventlog.sqlite import TAIL_ENTRIES_MAX, SqliteEventLog
 from holdfast.message import LogEntry, Message
-from holdfast.store.changes import Redact
+from holdfast.store.commands import Redact
 from holdfast.store.memory import MemoryStore
 from holdfast.store.sqlite import SqliteStore
 

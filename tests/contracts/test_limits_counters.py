@@ -21,6 +21,7 @@ from msgspec import structs
 
 from engines import Server
 from holdfast.clock import ManualClock, SystemClock
+from holdfast.drivers.redis_scripts import Script
 from holdfast.errors import OutcomeUnknown, Unavailable
 from holdfast.limits.algorithms import (
     CODES,
@@ -47,7 +48,6 @@ from holdfast.limits.counters.contract import (
     key_prefix,
 )
 from holdfast.limits.counters.memory import MemoryCounters
-from holdfast.limits.counters.pipe import Script
 from holdfast.limits.counters.redis import RedisCounters, RedisSettings
 from holdfast.limits.counters.table import CounterTable
 from holdfast.limits.rules import Algorithm, Rule, RuleVersion

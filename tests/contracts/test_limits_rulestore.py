@@ -17,6 +17,9 @@ from structlog.testing import capture_logs
 
 from engines import Server
 from holdfast.clock import SystemClock
+from holdfast.drivers.sqlite.database import SqliteSettings, open_and_migrate
+from holdfast.drivers.sqlite.file_copy import Restored
+from holdfast.drivers.statements import migrations
 from holdfast.errors import (
     HoldfastError,
     InvalidRule,
@@ -26,18 +29,15 @@ from holdfast.errors import (
     Unavailable,
     VersionConflict,
 )
-from holdfast.limits.changes import Change, _Action, rollback_body
-from holdfast.limits.lockout import ADMIN
+from holdfast.limits.entry_rules import ADMIN
+from holdfast.limits.rule_changes import Change, _Action, rollback_body
 from holdfast.limits.rule_import import RULES_MAX, RuleImport
 from holdfast.limits.rules import Rule, RuleName, RuleSet, UnreadableRule, digest_without, fingerprint
 from holdfast.limits.rulestore.contract import DOORBELL_BYTES_MAX, ChangeNotification, RetentionSettings, RuleStore
 from holdfast.limits.rulestore.postgres import PostgresNotifications, PostgresRuleStore, PostgresSettings
 from holdfast.limits.rulestore.postgres.store import payload
-from holdfast.limits.rulestore.reading import heard_ring
+from holdfast.limits.rulestore.serialization import heard_ring
 from holdfast.limits.rulestore.sqlite import LIMITS, SqliteRuleStore
-from holdfast.sqlite.copies import Restored
-from holdfast.sqlite.database import SqliteSettings, open_and_migrate
-from holdfast.statements import migrations
 
 Scenario = Callable[[RuleStore, Any], Awaitable[None]]
 SEARCH = RuleName("acme", "/api/search")
@@ -163,7 +163,8 @@ def test_of_two_changes_that_would_lock_operators_out_together_one_is_refused(
                     await store.change(change("create", name))
             deleted = (store.change(change("delete", name)) for name in pair)
             outcomes = await asyncio.gather(*deleted, return_exceptions=True)
-            assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Changed", "InvalidRule"], attempt
+            kinds = sorted(type(outcome).__name__ for outcome in outcomes)
+            assert kinds == ["InvalidRule", "RuleChangeResult"], attempt
 
     stored(scenario)
 

@@ -10,7 +10,7 @@ from scripted import ANNA
 
 from holdfast.errors import Unavailable
 from holdfast.fanout.contract import Envelope, Link, Stretch
-from holdfast.fanout.link.local import LocalLink
+from holdfast.fanout.memory import LocalLink
 from holdfast.message import Message
 
 Connect = Callable[[str, Callable[[Envelope], None]], None]

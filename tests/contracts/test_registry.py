@@ -9,7 +9,7 @@ import pytest
 from scripted import ANNA, BELA, CLEO
 
 from holdfast.fanout.contract import Registry
-from holdfast.fanout.registry.memory import MemoryRegistry
+from holdfast.fanout.memory import MemoryRegistry
 from holdfast.message import User
 
 ADAPTERS: dict[str, Callable[[], Registry]] = {"memory": MemoryRegistry}

@@ -18,8 +18,8 @@ from holdfast.access.revocations.contract import Revocation, RevocationKind, Rev
 from holdfast.access.revocations.memory import MemoryRevocations
 from holdfast.access.revocations.sqlite import ACCESS, SqliteRevocations
 from holdfast.clock import Clock, ManualClock
+from holdfast.drivers.sqlite.database import SqliteSettings, open_and_migrate
 from holdfast.errors import Forbidden, NotFound
-from holdfast.sqlite.database import SqliteSettings, open_and_migrate
 
 START = 1_000_000.0
 Scenario = Callable[[Revocations, ManualClock], Awaitable[None]]

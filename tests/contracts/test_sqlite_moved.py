@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from chats import acked, create, fill, send
 
+from holdfast.drivers.sqlite.database import Handle, SqliteSettings, open_and_migrate
 from holdfast.errors import Unavailable
-from holdfast.sqlite.database import Handle, SqliteSettings, open_and_migrate
 from holdfast.store.sqlite import SqliteStore
 
 SCHEMA = ["CREATE TABLE t (n INTEGER)"]

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from chats import PAGE, acked, create, send
 
+from holdfast.drivers.sqlite.database import open_and_migrate
+from holdfast.drivers.sqlite.wal import FRAME_HEADER_BYTES, HEADER_BYTES
 from holdfast.errors import StateCorrupted
-from holdfast.sqlite.database import open_and_migrate
-from holdfast.sqlite.wal import FRAME_HEADER_BYTES, HEADER_BYTES
 from holdfast.store.sqlite import SqliteSettings, SqliteStore
 
 FRAME = FRAME_HEADER_BYTES + 4096

@@ -29,7 +29,7 @@ from chats import (
 from holdfast import telemetry
 from holdfast.errors import ChatHalted, InvalidMessage, KeyReused, NotAMember, NotFound, OutcomeUnknown
 from holdfast.message import Acked, Cursor, LogEntry, Message, User, Watermark
-from holdfast.store.changes import (
+from holdfast.store.commands import (
     RETAIN_AT_ONCE,
     HaltChat,
     RaiseEpoch,
@@ -40,10 +40,10 @@ from holdfast.store.changes import (
     Retain,
 )
 from holdfast.store.contract import UNREAD_LOOKED_AT
-from holdfast.store.paging import ENVELOPE_BYTES
+from holdfast.store.pages import ENVELOPE_BYTES
 from holdfast.store.plan import ChatSettings
-from holdfast.verify.faults import Fault, FaultPlan, faulty
 from holdfast.wire.codec import encode_frame
+from proof.faults import Fault, FaultPlan, faulty
 
 Scenario = Callable[..., Awaitable[None]]
 

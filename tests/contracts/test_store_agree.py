@@ -13,7 +13,7 @@ from chats import AT, MemoryRig, SqliteRig
 
 from holdfast.errors import HoldfastError
 from holdfast.message import Draft, LogEntry, User, Watermark
-from holdfast.store.changes import (
+from holdfast.store.commands import (
     AddMember,
     ChangeBan,
     ChangeMute,

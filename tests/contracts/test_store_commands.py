@@ -12,7 +12,7 @@ from chats import ANN, BOB, CARL, EVE, PAGE, STRANGER, Rig, acked, act, create, 
 
 from holdfast.errors import ChatHalted, Forbidden, HoldfastError, InvalidMessage, KeyReused, NotAMember, NotFound
 from holdfast.message import Acked, User, Watermark
-from holdfast.store.changes import (
+from holdfast.store.commands import (
     AddMember,
     ChangeRole,
     Command,

@@ -13,14 +13,14 @@ from msgspec.structs import replace
 
 from holdfast.clock import timestamp
 from holdfast.errors import Forbidden, InvalidMessage, KeyReused
+from holdfast.ingest.expiry import DAY_SECONDS, FORGOTTEN_AT_ONCE, SWEEP_SECONDS, KeyExpiry, KeySettings
 from holdfast.message import User, Watermark
-from holdfast.store.changes import ERASE_AT_ONCE, AddMember, CreateChat, Erase, RenameChat, Retain
+from holdfast.store.commands import ERASE_AT_ONCE, AddMember, CreateChat, Erase, RenameChat, Retain
 from holdfast.store.contract import LOOKED_AT_ONCE
-from holdfast.store.housekeeping import DAY_SECONDS, FORGOTTEN_AT_ONCE, SWEEP_SECONDS, KeyExpiry, KeySettings
 from holdfast.store.memory import MemoryStore
 from holdfast.store.sqlite import database
 from holdfast.store.sqlite.store import SqliteStore
-from holdfast.verify.virtual import LoopClock, run
+from proof.virtual_loop import LoopClock, run
 
 LATER = "2026-01-08T00:00:00.000Z"
 

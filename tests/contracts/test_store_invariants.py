@@ -19,8 +19,7 @@ from chats import ANN, BOB, CARL, MemoryRig, Rig, SqliteRig, act, create, draft,
 
 from holdfast.errors import HoldfastError, OutcomeUnknown
 from holdfast.message import Acked, Draft, LogEntry
-from holdfast.store.changes import AddMember, RecoverChat, Redact, RemoveMember
-from holdfast.verify.faults import FaultPlan, Odds, faulty
+from holdfast.store.commands import AddMember, RecoverChat, Redact, RemoveMember
 from holdfast.verify.history import (
     ChatAtEnd,
     ClientSeen,
@@ -34,7 +33,8 @@ from holdfast.verify.history import (
     Unknown,
     digest,
 )
-from holdfast.verify.invariants import INVARIANTS
+from proof.faults import FaultPlan, Odds, faulty
+from proof.invariants import INVARIANTS
 
 SEEDS = range(5)
 CHATS = ("chat_a", "chat_b", "chat_c")

@@ -13,10 +13,10 @@ import msgspec
 import pytest
 from chats import ANN, BOB, CARL, EVE, PAGE, Rig, acked, act, create, operator, send
 
+from holdfast.drivers.statements import migrations
 from holdfast.errors import ChatHalted, Forbidden, HoldfastError, NotAMember, NotFound
 from holdfast.message import Ban, Mute, User, check_id
-from holdfast.statements import migrations
-from holdfast.store.changes import (
+from holdfast.store.commands import (
     OPERATOR,
     AddMember,
     ChangeBan,

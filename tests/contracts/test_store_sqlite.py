@@ -23,6 +23,8 @@ from program import eventually
 
 from holdfast import telemetry
 from holdfast.clock import ManualClock
+from holdfast.drivers.sqlite import points
+from holdfast.drivers.sqlite.errors import Doing, translate
 from holdfast.errors import (
     HoldfastError,
     InternalError,
@@ -34,14 +36,12 @@ from holdfast.errors import (
 )
 from holdfast.eventlog.sqlite import SqliteEventLog
 from holdfast.message import Acked, LogEntry
-from holdfast.sqlite import points
-from holdfast.sqlite.errors import Doing, translate
-from holdfast.store.changes import Redact
+from holdfast.store.commands import Redact
 from holdfast.store.contract import UNREAD_LOOKED_AT
 from holdfast.store.sqlite import SqliteSettings, SqliteStore
 from holdfast.store.sqlite import database as chats_file
 from holdfast.store.sqlite import store as sqlite_store
-from holdfast.verify.powercut import FaultyDisk
+from proof.powercut import FaultyDisk
 
 APSW_ERRORS = sorted(
     (e for e in vars(apsw).values() if isinstance(e, type) and issubclass(e, apsw.Error)), key=lambda e: e.__name__

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.drivers.files import state_dir_in
 from holdfast.errors import StateDirectory
-from holdfast.places import state_dir_in
+from holdfast.node.state_dir import held, holder
 from holdfast.store.sqlite import SqliteStore
-from holdfast.store.state import held, holder
 
 
 def test_the_directory_is_made_private_and_held_by_one(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_files_are_made_as_before_when_no_directory_is_held_whichever_ended_last
 
 def test_the_lock_names_another_process_and_dies_with_it(tmp_path: Path) -> None:
     program = (
-        "import sys, pathlib\nfrom holdfast.store.state import held\n"
+        "import sys, pathlib\nfrom holdfast.node.state_dir import held\n"
         "with held(pathlib.Path(sys.argv[1])):\n    print('held', flush=True)\n    sys.stdin.read()\n"
     )
     other = subprocess.Popen(

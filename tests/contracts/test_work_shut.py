@@ -10,7 +10,7 @@ import pytest
 from work_stores import WORK_STORES, Hand, Opener, draft, embedded_work, opener_of, postgres_work, run, steps_of
 
 from engines import Server
-from holdfast.sqlite.database import SqliteSettings, open_and_migrate
+from holdfast.drivers.sqlite.database import SqliteSettings, open_and_migrate
 from holdfast.work.contract import Claimed, ClaimRequest, Query, Report
 from holdfast.work.postgres import store as postgres
 from holdfast.work.sqlite import WORK, SqliteWork

@@ -20,18 +20,18 @@ from typer.testing import CliRunner
 
 from holdfast.access.principal import USER_SCOPES
 from holdfast.cli.app import app
-from holdfast.cli.reach import CliContext, settings_of
+from holdfast.cli.context import CliContext, settings_of
+from holdfast.drivers.files import default_state_dir
 from holdfast.errors import Unavailable
 from holdfast.eventlog.sqlite import SqliteEventLog
-from holdfast.fanout.registry.memory import MemoryRegistry
-from holdfast.ingest.hot import HotChats
+from holdfast.fanout.memory import MemoryRegistry
+from holdfast.ingest.hot_chats import HotChats
 from holdfast.message import User
+from holdfast.node.banner import posture
+from holdfast.node.lifecycle import running
 from holdfast.node.node import Node
-from holdfast.node.posture import posture
-from holdfast.node.running import running
-from holdfast.places import default_state_dir
 from holdfast.settings import ServerSettings, Settings, load
-from holdfast.store.changes import Command, CommandResult
+from holdfast.store.commands import Command, CommandResult
 from holdfast.store.sqlite import SqliteStore
 
 Scenario = Callable[[Node, httpx.AsyncClient], Awaitable[None]]
@@ -130,7 +130,7 @@ def test_a_backup_without_room_says_so_leaves_nothing_and_writes_no_traceback(
         assert "No space left on device; make room" in error["message"]
         assert not [*(tmp_path / "state" / "backups").iterdir()]
 
-    monkeypatch.setattr("holdfast.sqlite.backup.copy_file", full)
+    monkeypatch.setattr("holdfast.drivers.sqlite.backup.copy_file", full)
     with capture_logs() as lines:
         with_node(tmp_path / "state", scenario)
     [failed] = [line for line in lines if line["event"] == "api.request_failed"]

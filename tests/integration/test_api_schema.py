@@ -28,7 +28,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from holdfast.api.call import Endpoint
+from holdfast.api.endpoint import Endpoint
 from holdfast.api.openapi import describe, plain_path
 from holdfast.api.routes import ENDPOINTS
 

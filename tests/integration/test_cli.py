@@ -244,9 +244,9 @@ def test_a_signal_ends_a_start_that_takes_long(number: signal.Signals, tmp_path:
 STOPPED_AS_SOON_AS_IT_ANSWERS = """
 import contextlib, os, signal, sys
 from holdfast.cli import main
-from holdfast.node import running
+from holdfast.node import lifecycle
 
-serving = running.serving
+serving = lifecycle.serving
 
 @contextlib.asynccontextmanager
 async def answering(*parts):
@@ -254,7 +254,7 @@ async def answering(*parts):
         os.kill(os.getpid(), signal.SIGTERM)
         yield
 
-running.serving = answering
+lifecycle.serving = answering
 sys.argv[1:] = ["serve"]
 main()
 """

@@ -23,7 +23,7 @@ from program import PATIENCE_SECONDS, ROOT, Program, Terminal, eventually
 
 from holdfast.access.secrets import read_secrets
 from holdfast.access.tokens import Tokens, TokenSettings, shared_secret
-from holdfast.cli import talk
+from holdfast.cli import terminal_chat
 from holdfast.cli.rest import RestClient
 from holdfast.cli.screen import PlainScreen
 from holdfast.client import Client
@@ -197,7 +197,7 @@ def test_what_another_window_left_is_shown_even_if_it_is_sent_before_the_talk_be
     chat_id = serving.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
     leave_in_another_window(serving, chat_id, "hello")
     token = serving.ok("token", "-u", "alice").strip()
-    room = talk.Room(
+    room = terminal_chat.Room(
         RestClient(serving.url, token), lambda: token, False, chat_id, 20, serving.state_dir, as_json=False
     )
 
@@ -206,15 +206,15 @@ def test_what_another_window_left_is_shown_even_if_it_is_sent_before_the_talk_be
             await client.connected()
             await asyncio.sleep(0)
 
-    take_over = talk._take_over
+    take_over = terminal_chat._take_over
 
     async def slowly(file: Path, client: Client) -> list[OutboxEntry]:
         taken = await take_over(file, client)
         await asyncio.wait_for(late(client), PATIENCE_SECONDS)
         return taken
 
-    monkeypatch.setattr(talk, "_take_over", slowly)
-    asyncio.run(talk.talk(room))
+    monkeypatch.setattr(terminal_chat, "_take_over", slowly)
+    asyncio.run(terminal_chat.talk(room))
     assert "alice: hello" in capfd.readouterr().out
 
 
@@ -242,7 +242,7 @@ def test_a_token_that_ends_while_talking_ends_the_talk_and_says_what_to_do(
 ) -> None:
     chat_id = serving.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
     secret = read_secrets(serving.state_dir).jwt_secret.encode()
-    monkeypatch.setattr(talk, "screen_for", lambda name: StillTyping())
+    monkeypatch.setattr(terminal_chat, "screen_for", lambda name: StillTyping())
     # In this process: starting another one may take longer than the token lasts.
     token = Tokens(TokenSettings(), shared_secret(secret), SystemClock()).mint(User("default", "alice"), 5)
     talked = serving.run("chat", "open", chat_id, "--token", token)

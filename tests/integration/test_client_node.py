@@ -18,10 +18,10 @@ from holdfast.client import ChatGone, ChatJoined, ChatReset, Client, ClientEvent
 from holdfast.clock import SystemClock
 from holdfast.errors import MessageTooLarge, NotAMember, NotFound, Unauthorized
 from holdfast.message import User
+from holdfast.node.lifecycle import running
 from holdfast.node.node import Node
-from holdfast.node.running import running
 from holdfast.settings import ServerSettings, Settings, load
-from holdfast.verify.proxy import NetworkConditions, Proxy
+from proof.proxy import NetworkConditions, Proxy
 
 QUICK = ClientSettings(reconnect_initial_seconds=0.05, reconnect_cap_seconds=0.5)
 

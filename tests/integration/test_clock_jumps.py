@@ -26,7 +26,7 @@ from holdfast.access.secrets import read_secrets
 from holdfast.clock import timestamp
 from holdfast.verify.checkers import check, red
 from holdfast.verify.history import Closed, Header, Opened, Recorder
-from holdfast.verify.results import Row
+from proof.results import Row
 
 JUMPS = 10
 SEED = 30_000

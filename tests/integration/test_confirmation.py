@@ -23,14 +23,14 @@ from holdfast.errors import KeyReused
 from holdfast.ingest.durability import StoreDurability
 from holdfast.ingest.intake import Intake
 from holdfast.message import Acked, Draft, Outcome, User
-from holdfast.store.changes import CommandContext, CreateChat
+from holdfast.store.commands import CommandContext, CreateChat
 from holdfast.store.contract import Store
 from holdfast.store.memory import MemoryStore
 from holdfast.store.sqlite import SqliteStore
-from holdfast.verify.faults import FaultPlan, Odds, faulty
-from holdfast.verify.results import Row
-from holdfast.verify.virtual import LoopClock, run
 from holdfast.wire.frames import SendBody
+from proof.faults import FaultPlan, Odds, faulty
+from proof.results import Row
+from proof.virtual_loop import LoopClock, run
 
 ANN = User("default", "ann")
 TURNS = 5

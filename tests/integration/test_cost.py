@@ -25,13 +25,13 @@ from flooder import frame
 from msgspec import Raw
 
 from holdfast.access.revocations.contract import ENTRIES_MAX, Revocation
-from holdfast.api.call import Endpoint
+from holdfast.api.endpoint import Endpoint
 from holdfast.api.routes import ENDPOINTS
-from holdfast.limits.control import ImportRequest
-from holdfast.limits.defaults import DEFAULT_RULES
+from holdfast.gateway.transport.http import HEAD_BYTES_MAX, HEADERS_MAX, PATH_BYTES_MAX, URL_BYTES_MAX
+from holdfast.limits.admin import ImportRequest
+from holdfast.limits.entry_rules import DEFAULT_RULES
 from holdfast.message import Draft, User
-from holdfast.node.http import HEAD_BYTES_MAX, HEADERS_MAX, PATH_BYTES_MAX, URL_BYTES_MAX
-from holdfast.store.changes import AddMember, ChangeBan, CommandContext, CreateChat
+from holdfast.store.commands import AddMember, ChangeBan, CommandContext, CreateChat
 from holdfast.work.job import JobDraft as JobDraft
 
 STRANGER_MS = 2.0

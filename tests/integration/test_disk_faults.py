@@ -18,7 +18,7 @@ from tally import tally
 from engines.strace import Strace
 from holdfast.verify.checkers import check, red
 from holdfast.verify.history import FaultWindow, Header, Recorder
-from holdfast.verify.results import Row
+from proof.results import Row
 
 SEED = 40_000
 ROUNDS = 2

@@ -11,11 +11,11 @@ import pytest
 from chats import AT, BOB, acked, create, send
 
 from holdfast.clock import SystemClock
+from holdfast.drivers.sqlite import points
 from holdfast.ingest.durability import StoreDurability
 from holdfast.ingest.erasure import Eraser, Erasure
 from holdfast.message import User
-from holdfast.sqlite import points
-from holdfast.store.changes import CommandContext
+from holdfast.store.commands import CommandContext
 from holdfast.store.sqlite import SqliteStore
 
 CHATS = ("chat_a", "chat_b")
@@ -26,9 +26,11 @@ async def erase(path: Path) -> Erasure:
     async with SqliteStore(path) as store:
         eraser = Eraser(store, StoreDurability(store, clock), clock)
         made = iter(range(1_000))
-        act = lambda: CommandContext(
-            User("default", "op"), AT, f"msg_op_{os.getpid()}_{next(made)}", operator=True, reason="x"
-        )  # noqa: E731
+
+        def act() -> CommandContext:
+            message_id = f"msg_op_{os.getpid()}_{next(made)}"
+            return CommandContext(User("default", "op"), AT, message_id, operator=True, reason="x")
+
         return await eraser.erase(BOB, act, 0, clock.monotonic() + 30)
 
 

@@ -28,7 +28,7 @@ from flooder import KINDS
 from program import Program
 from tally import tally
 
-from holdfast.verify.results import Row
+from proof.results import Row
 
 FLOODERS = 4
 ROUND_SECONDS = 0.55

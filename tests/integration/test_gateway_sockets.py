@@ -22,11 +22,11 @@ from plane import decode_frames
 from sockets import ask, connected, create_chat, serve, token
 
 from holdfast.gateway.contract import GatewayDeps
-from holdfast.node import http
+from holdfast.gateway.transport import http
 from holdfast.node.node import Node
 from holdfast.session.session import Session
 from holdfast.telemetry.metrics import REGISTRY
-from holdfast.wire.closing import CloseReason
+from holdfast.wire.close_codes import CloseReason
 
 
 class Raw:

@@ -20,9 +20,9 @@ from sockets import serve, token
 from websocket_sender import Sender
 
 from holdfast.gateway.connection import Connection
-from holdfast.gateway.entrance import WebSocketUpgrade
 from holdfast.gateway.handshake import UpgradeRequest
-from holdfast.gateway.port import READ_BYTES_MAX
+from holdfast.gateway.transport.port import READ_BYTES_MAX
+from holdfast.gateway.transport.upgrade import WebSocketUpgrade
 from holdfast.node.node import Node
 from holdfast.telemetry.metrics import REGISTRY
 from holdfast.wire.assembler import CLOSE

@@ -15,8 +15,8 @@ import pytest
 from log_capture import logging_to
 from sockets import serve
 
-from holdfast.node import http
-from holdfast.node.http import HEAD_BYTES_MAX, HEADERS_MAX, PATH_BYTES_MAX, PIPELINED_MAX, URL_BYTES_MAX
+from holdfast.gateway.transport import http
+from holdfast.gateway.transport.http import HEAD_BYTES_MAX, HEADERS_MAX, PATH_BYTES_MAX, PIPELINED_MAX, URL_BYTES_MAX
 from holdfast.node.node import Node
 
 GET = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -22,7 +22,7 @@ from tally import tally
 
 from holdfast.verify.checkers import CHECKERS, check, red
 from holdfast.verify.history import Closed, CursorMoved, Header, Held, Opened, Pushed, Recorder
-from holdfast.verify.results import Row
+from proof.results import Row
 
 KILLS = int(os.environ.get("HOLDFAST_KILLS", "100"))
 LANES = 2

@@ -18,17 +18,18 @@ from holdfast import telemetry
 from holdfast.errors import ChatHalted, Unavailable
 from holdfast.ingest.durability import StoreDurability
 from holdfast.message import Acked, Draft, Outcome, User
-from holdfast.store.changes import CommandContext, CreateChat, RecoverChat
+from holdfast.node.state_dir import held
+from holdfast.store.commands import CommandContext, CreateChat, RecoverChat
 from holdfast.store.contract import Inspection
 from holdfast.store.memory import MemoryStore
 from holdfast.store.sqlite import SqliteStore
-from holdfast.store.state import CHATS_NAME, held
+from holdfast.store.sqlite.database import CHATS
 from holdfast.verify.checkers import check, red
-from holdfast.verify.controls import weather
-from holdfast.verify.faults import Fault, FaultPlan, Odds, faulty
 from holdfast.verify.history import Recorder
-from holdfast.verify.simulation import Parts, play
-from holdfast.verify.virtual import LoopClock, run
+from proof.controls import weather
+from proof.faults import Fault, FaultPlan, Odds, faulty
+from proof.simulation import Parts, play
+from proof.virtual_loop import LoopClock, run
 
 Story = Callable[[Supervisor, str, Path], Awaitable[None]]
 
@@ -45,7 +46,7 @@ def told(tmp_path: Path, story: Story) -> None:
 
 async def inspected(supervisor: Supervisor, chat_id: str) -> Inspection:
     with held(supervisor.state_dir) as state:
-        async with SqliteStore(state / CHATS_NAME) as store:
+        async with SqliteStore(state / CHATS.name) as store:
             return await store.inspect(chat_id)
 
 

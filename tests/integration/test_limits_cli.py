@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from program import Program, eventually
 
-from holdfast.cli.reach import CliContext
+from holdfast.cli.context import CliContext
 from holdfast.cli.rest import RestClient
 from holdfast.cli.rules import commands
-from holdfast.cli.rules.calls import compared
+from holdfast.cli.rules.requests import compared
 from holdfast.errors import OutcomeUnknown, Unavailable
 
 RULE = ("acme", "/api/search")
@@ -86,7 +86,7 @@ def test_rules_are_readable_on_an_ordinary_terminal(tmp_path: Path) -> None:
 
 
 def test_long_lists_and_long_histories_are_read_to_their_end(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.cli.rules.calls.PAGE", 2)
+    monkeypatch.setattr("holdfast.cli.rules.requests.PAGE", 2)
     for resource in ("a", "b", "c", "d", "e"):
         program.ok("rules", "set", "pages", resource, "algorithm=fixed_window", "limit=1", "window=1s")
     assert [r["resource"] for r in json.loads(program.ok("rules", "ls", "--tenant", "pages", "--json"))] == [*"abcde"]
@@ -307,7 +307,7 @@ def test_a_watch_goes_on_where_it_was_when_the_server_comes_back(
         version = len(waits)
         rest.ask("PUT", "/admin/rules", {**rule, "limit": version + 1, "expectedVersion": version})
 
-    monkeypatch.setattr("holdfast.cli.reach.Rest", Away)
+    monkeypatch.setattr("holdfast.cli.context.RestClient", Away)
     monkeypatch.setattr("holdfast.cli.rules.commands.time", SimpleNamespace(sleep=sleep, monotonic=lambda: now))
     ran = program.run("rules", "watch", "--seconds", "30", "--json")
     assert ran.returncode == 0, ran.stderr

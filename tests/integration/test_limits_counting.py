@@ -10,11 +10,11 @@ import redis.asyncio
 
 from engines import Server
 from holdfast.clock import SystemClock
-from holdfast.limits.batch import BatchSettings
 from holdfast.limits.counters.redis import RedisCounters, RedisSettings
-from holdfast.limits.entrances import EntryPoints
-from holdfast.limits.limiter import Limiter
-from holdfast.limits.limiter_settings import LimiterSettings, NodeIdentity
+from holdfast.limits.entry_points import EntryPoints
+from holdfast.limits.limiter.batch import BatchSettings
+from holdfast.limits.limiter.limiter import Limiter
+from holdfast.limits.limiter.settings import LimiterSettings, NodeIdentity
 from holdfast.limits.rules import Check, Rule, RuleSet
 from holdfast.message import User
 

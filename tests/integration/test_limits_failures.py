@@ -27,14 +27,14 @@ from engines import Missing, Server, postgres, program
 from engines import redis as redis_engine
 from holdfast.clock import SystemClock
 from holdfast.errors import OutcomeUnknown, Unavailable, VersionConflict
-from holdfast.limits.batch import BatchSettings
-from holdfast.limits.changes import Change
-from holdfast.limits.control import RuleAdmin
+from holdfast.limits.admin import RuleAdmin
+from holdfast.limits.composition import LimitsParts, LimitsSettings, open_limits
 from holdfast.limits.counters.redis import RedisCounters, RedisSettings
 from holdfast.limits.feed import FeedSettings, RuleFeed
-from holdfast.limits.limiter import Limiter
-from holdfast.limits.limiter_settings import LimiterSettings, NodeIdentity
-from holdfast.limits.opening import LimitsParts, LimitsSettings, open_limits
+from holdfast.limits.limiter.batch import BatchSettings
+from holdfast.limits.limiter.limiter import Limiter
+from holdfast.limits.limiter.settings import LimiterSettings, NodeIdentity
+from holdfast.limits.rule_changes import Change
 from holdfast.limits.rules import Decision, RuleName
 from holdfast.limits.rulestore.contract import ChangeNotifications, RuleReader
 from holdfast.limits.rulestore.postgres import (
@@ -46,7 +46,7 @@ from holdfast.limits.rulestore.postgres import (
 )
 from holdfast.limits.rulestore.postgres.connection import WRITERS_LOCK
 from holdfast.limits.rulestore.redis import RedisNotifications
-from holdfast.verify.proxy import Proxy
+from proof.proxy import Proxy
 
 RULE: dict[str, Any] = {
     "tenantID": "acme", "resource": "search", "algorithm": "fixed_window", "limit": 100, "window": "366d",

@@ -11,9 +11,9 @@ import pytest
 
 from engines import Server
 from holdfast.errors import Unavailable
-from holdfast.limits.changes import Change
+from holdfast.limits.rule_changes import Change
 from holdfast.limits.rules import RuleName
-from holdfast.limits.rulestore.postgres import LogFollower, PostgresRuleStore, PostgresSettings, follower
+from holdfast.limits.rulestore.postgres import LogFollower, PostgresRuleStore, PostgresSettings, notifications
 
 BODY = {"algorithm": "fixed_window", "limit": 5, "window": "60s"}
 CHANGES = 450
@@ -70,7 +70,7 @@ def test_the_publisher_ticks_and_reads_as_the_document_says(
             PostgresSettings(await a_database(postgres_server, "followed"), timeout_seconds=30),
             Channel(),
         )
-        monkeypatch.setattr(follower, "asyncio", channel)
+        monkeypatch.setattr(notifications, "asyncio", channel)
         async with PostgresRuleStore(settings) as store:
             await store.prepare()
             await store.change(Change("create", RuleName("acme", "/"), "olga", "", BODY))

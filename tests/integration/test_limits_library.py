@@ -14,11 +14,11 @@ import asyncpg
 import pytest
 from program import ROOT
 
+from holdfast.drivers.sqlite.file_copy import Restored
 from holdfast.errors import StateCorrupted
-from holdfast.limits.opening import LimitsSettings, open_limits
+from holdfast.limits.composition import LimitsSettings, open_limits
 from holdfast.limits.rules import Rule
 from holdfast.limits.rulestore.sqlite import LIMITS
-from holdfast.sqlite.copies import Restored
 
 SEARCH = Rule("acme", "/api/search", "fixed_window", 2, 366 * 86_400.0)
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)

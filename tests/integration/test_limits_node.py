@@ -17,17 +17,16 @@ import websockets
 
 from engines import Server as Engine
 from holdfast.access.principal import USER_SCOPES
-from holdfast.limits.batch import BatchSettings
-from holdfast.limits.defaults import DEFAULT_RULES
-from holdfast.limits.disk import SavedNodes, load_nodes
-from holdfast.limits.limiter_settings import LimiterSettings
-from holdfast.limits.opening import NODES_NAME
-from holdfast.limits.plane import LimitsSettings
+from holdfast.limits.composition import NODES_NAME, LimitsSettings
+from holdfast.limits.entry_rules import DEFAULT_RULES
+from holdfast.limits.limiter.batch import BatchSettings
+from holdfast.limits.limiter.settings import LimiterSettings
+from holdfast.limits.snapshot_file import SavedNodes, load_nodes
 from holdfast.message import User
+from holdfast.node.lifecycle import running
 from holdfast.node.node import Node
-from holdfast.node.running import running
 from holdfast.settings import ServerSettings, Settings
-from holdfast.verify.proxy import Proxy
+from proof.proxy import Proxy
 
 Scenario = Callable[[Node, httpx.AsyncClient], Awaitable[None]]
 PATIENT = LimiterSettings(batch=BatchSettings(deadline_seconds=30.0))

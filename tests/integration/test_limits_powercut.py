@@ -9,11 +9,11 @@ from typing import Literal
 from powercuts import Cuts, Synchronous
 
 from holdfast.clock import SystemClock
-from holdfast.limits.changes import Change, RuleChangeResult
+from holdfast.drivers.sqlite.database import SqliteSettings
+from holdfast.limits.rule_changes import Change, RuleChangeResult
 from holdfast.limits.rules import RuleName, RuleSet
 from holdfast.limits.rulestore.sqlite import SqliteRuleStore
-from holdfast.sqlite.database import SqliteSettings
-from holdfast.verify.powercut import FaultyDisk
+from proof.powercut import FaultyDisk
 
 CUTS = 40
 OPERATIONS_MAX = 300

@@ -23,13 +23,13 @@ from engines import Server
 from engines import redis as redis_engine
 from engines.fixtures import had
 from holdfast.clock import SystemClock
-from holdfast.limits.batch import BatchSettings
 from holdfast.limits.counters.redis import RedisCounters, RedisSettings
-from holdfast.limits.limiter import Limiter
-from holdfast.limits.limiter_settings import LimiterSettings, NodeIdentity
+from holdfast.limits.limiter.batch import BatchSettings
+from holdfast.limits.limiter.limiter import Limiter
+from holdfast.limits.limiter.settings import LimiterSettings, NodeIdentity
 from holdfast.limits.rules import Rule, RuleSet
 from holdfast.resilience import BreakerSettings
-from holdfast.verify.results import Row
+from proof.results import Row
 
 RUNS = int(os.environ.get("HOLDFAST_REDIS_FAULTS", "100"))
 LIMIT = 50

@@ -23,13 +23,13 @@ from tls import certificate
 from engines import Server, free_port
 from engines import redis as redis_engine
 from engines.fixtures import had
-from holdfast.cli.operate import alarms
+from holdfast.cli.operations import alarms
 from holdfast.drivers.redis import REASONS
-from holdfast.limits import counter_health
-from holdfast.limits.batch import BatchSettings
+from holdfast.limits.composition import LimitsParts, LimitsSettings, open_limits
 from holdfast.limits.counters import redis as redis_counters
-from holdfast.limits.limiter_settings import LimiterSettings
-from holdfast.limits.opening import LimitsParts, LimitsSettings, open_limits
+from holdfast.limits.limiter import counter_health
+from holdfast.limits.limiter.batch import BatchSettings
+from holdfast.limits.limiter.settings import LimiterSettings
 from holdfast.limits.rules import Check, Rule
 from holdfast.limits.rulestore.redis import RedisNotifications
 from holdfast.resilience import BreakerSettings

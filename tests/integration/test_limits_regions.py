@@ -20,11 +20,11 @@ from msgspec import Raw
 from engines import Server, postgres
 from engines import redis as redis_engine
 from engines.fixtures import had
-from holdfast.limits.control import ImportRequest
+from holdfast.limits.admin import ImportRequest
+from holdfast.limits.composition import LimitsParts, LimitsSettings, open_limits
 from holdfast.limits.feed import FeedSettings
-from holdfast.limits.opening import LimitsParts, LimitsSettings, open_limits
-from holdfast.limits.rulestore.bell import LISTENING
-from holdfast.limits.rulestore.postgres import follower
+from holdfast.limits.rulestore.notifications import LISTENING
+from holdfast.limits.rulestore.postgres import notifications
 from holdfast.limits.rulestore.postgres.connection import HEARTBEAT_LOCK
 
 RULE: dict[str, Any] = {"algorithm": "fixed_window", "limit": 1, "window": "60s"}
@@ -112,7 +112,7 @@ class World:
     async def followed(self, *regions: str) -> None:
         async with asyncio.timeout(PATIENCE_SECONDS):
             for region in regions:
-                while not await self.holders(follower.region_lock(region)):  # noqa: ASYNC110
+                while not await self.holders(notifications.region_lock(region)):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
 
 
@@ -146,9 +146,9 @@ def test_a_change_reaches_every_region_by_notification_and_else_by_the_tick(
     engines_: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     if by == "notification":
-        monkeypatch.setattr(follower, "TICK_SECONDS", 3600.0)
+        monkeypatch.setattr(notifications, "TICK_SECONDS", 3600.0)
     else:
-        monkeypatch.setattr(follower, "heard_ring", lambda _: LISTENING)
+        monkeypatch.setattr(notifications, "heard_ring", lambda _: LISTENING)
 
     async def scenario(w: World) -> None:
         for region in REGIONS:
@@ -159,7 +159,7 @@ def test_a_change_reaches_every_region_by_notification_and_else_by_the_tick(
             await w.change(limit)
             await w.arrived(limit, *w.nodes)
         for region in REGIONS:
-            assert await w.holders(follower.region_lock(region)) == 1, "one follower for each region"
+            assert await w.holders(notifications.region_lock(region)) == 1, "one follower for each region"
         assert await w.holders(HEARTBEAT_LOCK) == 1, "one heartbeat for all"
 
     play(engines_, tmp_path, scenario)
@@ -202,18 +202,18 @@ def test_a_node_without_redis_never_follows_and_keeps_the_heartbeat(engines_: En
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not await w.holders(HEARTBEAT_LOCK):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        assert await w.holders(follower.region_lock("east")) == 0
+        assert await w.holders(notifications.region_lock("east")) == 0
         await w.node("with", "east")
         await w.followed("east")
         await w.change(10)
         await w.arrived(10, "with")
         await w.stop("with")
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while await w.holders(follower.region_lock("east")):  # noqa: ASYNC110
+            while await w.holders(notifications.region_lock("east")):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         asked = await w.db.fetchval("SELECT now()")
         while await w.db.fetchval("SELECT beat_at FROM holdfast_rules_head") <= asked:  # noqa: ASYNC110
             await asyncio.sleep(0.05)  # it has asked for locks twice meanwhile
-        assert await w.holders(follower.region_lock("east")) == 0
+        assert await w.holders(notifications.region_lock("east")) == 0
 
     play(engines_, tmp_path, scenario)

@@ -17,10 +17,10 @@ from engines import Server, free_port
 from engines import redis as redis_engine
 from engines.fixtures import had
 from holdfast.errors import BadSetting, Unavailable
-from holdfast.limits import counter_health
-from holdfast.limits.batch import BatchSettings
-from holdfast.limits.limiter_settings import LimiterSettings
-from holdfast.limits.opening import LimitsParts, LimitsSettings, open_limits
+from holdfast.limits.composition import LimitsParts, LimitsSettings, open_limits
+from holdfast.limits.limiter import counter_health
+from holdfast.limits.limiter.batch import BatchSettings
+from holdfast.limits.limiter.settings import LimiterSettings
 from holdfast.limits.rules import Rule
 from holdfast.limits.rulestore.redis import RedisNotifications
 from holdfast.resilience import BreakerSettings

@@ -11,7 +11,7 @@ from tls import certificate
 
 from engines import free_port, redis
 from engines.fixtures import had
-from holdfast.limits.opening import LimitsSettings, open_limits
+from holdfast.limits.composition import LimitsSettings, open_limits
 from holdfast.limits.rules import Rule
 from holdfast.limits.rulestore.redis import RedisNotifications
 

@@ -13,14 +13,14 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast.cli.operate import alarms
+from holdfast.cli.operations import alarms
 from holdfast.errors import Unavailable
 from holdfast.eventlog.sqlite import SqliteEventLog
-from holdfast.gateway.limits import GatewaySettings
+from holdfast.gateway.settings import GatewaySettings
 from holdfast.message import LogEntry
 from holdfast.node import node as node_module
+from holdfast.node.lifecycle import running
 from holdfast.node.node import Node
-from holdfast.node.running import running
 from holdfast.resilience import BreakerSettings
 from holdfast.settings import ServerSettings, Settings
 

@@ -28,11 +28,11 @@ from holdfast.access.issuers import Issuer, IssuerSettings
 from holdfast.access.jwks import JWKS_BYTES_MAX, BadJwks
 from holdfast.drivers.outbound_http import BoundedConnector
 from holdfast.node.jwks_fetch import fetch_jwks
-from holdfast.verify.virtual import LoopClock
-from holdfast.webhooks.calling import WebhookCaller
-from holdfast.work.chats import ChatTransport
+from holdfast.webhooks.http_client import WebhookCaller
+from holdfast.work.chat_transport import ChatTransport
 from holdfast.work.failures import JobFailed
 from holdfast.work.job import Reason
+from proof.virtual_loop import LoopClock
 
 HELD_SECONDS_MAX = 0.25
 """How long an answer may hold the event loop. Without the bounds it holds it for seconds."""

@@ -14,14 +14,14 @@ from work_stores import postgres_work, run, until
 
 from engines import Server
 from holdfast.errors import BadSetting
-from holdfast.limits.opening import LimitsSettings, open_limits
+from holdfast.limits.composition import LimitsSettings, open_limits
 from holdfast.limits.rules import Rule
 from holdfast.work.contract import Query
-from holdfast.work.coordinator import Worker, WorkerSettings
-from holdfast.work.handling import Context, Handlers
+from holdfast.work.handlers import Context, Handlers
 from holdfast.work.job import JobDraft
 from holdfast.work.outbox import enqueue
 from holdfast.work.postgres import PostgresWork
+from holdfast.work.worker import Worker, WorkerSettings
 
 Pooler = Callable[..., Server]
 REFUSED = "pooler in transaction mode.* connect to PostgreSQL itself, or set pool_mode = session"

@@ -9,7 +9,7 @@ import apsw
 import pytest
 from powercuts import Cuts
 
-from holdfast.verify.powercut import FaultyDisk, power_cut
+from proof.powercut import FaultyDisk, power_cut
 
 CUTS = 200
 CONTROL_CUTS = 40

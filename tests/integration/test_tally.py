@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from program import PATIENCE_SECONDS, ROOT
 
-from holdfast.verify.results import Row, write
+from proof.results import Row, write
 
 CONFTEST = """
 from pathlib import Path
@@ -20,7 +20,7 @@ pytest_plugins = ["tally"]
 """
 PROOF = """
 from tally import tally
-from holdfast.verify.results import Row
+from proof.results import Row
 def test_proves():
     tally(Row("made now", "by hand", 3, 0, "nothing"))
 """
@@ -31,7 +31,7 @@ def test_a_run_prints_the_proofs_it_made_and_not_those_of_earlier_runs(workers: 
     write(Row("made before", "by hand", 7, 0, "nothing"), tmp_path / "results")
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_proof.py").write_text(PROOF)
-    path = os.pathsep.join(str(ROOT / folder) for folder in ("src", "tests/support"))
+    path = os.pathsep.join(str(ROOT / folder) for folder in ("src", "tests", "tests/support"))
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # loading them all takes longer than all the rest
     run = subprocess.run(

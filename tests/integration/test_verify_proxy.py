@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.verify.proxy import NetworkConditions, Proxy
+from proof.proxy import NetworkConditions, Proxy
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

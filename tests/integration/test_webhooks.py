@@ -18,16 +18,16 @@ from webhook_scene import SECRET, Log, Receiver, Scene, entry, receiving, scene,
 
 from holdfast.clock import SystemClock
 from holdfast.errors import InvalidMessage, NotFound, Unauthorized
-from holdfast.webhooks.calling import WebhookCaller, public_socket
+from holdfast.webhooks.address_guard import check_url, is_public
 from holdfast.webhooks.contract import DELIVERIES_KEPT_PER_ENDPOINT, JOB_TYPE, Delivery, WebhookEndpoint
 from holdfast.webhooks.delivery import DeliveryNotice, draft_of, with_webhooks
-from holdfast.webhooks.guard import check_url, is_public
+from holdfast.webhooks.http_client import WebhookCaller, public_socket
 from holdfast.webhooks.reader import NAME, WebhookReader
-from holdfast.webhooks.signing import headers, new_secret, verify
+from holdfast.webhooks.signature import headers, new_secret, verify
 from holdfast.webhooks.sqlite import SqliteEndpoints
 from holdfast.work.contract import Query, ReaderMark
 from holdfast.work.job import Policies, Reason
-from holdfast.work.memory import MemoryWork
+from holdfast.work.sqlite.store import MemoryWork
 
 
 async def _positioned(stage: Scene) -> bool:

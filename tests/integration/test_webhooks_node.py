@@ -21,16 +21,16 @@ from engines.fixtures import had
 from holdfast.access.principal import USER_SCOPES
 from holdfast.cli.app import app
 from holdfast.cli.jobs import jobs
-from holdfast.cli.operate import alarms
+from holdfast.cli.operations import alarms
 from holdfast.cli.webhooks import webhooks
 from holdfast.errors import BadSetting
 from holdfast.message import User
+from holdfast.node.lifecycle import running
 from holdfast.node.node import Node
-from holdfast.node.running import running
 from holdfast.settings import ServerSettings, Settings
 from holdfast.webhooks.delivery import WebhookSettings
-from holdfast.webhooks.plane import WorkSettings
-from holdfast.webhooks.signing import verify
+from holdfast.webhooks.parts import WorkSettings
+from holdfast.webhooks.signature import verify
 
 
 async def until(condition: Callable[[], Any]) -> None:

@@ -21,10 +21,10 @@ from holdfast.webhooks.delivery import DeliveryNotice, WebhookSettings, draft_of
 from holdfast.webhooks.parking import Parking
 from holdfast.webhooks.sqlite import SqliteEndpoints
 from holdfast.work.contract import Query
-from holdfast.work.coordinator import Worker
-from holdfast.work.handling import Context, Handlers
+from holdfast.work.handlers import Context, Handlers
 from holdfast.work.job import JobDraft, Reason
-from holdfast.work.memory import MemoryWork
+from holdfast.work.sqlite.store import MemoryWork
+from holdfast.work.worker import Worker
 
 DAY = 86400.0
 

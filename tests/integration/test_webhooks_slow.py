@@ -15,12 +15,12 @@ import pytest
 from webhook_scene import SECRET, Receiver, Scene, entry, receiving, scene, until
 
 from holdfast.message import LogEntry
-from holdfast.webhooks.calling import WebhookCaller
 from holdfast.webhooks.contract import Delivery, WebhookEndpoint
 from holdfast.webhooks.delivery import WebhookSettings
+from holdfast.webhooks.http_client import WebhookCaller
 from holdfast.webhooks.sqlite import SqliteEndpoints
 from holdfast.work.contract import Query
-from holdfast.work.coordinator import WorkerSettings
+from holdfast.work.worker import WorkerSettings
 
 CHATS = 24
 WORKER = WorkerSettings(concurrency=32, jobs_max=128, poll_max_seconds=0.02, balance_seconds=0.5, drain_seconds=0.1)

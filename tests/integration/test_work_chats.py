@@ -13,14 +13,14 @@ from aiohttp import web
 from work_stores import Opened, embedded_work, postgres_work, run, until
 
 from holdfast.errors import BadSetting
+from holdfast.node.lifecycle import running
 from holdfast.node.node import Node
-from holdfast.node.running import running
 from holdfast.settings import ServerSettings, Settings
-from holdfast.work.chats import ChatTransport, judged
+from holdfast.work.chat_transport import ChatTransport, judged
 from holdfast.work.contract import Query
-from holdfast.work.coordinator import Worker, WorkerSettings
-from holdfast.work.handling import Handlers
+from holdfast.work.handlers import Handlers
 from holdfast.work.job import JobDraft, Policies, Reason
+from holdfast.work.worker import Worker, WorkerSettings
 
 QUICK = WorkerSettings(concurrency=8, balance_seconds=0.3, poll_max_seconds=0.05, drain_seconds=5)
 SOON = Policies().with_type("Shipped", base_seconds=0.01, cap_seconds=0.05)

@@ -21,10 +21,10 @@ from work_child import Deed
 from work_stores import Hand, draft, embedded_work, postgres_work, run, until
 
 from holdfast.work.contract import JobEntry, Query, WorkStore
-from holdfast.work.coordinator import Worker
-from holdfast.work.handling import Context, Handlers
+from holdfast.work.handlers import Context, Handlers
 from holdfast.work.job import JobDraft, Reason
 from holdfast.work.sqlite import SqliteWork
+from holdfast.work.worker import Worker
 
 CHILD = Path(__file__).resolve().parents[1] / "support" / "work_child.py"
 SOURCE = Path(__file__).resolve().parents[2] / "src"

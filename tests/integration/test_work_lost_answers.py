@@ -19,14 +19,14 @@ import pytest
 from work_stores import Opened, postgres_work, run, until
 
 from engines import Server
-from holdfast.statements import statements
+from holdfast.drivers.statements import statements
 from holdfast.verify.checkers.jobs import EffectSeen, Enqueued, JobHistory, Ran, effects_once_in_order
-from holdfast.verify.faults import Fault, FaultPlan, Odds, faulty
 from holdfast.work import job
 from holdfast.work.contract import Query
-from holdfast.work.coordinator import Worker, WorkerSettings
-from holdfast.work.handling import Context, Handlers
+from holdfast.work.handlers import Context, Handlers
 from holdfast.work.job import Policies, Stage, State
+from holdfast.work.worker import Worker, WorkerSettings
+from proof.faults import Fault, FaultPlan, Odds, faulty
 
 NAMES = {text: name for name, text in statements("holdfast.work.postgres").items()}
 PATIENT = {"no_start_after_seconds": 4.0, "dead_after_seconds": 6.0, "stuck_after_seconds": 8.0}

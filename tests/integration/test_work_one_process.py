@@ -13,11 +13,11 @@ from work_stores import embedded_work, until
 
 from holdfast.errors import InternalError
 from holdfast.work.contract import SessionTaken
-from holdfast.work.coordinator import Worker, WorkerSettings
-from holdfast.work.handling import Context, Handlers
+from holdfast.work.handlers import Context, Handlers
 from holdfast.work.job import JobDraft
 from holdfast.work.sqlite import SqliteWork
 from holdfast.work.sqlite.seat_lock import SeatLock
+from holdfast.work.worker import Worker, WorkerSettings
 
 CHILD = """
 import asyncio, sys

@@ -16,9 +16,8 @@ from work_stores import Hand, draft, postgres_work, run, until
 from engines import Server
 from holdfast.errors import BadSetting, InvalidMessage, StateCorrupted, Unavailable
 from holdfast.work.contract import Query
-from holdfast.work.inbox import received
 from holdfast.work.job import JobDraft
-from holdfast.work.outbox import enqueue, enqueue_sync
+from holdfast.work.outbox import enqueue, enqueue_sync, received
 from holdfast.work.postgres import PostgresWork
 from holdfast.work.postgres.store import SCHEMA_VERSION, migrate
 
@@ -185,8 +184,8 @@ def test_many_processes_may_migrate_at_once(postgres_server: Server) -> None:
 
 def test_a_worker_outlives_the_loss_of_its_connections(postgres_server: Server) -> None:
     async def main() -> None:
-        from holdfast.work.coordinator import Worker, WorkerSettings
-        from holdfast.work.handling import Context, Handlers
+        from holdfast.work.handlers import Context, Handlers
+        from holdfast.work.worker import Worker, WorkerSettings
 
         async with postgres_work(postgres_server.url) as o:
             handlers, seen = Handlers(), list[int]()

@@ -12,9 +12,8 @@ from work_stores import Hand, Opened, draft, embedded_work, run
 
 from holdfast.errors import BadSetting
 from holdfast.work.contract import Query, TransactionEnded
-from holdfast.work.inbox import received
 from holdfast.work.job import JobDraft
-from holdfast.work.outbox import enqueue
+from holdfast.work.outbox import enqueue, received
 
 
 @pytest.fixture(params=["memory", "sqlite"])

@@ -9,13 +9,13 @@ from pathlib import Path
 from powercuts import Cuts, Synchronous
 from work_stores import Hand, draft
 
-from holdfast.sqlite.database import SqliteSettings
-from holdfast.verify.powercut import FaultyDisk
+from holdfast.drivers.sqlite.database import SqliteSettings
 from holdfast.webhooks.contract import WebhookEndpoint
 from holdfast.webhooks.sqlite import SqliteEndpoints
 from holdfast.work.contract import Query, ReaderMark
 from holdfast.work.job import State
 from holdfast.work.sqlite import SqliteWork
+from proof.powercut import FaultyDisk
 
 CUTS = 40
 OPERATIONS_MAX = 500

@@ -14,9 +14,8 @@ from work_stores import Hand, draft, postgres_work, run, until
 
 from engines import Server
 from holdfast.errors import Unavailable
-from holdfast.work.balance import place_of
 from holdfast.work.contract import Child, Query
-from holdfast.work.job import State
+from holdfast.work.job import State, place_of
 from holdfast.work.outbox import enqueue
 
 HELD = "held"

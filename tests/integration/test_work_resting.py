@@ -11,13 +11,13 @@ from work_stores import until
 
 from holdfast.clock import SystemClock
 from holdfast.errors import Unavailable
-from holdfast.verify.virtual import LoopClock
-from holdfast.verify.virtual import run as run_virtual
 from holdfast.work.contract import Claimed, ClaimRequest, Report
-from holdfast.work.coordinator import Worker, WorkerSettings
-from holdfast.work.handling import Context, Handlers
-from holdfast.work.memory import MemoryWork
+from holdfast.work.handlers import Context, Handlers
 from holdfast.work.sqlite.embedded import EmbeddedSession
+from holdfast.work.sqlite.store import MemoryWork
+from holdfast.work.worker import Worker, WorkerSettings
+from proof.virtual_loop import LoopClock
+from proof.virtual_loop import run as run_virtual
 
 
 class Order(msgspec.Struct):

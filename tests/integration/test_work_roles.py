@@ -16,12 +16,11 @@ from work_stores import run, until
 from engines import Server
 from holdfast.errors import BadSetting
 from holdfast.work.contract import Query
-from holdfast.work.coordinator import Worker, WorkerSettings
-from holdfast.work.handling import Context, Handlers
-from holdfast.work.inbox import received
+from holdfast.work.handlers import Context, Handlers
 from holdfast.work.job import JobDraft
-from holdfast.work.outbox import enqueue
+from holdfast.work.outbox import enqueue, received
 from holdfast.work.postgres import PostgresWork
+from holdfast.work.worker import Worker, WorkerSettings
 
 MAKE_ROLES, GRANT = re.findall(
     r"```sql\n(.*?)```", (ROOT / "docs/guides/work.md").read_text().split("### Roles")[1], re.DOTALL

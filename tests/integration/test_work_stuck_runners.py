@@ -13,10 +13,10 @@ import pytest
 from work_stores import embedded_work, postgres_work, until
 
 from holdfast.work.contract import Query
-from holdfast.work.coordinator import Worker, WorkerSettings
-from holdfast.work.handling import Context, Handlers
+from holdfast.work.handlers import Context, Handlers
 from holdfast.work.job import JobDraft, Reason, State
 from holdfast.work.watchdog import EXIT_CODE
+from holdfast.work.worker import Worker, WorkerSettings
 
 SETTINGS = WorkerSettings(
     concurrency=2, stuck_max=1, cancel_seconds=0.1, balance_seconds=0.2, poll_max_seconds=0.05, drain_seconds=2
@@ -93,8 +93,8 @@ def test_a_worker_takes_its_seat_again_when_a_stuck_handler_has_ended(
 CHILD = """
 import asyncio, sys
 from pathlib import Path
-from holdfast.work.coordinator import Worker, WorkerSettings
-from holdfast.work.handling import Handlers
+from holdfast.work.worker import Worker, WorkerSettings
+from holdfast.work.handlers import Handlers
 from holdfast.work.sqlite import SqliteWork
 
 async def main(path):

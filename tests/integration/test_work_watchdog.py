@@ -17,18 +17,18 @@ from work_stores import Hand, Opened, draft, embedded_work, postgres_work, until
 
 from holdfast.work import watchdog
 from holdfast.work.contract import Query, Report
-from holdfast.work.coordinator import Worker, WorkerSettings
-from holdfast.work.handling import Context, Handlers
+from holdfast.work.handlers import Context, Handlers
 from holdfast.work.job import FailureAction, FailureVerdict, JobDraft, Reason, State
-from holdfast.work.memory import MemoryWork
+from holdfast.work.sqlite.store import MemoryWork
 from holdfast.work.watchdog import EXIT_CODE, Watchdog
+from holdfast.work.worker import Worker, WorkerSettings
 
 SECONDS = 0.5
 CHILD = f"""
 import asyncio, sys, time
 from pathlib import Path
-from holdfast.work.coordinator import Worker, WorkerSettings
-from holdfast.work.handling import Handlers
+from holdfast.work.worker import Worker, WorkerSettings
+from holdfast.work.handlers import Handlers
 from holdfast.work.postgres import PostgresWork
 from holdfast.work.sqlite import SqliteWork
 
@@ -193,8 +193,8 @@ def test_a_process_that_was_stopped_for_long_is_not_stuck() -> None:
 EXITS = """
 import asyncio, os, sys
 from pathlib import Path
-from holdfast.work.coordinator import Worker
-from holdfast.work.handling import Handlers
+from holdfast.work.worker import Worker
+from holdfast.work.handlers import Handlers
 from holdfast.work.postgres import PostgresWork
 from holdfast.work.sqlite import SqliteWork
 

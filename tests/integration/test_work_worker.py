@@ -20,11 +20,11 @@ from engines import Server
 from holdfast.errors import BadSetting, OutcomeUnknown, Unavailable
 from holdfast.resilience import BreakerSettings
 from holdfast.work.contract import Claimed, ClaimRequest, Query, Report
-from holdfast.work.coordinator import Worker, WorkerSettings
 from holdfast.work.failures import JobFailed
-from holdfast.work.handling import Context, Handlers
+from holdfast.work.handlers import Context, Handlers
 from holdfast.work.job import FailureAction, JobDraft, OnFailure, Policies, Reason, Stage, State
 from holdfast.work.outbox import enqueue
+from holdfast.work.worker import Worker, WorkerSettings
 
 QUICK = WorkerSettings(concurrency=8, balance_seconds=0.3, poll_max_seconds=0.05, drain_seconds=5)
 SOON = Policies.preset("seed").with_type("Order", base_seconds=0.02)
@@ -657,7 +657,7 @@ def test_a_child_from_outside_is_refused_and_not_stored_without_its_id(opened: A
         async with Worker(o.store, handlers, settings=QUICK).running():
             await until(lambda: _failed(o))
         (failed,) = await o.store.find(Query())
-        assert failed.reason is Reason.HANDLER_EXCEPTION and "holdfast.work.inbox" in failed.error
+        assert failed.reason is Reason.HANDLER_EXCEPTION and "holdfast.work.outbox" in failed.error
 
     check(opened, body)
 

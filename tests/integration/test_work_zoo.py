@@ -22,10 +22,10 @@ from work_stores import Opened, embedded_work, postgres_work, until
 
 from holdfast.resilience import BreakerSettings
 from holdfast.work.contract import JobGone, LeaseLost, Query, RunEnded
-from holdfast.work.coordinator import Worker, WorkerSettings
 from holdfast.work.failures import JobFailed
-from holdfast.work.handling import Context, Handlers
+from holdfast.work.handlers import Context, Handlers
 from holdfast.work.job import JobDraft, Reason, Stage, State
+from holdfast.work.worker import Worker, WorkerSettings
 
 RUNNERS = 6
 BATCH = 300

@@ -6,8 +6,8 @@ import pytest
 from tally import tally_controls
 
 from holdfast.verify.checkers import CHECKERS
-from holdfast.verify.controls import CONTROLS, SEEDS, turned_red
-from holdfast.verify.controls.jobs import JOB_CONTROLS
+from proof.controls import CONTROLS, SEEDS, turned_red
+from proof.controls.jobs import JOB_CONTROLS
 
 
 @pytest.mark.long

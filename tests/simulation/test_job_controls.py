@@ -6,8 +6,8 @@ from tally import tally_controls
 
 from holdfast.verify.checkers import check, red
 from holdfast.verify.checkers.jobs import job_effects_once
-from holdfast.verify.controls.jobs import JOB_CONTROLS, SEEDS, WHOLE, JobControl, play_jobs
 from holdfast.verify.history import decode, encode
+from proof.controls.jobs import JOB_CONTROLS, SEEDS, WHOLE, JobControl, play_jobs
 
 
 def test_what_is_whole_keeps_every_promise_among_zombies_and_kills() -> None:

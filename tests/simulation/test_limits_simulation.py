@@ -20,15 +20,16 @@ from limitworld import Log, Members
 from msgspec import structs
 from tally import tally
 
-from holdfast.limits.changes import RuleChange
 from holdfast.limits.counters.contract import CounterRequest, CounterResponse
 from holdfast.limits.feed import RuleFeed
-from holdfast.limits.limiter import Limiter
-from holdfast.limits.limiter_settings import LimiterSettings, NodeIdentity
+from holdfast.limits.limiter.limiter import Limiter
+from holdfast.limits.limiter.settings import LimiterSettings, NodeIdentity
+from holdfast.limits.rule_changes import RuleChange
 from holdfast.limits.rules import Algorithm, Decision, Rule, RuleName, RuleSet, RuleSnapshot
 from holdfast.limits.rulestore.contract import ChangeNotification, RuleLogHead
-from holdfast.verify import virtual
-from holdfast.verify.checkers.limits import (
+from holdfast.verify.checkers.verdict import Verdict
+from proof import virtual_loop
+from proof.limits_checkers import (
     AdmittedAmount,
     Bound,
     InForce,
@@ -37,8 +38,7 @@ from holdfast.verify.checkers.limits import (
     most_over_rate,
     rules_monotone_and_converging,
 )
-from holdfast.verify.checkers.verdict import Verdict
-from holdfast.verify.results import Row
+from proof.results import Row
 
 SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "1000")) // 50
 NODES = 3
@@ -127,7 +127,7 @@ class Node:
         self.alive = False
 
     async def start(self) -> None:
-        world, clock = self.world, virtual.LoopClock()
+        world, clock = self.world, virtual_loop.LoopClock()
         self.limiter = world.limiter(
             world.counters,
             clock,
@@ -328,7 +328,7 @@ def judged(world: World, seed: int) -> tuple[Verdict, Verdict]:
     """Checkers 13 and 14."""
     with TemporaryDirectory() as folder:
         world.disk = Path(folder)
-        history = virtual.run(world.run(), seed=seed)
+        history = virtual_loop.run(world.run(), seed=seed)
     admission = Verdict("admitted_within_bound")
     for subject, bound in world.bounds().items():
         theirs = LimitsHistory(admitted=[each for each in history.admitted if each.subject == subject])

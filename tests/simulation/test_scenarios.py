@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.errors import Unavailable
 from holdfast.message import Acked, Draft, User
-from holdfast.verify.controls.two_phase import CounterMissing, Tables, TwoPhaseIngest
+from proof.controls.two_phase import CounterMissing, Tables, TwoPhaseIngest
 
 ANN, BOB = User("default", "ann"), User("default", "bob")
 

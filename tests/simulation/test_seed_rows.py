@@ -6,12 +6,12 @@ import pytest
 
 from holdfast import telemetry
 from holdfast.verify.checkers import check, red
-from holdfast.verify.checkers.weather import FaultTimeline
-from holdfast.verify.controls import weather
-from holdfast.verify.controls.stores import UnpublishedDisk
-from holdfast.verify.faults import Odds
+from holdfast.verify.checkers.fault_timeline import FaultTimeline
 from holdfast.verify.history import Fail, History, Ok, Unknown
-from holdfast.verify.simulation import Parts, play
+from proof.controls import weather
+from proof.controls.stores import UnpublishedDisk
+from proof.faults import Odds
+from proof.simulation import Parts, play
 
 SEEDS = range(1, 9)
 

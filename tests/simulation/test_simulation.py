@@ -19,13 +19,13 @@ import structlog
 from tally import tally
 
 from holdfast.verify.checkers import CHECKERS, Verdict, check, red
-from holdfast.verify.controls import CONTROLS, weather
-from holdfast.verify.faults import Odds
 from holdfast.verify.history import History, encode
-from holdfast.verify.invariants import INVARIANTS
-from holdfast.verify.moments import collected
-from holdfast.verify.results import Row
-from holdfast.verify.simulation import Options, Parts, play
+from proof.controls import CONTROLS, weather
+from proof.coverage_marks import collected
+from proof.faults import Odds
+from proof.invariants import INVARIANTS
+from proof.results import Row
+from proof.simulation import Options, Parts, play
 
 OF_JOBS = {11}
 """Judged where jobs are: ``test_work_faults.py``."""

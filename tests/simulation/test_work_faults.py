@@ -17,14 +17,14 @@ from tally import tally
 
 from holdfast.errors import InternalError, OutcomeUnknown, ServerBusy, Unavailable
 from holdfast.verify.checkers.jobs import EffectSeen, Enqueued, JobHistory, Ran, effects_once_in_order
-from holdfast.verify.moments import collected
-from holdfast.verify.results import Row
-from holdfast.verify.virtual import LoopClock, run
 from holdfast.work.contract import Claimed, ClaimRequest, Query, Report
-from holdfast.work.coordinator import Worker, WorkerSettings
-from holdfast.work.handling import Context, Handlers
+from holdfast.work.handlers import Context, Handlers
 from holdfast.work.job import Policies
-from holdfast.work.memory import MemoryWork
+from holdfast.work.sqlite.store import MemoryWork
+from holdfast.work.worker import Worker, WorkerSettings
+from proof.coverage_marks import collected
+from proof.results import Row
+from proof.virtual_loop import LoopClock, run
 
 FAULTY_SEEDS = 24
 DEADLY_SEEDS = 12

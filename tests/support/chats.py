@@ -16,7 +16,7 @@ from typing import Any
 import apsw
 
 from holdfast.message import Acked, Draft, Message, Outcome, User
-from holdfast.store.changes import CommandContext, CommandResult, CreateChat
+from holdfast.store.commands import CommandContext, CommandResult, CreateChat
 from holdfast.store.memory import MemoryStore
 from holdfast.store.plan import ChatSettings
 from holdfast.store.sqlite import SqliteSettings, SqliteStore

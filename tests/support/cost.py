@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from holdfast.clock import timestamp
+from holdfast.node.lifecycle import running
 from holdfast.node.node import Node
-from holdfast.node.running import running
 from holdfast.settings import load
 
 T = TypeVar("T")

@@ -1,8 +1,8 @@
 """The server's own command line with three additions for tests; the product knows nothing of them.
 
 ``HOLDFAST_TEST_KILL_AT=commit.after:17:FILE`` kills the process with SIGKILL behind the 17th commit to ``chats.db``
-that reached ``commit.after`` (``holdfast.sqlite.points`` offers the places) since FILE is there: what a server commits
-while it starts does not count. Its last words, in FILE, are the monotonic time.
+that reached ``commit.after`` (``holdfast.drivers.sqlite.points`` offers the places) since FILE is there: what a server
+commits while it starts does not count. Its last words, in FILE, are the monotonic time.
 
 ``HOLDFAST_TEST_MARKS=path`` appends the rare moments that the process meets to this file.
 
@@ -22,8 +22,8 @@ from pathlib import Path
 
 from holdfast import telemetry
 from holdfast.cli import main
-from holdfast.sqlite import points
-from holdfast.verify.moments import write_marks
+from holdfast.drivers.sqlite import points
+from proof.coverage_marks import write_marks
 
 
 def install(where: str) -> None:
@@ -43,7 +43,7 @@ def install(where: str) -> None:
 
 
 def fork() -> None:
-    from holdfast.node.running import run_node
+    from holdfast.node.lifecycle import run_node
     from holdfast.settings import load
 
     for line in sys.stdin:

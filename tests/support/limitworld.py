@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Sequence
 from msgspec import structs
 
 from holdfast.errors import OutcomeUnknown, Unavailable
-from holdfast.limits.changes import RuleChange
 from holdfast.limits.counters.contract import Adjustment, CounterRequest, CounterResponse, NodesAnnounced
 from holdfast.limits.counters.memory import MemoryCounters
+from holdfast.limits.rule_changes import RuleChange
 from holdfast.limits.rules import Rule, RuleName, RuleSet, RuleSnapshot
-from holdfast.limits.rulestore.bell import LocalNotifications
 from holdfast.limits.rulestore.contract import ChangeNotification, RuleLogHead
-from holdfast.verify import virtual
+from holdfast.limits.rulestore.notifications import LocalNotifications
+from proof import virtual_loop
 
 
 class Log:
@@ -93,7 +93,7 @@ class Shared(MemoryCounters):
     immediate = False
 
     def __init__(self) -> None:
-        super().__init__(virtual.LoopClock())
+        super().__init__(virtual_loop.LoopClock())
         self.mood = "well"
         self.delay = 0.001
         self.calls: list[Sequence[Sequence[CounterRequest]]] = []

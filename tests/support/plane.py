@@ -18,18 +18,17 @@ from holdfast.errors import HoldfastError, Unauthorized
 from holdfast.gateway.connection import Connection
 from holdfast.gateway.contract import GatewayDeps
 from holdfast.gateway.gateway import Gateway
-from holdfast.gateway.limits import GatewaySettings
-from holdfast.ingest.durability import StoreDurability
+from holdfast.gateway.settings import GatewaySettings
+from holdfast.history.history import ChatHistory
+from holdfast.ingest.durability import EpochRaiser, StoreDurability
 from holdfast.ingest.intake import Intake
-from holdfast.ingest.repair import EpochRaiser
 from holdfast.ingest.watermarks import Watermarks
 from holdfast.message import Message, User
 from holdfast.session.heartbeat import Transmission
-from holdfast.store.changes import CommandContext, CreateChat, RemoveMember
+from holdfast.store.commands import CommandContext, CreateChat, RemoveMember
 from holdfast.store.contract import Store
-from holdfast.store.history import ChatHistory
 from holdfast.store.memory import MemoryStore
-from holdfast.verify.virtual import LoopClock
+from proof.virtual_loop import LoopClock
 
 TENANT = "default"
 PLENTY = 1 << 40

@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from tally import tally
 
-from holdfast.verify.results import Row
+from proof.results import Row
 
 Synchronous = Literal["FULL", "NORMAL"]
 Report = TypeVar("Report")

@@ -23,25 +23,25 @@ from holdfast.api.app import make_app
 from holdfast.api.deps import ApiDeps, ApiSettings, Backup, PresenceView, Readiness
 from holdfast.api.strangers import Strangers
 from holdfast.clock import Clock, Ids, ManualClock
+from holdfast.drivers.sqlite.file_copy import CopiedFile
 from holdfast.errors import Unavailable
+from holdfast.history.history import ChatHistory, HistorySettings
 from holdfast.ingest.durability import StoreDurability
 from holdfast.ingest.erasure import Eraser
 from holdfast.ingest.intake import Intake
-from holdfast.limits.control import RuleAdmin
+from holdfast.limits.admin import RuleAdmin
+from holdfast.limits.composition import LimitsParts, LimitsSettings, open_limits
 from holdfast.limits.counters.memory import MemoryCounters
-from holdfast.limits.entrances import EntryPoints
+from holdfast.limits.entry_points import EntryPoints
 from holdfast.limits.feed import RuleFeed
-from holdfast.limits.limiter import Limiter
-from holdfast.limits.opening import LimitsParts, LimitsSettings, open_limits
+from holdfast.limits.limiter.limiter import Limiter
 from holdfast.limits.rules import Rule, RuleSet
 from holdfast.message import User
-from holdfast.sqlite.copies import CopiedFile
-from holdfast.store.history import ChatHistory, HistorySettings
 from holdfast.store.memory import MemoryStore
-from holdfast.webhooks.plane import WebhookParts, WorkParts
+from holdfast.webhooks.parts import WebhookParts, WorkParts
 from holdfast.webhooks.sqlite import SqliteEndpoints
 from holdfast.wire.frames import Presence
-from holdfast.work.memory import MemoryWork
+from holdfast.work.sqlite.store import MemoryWork
 
 AT = "2026-01-01T00:00:00.000Z"
 SECRET = b"a secret of at least thirty-two bytes"

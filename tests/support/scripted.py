@@ -9,7 +9,7 @@ from typing import Any
 from chats import create
 
 from holdfast.message import Acked, Draft, Message, Outcome, User, Watermark
-from holdfast.store.changes import Command, CommandResult
+from holdfast.store.commands import Command, CommandResult
 from holdfast.store.memory import MemoryStore
 from holdfast.wire.frames import SendBody
 

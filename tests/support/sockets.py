@@ -15,8 +15,8 @@ import websockets
 
 from holdfast.access.principal import USER_SCOPES
 from holdfast.message import User
+from holdfast.node.lifecycle import running
 from holdfast.node.node import Node
-from holdfast.node.running import running
 from holdfast.settings import load
 
 Story = Callable[[Node], Awaitable[None]]

@@ -30,13 +30,14 @@ from holdfast.client import ChatGone, ChatReset, ClientSettings, Message
 from holdfast.clock import SystemClock, timestamp
 from holdfast.eventlog.sqlite import SqliteEventLog
 from holdfast.message import User
-from holdfast.store.changes import CommandContext, CreateChat
+from holdfast.node.state_dir import held
+from holdfast.store.commands import CommandContext, CreateChat
 from holdfast.store.sqlite import SqliteStore
-from holdfast.store.state import CHATS_NAME, held
+from holdfast.store.sqlite.database import CHATS
 from holdfast.verify.history import FaultWindow, Recorder
-from holdfast.verify.moments import read_marks
-from holdfast.verify.recorded import RecordingClient
-from holdfast.verify.snapshot import note_log, note_store
+from holdfast.verify.recording import RecordingClient
+from proof.coverage_marks import read_marks
+from proof.end_state import note_log, note_store
 
 START_SECONDS_MAX = 90.0
 """When it will not come any more; how fast it is, is judged elsewhere."""
@@ -133,7 +134,8 @@ async def executed(
 
 def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
-    return {**kept, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'tests' / 'support'}"}
+    path = (ROOT / "src", ROOT / "tests", ROOT / "tests" / "support")
+    return {**kept, "PYTHONPATH": os.pathsep.join(map(str, path))}
 
 
 class Supervisor:
@@ -163,7 +165,7 @@ class Supervisor:
         with held(self.state_dir) as state:
             secrets, _ = open_secrets(state, "now")
             self._tokens = Tokens(TokenSettings(), shared_secret(secrets.jwt_secret.encode()), SystemClock())
-            async with SqliteStore(state / CHATS_NAME) as store:
+            async with SqliteStore(state / CHATS.name) as store:
                 chat_id = f"chat_{len(self.chats)}"
                 act = CommandContext(User(TENANT, users[0]), timestamp(time.time()), f"msg_{chat_id}")
                 await store.change(CreateChat(act, chat_id, "group", "kills", users[1:]))
@@ -239,7 +241,7 @@ class Supervisor:
     async def note_state(self) -> None:
         """Record what is on disk, read after the server has stopped."""
         with held(self.state_dir) as state:
-            async with SqliteStore(state / CHATS_NAME) as store:
+            async with SqliteStore(state / CHATS.name) as store:
                 await note_store(self.record, store, self.chats)
                 await note_log(self.record, SqliteEventLog(store))
 

@@ -10,10 +10,10 @@ from holdfast.access.principal import USER_SCOPES, Principal
 from holdfast.message import Acked, Cursor, Message, Page, ResumeRead, User
 from holdfast.session.effects import Close, Effect, Effects, Fetch, FetchResume
 from holdfast.session.heartbeat import Transmission
-from holdfast.session.limits import SessionSettings
 from holdfast.session.session import Session
-from holdfast.wire.closing import CloseReason
-from holdfast.wire.codec import ServerFrame, decode_server_frame
+from holdfast.session.settings import SessionSettings
+from holdfast.wire.close_codes import CloseReason
+from holdfast.wire.codec import EncodedRun, ServerFrame, decode_server_frame
 from holdfast.wire.frames import (
     AnyClientFrame,
     CursorClaim,
@@ -25,7 +25,6 @@ from holdfast.wire.frames import (
     SyncBody,
     SyncRequest,
 )
-from holdfast.wire.run import EncodedRun
 
 AT = "2026-01-01T00:00:00.000Z"
 ANN = User("default", "ann")

@@ -10,8 +10,8 @@ from typing import Any, Protocol, TypeVar
 import pytest
 from msgspec.structs import replace
 
-from holdfast.verify.moments import MUST_HAPPEN, missed
-from holdfast.verify.results import Row, read, summary, this_commit, write
+from proof.coverage_marks import MUST_HAPPEN, missed
+from proof.results import Row, read, summary, this_commit, write
 
 DIRECTORY = Path(__file__).resolve().parent.parent.parent / ".results"
 _kept: set[str] = set()

@@ -19,13 +19,13 @@ from holdfast.webhooks.contract import JOB_TYPE, WebhookEndpoint
 from holdfast.webhooks.delivery import WebhookSender, WebhookSettings, recall_paces, with_webhooks
 from holdfast.webhooks.parking import Parking
 from holdfast.webhooks.reader import WebhookReader
-from holdfast.webhooks.signing import new_secret
+from holdfast.webhooks.signature import new_secret
 from holdfast.webhooks.sqlite import SqliteEndpoints
 from holdfast.work.contract import WorkStore
-from holdfast.work.coordinator import Worker, WorkerSettings
-from holdfast.work.handling import Handlers
+from holdfast.work.handlers import Handlers
 from holdfast.work.job import Policies
-from holdfast.work.memory import MemoryWork
+from holdfast.work.sqlite.store import MemoryWork
+from holdfast.work.worker import Worker, WorkerSettings
 
 SECRET = new_secret(bytes(range(32)))
 

@@ -18,11 +18,11 @@ from pathlib import Path
 import msgspec
 
 from holdfast.work.contract import WorkStore
-from holdfast.work.coordinator import Worker, WorkerSettings
-from holdfast.work.handling import Context, Handlers
+from holdfast.work.handlers import Context, Handlers
 from holdfast.work.job import Policies
 from holdfast.work.postgres import PostgresWork, WorkerSessionSettings
 from holdfast.work.sqlite import SqliteWork
+from holdfast.work.worker import Worker, WorkerSettings
 
 
 class Deed(msgspec.Struct):

@@ -15,8 +15,8 @@ import pytest
 from holdfast.clock import SystemClock
 from holdfast.work.contract import Claimed, ClaimRequest, Failed, Report, Rewound, WorkerSession, WorkStore
 from holdfast.work.job import PARTITIONS, Block, Failure, Job, JobDraft, Policies, Reason, decide
-from holdfast.work.memory import MemoryWork
 from holdfast.work.sqlite import SqliteWork
+from holdfast.work.sqlite.store import MemoryWork
 
 QUICK = {"beat_seconds": 0.2, "no_start_after_seconds": 1.0, "dead_after_seconds": 1.5, "stuck_after_seconds": 2.0}
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.access.door import (
+from holdfast.access.network import (
     Buckets,
     ConnectionCounts,
     ConnectionLimits,

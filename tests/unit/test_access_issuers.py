@@ -24,7 +24,7 @@ from holdfast.errors import BadSetting, Unauthorized, Unavailable
 from holdfast.message import User
 from holdfast.settings import differences, load
 from holdfast.telemetry.metrics import REGISTRY
-from holdfast.verify.virtual import LoopClock, run
+from proof.virtual_loop import LoopClock, run
 
 SECRET = b"a secret of at least thirty-two bytes"
 URL = "https://sign-in.example/jwks.json"

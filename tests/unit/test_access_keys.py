@@ -14,7 +14,7 @@ from msgspec import structs
 from holdfast.access.keys import ApiKey, KeyRing, is_api_key, load_keys, save_keys
 from holdfast.access.principal import ADMIN_SCOPES, TENANT_SCOPES, USER_SCOPES, KeyScope
 from holdfast.errors import Forbidden, InvalidMessage, InvalidRule, NotFound, StateCorrupted, Unauthorized
-from holdfast.limits.form import check_names
+from holdfast.limits.rule_json import check_names
 
 AT = "2026-01-01T00:00:00.000Z"
 

@@ -18,7 +18,6 @@ from holdfast.errors import BadSetting, InvalidMessage, Unauthorized
 from holdfast.fanout.contract import Envelope, Stretch
 from holdfast.message import User
 from holdfast.session.scopes import FRAME_SCOPES
-from holdfast.verify.virtual import run
 from holdfast.wire.frames import (
     Ack,
     AckBody,
@@ -39,6 +38,7 @@ from holdfast.wire.frames import (
     TypingStart,
     TypingStop,
 )
+from proof.virtual_loop import run
 
 READ, SEND, CREATE, MEMBERS = "chats:read", "chats:send", "chats:create", "chats:members"
 SECRET = b"a secret of at least thirty-two bytes"

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from holdfast.api.bodies import NewToken
 from holdfast.api.deps import ApiSettings
+from holdfast.api.schemas import NewToken
 from holdfast.cli.app import app
-from holdfast.cli.reach import TOKEN_HOURS
-from holdfast.node.http import HEAD_SECONDS
-from holdfast.session.limits import TimeoutSettings
+from holdfast.cli.context import TOKEN_HOURS
+from holdfast.gateway.transport.http import HEAD_SECONDS
+from holdfast.session.settings import TimeoutSettings
 from holdfast.store.rollbacks import RESETS_PER_MINUTE
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,8 +13,8 @@ from holdfast.api.deps import ApiSettings, Backup, BackupStep, PresenceView
 from holdfast.clock import ManualClock
 from holdfast.errors import DiskFull, HoldfastError, InternalError, OutcomeUnknown, StateDirectory, Unavailable
 from holdfast.message import Chat, Draft, User
-from holdfast.store import decide
-from holdfast.store.changes import RETAIN_AT_ONCE, Command, CommandContext, CommandResult, Retain
+from holdfast.store import command_rules
+from holdfast.store.commands import RETAIN_AT_ONCE, Command, CommandContext, CommandResult, Retain
 from holdfast.store.contract import Inspection
 from holdfast.store.memory import MemoryStore
 
@@ -158,7 +158,7 @@ def test_what_comes_late_in_a_request_has_what_is_left_of_its_time_and_no_time_o
 
 def test_a_deletion_that_takes_long_ends_in_time_and_the_next_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Slow()
-    monkeypatch.setattr(decide, "RETAIN_AT_ONCE", 1)
+    monkeypatch.setattr(command_rules, "RETAIN_AT_ONCE", 1)
 
     async def scenario(rest: Rest) -> None:
         chat, store.clock = await rest.chat(), rest.clock

@@ -20,11 +20,11 @@ from rest import SECRET, Rest, error_of, serving, with_rest
 
 from holdfast import telemetry
 from holdfast.api.deps import ApiSettings
-from holdfast.api.envelope import SECURITY_HEADERS
+from holdfast.api.middleware import SECURITY_HEADERS
 from holdfast.api.routes import ENDPOINTS
 from holdfast.limits.rules import Rule
 from holdfast.telemetry.logs import THROTTLE_LINES, THROTTLE_SECONDS
-from holdfast.verify import virtual
+from proof import virtual_loop
 
 JSON = {"Content-Type": "application/json"}
 
@@ -344,7 +344,7 @@ def test_requests_of_strangers_fill_no_log() -> None:
             await scenario(rest)
 
     with logging_to(output, as_json=True):
-        virtual.run(run())
+        virtual_loop.run(run())
 
 
 def test_the_address_that_is_slowed_is_the_clients_not_the_proxys() -> None:

@@ -10,7 +10,7 @@ from rest import AT, Rest, error_of, with_rest
 from holdfast.api.deps import ApiSettings, Backup
 from holdfast.api.routes import ENDPOINTS
 from holdfast.errors import OutcomeUnknown, ServerBusy, Unavailable
-from holdfast.store.changes import CommandContext
+from holdfast.store.commands import CommandContext
 from holdfast.store.memory import MemoryStore
 
 NEW_KEY = {"kind": "tenant", "tenant": "acme", "label": "backend", "reason": "test"}

@@ -13,10 +13,10 @@ from rest import Rest, error_of, with_rest
 from holdfast.api.deps import ApiSettings
 from holdfast.api.messages import _page
 from holdfast.errors import HoldfastError, OutcomeUnknown, ServerBusy, Unavailable
+from holdfast.history.history import HistorySettings
 from holdfast.message import Chat, Message, Outcome, Page, User, Watermark
-from holdfast.session.limits import PageSettings
-from holdfast.store.changes import CommandContext, Retain
-from holdfast.store.history import HistorySettings
+from holdfast.session.settings import PageSettings
+from holdfast.store.commands import CommandContext, Retain
 from holdfast.store.memory import MemoryStore
 from holdfast.wire.frames import SendBody
 

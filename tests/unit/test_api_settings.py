@@ -7,7 +7,7 @@ from rest import AT, SECRET, Rest, error_of, with_rest
 from holdfast.access.tokens import Tokens, TokenSettings, shared_secret
 from holdfast.clock import ManualClock
 from holdfast.message import Draft, User
-from holdfast.session.limits import PageSettings
+from holdfast.session.settings import PageSettings
 from holdfast.store.memory import MemoryStore
 from holdfast.store.plan import ChatSettings
 

@@ -9,10 +9,10 @@ import pytest
 from rest import Rest, with_rest
 
 from holdfast.access.principal import CHATS_WRITE
-from holdfast.api.answers import RETRY_AFTER_SECONDS, STATUS
 from holdfast.api.deps import ApiSettings
 from holdfast.api.openapi import describe
 from holdfast.api.reference import fields_of, html_page
+from holdfast.api.responses import RETRY_AFTER_SECONDS, STATUS
 from holdfast.api.routes import ENDPOINTS, GROUPS
 from holdfast.api.routing import Routes
 from holdfast.errors import HoldfastError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.cli.editor import Ended, Entered, LineEditor
-from holdfast.cli.show import message_line, printable
+from holdfast.cli.line_editor import Ended, Entered, LineEditor
+from holdfast.cli.output import message_line, printable
 
 
 def typed(data: bytes) -> tuple[list[object], str]:

@@ -8,9 +8,9 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from holdfast.cli import jobs, show
+from holdfast.cli import jobs, output
+from holdfast.cli.context import CliContext
 from holdfast.cli.jobs import _in_portions, _one_by_one, _portions, _show_acts
-from holdfast.cli.reach import CliContext
 from holdfast.cli.rest import RestClient
 from holdfast.errors import NotFound
 
@@ -73,7 +73,7 @@ def test_progress_is_for_people_at_a_terminal(
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("TTY_COMPATIBLE", str(int(terminal)))  # which is how one tells rich whether it has a terminal
-    with show.progress(CliContext(as_json=as_json)) as moved:
+    with output.progress(CliContext(as_json=as_json)) as moved:
         moved("3 enqueued again", 3, 5)
     out, err = capsys.readouterr()
     assert ("3 enqueued again" in err) is seen and out == ""
@@ -84,7 +84,7 @@ LONG = "order-" + "0123456789" * 12
 
 
 def test_a_table_in_a_pipe_has_a_line_for_each_row_and_cuts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    show.table(("job", "stream", "error"), [(4711, LONG, "e" * 300), (4712, "s", "x")], empty="none")
+    output.table(("job", "stream", "error"), [(4711, LONG, "e" * 300), (4712, "s", "x")], empty="none")
     header, first, second = capsys.readouterr().out.splitlines()
     assert header.split() == ["job", "stream", "error"]
     assert first.split() == ["4711", LONG, "e" * 300] and second.split() == ["4712", "s", "x"]
@@ -93,12 +93,12 @@ def test_a_table_in_a_pipe_has_a_line_for_each_row_and_cuts_nothing(capsys: pyte
 def test_a_terminal_folds_free_text_only(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "80")
-    show.table(("job", "stream", "error"), [(4711, LONG, "e" * 300)], empty="none")
+    output.table(("job", "stream", "error"), [(4711, LONG, "e" * 300)], empty="none")
     lines = capsys.readouterr().out.splitlines()
     assert any(LONG in line and "4711" in line for line in lines), "an id can be copied"
-    assert len(lines) == 1 + 300 // show.FOLDED_MIN
-    assert show.fitted(("job", "error"), [4, 300], 80) == [4, 74]
-    assert show.fitted(("job", "error"), [4, 10], 80) == [4, 10]
+    assert len(lines) == 1 + 300 // output.FOLDED_MIN
+    assert output.fitted(("job", "error"), [4, 300], 80) == [4, 74]
+    assert output.fitted(("job", "error"), [4, 10], 80) == [4, 10]
 
 
 def test_acts_are_shown_with_how_to_read_on(capsys: pytest.CaptureFixture[str]) -> None:

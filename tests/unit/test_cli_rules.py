@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.cli.rules import calls
+from holdfast.cli.rules import requests
 from holdfast.errors import RateLimited
 
 
 def test_a_rule_that_the_server_cannot_read_is_marked_in_lists() -> None:
     rule = {"precision": "strict", "onStoreFailure": "local_share", "mode": "of_next_year", "deleted": False}
-    assert calls.besides({**rule, "unreadable": "why"}) == "unreadable, of_next_year"
+    assert requests.besides({**rule, "unreadable": "why"}) == "unreadable, of_next_year"
 
 
 def test_a_short_wait_is_waited_out_and_a_long_one_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
-    monkeypatch.setattr(calls.time, "sleep", waited.append)
+    monkeypatch.setattr(requests.time, "sleep", waited.append)
     refusals = [2.0, 366 * 86_400.0]
 
     def ask() -> None:
         raise RateLimited("too many", retry_after_seconds=refusals.pop(0))
 
     with pytest.raises(RateLimited):
-        calls.patiently(ask)
+        requests.patiently(ask)
     assert waited == [2.0]

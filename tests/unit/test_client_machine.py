@@ -22,8 +22,8 @@ from holdfast.client import (
     Sent,
     Warned,
 )
-from holdfast.client.actions import Announced, Drop, Keep, MachineAction, Online, RenewToken, Settled, Synced, Write
 from holdfast.client.chats import PASSED_OVER_SECONDS
+from holdfast.client.events import Announced, Drop, Keep, MachineAction, Online, RenewToken, Settled, Synced, Write
 from holdfast.client.inbox import Inbox
 from holdfast.client.machine import Machine
 from holdfast.client.outbox import Outbox, OutboxEntry

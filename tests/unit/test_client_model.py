@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from holdfast.client import ChatGone, ChatReset, ClientSettings
-from holdfast.client.actions import Drop, Keep, MachineAction, Settled, Write
+from holdfast.client.events import Drop, Keep, MachineAction, Settled, Write
 from holdfast.client.machine import Machine
 from holdfast.client.outbox import Outbox, OutboxEntry
 from holdfast.errors import NotAMember

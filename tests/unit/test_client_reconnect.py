@@ -7,11 +7,10 @@ import re
 
 import pytest
 
-from holdfast.client.reconnect import Reconnect, Retry, Stop
-from holdfast.client.refusals import refusal
+from holdfast.client.reconnect import Reconnect, Retry, Stop, refusal
 from holdfast.errors import Forbidden, InvalidMessage, NotFound, Unauthorized
 from holdfast.resilience import Backoff
-from holdfast.wire.closing import CloseReason
+from holdfast.wire.close_codes import CloseReason
 from holdfast.wire.frames import ConnectionClosing, Error
 
 

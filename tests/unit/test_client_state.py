@@ -10,7 +10,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from holdfast.client.actions import Keep
+from holdfast.client.events import Keep
 from holdfast.client.outbox import OutboxEntry
 from holdfast.client.state import FileState, SavedState
 from holdfast.errors import HoldfastError, InternalError, StateCorrupted, StateDirectory

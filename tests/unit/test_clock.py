@@ -8,7 +8,7 @@ import random
 import pytest
 
 from holdfast.clock import TURN_SECONDS, Ids, ManualClock, Turns, timestamp, wait_at_most
-from holdfast.verify.virtual import run
+from proof.virtual_loop import run
 
 
 def test_ids_rise_within_a_millisecond_and_when_the_clock_steps_back() -> None:

@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from holdfast.errors import ChatHalted, Forbidden, InvalidMessage, NotAMember, NotFound
 from holdfast.message import Chat, Member, Mute, Role, User
-from holdfast.store.changes import (
+from holdfast.store.command_rules import decide
+from holdfast.store.commands import (
     AddMember,
     ChangeBan,
     ChangeMute,
@@ -25,7 +26,6 @@ from holdfast.store.changes import (
     RemoveMember,
     RenameChat,
 )
-from holdfast.store.decide import decide
 from holdfast.store.plan import ChangePlan, ChatSettings, CommandInputs, joining, target_of
 
 LIMITS = ChatSettings(members_max=4, members_at_creation_max=2, chats_per_user_max=2, bans_max=2, mutes_max=2)

@@ -12,7 +12,7 @@ from redis.exceptions import TimeoutError as RedisTimeout
 
 from holdfast.drivers.redis import REASONS, connection_pool, trouble_of
 from holdfast.drivers.redis_url import check_redis_url, sentinel_address
-from holdfast.limits.plane import LimitsSettings
+from holdfast.limits.composition import LimitsSettings
 
 
 def test_a_sentinel_url_names_sentinels_service_database_and_credentials() -> None:

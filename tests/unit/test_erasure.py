@@ -10,11 +10,11 @@ from rest import Rest, error_of, with_rest
 from holdfast.api.deps import ApiSettings
 from holdfast.errors import Unavailable
 from holdfast.message import User, Watermark
-from holdfast.store.changes import Command, CommandResult, Erase, HaltChat
+from holdfast.store.commands import Command, CommandResult, Erase, HaltChat
 from holdfast.store.memory import MemoryStore
 from holdfast.verify.checkers.stored import acked_is_stored
 from holdfast.verify.history import ClientSeen, Ok, Recorder, Sighting, digest
-from holdfast.verify.snapshot import note_store
+from proof.end_state import note_store
 
 BODY = {"tenant": "acme", "user_id": "alice", "reason": "ticket 4711"}
 

@@ -17,13 +17,12 @@ from holdfast.eventlog.memory import MemoryEventLog
 from holdfast.fanout.contract import Envelope
 from holdfast.fanout.dead_letters import DeadLetter, DeadLetterSettings, RecentDeadLetters
 from holdfast.fanout.fanout import Fanout, FanoutDeps
-from holdfast.fanout.link.local import LocalLink
 from holdfast.fanout.members import Members
-from holdfast.fanout.registry.memory import MemoryRegistry
+from holdfast.fanout.memory import LocalLink, MemoryRegistry
 from holdfast.message import Cursor, Draft, LogEntry, Member, User
-from holdfast.store.changes import AddMember, RemoveMember
+from holdfast.store.commands import AddMember, RemoveMember
 from holdfast.store.memory import MemoryStore
-from holdfast.verify.virtual import LoopClock, run
+from proof.virtual_loop import LoopClock, run
 
 
 def metric(name: str, **labels: str) -> float:

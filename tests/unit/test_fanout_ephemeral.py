@@ -15,16 +15,16 @@ from chats import act
 from scripted import ANNA, BELA, CHAT, CLEO, create_chat
 
 from holdfast.clock import TURN_SECONDS
-from holdfast.fanout.attendance import PresenceReporter
 from holdfast.fanout.ephemeral import GATHER_SECONDS, Ephemeral, EphemeralSettings
 from holdfast.fanout.members import Members
+from holdfast.fanout.memory import MemoryRegistry
+from holdfast.fanout.presence import PresenceReporter
 from holdfast.fanout.receipts import Receipts
-from holdfast.fanout.registry.memory import MemoryRegistry
 from holdfast.message import LogEntry, Message, User, Watermark
-from holdfast.store.changes import AddMember
+from holdfast.store.commands import AddMember
 from holdfast.store.memory import MemoryStore
-from holdfast.verify.faults import Fault, FaultPlan, Odds, faulty
-from holdfast.verify.virtual import LoopClock, run
+from proof.faults import Fault, FaultPlan, Odds, faulty
+from proof.virtual_loop import LoopClock, run
 
 
 class Working(LoopClock):

@@ -23,18 +23,16 @@ from holdfast.eventlog.memory import MemoryEventLog
 from holdfast.fanout.contract import Envelope
 from holdfast.fanout.dead_letters import RecentDeadLetters
 from holdfast.fanout.fanout import Fanout, FanoutDeps
-from holdfast.fanout.link.local import LocalLink
 from holdfast.fanout.members import Members
-from holdfast.fanout.registry.memory import MemoryRegistry
-from holdfast.ingest.durability import StoreDurability
+from holdfast.fanout.memory import LocalLink, MemoryRegistry
+from holdfast.history.history import ChatHistory
+from holdfast.ingest.durability import EpochRaiser, StoreDurability
 from holdfast.ingest.intake import Intake
-from holdfast.ingest.repair import EpochRaiser
 from holdfast.message import Acked, Cursor, Message, User
 from holdfast.resilience import BreakerState
-from holdfast.store.history import ChatHistory
 from holdfast.store.memory import MemoryStore
-from holdfast.verify.faults import Fault, FaultPlan, Odds, faulty
-from holdfast.verify.virtual import LoopClock, run
+from proof.faults import Fault, FaultPlan, Odds, faulty
+from proof.virtual_loop import LoopClock, run
 
 
 def metric(name: str, **labels: str) -> float:

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import ANNA, BELA, CHAT, CLEO
 
-from holdfast.fanout.gaps import Gaps
-from holdfast.fanout.routing import envelopes, legs, recipients, undeliverable
+from holdfast.fanout.routing import Gaps, envelopes, legs, recipients, undeliverable
 from holdfast.message import LogEntry, Message, User
-from holdfast.store.changes import MembershipEvent
+from holdfast.store.commands import MembershipEvent
 
 
 def entry(position: int, sequence: int, chat_id: str = CHAT, content: str = "hello", kind: str = "text") -> LogEntry:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.access.keys import save_keys
-from holdfast.files import replace_file
-from holdfast.limits.disk import SavedNodes, save_nodes
+from holdfast.drivers.files import replace_file
+from holdfast.limits.snapshot_file import SavedNodes, save_nodes
 
 
 @pytest.mark.parametrize(

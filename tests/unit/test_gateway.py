@@ -17,17 +17,17 @@ from holdfast.clock import TURN_SECONDS, Turns
 from holdfast.errors import Unavailable
 from holdfast.fanout.contract import Envelope, Stretch
 from holdfast.gateway.gateway import LINES_AT_ONCE, LINES_SECONDS
-from holdfast.gateway.limits import GatewaySettings
+from holdfast.gateway.settings import GatewaySettings
 from holdfast.message import Cursor, User
 from holdfast.session.effects import Effects
-from holdfast.session.limits import BackpressureSettings, OutboundSettings
 from holdfast.session.session import Session
+from holdfast.session.settings import BackpressureSettings, OutboundSettings
 from holdfast.store.memory import MemoryStore
 from holdfast.telemetry.metrics import REGISTRY
-from holdfast.verify.virtual import LoopClock, run
-from holdfast.wire.closing import CloseReason
+from holdfast.wire.close_codes import CloseReason
 from holdfast.wire.codec import encode_frame
 from holdfast.wire.frames import Typing
+from proof.virtual_loop import LoopClock, run
 
 TYPING = encode_frame(Typing("chat", "alice", True))
 ALICE, BOB = User("default", "alice"), User("default", "bob")
@@ -757,7 +757,7 @@ def test_heads_that_bring_nothing_new_are_not_told(monkeypatch: pytest.MonkeyPat
             await parts.gateway.belonging.ask_heads()
             await asyncio.sleep(1)
             due = never_resumed.connection.due
-            monkeypatch.setattr(Session, "head", counted)
+            monkeypatch.setattr(Session, "on_head", counted)
             await parts.gateway.belonging.ask_heads()
             assert told == []
             assert never_resumed.connection.due == due, "it need not be looked at"
@@ -795,7 +795,7 @@ def test_one_part_that_cannot_be_read_keeps_nobody_else_from_their_chats(monkeyp
             return await super().memberships(users)
 
     broken: list[str] = []
-    monkeypatch.setattr("holdfast.gateway.belonging.USERS_PER_READ", 1)
+    monkeypatch.setattr("holdfast.gateway.roster_sync.USERS_PER_READ", 1)
 
     async def story() -> None:
         async with bench(store=Partly()) as parts:

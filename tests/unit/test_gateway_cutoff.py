@@ -16,8 +16,8 @@ from holdfast.clock import SystemClock
 from holdfast.errors import HoldfastError
 from holdfast.message import Draft, Outcome, User
 from holdfast.store.memory import MemoryStore
-from holdfast.verify.virtual import run
-from holdfast.wire.closing import CloseReason
+from holdfast.wire.close_codes import CloseReason
+from proof.virtual_loop import run
 
 ALICE = User("default", "alice")
 UNAUTHORIZED = (4502, "unauthorized")

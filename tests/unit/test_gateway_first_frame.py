@@ -12,7 +12,7 @@ from holdfast.access.principal import Principal
 from holdfast.access.tokens import Tokens, TokenSettings, shared_secret
 from holdfast.errors import RateLimited
 from holdfast.message import User
-from holdfast.verify.virtual import LoopClock, run
+from proof.virtual_loop import LoopClock, run
 
 SECRET = b"a secret of at least thirty-two bytes"
 

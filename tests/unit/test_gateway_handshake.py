@@ -12,17 +12,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.access.door import ConnectionCounts, ConnectionLimits
+from holdfast.access.network import ConnectionCounts, ConnectionLimits
 from holdfast.access.principal import USER_SCOPES, Principal
 from holdfast.clock import ManualClock, SystemClock
 from holdfast.errors import RateLimited, Unauthorized, Unavailable
-from holdfast.gateway.entrance import WebSocketUpgrade
 from holdfast.gateway.handshake import AcceptedHandshake, Handshake, Refusal, UpgradeRequest
+from holdfast.gateway.transport.upgrade import WebSocketUpgrade
 from holdfast.limits.counters.memory import MemoryCounters
-from holdfast.limits.entrances import EntryPoints
-from holdfast.limits.limiter import Limiter
+from holdfast.limits.entry_points import EntryPoints
+from holdfast.limits.limiter.limiter import Limiter
 from holdfast.limits.rules import Rule, RuleSet
-from holdfast.session.limits import InboundSettings
+from holdfast.session.settings import InboundSettings
 from holdfast.wire.frames import ErrorBody
 
 ALICE = Principal("default", "alice", USER_SCOPES, "user", None)

@@ -11,7 +11,7 @@ from holdfast.errors import Unavailable
 from holdfast.fanout.contract import Envelope, Stretch
 from holdfast.message import Cursor, Page, User
 from holdfast.store.memory import MemoryStore
-from holdfast.verify.virtual import run
+from proof.virtual_loop import run
 
 USERS = frozenset({User("default", "alice"), User("default", "bob"), User("default", "carol")})
 

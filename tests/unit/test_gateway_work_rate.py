@@ -7,10 +7,10 @@ import asyncio
 import pytest
 from plane import FakeSocket, bench, settle
 
-from holdfast.gateway.limits import GatewaySettings
-from holdfast.session.limits import InboundSettings, TimeoutSettings
+from holdfast.gateway.settings import GatewaySettings
+from holdfast.session.settings import InboundSettings, TimeoutSettings
 from holdfast.telemetry.metrics import REGISTRY
-from holdfast.verify.virtual import run
+from proof.virtual_loop import run
 
 BURST = InboundSettings().work_rate_limit_burst
 PONG = b"\x8a"

@@ -15,15 +15,15 @@ from structlog.testing import capture_logs
 from holdfast.access.proofs import CursorProofs
 from holdfast.bounds import KIB
 from holdfast.errors import InternalError, NotAMember, RateLimited, ServerBusy, Unavailable
+from holdfast.history.history import ChatHistory, HistorySettings
+from holdfast.history.semaphore import FairSemaphore
 from holdfast.message import Cursor, Draft, User
 from holdfast.resilience import BreakerState
-from holdfast.store.changes import CreateChat, RaiseEpoch, RecoverChat, RemoveMember
-from holdfast.store.gate import FairSemaphore
-from holdfast.store.history import ChatHistory, HistorySettings
+from holdfast.store.commands import CreateChat, RaiseEpoch, RecoverChat, RemoveMember
 from holdfast.store.memory import MemoryStore
 from holdfast.telemetry import REGISTRY
-from holdfast.verify.faults import Fault, FaultPlan, Odds, faulty
-from holdfast.verify.virtual import LoopClock, run
+from proof.faults import Fault, FaultPlan, Odds, faulty
+from proof.virtual_loop import LoopClock, run
 
 OTHER = User("other", "olaf")
 PROOFS = CursorProofs(b"test")

@@ -24,10 +24,10 @@ from holdfast.errors import (
 from holdfast.ingest.durability import ChangeSettings, StoreDurability
 from holdfast.message import Acked, Draft, Outcome, Watermark
 from holdfast.resilience import BreakerState
-from holdfast.store.changes import AddMember, RemoveMember
+from holdfast.store.commands import AddMember, RemoveMember
 from holdfast.store.memory import MemoryStore
 from holdfast.telemetry import REGISTRY
-from holdfast.verify.virtual import LoopClock, run
+from proof.virtual_loop import LoopClock, run
 
 
 def shown_up() -> bool:

@@ -13,13 +13,13 @@ from holdfast.clock import Ids
 from holdfast.errors import ChatHalted, NotAMember, OutcomeUnknown, Unavailable
 from holdfast.ingest.durability import StoreDurability
 from holdfast.ingest.intake import Intake
-from holdfast.ingest.waiting import IntakeSettings
+from holdfast.ingest.send_queue import IntakeSettings
 from holdfast.message import Acked, Draft, Outcome, User, Watermark
 from holdfast.resilience import BreakerState
-from holdfast.store.changes import Command, CommandResult
+from holdfast.store.commands import Command, CommandResult
 from holdfast.store.memory import MemoryStore
-from holdfast.verify.virtual import LoopClock, run
 from holdfast.wire.frames import SendBody
+from proof.virtual_loop import LoopClock, run
 
 
 class Bench:

@@ -9,12 +9,11 @@ from structlog.testing import capture_logs
 
 from holdfast.access.proofs import CursorProofs
 from holdfast.clock import Ids
-from holdfast.ingest.durability import StoreDurability
-from holdfast.ingest.repair import EpochRaiser
+from holdfast.history.history import ChatHistory
+from holdfast.ingest.durability import EpochRaiser, StoreDurability
 from holdfast.message import Cursor
-from holdfast.store.history import ChatHistory
 from holdfast.store.memory import MemoryStore
-from holdfast.verify.virtual import LoopClock, run
+from proof.virtual_loop import LoopClock, run
 
 
 def test_a_rollback_ends_as_a_recorded_act_and_a_reset() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scripted import ANNA, body
 
 from holdfast.errors import HoldfastError, OutcomeUnknown, ServerBusy, Unavailable
-from holdfast.ingest.waiting import IntakeSettings, Send, SendQueue
+from holdfast.ingest.send_queue import IntakeSettings, Send, SendQueue
 
 
 def send(key: str, chat: str = "c", source: str = "conn", since: float = 0.0, deadline: float = 5.0) -> Send:

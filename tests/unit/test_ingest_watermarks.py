@@ -13,7 +13,7 @@ from holdfast.ingest.durability import StoreDurability
 from holdfast.ingest.watermarks import Watermarks, WatermarkSettings, merged
 from holdfast.message import Draft, Watermark
 from holdfast.store.memory import MemoryStore
-from holdfast.verify.virtual import LoopClock, run
+from proof.virtual_loop import LoopClock, run
 
 
 class Plane:

@@ -13,9 +13,9 @@ from holdfast.access.secrets import open_secrets, read_secrets
 from holdfast.errors import InvalidMessage, StateDirectory
 from holdfast.node import key_recovery
 from holdfast.node.key_recovery import create_admin_key
+from holdfast.node.state_dir import held
 from holdfast.store.contract import AuditRecord
 from holdfast.store.sqlite import SqliteStore
-from holdfast.store.state import held
 
 AT = "2026-01-01T00:00:00.000Z"
 

@@ -21,20 +21,19 @@ from holdfast.api.deps import ApiSettings
 from holdfast.api.limits import RULES_PER_PAGE_MAX
 from holdfast.api.openapi import describe
 from holdfast.api.routes import ENDPOINTS
-from holdfast.cli.operate import alarms
+from holdfast.cli.operations import alarms
 from holdfast.clock import ManualClock, SystemClock
 from holdfast.errors import InvalidMessage, Unauthorized, Unavailable
-from holdfast.limits.answers import rate_limit_headers, retry_after
+from holdfast.limits.admin import RuleAdmin
 from holdfast.limits.asgi import RateLimitMiddleware
-from holdfast.limits.control import RuleAdmin
+from holdfast.limits.composition import LimitsParts
 from holdfast.limits.counters.memory import MemoryCounters
-from holdfast.limits.defaults import DEFAULT_RULES
-from holdfast.limits.entrances import EntryPoints
+from holdfast.limits.entry_points import EntryPoints
+from holdfast.limits.entry_rules import ADMIN, DEFAULT_RULES
 from holdfast.limits.feed import RuleFeed
-from holdfast.limits.form import NAMES
-from holdfast.limits.limiter import Limiter
-from holdfast.limits.lockout import ADMIN
-from holdfast.limits.plane import LimitsParts
+from holdfast.limits.http import rate_limit_headers, retry_after
+from holdfast.limits.limiter.limiter import Limiter
+from holdfast.limits.rule_json import NAMES
 from holdfast.limits.rules import Algorithm, Check, Decision, Precision, Rule, RuleSet
 from holdfast.limits.rulestore.sqlite import SqliteRuleStore
 from holdfast.message import User

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 from limitworld import Shared
 
-from holdfast.limits.answers import rate_limit_headers
 from holdfast.limits.asgi import RateLimitMiddleware, _Message, _Receive, _Scope, _Send
-from holdfast.limits.entrances import EntryPoints
-from holdfast.limits.limiter import Limiter
+from holdfast.limits.entry_points import EntryPoints
+from holdfast.limits.http import rate_limit_headers
+from holdfast.limits.limiter.limiter import Limiter
 from holdfast.limits.rules import Check, Rule, RuleSet
 from holdfast.message import User
-from holdfast.verify import virtual
+from proof import virtual_loop
 
 SLOTS = Rule("acme", "/slots", "concurrency", 2, 3600.0)
 
@@ -24,7 +24,7 @@ class Served:
     """Requests to a guarded application, each with its answer."""
 
     def __init__(self, *rules: Rule, subject: str = "ann") -> None:
-        self.limiter = Limiter(Shared(), virtual.LoopClock(), rules=RuleSet.of(rules))
+        self.limiter = Limiter(Shared(), virtual_loop.LoopClock(), rules=RuleSet.of(rules))
         self.checks = [Check(rule.tenant, rule.resource, subject) for rule in rules]
         self.app = RateLimitMiddleware(self._app, self.limiter, lambda _: self.checks)
         self.going_on = asyncio.Event()
@@ -95,7 +95,7 @@ def test_a_websocket_is_asked_for_at_its_handshake_and_holds_until_it_ends() -> 
         await two[0].hang_up()
         assert (await Handshake(served).answered())["type"] == "websocket.accept"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_what_a_long_request_holds_is_renewed_until_it_is_over() -> None:
@@ -112,7 +112,7 @@ def test_what_a_long_request_holds_is_renewed_until_it_is_over() -> None:
         await asyncio.sleep(0.1)
         assert len(asyncio.all_tasks()) == 1, "nobody goes on renewing"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_rule_that_goes_into_shadow_while_it_refuses_has_refused() -> None:
@@ -127,7 +127,7 @@ def test_a_rule_that_goes_into_shadow_while_it_refuses_has_refused() -> None:
         assert (status, body["violated-policies"]) == (429, ["acme//once"])
         assert int(headers["retry-after"]) >= 1
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_request_that_is_over_gives_back_what_it_held() -> None:
@@ -146,7 +146,7 @@ def test_a_request_that_is_over_gives_back_what_it_held() -> None:
         served.broken = False
         assert [(await served.get())[0] for _ in range(5)] == [200] * 5, "however it ended"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_what_a_refused_request_held_in_shadow_is_given_back_too() -> None:
@@ -157,7 +157,7 @@ def test_what_a_refused_request_held_in_shadow_is_given_back_too() -> None:
         held = await served.limiter.check("acme", "/slots", "ann")
         assert (held.remaining, held.exceeded) == (1, False)
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 @pytest.mark.parametrize("subject", ["", "x" * 2000])
@@ -168,7 +168,7 @@ def test_a_question_that_no_rule_can_answer_is_the_clients_mistake(subject: str)
         assert (status, headers["content-type"]) == (400, "application/problem+json")
         assert body["status"] == 400 and "subject" in body["detail"]
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_rule_in_shadow_is_not_told_to_clients() -> None:
@@ -182,7 +182,7 @@ def test_a_rule_in_shadow_is_not_told_to_clients() -> None:
             assert "/y" not in headers["ratelimit"] and "/y" not in headers["ratelimit-policy"]
         assert body["violated-policies"] == ["acme//x"]
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_the_doors_do_not_tell_of_a_rule_in_shadow_either() -> None:
@@ -191,8 +191,8 @@ def test_the_doors_do_not_tell_of_a_rule_in_shadow_either() -> None:
             Rule("*", "rest:user", "fixed_window", 9, 3600.0, mode="shadow"),
             Rule("*", "rest:tenant", "fixed_window", 5, 3600.0),
         ]
-        doors = EntryPoints(Limiter(Shared(), virtual.LoopClock(), rules=RuleSet.of(rules)))
+        doors = EntryPoints(Limiter(Shared(), virtual_loop.LoopClock(), rules=RuleSet.of(rules)))
         told = rate_limit_headers(await doors.decide("rest", User("acme", "ann")), legacy=True)
         assert "rest:user" not in str(told) and ("X-RateLimit-Limit", "5") in told
 
-    virtual.run(main())
+    virtual_loop.run(main())

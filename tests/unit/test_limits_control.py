@@ -13,19 +13,19 @@ from limitworld import Shared
 
 from holdfast.clock import ManualClock, SystemClock
 from holdfast.errors import InvalidRule, NotFound, RateLimited, VersionConflict
-from holdfast.limits.changes import Change, decide
-from holdfast.limits.control import RuleAdmin
+from holdfast.limits.admin import RuleAdmin
 from holdfast.limits.counters.memory import MemoryCounters
-from holdfast.limits.defaults import DEFAULT_RULES
-from holdfast.limits.entrances import AdmissionControl, EntryPoint, EntryPoints, questions, refusal
-from holdfast.limits.form import ENTRANCE_RESOURCES
-from holdfast.limits.limiter import Limiter
+from holdfast.limits.entry_points import AdmissionControl, EntryPoint, EntryPoints, questions, refusal
+from holdfast.limits.entry_rules import DEFAULT_RULES
+from holdfast.limits.limiter.limiter import Limiter
+from holdfast.limits.rule_changes import Change, decide
+from holdfast.limits.rule_json import ENTRANCE_RESOURCES
 from holdfast.limits.rules import Rule, RuleName, RuleSet
 from holdfast.limits.rulestore.contract import RetentionSettings
 from holdfast.limits.rulestore.sqlite import SqliteRuleStore
 from holdfast.message import Outcome, User
 from holdfast.telemetry import REGISTRY
-from holdfast.verify import virtual
+from proof import virtual_loop
 
 RULE: dict[str, Any] = {
     "tenantID": "acme", "resource": "/api/search", "algorithm": "token_bucket", "limit": 100, "window": "60s",
@@ -330,7 +330,7 @@ def test_a_refusal_that_is_known_of_shared_counters_is_not_charged_to_the_other_
     async def main() -> None:
         counters, ann = Shared(), User("acme", "ann")
         rules = [Rule("*", "send:user", "fixed_window", 50, 3600.0), Rule("*", "send:tenant", "fixed_window", 1, 60.0)]
-        doors = EntryPoints(Limiter(counters, virtual.LoopClock(), rules=RuleSet.of(rules)))
+        doors = EntryPoints(Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of(rules)))
         for _ in range(3):
             doors.admit_at_once("send", ann, 1)
             await asyncio.sleep(0.1)
@@ -339,4 +339,4 @@ def test_a_refusal_that_is_known_of_shared_counters_is_not_charged_to_the_other_
         await asyncio.sleep(0.1)
         assert len(counters.calls) == counted, "nobody's counter was asked"
 
-    virtual.run(main())
+    virtual_loop.run(main())

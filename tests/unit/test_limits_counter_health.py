@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from structlog.testing import capture_logs
 
-from holdfast.limits.counter_health import CounterHealth
 from holdfast.limits.counters.contract import CountersTrouble
+from holdfast.limits.limiter.counter_health import CounterHealth
 
 FULL = CountersTrouble("full", "OOM command not allowed")
 

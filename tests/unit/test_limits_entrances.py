@@ -9,16 +9,16 @@ from limitworld import Shared
 
 from holdfast.clock import ManualClock
 from holdfast.limits.algorithms import LimitParams
-from holdfast.limits.answers import refusal
 from holdfast.limits.counters.contract import key_prefix
 from holdfast.limits.counters.memory import MemoryCounters
-from holdfast.limits.entrances import AdmissionControl, EntryPoints
-from holdfast.limits.limiter import Limiter
-from holdfast.limits.lockout import ADMIN, ADMIN_CALLS_PER_MINUTE_MIN
+from holdfast.limits.entry_points import AdmissionControl, EntryPoints
+from holdfast.limits.entry_rules import ADMIN, ADMIN_CALLS_PER_MINUTE_MIN
+from holdfast.limits.http import refusal
+from holdfast.limits.limiter.limiter import Limiter
 from holdfast.limits.rules import Algorithm, Check, Mode, Rule, RuleSet
 from holdfast.message import User
-from holdfast.verify import virtual
 from holdfast.wire.frames import SendBody
+from proof import virtual_loop
 
 
 @pytest.mark.parametrize(("algorithm", "slips"), [("token_bucket", 1), ("fixed_window", 4), ("sliding_window", 3)])
@@ -30,7 +30,7 @@ def test_sends_counted_far_away_are_limited_in_groups_of_any_size(
 
     async def main() -> None:
         rule = Rule("*", "send:user", algorithm, 60, 60.0, burst_size=10 if algorithm == "token_bucket" else 0)
-        doors = EntryPoints(Limiter(Shared(), virtual.LoopClock(), rules=RuleSet.of([rule])))
+        doors = EntryPoints(Limiter(Shared(), virtual_loop.LoopClock(), rules=RuleSet.of([rule])))
         loop, sent = asyncio.get_running_loop(), 0
         while loop.time() < 179:
             for size in sizes:
@@ -39,7 +39,7 @@ def test_sends_counted_far_away_are_limited_in_groups_of_any_size(
             await asyncio.sleep(0.5)
         assert rule.capacity + 100 <= sent <= rule.capacity + 180 + slips * max(sizes)
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_what_slipped_through_before_the_counters_failed_is_charged_to_the_share_beyond_its_room() -> None:
@@ -47,13 +47,13 @@ def test_what_slipped_through_before_the_counters_failed_is_charged_to_the_share
         counters, sent = Shared(), []
         counters.mood = "away"
         rule = Rule("*", "send:user", "token_bucket", 60, 60.0, burst_size=10)
-        doors = EntryPoints(Limiter(counters, virtual.LoopClock(), rules=RuleSet.of([rule])))
+        doors = EntryPoints(Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule])))
         for _ in range(100):
             sent.append(doors.admit_at_once("send", User("acme", "ann"), 30)[0])
             await asyncio.sleep(0.1)
         assert sent == [30] + [0] * 99, "once; nothing drains of what is owed for 20 s"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_calls_that_hang_let_nothing_slip_through_twice() -> None:
@@ -62,7 +62,7 @@ def test_calls_that_hang_let_nothing_slip_through_twice() -> None:
     async def main() -> None:
         counters, sent = Shared(), 0
         rule = Rule("*", "send:user", "token_bucket", 60, 60.0, burst_size=10)
-        async with Limiter(counters, virtual.LoopClock(), rules=RuleSet.of([rule])) as limits:
+        async with Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule])) as limits:
             counters.mood = "silent"
             for name in ("bob", "cid"):
                 EntryPoints(limits).admit_at_once("send", User("acme", name), 1)
@@ -74,7 +74,7 @@ def test_calls_that_hang_let_nothing_slip_through_twice() -> None:
                 await asyncio.sleep(0.1)
         assert 60 <= sent <= 10 + 60 + 10
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_all_addresses_of_one_ipv6_customer_are_counted_as_one() -> None:
@@ -104,7 +104,9 @@ def test_no_send_waits_for_limits_whatever_became_of_the_counters(mood: str) -> 
         counters, loop, taken = Shared(), asyncio.get_running_loop(), Taken()
         counters.mood = mood
         rule = Rule("*", "send:user", "token_bucket", 1000, 60.0)
-        sends = AdmissionControl(taken, EntryPoints(Limiter(counters, virtual.LoopClock(), rules=RuleSet.of([rule]))))
+        sends = AdmissionControl(
+            taken, EntryPoints(Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule])))
+        )
         asked = []
         for _ in range(100):
             asked.append(loop.time())
@@ -112,7 +114,7 @@ def test_no_send_waits_for_limits_whatever_became_of_the_counters(mood: str) -> 
             await asyncio.sleep(0.01)
         assert taken.at == asked, "in the very turn in which they came"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def tally(limits: Limiter, by: str) -> list[int]:
@@ -142,7 +144,7 @@ def _terms(limits: Limiter) -> LimitParams:
 @pytest.mark.parametrize("counters", ["near", "far", "away"])
 def test_every_check_is_counted_once_with_what_became_of_it(counters: str) -> None:
     async def main() -> None:
-        clock, shared = virtual.LoopClock(), Shared()
+        clock, shared = virtual_loop.LoopClock(), Shared()
         shared.mood = "away" if counters == "away" else "well"
         rules = [Rule("*", f"send:{whose}", "fixed_window", limit, 3600.0) for whose, limit in WHOSE.items()]
         near = MemoryCounters(clock)
@@ -156,7 +158,7 @@ def test_every_check_is_counted_once_with_what_became_of_it(counters: str) -> No
         assert (allowed, exceeded) == (2 * passed, 0), "by each of the two rules"
         assert refused == asked - passed, "by the first that refused"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 WHOSE = {"user": 15, "tenant": 100}
@@ -185,7 +187,7 @@ def test_an_operator_has_some_admin_calls_on_every_node_while_the_counters_are_u
         counters = Shared()
         counters.nodes = 20
         rule = Rule(*ADMIN, "token_bucket", ADMIN_CALLS_PER_MINUTE_MIN, 60.0)
-        async with Limiter(counters, virtual.LoopClock(), rules=RuleSet.of([rule])) as limiter:
+        async with Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule])) as limiter:
             counters.mood = "away"
             doors, operator = EntryPoints(limiter), User("", _without_a_share(limiter))
 
@@ -199,4 +201,4 @@ def test_an_operator_has_some_admin_calls_on_every_node_while_the_counters_are_u
             await asyncio.sleep(1.1)
             assert await passed(30) == ADMIN_CALLS_PER_MINUTE_MIN, "by the rule alone"
 
-    virtual.run(main())
+    virtual_loop.run(main())

@@ -15,19 +15,19 @@ from structlog.testing import capture_logs
 
 from holdfast import telemetry
 from holdfast.errors import Unavailable
-from holdfast.limits.changes import RuleChange
-from holdfast.limits.disk import RulesFile
 from holdfast.limits.feed import FeedSettings, RuleFeed
+from holdfast.limits.rule_changes import RuleChange
 from holdfast.limits.rules import RuleSet, RuleSnapshot
 from holdfast.limits.rulestore.contract import ChangeNotification, RuleLogHead
-from holdfast.limits.rulestore.reading import heard_ring, ring_of
 from holdfast.limits.rulestore.redis import RedisNotifications
-from holdfast.verify import virtual
+from holdfast.limits.rulestore.serialization import heard_ring, ring_of
+from holdfast.limits.snapshot_file import RulesFile
+from proof import virtual_loop
 
 
 def feed_of(log: Log, file: Path | None = None) -> tuple[RuleFeed, list[RuleSet]]:
     applied: list[RuleSet] = []
-    return RuleFeed(log, [log], applied.append, virtual.LoopClock(), file), applied
+    return RuleFeed(log, [log], applied.append, virtual_loop.LoopClock(), file), applied
 
 
 def limit_of(feed: RuleFeed, resource: str = "a") -> int | None:
@@ -49,7 +49,7 @@ def test_a_ring_applies_the_rule_at_once_and_moves_no_cursor() -> None:
             await asyncio.sleep(10.1)
             assert feed.cursor == (1, 1)
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 class Clinging(Log):
@@ -70,7 +70,7 @@ def test_a_doorbell_that_does_not_end_when_it_is_asked_to_does_not_keep_a_node_f
         async with feed:
             await asyncio.sleep(1)
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_lost_ring_costs_one_sync_interval() -> None:
@@ -84,7 +84,7 @@ def test_a_lost_ring_costs_one_sync_interval() -> None:
             await asyncio.sleep(0.2)
             assert limit_of(feed) == 5
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_gap_between_rings_is_read_at_once() -> None:
@@ -97,7 +97,7 @@ def test_a_gap_between_rings_is_read_at_once() -> None:
             await asyncio.sleep(0.2)
             assert (limit_of(feed, "a"), limit_of(feed, "b")) == (5, 6)
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_deleted_rule_stays_deleted_whatever_comes_late() -> None:
@@ -113,7 +113,7 @@ def test_a_deleted_rule_stays_deleted_whatever_comes_late() -> None:
             await asyncio.sleep(30)
             assert limit_of(feed) is None
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_reader_that_lags_never_takes_a_rule_back() -> None:
@@ -132,7 +132,7 @@ def test_a_reader_that_lags_never_takes_a_rule_back() -> None:
             assert limit_of(feed) == 50
             assert not feed.stale
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_node_further_behind_than_the_log_reaches_reads_everything_and_forgets_what_is_forgotten() -> None:
@@ -151,7 +151,7 @@ def test_a_node_further_behind_than_the_log_reaches_reads_everything_and_forgets
             assert (feed.cursor, log.snapshots) == ((1, 4), 2)
             assert feed.rules.digest == (await log.head()).digest, "the tombstone is not kept here either"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_tombstone_forgotten_at_rest_is_forgotten_everywhere_but_not_by_a_reader_that_lags() -> None:
@@ -174,7 +174,7 @@ def test_a_tombstone_forgotten_at_rest_is_forgotten_everywhere_but_not_by_a_read
             assert (limit_of(feed, "b"), limit_of(feed, "c")) == (5, 9)
             assert feed.rules.digest == (await log.head()).digest
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_failover_that_lost_a_change_ends_on_what_survived() -> None:
@@ -194,7 +194,7 @@ def test_a_failover_that_lost_a_change_ends_on_what_survived() -> None:
             await asyncio.sleep(0.1)
             assert limit_of(feed) == 7
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_equal_digests_spare_the_snapshot_and_different_ones_bring_it() -> None:
@@ -214,7 +214,7 @@ def test_equal_digests_spare_the_snapshot_and_different_ones_bring_it() -> None:
             assert log.snapshots == 2
             assert limit_of(feed) == 5
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_without_the_database_it_starts_from_disk_and_says_so(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_without_the_database_it_starts_from_disk_and_says_so(tmp_path: Path) ->
             assert limit_of(again) == 6
             assert not again.stale
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_damaged_file_is_no_snapshot(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_a_damaged_file_is_no_snapshot(tmp_path: Path) -> None:
         async with nothing:
             assert len(nothing.rules) == 0
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_staleness_grows_while_the_database_is_away_and_a_sync_without_news_ends_it() -> None:
@@ -276,7 +276,7 @@ def test_staleness_grows_while_the_database_is_away_and_a_sync_without_news_ends
             await asyncio.sleep(1.5)
             assert not feed.stale
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_doorbell_that_was_away_is_heard_again() -> None:
@@ -291,7 +291,7 @@ def test_a_doorbell_that_was_away_is_heard_again() -> None:
             await asyncio.sleep(0.01)
             assert limit_of(feed) == 5
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 class SlowLog(Log):
@@ -309,7 +309,7 @@ def test_a_node_at_rest_never_calls_its_rules_stale() -> None:
             await asyncio.sleep(120)
 
     with capture_logs() as logs:
-        virtual.run(main())
+        virtual_loop.run(main())
     assert [entry["event"] for entry in logs if "stale" in entry["event"]] == []
 
 
@@ -336,7 +336,7 @@ def test_one_sync_that_fails_is_no_alarm_because_there_is_time_for_another() -> 
                     assert not feed.stale
         assert not [entry for entry in logs if entry["event"] == "limits.rules_stale"]
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,7 @@ def test_a_feed_outlives_whatever_its_reader_raises_and_says_how_old_its_rules_a
             await asyncio.sleep(0.01)
             assert limit_of(feed) == 6, "its doorbell is heard again"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_feed_starts_though_its_reader_is_broken() -> None:
@@ -398,7 +398,7 @@ def test_a_feed_starts_though_its_reader_is_broken() -> None:
             await asyncio.sleep(1.5)
             assert limit_of(feed) == 5
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_rules_that_could_not_be_put_in_place_are_put_there_by_the_next_sync() -> None:
@@ -412,12 +412,12 @@ def test_rules_that_could_not_be_put_in_place_are_put_there_by_the_next_sync() -
             applied.append(rules)
 
         log.put("a", 5)
-        async with RuleFeed(log, [log], apply, virtual.LoopClock()) as feed:
+        async with RuleFeed(log, [log], apply, virtual_loop.LoopClock()) as feed:
             await asyncio.sleep(1.5)
             assert applied[-1] is feed.rules
             assert limit_of(feed) == 5
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 class NewerLog(Log):
@@ -450,7 +450,7 @@ def test_a_rule_that_cannot_be_read_stays_what_it_was_and_the_others_go_on() -> 
             await asyncio.sleep(11)
             assert limit_of(feed, "a") == 50, "upgraded, it reads what it could not"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_ring_that_cannot_be_understood_still_rings() -> None:
@@ -481,7 +481,7 @@ def test_the_rings_of_another_store_change_nothing_whatever_their_epoch() -> Non
             assert (limit_of(feed, "a"), limit_of(feed, "b"), len(applied)) == (5, None, 1)
             assert feed.rules.digest == (await log.head()).digest
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_ring_that_does_not_say_whose_it_is_only_makes_us_read() -> None:
@@ -496,7 +496,7 @@ def test_a_ring_that_does_not_say_whose_it_is_only_makes_us_read() -> None:
             await asyncio.sleep(0.2)
             assert limit_of(feed, "b") == 6, "an older node changed it, and its ring said only: look"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_rings_that_come_before_the_first_look_wait_for_it_and_count_then() -> None:
@@ -514,7 +514,7 @@ def test_rings_that_come_before_the_first_look_wait_for_it_and_count_then() -> N
         assert limit_of(feed) == 50, "the reader knows of nothing yet"
         await feed.__aexit__()
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 @pytest.mark.parametrize("epoch", [1, 99])
@@ -537,7 +537,7 @@ def test_what_a_doorbell_tells_and_the_log_never_does_is_believed_for_a_minute_a
             await asyncio.sleep(0.2)
             assert limit_of(feed) == 6, "from then on a ring makes it read"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_what_a_reader_that_lags_does_not_have_yet_is_no_hearsay() -> None:
@@ -555,7 +555,7 @@ def test_what_a_reader_that_lags_does_not_have_yet_is_no_hearsay() -> None:
             assert limits == sorted(limits)
             assert limits[-1] == 309
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_node_that_is_led_to_another_store_takes_its_rules_and_forgets_the_old_ones(tmp_path: Path) -> None:
@@ -577,7 +577,7 @@ def test_a_node_that_is_led_to_another_store_takes_its_rules_and_forgets_the_old
             await asyncio.sleep(0.2)
             assert limit_of(feed, "a") is None, "the old doorbell is not ours any more"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_what_was_only_heard_is_awaited_after_a_restart_too(tmp_path: Path) -> None:
@@ -596,7 +596,7 @@ def test_what_was_only_heard_is_awaited_after_a_restart_too(tmp_path: Path) -> N
             await asyncio.sleep(70)
             assert limit_of(again) == 5
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_restart_knows_when_its_rules_were_last_complete_though_they_never_changed(tmp_path: Path) -> None:
@@ -617,7 +617,7 @@ def test_a_restart_knows_when_its_rules_were_last_complete_though_they_never_cha
         async with again:
             assert 60 <= again.staleness_seconds < 60 + 8 + 3
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_rules_put_in_place_are_counted_one_by_one() -> None:
@@ -645,7 +645,7 @@ def test_rules_put_in_place_are_counted_one_by_one() -> None:
         counts = {by: applied_by(by) - count for by, count in before.items()}
         assert counts == {"event": 3, "sync": 5, "snapshot": 3 + 1}, "the forgotten tombstone came with a snapshot"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_changes_that_no_doorbell_told_of_show_in_the_lag() -> None:
@@ -670,7 +670,7 @@ def test_changes_that_no_doorbell_told_of_show_in_the_lag() -> None:
             await asyncio.sleep(2)
             assert lag() == 1, "told of, and not read yet"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_what_is_read_of_the_log_together_is_put_in_place_at_once() -> None:
@@ -688,7 +688,7 @@ def test_what_is_read_of_the_log_together_is_put_in_place_at_once() -> None:
             await feed.sync()
             assert (len(applied), limit_of(feed, "r1")) == (3, 150), "a hundred at a time"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_doorbell_whose_closing_fails_does_not_outlive_the_feed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -713,8 +713,8 @@ def test_a_doorbell_whose_closing_fails_does_not_outlive_the_feed(monkeypatch: p
         log = Log()
         async with (
             asyncio.timeout(600),
-            RuleFeed(log, [RedisNotifications("redis://127.0.0.1:1")], lambda _: None, virtual.LoopClock()),
+            RuleFeed(log, [RedisNotifications("redis://127.0.0.1:1")], lambda _: None, virtual_loop.LoopClock()),
         ):
             pass
 
-    virtual.run(main())
+    virtual_loop.run(main())

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import InvalidRule
-from holdfast.limits.form import changed_rule, name_of, new_rule, parse_window, render, render_window, settable
+from holdfast.limits.rule_json import changed_rule, name_of, new_rule, parse_window, render, render_window, settable
 
 GOOD: dict[str, Any] = {
     "tenantID": "acme", "resource": "/api/search", "algorithm": "token_bucket", "limit": 100, "window": "60s",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.limits.hearsay import HEARSAY_SECONDS, PendingNotifications
+from holdfast.limits.feed import HEARSAY_SECONDS, PendingNotifications
 
 LONG = HEARSAY_SECONDS + 1
 

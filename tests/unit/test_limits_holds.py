@@ -11,9 +11,9 @@ from msgspec import structs
 
 from holdfast.errors import Unavailable
 from holdfast.limits.counters.contract import Adjustment
-from holdfast.limits.limiter import Limiter
+from holdfast.limits.limiter.limiter import Limiter
 from holdfast.limits.rules import Check, Rule, RuleSet
-from holdfast.verify import virtual
+from proof import virtual_loop
 
 SLOTS = Rule("acme", "slots", "concurrency", 2, 3600.0)
 ANN = Check("acme", "slots", "ann")
@@ -22,10 +22,10 @@ ANN = Check("acme", "slots", "ann")
 def world(scenario: Callable[[Limiter, Shared], Awaitable[None]], rule: Rule = SLOTS) -> None:
     async def main() -> None:
         counters = Shared()
-        async with Limiter(counters, virtual.LoopClock(), rules=RuleSet.of([rule])) as limits:
+        async with Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule])) as limits:
             await scenario(limits, counters)
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 async def free(limits: Limiter) -> int:
@@ -165,7 +165,7 @@ def test_a_renewal_that_nobody_answers_gives_nothing_away(mood: str) -> None:
 @pytest.mark.parametrize("asked_between", ["", "check", "peek"])
 def test_a_hold_is_given_back_on_another_node_after_a_change_of_the_algorithm(asked_between: str) -> None:
     async def scenario(limits: Limiter, counters: Shared) -> None:
-        elsewhere = Limiter(counters, virtual.LoopClock(), rules=limits.rules)
+        elsewhere = Limiter(counters, virtual_loop.LoopClock(), rules=limits.rules)
         held = await limits.check(*ANN)
         rate = structs.replace(SLOTS, algorithm="token_bucket", limit=10, version=2)
         for node in (limits, elsewhere):
@@ -196,7 +196,7 @@ def test_the_end_of_a_hold_that_was_refused_again_is_told_until_it_is_heard() ->
 
     async def main() -> None:
         counters, slots = Refusing(), Rule("acme", "x", "concurrency", 1, 3600.0)
-        async with Limiter(counters, virtual.LoopClock(), rules=RuleSet.of([slots])) as one:
+        async with Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([slots])) as one:
             ann = Check("acme", "x", "ann")
             hold = (await one.check(*ann)).hold
             counters.refusals = 3
@@ -205,4 +205,4 @@ def test_the_end_of_a_hold_that_was_refused_again_is_told_until_it_is_heard() ->
             await asyncio.sleep(4.0)
             assert (await one.check(*ann)).allowed
 
-    virtual.run(main())
+    virtual_loop.run(main())

@@ -17,10 +17,7 @@ from structlog.testing import capture_logs
 from holdfast import telemetry
 from holdfast.clock import ManualClock, SystemClock
 from holdfast.errors import InvalidCheck
-from holdfast.limits import limiter as limiting
-from holdfast.limits import plans as planning
 from holdfast.limits.asgi import RateLimitMiddleware as RateLimitedApp
-from holdfast.limits.batch import BatchSettings
 from holdfast.limits.counters.contract import (
     KEYS_PER_CALL_MAX,
     CounterKey,
@@ -29,10 +26,13 @@ from holdfast.limits.counters.contract import (
     NodesAnnounced,
 )
 from holdfast.limits.counters.memory import MemoryCounters
-from holdfast.limits.limiter import Limiter
-from holdfast.limits.limiter_settings import LimiterSettings, NodeIdentity
+from holdfast.limits.limiter import decisions as planning
+from holdfast.limits.limiter import limiter as limiting
+from holdfast.limits.limiter.batch import BatchSettings
+from holdfast.limits.limiter.limiter import Limiter
+from holdfast.limits.limiter.settings import LimiterSettings, NodeIdentity
 from holdfast.limits.rules import Check, Decision, Rule, RuleSet
-from holdfast.verify import virtual
+from proof import virtual_loop
 
 
 def rule(limit: int = 10, resource: str = "send", **changes: Any) -> Rule:
@@ -41,7 +41,7 @@ def rule(limit: int = 10, resource: str = "send", **changes: Any) -> Rule:
 
 
 def limiter(counters: MemoryCounters, *rules: Rule, **settings: Any) -> Limiter:
-    return Limiter(counters, virtual.LoopClock(), LimiterSettings(**settings), RuleSet.of(rules))
+    return Limiter(counters, virtual_loop.LoopClock(), LimiterSettings(**settings), RuleSet.of(rules))
 
 
 async def ask(limits: Limiter, times: int, subject: str = "ann", cost: int = 1) -> list[Decision]:
@@ -59,7 +59,7 @@ def test_without_a_rule_everything_is_allowed_and_said_so() -> None:
         off = await limiter(Shared(), rule(1, mode="off")).check("acme", "send", "ann")
         assert off.decided_by == "no_rule"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_the_checks_of_one_turn_are_one_call_merged_by_key() -> None:
@@ -75,7 +75,7 @@ def test_the_checks_of_one_turn_are_one_call_merged_by_key() -> None:
         assert (refused.remaining, refused.limit, refused.exceeded) == (0, 10, True)
         assert 0 < refused.retry_after <= 3600
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_unequal_costs_on_a_key_are_each_judged_alone() -> None:
@@ -90,7 +90,7 @@ def test_unequal_costs_on_a_key_are_each_judged_alone() -> None:
         )
         assert (first.allowed, second.allowed) == (True, False)
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_call_carries_at_most_256_keys_and_as_many_calls_as_allowed() -> None:
@@ -102,7 +102,7 @@ def test_a_call_carries_at_most_256_keys_and_as_many_calls_as_allowed() -> None:
         assert allowed(list(decisions)) == 3 * KEYS_PER_CALL_MAX
         assert [len(call) for call in counters.calls] == [KEYS_PER_CALL_MAX] * 3
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_denial_is_remembered_from_the_send_for_that_cost_and_version() -> None:
@@ -122,7 +122,7 @@ def test_a_denial_is_remembered_from_the_send_for_that_cost_and_version() -> Non
         limits.use(limits.rules.merge(rule(50, algorithm="token_bucket", window_seconds=10.0, version=2)))
         assert (await ask(limits, 1, cost=6))[0].allowed, "a denial belongs to its version"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 @pytest.mark.seed("004 scenario 6: cutover by the event's version")
@@ -140,7 +140,7 @@ def test_checks_in_flight_across_a_change_of_the_rule_are_answered_and_counted_o
         assert {(d.limit, d.rule_version) for d in after} == {(50, 2)}, "no denial of the old version holds"
         assert allowed(after) == 40, "what was admitted across the change is used, and used once"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_denial_ends_when_it_said() -> None:
@@ -151,7 +151,7 @@ def test_a_denial_ends_when_it_said() -> None:
         await asyncio.sleep(refused.retry_after)
         assert (await ask(limits, 1))[0].allowed
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_holders_are_never_denied_from_memory_and_can_leave() -> None:
@@ -164,7 +164,7 @@ def test_holders_are_never_denied_from_memory_and_can_leave() -> None:
         assert await limits.release(Check("acme", "send", "ann"), held.hold)
         assert (await ask(limits, 1))[0].allowed
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_leased_rule_is_spent_here_and_a_strict_one_never() -> None:
@@ -179,7 +179,7 @@ def test_a_leased_rule_is_spent_here_and_a_strict_one_never() -> None:
             assert (await limits.check("acme", "strict", "ann")).decided_by == "counters"
         assert len(counters.calls) == leased_calls + 30
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 @pytest.mark.parametrize("nodes", [1, 4])
@@ -197,7 +197,7 @@ def test_leases_admit_exactly_the_limit_when_it_is_all_asked_for(nodes: int, lea
         assert total <= 1000
         assert total >= 1000 - nodes * 1000 * lease / 100, "what is held back is at most one lease a node"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_what_is_left_of_a_lease_is_given_back() -> None:
@@ -211,7 +211,7 @@ def test_what_is_left_of_a_lease_is_given_back() -> None:
         decision = await limiter(counters, rule(1000)).check("acme", "send", "ann")
         assert decision.remaining == 1000 - 6 - 1
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_lease_of_an_old_version_is_not_spent() -> None:
@@ -225,7 +225,7 @@ def test_a_lease_of_an_old_version_is_not_spent() -> None:
         decision = await limits.check("acme", "send", "ann")
         assert (decision.allowed, decision.rule_version) == (False, 2)
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 @pytest.mark.parametrize("mood", ["away", "lost", "silent", "broken"])
@@ -242,7 +242,7 @@ def test_without_an_answer_the_local_share_decides_in_time(mood: str) -> None:
             assert {(d.decided_by, d.degraded) for d in decisions} == {("local_share", True)}
             assert len(counters.calls) == 1, "what may have been counted is never sent again"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_breaker_spares_the_deadline_and_one_probe_ends_it() -> None:
@@ -263,7 +263,7 @@ def test_a_breaker_spares_the_deadline_and_one_probe_ends_it() -> None:
         assert (await ask(limits, 1))[0].decided_by == "counters"
         assert limits.counters_state == "up"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_the_share_begins_with_what_was_left_and_is_charged_after() -> None:
@@ -281,7 +281,7 @@ def test_the_share_begins_with_what_was_left_and_is_charged_after() -> None:
             assert [each.charged for each in counters.adjustments] == [10]
             assert (await ask(limits, 1))[0].remaining == 100 - 80 - 10 - 1
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_counters_that_come_and_go_do_not_give_a_new_share_each_time() -> None:
@@ -298,7 +298,7 @@ def test_counters_that_come_and_go_do_not_give_a_new_share_each_time() -> None:
                 await asyncio.sleep(0.01)
             assert total <= 100
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 @pytest.mark.parametrize(("policy", "admitted"), [("open", 1000), ("closed", 0)])
@@ -311,7 +311,7 @@ def test_a_rule_says_what_happens_without_counters(policy: str, admitted: int) -
         assert allowed(decisions) == admitted, "open is bounded too"
         assert {d.decided_by for d in decisions} == {policy}
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_changed_rule_applies_to_the_share_at_once() -> None:
@@ -325,7 +325,7 @@ def test_a_changed_rule_applies_to_the_share_at_once() -> None:
         limits.use(limits.rules.merge(rule(12, version=3)))
         assert allowed(await ask(limits, 10)) == 7, "of the ten that were used, five count: they were above the limit"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 class Telling(Shared):
@@ -352,7 +352,8 @@ def test_a_reset_reaches_denials_leases_and_shares_of_every_node() -> None:
     async def main() -> None:
         counters, rules = Telling(), RuleSet.of([rule(100), rule(1000, "leased", precision="leased")])
         nodes = [
-            Limiter(counters, virtual.LoopClock(), rules=rules, place=NodeIdentity(name)) for name in ("here", "there")
+            Limiter(counters, virtual_loop.LoopClock(), rules=rules, place=NodeIdentity(name))
+            for name in ("here", "there")
         ]
         here, there = nodes
         async with here, there:
@@ -373,7 +374,7 @@ def test_a_reset_reaches_denials_leases_and_shares_of_every_node() -> None:
             assert standing is not None and (standing.used, standing.remaining, standing.capacity) == (2, 98, 100)
             assert await there.peek(Check("acme", "nothing", "ann")) is None
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_what_a_share_admitted_before_a_reset_is_not_owed_after_it() -> None:
@@ -387,7 +388,7 @@ def test_what_a_share_admitted_before_a_reset_is_not_owed_after_it() -> None:
             await asyncio.sleep(3)
             assert not counters.adjustments and allowed(await ask(limits, 12)) == 10
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_live_nodes_are_frozen_while_nobody_answers() -> None:
@@ -405,7 +406,7 @@ def test_live_nodes_are_frozen_while_nobody_answers() -> None:
             await asyncio.sleep(3)
             assert limits.nodes == 3
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_who_was_asked_about_lately_is_remembered_longest() -> None:
@@ -419,7 +420,7 @@ def test_who_was_asked_about_lately_is_remembered_longest() -> None:
         assert len(counters.calls) == calls, "bob, not ann, was forgotten for cid"
         assert (await ask(limits, 1, "bob"))[0].decided_by == "counters"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 class Wild(Shared):
@@ -443,7 +444,7 @@ def test_a_node_goes_on_saying_that_it_lives_whatever_the_counters_raise() -> No
             await asyncio.sleep(2)
             assert limits.nodes == 3
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_several_checks_are_all_or_none_and_the_refusing_rule_is_named() -> None:
@@ -460,7 +461,7 @@ def test_several_checks_are_all_or_none_and_the_refusing_rule_is_named() -> None
         twice = [Check("acme", "send", "bob", 5), Check("acme", "send", "bob", 4)]
         assert [d.remaining for d in await limits.check_many(twice)] == [1, 1], "the same rule twice is one sum"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_groups_are_entries_of_their_own_and_never_merged() -> None:
@@ -473,7 +474,7 @@ def test_groups_are_entries_of_their_own_and_never_merged() -> None:
         assert [[len(entry) for entry in call] for call in counters.calls] == [[2, 2, 2, 2, 1]]
         assert [[d.allowed for d in each] for each in decided[:4]] == [[True, True]] * 3 + [[False, False]]
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_check_under_way_ends_with_the_rule_it_began_with_and_the_next_has_the_new_one() -> None:
@@ -487,7 +488,7 @@ def test_a_check_under_way_ends_with_the_rule_it_began_with_and_the_next_has_the
         after = await limits.check("acme", "send", "ann")
         assert (after.allowed, after.limit, after.rule_version) == (True, 100, 2)
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_rule_is_looked_up_once_for_each_resource_and_what_is_remembered_is_bounded(
@@ -519,7 +520,7 @@ def test_long_resources_leave_nothing_in_memory_and_are_answered_by_wildcards(wi
 
     async def main() -> None:
         rules = [rule(10**9, "/other"), *([rule(10**9, wildcard)] if wildcard else [])]
-        limits = Limiter(Shared(), virtual.LoopClock(), rules=RuleSet.of(rules))
+        limits = Limiter(Shared(), virtual_loop.LoopClock(), rules=RuleSet.of(rules))
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
             asked.append(scope["type"])
@@ -539,7 +540,7 @@ def test_long_resources_leave_nothing_in_memory_and_are_answered_by_wildcards(wi
         assert decision.rule == (f"acme/{wildcard}" if wildcard else "")
         assert len(limits._found) == 0
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_checks_batches_and_leases_are_told_to_the_metrics_with_each_heartbeat() -> None:
@@ -563,7 +564,7 @@ def test_checks_batches_and_leases_are_told_to_the_metrics_with_each_heartbeat()
             assert [now - then for now, then in zip(counted(), before, strict=True)] == [2 + 1 + 7, 1, 1, 2]
             assert (sample("batch_keys"), sample("lease_tokens"), sample("nodes")) == (7, 2, 3)
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_group_takes_one_round_trip_however_many_rules_are_in_shadow() -> None:
@@ -579,7 +580,7 @@ def test_a_group_takes_one_round_trip_however_many_rules_are_in_shadow() -> None
             assert [d.allowed for d in decisions] == [not exceeded] + [True] * 50
             assert [d.exceeded for d in decisions] == [exceeded] * 51
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_shadow_counts_and_says_but_stops_nobody() -> None:
@@ -589,7 +590,7 @@ def test_shadow_counts_and_says_but_stops_nobody() -> None:
         assert [d.allowed for d in decisions] == [True] * 3
         assert [d.exceeded for d in decisions] == [False, True, True]
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_node_that_is_behind_is_told_and_decides_by_the_newer_rule() -> None:
@@ -597,7 +598,10 @@ def test_a_node_that_is_behind_is_told_and_decides_by_the_newer_rule() -> None:
         counters, told = Shared(), []
         ahead = limiter(counters, rule(5, version=8))
         behind = Limiter(
-            counters, virtual.LoopClock(), rules=RuleSet.of([rule(100, version=7)]), on_behind=lambda: told.append(1)
+            counters,
+            virtual_loop.LoopClock(),
+            rules=RuleSet.of([rule(100, version=7)]),
+            on_behind=lambda: told.append(1),
         )
         await ask(ahead, 1)
         decisions = await ask(behind, 20)
@@ -605,7 +609,7 @@ def test_a_node_that_is_behind_is_told_and_decides_by_the_newer_rule() -> None:
         assert {(d.limit, d.rule_version) for d in decisions} == {(5, 8)}
         assert told
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 @pytest.mark.parametrize("immediate", [True, False])
@@ -615,13 +619,13 @@ def test_a_node_that_is_behind_is_told_and_decides_by_the_newer_rule() -> None:
 )
 def test_a_check_that_can_never_be_right_is_an_error(immediate: bool, subject: str, cost: int, field: str) -> None:
     async def main() -> None:
-        counters = MemoryCounters(virtual.LoopClock()) if immediate else Shared()
+        counters = MemoryCounters(virtual_loop.LoopClock()) if immediate else Shared()
         limits = limiter(counters, rule(10))
         with pytest.raises(InvalidCheck) as raised:
             await limits.check("acme", "send", subject, cost)
         assert raised.value.details["field"] == field
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_memories_are_bounded() -> None:
@@ -631,7 +635,7 @@ def test_memories_are_bounded() -> None:
             await ask(limits, 2, f"u{n}")
         assert len(limits._known) <= 10
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_too_many_waiting_keys_are_answered_by_the_share() -> None:
@@ -641,7 +645,7 @@ def test_too_many_waiting_keys_are_answered_by_the_share() -> None:
         assert sum(d.decided_by == "local_share" for d in decisions) == 50
         assert all(d.allowed for d in decisions)
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_who_cannot_wait_is_answered_at_once_and_counted_later() -> None:
@@ -654,10 +658,10 @@ def test_who_cannot_wait_is_answered_at_once_and_counted_later() -> None:
         assert len(counters.calls) == 1
         later = limits.check_optimistic("acme", "send", "ann")
         assert (later.allowed, later.decided_by) == (False, "denial_cache")
-        exact = limiter(MemoryCounters(virtual.LoopClock()), rule(10))
+        exact = limiter(MemoryCounters(virtual_loop.LoopClock()), rule(10))
         assert [exact.check_optimistic("acme", "send", "ann").allowed for _ in range(12)] == [True] * 10 + [False] * 2
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_who_cannot_wait_is_bounded_too_while_the_counters_are_away_and_notices_their_return() -> None:
@@ -677,7 +681,7 @@ def test_who_cannot_wait_is_bounded_too_while_the_counters_are_away_and_notices_
             limits.check_optimistic("acme", "send", "warm")
         assert limits.counters_state == "up"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_who_does_not_wait_costs_no_task_and_has_the_first_places_of_who_asks_with_him() -> None:
@@ -695,7 +699,7 @@ def test_who_does_not_wait_costs_no_task_and_has_the_first_places_of_who_asks_wi
         assert [d.allowed for d in decisions] == [True] * 2 + [False] * 2, "the eight were allowed already"
         assert [call[0][0].times for call in counters.calls] == [12]
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_what_was_allowed_before_it_was_counted_is_charged_to_the_share_if_nobody_counts_it() -> None:
@@ -707,7 +711,7 @@ def test_what_was_allowed_before_it_was_counted_is_charged_to_the_share_if_nobod
             limits.check_optimistic("acme", "send", "ann")
         assert allowed(await ask(limits, 4)) == 2
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_checks_whose_askers_do_not_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -720,7 +724,7 @@ def test_checks_whose_askers_do_not_wait_are_bounded(monkeypatch: pytest.MonkeyP
             assert decided == ["counted_later"] * 5 + ["local_share"] * 2
             await asyncio.sleep(1)
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_check_can_be_begun_without_a_coroutine_and_its_future_never_fails() -> None:
@@ -739,7 +743,7 @@ def test_a_check_can_be_begun_without_a_coroutine_and_its_future_never_fails() -
         assert isinstance(unknown, asyncio.Future)
         assert (await unknown).decided_by == "local_share"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_lease_is_kept_although_who_asked_for_it_went_away() -> None:
@@ -751,7 +755,7 @@ def test_a_lease_is_kept_although_who_asked_for_it_went_away() -> None:
         await asyncio.sleep(0.01)
         assert limits.lease_stock == 4
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_defect_in_one_answer_leaves_the_others_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -774,7 +778,7 @@ def test_a_defect_in_one_answer_leaves_the_others_theirs(monkeypatch: pytest.Mon
         await asyncio.sleep(0.01)
         assert limits._counted_later == 0, "what nobody waits for makes room, however it ended"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_counters_that_fail_before_they_are_asked_keep_nobody_waiting() -> None:
@@ -791,7 +795,7 @@ def test_counters_that_fail_before_they_are_asked_keep_nobody_waiting() -> None:
         assert asyncio.get_running_loop().time() == began, "by the share, and at once"
         assert [entry["log_level"] for entry in logs if "ZeroDivisionError" in str(entry)] == ["error"]
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_what_needs_no_round_trip_is_answered_without_one_and_the_rest_is_left_alone() -> None:
@@ -812,7 +816,7 @@ def test_what_needs_no_round_trip_is_answered_without_one_and_the_rest_is_left_a
         with pytest.raises(InvalidCheck):
             limits.try_check("acme", "send", "ann", 11)
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_with_counters_in_this_process_nothing_ever_waits() -> None:
@@ -845,7 +849,7 @@ def test_a_lease_that_ended_is_taken_anew_and_what_was_left_of_it_is_given_back(
         decision = await limiter(counters, rule(1000)).check("acme", "send", "ann")
         assert decision.remaining == 1000 - 8 - 1
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_loop_that_was_held_up_reads_the_answer_before_it_gives_up() -> None:

@@ -8,8 +8,8 @@ import pytest
 from msgspec import structs
 
 from holdfast.errors import InvalidRule
-from holdfast.limits.entrances import questions
-from holdfast.limits.lockout import ADMIN, ADMIN_RESOURCES, keep_open, locks_out
+from holdfast.limits.entry_points import questions
+from holdfast.limits.entry_rules import ADMIN, ADMIN_RESOURCES, keep_open, locks_out
 from holdfast.limits.rules import Rule, RuleSet
 from holdfast.message import User
 

@@ -15,8 +15,8 @@ from holdfast.limits.algorithms import CODES, LimitParams
 from holdfast.limits.counters.contract import Adjustment, CounterRequest
 from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.counters.table import CounterTable
-from holdfast.limits.entrances import AdmissionControl, EntryPoints
-from holdfast.limits.limiter import Limiter
+from holdfast.limits.entry_points import AdmissionControl, EntryPoints
+from holdfast.limits.limiter.limiter import Limiter
 from holdfast.limits.rules import Algorithm, Rule, RuleSet, RuleVersion
 from holdfast.message import Outcome, User
 from holdfast.wire.frames import SendBody

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from limitworld import Members
 
-from holdfast.limits.limiter import Limiter
-from holdfast.limits.limiter_settings import LimiterSettings, NodeIdentity
-from holdfast.limits.membership import NodeMembership
+from holdfast.limits.limiter.fallback import NodeMembership
+from holdfast.limits.limiter.limiter import Limiter
+from holdfast.limits.limiter.settings import LimiterSettings, NodeIdentity
 from holdfast.limits.rules import Algorithm, Rule, RuleSet
-from holdfast.verify import virtual
+from proof import virtual_loop
 
 NODES = 10
 LIMIT = 100
@@ -25,7 +25,9 @@ def test_counters_that_forgot_everybody_do_not_give_each_node_the_whole_limit(ou
 
     async def main() -> None:
         counters, rules = Members(), RuleSet.of([Rule("acme", "x", "fixed_window", LIMIT, 36_000.0)])
-        crowd = [Limiter(counters, virtual.LoopClock(), rules=rules, place=NodeIdentity(f"n{n}")) for n in range(NODES)]
+        crowd = [
+            Limiter(counters, virtual_loop.LoopClock(), rules=rules, place=NodeIdentity(f"n{n}")) for n in range(NODES)
+        ]
         for limits in crowd:
             await limits.__aenter__()
             await asyncio.sleep(0.1)
@@ -42,7 +44,7 @@ def test_counters_that_forgot_everybody_do_not_give_each_node_the_whole_limit(ou
         for limits in crowd:
             await limits.__aexit__()
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_nodes_that_start_while_the_counters_are_away_share_among_as_many_as_they_last_knew(tmp_path: Path) -> None:
@@ -53,7 +55,7 @@ def test_nodes_that_start_while_the_counters_are_away_share_among_as_many_as_the
             return [
                 Limiter(
                     counters,
-                    virtual.LoopClock(),
+                    virtual_loop.LoopClock(),
                     rules=rules,
                     place=NodeIdentity(f"n{n}"),
                     file=tmp_path / f"n{n}.json",
@@ -83,7 +85,7 @@ def test_nodes_that_start_while_the_counters_are_away_share_among_as_many_as_the
         async with crowd(1)[0] as one:
             assert one.nodes == 2
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 @pytest.mark.parametrize("algorithm", ["token_bucket", "fixed_window", "sliding_window", "concurrency"])
@@ -94,7 +96,9 @@ def test_shares_add_up_to_the_limit_also_where_it_does_not_divide(algorithm: Alg
     async def main() -> None:
         counters, rules = Members(), RuleSet.of([Rule("acme", "x", algorithm, limit, 36_000.0)])
         async with AsyncExitStack() as stack:
-            crowd = [Limiter(counters, virtual.LoopClock(), rules=rules, place=NodeIdentity(f"n{n}")) for n in range(6)]
+            crowd = [
+                Limiter(counters, virtual_loop.LoopClock(), rules=rules, place=NodeIdentity(f"n{n}")) for n in range(6)
+            ]
             for limits in crowd:
                 await stack.enter_async_context(limits)
             await asyncio.sleep(1.5)
@@ -110,7 +114,7 @@ def test_shares_add_up_to_the_limit_also_where_it_does_not_divide(algorithm: Alg
                 assert sum(admitted) == limit and max(admitted) - min(admitted) <= 1
             assert min(has_more.values()) > 0 or limit == 6, "nobody is always the one"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_what_an_earlier_version_kept_of_the_nodes_is_still_believed(tmp_path: Path) -> None:
@@ -121,11 +125,11 @@ def test_what_an_earlier_version_kept_of_the_nodes_is_still_believed(tmp_path: P
         counters.mood = "away"
         file.write_bytes(b'{"nodes":4}')
         rules = RuleSet.of([Rule("acme", "x", "fixed_window", 10, 36_000.0)])
-        async with Limiter(counters, virtual.LoopClock(), rules=rules, file=file) as limits:
+        async with Limiter(counters, virtual_loop.LoopClock(), rules=rules, file=file) as limits:
             assert limits.nodes == 4
             assert sum([(await limits.check("acme", "x", "ann")).allowed for _ in range(10)]) == 2
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 @pytest.mark.parametrize("on_disk", [None, b"", b"{", b'{"nodes":0}', b'{"nodes":-3}', b'{"nodes":1e99}', b"\xff"])
@@ -135,30 +139,30 @@ def test_a_node_that_never_knew_others_counts_itself(tmp_path: Path, on_disk: by
         counters.mood = "away"
         if on_disk is not None:
             file.write_bytes(on_disk)
-        async with Limiter(counters, virtual.LoopClock(), file=file) as limits:
+        async with Limiter(counters, virtual_loop.LoopClock(), file=file) as limits:
             assert limits.nodes == 1
             counters.mood = "well"
             await asyncio.sleep(1.1)
         assert file.read_bytes() == b'{"nodes":1,"names":["node"]}'
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_disk_that_cannot_keep_the_number_of_nodes_stops_no_heartbeat(tmp_path: Path) -> None:
     async def main() -> None:
         counters = Members()
-        async with Limiter(counters, virtual.LoopClock(), file=tmp_path / "nowhere" / "nodes.json") as limits:
+        async with Limiter(counters, virtual_loop.LoopClock(), file=tmp_path / "nowhere" / "nodes.json") as limits:
             await asyncio.sleep(10)
             assert counters.members[limits.place.node] > asyncio.get_running_loop().time() + 3
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_who_died_is_counted_until_it_was_missing_for_a_whole_ttl() -> None:
     async def main() -> None:
         counters, settings = Members(), LimiterSettings(heartbeat_seconds=1.0, node_ttl_seconds=5.0)
-        async with Limiter(counters, virtual.LoopClock(), settings, place=NodeIdentity("a")) as alive:
-            async with Limiter(counters, virtual.LoopClock(), settings, place=NodeIdentity("b")):
+        async with Limiter(counters, virtual_loop.LoopClock(), settings, place=NodeIdentity("a")) as alive:
+            async with Limiter(counters, virtual_loop.LoopClock(), settings, place=NodeIdentity("b")):
                 await asyncio.sleep(1.5)
             assert alive.nodes == 2
             await asyncio.sleep(8)
@@ -166,7 +170,7 @@ def test_who_died_is_counted_until_it_was_missing_for_a_whole_ttl() -> None:
             await asyncio.sleep(4)
             assert alive.nodes == 1
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_fewer_are_believed_only_while_the_counters_answer_all_the_time() -> None:

@@ -13,19 +13,19 @@ from limitworld import Members, Shared
 from msgspec import structs
 
 from holdfast.errors import OutcomeUnknown, Unavailable
-from holdfast.limits import share as sharing
 from holdfast.limits.algorithms import terms_of
 from holdfast.limits.counters.contract import Adjustment, CounterRequest, CounterResponse, NodesAnnounced
 from holdfast.limits.counters.memory import MemoryCounters
-from holdfast.limits.limiter import Limiter
-from holdfast.limits.limiter_settings import LimiterSettings, NodeIdentity
+from holdfast.limits.limiter import fallback as sharing
+from holdfast.limits.limiter.limiter import Limiter
+from holdfast.limits.limiter.settings import LimiterSettings, NodeIdentity
 from holdfast.limits.rules import Algorithm, Check, Rule, RuleSet
-from holdfast.verify import virtual
+from proof import virtual_loop
 
 
 def node(counters: Shared, rule: Rule, name: str = "a", **settings: Any) -> Limiter:
     return Limiter(
-        counters, virtual.LoopClock(), LimiterSettings(**settings), RuleSet.of([rule]), place=NodeIdentity(name)
+        counters, virtual_loop.LoopClock(), LimiterSettings(**settings), RuleSet.of([rule]), place=NodeIdentity(name)
     )
 
 
@@ -47,7 +47,7 @@ def test_a_node_that_nobody_asks_any_more_charges_what_it_admitted_with_its_next
             await asyncio.sleep(1.1)
             assert await admitted(other, 200) == 50
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_node_that_leaves_charges_what_it_admitted() -> None:
@@ -59,7 +59,7 @@ def test_a_node_that_leaves_charges_what_it_admitted() -> None:
             counters.mood = "well"
         assert await admitted(node(counters, HOURLY, "b"), 100) == 40
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 class Deaf(Shared):
@@ -89,8 +89,8 @@ def test_debts_stay_on_the_books_until_the_counters_take_them_and_are_never_char
             assert not one._share.owes
             return sum(each.charged for each in counters.adjustments)
 
-    assert virtual.run(main(Unavailable("nothing was counted"))) == 60
-    assert virtual.run(main(OutcomeUnknown("it may have been counted"))) == 0
+    assert virtual_loop.run(main(Unavailable("nothing was counted"))) == 60
+    assert virtual_loop.run(main(OutcomeUnknown("it may have been counted"))) == 0
 
 
 def test_many_debts_are_charged_in_calls_that_the_counters_can_carry() -> None:
@@ -104,7 +104,7 @@ def test_many_debts_are_charged_in_calls_that_the_counters_can_carry() -> None:
             await asyncio.sleep(1.1)
             assert {each.key[1] for each in counters.adjustments} == {f"s{n}" for n in range(600)}
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_node_with_much_to_charge_goes_on_saying_that_it_lives() -> None:
@@ -126,7 +126,7 @@ def test_a_node_with_much_to_charge_goes_on_saying_that_it_lives() -> None:
             await asyncio.sleep(6)
             assert not one._share.owes
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_holders_admitted_without_the_counters_hold_there_when_they_are_back() -> None:
@@ -143,7 +143,7 @@ def test_holders_admitted_without_the_counters_hold_there_when_they_are_back() -
             await one.release(Check("acme", "x", "ann"), held[1].hold)
             assert await admitted(one, 30) == 1, "also one that came over is given back"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_hold_that_was_carried_over_ends_when_it_would_have_ended_anyway() -> None:
@@ -162,7 +162,7 @@ def test_a_hold_that_was_carried_over_ends_when_it_would_have_ended_anyway() -> 
             await asyncio.sleep(2.1)
             assert (await other.check("acme", "x", "ann")).allowed
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 class Elsewhere(Shared):
@@ -207,7 +207,7 @@ def test_shares_are_one_more_limit_for_as_long_as_the_counters_are_away_and_cost
     def windows(begin: float, end: float) -> int:
         return math.floor(end / window) - math.floor(begin / window) + 1
 
-    virtual.run(main())
+    virtual_loop.run(main())
     for first, begin in enumerate(passed):
         for count, end in enumerate(passed[first:], 1):
             away = [(max(begin, since), min(end, until)) for since, until in outages if since <= end and until >= begin]
@@ -234,7 +234,7 @@ def test_a_debt_is_never_larger_than_what_the_rule_grants_at_once(nodes: int) ->
         for limits in crowd:
             await limits.__aexit__()
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_more_subjects_than_a_node_can_count_share_one_more_limit() -> None:
@@ -253,7 +253,7 @@ def test_more_subjects_than_a_node_can_count_share_one_more_limit() -> None:
             assert await admitted(limits, 3, "s149") <= 2, "with a counter of its own again once others are idle"
         assert await admitted(limits, 1, "fresh") == 1
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_shares_of_more_rules_than_are_remembered_are_worked_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +279,7 @@ def test_a_place_that_was_held_between_all_others_can_be_given_back() -> None:
         assert await admitted(limits, 2, "s3") == 1, "in the place that s2 left"
         assert await admitted(limits, 2, "s0") == 0
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_release_says_yes_only_if_the_hold_was_one_and_is_over() -> None:
@@ -304,7 +304,7 @@ def test_release_says_yes_only_if_the_hold_was_one_and_is_over() -> None:
             counters.mood = "away"
             assert not await limits.release(ann, ours.hold), "it was carried over, and is still held there"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_closed_rule_refuses_a_group_without_a_word_against_the_others() -> None:
@@ -316,14 +316,14 @@ def test_a_closed_rule_refuses_a_group_without_a_word_against_the_others() -> No
         ]
         counters = Shared()
         counters.mood = "away"
-        limits = Limiter(counters, virtual.LoopClock(), rules=RuleSet.of(rules))
+        limits = Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of(rules))
         group = [Check("acme", name, "ann") for name in "xyz"]
         assert (await limits.check(*group[2])).allowed
         refused = await limits.check_many(group)
         assert [(d.allowed, d.exceeded) for d in refused] == [(False, False), (False, True), (False, True)]
         assert [d.remaining for d in refused] == [10, 0, 0], "and nothing was counted"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 @pytest.mark.parametrize(("limit", "changed", "left"), [(100, 500, 420), (500, 50, 0), (500, 100, 20), (100, 100, 20)])
@@ -340,7 +340,7 @@ def test_a_rule_that_changes_while_the_counters_are_away_carries_over_what_was_u
             one.use(RuleSet.of([structs.replace(HOURLY, limit=changed, version=2)]))
             assert await admitted(one, 600) == left // nodes
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_burst_is_not_the_limit_when_what_was_used_carries_over() -> None:
@@ -353,7 +353,7 @@ def test_a_burst_is_not_the_limit_when_what_was_used_carries_over() -> None:
             one.use(RuleSet.of([structs.replace(bucket, burst_size=90, version=2)]))
             assert await admitted(one, 100) == 10
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 @pytest.mark.parametrize(("algorithm", "owed"), [("token_bucket", [40]), ("fixed_window", [60])])
@@ -369,7 +369,7 @@ def test_what_has_drained_from_a_share_is_not_charged(algorithm: Algorithm, owed
             await asyncio.sleep(0.9)
             assert [debt.charged for debt in counters.adjustments] == owed
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_share_that_began_with_nothing_left_drains_like_any_other() -> None:
@@ -384,7 +384,7 @@ def test_a_share_that_began_with_nothing_left_drains_like_any_other() -> None:
             await asyncio.sleep(50.0)
             assert 49 <= await admitted(one, 100) <= 51
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 class Hanging(Shared):
@@ -459,7 +459,7 @@ def test_counters_that_hang_are_waited_for_a_few_times_and_no_more(clients: int)
                 await asyncio.sleep(1.0)
             assert one.counters_state == "up"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_counters_that_hung_and_now_refuse_are_found_by_the_breaker_and_not_asked_in_a_loop() -> None:
@@ -480,7 +480,7 @@ def test_counters_that_hung_and_now_refuse_are_found_by_the_breaker_and_not_aske
             await asyncio.sleep(1.1)
             assert (await one.check("acme", "x", "ann")).decided_by == "counters"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_holds_do_not_wait_for_counters_that_hang() -> None:
@@ -499,4 +499,4 @@ def test_holds_do_not_wait_for_counters_that_hang() -> None:
             await asyncio.sleep(2.1)
             assert (await one.peek(ann)).used == 3, "first and the two of the outage"
 
-    virtual.run(main())
+    virtual_loop.run(main())

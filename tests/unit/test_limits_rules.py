@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from holdfast.limits.defaults import DEFAULT_RULES
+from holdfast.limits.entry_rules import DEFAULT_RULES
 from holdfast.limits.rules import (
     RESERVED,
     Rule,

@@ -10,15 +10,15 @@ from limitworld import Log, Shared
 
 from holdfast.clock import SystemClock
 from holdfast.errors import Unavailable
-from holdfast.limits.changes import Change, RuleChangeResult
-from holdfast.limits.control import RuleAdmin
+from holdfast.limits.admin import RuleAdmin
 from holdfast.limits.feed import RuleFeed
-from holdfast.limits.limiter import Limiter
-from holdfast.limits.limiter_settings import NodeIdentity
+from holdfast.limits.limiter.limiter import Limiter
+from holdfast.limits.limiter.settings import NodeIdentity
+from holdfast.limits.rule_changes import Change, RuleChangeResult
 from holdfast.limits.rules import Rule, RuleSet, RuleSnapshot
 from holdfast.limits.rulestore.sqlite import SqliteRuleStore
 from holdfast.telemetry import REGISTRY
-from holdfast.verify import virtual
+from proof import virtual_loop
 
 RULE = Rule("acme", "send", "fixed_window", 100, 3600.0)
 
@@ -38,13 +38,13 @@ def test_each_region_grants_the_whole_limit_by_counters_of_its_own_alone(redises
         for index, region in enumerate(("us-east", "us-east", "eu-west", "eu-west")):
             place = NodeIdentity(f"n{index}", region)
             shared = counters[0 if region == "us-east" else -1]
-            nodes.append(Limiter(shared, virtual.LoopClock(), rules=RuleSet.of([RULE]), place=place))
+            nodes.append(Limiter(shared, virtual_loop.LoopClock(), rules=RuleSet.of([RULE]), place=place))
         assert sum([await admitted(node, 80) for node in nodes]) == granted
         for node in nodes:
             assert (await node.check("acme", "send", "ann")).region == node.place.region
 
     nodes: list[Limiter] = []
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 @pytest.mark.seed("004 open questions: split brain, 5 seen of 10")
@@ -55,13 +55,13 @@ def test_ten_nodes_that_know_of_five_admit_at_most_twice_the_limit() -> None:
             counters = Shared()
             counters.nodes = 5
             async with Limiter(
-                counters, virtual.LoopClock(), rules=RuleSet.of([RULE]), place=NodeIdentity(f"n{n}", "here")
+                counters, virtual_loop.LoopClock(), rules=RuleSet.of([RULE]), place=NodeIdentity(f"n{n}", "here")
             ) as node:
                 counters.mood = "away"
                 total += await admitted(node, 300)
         assert total == 200
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 class Busy(Log):
@@ -82,14 +82,14 @@ def test_what_changes_while_a_node_loads_its_rules_is_not_lost() -> None:
     async def main() -> None:
         log = Busy()
         log.put("a", 5)
-        feed = RuleFeed(log, [log], lambda rules: None, virtual.LoopClock(), None)
+        feed = RuleFeed(log, [log], lambda rules: None, virtual_loop.LoopClock(), None)
         async with feed:
             await asyncio.sleep(1)
             found = feed.rules.lookup("acme", "a")
             assert len(log.changes) == 2, "it changed while it was read"
             assert found is not None and found.limit == 50
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 class Away(SqliteRuleStore):

@@ -10,9 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from holdfast.limits.algorithms import terms_of
 from holdfast.limits.counters.contract import CounterKey, CounterRequest
+from holdfast.limits.limiter.cache import LruDict
+from holdfast.limits.limiter.fallback import OPEN_FACTOR, FallbackLimiter
 from holdfast.limits.rules import Algorithm, OnStoreFailure, Rule
-from holdfast.limits.share import OPEN_FACTOR, FallbackLimiter
-from holdfast.limits.shortcuts import LruDict
 
 SIZE_MAX = 3
 KEYS = st.sampled_from([("r", name) for name in "abcde"])

@@ -12,10 +12,10 @@ from msgspec import structs
 
 from holdfast.errors import InvalidCheck
 from holdfast.limits.counters.contract import CounterRequest, CounterResponse
-from holdfast.limits.limiter import Limiter
-from holdfast.limits.limiter_settings import LimiterSettings, NodeIdentity
+from holdfast.limits.limiter.limiter import Limiter
+from holdfast.limits.limiter.settings import LimiterSettings, NodeIdentity
 from holdfast.limits.rules import Check, Rule, RuleSet
-from holdfast.verify import virtual
+from proof import virtual_loop
 
 RULE = Rule("acme", "x", "fixed_window", 100, 36_000.0)
 QUIET: dict[str, Any] = {"heartbeat_seconds": 1000.0, "node_ttl_seconds": 5000.0}
@@ -24,7 +24,7 @@ QUIET: dict[str, Any] = {"heartbeat_seconds": 1000.0, "node_ttl_seconds": 5000.0
 
 def node(counters: Shared, rule: Rule = RULE, **settings: Any) -> Limiter:
     return Limiter(
-        counters, virtual.LoopClock(), LimiterSettings(**settings), RuleSet.of([rule]), NodeIdentity("a", "eu")
+        counters, virtual_loop.LoopClock(), LimiterSettings(**settings), RuleSet.of([rule]), NodeIdentity("a", "eu")
     )
 
 
@@ -44,7 +44,7 @@ def test_a_share_is_worked_out_anew_when_nodes_come_and_go() -> None:
                 shares.append((await limits.check("acme", "x", f"ann{nodes}")).limit)
             assert shares == [100, 25, 50]
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_peek_shows_what_a_bucket_owes() -> None:
@@ -65,7 +65,7 @@ def test_a_peek_shows_what_a_bucket_owes() -> None:
         assert later is not None
         assert (later.used, later.remaining) == (2, 3), "what is left is what is not used"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_what_is_owed_is_charged_as_soon_as_the_counters_answer() -> None:
@@ -80,7 +80,7 @@ def test_what_is_owed_is_charged_as_soon_as_the_counters_answer() -> None:
             await asyncio.sleep(0.01)
             assert [(debt.key[1], debt.charged) for debt in counters.adjustments] == [("ann", 60)]
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_what_has_drained_meanwhile_is_not_owed() -> None:
@@ -96,7 +96,7 @@ def test_what_has_drained_meanwhile_is_not_owed() -> None:
             await asyncio.sleep(0.01)
             assert [debt.charged for debt in counters.adjustments] == [20]
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_share_forgets_what_was_used_when_all_of_it_has_drained() -> None:
@@ -108,7 +108,7 @@ def test_a_share_forgets_what_was_used_when_all_of_it_has_drained() -> None:
         counters.mood = "away"
         assert await admitted(limits, 100) == 100
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_group_learns_from_its_answer() -> None:
@@ -117,10 +117,10 @@ def test_a_group_learns_from_its_answer() -> None:
     async def main() -> None:
         counters, behind = Shared(), []
         rules = [RULE, structs.replace(RULE, resource="y", limit=1)]
-        newer = Limiter(counters, virtual.LoopClock(), rules=RuleSet.of([structs.replace(RULE, version=2)]))
+        newer = Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([structs.replace(RULE, version=2)]))
         await newer.check("acme", "x", "ann")
         limits = Limiter(
-            counters, virtual.LoopClock(), rules=RuleSet.of(rules), on_behind=lambda: behind.append("told")
+            counters, virtual_loop.LoopClock(), rules=RuleSet.of(rules), on_behind=lambda: behind.append("told")
         )
         group = [Check("acme", "x", "ann"), Check("acme", "y", "ann")]
         assert [d.rule_version for d in await limits.check_many(group)] == [2, 1]
@@ -129,7 +129,7 @@ def test_a_group_learns_from_its_answer() -> None:
         remembered = limits.try_check("acme", "y", "ann")
         assert remembered is not None and remembered.decided_by == "denial_cache"
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_checks_of_a_group_that_never_fit_together_are_refused_as_a_mistake() -> None:
@@ -142,7 +142,7 @@ def test_checks_of_a_group_that_never_fit_together_are_refused_as_a_mistake() ->
         decisions = await limits.check_many([Check("acme", "x", "ann", 60), Check("acme", "x", "ann", 40)])
         assert [d.allowed for d in decisions] == [True, True]
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_node_that_leaves_gives_its_leases_back() -> None:
@@ -156,7 +156,7 @@ def test_a_node_that_leaves_gives_its_leases_back() -> None:
         assert sum(gift.given for gift in counters.adjustments) == stock
         assert (await node(counters, leased, lease_percent=0).check("acme", "x", "ann")).remaining == 100 - 8 - 1
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_decision_by_lease_tells_its_region() -> None:
@@ -166,7 +166,7 @@ def test_a_decision_by_lease_tells_its_region() -> None:
         assert [d.decided_by for d in decisions] == ["counters", "lease", "lease"]
         assert {d.region for d in decisions} == {"eu"}
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 class Withdrawn(Shared):
@@ -194,4 +194,4 @@ def test_a_probe_that_was_cancelled_does_not_keep_the_breaker_shut() -> None:
         assert not (await limits.check("acme", "x", "ann")).degraded
         assert limits.counters_state == "up"
 
-    virtual.run(main())
+    virtual_loop.run(main())

@@ -11,12 +11,12 @@ import pytest
 from limitworld import Log
 
 from holdfast import telemetry
-from holdfast.cli.operate import alarms
-from holdfast.limits.defaults import DEFAULT_RULES
+from holdfast.cli.operations import alarms
+from holdfast.limits.composition import RULES_NAME, LimitsSettings, open_limits
+from holdfast.limits.entry_rules import DEFAULT_RULES
 from holdfast.limits.feed import RuleFeed
-from holdfast.limits.opening import RULES_NAME, LimitsSettings, open_limits
 from holdfast.limits.rules import Rule, RuleSet
-from holdfast.verify import virtual
+from proof import virtual_loop
 
 NOWHERE = LimitsSettings(rules_url="postgresql://127.0.0.1:1/none")
 
@@ -57,7 +57,7 @@ def test_the_rules_to_start_with_give_way_to_whatever_the_database_has() -> None
         log.put("b", 7)
         log.away = True
         start = [Rule("acme", "a", "token_bucket", 1, 60.0), Rule("acme", "c", "token_bucket", 1, 60.0)]
-        async with RuleFeed(log, [log], applied.append, virtual.LoopClock(), starts_with=start) as feed:
+        async with RuleFeed(log, [log], applied.append, virtual_loop.LoopClock(), starts_with=start) as feed:
             assert {(rule.resource, rule.epoch, rule.version) for rule in applied[0].live()} == {
                 ("a", 0, 0),
                 ("c", 0, 0),
@@ -69,7 +69,7 @@ def test_the_rules_to_start_with_give_way_to_whatever_the_database_has() -> None
             assert not feed.stale
             assert feed.rules.digest == (await log.head()).digest
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def test_a_restart_on_a_reader_that_lags_goes_on_with_what_the_node_knew(tmp_path: Path) -> None:
@@ -77,12 +77,12 @@ def test_a_restart_on_a_reader_that_lags_goes_on_with_what_the_node_knew(tmp_pat
         log, file = Log(), tmp_path / RULES_NAME
         log.put("a", 5)
         log.put("a", 50)
-        async with RuleFeed(log, [log], lambda rules: None, virtual.LoopClock(), file):
+        async with RuleFeed(log, [log], lambda rules: None, virtual_loop.LoopClock(), file):
             pass
         before = file.read_bytes()
         log.lag, log.lag_seconds = 1, 600.0
         applied: list[RuleSet] = []
-        async with RuleFeed(log, [log], applied.append, virtual.LoopClock(), file) as feed:
+        async with RuleFeed(log, [log], applied.append, virtual_loop.LoopClock(), file) as feed:
             await asyncio.sleep(20)
             assert {rule.limit for rules in applied for rule in rules.all()} == {50}
             assert (feed.from_disk, feed.stale, file.read_bytes()) == (True, True, before)
@@ -91,7 +91,7 @@ def test_a_restart_on_a_reader_that_lags_goes_on_with_what_the_node_knew(tmp_pat
             await asyncio.sleep(2)
             assert (feed.from_disk, feed.stale, limit_of(feed)) == (False, False, 70)
 
-    virtual.run(main())
+    virtual_loop.run(main())
 
 
 def limit_of(feed: RuleFeed) -> int | None:

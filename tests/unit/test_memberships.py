@@ -10,11 +10,11 @@ import pytest
 
 from holdfast.access.proofs import CursorProofs
 from holdfast.errors import InternalError, ServerBusy, Unavailable
+from holdfast.history.history import ChatHistory, HistorySettings
+from holdfast.history.memberships import CHATS_PER_TURN, GATHER_SECONDS, USERS_PER_READ
 from holdfast.message import Cursor, User
-from holdfast.store.history import ChatHistory, HistorySettings
-from holdfast.store.memberships import CHATS_PER_TURN, GATHER_SECONDS, USERS_PER_READ
 from holdfast.store.memory import MemoryStore
-from holdfast.verify.virtual import LoopClock, run
+from proof.virtual_loop import LoopClock, run
 
 Found = Mapping[User, Mapping[str, Cursor]]
 USERS = [User("acme", f"user-{n}") for n in range(120)]

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from holdfast.errors import BadSetting
-from holdfast.node.posture import posture
-from holdfast.node.running import open_files_max
+from holdfast.node.banner import posture
+from holdfast.node.lifecycle import open_files_max
 from holdfast.settings import UNUSED_WITHOUT_ENGINES, Settings, differences, load, paths
 
 ONE_VALUE_ONLY = ("durability.kafka.producer.acks", "fanout.kafka.consumer.enable_auto_commit")

@@ -16,9 +16,9 @@ from holdfast.clock import SystemClock
 from holdfast.errors import StateCorrupted
 from holdfast.message import User
 from holdfast.node.revocations_file import open_revocations
-from holdfast.store.changes import CommandContext
+from holdfast.node.state_dir import held
+from holdfast.store.commands import CommandContext
 from holdfast.store.sqlite import SqliteStore
-from holdfast.store.state import held
 
 AT = "2026-01-01T00:00:00.000Z"
 

@@ -17,16 +17,16 @@ from talk import AS_ANN, AT, decoded
 from holdfast.errors import HoldfastError, NotAMember, Unavailable
 from holdfast.message import Cursor, Message, MessageKind, Page, ResumeRead
 from holdfast.session.effects import Close, Delivered, Effects, Fetch, FetchResume, PauseReading, ResumeReading
-from holdfast.session.limits import (
+from holdfast.session.session import Session
+from holdfast.session.settings import (
     BackpressureSettings,
     InboundSettings,
     OutboundSettings,
     PageSettings,
     SessionSettings,
 )
-from holdfast.session.session import Session
-from holdfast.wire.closing import CloseReason
-from holdfast.wire.codec import ServerFrame
+from holdfast.wire.close_codes import CloseReason
+from holdfast.wire.codec import EncodedRun, ServerFrame
 from holdfast.wire.frames import (
     Ack,
     AckBody,
@@ -45,7 +45,6 @@ from holdfast.wire.frames import (
     SyncBody,
     SyncRequest,
 )
-from holdfast.wire.run import EncodedRun
 
 LIMITS = SessionSettings(
     backpressure=BackpressureSettings(

@@ -8,7 +8,7 @@ from talk import Talk, message, page, run, sync
 from holdfast.errors import NotAMember, Unavailable
 from holdfast.message import Cursor, Message, Page, ResumeRead
 from holdfast.session.effects import Delivered, Emit, Fetch, FetchResume, SessionEvent, Wake, WasRead
-from holdfast.session.places import ChatProgress
+from holdfast.session.progress import ChatProgress
 from holdfast.wire.frames import (
     Ack,
     AckBody,

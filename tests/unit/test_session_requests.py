@@ -8,8 +8,8 @@ from talk import Talk, acked, page, run, send, sync
 from holdfast.errors import ChatHalted, InvalidMessage, OutcomeUnknown, ServerBusy, Unauthorized
 from holdfast.message import Cursor, Page, ResumeRead
 from holdfast.session.effects import Close, Effect, Fetch, FetchResume, IsTyping, Submit, Verify
-from holdfast.session.limits import BackpressureSettings, InboundSettings, SessionSettings
-from holdfast.wire.closing import CloseReason
+from holdfast.session.settings import BackpressureSettings, InboundSettings, SessionSettings
+from holdfast.wire.close_codes import CloseReason
 from holdfast.wire.frames import (
     Ack,
     AckBody,

@@ -10,8 +10,8 @@ from talk import AS_ANN, AT, page, sync
 
 from holdfast.message import Cursor
 from holdfast.session.effects import Fetch
-from holdfast.session.limits import SessionSettings
 from holdfast.session.session import Session
+from holdfast.session.settings import SessionSettings
 from holdfast.wire.frames import HeartbeatAck
 
 SESSIONS = 500

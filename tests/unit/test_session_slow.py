@@ -10,9 +10,9 @@ from talk import Talk, page, run, send, sync
 from holdfast.message import Cursor, Message
 from holdfast.session.effects import Close, Effect, Emit, Fetch, PauseReading, ResumeReading, SessionEvent, Wake
 from holdfast.session.lanes import Lanes
-from holdfast.session.limits import BackpressureSettings, InboundSettings, OutboundSettings, SessionSettings
-from holdfast.session.slow import MOVES, BufferEvent, Flow, IllegalMove, SlowConsumer, SlowConsumerAction
-from holdfast.wire.closing import CloseReason
+from holdfast.session.settings import BackpressureSettings, InboundSettings, OutboundSettings, SessionSettings
+from holdfast.session.slow_consumer import MOVES, BufferEvent, Flow, IllegalMove, SlowConsumer, SlowConsumerAction
+from holdfast.wire.close_codes import CloseReason
 from holdfast.wire.frames import ChatHead, ConnectionClosing, Error, HeartbeatAck, Resync
 
 

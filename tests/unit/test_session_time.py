@@ -13,9 +13,9 @@ from holdfast.message import Cursor, Message, Page
 from holdfast.session.effects import Emit, Fetch, SessionEvent, Submit
 from holdfast.session.heartbeat import HeartbeatTimer as Beats
 from holdfast.session.heartbeat import Transmission
-from holdfast.session.limits import SessionSettings, TimeoutSettings
-from holdfast.session.places import ChatProgress
-from holdfast.wire.closing import CloseReason
+from holdfast.session.progress import ChatProgress
+from holdfast.session.settings import SessionSettings, TimeoutSettings
+from holdfast.wire.close_codes import CloseReason
 from holdfast.wire.frames import Ack, AckBody, ChatHead, ConnectionClosing, Heartbeat, HeartbeatAck, Resync
 
 

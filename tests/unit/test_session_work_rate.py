@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.session.limits import InboundSettings
+from holdfast.session.settings import InboundSettings
 from holdfast.session.work_rate import WorkRate
 
 INBOUND = InboundSettings()

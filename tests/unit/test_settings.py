@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import BadSetting
-from holdfast.limits.defaults import DEFAULT_RULES
+from holdfast.limits.entry_rules import DEFAULT_RULES
 from holdfast.settings import REMOVED, Settings, differences, load, paths
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,8 +21,8 @@ from holdfast.access.revocations.in_force import RevocationsInForce
 from holdfast.access.revocations.memory import MemoryRevocations
 from holdfast.access.secrets import Secrets
 from holdfast.clock import SystemClock
-from holdfast.limits.opening import open_limits
-from holdfast.node import running
+from holdfast.limits.composition import open_limits
+from holdfast.node import lifecycle
 from holdfast.node.node import Node
 from holdfast.settings import UNUSED_WITHOUT_ENGINES, Settings, load, paths
 from holdfast.store.sqlite.store import SqliteStore
@@ -137,9 +137,9 @@ def test_so_much_of_an_endpoints_answer_is_read_as_is_set() -> None:
 def test_lines_of_the_log_are_as_they_are_set(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     monkeypatch.setattr(telemetry, "configure_logging", lambda *given: told.append(given))
-    monkeypatch.setattr(running, "open_files_max", lambda: 1_024)
-    monkeypatch.setattr(running.uvloop, "run", lambda serving: serving.close())
-    running.run_node(load(None, {}, {"server.log_format": format}), lambda line: None)
+    monkeypatch.setattr(lifecycle, "open_files_max", lambda: 1_024)
+    monkeypatch.setattr(lifecycle.uvloop, "run", lambda serving: serving.close())
+    lifecycle.run_node(load(None, {}, {"server.log_format": format}), lambda line: None)
     assert told == [(format == "json", "info")]
 
 

@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdfast.session.limits import OutboundSettings
-from holdfast.session.slow import Flow, SlowConsumer, SlowConsumerAction
+from holdfast.session.settings import OutboundSettings
+from holdfast.session.slow_consumer import Flow, SlowConsumer, SlowConsumerAction
 
 OUTBOUND = OutboundSettings()
 WARNING, CRITICAL = OUTBOUND.warning_threshold_percent, OUTBOUND.critical_threshold_percent

@@ -6,8 +6,8 @@ import apsw
 import pytest
 from structlog.testing import capture_logs
 
+from holdfast.drivers.sqlite.errors import MEANINGS, Doing, translate
 from holdfast.errors import DiskFull
-from holdfast.sqlite.errors import MEANINGS, Doing, translate
 
 FILE = "/var/lib/holdfast/chats.db"
 KINDS = [apsw.SQLError, *(kind for meaning in MEANINGS for kind in meaning.errors)]

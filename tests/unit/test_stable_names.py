@@ -21,30 +21,30 @@ import typer.main
 from holdfast import telemetry
 from holdfast.access.issuers import ISSUERS_FILE, IssuerSettings
 from holdfast.access.secrets import KEYS_FILE, SECRETS_FILE
-from holdfast.api.answers import STATUS
 from holdfast.api.openapi import plain_path
+from holdfast.api.responses import STATUS
 from holdfast.api.routes import ENDPOINTS
 from holdfast.cli.app import app
+from holdfast.drivers.sqlite.backup import MANIFEST
+from holdfast.drivers.sqlite.restore import PLAN
 from holdfast.errors import HoldfastError
+from holdfast.limits.composition import NODES_NAME, RULES_NAME
 from holdfast.limits.counters.contract import key_prefix
 from holdfast.limits.counters.redis import RedisCounters, RedisSettings
-from holdfast.limits.disk import NODE_NAME_FILE
-from holdfast.limits.opening import NODES_NAME, RULES_NAME
 from holdfast.limits.rules import Rule
 from holdfast.limits.rulestore.contract import CHANNEL
 from holdfast.limits.rulestore.postgres.connection import HEARTBEAT_LOCK, SCHEMA_LOCK, WRITERS_LOCK
-from holdfast.limits.rulestore.postgres.follower import region_lock
+from holdfast.limits.rulestore.postgres.notifications import region_lock
+from holdfast.limits.snapshot_file import NODE_NAME_FILE
 from holdfast.resilience import BreakerState
 from holdfast.session.effects import SessionEvent
 from holdfast.settings import paths
-from holdfast.sqlite.backup import MANIFEST
-from holdfast.sqlite.restore import PLAN
-from holdfast.store.state import CHATS_NAME
+from holdfast.store.sqlite.database import CHATS
 from holdfast.verify import history
-from holdfast.wire.closing import CloseReason
+from holdfast.wire.close_codes import CloseReason
 from holdfast.wire.frames import CLIENT_FRAMES, PROTOCOL_VERSION, SERVER_PAYLOADS, SUBPROTOCOL
 from holdfast.work.job import FailureAction, OnFailure, State
-from holdfast.work.postgres.seat import _CHANNEL
+from holdfast.work.postgres.session import _CHANNEL
 from holdfast.work.postgres.store import _MIGRATION_LOCK
 
 GOLDEN = Path(__file__).parent / "golden" / "names.txt"
@@ -157,7 +157,7 @@ def history_tags() -> Iterator[str]:
 
 def files() -> Iterator[str]:
     """In a state directory and a backup; what a server makes by itself is checked where one is started."""
-    yield from (CHATS_NAME, RULES_NAME, NODES_NAME, NODE_NAME_FILE, SECRETS_FILE, KEYS_FILE, ISSUERS_FILE)
+    yield from (CHATS.name, RULES_NAME, NODES_NAME, NODE_NAME_FILE, SECRETS_FILE, KEYS_FILE, ISSUERS_FILE)
     yield from (MANIFEST, PLAN)
 
 

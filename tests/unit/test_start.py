@@ -16,7 +16,7 @@ SERVER = {"starlette", "uvicorn", "picows", "uvloop", "apsw", "prometheus_client
     ("module", "unwanted"),
     [
         ("holdfast.cli.app", {*SERVER, "aiohttp", "yaml", "jwt", "cryptography", "rich.table", "rich.progress"}),
-        ("holdfast.node.running", {"aiohttp", "yaml", "typer", "asyncpg", "redis", "hypothesis"}),
+        ("holdfast.node.lifecycle", {"aiohttp", "yaml", "typer", "asyncpg", "redis", "hypothesis"}),
     ],
 )
 def test_what_is_not_needed_is_not_loaded(module: str, unwanted: set[str]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.statements import functions, migrations, statements
+from holdfast.drivers.statements import functions, migrations, statements
 
 
 @pytest.fixture

@@ -15,15 +15,14 @@ from plane import FakeSocket, bench, settle
 from structlog.testing import capture_logs
 
 from holdfast import telemetry
+from holdfast.drivers.sqlite.database import Handle, SqliteSettings, open_and_migrate
 from holdfast.errors import Unavailable
 from holdfast.fanout.dead_letters import DeadLetter, DeadLetterSettings, RecentDeadLetters
-from holdfast.gateway.limits import GatewaySettings
+from holdfast.gateway.settings import GatewaySettings
 from holdfast.message import Draft, Outcome
-from holdfast.resilience import BreakerSettings
-from holdfast.sqlite.database import Handle, SqliteSettings, open_and_migrate
-from holdfast.store.guard import DependencyBreaker
+from holdfast.resilience import BreakerSettings, DependencyBreaker
 from holdfast.store.memory import MemoryStore
-from holdfast.verify.virtual import LoopClock, run
+from proof.virtual_loop import LoopClock, run
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "holdfast"
 CATALOGUE = [path.read_text() for path in (SOURCE / "telemetry").glob("*.py")]
@@ -112,7 +111,7 @@ def test_damage_to_messages_is_logged_as_critical_and_sev_1(event: Any) -> None:
 
 def test_a_dependency_that_was_just_opened_is_up_before_its_first_call() -> None:
     async def story() -> None:
-        DependencyBreaker("some_store", "no", BreakerSettings(), LoopClock())
+        DependencyBreaker("some_store", "no", BreakerSettings(), LoopClock(), telemetry.dependency_state)
         assert metric("dependency_up", dependency="some_store") == 1
 
     run(story())

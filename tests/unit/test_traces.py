@@ -19,8 +19,8 @@ from rest import serving
 from holdfast import telemetry
 from holdfast.clock import SystemClock
 from holdfast.errors import BadSetting, HoldfastError, Unavailable
-from holdfast.limits.changes import Change, RuleChangeResult
-from holdfast.limits.control import RuleAdmin
+from holdfast.limits.admin import RuleAdmin
+from holdfast.limits.rule_changes import Change, RuleChangeResult
 from holdfast.limits.rulestore.sqlite import SqliteRuleStore
 from holdfast.telemetry import TraceSettings
 

@@ -40,7 +40,7 @@ from holdfast.verify.history import (
     WarningSeen,
     Whispered,
 )
-from holdfast.verify.invariants import INVARIANTS
+from proof.invariants import INVARIANTS
 
 
 def message(n: int) -> Sighting:

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from holdfast.errors import OutcomeUnknown, RateLimited, Unavailable
-from holdfast.verify.faults import Fault, FaultPlan, Odds, faulty
+from proof.faults import Fault, FaultPlan, Odds, faulty
 
 
 class Counter:

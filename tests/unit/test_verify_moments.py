@@ -11,9 +11,9 @@ import tally as support
 from tally import tally
 
 from holdfast import telemetry
-from holdfast.verify import moments
-from holdfast.verify.moments import collected, missed, read_marks, write_marks
-from holdfast.verify.results import Row, render
+from proof import coverage_marks
+from proof.coverage_marks import collected, missed, read_marks, write_marks
+from proof.results import Row, render
 
 ROW = Row("made up", "by hand", 3, 0, "nothing")
 
@@ -41,7 +41,7 @@ def test_the_marks_of_a_process_that_is_killed_are_there(tmp_path: Path) -> None
 
 
 def test_a_proof_that_missed_a_moment_is_not_green(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(moments.MUST_HAPPEN, "made up", frozenset({"a", "b"}))  # type: ignore[arg-type]
+    monkeypatch.setitem(coverage_marks.MUST_HAPPEN, "made up", frozenset({"a", "b"}))  # type: ignore[arg-type]
     monkeypatch.setattr(support, "DIRECTORY", tmp_path)
     assert missed("made up", {"a": 1, "b": 0}) == ["b"]
     tally(ROW, {"a": 1, "b": 2})

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.verify.planned import PLAN, uncovered
-from holdfast.verify.results import Row, main, read, render, summary, write
+from proof.planned import PLAN, uncovered
+from proof.results import Row, main, read, render, summary, write
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = Row(

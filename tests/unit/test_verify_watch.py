@@ -6,8 +6,8 @@ from plane import bench, settle
 
 from holdfast.gateway.connection import Connection
 from holdfast.verify.history import Header, Level, Recorder
-from holdfast.verify.simulation.watch import Watch, watched
-from holdfast.verify.virtual import run
+from proof.simulation.watch import Watch, watched
+from proof.virtual_loop import run
 
 
 def test_what_was_written_to_a_socket_that_takes_nothing_counts_as_waiting() -> None:

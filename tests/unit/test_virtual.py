@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from holdfast.verify.virtual import Deadlock, LoopClock, run
+from proof.virtual_loop import Deadlock, LoopClock, run
 
 
 def test_an_hour_of_timers_takes_no_time() -> None:

@@ -20,6 +20,7 @@ from holdfast.errors import (
 )
 from holdfast.message import Message, Page
 from holdfast.wire.codec import (
+    EncodedRun,
     decode_client_frame,
     decode_server_frame,
     encode_client_frame,
@@ -65,7 +66,6 @@ from holdfast.wire.frames import (
     TypingStart,
     TypingStop,
 )
-from holdfast.wire.run import EncodedRun
 
 AT = "2026-01-01T00:00:00.000Z"
 

@@ -16,7 +16,7 @@ from holdfast.webhooks.contract import WebhookEndpoint
 from holdfast.webhooks.reader import WebhookReader
 from holdfast.work.contract import Query
 from holdfast.work.job import Policies, Reason
-from holdfast.work.memory import MemoryWork
+from holdfast.work.sqlite.store import MemoryWork
 
 
 def served(

@@ -18,7 +18,6 @@ import pytest
 from holdfast.errors import BadSetting, NotFound, RateLimited, Unavailable
 from holdfast.webhooks.delivery import WebhookSettings
 from holdfast.work.contract import INBOX_SECONDS
-from holdfast.work.coordinator import WorkerSettings
 from holdfast.work.failures import (
     AWAY,
     NETWORK_ERRORS,
@@ -28,7 +27,7 @@ from holdfast.work.failures import (
     PayloadUnreadable,
     classify,
 )
-from holdfast.work.handling import Context, Handlers
+from holdfast.work.handlers import Context, Handlers
 from holdfast.work.job import (
     CRASHES_MAX,
     DELAY_MAX_SECONDS,
@@ -44,6 +43,7 @@ from holdfast.work.job import (
     decide,
 )
 from holdfast.work.postgres import WorkerSessionSettings
+from holdfast.work.worker import WorkerSettings
 
 
 def kept(raises: Callable[[], None]) -> Failure:

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.work.balance import place_of, share_of
 from holdfast.work.contract import ClaimRequest
 from holdfast.work.destinations import Destinations
-from holdfast.work.job import LANES, PARTITIONS, SUSPECTS_MAX, Block, Job
+from holdfast.work.job import LANES, PARTITIONS, SUSPECTS_MAX, Block, Job, place_of, share_of
 from holdfast.work.streams import Streams
 
 

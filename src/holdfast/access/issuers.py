@@ -22,8 +22,8 @@ from holdfast import telemetry
 from holdfast.access.jwks import BadJwks, KeySet, read_jwks
 from holdfast.access.tokens import TAKEN_CLAIMS, IssuerTerms, TokenKey
 from holdfast.clock import Clock, timestamp, wait_at_most
+from holdfast.drivers.files import replace_file
 from holdfast.errors import BadSetting, HoldfastError, Unauthorized, Unavailable
-from holdfast.files import replace_file
 from holdfast.message import check_tenant
 
 FETCH_SECONDS = 5.0

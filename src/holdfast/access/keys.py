@@ -19,8 +19,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.access.principal import ADMIN_SCOPES, CHATS_WRITE, TENANT_SCOPES, KeyScope, Principal, Scope
+from holdfast.drivers.files import replace_file
 from holdfast.errors import Forbidden, InvalidMessage, NotFound, StateCorrupted, StateDirectory, Unauthorized
-from holdfast.files import replace_file
 from holdfast.message import check_tenant
 
 KeyKind = Literal["tenant", "admin"]

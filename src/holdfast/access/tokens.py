@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jwt
 
-from holdfast.access.compact import CompactJws, json_object, read
+from holdfast.access.jws import CompactJws, json_object, read
 from holdfast.access.principal import USER_SCOPES, Principal, UserScope
 from holdfast.clock import Clock, Ids
 from holdfast.errors import BadSetting, InvalidMessage, Unauthorized

@@ -11,7 +11,10 @@ import msgspec
 
 from holdfast.access.keys import ApiKey
 from holdfast.access.principal import ADMIN_SCOPES
-from holdfast.api.bodies import (
+from holdfast.api.chats import bans_of, commit
+from holdfast.api.deps import ApiDeps, BackupRun
+from holdfast.api.endpoint import Answer, Call
+from holdfast.api.schemas import (
     AuditPage,
     AuditQuery,
     ChangeAnswer,
@@ -26,13 +29,10 @@ from holdfast.api.bodies import (
     RevokeKey,
     Why,
 )
-from holdfast.api.call import Answer, Call
-from holdfast.api.chats import bans_of, commit
-from holdfast.api.deps import ApiDeps, BackupRun
 from holdfast.clock import timestamp
 from holdfast.errors import Forbidden, HoldfastError, OutcomeUnknown, ServerBusy, Unavailable
 from holdfast.message import User
-from holdfast.store.changes import ChangeBan, ChangeMute, CommandContext, HaltChat, RecoverChat, Redact, Retain
+from holdfast.store.commands import ChangeBan, ChangeMute, CommandContext, HaltChat, RecoverChat, Redact, Retain
 
 
 def _act(deps: ApiDeps, call: Call, reason: str, tenant: str = "") -> CommandContext:

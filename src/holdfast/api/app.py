@@ -8,17 +8,16 @@ from dataclasses import replace
 import msgspec
 
 from holdfast import telemetry
-from holdfast.api.answers import respond, respond_error
-from holdfast.api.call import Endpoint
 from holdfast.api.cors import CrossOrigin
 from holdfast.api.deps import ApiDeps
-from holdfast.api.envelope import AccessLog, Answered, response_headers
-from holdfast.api.keyed import IdempotentRequests
+from holdfast.api.endpoint import Endpoint
+from holdfast.api.idempotency import IdempotentRequests
+from holdfast.api.middleware import AccessLog, Answered, response_headers
 from holdfast.api.openapi import describe
 from holdfast.api.pages import StaticPage
-from holdfast.api.receive import address_of, receive, violated
 from holdfast.api.reference import STYLE, html_page
-from holdfast.api.request import App, Receive, Request, Response, Scope, Send, View
+from holdfast.api.request import App, Receive, Request, Response, Scope, Send, View, address_of, receive, violated
+from holdfast.api.responses import respond, respond_error
 from holdfast.api.routes import ALIASES, ENDPOINTS, GROUPS
 from holdfast.api.routing import Routes
 from holdfast.api.strangers import Strangers

@@ -6,7 +6,9 @@ from msgspec.structs import replace
 
 from holdfast.access.principal import require_scope
 from holdfast.access.roles import may
-from holdfast.api.bodies import (
+from holdfast.api.deps import ApiDeps, PresenceView
+from holdfast.api.endpoint import Answer, Call
+from holdfast.api.schemas import (
     BanList,
     ChangeAnswer,
     ChatDetail,
@@ -21,12 +23,10 @@ from holdfast.api.bodies import (
     Renamed,
     TokenAnswer,
 )
-from holdfast.api.call import Answer, Call
-from holdfast.api.deps import ApiDeps, PresenceView
 from holdfast.clock import timestamp
 from holdfast.errors import Forbidden, InvalidMessage, NotAMember, Unavailable
 from holdfast.message import SEQUENCE_MAX, Chat, User, check_id
-from holdfast.store.changes import (
+from holdfast.store.commands import (
     AddMember,
     ChangeBan,
     ChangeMute,

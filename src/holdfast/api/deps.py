@@ -15,16 +15,16 @@ from holdfast.access.revocations.in_force import RevocationsInForce
 from holdfast.access.tokens import Tokens
 from holdfast.bounds import KIB, positive
 from holdfast.clock import Clock, Ids
+from holdfast.drivers.sqlite.file_copy import CopiedFile
+from holdfast.history.history import ChatHistory
 from holdfast.ingest.contract import Durability
 from holdfast.ingest.erasure import Eraser
-from holdfast.limits.entrances import Sends
-from holdfast.limits.plane import LimitsParts
+from holdfast.limits.composition import LimitsParts
+from holdfast.limits.entry_points import Sends
 from holdfast.message import User
-from holdfast.session.limits import PageSettings
-from holdfast.sqlite.copies import CopiedFile
+from holdfast.session.settings import PageSettings
 from holdfast.store.contract import Store
-from holdfast.store.history import ChatHistory
-from holdfast.webhooks.plane import WorkParts
+from holdfast.webhooks.parts import WorkParts
 from holdfast.wire.frames import Presence
 
 T = TypeVar("T")

@@ -12,9 +12,9 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from holdfast.api.admin import record
-from holdfast.api.bodies import RequestBody, _Reason
-from holdfast.api.call import Answer, Call
 from holdfast.api.deps import ApiDeps
+from holdfast.api.endpoint import Answer, Call
+from holdfast.api.schemas import RequestBody, _Reason
 from holdfast.clock import timestamp
 from holdfast.errors import InvalidMessage, NotFound
 from holdfast.message import SEQUENCE_MAX

@@ -9,18 +9,19 @@ from typing import Annotated, Any
 from msgspec import Meta, Raw, Struct
 
 from holdfast.api.admin import record
-from holdfast.api.bodies import RequestBody, _Reason
-from holdfast.api.call import Answer, Call
 from holdfast.api.deps import ApiDeps
+from holdfast.api.endpoint import Answer, Call
+from holdfast.api.schemas import RequestBody, _Reason
 from holdfast.bounds import MIB
 from holdfast.errors import InvalidCheck, InvalidMessage, InvalidRule, NotFound, Refused, VersionConflict
-from holdfast.limits.answers import refusal
-from holdfast.limits.changes import RuleChange, RuleChangeResult
-from holdfast.limits.control import REASON_LENGTH_MAX, VERSION_MAX, ImportRequest
+from holdfast.limits.admin import REASON_LENGTH_MAX, VERSION_MAX, ImportRequest
 from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX
-from holdfast.limits.decisions import Standing
-from holdfast.limits.entrances import questions
-from holdfast.limits.form import (
+from holdfast.limits.entry_points import questions
+from holdfast.limits.http import refusal
+from holdfast.limits.limiter.decisions import SUBJECT_LENGTH_MAX, Standing
+from holdfast.limits.rule_changes import RuleChange, RuleChangeResult
+from holdfast.limits.rule_import import RULES_MAX, RuleDifference
+from holdfast.limits.rule_json import (
     CHOICES,
     LIMIT_MAX,
     REQUIRED,
@@ -31,8 +32,6 @@ from holdfast.limits.form import (
     refuse,
     render,
 )
-from holdfast.limits.plans import SUBJECT_LENGTH_MAX
-from holdfast.limits.rule_import import RULES_MAX, RuleDifference
 from holdfast.limits.rules import ANY, Check, Decision, RuleName
 from holdfast.message import ID_BYTES_MAX
 from holdfast.wire.frames import Error

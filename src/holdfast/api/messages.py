@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from holdfast.api.bodies import DeliveryStatus, MessagePage, MessagesQuery, NewMessage
-from holdfast.api.call import Answer, Call
 from holdfast.api.chats import act_of, commit
 from holdfast.api.deps import ApiDeps
+from holdfast.api.endpoint import Answer, Call
+from holdfast.api.schemas import DeliveryStatus, MessagePage, MessagesQuery, NewMessage
 from holdfast.errors import Forbidden, InvalidMessage, NotFound, OutcomeUnknown
 from holdfast.message import SEQUENCE_MAX, Acked, Chat, Outcome, Page, Watermark
+from holdfast.session.responses import acknowledgement
 from holdfast.session.validation import refusal_of_send
-from holdfast.session.words import acknowledgement
-from holdfast.store.changes import Redact
+from holdfast.store.commands import Redact
 from holdfast.wire.frames import SendBody
 
 ANSWER_GRACE_SECONDS = 0.5

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from holdfast import __version__
-from holdfast.api.answers import STATUS
-from holdfast.api.bodies import TooManyRequests
-from holdfast.api.call import Endpoint
-from holdfast.limits.answers import PROBLEM_TYPE
+from holdfast.api.endpoint import Endpoint
+from holdfast.api.responses import STATUS
+from holdfast.api.schemas import TooManyRequests
+from holdfast.limits.http import PROBLEM_TYPE
 from holdfast.wire.frames import ErrorBody
 
 _REF = "#/components/schemas/{name}"

@@ -6,9 +6,9 @@ import asyncio
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from holdfast.api.bodies import Health
-from holdfast.api.call import Answer, Call
 from holdfast.api.deps import ApiDeps
+from holdfast.api.endpoint import Answer, Call
+from holdfast.api.schemas import Health
 from holdfast.errors import Unavailable
 from holdfast.telemetry import REGISTRY
 from holdfast.wire.frames import Error, ErrorBody

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from holdfast.api.answers import RETRY_AFTER_SECONDS, STATUS
-from holdfast.api.call import Endpoint
+from holdfast.api.endpoint import Endpoint
 from holdfast.api.openapi import CALLERS, plain_path
+from holdfast.api.responses import RETRY_AFTER_SECONDS, STATUS
 
 STYLE = b"""body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a}
 code{font:14px ui-monospace,monospace;background:#f2f2f2;padding:.1em .3em;border-radius:3px}

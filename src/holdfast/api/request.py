@@ -1,15 +1,44 @@
-"""A request and its response, as ASGI has them: what the endpoints need of both, and nothing on top."""
+"""A request and its response, as ASGI has them: what the endpoints need of both, and nothing on top.
+
+From a request to a call: who is asking, may they, what do they ask. Everything is checked before anything runs.
+
+The order of refusals: credential, kind of caller, scope, rate, path, query, Idempotency-Key, body.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote_plus
 
-from holdfast.access.door import joined_headers, repeated_header
-from holdfast.access.principal import Principal
-from holdfast.api.call import Endpoint
-from holdfast.errors import InvalidMessage
+import msgspec
+from msgspec import Struct, inspect
+
+from holdfast.access.keys import is_api_key
+from holdfast.access.network import client_ip, joined_headers, repeated_header
+from holdfast.access.principal import Principal, bearer, require_scope
+from holdfast.api.deps import ApiDeps, ApiSettings
+from holdfast.api.endpoint import Call, Endpoint
+from holdfast.api.problems import invalid_body, invalid_query
+from holdfast.api.strangers import Strangers
+from holdfast.errors import (
+    Forbidden,
+    InvalidContentType,
+    InvalidMessage,
+    MessageTooLarge,
+    NotFound,
+    RateLimited,
+    Refused,
+    Unauthorized,
+    Unavailable,
+)
+from holdfast.limits.entry_points import EntryPoint, questions
+from holdfast.limits.http import refusal, refusing
 from holdfast.limits.rules import Decision
+from holdfast.message import SEQUENCE_MAX, check_id
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -61,3 +90,239 @@ class Response(NamedTuple):
 
 
 View = Callable[[Request], Awaitable[Response]]
+
+
+PARAMETERS_MAX = 32
+"""Of a query: more than any endpoint takes. A longer one is refused before it is parsed."""
+NOBODY = Principal("", "", frozenset(), "user")
+_INTEGER_DIGITS_MAX = len(str(SEQUENCE_MAX))
+
+
+def address_of(request: Request, deps: ApiDeps) -> str:
+    """The client's address, as far as declared proxies vouch for it."""
+    if not deps.proxies:
+        return request.peer
+    return client_ip(request.peer, request.header(b"x-forwarded-for") or "", deps.proxies)
+
+
+def identify(deps: ApiDeps, request: Request) -> Principal:
+    """Who is asking; Unauthorized or Forbidden."""
+    credential = bearer(request.header(b"authorization"))
+    if credential is None:
+        raise Unauthorized("a credential is needed: Authorization: Bearer <token or API key>")
+    act_as = request.header(b"x-act-as")
+    if not is_api_key(credential):
+        if act_as is not None:
+            raise Forbidden("only a tenant API key can act for a user")
+        return deps.tokens.verify(credential)
+    key = deps.keys.find(credential)
+    if act_as is not None:
+        if key.kind != "tenant":
+            raise Forbidden("only a tenant API key can act for a user")
+        if problem := check_id(act_as, "X-Act-As"):
+            raise InvalidMessage(problem, field="X-Act-As")
+    return key.principal(act_as)
+
+
+def require_caller(principal: Principal, endpoint: Endpoint) -> None:
+    """Forbidden unless this kind of caller may use the endpoint."""
+    match endpoint.caller:
+        case "user" if principal.kind == "admin_key":
+            raise Forbidden("an admin key is no user; use a user token or a tenant key")
+        case "user" if not principal.user_id:
+            raise Forbidden("say for which user this tenant key acts: X-Act-As: <user>")
+        case "tenant" if principal.kind != "tenant_key":
+            raise Forbidden("this needs a tenant API key: holdfast key create tenant --label LABEL")
+        case "operator" if principal.kind != "admin_key":
+            raise Forbidden("this needs an admin key: holdfast key create admin --label LABEL")
+        case _:
+            pass
+    if endpoint.scope is not None:
+        require_scope(principal, endpoint.scope)
+
+
+async def receive(deps: ApiDeps, strangers: Strangers, endpoint: Endpoint, request: Request) -> Call:
+    """The call a request makes; raises the first reason to refuse it."""
+    try:
+        request.require_single_headers()
+    except InvalidMessage:
+        strangers.asked(address_of(request, deps), request.path)
+        raise
+    principal = request.principal = _identified(deps, strangers, endpoint, request)
+    if endpoint.caller != "anybody":
+        await _ask_limits(deps, endpoint, request, principal)
+        require_caller(principal, endpoint)
+    path = _path(request.path_params)
+    if endpoint.scope is not None:
+        require_scope(principal, endpoint.scope, path.get("chat_id"))
+    query = _fitting(endpoint, _query, endpoint.query, request.query)
+    key = _key(endpoint, request)
+    body = _fitting(endpoint, _body, endpoint.body, await _read(endpoint, request, deps.settings))
+    fingerprint = _fingerprint(endpoint, path, body) if key else ""
+    deadline = deps.clock.monotonic() + (endpoint.deadline_seconds or deps.settings.request_seconds_max)
+    return Call(principal, path, query, body, key, fingerprint, deps.clock, deadline)
+
+
+def _identified(deps: ApiDeps, strangers: Strangers, endpoint: Endpoint, request: Request) -> Principal:
+    """Who is asking. What is open to anybody does not mind a bad credential."""
+    try:
+        principal = identify(deps, request)
+    except (Refused, Unavailable) as refusal:
+        address, open_to_anybody = address_of(request, deps), endpoint.caller == "anybody"
+        if isinstance(refusal, Unauthorized) and b"authorization" in request.headers and not open_to_anybody:
+            strangers.failed_login(address)
+        else:
+            strangers.asked(address, request.path)
+        if open_to_anybody:
+            return NOBODY
+        raise
+    return principal
+
+
+async def _ask_limits(deps: ApiDeps, endpoint: Endpoint, request: Request, principal: Principal) -> None:
+    """RateLimited by the rules of whoever asks, also for what they may not ask: a refusal is work, too.
+
+    What allows a question about limits is not in its headers.
+    """
+    if endpoint.scope == "limits:check" and principal.kind == "tenant_key":
+        decisions = [await deps.limits.limiter.check(*check) for check in questions("check", principal.user)]
+    else:
+        entrance: EntryPoint = "admin" if principal.kind == "admin_key" else "rest"
+        decisions = await deps.limits.entrances.decide(entrance, principal.user, address_of(request, deps))
+        request.decisions = decisions
+    if refused := refusal(decisions):
+        request.decisions = decisions
+        raise refused
+
+
+def violated(request: Request, error: RateLimited) -> list[str]:
+    """The rules that refused a request; one that was asked further in, as for a send, comes into the headers too."""
+    decisions: list[Decision] = [*request.decisions]
+    known = {decision.rule for decision in decisions}
+    decisions += [decision for decision in refusing(error) if decision.rule not in known]
+    request.decisions = decisions
+    return [decision.rule for decision in decisions if decision.exceeded and not decision.allowed]
+
+
+def _path(params: Mapping[str, str]) -> Mapping[str, str]:
+    for name, value in params.items():
+        if check_id(value, name):
+            raise NotFound(f"there is no such {name.removesuffix('_id')}")
+    return params
+
+
+def _key(endpoint: Endpoint, request: Request) -> str | None:
+    key = request.header(b"idempotency-key")
+    if key is None:
+        if endpoint.key == "required":
+            raise InvalidMessage(
+                "the header Idempotency-Key is missing: a new one for each message, the same one for a retry",
+                field="Idempotency-Key",
+            )
+        return None
+    if endpoint.key == "none":
+        told = "this request takes no Idempotency-Key: it does what it does each time, or keeps nothing at all"
+        raise InvalidMessage(told, field="Idempotency-Key")
+    if problem := check_id(key, "Idempotency-Key"):
+        raise InvalidMessage(problem, field="Idempotency-Key")
+    return key
+
+
+def _fingerprint(endpoint: Endpoint, path: Mapping[str, str], body: object) -> str:
+    request = msgspec.json.encode([endpoint.name, sorted(path.items()), body])
+    return hashlib.blake2b(request, digest_size=16).hexdigest()
+
+
+@cache
+def _integers(shape: type[Struct]) -> frozenset[str]:
+    """The fields of a query that are numbers, or are left out."""
+    description = inspect.type_info(shape)
+    assert isinstance(description, inspect.StructType)
+    choices = {f.name: getattr(f.type, "types", (f.type,)) for f in description.fields}
+    return frozenset(name for name, types in choices.items() if any(isinstance(t, inspect.IntType) for t in types))
+
+
+def _fitting(endpoint: Endpoint, read: Callable[[Any, Any], Any], shape: type | None, given: bytes) -> Any:
+    try:
+        return read(shape, given)
+    except InvalidMessage as wrong:
+        raise endpoint.on_invalid_input(wrong) from None
+
+
+def _query(shape: type[Struct] | None, written: bytes) -> Any:
+    """The query as ``shape``: each parameter once, numbers in plain digits. It costs no more than its length."""
+    if shape is None:
+        if written:
+            first = unquote_plus(written.partition(b"&")[0].partition(b"=")[0][:64].decode("latin-1"))
+            raise InvalidMessage("this request takes no query parameters", field=first)
+        return None
+    given: dict[str, str] = {}
+    for name, value in _parameters(written):
+        if name in given:
+            raise InvalidMessage(f"{name[:64]} was given twice; give it once", field=name[:64])
+        plain = value.isascii() and value.isdigit() and len(value) <= _INTEGER_DIGITS_MAX
+        if name in _integers(shape) and not plain:
+            raise InvalidMessage(f"{name} must be a whole number from 0 to {SEQUENCE_MAX}, in digits", field=name)
+        given[name] = value
+    try:
+        return msgspec.convert(given, shape, strict=False)
+    except msgspec.ValidationError as error:
+        raise invalid_query(error, shape) from None
+
+
+def _parameters(written: bytes) -> list[tuple[str, str]]:
+    try:
+        return parse_qsl(written.decode("latin-1"), keep_blank_values=True, max_num_fields=PARAMETERS_MAX)
+    except ValueError:
+        raise InvalidMessage(f"a query may have at most {PARAMETERS_MAX} parameters") from None
+
+
+async def _read(endpoint: Endpoint, request: Request, settings: ApiSettings) -> bytes:
+    """The body, within its bounds of size and time. What an endpoint does not take is refused, not ignored."""
+    headers = request.headers
+    if endpoint.body is None and headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers:
+        return b""
+    data = await _whole_body(request, endpoint.body_bytes_max or settings.body_bytes_max, settings.body_seconds_max)
+    if endpoint.body is None and data:
+        raise InvalidMessage("this request takes no body")
+    if endpoint.body is not None:
+        media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if media_type != b"application/json":
+            raise InvalidContentType("the body must be JSON: send Content-Type: application/json")
+    return data
+
+
+async def _whole_body(request: Request, bytes_max: int, seconds_max: float) -> bytes:
+    too_large = f"the body is larger than {bytes_max} bytes"
+    length = request.headers.get(b"content-length", b"0")
+    if length.isdigit() and int(length[:20]) > bytes_max:
+        raise MessageTooLarge(too_large, limit=bytes_max)
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(seconds_max):
+            while True:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise InvalidMessage("the client went away before its request was complete")
+                pieces.append(message.get("body", b""))
+                size += len(pieces[-1])
+                if size > bytes_max:
+                    raise MessageTooLarge(too_large, limit=bytes_max)
+                if not message.get("more_body"):
+                    return b"".join(pieces)
+    except TimeoutError:
+        raise InvalidMessage(f"the body did not arrive within {seconds_max:g} seconds") from None
+
+
+def _body(shape: type | None, data: bytes) -> Any:
+    if shape is None:
+        return None
+    try:
+        return msgspec.json.decode(data, type=shape)
+    except RecursionError:
+        raise InvalidMessage("the body is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise InvalidMessage("the body is not valid UTF-8") from None
+    except msgspec.DecodeError as error:
+        raise invalid_body(error, data, shape) from None

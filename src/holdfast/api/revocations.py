@@ -18,9 +18,9 @@ from holdfast.access.revocations.contract import Revocation, RevocationKind
 from holdfast.access.revocations.in_force import AHEAD_SECONDS_MAX
 from holdfast.access.tokens import TOKEN_BYTES_MAX
 from holdfast.api.admin import record
-from holdfast.api.bodies import Id, Position, RequestBody, Why, _Reason
-from holdfast.api.call import Answer, Call
 from holdfast.api.deps import ApiDeps
+from holdfast.api.endpoint import Answer, Call
+from holdfast.api.schemas import Id, Position, RequestBody, Why, _Reason
 from holdfast.clock import timestamp
 from holdfast.errors import InvalidMessage, Unauthorized
 from holdfast.message import User

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast.api import admin, chats, jobs, limits, messages, probes, revocations, webhooks
-from holdfast.api.bodies import (
+from holdfast.api.deps import Backup, BackupRun, PresenceView
+from holdfast.api.endpoint import Endpoint
+from holdfast.api.schemas import (
     AuditPage,
     AuditQuery,
     BanList,
@@ -38,10 +40,8 @@ from holdfast.api.bodies import (
     TokenAnswer,
     Why,
 )
-from holdfast.api.call import Endpoint
-from holdfast.api.deps import Backup, BackupRun, PresenceView
 from holdfast.ingest.erasure import Erasure
-from holdfast.limits.decisions import Standing
+from holdfast.limits.limiter.decisions import Standing
 from holdfast.limits.rules import Decision
 from holdfast.store.contract import UNREAD_LOOKED_AT, Inspection
 from holdfast.wire.frames import ErrorBody, MessageAck
@@ -261,7 +261,8 @@ _OF_A_CHECK = frozenset({404, 422})
 RULES: Sequence[Endpoint] = (
     Endpoint(
         "GET", "/admin/rules", limits.read_rules, "Read one rule, or list rules in pages", "operator", "rules:read",
-        query=limits.RulesQuery, answer=Mapping[str, Any], errors=_OF_A_RULE, on_invalid_input=limits.invalid_rule,
+        query=limits.RulesQuery, answer=Mapping[str, Any], errors=_OF_A_RULE,
+        on_invalid_input=limits.invalid_rule,
         note="With `tenantID` and `resource` the rule itself; otherwise `{rules, next}`; the `next` of a page is the "
         "`after` of the one after it.",
     ),
@@ -272,13 +273,15 @@ RULES: Sequence[Endpoint] = (
     ),
     Endpoint(
         "PUT", "/admin/rules", limits.update_rule, "Change fields of a rule", "operator", "rules:write",
-        body=limits.RuleUpdate, answer=limits.RuleBody, key="optional", errors=_OF_A_RULE, on_invalid_input=limits.invalid_rule,
+        body=limits.RuleUpdate, answer=limits.RuleBody, key="optional", errors=_OF_A_RULE,
+        on_invalid_input=limits.invalid_rule,
         note="`expectedVersion` is the version you saw; 409 with `currentVersion` and the rule if it is not the last. "
         "What is not named stays; `burstSize` null unsets it, and so does an algorithm that has none.",
     ),
     Endpoint(
         "DELETE", "/admin/rules", limits.delete_rule, "Delete a rule", "operator", "rules:write",
-        query=limits.DeleteQuery, answer=limits.RuleBody, key="optional", errors=_OF_A_RULE, on_invalid_input=limits.invalid_rule,
+        query=limits.DeleteQuery, answer=limits.RuleBody, key="optional", errors=_OF_A_RULE,
+        on_invalid_input=limits.invalid_rule,
     ),
     Endpoint(
         "GET", "/admin/rules/history", limits.read_rule_history, "A rule's changes, newest first", "operator",
@@ -300,7 +303,8 @@ RULES: Sequence[Endpoint] = (
     Endpoint(
         "POST", "/admin/rules/import", limits.import_rules, "Create and change many rules, all or none", "operator",
         "rules:write", body=limits.ImportBody, answer=limits.ImportAnswer, key="optional", errors=_OF_A_RULE,
-        on_invalid_input=limits.invalid_rule, body_bytes_max=limits.IMPORT_BYTES_MAX, deadline_seconds=limits.IMPORT_SECONDS_MAX,
+        on_invalid_input=limits.invalid_rule, body_bytes_max=limits.IMPORT_BYTES_MAX,
+        deadline_seconds=limits.IMPORT_SECONDS_MAX,
         note="Rules that are not named stay; what a rule leaves out is what a new rule would have. With `dryRun` "
         "nothing is changed and `changes` tells what would be, with the `digest` to send as `expectedDigest`: 409 if "
         "any rule has changed since. At most 10,000 rules, 8 MiB.",
@@ -316,14 +320,16 @@ RULES: Sequence[Endpoint] = (
     ),
     Endpoint(
         "POST", "/admin/limits/subject/reset", limits.reset_limit, "Forget what one subject has used", "operator",
-        "rules:write", body=limits.ResetBody, answer=Standing, errors=_OF_A_CHECK | {404}, on_invalid_input=limits.invalid_check,
+        "rules:write", body=limits.ResetBody, answer=Standing, errors=_OF_A_CHECK | {404},
+        on_invalid_input=limits.invalid_check,
         key="optional",
         note="The answer is how it stands after. Recorded in the audit log. Other nodes, which may remember a refusal, "
         "hear of it with their next heartbeat, within a second.",
     ),
     Endpoint(
         "POST", "/v1/limits/check", limits.check_limit, "May a subject of this tenant go on?", "tenant",
-        "limits:check", body=limits.CheckBody, answer=Decision, errors=_OF_A_CHECK, on_invalid_input=limits.invalid_check,
+        "limits:check", body=limits.CheckBody, answer=Decision, errors=_OF_A_CHECK,
+        on_invalid_input=limits.invalid_check,
         note="200 with the decision, allowed or not.",
     ),
     Endpoint(
@@ -333,7 +339,8 @@ RULES: Sequence[Endpoint] = (
     ),
     Endpoint(
         "POST", "/v1/limits/renew", limits.renew_limit, "Go on holding what a concurrency rule granted", "tenant",
-        "limits:check", body=limits.HoldBody, answer=Decision, errors=_OF_A_CHECK, on_invalid_input=limits.invalid_check,
+        "limits:check", body=limits.HoldBody, answer=Decision, errors=_OF_A_CHECK,
+        on_invalid_input=limits.invalid_check,
         note="For another window from now. A hold that was over is begun anew if there is room.",
     ),
     Endpoint(

@@ -6,10 +6,10 @@ from collections.abc import Collection
 from functools import lru_cache
 from ipaddress import ip_address
 
-from holdfast.access.door import Buckets, Network, address_group
+from holdfast.access.network import Buckets, Network, address_group
 from holdfast.api.deps import ApiSettings
 from holdfast.clock import Clock
-from holdfast.limits.answers import rate_limited
+from holdfast.limits.http import rate_limited
 
 HEALTH = "/health/"
 ADDRESSES_MAX = 4096

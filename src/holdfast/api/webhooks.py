@@ -10,16 +10,16 @@ from msgspec import Meta, Struct
 from msgspec.structs import asdict, replace
 
 from holdfast.api.admin import record
-from holdfast.api.bodies import Id, RequestBody, _Reason
-from holdfast.api.call import Answer, Call
 from holdfast.api.deps import ApiDeps
+from holdfast.api.endpoint import Answer, Call
 from holdfast.api.jobs import Count
+from holdfast.api.schemas import Id, RequestBody, _Reason
 from holdfast.clock import timestamp
 from holdfast.errors import InvalidMessage, OutcomeUnknown, Unavailable
+from holdfast.webhooks.address_guard import URL_LENGTH_MAX, check_url
 from holdfast.webhooks.contract import Delivery, WebhookEndpoint
 from holdfast.webhooks.delivery import DeliveryNotice, draft_of
-from holdfast.webhooks.guard import URL_LENGTH_MAX, check_url
-from holdfast.webhooks.signing import SECRET_BYTES, new_secret
+from holdfast.webhooks.signature import SECRET_BYTES, new_secret
 from holdfast.work.contract import WaitingJobs
 
 

@@ -9,12 +9,12 @@ import typer
 from holdfast import __version__
 from holdfast.cli.chats import chat
 from holdfast.cli.conformance import conformance
+from holdfast.cli.context import AsJson, CliContext, Config, Credential, StateDir, Url
 from holdfast.cli.cutoff import ban, disconnect, mute, revoke, unban, unmute
 from holdfast.cli.jobs import jobs
-from holdfast.cli.operate import backup, erase, key, restore, status, token
-from holdfast.cli.reach import AsJson, CliContext, Config, Credential, StateDir, Url
+from holdfast.cli.operations import backup, erase, key, restore, status, token
 from holdfast.cli.rules import rules
-from holdfast.cli.serving import serve
+from holdfast.cli.serve import serve
 from holdfast.cli.verify import verify
 from holdfast.cli.webhooks import webhooks
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli import show
+from holdfast.cli import output
+from holdfast.cli.context import CliContext, ReasonOption, TenantOption, UserOption, remote_command
 from holdfast.cli.groups import group
-from holdfast.cli.reach import CliContext, ReasonOption, TenantOption, UserOption, remote_command
 from holdfast.cli.rest import RestClient
 from holdfast.clock import Ids, SystemClock
 from holdfast.errors import HoldfastError, InvalidMessage, NotFound
@@ -52,14 +52,14 @@ def list_chats(
         _list_hot(reach)
         return
     chats = _all_chats(reach.as_user(user, tenant))
-    show.listed(
+    output.listed(
         reach, chats,
         ("chat", "title", "role", "members", "unread", "last message"),
         (
             (
                 entry["chat"]["chat_id"], entry["title"], entry["role"], entry["members"],
                 _unread(entry),
-                show.message_line(entry["last_message"]) if entry["last_message"] else "",
+                output.message_line(entry["last_message"]) if entry["last_message"] else "",
             )
             for entry in chats
         ),
@@ -89,7 +89,7 @@ def create(
         raise InvalidMessage("a direct chat has no name and no further members: give --direct alone")
     body = {"kind": "direct", "members": [direct]} if direct else {"name": name, "members": members or []}
     made = reach.as_user(user, tenant).post("/v1/chats", body=body)["chat"]
-    show.told(reach, made, made["chat_id"])
+    output.told(reach, made, made["chat_id"])
 
 
 @chat.command()
@@ -112,7 +112,7 @@ def invite(
     rest = reach.as_user(user, tenant)
     body = {"user_id": who, "role": role.value}
     changed = rest.post("/v1/chats", _chat_id(rest, chat_name), "members", body=body)
-    show.told(reach, changed, f"{who} is now {role.value} of {changed['chat']['name'] or changed['chat']['chat_id']}")
+    output.told(reach, changed, f"{who} is now {role.value} of {changed['chat']['name'] or changed['chat']['chat_id']}")
 
 
 @chat.command("open")
@@ -136,7 +136,7 @@ def open_chat(
       holdfast chat open lobby --user alice
       printf 'one\\ntwo\\n' | holdfast chat open lobby --user bob
     """
-    from holdfast.cli.talk import Room, talk
+    from holdfast.cli.terminal_chat import Room, talk
 
     rest = reach.as_user(user, tenant)
     room = Room(
@@ -176,7 +176,7 @@ def send(
     path = ("/v1/chats", _chat_id(rest, chat_name), "messages")
     ack = _send(rest, path, body, key or Ids(SystemClock()).new("cmsg_"))
     again = " (it had been sent before)" if ack["deduplicated"] else ""
-    show.told(reach, ack, f"sent as message {ack['sequence']} of {ack['chat_id']}{again}")
+    output.told(reach, ack, f"sent as message {ack['sequence']} of {ack['chat_id']}{again}")
 
 
 @chat.command()
@@ -203,16 +203,16 @@ def history(
     rest = reach.as_user(user, tenant)
     page = rest.get("/v1/chats", _chat_id(rest, chat_name), "messages", limit=limit, before=before, after=after)
     if reach.as_json:
-        show.as_json(page)
+        output.as_json(page)
         return
     if page["has_older"]:
-        show.line(f"… more before {page['messages'][0]['sequence']}" if page["messages"] else "… more before")
+        output.line(f"… more before {page['messages'][0]['sequence']}" if page["messages"] else "… more before")
     if not page["messages"]:
-        show.line("No messages here yet.")
+        output.line("No messages here yet.")
     for message in page["messages"]:
-        show.line(f"{message['sequence']:>6}  {show.message_line(message)}")
+        output.line(f"{message['sequence']:>6}  {output.message_line(message)}")
     if page["has_newer"] and page["messages"]:
-        show.line(f"… more after {page['messages'][-1]['sequence']}")
+        output.line(f"… more after {page['messages'][-1]['sequence']}")
 
 
 @chat.command()
@@ -228,7 +228,7 @@ def inspect(reach: CliContext, chat_id: Annotated[str, typer.Argument(metavar="C
     found = reach.as_operator().get("/admin/chats", chat_id)
     about = found["chat"]
     counter = found["counter"]
-    show.described(
+    output.described(
         reach,
         found,
         {
@@ -257,7 +257,7 @@ def halt(reach: CliContext, chat_id: Annotated[str, typer.Argument(metavar="CHAT
       holdfast chat halt chat_01J9ZK… --reason "duplicate sequence seen"
     """
     changed = reach.as_operator().post("/admin/chats", chat_id, "halt", body={"reason": reason})
-    show.told(reach, changed, f"{chat_id} is halted: sends are refused until `holdfast chat recover`")
+    output.told(reach, changed, f"{chat_id} is halted: sends are refused until `holdfast chat recover`")
 
 
 @chat.command()
@@ -271,7 +271,7 @@ def recover(reach: CliContext, chat_id: Annotated[str, typer.Argument(metavar="C
       holdfast chat recover chat_01J9ZK… --reason "counter was missing"
     """
     changed = reach.as_operator().post("/admin/chats", chat_id, "recover", body={"reason": reason})
-    show.told(reach, changed, f"{chat_id} goes on in epoch {changed['chat']['epoch']} at {changed['chat']['head']}")
+    output.told(reach, changed, f"{chat_id} goes on in epoch {changed['chat']['epoch']} at {changed['chat']['head']}")
 
 
 def _ranges(gaps: list[list[int]]) -> str:
@@ -283,7 +283,7 @@ def _list_hot(reach: CliContext) -> None:
     busiest = _busiest(status["hot_chats"])
     found = [{"chat_id": chat_id, "messages_per_minute": count} for chat_id, count in busiest]
     empty = f"No chat had more than {status['hot_messages_per_minute']} messages in the last minute."
-    show.listed(reach, found, ("chat", "messages in the last minute"), busiest, empty=empty)
+    output.listed(reach, found, ("chat", "messages in the last minute"), busiest, empty=empty)
 
 
 def _unread(entry: Mapping[str, Any]) -> str:

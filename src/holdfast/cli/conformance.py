@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from holdfast.cli import show
-from holdfast.cli.reach import CliContext, local_command
+from holdfast.cli import output
+from holdfast.cli.context import CliContext, local_command
 from holdfast.errors import BadSetting, InvalidMessage
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def conformance(
     chosen = _chosen(scenario)
     if list_:
         found = [{"scenario": name, "what": text} for name, text in chosen.items()]
-        show.listed(reach, found, ("scenario", "what"), chosen.items(), empty="")
+        output.listed(reach, found, ("scenario", "what"), chosen.items(), empty="")
         return
     if not command:
         raise InvalidMessage("name the program that drives your client: holdfast conformance -- node driver.js")
@@ -61,17 +61,17 @@ def conformance(
 
     def on_result(result: Result) -> None:
         if not reach.as_json:
-            show.line(f"{'ok    ' if result.passed else 'FAILED'} {result.scenario}  ({result.seconds:.1f} s)")
+            output.line(f"{'ok    ' if result.passed else 'FAILED'} {result.scenario}  ({result.seconds:.1f} s)")
             for text in (result.why, *result.log):
                 if text:
-                    show.line(f"         {text}")
+                    output.line(f"         {text}")
 
     results = asyncio.run(run_suite(command, _scenarios(chosen), patience_seconds, on_result))
     failed = [result.scenario for result in results if not result.passed]
     if reach.as_json:
-        show.as_json({"conforms": not failed, "scenarios": msgspec.to_builtins(results)})
+        output.as_json({"conforms": not failed, "scenarios": msgspec.to_builtins(results)})
     else:
-        show.line(f"\n{len(results) - len(failed)} of {len(results)} scenarios passed")
+        output.line(f"\n{len(results) - len(failed)} of {len(results)} scenarios passed")
     if failed:
         raise typer.Exit(1)
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli import show
+from holdfast.cli import output
+from holdfast.cli.context import ASKED, CliContext, ReasonOption, TenantOption, local_command, remote_command
 from holdfast.cli.groups import group
-from holdfast.cli.reach import ASKED, CliContext, ReasonOption, TenantOption, local_command, remote_command
 from holdfast.errors import InvalidMessage, NotFound
 
 revoke = group("Make tokens worthless: one, a user's, a device's, a tenant's.")
@@ -129,7 +129,7 @@ def list_revocations(
       holdfast revoke ls --user alice
     """
     found = _all(reach, tenant=tenant, user_id=user)
-    show.listed(
+    output.listed(
         reach, found,
         ("id", "kind", "tenant", "user", "token or device", "issued before", "ends"),
         (
@@ -158,7 +158,7 @@ def undo_revocation(
       holdfast revoke undo 17 --reason "the wrong Alice"
     """
     lifted = reach.as_operator().delete("/admin/revocations", str(number), reason=reason)
-    show.told(reach, lifted, f"{lifted['kind']} {number} is lifted")
+    output.told(reach, lifted, f"{lifted['kind']} {number} is lifted")
 
 
 @revoke.command("reset")
@@ -177,7 +177,7 @@ def reset_revocations(reach: CliContext, reason: ReasonOption = ASKED) -> None:
     from holdfast.node.revocations_file import reset_revocations
 
     reset_revocations(reach.state_path, reason)
-    show.told(reach, {"reset": True}, "nobody is cut off by revocations, bans and mutes of tenants any more")
+    output.told(reach, {"reset": True}, "nobody is cut off by revocations, bans and mutes of tenants any more")
 
 
 @remote_command
@@ -266,7 +266,7 @@ def disconnect(
     answer = reach.as_operator().post("/admin/disconnect", body=body)
     closed, what = answer["closed"], f"device {device} of {user}" if device else user
     none = f"nobody matched: {what} ({tenant}) has no connection"
-    show.told(reach, answer, f"{closed} connections of {what} ({tenant}) are closed" if closed else none)
+    output.told(reach, answer, f"{closed} connections of {what} ({tenant}) are closed" if closed else none)
 
 
 def _add(reach: CliContext, body: Mapping[str, Any], reason: str) -> dict[str, Any]:
@@ -276,30 +276,30 @@ def _add(reach: CliContext, body: Mapping[str, Any], reason: str) -> dict[str, A
 
 
 def _said(reach: CliContext, made: Mapping[str, Any], sentence: str) -> None:
-    show.told(reach, made, f"{sentence}; undo it with: holdfast revoke undo {made['number']}")
+    output.told(reach, made, f"{sentence}; undo it with: holdfast revoke undo {made['number']}")
 
 
 def _restrict(reach: CliContext, kind: str, user: str, chat: str | None, tenant: str, reason: str) -> None:
     done = "banned" if kind == "ban" else "muted"
     if chat is None:
         made = _add(reach, {"kind": kind, "user_id": user, "tenant": tenant}, reason)
-        show.told(reach, made, f"{user} is {done} in the tenant {tenant} until `holdfast un{kind} {user}`")
+        output.told(reach, made, f"{user} is {done} in the tenant {tenant} until `holdfast un{kind} {user}`")
         return
     changed = reach.as_operator().post("/admin/chats", chat, kind, body={"user_id": user, "reason": reason})
-    show.told(reach, changed, f"{user} is {done} in {chat} until `holdfast un{kind} {user} --chat {chat}`")
+    output.told(reach, changed, f"{user} is {done} in {chat} until `holdfast un{kind} {user} --chat {chat}`")
 
 
 def _lift(reach: CliContext, kind: str, user: str, chat: str | None, tenant: str, reason: str) -> None:
     done = "banned" if kind == "ban" else "muted"
     if chat is not None:
         changed = reach.as_operator().post("/admin/chats", chat, f"un{kind}", body={"user_id": user, "reason": reason})
-        show.told(reach, changed, f"{user} is no longer {done} in {chat}")
+        output.told(reach, changed, f"{user} is no longer {done} in {chat}")
         return
     found = _all(reach, kind=kind, tenant=tenant, user_id=user)
     if not found:
         raise NotFound(f"{user} is not {done} in the tenant {tenant}: nothing was changed")
     lifted = reach.as_operator().delete("/admin/revocations", str(found[0]["number"]), reason=reason)
-    show.told(reach, lifted, f"{user} is no longer {done} in the tenant {tenant}")
+    output.told(reach, lifted, f"{user} is no longer {done} in the tenant {tenant}")
 
 
 def _all(reach: CliContext, **wanted: str | None) -> list[dict[str, Any]]:

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli import show
+from holdfast.cli import output
+from holdfast.cli.context import ASKED, CliContext, ReasonOption, remote_command
 from holdfast.cli.groups import group
-from holdfast.cli.reach import ASKED, CliContext, ReasonOption, remote_command
 from holdfast.cli.rest import RestClient
 from holdfast.errors import InvalidMessage, NotFound
 
@@ -29,7 +29,7 @@ Seqs = Annotated[list[int], typer.Argument(metavar="JOB...", help="Jobs by their
 def _listed(reach: CliContext, path: str, asked: dict[str, Any], *, empty: str) -> None:
     found = reach.as_operator().get(path, **asked)["jobs"]
     columns = ("job", "type", "stream", "state", "attempt", "reason", "due", "error")
-    show.listed(reach, found, columns, (_row(job) for job in found), empty=empty)
+    output.listed(reach, found, columns, (_row(job) for job in found), empty=empty)
 
 
 def _row(job: dict[str, Any]) -> tuple[Any, ...]:
@@ -72,7 +72,7 @@ def show_job(reach: CliContext, job: Annotated[int, typer.Argument(help="A job's
       holdfast jobs show 4711
     """
     found = reach.as_operator().get("/admin/jobs", str(job))
-    show.described(reach, found, {name: value for name, value in found.items() if value not in (None, "")})
+    output.described(reach, found, {name: value for name, value in found.items() if value not in (None, "")})
 
 
 @jobs.command("stats")
@@ -86,7 +86,7 @@ def job_stats(reach: CliContext) -> None:
       holdfast jobs stats
     """
     found = reach.as_operator().get("/admin/jobs/stats")
-    show.described(reach, found)
+    output.described(reach, found)
     if found["poison_candidates"]:
         raise typer.Exit(1)
 
@@ -102,7 +102,7 @@ def blocked_streams(reach: CliContext, limit: LimitOption = 100) -> None:
       holdfast jobs streams
     """
     found = reach.as_operator().get("/admin/jobs/streams", limit=limit)["streams"]
-    show.listed(
+    output.listed(
         reach, found,
         ("stream", "head", "type", "attempt", "waiting", "reason", "due", "since", "error"),
         (
@@ -128,7 +128,7 @@ def open_breakers(reach: CliContext) -> None:
     """
     found = reach.as_operator().get("/admin/jobs/breakers")["breakers"]
     rows = ((b["type"], b["open_until"][:19], b["by"]) for b in found)
-    show.listed(reach, found, ("type", "open until", "by"), rows, empty="No breaker is open.")
+    output.listed(reach, found, ("type", "open until", "by"), rows, empty="No breaker is open.")
 
 
 @jobs.command("acts")
@@ -151,13 +151,13 @@ def list_acts(
 
 def _show_acts(reach: CliContext, found: dict[str, Any]) -> None:
     if reach.as_json:
-        show.as_json(found)
+        output.as_json(found)
         return
     columns = ("act", "at", "who", "what", "jobs", "target", "why")
     rows = ((a["number"], a["at"][:19], a["by"], a["verb"], a["count"], a["target"], a["why"]) for a in found["acts"])
-    show.table(columns, rows, empty="No acts.")
+    output.table(columns, rows, empty="No acts.")
     if found["next_before"] is not None:
-        show.line(f"… more: --before {found['next_before']}")
+        output.line(f"… more: --before {found['next_before']}")
 
 
 @jobs.command("retry")
@@ -309,7 +309,7 @@ def _chosen(type: str | None, stream: str | None, failed_with: str | None) -> di
 def _exhume(reach: CliContext, verb: str, body: dict[str, Any], seqs: list[int] | None, rate: int, done: str) -> None:
     """Do it to the named dead letters, or to all that ``body`` describes; exit code 1 if one that was named is none."""
     rest, missing = reach.as_operator(), list[int]()
-    with show.progress(reach) as moved:
+    with output.progress(reach) as moved:
 
         def told(count: int, in_all: int | None) -> None:
             moved(f"{count:,} {done}", count, in_all)
@@ -319,7 +319,7 @@ def _exhume(reach: CliContext, verb: str, body: dict[str, Any], seqs: list[int] 
         else:
             count = _in_portions(rest, verb, body, rate, told)
     gone = f"; no such dead letter: {', '.join(map(str, missing))}" if missing else ""
-    show.told(reach, {"count": count, "missing": missing}, f"{count} {done}{gone}")
+    output.told(reach, {"count": count, "missing": missing}, f"{count} {done}{gone}")
     if missing:
         raise typer.Exit(1)
 
@@ -365,4 +365,4 @@ def _portions(rate: int, dead: int) -> Iterator[int]:
 
 def _act(reach: CliContext, verb: str, body: dict[str, Any], done: str) -> None:
     answer = reach.as_operator().post(f"/admin/jobs/{verb}", body=body)
-    show.told(reach, answer, f"{answer['count']} {done}")
+    output.told(reach, answer, f"{answer['count']} {done}")

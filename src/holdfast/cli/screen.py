@@ -15,8 +15,8 @@ from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import Protocol
 
-from holdfast.cli.editor import Ended, Entered, LineEditor
-from holdfast.cli.show import printable
+from holdfast.cli.line_editor import Ended, Entered, LineEditor
+from holdfast.cli.output import printable
 
 LINES_WAITING_MAX = 100
 """Lines read ahead of what is taken; at the bound no more is read, and nothing that was read is dropped."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.access.principal import USER_SCOPES
-from holdfast.cli import show
-from holdfast.cli.reach import CliContext, TenantOption, remote_command
+from holdfast.cli import output
+from holdfast.cli.context import CliContext, TenantOption, remote_command
 from holdfast.cli.rest import RestClient
 from holdfast.errors import BadSetting, InvalidMessage
 from holdfast.message import User
@@ -20,7 +20,7 @@ from holdfast.message import User
 if TYPE_CHECKING:
     from holdfast.verify.checkers import Verdict
     from holdfast.verify.history import History
-    from holdfast.verify.trial import Account, Workload, WorkloadProgress
+    from holdfast.verify.workload import Account, Workload, WorkloadProgress
 
 _SHOWN_MAX = 3
 
@@ -66,7 +66,7 @@ def verify(
         return
     trial = _trial(reach, server or reach.address, tenant, seconds, seed)
     try:
-        with show.progress(reach) as moved:
+        with output.progress(reach) as moved:
             asyncio.run(trial.run(lambda now: moved(_words(now), min(now.seconds, seconds), seconds)))
     finally:
         if history is not None:
@@ -86,7 +86,7 @@ def _words(now: WorkloadProgress) -> str:
 
 
 def _trial(reach: CliContext, url: str, tenant: str, seconds: float, seed: int | None) -> Workload:
-    from holdfast.verify.trial import Workload, WorkloadSettings
+    from holdfast.verify.workload import Workload, WorkloadSettings
 
     members, stranger = _accounts(reach, url, tenant)
     chosen = secrets.randbelow(10**6) if seed is None else seed
@@ -96,8 +96,8 @@ def _trial(reach: CliContext, url: str, tenant: str, seconds: float, seed: int |
 
 def _accounts(reach: CliContext, url: str, tenant: str) -> tuple[list[Account], Account | None]:
     """Whoever the credential lets us be: three made-up users, one of them a stranger, or the token's own user."""
-    from holdfast.client.tokens import claims_of
-    from holdfast.verify.trial import Account
+    from holdfast.client.connection import claims_of
+    from holdfast.verify.workload import Account
 
     token = reach.token
     if token and token.startswith("hf_admin_"):
@@ -130,17 +130,17 @@ def _tell(reach: CliContext, history: History, left: list[str]) -> None:
     verdicts = {number: CHECKERS[number](history) for number in named or CHECKERS}
     kept = all(verdict.ok for verdict in verdicts.values()) and any(history.acks())
     if reach.as_json:
-        show.as_json(_report(history, verdicts, kept, left))
+        output.as_json(_report(history, verdicts, kept, left))
     else:
         rows = [(number, verdict.name, verdict.examined, _word(verdict)) for number, verdict in verdicts.items()]
-        show.table(("", "promise", "facts", ""), rows, empty="nothing was judged")
+        output.table(("", "promise", "facts", ""), rows, empty="nothing was judged")
         for verdict in verdicts.values():
             for violation in verdict.violations[:_SHOWN_MAX]:
-                show.line(f"\n{verdict.name}: {violation}")
+                output.line(f"\n{verdict.name}: {violation}")
         if not any(history.acks()):
-            show.line("not one message was acknowledged, so that nothing is proved")
+            output.line("not one message was acknowledged, so that nothing is proved")
         for chat in left:
-            show.line(f"left on the server: {chat}")
+            output.line(f"left on the server: {chat}")
     if not kept:
         raise typer.Exit(1)
 

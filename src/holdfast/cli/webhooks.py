@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli import show
+from holdfast.cli import output
+from holdfast.cli.context import ASKED, CliContext, ReasonOption, remote_command
 from holdfast.cli.groups import group
 from holdfast.cli.jobs import LimitOption
-from holdfast.cli.reach import ASKED, CliContext, ReasonOption, remote_command
 
 webhooks = group("Where a tenant's messages are sent.")
 
@@ -35,7 +35,7 @@ def add_webhook(
     """
     body = {"url": address, "tenant": tenant, "description": description, "reason": reason}
     made = reach.as_operator().post("/admin/webhooks", body=body)
-    show.secret(reach, made, made["endpoint_id"])
+    output.secret(reach, made, made["endpoint_id"])
 
 
 @webhooks.command("ls")
@@ -51,7 +51,7 @@ def list_webhooks(reach: CliContext) -> None:
     found = reach.as_operator().get("/admin/webhooks")["endpoints"]
     columns = ("endpoint", "tenant", "url", "state", "waiting", "for")
     rows = ((e["endpoint_id"], e["tenant"], e["url"], _state(e), _waiting(e), e["description"]) for e in found)
-    show.listed(reach, found, columns, rows, empty="No endpoints.")
+    output.listed(reach, found, columns, rows, empty="No endpoints.")
 
 
 def _waiting(endpoint: Mapping[str, Any]) -> str:
@@ -75,7 +75,7 @@ def remove_webhook(reach: CliContext, endpoint: _EndpointArgument, reason: Reaso
       holdfast webhooks rm ep_01J9ZK
     """
     removed = reach.as_operator().delete("/admin/webhooks", endpoint, reason=reason)
-    show.told(reach, removed, f"{endpoint} ({removed['url']}) is removed")
+    output.told(reach, removed, f"{endpoint} ({removed['url']}) is removed")
 
 
 @webhooks.command("test")
@@ -89,7 +89,7 @@ def check_webhook(reach: CliContext, endpoint: _EndpointArgument, reason: Reason
       holdfast webhooks test ep_01J9ZK
     """
     answer = reach.as_operator().post("/admin/webhooks", endpoint, "test", body={"reason": reason})
-    show.told(reach, answer, f"a test is on its way; see holdfast webhooks log {endpoint}")
+    output.told(reach, answer, f"a test is on its way; see holdfast webhooks log {endpoint}")
 
 
 @webhooks.command("enable")
@@ -103,7 +103,7 @@ def enable_webhook(reach: CliContext, endpoint: _EndpointArgument, reason: Reaso
       holdfast webhooks enable ep_01J9ZK
     """
     enabled = reach.as_operator().post("/admin/webhooks", endpoint, "enable", body={"reason": reason})
-    show.told(reach, enabled, f"{endpoint} is enabled")
+    output.told(reach, enabled, f"{endpoint} is enabled")
 
 
 @webhooks.command("disable")
@@ -117,7 +117,7 @@ def disable_webhook(reach: CliContext, endpoint: _EndpointArgument, reason: Reas
       holdfast webhooks disable ep_01J9ZK --reason "their maintenance"
     """
     disabled = reach.as_operator().post("/admin/webhooks", endpoint, "disable", body={"reason": reason})
-    show.told(reach, disabled, f"{endpoint} is disabled")
+    output.told(reach, disabled, f"{endpoint} is disabled")
 
 
 @webhooks.command("log")
@@ -131,7 +131,7 @@ def webhook_log(reach: CliContext, endpoint: _EndpointArgument, limit: LimitOpti
       holdfast webhooks log ep_01J9ZK
     """
     found = reach.as_operator().get("/admin/webhooks", endpoint, "deliveries", limit=limit)["deliveries"]
-    show.listed(
+    output.listed(
         reach, found,
         ("at", "chat", "sequence", "attempt", "status", "seconds", "error"),
         (

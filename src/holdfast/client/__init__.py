@@ -12,6 +12,7 @@
 """
 
 from holdfast.client.client import Client
+from holdfast.client.connection import TokenProvider
 from holdfast.client.events import (
     ChatGone,
     ChatJoined,
@@ -23,7 +24,6 @@ from holdfast.client.events import (
     Warned,
 )
 from holdfast.client.settings import ClientSettings
-from holdfast.client.tokens import TokenProvider
 from holdfast.message import Message
 from holdfast.wire.frames import Presence, Receipt, Typing
 

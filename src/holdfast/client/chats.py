@@ -4,19 +4,100 @@ A push n: n ≤ received, a duplicate, dropped; n = received + 1, taken; beyond,
 pulled page by page. Pages are authoritative up to their ``through``. A page of another epoch means reset, and so does
 one marked ``reset`` that ends below what we have: the application is told, and the chat starts at 0. A full buffer
 takes nothing in; the chat is behind until there is room.
+
+How far this device has one chat. (Pure.)
+
+Four marks, each at most the one before: ``received`` (in the application's buffer; nothing is missing below),
+``consumed`` (the application has moved past it), ``kept`` (that is on disk) and ``acked`` (the server knows).
+So an ack never promises what a crash of this device could take back.
+
+How far the user has read, and what of that the server may not have heard. (Pure.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
-from holdfast.client.actions import Keep
-from holdfast.client.cursors import ChatCopy
-from holdfast.client.events import ChatGone, ChatJoined, ChatReset, ClientEvent
+from msgspec import UNSET, UnsetType
+
+from holdfast.client.events import ChatGone, ChatJoined, ChatReset, ClientEvent, Keep
 from holdfast.client.inbox import Inbox
 from holdfast.client.session import NEVER
 from holdfast.message import Cursor, Message, Page
 from holdfast.wire.frames import CursorClaim, ResumedChat, SyncBody
+
+UNKNOWN_EPOCH = -1
+
+
+class ChatCopy:
+    """One chat as this device has it, within one epoch; a reset makes a new one.
+
+    ``waiting`` counts its messages in the application's buffer; ``heard`` is the highest sequence we know exists.
+    ``proof`` is the server's for ``received``, ``consumed_proof`` that for ``consumed``; None where none came.
+    """
+
+    __slots__ = ("acked", "consumed", "consumed_proof", "epoch", "heard", "kept", "proof", "received", "waiting")
+
+    def __init__(self, epoch: int = UNKNOWN_EPOCH, sequence: int = 0, proof: str | None = None) -> None:
+        self.epoch = epoch
+        self.proof = self.consumed_proof = proof
+        self.received = self.consumed = self.kept = self.acked = sequence
+        self.heard = 0
+        self.waiting = 0
+
+    @property
+    def known(self) -> bool:
+        """Whether a page has told us the chat's epoch; before that a push cannot be placed."""
+        return self.epoch != UNKNOWN_EPOCH
+
+    @property
+    def received_claim(self) -> CursorClaim:
+        """What to ask the server with."""
+        return CursorClaim(self.epoch, self.received, self.proof)
+
+    @property
+    def cursor(self) -> CursorClaim:
+        """What may be kept on disk."""
+        return CursorClaim(self.epoch, self.consumed, self.consumed_proof)
+
+    def take(
+        self, messages: Sequence[Message], through: int, room: int, proof: str | UnsetType = UNSET
+    ) -> list[Message]:
+        """Take in a stretch that starts at or below ``received + 1`` and is whole up to ``through``.
+
+        What we have already is left out. Of the rest at most ``room`` are taken; the mark moves no further than
+        what was taken, so that the remainder is pulled again. ``proof`` is that of ``through``.
+        """
+        fresh = [message for message in messages if message.sequence > self.received]
+        taken = fresh[:room]
+        if len(taken) == len(fresh):
+            self._receive(through, proof or None)
+        elif taken:
+            self._receive(taken[-1].sequence, None)
+        self.heard = max(self.heard, through)
+        self.waiting += len(taken)
+        if not self.waiting:
+            self.consumed, self.consumed_proof = self.received, self.proof
+        return taken
+
+    def _receive(self, sequence: int, proof: str | None) -> None:
+        if sequence > self.received or (sequence == self.received and proof):
+            self.received, self.proof = sequence, proof
+
+    def skip_to(self, sequence: int) -> None:
+        """Pass over everything up to ``sequence`` unseen."""
+        self._receive(sequence, None)
+        self.consumed, self.consumed_proof = self.received, self.proof
+        self.heard = max(self.heard, self.received)
+
+    def move_past(self, sequence: int, proof: str | UnsetType = UNSET) -> None:
+        """The application is done with ``sequence``; a hole behind it that a page settled is passed with it."""
+        self.waiting -= 1
+        if not self.waiting:
+            self.consumed, self.consumed_proof = self.received, self.proof
+        elif sequence > self.consumed:
+            self.consumed, self.consumed_proof = sequence, proof or None
+
 
 NO_PROGRESS_SECONDS = 1.0
 """How long a chat waits after a page that promised more and brought nothing."""
@@ -238,3 +319,40 @@ class ChatCopies:
 
     def _follows(self, chat_id: str) -> bool:
         return self._follow is None or chat_id in self._follow
+
+
+class Reads:
+    """The highest sequence per chat. A read has no answer, so what a connection said is owed again when it ends."""
+
+    def __init__(self) -> None:
+        self._owed: dict[str, int] = {}
+        self._said: dict[str, int] = {}
+
+    def __bool__(self) -> bool:
+        """Whether there is one to say."""
+        return bool(self._owed)
+
+    def read(self, chat_id: str, sequence: int) -> None:
+        self._owed[chat_id] = max(sequence, self._owed.get(chat_id, 0))
+
+    def say(self) -> tuple[str, int]:
+        """The next to say, which is being said."""
+        chat_id = next(iter(self._owed))
+        sequence = self._owed.pop(chat_id)
+        self._said[chat_id] = max(sequence, self._said.get(chat_id, 0))
+        return chat_id, sequence
+
+    def refused(self, chat_id: str) -> None:
+        """The server wants to hear nothing of this chat."""
+        self._said.pop(chat_id, None)
+
+    def reset(self, chat_id: str) -> None:
+        """What was read is numbered otherwise now."""
+        self._owed.pop(chat_id, None)
+        self._said.pop(chat_id, None)
+
+    def owe_again(self) -> None:
+        """What was said may have been lost."""
+        for chat_id, sequence in self._said.items():
+            self.read(chat_id, sequence)
+        self._said.clear()

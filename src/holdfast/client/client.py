@@ -1,4 +1,7 @@
-"""The client: the machine's shell over a socket, a state file and the application's coroutines."""
+"""The client: the machine's shell over a socket, a state file and the application's coroutines.
+
+Who waits for what became of a send. Each caller has a future of its own, so cancelling one disturbs nobody.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,86 @@ import random
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self, assert_never
+from typing import Generic, Self, TypeVar, assert_never
 
-from holdfast.client.actions import Announced, Drop, Keep, MachineAction, Online, RenewToken, Settled, Synced, Write
-from holdfast.client.connection import ClientSocket, HandshakeRefused, Unreachable, connect, socket_url
-from holdfast.client.cursors import ChatCopy
-from holdfast.client.events import ClientEvent, ConnectionChanged, ConnectionState, Sent
+from holdfast.client.chats import ChatCopy
+from holdfast.client.connection import (
+    ClientSocket,
+    HandshakeRefused,
+    NoToken,
+    TokenProvider,
+    Unreachable,
+    claims_of,
+    connect,
+    fresh,
+    socket_url,
+)
+from holdfast.client.events import (
+    Announced,
+    ClientEvent,
+    ConnectionChanged,
+    ConnectionState,
+    Drop,
+    Keep,
+    MachineAction,
+    Online,
+    RenewToken,
+    Sent,
+    Settled,
+    Synced,
+    Write,
+)
 from holdfast.client.machine import Machine
 from holdfast.client.outbox import Outbox, OutboxEntry, check
 from holdfast.client.reconnect import Reconnect, ReconnectVerdict, Retry, Stop
 from holdfast.client.settings import ClientSettings
 from holdfast.client.state import state_at
-from holdfast.client.tokens import NoToken, TokenProvider, claims_of, fresh
-from holdfast.client.waiting import Unsettled
 from holdfast.clock import Clock, Ids, SystemClock
 from holdfast.errors import BadSetting, HoldfastError, InvalidMessage, KeyReused, Unavailable
 from holdfast.message import Cursor, Message
 from holdfast.wire.codec import decode_server_frame, encode_client_frame
 from holdfast.wire.frames import ConnectionEstablished, CursorClaim
+
+T = TypeVar("T")
+
+
+class Waiters(Generic[T]):
+    """Callers that wait for one outcome."""
+
+    __slots__ = ("_futures",)
+
+    def __init__(self) -> None:
+        self._futures: set[asyncio.Future[T]] = set()
+
+    async def wait(self) -> T:
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._futures.add(future)
+        try:
+            return await future
+        finally:
+            self._futures.discard(future)
+
+    def tell(self, outcome: T | Exception) -> bool:
+        """Whether anybody waited."""
+        waiting = [future for future in self._futures if not future.done()]
+        for future in waiting:
+            if isinstance(outcome, Exception):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+        return bool(waiting)
+
+
+class Unsettled:
+    """A message between the call and its ack or refusal; ``on_disk`` once the outbox file has it."""
+
+    __slots__ = ("entry", "on_disk", "sent", "stored")
+
+    def __init__(self, entry: OutboxEntry, on_disk: bool = False) -> None:
+        self.entry = entry
+        self.on_disk = on_disk
+        self.stored: Waiters[bool] = Waiters()
+        self.sent: Waiters[Sent] = Waiters()
 
 
 class Client:

@@ -11,14 +11,26 @@ import random
 from collections.abc import Collection, Iterable, Mapping
 from typing import assert_never
 
-from holdfast.client.actions import Announced, Drop, Keep, MachineAction, Online, RenewToken, Settled, Synced, Write
-from holdfast.client.chats import ChatCopies
-from holdfast.client.cursors import ChatCopy
-from holdfast.client.events import ChatReset, ClientEvent, SendRefused, Sent, Warned
+from holdfast.client.chats import ChatCopies, ChatCopy, Reads
+from holdfast.client.events import (
+    Announced,
+    ChatReset,
+    ClientEvent,
+    Drop,
+    Keep,
+    MachineAction,
+    Online,
+    RenewToken,
+    SendRefused,
+    Sent,
+    Settled,
+    Synced,
+    Warned,
+    Write,
+)
 from holdfast.client.inbox import Inbox
 from holdfast.client.outbox import Outbox, OutboxEntry
-from holdfast.client.reads import Reads
-from holdfast.client.refusals import refusal
+from holdfast.client.reconnect import refusal
 from holdfast.client.session import NEVER, ClientSession, Pace, Resuming, Sync
 from holdfast.client.settings import ClientSettings
 from holdfast.errors import HoldfastError

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import apsw
 
-from holdfast.client.actions import Keep
+from holdfast.client.events import Keep
 from holdfast.client.outbox import OutboxEntry
 from holdfast.errors import HoldfastError, InternalError, StateCorrupted, StateDirectory, StateInUse
 from holdfast.wire.frames import CursorClaim

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Literal, Protocol
 
 from holdfast import telemetry
-from holdfast.access.door import Buckets
+from holdfast.access.network import Buckets
 from holdfast.bounds import positive
 from holdfast.clock import Clock, Turns, timestamp, wait_at_most
 from holdfast.errors import HoldfastError

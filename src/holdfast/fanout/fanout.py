@@ -26,9 +26,8 @@ from holdfast.errors import HoldfastError, OutcomeUnknown, Unavailable, Unreadab
 from holdfast.eventlog.contract import EventLog
 from holdfast.fanout.contract import Envelope, Link, Registry
 from holdfast.fanout.dead_letters import DATA_BYTES_MAX, DeadLetter, DeadLetters
-from holdfast.fanout.gaps import Gaps
 from holdfast.fanout.members import Members
-from holdfast.fanout.routing import Leg, envelopes, legs, recipients, undeliverable
+from holdfast.fanout.routing import Gaps, Leg, envelopes, legs, recipients, undeliverable
 from holdfast.message import Cursor, LogEntry, User
 from holdfast.resilience import Backoff
 

@@ -4,6 +4,10 @@ First ``legs`` cuts a batch by chat into legs: consecutive messages that go to t
 change the members at their exact place: who is added gets the event and what follows, who is removed gets the
 event of the removal and nothing after it. Then ``envelopes`` turns legs into one envelope per gateway, once it is
 known who is connected where.
+
+Whether the log is dense: between two neighbours of a chat no sequence may be missing. (Pure.)
+
+Sequences are dense by construction, so a gap is an operator's repair or a defect; either way somebody should know.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from typing import NamedTuple
 
 from holdfast.fanout.contract import Envelope, Stretch
 from holdfast.message import LogEntry, Message, User
-from holdfast.store.changes import membership_event
+from holdfast.store.commands import membership_event
 
 
 class Leg(NamedTuple):
@@ -123,3 +127,31 @@ def _stretches(cut: Sequence[Leg], held: Set[User], *, shared: bool) -> list[Str
 def undeliverable(cut: Sequence[Leg], online: Mapping[str, Set[User]]) -> int:
     """Messages for which nobody is connected anywhere."""
     return sum(len(leg.messages) for leg in cut if all(leg.members.isdisjoint(held) for held in online.values()))
+
+
+MAX_CHATS = 100_000
+"""Chats watched at once; at the bound all are forgotten and watching starts anew."""
+
+
+class Gaps:
+    """Remembers each chat's newest sequence."""
+
+    def __init__(self, max_chats: int = MAX_CHATS) -> None:
+        self._max_chats = max_chats
+        self._newest: dict[str, int] = {}
+
+    def missing(self, entries: Iterable[LogEntry]) -> int:
+        """How many sequences are missing before these entries. Repeated entries are no gap."""
+        missing = 0
+        newest = self._newest
+        for entry in entries:
+            message = entry.message
+            last = newest.get(message.chat_id)
+            if last is None:
+                if len(newest) >= self._max_chats:
+                    newest.clear()
+            elif message.sequence > last + 1:
+                missing += message.sequence - last - 1
+            if last is None or message.sequence > last:
+                newest[message.chat_id] = message.sequence
+        return missing

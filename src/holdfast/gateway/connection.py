@@ -19,16 +19,16 @@ from holdfast.access.principal import Principal
 from holdfast.clock import timestamp
 from holdfast.errors import HoldfastError, InvalidMessage, Unauthorized, Unavailable
 from holdfast.gateway.contract import ConnectionHost, GatewayDeps, Socket
-from holdfast.gateway.linger import LINGER_SECONDS
+from holdfast.gateway.transport.linger import LINGER_SECONDS
 from holdfast.message import Outcome, Page, ResumeRead, User
 from holdfast.session import effects
-from holdfast.session.deliveries import OutboundBuffer
 from holdfast.session.effects import Effects, SessionEvent
+from holdfast.session.outbound import OutboundBuffer
+from holdfast.session.responses import closing_frame
 from holdfast.session.session import Session
 from holdfast.session.validation import refusal_of
-from holdfast.session.words import closing_frame
 from holdfast.session.work_rate import WorkRate
-from holdfast.wire.closing import CloseReason
+from holdfast.wire.close_codes import CloseReason
 from holdfast.wire.codec import decode_client_frame, encode_frame, error_payload, pong_frame, request_id_of
 from holdfast.wire.frames import Authenticate
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from holdfast.access.principal import Principal
 from holdfast.clock import Clock, Ids
 from holdfast.errors import HoldfastError
-from holdfast.gateway.limits import GatewaySettings
+from holdfast.gateway.settings import GatewaySettings
+from holdfast.history.history import ChatHistory
 from holdfast.ingest.watermarks import Watermarks
-from holdfast.limits.entrances import Sends
+from holdfast.limits.entry_points import Sends
 from holdfast.message import User
 from holdfast.session.heartbeat import Transmission
-from holdfast.session.limits import SessionSettings
-from holdfast.store.history import ChatHistory
+from holdfast.session.settings import SessionSettings
 
 if TYPE_CHECKING:
     from holdfast.gateway.connection import Connection

@@ -17,7 +17,7 @@ from holdfast.gateway.connection import Connection
 from holdfast.gateway.contract import GatewayDeps
 from holdfast.message import User
 from holdfast.session.roster import Roster
-from holdfast.wire.closing import CloseReason
+from holdfast.wire.close_codes import CloseReason
 
 ANSWER_SECONDS = 0.5
 """How long a connection that is to close waits for the answers to what it sent."""

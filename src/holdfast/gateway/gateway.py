@@ -18,17 +18,17 @@ from holdfast import telemetry
 from holdfast.access.principal import Principal
 from holdfast.clock import Turns, wait_at_most
 from holdfast.fanout.contract import Envelope
-from holdfast.gateway.belonging import RosterSync
 from holdfast.gateway.connection import Connection
 from holdfast.gateway.contract import GatewayDeps, Socket
 from holdfast.gateway.cutoff import Cutoff
-from holdfast.gateway.linger import LINGER_SECONDS
+from holdfast.gateway.roster_sync import RosterSync
+from holdfast.gateway.transport.linger import LINGER_SECONDS
 from holdfast.gateway.unread_answers import UnreadAnswers
 from holdfast.message import Message, User
-from holdfast.session.deliveries import WAKE
+from holdfast.session.outbound import WAKE
 from holdfast.session.roster import Roster
-from holdfast.wire.closing import CloseReason
-from holdfast.wire.run import EncodedRun
+from holdfast.wire.close_codes import CloseReason
+from holdfast.wire.codec import EncodedRun
 
 TICK_SECONDS = 0.25
 LINES_AT_ONCE = 100

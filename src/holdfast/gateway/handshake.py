@@ -13,7 +13,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from holdfast.access.door import ConnectionCounts, Network, client_ip, joined_headers, origin_allowed, repeated_header
+from holdfast.access.network import (
+    ConnectionCounts,
+    Network,
+    client_ip,
+    joined_headers,
+    origin_allowed,
+    repeated_header,
+)
 from holdfast.access.principal import Principal, bearer
 from holdfast.errors import (
     Forbidden,
@@ -24,8 +31,8 @@ from holdfast.errors import (
     Unauthorized,
     Unavailable,
 )
-from holdfast.limits.answers import PROBLEM_TYPE, problem, rate_limit_headers, refusing
-from holdfast.limits.entrances import EntryPoints
+from holdfast.limits.entry_points import EntryPoints
+from holdfast.limits.http import PROBLEM_TYPE, problem, rate_limit_headers, refusing
 from holdfast.message import User, check_id
 from holdfast.wire.codec import error_payload
 from holdfast.wire.frames import BEARER_SUBPROTOCOL, SUBPROTOCOL

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from holdfast.message import Draft, Outcome, Watermark
-from holdfast.store.changes import Command, CommandResult
+from holdfast.store.commands import Command, CommandResult
 
 
 class Durability(Protocol):

@@ -3,6 +3,8 @@
 A write that misses its deadline is *unknown*, never failed: it goes on in the background to its end, its late
 result is only measured, and until it has ended no other write is sent after it (Unavailable, nothing tried).
 So at most one write is ever overdue per caller that was in flight, and nothing is answered twice.
+
+What the server does to a chat by itself, recorded as an act like an operator's.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any, TypeVar
 
 from holdfast import telemetry
 from holdfast.bounds import positive
-from holdfast.clock import Clock
+from holdfast.clock import Clock, Ids, timestamp
 from holdfast.errors import (
     ChatHalted,
     Deferred,
@@ -29,11 +31,11 @@ from holdfast.errors import (
     ServerBusy,
     Unavailable,
 )
-from holdfast.message import Acked, Cursor, Draft, Outcome, Watermark
-from holdfast.resilience import BreakerSettings, BreakerState
-from holdfast.store.changes import Command, CommandResult, RaiseEpoch, RecoverChat
+from holdfast.ingest.contract import Durability
+from holdfast.message import Acked, Cursor, Draft, Outcome, User, Watermark
+from holdfast.resilience import BreakerSettings, BreakerState, DependencyBreaker
+from holdfast.store.commands import Command, CommandContext, CommandResult, RaiseEpoch, RecoverChat
 from holdfast.store.contract import Store
-from holdfast.store.guard import DependencyBreaker
 
 T = TypeVar("T")
 
@@ -71,7 +73,9 @@ class StoreDurability:
         self._store = store
         self._clock = clock
         refusal = "messages cannot be stored now; send it again later"
-        self._guard = DependencyBreaker("store", refusal, breaker or BreakerSettings(), clock)
+        self._guard = DependencyBreaker(
+            "store", refusal, breaker or BreakerSettings(), clock, telemetry.dependency_state
+        )
         self._overdue: set[asyncio.Future[Any]] = set()
         self._abandoned: set[asyncio.Future[Any]] = set()
         """Their caller was cancelled; they go on, within their time, and hold nobody up."""
@@ -239,3 +243,30 @@ def _outcome_name(outcome: Outcome) -> str:
             return "deferred"
         case _:
             return "unknown"
+
+
+SERVER = "holdfast"
+"""The actor of acts that no person did."""
+RAISE_SECONDS = 2.0
+"""How long a raise may take, if its request has so long."""
+
+
+class EpochRaiser:
+    """Called by ``store.history`` when a cursor proves a rollback; raises each epoch once, however many prove it."""
+
+    def __init__(self, durability: Durability, clock: Clock, ids: Ids) -> None:
+        self._durability = durability
+        self._clock = clock
+        self._ids = ids
+
+    async def __call__(self, user: User, chat_id: str, epoch: int, deadline: float) -> None:
+        """Raises what ``Durability.change`` raises; on return the chat's epoch is above ``epoch``."""
+        act = CommandContext(
+            actor=User(user.tenant, SERVER),
+            at=timestamp(self._clock.now()),
+            message_id=self._ids.new("msg_"),
+            operator=True,
+            reason=f"a cursor of {user.user_id} is beyond the head: messages were lost",
+        )
+        by = min(deadline, self._clock.monotonic() + RAISE_SECONDS)
+        await self._durability.change(RaiseEpoch(act, chat_id, epoch), by)

@@ -16,7 +16,7 @@ from holdfast.clock import Clock
 from holdfast.errors import ChatHalted, NotFound
 from holdfast.ingest.contract import Durability
 from holdfast.message import Member, User
-from holdfast.store.changes import ERASE_AT_ONCE, ChangeRole, Command, CommandContext, Erase, RemoveMember
+from holdfast.store.commands import ERASE_AT_ONCE, ChangeRole, Command, CommandContext, Erase, RemoveMember
 from holdfast.store.contract import Store
 
 STEP_SECONDS_MAX = 2.0

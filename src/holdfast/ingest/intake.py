@@ -14,8 +14,8 @@ from holdfast import telemetry
 from holdfast.clock import Clock, Ids, timestamp
 from holdfast.errors import Deferred, HoldfastError, OutcomeUnknown, ServerBusy, Unavailable
 from holdfast.ingest.contract import Durability
-from holdfast.ingest.hot import HotChats
-from holdfast.ingest.waiting import IntakeSettings, Refusals, Send, SendQueue
+from holdfast.ingest.hot_chats import HotChats
+from holdfast.ingest.send_queue import IntakeSettings, Refusals, Send, SendQueue
 from holdfast.message import Acked, Draft, Outcome, User
 from holdfast.wire.frames import SendBody
 

@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import InvalidCheck
-from holdfast.limits.answers import PROBLEM_TYPE, problem, rate_limit_headers, retry_after
-from holdfast.limits.limiter import Limiter
+from holdfast.limits.http import PROBLEM_TYPE, problem, rate_limit_headers, retry_after
+from holdfast.limits.limiter.limiter import Limiter
 from holdfast.limits.rules import Check, Decision
 
 _Scope = MutableMapping[str, Any]

@@ -15,8 +15,8 @@ import msgspec
 from msgspec import Struct, structs
 
 from holdfast.errors import InvalidRule, VersionConflict
-from holdfast.limits.changes import Remembered, RuleChange, check_key
-from holdfast.limits.form import new_rule, settable
+from holdfast.limits.rule_changes import Remembered, RuleChange, check_key
+from holdfast.limits.rule_json import new_rule, settable
 from holdfast.limits.rules import AnyRule, Rule, RuleName, next_digest
 
 RULES_MAX = 10_000

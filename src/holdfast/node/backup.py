@@ -21,15 +21,14 @@ from holdfast.access.revocations.sqlite import ACCESS
 from holdfast.access.secrets import KEYS_FILE
 from holdfast.api.deps import Backup, BackupStep
 from holdfast.clock import Clock, Ids, SystemClock, timestamp
-from holdfast.errors import NotFound, ServerBusy, StateCorrupted, Unavailable
-from holdfast.extras import extra
-from holdfast.limits.opening import RULES_NAME
+from holdfast.drivers.sqlite.backup import Contents, Manifest, take
+from holdfast.drivers.sqlite.file_copy import CopyProgress, Restored, quiet
+from holdfast.drivers.sqlite.restore import renew, restore
+from holdfast.errors import NotFound, ServerBusy, StateCorrupted, Unavailable, extra
+from holdfast.limits.composition import RULES_NAME
 from holdfast.limits.rulestore.sqlite import LIMITS
-from holdfast.sqlite.backup import Contents, Manifest, take
-from holdfast.sqlite.copies import CopyProgress, Restored, quiet
-from holdfast.sqlite.restore import renew, restore
+from holdfast.node.state_dir import held
 from holdfast.store.sqlite import CHATS
-from holdfast.store.state import held
 from holdfast.webhooks.sqlite import WEBHOOKS
 from holdfast.work.sqlite import WORK
 
@@ -110,7 +109,7 @@ def restore_backup(
     """Put a backup in place of a stopped server's state, under new epochs; what it holds.
 
     StateDirectory if a server runs on the directory, or if there is state and ``overwrite`` is not said; see
-    ``holdfast.sqlite.restore``.
+    ``holdfast.drivers.sqlite.restore``.
     """
     with held(state) as directory:
         return restore(directory, backup, CONTENTS, _now(reason, backup), overwrite=overwrite, progress=progress)

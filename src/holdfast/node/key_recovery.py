@@ -19,9 +19,10 @@ from holdfast.access.principal import KeyScope
 from holdfast.access.secrets import KEYS_FILE, keep_admin_key, read_secrets
 from holdfast.clock import SystemClock, timestamp
 from holdfast.message import User
-from holdfast.store.changes import CommandContext
+from holdfast.node.state_dir import held
+from holdfast.store.commands import CommandContext
 from holdfast.store.sqlite import SqliteStore
-from holdfast.store.state import CHATS_NAME, held
+from holdfast.store.sqlite.database import CHATS
 
 
 def create_admin_key(
@@ -38,7 +39,7 @@ def create_admin_key(
         ring = load_keys(directory / KEYS_FILE)
         key, secret = ring.issue("admin", label, at, scopes=cast(Sequence[KeyScope] | None, scopes), bounded=False)
         try:
-            asyncio.run(_record(directory / CHATS_NAME, key, reason))
+            asyncio.run(_record(directory / CHATS.name, key, reason))
         except BaseException:
             ring.revoke(key.key_id, force=True)
             raise

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from holdfast import __version__, telemetry
-from holdfast.access.door import ConnectionCounts, HttpCounts
 from holdfast.access.issuers import ISSUERS_FILE, Issuers
 from holdfast.access.keys import KeyRing
+from holdfast.access.network import ConnectionCounts, HttpCounts
 from holdfast.access.proofs import CursorProofs
 from holdfast.access.revocations.in_force import RevocationsInForce
 from holdfast.access.secrets import Secrets
@@ -22,37 +22,35 @@ from holdfast.api.strangers import Strangers
 from holdfast.clock import Clock, Ids, timestamp
 from holdfast.errors import HoldfastError
 from holdfast.eventlog.sqlite import SqliteEventLog
-from holdfast.fanout.attendance import PresenceReporter
 from holdfast.fanout.dead_letters import RecentDeadLetters
 from holdfast.fanout.ephemeral import Ephemeral
 from holdfast.fanout.fanout import Fanout, FanoutDeps
-from holdfast.fanout.link.local import LocalLink
 from holdfast.fanout.members import Members
-from holdfast.fanout.registry.memory import MemoryRegistry
+from holdfast.fanout.memory import LocalLink, MemoryRegistry
+from holdfast.fanout.presence import PresenceReporter
 from holdfast.gateway.contract import GatewayDeps
-from holdfast.gateway.entrance import WebSocketUpgrade
 from holdfast.gateway.gateway import Gateway
 from holdfast.gateway.handshake import Handshake
-from holdfast.gateway.port import Port
-from holdfast.ingest.durability import StoreDurability
+from holdfast.gateway.transport.http import HttpDeps
+from holdfast.gateway.transport.port import Port
+from holdfast.gateway.transport.upgrade import WebSocketUpgrade
+from holdfast.history.history import ChatHistory
+from holdfast.ingest.durability import EpochRaiser, StoreDurability
 from holdfast.ingest.erasure import Eraser
+from holdfast.ingest.expiry import KeyExpiry
 from holdfast.ingest.intake import Intake
-from holdfast.ingest.repair import EpochRaiser
 from holdfast.ingest.watermarks import Watermarks
-from holdfast.limits.entrances import AdmissionControl
-from holdfast.limits.plane import LimitsParts
+from holdfast.limits.composition import LimitsParts
+from holdfast.limits.entry_points import AdmissionControl
 from holdfast.message import User
 from holdfast.node.backup import Backups
-from holdfast.node.http import HttpDeps
+from holdfast.node.banner import origins_of
 from holdfast.node.jwks_fetch import fetch_jwks
-from holdfast.node.posture import origins_of
-from holdfast.node.roles import GAUGES_SECONDS, role
+from holdfast.node.supervisor import GAUGES_SECONDS, role
 from holdfast.resilience import BreakerState
 from holdfast.settings import Settings, differences
-from holdfast.store.history import ChatHistory
-from holdfast.store.housekeeping import KeyExpiry
 from holdfast.store.sqlite import SqliteStore
-from holdfast.webhooks.plane import WorkParts
+from holdfast.webhooks.parts import WorkParts
 from holdfast.wire.frames import Presence
 
 

@@ -18,10 +18,11 @@ from holdfast.access.secrets import read_secrets
 from holdfast.clock import Clock, SystemClock, timestamp
 from holdfast.errors import InvalidMessage, StateCorrupted
 from holdfast.message import User
-from holdfast.store.changes import CommandContext
+from holdfast.node.state_dir import held
+from holdfast.store.commands import CommandContext
 from holdfast.store.contract import Store
 from holdfast.store.sqlite import SqliteStore
-from holdfast.store.state import CHATS_NAME, held
+from holdfast.store.sqlite.database import CHATS
 
 _ACTS = frozenset(f"{kind}.revoke" for kind in get_args(RevocationKind)) | {"user.ban", "user.mute"}
 _PAGE = 1_000
@@ -57,7 +58,7 @@ def reset_revocations(state: Path, reason: str) -> None:
 async def _reset(state: Path, reason: str) -> None:
     clock = SystemClock()
     act = CommandContext(User("", getpass.getuser()), timestamp(clock.now()), "", operator=True, reason=reason)
-    async with SqliteStore(state / CHATS_NAME) as store:
+    async with SqliteStore(state / CHATS.name) as store:
         await store.record(act, "revocations.reset", ACCESS.name)
     await (await SqliteRevocations.open(state / ACCESS.name, clock)).close()
 

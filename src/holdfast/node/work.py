@@ -9,22 +9,21 @@ from pathlib import Path
 
 from holdfast import telemetry
 from holdfast.clock import Clock
-from holdfast.errors import HoldfastError, NotFound, OutcomeUnknown, Unavailable
+from holdfast.errors import HoldfastError, NotFound, OutcomeUnknown, Unavailable, extra
 from holdfast.eventlog.contract import EventLog
-from holdfast.extras import extra
+from holdfast.history.history import ChatHistory
 from holdfast.message import Message
-from holdfast.node.roles import GAUGES_SECONDS, role
-from holdfast.store.history import ChatHistory
+from holdfast.node.supervisor import GAUGES_SECONDS, role
 from holdfast.webhooks.delivery import Find, WebhookSender, recall_paces, with_webhooks
 from holdfast.webhooks.parking import Parking
-from holdfast.webhooks.plane import WebhookParts, WorkParts, WorkSettings
+from holdfast.webhooks.parts import WebhookParts, WorkParts, WorkSettings
 from holdfast.webhooks.reader import WebhookReader
 from holdfast.webhooks.sqlite import WEBHOOKS, SqliteEndpoints
 from holdfast.work.contract import Stats, WorkStore
-from holdfast.work.coordinator import Worker, WorkerSettings
-from holdfast.work.handling import Handlers
+from holdfast.work.handlers import Handlers
 from holdfast.work.job import Policies
 from holdfast.work.sqlite import WORK, SqliteWork
+from holdfast.work.worker import Worker, WorkerSettings
 
 _GAUGES_PAUSE = 20
 """Times as long as the counting took."""

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from msgspec import Struct
 
 from holdfast.message import Cursor
-from holdfast.wire.closing import CloseReason
+from holdfast.wire.close_codes import CloseReason
 from holdfast.wire.frames import SendBody
 
 NO_PROOFS: Mapping[str, str] = MappingProxyType({})

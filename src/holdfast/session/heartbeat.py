@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from holdfast.message import Cursor
-from holdfast.session.limits import TimeoutSettings
-from holdfast.session.places import ChatProgress
+from holdfast.session.progress import ChatProgress
+from holdfast.session.settings import TimeoutSettings
 
 Places = dict[str, ChatProgress]
 SLOW_LINK_BYTES_PER_SECOND = 2_500

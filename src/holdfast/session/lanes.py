@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-from holdfast.wire.run import EncodedRun
+from holdfast.wire.codec import EncodedRun
 
 NO_RESYNC = -1
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from holdfast.session.deliveries import OutboundBuffer
 from holdfast.session.heartbeat import HeartbeatTimer, StaleAcks, Transmission
-from holdfast.session.limits import TimeoutSettings
+from holdfast.session.outbound import OutboundBuffer
 from holdfast.session.requests import Overload
-from holdfast.wire.closing import CloseReason
+from holdfast.session.settings import TimeoutSettings
+from holdfast.wire.close_codes import CloseReason
 
 _ROTATION_SPREAD = 0.05
 

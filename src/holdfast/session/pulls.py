@@ -13,8 +13,8 @@ from msgspec import Struct
 from holdfast.errors import HoldfastError, InvalidMessage, NotAMember, Unavailable
 from holdfast.message import Cursor, Page, ResumeRead
 from holdfast.session.effects import NO_PROOFS, Fetch, FetchResume
-from holdfast.session.limits import SessionSettings
-from holdfast.session.resume import brought_up_to_date
+from holdfast.session.responses import brought_up_to_date
+from holdfast.session.settings import SessionSettings
 from holdfast.wire.frames import ResumeBody, SyncBody
 
 

@@ -2,14 +2,31 @@
 
 Sends, pulls and token refreshes together are at most ``max_queue_depth``; one more is SERVER_BUSY. Every request that
 is opened here is answered exactly once: by its outcome, by its age, or by the close.
+
+Frames that expect no answer: how far the device has a chat, how far its user has read it, who is typing. (Pure.)
 """
 
 from __future__ import annotations
 
-from holdfast.errors import Deferred, RateLimited, ServerBusy
+from collections.abc import Iterable, Iterator, Mapping
+
+from holdfast.errors import Deferred, HoldfastError, InvalidMessage, NotAMember, RateLimited, ServerBusy
 from holdfast.resilience import Bucket
-from holdfast.session.limits import InboundSettings, TimeoutSettings
-from holdfast.wire.frames import Authenticate, Resume, SendMessage, SyncRequest
+from holdfast.session.effects import Delivered, IsTyping, WasRead
+from holdfast.session.progress import ChatProgress
+from holdfast.session.settings import InboundSettings, TimeoutSettings
+from holdfast.wire.frames import (
+    Ack,
+    AckBody,
+    Authenticate,
+    Read,
+    ReadBody,
+    Resume,
+    SendMessage,
+    SyncRequest,
+    TypingStart,
+    TypingStop,
+)
 
 _Request = SendMessage | SyncRequest | Resume | Authenticate
 """A frame that is answered."""
@@ -112,3 +129,57 @@ class Overload:
         self._since = None
         self._requests = self._busy = 0
         return overloaded
+
+
+Note = Ack | Read | TypingStart | TypingStop
+
+
+def note(frame: Note, places: Mapping[str, ChatProgress]) -> Delivered | WasRead | IsTyping | HoldfastError | None:
+    """What the frame means; an error if it cannot be; None if it says nothing new."""
+    chat_id = frame.payload.chat_id
+    if (place := places.get(chat_id)) is None:
+        return NotAMember("not a member of this chat", chat_id=chat_id)
+    match frame:
+        case Ack(payload=body):
+            return _acked(place, body)
+        case Read(payload=body):
+            return _read(place, body)
+        case _:
+            return IsTyping(chat_id, active=isinstance(frame, TypingStart))
+
+
+def _acked(place: ChatProgress, body: AckBody) -> Delivered | HoldfastError | None:
+    """An ack of an older epoch crossed with the news of the newer; one beyond what was sent is a client's defect."""
+    if body.epoch > place.epoch or (body.epoch == place.epoch and body.sequence > place.through):
+        return InvalidMessage(
+            f"acked {body.sequence} in epoch {body.epoch}; {place.through} in epoch {place.epoch} is the last one sent",
+            field="sequence",
+            chat_id=body.chat_id,
+        )
+    if body.epoch < place.epoch or body.sequence <= place.acked:
+        return None
+    place.acked = body.sequence
+    return Delivered(body.chat_id, place.epoch, body.sequence)
+
+
+def _read(place: ChatProgress, body: ReadBody) -> WasRead | HoldfastError | None:
+    """What was read may have come another way (REST, another device), so only the chat's end bounds it.
+
+    In a chat whose epoch is not known yet it waits for that: without one it would count nowhere.
+    """
+    if body.sequence > place.heard:
+        return InvalidMessage(
+            f"read up to {body.sequence}, but the chat ends at {place.heard}", field="sequence", chat_id=body.chat_id
+        )
+    if not place.epoch:
+        place.read = max(place.read, body.sequence)
+        return None
+    return WasRead(body.chat_id, place.epoch, body.sequence)
+
+
+def reads_that_waited(places: Mapping[str, ChatProgress], chat_ids: Iterable[str]) -> Iterator[WasRead]:
+    """What was read in these chats before their epoch was known, where it is now; each once."""
+    for chat_id in chat_ids:
+        if (place := places.get(chat_id)) is not None and place.read and place.epoch:
+            yield WasRead(chat_id, place.epoch, place.read)
+            place.read = 0

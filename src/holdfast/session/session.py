@@ -16,7 +16,6 @@ from typing import assert_never
 from holdfast.access.principal import Principal
 from holdfast.errors import HoldfastError, InvalidMessage, OutcomeUnknown, ServerBusy, Unavailable
 from holdfast.message import Cursor, Outcome, Page, ResumeRead, check_id
-from holdfast.session.deliveries import NOTHING, OutboundBuffer
 from holdfast.session.effects import (
     Close,
     Effect,
@@ -28,15 +27,14 @@ from holdfast.session.effects import (
 )
 from holdfast.session.heartbeat import NOTHING_WAITS, Transmission
 from holdfast.session.lifetime import Lifetime
-from holdfast.session.limits import SessionSettings
-from holdfast.session.notes import note, reads_that_waited
+from holdfast.session.outbound import NOTHING, OutboundBuffer
 from holdfast.session.pulls import Pull, Pulls
-from holdfast.session.requests import Requests, _Request
-from holdfast.session.resume import resumed
+from holdfast.session.requests import Requests, _Request, note, reads_that_waited
+from holdfast.session.responses import acknowledgement, closing_frame, established_frame, resumed
 from holdfast.session.scopes import forbidden
+from holdfast.session.settings import SessionSettings
 from holdfast.session.validation import refusal_of, refusal_of_send
-from holdfast.session.words import acknowledgement, closing_frame, established_frame
-from holdfast.wire.closing import CloseReason
+from holdfast.wire.close_codes import CloseReason
 from holdfast.wire.codec import encode_frame, error_payload
 from holdfast.wire.frames import (
     Ack,

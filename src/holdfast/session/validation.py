@@ -10,7 +10,7 @@ from typing import assert_never, get_args
 
 from holdfast.errors import HoldfastError, InvalidContentType, InvalidMessage, MessageTooLarge
 from holdfast.message import check_id
-from holdfast.session.limits import SessionSettings
+from holdfast.session.settings import SessionSettings
 from holdfast.wire.frames import (
     Ack,
     AnyClientFrame,

@@ -7,7 +7,7 @@ up, and TCP slows it down. A client that stays above the rate is closed.
 
 from __future__ import annotations
 
-from holdfast.session.limits import InboundSettings
+from holdfast.session.settings import InboundSettings
 
 
 class WorkRate:

@@ -18,7 +18,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from holdfast.message import Ban, Chat, Cursor, Draft, LogEntry, Member, Message, Mute, Outcome, Page, User, Watermark
-from holdfast.store.changes import Command, CommandContext, CommandResult
+from holdfast.store.commands import Command, CommandContext, CommandResult
 
 MEMBERSHIPS_MAX = 20_000
 """So many chats one read of ``memberships`` answers with: four users with as many as a user may have."""
@@ -95,7 +95,7 @@ class Store(Protocol):
         ...
 
     async def change(self, command: Command) -> CommandResult:
-        """Commit one command; see ``holdfast.store.changes``. Refused leaves everything as it was."""
+        """Commit one command; see ``holdfast.store.commands``. Refused leaves everything as it was."""
         ...
 
     async def mark(self, watermarks: Sequence[Watermark]) -> None:

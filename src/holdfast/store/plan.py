@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from holdfast.bounds import positive
 from holdfast.errors import ChatHalted, Forbidden, KeyReused, NotAMember, NotFound
 from holdfast.message import Ban, Chat, Member, Message, Mute
-from holdfast.store.changes import (
+from holdfast.store.commands import (
     AddMember,
     ChangeBan,
     ChangeMute,

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
 from holdfast import telemetry
-from holdfast.access.door import Buckets
+from holdfast.access.network import Buckets
 from holdfast.access.proofs import CursorProofs
 from holdfast.clock import Clock
 from holdfast.errors import RateLimited, Unavailable

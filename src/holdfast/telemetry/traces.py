@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
-from holdfast.errors import HoldfastError, Refused
-from holdfast.extras import extra
+from holdfast.errors import HoldfastError, Refused, extra
 
 Value = str | int | bool
 QUEUE_MAX = 2048

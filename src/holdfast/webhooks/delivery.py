@@ -24,16 +24,16 @@ from holdfast.clock import Clock, timestamp
 from holdfast.errors import NotFound
 from holdfast.message import Message
 from holdfast.resilience import retry_after_seconds
+from holdfast.webhooks.address_guard import check_url
 from holdfast.webhooks.contract import JOB_TYPE, Delivery, WebhookEndpoint, WebhookEndpoints
-from holdfast.webhooks.guard import check_url
-from holdfast.webhooks.signing import headers
+from holdfast.webhooks.signature import headers
 from holdfast.work.destinations import Paces
 from holdfast.work.failures import JobFailed, JobPostponed
-from holdfast.work.handling import Context, Handlers
+from holdfast.work.handlers import Context, Handlers
 from holdfast.work.job import JobDraft, Policies, Reason
 
 if TYPE_CHECKING:
-    from holdfast.webhooks.calling import WebhookCaller
+    from holdfast.webhooks.http_client import WebhookCaller
 
 _encode = msgspec.json.Encoder().encode
 _PARKED_AGAIN_SECONDS = 1.0
@@ -141,9 +141,9 @@ class WebhookSender:
         return await asyncio.shield(self._calling)
 
     async def _open(self) -> WebhookCaller:
-        calling = await asyncio.to_thread(import_module, "holdfast.webhooks.calling")
+        calling = await asyncio.to_thread(import_module, "holdfast.webhooks.http_client")
         chosen = self._settings
-        caller: WebhookCaller = calling.Caller(
+        caller: WebhookCaller = calling.WebhookCaller(
             timeout_seconds=chosen.timeout_seconds,
             connect_timeout_seconds=chosen.connect_timeout_seconds,
             private_allowed=chosen.private_allowed,

@@ -8,16 +8,21 @@ say more than its reader knows.
 
 ``encode_frame`` returns a whole WebSocket text frame. A server's frames are not masked, so the same bytes
 serve every connection; that is what makes fanout cheap.
+
+A run: consecutive messages of one chat, encoded once for all the connections that get it. (Pure.)
 """
 
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Sequence
 from functools import lru_cache
 
 import msgspec
 
 from holdfast.errors import HoldfastError, InvalidMessage
+from holdfast.message import Message
 from holdfast.wire.frames import SERVER_PAYLOADS, AnyClientFrame, Error, Sendable
 
 SIZES_REMEMBERED = 1_024
@@ -161,3 +166,23 @@ def decode_server_frame(data: bytes | memoryview) -> ServerFrame | None:
 def encode_client_frame(frame: AnyClientFrame) -> bytes:
     """A client frame as JSON."""
     return _encoder.encode(frame)
+
+
+class EncodedRun:
+    """Messages ``first``..``last`` of a chat as WebSocket frames, ready to be written as they are."""
+
+    __slots__ = ("chat_id", "count", "data", "first", "last", "messages", "next", "size")
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self.messages = messages
+        self.chat_id = sys.intern(messages[0].chat_id)
+        self.first = messages[0].sequence
+        self.last = messages[-1].sequence
+        self.next = self.last + 1
+        self.count = len(messages)
+        self.data = b"".join([encode_frame(message) for message in messages])
+        self.size = len(self.data)
+
+    def after(self, sequence: int) -> EncodedRun:
+        """The rest of the run behind ``sequence``; only where a client already has its beginning."""
+        return EncodedRun(self.messages[sequence - self.first + 1 :])

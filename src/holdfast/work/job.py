@@ -12,6 +12,11 @@ Progress and state are two things. *Progress* is a set of completed stages, bits
 
 ``attempt`` counts the times a handler got the job and drives the delay; ``strikes`` are the attempts that count
 against the maximum. What happens after a failure is a policy, looked up by (job type, reason).
+
+Which worker should own which partition, and in which partition and lane a stream lies. (Pure.)
+
+Rendezvous hashing: every worker computes the same answer from the list of the living, and when one comes or goes only
+its own share moves.
 """
 
 from __future__ import annotations
@@ -20,6 +25,8 @@ import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, IntFlag
+from hashlib import blake2b
+from zlib import crc32
 
 from msgspec import Struct
 
@@ -368,3 +375,19 @@ class Block:
     def holds(self, seq: int, job_type: str) -> bool:
         released = seq <= self.released_through or seq in self.released_ids or job_type in self.released_types
         return seq > self.head and not released
+
+
+def place_of(stream: str) -> tuple[int, int]:
+    """The (partition, lane) of a stream; the same in every process and release."""
+    number = crc32(stream.encode())
+    return number % PARTITIONS, number // PARTITIONS % LANES
+
+
+def share_of(instance: int, alive: Iterable[int]) -> set[int]:
+    """The partitions that belong to this instance while these are alive."""
+    living = list(alive)
+    return {p for p in range(PARTITIONS) if max(living, key=lambda other: _weight(p, other)) == instance}
+
+
+def _weight(partition: int, instance: int) -> bytes:
+    return blake2b(f"{partition}:{instance}".encode(), digest_size=8).digest()

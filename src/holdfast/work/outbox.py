@@ -9,19 +9,24 @@ Enqueue all jobs of a transaction in one call, as late as possible: from the cal
 locked, so that no later job of a stream can be committed before an earlier one. Producers of other streams do not
 wait, unless a transaction stores jobs of more than 64 streams. See work/postgres/functions/locks.sql for what may be
 refused.
+
+Receive a message from outside: stored once, handled once.
+
+``received`` stores it in the caller's own transaction, with its source and its id there; a repetition is recognised for
+seven days. Its handler's effects happen exactly once when they are in ``ctx.transaction()``; otherwise at least once.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from inspect import iscoroutinefunction
 from typing import Any
 
 from holdfast.clock import SystemClock
-from holdfast.errors import BadSetting
-from holdfast.work.balance import place_of
-from holdfast.work.job import PARTITIONS, JobDraft, known_draft
+from holdfast.errors import BadSetting, InvalidMessage
+from holdfast.work.job import PARTITIONS, JobDraft, known_draft, place_of
 from holdfast.work.sqlite.verbs import enqueue as enqueue_embedded
 
 _TYPES = ("smallint[]", "integer[]", "text[]", "text[]", "text[]", "bytea[]", "float8[]", "text[]", "text[]")
@@ -116,3 +121,11 @@ def _sqlalchemy(values: Sequence[list[Any] | None]) -> tuple[Any, dict[str, Any]
     from sqlalchemy import text  # only when the caller uses it
 
     return text(_SQLALCHEMY), {f"p{n}": value for n, value in enumerate(values)}
+
+
+async def received(connection: Any, source: str, source_id: str, draft: JobDraft) -> bool:
+    """Whether the message is new; it is stored with the transaction of ``connection``."""
+    if not source or not source_id:
+        raise InvalidMessage("a message from outside needs a source and its id there", field="source")
+    (seq,) = await enqueue(connection, replace(draft, source=source, source_id=source_id))
+    return seq != 0

@@ -17,7 +17,7 @@ from itertools import count
 from holdfast import telemetry
 from holdfast.work.contract import WorkerSession
 from holdfast.work.job import Job
-from holdfast.work.running import Runner, RunOutcome
+from holdfast.work.runner import Runner, RunOutcome
 from holdfast.work.settings import WorkerSettings
 from holdfast.work.streams import Streams
 from holdfast.work.worker_task import enter_handlers

@@ -18,9 +18,9 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from holdfast.work.announcing import Dispatch, Line
 from holdfast.work.contract import PER_BACKLOG, ClaimRequest
 from holdfast.work.destinations import Destinations
+from holdfast.work.dispatch import Dispatch, Line
 from holdfast.work.job import Block, Job
 
 Target = tuple[str, str] | None

@@ -12,11 +12,11 @@ from urllib.parse import urlencode
 import msgspec
 import typer
 
-from holdfast.cli import show
+from holdfast.cli import output
+from holdfast.cli.context import ASKED, CliContext, local_command, remote_command, settings_of
 from holdfast.cli.groups import group
-from holdfast.cli.reach import ASKED, CliContext, local_command, remote_command, settings_of
-from holdfast.cli.rules.calls import PAGE, amount, besides, compared, every, history_of, imported, put, sure
-from holdfast.cli.rules.wanted import FIELDS, assigned, portable, read
+from holdfast.cli.rules.desired import FIELDS, assigned, portable, read
+from holdfast.cli.rules.requests import PAGE, amount, besides, compared, every, history_of, imported, put, sure
 from holdfast.errors import Deferred, NotFound, OutcomeUnknown
 from holdfast.limits.rule_import import field_differences
 from holdfast.limits.rules import reserved_beside
@@ -49,7 +49,7 @@ def list_rules(
       holdfast rules ls --tenant acme --json
     """
     found = every(reach.as_operator(), tenant)
-    show.listed(
+    output.listed(
         reach,
         found,
         ("tenant", "resource", "algorithm", "limit", "burst", "besides", "version"),
@@ -71,7 +71,7 @@ def get_rule(reach: CliContext, tenant: TenantArgument, resource: ResourceArgume
     \b
       holdfast rules get acme /api/search
     """
-    show.described(reach, reach.as_operator().get("/admin/rules", tenantID=tenant, resource=resource))
+    output.described(reach, reach.as_operator().get("/admin/rules", tenantID=tenant, resource=resource))
 
 
 @rules.command("set")
@@ -95,7 +95,7 @@ def set_rule(
       holdfast rules set "*" send:user mode=shadow
     """
     body = {"tenantID": tenant, "resource": resource, **assigned(fields), "reason": reason}
-    show.described(reach, put(reach.as_operator(), body, version))
+    output.described(reach, put(reach.as_operator(), body, version))
     if beside := reserved_beside(resource):
         own = ", ".join(f"{word}*" for word in beside)
         typer.echo(f"note: {resource} does not apply to Holdfast's own entry points; for those set {own}", err=True)
@@ -121,7 +121,7 @@ def delete_rule(
     name = {"tenantID": tenant, "resource": resource}
     seen = version if version is not None else rest.get("/admin/rules", **name)["version"]
     query = urlencode({**name, "expectedVersion": seen, "reason": reason})
-    show.described(reach, sure(rest, "DELETE", f"/admin/rules?{query}"))
+    output.described(reach, sure(rest, "DELETE", f"/admin/rules?{query}"))
 
 
 @rules.command("history")
@@ -135,7 +135,7 @@ def history(reach: CliContext, tenant: TenantArgument, resource: ResourceArgumen
       holdfast rules history acme /api/search
     """
     changes = history_of(reach.as_operator(), tenant, resource)
-    show.listed(
+    output.listed(
         reach,
         changes,
         ("version", "at", "who", "what", "limit", "besides", "reason"),
@@ -174,11 +174,11 @@ def diff(
             raise NotFound(f"there is no version {wanted} of this rule, or the log does not reach back to it")
     changed = field_differences(past[before], past[after], (*FIELDS, "deleted"))
     if reach.as_json:
-        show.as_json({"old": before, "new": after, "changed": changed})
+        output.as_json({"old": before, "new": after, "changed": changed})
     elif not changed:
-        show.line(f"versions {before} and {after} are the same")
+        output.line(f"versions {before} and {after} are the same")
     else:
-        show.fields({name: f"{was} → {now}" for name, (was, now) in changed.items()})
+        output.fields({name: f"{was} → {now}" for name, (was, now) in changed.items()})
 
 
 @rules.command("rollback")
@@ -198,7 +198,7 @@ def rollback(
       holdfast rules rollback acme /api/search 6 --reason "500 was too much"
     """
     body = {"tenantID": tenant, "resource": resource, "version": version, "reason": reason}
-    show.described(reach, sure(reach.as_operator(), "POST", "/admin/rules/rollback", body))
+    output.described(reach, sure(reach.as_operator(), "POST", "/admin/rules/rollback", body))
 
 
 @rules.command("peek")
@@ -213,7 +213,7 @@ def peek(reach: CliContext, tenant: TenantArgument, resource: ResourceArgument, 
       holdfast rules peek acme send:user ann
     """
     name = {"tenantID": tenant, "resource": resource, "subject": subject}
-    show.described(reach, reach.as_operator().get("/admin/limits/subject", **name))
+    output.described(reach, reach.as_operator().get("/admin/limits/subject", **name))
 
 
 @rules.command("reset")
@@ -233,7 +233,7 @@ def reset(
       holdfast rules reset acme /api/search user-7 --reason "their import ran twice"
     """
     body = {"tenantID": tenant, "resource": resource, "subject": subject, "reason": reason}
-    show.described(reach, reach.as_operator().post("/admin/limits/subject/reset", body=body))
+    output.described(reach, reach.as_operator().post("/admin/limits/subject/reset", body=body))
 
 
 @rules.command("watch")
@@ -283,7 +283,7 @@ def export(reach: CliContext, tenant: Annotated[str | None, typer.Option(help="O
     \b
       holdfast rules export > rules.json
     """
-    show.as_json([portable(rule) for rule in every(reach.as_operator(), tenant)])
+    output.as_json([portable(rule) for rule in every(reach.as_operator(), tenant)])
 
 
 @rules.command("import")
@@ -331,38 +331,38 @@ def raise_epoch(reach: CliContext) -> None:
     if rules_url != "sqlite:":
         epoch = asyncio.run(renew_shared_rules(rules_url))
         if reach.as_json:
-            show.as_json({"epoch": epoch})
+            output.as_json({"epoch": epoch})
         else:
-            show.line(f"the rules in PostgreSQL: under epoch {epoch}; every node takes them with its next sync")
+            output.line(f"the rules in PostgreSQL: under epoch {epoch}; every node takes them with its next sync")
         return
     file = renew_rules(reach.state_path)
-    show.told(reach, {"file": str(file)}, f"{file}: under a new epoch; start the server with `holdfast serve`")
+    output.told(reach, {"file": str(file)}, f"{file}: under a new epoch; start the server with `holdfast serve`")
 
 
 def _tell_change(reach: CliContext, change: Mapping[str, Any]) -> None:
     if reach.as_json:
-        show.line(msgspec.json.encode(change).decode())
+        output.line(msgspec.json.encode(change).decode())
         return
     rule = change["rule"]
     what = f"{change['action']} {rule['tenantID']} {rule['resource']} v{change['version']}"
-    show.line(show.printable(f"{change['at'][11:19]} {change['actor']}: {what} limit {rule['limit']} "
+    output.line(output.printable(f"{change['at'][11:19]} {change['actor']}: {what} limit {rule['limit']} "
                              f"in {rule['window']} ({rule['mode']}) {change['reason']}"))  # fmt: skip
 
 
 def _tell_imported(reach: CliContext, changes: Sequence[Mapping[str, Any]], change_id: str, *, dry_run: bool) -> None:
     if reach.as_json:
-        show.as_json({"dry_run": dry_run, "change_id": change_id, "rules": changes})
+        output.as_json({"dry_run": dry_run, "change_id": change_id, "rules": changes})
         return
     if not changes:
-        show.line("Nothing to change: the rules are as in the file.")
+        output.line("Nothing to change: the rules are as in the file.")
         return
     rows = (
         (f"{c['tenantID']} {c['resource']}", "new" if c["new"] else ", ".join(_said(*d) for d in c["changed"].items()))
         for c in changes
     )
-    show.table(("rule", "what"), rows, empty="")
+    output.table(("rule", "what"), rows, empty="")
     many = f"{len(changes)} rule{'s' if len(changes) > 1 else ''}"
-    show.line(f"{many} would change; this is a dry run." if dry_run else f"{many} changed, as {change_id}.")
+    output.line(f"{many} would change; this is a dry run." if dry_run else f"{many} changed, as {change_id}.")
 
 
 def _said(field: str, values: Sequence[Any]) -> str:

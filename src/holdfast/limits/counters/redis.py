@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 
 from holdfast import telemetry
 from holdfast.drivers.redis import UnfitRedis, check_info, check_server, connection_pool, trouble_of
+from holdfast.drivers.redis_scripts import Pipe, Script, ScriptCall
 from holdfast.errors import BadSetting, Unavailable
 from holdfast.limits.algorithms import CODES, CounterReading, LimitParams
 from holdfast.limits.counters.contract import (
@@ -28,7 +29,6 @@ from holdfast.limits.counters.contract import (
     CountersTrouble,
     NodesAnnounced,
 )
-from holdfast.limits.counters.pipe import Pipe, Script, ScriptCall
 from holdfast.limits.rules import RuleVersion
 
 NAMES_MAX = 65_536

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from holdfast.limits.changes import Change, RuleChange, RuleChangeResult
+from holdfast.limits.rule_changes import Change, RuleChange, RuleChangeResult
 from holdfast.limits.rule_import import ImportResult, RuleDifference, RuleImport
 from holdfast.limits.rules import AnyRule, Rule, RuleName, RuleSnapshot
 

@@ -17,9 +17,9 @@ from holdfast import telemetry
 from holdfast.drivers.redis import connection_pool, trouble_of
 from holdfast.errors import Unavailable
 from holdfast.limits.counters.contract import CountersTrouble
-from holdfast.limits.rulestore.bell import LISTENING
 from holdfast.limits.rulestore.contract import CHANNEL, ChangeNotification
-from holdfast.limits.rulestore.reading import heard_ring
+from holdfast.limits.rulestore.notifications import LISTENING
+from holdfast.limits.rulestore.serialization import heard_ring
 
 
 class RedisNotifications:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from holdfast.message import Ban, Chat, Member, Message, Mute, Page, User, Watermark
 from holdfast.store.contract import UNREAD_LOOKED_AT, ChatSummary
 from holdfast.store.numbering import Stored
-from holdfast.store.paging import ENVELOPE_BYTES, page_after, page_before, within
+from holdfast.store.pages import ENVELOPE_BYTES, page_after, page_before, within
 from holdfast.store.plan import ChangePlan
 
 

@@ -22,7 +22,8 @@ from holdfast.message import (
     User,
     Watermark,
 )
-from holdfast.store.changes import Command, CommandContext, CommandResult, CreateChat, Redact
+from holdfast.store.command_rules import decide
+from holdfast.store.commands import Command, CommandContext, CommandResult, CreateChat, Redact
 from holdfast.store.contract import (
     LOOKED_AT_ONCE,
     MEMBERSHIPS_MAX,
@@ -32,7 +33,6 @@ from holdfast.store.contract import (
     Inspection,
     SentBy,
 )
-from holdfast.store.decide import decide
 from holdfast.store.memory.chat import MemoryChat
 from holdfast.store.numbering import NO_COUNTER, TAKEN, ChatState, KnownKey, Stored, number
 from holdfast.store.plan import (

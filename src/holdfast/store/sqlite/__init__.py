@@ -4,7 +4,7 @@
 ``append``      a group of sends in one commit
 ``change``      a command in one commit
 ``reads``       what the readers answer
-``database``    its file, on ``holdfast.sqlite``
+``database``    its file, on ``holdfast.drivers.sqlite``
 ``migrations``  the schema, one file per version; ``statements.sql`` every statement by name
 """
 

@@ -12,7 +12,8 @@ from msgspec.structs import asdict, replace
 from holdfast import telemetry
 from holdfast.errors import InternalError
 from holdfast.message import Chat, LogEntry, Member, Message, Mute, User, Watermark
-from holdfast.store.changes import (
+from holdfast.store.command_rules import decide
+from holdfast.store.commands import (
     AddMember,
     ChangeBan,
     ChangeMute,
@@ -24,7 +25,6 @@ from holdfast.store.changes import (
     RecoverChat,
     Redact,
 )
-from holdfast.store.decide import decide
 from holdfast.store.numbering import NO_COUNTER, TAKEN
 from holdfast.store.plan import (
     ChangePlan,

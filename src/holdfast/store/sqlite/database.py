@@ -7,11 +7,10 @@ from pathlib import Path
 import apsw
 import msgspec
 
-from holdfast.sqlite import database
-from holdfast.sqlite.copies import Restored, StateFile
-from holdfast.sqlite.database import Handle, SqliteSettings
-from holdfast.statements import migrations, statements
-from holdfast.store.state import CHATS_NAME
+from holdfast.drivers.sqlite import database
+from holdfast.drivers.sqlite.database import Handle, SqliteSettings
+from holdfast.drivers.sqlite.file_copy import Restored, StateFile
+from holdfast.drivers.statements import migrations, statements
 
 __all__ = ["CHATS", "SQL", "Handle", "SqliteSettings", "open_and_migrate", "version_of"]
 
@@ -20,12 +19,12 @@ MIGRATIONS = migrations("holdfast.store.sqlite")
 
 
 def open_and_migrate(path: Path, settings: SqliteSettings, vfs: str | None = None) -> apsw.Connection:
-    """The writer's connection; see ``holdfast.sqlite.database``."""
+    """The writer's connection; see ``holdfast.drivers.sqlite.database``."""
     return database.open_and_migrate(path, settings, MIGRATIONS, vfs)
 
 
 def version_of(connection: apsw.Connection, path: Path) -> int:
-    """The schema version of a chats file; see ``holdfast.sqlite.database``."""
+    """The schema version of a chats file; see ``holdfast.drivers.sqlite.database``."""
     return database.version_of(connection, path, len(MIGRATIONS))
 
 
@@ -39,7 +38,7 @@ def _renew(connection: apsw.Connection, restored: Restored) -> None:
 
 
 CHATS = StateFile(
-    name=CHATS_NAME,
+    name="chats.db",
     migrations=MIGRATIONS,
     counts={
         "chats": "SELECT count(*) FROM chats",

@@ -13,7 +13,7 @@ from msgspec.json import Decoder, encode
 from holdfast.errors import Unavailable, UnreadableEvent
 from holdfast.message import Ban, Chat, Cursor, LogEntry, Member, Message, Mute, Page, User, Watermark
 from holdfast.store.contract import LOOKED_AT_ONCE, UNREAD_LOOKED_AT, AuditRecord, ChatSummary, Inspection, SentBy
-from holdfast.store.paging import ENVELOPE_BYTES, page_after, page_before, within
+from holdfast.store.pages import ENVELOPE_BYTES, page_after, page_before, within
 from holdfast.store.plan import not_a_member, unknown_chat
 from holdfast.store.sqlite.change import numbering
 from holdfast.store.sqlite.database import SQL, Handle

@@ -1,4 +1,7 @@
-"""The verbs of the contract: what goes to the writer, what to the readers."""
+"""The verbs of the contract: what goes to the writer, what to the readers.
+
+What is forgotten with time, and what is forgotten of a person.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,15 @@ from typing import Self, TypeVar
 
 from holdfast import telemetry
 from holdfast.clock import Clock, SystemClock
+from holdfast.drivers.sqlite.threads import WorkerThreads
 from holdfast.errors import Deferred, HoldfastError, Refused, ServerBusy, Unavailable
 from holdfast.message import Ban, Chat, Cursor, Draft, LogEntry, Member, Mute, Outcome, Page, User, Watermark
-from holdfast.sqlite.threads import WorkerThreads
-from holdfast.store.changes import Command, CommandContext, CommandResult
+from holdfast.store.commands import Command, CommandContext, CommandResult
 from holdfast.store.contract import MEMBERSHIPS_MAX, AuditRecord, ChatSummary, CommitListener, Inspection, SentBy
 from holdfast.store.plan import ChatSettings
-from holdfast.store.sqlite import append, change, forget, reads
+from holdfast.store.sqlite import append, change, reads, store
 from holdfast.store.sqlite.append import WriteResult
-from holdfast.store.sqlite.database import Handle, SqliteSettings, open_and_migrate
+from holdfast.store.sqlite.database import SQL, Handle, SqliteSettings, open_and_migrate
 
 T = TypeVar("T")
 
@@ -99,10 +102,10 @@ class SqliteStore:
         await self._write(partial(change.keep, act=act, answer=answer))
 
     async def forget_keys(self, answers_before: str, sends_before: str, limit: int) -> int:
-        return await self._write(lambda handle: forget.forget_keys(handle, answers_before, sends_before, limit))
+        return await self._write(lambda handle: store.forget_keys(handle, answers_before, sends_before, limit))
 
     async def forget_user(self, user: User) -> None:
-        await self._write(partial(forget.forget_user, user=user))
+        await self._write(partial(store.forget_user, user=user))
 
     async def touch(self) -> None:
         await self._write(change.touch)
@@ -235,3 +238,24 @@ def _busy() -> HoldfastError:
 
 def _too_many_reads() -> HoldfastError:
     return Unavailable("too many reads are waiting; try again", retry_after_seconds=1.0)
+
+
+def forget_keys(handle: Handle, answers_before: str, sends_before: str, limit: int) -> WriteResult[int]:
+    """Forget idempotency keys that are too old, at most ``limit`` of answers and ``limit`` of messages."""
+    with handle.transaction() as connection:
+        connection.execute(SQL["forget_answers"], {"before": answers_before, "limit": limit})
+        forgotten = connection.changes()
+        through = connection.execute(SQL["old_keys"], {"before": sends_before, "limit": limit}).get
+        if through is not None:
+            connection.execute(SQL["forget_keys"], {"through": through})
+            forgotten += connection.changes()
+            connection.execute(SQL["keys_forgotten"], {"through": through})
+    return WriteResult(forgotten)
+
+
+def forget_user(handle: Handle, user: User) -> WriteResult[None]:
+    """Forget a user's devices and the answers kept for their keys."""
+    with handle.transaction() as connection:
+        connection.execute(SQL["forget_devices_of"], user._asdict())
+        connection.execute(SQL["forget_answers_of"], user._asdict())
+    return WriteResult(None, forgets=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Set
 
+from holdfast.verify.checkers.fault_timeline import ASKS, FELT_SECONDS, FaultTimeline
 from holdfast.verify.checkers.verdict import Verdict
-from holdfast.verify.checkers.weather import ASKS, FELT_SECONDS, FaultTimeline
 from holdfast.verify.history import (
     Closed,
     ClosingSaid,

@@ -8,8 +8,8 @@ from itertools import accumulate
 from operator import itemgetter
 
 from holdfast.message import Cursor
+from holdfast.verify.checkers.fault_timeline import FaultTimeline
 from holdfast.verify.checkers.verdict import Verdict
-from holdfast.verify.checkers.weather import FaultTimeline
 from holdfast.verify.history import (
     ChatAtEnd,
     CommitSeen,

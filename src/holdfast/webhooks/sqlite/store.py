@@ -10,11 +10,11 @@ from typing import TypeVar
 import apsw
 import msgspec
 
+from holdfast.drivers.sqlite.database import Handle, SqliteSettings, open_and_migrate
+from holdfast.drivers.sqlite.file_copy import StateFile
+from holdfast.drivers.sqlite.threads import WorkerThreads
+from holdfast.drivers.statements import migrations, statements
 from holdfast.errors import NotFound, ServerBusy
-from holdfast.sqlite.copies import StateFile
-from holdfast.sqlite.database import Handle, SqliteSettings, open_and_migrate
-from holdfast.sqlite.threads import WorkerThreads
-from holdfast.statements import migrations, statements
 from holdfast.webhooks.contract import DELIVERIES_KEPT_PER_ENDPOINT, Delivery, WebhookEndpoint
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@
 ``functions``  what runs in the database, first of all ``process``, the one round trip
 """
 
-from holdfast.work.postgres.seat import WorkerSessionSettings
+from holdfast.work.postgres.session import WorkerSessionSettings
 from holdfast.work.postgres.store import PostgresWork
 
 __all__ = ["PostgresWork", "WorkerSessionSettings"]

@@ -11,8 +11,8 @@ from typing import Any, cast
 from holdfast import telemetry
 from holdfast.clock import SystemClock
 from holdfast.drivers.postgres import pool, refuse_shared_sessions
+from holdfast.drivers.statements import functions, migrations
 from holdfast.errors import BadSetting, NotFound, StateCorrupted
-from holdfast.statements import functions, migrations
 from holdfast.work.contract import (
     ACTS_KEPT_MAX,
     BlockedStream,
@@ -28,7 +28,7 @@ from holdfast.work.contract import (
 from holdfast.work.job import Failure, JobDraft, known_seq, known_seqs, reason_of
 from holdfast.work.outbox import ENQUEUE, arguments
 from holdfast.work.postgres.errors import reaching, translated
-from holdfast.work.postgres.seat import SQL, Pools, PostgresSession, WorkerSessionSettings, block_of
+from holdfast.work.postgres.session import SQL, Pools, PostgresSession, WorkerSessionSettings, block_of
 
 SERVER_VERSION_MIN = 130000
 CONNECT_SECONDS_MAX = 10.0

@@ -16,8 +16,8 @@ from typing import Any, cast
 
 import apsw
 
+from holdfast.drivers.statements import migrations, statements
 from holdfast.errors import NotFound
-from holdfast.statements import migrations, statements
 from holdfast.work.contract import (
     ACTS_KEPT_MAX,
     Claimed,

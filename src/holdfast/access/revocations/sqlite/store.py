@@ -13,11 +13,11 @@ from msgspec.structs import asdict, replace
 from holdfast.access.revocations import contract
 from holdfast.access.revocations.contract import Revocation, full, merged, unknown
 from holdfast.clock import Clock
+from holdfast.drivers.sqlite.database import Handle, SqliteSettings, open_and_migrate
+from holdfast.drivers.sqlite.file_copy import StateFile
+from holdfast.drivers.sqlite.threads import WorkerThreads
+from holdfast.drivers.statements import migrations, statements
 from holdfast.errors import ServerBusy
-from holdfast.sqlite.copies import StateFile
-from holdfast.sqlite.database import Handle, SqliteSettings, open_and_migrate
-from holdfast.sqlite.threads import WorkerThreads
-from holdfast.statements import migrations, statements
 
 T = TypeVar("T")
 SQL = statements("holdfast.access.revocations.sqlite")

@@ -7,10 +7,8 @@
 ``connection`` connections, and what PostgreSQL's errors mean here
 """
 
-from holdfast.limits.rulestore.postgres.bell import PostgresNotifications
-from holdfast.limits.rulestore.postgres.connection import PostgresSettings
-from holdfast.limits.rulestore.postgres.follower import LogFollower
-from holdfast.limits.rulestore.postgres.reader import PostgresRuleReader
+from holdfast.limits.rulestore.postgres.connection import PostgresRuleReader, PostgresSettings
+from holdfast.limits.rulestore.postgres.notifications import LogFollower, PostgresNotifications
 from holdfast.limits.rulestore.postgres.store import PostgresRuleStore
 
 __all__ = ["LogFollower", "PostgresNotifications", "PostgresRuleReader", "PostgresRuleStore", "PostgresSettings"]

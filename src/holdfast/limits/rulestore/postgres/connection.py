@@ -3,22 +3,28 @@
 A host that vanishes closes nothing: its connections keep their locks until the server gives them up. So every session
 asks the server to look after it: to end it when it falls silent inside a transaction, and to find out within seconds
 whether anybody is still there. (Work has connections of its own: a handler may hold a transaction much longer.)
+
+What a node follows: the primary, or a replica that may lag behind it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import asyncpg
 
 from holdfast import telemetry
 from holdfast.drivers.postgres import connect, pool, refuse_shared_sessions
+from holdfast.drivers.statements import statements
 from holdfast.errors import HoldfastError, OutcomeUnknown, Unavailable
-from holdfast.statements import statements
+from holdfast.limits.rule_changes import RuleChange
+from holdfast.limits.rules import RuleSnapshot
+from holdfast.limits.rulestore.contract import CHANGES_PER_READ, RuleLogHead
+from holdfast.limits.rulestore.serialization import change_of, snapshot_of
 
 SQL = statements("holdfast.limits.rulestore.postgres")
 WRITERS_LOCK = 0x686F6C64_6C696D01
@@ -156,3 +162,42 @@ class Database:
             )
             await self._pool
         return self._pool
+
+
+class PostgresRuleReader:
+    """``contract.RuleReader`` on any PostgreSQL that has the tables; ``async with`` closes its connections."""
+
+    def __init__(self, settings: PostgresSettings) -> None:
+        self.database = Database(settings)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.database.close()
+
+    async def check(self) -> None:
+        """BadSetting if it can be reached and is no database for rules; if it cannot, that is found out later."""
+        with suppress(Unavailable):
+            async with self.database.connection("be reached"):
+                pass
+
+    async def head(self) -> RuleLogHead:
+        async with self.database.connection("be read") as db:
+            return RuleLogHead(*await db.fetchrow(SQL["head"]))
+
+    async def changes_after(self, seq: int, limit: int = CHANGES_PER_READ) -> Sequence[RuleChange]:
+        return [change_of(row[0]) for row in await self.fetch("changes_after", seq, limit)]
+
+    async def snapshot(self) -> RuleSnapshot:
+        async with (
+            self.database.connection("be read") as db,
+            db.transaction(isolation="repeatable_read", readonly=True),
+        ):
+            head = RuleLogHead(*await db.fetchrow(SQL["head"]))
+            return snapshot_of(head.epoch, head.seq, head.store, (row[0] for row in await db.fetch(SQL["all_rules"])))
+
+    async def fetch(self, statement: str, *values: Any) -> list[Any]:
+        async with self.database.connection("be read") as db:
+            rows: list[Any] = await db.fetch(SQL[statement], *values)
+            return rows

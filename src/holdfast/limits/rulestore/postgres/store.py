@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
+from holdfast.drivers.statements import migrations
 from holdfast.errors import StateCorrupted
-from holdfast.limits.changes import Change, Remembered, RuleChange, RuleChangeResult, decide, is_over
-from holdfast.limits.lockout import ADMIN, ADMIN_RESOURCES, is_of_the_door, keep_open
+from holdfast.limits.entry_rules import ADMIN, ADMIN_RESOURCES, is_of_the_door, keep_open
+from holdfast.limits.rule_changes import Change, Remembered, RuleChange, RuleChangeResult, decide, is_over
 from holdfast.limits.rule_import import (
     ImportPlan,
     ImportResult,
@@ -28,10 +29,14 @@ from holdfast.limits.rulestore.contract import (
     RetentionSettings,
     RuleLogHead,
 )
-from holdfast.limits.rulestore.postgres.connection import SCHEMA_LOCK, SQL, WRITERS_LOCK, PostgresSettings
-from holdfast.limits.rulestore.postgres.reader import PostgresRuleReader
-from holdfast.limits.rulestore.reading import change_of, readable, remembered_of, rule_of, text_of
-from holdfast.statements import migrations
+from holdfast.limits.rulestore.postgres.connection import (
+    SCHEMA_LOCK,
+    SQL,
+    WRITERS_LOCK,
+    PostgresRuleReader,
+    PostgresSettings,
+)
+from holdfast.limits.rulestore.serialization import change_of, readable, remembered_of, rule_of, text_of
 
 
 class PostgresRuleStore(PostgresRuleReader):

@@ -12,9 +12,13 @@ import apsw
 from msgspec import structs
 
 from holdfast.clock import Clock
+from holdfast.drivers.sqlite.database import Handle, SqliteSettings, open_and_migrate
+from holdfast.drivers.sqlite.file_copy import Restored, StateFile
+from holdfast.drivers.sqlite.threads import WorkerThreads
+from holdfast.drivers.statements import migrations, statements
 from holdfast.errors import ServerBusy
-from holdfast.limits.changes import Change, Remembered, RuleChange, RuleChangeResult, decide, is_over
-from holdfast.limits.lockout import ADMIN, ADMIN_RESOURCES, is_of_the_door, keep_open
+from holdfast.limits.entry_rules import ADMIN, ADMIN_RESOURCES, is_of_the_door, keep_open
+from holdfast.limits.rule_changes import Change, Remembered, RuleChange, RuleChangeResult, decide, is_over
 from holdfast.limits.rule_import import (
     ImportPlan,
     ImportResult,
@@ -24,7 +28,6 @@ from holdfast.limits.rule_import import (
     plan_import,
 )
 from holdfast.limits.rules import AnyRule, Rule, RuleName, RuleSnapshot, digest_without, next_digest
-from holdfast.limits.rulestore.bell import LocalNotifications
 from holdfast.limits.rulestore.contract import (
     ABOVE_EVERY_VERSION,
     CHANGES_PER_READ,
@@ -33,11 +36,8 @@ from holdfast.limits.rulestore.contract import (
     RetentionSettings,
     RuleLogHead,
 )
-from holdfast.limits.rulestore.reading import change_of, readable, remembered_of, rule_of, snapshot_of, text_of
-from holdfast.sqlite.copies import Restored, StateFile
-from holdfast.sqlite.database import Handle, SqliteSettings, open_and_migrate
-from holdfast.sqlite.threads import WorkerThreads
-from holdfast.statements import migrations, statements
+from holdfast.limits.rulestore.notifications import LocalNotifications
+from holdfast.limits.rulestore.serialization import change_of, readable, remembered_of, rule_of, snapshot_of, text_of
 
 PACKAGE = "holdfast.limits.rulestore.sqlite"
 SQL = statements(PACKAGE)

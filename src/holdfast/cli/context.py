@@ -1,0 +1,284 @@
+"""Where the server is and who we are to it; the options every command shares, and how every command fails.
+
+What only some commands need is imported where it is used: help and completion must be quick.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
+
+import msgspec
+import typer
+
+from holdfast.cli.rest import RestClient
+from holdfast.clock import SystemClock
+from holdfast.drivers.files import default_state_dir, state_dir_in
+from holdfast.errors import HoldfastError, InvalidMessage, Unauthorized
+from holdfast.message import User, check_id, check_tenant
+
+if TYPE_CHECKING:
+    from holdfast.access.secrets import Secrets
+    from holdfast.access.tokens import TokenSettings
+    from holdfast.settings import Settings
+
+SERVER = "The server and you"
+
+Url = Annotated[
+    str | None,
+    typer.Option("--url", envvar="HOLDFAST_URL", rich_help_panel=SERVER, help="The server's address."),
+]
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--state-dir", envvar="HOLDFAST_STATE_DIR", rich_help_panel=SERVER,
+        help="The server's state directory, where its secrets are.",
+    ),
+]  # fmt: skip
+Credential = Annotated[
+    str | None,
+    typer.Option(
+        "--token", envvar="HOLDFAST_TOKEN", rich_help_panel=SERVER, show_envvar=True,
+        help="A user token or API key, instead of one from the state directory. Others see it in the list of "
+        "processes: use the variable or --token-file.",
+    ),
+]  # fmt: skip
+CredentialFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file", envvar="HOLDFAST_TOKEN_FILE", rich_help_panel=SERVER, show_envvar=True,
+        help="A file with the user token or API key.",
+    ),
+]  # fmt: skip
+Config = Annotated[
+    Path | None,
+    typer.Option("-c", "--config", envvar="HOLDFAST_CONFIG", rich_help_panel=SERVER, help="A settings file."),
+]
+AsJson = Annotated[bool, typer.Option("--json", rich_help_panel=SERVER, help="Print JSON.")]
+
+UserOption = Annotated[str | None, typer.Option("--user", "-u", help="Act as this user.")]
+TenantOption = Annotated[str, typer.Option("--tenant", help="The user's tenant.")]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Why; it goes into the audit log.")]
+TOKEN_HOURS = 24
+"""How long a token that a command makes is valid, unless another time is asked for."""
+ASKED = "asked for on the command line"
+_BANNED_HINT = " (an operator lifts it with `holdfast unban`)"
+_TOKEN_HINT = " (make a token with `holdfast token --user NAME`)"
+_KEY_HINT = (
+    " (if no admin key works any more: stop the server, then `holdfast key create admin --label LABEL` there, "
+    "without --url and --token and their variables)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CliContext:
+    """The shared options of one call."""
+
+    url: str | None = None
+    state_dir: Path | None = None
+    token: str | None = None
+    config: Path | None = None
+    as_json: bool = False
+    token_file: Path | None = None
+
+    def with_credential(self) -> CliContext:
+        """With the token out of its file; InvalidMessage if it cannot be read, or if two were given."""
+        if self.token_file is None:
+            return self
+        if self.token:
+            raise InvalidMessage("give --token or --token-file (HOLDFAST_TOKEN or HOLDFAST_TOKEN_FILE), not both")
+        try:
+            with self.token_file.expanduser().open() as file:
+                token = file.read(CREDENTIAL_BYTES_MAX).strip()
+        except OSError as error:
+            raise InvalidMessage(f"{self.token_file} cannot be read: {error.strerror}") from error
+        if not token or any(c.isspace() for c in token):
+            raise InvalidMessage(f"{self.token_file} holds no token: one line is expected, with nothing else in it")
+        return replace(self, token=token, token_file=None)
+
+    @property
+    def address(self) -> str:
+        """--url, else where the settings file or the environment put the server, else the default."""
+        if self.url:
+            return self.url
+        if self._configures("SERVER"):
+            return settings_of(self.config).server.url
+        host, port = os.environ.get("HOLDFAST_HOST", "127.0.0.1"), os.environ.get("HOLDFAST_PORT", "8080")
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    @property
+    def state_path(self) -> Path:
+        if self.state_dir is not None:
+            return state_dir_in(self.state_dir.expanduser())
+        return (
+            settings_of(self.config).server.state_path
+            if self._configures("SERVER")
+            else state_dir_in(default_state_dir())
+        )
+
+    @property
+    def names_a_server(self) -> bool:
+        """Whether an option or a variable says which server, or who we are to it."""
+        return bool(self.url or self.token)
+
+    @property
+    def stopped_state(self) -> Path | None:
+        """The state directory of a server that is stopped; None where one runs, or where there is none."""
+        from holdfast.access.secrets import SECRETS_FILE
+        from holdfast.node.state_dir import holder
+
+        if not (self.state_path / SECRETS_FILE).exists() or holder(self.state_path):
+            return None
+        return self.state_path
+
+    def mint(
+        self, user: str, tenant: str, hours: float, scopes: Collection[str] = (), chats: Collection[str] = ()
+    ) -> str:
+        """A token for ``user``, signed with the secret in the state directory; with every scope unless some are named,
+        for every chat unless some are named."""
+        from holdfast.access.principal import USER_SCOPES
+        from holdfast.access.tokens import Tokens, shared_secret
+
+        if problem := check_id(user, "user") or check_tenant(tenant):
+            raise InvalidMessage(problem)
+        secret = self._secrets().jwt_secret
+        tokens = Tokens(self._token_settings(), shared_secret(secret.encode()), SystemClock())
+        return tokens.mint(User(tenant, user), hours * 3600, scopes or USER_SCOPES, chats or None)
+
+    def user_token(self, user: str | None, tenant: str) -> str:
+        """The given token, or a new one for the given user."""
+        if self.token:
+            from holdfast.client.connection import claims_of
+
+            subject = claims_of(self.token).sub
+            if user and user != subject:
+                raise InvalidMessage(
+                    f"the token speaks for {subject or 'no user'}, not for {user}: give one of the two"
+                )
+            return self.token
+        if not user:
+            raise InvalidMessage(
+                "say who you are: --user alice (uses the state directory's secret) or --token-file FILE"
+            )
+        return self.mint(user, tenant, TOKEN_HOURS)
+
+    def as_user(self, user: str | None, tenant: str) -> RestClient:
+        return RestClient(self.address, self.user_token(user, tenant))
+
+    def as_operator(self, timeout_seconds: float = 30.0) -> RestClient:
+        return RestClient(self.address, self.token or self._secrets().admin_key, timeout_seconds)
+
+    def _token_settings(self) -> TokenSettings:
+        """Whose tokens the server takes, where that is configured at all."""
+        from holdfast.access.tokens import TokenSettings
+
+        return settings_of(self.config).access.tokens if self._configures("ACCESS") else TokenSettings()
+
+    def _configures(self, group: str) -> bool:
+        """Whether a file or the environment may set something of ``group``; reading all settings takes a while."""
+        return self.config is not None or any(name.startswith(f"HOLDFAST_{group}__") for name in os.environ)
+
+    def _secrets(self) -> Secrets:
+        from holdfast.access.secrets import read_secrets
+
+        return read_secrets(self.state_path)
+
+
+def settings_of(file: Path | None, overrides: Mapping[str, object] | None = None) -> Settings:
+    """The settings a server started with the same file and environment has; BadSetting names what is wrong."""
+    from holdfast.settings import load
+
+    environ = {name: value for name, value in os.environ.items() if name != "HOLDFAST_CONFIG"}
+    return load(file, environ, overrides or {})
+
+
+_SHARED: dict[str, tuple[Any, Any]] = {
+    "url": (Url, None),
+    "token": (Credential, None),
+    "token_file": (CredentialFile, None),
+    "state_dir": (StateDir, None),
+    "config": (Config, None),
+    "as_json": (AsJson, False),
+}
+_REMOTE = ("url", "token", "token_file")
+CREDENTIAL_BYTES_MAX = 64 * 1024
+
+
+def remote_command(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the shared options: its first parameter gets them as a Reach, and its failures are told."""
+    return _with_options(function, _SHARED)
+
+
+def local_command(function: Callable[..., None]) -> Callable[..., None]:
+    """As ``reaching``, for a command that asks no server."""
+    return _with_options(function, {name: option for name, option in _SHARED.items() if name not in _REMOTE})
+
+
+def _with_options(function: Callable[..., None], shared: Mapping[str, tuple[Any, Any]]) -> Callable[..., None]:
+    @functools.wraps(function)
+    def command(ctx: typer.Context, **given: Any) -> None:
+        outer = ctx.obj if isinstance(ctx.obj, CliContext) else CliContext()
+        own = {name: given.pop(name) for name in shared}
+        reach = replace(outer, **{name: value for name, value in own.items() if value})
+        with told(reach.as_json):
+            function(reach.with_credential(), **given)
+
+    own = list(inspect.signature(function).parameters.values())[1:]
+    hints = get_type_hints(function, include_extras=True)
+    context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (kind, default) in shared.items()
+    ]
+    parameters = [context, *(p.replace(annotation=hints[p.name], kind=p.KEYWORD_ONLY) for p in own), *added]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    del command.__wrapped__
+    return command
+
+
+@contextmanager
+def told(as_json: bool) -> Iterator[None]:
+    """Turn our errors into a sentence on stderr and exit code 1."""
+    try:
+        yield
+    except Unauthorized as error:
+        fail(as_json, error, _credential_hint(error))
+    except HoldfastError as error:
+        fail(as_json, error)
+    except UnicodeError:
+        fail(as_json, InvalidMessage("what was given is not UTF-8 text; nothing was sent"))
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except BrokenPipeError:
+        # Whoever read our output has seen enough. Python would complain once more while closing stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(1) from None
+
+
+def _credential_hint(error: Unauthorized) -> str:
+    """What to do about a credential that was refused, by why it was."""
+    if error.details.get("revoked") == "ban":
+        return _BANNED_HINT
+    if "API key is not known" in error.message:
+        return _KEY_HINT
+    return _TOKEN_HINT if "token" in error.message else ""
+
+
+def fail(as_json: bool, error: HoldfastError, hint: str = "") -> NoReturn:
+    message = f"{error.message or error.code}{hint}"
+    if as_json:
+        body = {"error": {"code": error.code, "message": message, "retryable": error.retryable}}
+        typer.echo(msgspec.json.encode(body).decode(), err=True)
+    else:
+        typer.echo(f"Error: {message}", err=True)
+        if error.retry_after_seconds:
+            typer.echo(f"Try again in {error.retry_after_seconds:g} s.", err=True)
+    raise typer.Exit(1)

@@ -1,0 +1,198 @@
+"""How things look: JSON for programs, tables and lines for people. Content is never markup."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import typer
+
+from holdfast.errors import HoldfastError
+
+if TYPE_CHECKING:
+    from holdfast.cli.context import CliContext
+
+STEP_SECONDS = 0.5
+GAP = 2
+FREE_TEXT = frozenset(
+    {"error", "why", "reason", "what", "besides", "title", "last message", "label", "scopes", "facts", "url", "target"}
+)
+"""The columns that a table may fold to fit a terminal; every other one is an id, a name or a figure."""
+FOLDED_MIN = 12
+_Moved = Callable[[str, float, float | None], None]
+"""Told what is being done, how much of it is, and of how much, if anybody knows."""
+
+
+def as_json(value: Any) -> None:
+    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def line(text: str) -> None:
+    typer.echo(text)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> None:
+    """A table; ``empty`` is said, with what to do, where there is nothing to show."""
+    shown = list(rows)
+    if not shown:
+        typer.echo(empty)
+        return
+    from rich.cells import cell_len
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = [[printable(value) for value in row] for row in shown]
+    natural = [max(map(cell_len, (name, *column))) for name, *column in zip(columns, *cells, strict=True)]
+    console = Console(highlight=False)
+    widths = fitted(columns, natural, console.width) if console.is_terminal else natural
+    drawn = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    for name, width in zip(columns, widths, strict=True):
+        drawn.add_column(name, width=width, overflow="fold")
+    for row in cells:
+        drawn.add_row(*map(Text, row))
+    console.width = sum(widths) + GAP * len(widths)
+    console.print(drawn, soft_wrap=False)
+
+
+def fitted(columns: Sequence[str], widths: Sequence[int], room: int) -> list[int]:
+    """The widths on a terminal: only columns of free text are folded. Ids and names stay whole, so that they can be
+    copied; a line that is still too long is for the terminal to wrap.
+    """
+    fitting = list(widths)
+    free = sorted((n for n, name in enumerate(columns) if name in FREE_TEXT), key=lambda n: -widths[n])
+    for n in free:
+        excess = sum(fitting) + GAP * (len(fitting) - 1) - room
+        fitting[n] -= max(0, min(excess, fitting[n] - FOLDED_MIN))
+    return fitting
+
+
+def fields(values: Mapping[str, Any]) -> None:
+    """Name and value, one pair a line."""
+    width = max((len(name) for name in values), default=0)
+    for name, value in values.items():
+        typer.echo(f"{name:<{width}}  {printable(value)}")
+
+
+def told(reach: CliContext, answer: Any, sentence: str) -> None:
+    """An answer for programs, a sentence for people."""
+    if reach.as_json:
+        as_json(answer)
+    else:
+        line(sentence)
+
+
+def listed(reach: CliContext, found: Any, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str) -> None:
+    """What was found for programs, a table of it for people; ``empty`` as in ``table``."""
+    if reach.as_json:
+        as_json(found)
+    else:
+        table(columns, rows, empty)
+
+
+def described(reach: CliContext, found: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> None:
+    """One thing for programs; for people all of it too, or ``values``, which is what they want to know of it."""
+    if reach.as_json:
+        as_json(found)
+    else:
+        shown = found if values is None else values
+        fields({name.replace("_", " "): _flat(value) for name, value in shown.items()})
+
+
+def secret(reach: CliContext, made: Mapping[str, Any], name: str) -> None:
+    """The secret of something new alone on stdout, for a pipe; that it is shown once, to people."""
+    told(reach, made, made["secret"])
+    if not reach.as_json:
+        typer.echo(f"{name}: keep the line above; it cannot be shown again", err=True)
+
+
+def _flat(value: Any) -> Any:
+    match value:
+        case dict():
+            return ", ".join(f"{name}: {_flat(inner)}" for name, inner in value.items()) or "none"
+        case list():
+            return ", ".join(str(_flat(inner)) for inner in value) or "none"
+        case bool():
+            return "yes" if value else "no"
+        case None:
+            return "–"
+        case _:
+            return value
+
+
+@contextmanager
+def progress(reach: CliContext, *, of_bytes: bool = False) -> Iterator[_Moved]:
+    """A bar for long work, on a terminal's stderr and never with ``--json``."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+
+    figures = (DownloadColumn(),) if of_bytes else ()
+    columns = (TextColumn("{task.description}"), BarColumn(), *figures, TimeElapsedColumn())
+    console = Console(stderr=True)
+    nobody = reach.as_json or not console.is_interactive
+    with Progress(*columns, console=console, transient=True, disable=nobody) as bar:
+        task = bar.add_task("starting", total=None)
+        yield lambda doing, done, in_all: bar.update(task, description=doing, completed=done, total=in_all)
+
+
+@contextmanager
+def watching(step: Callable[[], tuple[str, int, int] | None], moved: _Moved) -> Iterator[None]:
+    """While the block waits for a server, ask it now and then how far it is."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(STEP_SECONDS):
+            try:
+                now = step()
+            except HoldfastError:
+                continue  # whoever waits for the work itself will hear of it
+            if now is not None:
+                moved(*now)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+
+
+def printable(value: Any) -> str:
+    """Text that cannot move the cursor or colour the terminal, whoever wrote it."""
+    return "".join(c if c.isprintable() or c == " " else "�" if c != "\n" else " ⏎ " for c in str(value))
+
+
+def message_line(message: Mapping[str, Any]) -> str:
+    """A message as people read it."""
+    time = str(message["created_at"])[11:16]
+    if message["kind"] == "event":
+        return f"{time} — {_event(message)}"
+    content = message["content"] or "(removed)"
+    return f"{time} {printable(message['sender_id'])}: {printable(content)}"
+
+
+def _event(message: Mapping[str, Any]) -> str:
+    try:
+        event = msgspec.json.decode(message["content"])
+    except msgspec.DecodeError:
+        event = {}
+    who, whom = printable(message["sender_id"]), printable(event.get("user_id", "somebody"))
+    match event.get("event"):
+        case "member_added":
+            return f"{who} added {whom}" + (", still muted" if event.get("muted") else "")
+        case "member_removed":
+            if event.get("banned"):
+                return f"{who} banned {whom}"
+            return f"{whom} left" if who == whom else f"{who} removed {whom}"
+        case "user_banned" | "user_unbanned" | "member_muted" | "member_unmuted" as what:
+            return f"{who} {what.partition('_')[2]} {whom}"
+        case "role_changed":
+            return f"{who} made {whom} {printable(event.get('role'))}"
+        case "chat_renamed":
+            return f"{who} named the chat {printable(event.get('name'))}"
+        case _:
+            return f"{who} changed the chat"

@@ -1,0 +1,66 @@
+"""Files that are whole after a power cut: what is said to be there is there.
+
+Where things are unless somebody says otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+
+def sync(path: Path) -> None:
+    """Make a file, or the names in a directory, durable. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_file(path: Path, data: bytes, modified_at: float | None = None) -> None:
+    """Replace ``path``, mode 0600, at once and durably: a reader or a power cut finds the old or the new file.
+
+    ``modified_at``: the time it shows. Raises OSError; then the old file is still there, unless only the new one's
+    durability failed.
+    """
+    beside = path.with_name(path.name + ".new")
+    beside.unlink(missing_ok=True)
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        if modified_at is not None:
+            os.utime(file.fileno(), (modified_at, modified_at))
+        os.fsync(file.fileno())
+    beside.replace(path)
+    sync(path.parent)
+
+
+STATE_NAME = "state"
+_OF_A_VOLUME = {STATE_NAME, "lost+found"}
+
+
+def default_state_dir() -> Path:
+    """Where a server keeps its state, and where commands look for it, when neither is told."""
+    given = Path(os.environ.get("XDG_STATE_HOME", ""))
+    base = given if given.is_absolute() else Path("~/.local/state").expanduser()  # as the specification has it
+    return base / "holdfast"
+
+
+def others_can_write(directory: Path) -> bool:
+    """Whether its mode lets others make, rename or remove files in it."""
+    return bool(directory.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+
+
+def state_dir_in(given: Path) -> Path:
+    """Where the state is, if somebody names this directory: there; but a directory that others can write to and that
+    is empty, as a volume is when it is mounted, has it in ``state``.
+    """
+    try:
+        if others_can_write(given) and {entry.name for entry in given.iterdir()} <= _OF_A_VOLUME:
+            return given / STATE_NAME
+    except OSError:
+        pass  # whoever uses it says what is wrong with it
+    return given

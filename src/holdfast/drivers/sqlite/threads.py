@@ -1,0 +1,113 @@
+"""Threads that own a connection each and do bounded work for one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+import apsw
+
+from holdfast import telemetry
+from holdfast.clock import start_thread
+from holdfast.drivers.sqlite.database import Handle, unavailable_while_closing
+from holdfast.errors import HoldfastError, InternalError
+
+T = TypeVar("T")
+
+
+class _Unit(Generic[T]):
+    """A piece of work, the future of its answer, and what is done on the loop after it."""
+
+    __slots__ = ("answer", "error", "future", "then", "work")
+
+    def __init__(self, work: Callable[[Handle], T], future: asyncio.Future[T], then: Callable[[], None] | None) -> None:
+        self.work = work
+        self.future = future
+        self.then = then
+        self.answer: T | None = None
+        self.error: HoldfastError | None = None
+
+
+class WorkerThreads:
+    """Takes work while fewer than ``waiting_max`` pieces wait; the next gets ``refusal``.
+
+    A piece that was taken is done, whether or not its caller still waits. The pieces of a crew of one are done in
+    order.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        handles: list[Handle],
+        waiting_max: int,
+        refusal: Callable[[], HoldfastError],
+    ) -> None:
+        self._queue: SimpleQueue[_Unit[object] | None] = SimpleQueue()
+        self._waiting = 0
+        self._waiting_max = waiting_max
+        self._refusal = refusal
+        self._closing = False
+        self._loop = asyncio.get_running_loop()
+        self._ended = [start_thread(partial(self._run, handle), f"{name}-{n}") for n, handle in enumerate(handles)]
+
+    def do(self, work: Callable[[Handle], T], then: Callable[[], None] | None = None) -> asyncio.Future[T]:
+        """Have ``work`` done by one of the threads; it is on its way when this returns. Cancelling does not undo it.
+
+        ``then`` runs on the event loop when the work has ended, whether or not the caller still waits; a caller that
+        does is resumed after it.
+        """
+        future: asyncio.Future[T] = self._loop.create_future()
+        if self._closing:
+            future.set_exception(unavailable_while_closing())
+        elif self._waiting >= self._waiting_max:
+            future.set_exception(self._refusal())
+        else:
+            self._waiting += 1
+            self._queue.put(_Unit(work, future, then))  # type: ignore[arg-type]
+        return future
+
+    def transact(self, work: Callable[[apsw.Connection], T]) -> asyncio.Future[T]:
+        """Have ``work`` done in a write transaction of its own, which is on stable storage when it is done."""
+
+        def transaction(handle: Handle) -> T:
+            with handle.transaction() as connection:
+                return work(connection)
+
+        return self.do(transaction)
+
+    async def close(self) -> None:
+        """Do what was taken, then end the threads and close their connections."""
+        self._closing = True
+        for _ in self._ended:
+            self._queue.put(None)
+        for ended in self._ended:
+            await ended.wait()
+
+    def _run(self, handle: Handle) -> None:
+        while (unit := self._queue.get()) is not None:
+            try:
+                unit.answer = unit.work(handle)
+            except HoldfastError as error:
+                unit.error = error
+            except Exception as error:
+                telemetry.log.exception("sqlite.defect")
+                unit.error = InternalError(f"{type(error).__name__}: {error}")
+                unit.error.__cause__ = error
+            try:
+                self._loop.call_soon_threadsafe(self._settle, unit)
+            except RuntimeError:
+                break  # the loop is gone, and with it everybody who could be told
+        handle.close()
+
+    def _settle(self, unit: _Unit[object]) -> None:
+        self._waiting -= 1
+        if not unit.future.cancelled():
+            if unit.error is not None:
+                unit.future.set_exception(unit.error)
+            else:
+                unit.future.set_result(unit.answer)
+        if unit.then is not None:
+            unit.then()

@@ -1,0 +1,134 @@
+"""Who here is in which chat, and how far the chats are.
+
+Events tell it as they pass; what they leave out the store is asked for, once per heartbeat interval: of thousands of
+chats and sessions, so that gives way to everything else. Every change reaches the roster and the sessions in one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
+
+from holdfast import telemetry
+from holdfast.clock import Clock, Turns
+from holdfast.errors import HoldfastError
+from holdfast.fanout.contract import Stretch
+from holdfast.gateway.connection import Connection
+from holdfast.history.history import ChatHistory
+from holdfast.history.memberships import USERS_PER_READ
+from holdfast.message import Cursor, Message, User
+from holdfast.session.roster import Roster
+from holdfast.store.commands import membership_event
+
+T = TypeVar("T")
+
+HEADS_PER_READ = 500
+EPOCH_UNKNOWN = 0
+"""An event tells a chat's newest sequence but not its epoch; epochs start at 1, and the first page tells it."""
+
+
+class RosterSync:
+    """Keeps the roster and the sessions of a gateway true."""
+
+    def __init__(self, roster: Roster[Connection], history: ChatHistory, clock: Clock) -> None:
+        self._roster = roster
+        self._history = history
+        self._clock = clock
+        self._moved: set[User] | None = None
+        """Who joined or left a chat since memberships began to be read; None when all that was read is told."""
+
+    def meet(self, stretch: Stretch) -> None:
+        """Members of whom the roster does not know it: the chat was created after they connected."""
+        first = stretch.messages[0]
+        for user in self._roster.missing(first.chat_id, stretch.users):
+            self._join(user, first.chat_id, first.sequence - 1)
+
+    def apply(self, tenant: str, message: Message) -> None:
+        """A message passed: if it is the event of joining or leaving, that counts from here on."""
+        event = membership_event(message)
+        if event is None or event.user_id is None:
+            return
+        user = User(tenant, event.user_id)
+        if event.event == "member_added":
+            self._join(user, message.chat_id, message.sequence)
+        elif event.event == "member_removed":
+            self._leave(user, message.chat_id, heard=True)
+
+    def _note_move(self, user: User) -> None:
+        if self._moved is not None:
+            self._moved.add(user)
+
+    def _join(self, user: User, chat_id: str, head: int) -> None:
+        self._note_move(user)
+        self._roster.joined(user, chat_id)
+        for connection in self._roster.of_user(user):
+            connection.do(connection.owed.on_membership(chat_id, Cursor(EPOCH_UNKNOWN, head)))
+
+    def _leave(self, user: User, chat_id: str, *, heard: bool) -> None:
+        """``heard``: by the event, which those who are live in the chat have got."""
+        self._note_move(user)
+        self._roster.left(user, chat_id)
+        for connection in self._roster.of_user(user):
+            connection.do(connection.owed.on_membership(chat_id, None, heard=heard))
+
+    async def ask_heads(self) -> None:
+        """Every session learns the heads of its chats from the store itself, not from what passed through here,
+        so that a skipped delivery is always found, the last one of a quiet chat too."""
+        await _in_parts("heads", list(self._roster.chats), HEADS_PER_READ, self._ask_heads)
+
+    async def _ask_heads(self, chat_ids: Sequence[str]) -> None:
+        heads = await self._history.heads(chat_ids)
+        turns = Turns(self._clock)
+        for chat_id, head in heads.items():
+            self.heard(chat_id, head)
+            await turns.give_way()
+
+    async def ask_memberships(self) -> None:
+        """Users learn of chats whose event of joining was skipped, for such a chat is in nobody's heads; and get
+        nothing more, not even typing, of chats whose event of leaving was skipped."""
+        await _in_parts("memberships", list(self._roster.users), USERS_PER_READ, self._ask_memberships)
+
+    async def _ask_memberships(self, users: Sequence[User]) -> None:
+        """Who changes while the store is being read is left to the next time: what was read may be older than they."""
+        asked = {user: self._roster.of_user(user) for user in users}
+        asked = {user: here for user, here in asked.items() if all(connection.established for connection in here)}
+        self._moved = set()
+        try:
+            found = await self._history.memberships_of(list(asked))
+            turns = Turns(self._clock)
+            for user, memberships in found.items():
+                if user not in self._moved and self._roster.of_user(user) == asked[user]:
+                    self._correct(user, asked[user], memberships)
+                await turns.give_way()
+        finally:
+            self._moved = None
+
+    def _correct(self, user: User, here: Sequence[Connection], memberships: Mapping[str, Cursor]) -> None:
+        if all(connection.chats == memberships.keys() for connection in here):
+            return
+        for chat_id, head in memberships.items():
+            if any(chat_id not in connection.chats and connection.reads(chat_id) for connection in here):
+                self._join(user, chat_id, head.sequence)
+        for chat_id in {chat_id for connection in here for chat_id in connection.chats} - memberships.keys():
+            self._leave(user, chat_id, heard=False)
+
+    def heard(self, chat_id: str, head: Cursor) -> None:
+        """What the store says of a chat now. Told of a raised epoch, nobody waits for the next heartbeat."""
+        now = self._clock.monotonic()
+        for connection in self._roster.in_chat(chat_id):
+            if not connection.owed.knows(chat_id, head):
+                connection.do(connection.owed.on_head(chat_id, head, now))
+
+
+async def _in_parts(what: str, items: Sequence[T], size: int, ask: Callable[[Sequence[T]], Awaitable[None]]) -> None:
+    """Ask for all, part by part; parts that fail keep back no other, and are asked for again the next time."""
+    unread = 0
+    last: HoldfastError | None = None
+    for start in range(0, len(items), size):
+        part = items[start : start + size]
+        try:
+            await ask(part)
+        except HoldfastError as error:
+            unread, last = unread + len(part), error
+    if last is not None:
+        telemetry.unread(what, unread, last)

@@ -1,0 +1,219 @@
+"""Between picows and a connection: reassembles fragments, answers pings, writes raw frames."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from asyncio import Transport, get_running_loop
+from collections.abc import Callable
+from typing import Any
+
+from picows import (
+    WSCloseCode,
+    WSFrame,
+    WSListener,
+    WSMsgType,
+    WSTransport,
+    WSUpgradeResponse,
+    WSUpgradeResponseWithListener,
+)
+
+from holdfast import telemetry
+from holdfast.gateway.connection import Connection
+from holdfast.gateway.contract import Socket
+from holdfast.gateway.transport.linger import LINGER_SECONDS, linger
+from holdfast.session.heartbeat import Transmission
+from holdfast.wire.assembler import CLOSE, PING, Assembler, BrokenProtocol, control
+from holdfast.wire.frames import SUBPROTOCOL
+
+HEADER_BYTES_MAX = 14
+INTERNAL_ERROR = (1011).to_bytes(2, "big")
+"""The close frame of a connection that met a defect."""
+TCP_INFO = getattr(socket, "TCP_INFO", 0)
+"""Linux has it; elsewhere only our own buffer is seen."""
+_TCP_INFO_FIELDS = struct.Struct("=24xI92xQ16xI")
+"""Of Linux' ``tcp_info``: segments that are not acknowledged, bytes that are, bytes that wait to be sent."""
+
+
+class WebSocketListener(WSListener):
+    """One WebSocket, as picows tells of it; also the ``Socket`` its connection writes to."""
+
+    __slots__ = (
+        "_assembler",
+        "_broken",
+        "_connect",
+        "_connection",
+        "_ended",
+        "_frames",
+        "_gone",
+        "_held",
+        "_raw",
+        "_subprotocol",
+        "_transport",
+        "_unread",
+        "write",
+    )
+
+    def __init__(
+        self,
+        connect: Callable[[Socket], Connection],
+        gone: Callable[[], None],
+        assembler: Assembler,
+        *,
+        subprotocol: bool,
+    ) -> None:
+        self._connect = connect
+        self._gone = gone
+        self._assembler = assembler
+        self._subprotocol = subprotocol
+        self._unread = 0
+        self._frames = 0
+        """Frames of the read that is being parsed."""
+        self._held = False
+        """The connection has asked not to be read."""
+        self._broken = False
+        self._ended = False
+        """A close frame has ended it, the client's or ours after a defect: what stands behind it does not count."""
+        self._connection: Connection
+        self._transport: WSTransport
+        self._raw: Transport
+        self.write: Callable[[bytes], None]
+
+    def accept(self) -> WSUpgradeResponseWithListener:
+        """The 101 answer; it names our subprotocol if the client offered it, and never the token beside it."""
+        headers = {"Sec-WebSocket-Protocol": SUBPROTOCOL} if self._subprotocol else None
+        return WSUpgradeResponseWithListener(WSUpgradeResponse.create_101_response(headers), self)
+
+    # --- what picows calls -----------------------------------------------------------------------------
+
+    def on_ws_connected(self, transport: WSTransport) -> None:
+        self._transport = transport
+        shown: Any = transport.underlying_transport  # what the port shows picows of it
+        self._raw = shown.transport
+        self.write = self._raw.write
+        self._connection = self._connect(self)
+        # Nothing of the handshake is kept as long as the connection: its decision holds the credential.
+        del self._connect
+        transport.request.headers.clear()
+        transport.response.headers.clear()
+
+    def coming(self, size: int) -> None:
+        """So many bytes more are about to be parsed."""
+        self._unread += size
+
+    def parsed(self, unread_max: int) -> None:
+        """What remains is the beginning of a frame. One that is larger than it may be is not waited for."""
+        frames, self._frames = self._frames, 0
+        self._connection.work_done(frames or 1)
+        if self._unread > unread_max and not self._broken:
+            self._break(f"a frame is larger than {unread_max - HEADER_BYTES_MAX} bytes")
+
+    def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
+        self._unread = frame.tail_size
+        self._frames += 1
+        if self._ended or self._broken:
+            return
+        kind: Any = frame.msg_type  # a C enum: an int at run time
+        reserved = frame.rsv1 or frame.rsv2 or frame.rsv3
+        payload = frame.get_payload_as_bytes()
+        try:
+            if kind >= CLOSE:
+                self._control(kind, control(kind, frame.fin, reserved, payload))
+            elif (data := self._assembler.feed(kind, frame.fin, reserved, payload)) is not None:
+                self._connection.frame_received(data)
+        except BrokenProtocol as broken:
+            self._break(str(broken))
+        except Exception as error:  # the library would close the socket so soon that a reset may overtake the frame
+            telemetry.defect("gateway", error)
+            self._end(INTERNAL_ERROR)
+
+    def on_bad_frame(self, why: str) -> None:
+        """picows can make nothing of what came. What stands behind a close does not count."""
+        if self._broken or self._ended:
+            return
+        closes = self._transport.close_handshake
+        received: Any = closes and closes.recv  # its code is an int at run time
+        if received is None:
+            self._break(why)
+            return
+        # It looks at the next frame before it hands one over: the close that came first is yet to be told.
+        reason = (received.reason or "").encode()
+        payload = b"" if received.code == WSCloseCode.NO_INFO else received.code.to_bytes(2, "big") + reason
+        try:
+            self._control(CLOSE, control(CLOSE, True, False, payload))
+        except BrokenProtocol as broken:
+            self._break(str(broken))
+
+    def _break(self, message: str) -> None:
+        self._broken = True
+        self._connection.protocol_broken(message)
+
+    def _control(self, kind: int, answer: bytes) -> None:
+        if kind == PING:
+            self._connection.ping_received(answer)
+        elif kind == CLOSE:
+            self._end(answer)
+
+    def _end(self, payload: bytes) -> None:
+        """The connection is over; this close frame is read by the client, whatever it still sends. If we are closing it
+        already, ours was sent."""
+        self._ended = True
+        if self._connection.closing is not None:
+            return
+        self._transport.send(WSMsgType.CLOSE, payload)
+        linger(self._raw)
+        get_running_loop().call_later(LINGER_SECONDS, self._raw.abort)
+        self._connection.lost()
+
+    def on_ws_disconnected(self, transport: WSTransport) -> None:
+        self._gone()
+        self._connection.lost()
+        # They hold each other: the memory of a connection goes with it, and not when the collector comes by.
+        del self._connection, self._gone
+
+    def pause_writing(self) -> None:
+        self._connection.writing_paused()
+
+    def resume_writing(self) -> None:
+        self._connection.writing_resumed()
+
+    # --- what the connection calls (Socket) ------------------------------------------------------------
+
+    def close(self, code: int, reason: str) -> None:
+        close: Any = self._transport.send_close  # takes any code, though its stub names only the standard ones
+        close(code, reason.encode())
+        linger(self._raw)
+
+    def abort(self) -> None:
+        self._raw.abort()
+
+    @property
+    def unsent(self) -> int:
+        return self._raw.get_write_buffer_size()
+
+    def transmission(self) -> Transmission:
+        unsent = self._raw.get_write_buffer_size()
+        try:
+            info = self._raw.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, TCP_INFO, _TCP_INFO_FIELDS.size)
+            unacknowledged, acknowledged, waiting = _TCP_INFO_FIELDS.unpack(info)
+        except (OSError, struct.error):  # another system, or the socket is gone
+            return Transmission.of_buffer(unsent)
+        return Transmission(unsent, unsent + unacknowledged + waiting, acknowledged)
+
+    def pause_reading(self) -> None:
+        self._held = True
+        self._raw.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._held = False
+        self._raw.resume_reading()
+
+    def read_on_next_turn(self) -> None:
+        """There is more to read: let everybody else have their turn of the loop first."""
+        if not self._held:
+            self._raw.pause_reading()
+            get_running_loop().call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if not self._held:
+            self._raw.resume_reading()

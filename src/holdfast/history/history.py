@@ -1,0 +1,327 @@
+"""Reads on behalf of sessions and REST: bounded, by a deadline, behind a breaker of their own.
+
+Reads never wait for the writer and never delay it; what fails here says nothing about sends. A read that cannot be
+done in time is a retryable error; a resume that cannot be finished in time answers with what it has, and heads.
+
+Each page carries the proof of the cursor at its end. What a cursor beyond the head means is judged by ``rollbacks``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+from msgspec.structs import replace
+
+from holdfast import telemetry
+from holdfast.access.proofs import CursorProofs
+from holdfast.bounds import KIB, positive
+from holdfast.clock import Clock
+from holdfast.errors import (
+    Deferred,
+    HoldfastError,
+    NotAMember,
+    NotFound,
+    OutcomeUnknown,
+    Refused,
+    Unavailable,
+)
+from holdfast.history.memberships import GATHER_SECONDS, MembershipReader
+from holdfast.history.semaphore import FairSemaphore
+from holdfast.message import Cursor, Page, ResumeRead, User
+from holdfast.resilience import BreakerSettings, BreakerState, DependencyBreaker
+from holdfast.store.contract import Store
+from holdfast.store.pages import ENVELOPE_BYTES, size_of
+from holdfast.store.rollbacks import Rollbacks, _RaiseEpoch
+
+T = TypeVar("T")
+
+
+OWN = ""
+"""No tenant: reads of the server itself, for many users at once."""
+_NOTHING = Cursor(0, 0)
+"""No chat has epoch 0: what is read from here is a reset."""
+NO_CHAT = "-"
+"""No chat has this id; to look for it is the least that is a read."""
+
+
+@dataclass(frozen=True, slots=True)
+class HistorySettings:
+    """How much is read at once, and for how long.
+
+    Tenants take turns, so that what one wants keeps no other waiting. What is under way is done first, in order, so
+    ``max_reads`` is no more than keeps the store's readers busy.
+    """
+
+    max_reads: int = 8
+    """Reads at once, four for each reader; more wait for ``max_wait_seconds``, tenants in turn."""
+    max_resumes: int = 100
+    """Resumes at once; more wait for ``max_wait_seconds``, tenants in turn."""
+    max_wait_seconds: float = 2
+    """A read or resume that waited longer: SERVER_BUSY."""
+    read_timeout_seconds: float = 2.5
+    """One read. Beyond: a retryable SERVICE_UNAVAILABLE; a resume answers with what it has, and heads."""
+    request_timeout_seconds: float = 5
+    """A sync or a resume is answered by then, however many reads it takes."""
+    resume_page_messages: int = 100
+    """Messages of each chat's first page in ``resumed``."""
+    breaker: BreakerSettings = field(default_factory=BreakerSettings)
+    """The breaker before the store's reads."""
+
+    def __post_init__(self) -> None:
+        positive(self, *(name for name in self.__slots__ if name != "breaker"))
+
+
+class _Wanted(NamedTuple):
+    """A page to be read, and by when."""
+
+    user: User
+    chat_id: str
+    cursor: Cursor
+    limit: int
+    bytes_max: int
+    deadline: float
+    proof: str | None = None
+
+
+class ChatHistory:
+    """The reading side of a store, as clients may use it."""
+
+    def __init__(
+        self,
+        store: Store,
+        raise_epoch: _RaiseEpoch,
+        proofs: CursorProofs,
+        clock: Clock,
+        settings: HistorySettings | None = None,
+        page_bytes_max: int = 256 * KIB,
+    ) -> None:
+        self._store = store
+        self._proofs = proofs
+        self._clock = clock
+        self._settings = settings or HistorySettings()
+        self._page_bytes_max = page_bytes_max
+        refusal = "messages cannot be read now; try again later"
+        self._guard = DependencyBreaker(
+            "store_reads", refusal, self._settings.breaker, clock, telemetry.dependency_state
+        )
+        self._rollbacks = Rollbacks(raise_epoch, self.heads, proofs, clock)
+        self._memberships = MembershipReader(self._some_memberships)
+        self._reads = FairSemaphore("reads", self._settings.max_reads, self._settings.max_wait_seconds)
+        self._resumes = FairSemaphore("resumes", self._settings.max_resumes, self._settings.max_wait_seconds)
+
+    @property
+    def breaker(self) -> BreakerState:
+        return self._guard.state
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the last read failed; None if it did not."""
+        return self._guard.trouble
+
+    async def probe(self) -> None:
+        """Learn whether the store can be read, unless reads have succeeded since the last time. Raises nothing."""
+        if not self._guard.worked_since_asked():
+            with suppress(HoldfastError):
+                await self.ask(lambda store: store.heads([NO_CHAT]))
+
+    async def ask(
+        self, read: Callable[[Store], Awaitable[T]], deadline: float | None = None, user: User | None = None
+    ) -> T:
+        """Any read of the store, bounded and in time; it takes the turn of the user's tenant, or the server's own.
+
+        Raises only ``holdfast.errors``. Cancel-safe.
+        """
+        started = self._clock.monotonic()
+        seconds = self._settings.request_timeout_seconds if deadline is None else deadline - started
+        outcome = "timeout"
+        try:
+            if seconds <= 0:  # which is no fault of the store
+                raise Unavailable("there was no time left to read; try again", retry_after_seconds=1)
+            outcome = "busy"
+            async with self._reads.one(user.tenant if user else OWN, seconds):
+                outcome = "breaker_open"
+                refusal = self._guard.refusal()
+                if refusal is not None:
+                    raise refusal
+                outcome = "failed"
+                result = await self._judged(read, started + seconds)
+                outcome = "done"
+                return result
+        except Refused:
+            outcome = "refused"
+            raise
+        finally:
+            telemetry.history_read(outcome, self._clock.monotonic() - started)
+
+    async def memberships(self, user: User, deadline: float | None = None) -> Mapping[str, Cursor]:
+        """The (epoch, head) of every chat of the user; for those who ask at about the same time, in one read.
+
+        Who has less time than such a read may take asks alone, and so does everybody after one that failed.
+        """
+        deadline = self._deadline(None) if deadline is None else deadline
+        longest = GATHER_SECONDS + self._settings.max_wait_seconds + self._settings.read_timeout_seconds
+        if deadline - self._clock.monotonic() >= longest:
+            try:
+                async with asyncio.timeout(deadline - self._clock.monotonic()):
+                    found = await self._memberships.of(user)
+            except TimeoutError:
+                raise Unavailable("your chats could not be read in time; try again", retry_after_seconds=1) from None
+            if found is not None:
+                return found
+        return (await self.ask(lambda store: store.memberships([user]), deadline, user))[user]
+
+    async def memberships_of(self, users: Sequence[User]) -> Mapping[User, Mapping[str, Cursor]]:
+        """The same of several users, in as few reads as their chats allow."""
+        found: dict[User, Mapping[str, Cursor]] = {}
+        while rest := [user for user in users if user not in found]:
+            found.update(await self._some_memberships(rest))
+        return found
+
+    async def _some_memberships(self, users: Sequence[User]) -> Mapping[User, Mapping[str, Cursor]]:
+        return await self.ask(lambda store: store.memberships(users))
+
+    async def heads(self, chat_ids: Iterable[str], deadline: float | None = None) -> Mapping[str, Cursor]:
+        """The (epoch, head) of each chat that exists."""
+        return await self.ask(lambda store: store.heads(chat_ids), deadline)
+
+    async def sync(
+        self,
+        user: User,
+        chat_id: str,
+        cursor: Cursor,
+        limit: int,
+        asked_at: float | None = None,
+        proof: str | None = None,
+    ) -> Page:
+        """The page behind a cursor; from 0 and marked ``reset`` if the chat has another epoch, or a lower head.
+
+        Its time runs from ``asked_at`` (monotonic; now, if not given): a request may have waited before it comes here.
+        """
+        wanted = _Wanted(user, chat_id, cursor, limit, self._page_bytes_max, self._deadline(asked_at), proof)
+        return await self._page(wanted)
+
+    async def resume(
+        self,
+        user: User,
+        cursors: Mapping[str, Cursor],
+        asked_at: float | None = None,
+        only: Collection[str] | None = None,
+        proofs: Mapping[str, str] | None = None,
+    ) -> ResumeRead:
+        """What a returning client missed, see ``ResumeRead``; ``asked_at`` as for ``sync``, ``proofs`` by chat. For a
+        credential that is good for ``only`` some chats, the others are as if the user were not in them.
+
+        Unproven cursors beyond their heads count as one reset, however many there are: a client that lost its proofs
+        must get through.
+        """
+        deadline = self._deadline(asked_at)
+        async with self._resumes.one(user.tenant, max(deadline - self._clock.monotonic(), 0.0)):
+            heads = dict(await self.memberships(user, deadline))
+            if only is not None:
+                heads = {chat_id: head for chat_id, head in heads.items() if chat_id in only}
+            joined = [chat_id for chat_id in heads if chat_id not in cursors]
+            gone = [chat_id for chat_id in cursors if chat_id not in heads]
+            unproven: dict[str, Cursor] = {}
+            for chat_id, cursor in cursors.items():
+                head = heads.get(chat_id)
+                if head is None or not _beyond(cursor, head):
+                    continue
+                if self._rollbacks.proven(user, chat_id, cursor, (proofs or {}).get(chat_id)):
+                    heads[chat_id] = await self._rollbacks.raise_epoch(user, chat_id, cursor, head, deadline)
+                else:
+                    if not unproven:
+                        self._rollbacks.charge_reset(user, chat_id, cursor, head)
+                    unproven[chat_id] = _NOTHING
+            pages = await self._first_pages(user, _moved(heads, {**cursors, **unproven}), deadline, gone)
+            for chat_id in (*gone, *(page.chat_id for page in pages)):
+                heads.pop(chat_id, None)
+            return ResumeRead(pages=pages, joined=joined, gone=gone, heads=heads)
+
+    def _deadline(self, asked_at: float | None) -> float:
+        since = self._clock.monotonic() if asked_at is None else asked_at
+        return since + self._settings.request_timeout_seconds
+
+    async def _first_pages(
+        self, user: User, moved: Iterable[tuple[str, Cursor]], deadline: float, gone: list[str]
+    ) -> list[Page]:
+        """As many first pages as fit the budget and the time; chats lost meanwhile go to ``gone``."""
+        pages: list[Page] = []
+        left = self._page_bytes_max - ENVELOPE_BYTES
+        for chat_id, cursor in moved:
+            if left <= 0 or self._clock.monotonic() >= deadline:
+                break
+            try:
+                wanted = _Wanted(user, chat_id, cursor, self._settings.resume_page_messages, left, deadline)
+                page = await self._page(wanted)
+            except (NotAMember, NotFound):
+                gone.append(chat_id)
+                continue
+            except (Deferred, OutcomeUnknown):
+                break
+            left -= size_of(page)
+            if left >= 0:
+                pages.append(page)
+        return pages
+
+    async def _page(self, wanted: _Wanted) -> Page:
+        cursor = wanted.cursor
+        page = await self._read(wanted, cursor.sequence)
+        head = Cursor(page.epoch, page.head)
+        if _beyond(cursor, head):
+            if self._rollbacks.proven(wanted.user, wanted.chat_id, cursor, wanted.proof):
+                await self._rollbacks.raise_epoch(wanted.user, wanted.chat_id, cursor, head, wanted.deadline)
+            else:
+                self._rollbacks.charge_reset(wanted.user, wanted.chat_id, cursor, head)
+        elif page.epoch == cursor.epoch:
+            return page
+        if cursor.sequence:
+            page = await self._read(wanted, 0)
+        return replace(page, reset=True)
+
+    async def _read(self, wanted: _Wanted, after: int) -> Page:
+        user, chat_id, _, limit, bytes_max, deadline, _ = wanted
+        page = await self.ask(lambda store: store.read_after(chat_id, after, limit, bytes_max, user), deadline, user)
+        return replace(page, proof=self._proofs.of(user.tenant, chat_id, Cursor(page.epoch, page.through)))
+
+    async def _judged(self, read: Callable[[Store], Awaitable[T]], deadline: float) -> T:
+        """Carry out an admitted read and tell the breaker how it ended."""
+        seconds = min(self._settings.read_timeout_seconds, deadline - self._clock.monotonic())
+        try:
+            async with asyncio.timeout(seconds):
+                result = await read(self._store)
+        except asyncio.CancelledError:
+            self._guard.learned_nothing()
+            raise
+        except TimeoutError:
+            self._guard.failed("it does not answer in time")
+            raise Unavailable("the store did not answer in time; try again", retry_after_seconds=1) from None
+        except (Unavailable, OutcomeUnknown) as error:
+            self._guard.failed(error.message)
+            raise
+        except HoldfastError as error:
+            # A refusal is an answer; what is private is trouble of ours.
+            if error.private:
+                self._guard.failed(error.message)
+            else:
+                self._guard.succeeded()
+            raise
+        except Exception as error:
+            self._guard.failed("a defect, which is logged")
+            telemetry.defect("store", error)
+            raise Unavailable("the store failed; try again") from error
+        self._guard.succeeded()
+        return result
+
+
+def _beyond(cursor: Cursor, head: Cursor) -> bool:
+    return cursor.epoch == head.epoch and cursor.sequence > head.sequence
+
+
+def _moved(heads: Mapping[str, Cursor], cursors: Mapping[str, Cursor]) -> list[tuple[str, Cursor]]:
+    """The chats whose head is not where the client is, each with the cursor to read from."""
+    places = ((chat_id, head, cursors.get(chat_id, Cursor(head.epoch, 0))) for chat_id, head in heads.items())
+    return [(chat_id, cursor) for chat_id, head, cursor in places if cursor != head]

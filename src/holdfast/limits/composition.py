@@ -1,0 +1,220 @@
+"""Running limits, with adapters chosen by URL: for a node of Holdfast and for any other program.
+
+This is the one place that puts the parts together::
+
+    async with opened(LimitsSettings(), Path("state")) as limits:
+        decision = await limits.limiter.check("acme", "/api/search", "user-7")
+
+The parts of limits as the rest of Holdfast holds them, put together by ``opening``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from holdfast import telemetry
+from holdfast.clock import Clock, Ids, SystemClock
+from holdfast.drivers.redis_url import check_redis_url
+from holdfast.errors import OutcomeUnknown, Unavailable, extra
+from holdfast.limits.admin import RuleAdmin
+from holdfast.limits.counters.contract import Counters, CountersTrouble
+from holdfast.limits.counters.memory import MemoryCounters
+from holdfast.limits.entry_points import EntryPoints
+from holdfast.limits.feed import FeedSettings, RuleFeed
+from holdfast.limits.limiter.limiter import Limiter
+from holdfast.limits.limiter.settings import LimiterSettings, NodeIdentity
+from holdfast.limits.rules import Rule
+from holdfast.limits.rulestore.contract import ChangeNotifications, RetentionSettings, RuleReader, RuleStore
+from holdfast.limits.rulestore.sqlite import LIMITS, SqliteRuleStore
+from holdfast.limits.snapshot_file import identity
+
+if TYPE_CHECKING:
+    from holdfast.limits.rulestore.redis import RedisNotifications
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsSettings:
+    """Where limits count and where their rules live."""
+
+    counters_url: str = "memory:"
+    """``memory:`` for one node alone, or for all nodes of a region ``redis://…``, ``rediss://…`` (TLS), ``unix://…`` or
+    ``redis+sentinel://host:port,host:port/service/db`` (``rediss+sentinel://`` with TLS)."""
+    rules_url: str = "sqlite:"
+    """``sqlite:`` for a file in the state directory, or ``postgresql://…``."""
+    replica_url: str = ""
+    """A replica of ``rules_url`` that this node reads the rules from; changes still go to the primary."""
+    region: str = "local"
+    """In every decision; each region counts apart and grants the whole limit. Nodes that share a Redis share this name,
+    all others have another: one node of each region publishes changes of rules to its Redis."""
+    limiter: LimiterSettings = field(default_factory=LimiterSettings)
+    feed: FeedSettings = field(default_factory=FeedSettings)
+    retention: RetentionSettings = field(default_factory=RetentionSettings)
+
+    def __post_init__(self) -> None:
+        if self.counters_url != "memory:":
+            try:
+                check_redis_url(self.counters_url)
+            except ValueError as error:
+                raise ValueError(f"counters_url must be memory: or a URL of Redis: {error}") from None
+        if self.rules_url != "sqlite:" and not self.rules_url.startswith(("postgresql://", "postgres://")):
+            raise ValueError("rules_url must be sqlite: or a URL of PostgreSQL")
+        if self.replica_url and self.rules_url == "sqlite:":
+            raise ValueError("replica_url needs a rules_url of PostgreSQL")
+        if not self.region:
+            raise ValueError("region must not be empty")
+
+
+class Notifications(Protocol):
+    """How changes come by way of Redis."""
+
+    @property
+    def trouble(self) -> CountersTrouble | None:
+        """Why they do not; None if they do."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsParts:
+    """``limiter`` answers, ``control`` changes, ``feed`` carries changes here, ``entrances`` asks for our own doors."""
+
+    limiter: Limiter
+    control: RuleAdmin
+    feed: RuleFeed
+    entrances: EntryPoints
+    notifications: Notifications | None = None
+
+    def dependencies(self) -> dict[str, str]:
+        """What limiting would like to have and goes on without: shown, and no reason not to be ready."""
+        return {"counters": self.limiter.counters_state, "rules": "stale" if self.feed.stale else "up"}
+
+    async def health(self) -> dict[str, str]:
+        """Whether rules can be changed, how this node limits (``degraded``: without the shared counters), both in the
+        seed's words, and where; ``rules`` only while they are stale here."""
+        limiting = "healthy" if self.limiter.counters_state == "up" else "degraded"
+        health = {**await self.control.health(), "rate_limiting": limiting, "region": self.limiter.place.region}
+        return {**health, "rules": "stale"} if self.feed.stale else health
+
+    def status(self) -> dict[str, Any]:
+        """For operators: is it whole, how fresh (None: it never knew), how many, where."""
+        age = self.feed.staleness_seconds
+        trouble = self.notifications.trouble if self.notifications is not None else None
+        return {
+            "counters": self.limiter.counters_state,
+            **self.limiter.health.status(),
+            "notifications": "up" if trouble is None else f"{trouble.reason}: {trouble.detail}",
+            "region": self.limiter.place.region,
+            "nodes": self.limiter.nodes,
+            "rules": len(self.limiter.rules.live()),
+            "digest": self.limiter.rules.digest,
+            "epoch": self.feed.cursor[0],
+            "cursor": self.feed.cursor[1],
+            "staleness_seconds": None if math.isinf(age) else round(age, 3),
+            "stale": self.feed.stale,
+            "from_disk": self.feed.from_disk,
+        }
+
+
+__all__ = ["RULES_NAME", "LimitsParts", "LimitsSettings", "open_limits"]
+
+RULES_NAME = "rules.json"
+NODES_NAME = "nodes.json"
+
+
+@asynccontextmanager
+async def open_limits(
+    chosen: LimitsSettings, state: Path, node_id: str = "", starts_with: Sequence[Rule] = (), clock: Clock | None = None
+) -> AsyncIterator[LimitsParts]:
+    """Running limits. They start, and go on, while every engine but the embedded ones is away.
+
+    ``state`` is a directory that no other process uses: what was last known of the rules and of the other nodes is kept
+    in it, or the rules themselves if they are embedded. ``node_id`` tells those who share counters apart; empty, it is
+    made up, once for this directory. The rules of ``starts_with`` are created where there never were any of that name,
+    and hold while nothing is known of any others.
+    """
+    clock = clock or SystemClock()
+    state.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - once, before anybody waits for anything
+    async with AsyncExitStack() as stack:
+        counters, bell = await _counters_of(chosen, clock, stack)
+        place = NodeIdentity(node_id or await asyncio.to_thread(identity, state, Ids(clock)), chosen.region)
+        nodes_file = None if counters.immediate else state / NODES_NAME  # counters in this process are nobody else's
+        limiter = Limiter(counters, clock, chosen.limiter, None, place, lambda: feed.nudge(), nodes_file)
+        rules = await _rules_of(chosen, state, clock, bell, stack)
+        kept = state / RULES_NAME if rules.follower is not None else None  # embedded rules are on this disk already
+        feed = RuleFeed(rules.reader, rules.bells, limiter.use, clock, kept, chosen.feed, starts_with)
+        control = RuleAdmin(rules.store, clock, rules.database)
+
+        async def settle() -> None:
+            """What is done once for all nodes, before they follow: the tables and the rules to start with."""
+            if rules.prepare is not None:
+                await rules.prepare()
+            await control.ensure(starts_with)
+
+        try:
+            await settle()
+        except (Unavailable, OutcomeUnknown) as error:
+            if rules.follower is None:
+                raise  # nobody would make up for it later
+            telemetry.log.warning("limits.primary_away_at_start", reason=error.message)
+        await stack.enter_async_context(limiter)
+        await stack.enter_async_context(feed)
+        if rules.follower is not None:
+            await stack.enter_async_context(rules.follower(settle))
+        yield LimitsParts(limiter, control, feed, EntryPoints(limiter), bell)
+
+
+class _Rules(NamedTuple):
+    """Where the rules live, how this node reads them, and what rings when they change."""
+
+    store: RuleStore
+    reader: RuleReader
+    bells: list[ChangeNotifications]
+    database: str
+    prepare: Callable[[], Awaitable[None]] | None = None
+    follower: Callable[[Callable[[], Awaitable[None]]], AbstractAsyncContextManager[object]] | None = None
+    """Publishes changes for the nodes of its region, if it is the one; given what one node does for all."""
+
+
+async def _counters_of(
+    chosen: LimitsSettings, clock: Clock, stack: AsyncExitStack
+) -> tuple[Counters, RedisNotifications | None]:
+    if chosen.counters_url == "memory:":
+        return MemoryCounters(clock), None
+    with extra("redis"):
+        from holdfast.limits.counters.redis import RedisCounters, RedisSettings
+        from holdfast.limits.rulestore.redis import RedisNotifications
+    counters, bell = RedisCounters(RedisSettings(chosen.counters_url)), RedisNotifications(chosen.counters_url)
+    stack.push_async_callback(counters.aclose)
+    stack.push_async_callback(bell.aclose)
+    await counters.check()
+    return counters, bell
+
+
+async def _rules_of(
+    chosen: LimitsSettings, state: Path, clock: Clock, bell: RedisNotifications | None, stack: AsyncExitStack
+) -> _Rules:
+    if chosen.rules_url == "sqlite:":
+        embedded = await stack.enter_async_context(
+            SqliteRuleStore(state / LIMITS.name, clock, retention=chosen.retention)
+        )
+        return _Rules(embedded, embedded, [embedded], "embedded")
+    with extra("postgres"):
+        from holdfast.limits.rulestore import postgres
+    primary = postgres.PostgresSettings(chosen.rules_url)
+    store = await stack.enter_async_context(postgres.PostgresRuleStore(primary, chosen.retention))
+    bells: list[ChangeNotifications] = [bell] if bell else []
+    reader: RuleReader = store
+    if chosen.replica_url:
+        replica = postgres.PostgresRuleReader(postgres.PostgresSettings(chosen.replica_url))
+        reader = await stack.enter_async_context(replica)
+        await replica.check()
+    else:
+        bells.append(postgres.PostgresNotifications(primary))
+    follower = partial(postgres.LogFollower, primary, bell.publish if bell else None, region=chosen.region)
+    return _Rules(store, reader, bells, "postgres", store.prepare, follower)

@@ -1,0 +1,289 @@
+"""The checks of one event-loop turn as one call to the counters.
+
+Equal costs on one key are merged and asked for at once; the counters admit as many as fit, and they go to the
+askers in the order in which they asked. A group of several rules stays one entry of its own. While all calls are
+under way the next ones gather. An entry that has no answer within the deadline is told so: the call may have been
+counted, is not cancelled and never made again; its late answer only frees its place. While every place is taken by an
+overdue call, the counters hang: nobody waits for them until one of these calls is answered. Where an overdue call
+fails, a probe that asks for nothing takes its place, so that no check has to find out whether they still hang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from msgspec import Struct
+
+from holdfast import telemetry
+from holdfast.clock import Clock
+from holdfast.errors import HoldfastError
+from holdfast.limits.algorithms import CounterReading
+from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, CounterKey, CounterRequest, CounterResponse, Counters
+from holdfast.limits.limiter.decisions import CompiledRule
+from holdfast.resilience import Breaker, BreakerSettings, BreakerState
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """How checks are put together on their way to the counters."""
+
+    deadline_seconds: float = 0.05
+    """Who has no answer by then is answered by the local share."""
+    calls_max: int = 2
+    """Calls under way at a time; while all are, the next checks gather."""
+    keys_per_call: int = KEYS_PER_CALL_MAX // 2
+    """Half of what a call may carry: the counters work on one call while the next is written."""
+    waiting_max: int = 16_384
+    """Keys that wait for a call; who comes after that is answered by the local share."""
+    breaker: BreakerSettings = field(
+        default_factory=lambda: BreakerSettings(
+            failure_threshold=3, failure_window_seconds=5, open_duration_seconds=1, min_failure_ratio=0.5
+        )
+    )
+    """The breaker before shared counters."""
+
+    def __post_init__(self) -> None:
+        if self.deadline_seconds <= 0 or self.calls_max < 1 or self.waiting_max < 1:
+            raise ValueError("deadline_seconds, calls_max and waiting_max must be greater than 0")
+        if not 1 <= self.keys_per_call <= KEYS_PER_CALL_MAX:
+            raise ValueError(f"keys_per_call must be from 1 to {KEYS_PER_CALL_MAX}")
+
+
+TURNS_OF_GRACE = 4
+"""Turns of the event loop between the deadline and giving up: a loop that was held up reads what has arrived first."""
+
+
+class BatchResult(Struct, frozen=True, gc=False):
+    """The readings of an entry; when it was sent by our clock, and counted by that of the counters."""
+
+    readings: tuple[CounterReading, ...]
+    sent_at: float
+    counted_at: float
+
+
+class BatchedCheck(Struct):
+    """What is asked together by the same rules. ``waiters`` asked last: who does not wait has the first places."""
+
+    plans: tuple[CompiledRule, ...]
+    asks: tuple[CounterRequest, ...]
+    waiters: list[asyncio.Future[Any]]
+
+
+Tell = Callable[[BatchedCheck, BatchResult | None], None]
+"""Answers those who wait for an entry; None: the counters did not."""
+
+
+class _Batch:
+    """What one call asks, since when, and whether its askers are gone, with an answer or without.
+
+    A probe has none from the beginning.
+    """
+
+    __slots__ = ("entries", "gone", "sent_at")
+
+    def __init__(self, entries: list[BatchedCheck], sent_at: float) -> None:
+        self.entries = entries
+        self.sent_at = sent_at
+        self.gone = False
+
+
+class Batcher:
+    """See the module. ``tell`` is called once for each entry; ``on_success`` after every answered call."""
+
+    def __init__(
+        self, counters: Counters, clock: Clock, settings: BatchSettings, tell: Tell, on_success: Callable[[], None]
+    ) -> None:
+        self._counters = counters
+        self._monotonic = clock.monotonic
+        self._settings = settings
+        self._tell = tell
+        self._on_success = on_success
+        self.breaker = Breaker(settings.breaker)
+        self._merged: dict[CounterKey, BatchedCheck] = {}
+        self._waiting: list[BatchedCheck] = []
+        self._waiting_max = settings.waiting_max
+        self._keys_waiting = 0
+        self._expiry: asyncio.TimerHandle | None = None
+        self._flush_due = False
+        self._calls: set[asyncio.Future[CounterResponse]] = set()
+        self._overdue_calls = 0
+        self._probes = True
+        self.keys_per_call = 0
+
+    def ask(self, plan: CompiledRule, ask: CounterRequest) -> BatchedCheck | None:
+        """Ask for one key; who waits joins the entry. None if the counters are not to be asked now."""
+        entry = self._merged.get(ask.key)
+        if entry is not None and _alike(entry.asks[0], ask):
+            entry.asks[0].times += ask.times
+            entry.asks[0].spent += ask.spent
+            return entry
+        entry = self.ask_all((plan,), (ask,))
+        if entry is not None:
+            self._merged[ask.key] = entry
+        return entry
+
+    def ask_all(self, plans: tuple[CompiledRule, ...], asks: tuple[CounterRequest, ...]) -> BatchedCheck | None:
+        """Ask for several keys, all or none."""
+        keys_waiting = self._keys_waiting + len(asks)
+        if keys_waiting > self._waiting_max or not (self._flush_due or self._begin_turn()):
+            return None
+        entry = BatchedCheck(plans, asks, [])
+        self._waiting.append(entry)
+        self._keys_waiting = keys_waiting
+        return entry
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is asked, and nothing waits to be."""
+        return not self._waiting and not self._calls
+
+    @property
+    def hanging(self) -> bool:
+        """As many calls as may be under way are overdue, or probes in the place of such calls."""
+        return self._overdue_calls >= self._settings.calls_max
+
+    @property
+    def healthy(self) -> bool:
+        return not self.hanging and self.breaker.state(self._monotonic()) is BreakerState.CLOSED
+
+    async def aclose(self) -> None:
+        """Everybody who waits is given up."""
+        self._expire()
+        self._probes = False
+        for call in self._calls:
+            call.cancel()
+        await asyncio.gather(*self._calls, return_exceptions=True)
+
+    def _begin_turn(self) -> bool:
+        """The first ask of an event-loop turn: False if the counters are not to be asked now."""
+        if self.hanging or self.breaker.state(self._monotonic()) is BreakerState.OPEN:
+            return False
+        loop = asyncio.get_running_loop()
+        self._flush_due = True
+        loop.call_soon(self._flush)
+        if self._expiry is None:
+            self._expiry = loop.call_later(self._settings.deadline_seconds, self._expire)
+        return True
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        while self._waiting and len(self._calls) < self._settings.calls_max:
+            if not self._breaker_admits():
+                return
+            self._send(self._next_batch())
+        if not self._waiting and self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+
+    def _breaker_admits(self) -> bool:
+        if self.breaker.admit(self._monotonic()):
+            return True
+        self._expire()
+        return False
+
+    def _next_batch(self) -> _Batch:
+        self._merged.clear()
+        keys = count = 0
+        for entry in self._waiting:
+            if count and keys + len(entry.asks) > self._settings.keys_per_call:
+                break
+            keys += len(entry.asks)
+            count += 1
+        entries, self._waiting = self._waiting[:count], self._waiting[count:]
+        self._keys_waiting -= keys
+        self.keys_per_call = keys
+        return _Batch(entries, self._monotonic())
+
+    def _expire(self) -> None:
+        """Who still waits was never sent, and is answered without the counters."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        waiting, self._waiting, self._keys_waiting = self._waiting, [], 0
+        self._merged.clear()
+        for entry in waiting:
+            self._answer(entry, None)
+
+    def _send(self, batch: _Batch) -> None:
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._settings.deadline_seconds, self._due, batch, TURNS_OF_GRACE)
+        call: asyncio.Future[CounterResponse]
+        try:
+            call = asyncio.ensure_future(self._counters.take([entry.asks for entry in batch.entries]))
+        except Exception as error:  # a defect; those who asked must not wait for an answer that nobody will give
+            call = loop.create_future()
+            call.set_exception(error)
+        self._calls.add(call)
+        call.add_done_callback(partial(self._ended, batch, timer))
+
+    def _ended(self, batch: _Batch, timer: asyncio.TimerHandle, call: asyncio.Future[CounterResponse]) -> None:
+        timer.cancel()
+        self._calls.discard(call)
+        self._overdue_calls -= batch.gone
+        if call.cancelled():
+            if not batch.gone:
+                self.breaker.neither()
+                self._give_up(batch)
+        elif (error := call.exception()) is not None:
+            if not isinstance(error, HoldfastError):
+                telemetry.defect("limits", error)
+            slow = self._monotonic() - batch.sent_at >= self._settings.deadline_seconds
+            if batch.gone and slow and self._probes:
+                self._probe()
+            self._overdue(batch)
+        elif not batch.gone:
+            self._answered(batch, call.result())
+        if self._waiting:
+            self._flush()
+
+    def _probe(self) -> None:
+        """Ask for nothing. One that fails within the deadline is not repeated: no check has to wait for a refusal."""
+        probe = _Batch([], self._monotonic())
+        probe.gone = True
+        self._overdue_calls += 1
+        self._send(probe)
+
+    def _answered(self, batch: _Batch, taken: CounterResponse) -> None:
+        batch.gone = True
+        self.breaker.success(self._monotonic())
+        for entry, readings in zip(batch.entries, taken.readings, strict=True):
+            self._answer(entry, BatchResult(readings, batch.sent_at, taken.now))
+        self._on_success()
+
+    def _due(self, batch: _Batch, turns: int) -> None:
+        """The deadline came; if we were the slow ones, the answer may be on its way through this very loop."""
+        if turns:
+            asyncio.get_running_loop().call_soon(self._due, batch, turns - 1)
+        else:
+            if not batch.gone:
+                telemetry.redis_failed("counters", "timeout")
+                self._overdue_calls += 1
+            self._overdue(batch)
+
+    def _overdue(self, batch: _Batch) -> None:
+        if not batch.gone:
+            self.breaker.failure(self._monotonic())
+            self._give_up(batch)
+
+    def _give_up(self, batch: _Batch) -> None:
+        batch.gone = True
+        for entry in batch.entries:
+            self._answer(entry, None)
+
+    def _answer(self, entry: BatchedCheck, answer: BatchResult | None) -> None:
+        """A defect in one answer is its askers' and nobody else's."""
+        try:
+            self._tell(entry, answer)
+        except Exception as error:
+            telemetry.defect("limits", error)
+            for waiter in entry.waiters:
+                if not waiter.done():
+                    waiter.set_exception(error)
+
+
+def _alike(one: CounterRequest, other: CounterRequest) -> bool:
+    return one.cost == other.cost and one.terms is other.terms and not one.hold

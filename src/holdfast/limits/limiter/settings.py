@@ -1,0 +1,41 @@
+"""How one node answers checks, and which node it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from holdfast.limits.limiter.batch import BatchSettings
+
+
+@dataclass(frozen=True, slots=True)
+class LimiterSettings:
+    """How one node answers checks."""
+
+    keys_max: int = 65_536
+    """Subjects of which denial, lease and last reading are remembered; who was counted longest ago is forgotten. While
+    the counters are away, as many have a share each; all others together have one more per rule."""
+    lease_percent: float = 1.0
+    """A lease of a rule with precision ``leased``, in percent of its capacity; each node may admit so much more."""
+    lease_seconds: float = 5.0
+    """What is left of a lease after this is given back."""
+    heartbeat_seconds: float = 1.0
+    """How often the node says that it lives, and gives leases back."""
+    node_ttl_seconds: float = 5.0
+    """A node that was silent for so long, and missed for as long again, is not counted when limits are shared out."""
+    batch: BatchSettings = field(default_factory=BatchSettings)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lease_percent <= 10:
+            raise ValueError("lease_percent must be between 0 and 10")
+        if self.keys_max < 1 or self.lease_seconds <= 0 or self.heartbeat_seconds <= 0:
+            raise ValueError("keys_max, lease_seconds and heartbeat_seconds must be greater than 0")
+        if self.node_ttl_seconds < 2 * self.heartbeat_seconds:
+            raise ValueError("node_ttl_seconds must be at least two heartbeats")
+
+
+class NodeIdentity(NamedTuple):
+    """Which node this is, and whose counters it shares: each region has its own and grants the whole limit."""
+
+    node: str = "node"
+    region: str = "local"

@@ -1,0 +1,215 @@
+"""What one node does for the others, by advisory locks on the primary.
+
+* One node of each region follows the log: it publishes every change to the Redis of its region. Only nodes that have a
+  Redis ask for that lock, which is keyed by the region's name.
+* One node of all updates the heartbeat row each second, by which a replica shows how far it lags.
+
+The follower listens on the primary and passes each notification on as it arrives; it does not read the log for that,
+because a region may be a hundred milliseconds from the primary. A tick reads what no notification brought.
+
+A lock ends with its connection, and another node takes over within ``TAKEOVER_SECONDS``. A holder speaks at least twice
+a second, so the server (from PostgreSQL 14 on) ends the connection of one that is silent. Nothing is marked as sent: a
+new follower publishes the last hundred changes again, and publishing twice changes nothing.
+
+LISTEN on the primary; a standby refuses to listen.
+
+A network that swallows everything is noticed: the connection is asked now and then whether it is still there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Self
+
+from holdfast import telemetry
+from holdfast.errors import HoldfastError
+from holdfast.limits.rulestore.contract import CHANGES_PER_READ, CHANNEL, ChangeNotification, RuleLogHead
+from holdfast.limits.rulestore.notifications import LocalNotifications, end_tasks
+from holdfast.limits.rulestore.postgres.connection import (
+    FOREIGN,
+    HEARTBEAT_LOCK,
+    SQL,
+    PostgresSettings,
+    connected,
+    milliseconds,
+    unavailable,
+)
+from holdfast.limits.rulestore.postgres.store import payload
+from holdfast.limits.rulestore.serialization import heard_ring, ring_of
+
+TICK_SECONDS = 0.1
+TAKEOVER_SECONDS = 0.5
+BEAT_SECONDS = 1.0
+SILENCE_SECONDS_MIN = 2 * BEAT_SECONDS
+IDLE_SESSION_TIMEOUT_SINCE = (14,)
+PUBLISH_SECONDS = 1.0
+"""How long one tick may publish: a Redis that does not answer must not delay the heartbeat."""
+
+Publish = Callable[[str], Awaitable[None]]
+
+
+def region_lock(region: str) -> int:
+    """The advisory lock of a region's follower."""
+    digest = hashlib.blake2b(f"holdfast.limits.follower:{region}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
+
+
+class LogFollower:
+    """Runs on every node with rules in PostgreSQL, on a connection of its own. ``async with`` starts and stops it.
+
+    Without ``publish`` (a node that has no Redis) it never asks for its region's lock. ``on_lead`` is done by whoever
+    gets the heartbeat's lock: what the database needs once, such as its tables.
+    """
+
+    def __init__(
+        self,
+        settings: PostgresSettings,
+        publish: Publish | None,
+        on_lead: Callable[[], Awaitable[None]] | None = None,
+        *,
+        region: str = "local",
+    ) -> None:
+        self._settings = settings
+        self._publish = publish
+        self._on_lead = on_lead
+        self._region_lock = region_lock(region)
+        self._task: asyncio.Task[None] | None = None
+        self._forwarding: asyncio.Task[None] | None = None
+        self._store, self._cursor = "", 0
+        self.follows = False
+        """It is the follower of its region."""
+        self.beats = False
+        """It updates the heartbeat row."""
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await end_tasks(task for task in (self._task, self._forwarding) if task is not None)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._live()
+            except (*FOREIGN, HoldfastError) as error:
+                telemetry.log.warning("limits.follower_lost_database", error=type(error).__name__)
+            except Exception as error:  # whatever it is, somebody must publish and beat
+                telemetry.defect("limits", error)
+            await asyncio.sleep(TAKEOVER_SECONDS)
+
+    async def _live(self) -> None:
+        """One connection's life: ask for the locks it does not hold, do what goes with those it does."""
+        db = await connected(self._settings)
+        now = asyncio.get_running_loop().time
+        next_try = next_beat = now()
+        try:
+            while True:
+                if now() >= next_try:
+                    await self._ask_for_locks(db)
+                    next_try = now() + TAKEOVER_SECONDS
+                if self.beats and now() >= next_beat:
+                    next_beat = now() + BEAT_SECONDS
+                    await db.execute(SQL["beat"])
+                if self.follows:
+                    await self._publish_from_log(db)
+                await asyncio.sleep(TICK_SECONDS if self.follows else TAKEOVER_SECONDS)
+        finally:
+            self.follows = self.beats = False
+            if self._forwarding is not None:
+                self._forwarding.cancel()
+            db.terminate()
+
+    async def _ask_for_locks(self, db: Any) -> None:
+        held = (self.beats, self.follows)
+        if not self.beats and await db.fetchval(SQL["try_lock"], HEARTBEAT_LOCK):
+            if self._on_lead is not None:
+                await self._on_lead()  # on connections of its own: this one may be silent until it is done
+            self.beats = True
+        if self._publish is not None and not self.follows and await db.fetchval(SQL["try_lock"], self._region_lock):
+            await self._begin_to_follow(db, self._publish)
+            self.follows = True
+        if held != (self.beats, self.follows) and db.get_server_version() >= IDLE_SESSION_TIMEOUT_SINCE:
+            silence = max(self._settings.timeout_seconds, SILENCE_SECONDS_MIN)
+            await db.execute(SQL["end_if_silent"], milliseconds(silence))
+
+    async def _begin_to_follow(self, db: Any, publish: Publish) -> None:
+        bell = LocalNotifications()
+        self._forwarding = asyncio.create_task(self._forward(bell, publish))
+
+        def on_notification(_connection: object, _pid: int, _channel: str, text: str) -> None:
+            bell.notify(heard_ring(text))
+
+        await db.add_listener(CHANNEL, on_notification)
+        head = RuleLogHead(*await db.fetchrow(SQL["head"]))
+        self._store, self._cursor = head.store, max(0, head.seq - CHANGES_PER_READ)
+
+    async def _forward(self, bell: LocalNotifications, publish: Publish) -> None:
+        """Pass on what the primary notifies of. What fails here is published by the next tick."""
+        async for ring in bell.notifications():
+            try:
+                if ring.seq:
+                    async with asyncio.timeout(PUBLISH_SECONDS):
+                        await publish(payload(ring))
+                if (ring.store, ring.seq) == (self._store, self._cursor + 1) and ring.rule is not None:
+                    self._cursor = ring.seq
+            except (HoldfastError, TimeoutError):
+                continue
+            except Exception as error:
+                telemetry.defect("limits", error)
+
+    async def _publish_from_log(self, db: Any) -> None:
+        """Publish what is after the cursor. While Redis is unavailable every tick tries again."""
+        assert self._publish is not None
+        rows = await db.fetch(SQL["changes_after"], self._cursor, CHANGES_PER_READ)
+        try:
+            async with asyncio.timeout(PUBLISH_SECONDS):
+                for row in rows:
+                    ring = ring_of(row[0], self._store)
+                    await self._publish(payload(ring))
+                    self._cursor = max(self._cursor, ring.seq)
+        except (HoldfastError, TimeoutError):
+            pass
+
+
+class PostgresNotifications:
+    """``contract.Doorbell`` on a connection of its own, for as long as somebody iterates."""
+
+    def __init__(self, settings: PostgresSettings, quiet_seconds: float = 5.0) -> None:
+        self._settings = settings
+        self._quiet_seconds = quiet_seconds
+
+    async def rings(self) -> AsyncIterator[ChangeNotification]:
+        bell = LocalNotifications()
+        try:
+            connection = await connected(self._settings)
+        except FOREIGN as error:
+            raise unavailable(error, "be listened to") from error
+
+        def heard(_connection: object, _pid: int, _channel: str, payload: str) -> None:
+            bell.notify(heard_ring(payload))
+
+        watch = asyncio.create_task(self._watch(connection, bell))
+        try:
+            connection.add_termination_listener(lambda _: bell.close())
+            rings = bell.notifications()
+            first = await anext(rings)
+            await connection.add_listener(CHANNEL, heard)
+            yield first
+            async for ring in rings:
+                yield ring
+        except FOREIGN as error:
+            raise unavailable(error, "be listened to") from error
+        finally:
+            watch.cancel()
+            connection.terminate()
+
+    async def _watch(self, connection: Any, bell: LocalNotifications) -> None:
+        try:
+            while True:
+                await asyncio.sleep(self._quiet_seconds)
+                await connection.fetchval("SELECT 1", timeout=self._quiet_seconds)
+        except FOREIGN:
+            bell.close()

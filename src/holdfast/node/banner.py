@@ -1,0 +1,57 @@
+"""How a node stands, in words for the operator who starts it."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+
+from holdfast import __version__
+from holdfast.drivers.files import default_state_dir
+from holdfast.settings import UNUSED_WITHOUT_ENGINES, Settings, differences
+
+FILES_BESIDE_CONNECTIONS = 200
+"""Databases, threads, requests: what else a node has open."""
+
+
+def posture(settings: Settings, files_max: int = sys.maxsize) -> Iterator[str]:
+    """How this node stands, line by line, for the operator who starts it. ``files_max``: it may open so many."""
+    server = settings.server
+    state = server.state_path
+    yield f"Holdfast {__version__} listens on {server.url}"
+    full = settings.durability.sqlite.synchronous == "FULL"
+    kept = "an ack means that the message is on disk" if full else "A POWER CUT MAY LOSE WHAT WAS ACKNOWLEDGED"
+    yield f"  storage   SQLite in {state}; {kept}"
+    if state != server.state_dir_given:
+        yield f"            others can write to {server.state_dir_given}: everything is in {state}, mode 0700"
+    yield f"  secrets   {state / 'secrets.json'}, readable only by you"
+    if server.trusted_proxies:
+        yield f"  network   {server.host}, behind {', '.join(server.trusted_proxies)}, where TLS ends"
+    else:
+        yield "  network   this machine only"
+    wanted = settings.access.connections.connections_max + settings.access.http.connections_max
+    if (room := max(files_max - FILES_BESIDE_CONNECTIONS, 0)) < wanted:
+        yield f"  sockets   room for about {room:,} connections, not {wanted:,}: raise the hard limit of open files"
+    yield f"  browsers  pages of {', '.join(sorted(origins_of(settings)))}"
+    changed = [entry for entry in differences(settings) if entry[0] not in ("server.state_dir", "server.port")]
+    yield (
+        f"  settings  {len(changed)} differ from their defaults:" if changed else "  settings  all at their defaults"
+    )
+    for path, value, default in changed:
+        idle = "; no effect until that engine exists" if path.startswith(UNUSED_WITHOUT_ENGINES) else ""
+        yield f"            {path} = {value} (default {default}{idle})"
+    program = "holdfast" if shutil.which("holdfast") else sys.argv[0]
+    defaults = Settings().server
+    where = "" if state == default_state_dir() else f" --state-dir {shlex.quote(str(state))}"
+    at = "" if server.url == defaults.url else f" --url {server.url}"
+    yield f"  try       {program} chat create --user alice --member bob --name lobby{where}{at}"
+    yield f"            {program} chat open lobby --user alice{where}{at}"
+    yield f"            {program} token --user alice{where}    (for a client of your own)"
+    yield f"  the API   {server.url}/docs"
+
+
+def origins_of(settings: Settings) -> frozenset[str]:
+    """The pages that may connect: those this server shows itself, and those that were allowed."""
+    own = {f"http://{host}:{settings.server.port}" for host in ("127.0.0.1", "[::1]", "localhost")}
+    return frozenset(own | set(settings.server.allowed_origins))

@@ -1,0 +1,138 @@
+"""A node from its start to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import resource
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from types import FrameType
+
+import uvloop
+
+from holdfast import telemetry
+from holdfast.access.revocations.in_force import RevocationsInForce
+from holdfast.access.secrets import open_secrets
+from holdfast.api.app import make_app
+from holdfast.api.strangers import Strangers
+from holdfast.clock import Ids, SystemClock, timestamp
+from holdfast.errors import InternalError
+from holdfast.gateway.transport.http import bound, serving
+from holdfast.limits.composition import open_limits
+from holdfast.limits.entry_rules import DEFAULT_RULES
+from holdfast.limits.snapshot_file import identity
+from holdfast.node.backup import Backups, require_whole
+from holdfast.node.banner import posture
+from holdfast.node.node import Node
+from holdfast.node.revocations_file import open_revocations
+from holdfast.node.state_dir import held
+from holdfast.node.work import working
+from holdfast.settings import Settings, differences
+from holdfast.store.sqlite import SqliteStore
+from holdfast.store.sqlite.database import CHATS
+
+STOPS = (signal.SIGINT, signal.SIGTERM)
+NEW_OBJECTS_MAX = 10_000
+"""A collection that finds so many takes about half a millisecond."""
+
+
+def run_node(settings: Settings, announce: Callable[[str], None] = print) -> None:
+    """Serve until SIGINT or SIGTERM, then drain. Raises an OperatorError if it cannot start.
+
+    Before it serves such a signal ends the process at once, whatever it is doing: a large file may take long to open.
+    """
+    telemetry.configure_logging(settings.server.log_format == "json", settings.server.log_level)
+    before = {number: signal.signal(number, _end_the_start) for number in STOPS}
+    try:
+        uvloop.run(_serve(settings, announce, open_files_max()))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def open_files_max() -> int:
+    """How many files and sockets this process may have open: all that the machine allows it, not the usual 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return sys.maxsize if hard == resource.RLIM_INFINITY else hard
+
+
+def settle_heap() -> None:
+    """Once everything is built: what exists now stays until the process ends, so the collector need not look at it.
+
+    It would otherwise pass over all modules, tens of milliseconds each time, while everybody waits for an ack. And it
+    starts at every 700 new objects, which a group of sends is many times over, although all of them end with it.
+    What is left of a closed connection is old: it goes when the oldest generation is looked at, so that must not wait
+    for a hundred rounds, as it does by default.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(NEW_OBJECTS_MAX, 2, 2)
+
+
+def _end_the_start(number: int, frame: FrameType | None) -> None:
+    """Nothing was taken yet that had to be answered, and the files are safe at every moment, as after SIGKILL."""
+    os.write(sys.stderr.fileno(), b"Stopped before it had started.\n")
+    os._exit(128 + number)
+
+
+async def _serve(settings: Settings, announce: Callable[[str], None], files_max: int) -> None:
+    stop = asyncio.Event()
+
+    def may_be_stopped() -> None:
+        for number in STOPS:
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+    async with running(settings, may_be_stopped) as node:
+        settle_heap()
+        for line in posture(node.settings, files_max):
+            announce(line)
+        waits = [asyncio.create_task(event.wait()) for event in (stop, node.broken)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        announce("Stopping: answering what is open, sending clients away.")
+    if node.broken.is_set():
+        raise InternalError("a part of the server ended by a defect, which its log tells; start it again")
+
+
+@asynccontextmanager
+async def running(settings: Settings, about_to_serve: Callable[[], None] = lambda: None) -> AsyncIterator[Node]:
+    """A node that serves while the block runs; leaving it drains. Whom it answers may rely on ``about_to_serve``."""
+    clock = SystemClock()
+    async with AsyncExitStack() as stack:
+        listening = stack.enter_context(bound(settings.server.host, settings.server.port))
+        settings = replace(settings, server=replace(settings.server, port=listening.getsockname()[1]))
+        state = stack.enter_context(held(settings.server.state_path))
+        require_whole(state)
+        node_id = settings.server.node_id or identity(state, Ids(clock))
+        stack.enter_context(telemetry.tracing(settings.traces, node_id))
+        secrets, keys = open_secrets(state, timestamp(clock.now()))
+        durability = settings.durability
+        store = await stack.enter_async_context(
+            SqliteStore(state / CHATS.name, durability.sqlite, durability.chats, clock)
+        )
+        telemetry.settings_changed(path for path, _, _ in differences(settings))
+        limits = await stack.enter_async_context(open_limits(settings.limits, state, node_id, DEFAULT_RULES, clock))
+        stored = await open_revocations(state, clock, store)
+        stack.push_async_callback(stored.close)
+        revocations = RevocationsInForce(stored, clock)
+        await revocations.refresh()
+        node = Node(settings, store, clock, secrets, keys, revocations, limits)
+        await stack.enter_async_context(node.roles())
+        work = await stack.enter_async_context(working(settings.work, node_id, state, clock, node.log, node.history))
+        await stack.enter_async_context(node.gateway)
+        backups = Backups(state, clock, Ids(clock))
+        strangers = Strangers(settings.api, clock, settings.server.proxies)
+        app = make_app(node.deps(backups, work), strangers)
+        about_to_serve()
+        await stack.enter_async_context(serving(app, node.http_deps(strangers), listening, node.broken))
+        try:
+            yield node
+        finally:
+            backups.stop()
+            # While HTTP still answers: handshakes are told to go elsewhere, and readiness says so.
+            await node.gateway.drain()

@@ -1,0 +1,322 @@
+"""What a connection is owed: places, lanes and the slow-consumer machine, kept in step. (Pure.)
+
+``deliver`` is the hot path: thousands of connections get the same run. Where nothing is special it compares a
+few integers, appends the run and returns a shared constant. Above the ceilings (the warning threshold; nothing
+at all after the close) and at any other surprise it looks closer. While slow the buffer is above them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable, Mapping
+
+from holdfast.message import Cursor
+from holdfast.session.effects import Effect, Effects, Emit, PauseReading, ResumeReading, SessionEvent, Wake
+from holdfast.session.lanes import Lanes
+from holdfast.session.progress import ChatProgress
+from holdfast.session.settings import OutboundSettings, SessionSettings
+from holdfast.session.slow_consumer import Flow, SlowConsumer, SlowConsumerAction
+from holdfast.wire.codec import EncodedRun, encode_frame
+from holdfast.wire.frames import ChatHead, Error, Resync, ServerPayload
+
+NOTHING: Effects = ()
+WAKE: Effects = (Wake(),)
+_NO_ROOM = -1
+
+
+class _Early:
+    """What arrives before the memberships are read: the newest heads, and who joined or left."""
+
+    __slots__ = ("heard", "members")
+
+    def __init__(self) -> None:
+        self.heard: dict[str, int] = {}
+        self.members: dict[str, Cursor | None] = {}
+
+
+class OutboundBuffer:
+    """The outbound side of one session. ``calm``: it reads and flows, so a ``take`` needs nothing done after it."""
+
+    __slots__ = (
+        "_bytes_ceiling",
+        "_chats_per_frame",
+        "_closed",
+        "_early",
+        "_limits",
+        "_messages_ceiling",
+        "_owed",
+        "_reading",
+        "_recovered",
+        "_slow",
+        "_woken",
+        "calm",
+        "lanes",
+        "places",
+    )
+
+    def __init__(self, limits: SessionSettings) -> None:
+        self._limits: OutboundSettings = limits.backpressure.outbound
+        self._chats_per_frame = limits.pages.resume_chats_per_frame
+        self._closed = False
+        self._early: _Early | None = _Early()
+        self._owed: dict[str, ChatProgress] | None = None
+        self._reading = True
+        self._recovered = False
+        self._slow = SlowConsumer(self._limits)
+        self._woken = False
+        self.calm = True
+        self.lanes = Lanes()
+        self.places: dict[str, ChatProgress] = {}
+        percent = self._limits.warning_threshold_percent
+        self._messages_ceiling = self._limits.max_buffer_messages * percent // 100
+        self._bytes_ceiling = self._limits.max_buffer_bytes * percent // 100
+
+    def establish(self, memberships: Mapping[str, Cursor]) -> None:
+        """The chats as the store had them, and what happened to them since; each starts behind.
+
+        All connections share the ids of their chats, with the runs, too: less memory, and found without comparing.
+        """
+        early, self._early = self._early, None
+        self.places = {sys.intern(chat_id): ChatProgress(head) for chat_id, head in memberships.items()}
+        if early is None:
+            return
+        for chat_id, head in early.members.items():
+            if head is None:
+                self.places.pop(chat_id, None)
+            elif chat_id not in self.places:
+                self.places[sys.intern(chat_id)] = ChatProgress(head)
+        for chat_id, sequence in early.heard.items():
+            if chat_id in self.places:
+                self.places[chat_id].hear(sequence)
+
+    def deliver_at_once(self, run: EncodedRun) -> bool:
+        """Whether the run may be written at once, past the lanes: it comes next in its chat and nothing waits.
+
+        Then it counts as queued and taken. Only for a socket that takes what is written.
+        """
+        place = self.places.get(run.chat_id)
+        lanes = self.lanes
+        if place is None or place.expects != run.first or lanes.runs or lanes.mixed or self._closed:
+            return False
+        place.expects = run.next
+        return True
+
+    def deliver(self, run: EncodedRun, now: float) -> Effects:
+        """Queue the run if it is what its chat expects next and there is room, else the client is told to sync."""
+        place = self.places.get(run.chat_id)
+        lanes = self.lanes
+        messages = lanes.messages + run.count
+        size = lanes.bytes + run.size
+        if (
+            place is None
+            or place.expects != run.first
+            or messages > self._messages_ceiling
+            or size > self._bytes_ceiling
+        ):
+            return self._deliver_slow_path(place, run, now)
+        place.expects = run.next
+        lanes.runs.append(run)
+        lanes.messages = messages
+        lanes.bytes = size
+        if self._woken:
+            return NOTHING
+        self._woken = True
+        return WAKE
+
+    def _deliver_slow_path(self, place: ChatProgress | None, run: EncodedRun, now: float) -> Effects:
+        if self._early is not None:
+            self._early.heard[run.chat_id] = max(run.last, self._early.heard.get(run.chat_id, 0))
+            return NOTHING
+        if place is None or self._closed or run.last <= place.through:
+            return NOTHING
+        place.hear(run.last)
+        if not place.live:
+            return NOTHING
+        effects: list[Effect] = []
+        if run.first > place.expects:
+            self._leave_behind(run.chat_id, place, effects)
+            return effects
+        if run.first < place.expects:
+            run = run.after(place.through)
+        if self._has_room(run, effects, now):
+            place.expects = run.last + 1
+            self.lanes.runs.append(run)
+            self.lanes.messages += run.count
+            self.lanes.bytes += run.size
+            self._wake(effects)
+        else:
+            self._leave_behind(run.chat_id, place, effects)
+        return effects
+
+    def _has_room(self, run: EncodedRun, effects: list[Effect], now: float) -> bool:
+        """Whether the run may be queued; if not, the machine has been told and the client, if slow, warned.
+
+        A run that does not fit into a buffer that is still below the warning is left to sync without a warning.
+        """
+        if self._slow.slow:
+            return False
+        self.calm = False
+        fill = self._fill(self.lanes.messages + run.count, self.lanes.bytes + run.size)
+        if fill > self._limits.critical_threshold_percent:
+            if self._fill(self.lanes.messages, self.lanes.bytes) >= self._limits.warning_threshold_percent:
+                self._warn(effects, now)
+            return False
+        if fill > self._limits.warning_threshold_percent and self._slow.rose_above_warning() is SlowConsumerAction.LOG:
+            effects.append(Emit(SessionEvent.BUFFER_ABOVE_WARNING))
+        return True
+
+    def _warn(self, effects: list[Effect], now: float) -> None:
+        self._slow.rose_above_critical(self._fill(self.lanes.messages, self.lanes.bytes), now)
+        warning = Error(
+            code="SLOW_CONSUMER",
+            message="the connection does not take what is sent to it; it gets heads instead of messages until it does",
+            retryable=True,
+            grace_period_seconds=self._limits.grace_period_seconds,
+        )
+        self.enqueue_control(warning, None, effects)
+        effects.append(Emit(SessionEvent.SLOW_CONSUMER_WARNED))
+
+    def _leave_behind(self, chat_id: str, place: ChatProgress, effects: list[Effect]) -> None:
+        place.fall_behind()
+        effects.append(Emit(SessionEvent.FELL_BEHIND))
+        self.request_resync(chat_id, place, effects)
+
+    def request_resync(self, chat_id: str, place: ChatProgress, effects: list[Effect]) -> None:
+        """The client is told to sync this chat, as soon as it has taken what was queued before."""
+        if self._owed is None:
+            self._owed = {}
+        self._owed[chat_id] = place
+        self.lanes.want_resync()
+        self._wake(effects)
+
+    def on_membership(self, chat_id: str, head: Cursor | None, effects: list[Effect], told: bool) -> None:
+        """Joined: behind at that head, and told so. Left: forgotten; who was not ``told`` is made to sync."""
+        if self._early is not None:
+            self._early.members[chat_id] = head
+        elif head is None:
+            place = self.places.pop(chat_id, None)
+            if self._owed:
+                self._owed.pop(chat_id, None)
+            if place is not None and not told:
+                place.fall_behind()
+                self.request_resync(chat_id, place, effects)
+        elif chat_id in self.places:
+            self.places[chat_id].meet(head)
+        else:
+            place = self.places[sys.intern(chat_id)] = ChatProgress(head)
+            self.request_resync(chat_id, place, effects)
+
+    def enqueue_ephemeral(self, key: Hashable, frame: bytes, effects: list[Effect]) -> None:
+        lanes = self.lanes
+        fill = self._fill(lanes.messages, lanes.bytes)
+        if fill > self._limits.ephemeral_threshold_percent or self._early is not None:
+            return
+        lanes.enqueue_ephemeral(key, frame, self._limits.max_ephemeral_frames)
+        self._wake(effects)
+
+    def enqueue_control(self, payload: ServerPayload, request_id: str | None, effects: list[Effect]) -> None:
+        """Queue a control frame. A lane that is full stops the reading of more requests, never an answer."""
+        self.lanes.enqueue_control(encode_frame(payload, request_id))
+        self._wake(effects)
+        if self._reading and len(self.lanes.control) >= self._limits.max_control_frames:
+            self._reading = self.calm = False
+            effects.append(PauseReading())
+
+    def enqueue_page(self, page: bytes, effects: list[Effect]) -> None:
+        """Queue a page; the lane must be free."""
+        self.lanes.enqueue_page(page)
+        self._wake(effects)
+
+    def _wake(self, effects: list[Effect]) -> None:
+        if not self._woken:
+            self._woken = True
+            effects.append(WAKE[0])
+
+    def take_single(self) -> bytes | None:
+        """The one run that waits, if there is nothing else to write or to do: the usual case, made cheap."""
+        lanes = self.lanes
+        runs = lanes.runs
+        if len(runs) != 1 or lanes.mixed or not self.calm:
+            return None
+        self._woken = False
+        lanes.messages = lanes.bytes = 0
+        return runs.pop().data
+
+    def take(self, bytes_max: int) -> list[bytes]:
+        """Whole WebSocket frames to write, of about ``bytes_max``; after the close the last words, all of them."""
+        self._woken = False
+        lanes = self.lanes
+        if lanes.mixed or lanes.bytes > bytes_max:
+            frames = lanes.take(sys.maxsize if self._closed else bytes_max, self._resync)
+        else:
+            frames = lanes.take_deliveries()
+        if not self.calm:
+            fill = self._fill(self.lanes.messages, self.lanes.bytes)
+            self._recovered = self._slow.drained(fill) is SlowConsumerAction.RECOVER or self._recovered
+        return frames
+
+    def on_written(self, effects: list[Effect], now: float) -> None:
+        """What ``take`` gave is on its way: read on if the control lane has room again; a slow client gains time."""
+        if self._may_read_on:
+            self._reading = True
+            effects.append(ResumeReading())
+        if self._slow.slow:
+            self._slow.lowered(self._fill(self.lanes.messages, self.lanes.bytes), now)
+        if self._recovered:
+            self._recovered = False
+            effects.append(Emit(SessionEvent.SLOW_CONSUMER_RECOVERED))
+        self.calm = self._reading and self._slow.flow is Flow.FLOWING
+
+    @property
+    def _may_read_on(self) -> bool:
+        return not self._reading and len(self.lanes.control) * 2 < self._limits.max_control_frames
+
+    @property
+    def overdue(self) -> bool:
+        """Whether ``catch_up`` has something to do."""
+        return self._may_read_on or (bool(self.lanes.control) and not self._woken)
+
+    def catch_up(self, effects: list[Effect], now: float) -> None:
+        """Say what nobody was told: after a ``take`` without ``taken``, or frames queued where effects cannot go."""
+        self.on_written(effects, now)
+        if self.lanes.control:
+            self._wake(effects)
+
+    def sleep(self) -> None:
+        """The effects of the last ``say`` went nowhere."""
+        self._woken = False
+
+    def _resync(self) -> list[bytes]:
+        """The resync frames for every chat that is owed one and has not caught up by itself."""
+        owed, self._owed = self._owed or {}, None
+        heads = [ChatHead(chat_id, place.heard) for chat_id, place in owed.items() if not place.live]
+        per_frame = self._chats_per_frame
+        return [encode_frame(Resync(heads[i : i + per_frame])) for i in range(0, len(heads), per_frame)]
+
+    @property
+    def grace_ends(self) -> float | None:
+        return self._slow.deadline if self._slow.slow else None
+
+    def grace_is_over(self, now: float) -> bool:
+        """Whether a slow client has had its time."""
+        if not self._slow.slow:
+            return False
+        return self._slow.passed(self._fill(self.lanes.messages, self.lanes.bytes), now) is SlowConsumerAction.CLOSE
+
+    def close(self) -> dict[str, int]:
+        """Queue no more; from where to sync, for the chats in which the client may lack something."""
+        lacking = {
+            chat_id: place.acked
+            for chat_id, place in self.places.items()
+            if place.through and place.acked < place.heard
+        }
+        self._closed = True
+        self._owed = None
+        self._messages_ceiling = _NO_ROOM
+        self.lanes.drop_all_but_control()
+        return dict(list(lacking.items())[: self._chats_per_frame])
+
+    def _fill(self, messages: int, size: int) -> float:
+        """The fuller of messages and bytes, in percent."""
+        limits = self._limits
+        return max(messages / limits.max_buffer_messages, size / limits.max_buffer_bytes) * 100

@@ -1,0 +1,292 @@
+"""The real client on a real socket, with a witness: whatever crosses its wire goes into a history.
+
+A client's machine that notes down what it does and sees: the same in the simulation and on real sockets.
+
+``Witness`` turns frames into events of a history; ``watched`` makes a client machine that has one. Every attempt of a
+request is an operation of its own, from the frame that asks to the frame that answers, or to the connection's end.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from holdfast.client import ChatGone, ChatReset, Client, ClientSettings
+from holdfast.client.connection import TokenProvider
+from holdfast.client.events import ClientEvent, Drop, MachineAction, Write
+from holdfast.client.machine import Machine
+from holdfast.client.reconnect import Reconnect, ReconnectVerdict
+from holdfast.message import Cursor, Message, Page, User
+from holdfast.resilience import Backoff
+from holdfast.verify.history import (
+    ClientSeen,
+    Closed,
+    ClosingSaid,
+    CursorMoved,
+    Dropped,
+    Fail,
+    Held,
+    Ok,
+    Opened,
+    PageSeen,
+    Pushed,
+    Recorder,
+    Sighting,
+    Unknown,
+    WarningSeen,
+    Whispered,
+    digest,
+)
+from holdfast.verify.history import ClientSeen as Who
+from holdfast.wire.codec import ServerFrame
+from holdfast.wire.frames import (
+    Ack,
+    AnyClientFrame,
+    ConnectionClosing,
+    Error,
+    MessageAck,
+    Receipt,
+    Resume,
+    Resumed,
+    SendMessage,
+    SyncRequest,
+    Typing,
+)
+
+
+class RecordingMachine:
+    """What one client does and sees. ``now`` is the clock of the whole history.
+
+    ``alone``: nobody notes what the server says, so that its warnings and closings are noted here, as they are heard.
+    """
+
+    def __init__(self, record: Recorder, who: ClientSeen, now: Callable[[], float], *, alone: bool = False) -> None:
+        self._record = record
+        self._name = who.client
+        self._now = now
+        self._alone = alone
+        self._connected = False
+        self._why = ""
+        self._asked: dict[str, tuple[int, AnyClientFrame]] = {}
+        record.note(who)
+
+    @property
+    def connection(self) -> str:
+        """The name of the present connection, or of the next one."""
+        return f"{self._name}/{self._record.connections[self._name] + (not self._connected)}"
+
+    def opened(self) -> None:
+        self._record.connections[self._name] += 1
+        self._connected = True
+        self._why = ""
+        self._record.note(Opened(at=self._now(), client=self._name, connection=self.connection))
+
+    def gave_up(self, why: str) -> None:
+        """The client is about to hang up by itself: it waited in vain."""
+        self._why = why
+
+    def ended(self, by: Literal["server", "client", "network"]) -> None:
+        """The connection is over; whatever was asked on it and not answered is unknown."""
+        if not self._connected:
+            return
+        now = self._now()
+        by = "client" if self._why else by
+        closed = Closed(at=now, client=self._name, connection=self.connection, by=by, why=self._why)
+        self._connected = False
+        self._record.note(closed)
+        for op, _ in self._asked.values():
+            self._record.note(Unknown(at=now, op=op, reason="timeout" if self._why else "disconnected"))
+        self._asked.clear()
+
+    def dropped(self, chat_id: str) -> None:
+        self._record.note(Dropped(at=self._now(), client=self._name, chat_id=chat_id))
+
+    def holds(self, chat_id: str, cursor: Cursor, messages: Sequence[tuple[int, str]]) -> None:
+        """At the end, after time to catch up, this is the client's copy of a chat."""
+        held = Held(
+            at=self._now(),
+            client=self._name,
+            chat_id=chat_id,
+            epoch=cursor.epoch,
+            cursor=cursor.sequence,
+            messages=list(messages),
+        )
+        self._record.note(held)
+
+    def asked(self, frame: AnyClientFrame) -> None:
+        """A frame leaves."""
+        now, record, op = self._now(), self._record, None
+        match frame:
+            case SendMessage(payload=body):
+                content = digest(body.content, body.content_type)
+                op = record.invoke(now, self._name, "send", body.chat_id, key=body.client_message_id, digest=content)
+            case SyncRequest(payload=sync):
+                cursors = {sync.chat_id: Cursor(sync.epoch, sync.after_sequence)}
+                op = record.invoke(now, self._name, "sync", sync.chat_id, cursors=cursors)
+            case Resume(payload=resume):
+                cursors = {chat_id: Cursor(*claim[:2]) for chat_id, claim in resume.cursors.items()}
+                op = record.invoke(now, self._name, "resume", cursors=cursors)
+            case Ack(payload=ack):
+                moved = CursorMoved(
+                    at=now, client=self._name, chat_id=ack.chat_id, epoch=ack.epoch, sequence=ack.sequence
+                )
+                record.note(moved)
+            case _:
+                pass
+        if op is not None and frame.request_id is not None:
+            self._asked[frame.request_id] = (op, frame)
+
+    def heard(self, frame: ServerFrame) -> None:
+        """A frame came."""
+        now, payload = self._now(), frame.payload
+        if isinstance(payload, Message):
+            seen, connection = Sighting.of(payload), self.connection
+            push = Pushed(at=now, client=self._name, connection=connection, chat_id=payload.chat_id, message=seen)
+            self._record.note(push)
+        elif isinstance(payload, Typing | Receipt):
+            whisper = Whispered(at=now, client=self._name, chat_id=payload.chat_id, kind=payload.type)
+            self._record.note(whisper)
+        elif self._alone:
+            self._heard_of_the_connection(payload, now)
+        op, asked = self._asked.pop(frame.request_id or "", (0, None))
+        if asked is not None:
+            self._record.note(_answer(op, asked, payload, now))
+
+    def _heard_of_the_connection(self, payload: object, now: float) -> None:
+        match payload:
+            case ConnectionClosing(reason=reason):
+                self._record.note(ClosingSaid(at=now, connection=self.connection, reason=reason))
+            case Error(code="SLOW_CONSUMER", grace_period_seconds=grace):
+                self._record.note(WarningSeen(at=now, connection=self.connection, grace_seconds=grace or 0.0))
+            case _:
+                pass
+
+
+def _answer(op: int, asked: AnyClientFrame, payload: object, now: float) -> Ok | Fail | Unknown:
+    match payload:
+        case MessageAck():
+            acked = Sighting(payload.sequence, payload.message_id)
+            return Ok(at=now, op=op, acked=acked, deduplicated=payload.deduplicated)
+        case Page():
+            return Ok(at=now, op=op, pages=[PageSeen.of(payload, _asked_from(asked, payload.chat_id))])
+        case Resumed(chats=chats):
+            pages = (Page(c.chat_id, c.epoch, c.messages, c.through, c.has_more, c.head, c.reset) for c in chats)
+            return Ok(at=now, op=op, pages=[PageSeen.of(page, _asked_from(asked, page.chat_id)) for page in pages])
+        case Error(outcome="unknown"):
+            return Unknown(at=now, op=op, reason="answered", code=payload.code)
+        case Error():
+            return Fail(at=now, op=op, code=payload.code)
+        case _:
+            return Ok(at=now, op=op)
+
+
+def _asked_from(frame: AnyClientFrame, chat_id: str) -> Cursor | None:
+    match frame:
+        case SyncRequest(payload=sync):
+            return Cursor(sync.epoch, sync.after_sequence)
+        case Resume(payload=resume) if chat_id in resume.cursors:
+            return Cursor(*resume.cursors[chat_id][:2])
+        case _:
+            return None
+
+
+def watched(witness: RecordingMachine, base: type[Machine] = Machine) -> type[Machine]:
+    """``base`` with a witness. How a connection ended is not the machine's to know: its shell tells the witness."""
+
+    class WatchedMachine(base):  # type: ignore[misc, valid-type]
+        def opened(self, expires_at: float | None, now: float) -> list[MachineAction]:
+            witness.opened()
+            actions: list[MachineAction] = super().opened(expires_at, now)
+            return actions
+
+        def receive(self, frame: ServerFrame, now: float) -> list[MachineAction]:
+            witness.heard(frame)
+            actions: list[MachineAction] = super().receive(frame, now)
+            return actions
+
+        def _done(self, now: float) -> list[MachineAction]:
+            actions: list[MachineAction] = super()._done(now)
+            for action in actions:
+                if isinstance(action, Write):
+                    witness.asked(action.frame)
+                elif isinstance(action, Drop):
+                    witness.gave_up(action.reason)
+            return actions
+
+    return WatchedMachine
+
+
+class RecordingClient(Client):
+    """A client whose user, tenant and device are known from the start. ``copies`` is what it has of every chat.
+
+    Times are those of the monotonic clock. ``take`` must be called with every event that the application gets.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | TokenProvider,
+        record: Recorder,
+        user: User,
+        device_id: str,
+        *,
+        name: str | None = None,
+        state: Path | None = None,
+        settings: ClientSettings | None = None,
+    ) -> None:
+        """``name``: its name in the history, if the device's own is taken."""
+        super().__init__(url, token, device_id=device_id, state=state, settings=settings)
+        who = Who(client=name or device_id, tenant=user.tenant, user_id=user.user_id, device_id=device_id)
+        self.witness = RecordingMachine(record, who, time.monotonic, alone=True)
+        self.machine_type = watched(self.witness)
+        self._reconnect = _Watched(self.witness, self._settings.backoff, self._rng, self._provider is not None)
+        self.copies: dict[str, list[tuple[int, str]]] = {}
+        self._epochs: dict[str, int] = {}
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await super().__aexit__(kind, error, trace)
+        self.witness.ended("client")
+
+    def cut(self) -> None:
+        """Break the connection as a network would."""
+        self._cut()
+
+    def take(self, event: ClientEvent) -> None:
+        """The application keeps a message, or drops its copy of a chat."""
+        match event:
+            case Message():
+                self.copies.setdefault(event.chat_id, []).append((event.sequence, event.message_id))
+            case ChatReset(chat_id=chat_id, epoch=epoch):
+                self._epochs[chat_id] = epoch
+                self._drop(chat_id)
+            case ChatGone(chat_id=chat_id):
+                self._drop(chat_id)
+            case _:
+                pass
+
+    def note_copy(self, chat_id: str) -> None:
+        """The client has had time to catch up: this is what it has."""
+        copy = self.copies.get(chat_id, [])
+        self.witness.holds(chat_id, Cursor(self._epochs.get(chat_id, 1), copy[-1][0] if copy else 0), copy)
+
+    def _drop(self, chat_id: str) -> None:
+        self.copies.pop(chat_id, None)
+        self.witness.dropped(chat_id)
+
+
+class _Watched(Reconnect):
+    """Tells the witness how connections end: with a close frame the server did it, without one the network."""
+
+    def __init__(self, witness: RecordingMachine, backoff: Backoff, rng: random.Random, can_renew: bool) -> None:
+        super().__init__(backoff, rng, can_renew)
+        self._witness = witness
+
+    def closed(self, code: int | None) -> ReconnectVerdict:
+        self._witness.ended("network" if code is None else "server")
+        return super().closed(code)

@@ -1,0 +1,349 @@
+"""A bounded workload against a running server, as its users would do it: ``holdfast verify URL``.
+
+It creates chats of its own, talks in them from several devices, cuts its own connections, sends some messages twice
+under one id, comes twice with one device, lets a stranger knock, waits until everybody has everything, and reads the
+chats once more. What came of it is a history; ``JUDGED`` are the checkers that a client's view of a server can feed.
+In the end everybody leaves the chats, and an operator deletes the messages; a chat itself cannot be deleted, and
+``Trial.left`` says what is still there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from holdfast.bounds import positive
+from holdfast.client import ClientSettings
+from holdfast.errors import HoldfastError, Unavailable
+from holdfast.message import Cursor, Message, User
+from holdfast.verify.history import (
+    ChatAtEnd,
+    Fail,
+    FaultWindow,
+    Header,
+    MembershipSpan,
+    Ok,
+    PageSeen,
+    Recorder,
+    Sighting,
+    Unknown,
+    digest,
+)
+from holdfast.verify.history import ClientSeen as Who
+from holdfast.verify.recording import RecordingClient
+
+JUDGED = (1, 2, 3, 4, 5, 7, 8, 9, 12)
+QUICK = ClientSettings(reconnect_initial_seconds=0.1, reconnect_cap_seconds=2.0)
+PAGE_MESSAGES = 500
+_AGAIN = 0.1
+
+
+DELETIONS_MAX = 20
+"""Each deletes as much as fits into its time."""
+
+
+class RestApi(Protocol):
+    """The server's REST interface for one credential; its calls block, and raise ``holdfast.errors``."""
+
+    def get(self, *path: str, **query: Any) -> Any: ...
+
+    def post(self, *path: str, body: Mapping[str, Any], key: str | None = None) -> Any: ...
+
+    def delete(self, *path: str, **query: Any) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Somebody who may connect."""
+
+    user: User
+    token: str
+    rest: RestApi
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadSettings:
+    """How much is done. Each device sends below a server's usual rate; all of it together is one busy conversation."""
+
+    seconds: float = 10
+    chats: int = 2
+    devices: int = 3
+    sends_per_second: float = 4
+    cut_every_seconds: float = 2
+    settle_seconds: float = 30
+
+    def __post_init__(self) -> None:
+        positive(self, *self.__slots__)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadProgress:
+    """How far it is."""
+
+    doing: str
+    seconds: float
+    sends: int
+    cuts: int
+
+
+class Workload:
+    """One run. ``members`` own one device each, in turn; ``stranger`` is in no chat and must get nothing. An
+    ``operator``, where there is one, deletes the messages in the end."""
+
+    def __init__(
+        self,
+        url: str,
+        members: Sequence[Account],
+        stranger: Account | None,
+        settings: WorkloadSettings,
+        seed: int,
+        operator: RestApi | None = None,
+    ) -> None:
+        self._url = url
+        self._operator = operator
+        self._members = members
+        self._stranger = stranger
+        self._settings = settings
+        self._rng = random.Random(seed)
+        notes = {"url": url, "checkers": [number for number in JUDGED if number != 12 or stranger]}
+        self.record = Recorder(Header(at=time.monotonic(), seed=seed, notes=notes))
+        self.name = f"holdfast verify {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}"
+        self.chats: list[str] = []
+        self.left: list[str] = []
+        """What is still to be seen on the server, in words."""
+        self._clients: list[RecordingClient] = []
+        self._began = time.monotonic()
+        self._sends = self._cuts = 0
+
+    async def run(self, tell: Callable[[WorkloadProgress], None] = lambda progress: None) -> None:
+        """Do all of it. Raises ``holdfast.errors`` if the server cannot be used at all; cleans up whatever happens."""
+        try:
+            for number in range(self._settings.chats):
+                self.chats.append(await self._create(f"{self.name} {number + 1}"))
+            async with self._online():
+                await self._talk(tell)
+                await self._settle(tell)
+                for client, chat_id in ((client, chat_id) for client in self._clients for chat_id in self.chats):
+                    client.note_copy(chat_id)
+            for chat_id in self.chats:
+                await self._note_chat(chat_id)
+        finally:
+            await self._clean_up()
+
+    async def _create(self, name: str) -> str:
+        owner, others = self._members[0], {account.user.user_id for account in self._members[1:]}
+        members = sorted(others - {owner.user.user_id})
+        body = {"kind": "group", "name": name, "members": members}
+        created = await asyncio.to_thread(owner.rest.post, "/v1/chats", body=body)
+        return str(created["chat"]["chat_id"])
+
+    @asynccontextmanager
+    async def _online(self) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for number in range(self._settings.devices):
+                account = self._members[number % len(self._members)]
+                device_id = f"verify-{account.user.user_id}-{number}"[:64]
+                client = RecordingClient(self._url, account.token, self.record, account.user, device_id, settings=QUICK)
+                self._clients.append(await stack.enter_async_context(client))
+            listening = [asyncio.create_task(_keep(client)) for client in self._clients]
+            try:
+                await self._connected()
+                yield
+            finally:
+                for task in listening:
+                    task.cancel()
+                await asyncio.gather(*listening, return_exceptions=True)
+
+    async def _connected(self) -> None:
+        try:
+            async with asyncio.timeout(self._settings.settle_seconds):
+                await asyncio.gather(*(client.connected() for client in self._clients))
+        except TimeoutError:
+            raise Unavailable(f"not every device could connect to {self._url} in time") from None
+
+    # The conversation
+
+    async def _talk(self, tell: Callable[[WorkloadProgress], None]) -> None:
+        """Everybody talks, connections break, a stranger knocks; every send is waited for."""
+        until = time.monotonic() + self._settings.seconds
+        async with asyncio.TaskGroup() as group:
+            for number, client in enumerate(self._clients):
+                group.create_task(self._chatter(client, number, until))
+            group.create_task(self._break_connections(until))
+            group.create_task(self._knock(until))
+            group.create_task(self._come_twice())
+            while time.monotonic() < until:
+                tell(self._progress("talking"))
+                await asyncio.sleep(0.2)
+
+    async def _chatter(self, client: RecordingClient, number: int, until: float) -> None:
+        said: list[tuple[str, str, str]] = []
+        while time.monotonic() < until:
+            if said and self._rng.random() < _AGAIN:
+                chat_id, content, key = self._rng.choice(said)
+            else:
+                key = f"{number}-{len(said)}"
+                chat_id, content = self._rng.choice(self.chats), f"message {key} of {self.name}"
+                said.append((chat_id, content, key))
+            self._sends += 1
+            try:
+                async with asyncio.timeout(self._settings.settle_seconds):
+                    await client.send(chat_id, content, client_message_id=key)
+            except TimeoutError:
+                return  # every try is in the history, and so is that none of them was answered
+            except HoldfastError:
+                pass  # an answer too
+            await asyncio.sleep(self._rng.uniform(0, 2 / self._settings.sends_per_second))
+
+    async def _break_connections(self, until: float) -> None:
+        pause = self._settings.cut_every_seconds
+        while time.monotonic() + pause < until:
+            await asyncio.sleep(self._rng.uniform(pause / 2, pause))
+            client, now = self._rng.choice(self._clients), time.monotonic()
+            self._cuts += 1
+            self.record.note(FaultWindow(at=now, until=now, plane="connection", name="cut", clients=[client.device_id]))
+            client.cut()
+
+    async def _come_twice(self) -> None:
+        """A device connects again while its old connection is open: the server must say why it closes that one."""
+        account, device_id = self._members[0], f"verify-{self._members[0].user.user_id}-twice"[:64]
+
+        def client(name: str) -> RecordingClient:
+            return RecordingClient(
+                self._url, account.token, self.record, account.user, device_id, name=name, settings=QUICK
+            )
+
+        async with client("the device at first") as first:
+            closed = asyncio.create_task(_keep(first))
+            await first.connected()
+            async with client("the same device again") as again:
+                await again.connected()
+                await asyncio.wait([closed], timeout=self._settings.settle_seconds)
+        closed.cancel()
+        await asyncio.gather(closed, return_exceptions=True)
+
+    async def _knock(self, until: float) -> None:
+        """A stranger reads and writes what is not theirs; a member reads over REST."""
+        readers = {"member over REST": self._members[0]}
+        if self._stranger is not None:
+            readers["stranger over REST"] = self._stranger
+        for name, account in readers.items():
+            user = account.user
+            self.record.note(Who(client=name, tenant=user.tenant, user_id=user.user_id, device_id=""))
+        while time.monotonic() < until:
+            chat_id = self._rng.choice(self.chats)
+            for name, account in readers.items():
+                await self._read(name, account, chat_id)
+            if self._stranger is not None:
+                await self._intrude(self._stranger, chat_id)
+            await asyncio.sleep(self._settings.seconds / 10)
+
+    async def _read(self, name: str, account: Account, chat_id: str) -> None:
+        op = self.record.invoke(time.monotonic(), name, "sync", chat_id, cursors={chat_id: Cursor(1, 0)})
+        try:
+            page = await self._page(account, chat_id, 0)
+        except HoldfastError as error:
+            self._failed(op, error)
+        else:
+            self.record.note(Ok(at=time.monotonic(), op=op, pages=[page]))
+
+    async def _intrude(self, stranger: Account, chat_id: str) -> None:
+        key, content = f"intruder-{time.monotonic_ns()}", "nobody may read this"
+        mark = digest(content, "text/plain")
+        op = self.record.invoke(time.monotonic(), "stranger over REST", "send", chat_id, key=key, digest=mark)
+        post = stranger.rest.post
+        try:
+            sent = await asyncio.to_thread(post, "/v1/chats", chat_id, "messages", body={"content": content}, key=key)
+        except HoldfastError as error:
+            self._failed(op, error)
+        else:
+            acked = Sighting(sent["sequence"], sent["message_id"])
+            self.record.note(Ok(at=time.monotonic(), op=op, acked=acked, deduplicated=sent["deduplicated"]))
+
+    def _failed(self, op: int, error: HoldfastError) -> None:
+        at = time.monotonic()
+        if error.outcome == "unknown":
+            self.record.note(Unknown(at=at, op=op, reason="answered", code=error.code))
+        else:
+            self.record.note(Fail(at=at, op=op, code=error.code))
+
+    # The end
+
+    async def _settle(self, tell: Callable[[WorkloadProgress], None]) -> None:
+        """Wait until everybody has everything, or for as long as that may take: what is missing then is judged."""
+        until = time.monotonic() + self._settings.settle_seconds
+        while time.monotonic() < until:
+            tell(self._progress("catching up"))
+            heads = await asyncio.gather(*(self._page(self._members[0], chat_id, 0, 1) for chat_id in self.chats))
+            if all(len(client.copies.get(h.chat_id, ())) >= h.head for client in self._clients for h in heads):
+                return
+            await asyncio.sleep(0.2)
+
+    async def _note_chat(self, chat_id: str) -> None:
+        """The whole chat as its owner reads it, page by page."""
+        messages: list[Sighting] = []
+        page = await self._page(self._members[0], chat_id, 0)
+        messages += page.messages
+        while page.has_more:
+            page = await self._page(self._members[0], chat_id, page.through)
+            messages += page.messages
+        account = self._members[0]
+        users = dict.fromkeys(account.user.user_id for account in self._members)
+        self.record.note(
+            ChatAtEnd(
+                at=time.monotonic(),
+                chat_id=chat_id,
+                tenant=account.user.tenant,
+                epoch=page.epoch,
+                counter=page.head,
+                messages=messages,
+                memberships=[MembershipSpan(0, user_id, True) for user_id in users],
+            )
+        )
+
+    async def _page(self, account: Account, chat_id: str, after: int, limit: int = PAGE_MESSAGES) -> PageSeen:
+        answer = await asyncio.to_thread(account.rest.get, "/v1/chats", chat_id, "messages", after=after, limit=limit)
+        found = [Sighting.of(message) for message in msgspec.convert(answer["messages"], list[Message])]
+        through = found[-1].sequence if found else after
+        epoch, head = answer["epoch"], answer["head"]
+        return PageSeen(chat_id, Cursor(epoch, after), epoch, found, through, answer["has_newer"], head, False)
+
+    async def _clean_up(self) -> None:
+        """Everybody leaves, the owner last: a chat without members is in nobody's list. An operator empties it."""
+        users = list(dict.fromkeys(account.user.user_id for account in self._members))
+        rest = self._members[0].rest
+        for number, chat_id in enumerate(self.chats, 1):
+            remaining = "nobody is in it any more"
+            try:
+                for user_id in [*users[1:], users[0]]:
+                    await asyncio.to_thread(rest.delete, "/v1/chats", chat_id, "members", user_id)
+                if self._operator is not None:
+                    await asyncio.to_thread(_delete_messages, self._operator, chat_id)
+                    remaining = "an empty chat, without members and messages"
+            except HoldfastError as error:
+                remaining = f"not everything could be removed: {error.message}"
+            self.left.append(f'{chat_id} "{self.name} {number}": {remaining}')
+
+    def _progress(self, doing: str) -> WorkloadProgress:
+        return WorkloadProgress(doing, time.monotonic() - self._began, self._sends, self._cuts)
+
+
+def _delete_messages(operator: RestApi, chat_id: str) -> None:
+    first = operator.get("/admin/chats", chat_id)["chat"]["head"] + 1
+    body = {"first_sequence": first, "reason": "holdfast verify has ended"}
+    for _ in range(DELETIONS_MAX):
+        if operator.post("/admin/chats", chat_id, "retain", body=body)["chat"]["first_sequence"] == first:
+            return
+    raise Unavailable("deleting its messages takes too long")
+
+
+async def _keep(client: RecordingClient) -> None:
+    async for event in client.events():
+        client.take(event)

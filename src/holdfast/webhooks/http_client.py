@@ -1,0 +1,139 @@
+"""Calls to endpoints, on aiohttp. Imported when the first one is made: it takes a fifth of a server's start, and most
+servers call nobody.
+
+How many calls run at once is decided before they come here, by the dispatch of jobs; a call never waits for a
+connection of another one. Connecting and answering have a timeout each: the time for the answer begins when the request
+is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+
+import aiohttp
+from aiohttp import AddrInfoType
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from holdfast.drivers.outbound_http import BoundedConnector, open_session
+from holdfast.webhooks.address_guard import RefusedAddress, is_public
+
+RESOLVING_MAX = 32
+"""Names looked up at once, each in a thread: one that its name server does not answer keeps only its own."""
+_NAMES_KNOWN_SECONDS = 10
+_IDLE_SECONDS = 3.0
+"""A connection is used again for so long: servers close idle ones after 5 s and more, and a POST that meets a closed
+one fails."""
+_TEXT_SECONDS = 1.0
+"""The text of an answer is only for the log: it does not make a delivery fail, nor hold it up for longer."""
+
+
+def public_socket(address: AddrInfoType) -> socket.socket:
+    """The socket that will connect to this address; RefusedAddress if it is not public."""
+    family, kind, protocol, _, place = address
+    if not is_public(place[0]):
+        raise RefusedAddress
+    return socket.socket(family, kind, protocol)
+
+
+class _Resolver(AbstractResolver):
+    """getaddrinfo in threads of its own: the process's other threads never wait for a name server."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(RESOLVING_MAX, thread_name_prefix="webhook-resolver")
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        look_up = partial(
+            socket.getaddrinfo, host, port, family=family, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
+        )
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
+        numeric = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+        return [
+            ResolveResult(
+                hostname=host, host=str(place[0]), port=int(place[1]), family=kind, proto=protocol, flags=numeric
+            )
+            for kind, _, protocol, _, place in found
+        ]
+
+    async def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(slots=True)
+class _Call:
+    """The time that a call has left: to connect at first, to be answered once it is ``sent``."""
+
+    deadline: asyncio.Timeout
+    answer_seconds: float
+    sent: bool = False
+
+    def begin(self) -> None:
+        self.sent = True
+        self.deadline.reschedule(asyncio.get_running_loop().time() + self.answer_seconds)
+
+
+async def _connected(_session: aiohttp.ClientSession, context: SimpleNamespace, _details: object) -> None:
+    context.trace_request_ctx.begin()
+
+
+class WebhookCaller:
+    """Posts to endpoints; made inside the event loop."""
+
+    def __init__(self, *, timeout_seconds: float, connect_timeout_seconds: float, private_allowed: bool) -> None:
+        self._timeout_seconds, self._connect_timeout_seconds = timeout_seconds, connect_timeout_seconds
+        connector = BoundedConnector(
+            resolver=_Resolver(),
+            socket_factory=None if private_allowed else public_socket,
+            limit=0,
+            ttl_dns_cache=_NAMES_KNOWN_SECONDS,
+            keepalive_timeout=_IDLE_SECONDS,
+        )
+        tracing = aiohttp.TraceConfig()
+        tracing.on_connection_create_end.append(_connected)
+        tracing.on_connection_reuseconn.append(_connected)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=None)
+        self._session = open_session(connector, timeout=timeout, trace_configs=[tracing])
+
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str], bytes_max: int) -> tuple[int, bytes, str]:
+        """(status, as much of the answer as ``bytes_max``, its Retry-After). OSError if there is no answer."""
+        deadline = asyncio.timeout(self._connect_timeout_seconds)
+        call = _Call(deadline, self._timeout_seconds)
+        try:
+            async with (
+                deadline,
+                self._session.post(
+                    url, data=body, headers=headers, allow_redirects=False, trace_request_ctx=call
+                ) as answer,
+            ):
+                deadline.reschedule(None)
+                return answer.status, await _text(answer, bytes_max), answer.headers.get("retry-after", "")
+        except TimeoutError as error:
+            if call.sent:
+                raise OSError(f"no answer within {self._timeout_seconds:g} s") from error
+            raise OSError(f"no connection within {self._connect_timeout_seconds:g} s") from error
+        except aiohttp.ClientResponseError as error:  # of the parser; its status, 400, is not the endpoint's
+            raise OSError(f"the answer is not valid HTTP: {error.message}") from error
+        except aiohttp.ClientError as error:
+            raise OSError(f"{type(error).__name__}: {error}") from error
+
+    async def close(self) -> None:
+        await self._session.close()
+
+
+async def _text(answer: aiohttp.ClientResponse, bytes_max: int) -> bytes:
+    """What comes of it in time, up to ``bytes_max``."""
+    text = bytearray()
+    try:
+        async with asyncio.timeout(_TEXT_SECONDS):
+            while len(text) < bytes_max and (piece := await answer.content.read(bytes_max - len(text))):
+                text += piece
+    except (TimeoutError, aiohttp.ClientError):
+        pass  # the status is the answer
+    return bytes(text)

@@ -1,0 +1,126 @@
+"""The event log as a destination: what a job holds becomes a message of a chat, in stream order, once.
+
+    async with Chats("https://chat.example.com", tenant_key, act_as="shop", source="shop-eu") as chats:
+        handlers.carry("chat", chats)
+        async with Worker(store, handlers).running(): ...
+
+    await enqueue(connection, Draft("OrderShipped", b"On its way.", stream=chat_id, destination=f"chat:{chat_id}"))
+
+An entry of the log is a message of a chat (docs/decisions/0020): a chat is the log's topic, and REST is the way in from
+another process. The server keeps the first message under a key and answers a repetition with it, so a run that is
+repeated, because it crashed or its answer was lost, adds nothing.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+
+from holdfast.clock import SystemClock
+from holdfast.drivers.outbound_http import open_session
+from holdfast.errors import BadSetting
+from holdfast.resilience import retry_after_seconds
+from holdfast.wire.frames import Error, ErrorBody
+from holdfast.work.failures import JobFailed
+from holdfast.work.handlers import Context
+from holdfast.work.job import Reason
+
+_ANSWER_BYTES_MAX = 64 << 10
+_encode = msgspec.json.Encoder().encode
+
+
+class _Send(msgspec.Struct, frozen=True):
+    content: str
+    content_type: str
+
+
+class ChatTransport:
+    """A transport for ``Handlers.carry``: its address is a chat's id, the payload the content, as UTF-8, of the
+    ``content_type``.
+
+    ``credential`` is a user token, or a tenant key with ``act_as``, the user who speaks; that user must be a member.
+    ``source`` tells this store of jobs from every other that the same user speaks for: with the job's key it is the
+    message's idempotency key, so it must never change. Entered inside the event loop; leaving it closes connections.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        credential: str,
+        *,
+        source: str,
+        act_as: str = "",
+        content_type: str = "text/plain",
+        timeout_seconds: float = 10.0,
+    ) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise BadSetting(f"{url!r} is not the address of a server")
+        if not credential or not source:
+            raise BadSetting("a credential and a source are needed")
+        if timeout_seconds <= 0:
+            raise BadSetting("timeout_seconds must be greater than 0")
+        self._url, self._source, self._content_type = url.rstrip("/"), source, content_type
+        self._headers = {"authorization": f"Bearer {credential}", "content-type": "application/json"}
+        if act_as:
+            self._headers["x-act-as"] = act_as
+        self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> ChatTransport:
+        self._session = open_session(headers=self._headers, timeout=self._timeout)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def send(self, ctx: Context, address: str) -> None:
+        """Returns when the message is on stable storage; raises JobFailed otherwise. Safe to repeat."""
+        if self._session is None:
+            raise BadSetting("enter the transport (`async with`) before its worker runs")
+        try:
+            body = _encode(_Send(ctx.job.payload.decode(), self._content_type))
+        except UnicodeDecodeError as error:
+            raise JobFailed(Reason.SERIALIZATION_ERROR, f"the payload is no text: {error}") from error
+        url = f"{self._url}/v1/chats/{quote(address, safe='')}/messages"
+        key = {"idempotency-key": f"{self._source}-{ctx.key}"}
+        try:
+            async with self._session.post(url, data=body, headers=key, allow_redirects=False) as answer:
+                text = await answer.content.read(_ANSWER_BYTES_MAX)
+        except (TimeoutError, OSError, aiohttp.ClientError) as error:
+            told = f"no answer from {self._url}: {type(error).__name__}: {error}"
+            raise JobFailed(Reason.TRANSPORT_UNAVAILABLE, told) from error
+        wait = retry_after_seconds(answer.headers.get("retry-after", ""), SystemClock.now())
+        failure = judged(answer.status, text, wait or 0.0)
+        if failure is not None:
+            raise failure
+
+
+def judged(status: int, text: bytes, wait: float) -> JobFailed | None:
+    """What an answer means for the job; None: the message is stored.
+
+    What the message itself is refused for would be refused again: a dead letter, to be replayed when the chat is put
+    right. What concerns the credential concerns every job: they wait, without a strike, until it is put right.
+    """
+    if status in (200, 201):
+        return None
+    error = _error(text)
+    told = f"{status} {error.code}: {error.message}"[:300]
+    if status == 429:
+        return JobFailed(Reason.THROTTLED, told, retry_after_seconds=wait)
+    if status < 400 or status >= 500 or error.code in ("", "UNAUTHORIZED", "FORBIDDEN"):
+        return JobFailed(Reason.DEPENDENCY_FAILURE, told, retry_after_seconds=wait)
+    return JobFailed(Reason.VALIDATION_FAILURE, told)
+
+
+def _error(text: bytes) -> Error:
+    """Empty if it is none of ours: a proxy answered, or it is another server."""
+    try:
+        return msgspec.json.decode(text, type=ErrorBody).error
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return Error("", text[:200].decode("utf-8", "replace"), retryable=False)

@@ -1,0 +1,262 @@
+"""What handlers are, and what a handler gets: a typed payload and a context.
+
+    handlers = Handlers()
+
+    @handlers.handle(OrderCreated, stream=lambda order: order.order_id)
+    async def ship(ctx: Context, order: OrderCreated) -> None:
+        await ctx.step(Stage.USER, lambda: book_carrier(order))
+        async with ctx.transaction() as connection:
+            await connection.execute("UPDATE orders SET shipped = true WHERE id = $1", order.order_id)
+
+Without ``ctx.transaction`` a handler runs at least once: it may run again after a crash. With it, its effects in that
+transaction happen exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from holdfast.errors import BadSetting, HoldfastError
+from holdfast.work.contract import Child, RunEnded, WorkerSession
+from holdfast.work.failures import PayloadUnreadable, Reasons
+from holdfast.work.job import InvalidArgument, Job, JobDraft, Reason, known_draft, known_seq, known_stage, shown
+
+Payload = TypeVar("Payload")
+_Run = Callable[["Context", Any], Awaitable[None]]
+Typed = Callable[["Context", Payload], Awaitable[None]]
+_encode = msgspec.json.Encoder().encode
+CHILDREN_MAX = 1000
+CHILDREN_BYTES_MAX = 16 << 20
+"""The most that one run may enqueue with its success; beyond it ``ctx.enqueue`` raises InvalidArgument."""
+RELEASED_MAX = 10_000
+
+
+class Context(msgspec.Struct, eq=False):
+    """One run of one job. It is closed (``over``) when the run ends; from then on every verb raises RunEnded.
+
+    Public are ``job`` and the verbs; the other fields are the worker's.
+    """
+
+    job: Job
+    seat: WorkerSession
+    deadline: float = float("inf")
+    stages: int = 0
+    children_bytes: int = 0
+    entered: bool = False
+    finished: bool = False
+    overdue: bool = False
+    dismissed: bool = False
+    over: bool = False
+    children: list[Child] = []
+    released: list[int] = []
+    store_error: HoldfastError | None = None
+    """What the job store itself answered last to this run: LeaseLost, JobGone, or that it is unavailable."""
+
+    @property
+    def fence(self) -> int:
+        """Rises with every new owner of the job's stream; hand it to what can refuse an older one."""
+        self._require_open()
+        return self.seat.fence(self.job)
+
+    @property
+    def key(self) -> int:
+        """The same for every run of this job, retries and replays included: an idempotency key for what you call."""
+        return self.job.key
+
+    def completed(self, stage: int) -> bool:
+        """Whether an earlier run completed this stage."""
+        return bool((self.job.stages | self.stages) & known_stage(stage))
+
+    async def step(self, stage: int, action: Callable[[], Awaitable[Any]]) -> None:
+        """Run ``action`` unless an earlier run completed it; its bit is durable before this returns."""
+        self._require_open()
+        if self.finished:
+            raise BadSetting("the job is finished: its transaction must be the last thing a handler does")
+        if self.completed(stage):
+            return
+        if not callable(action):
+            raise InvalidArgument(f"a step's action must be an async function, not {shown(action)}", field="action")
+        await action()
+        self._require_open()
+        bit = known_stage(stage)
+        try:
+            await self.seat.step(self.job, bit)
+        except HoldfastError as error:
+            self.store_error = error
+            raise
+        self.stages |= bit
+
+    def enqueue(self, draft: JobDraft) -> None:
+        """Enqueue another job with the success of this one: both or neither."""
+        self._require_open()
+        known_draft(draft)
+        if self.finished:
+            raise InvalidArgument("the job is finished: enqueue inside its transaction with holdfast.work.outbox")
+        if draft.source:
+            raise InvalidArgument("what comes from outside is stored by holdfast.work.outbox, not with ctx.enqueue")
+        size = self.children_bytes + len(draft.payload)
+        if len(self.children) >= CHILDREN_MAX or size > CHILDREN_BYTES_MAX:
+            told = f"a run may enqueue at most {CHILDREN_MAX} jobs and {CHILDREN_BYTES_MAX} bytes of payload"
+            raise InvalidArgument(f"{told} with ctx.enqueue; enqueue more in ctx.transaction()")
+        self.children_bytes = size
+        self.children.append(Child(self.job.seq, draft))
+
+    def release(self, *seqs: int) -> None:
+        """Let these later jobs of the stream run even if this one fails; the release is recorded with its block."""
+        self._require_open()
+        if len(self.released) + len(seqs) > RELEASED_MAX:
+            raise InvalidArgument(f"a run may release at most {RELEASED_MAX} jobs", field="seqs")
+        self.released.extend([known_seq(seq) for seq in seqs])
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Any]:
+        """The store's own transaction, for effects exactly once: leaving it completes the job, or rolls back.
+
+        It is the last thing a handler does: a job ends once. One that was rolled back may be entered again.
+        """
+        self._require_open()
+        if self.finished or self.entered:
+            raise BadSetting("a job ends with its transaction: it cannot be entered within itself or after it")
+        if self.children:
+            raise InvalidArgument("enqueue inside the transaction with holdfast.work.outbox, not with ctx.enqueue")
+        self.entered = True
+        own: BaseException | None = None
+        try:
+            async with self.seat.transaction(self.job) as connection:
+                try:
+                    yield connection
+                    self._require_open()
+                except BaseException as error:
+                    own = error
+                    raise
+            self.finished = True
+        except HoldfastError as error:
+            if error is own:
+                raise
+            self.store_error = error
+            self._require_open()  # the store ended a transaction whose run is over
+            raise
+        finally:
+            self.entered = False
+
+    def _require_open(self) -> None:
+        if self.over:
+            raise RunEnded
+
+
+class Transport(Protocol):
+    """Takes what an outbox job holds to where its destination says."""
+
+    async def send(self, ctx: Context, address: str) -> None:
+        """Returns when the other side has ``ctx.job.payload``; a crash may repeat it, with the same ``ctx.key``.
+
+        ``address`` is what the destination says after the transport's scheme.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerSpec:
+    """How one job type is handled."""
+
+    type: str
+    decode: Callable[[bytes], Any]
+    run: _Run
+    stream: Callable[[Any], str] | None
+    deadline_seconds: float
+    per_destination_max: int = 0
+    reasons: Reasons = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.deadline_seconds > 0:
+            raise BadSetting("deadline_seconds must be greater than 0")
+        if self.per_destination_max < 0:
+            raise BadSetting("per_destination_max must be at least 0; 0 is no cap")
+        for kind, reason in self.reasons.items():
+            if not (isinstance(kind, type) and issubclass(kind, BaseException) and isinstance(reason, Reason)):
+                raise BadSetting(
+                    f"reasons maps classes of exceptions to a Reason, not {shown(kind)} to {shown(reason)}"
+                )
+
+    def decoded(self, data: bytes) -> Any:
+        """The payload. PayloadUnreadable if the data cannot be it."""
+        try:
+            return self.decode(data)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise PayloadUnreadable(f"{type(error).__name__}: {error}") from error
+
+
+class Handlers:
+    """The job types a worker knows, and the transports for the others; plain registration, no globals."""
+
+    def __init__(self) -> None:
+        self._by_type: dict[str, HandlerSpec] = {}
+        self._by_class: dict[type[Any], list[HandlerSpec]] = {}
+        self._by_scheme: dict[str, HandlerSpec] = {}
+
+    def find(self, job: Job) -> HandlerSpec | None:
+        """By its type; else by the scheme of its destination."""
+        return self._by_type.get(job.type) or self._by_scheme.get(job.destination.partition(":")[0])
+
+    def caps(self) -> dict[str, int]:
+        """The job types with a cap per destination."""
+        return {each.type: each.per_destination_max for each in self._by_type.values() if each.per_destination_max}
+
+    def carry(
+        self, scheme: str, transport: Transport, *, deadline_seconds: float = 300.0, reasons: Reasons | None = None
+    ) -> None:
+        """Give jobs with the destination ``scheme:address``, and no handler of their type, to a transport."""
+        if not scheme or ":" in scheme or scheme in self._by_scheme:
+            raise BadSetting(f"{scheme!r} is no scheme, or has a transport already")
+
+        async def send(ctx: Context, _payload: bytes) -> None:
+            await transport.send(ctx, ctx.job.destination.partition(":")[2])
+
+        self._by_scheme[scheme] = HandlerSpec(scheme, bytes, send, None, deadline_seconds, reasons=dict(reasons or {}))
+
+    def handle(
+        self,
+        payload: type[Payload],
+        *,
+        type: str | None = None,
+        stream: Callable[[Payload], str] | None = None,
+        deadline_seconds: float = 300.0,
+        per_destination_max: int = 0,
+        reasons: Reasons | None = None,
+    ) -> Callable[[Typed[Payload]], Typed[Payload]]:
+        """Register a handler for a payload type (a msgspec Struct, a dataclass, dict, …).
+
+        ``stream`` gives the key of the stream in which order is kept; a run longer than the deadline is cancelled.
+        ``per_destination_max``: how many jobs of one destination a worker runs at once, so that a slow destination
+        leaves the runners to the others; 0 is no cap, and jobs without a stream have none.
+        ``reasons`` says why this handler failed by what it raises, before the table of ``failures``.
+        """
+        name = type or payload.__name__
+        if name in self._by_type:
+            raise BadSetting(f"there is a handler for {name!r} already")
+        decode = msgspec.json.Decoder(payload).decode
+
+        def register(run: Typed[Payload]) -> Typed[Payload]:
+            table = dict(reasons or {})
+            handling = HandlerSpec(name, decode, run, stream, deadline_seconds, per_destination_max, table)
+            self._by_type[name] = handling
+            self._by_class.setdefault(payload, []).append(handling)
+            return run
+
+        return register
+
+    def draft(self, payload: Any, *, delay_seconds: float = 0.0, source: str = "", source_id: str = "") -> JobDraft:
+        """The job for a payload whose class is registered, once: its type, its stream, its bytes."""
+        known = self._by_class.get(payload.__class__, [])
+        if len(known) != 1:
+            told = f"handled as {', '.join(each.type for each in known)}: make its Draft" if known else "not handled"
+            raise BadSetting(f"a payload of {payload.__class__.__name__} is {told}")
+        (handling,) = known
+        stream = handling.stream(payload) if handling.stream is not None else None
+        data = _encode(payload)
+        return JobDraft(handling.type, data, stream, delay_seconds=delay_seconds, source=source, source_id=source_id)

@@ -1,0 +1,431 @@
+"""A worker's place at a PostgreSQL store: its sweep, its partitions, its heartbeat; see ``contract.Seat``.
+
+It has a connection of its own for ``process``, one to listen, and one in the heartbeat's thread; handlers'
+transactions come from the pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import asyncpg
+
+from holdfast import telemetry
+from holdfast.bounds import positive
+from holdfast.clock import Clock, wait_at_most
+from holdfast.drivers.statements import statements
+from holdfast.errors import OutcomeUnknown, Unavailable
+from holdfast.work.contract import (
+    INBOX_SECONDS,
+    Claimed,
+    ClaimRequest,
+    Failed,
+    JobGone,
+    LeaseLost,
+    Owners,
+    Report,
+    Rewound,
+    TransactionEnded,
+)
+from holdfast.work.job import CRASHES_MAX, PARTITIONS, Block, InvalidArgument, Job, OnFailure, Reason
+from holdfast.work.outbox import arguments
+from holdfast.work.postgres.errors import CUT_OFF, FOREIGN, GIVEN_UP, cut_off, translate, translated
+from holdfast.work.postgres.heartbeat import Beat, WorkerHeartbeat
+from holdfast.work.postgres.sweep import PollInterval, Sweep
+
+SQL = statements("holdfast.work.postgres")
+_CHANNEL = "holdfast_work"
+_SEEN_BATCH = 1000
+_SEEN_BATCHES_MAX = 20
+"""At each look for the owners: 4,000 ids a second, more than an inbox takes in for long."""
+_BACKLOG = 1
+_POISONED = 5
+"""The action of a dead letter whose reason is not what it failed with at last, but PoisonMessage."""
+_LOST = "this worker was declared dead; its jobs belong to others now"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSessionSettings:
+    """A seat without a beat for ``dead_after`` is taken over; without one for ``no_start_after`` it starts nothing."""
+
+    beat_seconds: float = 5.0
+    dead_after_seconds: float = 20.0
+    no_start_after_seconds: float = 15.0
+    stuck_after_seconds: float = 30.0
+    call_timeout_seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        positive(self, *self.__slots__)
+        if not self.beat_seconds < self.no_start_after_seconds < self.dead_after_seconds:
+            raise ValueError("beat_seconds < no_start_after_seconds < dead_after_seconds must hold")
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """``calls`` are short; ``transactions`` are held by handlers for as long as they like.
+
+    Two pools, because a handler calls from within its transaction (``ctx.step``, ``enqueue``): from one pool, handlers
+    that hold all connections would wait for each other.
+    """
+
+    calls: asyncpg.Pool
+    transactions: asyncpg.Pool
+
+    async def close(self) -> None:
+        await self.transactions.close()
+        await self.calls.close()
+
+
+class PostgresSession:
+    """See ``contract.Seat``."""
+
+    def __init__(
+        self,
+        who: tuple[int, str],
+        url: str,
+        pools: Pools,
+        settings: WorkerSessionSettings,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        self.instance, self._name = who
+        self._url, self._pools, self._settings, self._clock, self._rng = url, pools, settings, clock, rng
+        self._sweep, self._doze = Sweep(), PollInterval()
+        self._partitions: dict[int, int] = {}
+        self._lent: dict[int, Any] = {}
+        self._stack = AsyncExitStack()
+        self._connection: Any = None
+        self._listener: Any = None
+        self._listening: asyncio.Task[None] | None = None
+        self._woken = asyncio.Event()
+        self._heartbeat = WorkerHeartbeat(
+            self._beat_connection,
+            clock,
+            interval_seconds=settings.beat_seconds,
+            stuck_after_seconds=settings.stuck_after_seconds,
+        )
+
+    @classmethod
+    async def join(
+        cls, name: str, url: str, pools: Pools, settings: WorkerSessionSettings, clock: Clock, rng: random.Random
+    ) -> PostgresSession:
+        instance = await pools.calls.fetchval(SQL["join"], name)
+        seat = cls((instance, name), url, pools, settings, clock, rng)
+        await seat._stack.enter_async_context(seat._heartbeat.beating())
+        return seat
+
+    @property
+    def may_start(self) -> bool:
+        fresh = self._heartbeat.confirmed_age() < self._settings.no_start_after_seconds
+        return fresh and not self._heartbeat.lost
+
+    def fence(self, job: Job) -> int:
+        return self._partitions.get(job.partition, 0)
+
+    async def process(self, report: Report, want: ClaimRequest) -> Claimed:
+        sent_at = self._clock.monotonic()
+        sweep = self._sweep
+        async with self._call() as connection:
+            values = (*_encodable(self.instance, report, self._rng), *self._wanted(report, want))
+            row = await connection.fetchrow(SQL["process"], *values, timeout=self._settings.call_timeout_seconds)
+        if row["lost"]:
+            raise LeaseLost(_LOST)
+        self._heartbeat.confirm(sent_at)
+        claimed = Claimed(notice=row["noticed"], next_due_seconds=row["due_in"], busy=row["busy"] or [])
+        if row["overflow"]:
+            claimed.notice = True
+        elif row["snapshot"] is not None and sweep is self._sweep:
+            sweep.advance(int(row["xid"]), row["snapshot"], row["read_through"] or 0)
+            claimed.through = sweep.through
+            _unpack(row, claimed)
+        if want.sleeping and row["snapshot"] is not None and row["seqs"] is None:
+            self._doze.found_nothing(int(row["xid"]), row["snapshot"])
+            due = (claimed.next_due_seconds, self._doze.look_again_seconds)
+            claimed.next_due_seconds = min((seconds for seconds in due if seconds is not None), default=None)
+        else:
+            self._doze.found_something()
+        return claimed
+
+    async def rewind(self) -> Rewound:
+        self._sweep = Sweep()
+        owned = self._owned()
+        async with self._call() as connection:
+            await connection.execute(SQL["calls_over"], self.instance)
+            blocks = [block_of(row) for row in await connection.fetch(SQL["blocks"], owned)]
+            rows = await connection.fetch(SQL["backlogs"], owned)
+            return Rewound(blocks, {row["stream"]: (row["type"], row["destination"]) for row in rows})
+
+    async def step(self, job: Job, stages: int) -> None:
+        with translated():
+            values = (job.seq, stages, job.partition, self.instance)
+            _check(await self._pools.calls.fetchrow(SQL["step"], *values))
+
+    @asynccontextmanager
+    async def transaction(self, job: Job) -> AsyncIterator[Any]:
+        own: BaseException | None = None  # what the handler itself raises is its own matter
+        closed = False  # by the handler: later its pool closes a connection that was lost
+        try:
+            async with self._pools.transactions.acquire() as connection, connection.transaction():
+                xid = await connection.fetchval(SQL["transaction"])
+                was_closed = connection.was_closed
+                self._lent[job.seq] = connection
+                try:
+                    yield connection
+                except BaseException as error:
+                    own = error
+                    raise
+                finally:
+                    closed = was_closed()
+                    if self._lent.get(job.seq) is connection:
+                        del self._lent[job.seq]
+                row = await connection.fetchrow(SQL["finish"], job.seq, job.partition, self.instance, xid)
+                if not row["same"]:
+                    raise TransactionEnded
+                _check(row)
+        except FOREIGN as error:
+            if error is own:
+                raise
+            if closed:
+                raise own or TransactionEnded("the connection is closed") from error
+            if not isinstance(error, (*GIVEN_UP, *CUT_OFF)):
+                raise  # what the handler has stored, or left undone, is refused: a deferred constraint, say
+            raise translate(error) from error
+
+    def revoke(self, job: Job) -> None:
+        connection = self._lent.pop(job.seq, None)
+        if connection is not None:
+            connection.terminate()  # its place in the pool is free at once
+
+    async def breakers(self, opened: Mapping[str, float], closed: Sequence[str]) -> Mapping[str, float]:
+        async with self._call() as connection:
+            if closed:
+                await connection.execute(SQL["close_breakers"], list(closed))
+            for job_type, seconds in opened.items():
+                await connection.execute(SQL["open_breaker"], job_type, seconds, self._name)
+            rows = await connection.fetch(SQL["open_breakers"])
+            return {row["type"]: row["seconds"] for row in rows}
+
+    async def owners(self) -> Owners:
+        async with self._call() as connection:
+            await connection.execute(SQL["bury_dead"], self._settings.dead_after_seconds, CRASHES_MAX)
+            for _ in range(_SEEN_BATCHES_MAX):
+                forget = (SQL["forget_seen"], INBOX_SECONDS, _SEEN_BATCH)
+                if await connection.execute(*forget) != f"DELETE {_SEEN_BATCH}":
+                    break
+            alive = [row["id"] for row in await connection.fetch(SQL["alive"])]
+            by_partition = {row["id"]: row["owner"] for row in await connection.fetch(SQL["owners"])}
+        if self.instance not in alive:
+            raise LeaseLost(_LOST)
+        return Owners(alive, by_partition)
+
+    async def take(self, partitions: Sequence[int]) -> Mapping[int, int]:
+        async with self._call() as connection:
+            rows = await connection.fetch(SQL["take"], self.instance, list(partitions))
+        self._partitions.update({row["id"]: row["epoch"] for row in rows})
+        return dict(self._partitions)
+
+    async def give(self, partitions: Sequence[int]) -> None:
+        for partition in partitions:
+            self._partitions.pop(partition, None)
+        async with self._call() as connection:
+            await connection.execute(SQL["give"], self.instance, list(partitions))
+
+    async def wait(self, timeout_seconds: float) -> bool:
+        if (self._listener is None or self._listener.is_closed()) and (not self._listening or self._listening.done()):
+            # In a task of its own: a wait is shorter than it may take to connect.
+            self._listening = asyncio.create_task(self._listen())
+        try:
+            return await wait_at_most(self._woken, timeout_seconds)
+        finally:
+            self._woken.clear()
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    async def leave(self) -> None:
+        await self._stack.aclose()
+        if self._listening is not None:
+            self._listening.cancel()
+        try:
+            async with self._call() as connection:
+                await connection.execute(SQL["leave"], self.instance)
+                await connection.execute(SQL["bury_left"], CRASHES_MAX, self.instance)
+        except (OutcomeUnknown, Unavailable):
+            pass  # the others find out by themselves: this seat beats no more
+        self._hang_up()
+
+    def give_up(self, report: Report, culprit: int | None) -> None:
+        asyncio.run(self._give_up(report, culprit))
+
+    async def _give_up(self, report: Report, culprit: int | None) -> None:
+        with translated():
+            async with asyncio.timeout(self._settings.call_timeout_seconds):
+                connection = await asyncpg.connect(self._url)
+                async with connection.transaction():
+                    values = (*_encodable(self.instance, report, self._rng), *self._wanted(report, ClaimRequest()))
+                    if (await connection.fetchrow(SQL["process"], *values))["lost"]:
+                        raise LeaseLost(_LOST)
+                    if culprit is not None:
+                        await connection.execute(SQL["count_crash"], culprit)
+                        await connection.execute(SQL["leave"], self.instance)
+                    await connection.execute(SQL["bury_left"], CRASHES_MAX, self.instance)
+
+    def _hang_up(self) -> None:
+        for connection in (self._connection, self._listener):
+            if connection is not None:
+                connection.terminate()
+
+    def _owned(self) -> bytes | None:
+        if len(self._partitions) == PARTITIONS:
+            return None
+        bits = bytearray(PARTITIONS // 8)
+        for partition in self._partitions:
+            bits[partition // 8] |= 1 << partition % 8
+        return bytes(bits)
+
+    def _wanted(self, report: Report, want: ClaimRequest) -> tuple[Any, ...]:
+        sweep = self._sweep
+        seen = sweep.snapshot or "1:1:"
+        cursor = (sweep.settled, sweep.through, seen, str(sweep.xid), [str(xid) for xid in sweep.late])
+        jobs = want.jobs if self._partitions else 0
+        backlogs = (list(want.backlogs), list(want.backlogs.values()), want.per_backlog, want.per_backlog_bytes)
+        limits = (jobs, want.bytes_max, want.starting)
+        shut = (list(want.shut), list(want.probing))
+        return (report.running, want.sleeping, *limits, self._owned(), *cursor, *backlogs, *shut)
+
+    @asynccontextmanager
+    async def _call(self) -> AsyncIterator[Any]:
+        """The seat's own connection, made anew after a loss; foreign errors end here."""
+        try:
+            if self._connection is None or self._connection.is_closed():
+                async with asyncio.timeout(self._settings.call_timeout_seconds):
+                    self._connection = await asyncpg.connect(self._url)
+        except FOREIGN as error:
+            raise Unavailable(f"cannot connect to PostgreSQL: {error}") from error
+        try:
+            yield self._connection
+        except FOREIGN as error:
+            if cut_off(error):
+                self._connection.terminate()
+            raise translate(error) from error
+        except asyncio.CancelledError:
+            self._connection.terminate()
+            raise
+
+    async def _listen(self) -> None:
+        """Without a listener the poll is all there is, and it is enough."""
+        listener: Any = None
+        try:
+            async with asyncio.timeout(self._settings.call_timeout_seconds):
+                listener = await asyncpg.connect(self._url)
+                await listener.add_listener(_CHANNEL, self._heard)
+            self._listener = listener
+            self._woken.set()  # what came before it listened was not heard
+        except FOREIGN as error:
+            telemetry.log.warning("work_listener_interrupted", error=str(error) or type(error).__name__)
+        finally:
+            if listener is not None and self._listener is not listener:
+                listener.terminate()
+
+    def _heard(self, _connection: Any, _pid: int, _channel: str, payload: str) -> None:
+        if payload == str(self.instance):
+            self._woken.set()
+
+    @asynccontextmanager
+    async def _beat_connection(self) -> AsyncIterator[Beat]:
+        try:
+            async with asyncio.timeout(self._settings.call_timeout_seconds):
+                connection = await asyncpg.connect(self._url)
+        except FOREIGN as error:
+            raise OSError(str(error)) from error
+        try:
+            yield lambda: _beat(connection, self.instance)
+        except FOREIGN as error:
+            raise OSError(str(error)) from error
+        finally:
+            connection.terminate()
+
+
+async def _beat(connection: Any, instance: int) -> bool:
+    return await connection.fetchval(SQL["beat"], instance) is not None
+
+
+def _check(row: Any) -> None:
+    """Under the lease, and of a job that is there: or it did not happen."""
+    if not row["owned"]:
+        raise LeaseLost(_LOST)
+    if not row["found"]:
+        raise JobGone
+
+
+def _encodable(instance: int, report: Report, rng: random.Random) -> tuple[Any, ...]:
+    try:
+        return _reported(instance, report, rng)
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        raise InvalidArgument(f"the report cannot be encoded: {type(error).__name__}: {error}") from error
+
+
+def _reported(instance: int, report: Report, rng: random.Random) -> tuple[Any, ...]:
+    failed = report.failed
+    verdicts = [f.verdict for f in failed]
+    failures = [f.failure for f in failed]
+    return (
+        instance,
+        report.completed,
+        [f.seq for f in failed],
+        [f.attempt for f in failed],
+        [_action(f) for f in failed],
+        [v.delay_seconds for v in verdicts],
+        [v.strike for v in verdicts],
+        [v.stream for v in verdicts],
+        [f.reason for f in failures],
+        [f.stages for f in failed],
+        [f.error_type for f in failures],
+        [f.error for f in failures],
+        [f.trace for f in failures],
+        [f.fingerprint for f in failures],
+        report.held,
+        report.released,
+        [child.parent for child in report.children],
+        *arguments([child.draft for child in report.children], rng)[:7],
+    )
+
+
+def _action(failed: Failed) -> int:
+    poisoned = failed.verdict.reason is Reason.POISON_MESSAGE and failed.failure.reason is not Reason.POISON_MESSAGE
+    return _POISONED if poisoned else failed.verdict.action
+
+
+def _unpack(row: Any, claimed: Claimed) -> None:
+    if row["seqs"] is None:
+        return
+    jobs = map(
+        Job,
+        row["seqs"],
+        row["types"],
+        row["payloads"],
+        row["streams"],
+        row["destinations"],
+        row["partitions"],
+        (attempt + 1 for attempt in row["attempts"]),
+        row["strikes"],
+        row["crashes"],
+        row["stages"],
+        row["origins"],
+    )
+    for kind, job in zip(row["kinds"], jobs, strict=True):
+        (claimed.backlog if kind == _BACKLOG else claimed.jobs).append(job)
+    claimed.jobs.sort(key=attrgetter("seq"))
+    claimed.started.update(row["started"] or ())
+
+
+def block_of(row: Any) -> Block:
+    released = frozenset(row["released_ids"]), frozenset(row["released_types"])
+    policy = OnFailure(row["policy"])
+    return Block(row["stream"], row["head"], policy, row["released_through"], *released, row["by"], row["why"])

@@ -1,0 +1,288 @@
+"""One run of one job: decode, call the handler, judge the outcome. Nothing is reported here; see ``shift``."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from holdfast import telemetry
+from holdfast.clock import Clock
+from holdfast.errors import Deferred, OutcomeUnknown, Refused
+from holdfast.work.breakers import Breakers
+from holdfast.work.contract import Child, Failed, JobGone, LeaseLost, WorkerSession
+from holdfast.work.failures import Hook, LoopStuck, ReportRefused, UnknownType, carries, classify, kind_of
+from holdfast.work.handlers import Context, Handlers, HandlerSpec
+from holdfast.work.job import (
+    CRASHES_MAX,
+    DEFAULTS,
+    Failure,
+    FailureAction,
+    FailureVerdict,
+    Job,
+    Policies,
+    Policy,
+    Reason,
+    decide,
+)
+
+_DEADLINE_TICK_SECONDS = 0.1
+_AWAITS_MAX = 100
+_PLACES_MAX = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """How a run ended. ``finished``: there is nothing to report, the job completed itself in its own transaction or
+    is gone.
+    """
+
+    failed: Failed | None = None
+    finished: bool = False
+    children: Sequence[Child] = ()
+    released: Sequence[int] = ()
+
+
+OnStuck = Callable[[asyncio.Task[None], Job, RunOutcome], None]
+_DONE = RunOutcome()
+_FINISHED = RunOutcome(finished=True)
+
+
+class Runner:
+    """Runs jobs with the user's handlers and judges their failures by the policies."""
+
+    def __init__(
+        self,
+        handlers: Handlers,
+        policies: Policies,
+        breakers: Breakers,
+        clock: Clock,
+        rng: random.Random,
+        hook: Hook | None,
+    ) -> None:
+        self._handlers, self._policies, self._breakers = handlers, policies, breakers
+        self._clock, self._rng, self._hook = clock, rng, hook
+        self._running: dict[asyncio.Task[None], Context] = {}
+        self.stuck: set[asyncio.Task[None]] = set()
+        """Tasks whose handler did not end when it was cancelled: their runs are over, their effects are fenced."""
+
+    async def run(self, job: Job, seat: WorkerSession, task: asyncio.Task[None]) -> RunOutcome | None:
+        """Whatever the handler does is an outcome of this run only. None: nobody waits for it any more (``give_up``,
+        ``dismiss``). Raises LeaseLost when the store says so.
+
+        ``task`` is the caller's own, which is cancelled at the deadline.
+        """
+        handling = self._handlers.find(job)
+        if handling is None:
+            told = f"no handler for the job type {job.type!r}, no transport for {job.destination!r}"
+            return self._failed(job, UnknownType(told), 0)
+        seconds = self._breakers.put_off(job.type)
+        if seconds is not None:
+            return self._put_off(job, seconds)
+        if self._breakers.is_probe(job.type):
+            telemetry.work_probed()
+        context = Context(job, seat, self._clock.monotonic() + handling.deadline_seconds)
+        self._running[task] = context
+        try:
+            await handling.run(context, handling.decoded(job.payload))
+        except BaseException as error:  # of any kind: a handler may raise what no Exception is
+            return self._ended(job, context, handling, task, error)
+        return self._ended(job, context, handling, task, None)
+
+    def _ended(
+        self, job: Job, context: Context, handling: HandlerSpec, task: asyncio.Task[None], error: BaseException | None
+    ) -> RunOutcome | None:
+        if context.over:  # its outcome was recorded when it was given up
+            return None
+        del self._running[task]
+        context.over = True
+        if context.entered:  # by a task that the handler left behind
+            context.seat.revoke(job)
+            error = error or RuntimeError("the handler returned while its transaction was open in another task")
+        if context.dismissed:
+            self._breakers.neither(job.type)
+            return None
+        if context.overdue:
+            task.uncancel()
+            if not context.finished:
+                error = _late(handling, error)
+        if error is not None:
+            return self._raised(job, context, error)
+        self._breakers.succeeded(job.type)
+        if context.finished:
+            return _FINISHED
+        return RunOutcome(children=context.children) if context.children else _DONE
+
+    async def watch_deadlines(self, cancel_seconds: float, on_stuck: OnStuck) -> None:
+        """Cancel runs at their deadline, one timer for all of them, and give up those that do not end then.
+
+        ``on_stuck`` gets the task and the outcome of a run that was given up.
+        """
+        while True:
+            await asyncio.sleep(_DEADLINE_TICK_SECONDS)
+            now = self._clock.monotonic()
+            for task, context in [(t, c) for t, c in self._running.items() if c.deadline < now]:
+                if not context.overdue:
+                    context.overdue = True
+                    context.deadline = now + cancel_seconds
+                    task.cancel()
+                    continue
+                job = context.job
+                self.give_up(task, "recorded as a timeout")
+                told = f"the run did not end within {cancel_seconds} s of being cancelled at its deadline"
+                error = TimeoutError(f"{told}; it hangs at {where(task)}")
+                on_stuck(task, job, self._raised(job, context, error))
+
+    def dismiss(self) -> None:
+        """Every run shall end now, without an outcome: the caller cancels their tasks."""
+        for context in self._running.values():
+            context.dismissed = True
+
+    def give_up(self, task: asyncio.Task[None], action: str) -> bool:
+        """Close the run of a task that did not end when it was cancelled; its later effects and its report count for
+        nothing. False if no job runs in it.
+        """
+        context = self._running.pop(task, None)
+        if context is None:
+            return False
+        context.over = True
+        job = context.job
+        if context.entered:
+            context.seat.revoke(job)
+        if context.dismissed:
+            self._breakers.neither(job.type)
+        self.stuck.add(task)
+        task.add_done_callback(self._stuck_ended)
+        telemetry.work_stuck(len(self.stuck))
+        telemetry.log.error(
+            "work.handler_stuck", seq=job.seq, type=job.type, task=task.get_name(), where=where(task), job=action
+        )
+        asyncio._unregister_task(task)  # asyncio.run waits for every task it knows
+        task.cancel()  # some need it twice
+        return True
+
+    def _stuck_ended(self, task: asyncio.Task[None]) -> None:
+        self.stuck.discard(task)
+        telemetry.work_stuck(len(self.stuck))
+        telemetry.log.warning("work.stuck_handler_ended", task=task.get_name())
+
+    def refused(self, job: Job, error: Refused) -> RunOutcome:
+        """The store cannot take what this run reports: a failure of its own."""
+        telemetry.work_report_refused()
+        return self._failed(job, ReportRefused(f"the store refused the report of this run: {error.message}"), 0)
+
+    def culprit(self, loop: asyncio.AbstractEventLoop, seconds: float, stack: str) -> Failed | None:
+        """The failure of the job whose handler keeps the loop from running, from another thread; None if it is none of
+        ours, or a task that a handler started.
+        """
+        task = asyncio.current_task(loop)
+        context = self._running.get(task) if task is not None else None
+        if context is None:
+            return None
+        error = LoopStuck(f"the handler kept the event loop from running for {seconds} s; its process was ended")
+        error.add_note(stack)
+        failed = self._failed(context.job, error, context.stages).failed
+        if failed is not None and context.job.crashes + 1 >= CRASHES_MAX:
+            return replace(failed, verdict=FailureVerdict(FailureAction.DEAD, Reason.POISON_MESSAGE, strike=True))
+        return failed
+
+    def shut(self) -> tuple[list[str], list[str]]:
+        """Job types not to be claimed now, and those of them that one may be claimed of; see ``Breakers.shut``."""
+        return self._breakers.paused_types()
+
+    def caps(self) -> dict[str, int]:
+        """How many jobs of one destination may run at once, by job type."""
+        return self._handlers.caps()
+
+    async def share_breakers(self, seat: WorkerSession) -> None:
+        """Tell the store about our breakers and learn of the others'."""
+        self._breakers.heard(await seat.breakers(*self._breakers.news()))
+
+    def _raised(self, job: Job, context: Context, error: BaseException) -> RunOutcome:
+        """A failure; but after its own transaction the job is completed, and cannot be tried again."""
+        if error is context.store_error and isinstance(error, LeaseLost):
+            self._breakers.neither(job.type)
+            raise error
+        if error is context.store_error and isinstance(error, JobGone):
+            self._breakers.neither(job.type)
+            telemetry.log.warning("work_job_gone", seq=job.seq, type=job.type, error=error.message)
+            return _FINISHED
+        if not context.finished:
+            blip = isinstance(context.store_error, Deferred | OutcomeUnknown) and carries(error, context.store_error)
+            return self._failed(job, error, context.stages, context.released, store_failed=blip)
+        self._breakers.neither(job.type)
+        failure, _ = self._judged(job, error)
+        told = f"{failure.error_type}: {failure.error}"[:200]
+        telemetry.log.error("work_failed_after_its_end", seq=job.seq, type=job.type, error=told)
+        return _FINISHED
+
+    def _failed(
+        self,
+        job: Job,
+        error: BaseException,
+        stages: int,
+        released: Sequence[int] = (),
+        *,
+        store_failed: bool = False,
+    ) -> RunOutcome:
+        """``store_failed``: the job store itself was unavailable, which says nothing about the job nor its type."""
+        failure, policy = self._judged(job, error)
+        if store_failed:
+            failure = replace(failure, reason=Reason.DEPENDENCY_FAILURE)
+            policy = self._policies.lookup(job.type, failure.reason).for_store_failure()
+        if policy.feeds_breaker:
+            self._breakers.failed(job.type)
+        else:
+            self._breakers.neither(job.type)
+        verdict = decide(job, failure, policy, self._rng)
+        telemetry.work_failed(verdict.reason.name.lower())
+        log = telemetry.log.error if verdict.action is FailureAction.DEAD else telemetry.log.warning
+        log(
+            "work_job_failed",
+            seq=job.seq,
+            type=job.type,
+            attempt=job.attempt,
+            reason=verdict.reason.name.lower(),
+            action=verdict.action.name.lower(),
+            error=f"{failure.error_type}: {failure.error}"[:200],
+        )
+        return RunOutcome(Failed(job.seq, job.attempt, verdict, failure, stages), released=released)
+
+    def _judged(self, job: Job, error: BaseException) -> tuple[Failure, Policy]:
+        """What cannot be judged (no policy for its reason) concerns this job only."""
+        try:
+            handling = self._handlers.find(job)
+            failure = classify(error, self._hook, handling.reasons if handling is not None else None)
+            return failure, self._policies.lookup(job.type, failure.reason)
+        except BaseException as defect:
+            telemetry.defect("work", defect)
+            told = f"the failure could not be judged: {kind_of(defect)}"
+            return Failure(Reason.UNKNOWN, kind_of(error), told), DEFAULTS[Reason.UNKNOWN]
+
+    def _put_off(self, job: Job, seconds: float) -> RunOutcome:
+        delay = seconds * (1 + 0.1 * self._rng.random())
+        verdict = FailureVerdict(FailureAction.POSTPONE, Reason.DEPENDENCY_FAILURE, delay)
+        failure = Failure(Reason.DEPENDENCY_FAILURE, "BreakerOpen", f"the breaker of {job.type!r} is open")
+        return RunOutcome(Failed(job.seq, job.attempt, verdict, failure))
+
+
+def _late(handling: HandlerSpec, error: BaseException | None) -> TimeoutError:
+    """What a run fails with that was cancelled at its deadline, whatever it made of that."""
+    late = TimeoutError(f"the run took longer than {handling.deadline_seconds} s")
+    if error is not None and not isinstance(error, asyncio.CancelledError):
+        late.__cause__ = error
+    return late
+
+
+def where(task: asyncio.Task[None]) -> str:
+    """The lines at which a task waits, the innermost first."""
+    lines: list[str] = []
+    awaited: Any = task.get_coro()
+    while awaited is not None and len(lines) < _AWAITS_MAX:
+        frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
+        if frame is not None:
+            lines.append(f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})")
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
+    return " in ".join(reversed(lines[-_PLACES_MAX:])) or "an unknown place"

@@ -1,0 +1,199 @@
+"""A worker's life: take a seat, work a shift on it (see ``shift``), leave, and take the next one.
+
+When the lease is lost (another worker declared this one dead), everything running is cancelled, nothing is reported,
+and the worker takes a new seat. When every runner is lost to a handler that never ends (see ``runners``), it reports,
+gives up its seat, so that other workers take its streams, and takes none before a stuck handler has ended; where a
+stuck loop ends the process, this does, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager, nullcontext
+
+from holdfast import telemetry
+from holdfast.clock import Clock, SystemClock, wait_at_most
+from holdfast.errors import HoldfastError
+from holdfast.resilience import Backoff
+from holdfast.work.breakers import Breakers
+from holdfast.work.contract import LeaseLost, SessionTaken, WorkerSession, WorkStore
+from holdfast.work.destinations import Paces
+from holdfast.work.failures import Hook
+from holdfast.work.handlers import Handlers
+from holdfast.work.job import Policies
+from holdfast.work.runner import Runner
+from holdfast.work.settings import WorkerSettings
+from holdfast.work.watchdog import EXIT_CODE, Watchdog
+from holdfast.work.worker_loop import WorkerLoop, log_failed_call
+from holdfast.work.worker_task import WorkerTask, on_restart, start
+
+__all__ = ["Worker", "WorkerSettings"]
+
+
+class Worker:
+    """Runs the jobs of a store with the given handlers until it is stopped. Safe to stop at any moment."""
+
+    def __init__(
+        self,
+        store: WorkStore,
+        handlers: Handlers,
+        *,
+        name: str = "worker",
+        policies: Policies | None = None,
+        settings: WorkerSettings | None = None,
+        hook: Hook | None = None,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._store = store
+        self._name = name
+        self._settings = settings or WorkerSettings()
+        self._clock = clock or SystemClock()
+        self._rng = rng or random.Random()
+        self._breakers = Breakers(self._settings.breaker, self._clock)
+        self._runner = Runner(handlers, policies or Policies(), self._breakers, self._clock, self._rng, hook)
+        self.paces = Paces(self._settings.slow_seconds)
+        """Which destinations are slow; it may be told what was known of them before."""
+        self._stopping = asyncio.Event()
+        self._shift: WorkerLoop | None = None
+        self._paused: frozenset[tuple[str, str]] = frozenset()
+        self._groups: dict[tuple[str, str], str] = {}
+        self._task: WorkerTask[None]
+
+    def stop(self) -> None:
+        """Start nothing more; ``run`` returns when what runs has ended, or after ``drain_seconds``: what runs then is
+        cancelled and has ``cancel_seconds`` to end.
+        """
+        self._stopping.set()
+        if self._shift is not None:
+            self._shift.stop()
+
+    async def run(self) -> None:
+        """Work until ``stop``. Survives the loss of the lease and of the store. Cancelling it ends what runs."""
+        await self._until_ended(self._start())
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Worker]:
+        """Run in the background of a block; leaving it stops and drains."""
+        ended = self._start()
+        try:
+            yield self
+        finally:
+            self.stop()
+            await self._until_ended(ended)
+
+    def _start(self) -> asyncio.Future[None]:
+        """Start the worker in a task of its own, again if somebody cancels that task. Returns the future of its end."""
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def on_ended(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                ended.set_exception(error)
+            elif task.cancelled() and not self._stopping.is_set():
+                on_restart(task)
+                begin()
+            else:
+                ended.set_result(None)
+
+        def begin() -> None:
+            self._task = start(self._watched(), f"holdfast-{self._name}")
+            self._task.add_done_callback(on_ended)
+
+        begin()
+        return ended
+
+    async def _until_ended(self, ended: asyncio.Future[None]) -> None:
+        try:
+            await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            self._stopping.set()
+            self._task.end()
+            await asyncio.wait({ended})
+            raise
+
+    async def _watched(self) -> None:
+        seconds, loop = self._settings.stuck_loop_seconds, asyncio.get_running_loop()
+        watchdog = Watchdog(seconds, lambda stack: self._last_words(loop, stack)) if seconds else None
+        async with watchdog.watching() if watchdog is not None else nullcontext():
+            await self._run(watchdog)
+
+    def _last_words(self, loop: asyncio.AbstractEventLoop, stack: str) -> None:
+        if self._shift is not None:
+            self._shift.give_up(self._runner.culprit(loop, self._settings.stuck_loop_seconds, stack))
+
+    async def _run(self, watchdog: Watchdog | None) -> None:
+        backoff, failures = Backoff(0.1, 5.0), 0
+        while not self._stopping.is_set():
+            if not self._has_runners:
+                await self._wait_for_runners(watchdog)
+                continue
+            try:
+                seat = await self._store.join(self._name)
+                await self._serve(seat)
+                failures = 0
+            except SessionTaken as error:
+                failures += 1
+                if failures == 1:
+                    telemetry.log.warning("work.seat_taken", worker=self._name, error=error.message, action="waits")
+                await wait_at_most(self._stopping, backoff.delay(failures, self._rng))
+            except HoldfastError as error:
+                failures += 1
+                log_failed_call(error)
+                await wait_at_most(self._stopping, backoff.delay(failures, self._rng))
+            except Exception as error:
+                # A defect of ours ends this seat, not the worker: its jobs are read again by the next one.
+                failures += 1
+                telemetry.defect("work", error)
+                await wait_at_most(self._stopping, backoff.delay(failures, self._rng))
+
+    def pause(self, destinations: Collection[tuple[str, str]]) -> None:
+        """Start no job of these destinations, given with their job type, which has a cap per destination: what waits
+        for them stays in the store until a later call leaves them out. What runs ends."""
+        if (paused := frozenset(destinations)) == self._paused:
+            return  # what it costs is to read everything again
+        self._paused = paused
+        if self._shift is not None:
+            self._shift.pause(self._paused)
+
+    def group(self, groups: Mapping[tuple[str, str], str]) -> None:
+        """Destinations, given with their job type, that belong together, each with the name of its group: no group
+        takes all runners. One that is not named is a group of its own."""
+        self._groups = dict(groups)
+        if self._shift is not None:
+            self._shift.group(self._groups)
+
+    @property
+    def _has_runners(self) -> bool:
+        return self._settings.runners(len(self._runner.stuck)) > 0
+
+    async def _wait_for_runners(self, watchdog: Watchdog | None) -> None:
+        """Every runner is lost to a stuck handler: this process can run no job until one of them ends."""
+        exit_code = EXIT_CODE if watchdog is not None else None
+        telemetry.work_runners_exhausted()
+        telemetry.log.critical(
+            "work.runners_exhausted", worker=self._name, stuck=len(self._runner.stuck), exit_code=exit_code
+        )
+        if watchdog is not None:
+            watchdog.end_process()
+        while not (self._has_runners or self._stopping.is_set()):
+            await wait_at_most(self._stopping, self._settings.poll_max_seconds)
+        if self._has_runners:
+            telemetry.log.warning("work.runners_available", worker=self._name, stuck=len(self._runner.stuck))
+
+    async def _serve(self, seat: WorkerSession) -> None:
+        self._shift = WorkerLoop(seat, self._store.shared, self._runner, self._settings, self._clock, self.paces)
+        self._shift.group(self._groups)
+        if self._paused:
+            self._shift.pause(self._paused)
+        if self._stopping.is_set():
+            self._shift.stop()
+        try:
+            await self._shift.run()
+        except LeaseLost as error:
+            telemetry.work_lease_lost()
+            telemetry.log.warning("work_lease_lost", worker=self._name, instance=seat.instance, error=str(error))
+        finally:
+            self._shift = None
+            await asyncio.shield(seat.leave())

@@ -1,0 +1,381 @@
+"""A worker's time on one seat: lease partitions, run streams from memory, report, hand back.
+
+One loop (``Shift._talk``) talks to the store; ``concurrency`` runners take jobs from memory. A round trip carries the
+reports of everything that ended while the one before was under way, so the batch grows with the load by itself.
+
+When the store is unavailable, jobs that run go on, nothing new starts, and the same report is sent again: reports are
+idempotent. When the store refuses a report because of a value in it, the report is sent in halves until the one job at
+fault is found: that job has failed, and all others are reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+
+from holdfast import telemetry
+from holdfast.clock import Clock
+from holdfast.errors import Deferred, HoldfastError, OutcomeUnknown, Refused
+from holdfast.resilience import Backoff
+from holdfast.work.contract import PER_BACKLOG, Child, Claimed, ClaimRequest, Failed, LeaseLost, Report, WorkerSession
+from holdfast.work.destinations import Destinations, Paces
+from holdfast.work.job import PARTITIONS, Block, Job, share_of
+from holdfast.work.reports import fitting, joined, split
+from holdfast.work.runner import Runner, RunOutcome
+from holdfast.work.runners import Runners
+from holdfast.work.settings import WorkerSettings
+from holdfast.work.streams import Streams
+from holdfast.work.worker_task import WorkerTask, on_restart, start
+
+_CROWDED_SECONDS = 1.0
+"""So often a worker looks whether its memory is full of jobs that wait for each other."""
+
+
+class WorkerLoop:
+    """A worker's time on one seat."""
+
+    def __init__(
+        self, seat: WorkerSession, shared: bool, runner: Runner, settings: WorkerSettings, clock: Clock, paces: Paces
+    ) -> None:
+        self._seat, self._shared, self._runner, self._settings, self._clock = seat, shared, runner, settings, clock
+        self._destinations = Destinations(runner.caps(), settings.concurrency, clock.monotonic, paces)
+        self._streams = Streams(settings.jobs_max, settings.bytes_max, settings.per_stream_max, self._destinations)
+        self._report = Report()
+        self._sending = Report()  # what the call that is under way carries
+        self._put_off = Report()  # parents whose children have to wait for somebody's open transaction
+        self._put_off_until, self._put_off_seconds = 0.0, settings.poll_min_seconds
+        self._owned: set[int] = set()
+        self._closing: set[int] = set()
+        self._stopping = False
+        self._stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._window = settings.concurrency
+        self._crowding_at, self._ended_since = clock.monotonic() + _CROWDED_SECONDS, 0
+        self._recently_ended: deque[int] = deque(maxlen=8)
+        self._blamed_seqs: set[int] = set()
+        self._poll = settings.poll_min_seconds
+        self._asleep = self._resting = False
+        self._balance_at = float("-inf")
+        self._runners = Runners(runner, seat, self._streams, self._record, settings)
+        self._paused: frozenset[tuple[str, str]] = frozenset()
+        self._unsure = True  # the store must be read from the start: at the beginning, and after an unknown outcome
+
+    def stop(self) -> None:
+        self._stopping = self._runners.paused = True
+        if not self._stopped.done():
+            self._stopped.set_result(None)
+        self._seat.wake()
+
+    def pause(self, destinations: frozenset[tuple[str, str]]) -> None:
+        """It takes effect when everything is read again, so that what was held comes before what comes now."""
+        self._paused = destinations
+        self._unsure = True
+        self._seat.wake()
+
+    def group(self, groups: Mapping[tuple[str, str], str]) -> None:
+        self._destinations.regroup(groups)
+
+    async def run(self) -> None:
+        """Until stopped and drained, LeaseLost, or no runner is left."""
+        self._runners.start()
+        talking: WorkerTask[None] = start(self._talk(), "holdfast-shift")
+        try:
+            await asyncio.wait({talking, self._stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not talking.done():
+                await asyncio.wait({talking}, timeout=self._settings.drain_seconds)
+        finally:
+            await self._runners.end()
+            if self._stopping:  # a call may have waited for a handler that held the store: it goes on now, or never
+                await asyncio.wait({talking}, timeout=self._settings.cancel_seconds)
+            talking.end()
+            await asyncio.wait({talking})
+        if not talking.cancelled():
+            talking.result()
+        elif not self._stopping:  # by the program around it: the worker takes a new seat
+            on_restart(talking)
+
+    def give_up(self, culprit: Failed | None) -> None:
+        """From another thread, while the loop is stuck: report what ended, blame the culprit, give up the seat."""
+        blamed = [culprit] if culprit is not None else []
+        seq = culprit.seq if culprit is not None else None
+        running = [each for each in self._streams.announcing.announced if each != seq]
+        report = joined([self._sending, self._report, Report(failed=blamed)], running)
+        try:
+            self._seat.give_up(report, seq)
+        except Refused:
+            self._seat.give_up(Report(failed=blamed, running=running), seq)
+
+    async def _talk(self) -> None:
+        drained_by: float | None = None
+        failures, backoff = 0, Backoff(0.05, 2.0)
+        while self._runners.failed_with is None:
+            if self._runners.exhausted:
+                self.stop()
+            if self._stopping:
+                drained_by = drained_by or self._clock.monotonic() + self._settings.drain_seconds
+                if self._drained or self._clock.monotonic() > drained_by:
+                    return
+            report = Report()
+            try:
+                if not self._stopping:  # who leaves reports, and needs neither leases nor a fresh view for that
+                    await self._balance()
+                report = self._take_report()  # not before: a new reading counts on what was to be held as ready
+                want, self._sending = self._want(), report
+                try:
+                    claimed = await self._seat.process(report, want)
+                except Refused as error:
+                    await self._isolate(report, error)
+                    continue
+                self._sending = Report()
+                self._apply(report, want, claimed)
+                if claimed.notice:
+                    await self._rewind()
+                failures = 0
+            except LeaseLost:
+                if report.completed or self._report.completed:
+                    telemetry.work_completion_refused()
+                raise
+            except HoldfastError as error:
+                failures += 1
+                log_failed_call(error)
+                self._give_back(report)
+                self._unsure = True
+                self._balance_at = float("-inf")
+                await asyncio.sleep(backoff.bound(failures))
+                continue
+            self._runners.wake()
+            look_again = self._fell_asleep(want, claimed)
+            if self._busy or look_again:
+                await asyncio.sleep(0)
+            else:
+                await self._rest(claimed)
+        raise self._runners.failed_with
+
+    async def _rewind(self) -> None:
+        self._unsure, paused = False, self._paused  # what is paused meanwhile takes effect with the next one
+        rewound = await self._seat.rewind()
+        self._streams.rewound(rewound.blocks, rewound.backlogs, paused)
+
+    async def _balance(self) -> None:
+        """Lease what is ours by rendezvous, give what is not, bury the dead; now and then."""
+        now = self._clock.monotonic()
+        if now >= self._balance_at:
+            self._balance_at = now + self._settings.balance_seconds
+            await self._runner.share_breakers(self._seat)
+            await self._share_out()
+        if self._closing:
+            await self._give_idle()
+        if self._unsure:
+            await self._rewind()
+
+    async def _share_out(self) -> None:
+        """What the store says is ours decides: an answer to ``take`` or ``give`` may have been lost."""
+        owners = await self._seat.owners()
+        share = share_of(self._seat.instance, owners.alive) if self._shared else set(range(PARTITIONS))
+        ours = {partition for partition, owner in owners.by_partition.items() if owner == self._seat.instance}
+        free = {partition for partition, owner in owners.by_partition.items() if owner is None}
+        if self._closing & share:
+            self._streams.reopen(self._closing & share)
+            self._closing -= share
+            self._unsure = True
+        self._closing |= ours - share
+        self._streams.close(self._closing)
+        missing = (share & (free | ours)) - self._owned
+        if missing:
+            self._owned = set(await self._seat.take(sorted(missing)))
+            self._unsure = True
+
+    async def _give_idle(self) -> None:
+        """From here on they are not ours, whatever becomes of the call; the next look at the owners tells."""
+        idle = self._closing - self._streams.in_use()
+        if idle:
+            self._owned -= idle
+            self._closing -= idle
+            self._streams.reopen(idle)
+            await self._seat.give(sorted(idle))
+
+    def _take_report(self) -> Report:
+        """What ended since the last report, and what may start before the next.
+
+        The window of announced jobs follows the pace: what ends during one round trip, what runs during the next,
+        and as much again, so that runners never wait for an announcement. Jobs behind others of their stream are
+        announced only in a window with room: they may wait for long, and would be suspects if this process died.
+        """
+        report, self._report = fitting(self._report)
+        if self._put_off.completed and self._clock.monotonic() >= self._put_off_until:
+            report.completed.extend(self._put_off.completed)
+            report.children.extend(self._put_off.children)
+            self._put_off = Report()
+        ended = len(report.completed) + len(report.failed)
+        self._recently_ended.append(ended)
+        fastest = max(self._recently_ended)
+        self._window = max(self._settings.concurrency, min(3 * fastest, self._settings.jobs_max // 2))
+        if not self._stopping:
+            self._make_room(ended)
+            self._streams.announcing.announce(*self._announceable())
+        report.held = self._streams.take_held()
+        report.running = list(self._streams.announcing.announced)
+        return report
+
+    def _announceable(self) -> tuple[int, int]:
+        """How many more heads of streams may be announced, and how many more behind them."""
+        ahead = self._window - len(self._streams.announcing.announced)
+        return ahead + self._streams.announcing.ahead, ahead
+
+    def _make_room(self, ended: int) -> None:
+        """A few slow streams must not keep all others out: see ``Streams.make_room``.
+
+        Not while the memory is turned over within a second: what is given back costs a write more.
+        """
+        self._ended_since += ended
+        if (now := self._clock.monotonic()) < self._crowding_at:
+            return
+        slow = self._ended_since < self._settings.jobs_max
+        self._crowding_at, self._ended_since = now + _CROWDED_SECONDS, 0
+        jobs, bytes_left = self._streams.room()
+        if slow and (jobs < self._settings.jobs_max // 8 or bytes_left < self._settings.bytes_max // 8):
+            self._streams.make_room(self._settings.concurrency)
+
+    def _want(self) -> ClaimRequest:
+        if self._stopping:
+            return ClaimRequest()
+        jobs, bytes_max = self._streams.room()
+        if not bytes_max:
+            jobs = 0
+        announcing = self._streams.announcing
+        starting = 0 if announcing.isolates else max(0, self._window - len(announcing.announced))
+        backlogs = self._streams.backlogs(max(1, jobs // PER_BACKLOG)) if jobs else {}
+        shut, probing = self._runner.shut()
+        return ClaimRequest(jobs, bytes_max, starting, backlogs, sleeping=jobs > 0, shut=shut, probing=probing)
+
+    def _apply(self, report: Report, want: ClaimRequest, claimed: Claimed) -> None:
+        busy = set(claimed.busy)
+        if busy:
+            self._ask_later(busy, [child for child in report.children if child.parent in busy])
+        elif report.children:
+            self._put_off_seconds = self._settings.poll_min_seconds
+        self._streams.reported(seq for seq in report.completed if seq not in busy)
+        self._streams.reported(failed.seq for failed in report.failed)
+        self._blamed_seqs.difference_update(failed.seq for failed in report.failed)
+        self._streams.add_backlog(claimed.backlog, want, claimed.through)
+        self._streams.add(claimed.jobs)
+        self._streams.announced_by_store(claimed.started)
+        telemetry.work_completed(len(report.completed) - len(busy))
+        if claimed.jobs or claimed.backlog:
+            self._poll = self._settings.poll_min_seconds
+
+    async def _isolate(self, report: Report, refusal: Refused) -> None:
+        """Send a refused report in halves, until the jobs at fault stand alone; the others' reports go through.
+
+        Whatever ends this half-way is no harm: the whole report is sent again, and what was stored is ignored then.
+        """
+        groups = [split(report)]
+        if not groups[0]:
+            raise RuntimeError("the store refuses a report that says nothing") from refusal
+        while groups:
+            pieces = groups.pop()
+            part = joined(pieces, report.running)
+            try:
+                claimed = await self._seat.process(part, ClaimRequest())
+            except Refused as error:
+                if len(pieces) > 1:
+                    middle = len(pieces) // 2
+                    groups += [pieces[middle:], pieces[:middle]]
+                else:
+                    groups += self._blamed(part, error)
+            else:
+                self._apply(part, ClaimRequest(), claimed)
+        self._unsure = True  # streams have gone on past jobs that have failed now
+
+    def _blamed(self, part: Report, refusal: Refused) -> list[list[Report]]:
+        """The failure to report instead of what the store refused of one job."""
+        seqs = [*part.completed, *(failed.seq for failed in part.failed)]
+        telemetry.log.error("work.report_refused", seqs=seqs[:1], error=refusal.message[:200])
+        job = self._streams.ended(seqs[0]) if seqs else None
+        if job is None:  # reported before, or what was refused concerns no job that ended
+            return []
+        if job.seq in self._blamed_seqs:
+            raise RuntimeError(f"the store refuses even the failure of job {job.seq}") from refusal
+        self._blamed_seqs.add(job.seq)
+        failed = self._runner.refused(job, refusal).failed
+        return [[Report(failed=[failed])]] if failed is not None else []
+
+    def _ask_later(self, parents: set[int], children: list[Child]) -> None:
+        """The transaction in their way may be open for hours: they are reported again after 20 ms, 40 and so on."""
+        if not self._put_off.completed:
+            self._put_off_until = self._clock.monotonic() + self._put_off_seconds
+            self._put_off_seconds = min(2 * self._put_off_seconds, self._settings.poll_max_seconds)
+        self._put_off.completed.extend(parents)
+        self._put_off.children.extend(children)
+
+    def _give_back(self, report: Report) -> None:
+        """The outcome of this report is unknown: it is sent again, before what was added since."""
+        self._report.completed[:0] = report.completed
+        self._report.failed[:0] = report.failed
+        self._report.children[:0] = report.children
+        self._report.released[:0] = report.released
+
+    @property
+    def _busy(self) -> bool:
+        """Whether there is something to tell the store at once."""
+        report = self._report
+        if report.completed or report.failed:
+            return True
+        return not self._stopping and self._streams.announcing.possible(*self._announceable())
+
+    def _fell_asleep(self, want: ClaimRequest, claimed: Claimed) -> bool:
+        """Whether to look once more before resting: who enqueued before the store learned that we sleep woke nobody,
+        and it learns that only from a call that finds nothing.
+        """
+        if claimed.jobs or claimed.backlog:
+            self._asleep = False
+            return want.sleeping
+        before, self._asleep = self._asleep, self._shared and want.sleeping
+        return self._asleep and not before
+
+    @property
+    def _drained(self) -> bool:
+        return not (self._streams.started or self._report.completed or self._report.failed or self._put_off.completed)
+
+    async def _rest(self, claimed: Claimed) -> None:
+        """Until something ends, comes or is due."""
+        seconds = self._poll
+        if not claimed.jobs:
+            self._poll = min(self._poll * 2, self._settings.poll_max_seconds)
+        if claimed.next_due_seconds is not None:
+            seconds = min(seconds, max(claimed.next_due_seconds, 0.001))
+        if self._put_off.completed:
+            seconds = min(seconds, max(self._put_off_until - self._clock.monotonic(), 0.001))
+        if self._closing:
+            seconds = min(seconds, self._settings.poll_min_seconds)
+        self._resting = True
+        try:
+            if await self._seat.wait(seconds):
+                self._poll = self._settings.poll_min_seconds
+        finally:
+            self._resting = False
+
+    def _record(self, job: Job, outcome: RunOutcome) -> None:
+        if self._resting:
+            self._seat.wake()
+        failed = outcome.failed
+        if failed is not None:
+            self._report.failed.append(failed)
+            self._report.released.extend(outcome.released)
+            blocked = failed.verdict.blocks and job.stream is not None
+            self._streams.failed(job, Block(job.stream or "", job.seq, failed.verdict.stream) if blocked else None)
+            return
+        self._streams.done(job)
+        if outcome.finished:
+            self._streams.reported((job.seq,))
+            return
+        self._report.completed.append(job.seq)
+        self._report.children.extend(outcome.children)
+
+
+def log_failed_call(error: HoldfastError) -> None:
+    """Only a store that may be back by itself is called unavailable."""
+    if isinstance(error, Deferred | OutcomeUnknown):
+        telemetry.log.warning("work_store_unavailable", error=error.message)
+    else:
+        telemetry.log.error("work.store_call_failed", kind=type(error).__name__, error=error.message)

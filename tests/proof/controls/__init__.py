@@ -1,0 +1,129 @@
+"""Negative controls: deliberately broken variants, each with the checkers that must turn red, and no other.
+
+They run in the simulation, in the place of the part they break and in the weather in which it shows. A checker that
+no control can turn red is not a proof; a control that turns others red shows that checkers overlap. Three controls
+break more than one promise at once; each says in its own docstring why the others follow from the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from holdfast.gateway.settings import GatewaySettings
+from holdfast.session.settings import BackpressureSettings, OutboundSettings
+from holdfast.verify.checkers import check, red
+from proof.controls.planes import (
+    CarelessConnection,
+    CoupledStore,
+    ForgetfulIntake,
+    HighestAcks,
+    SilentConnection,
+)
+from proof.controls.stores import (
+    DeafStore,
+    EarlyAcks,
+    ForgetfulStore,
+    LaggingReads,
+    OpenReads,
+    OverwritingStore,
+    TwoPhaseStore,
+    UnpublishedDisk,
+    UnscopedStore,
+)
+from proof.faults import Odds
+from proof.simulation.options import QUIET, Options
+from proof.simulation.parts import Parts, SimulatedDisk
+from proof.simulation.world import play
+
+SEEDS = range(1, 9)
+
+
+@dataclass(frozen=True, slots=True)
+class NegativeControl:
+    """A broken variant and the numbers of the checkers that must notice it."""
+
+    name: str
+    parts: Parts
+    red: frozenset[int]
+
+
+def turned_red(control: NegativeControl, seeds: Iterable[int] = SEEDS) -> set[int]:
+    """The checkers that a control turns red over some seeds."""
+    found: set[int] = set()
+    for seed in seeds:
+        found |= red(check(play(seed, control.parts)))
+    return found
+
+
+def weather(**changes: object) -> Callable[[Options], Options]:
+    """No fault but those named, and much to say."""
+
+    def change(options: Options) -> Options:
+        calm: dict[str, object] = {
+            "devices": 3,
+            "sends_per_device": 12,
+            "seconds": 8.0,
+            "latency_seconds": 0.02,
+            "buffer_messages": 1000,
+            "writes": QUIET,
+            "reads": QUIET,
+            "fanout": QUIET,
+        }
+        none = (
+            "cuts",
+            "holes",
+            "stalls",
+            "device_crashes",
+            "server_crashes",
+            "membership_changes",
+            "redactions",
+            "bursts",
+            "recoveries",
+            "halts",
+            "retentions",
+        )
+        return replace(options, **{**dict.fromkeys(none, 0), **calm, **changes})  # type: ignore[arg-type]
+
+    return change
+
+
+def _boundless(limits: GatewaySettings) -> GatewaySettings:
+    outbound = OutboundSettings(max_buffer_messages=10**9, max_buffer_bytes=2**50)
+    return replace(limits, backpressure=BackpressureSettings(outbound=outbound))
+
+
+CONTROLS = [
+    NegativeControl("acks before the commit", Parts(
+        around_store=lambda store: EarlyAcks(store), options=weather(server_crashes=2)), frozenset({1, 3, 5})),
+    NegativeControl("unscoped key", Parts(
+        disk=lambda: SimulatedDisk(UnscopedStore()), options=weather()), frozenset({1})),
+    NegativeControl("keys that expire", Parts(
+        disk=lambda: SimulatedDisk(ForgetfulStore()), options=weather(writes=Odds(lost_reply=0.3))), frozenset({2})),
+    NegativeControl("unconditioned put and a counter repaired too low", Parts(
+        disk=lambda: SimulatedDisk(OverwritingStore()), options=weather()), frozenset({1, 3, 9})),
+    NegativeControl("two-phase allocation", Parts(
+        disk=lambda: SimulatedDisk(TwoPhaseStore()), options=weather()), frozenset({4, 9})),
+    NegativeControl("gateway without position check", Parts(
+        connection=CarelessConnection, options=weather(fanout=Odds(fail=0.6, seconds_max=0.05))), frozenset({4})),
+    NegativeControl("reads from a lagging copy", Parts(
+        around_store=lambda store: LaggingReads(store), options=weather()), frozenset({5})),
+    NegativeControl("unbounded buffer", Parts(
+        limits=_boundless, options=weather(buffer_messages=5, stalls=6, sends_per_device=30)), frozenset({6})),
+    NegativeControl("silent close", Parts(
+        connection=SilentConnection, options=weather(buffer_messages=5, stalls=6, sends_per_device=30)),
+        frozenset({7})),
+    NegativeControl("never answers", Parts(
+        intake=ForgetfulIntake, options=weather()), frozenset({8})),
+    NegativeControl("commits that are not published", Parts(
+        disk=UnpublishedDisk, options=weather()), frozenset({9})),
+    NegativeControl("a client that acknowledges the highest", Parts(
+        device=HighestAcks, options=weather()), frozenset({9})),
+    NegativeControl("fanout failures reach sends", Parts(
+        durability=CoupledStore, options=weather(fanout=Odds(fail=0.6, seconds_max=0.05))), frozenset({10})),
+    NegativeControl("takes the sends of muted members", Parts(
+        disk=lambda: SimulatedDisk(DeafStore()), options=weather(membership_changes=12, sends_per_device=20)),
+        frozenset({12})),
+    NegativeControl("serves whoever asks", Parts(
+        around_store=lambda store: OpenReads(store), options=weather()), frozenset({12})),
+]  # fmt: skip

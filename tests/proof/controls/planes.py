@@ -1,0 +1,101 @@
+"""Gateways, sessions, intakes and clients that break a promise."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from holdfast.clock import Clock
+from holdfast.errors import HoldfastError, Unavailable
+from holdfast.fanout.contract import Registry
+from holdfast.gateway.connection import Connection
+from holdfast.ingest.durability import StoreDurability
+from holdfast.ingest.intake import Intake
+from holdfast.message import Draft, Message, Outcome, User
+from holdfast.session.effects import Effects
+from holdfast.session.outbound import OutboundBuffer
+from holdfast.session.session import Session
+from holdfast.store.contract import Store
+from holdfast.wire.close_codes import CloseReason
+from holdfast.wire.codec import EncodedRun
+from holdfast.wire.frames import SendBody
+from proof.simulation.device import Device
+
+
+class CarelessDeliveries(OutboundBuffer):
+    """Pushes whatever comes, wherever its client is: no position check."""
+
+    __slots__ = ()
+
+    def pass_through(self, run: EncodedRun) -> bool:
+        self._believe(run)
+        return super().deliver_at_once(run)
+
+    def deliver(self, run: EncodedRun, now: float) -> Effects:
+        self._believe(run)
+        return super().deliver(run, now)
+
+    def _believe(self, run: EncodedRun) -> None:
+        place = self.places.get(run.chat_id)
+        if place is not None and place.live and run.first > place.expects:
+            place.expects = run.first
+
+
+class CarelessSession(Session):
+    __slots__ = ()
+    deliveries_type = CarelessDeliveries
+
+
+class CarelessConnection(Connection):
+    __slots__ = ()
+    session_type = CarelessSession
+
+
+class SilentConnection(Connection):
+    """Closes without a word."""
+
+    __slots__ = ()
+
+    def _close(self, closing: CloseReason) -> None:
+        self._close_socket(closing)
+
+
+class ForgetfulIntake(Intake):
+    """Never answers one send in six."""
+
+    _submitted = 0
+
+    def submit(
+        self, body: SendBody, sender: User, source: str, deadline: float, answer: Callable[[Outcome], None]
+    ) -> None:
+        self._submitted += 1
+        if self._submitted % 6:
+            super().submit(body, sender, source, deadline, answer)
+
+
+class CoupledStore(StoreDurability):
+    """Does not acknowledge a send before it has asked who is online: the fanout plane's failure becomes a send's."""
+
+    def __init__(self, store: Store, clock: Clock, registry: Registry) -> None:
+        super().__init__(store, clock)
+        self._registry = registry
+
+    async def persist(self, drafts: Sequence[Draft], deadline: float) -> list[Outcome]:
+        outcomes = await super().persist(drafts, deadline)
+        try:
+            async with asyncio.timeout(1.0):
+                await self._registry.gateways_of([draft.sender for draft in drafts])
+        except (HoldfastError, TimeoutError):
+            return [Unavailable("nobody knows who is online")] * len(drafts)
+        return outcomes
+
+
+class HighestAcks(Device):
+    """Now and then fails to store a message, and acknowledges the highest it has stored instead of the contiguous."""
+
+    _received = 0
+
+    def store(self, message: Message) -> None:
+        self._received += 1
+        if self._received % 7:
+            super().store(message)

@@ -1,0 +1,103 @@
+"""Everything that a seed decides, in one value that is printed when a seed fails."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from proof.faults import Odds
+
+SAFETY_SECONDS_MAX = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """One simulated story. Counts of weather and crashes are over the whole safety phase.
+
+    Each kind of fault is off in about half of all seeds, so that what must go on beside it is judged strictly.
+    """
+
+    seed: int
+    devices: int
+    chats: int
+    sends_per_device: int
+    seconds: float
+    latency_seconds: float
+    buffer_messages: int
+    cuts: int
+    holes: int
+    stalls: int
+    device_crashes: int
+    server_crashes: int
+    membership_changes: int
+    redactions: int
+    bursts: int
+    writes: Odds
+    reads: Odds
+    fanout: Odds
+    recoveries: int
+    halts: int
+    retentions: int
+
+    @staticmethod
+    def derive(seed: int) -> Options:
+        rng = random.Random(seed)
+        often = rng.random
+
+        def some(most: int) -> int:
+            return rng.randint(1, most) if often() < 0.5 else 0
+
+        stalls, buffer_messages = some(2), rng.choice([5, 20, 1000])
+        slow = stalls > 0 and buffer_messages == 5
+        return Options(
+            seed=seed,
+            devices=rng.randint(2, 4),
+            chats=rng.randint(1, 2),
+            sends_per_device=rng.randint(10, 20) if slow else rng.randint(3, 10),
+            seconds=rng.uniform(5, SAFETY_SECONDS_MAX),
+            latency_seconds=rng.choice([0.0, 0.001, 0.02, 0.15]),
+            buffer_messages=buffer_messages,
+            cuts=some(4),
+            holes=some(2),
+            stalls=stalls,
+            device_crashes=some(2),
+            server_crashes=some(2),
+            membership_changes=some(4),
+            redactions=some(2),
+            bursts=some(3),
+            writes=_store_odds(rng),
+            reads=_store_odds(rng),
+            fanout=_fanout_odds(rng),
+            recoveries=some(2),
+            halts=some(1),
+            retentions=some(1),
+        )
+
+
+QUIET = Odds()
+
+
+def _store_odds(rng: random.Random) -> Odds:
+    if rng.random() < 0.5:
+        return QUIET
+    return Odds(
+        fail=rng.choice([0.0, 0.05, 0.3]),
+        delay=rng.choice([0.0, 0.2]),
+        hang=rng.choice([0.0, 0.03]),
+        lost_reply=rng.choice([0.0, 0.05, 0.2]),
+        late_reply=rng.choice([0.0, 0.1]),
+        throttle=rng.choice([0.0, 0.05]),
+        seconds_max=rng.choice([0.05, 1.0, 3.0]),
+    )
+
+
+def _fanout_odds(rng: random.Random) -> Odds:
+    """A link and a registry know only one error: not reached."""
+    if rng.random() < 0.5:
+        return QUIET
+    return Odds(
+        fail=rng.choice([0.0, 0.2, 0.7]),
+        delay=rng.choice([0.0, 0.2]),
+        late_reply=rng.choice([0.0, 0.1]),
+        seconds_max=rng.choice([0.05, 2.0]),
+    )

@@ -1,0 +1,62 @@
+"""What a simulated server is made of. The defaults are the product's own parts; a control replaces one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from holdfast.clock import Clock
+from holdfast.eventlog.memory import MemoryEventLog
+from holdfast.fanout.contract import Registry
+from holdfast.gateway.connection import Connection
+from holdfast.gateway.gateway import Gateway
+from holdfast.gateway.settings import GatewaySettings
+from holdfast.ingest.contract import Durability
+from holdfast.ingest.durability import StoreDurability
+from holdfast.ingest.intake import Intake
+from holdfast.message import LogEntry
+from holdfast.store.contract import Store
+from holdfast.store.memory import MemoryStore
+from holdfast.verify.history import KeySeen
+from proof.simulation.device import Device
+from proof.simulation.options import Options
+
+
+class SimulatedDisk:
+    """What survives a kill: the store and the log of its commits."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.store = store
+        self.log = MemoryEventLog()
+        store.on_commit(self.publish)
+
+    def publish(self, entries: Sequence[LogEntry]) -> None:
+        self.log.committed(entries)
+
+    def sequences(self, chat_id: str) -> list[int]:
+        return sorted(self.store._chats[chat_id].messages)
+
+    def keys(self) -> dict[str, list[KeySeen]]:
+        """Every idempotency key, which no contract shows."""
+        return {
+            chat_id: [
+                KeySeen(sender, key, stored.message.sequence, stored.message.message_id)
+                for (_, sender, key), stored in held.keys.items()
+            ]
+            for chat_id, held in self.store._chats.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of a story; ``options`` lets a control ask for the weather in which it shows."""
+
+    disk: Callable[[], SimulatedDisk] = lambda: SimulatedDisk(MemoryStore())
+    around_store: Callable[[Store], Store] = lambda store: store
+    durability: Callable[[Store, Clock, Registry], Durability] = lambda store, clock, _: StoreDurability(store, clock)
+    intake: type[Intake] = Intake
+    connection: type[Connection] = Connection
+    gateway: type[Gateway] = Gateway
+    device: type[Device] = Device
+    limits: Callable[[GatewaySettings], GatewaySettings] = lambda limits: limits
+    options: Callable[[Options], Options] = field(default=lambda options: options)

@@ -1,0 +1,157 @@
+"""One life of a server on virtual time: the real gateway, sessions, ingest and fanout over memory adapters.
+
+Its disk (the store and its log) is handed in and survives it. ``kill`` is a kill -9: sockets break, whatever it
+was doing stops where it is, and nothing of it reaches the disk any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
+
+from holdfast.access.principal import USER_SCOPES, Principal
+from holdfast.access.proofs import CursorProofs
+from holdfast.clock import Ids
+from holdfast.errors import Unauthorized
+from holdfast.fanout.dead_letters import RecentDeadLetters
+from holdfast.fanout.ephemeral import Ephemeral
+from holdfast.fanout.fanout import Fanout, FanoutDeps
+from holdfast.fanout.members import Members
+from holdfast.fanout.memory import LocalLink, MemoryRegistry
+from holdfast.fanout.presence import PresenceReporter
+from holdfast.gateway.connection import Connection
+from holdfast.gateway.contract import GatewayDeps
+from holdfast.gateway.settings import GatewaySettings
+from holdfast.history.history import ChatHistory
+from holdfast.ingest.contract import Durability
+from holdfast.ingest.durability import EpochRaiser
+from holdfast.ingest.watermarks import Watermarks
+from holdfast.message import Draft, User
+from holdfast.session.settings import BackpressureSettings, OutboundSettings, TimeoutSettings
+from holdfast.store.contract import Store
+from holdfast.store.memory import MemoryStore
+from holdfast.store.numbering import KnownKey
+from proof.faults import FaultPlan, faulty
+from proof.simulation.network import Wire
+from proof.simulation.options import Options
+from proof.simulation.parts import Parts, SimulatedDisk
+from proof.simulation.watch import Watch, WatchedLink, watched, watched_intake
+from proof.virtual_loop import LoopClock
+
+HERE = "here"
+HEARTBEAT_SECONDS = 10.0
+PROOFS = CursorProofs(b"simulation")
+RESTART_SECONDS = 1.0
+_PLENTY_BYTES = 2**30
+
+
+class SimulatedServer:
+    """From its making to ``kill`` or ``stop``; one is made inside a running loop."""
+
+    def __init__(
+        self, disk: SimulatedDisk, parts: Parts, plan: FaultPlan, options: Options, ids: Ids, watch: Watch
+    ) -> None:
+        self._clock = LoopClock()
+        self._mortal = Mortal(disk.store)
+        self._wires: list[Wire] = []
+        store = faulty(parts.around_store(cast(Store, self._mortal)), plan)
+        rng = random.Random(options.seed + 3)
+        self.limits = parts.limits(limits_of(options))
+        self._registry = faulty(MemoryRegistry(), plan)
+        self.durability: Durability = parts.durability(store, self._clock, self._registry)
+        self._intake = watched_intake(watch, parts.intake)(self.durability, self._clock, ids)
+        self.history = ChatHistory(store, EpochRaiser(self.durability, self._clock, ids), PROOFS, self._clock)
+        self._members = Members(store.members)
+        self._ephemeral = Ephemeral(self._members, self.history.memberships_of, self._clock)
+        self._watermarks = Watermarks(self.durability, self._ephemeral.moved)
+        self._attendance = PresenceReporter(HERE, self._registry, self._ephemeral, HEARTBEAT_SECONDS)
+        plane = GatewayDeps(
+            self.limits, self._clock, ids, self._intake, self.history, self._watermarks, _no_tokens, rng
+        )
+        self.gateway = parts.gateway(plane, self._attendance, _PLENTY_BYTES)
+        self.gateway.connection_type = watched(watch, parts.connection)
+        self._ephemeral.connect(self.gateway)
+        link = LocalLink()
+        link.connect(HERE, self.gateway.deliver)
+        tried = WatchedLink(faulty(link, plan), watch)
+        letters = RecentDeadLetters()
+        around = FanoutDeps(faulty(disk.log, plan), self._members, self._registry, tried, letters, PROOFS, HERE)
+        self._fanout = Fanout(around, self._clock, rng, watch=self._ephemeral.saw)
+        self._stopping = asyncio.Event()
+        self._life = asyncio.create_task(self._live())
+
+    async def _live(self) -> None:
+        async with self.gateway, asyncio.TaskGroup() as group:
+            work = [self._intake.run(), self._watermarks.run(), self._attendance.run(), self._ephemeral.run()]
+            roles = [group.create_task(each) for each in work]
+            roles.append(group.create_task(_restarted(self._fanout.run)))
+            await self._stopping.wait()
+            for role in roles:
+                role.cancel()
+
+    def accept(self, wire: Wire, user: User, device_id: str) -> Connection:
+        """A device has connected; its token was checked at the door."""
+        self._wires = [each for each in self._wires if not each.over]
+        self._wires.append(wire)
+        return self.gateway.accept(wire, Principal(user.tenant, user.user_id, USER_SCOPES, "user"), device_id)
+
+    @property
+    def committing(self) -> bool:
+        return self._intake.committing > 0
+
+    def kill(self) -> None:
+        """kill -9. What is left of the life ends without reaching anybody."""
+        self._mortal.dead = True
+        for wire in self._wires:
+            wire.cut()
+        self._stopping.set()
+
+    async def stop(self) -> None:
+        """Drain and end."""
+        self._stopping.set()
+        await asyncio.wait([self._life])
+
+
+class Mortal:
+    """A disk's store as one life of the server sees it: after its death no call arrives."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self.dead = False
+
+    def peek(self, group: Sequence[Draft]) -> KnownKey:
+        """What the store knows of a group, for a control that forecasts."""
+        return self._store._known(group)
+
+    def __getattr__(self, verb: str) -> Any:
+        inner = getattr(self._store, verb)
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            if self.dead:
+                await asyncio.get_running_loop().create_future()
+            return await inner(*args, **kwargs)
+
+        return call
+
+
+async def _restarted(role: Callable[[], Awaitable[None]]) -> None:
+    """A role that ends by an error is started again, as a node does it."""
+    while True:
+        try:
+            await role()
+        except Exception:
+            await asyncio.sleep(RESTART_SECONDS)
+
+
+def _no_tokens(_credential: str) -> Principal:
+    raise Unauthorized("devices of a simulation are known at the door")
+
+
+def limits_of(options: Options) -> GatewaySettings:
+    return GatewaySettings(
+        backpressure=BackpressureSettings(outbound=OutboundSettings(max_buffer_messages=options.buffer_messages)),
+        timeouts=TimeoutSettings(heartbeat_interval_seconds=HEARTBEAT_SECONDS),
+        reconnect_spread_seconds=2.0,
+    )

@@ -1,0 +1,123 @@
+"""Looking inside a simulated server: how full its buffers get, when it warns, how often it tries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.access.principal import Principal
+from holdfast.fanout.contract import Envelope, Link
+from holdfast.gateway.connection import Connection
+from holdfast.ingest.intake import Intake
+from holdfast.session.effects import Effects, Emit, SessionEvent
+from holdfast.verify.history import Level, Recorder, Tried, WarningSeen
+from holdfast.wire.codec import EncodedRun
+
+
+@dataclass(slots=True)
+class Watch:
+    """What is seen goes into the record; a level only when it is a new high. ``names`` are those of the history."""
+
+    record: Recorder
+    now: Callable[[], float]
+    bounds: dict[str, int]
+    names: dict[str, str] = field(default_factory=dict)
+    _highs: dict[tuple[str, str], int] = field(default_factory=dict)
+    _envelopes: list[Envelope] = field(default_factory=list)
+    _tries: dict[int, int] = field(default_factory=dict)
+
+    def saw(self, connection: Connection) -> None:
+        """What waits for its client: in its lanes, and written to a socket that takes nothing."""
+        levels = {
+            "messages": connection.owed.waiting_messages,
+            "bytes": connection.waiting_bytes,
+            "requests": connection.owed.open_requests,
+        }
+        name = connection.connection_id
+        for what, value in levels.items():
+            if value > self._highs.get((name, what), 0):
+                self._highs[name, what] = value
+                where = f"{what} of {self.names.get(name, name)}"
+                self.record.note(Level(at=self.now(), where=where, value=value, bound=self.bounds[what]))
+
+    def waiting(self, sends: int) -> None:
+        """So many sends wait in ingest."""
+        if sends > self._highs.get(("ingest", "sends"), 0):
+            self._highs["ingest", "sends"] = sends
+            self.record.note(
+                Level(at=self.now(), where="sends waiting in ingest", value=sends, bound=self.bounds["sends"])
+            )
+
+    def warned(self, connection_id: str, grace_seconds: float) -> None:
+        connection = self.names.get(connection_id, connection_id)
+        self.record.note(WarningSeen(at=self.now(), connection=connection, grace_seconds=grace_seconds))
+
+    def tried(self, gateway: str, envelope: Envelope) -> None:
+        key = id(envelope)
+        if key not in self._tries:
+            self._envelopes.append(envelope)  # keeps its id its own
+        self._tries[key] = self._tries.get(key, 0) + 1
+        self.record.note(Tried(at=self.now(), gateway=gateway, envelope=len(self._envelopes), attempt=self._tries[key]))
+
+
+class WatchedLink:
+    """A link that counts its tries."""
+
+    def __init__(self, link: Link, watch: Watch) -> None:
+        self._link = link
+        self._watch = watch
+
+    async def deliver(self, gateway: str, envelope: Envelope) -> None:
+        self._watch.tried(gateway, envelope)
+        await self._link.deliver(gateway, envelope)
+
+
+def watched_intake(watch: Watch, base: type[Intake]) -> type[Intake]:
+    """``base``, whose queue is looked at whenever it may have grown."""
+
+    class WatchedIntake(base):  # type: ignore[misc, valid-type]
+        def submit(self, *args: Any, **kwargs: Any) -> None:
+            super().submit(*args, **kwargs)
+            watch.waiting(self.waiting)
+
+    return WatchedIntake
+
+
+def watched(watch: Watch, base: type[Connection]) -> type[Connection]:
+    """``base`` and its sessions, looked at. A warning is noted when it is decided: on a socket that takes nothing it
+    may leave only together with the closing."""
+
+    class WatchedDeliveries(base.session_type.deliveries_type):  # type: ignore[misc, name-defined]
+        __slots__ = ("connection",)
+
+        def deliver(self, run: EncodedRun, now: float) -> Effects:
+            effects: Effects = super().deliver(run, now)
+            watch.saw(self.connection)
+            return effects
+
+    class WatchedSession(base.session_type):  # type: ignore[misc, name-defined]
+        __slots__ = ()
+        deliveries_type = WatchedDeliveries
+
+    class WatchedConnection(base):  # type: ignore[misc, valid-type]
+        __slots__ = ()
+        session_type = WatchedSession
+
+        def open(self, principal: Principal) -> None:
+            super().open(principal)
+            self.deliveries.connection = self
+
+        def flush(self) -> None:
+            super().flush()
+            watch.saw(self)
+
+        def do(self, steps: Sequence[object]) -> None:
+            for step in steps:
+                if isinstance(step, Emit) and step.sign is SessionEvent.SLOW_CONSUMER_WARNED:
+                    grace = self._plane.limits.backpressure.outbound.grace_period_seconds
+                    watch.warned(self.connection_id, grace)
+            super().do(steps)
+            watch.saw(self)
+
+    return WatchedConnection
