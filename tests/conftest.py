@@ -6,11 +6,18 @@ in the end. An example of a property may take its time: a machine that pauses di
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import gc
+import inspect
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
+
+from proof import virtual_loop
 
 pytest_plugins = ["engines.fixtures", "tally"]
 
@@ -34,3 +41,36 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_finish() -> None:
     """The tests themselves stay: looking through all of them for garbage would take half a second each time."""
     gc.freeze()
+
+
+VIRTUAL = {"unit", "simulation"}
+"""Folders whose async tests run on a virtual clock, as do the files of ``tests`` itself."""
+
+
+def _runner(item: pytest.Function) -> Callable[[Coroutine[Any, Any, object]], object]:
+    """The loop of an async test: virtual or real by its folder, unless a marker says otherwise."""
+    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    is_virtual = folder in VIRTUAL or folder.endswith(".py")
+    if item.get_closest_marker("virtual_time"):
+        is_virtual = True
+    elif item.get_closest_marker("real_time"):
+        is_virtual = False
+    return virtual_loop.run if is_virtual else asyncio.run
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
+    """Let pytest call ``async def test_…`` like any other test."""
+    holder, name = (
+        (pyfuncitem.obj.hypothesis, "inner_test") if hasattr(pyfuncitem.obj, "hypothesis") else (pyfuncitem, "obj")
+    )
+    test = getattr(holder, name)
+    if not inspect.iscoroutinefunction(test):
+        return
+    run = _runner(pyfuncitem)
+
+    @functools.wraps(test)
+    def run_test(*args: Any, **kwargs: Any) -> None:
+        run(test(*args, **kwargs))
+
+    setattr(holder, name, run_test)

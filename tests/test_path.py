@@ -26,7 +26,7 @@ from holdfast.store.commands import CommandContext, CreateChat
 from holdfast.store.memory import MemoryStore
 from holdfast.wire.codec import EncodedRun, decode_client_frame
 from holdfast.wire.frames import CursorClaim, Resume, ResumeBody, SendMessage
-from proof.virtual_loop import LoopClock, run
+from proof.virtual_loop import LoopClock
 
 ALICE, BOB = User("default", "alice"), User("default", "bob")
 
@@ -47,61 +47,58 @@ def written(session: Session) -> list[dict[str, Any]]:
     return decode_frames(b"".join(chunk for chunks in iter(lambda: session.take(1 << 20), []) for chunk in chunks))
 
 
-def test_the_life_of_a_message() -> None:
-    async def story() -> None:
-        clock = LoopClock()
-        ids = Ids(clock, random.Random(1))
-        store, log = MemoryStore(), MemoryEventLog()
-        store.on_commit(log.committed)
-        intake = Intake(StoreDurability(store, clock), clock, ids)
-        ingest = asyncio.create_task(intake.run())
-        await store.change(
-            CreateChat(CommandContext(ALICE, timestamp(clock.now()), "msg_0"), "chat_1", "group", "lobby", ("bob",))
-        )
-        alice, bob = session_of(ALICE, "chat_1"), session_of(BOB, "chat_1")
+async def test_the_life_of_a_message() -> None:
+    clock = LoopClock()
+    ids = Ids(clock, random.Random(1))
+    store, log = MemoryStore(), MemoryEventLog()
+    store.on_commit(log.committed)
+    intake = Intake(StoreDurability(store, clock), clock, ids)
+    ingest = asyncio.create_task(intake.run())
+    await store.change(
+        CreateChat(CommandContext(ALICE, timestamp(clock.now()), "msg_0"), "chat_1", "group", "lobby", ("bob",))
+    )
+    alice, bob = session_of(ALICE, "chat_1"), session_of(BOB, "chat_1")
 
-        # 1. wire: bytes become a typed frame.
-        body = {"chat_id": "chat_1", "client_message_id": "c1", "content": "hello"}
-        frame = decode_client_frame(msgspec.json.encode({"type": "send_message", "request_id": "r", "payload": body}))
-        assert isinstance(frame, SendMessage)
+    # 1. wire: bytes become a typed frame.
+    body = {"chat_id": "chat_1", "client_message_id": "c1", "content": "hello"}
+    frame = decode_client_frame(msgspec.json.encode({"type": "send_message", "request_id": "r", "payload": body}))
+    assert isinstance(frame, SendMessage)
 
-        # 3. session (called by 2, the gateway, which owns the socket): what may this client do? It may send.
-        (submit,) = alice.receive(frame, clock.monotonic())
-        assert isinstance(submit, Submit)
+    # 3. session (called by 2, the gateway, which owns the socket): what may this client do? It may send.
+    (submit,) = alice.receive(frame, clock.monotonic())
+    assert isinstance(submit, Submit)
 
-        # 4. ingest and 5. store: one commit gives it its number, and only then there is an outcome.
-        answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        intake.submit(submit.body, ALICE, alice.connection_id, clock.monotonic() + 5, answered.set_result)
-        assert await log.end() == 0 and not answered.done(), "nothing is said before the commit"
-        outcome = await answered
-        page = await store.read_after("chat_1", 0, 10, 1 << 20, BOB)
-        assert [(m.sequence, m.content) for m in page.messages] == [(1, "hello")]
+    # 4. ingest and 5. store: one commit gives it its number, and only then there is an outcome.
+    answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+    intake.submit(submit.body, ALICE, alice.connection_id, clock.monotonic() + 5, answered.set_result)
+    assert await log.end() == 0 and not answered.done(), "nothing is said before the commit"
+    outcome = await answered
+    page = await store.read_after("chat_1", 0, 10, 1 << 20, BOB)
+    assert [(m.sequence, m.content) for m in page.messages] == [(1, "hello")]
 
-        # The ack goes back to the sender.
-        assert list(alice.on_send_result(submit.token, outcome, clock.monotonic())) == [Wake()]
-        (ack,) = written(alice)
-        assert (ack["type"], ack["request_id"], ack["payload"]["sequence"]) == ("message_ack", "r", 1)
+    # The ack goes back to the sender.
+    assert list(alice.on_send_result(submit.token, outcome, clock.monotonic())) == [Wake()]
+    (ack,) = written(alice)
+    assert (ack["type"], ack["request_id"], ack["payload"]["sequence"]) == ("message_ack", "r", 1)
 
-        # 6. eventlog: the same commit is an entry, in the order on which every node agrees.
-        (entry,) = await log.read(0, 10)
-        assert entry.message == page.messages[0]
+    # 6. eventlog: the same commit is an entry, in the order on which every node agrees.
+    (entry,) = await log.read(0, 10)
+    assert entry.message == page.messages[0]
 
-        # 7. fanout: who is to get it, and through which gateway.
-        cut = legs([entry], {"chat_1": frozenset({ALICE, BOB})}).legs
-        assert recipients(cut) == {ALICE, BOB}
-        (stretch,) = envelopes(cut, {"node": {ALICE, BOB}})["node"].stretches
+    # 7. fanout: who is to get it, and through which gateway.
+    cut = legs([entry], {"chat_1": frozenset({ALICE, BOB})}).legs
+    assert recipients(cut) == {ALICE, BOB}
+    (stretch,) = envelopes(cut, {"node": {ALICE, BOB}})["node"].stretches
 
-        # 8. and out again: encoded once, owed by each session, written by its gateway.
-        assert list(bob.deliveries.deliver(EncodedRun(stretch.messages), clock.monotonic())) == [Wake()]
-        (received,) = written(bob)
-        assert (received["type"], received["payload"]["sequence"], received["payload"]["content"]) == (
-            "message",
-            1,
-            "hello",
-        )
-        assert received["payload"]["message_id"] == ack["payload"]["message_id"]
+    # 8. and out again: encoded once, owed by each session, written by its gateway.
+    assert list(bob.deliveries.deliver(EncodedRun(stretch.messages), clock.monotonic())) == [Wake()]
+    (received,) = written(bob)
+    assert (received["type"], received["payload"]["sequence"], received["payload"]["content"]) == (
+        "message",
+        1,
+        "hello",
+    )
+    assert received["payload"]["message_id"] == ack["payload"]["message_id"]
 
-        intake.stop()
-        await ingest
-
-    run(story())
+    intake.stop()
+    await ingest

@@ -471,28 +471,25 @@ def test_a_full_disk_ends_a_backup_and_a_restore_and_leaves_everything_as_it_was
     assert look(state)["messages"] == 800
 
 
-def test_one_backup_is_taken_at_a_time_and_shows_how_far_it_is(tmp_path: Path) -> None:
+async def test_one_backup_is_taken_at_a_time_and_shows_how_far_it_is(tmp_path: Path) -> None:
     state = make_state(tmp_path / "state", 3)
 
-    async def scenario() -> None:
-        clock = SystemClock()
-        backups = Backups(state, clock, Ids(clock))
-        seen: list[Any] = []
-        with reaching(lambda point: seen.append(backups.step)):
-            first = asyncio.create_task(backups.take())
-            await asyncio.sleep(0)
-            with pytest.raises(ServerBusy, match="a backup is being taken"):
-                await backups.take()
-            taken = await first
-        assert backups.step is None and seen[0].doing == "checking work.db"
-        assert seen[0].done_bytes == seen[0].total_bytes > 0
-        assert read_manifest(Path(taken.path)).files == taken.files
-        backups.stop()
-        with pytest.raises(Unavailable, match="stopping"):
+    clock = SystemClock()
+    backups = Backups(state, clock, Ids(clock))
+    seen: list[Any] = []
+    with reaching(lambda point: seen.append(backups.step)):
+        first = asyncio.create_task(backups.take())
+        await asyncio.sleep(0)
+        with pytest.raises(ServerBusy, match="a backup is being taken"):
             await backups.take()
-        assert backups.step is None and len(list((state / "backups").iterdir())) == 1
-
-    asyncio.run(scenario())
+        taken = await first
+    assert backups.step is None and seen[0].doing == "checking work.db"
+    assert seen[0].done_bytes == seen[0].total_bytes > 0
+    assert read_manifest(Path(taken.path)).files == taken.files
+    backups.stop()
+    with pytest.raises(Unavailable, match="stopping"):
+        await backups.take()
+    assert backups.step is None and len(list((state / "backups").iterdir())) == 1
 
 
 def test_a_caller_who_goes_away_does_not_stop_a_backup(tmp_path: Path) -> None:

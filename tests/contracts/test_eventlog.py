@@ -128,59 +128,50 @@ def test_a_log_opened_again_has_everything(adapter: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("adapter", ["sqlite", "small"])
-def test_what_was_redacted_is_not_read_from_memory(adapter: str, tmp_path: Path) -> None:
-    async def run() -> None:
-        async with opened(adapter, tmp_path) as (store, log):
-            await create(store)
-            for n in range(3):
-                acked(await send(store, f"k{n}", f"secret {n}"))
-            await store.change(Redact(act(ANN), "chat_a", 2))
-            assert [e.message.content for e in await read_all(log)] == ["secret 0", "", "secret 2"]
-            acked(await send(store, "k4", "more"))
-            assert [e.message.content for e in await read_all(log, 2)] == ["secret 2", "more"]
-
-    asyncio.run(run())
+async def test_what_was_redacted_is_not_read_from_memory(adapter: str, tmp_path: Path) -> None:
+    async with opened(adapter, tmp_path) as (store, log):
+        await create(store)
+        for n in range(3):
+            acked(await send(store, f"k{n}", f"secret {n}"))
+        await store.change(Redact(act(ANN), "chat_a", 2))
+        assert [e.message.content for e in await read_all(log)] == ["secret 0", "", "secret 2"]
+        acked(await send(store, "k4", "more"))
+        assert [e.message.content for e in await read_all(log, 2)] == ["secret 2", "more"]
 
 
-def test_the_tail_stays_within_its_bounds_and_the_usual_reader_touches_no_disk(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with SqliteStore(tmp_path / "chats.db") as store:
-            log = SqliteEventLog(store, entries_max=100, content_bytes_max=2_000)
-            await create(store)
-            position = 0
-            for n in range(20):
-                await store.append([draft(f"{n}-{i}", "x" * 90) for i in range(10)])
-                assert len(log._tail) <= 100 and log._tail_bytes <= 2_000
-                log._source = None  # type: ignore[assignment]  # whoever keeps up must not need it
-                entries = await log.read(position, 100)
-                log._source = store
-                assert len(entries) == 10
-                position = entries[-1].position
-
-    asyncio.run(run())
+async def test_the_tail_stays_within_its_bounds_and_the_usual_reader_touches_no_disk(tmp_path: Path) -> None:
+    async with SqliteStore(tmp_path / "chats.db") as store:
+        log = SqliteEventLog(store, entries_max=100, content_bytes_max=2_000)
+        await create(store)
+        position = 0
+        for n in range(20):
+            await store.append([draft(f"{n}-{i}", "x" * 90) for i in range(10)])
+            assert len(log._tail) <= 100 and log._tail_bytes <= 2_000
+            log._source = None  # type: ignore[assignment]  # whoever keeps up must not need it
+            entries = await log.read(position, 100)
+            log._source = store
+            assert len(entries) == 10
+            position = entries[-1].position
 
 
 @pytest.mark.parametrize("damage", ["content = CAST(x'68ff69' AS TEXT)", "kind = 'nonsense'"])
-def test_an_entry_that_makes_no_sense_is_named_and_those_around_it_are_read(damage: str, tmp_path: Path) -> None:
-    async def run() -> None:
-        async with SqliteStore(tmp_path / "chats.db") as store:
-            await create(store)
-            for n in range(4):
-                acked(await send(store, f"k{n}", f"text {n}"))
-            end = await store.log_end()
-        damaged = apsw.Connection(str(tmp_path / "chats.db"))
-        damaged.pragma("ignore_check_constraints", True)
-        damaged.execute(f"UPDATE messages SET {damage} WHERE client_message_id = 'k2'")
-        damaged.close()
-        async with SqliteStore(tmp_path / "chats.db") as store:
-            log = SqliteEventLog(store)
-            assert [e.message.content for e in await log.read(end - 4, 10)] == ["text 0", "text 1"]
-            with pytest.raises(UnreadableEvent) as caught:
-                await log.read(end - 2, 10)
-            assert caught.value.position == end - 1 and b"k2" in caught.value.data
-            assert [e.message.content for e in await log.read(end - 1, 10)] == ["text 3"]
-
-    asyncio.run(run())
+async def test_an_entry_that_makes_no_sense_is_named_and_those_around_it_are_read(damage: str, tmp_path: Path) -> None:
+    async with SqliteStore(tmp_path / "chats.db") as store:
+        await create(store)
+        for n in range(4):
+            acked(await send(store, f"k{n}", f"text {n}"))
+        end = await store.log_end()
+    damaged = apsw.Connection(str(tmp_path / "chats.db"))
+    damaged.pragma("ignore_check_constraints", True)
+    damaged.execute(f"UPDATE messages SET {damage} WHERE client_message_id = 'k2'")
+    damaged.close()
+    async with SqliteStore(tmp_path / "chats.db") as store:
+        log = SqliteEventLog(store)
+        assert [e.message.content for e in await log.read(end - 4, 10)] == ["text 0", "text 1"]
+        with pytest.raises(UnreadableEvent) as caught:
+            await log.read(end - 2, 10)
+        assert caught.value.position == end - 1 and b"k2" in caught.value.data
+        assert [e.message.content for e in await log.read(end - 1, 10)] == ["text 3"]
 
 
 class SlowSource:
@@ -204,18 +195,14 @@ class SlowSource:
 
 
 @pytest.mark.parametrize("announced", [True, False])
-def test_an_end_that_was_read_before_a_commit_hides_it_from_nobody(announced: bool) -> None:
+async def test_an_end_that_was_read_before_a_commit_hides_it_from_nobody(announced: bool) -> None:
     """Announced, or one whose outcome nobody knows: who waits for it would wait until the next one."""
-
-    async def scenario() -> None:
-        source = SlowSource()
-        log = SqliteEventLog(source)
-        asking = asyncio.create_task(log.end())
-        await asyncio.sleep(0)
-        source.end = 6
-        source.told([LogEntry(6, "default", 1, TEXT)] if announced else [])
-        source.gate.set()
-        assert await asking == 6
-        await asyncio.wait_for(log.wait(5), 5)
-
-    asyncio.run(scenario())
+    source = SlowSource()
+    log = SqliteEventLog(source)
+    asking = asyncio.create_task(log.end())
+    await asyncio.sleep(0)
+    source.end = 6
+    source.told([LogEntry(6, "default", 1, TEXT)] if announced else [])
+    source.gate.set()
+    assert await asking == 6
+    await asyncio.wait_for(log.wait(5), 5)

@@ -215,32 +215,28 @@ def test_any_text_is_a_subject(counting: Callable[[Scenario], None]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_redis_and_memory_tell_one_story_whatever_their_clock_does(redis_server: Server, seed: int) -> None:
+async def test_redis_and_memory_tell_one_story_whatever_their_clock_does(redis_server: Server, seed: int) -> None:
     """Takes, groups, gifts, charges and holds, changed rules, two stores, hours that pass and hours that come back."""
-
-    async def main() -> None:
-        client = redis.asyncio.Redis.from_url(redis_server.url)
-        await client.flushall()
-        await client.aclose()
-        rng, table, counters = random.Random(seed), CounterTable(), AtAnyTime(RedisSettings(redis_server.url))
-        found: set[bool] = set()
-        for _ in range(400):
-            counters.now = now = counters.now + rng.choice([0, 0, 0.25, 7, 33, 41, 70, 3_600_000, -1, -35, -3_600_000])
-            if rng.random() < 0.3:
-                adjustment = random_adjustment(rng, rng.randrange(12), now)
-                expected = table.adjust(adjustment, now)
-                assert await counters.adjust([adjustment]) == expected, adjustment
-                found.add(expected)
-                continue
-            entry = [random_ask(rng, key) for key in rng.sample(range(12), rng.choice([1, 1, 1, 2, 3]))]
-            if len(entry) > 1:
-                entry = [structs.replace(ask, times=1, want=0, spent=0) for ask in entry]
-            taken = await counters.take([entry])
-            assert taken.readings == [table.decide(entry, now)], entry
-        assert found == {True, False}
-        await counters.aclose()
-
-    asyncio.run(main())
+    client = redis.asyncio.Redis.from_url(redis_server.url)
+    await client.flushall()
+    await client.aclose()
+    rng, table, counters = random.Random(seed), CounterTable(), AtAnyTime(RedisSettings(redis_server.url))
+    found: set[bool] = set()
+    for _ in range(400):
+        counters.now = now = counters.now + rng.choice([0, 0, 0.25, 7, 33, 41, 70, 3_600_000, -1, -35, -3_600_000])
+        if rng.random() < 0.3:
+            adjustment = random_adjustment(rng, rng.randrange(12), now)
+            expected = table.adjust(adjustment, now)
+            assert await counters.adjust([adjustment]) == expected, adjustment
+            found.add(expected)
+            continue
+        entry = [random_ask(rng, key) for key in rng.sample(range(12), rng.choice([1, 1, 1, 2, 3]))]
+        if len(entry) > 1:
+            entry = [structs.replace(ask, times=1, want=0, spent=0) for ask in entry]
+        taken = await counters.take([entry])
+        assert taken.readings == [table.decide(entry, now)], entry
+    assert found == {True, False}
+    await counters.aclose()
 
 
 @pytest.mark.parametrize("algorithm", [*AMOUNTS, "concurrency"])
@@ -494,46 +490,40 @@ def test_a_call_without_entries_is_answered(counting: Callable[[Scenario], None]
     counting(asked)
 
 
-def test_a_call_asks_redis_for_the_time_once_however_many_keys_it_has(redis_server: Server) -> None:
-    async def main() -> None:
-        client = redis.asyncio.Redis.from_url(redis_server.url)
-        counters = RedisCounters(RedisSettings(redis_server.url))
-        entries = [[CounterRequest(at(f"k{n}"), terms("token_bucket"))] for n in range(KEYS_PER_CALL_MAX)]
-        await counters.take(entries)
-        await client.config_resetstat()
-        await counters.take(entries)
-        stats = await client.info("commandstats")
-        assert {name: stats[f"cmdstat_{name}"]["calls"] for name in ("evalsha", "time", "get", "set")} == {
-            "evalsha": 1, "time": 1, "get": KEYS_PER_CALL_MAX, "set": KEYS_PER_CALL_MAX,
-        }  # fmt: skip
-        await counters.aclose()
-        await client.aclose()
-
-    asyncio.run(main())
+async def test_a_call_asks_redis_for_the_time_once_however_many_keys_it_has(redis_server: Server) -> None:
+    client = redis.asyncio.Redis.from_url(redis_server.url)
+    counters = RedisCounters(RedisSettings(redis_server.url))
+    entries = [[CounterRequest(at(f"k{n}"), terms("token_bucket"))] for n in range(KEYS_PER_CALL_MAX)]
+    await counters.take(entries)
+    await client.config_resetstat()
+    await counters.take(entries)
+    stats = await client.info("commandstats")
+    assert {name: stats[f"cmdstat_{name}"]["calls"] for name in ("evalsha", "time", "get", "set")} == {
+        "evalsha": 1, "time": 1, "get": KEYS_PER_CALL_MAX, "set": KEYS_PER_CALL_MAX,
+    }  # fmt: skip
+    await counters.aclose()
+    await client.aclose()
 
 
-def test_a_counter_in_redis_is_named_by_tenant_and_rule_and_tells_no_subject(
+async def test_a_counter_in_redis_is_named_by_tenant_and_rule_and_tells_no_subject(
     redis_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_counters, "NAMES_MAX", 3)
 
-    async def main() -> None:
-        client = redis.asyncio.Redis.from_url(redis_server.url)
-        counters = RedisCounters(RedisSettings(redis_server.url))
-        await client.flushall()
-        rule = Rule("*", "/api/*", "sliding_window", 5, 60.0)
-        prefix = key_prefix("acme", rule)
-        for subject in [*(f"ann@example.org{n}" for n in range(10)), "ann@example.org0"]:
-            await counters.take([[CounterRequest((prefix, subject), terms_of(rule, rule.stamp))]])
-            assert len(counters._names) <= 3
-        names = [name.decode() for name in await client.keys("*")]
-        assert len(names) == 10, "one for each subject, also for one whose name was forgotten"
-        pattern = r"rl:\{acme\}:\*//api/\*:[0-9a-f]{24}"
-        assert all(re.fullmatch(pattern, name) for name in names), names
-        await counters.aclose()
-        await client.aclose()
-
-    asyncio.run(main())
+    client = redis.asyncio.Redis.from_url(redis_server.url)
+    counters = RedisCounters(RedisSettings(redis_server.url))
+    await client.flushall()
+    rule = Rule("*", "/api/*", "sliding_window", 5, 60.0)
+    prefix = key_prefix("acme", rule)
+    for subject in [*(f"ann@example.org{n}" for n in range(10)), "ann@example.org0"]:
+        await counters.take([[CounterRequest((prefix, subject), terms_of(rule, rule.stamp))]])
+        assert len(counters._names) <= 3
+    names = [name.decode() for name in await client.keys("*")]
+    assert len(names) == 10, "one for each subject, also for one whose name was forgotten"
+    pattern = r"rl:\{acme\}:\*//api/\*:[0-9a-f]{24}"
+    assert all(re.fullmatch(pattern, name) for name in names), names
+    await counters.aclose()
+    await client.aclose()
 
 
 @pytest.mark.parametrize("algorithm", [*AMOUNTS, "concurrency"])
@@ -573,82 +563,70 @@ def test_nodes_that_announce_themselves_are_counted(counting: Callable[[Scenario
     counting(scenario)
 
 
-def test_a_node_that_announces_itself_no_more_is_not_counted(redis_server: Server) -> None:
-    async def main() -> None:
-        async with redis.asyncio.Redis.from_url(redis_server.url) as client:
-            await client.zadd("silent:nodes", {"gone": 1.0})
-        counters = RedisCounters(RedisSettings(redis_server.url, prefix="silent"))
-        assert await counters.announce("here", 30) == NodesAnnounced(1, ("here",))
-        await counters.aclose()
-
-    asyncio.run(main())
+async def test_a_node_that_announces_itself_no_more_is_not_counted(redis_server: Server) -> None:
+    async with redis.asyncio.Redis.from_url(redis_server.url) as client:
+        await client.zadd("silent:nodes", {"gone": 1.0})
+    counters = RedisCounters(RedisSettings(redis_server.url, prefix="silent"))
+    assert await counters.announce("here", 30) == NodesAnnounced(1, ("here",))
+    await counters.aclose()
 
 
-def test_of_many_resets_the_newest_are_told(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_many_resets_the_newest_are_told(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_counters, "RESETS_MAX", 2)
 
-    async def main() -> None:
-        counters = RedisCounters(RedisSettings(redis_server.url, prefix="bounded"))
-        await counters.announce("n", 30)
-        for name in "abc":
-            await counters.reset(at(name))
-        assert (await counters.announce("n", 30)).resets == {counters.name(at(name)) for name in "bc"}
-        await counters.aclose()
-
-    asyncio.run(main())
+    counters = RedisCounters(RedisSettings(redis_server.url, prefix="bounded"))
+    await counters.announce("n", 30)
+    for name in "abc":
+        await counters.reset(at(name))
+    assert (await counters.announce("n", 30)).resets == {counters.name(at(name)) for name in "bc"}
+    await counters.aclose()
 
 
-def test_redis_away_before_the_send_is_unavailable_and_after_it_unknown(redis_server: Server) -> None:
-    async def main() -> None:
-        nobody = RedisCounters(RedisSettings("redis://127.0.0.1:1/0"))
-        with pytest.raises(Unavailable):
-            await one(nobody, CounterRequest(at("k"), terms("token_bucket")))
-        requests = 0
+async def test_redis_away_before_the_send_is_unavailable_and_after_it_unknown(redis_server: Server) -> None:
+    nobody = RedisCounters(RedisSettings("redis://127.0.0.1:1/0"))
+    with pytest.raises(Unavailable):
+        await one(nobody, CounterRequest(at("k"), terms("token_bucket")))
+    requests = 0
 
-        async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            """Says OK to the greeting, takes the script call and hangs up."""
-            nonlocal requests
-            while data := await reader.read(65536):
-                if b"EVALSHA" in data:
-                    requests += 1
-                    break
-                writer.write(greeted(data))
-            writer.close()
+    async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Says OK to the greeting, takes the script call and hangs up."""
+        nonlocal requests
+        while data := await reader.read(65536):
+            if b"EVALSHA" in data:
+                requests += 1
+                break
+            writer.write(greeted(data))
+        writer.close()
 
-        server = await asyncio.start_server(swallow, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        lost = RedisCounters(RedisSettings(f"redis://127.0.0.1:{port}/0?protocol=2"))
-        with pytest.raises(OutcomeUnknown):
-            await one(lost, CounterRequest(at("k"), terms("token_bucket")))
-        assert requests == 1, "what may have been counted is never sent again"
-        await lost.aclose()
-        server.close()
-
-    asyncio.run(main())
+    server = await asyncio.start_server(swallow, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    lost = RedisCounters(RedisSettings(f"redis://127.0.0.1:{port}/0?protocol=2"))
+    with pytest.raises(OutcomeUnknown):
+        await one(lost, CounterRequest(at("k"), terms("token_bucket")))
+    assert requests == 1, "what may have been counted is never sent again"
+    await lost.aclose()
+    server.close()
 
 
 @pytest.mark.parametrize("algorithm", [*AMOUNTS, "concurrency"])
-def test_a_counter_in_redis_is_kept_until_nothing_is_used_and_then_forgotten(
+async def test_a_counter_in_redis_is_kept_until_nothing_is_used_and_then_forgotten(
     redis_server: Server, algorithm: Algorithm
 ) -> None:
-    async def main() -> None:
-        counters = RedisCounters(RedisSettings(redis_server.url))
-        client = redis.asyncio.Redis.from_url(redis_server.url)
-        key, hold = at(f"kept by {algorithm}"), "h" if algorithm == "concurrency" else ""
-        name = counters._name(key).decode()
-        rule = terms(algorithm, window_ms=5000)
-        for _ in range(2):
-            reading = await one(counters, CounterRequest(key, rule, hold=hold))
-            assert reading.reset_ms < await client.pttl(name) <= reading.reset_ms + 1001
-        adjusted = Adjustment(key, rule, released="h") if hold else Adjustment(key, rule, charged=3)
-        await counters.adjust([adjusted])
-        assert 0 < await client.pttl(name) <= 11_001
-        await counters.announce("node", 30)
-        assert 0 < await client.pttl("rl:nodes") <= 30_000
-        await client.aclose()
-        await counters.aclose()
-
-    asyncio.run(main())
+    counters = RedisCounters(RedisSettings(redis_server.url))
+    client = redis.asyncio.Redis.from_url(redis_server.url)
+    key, hold = at(f"kept by {algorithm}"), "h" if algorithm == "concurrency" else ""
+    name = counters._name(key).decode()
+    rule = terms(algorithm, window_ms=5000)
+    for _ in range(2):
+        reading = await one(counters, CounterRequest(key, rule, hold=hold))
+        assert reading.reset_ms < await client.pttl(name) <= reading.reset_ms + 1001
+    adjusted = Adjustment(key, rule, released="h") if hold else Adjustment(key, rule, charged=3)
+    await counters.adjust([adjusted])
+    assert 0 < await client.pttl(name) <= 11_001
+    await counters.announce("node", 30)
+    assert 0 < await client.pttl("rl:nodes") <= 30_000
+    await client.aclose()
+    await counters.aclose()
 
 
 def greeted(data: bytes) -> bytes:
@@ -656,31 +634,27 @@ def greeted(data: bytes) -> bytes:
     return b"+OK\r\n" * data.count(b"CLIENT") + b"$0\r\n\r\n" * data.count(b"$4\r\nINFO\r\n")
 
 
-def test_a_redis_that_refuses_to_count_is_left_for_another_connection() -> None:
+async def test_a_redis_that_refuses_to_count_is_left_for_another_connection() -> None:
     """A primary that became a replica goes on answering on the connections it has."""
+    connections = 0
 
-    async def main() -> None:
-        connections = 0
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        while data := await reader.read(65536):
+            refusal = b"-READONLY You can't write against a read only replica.\r\n"
+            writer.write(refusal if b"EVALSHA" in data else greeted(data))
+        writer.close()
 
-        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            nonlocal connections
-            connections += 1
-            while data := await reader.read(65536):
-                refusal = b"-READONLY You can't write against a read only replica.\r\n"
-                writer.write(refusal if b"EVALSHA" in data else greeted(data))
-            writer.close()
-
-        server = await asyncio.start_server(talk, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        counters = RedisCounters(RedisSettings(f"redis://127.0.0.1:{port}/0"))
-        for expected in (1, 2, 3):
-            with pytest.raises(Unavailable, match="READONLY"):
-                await one(counters, CounterRequest(at("k"), terms("token_bucket")))
-            assert connections == expected
-        await counters.aclose()
-        server.close()
-
-    asyncio.run(main())
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    counters = RedisCounters(RedisSettings(f"redis://127.0.0.1:{port}/0"))
+    for expected in (1, 2, 3):
+        with pytest.raises(Unavailable, match="READONLY"):
+            await one(counters, CounterRequest(at("k"), terms("token_bucket")))
+        assert connections == expected
+    await counters.aclose()
+    server.close()
 
 
 def test_who_holds_already_has_a_place_in_a_group(counting: Callable[[Scenario], None]) -> None:
@@ -695,125 +669,103 @@ def test_who_holds_already_has_a_place_in_a_group(counting: Callable[[Scenario],
     counting(scenario)
 
 
-def test_calls_under_way_together_each_get_their_own_answer(redis_server: Server) -> None:
-    async def main() -> None:
-        counters = RedisCounters(RedisSettings(redis_server.url))
-        client = redis.asyncio.Redis.from_url(redis_server.url)
-        await one(counters, CounterRequest(at("first"), terms("token_bucket")))
-        await client.script_flush()  # so that some are made twice, behind others
-        calls = [
-            counters.take([[CounterRequest(at(f"pipe{n}"), terms("token_bucket", 20), cost=n)]]) for n in range(1, 9)
-        ]
-        abandoned = asyncio.ensure_future(calls[3])
-        abandoned.cancel()
-        answers = [await call for n, call in enumerate(calls) if n != 3]
-        assert [answer.readings[0][0].remaining for answer in answers] == [19, 18, 17, 15, 14, 13, 12]
-        await client.aclose()
-        await counters.aclose()
-
-    asyncio.run(main())
+async def test_calls_under_way_together_each_get_their_own_answer(redis_server: Server) -> None:
+    counters = RedisCounters(RedisSettings(redis_server.url))
+    client = redis.asyncio.Redis.from_url(redis_server.url)
+    await one(counters, CounterRequest(at("first"), terms("token_bucket")))
+    await client.script_flush()  # so that some are made twice, behind others
+    calls = [counters.take([[CounterRequest(at(f"pipe{n}"), terms("token_bucket", 20), cost=n)]]) for n in range(1, 9)]
+    abandoned = asyncio.ensure_future(calls[3])
+    abandoned.cancel()
+    answers = [await call for n, call in enumerate(calls) if n != 3]
+    assert [answer.readings[0][0].remaining for answer in answers] == [19, 18, 17, 15, 14, 13, 12]
+    await client.aclose()
+    await counters.aclose()
 
 
-def test_a_connection_that_redis_closed_is_replaced(redis_server: Server) -> None:
-    async def main() -> None:
-        counters = RedisCounters(RedisSettings(redis_server.url))
-        client = redis.asyncio.Redis.from_url(redis_server.url)
-        await one(counters, CounterRequest(at("closed"), terms("token_bucket")))
-        pipe = counters._pipe
-        assert pipe is not None
-        await client.client_kill_filter(_type="normal", skipme=True)
-        async with asyncio.timeout(5):
-            while pipe.usable:  # noqa: ASYNC110 - until the loop has read the end
-                await asyncio.sleep(0.001)
-        assert (await one(counters, CounterRequest(at("closed"), terms("token_bucket")))).remaining == 8
-        await client.aclose()
-        await counters.aclose()
-
-    asyncio.run(main())
+async def test_a_connection_that_redis_closed_is_replaced(redis_server: Server) -> None:
+    counters = RedisCounters(RedisSettings(redis_server.url))
+    client = redis.asyncio.Redis.from_url(redis_server.url)
+    await one(counters, CounterRequest(at("closed"), terms("token_bucket")))
+    pipe = counters._pipe
+    assert pipe is not None
+    await client.client_kill_filter(_type="normal", skipme=True)
+    async with asyncio.timeout(5):
+        while pipe.usable:  # noqa: ASYNC110 - until the loop has read the end
+            await asyncio.sleep(0.001)
+    assert (await one(counters, CounterRequest(at("closed"), terms("token_bucket")))).remaining == 8
+    await client.aclose()
+    await counters.aclose()
 
 
 @pytest.mark.parametrize("answer", [b"", b":1\r\n:2\r\n", b"HTTP/1.1 200 OK\r\n\r\n"])
-def test_who_is_silent_or_talks_nonsense_is_unknown_and_left(answer: bytes) -> None:
-    async def main() -> None:
-        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            """Says OK to the greeting and ``answer`` to a call."""
-            while data := await reader.read(65536):
-                writer.write(answer if b"EVALSHA" in data else greeted(data))
-            writer.close()
+async def test_who_is_silent_or_talks_nonsense_is_unknown_and_left(answer: bytes) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Says OK to the greeting and ``answer`` to a call."""
+        while data := await reader.read(65536):
+            writer.write(answer if b"EVALSHA" in data else greeted(data))
+        writer.close()
 
-        server = await asyncio.start_server(talk, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        settings = RedisSettings(f"redis://127.0.0.1:{port}/0", socket_timeout_seconds=0.05)
-        counters = RedisCounters(settings)
-        with pytest.raises(OutcomeUnknown):
-            await one(counters, CounterRequest(at("k"), terms("token_bucket")))
-        async with asyncio.timeout(5):
-            while counters._pipe is not None and counters._pipe.usable:  # noqa: ASYNC110 - until it is closed
-                await asyncio.sleep(0.001)
-        server.close()
-
-    asyncio.run(main())
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    settings = RedisSettings(f"redis://127.0.0.1:{port}/0", socket_timeout_seconds=0.05)
+    counters = RedisCounters(settings)
+    with pytest.raises(OutcomeUnknown):
+        await one(counters, CounterRequest(at("k"), terms("token_bucket")))
+    async with asyncio.timeout(5):
+        while counters._pipe is not None and counters._pipe.usable:  # noqa: ASYNC110 - until it is closed
+            await asyncio.sleep(0.001)
+    server.close()
 
 
-def test_a_redis_that_accepts_and_says_nothing_does_not_hold_up_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_redis_that_accepts_and_says_nothing_does_not_hold_up_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(redis_counters, "CHECK_SECONDS", 0.1)
 
-    async def main() -> None:
-        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.read()
-            writer.close()
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
 
-        server = await asyncio.start_server(silent, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        counters = RedisCounters(RedisSettings(f"redis://127.0.0.1:{port}/0", socket_timeout_seconds=3600.0))
-        async with asyncio.timeout(30):
-            await counters.check()
-        trouble = counters.take_trouble()
-        assert trouble is not None and trouble.reason == "timeout"
-        await counters.aclose()
-        server.close()
-
-    asyncio.run(main())
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    counters = RedisCounters(RedisSettings(f"redis://127.0.0.1:{port}/0", socket_timeout_seconds=3600.0))
+    async with asyncio.timeout(30):
+        await counters.check()
+    trouble = counters.take_trouble()
+    assert trouble is not None and trouble.reason == "timeout"
+    await counters.aclose()
+    server.close()
 
 
-def test_a_script_that_broke_off_is_unknown_and_one_that_was_refused_is_unavailable(redis_server: Server) -> None:
-    async def main() -> None:
-        counters = RedisCounters(RedisSettings(redis_server.url))
-        client = redis.asyncio.Redis.from_url(redis_server.url)
-        await client.hset(counters._name(at("foreign")).decode(), "not", "ours")
-        bucket = terms("token_bucket")
-        with pytest.raises(OutcomeUnknown):
-            await counters.take([[CounterRequest(at("before"), bucket)], [CounterRequest(at("foreign"), bucket)]])
-        with pytest.raises(OutcomeUnknown):
-            await counters.adjust([Adjustment(at(name), bucket, charged=1) for name in ("before", "foreign")])
-        assert (await one(counters, CounterRequest(at("before"), bucket))).remaining == 7, (
-            "what came before was counted"
-        )
+async def test_a_script_that_broke_off_is_unknown_and_one_that_was_refused_is_unavailable(redis_server: Server) -> None:
+    counters = RedisCounters(RedisSettings(redis_server.url))
+    client = redis.asyncio.Redis.from_url(redis_server.url)
+    await client.hset(counters._name(at("foreign")).decode(), "not", "ours")
+    bucket = terms("token_bucket")
+    with pytest.raises(OutcomeUnknown):
+        await counters.take([[CounterRequest(at("before"), bucket)], [CounterRequest(at("foreign"), bucket)]])
+    with pytest.raises(OutcomeUnknown):
+        await counters.adjust([Adjustment(at(name), bucket, charged=1) for name in ("before", "foreign")])
+    assert (await one(counters, CounterRequest(at("before"), bucket))).remaining == 7, "what came before was counted"
 
-        await client.acl_setuser(
-            "reader", enabled=True, nopass=True, keys=["*"], commands=["+get", "+client", "+hello"]
-        )
-        url = redis_server.url.replace("://", "://reader:x@", 1)
-        refused = RedisCounters(RedisSettings(url))
-        with pytest.raises(Unavailable):
-            await one(refused, CounterRequest(at("before"), bucket))
-        await client.acl_deluser("reader")
-        await client.aclose()
-        await counters.aclose()
-
-    asyncio.run(main())
+    await client.acl_setuser("reader", enabled=True, nopass=True, keys=["*"], commands=["+get", "+client", "+hello"])
+    url = redis_server.url.replace("://", "://reader:x@", 1)
+    refused = RedisCounters(RedisSettings(url))
+    with pytest.raises(Unavailable):
+        await one(refused, CounterRequest(at("before"), bucket))
+    await client.acl_deluser("reader")
+    await client.aclose()
+    await counters.aclose()
 
 
-def test_a_forgotten_script_is_loaded_again(redis_server: Server) -> None:
-    async def main() -> None:
-        counters = RedisCounters(RedisSettings(redis_server.url))
-        client = redis.asyncio.Redis.from_url(redis_server.url)
-        await client.script_flush()
-        assert (await one(counters, CounterRequest(at("again"), terms("token_bucket")))).admitted == 1
-        await client.aclose()
-        await counters.aclose()
-
-    asyncio.run(main())
+async def test_a_forgotten_script_is_loaded_again(redis_server: Server) -> None:
+    counters = RedisCounters(RedisSettings(redis_server.url))
+    client = redis.asyncio.Redis.from_url(redis_server.url)
+    await client.script_flush()
+    assert (await one(counters, CounterRequest(at("again"), terms("token_bucket")))).admitted == 1
+    await client.aclose()
+    await counters.aclose()
 
 
 def test_memory_forgets_the_idle_first_and_stays_within_its_bound() -> None:

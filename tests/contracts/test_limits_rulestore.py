@@ -305,68 +305,56 @@ def test_a_store_has_a_name_of_its_own_that_it_keeps(stored: Callable[[Scenario]
     assert len(names) == 2
 
 
-def test_stores_that_are_older_than_their_names_are_given_one(postgres_server: Server, tmp_path: Path) -> None:
-    async def main() -> None:
-        file = tmp_path / "limits.db"
-        open_and_migrate(file, SqliteSettings(), migrations("holdfast.limits.rulestore.sqlite")[:2]).close()
-        async with SqliteRuleStore(file, SystemClock()) as embedded:
-            assert len((await embedded.head()).store) == 32
-        await empty_database(postgres_server.url)
+async def test_stores_that_are_older_than_their_names_are_given_one(postgres_server: Server, tmp_path: Path) -> None:
+    file = tmp_path / "limits.db"
+    open_and_migrate(file, SqliteSettings(), migrations("holdfast.limits.rulestore.sqlite")[:2]).close()
+    async with SqliteRuleStore(file, SystemClock()) as embedded:
+        assert len((await embedded.head()).store) == 32
+    await empty_database(postgres_server.url)
+    connection = await asyncpg.connect(postgres_server.url)
+    for script in migrations("holdfast.limits.rulestore.postgres")[:2]:
+        await connection.execute(script)
+    await connection.execute("CREATE TABLE holdfast_limits_schema (version int PRIMARY KEY)")
+    await connection.execute("INSERT INTO holdfast_limits_schema VALUES (1), (2)")
+    await connection.close()
+    async with PostgresRuleStore(PostgresSettings(postgres_server.url)) as store:
+        await store.prepare()
+        assert len((await store.head()).store) == 32
+
+
+async def test_a_restore_raises_the_epoch_and_its_versions_win(tmp_path: Path) -> None:
+    async with SqliteRuleStore(tmp_path / "limits.db", SystemClock()) as store:
+        old = await store.change(change("create"))
+    with closing(apsw.Connection(str(tmp_path / "limits.db"))) as connection:
+        LIMITS.renew(connection, Restored("", 0, "", "", ""))
+    async with SqliteRuleStore(tmp_path / "limits.db", SystemClock()) as store:
+        new = await store.change(change("update", body={"limit": 9}))
+        assert new.rule.stamp > old.rule.stamp
+        assert new.rule.epoch == old.rule.epoch + 1 == (await store.head()).epoch
+
+
+async def test_a_database_that_is_away_is_unavailable_and_tells_no_host() -> None:
+    settings = PostgresSettings("postgresql://nobody@127.0.0.1:1/none", connect_timeout_seconds=0.5)
+    async with PostgresRuleStore(settings) as store:
+        for call in (store.change(change("create")), store.head(), store.get(SEARCH)):
+            with pytest.raises(Unavailable) as raised:
+                await call
+            assert "127.0.0.1" not in str(raised.value)
+            assert raised.value.retry_after_seconds
+        with pytest.raises(Unavailable):
+            await anext(PostgresNotifications(settings).rings())
+
+
+async def test_a_newer_schema_is_refused(postgres_server: Server) -> None:
+    await empty_database(postgres_server.url)
+    async with PostgresRuleStore(PostgresSettings(postgres_server.url)) as store:
+        await store.prepare()
         connection = await asyncpg.connect(postgres_server.url)
-        for script in migrations("holdfast.limits.rulestore.postgres")[:2]:
-            await connection.execute(script)
-        await connection.execute("CREATE TABLE holdfast_limits_schema (version int PRIMARY KEY)")
-        await connection.execute("INSERT INTO holdfast_limits_schema VALUES (1), (2)")
+        await connection.execute("INSERT INTO holdfast_limits_schema VALUES (99)")
         await connection.close()
-        async with PostgresRuleStore(PostgresSettings(postgres_server.url)) as store:
+        with pytest.raises(StateCorrupted):
             await store.prepare()
-            assert len((await store.head()).store) == 32
-
-    asyncio.run(main())
-
-
-def test_a_restore_raises_the_epoch_and_its_versions_win(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with SqliteRuleStore(tmp_path / "limits.db", SystemClock()) as store:
-            old = await store.change(change("create"))
-        with closing(apsw.Connection(str(tmp_path / "limits.db"))) as connection:
-            LIMITS.renew(connection, Restored("", 0, "", "", ""))
-        async with SqliteRuleStore(tmp_path / "limits.db", SystemClock()) as store:
-            new = await store.change(change("update", body={"limit": 9}))
-            assert new.rule.stamp > old.rule.stamp
-            assert new.rule.epoch == old.rule.epoch + 1 == (await store.head()).epoch
-
-    asyncio.run(main())
-
-
-def test_a_database_that_is_away_is_unavailable_and_tells_no_host() -> None:
-    async def main() -> None:
-        settings = PostgresSettings("postgresql://nobody@127.0.0.1:1/none", connect_timeout_seconds=0.5)
-        async with PostgresRuleStore(settings) as store:
-            for call in (store.change(change("create")), store.head(), store.get(SEARCH)):
-                with pytest.raises(Unavailable) as raised:
-                    await call
-                assert "127.0.0.1" not in str(raised.value)
-                assert raised.value.retry_after_seconds
-            with pytest.raises(Unavailable):
-                await anext(PostgresNotifications(settings).rings())
-
-    asyncio.run(main())
-
-
-def test_a_newer_schema_is_refused(postgres_server: Server) -> None:
-    async def main() -> None:
-        await empty_database(postgres_server.url)
-        async with PostgresRuleStore(PostgresSettings(postgres_server.url)) as store:
-            await store.prepare()
-            connection = await asyncpg.connect(postgres_server.url)
-            await connection.execute("INSERT INTO holdfast_limits_schema VALUES (99)")
-            await connection.close()
-            with pytest.raises(StateCorrupted):
-                await store.prepare()
-        await empty_database(postgres_server.url)
-
-    asyncio.run(main())
+    await empty_database(postgres_server.url)
 
 
 def test_the_log_forgets_its_oldest_and_versions_still_never_restart(stored: Callable[..., None]) -> None:
@@ -500,35 +488,29 @@ def test_changes_go_on_when_one_that_cannot_be_read_leaves_the_log(stored: Calla
     stored(scenario, RetentionSettings(changes_kept=100))
 
 
-def test_writers_are_in_line_whatever_isolation_the_database_starts_with(postgres_server: Server) -> None:
-    async def main() -> None:
-        await empty_database(postgres_server.url)
-        connection = await asyncpg.connect(postgres_server.url)
-        name = await connection.fetchval("SELECT current_database()")
-        await connection.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
-        try:
-            async with PostgresRuleStore(PostgresSettings(postgres_server.url)) as store:
-                await store.prepare()
-                made = await asyncio.gather(*[store.change(change("create", RuleName("a", f"/{n}"))) for n in range(8)])
-                assert sorted(each.seq for each in made) == list(range(1, 9))
-        finally:
-            await connection.execute(f"ALTER DATABASE {name} RESET default_transaction_isolation")
-            await connection.close()
-
-    asyncio.run(main())
-
-
-def test_many_may_be_the_first_to_need_the_database(postgres_server: Server) -> None:
-    async def main() -> None:
-        await empty_database(postgres_server.url)
-        settings = PostgresSettings(postgres_server.url)
-        async with PostgresRuleStore(settings) as store:
+async def test_writers_are_in_line_whatever_isolation_the_database_starts_with(postgres_server: Server) -> None:
+    await empty_database(postgres_server.url)
+    connection = await asyncpg.connect(postgres_server.url)
+    name = await connection.fetchval("SELECT current_database()")
+    await connection.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
+    try:
+        async with PostgresRuleStore(PostgresSettings(postgres_server.url)) as store:
             await store.prepare()
-        async with PostgresRuleStore(settings) as store:
-            heads = await asyncio.gather(*[store.head() for _ in range(8)])
-        assert {head.seq for head in heads} == {0}
+            made = await asyncio.gather(*[store.change(change("create", RuleName("a", f"/{n}"))) for n in range(8)])
+            assert sorted(each.seq for each in made) == list(range(1, 9))
+    finally:
+        await connection.execute(f"ALTER DATABASE {name} RESET default_transaction_isolation")
+        await connection.close()
 
-    asyncio.run(main())
+
+async def test_many_may_be_the_first_to_need_the_database(postgres_server: Server) -> None:
+    await empty_database(postgres_server.url)
+    settings = PostgresSettings(postgres_server.url)
+    async with PostgresRuleStore(settings) as store:
+        await store.prepare()
+    async with PostgresRuleStore(settings) as store:
+        heads = await asyncio.gather(*[store.head() for _ in range(8)])
+    assert {head.seq for head in heads} == {0}
 
 
 def wanted(*rules: Rule, **given: Any) -> RuleImport:

@@ -34,18 +34,15 @@ def envelope(*sequences: int) -> Envelope:
     return Envelope([Stretch("default", messages, frozenset({ANNA}))])
 
 
-def test_an_envelope_reaches_the_gateway_it_names_whole_and_in_order(bench) -> None:  # type: ignore[no-untyped-def]
+async def test_an_envelope_reaches_the_gateway_it_names_whole_and_in_order(bench) -> None:  # type: ignore[no-untyped-def]
     link, connect, _ = bench
     got: dict[str, list[Envelope]] = {"east": [], "west": []}
     for name, received in got.items():
         connect(name, received.append)
 
-    async def main() -> None:
-        await link.deliver("east", envelope(1, 2))
-        await link.deliver("east", envelope(3))
-        await link.deliver("west", envelope(4))
-
-    asyncio.run(main())
+    await link.deliver("east", envelope(1, 2))
+    await link.deliver("east", envelope(3))
+    await link.deliver("west", envelope(4))
     assert got == {"east": [envelope(1, 2), envelope(3)], "west": [envelope(4)]}
 
 

@@ -148,23 +148,19 @@ def test_entries_and_version_outlive_the_process(tmp_path: Path) -> None:
     assert asyncio.run(first()) == asyncio.run(second())
 
 
-def test_file_of_version_1_keeps_its_entries_and_their_numbers(tmp_path: Path) -> None:
+async def test_file_of_version_1_keeps_its_entries_and_their_numbers(tmp_path: Path) -> None:
     path = tmp_path / ACCESS.name
     open_and_migrate(path, SqliteSettings(), ACCESS.migrations[:1]).close()
-
-    async def story() -> None:
-        store = await SqliteRevocations.open(path, ManualClock(START))
-        try:
-            assert await store.version() == 7
-            assert await store.all() == [entry("ban", number=1), entry("user", ends_at=START + 9, number=2)]
-            assert (await store.add(entry("tenant", ""))).number == 5, "3 and 4 were given before"
-        finally:
-            await store.close()
-
     with apsw.Connection(str(path)) as db:
         for number, kind in enumerate(("ban", "user", "mute", "device"), 1):
             row = (number, kind, "acme", "alice", "alice", "", START, "t", START + 9 if kind == "user" else None)
             db.execute("INSERT INTO revocations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
         db.execute("DELETE FROM revocations WHERE number > 2")
         db.execute("UPDATE version SET value = 7")
-    asyncio.run(story())
+    store = await SqliteRevocations.open(path, ManualClock(START))
+    try:
+        assert await store.version() == 7
+        assert await store.all() == [entry("ban", number=1), entry("user", ends_at=START + 9, number=2)]
+        assert (await store.add(entry("tenant", ""))).number == 5, "3 and 4 were given before"
+    finally:
+        await store.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from pathlib import Path
 from typing import Any
@@ -160,46 +159,40 @@ def members_by_the_log(created: dict[str, set[str]], commits: list[list[LogEntry
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_member_set_is_exact_at_each_place_of_the_log(seed: int) -> None:
-    async def run() -> None:
-        rig = MemoryRig()
-        rig.limits = LIMITS
-        async with rig.open() as store:
-            commits: list[list[LogEntry]] = []
-            created: dict[str, set[str]] = {}
-            store.on_commit(lambda entries: commits.append(list(entries)))
-            steps = Steps(seed)
-            for _ in range(2 * STEPS):
-                await steps.one(store, rig)
-                for chat_id in set(await store.heads(CHATS)) - set(created):
-                    created[chat_id] = {m.user_id for m in await store.members(chat_id)}
-            by_the_log = members_by_the_log(created, commits)
-            for chat_id in created:
-                members = {m.user_id: m.role for m in await store.members(chat_id)}
-                assert by_the_log[chat_id] == set(members)
-                assert not members.keys() & {ban.user_id for ban in await store.bans(chat_id)}, "nobody banned is in"
-                assert not any(m.muted and m.role == "owner" for m in await store.members(chat_id))
-                chat = await store.chat(chat_id)
-                assert len(members) == 2 if chat.kind == "direct" else len(members) <= LIMITS.members_max
-                assert chat.kind == "direct" or not members or "owner" in members.values(), "somebody rules"
-
-    asyncio.run(run())
+async def test_the_member_set_is_exact_at_each_place_of_the_log(seed: int) -> None:
+    rig = MemoryRig()
+    rig.limits = LIMITS
+    async with rig.open() as store:
+        commits: list[list[LogEntry]] = []
+        created: dict[str, set[str]] = {}
+        store.on_commit(lambda entries: commits.append(list(entries)))
+        steps = Steps(seed)
+        for _ in range(2 * STEPS):
+            await steps.one(store, rig)
+            for chat_id in set(await store.heads(CHATS)) - set(created):
+                created[chat_id] = {m.user_id for m in await store.members(chat_id)}
+        by_the_log = members_by_the_log(created, commits)
+        for chat_id in created:
+            members = {m.user_id: m.role for m in await store.members(chat_id)}
+            assert by_the_log[chat_id] == set(members)
+            assert not members.keys() & {ban.user_id for ban in await store.bans(chat_id)}, "nobody banned is in"
+            assert not any(m.muted and m.role == "owner" for m in await store.members(chat_id))
+            chat = await store.chat(chat_id)
+            assert len(members) == 2 if chat.kind == "direct" else len(members) <= LIMITS.members_max
+            assert chat.kind == "direct" or not members or "owner" in members.values(), "somebody rules"
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_memory_and_sqlite_agree_on_every_answer_and_on_the_end(seed: int, tmp_path: Path) -> None:
-    async def run() -> None:
-        memory, sqlite = MemoryRig(), SqliteRig(tmp_path)
-        memory.limits = sqlite.limits = LIMITS
-        async with memory.open() as reference, sqlite.open() as store:
-            heard: tuple[list[Any], list[Any]] = ([], [])
-            reference.on_commit(lambda entries: heard[0].append(list(entries)))
-            store.on_commit(lambda entries: heard[1].append(list(entries)))
-            expected, got = Steps(seed), Steps(seed)
-            for step in range(STEPS):
-                wanted, came = await expected.one(reference, memory), await got.one(store, sqlite)
-                assert came == wanted, f"step {step}"
-            assert await everything(store) == await everything(reference)
-            assert heard[1] == heard[0], "the same entries at the same positions"
-
-    asyncio.run(run())
+async def test_memory_and_sqlite_agree_on_every_answer_and_on_the_end(seed: int, tmp_path: Path) -> None:
+    memory, sqlite = MemoryRig(), SqliteRig(tmp_path)
+    memory.limits = sqlite.limits = LIMITS
+    async with memory.open() as reference, sqlite.open() as store:
+        heard: tuple[list[Any], list[Any]] = ([], [])
+        reference.on_commit(lambda entries: heard[0].append(list(entries)))
+        store.on_commit(lambda entries: heard[1].append(list(entries)))
+        expected, got = Steps(seed), Steps(seed)
+        for step in range(STEPS):
+            wanted, came = await expected.one(reference, memory), await got.one(store, sqlite)
+            assert came == wanted, f"step {step}"
+        assert await everything(store) == await everything(reference)
+        assert heard[1] == heard[0], "the same entries at the same positions"

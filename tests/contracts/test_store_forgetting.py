@@ -20,7 +20,7 @@ from holdfast.store.contract import LOOKED_AT_ONCE
 from holdfast.store.memory import MemoryStore
 from holdfast.store.sqlite import database
 from holdfast.store.sqlite.store import SqliteStore
-from proof.virtual_loop import LoopClock, run
+from proof.virtual_loop import LoopClock
 
 LATER = "2026-01-08T00:00:00.000Z"
 
@@ -107,41 +107,37 @@ def test_what_retention_removed_does_not_stop_the_rest(rig: Rig) -> None:
     rig.run(scenario)
 
 
-def test_housekeeping_sweeps_on_time_in_batches_and_forgets_no_message_by_default() -> None:
-    async def scenario() -> None:
-        clock = LoopClock()
-        store = MemoryStore()
-        keeping = KeyExpiry(store, clock, KeySettings(answers_ttl_days=7))
-        at = timestamp(clock.now())
-        await store.change(CreateChat(act(at=at), "chat_a", "group", "Team", []))
-        acked(await send(store, "k", "same"))
-        for n in range(FORGOTTEN_AT_ONCE + 5):
-            await rename(store, f"name {n}", f"k{n}", at=at)
-        running = asyncio.create_task(keeping.run())
-        await asyncio.sleep(7 * DAY_SECONDS - SWEEP_SECONDS)
-        assert (await rename(store, "name 3", "k3")).repeated, "seven days are not over"
-        await asyncio.sleep(3 * SWEEP_SECONDS)
-        assert len(store._answers) == 0
-        assert acked(await send(store, "k", "same")).sequence == 1
-        running.cancel()
-
-    run(scenario())
+@pytest.mark.virtual_time
+async def test_housekeeping_sweeps_on_time_in_batches_and_forgets_no_message_by_default() -> None:
+    clock = LoopClock()
+    store = MemoryStore()
+    keeping = KeyExpiry(store, clock, KeySettings(answers_ttl_days=7))
+    at = timestamp(clock.now())
+    await store.change(CreateChat(act(at=at), "chat_a", "group", "Team", []))
+    acked(await send(store, "k", "same"))
+    for n in range(FORGOTTEN_AT_ONCE + 5):
+        await rename(store, f"name {n}", f"k{n}", at=at)
+    running = asyncio.create_task(keeping.run())
+    await asyncio.sleep(7 * DAY_SECONDS - SWEEP_SECONDS)
+    assert (await rename(store, "name 3", "k3")).repeated, "seven days are not over"
+    await asyncio.sleep(3 * SWEEP_SECONDS)
+    assert len(store._answers) == 0
+    assert acked(await send(store, "k", "same")).sequence == 1
+    running.cancel()
 
 
-def test_housekeeping_bounds_the_keys_of_messages_where_that_is_set() -> None:
-    async def scenario() -> None:
-        clock = LoopClock()
-        store = MemoryStore()
-        await store.change(CreateChat(act(), "chat_a", "group", "Team", []))
-        acked((await store.append([_at(draft("k"), timestamp(clock.now()))]))[0])
-        running = asyncio.create_task(KeyExpiry(store, clock, KeySettings(idempotency_ttl_days=7)).run())
-        await asyncio.sleep(7 * DAY_SECONDS - SWEEP_SECONDS)
-        assert acked(await send(store, "k")).sequence == 1
-        await asyncio.sleep(3 * SWEEP_SECONDS)
-        assert acked(await send(store, "k")).sequence == 2, "the seed's rule, with what it costs"
-        running.cancel()
-
-    run(scenario())
+@pytest.mark.virtual_time
+async def test_housekeeping_bounds_the_keys_of_messages_where_that_is_set() -> None:
+    clock = LoopClock()
+    store = MemoryStore()
+    await store.change(CreateChat(act(), "chat_a", "group", "Team", []))
+    acked((await store.append([_at(draft("k"), timestamp(clock.now()))]))[0])
+    running = asyncio.create_task(KeyExpiry(store, clock, KeySettings(idempotency_ttl_days=7)).run())
+    await asyncio.sleep(7 * DAY_SECONDS - SWEEP_SECONDS)
+    assert acked(await send(store, "k")).sequence == 1
+    await asyncio.sleep(3 * SWEEP_SECONDS)
+    assert acked(await send(store, "k")).sequence == 2, "the seed's rule, with what it costs"
+    running.cancel()
 
 
 @pytest.mark.parametrize("wrong", [{"idempotency_ttl_days": -1}, {"answers_ttl_days": 0}, {"answers_ttl_days": -7}])

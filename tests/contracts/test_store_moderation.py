@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -407,29 +406,23 @@ def old_chats_file(path: Path, version: int) -> apsw.Connection:
     return old
 
 
-def test_chats_file_from_before_bans_opens_with_its_members(tmp_path: Path) -> None:
+async def test_chats_file_from_before_bans_opens_with_its_members(tmp_path: Path) -> None:
     old_chats_file(tmp_path / "chats.db", 3).close()
 
-    async def scenario() -> None:
-        async with SqliteStore(tmp_path / "chats.db") as store:
-            assert await members(store) == {"ann": ("owner", False), "bob": ("member", False)}
-            acked(await send(store, "k", sender=BOB))
-            await store.change(mute("bob"))
-            await store.change(ban("bob"))
-            assert await banned(store) == ["bob"]
-
-    asyncio.run(scenario())
+    async with SqliteStore(tmp_path / "chats.db") as store:
+        assert await members(store) == {"ann": ("owner", False), "bob": ("member", False)}
+        acked(await send(store, "k", sender=BOB))
+        await store.change(mute("bob"))
+        await store.change(ban("bob"))
+        assert await banned(store) == ["bob"]
 
 
-def test_chats_file_with_mutes_of_members_keeps_them(tmp_path: Path) -> None:
+async def test_chats_file_with_mutes_of_members_keeps_them(tmp_path: Path) -> None:
     old = old_chats_file(tmp_path / "chats.db", 6)
     old.execute("UPDATE members SET muted = 1, muted_by_operator = 1, invited = 1 WHERE user_id = 'bob'")
     old.close()
 
-    async def scenario() -> None:
-        async with SqliteStore(tmp_path / "chats.db") as store:
-            assert await members(store) == {"ann": ("owner", False), "bob": ("member", True)}
-            assert await store.mutes("chat_a") == [Mute("bob", by_operator=True)]
-            assert isinstance(await send(store, "k", sender=BOB), Forbidden)
-
-    asyncio.run(scenario())
+    async with SqliteStore(tmp_path / "chats.db") as store:
+        assert await members(store) == {"ann": ("owner", False), "bob": ("member", True)}
+        assert await store.mutes("chat_a") == [Mute("bob", by_operator=True)]
+        assert isinstance(await send(store, "k", sender=BOB), Forbidden)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from functools import partial
 from pathlib import Path
@@ -132,7 +131,7 @@ def test_what_is_no_jobs_sequence_is_refused_and_changes_nothing(opened: Opener,
     check(opened, body)
 
 
-def test_a_file_of_the_version_before_keeps_its_dead_letters_and_their_reason(tmp_path: Path) -> None:
+async def test_a_file_of_the_version_before_keeps_its_dead_letters_and_their_reason(tmp_path: Path) -> None:
     path = tmp_path / "work.db"
     connection = apsw.Connection(str(path))
     connection.execute("CREATE TABLE schema_version (version INTEGER NOT NULL) STRICT")
@@ -145,15 +144,12 @@ def test_a_file_of_the_version_before_keeps_its_dead_letters_and_their_reason(tm
     )
     connection.close()
 
-    async def main() -> None:
-        store = await SqliteWork.open(path)
-        try:
-            (dead,) = await store.dead(Query())
-            assert (dead.dead_at, list(dead.reasons), dead.attempt) == (5.0, [TIMEOUT], 3)
-        finally:
-            await store.close()
-
-    asyncio.run(main())
+    store = await SqliteWork.open(path)
+    try:
+        (dead,) = await store.dead(Query())
+        assert (dead.dead_at, list(dead.reasons), dead.attempt) == (5.0, [TIMEOUT], 3)
+    finally:
+        await store.close()
 
 
 def test_a_schema_of_the_version_before_keeps_its_dead_letters_and_their_reason(postgres_server: Server) -> None:

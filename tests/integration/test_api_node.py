@@ -138,19 +138,16 @@ def test_a_backup_without_room_says_so_leaves_nothing_and_writes_no_traceback(
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_the_commands_that_a_start_prints_work_as_they_are_printed(host: str, tmp_path: Path) -> None:
-    async def run() -> None:
-        settings = Settings(server=ServerSettings(host=host, port=0, state_dir=str(tmp_path / "a state")))
-        async with running(settings) as node:
-            lines = list(posture(node.settings))
-            start = next(i for i, line in enumerate(lines) if line.startswith("  try "))
-            printed = [line[len("  try       ") :].partition("    (")[0] for line in lines[start : start + 3]]
-            create, open_, token = [shlex.split(command)[1:] for command in printed]
-            for command in (create, token, [*open_, "--json"]):
-                done = await asyncio.to_thread(CliRunner().invoke, app, command)
-                assert done.exit_code == 0, (command, done.output)
-
-    asyncio.run(run())
+async def test_the_commands_that_a_start_prints_work_as_they_are_printed(host: str, tmp_path: Path) -> None:
+    settings = Settings(server=ServerSettings(host=host, port=0, state_dir=str(tmp_path / "a state")))
+    async with running(settings) as node:
+        lines = list(posture(node.settings))
+        start = next(i for i, line in enumerate(lines) if line.startswith("  try "))
+        printed = [line[len("  try       ") :].partition("    (")[0] for line in lines[start : start + 3]]
+        create, open_, token = [shlex.split(command)[1:] for command in printed]
+        for command in (create, token, [*open_, "--json"]):
+            done = await asyncio.to_thread(CliRunner().invoke, app, command)
+            assert done.exit_code == 0, (command, done.output)
 
 
 def test_the_commands_name_a_state_directory_only_where_they_would_not_find_it(

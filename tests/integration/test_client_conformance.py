@@ -101,19 +101,16 @@ class PythonSubject:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=name_of)
-def test_the_python_client_conforms(scenario: Scenario, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with ScriptedServer() as server:
-            subject = PythonSubject(server, tmp_path / "client.db")
-            await subject.start()
-            try:
-                await scenario(server, subject)
-                if scenario not in WITHOUT_VERIFY:
-                    await verify(server, subject)
-            finally:
-                await subject.stop()
-
-    asyncio.run(main())
+async def test_the_python_client_conforms(scenario: Scenario, tmp_path: Path) -> None:
+    async with ScriptedServer() as server:
+        subject = PythonSubject(server, tmp_path / "client.db")
+        await subject.start()
+        try:
+            await scenario(server, subject)
+            if scenario not in WITHOUT_VERIFY:
+                await verify(server, subject)
+        finally:
+            await subject.stop()
 
 
 def test_the_guide_names_every_scenario_and_no_other() -> None:

@@ -269,22 +269,19 @@ def test_over_a_slow_link_everything_comes_on_one_connection(tmp_path: Path) -> 
     served(tmp_path, scenario, changes)
 
 
-def test_a_drained_server_sends_its_clients_away_and_they_find_the_next_one(tmp_path: Path) -> None:
-    async def main() -> None:
-        state = str(tmp_path / "state")
-        settings = Settings(server=ServerSettings(port=free_port(), state_dir=state, log_level="error"))
-        async with asyncio.timeout(100):
-            async with running(settings) as node:
-                world = World(node)
-                chat_id = await world.chat("alice")
-                alice = await world.client("alice").__aenter__()
-                await alice.send(chat_id, "before")
-            try:
-                waiting = asyncio.create_task(alice.send(chat_id, "between"))
-                async with running(settings):
-                    assert (await waiting).sequence == 2
-                    assert [m.content for m in await next_of(alice, Message, 2)] == ["before", "between"]
-            finally:
-                await alice.__aexit__(None, None, None)
-
-    asyncio.run(main())
+async def test_a_drained_server_sends_its_clients_away_and_they_find_the_next_one(tmp_path: Path) -> None:
+    state = str(tmp_path / "state")
+    settings = Settings(server=ServerSettings(port=free_port(), state_dir=state, log_level="error"))
+    async with asyncio.timeout(100):
+        async with running(settings) as node:
+            world = World(node)
+            chat_id = await world.chat("alice")
+            alice = await world.client("alice").__aenter__()
+            await alice.send(chat_id, "before")
+        try:
+            waiting = asyncio.create_task(alice.send(chat_id, "between"))
+            async with running(settings):
+                assert (await waiting).sequence == 2
+                assert [m.content for m in await next_of(alice, Message, 2)] == ["before", "between"]
+        finally:
+            await alice.__aexit__(None, None, None)

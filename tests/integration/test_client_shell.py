@@ -152,15 +152,12 @@ def test_what_the_server_would_refuse_is_refused_at_once(arguments: tuple[str, .
     run(scenario)
 
 
-def test_a_full_outbox_takes_no_more() -> None:
-    async def main() -> None:
-        async with Client("http://127.0.0.1:9", "t", settings=ClientSettings(outbox_messages_max=2)) as client:
-            await client.post("c", "1")
-            await client.post("c", "2")
-            with pytest.raises(Unavailable, match="2 messages wait"):
-                await client.post("c", "3")
-
-    asyncio.run(main())
+async def test_a_full_outbox_takes_no_more() -> None:
+    async with Client("http://127.0.0.1:9", "t", settings=ClientSettings(outbox_messages_max=2)) as client:
+        await client.post("c", "1")
+        await client.post("c", "2")
+        with pytest.raises(Unavailable, match="2 messages wait"):
+            await client.post("c", "3")
 
 
 def test_a_refused_token_stops_the_client_and_everybody_hears() -> None:

@@ -30,7 +30,7 @@ from holdfast.store.sqlite import SqliteStore
 from holdfast.wire.frames import SendBody
 from proof.faults import FaultPlan, Odds, faulty
 from proof.results import Row
-from proof.virtual_loop import LoopClock, run
+from proof.virtual_loop import LoopClock
 
 ANN = User("default", "ann")
 TURNS = 5
@@ -85,30 +85,24 @@ async def intake_of(store: Store, clock: Clock) -> AsyncIterator[Writers]:
 
 @pytest.mark.seed("001 confirmation: 100 concurrent writers to same chat receive 100 unique sequences")
 @pytest.mark.seed("001 confirmation: no sequence collisions under any test scenario")
-def test_a_hundred_concurrent_writers_receive_a_hundred_unique_sequences(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with writing(tmp_path) as writers:
-            await writers.all(100, 1)
-        numbers = [answer.message.sequence for answer in writers.answers if isinstance(answer, Acked)]
-        assert sorted(numbers) == list(range(1, 101))
-
-    asyncio.run(story())
+async def test_a_hundred_concurrent_writers_receive_a_hundred_unique_sequences(tmp_path: Path) -> None:
+    async with writing(tmp_path) as writers:
+        await writers.all(100, 1)
+    numbers = [answer.message.sequence for answer in writers.answers if isinstance(answer, Acked)]
+    assert sorted(numbers) == list(range(1, 101))
 
 
 @pytest.mark.seed("001 confirmation: transaction fails correctly when idempotency key exists")
-def test_a_key_that_exists_answers_as_the_first_time_or_refuses_other_content() -> None:
-    async def story() -> None:
-        store = MemoryStore()
-        await found(store)
-        draft = Draft(ANN, "c", "k", "hello", "text/plain", "msg_1", "now")
-        other = Draft(ANN, "c", "k", "other", "text/plain", "msg_2", "now")
-        first, again, reused = [(await store.append([each]))[0] for each in (draft, draft, other)]
-        assert isinstance(first, Acked) and isinstance(again, Acked)
-        assert (again.message, again.deduplicated) == (first.message, True)
-        assert isinstance(reused, KeyReused)
-        assert (await store.inspect("c")).counter == 1
-
-    asyncio.run(story())
+async def test_a_key_that_exists_answers_as_the_first_time_or_refuses_other_content() -> None:
+    store = MemoryStore()
+    await found(store)
+    draft = Draft(ANN, "c", "k", "hello", "text/plain", "msg_1", "now")
+    other = Draft(ANN, "c", "k", "other", "text/plain", "msg_2", "now")
+    first, again, reused = [(await store.append([each]))[0] for each in (draft, draft, other)]
+    assert isinstance(first, Acked) and isinstance(again, Acked)
+    assert (again.message, again.deduplicated) == (first.message, True)
+    assert isinstance(reused, KeyReused)
+    assert (await store.inspect("c")).counter == 1
 
 
 class Disk(MemoryStore):
@@ -139,84 +133,74 @@ class Observed:
         return telemetry.REGISTRY.get_sample_value(f"{self._name}_bucket", {"le": le}) or 0.0
 
 
+@pytest.mark.virtual_time
 @pytest.mark.seed("001 confirmation: sequence allocation P99 < 50ms under normal load")
 @pytest.mark.seed("001 confirmation: total persist path P99 < 100ms under normal load")
 @pytest.mark.seed("001 confirmation: measure latency degradation under 10x, 100x contention")
 @pytest.mark.parametrize("contention", [1, 10, 100])
-def test_the_path_adds_no_more_than_one_commit_to_an_allocation_at_any_contention(contention: int) -> None:
+async def test_the_path_adds_no_more_than_one_commit_to_an_allocation_at_any_contention(contention: int) -> None:
     """Stronger: all of them, not 99 %, and the same bounds under a hundredfold contention.
 
     Allocation is part of the commit and has a histogram of its own. Whoever comes while a commit is open waits for it
     and is in the next one, because groups grow and queues do not: so a disk that allocates within 50 ms persists
     within 100 ms.
     """
-
-    async def story() -> None:
-        allocation, persist = Observed("sequence_allocation_latency"), Observed("durability_persist_latency")
-        async with intake_of(Disk(), LoopClock()) as writers:
-            await writers.all(contention, 20)
-        assert all(isinstance(answer, Acked) for answer in writers.answers)
-        assert allocation.count >= 20 and allocation.within("0.05") == allocation.count
-        assert persist.count == allocation.count and persist.within("0.1") == persist.count
-        assert max(writers.seconds) < 0.1
-
-    run(story())
+    allocation, persist = Observed("sequence_allocation_latency"), Observed("durability_persist_latency")
+    async with intake_of(Disk(), LoopClock()) as writers:
+        await writers.all(contention, 20)
+    assert all(isinstance(answer, Acked) for answer in writers.answers)
+    assert allocation.count >= 20 and allocation.within("0.05") == allocation.count
+    assert persist.count == allocation.count and persist.within("0.1") == persist.count
+    assert max(writers.seconds) < 0.1
 
 
 @pytest.mark.seed("000 confirmation: measure persist latency P99 under load")
-def test_persist_latency_on_a_real_disk_is_measured_and_within_its_objective(tmp_path: Path) -> None:
+async def test_persist_latency_on_a_real_disk_is_measured_and_within_its_objective(tmp_path: Path) -> None:
     """The objective is that of the document, 500 ms; the figures go into the results.
 
     In most of the turns: one moment in which the machine does something else is not how long we take.
     """
-
-    async def story() -> None:
-        figures, slow, sends = {}, 0, 0
-        async with writing(tmp_path) as writers:
-            for contention, each in ((1, 12), (10, 4), (100, 1)):
-                allocation, turns = Observed("sequence_allocation_latency"), list[float]()
-                for turn in range(TURNS):
-                    writers.seconds.clear()
-                    await writers.all(contention, each, turn)
-                    turns.append(percentile(writers.seconds, 0.99))
-                    sends += len(writers.seconds)
-                p99 = statistics.median(turns)
-                share = allocation.within("0.05") / allocation.count
-                figures[f"{contention} writers"] = f"p99 {p99 * 1000:.1f} ms ({share:.0%} allocated within 50 ms)"
-                slow += p99 >= 0.5
-        tally(
-            Row(
-                name="persist latency",
-                how=f"intake to a synced SQLite file, one chat, writers at once; the median of {TURNS} turns",
-                runs=sends,
-                failures=slow,
-                requirement="p99 < 500 ms",
-                figures=figures,
-            )
+    figures, slow, sends = {}, 0, 0
+    async with writing(tmp_path) as writers:
+        for contention, each in ((1, 12), (10, 4), (100, 1)):
+            allocation, turns = Observed("sequence_allocation_latency"), list[float]()
+            for turn in range(TURNS):
+                writers.seconds.clear()
+                await writers.all(contention, each, turn)
+                turns.append(percentile(writers.seconds, 0.99))
+                sends += len(writers.seconds)
+            p99 = statistics.median(turns)
+            share = allocation.within("0.05") / allocation.count
+            figures[f"{contention} writers"] = f"p99 {p99 * 1000:.1f} ms ({share:.0%} allocated within 50 ms)"
+            slow += p99 >= 0.5
+    tally(
+        Row(
+            name="persist latency",
+            how=f"intake to a synced SQLite file, one chat, writers at once; the median of {TURNS} turns",
+            runs=sends,
+            failures=slow,
+            requirement="p99 < 500 ms",
+            figures=figures,
         )
-        assert all(isinstance(answer, Acked) for answer in writers.answers)
+    )
+    assert all(isinstance(answer, Acked) for answer in writers.answers)
 
-    asyncio.run(story())
 
-
+@pytest.mark.virtual_time
 @pytest.mark.seed("001 confirmation: gaps occur only when expected (simulated failures)")
 @pytest.mark.seed("001 confirmation: verify gap rate < 1% under normal operation")
 @pytest.mark.seed("001 confirmation: verify gap rate correlates with failure injection rate")
 @pytest.mark.parametrize("failing", [0.0, 0.1, 0.5])
-def test_there_is_no_gap_at_any_rate_of_failures(failing: float) -> None:
+async def test_there_is_no_gap_at_any_rate_of_failures(failing: float) -> None:
     """Stronger: the gap rate is 0, whatever fails; there is nothing to correlate."""
-
-    async def story() -> None:
-        store = MemoryStore()
-        await found(store)
-        odds = Odds(fail=failing / 2, lost_reply=failing / 2)
-        broken = faulty(store, FaultPlan(random.Random(7), odds={"append": odds}))
-        durability = StoreDurability(broken, LoopClock())
-        for number in range(200):
-            draft = Draft(ANN, "c", f"k{number}", "hello", "text/plain", f"msg_{number}", "now")
-            await durability.persist([draft], asyncio.get_running_loop().time() + 5)
-            await asyncio.sleep(31)  # longer than a breaker rests
-        inspected = await store.inspect("c")
-        assert inspected.count > 20 and inspected.counter == inspected.count and list(inspected.gaps) == []
-
-    run(story())
+    store = MemoryStore()
+    await found(store)
+    odds = Odds(fail=failing / 2, lost_reply=failing / 2)
+    broken = faulty(store, FaultPlan(random.Random(7), odds={"append": odds}))
+    durability = StoreDurability(broken, LoopClock())
+    for number in range(200):
+        draft = Draft(ANN, "c", f"k{number}", "hello", "text/plain", f"msg_{number}", "now")
+        await durability.persist([draft], asyncio.get_running_loop().time() + 5)
+        await asyncio.sleep(31)  # longer than a breaker rests
+    inspected = await store.inspect("c")
+    assert inspected.count > 20 and inspected.counter == inspected.count and list(inspected.gaps) == []

@@ -58,45 +58,39 @@ async def run(program: Program, *arguments: str, stdin: str = "") -> Ran:
     return await asyncio.to_thread(lambda: program.run(*arguments, stdin=stdin))
 
 
-def test_socket_of_a_revoked_token_closes_within_a_second_and_cannot_come_back(program: Program) -> None:
+async def test_socket_of_a_revoked_token_closes_within_a_second_and_cannot_come_back(program: Program) -> None:
     made = json.loads(program.ok("token", "--user", "alice", "--json"))
     token, other = made["token"], program.ok("token", "--user", "alice").strip()
 
-    async def story() -> None:
-        phone, tablet = await connect(program, token, "phone"), await connect(program, other, "tablet")
-        began = time.monotonic()
-        done = await run(program, "revoke", "token", "--file", "-", stdin=token + "\n")
-        assert f"token {made['jti']} is revoked; undo it with: holdfast revoke undo" in done.stdout
-        code, last = await closing(phone)
-        assert code == 4502 and time.monotonic() - began < 5  # the command and its process are in it, too
-        assert (last["reason"], last["reconnect_allowed"]) == ("unauthorized", False)
-        assert "revoked" in last["message"]
-        with pytest.raises(websockets.InvalidStatus, match="401"):
-            await connect(program, token, "phone")
-        await tablet.ping()
-        await tablet.close()
-
-    asyncio.run(story())
+    phone, tablet = await connect(program, token, "phone"), await connect(program, other, "tablet")
+    began = time.monotonic()
+    done = await run(program, "revoke", "token", "--file", "-", stdin=token + "\n")
+    assert f"token {made['jti']} is revoked; undo it with: holdfast revoke undo" in done.stdout
+    code, last = await closing(phone)
+    assert code == 4502 and time.monotonic() - began < 5  # the command and its process are in it, too
+    assert (last["reason"], last["reconnect_allowed"]) == ("unauthorized", False)
+    assert "revoked" in last["message"]
+    with pytest.raises(websockets.InvalidStatus, match="401"):
+        await connect(program, token, "phone")
+    await tablet.ping()
+    await tablet.close()
     assert "revoked" in failed(program.run("chat", "list", "--token", token))
     assert program.run("chat", "list", "--token", other).returncode == 0
 
 
-def test_user_and_device_are_cut_off_until_that_is_undone(program: Program) -> None:
+async def test_user_and_device_are_cut_off_until_that_is_undone(program: Program) -> None:
     token = program.ok("token", "--user", "bob").strip()
 
-    async def story() -> None:
-        phone, tablet = await connect(program, token, "phone"), await connect(program, token, "tablet")
-        await run(program, "revoke", "device", "bob", "phone")
-        assert (await closing(phone))[0] == 4502
-        with pytest.raises(websockets.InvalidStatus, match="401"):
-            await connect(program, token, "phone")
-        await run(program, "revoke", "user", "bob", "--reason", "lost laptop")
-        assert (await closing(tablet))[0] == 4502
-        for entry in json.loads((await run(program, "revoke", "ls", "--user", "bob", "--json")).stdout):
-            await run(program, "revoke", "undo", str(entry["number"]))
-        await (await connect(program, token, "phone")).close()
-
-    asyncio.run(story())
+    phone, tablet = await connect(program, token, "phone"), await connect(program, token, "tablet")
+    await run(program, "revoke", "device", "bob", "phone")
+    assert (await closing(phone))[0] == 4502
+    with pytest.raises(websockets.InvalidStatus, match="401"):
+        await connect(program, token, "phone")
+    await run(program, "revoke", "user", "bob", "--reason", "lost laptop")
+    assert (await closing(tablet))[0] == 4502
+    for entry in json.loads((await run(program, "revoke", "ls", "--user", "bob", "--json")).stdout):
+        await run(program, "revoke", "undo", str(entry["number"]))
+    await (await connect(program, token, "phone")).close()
     assert program.run("chat", "list", "--token", token).returncode == 0
 
 
@@ -125,19 +119,16 @@ def test_tokens_minted_with_a_tenant_key_outlive_it_until_those_of_the_tenant_ar
     assert "tokens" not in program.run("key", "revoke", "key_unknown").stderr
 
 
-def test_disconnected_user_may_come_back(program: Program) -> None:
+async def test_disconnected_user_may_come_back(program: Program) -> None:
     token = program.ok("token", "--user", "dave").strip()
 
-    async def story() -> None:
-        client = await connect(program, token, "phone")
-        assert "nobody matched" in (await run(program, "disconnect", "dave", "--device", "tablet")).stdout
-        done = await run(program, "disconnect", "dave", "--json")
-        assert json.loads(done.stdout) == {"closed": 1}
-        code, last = await closing(client)
-        assert (code, last["reconnect_allowed"]) == (4004, True)
-        await (await connect(program, token, "phone")).close()
-
-    asyncio.run(story())
+    client = await connect(program, token, "phone")
+    assert "nobody matched" in (await run(program, "disconnect", "dave", "--device", "tablet")).stdout
+    done = await run(program, "disconnect", "dave", "--json")
+    assert json.loads(done.stdout) == {"closed": 1}
+    code, last = await closing(client)
+    assert (code, last["reconnect_allowed"]) == (4004, True)
+    await (await connect(program, token, "phone")).close()
 
 
 def test_ban_and_mute_in_a_chat_and_in_the_tenant_are_made_and_lifted(program: Program) -> None:
@@ -174,25 +165,22 @@ def test_ban_and_mute_in_a_chat_and_in_the_tenant_are_made_and_lifted(program: P
     assert program.ok("revoke", "ls", "--user", "mallory").strip() == "Nobody is cut off."
 
 
-def test_client_of_a_muted_user_hears_why_and_that_of_a_revoked_one_ends(program: Program) -> None:
+async def test_client_of_a_muted_user_hears_why_and_that_of_a_revoked_one_ends(program: Program) -> None:
     chat = program.ok("chat", "create", "-u", "host", "-n", "hall", "-m", "guest").strip()
     token = program.ok("token", "--user", "guest").strip()
 
-    async def story() -> None:
-        async with asyncio.timeout(20):
-            async with Client(program.url, token) as client:
-                await client.send(chat, "one")
-                await run(program, "mute", "guest", "--chat", chat)
-                with pytest.raises(Forbidden, match="muted") as muted:
-                    await client.send(chat, "two")
-                assert muted.value.details["muted"]
-                await run(program, "unmute", "guest", "--chat", chat)
-                await client.send(chat, "three")
-                await run(program, "revoke", "user", "guest")
-                with pytest.raises(Unauthorized):
-                    await client.send(chat, "four")
-
-    asyncio.run(story())
+    async with asyncio.timeout(20):
+        async with Client(program.url, token) as client:
+            await client.send(chat, "one")
+            await run(program, "mute", "guest", "--chat", chat)
+            with pytest.raises(Forbidden, match="muted") as muted:
+                await client.send(chat, "two")
+            assert muted.value.details["muted"]
+            await run(program, "unmute", "guest", "--chat", chat)
+            await client.send(chat, "three")
+            await run(program, "revoke", "user", "guest")
+            with pytest.raises(Unauthorized):
+                await client.send(chat, "four")
     texts = json.loads(program.ok("chat", "history", chat, "-u", "host", "--json"))["messages"]
     assert [message["content"] for message in texts if message["kind"] == "text"] == ["one", "three"]
 

@@ -53,55 +53,48 @@ def slowness() -> float:
 
 @pytest.mark.seed("000 confirmation: kill gateway, verify client reconnects and syncs")
 @pytest.mark.seed("000 invariant: reconnect_heals")
-def test_two_people_talk_the_server_is_killed_and_neither_does_anything(tmp_path: Path) -> None:
+async def test_two_people_talk_the_server_is_killed_and_neither_does_anything(tmp_path: Path) -> None:
     """The story of the README: the conversation goes on where it was, on both sides."""
-
-    async def story() -> None:
-        supervisor = Supervisor(tmp_path, Recorder(), SEED)
-        chat_id = await supervisor.prepare("ann", "bob")
+    supervisor = Supervisor(tmp_path, Recorder(), SEED)
+    chat_id = await supervisor.prepare("ann", "bob")
+    await supervisor.spawn()
+    assert await supervisor.serving()
+    ann, bob = (Person(supervisor, user, tmp_path) for user in ("ann", "bob"))
+    async with asyncio.timeout(3 * START_SECONDS_MAX), ann.online(), bob.online():
+        await ann.say(chat_id, "Are you there?")
+        await bob.say(chat_id, "Yes.")
+        await supervisor.kill()
+        half_said = asyncio.create_task(ann.say(chat_id, "And now?"))
         await supervisor.spawn()
         assert await supervisor.serving()
-        ann, bob = (Person(supervisor, user, tmp_path) for user in ("ann", "bob"))
-        async with asyncio.timeout(3 * START_SECONDS_MAX), ann.online(), bob.online():
-            await ann.say(chat_id, "Are you there?")
-            await bob.say(chat_id, "Yes.")
-            await supervisor.kill()
-            half_said = asyncio.create_task(ann.say(chat_id, "And now?"))
-            await supervisor.spawn()
-            assert await supervisor.serving()
-            await half_said
-            await bob.say(chat_id, "Still here.")
-            await asyncio.gather(ann.has(chat_id, 4), bob.has(chat_id, 4))
-        for person in (ann, bob):
-            assert person.texts[chat_id] == ["Are you there?", "Yes.", "And now?", "Still here."]
-        await supervisor.stop()
-
-    asyncio.run(story())
+        await half_said
+        await bob.say(chat_id, "Still here.")
+        await asyncio.gather(ann.has(chat_id, 4), bob.has(chat_id, 4))
+    for person in (ann, bob):
+        assert person.texts[chat_id] == ["Are you there?", "Yes.", "And now?", "Still here."]
+    await supervisor.stop()
 
 
-def test_a_client_whose_server_dies_during_the_handshake_tries_again(tmp_path: Path) -> None:
-    async def story() -> None:
-        hung_up = asyncio.Event()
+async def test_a_client_whose_server_dies_during_the_handshake_tries_again(tmp_path: Path) -> None:
+    hung_up = asyncio.Event()
 
-        async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.close()
-            hung_up.set()
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        hung_up.set()
 
-        supervisor = Supervisor(tmp_path, Recorder(), SEED)
-        chat_id = await supervisor.prepare("ann")
-        dying = await asyncio.start_server(hang_up, "127.0.0.1", supervisor.port)
-        ann = Person(supervisor, "ann", tmp_path)
-        async with asyncio.timeout(3 * START_SECONDS_MAX), ann.online():
-            await hung_up.wait()
-            dying.close()
-            await dying.wait_closed()
-            await supervisor.spawn()
-            await ann.say(chat_id, "at last")
-            await ann.has(chat_id, 1)
-        await supervisor.stop()
-
-    asyncio.run(story())
+    supervisor = Supervisor(tmp_path, Recorder(), SEED)
+    chat_id = await supervisor.prepare("ann")
+    dying = await asyncio.start_server(hang_up, "127.0.0.1", supervisor.port)
+    ann = Person(supervisor, "ann", tmp_path)
+    async with asyncio.timeout(3 * START_SECONDS_MAX), ann.online():
+        await hung_up.wait()
+        dying.close()
+        await dying.wait_closed()
+        await supervisor.spawn()
+        await ann.say(chat_id, "at last")
+        await ann.has(chat_id, 1)
+    await supervisor.stop()
 
 
 @pytest.mark.long

@@ -29,7 +29,7 @@ from holdfast.verify.history import Recorder
 from proof.controls import weather
 from proof.faults import Fault, FaultPlan, Odds, faulty
 from proof.simulation import Parts, play
-from proof.virtual_loop import LoopClock, run
+from proof.virtual_loop import LoopClock
 
 Story = Callable[[Supervisor, str, Path], Awaitable[None]]
 
@@ -187,20 +187,17 @@ def corruptions() -> float:
     return telemetry.REGISTRY.get_sample_value("holdfast_durability_counter_corruption_total") or 0.0
 
 
+@pytest.mark.virtual_time
 @pytest.mark.seed("001 section 10: DynamoDB unavailable")
-def test_store_unavailable() -> None:
+async def test_store_unavailable() -> None:
     """As written: every operation fails, nothing is allocated, a retry succeeds when the store is back."""
-
-    async def story() -> None:
-        store, plan = await chat(), FaultPlan(random.Random(1), script={"append": [Fault.FAIL, Fault.FAIL]})
-        durability = StoreDurability(faulty(store, plan), LoopClock())
-        answers: list[Outcome] = []
-        for _ in range(3):
-            answers += await durability.persist([draft("k")], asyncio.get_running_loop().time() + 5)
-        assert [type(answer) for answer in answers] == [Unavailable, Unavailable, Acked]
-        assert (await store.inspect("c")).counter == 1
-
-    run(story())
+    store, plan = await chat(), FaultPlan(random.Random(1), script={"append": [Fault.FAIL, Fault.FAIL]})
+    durability = StoreDurability(faulty(store, plan), LoopClock())
+    answers: list[Outcome] = []
+    for _ in range(3):
+        answers += await durability.persist([draft("k")], asyncio.get_running_loop().time() + 5)
+    assert [type(answer) for answer in answers] == [Unavailable, Unavailable, Acked]
+    assert (await store.inspect("c")).counter == 1
 
 
 @pytest.mark.seed("001 section 10: Kafka unavailable")
@@ -215,22 +212,18 @@ def test_log_unavailable() -> None:
 
 @pytest.mark.seed("001 section 10: counter item missing")
 @pytest.mark.seed("000 2.3: counter corruption recovery")
-def test_counter_missing() -> None:
+async def test_counter_missing() -> None:
     """Stronger: SEV-1, the chat alone halts, and recovery restores the highest stored number under a new epoch."""
-
-    async def story() -> None:
-        store = await chat()
-        await store.append([draft("before")])
-        store._chats["c"].counter = None  # as a bad restore would leave it
-        alarms = corruptions()
-        [refused] = await store.append([draft("k")])
-        assert isinstance(refused, ChatHalted)
-        assert corruptions() == alarms + 1, "SEV-1 on the first one"
-        assert (await store.inspect("c")).counter is None
-        operator = CommandContext(ANN, "now", "msg_r", operator=True, reason="the counter was lost")
-        recovered = await store.change(RecoverChat(operator, "c"))
-        assert recovered.chat.epoch == 2
-        [acked] = await store.append([draft("k")])
-        assert isinstance(acked, Acked) and acked.message.sequence == 2
-
-    asyncio.run(story())
+    store = await chat()
+    await store.append([draft("before")])
+    store._chats["c"].counter = None  # as a bad restore would leave it
+    alarms = corruptions()
+    [refused] = await store.append([draft("k")])
+    assert isinstance(refused, ChatHalted)
+    assert corruptions() == alarms + 1, "SEV-1 on the first one"
+    assert (await store.inspect("c")).counter is None
+    operator = CommandContext(ANN, "now", "msg_r", operator=True, reason="the counter was lost")
+    recovered = await store.change(RecoverChat(operator, "c"))
+    assert recovered.chat.epoch == 2
+    [acked] = await store.append([draft("k")])
+    assert isinstance(acked, Acked) and acked.message.sequence == 2

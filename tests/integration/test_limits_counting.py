@@ -23,101 +23,85 @@ PATIENT = LimiterSettings(batch=BatchSettings(deadline_seconds=30.0))
 """Redis may take its time, as on a busy machine."""
 
 
-def test_sends_of_many_connections_slip_through_once(redis_server: Server) -> None:
-    async def main() -> None:
-        counters = RedisCounters(RedisSettings(redis_server.url, prefix="slip"))
-        rules = RuleSet.of([Rule("*", "send:user", "token_bucket", 60, 3600.0, burst_size=10)])
-        limiter = Limiter(counters, SystemClock(), PATIENT, rules)
-        doors, sent = EntryPoints(limiter), 0
-        for _ in range(15):  # five connections, ten sends of each in a turn
-            sent += sum(doors.admit_at_once("send", User("acme", "ann"), 10)[0] for _ in range(5))
-            await _until(lambda: limiter._batcher.idle)
-        await counters.aclose()
-        assert sent == 50, "one round trip's worth, and then it is paid back"
-
-    asyncio.run(main())
+async def test_sends_of_many_connections_slip_through_once(redis_server: Server) -> None:
+    counters = RedisCounters(RedisSettings(redis_server.url, prefix="slip"))
+    rules = RuleSet.of([Rule("*", "send:user", "token_bucket", 60, 3600.0, burst_size=10)])
+    limiter = Limiter(counters, SystemClock(), PATIENT, rules)
+    doors, sent = EntryPoints(limiter), 0
+    for _ in range(15):  # five connections, ten sends of each in a turn
+        sent += sum(doors.admit_at_once("send", User("acme", "ann"), 10)[0] for _ in range(5))
+        await _until(lambda: limiter._batcher.idle)
+    await counters.aclose()
+    assert sent == 50, "one round trip's worth, and then it is paid back"
 
 
-def test_a_redis_that_was_emptied_does_not_make_nodes_think_that_they_are_alone(redis_server: Server) -> None:
-    async def main() -> None:
-        client = redis.asyncio.Redis.from_url(redis_server.url)
-        async with AsyncExitStack() as stack:
-            nodes = []
-            for n in range(5):
-                counters = RedisCounters(RedisSettings(redis_server.url, prefix="emptied"))
-                stack.push_async_callback(counters.aclose)
-                limiter = Limiter(counters, SystemClock(), QUICK, place=NodeIdentity(f"n{n}"))
-                nodes.append(await stack.enter_async_context(limiter))
-            await _until(lambda: all(node.nodes == 5 for node in nodes))
-            for _ in range(5):
-                await client.delete("emptied:nodes")
-                async with asyncio.timeout(30):
-                    while await client.zcard("emptied:nodes") < 5:  # noqa: ASYNC110 - until each has seen fewer
-                        await asyncio.sleep(0.001)
-                assert [node.nodes for node in nodes] == [5] * 5
-        await client.aclose()
-
-    asyncio.run(main())
-
-
-def test_counters_that_were_lost_grant_one_more_limit_for_each_loss_and_no_more(redis_server: Server) -> None:
-    """FLUSHALL, a restart without persistence, a failover to an empty replica: the bound that the guide names."""
-
-    async def main() -> None:
-        client = redis.asyncio.Redis.from_url(redis_server.url)
-        counters, limit = RedisCounters(RedisSettings(redis_server.url, prefix="flushed")), 50
-        rules = RuleSet.of([Rule("acme", name, "fixed_window", limit, 366 * 86_400.0) for name in ("x", "kept")])
-        remembers, admitted = Limiter(counters, SystemClock(), PATIENT, rules), 0
-        await asyncio.gather(*(remembers.check("acme", "kept", "ann") for _ in range(limit + 1)))
-        for losses in range(4):
-            fresh = [Limiter(counters, SystemClock(), PATIENT, rules) for _ in range(2)]  # these remember no refusal
-            asked = [node.check("acme", "x", "ann") for node in fresh for _ in range(2 * limit)]
-            admitted += sum(decision.allowed for decision in await asyncio.gather(*asked))
-            assert admitted == limit * (1 + losses)
-            await client.flushall()
-            assert not (await remembers.check("acme", "kept", "ann")).allowed, "who remembers a refusal keeps to it"
-        await counters.aclose()
-        await client.aclose()
-
-    asyncio.run(main())
-
-
-def test_a_subject_that_was_reset_is_admitted_by_every_node_within_a_heartbeat(redis_server: Server) -> None:
-    async def main() -> None:
-        rules, ann = RuleSet.of([Rule("acme", "x", "fixed_window", 5, 366 * 86_400.0)]), Check("acme", "x", "ann")
-        settings = LimiterSettings(heartbeat_seconds=0.1, batch=PATIENT.batch)
-        async with AsyncExitStack() as stack:
-            nodes = []
-            for name in ("a", "b"):
-                counters = RedisCounters(RedisSettings(redis_server.url, prefix="reset"))
-                stack.push_async_callback(counters.aclose)
-                limiter = Limiter(counters, SystemClock(), settings, rules, NodeIdentity(name))
-                nodes.append(await stack.enter_async_context(limiter))
-            for node in nodes:
-                while (await node.check(*ann)).allowed:
-                    pass
-            await nodes[0].reset(ann)
-            standing = await nodes[1].peek(ann)
-            assert standing is not None and standing.used == 0
+async def test_a_redis_that_was_emptied_does_not_make_nodes_think_that_they_are_alone(redis_server: Server) -> None:
+    client = redis.asyncio.Redis.from_url(redis_server.url)
+    async with AsyncExitStack() as stack:
+        nodes = []
+        for n in range(5):
+            counters = RedisCounters(RedisSettings(redis_server.url, prefix="emptied"))
+            stack.push_async_callback(counters.aclose)
+            limiter = Limiter(counters, SystemClock(), QUICK, place=NodeIdentity(f"n{n}"))
+            nodes.append(await stack.enter_async_context(limiter))
+        await _until(lambda: all(node.nodes == 5 for node in nodes))
+        for _ in range(5):
+            await client.delete("emptied:nodes")
             async with asyncio.timeout(30):
-                while not (await nodes[1].check(*ann)).allowed:  # noqa: ASYNC110 - until it has heard of it
-                    await asyncio.sleep(0.01)
-            assert (await nodes[0].check(*ann)).remaining == 3
+                while await client.zcard("emptied:nodes") < 5:  # noqa: ASYNC110 - until each has seen fewer
+                    await asyncio.sleep(0.001)
+            assert [node.nodes for node in nodes] == [5] * 5
+    await client.aclose()
 
-    asyncio.run(main())
+
+async def test_counters_that_were_lost_grant_one_more_limit_for_each_loss_and_no_more(redis_server: Server) -> None:
+    """FLUSHALL, a restart without persistence, a failover to an empty replica: the bound that the guide names."""
+    client = redis.asyncio.Redis.from_url(redis_server.url)
+    counters, limit = RedisCounters(RedisSettings(redis_server.url, prefix="flushed")), 50
+    rules = RuleSet.of([Rule("acme", name, "fixed_window", limit, 366 * 86_400.0) for name in ("x", "kept")])
+    remembers, admitted = Limiter(counters, SystemClock(), PATIENT, rules), 0
+    await asyncio.gather(*(remembers.check("acme", "kept", "ann") for _ in range(limit + 1)))
+    for losses in range(4):
+        fresh = [Limiter(counters, SystemClock(), PATIENT, rules) for _ in range(2)]  # these remember no refusal
+        asked = [node.check("acme", "x", "ann") for node in fresh for _ in range(2 * limit)]
+        admitted += sum(decision.allowed for decision in await asyncio.gather(*asked))
+        assert admitted == limit * (1 + losses)
+        await client.flushall()
+        assert not (await remembers.check("acme", "kept", "ann")).allowed, "who remembers a refusal keeps to it"
+    await counters.aclose()
+    await client.aclose()
 
 
-def test_a_hold_is_released_once_and_only_if_it_is_one(redis_server: Server) -> None:
-    async def main() -> None:
-        counters, ann = RedisCounters(RedisSettings(redis_server.url, prefix="hold")), Check("acme", "x", "ann")
-        rules = RuleSet.of([Rule("acme", "x", "concurrency", 1, 60.0)])
-        limits = Limiter(counters, SystemClock(), PATIENT, rules)
-        held = await limits.check(*ann)
-        assert not await limits.release(ann, "nonsense")
-        assert [await limits.release(ann, held.hold) for _ in range(2)] == [True, False]
-        await counters.aclose()
+async def test_a_subject_that_was_reset_is_admitted_by_every_node_within_a_heartbeat(redis_server: Server) -> None:
+    rules, ann = RuleSet.of([Rule("acme", "x", "fixed_window", 5, 366 * 86_400.0)]), Check("acme", "x", "ann")
+    settings = LimiterSettings(heartbeat_seconds=0.1, batch=PATIENT.batch)
+    async with AsyncExitStack() as stack:
+        nodes = []
+        for name in ("a", "b"):
+            counters = RedisCounters(RedisSettings(redis_server.url, prefix="reset"))
+            stack.push_async_callback(counters.aclose)
+            limiter = Limiter(counters, SystemClock(), settings, rules, NodeIdentity(name))
+            nodes.append(await stack.enter_async_context(limiter))
+        for node in nodes:
+            while (await node.check(*ann)).allowed:
+                pass
+        await nodes[0].reset(ann)
+        standing = await nodes[1].peek(ann)
+        assert standing is not None and standing.used == 0
+        async with asyncio.timeout(30):
+            while not (await nodes[1].check(*ann)).allowed:  # noqa: ASYNC110 - until it has heard of it
+                await asyncio.sleep(0.01)
+        assert (await nodes[0].check(*ann)).remaining == 3
 
-    asyncio.run(main())
+
+async def test_a_hold_is_released_once_and_only_if_it_is_one(redis_server: Server) -> None:
+    counters, ann = RedisCounters(RedisSettings(redis_server.url, prefix="hold")), Check("acme", "x", "ann")
+    rules = RuleSet.of([Rule("acme", "x", "concurrency", 1, 60.0)])
+    limits = Limiter(counters, SystemClock(), PATIENT, rules)
+    held = await limits.check(*ann)
+    assert not await limits.release(ann, "nonsense")
+    assert [await limits.release(ann, held.hold) for _ in range(2)] == [True, False]
+    await counters.aclose()
 
 
 async def _until(true: Callable[[], bool]) -> None:

@@ -62,25 +62,22 @@ async def a_database(server: Server, name: str) -> str:
 
 
 @pytest.mark.seed("004 scenario 4: tick 100 ms, 100 rows")
-def test_the_publisher_ticks_and_reads_as_the_document_says(
+async def test_the_publisher_ticks_and_reads_as_the_document_says(
     postgres_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        settings, channel = (
-            PostgresSettings(await a_database(postgres_server, "followed"), timeout_seconds=30),
-            Channel(),
-        )
-        monkeypatch.setattr(notifications, "asyncio", channel)
-        async with PostgresRuleStore(settings) as store:
-            await store.prepare()
-            await store.change(Change("create", RuleName("acme", "/"), "olga", "", BODY))
-            async with LogFollower(settings, channel.publish):
-                await asyncio.wait_for(channel.tried.wait(), 30)
-                async with store.database.committing("be written") as db:
-                    await db.execute(REPEATED, CHANGES)
-                channel.may_return = True
-                await asyncio.wait_for(channel.all_rang.wait(), 30)
-        heard = [*[0.1, *[1] * 100] * 4, 0.1, *[1] * 50]
-        assert channel.heard[: len(heard)] == heard, "a hundred at a time, a tenth of a second apart"
-
-    asyncio.run(main())
+    settings, channel = (
+        PostgresSettings(await a_database(postgres_server, "followed"), timeout_seconds=30),
+        Channel(),
+    )
+    monkeypatch.setattr(notifications, "asyncio", channel)
+    async with PostgresRuleStore(settings) as store:
+        await store.prepare()
+        await store.change(Change("create", RuleName("acme", "/"), "olga", "", BODY))
+        async with LogFollower(settings, channel.publish):
+            await asyncio.wait_for(channel.tried.wait(), 30)
+            async with store.database.committing("be written") as db:
+                await db.execute(REPEATED, CHANGES)
+            channel.may_return = True
+            await asyncio.wait_for(channel.all_rang.wait(), 30)
+    heard = [*[0.1, *[1] * 100] * 4, 0.1, *[1] * 50]
+    assert channel.heard[: len(heard)] == heard, "a hundred at a time, a tenth of a second apart"

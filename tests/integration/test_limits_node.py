@@ -204,90 +204,77 @@ def test_sends_ask_and_a_refused_send_is_not_stored(with_node: Callable[[Scenari
     with_node(scenario)
 
 
-def test_a_primary_that_comes_later_gets_its_tables_and_rules(tmp_path: Path, postgres_server: Engine) -> None:
-    async def main() -> None:
-        async with Proxy("127.0.0.1", postgres_server.port) as wire:
-            wire.set(down=True)
-            url = f"postgresql://postgres@127.0.0.1:{wire.port}/postgres"
-            limits = LimitsSettings(rules_url=url)
-            await _drop_tables(postgres_server.url)
-            settings = Settings(server=ServerSettings(port=0, state_dir=str(tmp_path / "state")), limits=limits)
-            async with running(settings) as node:
-                assert {rule.stamp for rule in node.limits.limiter.rules.live()} == {(0, 0)}, "it limits"
-                wire.set(down=False)
-
-                def arrived() -> bool:
-                    rules = node.limits.limiter.rules.live()
-                    return len(rules) == len(DEFAULT_RULES) and all(rule.version == 1 for rule in rules)
-
-                await until(arrived, "the default rules to arrive")
-
-    asyncio.run(main())
-
-
-def test_it_starts_and_limits_while_every_engine_is_away(tmp_path: Path) -> None:
-    async def main() -> None:
-        limits = LimitsSettings("redis://127.0.0.1:1/0", "postgresql://nobody@127.0.0.1:1/none")
+async def test_a_primary_that_comes_later_gets_its_tables_and_rules(tmp_path: Path, postgres_server: Engine) -> None:
+    async with Proxy("127.0.0.1", postgres_server.port) as wire:
+        wire.set(down=True)
+        url = f"postgresql://postgres@127.0.0.1:{wire.port}/postgres"
+        limits = LimitsSettings(rules_url=url)
+        await _drop_tables(postgres_server.url)
         settings = Settings(server=ServerSettings(port=0, state_dir=str(tmp_path / "state")), limits=limits)
-        async with running(settings) as node, httpx.AsyncClient(base_url=node.url) as client:
-            assert (await client.get("/v1/chats", headers=as_user(node, "alice"))).status_code == 200
-            client.headers["Authorization"] = f"Bearer {node.secrets.admin_key}"
-            health = await client.get("/health/admin")
-            assert (health.status_code, health.json()["postgres_primary"]) == (503, "unreachable")
-            answer = await client.post("/admin/rules", json={"tenantID": "a", "resource": "b"})
-            assert answer.status_code in (422, 503)
+        async with running(settings) as node:
+            assert {rule.stamp for rule in node.limits.limiter.rules.live()} == {(0, 0)}, "it limits"
+            wire.set(down=False)
 
-    asyncio.run(main())
+            def arrived() -> bool:
+                rules = node.limits.limiter.rules.live()
+                return len(rules) == len(DEFAULT_RULES) and all(rule.version == 1 for rule in rules)
 
-
-def test_nodes_that_were_given_no_name_count_as_many(redis_server: Engine, tmp_path: Path) -> None:
-    async def main() -> None:
-        limits = LimitsSettings(redis_server.url)
-        await _empty(redis_server.url)
-        one, two = (
-            Settings(server=ServerSettings(port=0, state_dir=str(tmp_path / name)), limits=limits)
-            for name in ("one", "two")
-        )
-        async with running(one) as first, running(two) as second:
-            assert first.node_id != second.node_id
-            limiters = (first.limits.limiter, second.limits.limiter)
-            await until(lambda: all(each.nodes == 2 for each in limiters), "each other: both take the whole limit")
-        async with running(
-            Settings(server=ServerSettings(port=0, state_dir=str(tmp_path / "one"), node_id="web-1"))
-        ) as named:
-            assert named.node_id == "web-1"
-
-    asyncio.run(main())
+            await until(arrived, "the default rules to arrive")
 
 
-def test_nodes_that_start_while_redis_is_away_still_admit_one_limit_together(
+async def test_it_starts_and_limits_while_every_engine_is_away(tmp_path: Path) -> None:
+    limits = LimitsSettings("redis://127.0.0.1:1/0", "postgresql://nobody@127.0.0.1:1/none")
+    settings = Settings(server=ServerSettings(port=0, state_dir=str(tmp_path / "state")), limits=limits)
+    async with running(settings) as node, httpx.AsyncClient(base_url=node.url) as client:
+        assert (await client.get("/v1/chats", headers=as_user(node, "alice"))).status_code == 200
+        client.headers["Authorization"] = f"Bearer {node.secrets.admin_key}"
+        health = await client.get("/health/admin")
+        assert (health.status_code, health.json()["postgres_primary"]) == (503, "unreachable")
+        answer = await client.post("/admin/rules", json={"tenantID": "a", "resource": "b"})
+        assert answer.status_code in (422, 503)
+
+
+async def test_nodes_that_were_given_no_name_count_as_many(redis_server: Engine, tmp_path: Path) -> None:
+    limits = LimitsSettings(redis_server.url)
+    await _empty(redis_server.url)
+    one, two = (
+        Settings(server=ServerSettings(port=0, state_dir=str(tmp_path / name)), limits=limits)
+        for name in ("one", "two")
+    )
+    async with running(one) as first, running(two) as second:
+        assert first.node_id != second.node_id
+        limiters = (first.limits.limiter, second.limits.limiter)
+        await until(lambda: all(each.nodes == 2 for each in limiters), "each other: both take the whole limit")
+    async with running(
+        Settings(server=ServerSettings(port=0, state_dir=str(tmp_path / "one"), node_id="web-1"))
+    ) as named:
+        assert named.node_id == "web-1"
+
+
+async def test_nodes_that_start_while_redis_is_away_still_admit_one_limit_together(
     redis_server: Engine, tmp_path: Path
 ) -> None:
     """Each knows from its disk how many they are."""
-
-    async def main() -> None:
-        async with Proxy("127.0.0.1", redis_server.port) as wire, AsyncExitStack() as first, AsyncExitStack() as again:
-            limits = LimitsSettings(f"redis://127.0.0.1:{wire.port}/5")
-            states = [
-                Settings(server=ServerSettings(port=0, state_dir=str(tmp_path / name)), limits=limits)
-                for name in ("a", "b")
-            ]
-            nodes = [await first.enter_async_context(running(settings)) for settings in states]
-            names = tuple(sorted(node.node_id for node in nodes))
-            async with asyncio.timeout(10):
-                while {load_nodes(tmp_path / name / NODES_NAME) for name in "ab"} != {SavedNodes(2, names)}:  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
-            assert [node.limits.limiter.nodes for node in nodes] == [2, 2]
-            await first.aclose()
-            wire.set(down=True)
-            nodes = [await again.enter_async_context(running(settings)) for settings in states]
-            assert [node.limits.limiter.nodes for node in nodes] == [2, 2]
-            rule = next(rule for rule in DEFAULT_RULES if rule.resource == "connect:user")
-            checks = [
-                node.limits.limiter.check("acme", rule.resource, "ann") for node in nodes for _ in range(rule.capacity)
-            ]
-            decisions = await asyncio.gather(*checks)
-            assert {decision.decided_by for decision in decisions} == {"local_share"}
-            assert rule.capacity <= sum(decision.allowed for decision in decisions) <= rule.capacity + 5
-
-    asyncio.run(main())
+    async with Proxy("127.0.0.1", redis_server.port) as wire, AsyncExitStack() as first, AsyncExitStack() as again:
+        limits = LimitsSettings(f"redis://127.0.0.1:{wire.port}/5")
+        states = [
+            Settings(server=ServerSettings(port=0, state_dir=str(tmp_path / name)), limits=limits)
+            for name in ("a", "b")
+        ]
+        nodes = [await first.enter_async_context(running(settings)) for settings in states]
+        names = tuple(sorted(node.node_id for node in nodes))
+        async with asyncio.timeout(10):
+            while {load_nodes(tmp_path / name / NODES_NAME) for name in "ab"} != {SavedNodes(2, names)}:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert [node.limits.limiter.nodes for node in nodes] == [2, 2]
+        await first.aclose()
+        wire.set(down=True)
+        nodes = [await again.enter_async_context(running(settings)) for settings in states]
+        assert [node.limits.limiter.nodes for node in nodes] == [2, 2]
+        rule = next(rule for rule in DEFAULT_RULES if rule.resource == "connect:user")
+        checks = [
+            node.limits.limiter.check("acme", rule.resource, "ann") for node in nodes for _ in range(rule.capacity)
+        ]
+        decisions = await asyncio.gather(*checks)
+        assert {decision.decided_by for decision in decisions} == {"local_share"}
+        assert rule.capacity <= sum(decision.allowed for decision in decisions) <= rule.capacity + 5

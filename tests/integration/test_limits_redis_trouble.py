@@ -143,16 +143,13 @@ def test_nobody_listens(tmp_path: Path) -> None:
     judge(f"redis://keeper:{RIGHT}@127.0.0.1:{free_port()}/0", tmp_path, "unreachable")
 
 
-def test_something_else_listens(tmp_path: Path) -> None:
-    async def main() -> None:
-        async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+async def test_something_else_listens(tmp_path: Path) -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
-        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
-            await asyncio.to_thread(judge, f"redis://127.0.0.1:{port}/0", tmp_path, "not_redis")
-
-    asyncio.run(main())
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        await asyncio.to_thread(judge, f"redis://127.0.0.1:{port}/0", tmp_path, "not_redis")
 
 
 @pytest.mark.parametrize(

@@ -78,21 +78,18 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(server=ServerSettings(port=0, state_dir=str(tmp_path / "state")))
 
 
-def test_a_node_shows_every_metric_of_the_message_path(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with running(settings(tmp_path)) as node, httpx.AsyncClient(base_url=node.url) as client:
-            operator = Operator(node, client)
-            await operator.send(await operator.become_alice())
-            shown = await operator.metrics()
-            names = {name for name, _ in shown}
-            assert [name for name in SHOWN if name not in names] == []
-            assert shown["setting_changed", frozenset({("path", "server.state_dir")})] == 1
-            assert shown["dependency_up", frozenset({("dependency", "store")})] == 1
-
-    asyncio.run(story())
+async def test_a_node_shows_every_metric_of_the_message_path(tmp_path: Path) -> None:
+    async with running(settings(tmp_path)) as node, httpx.AsyncClient(base_url=node.url) as client:
+        operator = Operator(node, client)
+        await operator.send(await operator.become_alice())
+        shown = await operator.metrics()
+        names = {name for name, _ in shown}
+        assert [name for name in SHOWN if name not in names] == []
+        assert shown["setting_changed", frozenset({("path", "server.state_dir")})] == 1
+        assert shown["dependency_up", frozenset({("dependency", "store")})] == 1
 
 
-def test_the_lag_grows_while_fanout_stands_still_and_sends_go_on(
+async def test_the_lag_grows_while_fanout_stands_still_and_sends_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def away(log: SqliteEventLog, after: int, limit: int) -> Sequence[LogEntry]:
@@ -100,23 +97,20 @@ def test_the_lag_grows_while_fanout_stands_still_and_sends_go_on(
 
     monkeypatch.setattr(node_module, "GAUGES_SECONDS", 0.05)
 
-    async def story() -> None:
-        async with running(settings(tmp_path)) as node, httpx.AsyncClient(base_url=node.url) as client:
-            operator = Operator(node, client)
-            chat_id = await operator.become_alice()
-            with monkeypatch.context() as outage:
-                outage.setattr(SqliteEventLog, "read", away)
-                for _ in range(3):
-                    await operator.send(chat_id)
-                await until(operator, "fanout_lag", lambda lag: lag >= 3)
-                await until(operator, "dependency_up", lambda up: up == 0, dependency="eventlog")
-            await until(operator, "fanout_lag", lambda lag: lag == 0)
-            await until(operator, "dependency_up", lambda up: up == 1, dependency="eventlog")
-
-    asyncio.run(story())
+    async with running(settings(tmp_path)) as node, httpx.AsyncClient(base_url=node.url) as client:
+        operator = Operator(node, client)
+        chat_id = await operator.become_alice()
+        with monkeypatch.context() as outage:
+            outage.setattr(SqliteEventLog, "read", away)
+            for _ in range(3):
+                await operator.send(chat_id)
+            await until(operator, "fanout_lag", lambda lag: lag >= 3)
+            await until(operator, "dependency_up", lambda up: up == 0, dependency="eventlog")
+        await until(operator, "fanout_lag", lambda lag: lag == 0)
+        await until(operator, "dependency_up", lambda up: up == 1, dependency="eventlog")
 
 
-def test_a_store_that_is_gone_while_nobody_uses_it_is_shown_and_so_is_its_return(
+async def test_a_store_that_is_gone_while_nobody_uses_it_is_shown_and_so_is_its_return(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_module, "GAUGES_SECONDS", 0.05)
@@ -124,22 +118,19 @@ def test_a_store_that_is_gone_while_nobody_uses_it_is_shown_and_so_is_its_return
     rests_briefly = replace(settings(tmp_path), gateway=GatewaySettings(circuit_breaker=breaker))
     chats, elsewhere = tmp_path / "state" / "chats.db", tmp_path / "elsewhere"
 
-    async def story() -> None:
-        async with running(rests_briefly) as node, httpx.AsyncClient(base_url=node.url) as client:
-            operator = Operator(node, client)
-            shutil.move(chats, elsewhere)
-            await until(operator, "dependency_up", lambda up: up == 0, dependency="store")
-            assert (await client.get("/health/ready")).status_code == 503
-            status = await operator.status()
-            assert status["ready"] is False and status["dependencies"]["store"] in ("down", "open")
-            assert "its operator must put them back" in status["trouble"]["store"]
-            assert any("put them back" in alarm for alarm in alarms(status))
-            shutil.move(elsewhere, chats)
-            await until(operator, "dependency_up", lambda up: up == 1, dependency="store")
-            status = await operator.status()
-            assert status["ready"] is True and not status["trouble"] and not alarms(status)
-
-    asyncio.run(story())
+    async with running(rests_briefly) as node, httpx.AsyncClient(base_url=node.url) as client:
+        operator = Operator(node, client)
+        shutil.move(chats, elsewhere)
+        await until(operator, "dependency_up", lambda up: up == 0, dependency="store")
+        assert (await client.get("/health/ready")).status_code == 503
+        status = await operator.status()
+        assert status["ready"] is False and status["dependencies"]["store"] in ("down", "open")
+        assert "its operator must put them back" in status["trouble"]["store"]
+        assert any("put them back" in alarm for alarm in alarms(status))
+        shutil.move(elsewhere, chats)
+        await until(operator, "dependency_up", lambda up: up == 1, dependency="store")
+        status = await operator.status()
+        assert status["ready"] is True and not status["trouble"] and not alarms(status)
 
 
 async def until(operator: Operator, name: str, holds, **labels: str) -> None:  # type: ignore[no-untyped-def]

@@ -188,64 +188,57 @@ def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
     check(tmp_path, body)
 
 
-def test_the_reader_repeats_nothing_after_a_restart(tmp_path: Path) -> None:
-    async def main() -> None:
-        endpoints, jobs, log = await SqliteEndpoints.open(tmp_path / "w.db"), MemoryWork(), Log([entry(1)])
-        await endpoints.add(WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01"))
-        first = WebhookReader(log, endpoints, jobs, SystemClock())
-        await jobs.enqueue([])
-        assert await first.advance(0) == 1
-        second = WebhookReader(log, endpoints, jobs, SystemClock())
-        task = asyncio.create_task(second.run())
-        log.entries.append(entry(2))
+async def test_the_reader_repeats_nothing_after_a_restart(tmp_path: Path) -> None:
+    endpoints, jobs, log = await SqliteEndpoints.open(tmp_path / "w.db"), MemoryWork(), Log([entry(1)])
+    await endpoints.add(WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01"))
+    first = WebhookReader(log, endpoints, jobs, SystemClock())
+    await jobs.enqueue([])
+    assert await first.advance(0) == 1
+    second = WebhookReader(log, endpoints, jobs, SystemClock())
+    task = asyncio.create_task(second.run())
+    log.entries.append(entry(2))
 
-        async def both() -> bool:
-            return len(await jobs.find(Query())) == 2
+    async def both() -> bool:
+        return len(await jobs.find(Query())) == 2
 
-        await until(both)
-        task.cancel()
-        streams = [e.stream for e in await jobs.find(Query())]
-        assert streams == ["ep_1/c1", "ep_1/c1"]
-        await endpoints.close()
-
-    asyncio.run(main())
+    await until(both)
+    task.cancel()
+    streams = [e.stream for e in await jobs.find(Query())]
+    assert streams == ["ep_1/c1", "ep_1/c1"]
+    await endpoints.close()
 
 
-def test_chats_restored_without_their_jobs_leave_no_later_message_out_and_repeat_none(tmp_path: Path) -> None:
+async def test_chats_restored_without_their_jobs_leave_no_later_message_out_and_repeat_none(tmp_path: Path) -> None:
     """Jobs in PostgreSQL are not in a backup: their position is then past the end of the restored log."""
+    endpoints, jobs = await SqliteEndpoints.open(tmp_path / "w.db"), MemoryWork()
+    await endpoints.add(WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01"))
+    log = Log([entry(n) for n in range(1, 4)])
+    await jobs.enqueue([], ReaderMark(NAME, 6))
+    wanted: list[int] = []
 
-    async def main() -> None:
-        endpoints, jobs = await SqliteEndpoints.open(tmp_path / "w.db"), MemoryWork()
-        await endpoints.add(WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01"))
-        log = Log([entry(n) for n in range(1, 4)])
-        await jobs.enqueue([], ReaderMark(NAME, 6))
-        wanted: list[int] = []
+    async def told() -> bool:
+        found = [msgspec.json.decode(job.payload)["sequence"] for job in await jobs.find(Query())]
+        assert found == wanted[: len(found)]
+        return found == wanted
 
-        async def told() -> bool:
-            found = [msgspec.json.decode(job.payload)["sequence"] for job in await jobs.find(Query())]
-            assert found == wanted[: len(found)]
-            return found == wanted
+    async def restart(*sequences: int) -> None:
+        """The server starts; then these are committed and become jobs."""
+        log.waited_for.clear()
+        task = asyncio.create_task(WebhookReader(log, endpoints, jobs, SystemClock()).run())
+        await asyncio.wait_for(log.waited_for.wait(), 60)
+        log.entries.extend(entry(n) for n in sequences)
+        wanted.extend(sequences)
+        await until(told)
+        task.cancel()
 
-        async def restart(*sequences: int) -> None:
-            """The server starts; then these are committed and become jobs."""
-            log.waited_for.clear()
-            task = asyncio.create_task(WebhookReader(log, endpoints, jobs, SystemClock()).run())
-            await asyncio.wait_for(log.waited_for.wait(), 60)
-            log.entries.extend(entry(n) for n in sequences)
-            wanted.extend(sequences)
-            await until(told)
-            task.cancel()
-
-        await restart(4)
-        await restart(5)
-        await restart(*range(6, 12))
-        await restart(12)
-        del log.entries[8:]
-        await restart(9, 10)
-        assert await jobs.position(f"{NAME}.2") == 10
-        await endpoints.close()
-
-    asyncio.run(main())
+    await restart(4)
+    await restart(5)
+    await restart(*range(6, 12))
+    await restart(12)
+    del log.entries[8:]
+    await restart(9, 10)
+    assert await jobs.position(f"{NAME}.2") == 10
+    await endpoints.close()
 
 
 @pytest.mark.parametrize(
@@ -313,14 +306,11 @@ def names_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("host", [*INSIDE, "localhost", "ⓛocalhost", "LOCALHOST."])
 @pytest.mark.parametrize("scheme", ["https", "http"])
 @pytest.mark.usefixtures("names_of_this_machine")
-def test_what_leads_inside_is_refused_when_it_is_connected_to(scheme: str, host: str) -> None:
-    async def main() -> None:
-        async with inside() as (port, reached):
-            with pytest.raises(OSError):
-                await call(f"{scheme}://{host}:{port}/")
-            assert reached == []
-
-    asyncio.run(main())
+async def test_what_leads_inside_is_refused_when_it_is_connected_to(scheme: str, host: str) -> None:
+    async with inside() as (port, reached):
+        with pytest.raises(OSError):
+            await call(f"{scheme}://{host}:{port}/")
+        assert reached == []
 
 
 @pytest.mark.parametrize("host", INSIDE)
@@ -343,7 +333,7 @@ def test_no_socket_is_made_for_an_address_of_the_network_inside(address: str) ->
         public_socket((family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, 443)))
 
 
-def test_a_name_that_changes_its_mind_is_judged_by_what_is_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_name_that_changes_its_mind_is_judged_by_what_is_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """DNS rebinding: what the name was when the URL was given does not count."""
     answers = iter([["127.0.0.2", "127.0.0.1"], ["127.0.0.1"], ["::1", "127.0.0.1"]])
 
@@ -354,31 +344,25 @@ def test_a_name_that_changes_its_mind_is_judged_by_what_is_connected_to(monkeypa
             for each in next(answers)
         ]
 
-    async def main() -> None:
-        async with inside() as (port, reached):
-            monkeypatch.setattr(socket, "getaddrinfo", resolve)
-            for _ in range(3):
-                check_url(f"https://rebind.example:{port}/", private_allowed=False)
-                with pytest.raises(OSError, match="not public") as refused:
-                    await call(f"https://rebind.example:{port}/")
-                assert "127.0.0" not in str(refused.value), "an error is no way to look up names inside"
-            assert reached == []
-
-    asyncio.run(main())
+    async with inside() as (port, reached):
+        monkeypatch.setattr(socket, "getaddrinfo", resolve)
+        for _ in range(3):
+            check_url(f"https://rebind.example:{port}/", private_allowed=False)
+            with pytest.raises(OSError, match="not public") as refused:
+                await call(f"https://rebind.example:{port}/")
+            assert "127.0.0" not in str(refused.value), "an error is no way to look up names inside"
+        assert reached == []
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_redirect_is_an_answer_and_is_not_followed(status: int) -> None:
-    async def main() -> None:
-        async with inside() as (port, reached), receiving() as receiver:
-            aside = {"location": f"http://127.0.0.1:{port}/"}
-            receiver.answer = lambda _: web.Response(status=status, headers=aside)
-            caller = WebhookCaller(timeout_seconds=5, connect_timeout_seconds=5, private_allowed=True)
-            answered, _, _ = await caller.post(receiver.url, b"{}", {}, 100)
-            await caller.close()
-            assert (answered, reached, len(receiver.calls)) == (status, [], 1)
-
-    asyncio.run(main())
+async def test_a_redirect_is_an_answer_and_is_not_followed(status: int) -> None:
+    async with inside() as (port, reached), receiving() as receiver:
+        aside = {"location": f"http://127.0.0.1:{port}/"}
+        receiver.answer = lambda _: web.Response(status=status, headers=aside)
+        caller = WebhookCaller(timeout_seconds=5, connect_timeout_seconds=5, private_allowed=True)
+        answered, _, _ = await caller.post(receiver.url, b"{}", {}, 100)
+        await caller.close()
+        assert (answered, reached, len(receiver.calls)) == (status, [], 1)
 
 
 @pytest.mark.parametrize(
@@ -483,56 +467,49 @@ def test_the_published_example_of_standard_webhooks_verifies() -> None:
     assert sent["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
-def test_the_log_of_deliveries_is_bounded_and_goes_with_its_endpoint(tmp_path: Path) -> None:
-    async def main() -> None:
-        endpoints = await SqliteEndpoints.open(tmp_path / "w.db")
-        await endpoints.add(WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01"))
-        for n in range(DELIVERIES_KEPT_PER_ENDPOINT + 5):
-            await endpoints.log(Delivery("ep_1", "m", "c", n, 1, "2026", 200, 0.1))
-        kept = await endpoints.deliveries("ep_1", 5000)
-        assert len(kept) == DELIVERIES_KEPT_PER_ENDPOINT
-        assert kept[0].sequence == DELIVERIES_KEPT_PER_ENDPOINT + 4
-        await endpoints.remove("ep_1")
-        assert await endpoints.deliveries("ep_1") == []
-        with pytest.raises(NotFound):
-            await endpoints.get("ep_1")
-        with pytest.raises(NotFound):
-            await endpoints.disable("ep_1", "?", "2026-01-01")
-        await endpoints.close()
-
-    asyncio.run(main())
+async def test_the_log_of_deliveries_is_bounded_and_goes_with_its_endpoint(tmp_path: Path) -> None:
+    endpoints = await SqliteEndpoints.open(tmp_path / "w.db")
+    await endpoints.add(WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01"))
+    for n in range(DELIVERIES_KEPT_PER_ENDPOINT + 5):
+        await endpoints.log(Delivery("ep_1", "m", "c", n, 1, "2026", 200, 0.1))
+    kept = await endpoints.deliveries("ep_1", 5000)
+    assert len(kept) == DELIVERIES_KEPT_PER_ENDPOINT
+    assert kept[0].sequence == DELIVERIES_KEPT_PER_ENDPOINT + 4
+    await endpoints.remove("ep_1")
+    assert await endpoints.deliveries("ep_1") == []
+    with pytest.raises(NotFound):
+        await endpoints.get("ep_1")
+    with pytest.raises(NotFound):
+        await endpoints.disable("ep_1", "?", "2026-01-01")
+    await endpoints.close()
 
 
-def test_a_server_without_endpoints_pays_no_commit_per_batch_and_an_endpoint_gets_nothing_older(tmp_path: Path) -> None:
-    async def main() -> None:
-        endpoints, jobs, log = await SqliteEndpoints.open(tmp_path / "w.db"), MemoryWork(), Log([entry(1), entry(2)])
-        await jobs.enqueue([], ReaderMark("webhooks", 0))
-        reader = WebhookReader(log, endpoints, jobs, SystemClock())
-        assert await reader.advance(0) == 2
-        assert await jobs.position("webhooks") == 0, "nothing was made, so nothing was stored"
-        await endpoints.add(WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01"))
-        log.entries.append(entry(3))
-        assert await reader.advance(2) == 3
-        assert len(await jobs.find(Query())) == 1, "what comes after it was added"
-        assert await jobs.position("webhooks") == 3
-        await endpoints.close()
+async def test_a_server_without_endpoints_pays_no_commit_per_batch_and_an_endpoint_gets_nothing_older(
+    tmp_path: Path,
+) -> None:
+    endpoints, jobs, log = await SqliteEndpoints.open(tmp_path / "w.db"), MemoryWork(), Log([entry(1), entry(2)])
+    await jobs.enqueue([], ReaderMark("webhooks", 0))
+    reader = WebhookReader(log, endpoints, jobs, SystemClock())
+    assert await reader.advance(0) == 2
+    assert await jobs.position("webhooks") == 0, "nothing was made, so nothing was stored"
+    await endpoints.add(WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01"))
+    log.entries.append(entry(3))
+    assert await reader.advance(2) == 3
+    assert len(await jobs.find(Query())) == 1, "what comes after it was added"
+    assert await jobs.position("webhooks") == 3
+    await endpoints.close()
 
-    asyncio.run(main())
 
-
-def test_an_endpoint_gets_nothing_older_than_itself_from_a_reader_that_lags(tmp_path: Path) -> None:
-    async def main() -> None:
-        endpoints, jobs, log = await SqliteEndpoints.open(tmp_path / "w.db"), MemoryWork(), Log([entry(1)])
-        await jobs.enqueue([], ReaderMark("webhooks", 0))
-        reader = WebhookReader(log, endpoints, jobs, SystemClock())
-        assert await reader.advance(0) == 1
-        log.entries += [entry(2), entry(3)]
-        await endpoints.add(WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-06-01"))
-        assert await reader.advance(1) == 3
-        assert not await jobs.find(Query()), "both are from before it was added"
-        log.entries.append(entry(4))
-        assert await reader.advance(3) == 4
-        assert len(await jobs.find(Query())) == 1, "whatever the clock said, it came after"
-        await endpoints.close()
-
-    asyncio.run(main())
+async def test_an_endpoint_gets_nothing_older_than_itself_from_a_reader_that_lags(tmp_path: Path) -> None:
+    endpoints, jobs, log = await SqliteEndpoints.open(tmp_path / "w.db"), MemoryWork(), Log([entry(1)])
+    await jobs.enqueue([], ReaderMark("webhooks", 0))
+    reader = WebhookReader(log, endpoints, jobs, SystemClock())
+    assert await reader.advance(0) == 1
+    log.entries += [entry(2), entry(3)]
+    await endpoints.add(WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-06-01"))
+    assert await reader.advance(1) == 3
+    assert not await jobs.find(Query()), "both are from before it was added"
+    log.entries.append(entry(4))
+    assert await reader.advance(3) == 4
+    assert len(await jobs.find(Query())) == 1, "whatever the clock said, it came after"
+    await endpoints.close()

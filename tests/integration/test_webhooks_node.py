@@ -61,23 +61,20 @@ class Command:
         return json.loads(said)
 
 
-def test_two_servers_do_not_share_one_store_of_jobs(tmp_path: Path, postgres_server: Engine) -> None:
+async def test_two_servers_do_not_share_one_store_of_jobs(tmp_path: Path, postgres_server: Engine) -> None:
     """Each knows its own endpoints and reads its own log: together they would lose each other's webhooks."""
 
-    async def main() -> None:
-        def settings(name: str) -> Settings:
-            server = ServerSettings(port=0, state_dir=str(tmp_path / name), node_id=name)
-            return Settings(server=server, work=WorkSettings(url=postgres_server.url))
+    def settings(name: str) -> Settings:
+        server = ServerSettings(port=0, state_dir=str(tmp_path / name), node_id=name)
+        return Settings(server=server, work=WorkSettings(url=postgres_server.url))
 
-        async with asyncio.timeout(120), postgres_work(postgres_server.url):
-            async with running(settings("first")):
-                with pytest.raises(BadSetting, match="belong to another Holdfast server"):
-                    async with running(settings("second")):
-                        pass
-            async with running(settings("first")):
-                pass
-
-    asyncio.run(main())
+    async with asyncio.timeout(120), postgres_work(postgres_server.url):
+        async with running(settings("first")):
+            with pytest.raises(BadSetting, match="belong to another Holdfast server"):
+                async with running(settings("second")):
+                    pass
+        async with running(settings("first")):
+            pass
 
 
 def test_a_node_serves_chats_while_the_jobs_database_is_away_and_its_webhooks_follow(tmp_path: Path) -> None:

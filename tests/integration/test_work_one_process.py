@@ -34,90 +34,78 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-def test_the_second_worker_of_a_file_waits_until_the_first_has_died(
+async def test_the_second_worker_of_a_file_waits_until_the_first_has_died(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> None:
-        path, ran, handlers = tmp_path / "work.db", asyncio.Event(), Handlers()
+    path, ran, handlers = tmp_path / "work.db", asyncio.Event(), Handlers()
 
-        @handlers.handle(dict, type="Good")
-        async def work(ctx: Context, _: dict[str, Any]) -> None:
-            ran.set()
+    @handlers.handle(dict, type="Good")
+    async def work(ctx: Context, _: dict[str, Any]) -> None:
+        ran.set()
 
-        pipe = asyncio.subprocess.PIPE
-        child = await asyncio.create_subprocess_exec(sys.executable, "-c", CHILD, str(path), stdout=pipe)
-        assert child.stdout is not None and await child.stdout.readline() == b"joined\n"
-        store = await SqliteWork.open(path)
-        with pytest.raises(SessionTaken, match=f"process {child.pid} runs the jobs of work.db"):
-            await store.join("second")
-        await store.enqueue([JobDraft("Good", b"{}")])
-        async with Worker(store, handlers, settings=WorkerSettings(poll_max_seconds=0.05)).running():
-            await until(lambda: "work.seat_taken" in caplog.text)
-            assert not ran.is_set() and caplog.text.count("work.seat_taken") == 1
-            child.kill()
-            await child.wait()
-            await until(ran.is_set)
-        await store.close()
-
-    asyncio.run(main())
+    pipe = asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", CHILD, str(path), stdout=pipe)
+    assert child.stdout is not None and await child.stdout.readline() == b"joined\n"
+    store = await SqliteWork.open(path)
+    with pytest.raises(SessionTaken, match=f"process {child.pid} runs the jobs of work.db"):
+        await store.join("second")
+    await store.enqueue([JobDraft("Good", b"{}")])
+    async with Worker(store, handlers, settings=WorkerSettings(poll_max_seconds=0.05)).running():
+        await until(lambda: "work.seat_taken" in caplog.text)
+        assert not ran.is_set() and caplog.text.count("work.seat_taken") == 1
+        child.kill()
+        await child.wait()
+        await until(ran.is_set)
+    await store.close()
 
 
-def test_a_seat_is_free_for_others_when_its_worker_has_left(tmp_path: Path) -> None:
-    async def main() -> None:
-        one, two = await SqliteWork.open(tmp_path / "work.db"), await SqliteWork.open(tmp_path / "work.db")
-        seat = await one.join("one")
-        with pytest.raises(SessionTaken, match=f"process {os.getpid()} "):
-            await two.join("two")
-        await seat.leave()
+async def test_a_seat_is_free_for_others_when_its_worker_has_left(tmp_path: Path) -> None:
+    one, two = await SqliteWork.open(tmp_path / "work.db"), await SqliteWork.open(tmp_path / "work.db")
+    seat = await one.join("one")
+    with pytest.raises(SessionTaken, match=f"process {os.getpid()} "):
         await two.join("two")
-        await two.close()
-        await (await one.join("one")).leave()
-        await one.close()
-
-    asyncio.run(main())
+    await seat.leave()
+    await two.join("two")
+    await two.close()
+    await (await one.join("one")).leave()
+    await one.close()
 
 
 @pytest.mark.parametrize("engine", ["memory", "sqlite"])
-def test_the_second_worker_of_a_store_waits_until_the_first_has_left(
+async def test_the_second_worker_of_a_store_waits_until_the_first_has_left(
     engine: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> None:
-        handlers, ran = Handlers(), list[int]()
+    handlers, ran = Handlers(), list[int]()
 
-        @handlers.handle(dict, type="Good")
-        async def work(ctx: Context, _: dict[str, Any]) -> None:
-            ran.append(ctx.fence)
+    @handlers.handle(dict, type="Good")
+    async def work(ctx: Context, _: dict[str, Any]) -> None:
+        ran.append(ctx.fence)
 
-        async with embedded_work(tmp_path / "work.db" if engine == "sqlite" else None) as o:
-            first = Worker(o.store, handlers, name="first")
-            async with first.running():
+    async with embedded_work(tmp_path / "work.db" if engine == "sqlite" else None) as o:
+        first = Worker(o.store, handlers, name="first")
+        async with first.running():
+            await o.store.enqueue([JobDraft("Good", b"{}")])
+            await until(lambda: ran)
+            with pytest.raises(SessionTaken, match="the worker 'first' runs the jobs of this store"):
+                await o.store.join("by hand")
+            async with Worker(o.store, handlers, name="second").running():
+                await until(lambda: "work.seat_taken" in caplog.text)
+                await o.store.enqueue([JobDraft("Good", b"{}")] * 20)
+                await until(lambda: len(ran) == 21)
+                assert len(set(ran)) == 1, "the first kept its seat"
+                first.stop()
                 await o.store.enqueue([JobDraft("Good", b"{}")])
-                await until(lambda: ran)
-                with pytest.raises(SessionTaken, match="the worker 'first' runs the jobs of this store"):
-                    await o.store.join("by hand")
-                async with Worker(o.store, handlers, name="second").running():
-                    await until(lambda: "work.seat_taken" in caplog.text)
-                    await o.store.enqueue([JobDraft("Good", b"{}")] * 20)
-                    await until(lambda: len(ran) == 21)
-                    assert len(set(ran)) == 1, "the first kept its seat"
-                    first.stop()
-                    await o.store.enqueue([JobDraft("Good", b"{}")])
-                    await until(lambda: len(set(ran)) == 2)
-        assert "work_lease_lost" not in caplog.text
-
-    asyncio.run(main())
+                await until(lambda: len(set(ran)) == 2)
+    assert "work_lease_lost" not in caplog.text
 
 
-def test_a_join_that_fails_leaves_the_seat_free(tmp_path: Path) -> None:
-    async def main() -> None:
-        one, two = await SqliteWork.open(tmp_path / "work.db"), await SqliteWork.open(tmp_path / "work.db")
-        with pytest.raises(InternalError):
-            await one.join(object())  # type: ignore[arg-type]
-        for store in (one, two):
-            await (await store.join("worker")).leave()
-            await store.close()
-
-    asyncio.run(main())
+async def test_a_join_that_fails_leaves_the_seat_free(tmp_path: Path) -> None:
+    one, two = await SqliteWork.open(tmp_path / "work.db"), await SqliteWork.open(tmp_path / "work.db")
+    with pytest.raises(InternalError):
+        await one.join(object())  # type: ignore[arg-type]
+    for store in (one, two):
+        await (await store.join("worker")).leave()
+        await store.close()
 
 
 def test_a_forked_child_does_not_keep_the_seat_of_its_parent(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import pytest
 from work_stores import until
 
 from holdfast.clock import SystemClock
@@ -17,7 +18,6 @@ from holdfast.work.sqlite.embedded import EmbeddedSession
 from holdfast.work.sqlite.store import MemoryWork
 from holdfast.work.worker import Worker, WorkerSettings
 from proof.virtual_loop import LoopClock
-from proof.virtual_loop import run as run_virtual
 
 
 class Order(msgspec.Struct):
@@ -57,52 +57,47 @@ class Store(MemoryWork):
         return self.seat
 
 
-def test_no_job_starts_while_the_lease_is_not_certain() -> None:
-    async def main() -> None:
-        store, handlers, ran = Store(SystemClock()), Handlers(), list[int]()
-        handed = asyncio.Event()
+async def test_no_job_starts_while_the_lease_is_not_certain() -> None:
+    store, handlers, ran = Store(SystemClock()), Handlers(), list[int]()
+    handed = asyncio.Event()
 
-        @handlers.handle(Order)
-        async def handle(ctx: Context, order: Order) -> None:
-            ran.append(order.number)
+    @handlers.handle(Order)
+    async def handle(ctx: Context, order: Order) -> None:
+        ran.append(order.number)
 
-        settings = WorkerSettings(poll_min_seconds=0.01, poll_max_seconds=0.01)
-        async with asyncio.timeout(20), Worker(store, handlers, settings=settings).running():
-            await until(lambda: hasattr(store, "seat") and store.seat.waits)
-            store.seat.certain = False
-            store.seat.handed = lambda claimed: handed.set() if claimed.jobs else None
-            await store.enqueue([handlers.draft(Order(n)) for n in range(3)])
-            await handed.wait()
-            looks = len(store.seat.waits)
-            await until(lambda: len(store.seat.waits) > looks + 5)
-            assert ran == [], "it holds them, and starts none"
-            store.seat.certain = True
-            await until(lambda: len(ran) == 3)
-
-    asyncio.run(main())
+    settings = WorkerSettings(poll_min_seconds=0.01, poll_max_seconds=0.01)
+    async with asyncio.timeout(20), Worker(store, handlers, settings=settings).running():
+        await until(lambda: hasattr(store, "seat") and store.seat.waits)
+        store.seat.certain = False
+        store.seat.handed = lambda claimed: handed.set() if claimed.jobs else None
+        await store.enqueue([handlers.draft(Order(n)) for n in range(3)])
+        await handed.wait()
+        looks = len(store.seat.waits)
+        await until(lambda: len(store.seat.waits) > looks + 5)
+        assert ran == [], "it holds them, and starts none"
+        store.seat.certain = True
+        await until(lambda: len(ran) == 3)
 
 
-def test_an_idle_worker_polls_ever_more_rarely_and_at_once_after_news() -> None:
-    async def main() -> None:
-        clock = LoopClock()
-        store, handlers, ran = Store(clock), Handlers(), asyncio.Event()
+@pytest.mark.virtual_time
+async def test_an_idle_worker_polls_ever_more_rarely_and_at_once_after_news() -> None:
+    clock = LoopClock()
+    store, handlers, ran = Store(clock), Handlers(), asyncio.Event()
 
-        @handlers.handle(Order)
-        async def handle(ctx: Context, order: Order) -> None:
-            ran.set()
+    @handlers.handle(Order)
+    async def handle(ctx: Context, order: Order) -> None:
+        ran.set()
 
-        async with Worker(store, handlers, clock=clock).running():
-            await asyncio.sleep(20)
-            waits = list(store.seat.waits)
-            assert waits[:6] == [0.02, 0.04, 0.08, 0.16, 0.32, 0.64] and set(waits[6:]) == {1.0}
-            assert len(waits) < 30, "twenty seconds of nothing cost few calls"
-            store.seat.waits.clear()
-            await store.enqueue([handlers.draft(Order(1))])
-            await ran.wait()
-            await asyncio.sleep(1)
-            assert 0.02 in store.seat.waits, "who was just busy looks again soon"
-
-    run_virtual(main())
+    async with Worker(store, handlers, clock=clock).running():
+        await asyncio.sleep(20)
+        waits = list(store.seat.waits)
+        assert waits[:6] == [0.02, 0.04, 0.08, 0.16, 0.32, 0.64] and set(waits[6:]) == {1.0}
+        assert len(waits) < 30, "twenty seconds of nothing cost few calls"
+        store.seat.waits.clear()
+        await store.enqueue([handlers.draft(Order(1))])
+        await ran.wait()
+        await asyncio.sleep(1)
+        assert 0.02 in store.seat.waits, "who was just busy looks again soon"
 
 
 class Failing(EmbeddedSession):
@@ -130,43 +125,37 @@ def failing(kind: str) -> MemoryWork:
     return store
 
 
-def test_what_a_job_enqueued_comes_though_the_first_report_of_it_failed() -> None:
-    async def main() -> None:
-        store, handlers, ran = failing("children"), Handlers(), list[int]()
+async def test_what_a_job_enqueued_comes_though_the_first_report_of_it_failed() -> None:
+    store, handlers, ran = failing("children"), Handlers(), list[int]()
 
-        @handlers.handle(Order)
-        async def handle(ctx: Context, order: Order) -> None:
-            ran.append(order.number)
-            if order.number < 3:
-                ctx.enqueue(handlers.draft(Order(order.number + 1)))
+    @handlers.handle(Order)
+    async def handle(ctx: Context, order: Order) -> None:
+        ran.append(order.number)
+        if order.number < 3:
+            ctx.enqueue(handlers.draft(Order(order.number + 1)))
 
-        async with asyncio.timeout(20), Worker(store, handlers).running():
-            await store.enqueue([handlers.draft(Order(1))])
-            await until(lambda: len(ran) == 3)
-        assert ran == [1, 2, 3]
-
-    asyncio.run(main())
+    async with asyncio.timeout(20), Worker(store, handlers).running():
+        await store.enqueue([handlers.draft(Order(1))])
+        await until(lambda: len(ran) == 3)
+    assert ran == [1, 2, 3]
 
 
-def test_what_a_failing_job_released_passes_it_though_the_first_report_of_it_failed() -> None:
-    async def main() -> None:
-        store, handlers, ran = failing("released"), Handlers(), list[int]()
-        followers = list[int]()
+async def test_what_a_failing_job_released_passes_it_though_the_first_report_of_it_failed() -> None:
+    store, handlers, ran = failing("released"), Handlers(), list[int]()
+    followers = list[int]()
 
-        @handlers.handle(Order, stream=lambda _: "s")
-        async def handle(ctx: Context, order: Order) -> None:
-            if order.number == 1:
-                ctx.release(*followers)
-                raise RuntimeError("later")
-            ran.append(order.number)
+    @handlers.handle(Order, stream=lambda _: "s")
+    async def handle(ctx: Context, order: Order) -> None:
+        if order.number == 1:
+            ctx.release(*followers)
+            raise RuntimeError("later")
+        ran.append(order.number)
 
-        followers += (await store.enqueue([handlers.draft(Order(n)) for n in (1, 2)]))[1:]
-        async with asyncio.timeout(20), Worker(store, handlers).running():
-            await until(lambda: ran == [2])
-        (block,) = [blocked.block for blocked in await store.streams()]
-        assert block.released_ids == set(followers)
-
-    asyncio.run(main())
+    followers += (await store.enqueue([handlers.draft(Order(n)) for n in (1, 2)]))[1:]
+    async with asyncio.timeout(20), Worker(store, handlers).running():
+        await until(lambda: ran == [2])
+    (block,) = [blocked.block for blocked in await store.streams()]
+    assert block.released_ids == set(followers)
 
 
 class Stalling(EmbeddedSession):
@@ -184,48 +173,42 @@ class Stalling(EmbeddedSession):
         return claimed
 
 
-def test_what_is_given_back_for_want_of_room_keeps_its_place_though_all_is_read_again_at_that_moment() -> None:
+@pytest.mark.virtual_time
+async def test_what_is_given_back_for_want_of_room_keeps_its_place_though_all_is_read_again_at_that_moment() -> None:
     """It would be marked as held behind the back of the new reading, which knows of nothing that is held."""
+    clock = LoopClock()
+    store, handlers, ran, go = MemoryWork(clock), Handlers(), list[int](), asyncio.Event()
+    join = store.join
 
-    async def main() -> None:
-        clock = LoopClock()
-        store, handlers, ran, go = MemoryWork(clock), Handlers(), list[int](), asyncio.Event()
-        join = store.join
+    async def joined(name: str) -> Any:
+        seat: Any = await join(name)
+        seat.__class__ = Stalling
+        return seat
 
-        async def joined(name: str) -> Any:
-            seat: Any = await join(name)
-            seat.__class__ = Stalling
-            return seat
+    @handlers.handle(Order, stream=lambda _: "s")
+    async def handle(ctx: Context, order: Order) -> None:
+        await go.wait()
+        ran.append(order.number)
 
-        @handlers.handle(Order, stream=lambda _: "s")
-        async def handle(ctx: Context, order: Order) -> None:
-            await go.wait()
-            ran.append(order.number)
-
-        store.join = joined  # type: ignore[method-assign]
-        await store.enqueue([handlers.draft(Order(n)) for n in range(20)])
-        settings = WorkerSettings(concurrency=4, jobs_max=8)
-        async with Worker(store, handlers, settings=settings, clock=clock).running():
-            await asyncio.sleep(2.5)  # a memory full of one stream, a failed call, a new reading
-            go.set()
-            await asyncio.sleep(10)
-        assert ran == list(range(20))
-
-    run_virtual(main())
+    store.join = joined  # type: ignore[method-assign]
+    await store.enqueue([handlers.draft(Order(n)) for n in range(20)])
+    settings = WorkerSettings(concurrency=4, jobs_max=8)
+    async with Worker(store, handlers, settings=settings, clock=clock).running():
+        await asyncio.sleep(2.5)  # a memory full of one stream, a failed call, a new reading
+        go.set()
+        await asyncio.sleep(10)
+    assert ran == list(range(20))
 
 
-def test_a_runner_outlives_any_number_of_overdue_jobs() -> None:
-    async def main() -> None:
-        store, handlers, ended = MemoryWork(SystemClock()), Handlers(), asyncio.Event()
+async def test_a_runner_outlives_any_number_of_overdue_jobs() -> None:
+    store, handlers, ended = MemoryWork(SystemClock()), Handlers(), asyncio.Event()
 
-        @handlers.handle(Order, deadline_seconds=0.05)
-        async def handle(ctx: Context, order: Order) -> None:
-            if order.number < 3:
-                await asyncio.Event().wait()
-            ended.set()
+    @handlers.handle(Order, deadline_seconds=0.05)
+    async def handle(ctx: Context, order: Order) -> None:
+        if order.number < 3:
+            await asyncio.Event().wait()
+        ended.set()
 
-        await store.enqueue([handlers.draft(Order(n)) for n in range(4)])
-        async with asyncio.timeout(20), Worker(store, handlers, settings=WorkerSettings(concurrency=1)).running():
-            await ended.wait()
-
-    asyncio.run(main())
+    await store.enqueue([handlers.draft(Order(n)) for n in range(4)])
+    async with asyncio.timeout(20), Worker(store, handlers, settings=WorkerSettings(concurrency=1)).running():
+        await ended.wait()

@@ -48,46 +48,40 @@ def _good(count: int) -> list[JobDraft]:
     return [JobDraft("Good", b"{}", f"stream-{n}") for n in range(count)]
 
 
-def test_without_a_runner_a_worker_gives_up_its_streams_and_others_take_them(
+async def test_without_a_runner_a_worker_gives_up_its_streams_and_others_take_them(
     postgres_server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     from holdfast.work.postgres import PostgresWork
 
-    async def main() -> None:
-        ran, end = list[int](), asyncio.Event()
-        handlers = _handlers(ran, end)
-        async with postgres_work(postgres_server.url, dead_after_seconds=60) as o:
-            other = await PostgresWork.open(postgres_server.url)
-            async with Worker(o.store, handlers, settings=SETTINGS).running():
-                stuck = await o.store.enqueue([JobDraft("Stuck", b"{}")] * STUCK)
-                await until(lambda: "work.runners_exhausted" in caplog.text)
-                async with Worker(other, handlers, name="healthy", settings=SETTINGS).running():
-                    await o.store.enqueue(_good(60))
-                    await until(lambda: len(ran) == 60)
-                for entry in await o.store.find(Query(seqs=stuck)):
-                    assert (entry.state, entry.reason) == (State.RETRY, Reason.TIMEOUT_EXCEEDED)
-                end.set()
-            await other.close()
-
-    asyncio.run(main())
+    ran, end = list[int](), asyncio.Event()
+    handlers = _handlers(ran, end)
+    async with postgres_work(postgres_server.url, dead_after_seconds=60) as o:
+        other = await PostgresWork.open(postgres_server.url)
+        async with Worker(o.store, handlers, settings=SETTINGS).running():
+            stuck = await o.store.enqueue([JobDraft("Stuck", b"{}")] * STUCK)
+            await until(lambda: "work.runners_exhausted" in caplog.text)
+            async with Worker(other, handlers, name="healthy", settings=SETTINGS).running():
+                await o.store.enqueue(_good(60))
+                await until(lambda: len(ran) == 60)
+            for entry in await o.store.find(Query(seqs=stuck)):
+                assert (entry.state, entry.reason) == (State.RETRY, Reason.TIMEOUT_EXCEEDED)
+            end.set()
+        await other.close()
 
 
 @pytest.mark.parametrize("engine", ["memory", "sqlite"])
-def test_a_worker_takes_its_seat_again_when_a_stuck_handler_has_ended(
+async def test_a_worker_takes_its_seat_again_when_a_stuck_handler_has_ended(
     engine: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> None:
-        ran, end = list[int](), asyncio.Event()
-        opened = embedded_work(tmp_path / "work.db" if engine == "sqlite" else None)
-        async with opened as o, Worker(o.store, _handlers(ran, end), settings=SETTINGS).running():
-            await o.store.enqueue([JobDraft("Stuck", b"{}")] * STUCK)
-            await until(lambda: "work.runners_exhausted" in caplog.text)
-            await o.store.enqueue(_good(5))
-            end.set()
-            await until(lambda: len(ran) == 5)
-        assert caplog.text.count("work.runners_exhausted") == 1
-
-    asyncio.run(main())
+    ran, end = list[int](), asyncio.Event()
+    opened = embedded_work(tmp_path / "work.db" if engine == "sqlite" else None)
+    async with opened as o, Worker(o.store, _handlers(ran, end), settings=SETTINGS).running():
+        await o.store.enqueue([JobDraft("Stuck", b"{}")] * STUCK)
+        await until(lambda: "work.runners_exhausted" in caplog.text)
+        await o.store.enqueue(_good(5))
+        end.set()
+        await until(lambda: len(ran) == 5)
+    assert caplog.text.count("work.runners_exhausted") == 1
 
 
 CHILD = """
@@ -115,94 +109,81 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-def test_where_a_stuck_loop_ends_the_process_so_do_stuck_runners(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with embedded_work(tmp_path / "work.db") as o:
-            stuck = await o.store.enqueue([JobDraft("Stuck", b"{}")] * STUCK)
-            pipe = asyncio.subprocess.PIPE
-            child = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", CHILD, str(tmp_path / "work.db"), stderr=pipe
-            )
-            _, told = await asyncio.wait_for(child.communicate(), 30)
-            assert child.returncode == EXIT_CODE, told
-            assert b"work.runners_exhausted" in told
-            for entry in await o.store.find(Query(seqs=stuck)):
-                assert (entry.reason, entry.attempt, entry.crashes) == (Reason.TIMEOUT_EXCEEDED, 1, 0)
-
-    asyncio.run(main())
+async def test_where_a_stuck_loop_ends_the_process_so_do_stuck_runners(tmp_path: Path) -> None:
+    async with embedded_work(tmp_path / "work.db") as o:
+        stuck = await o.store.enqueue([JobDraft("Stuck", b"{}")] * STUCK)
+        pipe = asyncio.subprocess.PIPE
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", CHILD, str(tmp_path / "work.db"), stderr=pipe
+        )
+        _, told = await asyncio.wait_for(child.communicate(), 30)
+        assert child.returncode == EXIT_CODE, told
+        assert b"work.runners_exhausted" in told
+        for entry in await o.store.find(Query(seqs=stuck)):
+            assert (entry.reason, entry.attempt, entry.crashes) == (Reason.TIMEOUT_EXCEEDED, 1, 0)
 
 
-def test_a_worker_whose_task_the_program_cancels_is_started_again(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        ran = list[int]()
-        async with embedded_work(None) as o:
-            worker = Worker(o.store, _handlers(ran, asyncio.Event()), settings=SETTINGS)
-            async with worker.running():
-                for wanted in (1, 2, 3):
-                    await o.store.enqueue(_good(1))
-                    await until(lambda wanted=wanted: len(ran) == wanted)
-                    for task in asyncio.all_tasks() - {asyncio.current_task()}:
-                        task.cancel()
-        assert "work.worker_restarted" in caplog.text
-
-    asyncio.run(main())
+async def test_a_worker_whose_task_the_program_cancels_is_started_again(caplog: pytest.LogCaptureFixture) -> None:
+    ran = list[int]()
+    async with embedded_work(None) as o:
+        worker = Worker(o.store, _handlers(ran, asyncio.Event()), settings=SETTINGS)
+        async with worker.running():
+            for wanted in (1, 2, 3):
+                await o.store.enqueue(_good(1))
+                await until(lambda wanted=wanted: len(ran) == wanted)
+                for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                    task.cancel()
+    assert "work.worker_restarted" in caplog.text
 
 
-def test_a_handler_that_cancels_every_task_while_connections_are_lost_costs_no_seat_and_no_connection(
+async def test_a_handler_that_cancels_every_task_while_connections_are_lost_costs_no_seat_and_no_connection(
     postgres_server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of asyncpg it can cancel the tasks in which connections go back to their pool: they go back all the same."""
+    ran, judge, ended = list[int](), asyncio.current_task(), asyncio.Event()
+    handlers, asking = _handlers(ran, asyncio.Event()), set[asyncio.Task[Any]]()
+    async with postgres_work(postgres_server.url, dead_after_seconds=60) as o:
+        admin = await asyncpg.connect(postgres_server.url)
 
-    async def main() -> None:
-        ran, judge, ended = list[int](), asyncio.current_task(), asyncio.Event()
-        handlers, asking = _handlers(ran, asyncio.Event()), set[asyncio.Task[Any]]()
-        async with postgres_work(postgres_server.url, dead_after_seconds=60) as o:
-            admin = await asyncpg.connect(postgres_server.url)
+        @handlers.handle(dict, type="Hostile")
+        async def cancel_all(ctx: Context, _: dict[str, Any]) -> None:
+            for _ in range(10):
+                await admin.fetch(f"SELECT pg_terminate_backend(pid) {OTHERS}")
+                for _ in range(5):
+                    asking.add(asyncio.create_task(o.store.find(Query())))
+                    for task in asyncio.all_tasks() - {judge, asyncio.current_task()}:
+                        task.cancel()
+                    await asyncio.sleep(0.001)
+            ended.set()
 
-            @handlers.handle(dict, type="Hostile")
-            async def cancel_all(ctx: Context, _: dict[str, Any]) -> None:
-                for _ in range(10):
-                    await admin.fetch(f"SELECT pg_terminate_backend(pid) {OTHERS}")
-                    for _ in range(5):
-                        asking.add(asyncio.create_task(o.store.find(Query())))
-                        for task in asyncio.all_tasks() - {judge, asyncio.current_task()}:
-                            task.cancel()
-                        await asyncio.sleep(0.001)
-                ended.set()
-
-            async with Worker(o.store, handlers, settings=SETTINGS).running():
-                await o.store.enqueue(_good(5))
-                await until(lambda: len(ran) == 5)
-                seat = await admin.fetchval(SEATS)
-                await o.store.enqueue([JobDraft("Hostile", b"{}")])
-                await ended.wait()
-                await asyncio.gather(*asking, return_exceptions=True)
-                async with asyncio.timeout(10), AsyncExitStack() as stack:
-                    for _ in range(CONNECTIONS_MAX):
-                        await stack.enter_async_context(o.store._pools.calls.acquire())
-                await o.store.enqueue(_good(5))
-                await until(lambda: len(ran) == 10)
-                assert await admin.fetchval(SEATS) == seat, "it kept its seat"
-                assert await admin.fetchval(f"SELECT count(*) {OTHERS}") <= 2 * CONNECTIONS_MAX + 3
-            await admin.close()
-        assert "work.cancellation_refused" in caplog.text and "work.worker_restarted" not in caplog.text
-
-    asyncio.run(main())
+        async with Worker(o.store, handlers, settings=SETTINGS).running():
+            await o.store.enqueue(_good(5))
+            await until(lambda: len(ran) == 5)
+            seat = await admin.fetchval(SEATS)
+            await o.store.enqueue([JobDraft("Hostile", b"{}")])
+            await ended.wait()
+            await asyncio.gather(*asking, return_exceptions=True)
+            async with asyncio.timeout(10), AsyncExitStack() as stack:
+                for _ in range(CONNECTIONS_MAX):
+                    await stack.enter_async_context(o.store._pools.calls.acquire())
+            await o.store.enqueue(_good(5))
+            await until(lambda: len(ran) == 10)
+            assert await admin.fetchval(SEATS) == seat, "it kept its seat"
+            assert await admin.fetchval(f"SELECT count(*) {OTHERS}") <= 2 * CONNECTIONS_MAX + 3
+        await admin.close()
+    assert "work.cancellation_refused" in caplog.text and "work.worker_restarted" not in caplog.text
 
 
-def test_run_ends_when_its_caller_is_cancelled() -> None:
-    async def main() -> None:
-        ran, seats = list[int](), list[Any]()
-        async with embedded_work(None) as o:
-            running = asyncio.create_task(Worker(o.store, _handlers(ran, asyncio.Event()), settings=SETTINGS).run())
-            await o.store.enqueue(_good(1))
-            await until(lambda: ran)
-            running.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await asyncio.wait_for(running, 5)
-            store: Any = o.store
-            await store._transact(lambda db: seats.extend(db.execute("SELECT id FROM seat")))
-            assert not seats, "it has left its seat"
-        assert len(asyncio.all_tasks()) == 1
-
-    asyncio.run(main())
+async def test_run_ends_when_its_caller_is_cancelled() -> None:
+    ran, seats = list[int](), list[Any]()
+    async with embedded_work(None) as o:
+        running = asyncio.create_task(Worker(o.store, _handlers(ran, asyncio.Event()), settings=SETTINGS).run())
+        await o.store.enqueue(_good(1))
+        await until(lambda: ran)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(running, 5)
+        store: Any = o.store
+        await store._transact(lambda db: seats.extend(db.execute("SELECT id FROM seat")))
+        assert not seats, "it has left its seat"
+    assert len(asyncio.all_tasks()) == 1

@@ -116,129 +116,115 @@ async def until(condition: Any, seconds: float = 60.0) -> None:
             await asyncio.sleep(0.02)
 
 
-def test_a_zombie_that_wakes_after_its_takeover_changes_nothing(postgres_server: Server, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with yard(postgres_server, tmp_path) as place:
-            zombie, gate = place.start("zombie"), tmp_path / "gate"
-            await place.enqueue(*(deed(f"s{n % 10}", gate=str(gate) if n >= 20 else "") for n in range(60)))
-            effects = "SELECT count(*) FROM effects"
+async def test_a_zombie_that_wakes_after_its_takeover_changes_nothing(postgres_server: Server, tmp_path: Path) -> None:
+    async with yard(postgres_server, tmp_path) as place:
+        zombie, gate = place.start("zombie"), tmp_path / "gate"
+        await place.enqueue(*(deed(f"s{n % 10}", gate=str(gate) if n >= 20 else "") for n in range(60)))
+        effects = "SELECT count(*) FROM effects"
 
-            async def ten_at_the_gate() -> bool:
-                return bool(await place.connection.fetchval(effects) == 20)
+        async def ten_at_the_gate() -> bool:
+            return bool(await place.connection.fetchval(effects) == 20)
 
-            await until(ten_at_the_gate)
-            zombie.send_signal(signal.SIGSTOP)
-            gate.touch()
-            place.start("heir")
-            await place.drained()
-            zombie.send_signal(signal.SIGCONT)
-            await until(lambda: "work_lease_lost" in place.said("zombie"))
-            await place.enqueue(*(deed(f"s{n % 10}") for n in range(40)))
-            await place.drained()
-            await place.verdict()
-            fences = await place.connection.fetch("SELECT DISTINCT fence FROM effects")
-            assert len(fences) > 1, "the takeover raised the fence"
-
-    asyncio.run(main())
+        await until(ten_at_the_gate)
+        zombie.send_signal(signal.SIGSTOP)
+        gate.touch()
+        place.start("heir")
+        await place.drained()
+        zombie.send_signal(signal.SIGCONT)
+        await until(lambda: "work_lease_lost" in place.said("zombie"))
+        await place.enqueue(*(deed(f"s{n % 10}") for n in range(40)))
+        await place.drained()
+        await place.verdict()
+        fences = await place.connection.fetch("SELECT DISTINCT fence FROM effects")
+        assert len(fences) > 1, "the takeover raised the fence"
 
 
-def test_a_crash_loop_is_isolated_and_everything_else_is_done(postgres_server: Server, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with yard(postgres_server, tmp_path) as place:
-            seqs = await place.enqueue(*(deed(f"s{n % 8}", kill=n == 20) for n in range(100)))
-            killer = seqs[20]
-            crashes = 0
-            child = place.start("victim")
-            async with asyncio.timeout(60):
-                while await place.store.find(Query(), 1):
-                    if child.poll() is not None:
-                        crashes += 1
-                        child = place.start("victim")
-                    await asyncio.sleep(0.05)
-            (dead,) = await place.store.dead(Query())
-            assert (dead.seq, dead.crashes, dead.reason) == (killer, 3, Reason.POISON_MESSAGE)
-            assert crashes == 3
-            place.history.excused.add(killer)
-            await place.verdict()
-
-    asyncio.run(main())
+async def test_a_crash_loop_is_isolated_and_everything_else_is_done(postgres_server: Server, tmp_path: Path) -> None:
+    async with yard(postgres_server, tmp_path) as place:
+        seqs = await place.enqueue(*(deed(f"s{n % 8}", kill=n == 20) for n in range(100)))
+        killer = seqs[20]
+        crashes = 0
+        child = place.start("victim")
+        async with asyncio.timeout(60):
+            while await place.store.find(Query(), 1):
+                if child.poll() is not None:
+                    crashes += 1
+                    child = place.start("victim")
+                await asyncio.sleep(0.05)
+        (dead,) = await place.store.dead(Query())
+        assert (dead.seq, dead.crashes, dead.reason) == (killer, 3, Reason.POISON_MESSAGE)
+        assert crashes == 3
+        place.history.excused.add(killer)
+        await place.verdict()
 
 
-def test_rebalance_from_one_to_eight_and_back_never_overlaps_in_a_stream(
+async def test_rebalance_from_one_to_eight_and_back_never_overlaps_in_a_stream(
     postgres_server: Server, tmp_path: Path
 ) -> None:
-    async def main() -> None:
-        async with yard(postgres_server, tmp_path) as place:
-            rng, feeding = random.Random(3), True
+    async with yard(postgres_server, tmp_path) as place:
+        rng, feeding = random.Random(3), True
 
-            async def feed() -> None:
-                while feeding:
-                    drafts = [deed(f"s{rng.randrange(60)}", transaction=False, seconds=0.002) for _ in range(20)]
-                    await place.enqueue(*drafts)
-                    await asyncio.sleep(0.05)
+        async def feed() -> None:
+            while feeding:
+                drafts = [deed(f"s{rng.randrange(60)}", transaction=False, seconds=0.002) for _ in range(20)]
+                await place.enqueue(*drafts)
+                await asyncio.sleep(0.05)
 
-            feeder = asyncio.create_task(feed())
-            first = place.start("w0", NOBODY_DIES)
-            owners = "SELECT count(DISTINCT owner) FROM holdfast_work.partition WHERE owner IS NOT NULL"
+        feeder = asyncio.create_task(feed())
+        first = place.start("w0", NOBODY_DIES)
+        owners = "SELECT count(DISTINCT owner) FROM holdfast_work.partition WHERE owner IS NOT NULL"
 
-            async def owned_by(count: int) -> bool:
-                free = await place.connection.fetchval(
-                    "SELECT count(*) FROM holdfast_work.partition WHERE owner IS NULL"
-                )
-                return free == 0 and await place.connection.fetchval(owners) == count
+        async def owned_by(count: int) -> bool:
+            free = await place.connection.fetchval("SELECT count(*) FROM holdfast_work.partition WHERE owner IS NULL")
+            return free == 0 and await place.connection.fetchval(owners) == count
 
-            async def one() -> bool:
-                return await owned_by(1)
+        async def one() -> bool:
+            return await owned_by(1)
 
-            async def eight() -> bool:
-                return await owned_by(8)
+        async def eight() -> bool:
+            return await owned_by(8)
 
-            await until(one)
-            others = [place.start(f"w{n}", NOBODY_DIES) for n in range(1, 8)]
-            await until(eight, 60)
-            for other in others:
-                other.terminate()
-            await until(one, 60)
-            feeding = False
-            await feeder
-            await place.drained()
-            first.terminate()
-            first.wait(20)
-            done = {run.seq for run in place.runs()}
-            assert done == {job.seq for job in place.history.enqueued}
-            place.history.excused = done  # their effects are their runs
-            await place.verdict(runs=True)
-
-    asyncio.run(main())
+        await until(one)
+        others = [place.start(f"w{n}", NOBODY_DIES) for n in range(1, 8)]
+        await until(eight, 60)
+        for other in others:
+            other.terminate()
+        await until(one, 60)
+        feeding = False
+        await feeder
+        await place.drained()
+        first.terminate()
+        first.wait(20)
+        done = {run.seq for run in place.runs()}
+        assert done == {job.seq for job in place.history.enqueued}
+        place.history.excused = done  # their effects are their runs
+        await place.verdict(runs=True)
 
 
-def test_late_commits_and_kills_lose_nothing_and_keep_the_order(postgres_server: Server, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with yard(postgres_server, tmp_path) as place:
-            least_until = time.monotonic() + 12
-            workers = [place.start("w0"), place.start("w1")]
-            kills = 0
+async def test_late_commits_and_kills_lose_nothing_and_keep_the_order(postgres_server: Server, tmp_path: Path) -> None:
+    async with yard(postgres_server, tmp_path) as place:
+        least_until = time.monotonic() + 12
+        workers = [place.start("w0"), place.start("w1")]
+        kills = 0
 
-            def going_on() -> bool:
-                return time.monotonic() < least_until or kills < 3 or len(place.history.enqueued) <= 500
+        def going_on() -> bool:
+            return time.monotonic() < least_until or kills < 3 or len(place.history.enqueued) <= 500
 
-            async def killer() -> None:
-                nonlocal kills
-                rng = random.Random(5)
-                while going_on():
-                    await asyncio.sleep(rng.uniform(1.5, 2.5))
-                    index = rng.randrange(2)
-                    workers[index].kill()
-                    workers[index].wait()
-                    workers[index] = place.start(f"w{index}")
-                    kills += 1
+        async def killer() -> None:
+            nonlocal kills
+            rng = random.Random(5)
+            while going_on():
+                await asyncio.sleep(rng.uniform(1.5, 2.5))
+                index = rng.randrange(2)
+                workers[index].kill()
+                workers[index].wait()
+                workers[index] = place.start(f"w{index}")
+                kills += 1
 
-            async with asyncio.timeout(60):
-                await asyncio.gather(killer(), *(_produce(place, n, going_on) for n in range(6)))
-            await place.drained()
-            await place.verdict()
-
-    asyncio.run(main())
+        async with asyncio.timeout(60):
+            await asyncio.gather(killer(), *(_produce(place, n, going_on) for n in range(6)))
+        await place.drained()
+        await place.verdict()
 
 
 async def _produce(place: Yard, number: int, going_on: Callable[[], bool]) -> None:

@@ -57,29 +57,26 @@ asyncio.run(main(sys.argv[1]))
 
 @pytest.mark.parametrize("inside", ["false", "true"], ids=["handler", "transaction"])
 @pytest.mark.parametrize("engine", ["sqlite", "postgres"])
-def test_a_stuck_loop_ends_its_process_with_70_and_the_reason_is_recorded(
+async def test_a_stuck_loop_ends_its_process_with_70_and_the_reason_is_recorded(
     engine: str, inside: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     where = str(tmp_path / "work.db") if engine == "sqlite" else request.getfixturevalue("postgres_server").url
 
-    async def body() -> None:
-        async with embedded_work(tmp_path / "work.db") if engine == "sqlite" else postgres_work(where) as o:
-            payload = b'{"inside":%s}' % inside.encode()
-            innocent, stuck = await o.store.enqueue([JobDraft("Wait", b"{}"), JobDraft("Stuck", payload)])
-            pipe = asyncio.subprocess.PIPE
-            child = await asyncio.create_subprocess_exec(sys.executable, "-c", CHILD, where, stderr=pipe)
-            _, told = await asyncio.wait_for(child.communicate(), 60)
-            assert child.returncode == EXIT_CODE == 70, told
-            assert b"work.loop_stuck" in told and b"in stuck_handler" in told
-            (entry,) = await o.store.find(Query(seqs=[stuck]))
-            assert (entry.state, entry.reason, entry.error_type) == (State.RETRY, Reason.TIMEOUT_EXCEEDED, "LoopStuck")
-            assert (entry.attempt, entry.strikes, entry.crashes) == (1, 1, 1)
-            assert "in stuck_handler" in entry.trace
-            (other,) = await o.store.find(Query(seqs=[innocent]))
-            assert (other.state, other.attempt, other.crashes) == (State.READY, 0, 0), "nobody else is to blame"
-            await _taken_at_once(o.store, innocent)
-
-    asyncio.run(body())
+    async with embedded_work(tmp_path / "work.db") if engine == "sqlite" else postgres_work(where) as o:
+        payload = b'{"inside":%s}' % inside.encode()
+        innocent, stuck = await o.store.enqueue([JobDraft("Wait", b"{}"), JobDraft("Stuck", payload)])
+        pipe = asyncio.subprocess.PIPE
+        child = await asyncio.create_subprocess_exec(sys.executable, "-c", CHILD, where, stderr=pipe)
+        _, told = await asyncio.wait_for(child.communicate(), 60)
+        assert child.returncode == EXIT_CODE == 70, told
+        assert b"work.loop_stuck" in told and b"in stuck_handler" in told
+        (entry,) = await o.store.find(Query(seqs=[stuck]))
+        assert (entry.state, entry.reason, entry.error_type) == (State.RETRY, Reason.TIMEOUT_EXCEEDED, "LoopStuck")
+        assert (entry.attempt, entry.strikes, entry.crashes) == (1, 1, 1)
+        assert "in stuck_handler" in entry.trace
+        (other,) = await o.store.find(Query(seqs=[innocent]))
+        assert (other.state, other.attempt, other.crashes) == (State.READY, 0, 0), "nobody else is to blame"
+        await _taken_at_once(o.store, innocent)
 
 
 async def _taken_at_once(store: Any, seq: int) -> None:
@@ -96,54 +93,46 @@ async def _taken_at_once(store: Any, seq: int) -> None:
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "postgres"])
-def test_the_crash_of_a_stuck_loop_counts_though_its_failure_is_reported(
+async def test_the_crash_of_a_stuck_loop_counts_though_its_failure_is_reported(
     engine: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """A failure alone would leave a suspect one crash: it did not kill its worker."""
     where = tmp_path / "work.db" if engine == "sqlite" else request.getfixturevalue("postgres_server").url
 
-    async def body() -> None:
-        async with embedded_work(where) if engine == "sqlite" else postgres_work(where) as o:
-            (seq,) = await o.store.enqueue([draft()])
-            for crashes in (0, 1, 2):
-                await o.pass_time(86400)
-                hand = await Hand.sit(o.store)
-                await hand.turn()
-                assert hand.jobs[seq].crashes == crashes
-                failed = hand.failure(seq)
-                if crashes == 2:
-                    failed = replace(
-                        failed, verdict=FailureVerdict(FailureAction.DEAD, Reason.POISON_MESSAGE, strike=True)
-                    )
-                await asyncio.to_thread(hand.seat.give_up, Report(failed=[failed]), seq)
-                await o.kill(hand.seat)
-            (dead,) = await o.store.dead(Query())
-            assert (dead.crashes, dead.attempt, dead.strikes) == (3, 3, 3)
-
-    asyncio.run(body())
+    async with embedded_work(where) if engine == "sqlite" else postgres_work(where) as o:
+        (seq,) = await o.store.enqueue([draft()])
+        for crashes in (0, 1, 2):
+            await o.pass_time(86400)
+            hand = await Hand.sit(o.store)
+            await hand.turn()
+            assert hand.jobs[seq].crashes == crashes
+            failed = hand.failure(seq)
+            if crashes == 2:
+                failed = replace(failed, verdict=FailureVerdict(FailureAction.DEAD, Reason.POISON_MESSAGE, strike=True))
+            await asyncio.to_thread(hand.seat.give_up, Report(failed=[failed]), seq)
+            await o.kill(hand.seat)
+        (dead,) = await o.store.dead(Query())
+        assert (dead.crashes, dead.attempt, dead.strikes) == (3, 3, 3)
 
 
-def test_the_third_process_that_a_job_ends_makes_it_poison() -> None:
-    async def main() -> None:
-        store, handlers, failures = MemoryWork(), Handlers(), list[Any]()
-        worker = Worker(store, handlers)
+async def test_the_third_process_that_a_job_ends_makes_it_poison() -> None:
+    store, handlers, failures = MemoryWork(), Handlers(), list[Any]()
+    worker = Worker(store, handlers)
 
-        @handlers.handle(dict, type="Stuck")
-        async def handle(ctx: Context, _: dict[str, Any]) -> None:
-            loop = asyncio.get_running_loop()
-            failures.append(worker._runner.culprit(loop, 30, "the stack"))
+    @handlers.handle(dict, type="Stuck")
+    async def handle(ctx: Context, _: dict[str, Any]) -> None:
+        loop = asyncio.get_running_loop()
+        failures.append(worker._runner.culprit(loop, 30, "the stack"))
 
-        await store.enqueue([JobDraft("Stuck", b"{}"), JobDraft("Stuck", b"{}")])
-        store._db.execute("UPDATE job SET crashes = 2 WHERE seq = 2")
-        async with worker.running():
-            await until(lambda: len(failures) == 2)
-        reasons = {failed.seq: failed.verdict.reason for failed in failures}
-        assert reasons == {1: Reason.TIMEOUT_EXCEEDED, 2: Reason.POISON_MESSAGE}
-
-    asyncio.run(main())
+    await store.enqueue([JobDraft("Stuck", b"{}"), JobDraft("Stuck", b"{}")])
+    store._db.execute("UPDATE job SET crashes = 2 WHERE seq = 2")
+    async with worker.running():
+        await until(lambda: len(failures) == 2)
+    reasons = {failed.seq: failed.verdict.reason for failed in failures}
+    assert reasons == {1: Reason.TIMEOUT_EXCEEDED, 2: Reason.POISON_MESSAGE}
 
 
-def test_a_busy_loop_that_ticks_is_left_alone_and_a_stuck_one_is_ended_though_the_last_words_hang(
+async def test_a_busy_loop_that_ticks_is_left_alone_and_a_stuck_one_is_ended_though_the_last_words_hang(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(watchdog, "LAST_WORDS_SECONDS_MAX", 0.2)
@@ -153,16 +142,13 @@ def test_a_busy_loop_that_ticks_is_left_alone_and_a_stuck_one_is_ended_though_th
         said.append(stack)
         blocked.wait()
 
-    async def main() -> None:
-        async with Watchdog(0.3, last_words, ended.append).watching():
-            for _ in range(40):
-                time.sleep(0.02)  # noqa: ASYNC251 - busy, not stuck
-                await asyncio.sleep(0)
-            assert not ended
-            time.sleep(0.8)  # noqa: ASYNC251 - stuck
-            await until(lambda: ended)
-
-    asyncio.run(main())
+    async with Watchdog(0.3, last_words, ended.append).watching():
+        for _ in range(40):
+            time.sleep(0.02)  # noqa: ASYNC251 - busy, not stuck
+            await asyncio.sleep(0)
+        assert not ended
+        time.sleep(0.8)  # noqa: ASYNC251 - stuck
+        await until(lambda: ended)
     blocked.set()
     assert ended == [EXIT_CODE] and "in main" in said[0]
 
@@ -213,20 +199,17 @@ asyncio.run(main(sys.argv[1]))
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "postgres"])
-def test_a_handler_that_ends_its_process_is_a_crash_of_its_job(
+async def test_a_handler_that_ends_its_process_is_a_crash_of_its_job(
     engine: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     where = str(tmp_path / "work.db") if engine == "sqlite" else request.getfixturevalue("postgres_server").url
 
-    async def body() -> None:
-        async with embedded_work(tmp_path / "work.db") if engine == "sqlite" else postgres_work(where) as o:
-            (seq,) = await o.store.enqueue([JobDraft("Exit", b"{}")])
-            child = await asyncio.create_subprocess_exec(sys.executable, "-c", EXITS, where)
-            assert await asyncio.wait_for(child.wait(), 60) == 3
-            async with Worker(o.store, Handlers(), settings=WorkerSettings(poll_max_seconds=0.05)).running():
-                await until(lambda: _crashed(o, seq))
-
-    asyncio.run(body())
+    async with embedded_work(tmp_path / "work.db") if engine == "sqlite" else postgres_work(where) as o:
+        (seq,) = await o.store.enqueue([JobDraft("Exit", b"{}")])
+        child = await asyncio.create_subprocess_exec(sys.executable, "-c", EXITS, where)
+        assert await asyncio.wait_for(child.wait(), 60) == 3
+        async with Worker(o.store, Handlers(), settings=WorkerSettings(poll_max_seconds=0.05)).running():
+            await until(lambda: _crashed(o, seq))
 
 
 async def _crashed(o: Opened, seq: int) -> bool:

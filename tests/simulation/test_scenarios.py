@@ -67,68 +67,60 @@ def test_scenario_1_basic_sequence_allocation() -> None:
     assert made.keys["A", "uuid-1"] == (11, answer.message.message_id)
 
 
+@pytest.mark.real_time
 @pytest.mark.seed("001 appendix D scenario 2")
-def test_scenario_2_idempotent_retry() -> None:
-    async def story() -> None:
-        made = tables(10)
-        ingest = TwoPhaseIngest(made)
-        await ingest.persist(draft("uuid-1"))
-        again = await ingest.persist(draft("uuid-1"))
-        assert made.counters["A"] == 11
-        assert (again.message.sequence, again.deduplicated) == (11, True)
-        assert sequences(made) == [11] and len(made.keys) == 1
-
-    asyncio.run(story())
+async def test_scenario_2_idempotent_retry() -> None:
+    made = tables(10)
+    ingest = TwoPhaseIngest(made)
+    await ingest.persist(draft("uuid-1"))
+    again = await ingest.persist(draft("uuid-1"))
+    assert made.counters["A"] == 11
+    assert (again.message.sequence, again.deduplicated) == (11, True)
+    assert sequences(made) == [11] and len(made.keys) == 1
 
 
+@pytest.mark.real_time
 @pytest.mark.seed("001 appendix D scenario 3")
-def test_scenario_3_concurrent_writers() -> None:
-    async def story() -> None:
-        made = tables(10)
-        ingest = TwoPhaseIngest(made)
-        answers = await asyncio.gather(*(ingest.persist(draft(f"uuid-{n}")) for n in (1, 2, 3)))
-        assert made.counters["A"] == 13
-        assert sorted(answer.message.sequence for answer in answers) == [11, 12, 13]
-        assert sequences(made) == [11, 12, 13]
-
-    asyncio.run(story())
+async def test_scenario_3_concurrent_writers() -> None:
+    made = tables(10)
+    ingest = TwoPhaseIngest(made)
+    answers = await asyncio.gather(*(ingest.persist(draft(f"uuid-{n}")) for n in (1, 2, 3)))
+    assert made.counters["A"] == 13
+    assert sorted(answer.message.sequence for answer in answers) == [11, 12, 13]
+    assert sequences(made) == [11, 12, 13]
 
 
+@pytest.mark.real_time
 @pytest.mark.seed("001 appendix D scenario 4")
-def test_scenario_4_race_condition_on_idempotency() -> None:
-    async def story() -> None:
-        made = tables(10)
-        first, second = draft("uuid-1"), Draft(ANN, "A", "uuid-1", "hello", "text/plain", "msg_retry", "now")
-        gate = Gate(("persist", first.message_id))
-        ingest = TwoPhaseIngest(made, gate)
-        slow = asyncio.create_task(ingest.persist(first))
-        await gate.reached("persist", first.message_id)
-        fast = await ingest.persist(second)
-        gate.open("persist", first.message_id)
-        assert made.counters["A"] == 12
-        assert sequences(made) == [12]
-        assert (fast.message.sequence, (await slow).message.sequence) == (12, 12)
-
-    asyncio.run(story())
+async def test_scenario_4_race_condition_on_idempotency() -> None:
+    made = tables(10)
+    first, second = draft("uuid-1"), Draft(ANN, "A", "uuid-1", "hello", "text/plain", "msg_retry", "now")
+    gate = Gate(("persist", first.message_id))
+    ingest = TwoPhaseIngest(made, gate)
+    slow = asyncio.create_task(ingest.persist(first))
+    await gate.reached("persist", first.message_id)
+    fast = await ingest.persist(second)
+    gate.open("persist", first.message_id)
+    assert made.counters["A"] == 12
+    assert sequences(made) == [12]
+    assert (fast.message.sequence, (await slow).message.sequence) == (12, 12)
 
 
+@pytest.mark.real_time
 @pytest.mark.seed("001 appendix D scenario 5")
-def test_scenario_5_failure_after_allocation() -> None:
-    async def story() -> None:
-        made = tables(10)
+async def test_scenario_5_failure_after_allocation() -> None:
+    made = tables(10)
 
-        async def crash_before_persist(step: str, _send: Draft) -> None:
-            if step == "persist":
-                raise Crash
+    async def crash_before_persist(step: str, _send: Draft) -> None:
+        if step == "persist":
+            raise Crash
 
-        with pytest.raises(Crash):
-            await TwoPhaseIngest(made, crash_before_persist).persist(draft("uuid-1"))
-        assert made.counters["A"] == 11 and sequences(made) == []
-        retry = await TwoPhaseIngest(made).persist(draft("uuid-1"))
-        assert retry.message.sequence == 12
-        assert made.counters["A"] == 12 and sequences(made) == [12]
-
-    asyncio.run(story())
+    with pytest.raises(Crash):
+        await TwoPhaseIngest(made, crash_before_persist).persist(draft("uuid-1"))
+    assert made.counters["A"] == 11 and sequences(made) == []
+    retry = await TwoPhaseIngest(made).persist(draft("uuid-1"))
+    assert retry.message.sequence == 12
+    assert made.counters["A"] == 12 and sequences(made) == [12]
 
 
 @pytest.mark.seed("001 appendix D scenario 6")
@@ -139,75 +131,65 @@ def test_scenario_6_new_chat_first_message() -> None:
     assert answer.message.sequence == 1 and sequences(made) == [1]
 
 
+@pytest.mark.real_time
 @pytest.mark.seed("001 appendix D scenario 7")
-def test_scenario_7_counter_missing() -> None:
-    async def story() -> None:
-        made = tables(None)
-        ingest = TwoPhaseIngest(made)
-        with pytest.raises(CounterMissing):
-            await ingest.persist(draft("uuid-1"))
-        assert made.counters == {} and sequences(made) == []
-        assert made.alerts == ["SEV-2: A has no counter"]
-        ingest.recover_counter("A")
-        assert (await ingest.persist(draft("uuid-1"))).message.sequence == 1
-
-    asyncio.run(story())
+async def test_scenario_7_counter_missing() -> None:
+    made = tables(None)
+    ingest = TwoPhaseIngest(made)
+    with pytest.raises(CounterMissing):
+        await ingest.persist(draft("uuid-1"))
+    assert made.counters == {} and sequences(made) == []
+    assert made.alerts == ["SEV-2: A has no counter"]
+    ingest.recover_counter("A")
+    assert (await ingest.persist(draft("uuid-1"))).message.sequence == 1
 
 
-def test_what_the_scenarios_do_not_ask_43_is_visible_before_42_without_any_failure() -> None:
-    async def story() -> None:
-        made = tables(41)
-        gate = Gate(("persist", draft("slow").message_id))
-        ingest = TwoPhaseIngest(made, gate)
-        slow = asyncio.create_task(ingest.persist(draft("slow")))
-        await gate.reached("persist", draft("slow").message_id)
-        await ingest.persist(draft("fast"))
-        assert sequences(made) == [43]  # a reader that syncs now moves its cursor to 43
-        gate.open("persist", draft("slow").message_id)
-        assert (await slow).message.sequence == 42  # and never sees 42
-
-    asyncio.run(story())
+@pytest.mark.real_time
+async def test_what_the_scenarios_do_not_ask_43_is_visible_before_42_without_any_failure() -> None:
+    made = tables(41)
+    gate = Gate(("persist", draft("slow").message_id))
+    ingest = TwoPhaseIngest(made, gate)
+    slow = asyncio.create_task(ingest.persist(draft("slow")))
+    await gate.reached("persist", draft("slow").message_id)
+    await ingest.persist(draft("fast"))
+    assert sequences(made) == [43]  # a reader that syncs now moves its cursor to 43
+    gate.open("persist", draft("slow").message_id)
+    assert (await slow).message.sequence == 42  # and never sees 42
 
 
-def test_what_the_scenarios_do_not_ask_a_retry_after_a_failed_publish_publishes_nothing() -> None:
-    async def story() -> None:
-        made = tables(0)
+@pytest.mark.real_time
+async def test_what_the_scenarios_do_not_ask_a_retry_after_a_failed_publish_publishes_nothing() -> None:
+    made = tables(0)
 
-        async def log_down(step: str, _send: Draft) -> None:
-            if step == "publish":
-                raise Unavailable("the log is down")
+    async def log_down(step: str, _send: Draft) -> None:
+        if step == "publish":
+            raise Unavailable("the log is down")
 
-        with pytest.raises(Unavailable):
-            await TwoPhaseIngest(made, log_down).persist(draft("uuid-1"))
-        assert (await TwoPhaseIngest(made).persist(draft("uuid-1"))).deduplicated
-        assert made.published == []
-
-    asyncio.run(story())
+    with pytest.raises(Unavailable):
+        await TwoPhaseIngest(made, log_down).persist(draft("uuid-1"))
+    assert (await TwoPhaseIngest(made).persist(draft("uuid-1"))).deduplicated
+    assert made.published == []
 
 
-def test_what_the_scenarios_do_not_ask_another_members_message_is_swallowed() -> None:
-    async def story() -> None:
-        made = tables(0)
-        ingest = TwoPhaseIngest(made)
-        await ingest.persist(draft("1", ANN, "ann's"))
-        answer: Acked = await ingest.persist(draft("1", BOB, "bob's"))
-        assert answer.message.content == "ann's" and len(made.messages) == 1
-
-    asyncio.run(story())
+@pytest.mark.real_time
+async def test_what_the_scenarios_do_not_ask_another_members_message_is_swallowed() -> None:
+    made = tables(0)
+    ingest = TwoPhaseIngest(made)
+    await ingest.persist(draft("1", ANN, "ann's"))
+    answer: Acked = await ingest.persist(draft("1", BOB, "bob's"))
+    assert answer.message.content == "ann's" and len(made.messages) == 1
 
 
-def test_what_the_scenarios_do_not_ask_a_repaired_counter_overwrites_an_acknowledged_message() -> None:
-    async def story() -> None:
-        made = tables(0)
-        gate = Gate(("persist", draft("late").message_id))
-        ingest = TwoPhaseIngest(made, gate)
-        late = asyncio.create_task(ingest.persist(draft("late")))
-        await gate.reached("persist", draft("late").message_id)
-        del made.counters["A"]  # the operational error
-        ingest.recover_counter("A")
-        acked = await ingest.persist(draft("acked"))
-        gate.open("persist", draft("late").message_id)
-        assert (await late).message.sequence == acked.message.sequence == 1
-        assert made.messages["A", 1].client_message_id == "late"  # the acknowledged one is gone
-
-    asyncio.run(story())
+@pytest.mark.real_time
+async def test_what_the_scenarios_do_not_ask_a_repaired_counter_overwrites_an_acknowledged_message() -> None:
+    made = tables(0)
+    gate = Gate(("persist", draft("late").message_id))
+    ingest = TwoPhaseIngest(made, gate)
+    late = asyncio.create_task(ingest.persist(draft("late")))
+    await gate.reached("persist", draft("late").message_id)
+    del made.counters["A"]  # the operational error
+    ingest.recover_counter("A")
+    acked = await ingest.persist(draft("acked"))
+    gate.open("persist", draft("late").message_id)
+    assert (await late).message.sequence == acked.message.sequence == 1
+    assert made.messages["A", 1].client_message_id == "late"  # the acknowledged one is gone

@@ -24,7 +24,7 @@ from holdfast.errors import BadSetting, Unauthorized, Unavailable
 from holdfast.message import User
 from holdfast.settings import differences, load
 from holdfast.telemetry.metrics import REGISTRY
-from proof.virtual_loop import LoopClock, run
+from proof.virtual_loop import LoopClock
 
 SECRET = b"a secret of at least thirty-two bytes"
 URL = "https://sign-in.example/jwks.json"
@@ -168,15 +168,12 @@ class World:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_token_of_a_published_key_is_taken_and_mapped(kind: str) -> None:
-    async def story() -> None:
-        async with World(Source(*[jwk(k, k) for k in KINDS])) as world:
-            principal = world.tokens.verify(world.token(kind, kind))
-            assert principal.user == User("acme", "alice") and principal.scopes == {"chats:read", "chats:send"}
-            own = world.tokens.mint(User("default", "bob"), 60)
-            assert world.tokens.verify(own).user == User("default", "bob"), "the server's own tokens go on"
-
-    run(story())
+async def test_a_token_of_a_published_key_is_taken_and_mapped(kind: str) -> None:
+    async with World(Source(*[jwk(k, k) for k in KINDS])) as world:
+        principal = world.tokens.verify(world.token(kind, kind))
+        assert principal.user == User("acme", "alice") and principal.scopes == {"chats:read", "chats:send"}
+        own = world.tokens.mint(User("default", "bob"), 60)
+        assert world.tokens.verify(own).user == User("default", "bob"), "the server's own tokens go on"
 
 
 def forged(now: int) -> Mapping[str, str]:
@@ -210,93 +207,75 @@ def forged(now: int) -> Mapping[str, str]:
     }
 
 
-def test_no_key_of_one_kind_is_used_as_the_other() -> None:
-    async def story() -> None:
-        async with World(Source(jwk("RS256"))) as world:
-            await world.settle(REFETCH_SECONDS)
-            for case, token in forged(int(world.clock.now())).items():
-                assert isinstance(world.refusal(token), Unauthorized), case
-            assert world.source.fetches == 1, "none of them was worth a fetch"
-            assert world.tokens.verify(world.token("RS256"))
-
-    run(story())
+async def test_no_key_of_one_kind_is_used_as_the_other() -> None:
+    async with World(Source(jwk("RS256"))) as world:
+        await world.settle(REFETCH_SECONDS)
+        for case, token in forged(int(world.clock.now())).items():
+            assert isinstance(world.refusal(token), Unauthorized), case
+        assert world.source.fetches == 1, "none of them was worth a fetch"
+        assert world.tokens.verify(world.token("RS256"))
 
 
-def test_the_claims_must_be_those_of_the_issuer() -> None:
-    async def story() -> None:
-        async with World(Source(jwk("ES256")), audience="chat", scope_claim="may") as world:
-            good = {"aud": "chat"}
-            assert world.tokens.verify(world.token(**good, may=["chats:read"])).scopes == {"chats:read"}
-            assert world.tokens.verify(world.token(**good, holdfast_scopes=7)).scopes == {"chats:read", "chats:send"}
-            for claims, claim in (
-                ({"aud": "holdfast"}, "aud"), ({**good, "sub": None}, "sub"), ({**good, "sub": "a b"}, "sub"),
-                ({**good, "exp": 1}, "exp"), ({**good, "tenant": "other"}, "tenant"), ({**good, "may": ["x"]}, "may"),
-                ({**good, "tenant": ["acme"]}, "tenant"), ({**good, "chats": "c"}, "chats"),
-            ):  # fmt: skip
-                refusal = world.refusal(world.token(**claims))
-                assert isinstance(refusal, Unauthorized) and refusal.details["claim"] == claim, claims
-
-    run(story())
+async def test_the_claims_must_be_those_of_the_issuer() -> None:
+    async with World(Source(jwk("ES256")), audience="chat", scope_claim="may") as world:
+        good = {"aud": "chat"}
+        assert world.tokens.verify(world.token(**good, may=["chats:read"])).scopes == {"chats:read"}
+        assert world.tokens.verify(world.token(**good, holdfast_scopes=7)).scopes == {"chats:read", "chats:send"}
+        for claims, claim in (
+            ({"aud": "holdfast"}, "aud"), ({**good, "sub": None}, "sub"), ({**good, "sub": "a b"}, "sub"),
+            ({**good, "exp": 1}, "exp"), ({**good, "tenant": "other"}, "tenant"), ({**good, "may": ["x"]}, "may"),
+            ({**good, "tenant": ["acme"]}, "tenant"), ({**good, "chats": "c"}, "chats"),
+        ):  # fmt: skip
+            refusal = world.refusal(world.token(**claims))
+            assert isinstance(refusal, Unauthorized) and refusal.details["claim"] == claim, claims
 
 
-def test_of_several_tenants_the_token_chooses_and_of_none_other() -> None:
-    async def story() -> None:
-        async with World(Source(jwk("ES256")), tenants=("acme", "zeta")) as world:
-            assert world.tokens.verify(world.token(tenant="zeta")).tenant == "zeta"
-            for tenant in (None, "default", "*", ["zeta"]):
-                assert world.refusal(world.token(tenant=tenant)).details["claim"] == "tenant"
-
-    run(story())
+async def test_of_several_tenants_the_token_chooses_and_of_none_other() -> None:
+    async with World(Source(jwk("ES256")), tenants=("acme", "zeta")) as world:
+        assert world.tokens.verify(world.token(tenant="zeta")).tenant == "zeta"
+        for tenant in (None, "default", "*", ["zeta"]):
+            assert world.refusal(world.token(tenant=tenant)).details["claim"] == "tenant"
 
 
-def test_a_token_without_a_kid_is_taken_where_only_one_key_can_be_meant() -> None:
-    async def story() -> None:
-        async with World(Source(jwk("ES256", kid=None))) as world:
-            assert world.tokens.verify(world.token("ES256", None)).user_id == "alice"
-            assert world.tokens.verify(world.token("ES256", None, key="a"))
-        async with World(Source(jwk("ES256"), jwk("EdDSA", "b"))) as world:
-            assert "several" in world.refusal(world.token("ES256", None)).message
-            assert world.source.fetches == 1
-
-    run(story())
+async def test_a_token_without_a_kid_is_taken_where_only_one_key_can_be_meant() -> None:
+    async with World(Source(jwk("ES256", kid=None))) as world:
+        assert world.tokens.verify(world.token("ES256", None)).user_id == "alice"
+        assert world.tokens.verify(world.token("ES256", None, key="a"))
+    async with World(Source(jwk("ES256"), jwk("EdDSA", "b"))) as world:
+        assert "several" in world.refusal(world.token("ES256", None)).message
+        assert world.source.fetches == 1
 
 
 # --- how keys are kept fresh --------------------------------------------------------------------------
 
 
-def test_an_unknown_kid_is_fetched_once_in_30_seconds_and_then_refused() -> None:
-    async def story() -> None:
-        async with World(Source(jwk("ES256"))) as world:
-            await world.settle(REFETCH_SECONDS)
-            unknown = [world.token("ES256", f"made up {n}", key="b") for n in range(1000)]
-            for token in unknown:
-                refusal = world.refusal(token)
-                assert isinstance(refusal, Unavailable) and refusal.retry_after_seconds == 1
-            await world.settle()
-            assert world.source.fetches == 2
-            for token in unknown:
-                assert isinstance(world.refusal(token), Unauthorized)
-            await world.settle(REFETCH_SECONDS / 2)
-            assert isinstance(world.refusal(unknown[0]), Unauthorized) and world.source.fetches == 2
-            assert world.tokens.verify(world.token()), "known keys go on"
-
-    run(story())
+async def test_an_unknown_kid_is_fetched_once_in_30_seconds_and_then_refused() -> None:
+    async with World(Source(jwk("ES256"))) as world:
+        await world.settle(REFETCH_SECONDS)
+        unknown = [world.token("ES256", f"made up {n}", key="b") for n in range(1000)]
+        for token in unknown:
+            refusal = world.refusal(token)
+            assert isinstance(refusal, Unavailable) and refusal.retry_after_seconds == 1
+        await world.settle()
+        assert world.source.fetches == 2
+        for token in unknown:
+            assert isinstance(world.refusal(token), Unauthorized)
+        await world.settle(REFETCH_SECONDS / 2)
+        assert isinstance(world.refusal(unknown[0]), Unauthorized) and world.source.fetches == 2
+        assert world.tokens.verify(world.token()), "known keys go on"
 
 
-def test_a_rotated_key_is_found_and_one_that_was_taken_back_counts_no_more() -> None:
-    async def story() -> None:
-        async with World(Source(jwk("ES256")), refresh_seconds=100) as world:
-            world.source.answer = jwks(jwk("ES256"), jwk("EdDSA", "new"))
-            await world.settle(REFETCH_SECONDS)
-            new = world.token("EdDSA", "new")
-            assert isinstance(world.refusal(new), Unavailable)
-            await world.settle()
-            assert world.tokens.verify(new) and world.tokens.verify(world.token())
-            world.source.answer = jwks(jwk("EdDSA", "new"))
-            await world.settle(101)
-            assert isinstance(world.refusal(world.token()), Unauthorized), "without anybody asking"
-
-    run(story())
+async def test_a_rotated_key_is_found_and_one_that_was_taken_back_counts_no_more() -> None:
+    async with World(Source(jwk("ES256")), refresh_seconds=100) as world:
+        world.source.answer = jwks(jwk("ES256"), jwk("EdDSA", "new"))
+        await world.settle(REFETCH_SECONDS)
+        new = world.token("EdDSA", "new")
+        assert isinstance(world.refusal(new), Unavailable)
+        await world.settle()
+        assert world.tokens.verify(new) and world.tokens.verify(world.token())
+        world.source.answer = jwks(jwk("EdDSA", "new"))
+        await world.settle(101)
+        assert isinstance(world.refusal(world.token()), Unauthorized), "without anybody asking"
 
 
 BAD: dict[str, bytes | BadJwks | None] = {
@@ -314,103 +293,88 @@ def fetched(result: str) -> float:
 
 
 @pytest.mark.parametrize("reason", BAD)
-def test_keys_go_on_when_they_cannot_be_fetched_and_the_reason_is_told_once(reason: str) -> None:
-    async def story() -> None:
-        async with World(Source(jwk("ES256")), refresh_seconds=40) as world:
-            world.source.answer, before = BAD[reason], fetched(reason)
-            with capture_logs() as logs:
-                await world.settle(40 + 4 * (REFETCH_SECONDS + FETCH_SECONDS))
-            (line,) = [line for line in logs if line["event"] == "access.jwks_fetch_failed"]
-            assert (line["issuer"], line["reason"], line["keys_known"]) == (ISSUER, reason, 1) and line["detail"]
-            assert fetched(reason) - before >= 3, "each is counted"
-            assert world.tokens.verify(world.token()).user_id == "alice"
-            trouble = world.issuers.status()[ISSUER]
-            assert trouble["keys"] == 1 and trouble["trouble"] == line["detail"]
-            refusal = world.refusal(world.token("EdDSA", "new"))
-            assert isinstance(refusal, Unavailable), "nobody knows whether that key exists"
-            assert 1 <= (refusal.retry_after_seconds or 0) <= REFETCH_SECONDS
-            world.source.answer = jwks(jwk("ES256"), jwk("EdDSA", "new"))
-            with capture_logs() as logs:
-                await world.settle(REFETCH_SECONDS + FETCH_SECONDS)
-            assert [line["event"] for line in logs] == ["access.jwks_fetched"]
-            assert world.tokens.verify(world.token("EdDSA", "new"))
-            assert world.issuers.status()[ISSUER]["trouble"] is None
-
-    run(story())
+async def test_keys_go_on_when_they_cannot_be_fetched_and_the_reason_is_told_once(reason: str) -> None:
+    async with World(Source(jwk("ES256")), refresh_seconds=40) as world:
+        world.source.answer, before = BAD[reason], fetched(reason)
+        with capture_logs() as logs:
+            await world.settle(40 + 4 * (REFETCH_SECONDS + FETCH_SECONDS))
+        (line,) = [line for line in logs if line["event"] == "access.jwks_fetch_failed"]
+        assert (line["issuer"], line["reason"], line["keys_known"]) == (ISSUER, reason, 1) and line["detail"]
+        assert fetched(reason) - before >= 3, "each is counted"
+        assert world.tokens.verify(world.token()).user_id == "alice"
+        trouble = world.issuers.status()[ISSUER]
+        assert trouble["keys"] == 1 and trouble["trouble"] == line["detail"]
+        refusal = world.refusal(world.token("EdDSA", "new"))
+        assert isinstance(refusal, Unavailable), "nobody knows whether that key exists"
+        assert 1 <= (refusal.retry_after_seconds or 0) <= REFETCH_SECONDS
+        world.source.answer = jwks(jwk("ES256"), jwk("EdDSA", "new"))
+        with capture_logs() as logs:
+            await world.settle(REFETCH_SECONDS + FETCH_SECONDS)
+        assert [line["event"] for line in logs] == ["access.jwks_fetched"]
+        assert world.tokens.verify(world.token("EdDSA", "new"))
+        assert world.issuers.status()[ISSUER]["trouble"] is None
 
 
 @pytest.mark.parametrize("reason", BAD)
-def test_without_any_known_key_the_start_goes_on_and_tokens_are_unavailable(reason: str) -> None:
-    async def story() -> None:
-        source = Source()
-        source.answer = BAD[reason]
-        async with World(source) as world:
-            refusal = world.refusal(world.token())
-            assert isinstance(refusal, Unavailable) and refusal.retry_after_seconds
-            await world.settle(FETCH_SECONDS)
-            assert isinstance(world.refusal(world.token()), Unavailable)
-            assert world.tokens.verify(world.tokens.mint(User("default", "bob"), 60)), "others are not concerned"
-            assert world.issuers.status()[ISSUER]["keys"] == 0
-
-    run(story())
+async def test_without_any_known_key_the_start_goes_on_and_tokens_are_unavailable(reason: str) -> None:
+    source = Source()
+    source.answer = BAD[reason]
+    async with World(source) as world:
+        refusal = world.refusal(world.token())
+        assert isinstance(refusal, Unavailable) and refusal.retry_after_seconds
+        await world.settle(FETCH_SECONDS)
+        assert isinstance(world.refusal(world.token()), Unavailable)
+        assert world.tokens.verify(world.tokens.mint(User("default", "bob"), 60)), "others are not concerned"
+        assert world.issuers.status()[ISSUER]["keys"] == 0
 
 
-def test_the_last_good_set_outlives_a_restart_without_its_issuer(tmp_path: Path) -> None:
+async def test_the_last_good_set_outlives_a_restart_without_its_issuer(tmp_path: Path) -> None:
     file = tmp_path / "issuers.json"
 
-    async def story() -> None:
-        async with World(Source(jwk("ES256")), file):
-            pass
-        assert file.stat().st_mode & 0o777 == 0o600
-        away = Source()
-        away.answer = BAD["unreachable"]
-        async with World(away, file) as world:
-            assert world.tokens.verify(world.token()).user_id == "alice"
-            assert isinstance(world.refusal(world.token("EdDSA", "new")), Unavailable)
-        async with World(away, file, jwks="https://other.example/jwks.json") as world:
-            assert isinstance(world.refusal(world.token()), Unavailable), "another address, other keys"
-        kept = file.read_bytes()
-        for damaged in (b"{", kept.replace(b"P-256", b"P-999"), b"\xff", b"[{}]"):
-            file.write_bytes(damaged)
-            with capture_logs() as logs:
-                async with World(away, file) as world:
-                    assert isinstance(world.refusal(world.token()), Unavailable)
-            assert "access.kept_keys_unreadable" in [line["event"] for line in logs]
-
-    run(story())
-
-
-def test_a_set_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path) -> None:
-    async def story() -> None:
+    async with World(Source(jwk("ES256")), file):
+        pass
+    assert file.stat().st_mode & 0o777 == 0o600
+    away = Source()
+    away.answer = BAD["unreachable"]
+    async with World(away, file) as world:
+        assert world.tokens.verify(world.token()).user_id == "alice"
+        assert isinstance(world.refusal(world.token("EdDSA", "new")), Unavailable)
+    async with World(away, file, jwks="https://other.example/jwks.json") as world:
+        assert isinstance(world.refusal(world.token()), Unavailable), "another address, other keys"
+    kept = file.read_bytes()
+    for damaged in (b"{", kept.replace(b"P-256", b"P-999"), b"\xff", b"[{}]"):
+        file.write_bytes(damaged)
         with capture_logs() as logs:
-            async with World(Source(jwk("ES256")), tmp_path / "nowhere" / "issuers.json") as world:
-                assert world.tokens.verify(world.token())
-        assert "access.kept_keys_unwritten" in [line["event"] for line in logs]
-
-    run(story())
+            async with World(away, file) as world:
+                assert isinstance(world.refusal(world.token()), Unavailable)
+        assert "access.kept_keys_unreadable" in [line["event"] for line in logs]
 
 
-def test_issuers_do_not_depend_on_each_other(tmp_path: Path) -> None:
-    async def story() -> None:
-        clock = LoopClock()
+async def test_a_set_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path) -> None:
+    with capture_logs() as logs:
+        async with World(Source(jwk("ES256")), tmp_path / "nowhere" / "issuers.json") as world:
+            assert world.tokens.verify(world.token())
+    assert "access.kept_keys_unwritten" in [line["event"] for line in logs]
 
-        async def fetch(address: str) -> bytes:
-            if address == "/hangs":
-                await asyncio.Event().wait()
-            return jwks(jwk("ES256"))
 
-        settings = [IssuerSettings("https://one.example", "/hangs", ("one",)), IssuerSettings(ISSUER, URL, ("acme",))]
-        issuers = Issuers(settings, fetch, clock, tmp_path / "issuers.json")
-        tokens = Tokens(TokenSettings(), shared_secret(SECRET), clock, issuers=issuers)
-        task = asyncio.create_task(issuers.run())
-        await asyncio.sleep(0.01)
-        assert tokens.verify(signed("ES256", now=clock.now())).tenant == "acme"
-        with pytest.raises(Unavailable):
-            tokens.verify(signed("ES256", now=clock.now(), iss="https://one.example"))
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+async def test_issuers_do_not_depend_on_each_other(tmp_path: Path) -> None:
+    clock = LoopClock()
 
-    run(story())
+    async def fetch(address: str) -> bytes:
+        if address == "/hangs":
+            await asyncio.Event().wait()
+        return jwks(jwk("ES256"))
+
+    settings = [IssuerSettings("https://one.example", "/hangs", ("one",)), IssuerSettings(ISSUER, URL, ("acme",))]
+    issuers = Issuers(settings, fetch, clock, tmp_path / "issuers.json")
+    tokens = Tokens(TokenSettings(), shared_secret(SECRET), clock, issuers=issuers)
+    task = asyncio.create_task(issuers.run())
+    await asyncio.sleep(0.01)
+    assert tokens.verify(signed("ES256", now=clock.now())).tenant == "acme"
+    with pytest.raises(Unavailable):
+        tokens.verify(signed("ES256", now=clock.now(), iss="https://one.example"))
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 # --- settings -----------------------------------------------------------------------------------------

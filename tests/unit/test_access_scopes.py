@@ -38,7 +38,6 @@ from holdfast.wire.frames import (
     TypingStart,
     TypingStop,
 )
-from proof.virtual_loop import run
 
 READ, SEND, CREATE, MEMBERS = "chats:read", "chats:send", "chats:create", "chats:members"
 SECRET = b"a secret of at least thirty-two bytes"
@@ -285,65 +284,56 @@ def test_what_is_refused_for_its_scope_counts_against_the_rate() -> None:
     assert codes[0] == "FORBIDDEN" and codes[-1] == "RATE_LIMITED"
 
 
-def test_who_may_not_read_gets_nothing_and_may_send() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            chat_id = await parts.chat("alice", "bob")
-            socket = await connected(parts, frozenset({SEND}))
+async def test_who_may_not_read_gets_nothing_and_may_send() -> None:
+    async with bench() as parts:
+        chat_id = await parts.chat("alice", "bob")
+        socket = await connected(parts, frozenset({SEND}))
+        push(parts, chat_id, 1)
+        await parts.gateway.push_to_chats([chat_id], ("typing",), b"\x81\x02{}")
+        socket.say("send_message", "q", client_message_id="c", chat_id=chat_id, content="hi")
+        await settle()
+        assert [frame["type"] for frame in socket.take()] == ["message_ack"]
+
+
+async def test_a_socket_is_in_no_chat_that_its_token_is_not_good_for() -> None:
+    async with bench() as parts:
+        mine, other = await parts.chat("alice", "bob"), await parts.chat("alice", "bob")
+        socket = await connected(parts, USER_SCOPES, mine)
+        socket.say("resume", "r", cursors={mine: [1, 0], other: [1, 0]})
+        await settle()
+        (resumed,) = socket.take()
+        assert resumed["payload"]["gone"] == [other] and resumed["payload"]["joined"] == []
+        late = await parts.chat("alice", "bob")
+        for chat_id in (mine, other, late):
             push(parts, chat_id, 1)
             await parts.gateway.push_to_chats([chat_id], ("typing",), b"\x81\x02{}")
-            socket.say("send_message", "q", client_message_id="c", chat_id=chat_id, content="hi")
-            await settle()
-            assert [frame["type"] for frame in socket.take()] == ["message_ack"]
-
-    run(story())
-
-
-def test_a_socket_is_in_no_chat_that_its_token_is_not_good_for() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            mine, other = await parts.chat("alice", "bob"), await parts.chat("alice", "bob")
-            socket = await connected(parts, USER_SCOPES, mine)
-            socket.say("resume", "r", cursors={mine: [1, 0], other: [1, 0]})
-            await settle()
-            (resumed,) = socket.take()
-            assert resumed["payload"]["gone"] == [other] and resumed["payload"]["joined"] == []
-            late = await parts.chat("alice", "bob")
-            for chat_id in (mine, other, late):
-                push(parts, chat_id, 1)
-                await parts.gateway.push_to_chats([chat_id], ("typing",), b"\x81\x02{}")
-                parts.gateway.push_to_user(User("default", "alice"), chat_id, ("receipt", chat_id), b"\x81\x02{}")
-            await parts.gateway.belonging.ask_memberships()
-            await parts.gateway.belonging.ask_heads()
-            await settle()
-            seen = socket.take()
-            assert [frame.get("type") for frame in seen] == ["message", None, None], "of its own chat alone"
-            assert parts.gateway.roster.in_chat(other) == parts.gateway.roster.in_chat(late) == ()
-            push(parts, mine, 2)
-            await settle()
-            assert [frame["type"] for frame in socket.take()] == ["message"], "pushes go on"
-
-    run(story())
+            parts.gateway.push_to_user(User("default", "alice"), chat_id, ("receipt", chat_id), b"\x81\x02{}")
+        await parts.gateway.belonging.ask_memberships()
+        await parts.gateway.belonging.ask_heads()
+        await settle()
+        seen = socket.take()
+        assert [frame.get("type") for frame in seen] == ["message", None, None], "of its own chat alone"
+        assert parts.gateway.roster.in_chat(other) == parts.gateway.roster.in_chat(late) == ()
+        push(parts, mine, 2)
+        await settle()
+        assert [frame["type"] for frame in socket.take()] == ["message"], "pushes go on"
 
 
-def test_a_new_token_that_allows_other_things_makes_the_client_reconnect() -> None:
+async def test_a_new_token_that_allows_other_things_makes_the_client_reconnect() -> None:
     tokens = {"same": USER_SCOPES, "less": frozenset({READ})}
 
     def verify(token: str) -> Principal:
         return Principal("default", "alice", tokens[token], "user")
 
-    async def story() -> None:
-        async with bench(verify=verify) as parts:
-            socket = await connected(parts, USER_SCOPES)
-            socket.say("authenticate", "q1", token="same")
-            await settle()
-            assert [frame["type"] for frame in socket.take()] == ["authenticated"]
-            socket.say("authenticate", "q2", token="less")
-            await settle()
-            assert [frame["type"] for frame in socket.take()] == ["authenticated", "connection_closing"]
-            assert socket.closed == (4004, "rotation")
-
-    run(story())
+    async with bench(verify=verify) as parts:
+        socket = await connected(parts, USER_SCOPES)
+        socket.say("authenticate", "q1", token="same")
+        await settle()
+        assert [frame["type"] for frame in socket.take()] == ["authenticated"]
+        socket.say("authenticate", "q2", token="less")
+        await settle()
+        assert [frame["type"] for frame in socket.take()] == ["authenticated", "connection_closing"]
+        assert socket.closed == (4004, "rotation")
 
 
 async def connected(parts: Bench, scopes: frozenset[UserScope], *chats: str) -> FakeSocket:

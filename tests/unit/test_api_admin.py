@@ -63,19 +63,17 @@ def test_why_a_chat_was_halted_is_between_operators() -> None:
     with_rest(scenario)
 
 
-def test_inspections_that_take_too_long_do_not_shut_the_reads_of_users() -> None:
+@pytest.mark.real_time
+async def test_inspections_that_take_too_long_do_not_shut_the_reads_of_users() -> None:
     class Slow(MemoryStore):
         async def inspect(self, chat_id: str) -> Inspection:
             raise Unavailable("there was no time left to read; try again later")
 
-    async def scenario() -> None:
-        async with serving(store=Slow()) as rest:
-            chat = await rest.chat("alice")
-            for _ in range(20):
-                assert (await rest.ask("GET", f"/admin/chats/{chat}", rest.admin_key())).status_code == 503
-            assert (await rest.ask("GET", f"/v1/chats/{chat}/messages", rest.token("alice"))).status_code == 200
-
-    asyncio.run(scenario())
+    async with serving(store=Slow()) as rest:
+        chat = await rest.chat("alice")
+        for _ in range(20):
+            assert (await rest.ask("GET", f"/admin/chats/{chat}", rest.admin_key())).status_code == 503
+        assert (await rest.ask("GET", f"/v1/chats/{chat}/messages", rest.token("alice"))).status_code == 200
 
 
 def test_an_operator_inspects_a_chat_of_any_tenant_but_reads_no_message() -> None:

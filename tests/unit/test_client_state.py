@@ -70,26 +70,24 @@ def test_what_was_kept_is_there_after_a_restart_in_the_order_of_the_calls(tmp_pa
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_an_entry_is_on_disk_before_it_is_said_to_be(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_an_entry_is_on_disk_before_it_is_said_to_be(tmp_path: Path) -> None:
     path = tmp_path / "client.db"
 
-    async def main() -> None:
-        seen: list[bool] = []
+    seen: list[bool] = []
 
-        def written(entries: Iterable[OutboxEntry], *_: object) -> None:
-            copy = tmp_path / "copy.db"
-            copy.write_bytes(path.read_bytes())
-            copy.with_name("copy.db-wal").write_bytes(path.with_name("client.db-wal").read_bytes())
-            found = apsw.Connection(str(copy)).execute("SELECT client_message_id FROM outbox").fetchall()
-            seen.append([(entry.client_message_id,) for entry in entries] == found)
+    def written(entries: Iterable[OutboxEntry], *_: object) -> None:
+        copy = tmp_path / "copy.db"
+        copy.write_bytes(path.read_bytes())
+        copy.with_name("copy.db-wal").write_bytes(path.with_name("client.db-wal").read_bytes())
+        found = apsw.Connection(str(copy)).execute("SELECT client_message_id FROM outbox").fetchall()
+        seen.append([(entry.client_message_id,) for entry in entries] == found)
 
-        state = FileState(path)
-        state.open(written)
-        state.put(entry(1))
-        await state.close()
-        assert seen == [True]
-
-    asyncio.run(main())
+    state = FileState(path)
+    state.open(written)
+    state.put(entry(1))
+    await state.close()
+    assert seen == [True]
 
 
 def test_a_put_is_synced_to_the_disk_and_a_cursor_need_not_be(tmp_path: Path) -> None:
@@ -107,17 +105,15 @@ def test_a_put_is_synced_to_the_disk_and_a_cursor_need_not_be(tmp_path: Path) ->
     assert asyncio.run(main()) == [2, 1]
 
 
-def test_a_file_in_use_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    async def main() -> None:
-        first = FileState(tmp_path / "client.db")
-        first.open(Notes())
-        first.put(entry(1))
-        await first.drain()
-        with pytest.raises(StateDirectory, match="in use by another process"):
-            FileState(tmp_path / "client.db").open(Notes())
-        await first.close()
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_a_file_in_use_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    first = FileState(tmp_path / "client.db")
+    first.open(Notes())
+    first.put(entry(1))
+    await first.drain()
+    with pytest.raises(StateDirectory, match="in use by another process"):
+        FileState(tmp_path / "client.db").open(Notes())
+    await first.close()
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
@@ -237,28 +233,26 @@ def test_what_a_failing_disk_did_not_take_is_kept_with_what_comes_next(tmp_path:
     )
 
 
-def test_a_failing_disk_is_tried_again_though_nothing_else_comes(tmp_path: Path) -> None:
-    async def main() -> None:
-        kept = asyncio.Event()
-        errors: list[HoldfastError] = []
+@pytest.mark.real_time
+async def test_a_failing_disk_is_tried_again_though_nothing_else_comes(tmp_path: Path) -> None:
+    kept = asyncio.Event()
+    errors: list[HoldfastError] = []
 
-        def written(_: object, cursors: Iterable[Keep], error: HoldfastError | None) -> None:
-            if error is None:
-                assert list(cursors) == [Keep("c", CursorClaim(1, 7))]
-                kept.set()
-                return
-            errors.append(error)
-            if len(errors) == 3:
-                state._db.execute("PRAGMA query_only = OFF")
+    def written(_: object, cursors: Iterable[Keep], error: HoldfastError | None) -> None:
+        if error is None:
+            assert list(cursors) == [Keep("c", CursorClaim(1, 7))]
+            kept.set()
+            return
+        errors.append(error)
+        if len(errors) == 3:
+            state._db.execute("PRAGMA query_only = OFF")
 
-        state = FileState(tmp_path / "client.db", retry_seconds=0.01)
-        state.open(written)
-        state._db.execute("PRAGMA query_only = ON")
-        state.keep(Keep("c", CursorClaim(1, 7)))
-        await asyncio.wait_for(kept.wait(), 5)
-        await state.close()
-
-    asyncio.run(main())
+    state = FileState(tmp_path / "client.db", retry_seconds=0.01)
+    state.open(written)
+    state._db.execute("PRAGMA query_only = ON")
+    state.keep(Keep("c", CursorClaim(1, 7)))
+    await asyncio.wait_for(kept.wait(), 5)
+    await state.close()
 
 
 def test_a_disk_that_fails_for_good_does_not_keep_the_state_from_closing(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import random
 import pytest
 
 from holdfast.clock import TURN_SECONDS, Ids, ManualClock, Turns, timestamp, wait_at_most
-from proof.virtual_loop import run
 
 
 def test_ids_rise_within_a_millisecond_and_when_the_clock_steps_back() -> None:
@@ -55,33 +54,27 @@ def test_the_last_instant_of_a_second_is_not_stamped_a_second_late() -> None:
     assert timestamp(instants[1]) == "2023-11-14T22:13:20.000Z"
 
 
-def test_an_event_is_waited_for_so_long_and_no_longer() -> None:
-    async def main() -> None:
-        event, began = asyncio.Event(), asyncio.get_running_loop().time()
-        assert not await wait_at_most(event, 3)
-        assert asyncio.get_running_loop().time() - began == pytest.approx(3)
-        asyncio.get_running_loop().call_later(1, event.set)
-        assert await wait_at_most(event, 3)
-        assert asyncio.get_running_loop().time() - began == pytest.approx(4)
-        assert await wait_at_most(event, 0), "what is there needs no waiting"
-
-    run(main())
+async def test_an_event_is_waited_for_so_long_and_no_longer() -> None:
+    event, began = asyncio.Event(), asyncio.get_running_loop().time()
+    assert not await wait_at_most(event, 3)
+    assert asyncio.get_running_loop().time() - began == pytest.approx(3)
+    asyncio.get_running_loop().call_later(1, event.set)
+    assert await wait_at_most(event, 3)
+    assert asyncio.get_running_loop().time() - began == pytest.approx(4)
+    assert await wait_at_most(event, 0), "what is there needs no waiting"
 
 
-def test_long_work_gives_way_when_its_turn_has_had_its_time_and_not_before() -> None:
-    async def story() -> None:
-        clock, others = ManualClock(), 0
-        turns = Turns(clock)
+async def test_long_work_gives_way_when_its_turn_has_had_its_time_and_not_before() -> None:
+    clock, others = ManualClock(), 0
+    turns = Turns(clock)
 
-        async def work() -> None:
-            for _ in range(12):
-                clock.advance(TURN_SECONDS * 0.3)
-                await turns.give_way()
+    async def work() -> None:
+        for _ in range(12):
+            clock.advance(TURN_SECONDS * 0.3)
+            await turns.give_way()
 
-        working = asyncio.create_task(work())
-        while not working.done():
-            await asyncio.sleep(0)
-            others += 1
-        assert others == 4, "once at the start, and after each four pieces"
-
-    run(story())
+    working = asyncio.create_task(work())
+    while not working.done():
+        await asyncio.sleep(0)
+        others += 1
+    assert others == 4, "once at the start, and after each four pieces"

@@ -257,14 +257,11 @@ def test_an_entry_that_cannot_be_decoded_goes_to_the_dead_letters_and_reading_go
     on_virtual_time(test)
 
 
-def test_dead_letters_are_bounded_and_the_newest_stay() -> None:
-    async def main() -> None:
-        letters = RecentDeadLetters(DeadLetterSettings(max_letters=2))
-        for position in range(5):
-            await letters.put(DeadLetter(position, "undecodable", "", b"", "now"))
-        assert [letter.position for letter in await letters.read(10)] == [4, 3]
-
-    run(main())
+async def test_dead_letters_are_bounded_and_the_newest_stay() -> None:
+    letters = RecentDeadLetters(DeadLetterSettings(max_letters=2))
+    for position in range(5):
+        await letters.put(DeadLetter(position, "undecodable", "", b"", "now"))
+    assert [letter.position for letter in await letters.read(10)] == [4, 3]
 
 
 def test_a_log_that_is_away_is_waited_for() -> None:
@@ -283,46 +280,40 @@ def test_a_log_that_is_away_is_waited_for() -> None:
 
 @pytest.mark.seed("000 3.1: fatal, let the supervisor restart")
 @pytest.mark.parametrize("where", ["log", "link", "registry"])
-def test_a_fatal_error_ends_the_role_clearly_and_is_counted(where: str) -> None:
-    async def main() -> None:
-        bench = Bench()
-        await create_chat(bench.store, ANNA)
-        await bench.registry.announce("east", [ANNA])
-        fatal = Unauthorized("the credentials were revoked")
-        if where == "log":
-            bench.log.error = fatal
-        elif where == "link":
-            bench.link.fail["east"] = fatal
-        else:
-            bench.registry.down = fatal
-        await bench.send("a")
-        restarts = metric("fanout_consumer_restarts_total")
-        with pytest.raises(Unauthorized):
-            await bench.fanout.run(after=0)
-        assert metric("fanout_consumer_restarts_total") == restarts + 1
-        assert bench.fanout.position == 0, "what was not attempted is read again after the restart"
-
-    run(main())
+async def test_a_fatal_error_ends_the_role_clearly_and_is_counted(where: str) -> None:
+    bench = Bench()
+    await create_chat(bench.store, ANNA)
+    await bench.registry.announce("east", [ANNA])
+    fatal = Unauthorized("the credentials were revoked")
+    if where == "log":
+        bench.log.error = fatal
+    elif where == "link":
+        bench.link.fail["east"] = fatal
+    else:
+        bench.registry.down = fatal
+    await bench.send("a")
+    restarts = metric("fanout_consumer_restarts_total")
+    with pytest.raises(Unauthorized):
+        await bench.fanout.run(after=0)
+    assert metric("fanout_consumer_restarts_total") == restarts + 1
+    assert bench.fanout.position == 0, "what was not attempted is read again after the restart"
 
 
-def test_a_role_that_is_started_again_goes_on_where_it_ended_even_at_the_beginning_of_the_log() -> None:
-    async def main() -> None:
-        bench = Bench()
-        await create_chat(bench.store, ANNA)
-        await bench.registry.announce("east", [ANNA])
-        bench.link.fail["east"] = Unauthorized("the credentials were revoked")
-        first = asyncio.create_task(bench.fanout.run())
-        await asyncio.sleep(1)
-        await bench.send("a")
-        with pytest.raises(Unauthorized):
-            await first
-        bench.link.fail.clear()
-        again = asyncio.create_task(bench.fanout.run())
-        await asyncio.sleep(1)
-        assert bench.got["east"] == [(CHAT, 1)]
-        again.cancel()
-
-    run(main())
+async def test_a_role_that_is_started_again_goes_on_where_it_ended_even_at_the_beginning_of_the_log() -> None:
+    bench = Bench()
+    await create_chat(bench.store, ANNA)
+    await bench.registry.announce("east", [ANNA])
+    bench.link.fail["east"] = Unauthorized("the credentials were revoked")
+    first = asyncio.create_task(bench.fanout.run())
+    await asyncio.sleep(1)
+    await bench.send("a")
+    with pytest.raises(Unauthorized):
+        await first
+    bench.link.fail.clear()
+    again = asyncio.create_task(bench.fanout.run())
+    await asyncio.sleep(1)
+    assert bench.got["east"] == [(CHAT, 1)]
+    again.cancel()
 
 
 def test_an_event_that_trips_a_defect_of_ours_is_put_aside_alone() -> None:
@@ -386,40 +377,34 @@ def test_a_full_batch_shows_how_far_behind_the_reader_is() -> None:
     on_virtual_time(test, max_poll_records=10)
 
 
-def test_members_learned_during_a_load_are_not_overwritten_by_it() -> None:
-    async def main() -> None:
-        gate = asyncio.Event()
-        states = [[Member("anna", "owner", "now")], [Member("anna", "owner", "now"), Member("bela", "member", "now")]]
+async def test_members_learned_during_a_load_are_not_overwritten_by_it() -> None:
+    gate = asyncio.Event()
+    states = [[Member("anna", "owner", "now")], [Member("anna", "owner", "now"), Member("bela", "member", "now")]]
 
-        async def load(chat_id: str) -> Sequence[Member]:
-            state = states.pop(0)
-            await gate.wait()
-            return state
+    async def load(chat_id: str) -> Sequence[Member]:
+        state = states.pop(0)
+        await gate.wait()
+        return state
 
-        members = Members(load)
-        loading = asyncio.create_task(members.of("default", CHAT))
-        await asyncio.sleep(0.01)
-        members.forget(CHAT)
-        gate.set()
-        assert await loading == {ANNA, BELA}, "the load began before the change and was done again"
-
-    run(main())
+    members = Members(load)
+    loading = asyncio.create_task(members.of("default", CHAT))
+    await asyncio.sleep(0.01)
+    members.forget(CHAT)
+    gate.set()
+    assert await loading == {ANNA, BELA}, "the load began before the change and was done again"
 
 
-def test_the_members_kept_are_bounded_and_the_least_used_go_first() -> None:
-    async def main() -> None:
-        async def load(chat_id: str) -> Sequence[Member]:
-            return [Member(f"user-{n}", "member", "now") for n in range(4)]
+async def test_the_members_kept_are_bounded_and_the_least_used_go_first() -> None:
+    async def load(chat_id: str) -> Sequence[Member]:
+        return [Member(f"user-{n}", "member", "now") for n in range(4)]
 
-        members = Members(load, max_members=10)
-        for chat_id in ("a", "b"):
-            await members.of("default", chat_id)
-        await members.of("default", "a")
-        await members.of("default", "c")
-        assert ("a" in members, "b" in members, "c" in members) == (True, False, True)
-        assert members.count == 8
-
-    run(main())
+    members = Members(load, max_members=10)
+    for chat_id in ("a", "b"):
+        await members.of("default", chat_id)
+    await members.of("default", "a")
+    await members.of("default", "c")
+    assert ("a" in members, "b" in members, "c" in members) == (True, False, True)
+    assert members.count == 8
 
 
 @pytest.mark.parametrize("seed", range(10))

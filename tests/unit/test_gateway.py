@@ -51,587 +51,470 @@ def envelope(chat_id: str, *sequences: int, users: frozenset[User] = frozenset({
     return Envelope([Stretch("default", [message(chat_id, n) for n in sequences], users)])
 
 
-def test_a_send_is_acknowledged_after_its_commit() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            chat_id = await parts.chat("alice", "bob")
-            socket = await live(parts, "alice")
-            socket.say("send_message", "q1", client_message_id="c1", chat_id=chat_id, content="hello")
-            await settle()
-            (ack,) = socket.take()
-            assert ack["type"] == "message_ack"
-            assert ack["request_id"] == "q1"
-            assert ack["payload"]["sequence"] == 1
-            assert (await parts.store.heads([chat_id]))[chat_id] == Cursor(1, 1)
-
-    run(story())
+async def test_a_send_is_acknowledged_after_its_commit() -> None:
+    async with bench() as parts:
+        chat_id = await parts.chat("alice", "bob")
+        socket = await live(parts, "alice")
+        socket.say("send_message", "q1", client_message_id="c1", chat_id=chat_id, content="hello")
+        await settle()
+        (ack,) = socket.take()
+        assert ack["type"] == "message_ack"
+        assert ack["request_id"] == "q1"
+        assert ack["payload"]["sequence"] == 1
+        assert (await parts.store.heads([chat_id]))[chat_id] == Cursor(1, 1)
 
 
-def test_a_client_without_a_device_id_leaves_one_watermark_however_often_it_comes() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            chat_id = await parts.chat("alice", "bob")
-            for n in range(1, 4):
-                await parts.store.append([draft(f"c{n}", sender=ALICE, chat_id=chat_id)])
-                socket = await live(parts, "bob")
-                socket.say("ack", chat_id=chat_id, epoch=1, sequence=n)
-                socket.say("read", chat_id=chat_id, sequence=n)
-                await parts.watermarks.flush()
-                socket.connection.lost()
-            (mark,) = await parts.store.watermarks(chat_id)
-            assert (mark.device_id, mark.delivered, mark.read) == ("", 3, 3)
-
-    run(story())
+async def test_a_client_without_a_device_id_leaves_one_watermark_however_often_it_comes() -> None:
+    async with bench() as parts:
+        chat_id = await parts.chat("alice", "bob")
+        for n in range(1, 4):
+            await parts.store.append([draft(f"c{n}", sender=ALICE, chat_id=chat_id)])
+            socket = await live(parts, "bob")
+            socket.say("ack", chat_id=chat_id, epoch=1, sequence=n)
+            socket.say("read", chat_id=chat_id, sequence=n)
+            await parts.watermarks.flush()
+            socket.connection.lost()
+        (mark,) = await parts.store.watermarks(chat_id)
+        assert (mark.device_id, mark.delivered, mark.read) == ("", 3, 3)
 
 
-def test_frames_of_one_turn_leave_in_one_write() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            chats = [await parts.chat("alice", "bob") for _ in range(3)]
-            socket = await live(parts, "alice")
-            stretches = [Stretch("default", [message(chat_id, 1)], frozenset({ALICE})) for chat_id in chats]
-            parts.gateway.deliver(Envelope(stretches))
-            await settle()
-            assert len(socket.writes) == 1
-            assert [f["payload"]["chat_id"] for f in socket.take()] == chats
-
-    run(story())
+async def test_frames_of_one_turn_leave_in_one_write() -> None:
+    async with bench() as parts:
+        chats = [await parts.chat("alice", "bob") for _ in range(3)]
+        socket = await live(parts, "alice")
+        stretches = [Stretch("default", [message(chat_id, 1)], frozenset({ALICE})) for chat_id in chats]
+        parts.gateway.deliver(Envelope(stretches))
+        await settle()
+        assert len(socket.writes) == 1
+        assert [f["payload"]["chat_id"] for f in socket.take()] == chats
 
 
-def test_a_run_that_comes_alone_is_written_at_once_but_never_ahead_of_what_waits() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            chat_id = await parts.chat("alice", "bob")
-            socket = await live(parts, "alice")
-            parts.gateway.deliver(envelope(chat_id, 1))
-            assert len(socket.writes) == 1, "before the turn ends"
-            socket.connection.writing_paused()
-            parts.gateway.deliver(envelope(chat_id, 2))
-            socket.connection.paused = False
-            parts.gateway.deliver(envelope(chat_id, 3))
-            await settle()
-            assert [f["payload"]["sequence"] for f in socket.take()] == [1, 2, 3]
-
-    run(story())
+async def test_a_run_that_comes_alone_is_written_at_once_but_never_ahead_of_what_waits() -> None:
+    async with bench() as parts:
+        chat_id = await parts.chat("alice", "bob")
+        socket = await live(parts, "alice")
+        parts.gateway.deliver(envelope(chat_id, 1))
+        assert len(socket.writes) == 1, "before the turn ends"
+        socket.connection.writing_paused()
+        parts.gateway.deliver(envelope(chat_id, 2))
+        socket.connection.paused = False
+        parts.gateway.deliver(envelope(chat_id, 3))
+        await settle()
+        assert [f["payload"]["sequence"] for f in socket.take()] == [1, 2, 3]
 
 
-def test_two_connections_are_written_the_same_bytes() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            chat_id = await parts.chat("alice", "bob")
-            one, two = await live(parts, "alice"), await live(parts, "bob")
-            parts.gateway.deliver(envelope(chat_id, 1, 2))
-            await settle()
-            assert one.writes[0] is two.writes[0]
-
-    run(story())
+async def test_two_connections_are_written_the_same_bytes() -> None:
+    async with bench() as parts:
+        chat_id = await parts.chat("alice", "bob")
+        one, two = await live(parts, "alice"), await live(parts, "bob")
+        parts.gateway.deliver(envelope(chat_id, 1, 2))
+        await settle()
+        assert one.writes[0] is two.writes[0]
 
 
-def test_who_is_removed_gets_the_event_and_nothing_after_it() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            chat_id = await parts.chat("alice", "bob")
-            alice, bob = await live(parts, "alice"), await live(parts, "bob")
-            left = message(chat_id, 2, kind="event", content='{"event":"member_removed","user_id":"bob"}')
-            stretch = Stretch("default", [message(chat_id, 1), left, message(chat_id, 3)], frozenset({ALICE, BOB}))
-            parts.gateway.deliver(Envelope([stretch]))
-            await settle()
-            assert [f["payload"]["sequence"] for f in alice.take()] == [1, 2, 3]
-            assert [f["payload"]["sequence"] for f in bob.take()] == [1, 2]
-
-    run(story())
+async def test_who_is_removed_gets_the_event_and_nothing_after_it() -> None:
+    async with bench() as parts:
+        chat_id = await parts.chat("alice", "bob")
+        alice, bob = await live(parts, "alice"), await live(parts, "bob")
+        left = message(chat_id, 2, kind="event", content='{"event":"member_removed","user_id":"bob"}')
+        stretch = Stretch("default", [message(chat_id, 1), left, message(chat_id, 3)], frozenset({ALICE, BOB}))
+        parts.gateway.deliver(Envelope([stretch]))
+        await settle()
+        assert [f["payload"]["sequence"] for f in alice.take()] == [1, 2, 3]
+        assert [f["payload"]["sequence"] for f in bob.take()] == [1, 2]
 
 
-def test_who_joins_is_told_to_sync_and_gets_what_follows() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            chat_id = await parts.chat("alice")
-            bob = await live(parts, "bob")
-            joined = message(chat_id, 1, kind="event", content='{"event":"member_added","user_id":"bob"}')
-            parts.gateway.deliver(Envelope([Stretch("default", [joined], frozenset({ALICE, BOB}))]))
-            await settle()
-            assert bob.take() == [{"type": "resync", "payload": {"chats": [{"chat_id": chat_id, "head": 1}]}}]
-
-    run(story())
+async def test_who_joins_is_told_to_sync_and_gets_what_follows() -> None:
+    async with bench() as parts:
+        chat_id = await parts.chat("alice")
+        bob = await live(parts, "bob")
+        joined = message(chat_id, 1, kind="event", content='{"event":"member_added","user_id":"bob"}')
+        parts.gateway.deliver(Envelope([Stretch("default", [joined], frozenset({ALICE, BOB}))]))
+        await settle()
+        assert bob.take() == [{"type": "resync", "payload": {"chats": [{"chat_id": chat_id, "head": 1}]}}]
 
 
-def test_the_first_message_of_a_chat_created_since_they_connected_reaches_its_members() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            bob = await live(parts, "bob")
-            chat_id = await parts.chat("alice", "bob")
-            parts.gateway.deliver(envelope(chat_id, 1))
-            await settle()
-            assert types_of(bob.take()) == ["resync"]
-
-    run(story())
+async def test_the_first_message_of_a_chat_created_since_they_connected_reaches_its_members() -> None:
+    async with bench() as parts:
+        bob = await live(parts, "bob")
+        chat_id = await parts.chat("alice", "bob")
+        parts.gateway.deliver(envelope(chat_id, 1))
+        await settle()
+        assert types_of(bob.take()) == ["resync"]
 
 
-def test_an_unknown_member_elsewhere_does_not_make_others_join() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            carol = await live(parts, "carol")
-            chat_id = await parts.chat("alice", "bob")
-            parts.gateway.deliver(envelope(chat_id, 1))
-            await settle()
-            assert carol.take() == []
-
-    run(story())
+async def test_an_unknown_member_elsewhere_does_not_make_others_join() -> None:
+    async with bench() as parts:
+        carol = await live(parts, "carol")
+        chat_id = await parts.chat("alice", "bob")
+        parts.gateway.deliver(envelope(chat_id, 1))
+        await settle()
+        assert carol.take() == []
 
 
-def test_a_paused_socket_is_not_written_to_and_catches_up_when_it_takes_again() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            chat_id = await parts.chat("alice", "bob")
-            socket = await live(parts, "alice")
-            socket.connection.writing_paused()
-            parts.gateway.deliver(envelope(chat_id, 1))
-            parts.gateway.deliver(envelope(chat_id, 2))
-            await settle()
-            assert socket.writes == []
-            socket.connection.writing_resumed()
-            await settle()
-            assert [f["payload"]["sequence"] for f in socket.take()] == [1, 2]
-
-    run(story())
+async def test_a_paused_socket_is_not_written_to_and_catches_up_when_it_takes_again() -> None:
+    async with bench() as parts:
+        chat_id = await parts.chat("alice", "bob")
+        socket = await live(parts, "alice")
+        socket.connection.writing_paused()
+        parts.gateway.deliver(envelope(chat_id, 1))
+        parts.gateway.deliver(envelope(chat_id, 2))
+        await settle()
+        assert socket.writes == []
+        socket.connection.writing_resumed()
+        await settle()
+        assert [f["payload"]["sequence"] for f in socket.take()] == [1, 2]
 
 
-def test_a_stopped_reader_is_warned_then_closed_after_its_grace_and_told_from_where_to_sync() -> None:
-    async def story() -> None:
-        limits = GatewaySettings(backpressure=BackpressureSettings(outbound=OutboundSettings(max_buffer_messages=20)))
-        async with bench(limits) as parts:
-            chat_id = await parts.chat("alice", "bob")
-            socket = await live(parts, "alice")
-            parts.gateway.deliver(envelope(chat_id, 1))
-            await settle()
-            socket.say("ack", chat_id=chat_id, epoch=1, sequence=1)
-            socket.take()
-            socket.connection.writing_paused()
-            for n in range(2, 40):
-                parts.gateway.deliver(envelope(chat_id, n))
-            warned_at = parts.clock.monotonic()
-            await asyncio.sleep(4.9)
-            assert socket.closed is None
-            await asyncio.sleep(0.5)
-            assert parts.clock.monotonic() - warned_at >= 5
-            frames = socket.take()
-            assert [f["payload"].get("code") for f in frames] == ["SLOW_CONSUMER", None]
-            assert frames[-1]["type"] == "connection_closing"
-            assert frames[-1]["payload"]["sync_from_sequence"] == {chat_id: 1}
-            assert socket.closed == (4002, "slow_consumer")
-
-    run(story())
+async def test_a_stopped_reader_is_warned_then_closed_after_its_grace_and_told_from_where_to_sync() -> None:
+    limits = GatewaySettings(backpressure=BackpressureSettings(outbound=OutboundSettings(max_buffer_messages=20)))
+    async with bench(limits) as parts:
+        chat_id = await parts.chat("alice", "bob")
+        socket = await live(parts, "alice")
+        parts.gateway.deliver(envelope(chat_id, 1))
+        await settle()
+        socket.say("ack", chat_id=chat_id, epoch=1, sequence=1)
+        socket.take()
+        socket.connection.writing_paused()
+        for n in range(2, 40):
+            parts.gateway.deliver(envelope(chat_id, n))
+        warned_at = parts.clock.monotonic()
+        await asyncio.sleep(4.9)
+        assert socket.closed is None
+        await asyncio.sleep(0.5)
+        assert parts.clock.monotonic() - warned_at >= 5
+        frames = socket.take()
+        assert [f["payload"].get("code") for f in frames] == ["SLOW_CONSUMER", None]
+        assert frames[-1]["type"] == "connection_closing"
+        assert frames[-1]["payload"]["sync_from_sequence"] == {chat_id: 1}
+        assert socket.closed == (4002, "slow_consumer")
 
 
-def test_without_a_header_the_first_frame_authenticates() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            socket = parts.connect(None)
-            socket.say("authenticate", token="alice", device_id="phone")
-            await settle()
-            (hello,) = socket.take()
-            assert hello["payload"]["user_id"] == "alice"
-            assert hello["payload"]["device_id"] == "phone"
-
-    run(story())
+async def test_without_a_header_the_first_frame_authenticates() -> None:
+    async with bench() as parts:
+        socket = parts.connect(None)
+        socket.say("authenticate", token="alice", device_id="phone")
+        await settle()
+        (hello,) = socket.take()
+        assert hello["payload"]["user_id"] == "alice"
+        assert hello["payload"]["device_id"] == "phone"
 
 
-def test_any_other_first_frame_is_refused() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            socket = parts.connect(None)
+async def test_any_other_first_frame_is_refused() -> None:
+    async with bench() as parts:
+        socket = parts.connect(None)
+        socket.say("heartbeat_ack")
+        assert [f["type"] for f in socket.take()] == ["error", "connection_closing"]
+        assert socket.closed == (4502, "unauthorized")
+
+
+async def test_a_bad_token_is_refused_and_closed_for_good() -> None:
+    async with bench() as parts:
+        socket = parts.connect(None)
+        socket.say("authenticate", "q", token="bad")
+        error, closing = socket.take()
+        assert error["payload"]["code"] == "UNAUTHORIZED" and error["request_id"] == "q"
+        assert closing["payload"]["reconnect_allowed"] is False
+
+
+async def test_the_authentication_deadline_closes_a_silent_connection() -> None:
+    async with bench() as parts:
+        socket = parts.connect(None)
+        await asyncio.sleep(4.9)
+        assert socket.closed is None
+        await asyncio.sleep(0.5)
+        assert socket.closed == (4502, "unauthorized")
+
+
+async def test_frames_sent_before_the_hello_wait_for_it() -> None:
+    async with bench() as parts:
+        chat_id = await parts.chat("alice")
+        socket = parts.connect("alice")
+        assert socket.reading is False
+        socket.say("send_message", "q1", client_message_id="c1", chat_id=chat_id, content="early")
+        await settle()
+        assert socket.reading is True
+        assert types_of(socket.take()) == ["connection_established", "message_ack"]
+
+
+async def test_a_flood_before_the_hello_is_a_protocol_error() -> None:
+    async with bench() as parts:
+        socket = parts.connect("alice")
+        for _ in range(101):
             socket.say("heartbeat_ack")
-            assert [f["type"] for f in socket.take()] == ["error", "connection_closing"]
-            assert socket.closed == (4502, "unauthorized")
-
-    run(story())
+        assert socket.closed == (4501, "protocol_error")
 
 
-def test_a_bad_token_is_refused_and_closed_for_good() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            socket = parts.connect(None)
-            socket.say("authenticate", "q", token="bad")
-            error, closing = socket.take()
-            assert error["payload"]["code"] == "UNAUTHORIZED" and error["request_id"] == "q"
-            assert closing["payload"]["reconnect_allowed"] is False
-
-    run(story())
-
-
-def test_the_authentication_deadline_closes_a_silent_connection() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            socket = parts.connect(None)
-            await asyncio.sleep(4.9)
+async def test_what_comes_before_the_hello_is_bounded_in_bytes_too() -> None:
+    async with bench() as parts:
+        socket = parts.connect("alice")
+        for n in range(5):
             assert socket.closed is None
-            await asyncio.sleep(0.5)
-            assert socket.closed == (4502, "unauthorized")
-
-    run(story())
+            socket.say("send_message", f"q{n}", client_message_id="c", chat_id="x", content="x" * 60_000)
+        assert socket.closed == (4501, "protocol_error")
 
 
-def test_frames_sent_before_the_hello_wait_for_it() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            chat_id = await parts.chat("alice")
-            socket = parts.connect("alice")
-            assert socket.reading is False
-            socket.say("send_message", "q1", client_message_id="c1", chat_id=chat_id, content="early")
-            await settle()
-            assert socket.reading is True
-            assert types_of(socket.take()) == ["connection_established", "message_ack"]
-
-    run(story())
+async def test_a_new_socket_of_a_device_replaces_the_old_one_and_a_sixth_device_the_oldest() -> None:
+    async with bench() as parts:
+        first = parts.connect("alice", "phone")
+        parts.connect("alice", "phone")
+        assert first.closed == (4500, "duplicate_connection")
+        others = [parts.connect("alice", f"d{n}") for n in range(4)]
+        assert [s.closed for s in others] == [None] * 4
+        parts.connect("alice", "d9")
+        assert parts.sockets[1].closed == (4500, "duplicate_connection")
 
 
-def test_a_flood_before_the_hello_is_a_protocol_error() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            socket = parts.connect("alice")
-            for _ in range(101):
-                socket.say("heartbeat_ack")
-            assert socket.closed == (4501, "protocol_error")
-
-    run(story())
+async def test_an_expired_token_closes_and_asks_for_a_new_one() -> None:
+    async with bench() as parts:
+        socket = parts.connect("alice", expires_at=parts.clock.now() + 3)
+        await asyncio.sleep(3.5)
+        assert socket.closed == (4008, "token_expired")
 
 
-def test_what_comes_before_the_hello_is_bounded_in_bytes_too() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            socket = parts.connect("alice")
-            for n in range(5):
-                assert socket.closed is None
-                socket.say("send_message", f"q{n}", client_message_id="c", chat_id="x", content="x" * 60_000)
-            assert socket.closed == (4501, "protocol_error")
-
-    run(story())
+async def test_a_token_refreshed_in_band_keeps_the_connection() -> None:
+    async with bench() as parts:
+        socket = parts.connect("alice", expires_at=parts.clock.now() + 3)
+        await settle()
+        socket.say("authenticate", "q", token="alice")
+        await asyncio.sleep(5)
+        assert socket.closed is None
 
 
-def test_a_new_socket_of_a_device_replaces_the_old_one_and_a_sixth_device_the_oldest() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            first = parts.connect("alice", "phone")
-            parts.connect("alice", "phone")
-            assert first.closed == (4500, "duplicate_connection")
-            others = [parts.connect("alice", f"d{n}") for n in range(4)]
-            assert [s.closed for s in others] == [None] * 4
-            parts.connect("alice", "d9")
-            assert parts.sockets[1].closed == (4500, "duplicate_connection")
-
-    run(story())
-
-
-def test_an_expired_token_closes_and_asks_for_a_new_one() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            socket = parts.connect("alice", expires_at=parts.clock.now() + 3)
-            await asyncio.sleep(3.5)
-            assert socket.closed == (4008, "token_expired")
-
-    run(story())
-
-
-def test_a_token_refreshed_in_band_keeps_the_connection() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            socket = parts.connect("alice", expires_at=parts.clock.now() + 3)
-            await settle()
-            socket.say("authenticate", "q", token="alice")
-            await asyncio.sleep(5)
-            assert socket.closed is None
-
-    run(story())
-
-
-def test_another_users_token_does_not_refresh() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            socket = parts.connect("alice")
-            await settle()
-            socket.take()
-            socket.say("authenticate", "q", token="bob")
-            (error,) = socket.take() or await _after_a_turn(socket)
-            assert error["payload"]["code"] == "UNAUTHORIZED"
-
+async def test_another_users_token_does_not_refresh() -> None:
     async def _after_a_turn(socket: FakeSocket) -> list[dict[str, Any]]:
         await settle()
         return socket.take()
 
-    run(story())
+    async with bench() as parts:
+        socket = parts.connect("alice")
+        await settle()
+        socket.take()
+        socket.say("authenticate", "q", token="bob")
+        (error,) = socket.take() or await _after_a_turn(socket)
+        assert error["payload"]["code"] == "UNAUTHORIZED"
 
 
-def test_ten_frames_that_cannot_be_read_close_the_connection() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            socket = parts.connect("alice")
-            await settle()
-            for _ in range(10):
-                socket.connection.frame_received(b"{not json")
-            await settle()
-            assert socket.closed == (4501, "protocol_error")
-
-    run(story())
+async def test_ten_frames_that_cannot_be_read_close_the_connection() -> None:
+    async with bench() as parts:
+        socket = parts.connect("alice")
+        await settle()
+        for _ in range(10):
+            socket.connection.frame_received(b"{not json")
+        await settle()
+        assert socket.closed == (4501, "protocol_error")
 
 
-def test_no_answer_to_a_heartbeat_closes_as_idle() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            socket = parts.connect("alice")
-            await asyncio.sleep(41)
-            assert socket.closed == (4001, "idle_timeout")
-
-    run(story())
+async def test_no_answer_to_a_heartbeat_closes_as_idle() -> None:
+    async with bench() as parts:
+        socket = parts.connect("alice")
+        await asyncio.sleep(41)
+        assert socket.closed == (4001, "idle_timeout")
 
 
-def test_a_client_that_sends_anything_is_not_idle() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            socket = parts.connect("alice")
-            await settle()
-            for _ in range(30):
-                await asyncio.sleep(8)
-                socket.connection.work_done(1)  # a pong, a fragment, a part of a frame
-            assert socket.closed is None
-            await asyncio.sleep(41)
-            assert socket.closed == (4001, "idle_timeout")
-
-    run(story())
+async def test_a_client_that_sends_anything_is_not_idle() -> None:
+    async with bench() as parts:
+        socket = parts.connect("alice")
+        await settle()
+        for _ in range(30):
+            await asyncio.sleep(8)
+            socket.connection.work_done(1)  # a pong, a fragment, a part of a frame
+        assert socket.closed is None
+        await asyncio.sleep(41)
+        assert socket.closed == (4001, "idle_timeout")
 
 
-def test_a_heartbeat_that_has_not_left_yet_waits_for_its_answer_as_long_as_bytes_leave() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            socket = parts.connect("alice")
-            await settle()
-            socket.connection.writing_paused()
-            for socket.unsent in range(120, 0, -1):
-                await asyncio.sleep(1)
-            assert socket.closed is None
-            await asyncio.sleep(21)
-            assert socket.closed == (4001, "idle_timeout")
-
-    run(story())
-
-
-def test_a_skipped_last_delivery_is_found_by_the_heads() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            chat_id = await parts.chat("alice", "bob")
-            bob = await live(parts, "bob")
-            alice = await live(parts, "alice")
-            alice.say("send_message", client_message_id="c1", chat_id=chat_id, content="nobody delivers this")
-            await settle()
-            heads: dict[str, Any] = {}
-            while not heads:
-                await asyncio.sleep(1)
-                for frame in bob.take():
-                    if frame["type"] == "heartbeat":
-                        bob.say("heartbeat_ack")
-                        heads = frame["payload"]["heads"]
-            assert heads == {chat_id: [1, 1]}
-            assert parts.clock.monotonic() <= 75
-
-    run(story())
-
-
-def test_a_join_of_which_nobody_was_told_is_found_without_another_message() -> None:
-    """The event of joining was skipped and the chat is quiet: it is in nobody's heads."""
-
-    async def story() -> None:
-        async with bench() as parts:
-            bob = await live(parts, "bob")
-            chat_id = await parts.chat("alice", "bob")
-            told: list[str] = []
-            while not told:
-                await asyncio.sleep(1)
-                for frame in bob.take():
-                    if frame["type"] == "heartbeat":
-                        bob.say("heartbeat_ack")
-                    elif frame["type"] == "resync":
-                        told = [chat["chat_id"] for chat in frame["payload"]["chats"]]
-            assert told == [chat_id]
-            assert parts.clock.monotonic() <= 75
-
-    run(story())
-
-
-def test_above_the_memory_budget_the_fullest_connection_is_shed() -> None:
-    """It learns why, and when to come back: those who are shed together do not return together."""
-
-    async def story() -> None:
-        async with bench(memory_budget_bytes=10_000) as parts:
-            chat_id = await parts.chat("alice", "bob")
-            alice, bob = await live(parts, "alice"), await live(parts, "bob")
-            for _ in range(498):
-                parts.connect(None)
-            alice.connection.writing_paused()
-            for n in range(1, 61):
-                parts.gateway.deliver(envelope(chat_id, n))
-            forced = REGISTRY.get_sample_value("holdfast_client_resync_forced_total") or 0.0
-            await asyncio.sleep(0.5)
-            closing = alice.take()[-1]["payload"]
-            assert (closing["reason"], closing["reconnect_allowed"]) == ("memory_pressure", True)
-            assert 0 < closing["reconnect_delay_ms"] <= 1_000, "500 connections return within a second"
-            assert alice.closed == (4003, "memory_pressure")
-            assert bob.closed is None
-            assert REGISTRY.get_sample_value("holdfast_client_resync_forced_total") == forced + 1
-
-    run(story())
-
-
-def test_what_a_socket_has_not_passed_on_counts_against_the_memory_budget() -> None:
-    """A page leaves its lane in one piece: with a client that reads nothing it stays in the transport."""
-
-    async def story() -> None:
-        async with bench(memory_budget_bytes=10_000) as parts:
-            alice, bob = await live(parts, "alice"), await live(parts, "bob")
-            alice.unsent, bob.unsent = 8_000, 6_000
-            alice.connection.writing_paused()
-            await asyncio.sleep(0.5)
-            assert REGISTRY.get_sample_value("holdfast_gateway_outbound_buffer_bytes") == 8_000
-            assert alice.closed is None
-            bob.connection.writing_paused()
-            await asyncio.sleep(0.5)
-            assert (alice.closed, bob.closed) == ((4003, "memory_pressure"), None)
-
-    run(story())
-
-
-def test_nobody_is_shed_for_what_a_closing_connection_still_holds() -> None:
-    async def story() -> None:
-        async with bench(memory_budget_bytes=10_000) as parts:
-            alice, bob = await live(parts, "alice"), await live(parts, "bob")
-            alice.unsent, bob.unsent = 50_000, 5_000
-            alice.connection.writing_paused()
-            bob.connection.writing_paused()
-            await asyncio.sleep(1.5)
-            assert (alice.closed, bob.closed) == ((4003, "memory_pressure"), None)
-
-    run(story())
-
-
-def test_a_drain_answers_open_requests_before_it_closes() -> None:
-    async def story() -> None:
-        limits = replace(GatewaySettings(), reconnect_spread_seconds=10)
-        async with bench(limits) as parts:
-            chat_id = await parts.chat("alice")
-            socket = await live(parts, "alice")
-            socket.say("send_message", "q1", client_message_id="c1", chat_id=chat_id, content="last words")
-            draining = asyncio.create_task(parts.gateway.drain())
+async def test_a_heartbeat_that_has_not_left_yet_waits_for_its_answer_as_long_as_bytes_leave() -> None:
+    async with bench() as parts:
+        socket = parts.connect("alice")
+        await settle()
+        socket.connection.writing_paused()
+        for socket.unsent in range(120, 0, -1):
             await asyncio.sleep(1)
-            frames = socket.take()
-            assert types_of(frames) == ["message_ack", "connection_closing"]
-            assert frames[-1]["payload"]["reconnect_allowed"] is True
-            assert 0 <= frames[-1]["payload"]["reconnect_delay_ms"] <= 10_000
-            assert socket.closed == (4000, "server_shutdown")
-            socket.connection.lost()
-            await draining
+        assert socket.closed is None
+        await asyncio.sleep(21)
+        assert socket.closed == (4001, "idle_timeout")
 
-    run(story())
+
+async def test_a_skipped_last_delivery_is_found_by_the_heads() -> None:
+    async with bench() as parts:
+        chat_id = await parts.chat("alice", "bob")
+        bob = await live(parts, "bob")
+        alice = await live(parts, "alice")
+        alice.say("send_message", client_message_id="c1", chat_id=chat_id, content="nobody delivers this")
+        await settle()
+        heads: dict[str, Any] = {}
+        while not heads:
+            await asyncio.sleep(1)
+            for frame in bob.take():
+                if frame["type"] == "heartbeat":
+                    bob.say("heartbeat_ack")
+                    heads = frame["payload"]["heads"]
+        assert heads == {chat_id: [1, 1]}
+        assert parts.clock.monotonic() <= 75
+
+
+async def test_a_join_of_which_nobody_was_told_is_found_without_another_message() -> None:
+    """The event of joining was skipped and the chat is quiet: it is in nobody's heads."""
+    async with bench() as parts:
+        bob = await live(parts, "bob")
+        chat_id = await parts.chat("alice", "bob")
+        told: list[str] = []
+        while not told:
+            await asyncio.sleep(1)
+            for frame in bob.take():
+                if frame["type"] == "heartbeat":
+                    bob.say("heartbeat_ack")
+                elif frame["type"] == "resync":
+                    told = [chat["chat_id"] for chat in frame["payload"]["chats"]]
+        assert told == [chat_id]
+        assert parts.clock.monotonic() <= 75
+
+
+async def test_above_the_memory_budget_the_fullest_connection_is_shed() -> None:
+    """It learns why, and when to come back: those who are shed together do not return together."""
+    async with bench(memory_budget_bytes=10_000) as parts:
+        chat_id = await parts.chat("alice", "bob")
+        alice, bob = await live(parts, "alice"), await live(parts, "bob")
+        for _ in range(498):
+            parts.connect(None)
+        alice.connection.writing_paused()
+        for n in range(1, 61):
+            parts.gateway.deliver(envelope(chat_id, n))
+        forced = REGISTRY.get_sample_value("holdfast_client_resync_forced_total") or 0.0
+        await asyncio.sleep(0.5)
+        closing = alice.take()[-1]["payload"]
+        assert (closing["reason"], closing["reconnect_allowed"]) == ("memory_pressure", True)
+        assert 0 < closing["reconnect_delay_ms"] <= 1_000, "500 connections return within a second"
+        assert alice.closed == (4003, "memory_pressure")
+        assert bob.closed is None
+        assert REGISTRY.get_sample_value("holdfast_client_resync_forced_total") == forced + 1
+
+
+async def test_what_a_socket_has_not_passed_on_counts_against_the_memory_budget() -> None:
+    """A page leaves its lane in one piece: with a client that reads nothing it stays in the transport."""
+    async with bench(memory_budget_bytes=10_000) as parts:
+        alice, bob = await live(parts, "alice"), await live(parts, "bob")
+        alice.unsent, bob.unsent = 8_000, 6_000
+        alice.connection.writing_paused()
+        await asyncio.sleep(0.5)
+        assert REGISTRY.get_sample_value("holdfast_gateway_outbound_buffer_bytes") == 8_000
+        assert alice.closed is None
+        bob.connection.writing_paused()
+        await asyncio.sleep(0.5)
+        assert (alice.closed, bob.closed) == ((4003, "memory_pressure"), None)
+
+
+async def test_nobody_is_shed_for_what_a_closing_connection_still_holds() -> None:
+    async with bench(memory_budget_bytes=10_000) as parts:
+        alice, bob = await live(parts, "alice"), await live(parts, "bob")
+        alice.unsent, bob.unsent = 50_000, 5_000
+        alice.connection.writing_paused()
+        bob.connection.writing_paused()
+        await asyncio.sleep(1.5)
+        assert (alice.closed, bob.closed) == ((4003, "memory_pressure"), None)
+
+
+async def test_a_drain_answers_open_requests_before_it_closes() -> None:
+    limits = replace(GatewaySettings(), reconnect_spread_seconds=10)
+    async with bench(limits) as parts:
+        chat_id = await parts.chat("alice")
+        socket = await live(parts, "alice")
+        socket.say("send_message", "q1", client_message_id="c1", chat_id=chat_id, content="last words")
+        draining = asyncio.create_task(parts.gateway.drain())
+        await asyncio.sleep(1)
+        frames = socket.take()
+        assert types_of(frames) == ["message_ack", "connection_closing"]
+        assert frames[-1]["payload"]["reconnect_allowed"] is True
+        assert 0 <= frames[-1]["payload"]["reconnect_delay_ms"] <= 10_000
+        assert socket.closed == (4000, "server_shutdown")
+        socket.connection.lost()
+        await draining
 
 
 @pytest.mark.parametrize(("connections", "seconds"), [(1, 0.002), (100, 0.2), (3_000, 2)])
-def test_after_a_restart_clients_return_at_five_hundred_a_second_within_the_spread(
+async def test_after_a_restart_clients_return_at_five_hundred_a_second_within_the_spread(
     connections: int, seconds: float
 ) -> None:
-    async def story() -> None:
-        async with bench(GatewaySettings(reconnect_spread_seconds=2)) as parts:
-            sockets = [parts.connect(None) for _ in range(connections)]
-            draining = asyncio.create_task(parts.gateway.drain())
-            await settle()
-            delays = [socket.take()[-1]["payload"]["reconnect_delay_ms"] / 1000 for socket in sockets]
-            assert max(delays) <= seconds
-            assert connections == 1 or max(delays) >= seconds * 0.9, "spread over all of it"
-            for socket in sockets:
-                socket.connection.lost()
-            await draining
-
-    run(story())
-
-
-def test_connections_are_announced_and_withdrawn_once_per_user() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            one, two = parts.connect("alice", "a"), parts.connect("alice", "b")
-            await settle()
-            one.connection.lost()
-            two.connection.lost()
-            assert parts.neighbours.events == [("came", "alice"), ("left", "alice")]
-
-    run(story())
-
-
-def test_a_closed_connection_leaves_its_chats() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            chat_id = await parts.chat("alice")
-            socket = await live(parts, "alice")
-            socket.connection.protocol_broken("for the test")
+    async with bench(GatewaySettings(reconnect_spread_seconds=2)) as parts:
+        sockets = [parts.connect(None) for _ in range(connections)]
+        draining = asyncio.create_task(parts.gateway.drain())
+        await settle()
+        delays = [socket.take()[-1]["payload"]["reconnect_delay_ms"] / 1000 for socket in sockets]
+        assert max(delays) <= seconds
+        assert connections == 1 or max(delays) >= seconds * 0.9, "spread over all of it"
+        for socket in sockets:
             socket.connection.lost()
-            assert parts.gateway.roster.in_chat(chat_id) == ()
-            assert parts.gateway.connections == 0
-
-    run(story())
+        await draining
 
 
-def test_a_store_that_cannot_be_read_closes_a_newcomer_with_a_delay() -> None:
+async def test_connections_are_announced_and_withdrawn_once_per_user() -> None:
+    async with bench() as parts:
+        one, two = parts.connect("alice", "a"), parts.connect("alice", "b")
+        await settle()
+        one.connection.lost()
+        two.connection.lost()
+        assert parts.neighbours.events == [("came", "alice"), ("left", "alice")]
+
+
+async def test_a_closed_connection_leaves_its_chats() -> None:
+    async with bench() as parts:
+        chat_id = await parts.chat("alice")
+        socket = await live(parts, "alice")
+        socket.connection.protocol_broken("for the test")
+        socket.connection.lost()
+        assert parts.gateway.roster.in_chat(chat_id) == ()
+        assert parts.gateway.connections == 0
+
+
+async def test_a_store_that_cannot_be_read_closes_a_newcomer_with_a_delay() -> None:
     class Away(MemoryStore):
         async def memberships(self, users: Sequence[User]) -> Any:
             raise Unavailable("the store is away")
 
-    async def story() -> None:
-        async with bench(store=Away()) as parts:
-            socket = parts.connect("alice")
-            await settle()
-            assert types_of(socket.take()) == ["error", "connection_closing"]
-            assert socket.closed == (4007, "upstream_failure")
-
-    run(story())
+    async with bench(store=Away()) as parts:
+        socket = parts.connect("alice")
+        await settle()
+        assert types_of(socket.take()) == ["error", "connection_closing"]
+        assert socket.closed == (4007, "upstream_failure")
 
 
 @pytest.mark.parametrize("drained", [False, True])
-def test_what_was_asked_before_the_hello_is_answered_before_the_close(drained: bool) -> None:
+async def test_what_was_asked_before_the_hello_is_answered_before_the_close(drained: bool) -> None:
     class Away(MemoryStore):
         async def memberships(self, users: Sequence[User]) -> Any:
             await asyncio.sleep(1)
             raise Unavailable("the store is away")
 
-    async def story() -> None:
-        async with bench(store=Away()) as parts:
-            socket = parts.connect("alice")
-            socket.say("sync_request", "q1", chat_id="c", epoch=1, after_sequence=0)
-            socket.say("heartbeat_ack")
-            if drained:
-                socket.connection.close(CloseReason.SERVER_SHUTDOWN)
-            await asyncio.sleep(2)
-            frames = socket.take()
-            assert frames[-1]["type"] == "connection_closing"
-            answers = [frame["payload"] for frame in frames if frame.get("request_id") == "q1"]
-            assert [(answer["code"], answer["retryable"]) for answer in answers] == [("SERVICE_UNAVAILABLE", True)]
-
-    run(story())
+    async with bench(store=Away()) as parts:
+        socket = parts.connect("alice")
+        socket.say("sync_request", "q1", chat_id="c", epoch=1, after_sequence=0)
+        socket.say("heartbeat_ack")
+        if drained:
+            socket.connection.close(CloseReason.SERVER_SHUTDOWN)
+        await asyncio.sleep(2)
+        frames = socket.take()
+        assert frames[-1]["type"] == "connection_closing"
+        answers = [frame["payload"] for frame in frames if frame.get("request_id") == "q1"]
+        assert [(answer["code"], answer["retryable"]) for answer in answers] == [("SERVICE_UNAVAILABLE", True)]
 
 
-def test_who_was_removed_without_hearing_of_it_gets_no_more_of_the_chat_and_is_told_to_sync_it() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            chat_id = await parts.chat("alice", "bob")
-            stays = await parts.chat("alice", "bob")
-            alice, bob = await live(parts, "alice"), await live(parts, "bob")
-            await parts.remove(chat_id, "bob")
-            await parts.gateway.belonging.ask_memberships()
-            await parts.gateway.push_to_chats([chat_id], ("typing",), TYPING)
-            await settle()
-            assert bob.take() == [{"type": "resync", "payload": {"chats": [{"chat_id": chat_id, "head": 0}]}}]
-            assert types_of(alice.take()) == ["typing"]
-            bob.say("sync_request", "q", chat_id=chat_id, epoch=1, after_sequence=0)
-            await parts.gateway.push_to_chats([stays], ("typing",), TYPING)
-            await settle()
-            refused, typing = bob.take()
-            assert (refused["payload"]["code"], typing["type"]) == ("NOT_A_MEMBER", "typing")
-
-    run(story())
+async def test_who_was_removed_without_hearing_of_it_gets_no_more_of_the_chat_and_is_told_to_sync_it() -> None:
+    async with bench() as parts:
+        chat_id = await parts.chat("alice", "bob")
+        stays = await parts.chat("alice", "bob")
+        alice, bob = await live(parts, "alice"), await live(parts, "bob")
+        await parts.remove(chat_id, "bob")
+        await parts.gateway.belonging.ask_memberships()
+        await parts.gateway.push_to_chats([chat_id], ("typing",), TYPING)
+        await settle()
+        assert bob.take() == [{"type": "resync", "payload": {"chats": [{"chat_id": chat_id, "head": 0}]}}]
+        assert types_of(alice.take()) == ["typing"]
+        bob.say("sync_request", "q", chat_id=chat_id, epoch=1, after_sequence=0)
+        await parts.gateway.push_to_chats([stays], ("typing",), TYPING)
+        await settle()
+        refused, typing = bob.take()
+        assert (refused["payload"]["code"], typing["type"]) == ("NOT_A_MEMBER", "typing")
 
 
 class SlowMemberships(MemoryStore):
@@ -651,65 +534,54 @@ class SlowMemberships(MemoryStore):
 
 
 @pytest.mark.parametrize("what", ["member_removed", "member_added"])
-def test_memberships_read_before_an_event_do_not_take_it_back(what: str) -> None:
+async def test_memberships_read_before_an_event_do_not_take_it_back(what: str) -> None:
     """Above all not a removal: who left would get the chat's messages again."""
+    store = SlowMemberships()
+    async with bench(store=store) as parts:
+        before = ("alice", "bob") if what == "member_removed" else ("alice",)
+        chat_id = await parts.chat(*before)
+        bob = await live(parts, "bob")
+        store.gate.clear()
+        asking = asyncio.create_task(parts.gateway.belonging.ask_memberships())
+        await settle()
+        event = message(chat_id, 1, kind="event", content=f'{{"event":"{what}","user_id":"bob"}}')
+        parts.gateway.deliver(Envelope([Stretch("default", [event], frozenset({ALICE}))]))
+        store.gate.set()
+        await asking
+        is_in = what == "member_added"
+        assert (chat_id in bob.connection.chats) is is_in
+        assert (bob.connection in parts.gateway.roster.in_chat(chat_id)) is is_in
 
-    async def story() -> None:
-        store = SlowMemberships()
-        async with bench(store=store) as parts:
-            before = ("alice", "bob") if what == "member_removed" else ("alice",)
-            chat_id = await parts.chat(*before)
-            bob = await live(parts, "bob")
-            store.gate.clear()
-            asking = asyncio.create_task(parts.gateway.belonging.ask_memberships())
-            await settle()
-            event = message(chat_id, 1, kind="event", content=f'{{"event":"{what}","user_id":"bob"}}')
+
+async def test_who_leaves_while_memberships_are_told_to_others_is_not_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with bench() as parts:
+        chat_id = await parts.chat("alice", "bob")
+        for user_id in ("alice", "bob"):
+            await live(parts, user_id)
+        event = message(chat_id, 1, kind="event", content='{"event":"member_removed","user_id":"bob"}')
+
+        async def give_way(turns: Turns) -> None:
             parts.gateway.deliver(Envelope([Stretch("default", [event], frozenset({ALICE}))]))
-            store.gate.set()
-            await asking
-            is_in = what == "member_added"
-            assert (chat_id in bob.connection.chats) is is_in
-            assert (bob.connection in parts.gateway.roster.in_chat(chat_id)) is is_in
 
-    run(story())
+        monkeypatch.setattr(Turns, "give_way", give_way)
+        await parts.gateway.belonging.ask_memberships()
+        assert [connection.user for connection in parts.gateway.roster.in_chat(chat_id)] == [ALICE]
 
 
-def test_who_leaves_while_memberships_are_told_to_others_is_not_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            chat_id = await parts.chat("alice", "bob")
-            for user_id in ("alice", "bob"):
-                await live(parts, user_id)
-            event = message(chat_id, 1, kind="event", content='{"event":"member_removed","user_id":"bob"}')
-
-            async def give_way(turns: Turns) -> None:
-                parts.gateway.deliver(Envelope([Stretch("default", [event], frozenset({ALICE}))]))
-
-            monkeypatch.setattr(Turns, "give_way", give_way)
-            await parts.gateway.belonging.ask_memberships()
-            assert [connection.user for connection in parts.gateway.roster.in_chat(chat_id)] == [ALICE]
-
-    run(story())
-
-
-def test_memberships_that_are_read_for_a_hello_are_not_asked_for_again() -> None:
+async def test_memberships_that_are_read_for_a_hello_are_not_asked_for_again() -> None:
     """They would be told chat by chat to a connection that is about to learn all of them."""
-
-    async def story() -> None:
-        store = SlowMemberships()
-        async with bench(store=store) as parts:
-            await live(parts, "alice")
-            store.gate.clear()
-            parts.connect("bob")
-            await settle()
-            store.asked.clear()
-            asking = asyncio.create_task(parts.gateway.belonging.ask_memberships())
-            await settle()
-            store.gate.set()
-            await asking
-            assert store.asked == [ALICE]
-
-    run(story())
+    store = SlowMemberships()
+    async with bench(store=store) as parts:
+        await live(parts, "alice")
+        store.gate.clear()
+        parts.connect("bob")
+        await settle()
+        store.asked.clear()
+        asking = asyncio.create_task(parts.gateway.belonging.ask_memberships())
+        await settle()
+        store.gate.set()
+        await asking
+        assert store.asked == [ALICE]
 
 
 async def turns_of(work: Coroutine[Any, Any, None]) -> int:
@@ -723,23 +595,20 @@ async def turns_of(work: Coroutine[Any, Any, None]) -> int:
 
 
 @pytest.mark.parametrize("ask", ["ask_heads", "ask_memberships"])
-def test_what_the_store_says_of_many_is_told_in_turns(ask: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            for n in range(40):
-                await parts.chat(f"user_{n}", "alice")
-                parts.connect(f"user_{n}")
-            await settle()
-            asking = getattr(parts.gateway.belonging, ask)
-            idle = await turns_of(asking())
-            worked = count(0, TURN_SECONDS)
-            monkeypatch.setattr(LoopClock, "monotonic", lambda clock: next(worked))
-            assert await turns_of(asking()) >= idle + 40, "each reading of the clock is a turn later"
-
-    run(story())
+async def test_what_the_store_says_of_many_is_told_in_turns(ask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with bench() as parts:
+        for n in range(40):
+            await parts.chat(f"user_{n}", "alice")
+            parts.connect(f"user_{n}")
+        await settle()
+        asking = getattr(parts.gateway.belonging, ask)
+        idle = await turns_of(asking())
+        worked = count(0, TURN_SECONDS)
+        monkeypatch.setattr(LoopClock, "monotonic", lambda clock: next(worked))
+        assert await turns_of(asking()) >= idle + 40, "each reading of the clock is a turn later"
 
 
-def test_heads_that_bring_nothing_new_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_heads_that_bring_nothing_new_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     head = Session.on_head
 
@@ -747,47 +616,41 @@ def test_heads_that_bring_nothing_new_are_not_told(monkeypatch: pytest.MonkeyPat
         told.append(chat_id)
         return head(session, chat_id, at, now)
 
-    async def story() -> None:
-        async with bench() as parts:
-            chats = [await parts.chat("alice", "bob") for _ in range(3)]
-            await parts.store.append([draft("c1", sender=ALICE, chat_id=chats[0])])
-            await live(parts, "alice")
-            never_resumed = parts.connect("bob")
-            await asyncio.sleep(1)
-            await parts.gateway.belonging.ask_heads()
-            await asyncio.sleep(1)
-            due = never_resumed.connection.due
-            monkeypatch.setattr(Session, "on_head", counted)
-            await parts.gateway.belonging.ask_heads()
-            assert told == []
-            assert never_resumed.connection.due == due, "it need not be looked at"
-            await parts.store.append([draft("c2", sender=ALICE, chat_id=chats[1])])
-            await parts.gateway.belonging.ask_heads()
-            assert told == [chats[1]] * 2
-
-    run(story())
+    async with bench() as parts:
+        chats = [await parts.chat("alice", "bob") for _ in range(3)]
+        await parts.store.append([draft("c1", sender=ALICE, chat_id=chats[0])])
+        await live(parts, "alice")
+        never_resumed = parts.connect("bob")
+        await asyncio.sleep(1)
+        await parts.gateway.belonging.ask_heads()
+        await asyncio.sleep(1)
+        due = never_resumed.connection.due
+        monkeypatch.setattr(Session, "on_head", counted)
+        await parts.gateway.belonging.ask_heads()
+        assert told == []
+        assert never_resumed.connection.due == due, "it need not be looked at"
+        await parts.store.append([draft("c2", sender=ALICE, chat_id=chats[1])])
+        await parts.gateway.belonging.ask_heads()
+        assert told == [chats[1]] * 2
 
 
-def test_memberships_read_before_a_connection_came_say_nothing_about_it() -> None:
-    async def story() -> None:
-        store = SlowMemberships()
-        async with bench(store=store) as parts:
-            await live(parts, "bob")
-            chat_id = await parts.chat("alice", "bob")
-            store.gate.clear()
-            asking = asyncio.create_task(parts.gateway.belonging.ask_memberships())
-            await settle()
-            await parts.remove(chat_id, "bob")
-            tablet = parts.connect("bob", "tablet")
-            store.gate.set()
-            await asking
-            await settle()
-            assert list(tablet.connection.chats) == []
-
-    run(story())
+async def test_memberships_read_before_a_connection_came_say_nothing_about_it() -> None:
+    store = SlowMemberships()
+    async with bench(store=store) as parts:
+        await live(parts, "bob")
+        chat_id = await parts.chat("alice", "bob")
+        store.gate.clear()
+        asking = asyncio.create_task(parts.gateway.belonging.ask_memberships())
+        await settle()
+        await parts.remove(chat_id, "bob")
+        tablet = parts.connect("bob", "tablet")
+        store.gate.set()
+        await asking
+        await settle()
+        assert list(tablet.connection.chats) == []
 
 
-def test_one_part_that_cannot_be_read_keeps_nobody_else_from_their_chats(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_part_that_cannot_be_read_keeps_nobody_else_from_their_chats(monkeypatch: pytest.MonkeyPatch) -> None:
     class Partly(MemoryStore):
         async def memberships(self, users: Sequence[User]) -> Mapping[User, Mapping[str, Cursor]]:
             if broken and ALICE in users:
@@ -797,20 +660,17 @@ def test_one_part_that_cannot_be_read_keeps_nobody_else_from_their_chats(monkeyp
     broken: list[str] = []
     monkeypatch.setattr("holdfast.gateway.roster_sync.USERS_PER_READ", 1)
 
-    async def story() -> None:
-        async with bench(store=Partly()) as parts:
-            await live(parts, "alice")
-            bob = await live(parts, "bob")
-            broken.append("alice")
-            await parts.chat("carol", "bob")
-            await parts.gateway.belonging.ask_memberships()
-            await settle()
-            assert types_of(bob.take()) == ["resync"]
-
-    run(story())
+    async with bench(store=Partly()) as parts:
+        await live(parts, "alice")
+        bob = await live(parts, "bob")
+        broken.append("alice")
+        await parts.chat("carol", "bob")
+        await parts.gateway.belonging.ask_memberships()
+        await settle()
+        assert types_of(bob.take()) == ["resync"]
 
 
-def test_the_memberships_of_many_are_asked_for_in_few_reads() -> None:
+async def test_the_memberships_of_many_are_asked_for_in_few_reads() -> None:
     class Counting(MemoryStore):
         reads = 0
 
@@ -818,17 +678,14 @@ def test_the_memberships_of_many_are_asked_for_in_few_reads() -> None:
             self.reads += 1
             return await super().memberships(users)
 
-    async def story() -> None:
-        store = Counting()
-        async with bench(store=store) as parts:
-            for n in range(120):
-                parts.connect(f"user_{n}")
-            await settle()
-            store.reads = 0
-            await parts.gateway.belonging.ask_memberships()
-            assert store.reads == 3
-
-    run(story())
+    store = Counting()
+    async with bench(store=store) as parts:
+        for n in range(120):
+            parts.connect(f"user_{n}")
+        await settle()
+        store.reads = 0
+        await parts.gateway.belonging.ask_memberships()
+        assert store.reads == 3
 
 
 def test_the_log_says_whose_buffer_rose_who_was_warned_and_why_a_connection_was_closed() -> None:
@@ -885,42 +742,36 @@ class _SlowLoopClock(LoopClock):
         return super().monotonic() + self._looks * TURN_SECONDS
 
 
-def test_presence_in_many_chats_gives_way_to_other_work_between_two_chats() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            chats = [await parts.chat("alice", other) for other in ("bob", "carol")]
-            for user_id in ("bob", "carol"):
-                await live(parts, user_id)
-            gateway = parts.gateway
-            gateway._plane = replace(gateway._plane, clock=_SlowLoopClock())
-            order: list[str] = []
-            pushing = asyncio.create_task(gateway.push_to_chats(chats, ("presence",), TYPING))
-            pushing.add_done_callback(lambda _: order.append("pushed"))
-            await asyncio.sleep(0)
-            asyncio.get_running_loop().call_soon(order.append, "other work")
-            await pushing
-            await asyncio.sleep(0)
-            assert order == ["other work", "pushed"]
-
-    run(story())
+async def test_presence_in_many_chats_gives_way_to_other_work_between_two_chats() -> None:
+    async with bench() as parts:
+        chats = [await parts.chat("alice", other) for other in ("bob", "carol")]
+        for user_id in ("bob", "carol"):
+            await live(parts, user_id)
+        gateway = parts.gateway
+        gateway._plane = replace(gateway._plane, clock=_SlowLoopClock())
+        order: list[str] = []
+        pushing = asyncio.create_task(gateway.push_to_chats(chats, ("presence",), TYPING))
+        pushing.add_done_callback(lambda _: order.append("pushed"))
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_soon(order.append, "other work")
+        await pushing
+        await asyncio.sleep(0)
+        assert order == ["other work", "pushed"]
 
 
-def test_who_shares_many_chats_is_pushed_to_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            chats = [await parts.chat("alice", "bob") for _ in range(5)]
-            others = await parts.chat("alice", "carol")
-            for user_id in ("alice", "bob", "carol"):
-                await live(parts, user_id)
-            pushed: list[str] = []
-            ephemeral = Session.ephemeral
+async def test_who_shares_many_chats_is_pushed_to_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with bench() as parts:
+        chats = [await parts.chat("alice", "bob") for _ in range(5)]
+        others = await parts.chat("alice", "carol")
+        for user_id in ("alice", "bob", "carol"):
+            await live(parts, user_id)
+        pushed: list[str] = []
+        ephemeral = Session.ephemeral
 
-            def count(session: Session, key: Hashable, frame: bytes) -> Effects:
-                pushed.append(session.user.user_id)
-                return ephemeral(session, key, frame)
+        def count(session: Session, key: Hashable, frame: bytes) -> Effects:
+            pushed.append(session.user.user_id)
+            return ephemeral(session, key, frame)
 
-            monkeypatch.setattr(Session, "ephemeral", count)
-            await parts.gateway.push_to_chats([*chats, others], ("presence",), TYPING)
-            assert sorted(pushed) == ["alice", "bob", "carol"]
-
-    run(story())
+        monkeypatch.setattr(Session, "ephemeral", count)
+        await parts.gateway.push_to_chats([*chats, others], ("presence",), TYPING)
+        assert sorted(pushed) == ["alice", "bob", "carol"]

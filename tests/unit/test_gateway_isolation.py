@@ -61,17 +61,14 @@ class BrokenReads(MemoryStore):
         return None  # type: ignore[return-value]
 
 
-def test_a_defect_while_a_page_is_read_ends_the_connection_instead_of_leaving_a_request_open() -> None:
-    async def story() -> None:
-        async with bench(store=BrokenReads()) as parts:
-            chat_id = await parts.chat("alice", "bob", "carol")
-            alice = parts.connect("alice")
-            await settle()
-            alice.say("sync_request", "q", chat_id=chat_id, epoch=1, after_sequence=0)
-            await settle()
-            assert alice.aborted
-
-    run(story())
+async def test_a_defect_while_a_page_is_read_ends_the_connection_instead_of_leaving_a_request_open() -> None:
+    async with bench(store=BrokenReads()) as parts:
+        chat_id = await parts.chat("alice", "bob", "carol")
+        alice = parts.connect("alice")
+        await settle()
+        alice.say("sync_request", "q", chat_id=chat_id, epoch=1, after_sequence=0)
+        await settle()
+        assert alice.aborted
 
 
 class Away(MemoryStore):
@@ -79,29 +76,23 @@ class Away(MemoryStore):
         raise Unavailable("the store is away")
 
 
-def test_clients_that_cannot_be_let_in_are_asked_back_at_times_of_their_own() -> None:
-    async def story() -> None:
-        async with bench(store=Away()) as parts:
-            sockets = [parts.connect(f"user_{n}") for n in range(20)]
-            await settle()
-            last = [socket.take()[-1]["payload"] for socket in sockets]
-            assert {closing["reason"] for closing in last} == {"upstream_failure"}
-            assert len({closing["reconnect_delay_ms"] for closing in last}) > 15
-
-    run(story())
+async def test_clients_that_cannot_be_let_in_are_asked_back_at_times_of_their_own() -> None:
+    async with bench(store=Away()) as parts:
+        sockets = [parts.connect(f"user_{n}") for n in range(20)]
+        await settle()
+        last = [socket.take()[-1]["payload"] for socket in sockets]
+        assert {closing["reason"] for closing in last} == {"upstream_failure"}
+        assert len({closing["reconnect_delay_ms"] for closing in last}) > 15
 
 
-def test_a_raised_epoch_is_told_at_once_to_everybody_here() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            chat_id = await parts.chat("alice", "bob")
-            alice, bob = await live(parts, "alice"), await live(parts, "bob")
-            parts.gateway.belonging.heard(chat_id, Cursor(2, 7))
-            await settle()
-            told = [{"type": "resync", "payload": {"chats": [{"chat_id": chat_id, "head": 7}]}}]
-            assert [alice.take(), bob.take()] == [told, told]
-            parts.gateway.belonging.heard(chat_id, Cursor(2, 7))
-            await settle()
-            assert alice.take() == [], "once"
-
-    run(story())
+async def test_a_raised_epoch_is_told_at_once_to_everybody_here() -> None:
+    async with bench() as parts:
+        chat_id = await parts.chat("alice", "bob")
+        alice, bob = await live(parts, "alice"), await live(parts, "bob")
+        parts.gateway.belonging.heard(chat_id, Cursor(2, 7))
+        await settle()
+        told = [{"type": "resync", "payload": {"chats": [{"chat_id": chat_id, "head": 7}]}}]
+        assert [alice.take(), bob.take()] == [told, told]
+        parts.gateway.belonging.heard(chat_id, Cursor(2, 7))
+        await settle()
+        assert alice.take() == [], "once"

@@ -334,17 +334,14 @@ def test_so_many_changes_at_once_and_no_more(changes: ChangeSettings | None, lim
     on_virtual_time(test, changes)
 
 
-def test_a_change_reaches_the_store_and_a_refusal_comes_back() -> None:
-    async def main() -> None:
-        store = MemoryStore()
-        await create_chat(store, ANNA)
-        plane = StoreDurability(store, LoopClock())
-        changed = await plane.change(AddMember(act(ANNA), CHAT, "bela"), 5.0)
-        assert changed.event is not None and changed.event.sequence == 1
-        with pytest.raises(NotAMember):
-            await plane.change(RemoveMember(act(BELA._replace(user_id="dora")), CHAT, "anna"), 5.0)
-
-    run(main())
+async def test_a_change_reaches_the_store_and_a_refusal_comes_back() -> None:
+    store = MemoryStore()
+    await create_chat(store, ANNA)
+    plane = StoreDurability(store, LoopClock())
+    changed = await plane.change(AddMember(act(ANNA), CHAT, "bela"), 5.0)
+    assert changed.event is not None and changed.event.sequence == 1
+    with pytest.raises(NotAMember):
+        await plane.change(RemoveMember(act(BELA._replace(user_id="dora")), CHAT, "anna"), 5.0)
 
 
 def test_marks_are_best_effort_and_say_whether_they_were_stored() -> None:

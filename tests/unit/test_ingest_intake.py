@@ -236,7 +236,7 @@ def test_one_broken_listener_does_not_cost_others_their_answers() -> None:
     on_virtual_time(test)
 
 
-def test_a_group_that_is_refused_at_once_does_not_cost_the_one_before_it_its_answers() -> None:
+async def test_a_group_that_is_refused_at_once_does_not_cost_the_one_before_it_its_answers() -> None:
     class Refusing:
         def __init__(self) -> None:
             self.go = asyncio.Event()
@@ -247,77 +247,67 @@ def test_a_group_that_is_refused_at_once_does_not_cost_the_one_before_it_its_ans
             await self.go.wait()
             return acks(drafts)
 
-    async def main() -> None:
-        clock, answers, plane = LoopClock(), Answers(), Refusing()
-        intake = Intake(plane, clock, Ids(clock, random.Random(1)))  # type: ignore[arg-type]
-        task = asyncio.create_task(intake.run())
-        intake.submit(body("a"), ANNA, "1", 5.0, answers.to("a"))
-        await asyncio.sleep(0.01)
-        intake.submit(body("b"), ANNA, "2", 5.0, answers.to("b"))
-        plane.go.set()
-        await asyncio.sleep(0.01)
-        assert answers.order == ["a", "b"]
-        assert isinstance(answers.by_key["a"], Acked) and isinstance(answers.by_key["b"], Unavailable)
-        intake.stop()
-        await task
-
-    run(main())
+    clock, answers, plane = LoopClock(), Answers(), Refusing()
+    intake = Intake(plane, clock, Ids(clock, random.Random(1)))  # type: ignore[arg-type]
+    task = asyncio.create_task(intake.run())
+    intake.submit(body("a"), ANNA, "1", 5.0, answers.to("a"))
+    await asyncio.sleep(0.01)
+    intake.submit(body("b"), ANNA, "2", 5.0, answers.to("b"))
+    plane.go.set()
+    await asyncio.sleep(0.01)
+    assert answers.order == ["a", "b"]
+    assert isinstance(answers.by_key["a"], Acked) and isinstance(answers.by_key["b"], Unavailable)
+    intake.stop()
+    await task
 
 
 @pytest.mark.parametrize("broken", [lambda drafts: 1 / 0, lambda drafts: []], ids=["raises", "loses count"])
-def test_a_durability_plane_that_breaks_its_promise_does_not_end_the_intake(broken: Callable[[list], list]) -> None:
+async def test_a_durability_plane_that_breaks_its_promise_does_not_end_the_intake(
+    broken: Callable[[list], list],
+) -> None:
     class Broken:
         async def persist(self, drafts: list, deadline: float) -> list:
             return broken(drafts)
 
-    async def main() -> None:
-        clock, answers = LoopClock(), Answers()
-        intake = Intake(Broken(), clock, Ids(clock, random.Random(1)))  # type: ignore[arg-type]
-        task = asyncio.create_task(intake.run())
-        for key in "ab":
-            intake.submit(body(key), ANNA, key, 5.0, answers.to(key))
-            await asyncio.sleep(0.01)
-            assert isinstance(answers.by_key[key], OutcomeUnknown)
-        intake.stop()
-        await task
-
-    run(main())
-
-
-def test_stopping_answers_what_was_taken_and_takes_no_more() -> None:
-    async def main() -> None:
-        bench = Bench()
-        task = asyncio.create_task(bench.intake.run())
-        bench.store.gate.clear()
-        bench.send("a")
+    clock, answers = LoopClock(), Answers()
+    intake = Intake(Broken(), clock, Ids(clock, random.Random(1)))  # type: ignore[arg-type]
+    task = asyncio.create_task(intake.run())
+    for key in "ab":
+        intake.submit(body(key), ANNA, key, 5.0, answers.to(key))
         await asyncio.sleep(0.01)
-        bench.send("b")
-        bench.intake.stop()
-        bench.send("too late")
-        assert bench.answers.codes() == {"too late": "SERVICE_UNAVAILABLE"}
-        bench.store.gate.set()
-        await task
-        assert bench.answers.codes() == {"too late": "SERVICE_UNAVAILABLE", "a": "ACK", "b": "ACK"}
-
-    run(main())
+        assert isinstance(answers.by_key[key], OutcomeUnknown)
+    intake.stop()
+    await task
 
 
-def test_a_cancelled_intake_leaves_nobody_without_an_answer() -> None:
-    async def main() -> None:
-        bench = Bench()
-        task = asyncio.create_task(bench.intake.run())
-        bench.store.gate.clear()
-        bench.send("in flight")
-        await asyncio.sleep(0.01)
-        bench.send("waiting")
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert bench.answers.by_key["in flight"].outcome == "unknown"
-        assert bench.answers.by_key["waiting"].outcome == "rejected"
-        assert bench.answers.by_key["waiting"].retryable
-        bench.store.gate.set()
+async def test_stopping_answers_what_was_taken_and_takes_no_more() -> None:
+    bench = Bench()
+    task = asyncio.create_task(bench.intake.run())
+    bench.store.gate.clear()
+    bench.send("a")
+    await asyncio.sleep(0.01)
+    bench.send("b")
+    bench.intake.stop()
+    bench.send("too late")
+    assert bench.answers.codes() == {"too late": "SERVICE_UNAVAILABLE"}
+    bench.store.gate.set()
+    await task
+    assert bench.answers.codes() == {"too late": "SERVICE_UNAVAILABLE", "a": "ACK", "b": "ACK"}
 
-    run(main())
+
+async def test_a_cancelled_intake_leaves_nobody_without_an_answer() -> None:
+    bench = Bench()
+    task = asyncio.create_task(bench.intake.run())
+    bench.store.gate.clear()
+    bench.send("in flight")
+    await asyncio.sleep(0.01)
+    bench.send("waiting")
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert bench.answers.by_key["in flight"].outcome == "unknown"
+    assert bench.answers.by_key["waiting"].outcome == "rejected"
+    assert bench.answers.by_key["waiting"].retryable
+    bench.store.gate.set()
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -375,7 +365,7 @@ def test_an_operator_says_from_how_many_messages_a_minute_on_a_chat_is_hot() -> 
     on_virtual_time(test, IntakeSettings(hot_messages_per_minute=2))
 
 
-def test_a_group_is_answered_while_the_next_one_is_being_committed() -> None:
+async def test_a_group_is_answered_while_the_next_one_is_being_committed() -> None:
     class Slow:
         """Commits one group after another, each when it is let go."""
 
@@ -395,24 +385,21 @@ def test_a_group_is_answered_while_the_next_one_is_being_committed() -> None:
         async def mark(self, watermarks: Sequence[Watermark]) -> bool:
             raise AssertionError
 
-    async def story() -> None:
-        clock, slow, answers = LoopClock(), Slow(), list[str]()
-        intake = Intake(slow, clock, Ids(clock, random.Random(1)))
-        running = asyncio.create_task(intake.run())
+    clock, slow, answers = LoopClock(), Slow(), list[str]()
+    intake = Intake(slow, clock, Ids(clock, random.Random(1)))
+    running = asyncio.create_task(intake.run())
 
-        def send(chat_id: str) -> None:
-            body = SendBody(f"c-{chat_id}", chat_id, "hello")
-            intake.submit(body, User("t", "u"), chat_id, clock.monotonic() + 5, lambda o: answers.append(str(o)))
+    def send(chat_id: str) -> None:
+        body = SendBody(f"c-{chat_id}", chat_id, "hello")
+        intake.submit(body, User("t", "u"), chat_id, clock.monotonic() + 5, lambda o: answers.append(str(o)))
 
-        send("a")
-        await asyncio.sleep(0.1)
-        send("b")
-        slow.go[0].set()
-        await asyncio.sleep(0.1)
-        assert slow.begun == [1, 1], "the next group is with the store"
-        assert answers == ["group 0"], "and the one before it is answered meanwhile"
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        assert len(answers) == 2, "nobody is left without an answer"
-
-    run(story())
+    send("a")
+    await asyncio.sleep(0.1)
+    send("b")
+    slow.go[0].set()
+    await asyncio.sleep(0.1)
+    assert slow.begun == [1, 1], "the next group is with the store"
+    assert answers == ["group 0"], "and the one before it is answered meanwhile"
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert len(answers) == 2, "nobody is left without an answer"

@@ -13,7 +13,7 @@ from holdfast.ingest.durability import StoreDurability
 from holdfast.ingest.watermarks import Watermarks, WatermarkSettings, merged
 from holdfast.message import Draft, Watermark
 from holdfast.store.memory import MemoryStore
-from proof.virtual_loop import LoopClock, run
+from proof.virtual_loop import LoopClock
 
 
 class Plane:
@@ -33,116 +33,95 @@ def bench(settings: WatermarkSettings | None = None) -> tuple[Plane, list[Waterm
     return plane, told, Watermarks(plane, told.extend, settings)  # type: ignore[arg-type]
 
 
-def test_a_second_of_acks_is_one_write() -> None:
-    async def main() -> None:
-        plane, told, marks = bench()
-        task = asyncio.create_task(marks.run())
-        for n in range(1, 50):
-            marks.delivered(ANNA, "phone", CHAT, 1, n)
-        marks.read(ANNA, "phone", CHAT, 1, 20)
-        marks.delivered(BELA, "phone", CHAT, 1, 7)
-        await asyncio.sleep(0.9)
-        assert plane.calls == []
-        await asyncio.sleep(0.2)
-        expected = [Watermark(ANNA, "phone", CHAT, 1, 49, 20), Watermark(BELA, "phone", CHAT, 1, 7, 0)]
-        assert plane.calls == [expected]
-        assert told == expected
-        await asyncio.sleep(5)
-        assert len(plane.calls) == 1, "nothing moved, nothing is written"
-        marks.stop()
-        await task
-
-    run(main())
+async def test_a_second_of_acks_is_one_write() -> None:
+    plane, told, marks = bench()
+    task = asyncio.create_task(marks.run())
+    for n in range(1, 50):
+        marks.delivered(ANNA, "phone", CHAT, 1, n)
+    marks.read(ANNA, "phone", CHAT, 1, 20)
+    marks.delivered(BELA, "phone", CHAT, 1, 7)
+    await asyncio.sleep(0.9)
+    assert plane.calls == []
+    await asyncio.sleep(0.2)
+    expected = [Watermark(ANNA, "phone", CHAT, 1, 49, 20), Watermark(BELA, "phone", CHAT, 1, 7, 0)]
+    assert plane.calls == [expected]
+    assert told == expected
+    await asyncio.sleep(5)
+    assert len(plane.calls) == 1, "nothing moved, nothing is written"
+    marks.stop()
+    await task
 
 
-def test_a_defect_costs_one_flush_and_not_the_ones_after_it() -> None:
-    async def main() -> None:
-        plane = Plane()
-        told: list[int] = []
+async def test_a_defect_costs_one_flush_and_not_the_ones_after_it() -> None:
+    plane = Plane()
+    told: list[int] = []
 
-        def tell(moved: Sequence[Watermark]) -> None:
-            if moved[0].delivered == 5:
-                raise ZeroDivisionError
-            told.extend(mark.delivered for mark in moved)
+    def tell(moved: Sequence[Watermark]) -> None:
+        if moved[0].delivered == 5:
+            raise ZeroDivisionError
+        told.extend(mark.delivered for mark in moved)
 
-        marks = Watermarks(plane, tell)  # type: ignore[arg-type]
-        task = asyncio.create_task(marks.run())
-        for n in (5, 6):
-            marks.delivered(ANNA, "phone", CHAT, 1, n)
-            await asyncio.sleep(1.1)
-        assert told == [6]
-        marks.stop()
-        await task
-
-    run(main())
+    marks = Watermarks(plane, tell)  # type: ignore[arg-type]
+    task = asyncio.create_task(marks.run())
+    for n in (5, 6):
+        marks.delivered(ANNA, "phone", CHAT, 1, n)
+        await asyncio.sleep(1.1)
+    assert told == [6]
+    marks.stop()
+    await task
 
 
-def test_who_reads_the_store_behind_a_receipt_finds_what_it_said() -> None:
-    async def main() -> None:
-        plane = Plane()
-        stored: list[list[Watermark]] = []
-        marks = Watermarks(plane, lambda moved: stored.extend(plane.calls))  # type: ignore[arg-type]
-        marks.delivered(ANNA, "phone", CHAT, 1, 5)
-        await marks.flush()
-        assert stored == [[Watermark(ANNA, "phone", CHAT, 1, 5, 0)]]
-
-    run(main())
+async def test_who_reads_the_store_behind_a_receipt_finds_what_it_said() -> None:
+    plane = Plane()
+    stored: list[list[Watermark]] = []
+    marks = Watermarks(plane, lambda moved: stored.extend(plane.calls))  # type: ignore[arg-type]
+    marks.delivered(ANNA, "phone", CHAT, 1, 5)
+    await marks.flush()
+    assert stored == [[Watermark(ANNA, "phone", CHAT, 1, 5, 0)]]
 
 
-def test_stopping_flushes_what_is_left() -> None:
-    async def main() -> None:
-        plane, _told, marks = bench()
-        task = asyncio.create_task(marks.run())
-        await asyncio.sleep(0)
-        marks.delivered(ANNA, "phone", CHAT, 1, 5)
-        marks.stop()
-        await task
-        assert [m.delivered for call in plane.calls for m in call] == [5]
-
-    run(main())
+async def test_stopping_flushes_what_is_left() -> None:
+    plane, _told, marks = bench()
+    task = asyncio.create_task(marks.run())
+    await asyncio.sleep(0)
+    marks.delivered(ANNA, "phone", CHAT, 1, 5)
+    marks.stop()
+    await task
+    assert [m.delivered for call in plane.calls for m in call] == [5]
 
 
-def test_what_could_not_be_written_is_written_with_the_next_flush() -> None:
-    async def main() -> None:
-        plane, _told, marks = bench(WatermarkSettings(max_per_write=1))
-        marks.delivered(ANNA, "phone", CHAT, 1, 5)
-        marks.delivered(BELA, "phone", CHAT, 1, 6)
-        plane.works = False
-        await marks.flush()
-        assert len(plane.calls) == 1, "after a failure the rest is not tried"
-        marks.delivered(ANNA, "phone", CHAT, 1, 9)
-        plane.works = True
-        await marks.flush()
-        assert [m.delivered for call in plane.calls[1:] for m in call] == [9, 6]
-        assert marks.waiting == 0
-
-    run(main())
+async def test_what_could_not_be_written_is_written_with_the_next_flush() -> None:
+    plane, _told, marks = bench(WatermarkSettings(max_per_write=1))
+    marks.delivered(ANNA, "phone", CHAT, 1, 5)
+    marks.delivered(BELA, "phone", CHAT, 1, 6)
+    plane.works = False
+    await marks.flush()
+    assert len(plane.calls) == 1, "after a failure the rest is not tried"
+    marks.delivered(ANNA, "phone", CHAT, 1, 9)
+    plane.works = True
+    await marks.flush()
+    assert [m.delivered for call in plane.calls[1:] for m in call] == [9, 6]
+    assert marks.waiting == 0
 
 
-def test_above_the_bound_new_ones_are_dropped_and_old_ones_still_merge() -> None:
-    async def main() -> None:
-        plane, _told, marks = bench(WatermarkSettings(max_waiting=1))
-        marks.delivered(ANNA, "phone", CHAT, 1, 5)
-        marks.delivered(BELA, "phone", CHAT, 1, 6)
-        marks.delivered(ANNA, "phone", CHAT, 1, 8)
-        await marks.flush()
-        assert plane.calls == [[Watermark(ANNA, "phone", CHAT, 1, 8, 0)]]
-
-    run(main())
+async def test_above_the_bound_new_ones_are_dropped_and_old_ones_still_merge() -> None:
+    plane, _told, marks = bench(WatermarkSettings(max_waiting=1))
+    marks.delivered(ANNA, "phone", CHAT, 1, 5)
+    marks.delivered(BELA, "phone", CHAT, 1, 6)
+    marks.delivered(ANNA, "phone", CHAT, 1, 8)
+    await marks.flush()
+    assert plane.calls == [[Watermark(ANNA, "phone", CHAT, 1, 8, 0)]]
 
 
-def test_they_end_in_the_store() -> None:
-    async def main() -> None:
-        store = MemoryStore()
-        await create_chat(store, ANNA, BELA)
-        await store.append([Draft(ANNA, CHAT, "k", "hi", "text/plain", "msg_1", "2027-01-15T08:00:00.000Z")])
-        epoch = (await store.heads([CHAT]))[CHAT].epoch
-        marks = Watermarks(StoreDurability(store, LoopClock()), lambda _: None)
-        marks.delivered(BELA, "phone", CHAT, epoch, 1)
-        await marks.flush()
-        assert list(await store.watermarks(CHAT)) == [Watermark(BELA, "phone", CHAT, epoch, 1, 0)]
-
-    run(main())
+async def test_they_end_in_the_store() -> None:
+    store = MemoryStore()
+    await create_chat(store, ANNA, BELA)
+    await store.append([Draft(ANNA, CHAT, "k", "hi", "text/plain", "msg_1", "2027-01-15T08:00:00.000Z")])
+    epoch = (await store.heads([CHAT]))[CHAT].epoch
+    marks = Watermarks(StoreDurability(store, LoopClock()), lambda _: None)
+    marks.delivered(BELA, "phone", CHAT, epoch, 1)
+    await marks.flush()
+    assert list(await store.watermarks(CHAT)) == [Watermark(BELA, "phone", CHAT, epoch, 1, 0)]
 
 
 marks_of_one = st.builds(

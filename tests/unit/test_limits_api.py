@@ -654,44 +654,42 @@ def test_a_wait_longer_than_a_header_can_say_is_the_longest_it_can() -> None:
     assert retry_after([decision]) == 999_999_999_999_999
 
 
-def test_any_asgi_application_can_be_limited() -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        rules = RuleSet.of([Rule("acme", "/", "fixed_window", 1, 60.0)])
-        limiter = Limiter(MemoryCounters(clock), clock, rules=rules)
-        seen: list[str] = []
+@pytest.mark.real_time
+async def test_any_asgi_application_can_be_limited() -> None:
+    clock = ManualClock()
+    rules = RuleSet.of([Rule("acme", "/", "fixed_window", 1, 60.0)])
+    limiter = Limiter(MemoryCounters(clock), clock, rules=rules)
+    seen: list[str] = []
 
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            seen.append(scope["path"])
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            await send({"type": "http.response.body", "body": b"ok"})
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["path"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"ok"})
 
-        guarded = RateLimitMiddleware(app, limiter, lambda scope: [Check("acme", scope["path"], "ann")], legacy=True)
-        sent: list[Any] = []
+    guarded = RateLimitMiddleware(app, limiter, lambda scope: [Check("acme", scope["path"], "ann")], legacy=True)
+    sent: list[Any] = []
 
-        async def send(message: Any) -> None:
-            sent.append(message)
+    async def send(message: Any) -> None:
+        sent.append(message)
 
-        async def receive() -> Any:
-            return {"type": "http.request"}
+    async def receive() -> Any:
+        return {"type": "http.request"}
 
-        for _ in range(2):
-            await guarded({"type": "http", "path": "/"}, receive, send)
-        assert seen == ["/"], "a refused request never reaches the application"
-        statuses = [message["status"] for message in sent if "status" in message]
-        assert statuses == [200, 429]
-        passed = dict(sent[0]["headers"])
-        assert passed[b"ratelimit-policy"] == b'"acme//";q=1;w=60' and passed[b"x-ratelimit-remaining"] == b"0"
-        assert passed[b"ratelimit"].startswith(b'"acme//";r=0;t=')
-        headers = dict(sent[2]["headers"])
-        assert headers[b"content-type"] == b"application/problem+json"
-        assert int(headers[b"retry-after"]) >= 1
-        assert b"ratelimit-policy" in headers and b"x-ratelimit-limit" in headers
-        assert b'"violated-policies":["acme//"]' in sent[3]["body"]
-        await guarded({"type": "lifespan", "path": "/"}, receive, send)
-        assert len(seen) == 2
-
-    asyncio.run(main())
+    for _ in range(2):
+        await guarded({"type": "http", "path": "/"}, receive, send)
+    assert seen == ["/"], "a refused request never reaches the application"
+    statuses = [message["status"] for message in sent if "status" in message]
+    assert statuses == [200, 429]
+    passed = dict(sent[0]["headers"])
+    assert passed[b"ratelimit-policy"] == b'"acme//";q=1;w=60' and passed[b"x-ratelimit-remaining"] == b"0"
+    assert passed[b"ratelimit"].startswith(b'"acme//";r=0;t=')
+    headers = dict(sent[2]["headers"])
+    assert headers[b"content-type"] == b"application/problem+json"
+    assert int(headers[b"retry-after"]) >= 1
+    assert b"ratelimit-policy" in headers and b"x-ratelimit-limit" in headers
+    assert b'"violated-policies":["acme//"]' in sent[3]["body"]
+    await guarded({"type": "lifespan", "path": "/"}, receive, send)
+    assert len(seen) == 2
 
 
 def test_status_names_what_somebody_should_look_at() -> None:

@@ -79,120 +79,96 @@ class Handshake:
         await self._running
 
 
-def test_a_websocket_is_asked_for_at_its_handshake_and_holds_until_it_ends() -> None:
-    async def main() -> None:
-        served = Served(SLOTS)
-        two = [Handshake(served) for _ in range(2)]
-        accepted = [await each.answered() for each in two]
-        assert [message["type"] for message in accepted] == ["websocket.accept"] * 2
-        assert b"ratelimit-policy" in dict(accepted[0]["headers"])
-        plain, answering = Handshake(served), Handshake(served, "websocket.http.response")
-        assert await plain.answered() == {"type": "websocket.close", "code": 1013}
-        refused = await answering.answered()
-        assert (refused["type"], refused["status"]) == ("websocket.http.response.start", 429)
-        assert {b"retry-after", b"ratelimit"} <= dict(refused["headers"]).keys()
-        assert msgspec.json.decode(answering.sent[1]["body"])["violated-policies"] == ["acme//slots"]
-        await two[0].hang_up()
-        assert (await Handshake(served).answered())["type"] == "websocket.accept"
-
-    virtual_loop.run(main())
+async def test_a_websocket_is_asked_for_at_its_handshake_and_holds_until_it_ends() -> None:
+    served = Served(SLOTS)
+    two = [Handshake(served) for _ in range(2)]
+    accepted = [await each.answered() for each in two]
+    assert [message["type"] for message in accepted] == ["websocket.accept"] * 2
+    assert b"ratelimit-policy" in dict(accepted[0]["headers"])
+    plain, answering = Handshake(served), Handshake(served, "websocket.http.response")
+    assert await plain.answered() == {"type": "websocket.close", "code": 1013}
+    refused = await answering.answered()
+    assert (refused["type"], refused["status"]) == ("websocket.http.response.start", 429)
+    assert {b"retry-after", b"ratelimit"} <= dict(refused["headers"]).keys()
+    assert msgspec.json.decode(answering.sent[1]["body"])["violated-policies"] == ["acme//slots"]
+    await two[0].hang_up()
+    assert (await Handshake(served).answered())["type"] == "websocket.accept"
 
 
-def test_what_a_long_request_holds_is_renewed_until_it_is_over() -> None:
-    async def main() -> None:
-        served = Served(msgspec.structs.replace(SLOTS, window_seconds=10.0))
-        served.going_on.clear()
-        two = [asyncio.create_task(served.get()) for _ in range(2)]
-        for _ in range(10):
-            await asyncio.sleep(9)
-            assert (await served.get())[0] == 429, "both places are still taken"
-        served.going_on.set()
-        await asyncio.gather(*two)
-        assert [(await served.get())[0] for _ in range(3)] == [200] * 3
-        await asyncio.sleep(0.1)
-        assert len(asyncio.all_tasks()) == 1, "nobody goes on renewing"
-
-    virtual_loop.run(main())
+async def test_what_a_long_request_holds_is_renewed_until_it_is_over() -> None:
+    served = Served(msgspec.structs.replace(SLOTS, window_seconds=10.0))
+    served.going_on.clear()
+    two = [asyncio.create_task(served.get()) for _ in range(2)]
+    for _ in range(10):
+        await asyncio.sleep(9)
+        assert (await served.get())[0] == 429, "both places are still taken"
+    served.going_on.set()
+    await asyncio.gather(*two)
+    assert [(await served.get())[0] for _ in range(3)] == [200] * 3
+    await asyncio.sleep(0.1)
+    assert len(asyncio.all_tasks()) == 1, "nobody goes on renewing"
 
 
-def test_a_rule_that_goes_into_shadow_while_it_refuses_has_refused() -> None:
-    async def main() -> None:
-        once = Rule("acme", "/once", "fixed_window", 1, 3600.0)
-        served = Served(once)
-        await served.get()
-        asking = asyncio.create_task(served.get())
-        await asyncio.sleep(0)
-        served.limiter.use(RuleSet.of([msgspec.structs.replace(once, mode="shadow", version=2)]))
-        status, headers, body = await asking
-        assert (status, body["violated-policies"]) == (429, ["acme//once"])
-        assert int(headers["retry-after"]) >= 1
-
-    virtual_loop.run(main())
+async def test_a_rule_that_goes_into_shadow_while_it_refuses_has_refused() -> None:
+    once = Rule("acme", "/once", "fixed_window", 1, 3600.0)
+    served = Served(once)
+    await served.get()
+    asking = asyncio.create_task(served.get())
+    await asyncio.sleep(0)
+    served.limiter.use(RuleSet.of([msgspec.structs.replace(once, mode="shadow", version=2)]))
+    status, headers, body = await asking
+    assert (status, body["violated-policies"]) == (429, ["acme//once"])
+    assert int(headers["retry-after"]) >= 1
 
 
-def test_a_request_that_is_over_gives_back_what_it_held() -> None:
-    async def main() -> None:
-        served = Served(SLOTS)
-        assert [(await served.get())[0] for _ in range(5)] == [200] * 5
-        served.going_on.clear()
-        two = [asyncio.create_task(served.get()) for _ in range(2)]
-        await asyncio.sleep(0.1)
-        assert (await served.get())[0] == 429, "both places are taken"
-        two[0].cancel()
-        await asyncio.sleep(0.1)
-        served.broken = True
-        served.going_on.set()
-        assert isinstance((await asyncio.gather(*two, return_exceptions=True))[1], ZeroDivisionError)
-        served.broken = False
-        assert [(await served.get())[0] for _ in range(5)] == [200] * 5, "however it ended"
-
-    virtual_loop.run(main())
+async def test_a_request_that_is_over_gives_back_what_it_held() -> None:
+    served = Served(SLOTS)
+    assert [(await served.get())[0] for _ in range(5)] == [200] * 5
+    served.going_on.clear()
+    two = [asyncio.create_task(served.get()) for _ in range(2)]
+    await asyncio.sleep(0.1)
+    assert (await served.get())[0] == 429, "both places are taken"
+    two[0].cancel()
+    await asyncio.sleep(0.1)
+    served.broken = True
+    served.going_on.set()
+    assert isinstance((await asyncio.gather(*two, return_exceptions=True))[1], ZeroDivisionError)
+    served.broken = False
+    assert [(await served.get())[0] for _ in range(5)] == [200] * 5, "however it ended"
 
 
-def test_what_a_refused_request_held_in_shadow_is_given_back_too() -> None:
-    async def main() -> None:
-        shadow = msgspec.structs.replace(SLOTS, mode="shadow")
-        served = Served(shadow, Rule("acme", "/once", "fixed_window", 1, 3600.0))
-        assert [(await served.get())[0] for _ in range(4)] == [200] + [429] * 3
-        held = await served.limiter.check("acme", "/slots", "ann")
-        assert (held.remaining, held.exceeded) == (1, False)
-
-    virtual_loop.run(main())
+async def test_what_a_refused_request_held_in_shadow_is_given_back_too() -> None:
+    shadow = msgspec.structs.replace(SLOTS, mode="shadow")
+    served = Served(shadow, Rule("acme", "/once", "fixed_window", 1, 3600.0))
+    assert [(await served.get())[0] for _ in range(4)] == [200] + [429] * 3
+    held = await served.limiter.check("acme", "/slots", "ann")
+    assert (held.remaining, held.exceeded) == (1, False)
 
 
 @pytest.mark.parametrize("subject", ["", "x" * 2000])
-def test_a_question_that_no_rule_can_answer_is_the_clients_mistake(subject: str) -> None:
-    async def main() -> None:
-        served = Served(Rule("acme", "/x", "fixed_window", 10, 3600.0), subject=subject)
+async def test_a_question_that_no_rule_can_answer_is_the_clients_mistake(subject: str) -> None:
+    served = Served(Rule("acme", "/x", "fixed_window", 10, 3600.0), subject=subject)
+    status, headers, body = await served.get()
+    assert (status, headers["content-type"]) == (400, "application/problem+json")
+    assert body["status"] == 400 and "subject" in body["detail"]
+
+
+async def test_a_rule_in_shadow_is_not_told_to_clients() -> None:
+    enforced = Rule("acme", "/x", "fixed_window", 1, 3600.0)
+    served = Served(enforced, Rule("acme", "/y", "fixed_window", 1, 3600.0, mode="shadow"))
+    for expected in (200, 429):
         status, headers, body = await served.get()
-        assert (status, headers["content-type"]) == (400, "application/problem+json")
-        assert body["status"] == 400 and "subject" in body["detail"]
-
-    virtual_loop.run(main())
-
-
-def test_a_rule_in_shadow_is_not_told_to_clients() -> None:
-    async def main() -> None:
-        enforced = Rule("acme", "/x", "fixed_window", 1, 3600.0)
-        served = Served(enforced, Rule("acme", "/y", "fixed_window", 1, 3600.0, mode="shadow"))
-        for expected in (200, 429):
-            status, headers, body = await served.get()
-            assert status == expected
-            assert "/x" in headers["ratelimit"] and "/x" in headers["ratelimit-policy"]
-            assert "/y" not in headers["ratelimit"] and "/y" not in headers["ratelimit-policy"]
-        assert body["violated-policies"] == ["acme//x"]
-
-    virtual_loop.run(main())
+        assert status == expected
+        assert "/x" in headers["ratelimit"] and "/x" in headers["ratelimit-policy"]
+        assert "/y" not in headers["ratelimit"] and "/y" not in headers["ratelimit-policy"]
+    assert body["violated-policies"] == ["acme//x"]
 
 
-def test_the_doors_do_not_tell_of_a_rule_in_shadow_either() -> None:
-    async def main() -> None:
-        rules = [
-            Rule("*", "rest:user", "fixed_window", 9, 3600.0, mode="shadow"),
-            Rule("*", "rest:tenant", "fixed_window", 5, 3600.0),
-        ]
-        doors = EntryPoints(Limiter(Shared(), virtual_loop.LoopClock(), rules=RuleSet.of(rules)))
-        told = rate_limit_headers(await doors.decide("rest", User("acme", "ann")), legacy=True)
-        assert "rest:user" not in str(told) and ("X-RateLimit-Limit", "5") in told
-
-    virtual_loop.run(main())
+async def test_the_doors_do_not_tell_of_a_rule_in_shadow_either() -> None:
+    rules = [
+        Rule("*", "rest:user", "fixed_window", 9, 3600.0, mode="shadow"),
+        Rule("*", "rest:tenant", "fixed_window", 5, 3600.0),
+    ]
+    doors = EntryPoints(Limiter(Shared(), virtual_loop.LoopClock(), rules=RuleSet.of(rules)))
+    told = rate_limit_headers(await doors.decide("rest", User("acme", "ann")), legacy=True)
+    assert "rest:user" not in str(told) and ("X-RateLimit-Limit", "5") in told

@@ -167,24 +167,22 @@ def test_default_rules_are_ordinary_rules_and_stay_deleted(tmp_path: Path) -> No
     with_control(tmp_path, scenario)
 
 
-def test_a_rule_outlives_its_history(tmp_path: Path) -> None:
-    async def main() -> None:
-        kept = RetentionSettings(changes_kept=100)
-        async with SqliteRuleStore(tmp_path / "limits.db", SystemClock(), retention=kept) as store:
-            control = RuleAdmin(store, SystemClock(), "embedded")
-            await control.create(RULE, "olga")
-            busy = {**RULE, "resource": "/busy"}
-            await control.create(busy, "robot")
-            for version in range(1, 102):
-                await control.update({**busy, "limit": version, "expectedVersion": version}, "robot")
-            assert (await control.get(NAME)).version == 1
-            assert await control.history(NAME, None, 10) == [], "it is there; what was done to it is forgotten"
-            with pytest.raises(NotFound):
-                await control.history(RuleName("acme", "/never"), None, 10)
-            with pytest.raises(NotFound):
-                await control.roll_back({"tenantID": "acme", "resource": "/busy", "version": 1}, "olga")
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_a_rule_outlives_its_history(tmp_path: Path) -> None:
+    kept = RetentionSettings(changes_kept=100)
+    async with SqliteRuleStore(tmp_path / "limits.db", SystemClock(), retention=kept) as store:
+        control = RuleAdmin(store, SystemClock(), "embedded")
+        await control.create(RULE, "olga")
+        busy = {**RULE, "resource": "/busy"}
+        await control.create(busy, "robot")
+        for version in range(1, 102):
+            await control.update({**busy, "limit": version, "expectedVersion": version}, "robot")
+        assert (await control.get(NAME)).version == 1
+        assert await control.history(NAME, None, 10) == [], "it is there; what was done to it is forgotten"
+        with pytest.raises(NotFound):
+            await control.history(RuleName("acme", "/never"), None, 10)
+        with pytest.raises(NotFound):
+            await control.roll_back({"tenantID": "acme", "resource": "/busy", "version": 1}, "olga")
 
 
 def test_admin_errors_are_counted_by_operation_and_error(tmp_path: Path) -> None:
@@ -209,24 +207,22 @@ def entrances(*rules: Rule) -> EntryPoints:
     return EntryPoints(Limiter(MemoryCounters(clock), clock, rules=RuleSet.of(rules)))
 
 
-def test_an_entrance_asks_for_user_tenant_and_address() -> None:
-    async def main() -> None:
-        ann, bob = User("acme", "ann"), User("acme", "bob")
-        by_user = entrances(Rule("*", "send:user", "fixed_window", 2, 60.0))
-        assert [by_user.ask_at_once("send", ann) is None for _ in range(3)] == [True, True, False]
-        assert by_user.ask_at_once("send", bob) is None
-        by_tenant = entrances(Rule("*", "rest:tenant", "fixed_window", 2, 60.0))
-        answers = [refusal(await by_tenant.decide("rest", user)) for user in (ann, bob, ann)]
-        assert answers[:2] == [None, None]
-        assert isinstance(answers[2], RateLimited)
-        assert answers[2].retry_after_seconds and answers[2].details["rule"] == "*/rest:tenant"
-        assert refusal(await by_tenant.decide("rest", User("other", "ann"))) is None, "each tenant has the whole limit"
-        by_address = entrances(Rule("*", "connect:address", "fixed_window", 1, 60.0))
-        assert by_address.ask_at_once("connect", User("", ""), "10.0.0.1") is None
-        assert by_address.ask_at_once("connect", User("", ""), "10.0.0.1") is not None
-        assert by_address.ask_at_once("connect", User("", ""), "10.0.0.2") is None
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_an_entrance_asks_for_user_tenant_and_address() -> None:
+    ann, bob = User("acme", "ann"), User("acme", "bob")
+    by_user = entrances(Rule("*", "send:user", "fixed_window", 2, 60.0))
+    assert [by_user.ask_at_once("send", ann) is None for _ in range(3)] == [True, True, False]
+    assert by_user.ask_at_once("send", bob) is None
+    by_tenant = entrances(Rule("*", "rest:tenant", "fixed_window", 2, 60.0))
+    answers = [refusal(await by_tenant.decide("rest", user)) for user in (ann, bob, ann)]
+    assert answers[:2] == [None, None]
+    assert isinstance(answers[2], RateLimited)
+    assert answers[2].retry_after_seconds and answers[2].details["rule"] == "*/rest:tenant"
+    assert refusal(await by_tenant.decide("rest", User("other", "ann"))) is None, "each tenant has the whole limit"
+    by_address = entrances(Rule("*", "connect:address", "fixed_window", 1, 60.0))
+    assert by_address.ask_at_once("connect", User("", ""), "10.0.0.1") is None
+    assert by_address.ask_at_once("connect", User("", ""), "10.0.0.1") is not None
+    assert by_address.ask_at_once("connect", User("", ""), "10.0.0.2") is None
 
 
 class Doors:
@@ -272,17 +268,15 @@ def test_of_sends_that_come_together_as_many_go_on_as_fit_in_their_order() -> No
     assert doors.refused == ["ann1", "eve1", "eve2", "eve3"]
 
 
-def test_a_broken_listener_does_not_cost_the_others_their_answers() -> None:
-    async def main() -> None:
-        doors = Doors(Rule("*", "send:user", "fixed_window", 1, 60.0))
-        doors.send("ann", "a1")
-        doors.sends.submit(None, User("acme", "ann"), "a2", 0.0, lambda outcome: 1 / 0)  # type: ignore[arg-type]
-        doors.send("ann", "a3")
-        doors.send("bob", "b1")
-        await asyncio.sleep(0)
-        assert (doors.admitted, doors.refused) == (["a1", "b1"], ["a3"])
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_a_broken_listener_does_not_cost_the_others_their_answers() -> None:
+    doors = Doors(Rule("*", "send:user", "fixed_window", 1, 60.0))
+    doors.send("ann", "a1")
+    doors.sends.submit(None, User("acme", "ann"), "a2", 0.0, lambda outcome: 1 / 0)  # type: ignore[arg-type]
+    doors.send("ann", "a3")
+    doors.send("bob", "b1")
+    await asyncio.sleep(0)
+    assert (doors.admitted, doors.refused) == (["a1", "b1"], ["a3"])
 
 
 def test_a_rule_that_counts_holders_is_asked_for_each_send() -> None:
@@ -303,40 +297,35 @@ def test_a_rule_that_would_be_refused_today_can_still_be_deleted() -> None:
     assert isinstance(made, Rule) and made.deleted
 
 
-def test_what_one_rule_of_an_entrance_refuses_is_not_charged_to_the_others() -> None:
-    async def main() -> None:
-        ann, bob = User("acme", "ann"), User("acme", "bob")
-        doors = entrances(
-            Rule("*", "send:user", "fixed_window", 5, 3600.0), Rule("*", "send:tenant", "fixed_window", 2, 60.0)
-        )
-        admitted, refused = doors.admit_at_once("send", ann, 4)
-        assert admitted == 2 and refused is not None and refused.details["rule"] == "*/send:tenant"
-        for _ in range(10):
-            assert doors.ask_at_once("send", ann) is not None
-        left = [decision.remaining for decision in await doors.decide("send", ann)]
-        assert left == [3, 0], "two went through, and only they were counted"
-        assert doors.admit_at_once("send", bob, 3)[0] == 0
-        by_address = entrances(
-            Rule("*", "connect:user", "fixed_window", 5, 3600.0),
-            Rule("acme", "connect:address", "fixed_window", 1, 60.0),
-        )
-        assert [by_address.ask_at_once("connect", ann, "192.0.2.1") is None for _ in range(4)] == [True] + [False] * 3
-        assert (await by_address.decide("connect", ann, "192.0.2.2"))[0].remaining == 3
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_what_one_rule_of_an_entrance_refuses_is_not_charged_to_the_others() -> None:
+    ann, bob = User("acme", "ann"), User("acme", "bob")
+    doors = entrances(
+        Rule("*", "send:user", "fixed_window", 5, 3600.0), Rule("*", "send:tenant", "fixed_window", 2, 60.0)
+    )
+    admitted, refused = doors.admit_at_once("send", ann, 4)
+    assert admitted == 2 and refused is not None and refused.details["rule"] == "*/send:tenant"
+    for _ in range(10):
+        assert doors.ask_at_once("send", ann) is not None
+    left = [decision.remaining for decision in await doors.decide("send", ann)]
+    assert left == [3, 0], "two went through, and only they were counted"
+    assert doors.admit_at_once("send", bob, 3)[0] == 0
+    by_address = entrances(
+        Rule("*", "connect:user", "fixed_window", 5, 3600.0),
+        Rule("acme", "connect:address", "fixed_window", 1, 60.0),
+    )
+    assert [by_address.ask_at_once("connect", ann, "192.0.2.1") is None for _ in range(4)] == [True] + [False] * 3
+    assert (await by_address.decide("connect", ann, "192.0.2.2"))[0].remaining == 3
 
 
-def test_a_refusal_that_is_known_of_shared_counters_is_not_charged_to_the_other_rules() -> None:
-    async def main() -> None:
-        counters, ann = Shared(), User("acme", "ann")
-        rules = [Rule("*", "send:user", "fixed_window", 50, 3600.0), Rule("*", "send:tenant", "fixed_window", 1, 60.0)]
-        doors = EntryPoints(Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of(rules)))
-        for _ in range(3):
-            doors.admit_at_once("send", ann, 1)
-            await asyncio.sleep(0.1)
-        counted = len(counters.calls)
-        assert [doors.admit_at_once("send", ann, 2)[0] for _ in range(10)] == [0] * 10
+async def test_a_refusal_that_is_known_of_shared_counters_is_not_charged_to_the_other_rules() -> None:
+    counters, ann = Shared(), User("acme", "ann")
+    rules = [Rule("*", "send:user", "fixed_window", 50, 3600.0), Rule("*", "send:tenant", "fixed_window", 1, 60.0)]
+    doors = EntryPoints(Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of(rules)))
+    for _ in range(3):
+        doors.admit_at_once("send", ann, 1)
         await asyncio.sleep(0.1)
-        assert len(counters.calls) == counted, "nobody's counter was asked"
-
-    virtual_loop.run(main())
+    counted = len(counters.calls)
+    assert [doors.admit_at_once("send", ann, 2)[0] for _ in range(10)] == [0] * 10
+    await asyncio.sleep(0.1)
+    assert len(counters.calls) == counted, "nobody's counter was asked"

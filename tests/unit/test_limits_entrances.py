@@ -23,58 +23,47 @@ from proof import virtual_loop
 
 @pytest.mark.parametrize(("algorithm", "slips"), [("token_bucket", 1), ("fixed_window", 4), ("sliding_window", 3)])
 @pytest.mark.parametrize("sizes", [[10], [1] * 10, list(range(20, 0, -1)), [50, 3]])
-def test_sends_counted_far_away_are_limited_in_groups_of_any_size(
+async def test_sends_counted_far_away_are_limited_in_groups_of_any_size(
     sizes: list[int], algorithm: Algorithm, slips: int
 ) -> None:
     """One round trip's worth slips through, and is paid back before the next; windows forget it when they end."""
-
-    async def main() -> None:
-        rule = Rule("*", "send:user", algorithm, 60, 60.0, burst_size=10 if algorithm == "token_bucket" else 0)
-        doors = EntryPoints(Limiter(Shared(), virtual_loop.LoopClock(), rules=RuleSet.of([rule])))
-        loop, sent = asyncio.get_running_loop(), 0
-        while loop.time() < 179:
-            for size in sizes:
-                sent += doors.admit_at_once("send", User("acme", "ann"), size)[0]
-                await asyncio.sleep(0.005)
-            await asyncio.sleep(0.5)
-        assert rule.capacity + 100 <= sent <= rule.capacity + 180 + slips * max(sizes)
-
-    virtual_loop.run(main())
+    rule = Rule("*", "send:user", algorithm, 60, 60.0, burst_size=10 if algorithm == "token_bucket" else 0)
+    doors = EntryPoints(Limiter(Shared(), virtual_loop.LoopClock(), rules=RuleSet.of([rule])))
+    loop, sent = asyncio.get_running_loop(), 0
+    while loop.time() < 179:
+        for size in sizes:
+            sent += doors.admit_at_once("send", User("acme", "ann"), size)[0]
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.5)
+    assert rule.capacity + 100 <= sent <= rule.capacity + 180 + slips * max(sizes)
 
 
-def test_what_slipped_through_before_the_counters_failed_is_charged_to_the_share_beyond_its_room() -> None:
-    async def main() -> None:
-        counters, sent = Shared(), []
-        counters.mood = "away"
-        rule = Rule("*", "send:user", "token_bucket", 60, 60.0, burst_size=10)
-        doors = EntryPoints(Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule])))
-        for _ in range(100):
-            sent.append(doors.admit_at_once("send", User("acme", "ann"), 30)[0])
-            await asyncio.sleep(0.1)
-        assert sent == [30] + [0] * 99, "once; nothing drains of what is owed for 20 s"
-
-    virtual_loop.run(main())
+async def test_what_slipped_through_before_the_counters_failed_is_charged_to_the_share_beyond_its_room() -> None:
+    counters, sent = Shared(), []
+    counters.mood = "away"
+    rule = Rule("*", "send:user", "token_bucket", 60, 60.0, burst_size=10)
+    doors = EntryPoints(Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule])))
+    for _ in range(100):
+        sent.append(doors.admit_at_once("send", User("acme", "ann"), 30)[0])
+        await asyncio.sleep(0.1)
+    assert sent == [30] + [0] * 99, "once; nothing drains of what is owed for 20 s"
 
 
-def test_calls_that_hang_let_nothing_slip_through_twice() -> None:
+async def test_calls_that_hang_let_nothing_slip_through_twice() -> None:
     """Two calls hang and the breaker saw no third: checks wait in vain for a place, and heartbeats are answered."""
-
-    async def main() -> None:
-        counters, sent = Shared(), 0
-        rule = Rule("*", "send:user", "token_bucket", 60, 60.0, burst_size=10)
-        async with Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule])) as limits:
-            counters.mood = "silent"
-            for name in ("bob", "cid"):
-                EntryPoints(limits).admit_at_once("send", User("acme", name), 1)
-                await asyncio.sleep(0.1)
-            counters.mood = "well"
-            assert limits.counters_state == "down", "nothing that was asked is answered"
-            for _ in range(600):
-                sent += EntryPoints(limits).admit_at_once("send", User("acme", "ann"), 10)[0]
-                await asyncio.sleep(0.1)
-        assert 60 <= sent <= 10 + 60 + 10
-
-    virtual_loop.run(main())
+    counters, sent = Shared(), 0
+    rule = Rule("*", "send:user", "token_bucket", 60, 60.0, burst_size=10)
+    async with Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule])) as limits:
+        counters.mood = "silent"
+        for name in ("bob", "cid"):
+            EntryPoints(limits).admit_at_once("send", User("acme", name), 1)
+            await asyncio.sleep(0.1)
+        counters.mood = "well"
+        assert limits.counters_state == "down", "nothing that was asked is answered"
+        for _ in range(600):
+            sent += EntryPoints(limits).admit_at_once("send", User("acme", "ann"), 10)[0]
+            await asyncio.sleep(0.1)
+    assert 60 <= sent <= 10 + 60 + 10
 
 
 def test_all_addresses_of_one_ipv6_customer_are_counted_as_one() -> None:
@@ -92,7 +81,7 @@ def test_all_addresses_of_one_ipv6_customer_are_counted_as_one() -> None:
 
 
 @pytest.mark.parametrize("mood", ["away", "lost", "silent", "broken"])
-def test_no_send_waits_for_limits_whatever_became_of_the_counters(mood: str) -> None:
+async def test_no_send_waits_for_limits_whatever_became_of_the_counters(mood: str) -> None:
     class Taken:
         def __init__(self) -> None:
             self.at: list[float] = []
@@ -100,21 +89,16 @@ def test_no_send_waits_for_limits_whatever_became_of_the_counters(mood: str) -> 
         def submit(self, *_: object) -> None:
             self.at.append(asyncio.get_running_loop().time())
 
-    async def main() -> None:
-        counters, loop, taken = Shared(), asyncio.get_running_loop(), Taken()
-        counters.mood = mood
-        rule = Rule("*", "send:user", "token_bucket", 1000, 60.0)
-        sends = AdmissionControl(
-            taken, EntryPoints(Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule])))
-        )
-        asked = []
-        for _ in range(100):
-            asked.append(loop.time())
-            sends.submit(SendBody("m1", "lobby", "hi"), User("acme", "ann"), "", 0.0, lambda outcome: None)
-            await asyncio.sleep(0.01)
-        assert taken.at == asked, "in the very turn in which they came"
-
-    virtual_loop.run(main())
+    counters, loop, taken = Shared(), asyncio.get_running_loop(), Taken()
+    counters.mood = mood
+    rule = Rule("*", "send:user", "token_bucket", 1000, 60.0)
+    sends = AdmissionControl(taken, EntryPoints(Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule]))))
+    asked = []
+    for _ in range(100):
+        asked.append(loop.time())
+        sends.submit(SendBody("m1", "lobby", "hi"), User("acme", "ann"), "", 0.0, lambda outcome: None)
+        await asyncio.sleep(0.01)
+    assert taken.at == asked, "in the very turn in which they came"
 
 
 def tally(limits: Limiter, by: str) -> list[int]:
@@ -142,23 +126,20 @@ def _terms(limits: Limiter) -> LimitParams:
 
 
 @pytest.mark.parametrize("counters", ["near", "far", "away"])
-def test_every_check_is_counted_once_with_what_became_of_it(counters: str) -> None:
-    async def main() -> None:
-        clock, shared = virtual_loop.LoopClock(), Shared()
-        shared.mood = "away" if counters == "away" else "well"
-        rules = [Rule("*", f"send:{whose}", "fixed_window", limit, 3600.0) for whose, limit in WHOSE.items()]
-        near = MemoryCounters(clock)
-        limits = Limiter(near if counters == "near" else shared, clock, rules=RuleSet.of(rules))
-        doors, asked, passed = EntryPoints(limits), 0, 0
-        for size in (10, 7, 1, 20, 3, 1, 12):
-            asked += size
-            passed += doors.admit_at_once("send", User("acme", "ann"), size)[0]
-            await asyncio.sleep(0.2)
-        refused, allowed, exceeded = (sum(counts) for counts in zip(*limits._decisions.tally.values(), strict=True))
-        assert (allowed, exceeded) == (2 * passed, 0), "by each of the two rules"
-        assert refused == asked - passed, "by the first that refused"
-
-    virtual_loop.run(main())
+async def test_every_check_is_counted_once_with_what_became_of_it(counters: str) -> None:
+    clock, shared = virtual_loop.LoopClock(), Shared()
+    shared.mood = "away" if counters == "away" else "well"
+    rules = [Rule("*", f"send:{whose}", "fixed_window", limit, 3600.0) for whose, limit in WHOSE.items()]
+    near = MemoryCounters(clock)
+    limits = Limiter(near if counters == "near" else shared, clock, rules=RuleSet.of(rules))
+    doors, asked, passed = EntryPoints(limits), 0, 0
+    for size in (10, 7, 1, 20, 3, 1, 12):
+        asked += size
+        passed += doors.admit_at_once("send", User("acme", "ann"), size)[0]
+        await asyncio.sleep(0.2)
+    refused, allowed, exceeded = (sum(counts) for counts in zip(*limits._decisions.tally.values(), strict=True))
+    assert (allowed, exceeded) == (2 * passed, 0), "by each of the two rules"
+    assert refused == asked - passed, "by the first that refused"
 
 
 WHOSE = {"user": 15, "tenant": 100}
@@ -180,25 +161,21 @@ def _without_a_share(limiter: Limiter) -> str:
     return next(key for key in keys if limiter._share._part(ADMIN_CALLS_PER_MINUTE_MIN, ("{*}:*/admin:key:", key)) == 0)
 
 
-def test_an_operator_has_some_admin_calls_on_every_node_while_the_counters_are_unavailable() -> None:
+async def test_an_operator_has_some_admin_calls_on_every_node_while_the_counters_are_unavailable() -> None:
     """Ten a minute among twenty nodes are nothing on half of them, and whoever set that must be able to undo it."""
+    counters = Shared()
+    counters.nodes = 20
+    rule = Rule(*ADMIN, "token_bucket", ADMIN_CALLS_PER_MINUTE_MIN, 60.0)
+    async with Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule])) as limiter:
+        counters.mood = "away"
+        doors, operator = EntryPoints(limiter), User("", _without_a_share(limiter))
 
-    async def main() -> None:
-        counters = Shared()
-        counters.nodes = 20
-        rule = Rule(*ADMIN, "token_bucket", ADMIN_CALLS_PER_MINUTE_MIN, 60.0)
-        async with Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule])) as limiter:
-            counters.mood = "away"
-            doors, operator = EntryPoints(limiter), User("", _without_a_share(limiter))
+        async def passed(calls: int) -> int:
+            return [refusal(await doors.decide("admin", operator)) for _ in range(calls)].count(None)
 
-            async def passed(calls: int) -> int:
-                return [refusal(await doors.decide("admin", operator)) for _ in range(calls)].count(None)
-
-            assert await passed(30) == ADMIN_CALLS_PER_MINUTE_MIN
-            await asyncio.sleep(60)
-            assert await passed(30) == ADMIN_CALLS_PER_MINUTE_MIN
-            counters.mood = "well"
-            await asyncio.sleep(1.1)
-            assert await passed(30) == ADMIN_CALLS_PER_MINUTE_MIN, "by the rule alone"
-
-    virtual_loop.run(main())
+        assert await passed(30) == ADMIN_CALLS_PER_MINUTE_MIN
+        await asyncio.sleep(60)
+        assert await passed(30) == ADMIN_CALLS_PER_MINUTE_MIN
+        counters.mood = "well"
+        await asyncio.sleep(1.1)
+        assert await passed(30) == ADMIN_CALLS_PER_MINUTE_MIN, "by the rule alone"

@@ -35,21 +35,18 @@ def limit_of(feed: RuleFeed, resource: str = "a") -> int | None:
     return rule.limit if rule is not None else None
 
 
-def test_a_ring_applies_the_rule_at_once_and_moves_no_cursor() -> None:
-    async def main() -> None:
-        log = Log()
-        feed, applied = feed_of(log)
-        async with feed:
-            log.put("a", 5)
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            assert limit_of(feed) == 5
-            assert applied[-1] is feed.rules
-            assert feed.cursor == (1, 0)
-            await asyncio.sleep(10.1)
-            assert feed.cursor == (1, 1)
-
-    virtual_loop.run(main())
+async def test_a_ring_applies_the_rule_at_once_and_moves_no_cursor() -> None:
+    log = Log()
+    feed, applied = feed_of(log)
+    async with feed:
+        log.put("a", 5)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert limit_of(feed) == 5
+        assert applied[-1] is feed.rules
+        assert feed.cursor == (1, 0)
+        await asyncio.sleep(10.1)
+        assert feed.cursor == (1, 1)
 
 
 class Clinging(Log):
@@ -64,234 +61,195 @@ class Clinging(Log):
                 await asyncio.Event().wait()
 
 
-def test_a_doorbell_that_does_not_end_when_it_is_asked_to_does_not_keep_a_node_from_stopping() -> None:
-    async def main() -> None:
-        feed, _ = feed_of(Clinging())
-        async with feed:
-            await asyncio.sleep(1)
-
-    virtual_loop.run(main())
+async def test_a_doorbell_that_does_not_end_when_it_is_asked_to_does_not_keep_a_node_from_stopping() -> None:
+    feed, _ = feed_of(Clinging())
+    async with feed:
+        await asyncio.sleep(1)
 
 
-def test_a_lost_ring_costs_one_sync_interval() -> None:
-    async def main() -> None:
-        log = Log()
-        feed, _ = feed_of(log)
-        async with feed:
-            log.put("a", 5, ring=False)
-            await asyncio.sleep(7.9)
-            assert limit_of(feed) is None
-            await asyncio.sleep(0.2)
-            assert limit_of(feed) == 5
-
-    virtual_loop.run(main())
+async def test_a_lost_ring_costs_one_sync_interval() -> None:
+    log = Log()
+    feed, _ = feed_of(log)
+    async with feed:
+        log.put("a", 5, ring=False)
+        await asyncio.sleep(7.9)
+        assert limit_of(feed) is None
+        await asyncio.sleep(0.2)
+        assert limit_of(feed) == 5
 
 
-def test_a_gap_between_rings_is_read_at_once() -> None:
-    async def main() -> None:
-        log = Log()
-        feed, _ = feed_of(log)
-        async with feed:
-            log.put("a", 5, ring=False)
-            log.put("b", 6)
-            await asyncio.sleep(0.2)
-            assert (limit_of(feed, "a"), limit_of(feed, "b")) == (5, 6)
-
-    virtual_loop.run(main())
+async def test_a_gap_between_rings_is_read_at_once() -> None:
+    log = Log()
+    feed, _ = feed_of(log)
+    async with feed:
+        log.put("a", 5, ring=False)
+        log.put("b", 6)
+        await asyncio.sleep(0.2)
+        assert (limit_of(feed, "a"), limit_of(feed, "b")) == (5, 6)
 
 
-def test_a_deleted_rule_stays_deleted_whatever_comes_late() -> None:
-    async def main() -> None:
-        log = Log()
-        feed, _ = feed_of(log)
-        async with feed:
-            first = log.put("a", 5)
-            log.put("a", 5, deleted=True)
-            await asyncio.sleep(0.2)
-            feed.on_notification(ChangeNotification(1, 1, first, log.store))
-            assert limit_of(feed) is None
-            await asyncio.sleep(30)
-            assert limit_of(feed) is None
-
-    virtual_loop.run(main())
-
-
-def test_a_reader_that_lags_never_takes_a_rule_back() -> None:
-    async def main() -> None:
-        log = Log()
-        log.put("a", 5)
-        feed, _ = feed_of(log)
-        async with feed:
-            log.lag, log.lag_seconds = 1, 12.0
-            log.put("a", 50)
-            await asyncio.sleep(25)
-            assert limit_of(feed) == 50
-            assert feed.stale, "the replica says how far behind it may be"
-            log.lag, log.lag_seconds = 0, 0.0
-            await asyncio.sleep(11)
-            assert limit_of(feed) == 50
-            assert not feed.stale
-
-    virtual_loop.run(main())
-
-
-def test_a_node_further_behind_than_the_log_reaches_reads_everything_and_forgets_what_is_forgotten() -> None:
-    async def main() -> None:
-        log = Log()
-        log.put("a", 5)
-        feed, _ = feed_of(log)
-        async with feed:
-            assert limit_of(feed, "a") == 5
-            log.put("a", 5, deleted=True, ring=False)
-            log.put("b", 7, ring=False)
-            log.put("c", 8, ring=False)
-            log.forget(3)
-            await asyncio.sleep(10.1)
-            assert (limit_of(feed, "a"), limit_of(feed, "b"), limit_of(feed, "c")) == (None, 7, 8)
-            assert (feed.cursor, log.snapshots) == ((1, 4), 2)
-            assert feed.rules.digest == (await log.head()).digest, "the tombstone is not kept here either"
-
-    virtual_loop.run(main())
-
-
-def test_a_tombstone_forgotten_at_rest_is_forgotten_everywhere_but_not_by_a_reader_that_lags() -> None:
-    async def main() -> None:
-        log = Log()
-        for resource in ("a", "b"):
-            log.put(resource, 5)
+async def test_a_deleted_rule_stays_deleted_whatever_comes_late() -> None:
+    log = Log()
+    feed, _ = feed_of(log)
+    async with feed:
+        first = log.put("a", 5)
         log.put("a", 5, deleted=True)
-        feed, _ = feed_of(log)
-        async with feed:
-            log.forget(3)
-            log.put("c", 9)
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            log.lag = 1  # the reader knows that a is forgotten and not that c is there
-            await asyncio.sleep(10.1)
-            assert limit_of(feed, "c") == 9, "what was heard is newer than what was read"
-            log.lag = 0
-            await asyncio.sleep(10.1)
-            assert (limit_of(feed, "b"), limit_of(feed, "c")) == (5, 9)
-            assert feed.rules.digest == (await log.head()).digest
-
-    virtual_loop.run(main())
+        await asyncio.sleep(0.2)
+        feed.on_notification(ChangeNotification(1, 1, first, log.store))
+        assert limit_of(feed) is None
+        await asyncio.sleep(30)
+        assert limit_of(feed) is None
 
 
-def test_a_failover_that_lost_a_change_ends_on_what_survived() -> None:
-    async def main() -> None:
-        log = Log()
-        log.put("a", 5)
-        feed, _ = feed_of(log)
-        async with feed:
-            log.put("a", 50)
-            await asyncio.sleep(0.1)
-            assert limit_of(feed) == 50
-            log.fail_over(lost=1)
-            await asyncio.sleep(10.1)
-            assert limit_of(feed) == 5
-            assert feed.cursor == (2, 1)
-            log.put("a", 7)
-            await asyncio.sleep(0.1)
-            assert limit_of(feed) == 7
-
-    virtual_loop.run(main())
+async def test_a_reader_that_lags_never_takes_a_rule_back() -> None:
+    log = Log()
+    log.put("a", 5)
+    feed, _ = feed_of(log)
+    async with feed:
+        log.lag, log.lag_seconds = 1, 12.0
+        log.put("a", 50)
+        await asyncio.sleep(25)
+        assert limit_of(feed) == 50
+        assert feed.stale, "the replica says how far behind it may be"
+        log.lag, log.lag_seconds = 0, 0.0
+        await asyncio.sleep(11)
+        assert limit_of(feed) == 50
+        assert not feed.stale
 
 
-def test_equal_digests_spare_the_snapshot_and_different_ones_bring_it() -> None:
-    async def main() -> None:
-        log = Log()
-        log.put("a", 5)
-        feed, _ = feed_of(log)
-        async with feed:
-            assert log.snapshots == 1
-            await asyncio.sleep(60)
-            assert log.snapshots == 1
-            log.fail_over(lost=0)
-            await asyncio.sleep(11)
-            assert (log.snapshots, feed.cursor) == (1, (2, 1)), "a new epoch with the same rules"
-            feed.rules = RuleSet(epoch=2)
-            await asyncio.sleep(11)
-            assert log.snapshots == 2
-            assert limit_of(feed) == 5
-
-    virtual_loop.run(main())
+async def test_a_node_further_behind_than_the_log_reaches_reads_everything_and_forgets_what_is_forgotten() -> None:
+    log = Log()
+    log.put("a", 5)
+    feed, _ = feed_of(log)
+    async with feed:
+        assert limit_of(feed, "a") == 5
+        log.put("a", 5, deleted=True, ring=False)
+        log.put("b", 7, ring=False)
+        log.put("c", 8, ring=False)
+        log.forget(3)
+        await asyncio.sleep(10.1)
+        assert (limit_of(feed, "a"), limit_of(feed, "b"), limit_of(feed, "c")) == (None, 7, 8)
+        assert (feed.cursor, log.snapshots) == ((1, 4), 2)
+        assert feed.rules.digest == (await log.head()).digest, "the tombstone is not kept here either"
 
 
-def test_without_the_database_it_starts_from_disk_and_says_so(tmp_path: Path) -> None:
-    async def main() -> None:
-        log, file = Log(), tmp_path / "rules.json"
-        log.put("a", 5)
-        feed, _ = feed_of(log, file)
-        async with feed:
-            pass
-        log.away = log.deaf = True
+async def test_a_tombstone_forgotten_at_rest_is_forgotten_everywhere_but_not_by_a_reader_that_lags() -> None:
+    log = Log()
+    for resource in ("a", "b"):
+        log.put(resource, 5)
+    log.put("a", 5, deleted=True)
+    feed, _ = feed_of(log)
+    async with feed:
+        log.forget(3)
+        log.put("c", 9)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        log.lag = 1  # the reader knows that a is forgotten and not that c is there
+        await asyncio.sleep(10.1)
+        assert limit_of(feed, "c") == 9, "what was heard is newer than what was read"
+        log.lag = 0
+        await asyncio.sleep(10.1)
+        assert (limit_of(feed, "b"), limit_of(feed, "c")) == (5, 9)
+        assert feed.rules.digest == (await log.head()).digest
+
+
+async def test_a_failover_that_lost_a_change_ends_on_what_survived() -> None:
+    log = Log()
+    log.put("a", 5)
+    feed, _ = feed_of(log)
+    async with feed:
+        log.put("a", 50)
+        await asyncio.sleep(0.1)
+        assert limit_of(feed) == 50
+        log.fail_over(lost=1)
+        await asyncio.sleep(10.1)
+        assert limit_of(feed) == 5
+        assert feed.cursor == (2, 1)
+        log.put("a", 7)
+        await asyncio.sleep(0.1)
+        assert limit_of(feed) == 7
+
+
+async def test_equal_digests_spare_the_snapshot_and_different_ones_bring_it() -> None:
+    log = Log()
+    log.put("a", 5)
+    feed, _ = feed_of(log)
+    async with feed:
+        assert log.snapshots == 1
         await asyncio.sleep(60)
-        again, applied = feed_of(log, file)
-        async with again:
-            assert again.from_disk
-            assert limit_of(again) == 5
-            assert applied
-            assert 59 < again.staleness_seconds < 62, "as old as what it knows"
-            assert again.stale
-            log.away = False
-            log.put("a", 6, ring=False)
-            await asyncio.sleep(1.2)
-            assert not again.from_disk
-            assert limit_of(again) == 6
-            assert not again.stale
-
-    virtual_loop.run(main())
+        assert log.snapshots == 1
+        log.fail_over(lost=0)
+        await asyncio.sleep(11)
+        assert (log.snapshots, feed.cursor) == (1, (2, 1)), "a new epoch with the same rules"
+        feed.rules = RuleSet(epoch=2)
+        await asyncio.sleep(11)
+        assert log.snapshots == 2
+        assert limit_of(feed) == 5
 
 
-def test_a_damaged_file_is_no_snapshot(tmp_path: Path) -> None:
-    async def main() -> None:
-        log, file = Log(), tmp_path / "rules.json"
-        log.put("a", 5)
-        feed, _ = feed_of(log, file)
-        async with feed:
-            pass
-        good = file.read_bytes()
-        for bad in (b"", good[:-10], good.replace(b'"limit":5', b'"limit":9'), b"\xff\xfe"):
-            file.write_bytes(bad)
-            assert RulesFile(file).load() is None
+async def test_without_the_database_it_starts_from_disk_and_says_so(tmp_path: Path) -> None:
+    log, file = Log(), tmp_path / "rules.json"
+    log.put("a", 5)
+    feed, _ = feed_of(log, file)
+    async with feed:
+        pass
+    log.away = log.deaf = True
+    await asyncio.sleep(60)
+    again, applied = feed_of(log, file)
+    async with again:
+        assert again.from_disk
+        assert limit_of(again) == 5
+        assert applied
+        assert 59 < again.staleness_seconds < 62, "as old as what it knows"
+        assert again.stale
+        log.away = False
+        log.put("a", 6, ring=False)
+        await asyncio.sleep(1.2)
+        assert not again.from_disk
+        assert limit_of(again) == 6
+        assert not again.stale
+
+
+async def test_a_damaged_file_is_no_snapshot(tmp_path: Path) -> None:
+    log, file = Log(), tmp_path / "rules.json"
+    log.put("a", 5)
+    feed, _ = feed_of(log, file)
+    async with feed:
+        pass
+    good = file.read_bytes()
+    for bad in (b"", good[:-10], good.replace(b'"limit":5', b'"limit":9'), b"\xff\xfe"):
+        file.write_bytes(bad)
+        assert RulesFile(file).load() is None
+    log.away = True
+    nothing, _ = feed_of(log, file)
+    async with nothing:
+        assert len(nothing.rules) == 0
+
+
+async def test_staleness_grows_while_the_database_is_away_and_a_sync_without_news_ends_it() -> None:
+    log = Log()
+    feed, _ = feed_of(log)
+    async with feed:
+        await asyncio.sleep(30)
+        assert feed.staleness_seconds <= 8.1
         log.away = True
-        nothing, _ = feed_of(log, file)
-        async with nothing:
-            assert len(nothing.rules) == 0
-
-    virtual_loop.run(main())
-
-
-def test_staleness_grows_while_the_database_is_away_and_a_sync_without_news_ends_it() -> None:
-    async def main() -> None:
-        log = Log()
-        feed, _ = feed_of(log)
-        async with feed:
-            await asyncio.sleep(30)
-            assert feed.staleness_seconds <= 8.1
-            log.away = True
-            await asyncio.sleep(30)
-            assert feed.stale
-            log.away = False
-            await asyncio.sleep(1.5)
-            assert not feed.stale
-
-    virtual_loop.run(main())
+        await asyncio.sleep(30)
+        assert feed.stale
+        log.away = False
+        await asyncio.sleep(1.5)
+        assert not feed.stale
 
 
-def test_a_doorbell_that_was_away_is_heard_again() -> None:
-    async def main() -> None:
-        log = Log()
-        log.deaf = True
-        feed, _ = feed_of(log)
-        async with feed:
-            log.deaf = False
-            await asyncio.sleep(1.5)
-            log.put("a", 5)
-            await asyncio.sleep(0.01)
-            assert limit_of(feed) == 5
-
-    virtual_loop.run(main())
+async def test_a_doorbell_that_was_away_is_heard_again() -> None:
+    log = Log()
+    log.deaf = True
+    feed, _ = feed_of(log)
+    async with feed:
+        log.deaf = False
+        await asyncio.sleep(1.5)
+        log.put("a", 5)
+        await asyncio.sleep(0.01)
+        assert limit_of(feed) == 5
 
 
 class SlowLog(Log):
@@ -326,17 +284,14 @@ class FalteringLog(Log):
         return await super().head()
 
 
-def test_one_sync_that_fails_is_no_alarm_because_there_is_time_for_another() -> None:
-    async def main() -> None:
-        feed, _ = feed_of(FalteringLog())
-        with capture_logs() as logs:
-            async with feed:
-                for _ in range(1200):
-                    await asyncio.sleep(0.1)
-                    assert not feed.stale
-        assert not [entry for entry in logs if entry["event"] == "limits.rules_stale"]
-
-    virtual_loop.run(main())
+async def test_one_sync_that_fails_is_no_alarm_because_there_is_time_for_another() -> None:
+    feed, _ = feed_of(FalteringLog())
+    with capture_logs() as logs:
+        async with feed:
+            for _ in range(1200):
+                await asyncio.sleep(0.1)
+                assert not feed.stale
+    assert not [entry for entry in logs if entry["event"] == "limits.rules_stale"]
 
 
 @pytest.mark.parametrize(
@@ -363,61 +318,52 @@ class BrokenLog(Log):
         return super().rings()
 
 
-def test_a_feed_outlives_whatever_its_reader_raises_and_says_how_old_its_rules_are() -> None:
-    async def main() -> None:
-        log = BrokenLog()
-        feed, _ = feed_of(log)
-        async with feed:
-            log.broken = True
-            log.bell.close()
-            with capture_logs() as logs:
-                await asyncio.sleep(30)
-            said = [entry["event"] for entry in logs]
-            assert "defect" in said
-            assert "limits.rules_stale" in said
-            log.broken = False
-            log.put("a", 5, ring=False)
-            await asyncio.sleep(1.5)
-            assert limit_of(feed) == 5
-            assert not feed.stale
-            log.put("a", 6)
-            await asyncio.sleep(0.01)
-            assert limit_of(feed) == 6, "its doorbell is heard again"
-
-    virtual_loop.run(main())
-
-
-def test_a_feed_starts_though_its_reader_is_broken() -> None:
-    async def main() -> None:
-        log = BrokenLog()
+async def test_a_feed_outlives_whatever_its_reader_raises_and_says_how_old_its_rules_are() -> None:
+    log = BrokenLog()
+    feed, _ = feed_of(log)
+    async with feed:
         log.broken = True
-        feed, _ = feed_of(log)
-        async with feed:
-            log.broken = False
-            log.put("a", 5, ring=False)
-            await asyncio.sleep(1.5)
-            assert limit_of(feed) == 5
+        log.bell.close()
+        with capture_logs() as logs:
+            await asyncio.sleep(30)
+        said = [entry["event"] for entry in logs]
+        assert "defect" in said
+        assert "limits.rules_stale" in said
+        log.broken = False
+        log.put("a", 5, ring=False)
+        await asyncio.sleep(1.5)
+        assert limit_of(feed) == 5
+        assert not feed.stale
+        log.put("a", 6)
+        await asyncio.sleep(0.01)
+        assert limit_of(feed) == 6, "its doorbell is heard again"
 
-    virtual_loop.run(main())
+
+async def test_a_feed_starts_though_its_reader_is_broken() -> None:
+    log = BrokenLog()
+    log.broken = True
+    feed, _ = feed_of(log)
+    async with feed:
+        log.broken = False
+        log.put("a", 5, ring=False)
+        await asyncio.sleep(1.5)
+        assert limit_of(feed) == 5
 
 
-def test_rules_that_could_not_be_put_in_place_are_put_there_by_the_next_sync() -> None:
-    async def main() -> None:
-        log, applied = Log(), list[RuleSet]()
+async def test_rules_that_could_not_be_put_in_place_are_put_there_by_the_next_sync() -> None:
+    log, applied = Log(), list[RuleSet]()
 
-        def apply(rules: RuleSet) -> None:
-            if not applied:
-                applied.append(RuleSet())
-                raise ValueError("a foreign error")
-            applied.append(rules)
+    def apply(rules: RuleSet) -> None:
+        if not applied:
+            applied.append(RuleSet())
+            raise ValueError("a foreign error")
+        applied.append(rules)
 
-        log.put("a", 5)
-        async with RuleFeed(log, [log], apply, virtual_loop.LoopClock()) as feed:
-            await asyncio.sleep(1.5)
-            assert applied[-1] is feed.rules
-            assert limit_of(feed) == 5
-
-    virtual_loop.run(main())
+    log.put("a", 5)
+    async with RuleFeed(log, [log], apply, virtual_loop.LoopClock()) as feed:
+        await asyncio.sleep(1.5)
+        assert applied[-1] is feed.rules
+        assert limit_of(feed) == 5
 
 
 class NewerLog(Log):
@@ -434,23 +380,20 @@ class NewerLog(Log):
         return structs.replace(all_of_them, rules=rules, whole=len(rules) == len(all_of_them.rules))
 
 
-def test_a_rule_that_cannot_be_read_stays_what_it_was_and_the_others_go_on() -> None:
-    async def main() -> None:
-        log = NewerLog()
-        log.put("a", 5)
-        feed, _ = feed_of(log)
-        async with feed:
-            log.unreadable = "a"
-            log.put("a", 50, ring=False)
-            await asyncio.sleep(11)
-            log.put("b", 7, ring=False)
-            await asyncio.sleep(11)
-            assert (limit_of(feed, "a"), limit_of(feed, "b")) == (5, 7)
-            log.unreadable = None
-            await asyncio.sleep(11)
-            assert limit_of(feed, "a") == 50, "upgraded, it reads what it could not"
-
-    virtual_loop.run(main())
+async def test_a_rule_that_cannot_be_read_stays_what_it_was_and_the_others_go_on() -> None:
+    log = NewerLog()
+    log.put("a", 5)
+    feed, _ = feed_of(log)
+    async with feed:
+        log.unreadable = "a"
+        log.put("a", 50, ring=False)
+        await asyncio.sleep(11)
+        log.put("b", 7, ring=False)
+        await asyncio.sleep(11)
+        assert (limit_of(feed, "a"), limit_of(feed, "b")) == (5, 7)
+        log.unreadable = None
+        await asyncio.sleep(11)
+        assert limit_of(feed, "a") == 50, "upgraded, it reads what it could not"
 
 
 def test_a_ring_that_cannot_be_understood_still_rings() -> None:
@@ -468,230 +411,194 @@ def foreign(log: Log, resource: str, limit: int, epoch: int = 1, version: int = 
     return ChangeNotification(epoch, seq, rule, "theirs")
 
 
-def test_the_rings_of_another_store_change_nothing_whatever_their_epoch() -> None:
-    async def main() -> None:
-        log = Log()
-        log.put("a", 5)
-        feed, applied = feed_of(log)
-        async with feed:
-            for epoch in (1, 99):
-                log.bell.notify(foreign(log, "a", 999, epoch))
-                log.bell.notify(foreign(log, "b", 1, epoch))
-            await asyncio.sleep(30)
-            assert (limit_of(feed, "a"), limit_of(feed, "b"), len(applied)) == (5, None, 1)
-            assert feed.rules.digest == (await log.head()).digest
-
-    virtual_loop.run(main())
+async def test_the_rings_of_another_store_change_nothing_whatever_their_epoch() -> None:
+    log = Log()
+    log.put("a", 5)
+    feed, applied = feed_of(log)
+    async with feed:
+        for epoch in (1, 99):
+            log.bell.notify(foreign(log, "a", 999, epoch))
+            log.bell.notify(foreign(log, "b", 1, epoch))
+        await asyncio.sleep(30)
+        assert (limit_of(feed, "a"), limit_of(feed, "b"), len(applied)) == (5, None, 1)
+        assert feed.rules.digest == (await log.head()).digest
 
 
-def test_a_ring_that_does_not_say_whose_it_is_only_makes_us_read() -> None:
-    async def main() -> None:
-        log = Log()
-        log.put("a", 5)
-        feed, _ = feed_of(log)
-        async with feed:
-            feed.on_notification(structs.replace(foreign(log, "a", 999), store=""))
-            assert limit_of(feed) == 5
-            log.put("b", 6, ring=False)
-            await asyncio.sleep(0.2)
-            assert limit_of(feed, "b") == 6, "an older node changed it, and its ring said only: look"
-
-    virtual_loop.run(main())
+async def test_a_ring_that_does_not_say_whose_it_is_only_makes_us_read() -> None:
+    log = Log()
+    log.put("a", 5)
+    feed, _ = feed_of(log)
+    async with feed:
+        feed.on_notification(structs.replace(foreign(log, "a", 999), store=""))
+        assert limit_of(feed) == 5
+        log.put("b", 6, ring=False)
+        await asyncio.sleep(0.2)
+        assert limit_of(feed, "b") == 6, "an older node changed it, and its ring said only: look"
 
 
-def test_rings_that_come_before_the_first_look_wait_for_it_and_count_then() -> None:
-    async def main() -> None:
-        log = SlowLog()
-        log.put("a", 5)
-        log.lag, log.lag_seconds = 1, 1.0
-        feed, _ = feed_of(log)
-        starting = asyncio.create_task(feed.__aenter__())
-        await asyncio.sleep(0.001)
-        log.bell.notify(foreign(log, "a", 999))
-        log.put("a", 50)
-        log.lag = 2
-        await starting
-        assert limit_of(feed) == 50, "the reader knows of nothing yet"
-        await feed.__aexit__()
-
-    virtual_loop.run(main())
+async def test_rings_that_come_before_the_first_look_wait_for_it_and_count_then() -> None:
+    log = SlowLog()
+    log.put("a", 5)
+    log.lag, log.lag_seconds = 1, 1.0
+    feed, _ = feed_of(log)
+    starting = asyncio.create_task(feed.__aenter__())
+    await asyncio.sleep(0.001)
+    log.bell.notify(foreign(log, "a", 999))
+    log.put("a", 50)
+    log.lag = 2
+    await starting
+    assert limit_of(feed) == 50, "the reader knows of nothing yet"
+    await feed.__aexit__()
 
 
 @pytest.mark.parametrize("epoch", [1, 99])
-def test_what_a_doorbell_tells_and_the_log_never_does_is_believed_for_a_minute_at_most(epoch: int) -> None:
+async def test_what_a_doorbell_tells_and_the_log_never_does_is_believed_for_a_minute_at_most(epoch: int) -> None:
     """Two databases that are copies of one have one name; so has whoever rings what was rolled back."""
-
-    async def main() -> None:
-        log = Log()
-        log.put("a", 5)
-        feed, _ = feed_of(log)
-        async with feed:
-            for second in range(70):  # goes on ringing, which proves nothing either
-                feed.on_notification(
-                    structs.replace(foreign(log, "a", 999 + second, epoch, 9 + second), store=log.store)
-                )
-                await asyncio.sleep(1)
-            assert limit_of(feed) == 5
-            assert feed.rules.digest == (await log.head()).digest
-            log.put("a", 6)
-            await asyncio.sleep(0.2)
-            assert limit_of(feed) == 6, "from then on a ring makes it read"
-
-    virtual_loop.run(main())
+    log = Log()
+    log.put("a", 5)
+    feed, _ = feed_of(log)
+    async with feed:
+        for second in range(70):  # goes on ringing, which proves nothing either
+            feed.on_notification(structs.replace(foreign(log, "a", 999 + second, epoch, 9 + second), store=log.store))
+            await asyncio.sleep(1)
+        assert limit_of(feed) == 5
+        assert feed.rules.digest == (await log.head()).digest
+        log.put("a", 6)
+        await asyncio.sleep(0.2)
+        assert limit_of(feed) == 6, "from then on a ring makes it read"
 
 
-def test_what_a_reader_that_lags_does_not_have_yet_is_no_hearsay() -> None:
-    async def main() -> None:
-        log = Log()
-        log.put("a", 5)
-        feed, applied = feed_of(log)
-        async with feed:
-            for second in range(300):
-                log.put("a", 10 + second)
-                log.lag = min(second, 120)
-                log.lag_seconds = float(log.lag)
-                await asyncio.sleep(1)
-            limits = [rule.limit for rules in applied if (rule := rules.lookup("acme", "a"))]
-            assert limits == sorted(limits)
-            assert limits[-1] == 309
-
-    virtual_loop.run(main())
+async def test_what_a_reader_that_lags_does_not_have_yet_is_no_hearsay() -> None:
+    log = Log()
+    log.put("a", 5)
+    feed, applied = feed_of(log)
+    async with feed:
+        for second in range(300):
+            log.put("a", 10 + second)
+            log.lag = min(second, 120)
+            log.lag_seconds = float(log.lag)
+            await asyncio.sleep(1)
+        limits = [rule.limit for rules in applied if (rule := rules.lookup("acme", "a"))]
+        assert limits == sorted(limits)
+        assert limits[-1] == 309
 
 
-def test_a_node_that_is_led_to_another_store_takes_its_rules_and_forgets_the_old_ones(tmp_path: Path) -> None:
-    async def main() -> None:
-        old, new, file = Log("old"), Log("new"), tmp_path / "rules.json"
-        for _ in range(3):
-            old.fail_over(0)
-        old.put("a", 5)
-        new.put("b", 6)
-        feed, _ = feed_of(old, file)
-        async with feed:
-            feed._reader = new
-            await asyncio.sleep(8.02)
-            assert (limit_of(feed, "a"), limit_of(feed, "b"), feed.cursor) == (None, 6, (1, 1))
-            new.put("b", 7, ring=False)
-            await asyncio.sleep(0.2)
-            assert limit_of(feed, "b") == 7, "it looks again at once: what it heard meanwhile it took for another's"
-            old.put("a", 50)
-            await asyncio.sleep(0.2)
-            assert limit_of(feed, "a") is None, "the old doorbell is not ours any more"
-
-    virtual_loop.run(main())
+async def test_a_node_that_is_led_to_another_store_takes_its_rules_and_forgets_the_old_ones(tmp_path: Path) -> None:
+    old, new, file = Log("old"), Log("new"), tmp_path / "rules.json"
+    for _ in range(3):
+        old.fail_over(0)
+    old.put("a", 5)
+    new.put("b", 6)
+    feed, _ = feed_of(old, file)
+    async with feed:
+        feed._reader = new
+        await asyncio.sleep(8.02)
+        assert (limit_of(feed, "a"), limit_of(feed, "b"), feed.cursor) == (None, 6, (1, 1))
+        new.put("b", 7, ring=False)
+        await asyncio.sleep(0.2)
+        assert limit_of(feed, "b") == 7, "it looks again at once: what it heard meanwhile it took for another's"
+        old.put("a", 50)
+        await asyncio.sleep(0.2)
+        assert limit_of(feed, "a") is None, "the old doorbell is not ours any more"
 
 
-def test_what_was_only_heard_is_awaited_after_a_restart_too(tmp_path: Path) -> None:
-    async def main() -> None:
-        log, file = Log(), tmp_path / "rules.json"
-        log.put("a", 5)
-        feed, _ = feed_of(log, file)
-        async with feed:
-            feed.on_notification(structs.replace(foreign(log, "a", 999, epoch=99), store=log.store))
-            await asyncio.sleep(8.1)
-        log.away = log.deaf = True
-        again, _ = feed_of(log, file)
-        async with again:
-            assert limit_of(again) == 999
-            log.away = False
-            await asyncio.sleep(70)
-            assert limit_of(again) == 5
-
-    virtual_loop.run(main())
+async def test_what_was_only_heard_is_awaited_after_a_restart_too(tmp_path: Path) -> None:
+    log, file = Log(), tmp_path / "rules.json"
+    log.put("a", 5)
+    feed, _ = feed_of(log, file)
+    async with feed:
+        feed.on_notification(structs.replace(foreign(log, "a", 999, epoch=99), store=log.store))
+        await asyncio.sleep(8.1)
+    log.away = log.deaf = True
+    again, _ = feed_of(log, file)
+    async with again:
+        assert limit_of(again) == 999
+        log.away = False
+        await asyncio.sleep(70)
+        assert limit_of(again) == 5
 
 
-def test_a_restart_knows_when_its_rules_were_last_complete_though_they_never_changed(tmp_path: Path) -> None:
-    async def main() -> None:
-        log, file = Log(), tmp_path / "rules.json"
-        log.put("a", 5)
-        feed, _ = feed_of(log, file)
-        async with feed:
-            written = file.stat().st_ino
-            await asyncio.sleep(3_600)
-            assert file.stat().st_ino == written, "the rules are not written again for it"
-            file.unlink()
-            await asyncio.sleep(8.1)
-            assert RulesFile(file).load() is not None, "but are if somebody took them away"
-        log.away = log.deaf = True
-        await asyncio.sleep(60)
-        again, _ = feed_of(log, file)
-        async with again:
-            assert 60 <= again.staleness_seconds < 60 + 8 + 3
-
-    virtual_loop.run(main())
+async def test_a_restart_knows_when_its_rules_were_last_complete_though_they_never_changed(tmp_path: Path) -> None:
+    log, file = Log(), tmp_path / "rules.json"
+    log.put("a", 5)
+    feed, _ = feed_of(log, file)
+    async with feed:
+        written = file.stat().st_ino
+        await asyncio.sleep(3_600)
+        assert file.stat().st_ino == written, "the rules are not written again for it"
+        file.unlink()
+        await asyncio.sleep(8.1)
+        assert RulesFile(file).load() is not None, "but are if somebody took them away"
+    log.away = log.deaf = True
+    await asyncio.sleep(60)
+    again, _ = feed_of(log, file)
+    async with again:
+        assert 60 <= again.staleness_seconds < 60 + 8 + 3
 
 
-def test_rules_put_in_place_are_counted_one_by_one() -> None:
+async def test_rules_put_in_place_are_counted_one_by_one() -> None:
     def applied_by(by: str) -> float:
         return telemetry.REGISTRY.get_sample_value("holdfast_limits_rules_applied_total", {"by": by}) or 0.0
 
-    async def main() -> None:
-        before = {by: applied_by(by) for by in ("event", "sync", "snapshot")}
-        log = Log()
-        for resource in "abc":
-            log.put(resource, 5)
-        feed, _ = feed_of(log)
-        async with feed:
-            for limit in (6, 7):
-                log.put("a", limit)
-            await asyncio.sleep(0.01)
-            for resource in "abcd":
-                log.put(resource, 8, ring=False)
-            await asyncio.sleep(8.1)
-            log.put("b", 5, deleted=True)
-            await asyncio.sleep(8.1)
-            log.forget(len(log.changes))
-            log.put("c", 5, ring=False)
-            await asyncio.sleep(8.1)
-        counts = {by: applied_by(by) - count for by, count in before.items()}
-        assert counts == {"event": 3, "sync": 5, "snapshot": 3 + 1}, "the forgotten tombstone came with a snapshot"
-
-    virtual_loop.run(main())
+    before = {by: applied_by(by) for by in ("event", "sync", "snapshot")}
+    log = Log()
+    for resource in "abc":
+        log.put(resource, 5)
+    feed, _ = feed_of(log)
+    async with feed:
+        for limit in (6, 7):
+            log.put("a", limit)
+        await asyncio.sleep(0.01)
+        for resource in "abcd":
+            log.put(resource, 8, ring=False)
+        await asyncio.sleep(8.1)
+        log.put("b", 5, deleted=True)
+        await asyncio.sleep(8.1)
+        log.forget(len(log.changes))
+        log.put("c", 5, ring=False)
+        await asyncio.sleep(8.1)
+    counts = {by: applied_by(by) - count for by, count in before.items()}
+    assert counts == {"event": 3, "sync": 5, "snapshot": 3 + 1}, "the forgotten tombstone came with a snapshot"
 
 
-def test_changes_that_no_doorbell_told_of_show_in_the_lag() -> None:
+async def test_changes_that_no_doorbell_told_of_show_in_the_lag() -> None:
     def lag() -> float | None:
         return telemetry.REGISTRY.get_sample_value("holdfast_limits_cursor_lag")
 
-    async def main() -> None:
-        log = Log()
-        feed, _ = feed_of(log)
-        async with feed:
-            log.put("a", 5)
-            await asyncio.sleep(9)
-            assert lag() == 0, "a doorbell told of it"
-            for limit in (6, 7):
-                log.put("a", limit, ring=False)
-            await asyncio.sleep(9)
-            assert (limit_of(feed), lag()) == (7, 2), "found by the sync alone"
-            await asyncio.sleep(9)
-            assert lag() == 0
-            log.lag, log.lag_seconds = 1, 1.0
-            log.put("a", 8)
-            await asyncio.sleep(2)
-            assert lag() == 1, "told of, and not read yet"
-
-    virtual_loop.run(main())
+    log = Log()
+    feed, _ = feed_of(log)
+    async with feed:
+        log.put("a", 5)
+        await asyncio.sleep(9)
+        assert lag() == 0, "a doorbell told of it"
+        for limit in (6, 7):
+            log.put("a", limit, ring=False)
+        await asyncio.sleep(9)
+        assert (limit_of(feed), lag()) == (7, 2), "found by the sync alone"
+        await asyncio.sleep(9)
+        assert lag() == 0
+        log.lag, log.lag_seconds = 1, 1.0
+        log.put("a", 8)
+        await asyncio.sleep(2)
+        assert lag() == 1, "told of, and not read yet"
 
 
-def test_what_is_read_of_the_log_together_is_put_in_place_at_once() -> None:
-    async def main() -> None:
-        log = Log()
-        feed, applied = feed_of(log)
-        async with feed:
-            applied.clear()
-            for number in range(100):
-                log.put(f"r{number}", 5, ring=False)
-            await feed.sync()
-            assert [len(rules) for rules in applied] == [100]
-            for limit in range(150):
-                log.put("r1", limit + 1, ring=False)
-            await feed.sync()
-            assert (len(applied), limit_of(feed, "r1")) == (3, 150), "a hundred at a time"
-
-    virtual_loop.run(main())
+async def test_what_is_read_of_the_log_together_is_put_in_place_at_once() -> None:
+    log = Log()
+    feed, applied = feed_of(log)
+    async with feed:
+        applied.clear()
+        for number in range(100):
+            log.put(f"r{number}", 5, ring=False)
+        await feed.sync()
+        assert [len(rules) for rules in applied] == [100]
+        for limit in range(150):
+            log.put("r1", limit + 1, ring=False)
+        await feed.sync()
+        assert (len(applied), limit_of(feed, "r1")) == (3, 150), "a hundred at a time"
 
 
-def test_a_doorbell_whose_closing_fails_does_not_outlive_the_feed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_doorbell_whose_closing_fails_does_not_outlive_the_feed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The failed closing once took the place of the cancellation: the feed listened on, and the node never ended."""
 
     async def connects(*_: object) -> None:
@@ -709,12 +616,9 @@ def test_a_doorbell_whose_closing_fails_does_not_outlive_the_feed(monkeypatch: p
     for method, replaced in (("subscribe", connects), ("get_message", hears), ("aclose", fails)):
         monkeypatch.setattr(PubSub, method, replaced)
 
-    async def main() -> None:
-        log = Log()
-        async with (
-            asyncio.timeout(600),
-            RuleFeed(log, [RedisNotifications("redis://127.0.0.1:1")], lambda _: None, virtual_loop.LoopClock()),
-        ):
-            pass
-
-    virtual_loop.run(main())
+    log = Log()
+    async with (
+        asyncio.timeout(600),
+        RuleFeed(log, [RedisNotifications("redis://127.0.0.1:1")], lambda _: None, virtual_loop.LoopClock()),
+    ):
+        pass

@@ -184,7 +184,7 @@ def test_a_hold_is_given_back_on_another_node_after_a_change_of_the_algorithm(as
     world(scenario)
 
 
-def test_the_end_of_a_hold_that_was_refused_again_is_told_until_it_is_heard() -> None:
+async def test_the_end_of_a_hold_that_was_refused_again_is_told_until_it_is_heard() -> None:
     class Refusing(Shared):
         refusals = 0
 
@@ -194,15 +194,12 @@ def test_the_end_of_a_hold_that_was_refused_again_is_told_until_it_is_heard() ->
                 raise Unavailable("not now")
             return await super().adjust(adjustments)
 
-    async def main() -> None:
-        counters, slots = Refusing(), Rule("acme", "x", "concurrency", 1, 3600.0)
-        async with Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([slots])) as one:
-            ann = Check("acme", "x", "ann")
-            hold = (await one.check(*ann)).hold
-            counters.refusals = 3
-            assert not await one.release(ann, hold)
-            assert not (await one.check(*ann)).allowed
-            await asyncio.sleep(4.0)
-            assert (await one.check(*ann)).allowed
-
-    virtual_loop.run(main())
+    counters, slots = Refusing(), Rule("acme", "x", "concurrency", 1, 3600.0)
+    async with Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([slots])) as one:
+        ann = Check("acme", "x", "ann")
+        hold = (await one.check(*ann)).hold
+        counters.refusals = 3
+        assert not await one.release(ann, hold)
+        assert not (await one.check(*ann)).allowed
+        await asyncio.sleep(4.0)
+        assert (await one.check(*ann)).allowed

@@ -52,280 +52,222 @@ def allowed(decisions: list[Decision]) -> int:
     return sum(decision.allowed for decision in decisions)
 
 
-def test_without_a_rule_everything_is_allowed_and_said_so() -> None:
-    async def main() -> None:
-        decision = await limiter(Shared()).check("acme", "send", "ann")
-        assert (decision.allowed, decision.decided_by, decision.rule) == (True, "no_rule", "")
-        off = await limiter(Shared(), rule(1, mode="off")).check("acme", "send", "ann")
-        assert off.decided_by == "no_rule"
-
-    virtual_loop.run(main())
+async def test_without_a_rule_everything_is_allowed_and_said_so() -> None:
+    decision = await limiter(Shared()).check("acme", "send", "ann")
+    assert (decision.allowed, decision.decided_by, decision.rule) == (True, "no_rule", "")
+    off = await limiter(Shared(), rule(1, mode="off")).check("acme", "send", "ann")
+    assert off.decided_by == "no_rule"
 
 
-def test_the_checks_of_one_turn_are_one_call_merged_by_key() -> None:
-    async def main() -> None:
-        counters = Shared()
-        limits = limiter(counters, rule(10))
-        decisions = await ask(limits, 15)
-        assert [d.allowed for d in decisions] == [True] * 10 + [False] * 5, "in the order in which they asked"
-        assert len(counters.calls) == 1
-        assert [len(entry) for entry in counters.calls[0]] == [1]
-        assert counters.calls[0][0][0].times == 15
-        refused = decisions[-1]
-        assert (refused.remaining, refused.limit, refused.exceeded) == (0, 10, True)
-        assert 0 < refused.retry_after <= 3600
-
-    virtual_loop.run(main())
+async def test_the_checks_of_one_turn_are_one_call_merged_by_key() -> None:
+    counters = Shared()
+    limits = limiter(counters, rule(10))
+    decisions = await ask(limits, 15)
+    assert [d.allowed for d in decisions] == [True] * 10 + [False] * 5, "in the order in which they asked"
+    assert len(counters.calls) == 1
+    assert [len(entry) for entry in counters.calls[0]] == [1]
+    assert counters.calls[0][0][0].times == 15
+    refused = decisions[-1]
+    assert (refused.remaining, refused.limit, refused.exceeded) == (0, 10, True)
+    assert 0 < refused.retry_after <= 3600
 
 
-def test_unequal_costs_on_a_key_are_each_judged_alone() -> None:
-    async def main() -> None:
-        limits = limiter(Shared(), rule(10))
-        big, small = await asyncio.gather(
-            limits.check("acme", "send", "ann", 8), limits.check("acme", "send", "ann", 2)
-        )
-        assert big.allowed and small.allowed
-        first, second = await asyncio.gather(
-            limits.check("acme", "send", "bob", 9), limits.check("acme", "send", "bob", 2)
-        )
-        assert (first.allowed, second.allowed) == (True, False)
-
-    virtual_loop.run(main())
+async def test_unequal_costs_on_a_key_are_each_judged_alone() -> None:
+    limits = limiter(Shared(), rule(10))
+    big, small = await asyncio.gather(limits.check("acme", "send", "ann", 8), limits.check("acme", "send", "ann", 2))
+    assert big.allowed and small.allowed
+    first, second = await asyncio.gather(limits.check("acme", "send", "bob", 9), limits.check("acme", "send", "bob", 2))
+    assert (first.allowed, second.allowed) == (True, False)
 
 
-def test_a_call_carries_at_most_256_keys_and_as_many_calls_as_allowed() -> None:
-    async def main() -> None:
-        counters = Shared()
-        limits = limiter(counters, rule(10), batch=BatchSettings(calls_max=2, keys_per_call=KEYS_PER_CALL_MAX))
-        checks = [limits.check("acme", "send", f"u{n}") for n in range(3 * KEYS_PER_CALL_MAX)]
-        decisions = await asyncio.gather(*checks)
-        assert allowed(list(decisions)) == 3 * KEYS_PER_CALL_MAX
-        assert [len(call) for call in counters.calls] == [KEYS_PER_CALL_MAX] * 3
-
-    virtual_loop.run(main())
+async def test_a_call_carries_at_most_256_keys_and_as_many_calls_as_allowed() -> None:
+    counters = Shared()
+    limits = limiter(counters, rule(10), batch=BatchSettings(calls_max=2, keys_per_call=KEYS_PER_CALL_MAX))
+    checks = [limits.check("acme", "send", f"u{n}") for n in range(3 * KEYS_PER_CALL_MAX)]
+    decisions = await asyncio.gather(*checks)
+    assert allowed(list(decisions)) == 3 * KEYS_PER_CALL_MAX
+    assert [len(call) for call in counters.calls] == [KEYS_PER_CALL_MAX] * 3
 
 
-def test_a_denial_is_remembered_from_the_send_for_that_cost_and_version() -> None:
-    async def main() -> None:
-        counters = Shared()
-        counters.delay = 0.02
-        limits = limiter(counters, rule(10, algorithm="token_bucket", window_seconds=10.0))
-        assert allowed(await ask(limits, 1, cost=8)) == 1
-        first = (await ask(limits, 1, cost=5))[0]
-        assert (first.allowed, first.decided_by) == (False, "counters")
-        calls = len(counters.calls)
-        again = (await ask(limits, 1, cost=6))[0]
-        assert (again.allowed, again.decided_by) == (False, "denial_cache")
-        assert again.retry_after < first.retry_after, "counted from the send"
-        assert len(counters.calls) == calls
-        assert (await ask(limits, 1, cost=2))[0].allowed, "a smaller cost is not covered by the denial"
-        limits.use(limits.rules.merge(rule(50, algorithm="token_bucket", window_seconds=10.0, version=2)))
-        assert (await ask(limits, 1, cost=6))[0].allowed, "a denial belongs to its version"
-
-    virtual_loop.run(main())
+async def test_a_denial_is_remembered_from_the_send_for_that_cost_and_version() -> None:
+    counters = Shared()
+    counters.delay = 0.02
+    limits = limiter(counters, rule(10, algorithm="token_bucket", window_seconds=10.0))
+    assert allowed(await ask(limits, 1, cost=8)) == 1
+    first = (await ask(limits, 1, cost=5))[0]
+    assert (first.allowed, first.decided_by) == (False, "counters")
+    calls = len(counters.calls)
+    again = (await ask(limits, 1, cost=6))[0]
+    assert (again.allowed, again.decided_by) == (False, "denial_cache")
+    assert again.retry_after < first.retry_after, "counted from the send"
+    assert len(counters.calls) == calls
+    assert (await ask(limits, 1, cost=2))[0].allowed, "a smaller cost is not covered by the denial"
+    limits.use(limits.rules.merge(rule(50, algorithm="token_bucket", window_seconds=10.0, version=2)))
+    assert (await ask(limits, 1, cost=6))[0].allowed, "a denial belongs to its version"
 
 
 @pytest.mark.seed("004 scenario 6: cutover by the event's version")
-def test_checks_in_flight_across_a_change_of_the_rule_are_answered_and_counted_once() -> None:
-    async def main() -> None:
-        counters = Shared()
-        counters.delay = 0.02
-        limits = limiter(counters, rule(10))
-        in_flight = [asyncio.ensure_future(limits.check("acme", "send", "ann")) for _ in range(12)]
-        await asyncio.sleep(0.01)
-        limits.use(limits.rules.merge(rule(50, version=2)))
-        before = await asyncio.gather(*in_flight)
-        assert (allowed(before), {(d.limit, d.rule_version) for d in before}) == (10, {(10, 1)})
-        after = await ask(limits, 50)
-        assert {(d.limit, d.rule_version) for d in after} == {(50, 2)}, "no denial of the old version holds"
-        assert allowed(after) == 40, "what was admitted across the change is used, and used once"
-
-    virtual_loop.run(main())
+async def test_checks_in_flight_across_a_change_of_the_rule_are_answered_and_counted_once() -> None:
+    counters = Shared()
+    counters.delay = 0.02
+    limits = limiter(counters, rule(10))
+    in_flight = [asyncio.ensure_future(limits.check("acme", "send", "ann")) for _ in range(12)]
+    await asyncio.sleep(0.01)
+    limits.use(limits.rules.merge(rule(50, version=2)))
+    before = await asyncio.gather(*in_flight)
+    assert (allowed(before), {(d.limit, d.rule_version) for d in before}) == (10, {(10, 1)})
+    after = await ask(limits, 50)
+    assert {(d.limit, d.rule_version) for d in after} == {(50, 2)}, "no denial of the old version holds"
+    assert allowed(after) == 40, "what was admitted across the change is used, and used once"
 
 
-def test_a_denial_ends_when_it_said() -> None:
-    async def main() -> None:
-        limits = limiter(Shared(), rule(10, algorithm="token_bucket", window_seconds=10.0))
-        await ask(limits, 10)
-        refused = (await ask(limits, 1))[0]
-        await asyncio.sleep(refused.retry_after)
-        assert (await ask(limits, 1))[0].allowed
-
-    virtual_loop.run(main())
+async def test_a_denial_ends_when_it_said() -> None:
+    limits = limiter(Shared(), rule(10, algorithm="token_bucket", window_seconds=10.0))
+    await ask(limits, 10)
+    refused = (await ask(limits, 1))[0]
+    await asyncio.sleep(refused.retry_after)
+    assert (await ask(limits, 1))[0].allowed
 
 
-def test_holders_are_never_denied_from_memory_and_can_leave() -> None:
-    async def main() -> None:
-        counters = Shared()
-        limits = limiter(counters, rule(1, algorithm="concurrency", window_seconds=60.0))
-        held = (await ask(limits, 1))[0]
-        assert held.allowed and held.hold
-        assert not (await ask(limits, 1))[0].allowed
-        assert await limits.release(Check("acme", "send", "ann"), held.hold)
-        assert (await ask(limits, 1))[0].allowed
-
-    virtual_loop.run(main())
+async def test_holders_are_never_denied_from_memory_and_can_leave() -> None:
+    counters = Shared()
+    limits = limiter(counters, rule(1, algorithm="concurrency", window_seconds=60.0))
+    held = (await ask(limits, 1))[0]
+    assert held.allowed and held.hold
+    assert not (await ask(limits, 1))[0].allowed
+    assert await limits.release(Check("acme", "send", "ann"), held.hold)
+    assert (await ask(limits, 1))[0].allowed
 
 
-def test_a_leased_rule_is_spent_here_and_a_strict_one_never() -> None:
-    async def main() -> None:
-        counters = Shared()
-        limits = limiter(counters, rule(1000, precision="leased"), rule(1000, "strict"), lease_percent=1.0)
-        for _ in range(30):
-            assert (await limits.check("acme", "send", "ann")).allowed
-        leased_calls = len(counters.calls)
-        assert leased_calls <= 5
-        for _ in range(30):
-            assert (await limits.check("acme", "strict", "ann")).decided_by == "counters"
-        assert len(counters.calls) == leased_calls + 30
-
-    virtual_loop.run(main())
+async def test_a_leased_rule_is_spent_here_and_a_strict_one_never() -> None:
+    counters = Shared()
+    limits = limiter(counters, rule(1000, precision="leased"), rule(1000, "strict"), lease_percent=1.0)
+    for _ in range(30):
+        assert (await limits.check("acme", "send", "ann")).allowed
+    leased_calls = len(counters.calls)
+    assert leased_calls <= 5
+    for _ in range(30):
+        assert (await limits.check("acme", "strict", "ann")).decided_by == "counters"
+    assert len(counters.calls) == leased_calls + 30
 
 
 @pytest.mark.parametrize("nodes", [1, 4])
 @pytest.mark.parametrize("lease", [1.0, 10.0])
-def test_leases_admit_exactly_the_limit_when_it_is_all_asked_for(nodes: int, lease: float) -> None:
-    async def main() -> None:
-        counters = Shared()
-        crowd = [limiter(counters, rule(1000, precision="leased"), lease_percent=lease) for _ in range(nodes)]
-        total = 0
-        for _ in range(500):
-            decisions = await asyncio.gather(*[limits.check("acme", "send", "ann") for limits in crowd])
-            total += allowed(list(decisions))
-        for _ in range(100):
-            total += allowed(await ask(crowd[0], 10))
-        assert total <= 1000
-        assert total >= 1000 - nodes * 1000 * lease / 100, "what is held back is at most one lease a node"
-
-    virtual_loop.run(main())
+async def test_leases_admit_exactly_the_limit_when_it_is_all_asked_for(nodes: int, lease: float) -> None:
+    counters = Shared()
+    crowd = [limiter(counters, rule(1000, precision="leased"), lease_percent=lease) for _ in range(nodes)]
+    total = 0
+    for _ in range(500):
+        decisions = await asyncio.gather(*[limits.check("acme", "send", "ann") for limits in crowd])
+        total += allowed(list(decisions))
+    for _ in range(100):
+        total += allowed(await ask(crowd[0], 10))
+    assert total <= 1000
+    assert total >= 1000 - nodes * 1000 * lease / 100, "what is held back is at most one lease a node"
 
 
-def test_what_is_left_of_a_lease_is_given_back() -> None:
-    async def main() -> None:
-        counters = Shared()
-        async with limiter(counters, rule(1000, precision="leased"), lease_seconds=1.0) as limits:
-            for _ in range(6):  # a first little lease is used up, then a whole one is taken
-                await limits.check("acme", "send", "ann")
-            await asyncio.sleep(3)
-            assert sum(each.given for each in counters.adjustments) == 10
-        decision = await limiter(counters, rule(1000)).check("acme", "send", "ann")
-        assert decision.remaining == 1000 - 6 - 1
-
-    virtual_loop.run(main())
-
-
-def test_a_lease_of_an_old_version_is_not_spent() -> None:
-    async def main() -> None:
-        counters = Shared()
-        limits = limiter(counters, rule(1000, precision="leased"))
-        for _ in range(3):
+async def test_what_is_left_of_a_lease_is_given_back() -> None:
+    counters = Shared()
+    async with limiter(counters, rule(1000, precision="leased"), lease_seconds=1.0) as limits:
+        for _ in range(6):  # a first little lease is used up, then a whole one is taken
             await limits.check("acme", "send", "ann")
-        assert limits.lease_stock > 0
-        limits.use(limits.rules.merge(rule(2, precision="leased", version=2)))
-        decision = await limits.check("acme", "send", "ann")
-        assert (decision.allowed, decision.rule_version) == (False, 2)
+        await asyncio.sleep(3)
+        assert sum(each.given for each in counters.adjustments) == 10
+    decision = await limiter(counters, rule(1000)).check("acme", "send", "ann")
+    assert decision.remaining == 1000 - 6 - 1
 
-    virtual_loop.run(main())
+
+async def test_a_lease_of_an_old_version_is_not_spent() -> None:
+    counters = Shared()
+    limits = limiter(counters, rule(1000, precision="leased"))
+    for _ in range(3):
+        await limits.check("acme", "send", "ann")
+    assert limits.lease_stock > 0
+    limits.use(limits.rules.merge(rule(2, precision="leased", version=2)))
+    decision = await limits.check("acme", "send", "ann")
+    assert (decision.allowed, decision.rule_version) == (False, 2)
 
 
 @pytest.mark.parametrize("mood", ["away", "lost", "silent", "broken"])
-def test_without_an_answer_the_local_share_decides_in_time(mood: str) -> None:
-    async def main() -> None:
-        counters = Shared()
-        counters.nodes = 4
-        async with limiter(counters, rule(100)) as limits:
-            counters.mood = mood
-            start = asyncio.get_running_loop().time()
-            decisions = await ask(limits, 200)
-            assert asyncio.get_running_loop().time() - start <= 0.051
-            assert allowed(decisions) == 25, "limit ÷ live nodes"
-            assert {(d.decided_by, d.degraded) for d in decisions} == {("local_share", True)}
-            assert len(counters.calls) == 1, "what may have been counted is never sent again"
-
-    virtual_loop.run(main())
+async def test_without_an_answer_the_local_share_decides_in_time(mood: str) -> None:
+    counters = Shared()
+    counters.nodes = 4
+    async with limiter(counters, rule(100)) as limits:
+        counters.mood = mood
+        start = asyncio.get_running_loop().time()
+        decisions = await ask(limits, 200)
+        assert asyncio.get_running_loop().time() - start <= 0.051
+        assert allowed(decisions) == 25, "limit ÷ live nodes"
+        assert {(d.decided_by, d.degraded) for d in decisions} == {("local_share", True)}
+        assert len(counters.calls) == 1, "what may have been counted is never sent again"
 
 
-def test_a_breaker_spares_the_deadline_and_one_probe_ends_it() -> None:
-    async def main() -> None:
-        counters = Shared()
-        limits = limiter(counters, rule(1000), batch=BatchSettings(calls_max=8))
-        counters.mood = "silent"
-        for _ in range(3):
-            await ask(limits, 1)
-        assert limits.counters_state == "down"
-        loop, calls = asyncio.get_running_loop(), len(counters.calls)
-        start = loop.time()
-        assert (await ask(limits, 1))[0].decided_by == "local_share"
-        assert loop.time() == start, "nobody waits while it is open"
-        assert len(counters.calls) == calls
+async def test_a_breaker_spares_the_deadline_and_one_probe_ends_it() -> None:
+    counters = Shared()
+    limits = limiter(counters, rule(1000), batch=BatchSettings(calls_max=8))
+    counters.mood = "silent"
+    for _ in range(3):
+        await ask(limits, 1)
+    assert limits.counters_state == "down"
+    loop, calls = asyncio.get_running_loop(), len(counters.calls)
+    start = loop.time()
+    assert (await ask(limits, 1))[0].decided_by == "local_share"
+    assert loop.time() == start, "nobody waits while it is open"
+    assert len(counters.calls) == calls
+    counters.mood = "well"
+    await asyncio.sleep(1.1)
+    assert (await ask(limits, 1))[0].decided_by == "counters"
+    assert limits.counters_state == "up"
+
+
+async def test_the_share_begins_with_what_was_left_and_is_charged_after() -> None:
+    counters = Shared()
+    counters.nodes = 2
+    async with limiter(counters, rule(100)) as limits:
+        await ask(limits, 1, cost=80)
+        counters.mood = "away"
+        assert allowed(await ask(limits, 100)) == 10, "half of the 20 that were left"
         counters.mood = "well"
-        await asyncio.sleep(1.1)
-        assert (await ask(limits, 1))[0].decided_by == "counters"
-        assert limits.counters_state == "up"
+        await asyncio.sleep(1.2)
+        await ask(limits, 1, "probe")
+        await asyncio.sleep(0.01)
+        assert [each.charged for each in counters.adjustments] == [10]
+        assert (await ask(limits, 1))[0].remaining == 100 - 80 - 10 - 1
 
-    virtual_loop.run(main())
 
-
-def test_the_share_begins_with_what_was_left_and_is_charged_after() -> None:
-    async def main() -> None:
-        counters = Shared()
-        counters.nodes = 2
-        async with limiter(counters, rule(100)) as limits:
-            await ask(limits, 1, cost=80)
+async def test_counters_that_come_and_go_do_not_give_a_new_share_each_time() -> None:
+    counters = Shared()
+    async with limiter(counters, rule(100)) as limits:
+        total = 0
+        for _ in range(10):
             counters.mood = "away"
-            assert allowed(await ask(limits, 100)) == 10, "half of the 20 that were left"
+            total += allowed(await ask(limits, 100))
             counters.mood = "well"
             await asyncio.sleep(1.2)
             await ask(limits, 1, "probe")
             await asyncio.sleep(0.01)
-            assert [each.charged for each in counters.adjustments] == [10]
-            assert (await ask(limits, 1))[0].remaining == 100 - 80 - 10 - 1
-
-    virtual_loop.run(main())
-
-
-def test_counters_that_come_and_go_do_not_give_a_new_share_each_time() -> None:
-    async def main() -> None:
-        counters = Shared()
-        async with limiter(counters, rule(100)) as limits:
-            total = 0
-            for _ in range(10):
-                counters.mood = "away"
-                total += allowed(await ask(limits, 100))
-                counters.mood = "well"
-                await asyncio.sleep(1.2)
-                await ask(limits, 1, "probe")
-                await asyncio.sleep(0.01)
-            assert total <= 100
-
-    virtual_loop.run(main())
+        assert total <= 100
 
 
 @pytest.mark.parametrize(("policy", "admitted"), [("open", 1000), ("closed", 0)])
-def test_a_rule_says_what_happens_without_counters(policy: str, admitted: int) -> None:
-    async def main() -> None:
-        counters = Shared()
-        counters.mood = "away"
-        limits = limiter(counters, rule(100, on_store_failure=policy))
-        decisions = await ask(limits, 2000)
-        assert allowed(decisions) == admitted, "open is bounded too"
-        assert {d.decided_by for d in decisions} == {policy}
-
-    virtual_loop.run(main())
+async def test_a_rule_says_what_happens_without_counters(policy: str, admitted: int) -> None:
+    counters = Shared()
+    counters.mood = "away"
+    limits = limiter(counters, rule(100, on_store_failure=policy))
+    decisions = await ask(limits, 2000)
+    assert allowed(decisions) == admitted, "open is bounded too"
+    assert {d.decided_by for d in decisions} == {policy}
 
 
-def test_a_changed_rule_applies_to_the_share_at_once() -> None:
-    async def main() -> None:
-        counters = Shared()
-        counters.mood = "away"
-        limits = limiter(counters, rule(100))
-        assert allowed(await ask(limits, 10)) == 10
-        limits.use(limits.rules.merge(rule(5, version=2)))
-        assert allowed(await ask(limits, 10)) == 0
-        limits.use(limits.rules.merge(rule(12, version=3)))
-        assert allowed(await ask(limits, 10)) == 7, "of the ten that were used, five count: they were above the limit"
-
-    virtual_loop.run(main())
+async def test_a_changed_rule_applies_to_the_share_at_once() -> None:
+    counters = Shared()
+    counters.mood = "away"
+    limits = limiter(counters, rule(100))
+    assert allowed(await ask(limits, 10)) == 10
+    limits.use(limits.rules.merge(rule(5, version=2)))
+    assert allowed(await ask(limits, 10)) == 0
+    limits.use(limits.rules.merge(rule(12, version=3)))
+    assert allowed(await ask(limits, 10)) == 7, "of the ten that were used, five count: they were above the limit"
 
 
 class Telling(Shared):
@@ -346,81 +288,67 @@ class Telling(Shared):
         return announced._replace(resets=frozenset(self.resets[since:]))
 
 
-def test_a_reset_reaches_denials_leases_and_shares_of_every_node() -> None:
+async def test_a_reset_reaches_denials_leases_and_shares_of_every_node() -> None:
     """A node remembers a refusal for as long as it lasts; it hears of the reset with its next heartbeat."""
-
-    async def main() -> None:
-        counters, rules = Telling(), RuleSet.of([rule(100), rule(1000, "leased", precision="leased")])
-        nodes = [
-            Limiter(counters, virtual_loop.LoopClock(), rules=rules, place=NodeIdentity(name))
-            for name in ("here", "there")
-        ]
-        here, there = nodes
-        async with here, there:
-            for node in nodes:
-                await ask(node, 101)
-                assert (await ask(node, 1))[0].decided_by == "denial_cache"
-            for _ in range(3):
-                await there.check("acme", "leased", "ann")
-                await asyncio.sleep(0.01)
-            assert there.lease_stock > 0
-            for resource in ("send", "leased"):
-                await here.reset(Check("acme", resource, "ann"))
-            assert allowed(await ask(here, 1)) == 1, "here at once"
-            assert allowed(await ask(there, 1)) == 0
-            await asyncio.sleep(1.1)
-            assert there.lease_stock == 0 and allowed(await ask(there, 1)) == 1
-            standing = await there.peek(Check("acme", "send", "ann"))
-            assert standing is not None and (standing.used, standing.remaining, standing.capacity) == (2, 98, 100)
-            assert await there.peek(Check("acme", "nothing", "ann")) is None
-
-    virtual_loop.run(main())
+    counters, rules = Telling(), RuleSet.of([rule(100), rule(1000, "leased", precision="leased")])
+    nodes = [
+        Limiter(counters, virtual_loop.LoopClock(), rules=rules, place=NodeIdentity(name)) for name in ("here", "there")
+    ]
+    here, there = nodes
+    async with here, there:
+        for node in nodes:
+            await ask(node, 101)
+            assert (await ask(node, 1))[0].decided_by == "denial_cache"
+        for _ in range(3):
+            await there.check("acme", "leased", "ann")
+            await asyncio.sleep(0.01)
+        assert there.lease_stock > 0
+        for resource in ("send", "leased"):
+            await here.reset(Check("acme", resource, "ann"))
+        assert allowed(await ask(here, 1)) == 1, "here at once"
+        assert allowed(await ask(there, 1)) == 0
+        await asyncio.sleep(1.1)
+        assert there.lease_stock == 0 and allowed(await ask(there, 1)) == 1
+        standing = await there.peek(Check("acme", "send", "ann"))
+        assert standing is not None and (standing.used, standing.remaining, standing.capacity) == (2, 98, 100)
+        assert await there.peek(Check("acme", "nothing", "ann")) is None
 
 
-def test_what_a_share_admitted_before_a_reset_is_not_owed_after_it() -> None:
-    async def main() -> None:
-        counters = Telling()
-        async with limiter(counters, rule(10)) as limits:
-            counters.mood = "away"
-            assert allowed(await ask(limits, 12)) == 10
-            counters.mood = "well"
-            await limits.reset(Check("acme", "send", "ann"))
-            await asyncio.sleep(3)
-            assert not counters.adjustments and allowed(await ask(limits, 12)) == 10
-
-    virtual_loop.run(main())
+async def test_what_a_share_admitted_before_a_reset_is_not_owed_after_it() -> None:
+    counters = Telling()
+    async with limiter(counters, rule(10)) as limits:
+        counters.mood = "away"
+        assert allowed(await ask(limits, 12)) == 10
+        counters.mood = "well"
+        await limits.reset(Check("acme", "send", "ann"))
+        await asyncio.sleep(3)
+        assert not counters.adjustments and allowed(await ask(limits, 12)) == 10
 
 
-def test_live_nodes_are_frozen_while_nobody_answers() -> None:
-    async def main() -> None:
-        counters = Shared()
-        counters.nodes = 5
-        async with limiter(counters, rule(100)) as limits:
-            assert limits.nodes == 5
-            counters.mood = "away"
-            await asyncio.sleep(60)
-            assert limits.nodes == 5
-            counters.mood, counters.nodes = "well", 3
-            await asyncio.sleep(4)
-            assert limits.nodes == 5
-            await asyncio.sleep(3)
-            assert limits.nodes == 3
-
-    virtual_loop.run(main())
+async def test_live_nodes_are_frozen_while_nobody_answers() -> None:
+    counters = Shared()
+    counters.nodes = 5
+    async with limiter(counters, rule(100)) as limits:
+        assert limits.nodes == 5
+        counters.mood = "away"
+        await asyncio.sleep(60)
+        assert limits.nodes == 5
+        counters.mood, counters.nodes = "well", 3
+        await asyncio.sleep(4)
+        assert limits.nodes == 5
+        await asyncio.sleep(3)
+        assert limits.nodes == 3
 
 
-def test_who_was_asked_about_lately_is_remembered_longest() -> None:
-    async def main() -> None:
-        counters = Shared()
-        limits = limiter(counters, rule(1), keys_max=2)
-        for subject in ("ann", "bob", "ann", "cid"):
-            await ask(limits, 1, subject)
-        calls = len(counters.calls)
-        assert (await ask(limits, 1, "ann"))[0].decided_by == "denial_cache"
-        assert len(counters.calls) == calls, "bob, not ann, was forgotten for cid"
-        assert (await ask(limits, 1, "bob"))[0].decided_by == "counters"
-
-    virtual_loop.run(main())
+async def test_who_was_asked_about_lately_is_remembered_longest() -> None:
+    counters = Shared()
+    limits = limiter(counters, rule(1), keys_max=2)
+    for subject in ("ann", "bob", "ann", "cid"):
+        await ask(limits, 1, subject)
+    calls = len(counters.calls)
+    assert (await ask(limits, 1, "ann"))[0].decided_by == "denial_cache"
+    assert len(counters.calls) == calls, "bob, not ann, was forgotten for cid"
+    assert (await ask(limits, 1, "bob"))[0].decided_by == "counters"
 
 
 class Wild(Shared):
@@ -432,63 +360,51 @@ class Wild(Shared):
         return await super().announce(node, ttl_seconds)
 
 
-def test_a_node_goes_on_saying_that_it_lives_whatever_the_counters_raise() -> None:
-    async def main() -> None:
-        counters = Wild()
-        counters.mood = "wild"
-        async with limiter(counters, rule(100)) as limits:
-            with capture_logs() as logs:
-                await asyncio.sleep(3)
-            assert "defect" in [entry["event"] for entry in logs]
-            counters.mood, counters.nodes = "well", 3
-            await asyncio.sleep(2)
-            assert limits.nodes == 3
-
-    virtual_loop.run(main())
+async def test_a_node_goes_on_saying_that_it_lives_whatever_the_counters_raise() -> None:
+    counters = Wild()
+    counters.mood = "wild"
+    async with limiter(counters, rule(100)) as limits:
+        with capture_logs() as logs:
+            await asyncio.sleep(3)
+        assert "defect" in [entry["event"] for entry in logs]
+        counters.mood, counters.nodes = "well", 3
+        await asyncio.sleep(2)
+        assert limits.nodes == 3
 
 
-def test_several_checks_are_all_or_none_and_the_refusing_rule_is_named() -> None:
-    async def main() -> None:
-        limits = limiter(Shared(), rule(10), rule(1, "connect"), rule(1, "shadow", mode="shadow"))
-        group = [Check("acme", name, "ann") for name in ("send", "connect", "shadow", "free")]
-        assert all(d.allowed for d in await limits.check_many(group))
-        second = await limits.check_many(group)
-        assert [d.allowed for d in second] == [False, False, True, True]
-        assert [d.exceeded for d in second] == [False, True, True, False]
-        alone = await limits.check("acme", "send", "ann")
-        assert alone.remaining == 8, "a refused group counts nothing"
-        assert (await limits.check("acme", "connect", "ann")).decided_by == "denial_cache", "and is remembered"
-        twice = [Check("acme", "send", "bob", 5), Check("acme", "send", "bob", 4)]
-        assert [d.remaining for d in await limits.check_many(twice)] == [1, 1], "the same rule twice is one sum"
-
-    virtual_loop.run(main())
+async def test_several_checks_are_all_or_none_and_the_refusing_rule_is_named() -> None:
+    limits = limiter(Shared(), rule(10), rule(1, "connect"), rule(1, "shadow", mode="shadow"))
+    group = [Check("acme", name, "ann") for name in ("send", "connect", "shadow", "free")]
+    assert all(d.allowed for d in await limits.check_many(group))
+    second = await limits.check_many(group)
+    assert [d.allowed for d in second] == [False, False, True, True]
+    assert [d.exceeded for d in second] == [False, True, True, False]
+    alone = await limits.check("acme", "send", "ann")
+    assert alone.remaining == 8, "a refused group counts nothing"
+    assert (await limits.check("acme", "connect", "ann")).decided_by == "denial_cache", "and is remembered"
+    twice = [Check("acme", "send", "bob", 5), Check("acme", "send", "bob", 4)]
+    assert [d.remaining for d in await limits.check_many(twice)] == [1, 1], "the same rule twice is one sum"
 
 
-def test_groups_are_entries_of_their_own_and_never_merged() -> None:
-    async def main() -> None:
-        counters = Shared()
-        limits = limiter(counters, rule(3), rule(3, "connect"))
-        group = [Check("acme", name, "ann") for name in ("send", "connect")]
-        single = limits.check("acme", "send", "ann")
-        decided = await asyncio.gather(*[limits.check_many(group) for _ in range(4)], single)
-        assert [[len(entry) for entry in call] for call in counters.calls] == [[2, 2, 2, 2, 1]]
-        assert [[d.allowed for d in each] for each in decided[:4]] == [[True, True]] * 3 + [[False, False]]
-
-    virtual_loop.run(main())
+async def test_groups_are_entries_of_their_own_and_never_merged() -> None:
+    counters = Shared()
+    limits = limiter(counters, rule(3), rule(3, "connect"))
+    group = [Check("acme", name, "ann") for name in ("send", "connect")]
+    single = limits.check("acme", "send", "ann")
+    decided = await asyncio.gather(*[limits.check_many(group) for _ in range(4)], single)
+    assert [[len(entry) for entry in call] for call in counters.calls] == [[2, 2, 2, 2, 1]]
+    assert [[d.allowed for d in each] for each in decided[:4]] == [[True, True]] * 3 + [[False, False]]
 
 
-def test_a_check_under_way_ends_with_the_rule_it_began_with_and_the_next_has_the_new_one() -> None:
-    async def main() -> None:
-        limits = limiter(Shared(), rule(1))
-        begun = [asyncio.ensure_future(limits.check("acme", "send", "ann")) for _ in range(2)]
-        await asyncio.sleep(0)
-        limits.use(limits.rules.merge(rule(100, version=2)))
-        decisions = await asyncio.gather(*begun)
-        assert [(d.allowed, d.limit, d.rule_version) for d in decisions] == [(True, 1, 1), (False, 1, 1)]
-        after = await limits.check("acme", "send", "ann")
-        assert (after.allowed, after.limit, after.rule_version) == (True, 100, 2)
-
-    virtual_loop.run(main())
+async def test_a_check_under_way_ends_with_the_rule_it_began_with_and_the_next_has_the_new_one() -> None:
+    limits = limiter(Shared(), rule(1))
+    begun = [asyncio.ensure_future(limits.check("acme", "send", "ann")) for _ in range(2)]
+    await asyncio.sleep(0)
+    limits.use(limits.rules.merge(rule(100, version=2)))
+    decisions = await asyncio.gather(*begun)
+    assert [(d.allowed, d.limit, d.rule_version) for d in decisions] == [(True, 1, 1), (False, 1, 1)]
+    after = await limits.check("acme", "send", "ann")
+    assert (after.allowed, after.limit, after.rule_version) == (True, 100, 2)
 
 
 def test_a_rule_is_looked_up_once_for_each_resource_and_what_is_remembered_is_bounded(
@@ -515,35 +431,31 @@ def test_a_rule_is_looked_up_once_for_each_resource_and_what_is_remembered_is_bo
 
 
 @pytest.mark.parametrize("wildcard", [None, "/*"])
-def test_long_resources_leave_nothing_in_memory_and_are_answered_by_wildcards(wildcard: str | None) -> None:
+async def test_long_resources_leave_nothing_in_memory_and_are_answered_by_wildcards(wildcard: str | None) -> None:
     """An application behind the middleware asks for its paths, which strangers choose: 3,000 of 15 kB kept 46 MB."""
+    rules = [rule(10**9, "/other"), *([rule(10**9, wildcard)] if wildcard else [])]
+    limits = Limiter(Shared(), virtual_loop.LoopClock(), rules=RuleSet.of(rules))
 
-    async def main() -> None:
-        rules = [rule(10**9, "/other"), *([rule(10**9, wildcard)] if wildcard else [])]
-        limits = Limiter(Shared(), virtual_loop.LoopClock(), rules=RuleSet.of(rules))
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["type"])
 
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            asked.append(scope["type"])
-
-        asked: list[str] = []
-        guarded = RateLimitedApp(app, limits, lambda scope: [Check("acme", scope["path"], "ann")])
-        tracemalloc.start()
-        try:
-            for n in range(3_000):
-                path = f"/{n}".ljust(15_000, "x")
-                await guarded({"type": "http", "path": path}, None, None)  # type: ignore[arg-type]
-            kept, _ = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        assert len(asked) == 3_000 and kept < 2_000_000
-        decision = await limits.check("acme", "/".ljust(15_000, "x"), "ann")
-        assert decision.rule == (f"acme/{wildcard}" if wildcard else "")
-        assert len(limits._found) == 0
-
-    virtual_loop.run(main())
+    asked: list[str] = []
+    guarded = RateLimitedApp(app, limits, lambda scope: [Check("acme", scope["path"], "ann")])
+    tracemalloc.start()
+    try:
+        for n in range(3_000):
+            path = f"/{n}".ljust(15_000, "x")
+            await guarded({"type": "http", "path": path}, None, None)  # type: ignore[arg-type]
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(asked) == 3_000 and kept < 2_000_000
+    decision = await limits.check("acme", "/".ljust(15_000, "x"), "ann")
+    assert decision.rule == (f"acme/{wildcard}" if wildcard else "")
+    assert len(limits._found) == 0
 
 
-def test_checks_batches_and_leases_are_told_to_the_metrics_with_each_heartbeat() -> None:
+async def test_checks_batches_and_leases_are_told_to_the_metrics_with_each_heartbeat() -> None:
     def sample(name: str, **labels: str) -> float:
         return telemetry.REGISTRY.get_sample_value(f"holdfast_limits_{name}", labels) or 0.0
 
@@ -551,65 +463,53 @@ def test_checks_batches_and_leases_are_told_to_the_metrics_with_each_heartbeat()
         told = [("counters", "allowed"), ("counters", "refused"), ("denial_cache", "refused"), ("lease", "allowed")]
         return [sample("checks_total", decided_by=by, decision=said) for by, said in told]
 
-    async def main() -> None:
-        counters, before = Shared(), counted()
-        counters.nodes = 3
-        async with limiter(counters, rule(2), rule(1000, "leased", precision="leased")) as limits:
-            await ask(limits, 3)
-            await ask(limits, 1)
-            for _ in range(3):
-                await limits.check("acme", "leased", "ann")
-            await asyncio.gather(*[limits.check("acme", "send", f"u{n}") for n in range(7)])
-            await asyncio.sleep(1.1)
-            assert [now - then for now, then in zip(counted(), before, strict=True)] == [2 + 1 + 7, 1, 1, 2]
-            assert (sample("batch_keys"), sample("lease_tokens"), sample("nodes")) == (7, 2, 3)
-
-    virtual_loop.run(main())
+    counters, before = Shared(), counted()
+    counters.nodes = 3
+    async with limiter(counters, rule(2), rule(1000, "leased", precision="leased")) as limits:
+        await ask(limits, 3)
+        await ask(limits, 1)
+        for _ in range(3):
+            await limits.check("acme", "leased", "ann")
+        await asyncio.gather(*[limits.check("acme", "send", f"u{n}") for n in range(7)])
+        await asyncio.sleep(1.1)
+        assert [now - then for now, then in zip(counted(), before, strict=True)] == [2 + 1 + 7, 1, 1, 2]
+        assert (sample("batch_keys"), sample("lease_tokens"), sample("nodes")) == (7, 2, 3)
 
 
-def test_a_group_takes_one_round_trip_however_many_rules_are_in_shadow() -> None:
-    async def main() -> None:
-        counters, loop = Shared(), asyncio.get_running_loop()
-        counters.delay = 0.04
-        limits = limiter(counters, rule(1), *[rule(1, f"s{n}", mode="shadow") for n in range(50)])
-        group = [Check("acme", "send", "ann"), *[Check("acme", f"s{n}", "ann") for n in range(50)]]
-        for exceeded in (False, True):
-            start = loop.time()
-            decisions = await limits.check_many(group)
-            assert loop.time() - start < 0.041
-            assert [d.allowed for d in decisions] == [not exceeded] + [True] * 50
-            assert [d.exceeded for d in decisions] == [exceeded] * 51
-
-    virtual_loop.run(main())
+async def test_a_group_takes_one_round_trip_however_many_rules_are_in_shadow() -> None:
+    counters, loop = Shared(), asyncio.get_running_loop()
+    counters.delay = 0.04
+    limits = limiter(counters, rule(1), *[rule(1, f"s{n}", mode="shadow") for n in range(50)])
+    group = [Check("acme", "send", "ann"), *[Check("acme", f"s{n}", "ann") for n in range(50)]]
+    for exceeded in (False, True):
+        start = loop.time()
+        decisions = await limits.check_many(group)
+        assert loop.time() - start < 0.041
+        assert [d.allowed for d in decisions] == [not exceeded] + [True] * 50
+        assert [d.exceeded for d in decisions] == [exceeded] * 51
 
 
-def test_shadow_counts_and_says_but_stops_nobody() -> None:
-    async def main() -> None:
-        limits = limiter(Shared(), rule(1, mode="shadow"))
-        decisions = await ask(limits, 3)
-        assert [d.allowed for d in decisions] == [True] * 3
-        assert [d.exceeded for d in decisions] == [False, True, True]
-
-    virtual_loop.run(main())
+async def test_shadow_counts_and_says_but_stops_nobody() -> None:
+    limits = limiter(Shared(), rule(1, mode="shadow"))
+    decisions = await ask(limits, 3)
+    assert [d.allowed for d in decisions] == [True] * 3
+    assert [d.exceeded for d in decisions] == [False, True, True]
 
 
-def test_a_node_that_is_behind_is_told_and_decides_by_the_newer_rule() -> None:
-    async def main() -> None:
-        counters, told = Shared(), []
-        ahead = limiter(counters, rule(5, version=8))
-        behind = Limiter(
-            counters,
-            virtual_loop.LoopClock(),
-            rules=RuleSet.of([rule(100, version=7)]),
-            on_behind=lambda: told.append(1),
-        )
-        await ask(ahead, 1)
-        decisions = await ask(behind, 20)
-        assert allowed(decisions) == 4
-        assert {(d.limit, d.rule_version) for d in decisions} == {(5, 8)}
-        assert told
-
-    virtual_loop.run(main())
+async def test_a_node_that_is_behind_is_told_and_decides_by_the_newer_rule() -> None:
+    counters, told = Shared(), []
+    ahead = limiter(counters, rule(5, version=8))
+    behind = Limiter(
+        counters,
+        virtual_loop.LoopClock(),
+        rules=RuleSet.of([rule(100, version=7)]),
+        on_behind=lambda: told.append(1),
+    )
+    await ask(ahead, 1)
+    decisions = await ask(behind, 20)
+    assert allowed(decisions) == 4
+    assert {(d.limit, d.rule_version) for d in decisions} == {(5, 8)}
+    assert told
 
 
 @pytest.mark.parametrize("immediate", [True, False])
@@ -617,206 +517,169 @@ def test_a_node_that_is_behind_is_told_and_decides_by_the_newer_rule() -> None:
     ("subject", "cost", "field"),
     [("ann", 0, "cost"), ("ann", -1, "cost"), ("ann", 11, "cost"), ("", 1, "subject"), ("x" * 1025, 1, "subject")],
 )
-def test_a_check_that_can_never_be_right_is_an_error(immediate: bool, subject: str, cost: int, field: str) -> None:
-    async def main() -> None:
-        counters = MemoryCounters(virtual_loop.LoopClock()) if immediate else Shared()
-        limits = limiter(counters, rule(10))
-        with pytest.raises(InvalidCheck) as raised:
-            await limits.check("acme", "send", subject, cost)
-        assert raised.value.details["field"] == field
-
-    virtual_loop.run(main())
-
-
-def test_memories_are_bounded() -> None:
-    async def main() -> None:
-        limits = limiter(Shared(), rule(1), keys_max=10)
-        for n in range(50):
-            await ask(limits, 2, f"u{n}")
-        assert len(limits._known) <= 10
-
-    virtual_loop.run(main())
+async def test_a_check_that_can_never_be_right_is_an_error(
+    immediate: bool, subject: str, cost: int, field: str
+) -> None:
+    counters = MemoryCounters(virtual_loop.LoopClock()) if immediate else Shared()
+    limits = limiter(counters, rule(10))
+    with pytest.raises(InvalidCheck) as raised:
+        await limits.check("acme", "send", subject, cost)
+    assert raised.value.details["field"] == field
 
 
-def test_too_many_waiting_keys_are_answered_by_the_share() -> None:
-    async def main() -> None:
-        limits = limiter(Shared(), rule(10), batch=BatchSettings(waiting_max=100, calls_max=1))
-        decisions = await asyncio.gather(*[limits.check("acme", "send", f"u{n}") for n in range(150)])
-        assert sum(d.decided_by == "local_share" for d in decisions) == 50
-        assert all(d.allowed for d in decisions)
-
-    virtual_loop.run(main())
+async def test_memories_are_bounded() -> None:
+    limits = limiter(Shared(), rule(1), keys_max=10)
+    for n in range(50):
+        await ask(limits, 2, f"u{n}")
+    assert len(limits._known) <= 10
 
 
-def test_who_cannot_wait_is_answered_at_once_and_counted_later() -> None:
-    async def main() -> None:
-        counters = Shared()
-        limits = limiter(counters, rule(10))
-        first = [limits.check_optimistic("acme", "send", "ann") for _ in range(15)]
-        assert all(d.allowed and d.decided_by == "counted_later" for d in first), "one round trip's worth slips through"
+async def test_too_many_waiting_keys_are_answered_by_the_share() -> None:
+    limits = limiter(Shared(), rule(10), batch=BatchSettings(waiting_max=100, calls_max=1))
+    decisions = await asyncio.gather(*[limits.check("acme", "send", f"u{n}") for n in range(150)])
+    assert sum(d.decided_by == "local_share" for d in decisions) == 50
+    assert all(d.allowed for d in decisions)
+
+
+async def test_who_cannot_wait_is_answered_at_once_and_counted_later() -> None:
+    counters = Shared()
+    limits = limiter(counters, rule(10))
+    first = [limits.check_optimistic("acme", "send", "ann") for _ in range(15)]
+    assert all(d.allowed and d.decided_by == "counted_later" for d in first), "one round trip's worth slips through"
+    await asyncio.sleep(0.01)
+    assert len(counters.calls) == 1
+    later = limits.check_optimistic("acme", "send", "ann")
+    assert (later.allowed, later.decided_by) == (False, "denial_cache")
+    exact = limiter(MemoryCounters(virtual_loop.LoopClock()), rule(10))
+    assert [exact.check_optimistic("acme", "send", "ann").allowed for _ in range(12)] == [True] * 10 + [False] * 2
+
+
+async def test_who_cannot_wait_is_bounded_too_while_the_counters_are_away_and_notices_their_return() -> None:
+    counters = Shared()
+    counters.mood = "away"
+    limits = limiter(counters, rule(100))
+    for _ in range(10):
+        limits.check_optimistic("acme", "send", "warm")
         await asyncio.sleep(0.01)
-        assert len(counters.calls) == 1
-        later = limits.check_optimistic("acme", "send", "ann")
-        assert (later.allowed, later.decided_by) == (False, "denial_cache")
-        exact = limiter(MemoryCounters(virtual_loop.LoopClock()), rule(10))
-        assert [exact.check_optimistic("acme", "send", "ann").allowed for _ in range(12)] == [True] * 10 + [False] * 2
-
-    virtual_loop.run(main())
-
-
-def test_who_cannot_wait_is_bounded_too_while_the_counters_are_away_and_notices_their_return() -> None:
-    async def main() -> None:
-        counters = Shared()
-        counters.mood = "away"
-        limits = limiter(counters, rule(100))
-        for _ in range(10):
-            limits.check_optimistic("acme", "send", "warm")
-            await asyncio.sleep(0.01)
-        assert limits.counters_state == "down"
-        decisions = [limits.check_optimistic("acme", "send", "ann") for _ in range(500)]
-        assert allowed(decisions) == 100
-        counters.mood = "well"
-        for _ in range(30):
-            await asyncio.sleep(0.1)
-            limits.check_optimistic("acme", "send", "warm")
-        assert limits.counters_state == "up"
-
-    virtual_loop.run(main())
+    assert limits.counters_state == "down"
+    decisions = [limits.check_optimistic("acme", "send", "ann") for _ in range(500)]
+    assert allowed(decisions) == 100
+    counters.mood = "well"
+    for _ in range(30):
+        await asyncio.sleep(0.1)
+        limits.check_optimistic("acme", "send", "warm")
+    assert limits.counters_state == "up"
 
 
-def test_who_does_not_wait_costs_no_task_and_has_the_first_places_of_who_asks_with_him() -> None:
-    async def main() -> None:
-        counters = Shared()
-        limits = limiter(counters, rule(10))
-        tasks = len(asyncio.all_tasks())
-        begun = []
-        for _ in range(4):
-            begun.append(limits.begin_check("acme", "send", "ann"))
-            limits.check_optimistic("acme", "send", "ann")
-            limits.check_optimistic("acme", "send", "ann")
-        assert len(asyncio.all_tasks()) == tasks
-        decisions = await asyncio.gather(*[each for each in begun if isinstance(each, asyncio.Future)])
-        assert [d.allowed for d in decisions] == [True] * 2 + [False] * 2, "the eight were allowed already"
-        assert [call[0][0].times for call in counters.calls] == [12]
-
-    virtual_loop.run(main())
+async def test_who_does_not_wait_costs_no_task_and_has_the_first_places_of_who_asks_with_him() -> None:
+    counters = Shared()
+    limits = limiter(counters, rule(10))
+    tasks = len(asyncio.all_tasks())
+    begun = []
+    for _ in range(4):
+        begun.append(limits.begin_check("acme", "send", "ann"))
+        limits.check_optimistic("acme", "send", "ann")
+        limits.check_optimistic("acme", "send", "ann")
+    assert len(asyncio.all_tasks()) == tasks
+    decisions = await asyncio.gather(*[each for each in begun if isinstance(each, asyncio.Future)])
+    assert [d.allowed for d in decisions] == [True] * 2 + [False] * 2, "the eight were allowed already"
+    assert [call[0][0].times for call in counters.calls] == [12]
 
 
-def test_what_was_allowed_before_it_was_counted_is_charged_to_the_share_if_nobody_counts_it() -> None:
-    async def main() -> None:
-        counters = Shared()
-        counters.mood = "away"
-        limits = limiter(counters, rule(10))
-        for _ in range(8):
-            limits.check_optimistic("acme", "send", "ann")
-        assert allowed(await ask(limits, 4)) == 2
-
-    virtual_loop.run(main())
+async def test_what_was_allowed_before_it_was_counted_is_charged_to_the_share_if_nobody_counts_it() -> None:
+    counters = Shared()
+    counters.mood = "away"
+    limits = limiter(counters, rule(10))
+    for _ in range(8):
+        limits.check_optimistic("acme", "send", "ann")
+    assert allowed(await ask(limits, 4)) == 2
 
 
-def test_checks_whose_askers_do_not_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_checks_whose_askers_do_not_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limiting, "COUNTED_LATER_MAX", 5)
 
-    async def main() -> None:
-        limits = limiter(Shared(), rule(100))
-        for _ in range(2):  # what was counted makes room
-            decided = [limits.check_optimistic("acme", "send", "ann").decided_by for _ in range(7)]
-            assert decided == ["counted_later"] * 5 + ["local_share"] * 2
-            await asyncio.sleep(1)
-
-    virtual_loop.run(main())
+    limits = limiter(Shared(), rule(100))
+    for _ in range(2):  # what was counted makes room
+        decided = [limits.check_optimistic("acme", "send", "ann").decided_by for _ in range(7)]
+        assert decided == ["counted_later"] * 5 + ["local_share"] * 2
+        await asyncio.sleep(1)
 
 
-def test_a_check_can_be_begun_without_a_coroutine_and_its_future_never_fails() -> None:
-    async def main() -> None:
-        counters = Shared()
-        limits = limiter(counters, rule(1), rule(1, "off", mode="off"))
-        assert limits.begin_check("acme", "off", "ann") == await limits.check("acme", "off", "ann")
-        begun = [limits.begin_check("acme", "send", "ann") for _ in range(2)]
-        assert counters.calls == [], "it is asked at the end of the turn"
-        futures = [each for each in begun if isinstance(each, asyncio.Future)]
-        assert [d.allowed for d in await asyncio.gather(*futures)] == [True, False]
-        denied = limits.begin_check("acme", "send", "ann")
-        assert isinstance(denied, Decision) and denied.decided_by == "denial_cache"
-        counters.mood = "away"
-        unknown = limits.begin_check("acme", "send", "bob")
-        assert isinstance(unknown, asyncio.Future)
-        assert (await unknown).decided_by == "local_share"
-
-    virtual_loop.run(main())
+async def test_a_check_can_be_begun_without_a_coroutine_and_its_future_never_fails() -> None:
+    counters = Shared()
+    limits = limiter(counters, rule(1), rule(1, "off", mode="off"))
+    assert limits.begin_check("acme", "off", "ann") == await limits.check("acme", "off", "ann")
+    begun = [limits.begin_check("acme", "send", "ann") for _ in range(2)]
+    assert counters.calls == [], "it is asked at the end of the turn"
+    futures = [each for each in begun if isinstance(each, asyncio.Future)]
+    assert [d.allowed for d in await asyncio.gather(*futures)] == [True, False]
+    denied = limits.begin_check("acme", "send", "ann")
+    assert isinstance(denied, Decision) and denied.decided_by == "denial_cache"
+    counters.mood = "away"
+    unknown = limits.begin_check("acme", "send", "bob")
+    assert isinstance(unknown, asyncio.Future)
+    assert (await unknown).decided_by == "local_share"
 
 
-def test_a_lease_is_kept_although_who_asked_for_it_went_away() -> None:
-    async def main() -> None:
-        limits = limiter(Shared(), rule(1000, precision="leased"))
-        begun = limits.begin_check("acme", "send", "ann")
-        assert isinstance(begun, asyncio.Future)
-        begun.cancel()
-        await asyncio.sleep(0.01)
-        assert limits.lease_stock == 4
-
-    virtual_loop.run(main())
+async def test_a_lease_is_kept_although_who_asked_for_it_went_away() -> None:
+    limits = limiter(Shared(), rule(1000, precision="leased"))
+    begun = limits.begin_check("acme", "send", "ann")
+    assert isinstance(begun, asyncio.Future)
+    begun.cancel()
+    await asyncio.sleep(0.01)
+    assert limits.lease_stock == 4
 
 
-def test_a_defect_in_one_answer_leaves_the_others_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        limits = limiter(Shared(), rule(10))
-        learn = limits._learn
+async def test_a_defect_in_one_answer_leaves_the_others_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = limiter(Shared(), rule(10))
+    learn = limits._learn
 
-        def learn_but_of_bob(plan: Any, ask: CounterRequest, *rest: Any) -> Any:
-            if ask.key[1] == "bob":
-                raise ZeroDivisionError
-            return learn(plan, ask, *rest)
+    def learn_but_of_bob(plan: Any, ask: CounterRequest, *rest: Any) -> Any:
+        if ask.key[1] == "bob":
+            raise ZeroDivisionError
+        return learn(plan, ask, *rest)
 
-        monkeypatch.setattr(limits, "_learn", learn_but_of_bob)
-        checks = [limits.check("acme", "send", who) for who in ("ann", "bob", "cid")]
-        with capture_logs() as logs:
-            ann, bob, cid = await asyncio.gather(*checks, return_exceptions=True)
-        assert isinstance(ann, Decision) and isinstance(bob, ZeroDivisionError) and isinstance(cid, Decision)
-        assert len(logs) == 1
-        limits.check_optimistic("acme", "send", "bob")
-        await asyncio.sleep(0.01)
-        assert limits._counted_later == 0, "what nobody waits for makes room, however it ended"
-
-    virtual_loop.run(main())
+    monkeypatch.setattr(limits, "_learn", learn_but_of_bob)
+    checks = [limits.check("acme", "send", who) for who in ("ann", "bob", "cid")]
+    with capture_logs() as logs:
+        ann, bob, cid = await asyncio.gather(*checks, return_exceptions=True)
+    assert isinstance(ann, Decision) and isinstance(bob, ZeroDivisionError) and isinstance(cid, Decision)
+    assert len(logs) == 1
+    limits.check_optimistic("acme", "send", "bob")
+    await asyncio.sleep(0.01)
+    assert limits._counted_later == 0, "what nobody waits for makes room, however it ended"
 
 
-def test_counters_that_fail_before_they_are_asked_keep_nobody_waiting() -> None:
+async def test_counters_that_fail_before_they_are_asked_keep_nobody_waiting() -> None:
     class Broken(Shared):
         def take(self, entries: Sequence[Sequence[CounterRequest]]) -> Awaitable[CounterResponse]:  # type: ignore[override]
             raise ZeroDivisionError
 
-    async def main() -> None:
-        limits = limiter(Broken(), rule(10))
-        began = asyncio.get_running_loop().time()
-        with capture_logs() as logs:
-            decisions = await ask(limits, 2)
-        assert [decision.degraded for decision in decisions] == [True, True]
-        assert asyncio.get_running_loop().time() == began, "by the share, and at once"
-        assert [entry["log_level"] for entry in logs if "ZeroDivisionError" in str(entry)] == ["error"]
-
-    virtual_loop.run(main())
+    limits = limiter(Broken(), rule(10))
+    began = asyncio.get_running_loop().time()
+    with capture_logs() as logs:
+        decisions = await ask(limits, 2)
+    assert [decision.degraded for decision in decisions] == [True, True]
+    assert asyncio.get_running_loop().time() == began, "by the share, and at once"
+    assert [entry["log_level"] for entry in logs if "ZeroDivisionError" in str(entry)] == ["error"]
 
 
-def test_what_needs_no_round_trip_is_answered_without_one_and_the_rest_is_left_alone() -> None:
-    async def main() -> None:
-        counters = Shared()
-        limits = limiter(counters, rule(10), rule(1000, "leased", precision="leased"), rule(1, "off", mode="off"))
-        free = limits.try_check("acme", "off", "ann")
-        assert free is not None and free.decided_by == "no_rule"
-        assert limits.try_check("acme", "send", "ann") is None, "nothing is known of ann yet"
-        await asyncio.sleep(1)
-        assert counters.calls == [], "who is not answered was not counted"
-        await ask(limits, 11)
-        denied = limits.try_check("acme", "send", "ann")
-        assert denied is not None and (denied.allowed, denied.decided_by) == (False, "denial_cache")
-        await limits.check("acme", "leased", "ann")
-        leased = [limits.try_check("acme", "leased", "ann") for _ in range(5)]
-        assert [d.decided_by if d else None for d in leased] == ["lease"] * 4 + [None], "until it is spent"
-        with pytest.raises(InvalidCheck):
-            limits.try_check("acme", "send", "ann", 11)
-
-    virtual_loop.run(main())
+async def test_what_needs_no_round_trip_is_answered_without_one_and_the_rest_is_left_alone() -> None:
+    counters = Shared()
+    limits = limiter(counters, rule(10), rule(1000, "leased", precision="leased"), rule(1, "off", mode="off"))
+    free = limits.try_check("acme", "off", "ann")
+    assert free is not None and free.decided_by == "no_rule"
+    assert limits.try_check("acme", "send", "ann") is None, "nothing is known of ann yet"
+    await asyncio.sleep(1)
+    assert counters.calls == [], "who is not answered was not counted"
+    await ask(limits, 11)
+    denied = limits.try_check("acme", "send", "ann")
+    assert denied is not None and (denied.allowed, denied.decided_by) == (False, "denial_cache")
+    await limits.check("acme", "leased", "ann")
+    leased = [limits.try_check("acme", "leased", "ann") for _ in range(5)]
+    assert [d.decided_by if d else None for d in leased] == ["lease"] * 4 + [None], "until it is spent"
+    with pytest.raises(InvalidCheck):
+        limits.try_check("acme", "send", "ann", 11)
 
 
 def test_with_counters_in_this_process_nothing_ever_waits() -> None:
@@ -831,42 +694,37 @@ def test_with_counters_in_this_process_nothing_ever_waits() -> None:
     assert (refused.allowed, refused.hold) == (False, "")
 
 
-def test_a_lease_that_ended_is_taken_anew_and_what_was_left_of_it_is_given_back() -> None:
-    async def main() -> None:
-        counters = Shared()
-        limits = limiter(counters, rule(1000, precision="leased"), lease_seconds=1.0)
-        for _ in range(6):  # the first four, then a whole lease of ten
-            await limits.check("acme", "send", "ann")
-        assert limits.lease_stock == 10
-        await asyncio.sleep(0.9)
+async def test_a_lease_that_ended_is_taken_anew_and_what_was_left_of_it_is_given_back() -> None:
+    counters = Shared()
+    limits = limiter(counters, rule(1000, precision="leased"), lease_seconds=1.0)
+    for _ in range(6):  # the first four, then a whole lease of ten
         await limits.check("acme", "send", "ann")
-        await asyncio.sleep(0.2)
-        again = await limits.check("acme", "send", "ann")
-        assert (again.decided_by, limits.lease_stock) == ("counters", 10), "a new lease in place of the old"
-        async with limits:
-            await asyncio.sleep(1.1)
-        assert sum(each.given for each in counters.adjustments) == 9 + 10
-        decision = await limiter(counters, rule(1000)).check("acme", "send", "ann")
-        assert decision.remaining == 1000 - 8 - 1
+    assert limits.lease_stock == 10
+    await asyncio.sleep(0.9)
+    await limits.check("acme", "send", "ann")
+    await asyncio.sleep(0.2)
+    again = await limits.check("acme", "send", "ann")
+    assert (again.decided_by, limits.lease_stock) == ("counters", 10), "a new lease in place of the old"
+    async with limits:
+        await asyncio.sleep(1.1)
+    assert sum(each.given for each in counters.adjustments) == 9 + 10
+    decision = await limiter(counters, rule(1000)).check("acme", "send", "ann")
+    assert decision.remaining == 1000 - 8 - 1
 
-    virtual_loop.run(main())
 
-
-def test_a_loop_that_was_held_up_reads_the_answer_before_it_gives_up() -> None:
+@pytest.mark.real_time
+async def test_a_loop_that_was_held_up_reads_the_answer_before_it_gives_up() -> None:
     """The answer is there in time, the loop is not: a pause of this process is no failure of the counters."""
 
-    async def main() -> None:
-        class Quick(Shared):
-            async def take(self, entries: Sequence[Sequence[CounterRequest]]) -> CounterResponse:
-                taken = await MemoryCounters.take(self, entries)
-                answered = asyncio.get_running_loop().create_future()
-                thread = threading.Thread(target=loop.call_soon_threadsafe, args=(answered.set_result, taken))
-                loop.call_soon(lambda: (thread.start(), thread.join(), time.sleep(1.1 * deadline)))
-                return await answered
+    class Quick(Shared):
+        async def take(self, entries: Sequence[Sequence[CounterRequest]]) -> CounterResponse:
+            taken = await MemoryCounters.take(self, entries)
+            answered = asyncio.get_running_loop().create_future()
+            thread = threading.Thread(target=loop.call_soon_threadsafe, args=(answered.set_result, taken))
+            loop.call_soon(lambda: (thread.start(), thread.join(), time.sleep(1.1 * deadline)))
+            return await answered
 
-        loop, deadline = asyncio.get_running_loop(), 1.0
-        settings = LimiterSettings(batch=BatchSettings(deadline_seconds=deadline))
-        limits = Limiter(Quick(), SystemClock(), settings, RuleSet.of([rule(10)]))
-        assert (await limits.check("acme", "send", "ann")).decided_by == "counters"
-
-    asyncio.run(main())
+    loop, deadline = asyncio.get_running_loop(), 1.0
+    settings = LimiterSettings(batch=BatchSettings(deadline_seconds=deadline))
+    limits = Limiter(Quick(), SystemClock(), settings, RuleSet.of([rule(10)]))
+    assert (await limits.check("acme", "send", "ann")).decided_by == "counters"

@@ -35,95 +35,80 @@ async def admitted(limits: Limiter, times: int) -> int:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("shared", [False, True])
-def test_the_surviving_rule_decides_also_where_the_lost_one_was_counted(algorithm: Algorithm, shared: bool) -> None:
-    async def main() -> None:
-        counters = Shared() if shared else MemoryCounters(ManualClock())
-        before, after = lost_and_survived(rule(2, 9, algorithm), rule(1000, 8, algorithm))
-        behind = [0, 0]
-        heard = Limiter(counters, virtual_loop.LoopClock(), rules=before, on_behind=lambda: _count(behind, 0))
-        unheard = Limiter(counters, virtual_loop.LoopClock(), rules=before, on_behind=lambda: _count(behind, 1))
-        assert await admitted(heard, 5) == 2
-        heard.use(after)
-        decision = await heard.check("acme", "x", "ann")
-        assert (decision.allowed, decision.limit, decision.rule_version) == (True, 1000, 8)
-        assert behind == [0, 0]
-        later = await unheard.check("acme", "x", "bob" if algorithm == "concurrency" else "ann")
-        if algorithm != "concurrency":
-            assert (later.allowed, later.limit, later.rule_version) == (True, 1000, 8), "who has not heard is told"
-            assert not shared or behind == [0, 1]
-
-    virtual_loop.run(main())
+async def test_the_surviving_rule_decides_also_where_the_lost_one_was_counted(
+    algorithm: Algorithm, shared: bool
+) -> None:
+    counters = Shared() if shared else MemoryCounters(ManualClock())
+    before, after = lost_and_survived(rule(2, 9, algorithm), rule(1000, 8, algorithm))
+    behind = [0, 0]
+    heard = Limiter(counters, virtual_loop.LoopClock(), rules=before, on_behind=lambda: _count(behind, 0))
+    unheard = Limiter(counters, virtual_loop.LoopClock(), rules=before, on_behind=lambda: _count(behind, 1))
+    assert await admitted(heard, 5) == 2
+    heard.use(after)
+    decision = await heard.check("acme", "x", "ann")
+    assert (decision.allowed, decision.limit, decision.rule_version) == (True, 1000, 8)
+    assert behind == [0, 0]
+    later = await unheard.check("acme", "x", "bob" if algorithm == "concurrency" else "ann")
+    if algorithm != "concurrency":
+        assert (later.allowed, later.limit, later.rule_version) == (True, 1000, 8), "who has not heard is told"
+        assert not shared or behind == [0, 1]
 
 
 def _count(counts: list[int], place: int) -> None:
     counts[place] += 1
 
 
-def test_a_denial_and_a_lease_of_the_lost_rule_answer_no_more() -> None:
-    async def main() -> None:
-        before, after = lost_and_survived(rule(2, 9), rule(1000, 8))
-        limits = Limiter(Shared(), virtual_loop.LoopClock(), rules=before)
-        assert await admitted(limits, 3) == 2
-        denied = limits.try_check("acme", "x", "ann")
-        assert denied is not None and denied.decided_by == "denial_cache"
-        limits.use(after)
-        assert limits.try_check("acme", "x", "ann") is None, "it has to be asked for anew"
-        assert (await limits.check("acme", "x", "ann")).allowed
+async def test_a_denial_and_a_lease_of_the_lost_rule_answer_no_more() -> None:
+    before, after = lost_and_survived(rule(2, 9), rule(1000, 8))
+    limits = Limiter(Shared(), virtual_loop.LoopClock(), rules=before)
+    assert await admitted(limits, 3) == 2
+    denied = limits.try_check("acme", "x", "ann")
+    assert denied is not None and denied.decided_by == "denial_cache"
+    limits.use(after)
+    assert limits.try_check("acme", "x", "ann") is None, "it has to be asked for anew"
+    assert (await limits.check("acme", "x", "ann")).allowed
 
-        leased = structs.replace(rule(1000, 9), precision="leased")
-        before, after = lost_and_survived(leased, structs.replace(leased, limit=3, version=8))
-        limits = Limiter(Shared(), virtual_loop.LoopClock(), LimiterSettings(lease_percent=10), before)
-        await admitted(limits, 8)
-        assert limits.lease_stock > 50
-        limits.use(after)
-        assert await admitted(limits, 20) == 0, "more than 3 are used"
-
-    virtual_loop.run(main())
+    leased = structs.replace(rule(1000, 9), precision="leased")
+    before, after = lost_and_survived(leased, structs.replace(leased, limit=3, version=8))
+    limits = Limiter(Shared(), virtual_loop.LoopClock(), LimiterSettings(lease_percent=10), before)
+    await admitted(limits, 8)
+    assert limits.lease_stock > 50
+    limits.use(after)
+    assert await admitted(limits, 20) == 0, "more than 3 are used"
 
 
-def test_the_share_goes_by_the_surviving_rule() -> None:
-    async def main() -> None:
-        counters = Shared()
-        before, after = lost_and_survived(rule(2, 9), rule(50, 8))
-        limits = Limiter(counters, virtual_loop.LoopClock(), rules=before)
-        counters.mood = "away"
-        assert await admitted(limits, 5) == 2
-        limits.use(after)
-        assert await admitted(limits, 100) == 48
-
-    virtual_loop.run(main())
+async def test_the_share_goes_by_the_surviving_rule() -> None:
+    counters = Shared()
+    before, after = lost_and_survived(rule(2, 9), rule(50, 8))
+    limits = Limiter(counters, virtual_loop.LoopClock(), rules=before)
+    counters.mood = "away"
+    assert await admitted(limits, 5) == 2
+    limits.use(after)
+    assert await admitted(limits, 100) == 48
 
 
 @pytest.mark.parametrize("algorithm", ["token_bucket", "fixed_window", "sliding_window"])
-def test_who_has_the_rules_of_another_store_is_judged_by_his_own(algorithm: Algorithm) -> None:
+async def test_who_has_the_rules_of_another_store_is_judged_by_his_own(algorithm: Algorithm) -> None:
     """A database filled anew, or an emptied state directory: versions begin at 1, and what was used stays used."""
-
-    async def main() -> None:
-        counters, behind = Shared(), [0]
-        old = RuleSet.of([rule(10, 9, algorithm)], 1, "old")
-        new = RuleSet.of([rule(100, 1, algorithm)], 1, "new")
-        first = Limiter(counters, virtual_loop.LoopClock(), rules=old, on_behind=lambda: _count(behind, 0))
-        assert await admitted(first, 12) == 10
-        second = Limiter(counters, virtual_loop.LoopClock(), rules=new, on_behind=lambda: _count(behind, 0))
-        decision = await second.check("acme", "x", "ann")
-        assert (decision.limit, decision.rule_version, decision.remaining) == (100, 1, 89)
-        still = await first.check("acme", "x", "ann")
-        assert (still.allowed, still.limit) == (False, 10), "each has the limit of its own rules"
-        first.use(new)
-        assert await admitted(first, 100) == 89, "a node that reads another store forgets what the old one denied"
-        assert behind == [0]
-
-    virtual_loop.run(main())
+    counters, behind = Shared(), [0]
+    old = RuleSet.of([rule(10, 9, algorithm)], 1, "old")
+    new = RuleSet.of([rule(100, 1, algorithm)], 1, "new")
+    first = Limiter(counters, virtual_loop.LoopClock(), rules=old, on_behind=lambda: _count(behind, 0))
+    assert await admitted(first, 12) == 10
+    second = Limiter(counters, virtual_loop.LoopClock(), rules=new, on_behind=lambda: _count(behind, 0))
+    decision = await second.check("acme", "x", "ann")
+    assert (decision.limit, decision.rule_version, decision.remaining) == (100, 1, 89)
+    still = await first.check("acme", "x", "ann")
+    assert (still.allowed, still.limit) == (False, 10), "each has the limit of its own rules"
+    first.use(new)
+    assert await admitted(first, 100) == 89, "a node that reads another store forgets what the old one denied"
+    assert behind == [0]
 
 
-def test_rules_that_nobody_stored_yield_to_those_of_any_store() -> None:
+async def test_rules_that_nobody_stored_yield_to_those_of_any_store() -> None:
     """A node that starts without its database has only the rules everybody starts with."""
-
-    async def main() -> None:
-        counters = Shared()
-        stored = Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule(3, 1)], 1, "ours"))
-        await admitted(stored, 1)
-        starting = Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule(100, 0, epoch=0)]))
-        assert await admitted(starting, 10) == 2
-
-    virtual_loop.run(main())
+    counters = Shared()
+    stored = Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule(3, 1)], 1, "ours"))
+    await admitted(stored, 1)
+    starting = Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule(100, 0, epoch=0)]))
+    assert await admitted(starting, 10) == 2

@@ -20,157 +20,135 @@ LIMIT = 100
 
 
 @pytest.mark.parametrize("outage_seconds", [0.0, 60.0])
-def test_counters_that_forgot_everybody_do_not_give_each_node_the_whole_limit(outage_seconds: float) -> None:
+async def test_counters_that_forgot_everybody_do_not_give_each_node_the_whole_limit(outage_seconds: float) -> None:
     """Restarted empty, or away for longer than anybody is remembered; then away again before all are back."""
+    counters, rules = Members(), RuleSet.of([Rule("acme", "x", "fixed_window", LIMIT, 36_000.0)])
+    crowd = [
+        Limiter(counters, virtual_loop.LoopClock(), rules=rules, place=NodeIdentity(f"n{n}")) for n in range(NODES)
+    ]
+    for limits in crowd:
+        await limits.__aenter__()
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(1)
+    counters.mood = "away"
+    await asyncio.sleep(outage_seconds)
+    counters.members.clear()
+    counters.mood = "well"
+    await asyncio.sleep(0.55)
+    assert [limits.nodes for limits in crowd] == [NODES] * NODES
+    counters.mood = "away"
+    checks = [limits.check("acme", "x", "ann") for limits in crowd for _ in range(LIMIT)]
+    assert sum(decision.allowed for decision in await asyncio.gather(*checks)) == LIMIT
+    for limits in crowd:
+        await limits.__aexit__()
 
-    async def main() -> None:
-        counters, rules = Members(), RuleSet.of([Rule("acme", "x", "fixed_window", LIMIT, 36_000.0)])
-        crowd = [
-            Limiter(counters, virtual_loop.LoopClock(), rules=rules, place=NodeIdentity(f"n{n}")) for n in range(NODES)
+
+async def test_nodes_that_start_while_the_counters_are_away_share_among_as_many_as_they_last_knew(
+    tmp_path: Path,
+) -> None:
+    counters, rules = Members(), RuleSet.of([Rule("acme", "x", "fixed_window", LIMIT, 36_000.0)])
+
+    def crowd(count: int) -> list[Limiter]:
+        return [
+            Limiter(
+                counters,
+                virtual_loop.LoopClock(),
+                rules=rules,
+                place=NodeIdentity(f"n{n}"),
+                file=tmp_path / f"n{n}.json",
+            )
+            for n in range(count)
         ]
-        for limits in crowd:
-            await limits.__aenter__()
-            await asyncio.sleep(0.1)
-        await asyncio.sleep(1)
-        counters.mood = "away"
-        await asyncio.sleep(outage_seconds)
-        counters.members.clear()
-        counters.mood = "well"
-        await asyncio.sleep(0.55)
-        assert [limits.nodes for limits in crowd] == [NODES] * NODES
-        counters.mood = "away"
-        checks = [limits.check("acme", "x", "ann") for limits in crowd for _ in range(LIMIT)]
+
+    async with AsyncExitStack() as stack:
+        for limits in crowd(NODES):
+            await stack.enter_async_context(limits)
+        await asyncio.sleep(1.5)
+    counters.mood = "away"
+    async with AsyncExitStack() as stack:
+        again = [await stack.enter_async_context(limits) for limits in crowd(NODES)]
+        assert [limits.nodes for limits in again] == [NODES] * NODES
+        checks = [limits.check("acme", "x", "ann") for limits in again for _ in range(LIMIT)]
         assert sum(decision.allowed for decision in await asyncio.gather(*checks)) == LIMIT
-        for limits in crowd:
-            await limits.__aexit__()
-
-    virtual_loop.run(main())
-
-
-def test_nodes_that_start_while_the_counters_are_away_share_among_as_many_as_they_last_knew(tmp_path: Path) -> None:
-    async def main() -> None:
-        counters, rules = Members(), RuleSet.of([Rule("acme", "x", "fixed_window", LIMIT, 36_000.0)])
-
-        def crowd(count: int) -> list[Limiter]:
-            return [
-                Limiter(
-                    counters,
-                    virtual_loop.LoopClock(),
-                    rules=rules,
-                    place=NodeIdentity(f"n{n}"),
-                    file=tmp_path / f"n{n}.json",
-                )
-                for n in range(count)
-            ]
-
-        async with AsyncExitStack() as stack:
-            for limits in crowd(NODES):
-                await stack.enter_async_context(limits)
-            await asyncio.sleep(1.5)
-        counters.mood = "away"
-        async with AsyncExitStack() as stack:
-            again = [await stack.enter_async_context(limits) for limits in crowd(NODES)]
-            assert [limits.nodes for limits in again] == [NODES] * NODES
-            checks = [limits.check("acme", "x", "ann") for limits in again for _ in range(LIMIT)]
-            assert sum(decision.allowed for decision in await asyncio.gather(*checks)) == LIMIT
-        counters.mood = "well"
-        counters.members.clear()
-        async with AsyncExitStack() as stack:
-            left = [await stack.enter_async_context(limits) for limits in crowd(2)]
-            await asyncio.sleep(4)
-            assert [limits.nodes for limits in left] == [NODES, NODES], "who else comes back?"
-            await asyncio.sleep(4)
-            assert [limits.nodes for limits in left] == [2, 2], "nobody: the others are gone for ever"
-        counters.mood = "away"
-        async with crowd(1)[0] as one:
-            assert one.nodes == 2
-
-    virtual_loop.run(main())
+    counters.mood = "well"
+    counters.members.clear()
+    async with AsyncExitStack() as stack:
+        left = [await stack.enter_async_context(limits) for limits in crowd(2)]
+        await asyncio.sleep(4)
+        assert [limits.nodes for limits in left] == [NODES, NODES], "who else comes back?"
+        await asyncio.sleep(4)
+        assert [limits.nodes for limits in left] == [2, 2], "nobody: the others are gone for ever"
+    counters.mood = "away"
+    async with crowd(1)[0] as one:
+        assert one.nodes == 2
 
 
 @pytest.mark.parametrize("algorithm", ["token_bucket", "fixed_window", "sliding_window", "concurrency"])
 @pytest.mark.parametrize("limit", [2, 6, 15])
-def test_shares_add_up_to_the_limit_also_where_it_does_not_divide(algorithm: Algorithm, limit: int) -> None:
+async def test_shares_add_up_to_the_limit_also_where_it_does_not_divide(algorithm: Algorithm, limit: int) -> None:
     """A limit of 2 on 6 nodes admitted 6. Who has the remainder differs from subject to subject."""
-
-    async def main() -> None:
-        counters, rules = Members(), RuleSet.of([Rule("acme", "x", algorithm, limit, 36_000.0)])
-        async with AsyncExitStack() as stack:
-            crowd = [
-                Limiter(counters, virtual_loop.LoopClock(), rules=rules, place=NodeIdentity(f"n{n}")) for n in range(6)
-            ]
-            for limits in crowd:
-                await stack.enter_async_context(limits)
-            await asyncio.sleep(1.5)
-            counters.mood = "away"
-            has_more = dict.fromkeys(range(6), 0)
-            for subject in range(60):
-                admitted = [0] * 6
-                for n, limits in enumerate(crowd):
-                    decisions = [await limits.check("acme", "x", f"s{subject}") for _ in range(limit)]
-                    admitted[n] = sum(decision.allowed for decision in decisions)
-                    assert all(d.retry_after > 0 for d in decisions if not d.allowed)
-                    has_more[n] += admitted[n] > limit // 6
-                assert sum(admitted) == limit and max(admitted) - min(admitted) <= 1
-            assert min(has_more.values()) > 0 or limit == 6, "nobody is always the one"
-
-    virtual_loop.run(main())
-
-
-def test_what_an_earlier_version_kept_of_the_nodes_is_still_believed(tmp_path: Path) -> None:
-    """It kept how many there were and not who: the remainder of a limit is then nobody's."""
-
-    async def main() -> None:
-        counters, file = Members(), tmp_path / "nodes.json"
+    counters, rules = Members(), RuleSet.of([Rule("acme", "x", algorithm, limit, 36_000.0)])
+    async with AsyncExitStack() as stack:
+        crowd = [
+            Limiter(counters, virtual_loop.LoopClock(), rules=rules, place=NodeIdentity(f"n{n}")) for n in range(6)
+        ]
+        for limits in crowd:
+            await stack.enter_async_context(limits)
+        await asyncio.sleep(1.5)
         counters.mood = "away"
-        file.write_bytes(b'{"nodes":4}')
-        rules = RuleSet.of([Rule("acme", "x", "fixed_window", 10, 36_000.0)])
-        async with Limiter(counters, virtual_loop.LoopClock(), rules=rules, file=file) as limits:
-            assert limits.nodes == 4
-            assert sum([(await limits.check("acme", "x", "ann")).allowed for _ in range(10)]) == 2
+        has_more = dict.fromkeys(range(6), 0)
+        for subject in range(60):
+            admitted = [0] * 6
+            for n, limits in enumerate(crowd):
+                decisions = [await limits.check("acme", "x", f"s{subject}") for _ in range(limit)]
+                admitted[n] = sum(decision.allowed for decision in decisions)
+                assert all(d.retry_after > 0 for d in decisions if not d.allowed)
+                has_more[n] += admitted[n] > limit // 6
+            assert sum(admitted) == limit and max(admitted) - min(admitted) <= 1
+        assert min(has_more.values()) > 0 or limit == 6, "nobody is always the one"
 
-    virtual_loop.run(main())
+
+async def test_what_an_earlier_version_kept_of_the_nodes_is_still_believed(tmp_path: Path) -> None:
+    """It kept how many there were and not who: the remainder of a limit is then nobody's."""
+    counters, file = Members(), tmp_path / "nodes.json"
+    counters.mood = "away"
+    file.write_bytes(b'{"nodes":4}')
+    rules = RuleSet.of([Rule("acme", "x", "fixed_window", 10, 36_000.0)])
+    async with Limiter(counters, virtual_loop.LoopClock(), rules=rules, file=file) as limits:
+        assert limits.nodes == 4
+        assert sum([(await limits.check("acme", "x", "ann")).allowed for _ in range(10)]) == 2
 
 
 @pytest.mark.parametrize("on_disk", [None, b"", b"{", b'{"nodes":0}', b'{"nodes":-3}', b'{"nodes":1e99}', b"\xff"])
-def test_a_node_that_never_knew_others_counts_itself(tmp_path: Path, on_disk: bytes | None) -> None:
-    async def main() -> None:
-        counters, file = Members(), tmp_path / "nodes.json"
-        counters.mood = "away"
-        if on_disk is not None:
-            file.write_bytes(on_disk)
-        async with Limiter(counters, virtual_loop.LoopClock(), file=file) as limits:
-            assert limits.nodes == 1
-            counters.mood = "well"
-            await asyncio.sleep(1.1)
-        assert file.read_bytes() == b'{"nodes":1,"names":["node"]}'
-
-    virtual_loop.run(main())
+async def test_a_node_that_never_knew_others_counts_itself(tmp_path: Path, on_disk: bytes | None) -> None:
+    counters, file = Members(), tmp_path / "nodes.json"
+    counters.mood = "away"
+    if on_disk is not None:
+        file.write_bytes(on_disk)
+    async with Limiter(counters, virtual_loop.LoopClock(), file=file) as limits:
+        assert limits.nodes == 1
+        counters.mood = "well"
+        await asyncio.sleep(1.1)
+    assert file.read_bytes() == b'{"nodes":1,"names":["node"]}'
 
 
-def test_a_disk_that_cannot_keep_the_number_of_nodes_stops_no_heartbeat(tmp_path: Path) -> None:
-    async def main() -> None:
-        counters = Members()
-        async with Limiter(counters, virtual_loop.LoopClock(), file=tmp_path / "nowhere" / "nodes.json") as limits:
-            await asyncio.sleep(10)
-            assert counters.members[limits.place.node] > asyncio.get_running_loop().time() + 3
-
-    virtual_loop.run(main())
+async def test_a_disk_that_cannot_keep_the_number_of_nodes_stops_no_heartbeat(tmp_path: Path) -> None:
+    counters = Members()
+    async with Limiter(counters, virtual_loop.LoopClock(), file=tmp_path / "nowhere" / "nodes.json") as limits:
+        await asyncio.sleep(10)
+        assert counters.members[limits.place.node] > asyncio.get_running_loop().time() + 3
 
 
-def test_who_died_is_counted_until_it_was_missing_for_a_whole_ttl() -> None:
-    async def main() -> None:
-        counters, settings = Members(), LimiterSettings(heartbeat_seconds=1.0, node_ttl_seconds=5.0)
-        async with Limiter(counters, virtual_loop.LoopClock(), settings, place=NodeIdentity("a")) as alive:
-            async with Limiter(counters, virtual_loop.LoopClock(), settings, place=NodeIdentity("b")):
-                await asyncio.sleep(1.5)
-            assert alive.nodes == 2
-            await asyncio.sleep(8)
-            assert alive.nodes == 2
-            await asyncio.sleep(4)
-            assert alive.nodes == 1
-
-    virtual_loop.run(main())
+async def test_who_died_is_counted_until_it_was_missing_for_a_whole_ttl() -> None:
+    counters, settings = Members(), LimiterSettings(heartbeat_seconds=1.0, node_ttl_seconds=5.0)
+    async with Limiter(counters, virtual_loop.LoopClock(), settings, place=NodeIdentity("a")) as alive:
+        async with Limiter(counters, virtual_loop.LoopClock(), settings, place=NodeIdentity("b")):
+            await asyncio.sleep(1.5)
+        assert alive.nodes == 2
+        await asyncio.sleep(8)
+        assert alive.nodes == 2
+        await asyncio.sleep(4)
+        assert alive.nodes == 1
 
 
 def test_fewer_are_believed_only_while_the_counters_answer_all_the_time() -> None:

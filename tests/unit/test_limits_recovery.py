@@ -36,30 +36,24 @@ async def admitted(limits: Limiter, times: int, subject: str = "ann") -> int:
 HOURLY = Rule("acme", "x", "fixed_window", 100, 36_000.0)
 
 
-def test_a_node_that_nobody_asks_any_more_charges_what_it_admitted_with_its_next_heartbeat() -> None:
-    async def main() -> None:
-        counters = Shared()
-        counters.nodes = 2
-        async with node(counters, HOURLY) as one, node(counters, HOURLY, "b") as other:
-            counters.mood = "away"
-            assert await admitted(one, 80) == 50
-            counters.mood = "well"
-            await asyncio.sleep(1.1)
-            assert await admitted(other, 200) == 50
-
-    virtual_loop.run(main())
+async def test_a_node_that_nobody_asks_any_more_charges_what_it_admitted_with_its_next_heartbeat() -> None:
+    counters = Shared()
+    counters.nodes = 2
+    async with node(counters, HOURLY) as one, node(counters, HOURLY, "b") as other:
+        counters.mood = "away"
+        assert await admitted(one, 80) == 50
+        counters.mood = "well"
+        await asyncio.sleep(1.1)
+        assert await admitted(other, 200) == 50
 
 
-def test_a_node_that_leaves_charges_what_it_admitted() -> None:
-    async def main() -> None:
-        counters = Shared()
-        async with node(counters, HOURLY) as one:
-            counters.mood = "away"
-            assert await admitted(one, 60) == 60
-            counters.mood = "well"
-        assert await admitted(node(counters, HOURLY, "b"), 100) == 40
-
-    virtual_loop.run(main())
+async def test_a_node_that_leaves_charges_what_it_admitted() -> None:
+    counters = Shared()
+    async with node(counters, HOURLY) as one:
+        counters.mood = "away"
+        assert await admitted(one, 60) == 60
+        counters.mood = "well"
+    assert await admitted(node(counters, HOURLY, "b"), 100) == 40
 
 
 class Deaf(Shared):
@@ -93,76 +87,63 @@ def test_debts_stay_on_the_books_until_the_counters_take_them_and_are_never_char
     assert virtual_loop.run(main(OutcomeUnknown("it may have been counted"))) == 0
 
 
-def test_many_debts_are_charged_in_calls_that_the_counters_can_carry() -> None:
-    async def main() -> None:
-        counters = Shared()
-        async with node(counters, HOURLY) as one:
-            counters.mood = "away"
-            for n in range(600):
-                assert await admitted(one, 1, f"s{n}") == 1
-            counters.mood = "well"
-            await asyncio.sleep(1.1)
-            assert {each.key[1] for each in counters.adjustments} == {f"s{n}" for n in range(600)}
-
-    virtual_loop.run(main())
+async def test_many_debts_are_charged_in_calls_that_the_counters_can_carry() -> None:
+    counters = Shared()
+    async with node(counters, HOURLY) as one:
+        counters.mood = "away"
+        for n in range(600):
+            assert await admitted(one, 1, f"s{n}") == 1
+        counters.mood = "well"
+        await asyncio.sleep(1.1)
+        assert {each.key[1] for each in counters.adjustments} == {f"s{n}" for n in range(600)}
 
 
-def test_a_node_with_much_to_charge_goes_on_saying_that_it_lives() -> None:
+async def test_a_node_with_much_to_charge_goes_on_saying_that_it_lives() -> None:
     class Slow(Members):
         async def adjust(self, adjustments: Sequence[Adjustment]) -> int:
             await asyncio.sleep(3)
             return await super().adjust(adjustments)
 
-    async def main() -> None:
-        counters, loop = Slow(), asyncio.get_running_loop()
-        async with node(counters, HOURLY) as one:
-            counters.mood = "away"
-            for n in range(1000):
-                await one.check("acme", "x", f"s{n}")
-            counters.mood = "well"
-            await asyncio.sleep(9)
-            assert one._share.owes
-            assert counters.members["a"] >= loop.time() + 3
-            await asyncio.sleep(6)
-            assert not one._share.owes
-
-    virtual_loop.run(main())
+    counters, loop = Slow(), asyncio.get_running_loop()
+    async with node(counters, HOURLY) as one:
+        counters.mood = "away"
+        for n in range(1000):
+            await one.check("acme", "x", f"s{n}")
+        counters.mood = "well"
+        await asyncio.sleep(9)
+        assert one._share.owes
+        assert counters.members["a"] >= loop.time() + 3
+        await asyncio.sleep(6)
+        assert not one._share.owes
 
 
-def test_holders_admitted_without_the_counters_hold_there_when_they_are_back() -> None:
-    async def main() -> None:
-        counters, rule = Shared(), Rule("acme", "x", "concurrency", 10, 3600.0)
-        async with node(counters, rule) as one:
-            counters.mood = "away"
-            held = [await one.check("acme", "x", "ann") for _ in range(12)]
-            assert sum(d.allowed for d in held) == 10
-            assert await one.release(Check("acme", "x", "ann"), held[0].hold)
-            counters.mood = "well"
-            await asyncio.sleep(1.5)
-            assert await admitted(one, 30) == 1, "in the place of the one that left"
-            await one.release(Check("acme", "x", "ann"), held[1].hold)
-            assert await admitted(one, 30) == 1, "also one that came over is given back"
-
-    virtual_loop.run(main())
+async def test_holders_admitted_without_the_counters_hold_there_when_they_are_back() -> None:
+    counters, rule = Shared(), Rule("acme", "x", "concurrency", 10, 3600.0)
+    async with node(counters, rule) as one:
+        counters.mood = "away"
+        held = [await one.check("acme", "x", "ann") for _ in range(12)]
+        assert sum(d.allowed for d in held) == 10
+        assert await one.release(Check("acme", "x", "ann"), held[0].hold)
+        counters.mood = "well"
+        await asyncio.sleep(1.5)
+        assert await admitted(one, 30) == 1, "in the place of the one that left"
+        await one.release(Check("acme", "x", "ann"), held[1].hold)
+        assert await admitted(one, 30) == 1, "also one that came over is given back"
 
 
-def test_a_hold_that_was_carried_over_ends_when_it_would_have_ended_anyway() -> None:
+async def test_a_hold_that_was_carried_over_ends_when_it_would_have_ended_anyway() -> None:
     """Whoever took it and vanished is remembered for one window, not for the outage and a window more."""
-
-    async def main() -> None:
-        counters, rule = Shared(), Rule("acme", "x", "concurrency", 1, 60.0)
-        async with node(counters, rule) as one, node(counters, rule, "b") as other:
-            counters.mood = "away"
-            assert (await one.check("acme", "x", "ann")).allowed
-            await asyncio.sleep(50)
-            counters.mood = "well"
-            await asyncio.sleep(8)
-            refused = await other.check("acme", "x", "ann")
-            assert not refused.allowed and 0 < refused.retry_after <= 2
-            await asyncio.sleep(2.1)
-            assert (await other.check("acme", "x", "ann")).allowed
-
-    virtual_loop.run(main())
+    counters, rule = Shared(), Rule("acme", "x", "concurrency", 1, 60.0)
+    async with node(counters, rule) as one, node(counters, rule, "b") as other:
+        counters.mood = "away"
+        assert (await one.check("acme", "x", "ann")).allowed
+        await asyncio.sleep(50)
+        counters.mood = "well"
+        await asyncio.sleep(8)
+        refused = await other.check("acme", "x", "ann")
+        assert not refused.allowed and 0 < refused.retry_after <= 2
+        await asyncio.sleep(2.1)
+        assert (await other.check("acme", "x", "ann")).allowed
 
 
 class Elsewhere(Shared):
@@ -175,7 +156,7 @@ class Elsewhere(Shared):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_shares_are_one_more_limit_for_as_long_as_the_counters_are_away_and_cost_nobody_more_than_a_window(
+async def test_shares_are_one_more_limit_for_as_long_as_the_counters_are_away_and_cost_nobody_more_than_a_window(
     seed: int,
 ) -> None:
     """Wherever the windows of nodes and counters lie: a debt counts in the window in which the counters are back."""
@@ -184,30 +165,27 @@ def test_shares_are_one_more_limit_for_as_long_as_the_counters_are_away_and_cost
     passed: list[float] = []
     outages: list[tuple[float, float]] = []
 
-    async def main() -> None:
-        counters, loop, since = Elsewhere(ahead), asyncio.get_running_loop(), 0.0
-        counters.nodes = 2
-        async with node(counters, rule) as one, node(counters, rule, "b") as other:
-            for _ in range(40):
-                if counters.mood == "well" and chance.random() < 0.3:
-                    counters.mood, since = "away", loop.time()
-                elif counters.mood == "away" and chance.random() < 0.4:
-                    counters.mood = "well"
-                    outages.append((since, loop.time() + 1.1))  # until they are asked again
-                for _ in range(chance.choice([1, limit, 3 * limit])):
-                    decision = await chance.choice([one, other]).check("acme", "x", "ann")
-                    passed.extend([loop.time()] * decision.allowed)
-                await asyncio.sleep(chance.choice([0.5, 3.0, 20.0, window]))
-            if counters.mood == "away":
-                outages.append((since, loop.time()))
-            counters.mood = "well"
-            await asyncio.sleep(1.5 + window)
-            assert await admitted(one, limit) == limit, "a window later nobody owes anything"
-
     def windows(begin: float, end: float) -> int:
         return math.floor(end / window) - math.floor(begin / window) + 1
 
-    virtual_loop.run(main())
+    counters, loop, since = Elsewhere(ahead), asyncio.get_running_loop(), 0.0
+    counters.nodes = 2
+    async with node(counters, rule) as one, node(counters, rule, "b") as other:
+        for _ in range(40):
+            if counters.mood == "well" and chance.random() < 0.3:
+                counters.mood, since = "away", loop.time()
+            elif counters.mood == "away" and chance.random() < 0.4:
+                counters.mood = "well"
+                outages.append((since, loop.time() + 1.1))  # until they are asked again
+            for _ in range(chance.choice([1, limit, 3 * limit])):
+                decision = await chance.choice([one, other]).check("acme", "x", "ann")
+                passed.extend([loop.time()] * decision.allowed)
+            await asyncio.sleep(chance.choice([0.5, 3.0, 20.0, window]))
+        if counters.mood == "away":
+            outages.append((since, loop.time()))
+        counters.mood = "well"
+        await asyncio.sleep(1.5 + window)
+        assert await admitted(one, limit) == limit, "a window later nobody owes anything"
     for first, begin in enumerate(passed):
         for count, end in enumerate(passed[first:], 1):
             away = [(max(begin, since), min(end, until)) for since, until in outages if since <= end and until >= begin]
@@ -216,44 +194,37 @@ def test_shares_are_one_more_limit_for_as_long_as_the_counters_are_away_and_cost
 
 
 @pytest.mark.parametrize("nodes", [1, 4])
-def test_a_debt_is_never_larger_than_what_the_rule_grants_at_once(nodes: int) -> None:
+async def test_a_debt_is_never_larger_than_what_the_rule_grants_at_once(nodes: int) -> None:
     """``open`` admits ten times the limit on each node: nobody pays for that with hours."""
-
-    async def main() -> None:
-        counters, rule = Shared(), Rule("acme", "x", "token_bucket", 10, 60.0, on_store_failure="open")
-        crowd = [node(counters, rule, f"n{n}") for n in range(nodes)]
-        for limits in crowd:
-            await limits.__aenter__()
-        counters.mood = "away"
-        for limits in crowd:
-            assert await admitted(limits, 200) == 100
-        counters.mood = "well"
-        await asyncio.sleep(1.1)
-        refused = await crowd[0].check("acme", "x", "ann")
-        assert not refused.allowed and refused.retry_after <= 6.0
-        for limits in crowd:
-            await limits.__aexit__()
-
-    virtual_loop.run(main())
+    counters, rule = Shared(), Rule("acme", "x", "token_bucket", 10, 60.0, on_store_failure="open")
+    crowd = [node(counters, rule, f"n{n}") for n in range(nodes)]
+    for limits in crowd:
+        await limits.__aenter__()
+    counters.mood = "away"
+    for limits in crowd:
+        assert await admitted(limits, 200) == 100
+    counters.mood = "well"
+    await asyncio.sleep(1.1)
+    refused = await crowd[0].check("acme", "x", "ann")
+    assert not refused.allowed and refused.retry_after <= 6.0
+    for limits in crowd:
+        await limits.__aexit__()
 
 
-def test_more_subjects_than_a_node_can_count_share_one_more_limit() -> None:
-    async def main() -> None:
-        counters, rule = Shared(), Rule("acme", "x", "fixed_window", 2, 36_000.0)
-        counters.mood = "away"
-        limits = node(counters, rule, keys_max=100)
-        total = 0
-        for _ in range(4):
-            for n in range(150):
-                total += await admitted(limits, 1, f"s{n}")
-        assert total == 100 * 2 + 2
-        assert len(limits._share._table) == 101
-        await asyncio.sleep(36_000)
-        for _ in range(3):
-            assert await admitted(limits, 3, "s149") <= 2, "with a counter of its own again once others are idle"
-        assert await admitted(limits, 1, "fresh") == 1
-
-    virtual_loop.run(main())
+async def test_more_subjects_than_a_node_can_count_share_one_more_limit() -> None:
+    counters, rule = Shared(), Rule("acme", "x", "fixed_window", 2, 36_000.0)
+    counters.mood = "away"
+    limits = node(counters, rule, keys_max=100)
+    total = 0
+    for _ in range(4):
+        for n in range(150):
+            total += await admitted(limits, 1, f"s{n}")
+    assert total == 100 * 2 + 2
+    assert len(limits._share._table) == 101
+    await asyncio.sleep(36_000)
+    for _ in range(3):
+        assert await admitted(limits, 3, "s149") <= 2, "with a counter of its own again once others are idle"
+    assert await admitted(limits, 1, "fresh") == 1
 
 
 def test_shares_of_more_rules_than_are_remembered_are_worked_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,123 +239,101 @@ def test_shares_of_more_rules_than_are_remembered_are_worked_out_again(monkeypat
             assert len(share._terms) <= 3
 
 
-def test_a_place_that_was_held_between_all_others_can_be_given_back() -> None:
-    async def main() -> None:
-        counters, rule = Shared(), Rule("acme", "x", "concurrency", 1, 36_000.0)
+async def test_a_place_that_was_held_between_all_others_can_be_given_back() -> None:
+    counters, rule = Shared(), Rule("acme", "x", "concurrency", 1, 36_000.0)
+    counters.mood = "away"
+    limits = node(counters, rule, keys_max=2)
+    held = [await limits.check("acme", "x", f"s{n}") for n in range(4)]
+    assert [d.allowed for d in held] == [True, True, True, False]
+    assert await limits.release(Check("acme", "x", "s2"), held[2].hold)
+    assert await admitted(limits, 2, "s3") == 1, "in the place that s2 left"
+    assert await admitted(limits, 2, "s0") == 0
+
+
+async def test_release_says_yes_only_if_the_hold_was_one_and_is_over() -> None:
+    counters, rule, ann = Shared(), Rule("acme", "x", "concurrency", 1, 3600.0), Check("acme", "x", "ann")
+    async with node(counters, rule) as limits:
+        held = await limits.check(*ann)
+        assert not await limits.release(ann, "nonsense")
+        assert not await limits.release(Check("acme", "x", "bob"), held.hold)
         counters.mood = "away"
-        limits = node(counters, rule, keys_max=2)
-        held = [await limits.check("acme", "x", f"s{n}") for n in range(4)]
-        assert [d.allowed for d in held] == [True, True, True, False]
-        assert await limits.release(Check("acme", "x", "s2"), held[2].hold)
-        assert await admitted(limits, 2, "s3") == 1, "in the place that s2 left"
-        assert await admitted(limits, 2, "s0") == 0
-
-    virtual_loop.run(main())
-
-
-def test_release_says_yes_only_if_the_hold_was_one_and_is_over() -> None:
-    async def main() -> None:
-        counters, rule, ann = Shared(), Rule("acme", "x", "concurrency", 1, 3600.0), Check("acme", "x", "ann")
-        async with node(counters, rule) as limits:
-            held = await limits.check(*ann)
-            assert not await limits.release(ann, "nonsense")
-            assert not await limits.release(Check("acme", "x", "bob"), held.hold)
-            counters.mood = "away"
-            assert not await limits.release(ann, held.hold), "who knows"
-            counters.mood = "well"
-            assert not (await limits.check(*ann)).allowed
-            assert await limits.release(ann, held.hold)
-            assert not await limits.release(ann, held.hold), "once"
-            counters.mood = "away"
-            ours = await limits.check(*ann)
-            assert ours.decided_by == "local_share" and await limits.release(ann, ours.hold), "nobody else knew of it"
-            ours = await limits.check(*ann)
-            counters.mood = "well"
-            await asyncio.sleep(1.5)
-            counters.mood = "away"
-            assert not await limits.release(ann, ours.hold), "it was carried over, and is still held there"
-
-    virtual_loop.run(main())
-
-
-def test_a_closed_rule_refuses_a_group_without_a_word_against_the_others() -> None:
-    async def main() -> None:
-        rules = [
-            Rule("acme", "x", "fixed_window", 10, 3600.0),
-            Rule("acme", "y", "fixed_window", 10, 3600.0, on_store_failure="closed"),
-            Rule("acme", "z", "fixed_window", 1, 3600.0),
-        ]
-        counters = Shared()
+        assert not await limits.release(ann, held.hold), "who knows"
+        counters.mood = "well"
+        assert not (await limits.check(*ann)).allowed
+        assert await limits.release(ann, held.hold)
+        assert not await limits.release(ann, held.hold), "once"
         counters.mood = "away"
-        limits = Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of(rules))
-        group = [Check("acme", name, "ann") for name in "xyz"]
-        assert (await limits.check(*group[2])).allowed
-        refused = await limits.check_many(group)
-        assert [(d.allowed, d.exceeded) for d in refused] == [(False, False), (False, True), (False, True)]
-        assert [d.remaining for d in refused] == [10, 0, 0], "and nothing was counted"
+        ours = await limits.check(*ann)
+        assert ours.decided_by == "local_share" and await limits.release(ann, ours.hold), "nobody else knew of it"
+        ours = await limits.check(*ann)
+        counters.mood = "well"
+        await asyncio.sleep(1.5)
+        counters.mood = "away"
+        assert not await limits.release(ann, ours.hold), "it was carried over, and is still held there"
 
-    virtual_loop.run(main())
+
+async def test_a_closed_rule_refuses_a_group_without_a_word_against_the_others() -> None:
+    rules = [
+        Rule("acme", "x", "fixed_window", 10, 3600.0),
+        Rule("acme", "y", "fixed_window", 10, 3600.0, on_store_failure="closed"),
+        Rule("acme", "z", "fixed_window", 1, 3600.0),
+    ]
+    counters = Shared()
+    counters.mood = "away"
+    limits = Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of(rules))
+    group = [Check("acme", name, "ann") for name in "xyz"]
+    assert (await limits.check(*group[2])).allowed
+    refused = await limits.check_many(group)
+    assert [(d.allowed, d.exceeded) for d in refused] == [(False, False), (False, True), (False, True)]
+    assert [d.remaining for d in refused] == [10, 0, 0], "and nothing was counted"
 
 
 @pytest.mark.parametrize(("limit", "changed", "left"), [(100, 500, 420), (500, 50, 0), (500, 100, 20), (100, 100, 20)])
 @pytest.mark.parametrize("nodes", [1, 4])
-def test_a_rule_that_changes_while_the_counters_are_away_carries_over_what_was_used(
+async def test_a_rule_that_changes_while_the_counters_are_away_carries_over_what_was_used(
     nodes: int, limit: int, changed: int, left: int
 ) -> None:
-    async def main() -> None:
-        counters = Shared()
-        counters.nodes = nodes
-        async with node(counters, structs.replace(HOURLY, limit=limit)) as one:
-            assert await admitted(one, 80) == 80
-            counters.mood = "away"
-            one.use(RuleSet.of([structs.replace(HOURLY, limit=changed, version=2)]))
-            assert await admitted(one, 600) == left // nodes
-
-    virtual_loop.run(main())
+    counters = Shared()
+    counters.nodes = nodes
+    async with node(counters, structs.replace(HOURLY, limit=limit)) as one:
+        assert await admitted(one, 80) == 80
+        counters.mood = "away"
+        one.use(RuleSet.of([structs.replace(HOURLY, limit=changed, version=2)]))
+        assert await admitted(one, 600) == left // nodes
 
 
-def test_a_burst_is_not_the_limit_when_what_was_used_carries_over() -> None:
-    async def main() -> None:
-        counters = Shared()
-        bucket = Rule("acme", "x", "token_bucket", 10, 36_000.0, burst_size=100)
-        async with node(counters, bucket) as one:
-            assert await admitted(one, 80) == 80
-            counters.mood = "away"
-            one.use(RuleSet.of([structs.replace(bucket, burst_size=90, version=2)]))
-            assert await admitted(one, 100) == 10
-
-    virtual_loop.run(main())
+async def test_a_burst_is_not_the_limit_when_what_was_used_carries_over() -> None:
+    counters = Shared()
+    bucket = Rule("acme", "x", "token_bucket", 10, 36_000.0, burst_size=100)
+    async with node(counters, bucket) as one:
+        assert await admitted(one, 80) == 80
+        counters.mood = "away"
+        one.use(RuleSet.of([structs.replace(bucket, burst_size=90, version=2)]))
+        assert await admitted(one, 100) == 10
 
 
 @pytest.mark.parametrize(("algorithm", "owed"), [("token_bucket", [40]), ("fixed_window", [60])])
-def test_what_has_drained_from_a_share_is_not_charged(algorithm: Algorithm, owed: list[int]) -> None:
-    async def main() -> None:
-        counters = Shared()
-        async with node(counters, Rule("acme", "x", algorithm, 100, 100.0)) as one:
-            await asyncio.sleep(0.5)  # between two heartbeats, and early in a window
-            counters.mood = "away"
-            assert await admitted(one, 60) == 60
-            await asyncio.sleep(19.6)
-            counters.mood = "well"
-            await asyncio.sleep(0.9)
-            assert [debt.charged for debt in counters.adjustments] == owed
-
-    virtual_loop.run(main())
+async def test_what_has_drained_from_a_share_is_not_charged(algorithm: Algorithm, owed: list[int]) -> None:
+    counters = Shared()
+    async with node(counters, Rule("acme", "x", algorithm, 100, 100.0)) as one:
+        await asyncio.sleep(0.5)  # between two heartbeats, and early in a window
+        counters.mood = "away"
+        assert await admitted(one, 60) == 60
+        await asyncio.sleep(19.6)
+        counters.mood = "well"
+        await asyncio.sleep(0.9)
+        assert [debt.charged for debt in counters.adjustments] == owed
 
 
-def test_a_share_that_began_with_nothing_left_drains_like_any_other() -> None:
+async def test_a_share_that_began_with_nothing_left_drains_like_any_other() -> None:
     """What the counters last said is where it begins, once: what has drained since stays drained."""
-
-    async def main() -> None:
-        counters = Shared()
-        async with node(counters, Rule("acme", "x", "token_bucket", 100, 100.0)) as one:
-            assert await admitted(one, 100) == 100
-            counters.mood = "away"
-            assert await admitted(one, 10) == 0
-            await asyncio.sleep(50.0)
-            assert 49 <= await admitted(one, 100) <= 51
-
-    virtual_loop.run(main())
+    counters = Shared()
+    async with node(counters, Rule("acme", "x", "token_bucket", 100, 100.0)) as one:
+        assert await admitted(one, 100) == 100
+        counters.mood = "away"
+        assert await admitted(one, 10) == 0
+        await asyncio.sleep(50.0)
+        assert 49 <= await admitted(one, 100) <= 51
 
 
 class Hanging(Shared):
@@ -427,76 +376,67 @@ async def timed(asked: Awaitable[Any]) -> tuple[float, Any]:
 
 
 @pytest.mark.parametrize("clients", [1, 20])
-def test_counters_that_hang_are_waited_for_a_few_times_and_no_more(clients: int) -> None:
-    async def main() -> None:
-        counters = Hanging()
-        async with node(counters, structs.replace(HOURLY, limit=1_000_000)) as one:
+async def test_counters_that_hang_are_waited_for_a_few_times_and_no_more(clients: int) -> None:
+    counters = Hanging()
+    async with node(counters, structs.replace(HOURLY, limit=1_000_000)) as one:
 
-            async def client(seconds: float) -> list[tuple[float, Any]]:
-                loop, told = asyncio.get_running_loop(), []
-                until = loop.time() + seconds
-                while loop.time() < until:
-                    told.append(await timed(one.check("acme", "x", "ann")))
-                    await asyncio.sleep(0.01)
-                return told
-
-            assert await one.check("acme", "x", "ann")
-            counters.answers.clear()
-            first = [each for part in await asyncio.gather(*[client(0.2) for _ in range(clients)]) for each in part]
-            assert 0.05 <= max(seconds for seconds, _ in first) <= 0.051, "the first ones find out"
-            told = [each for part in await asyncio.gather(*[client(20.0) for _ in range(clients)]) for each in part]
-            assert {decision.decided_by for _, decision in first + told} == {"local_share"}
-            assert max(seconds for seconds, _ in told) == 0.0, "nobody waits: it is asked beside the traffic"
-            assert len(counters.calls) <= 2 * 20 / counters.silence + 3, "and little is sent to who does not answer"
-            assert one.counters_state == "down" and one.health.status()["counters_reason"] == "timeout"
-            counters.answers.set()
-            await asyncio.sleep(0.1)
-            assert (await one.check("acme", "x", "ann")).decided_by == "counters", "it recovers by itself"
-            await asyncio.sleep(1.1)
-            assert one.counters_state == "degraded", "of the last ten seconds most was without the counters"
-            for _ in range(20):
-                await one.check("acme", "x", "ann")
-                await asyncio.sleep(1.0)
-            assert one.counters_state == "up"
-
-    virtual_loop.run(main())
-
-
-def test_counters_that_hung_and_now_refuse_are_found_by_the_breaker_and_not_asked_in_a_loop() -> None:
-    async def main() -> None:
-        counters = Hanging()
-        async with node(counters, HOURLY) as one:
-            counters.answers.clear()
-            for _ in range(3):
-                await one.check("acme", "x", "ann")
-            asked = len(counters.calls)
-            counters.mood = "away"
-            counters.answers.set()
-            for _ in range(100):
-                assert (await timed(one.check("acme", "x", "ann")))[0] < 2 * counters.delay
+        async def client(seconds: float) -> list[tuple[float, Any]]:
+            loop, told = asyncio.get_running_loop(), []
+            until = loop.time() + seconds
+            while loop.time() < until:
+                told.append(await timed(one.check("acme", "x", "ann")))
                 await asyncio.sleep(0.01)
-            assert len(counters.calls) - asked <= 5
-            counters.mood = "well"
-            await asyncio.sleep(1.1)
-            assert (await one.check("acme", "x", "ann")).decided_by == "counters"
+            return told
 
-    virtual_loop.run(main())
+        assert await one.check("acme", "x", "ann")
+        counters.answers.clear()
+        first = [each for part in await asyncio.gather(*[client(0.2) for _ in range(clients)]) for each in part]
+        assert 0.05 <= max(seconds for seconds, _ in first) <= 0.051, "the first ones find out"
+        told = [each for part in await asyncio.gather(*[client(20.0) for _ in range(clients)]) for each in part]
+        assert {decision.decided_by for _, decision in first + told} == {"local_share"}
+        assert max(seconds for seconds, _ in told) == 0.0, "nobody waits: it is asked beside the traffic"
+        assert len(counters.calls) <= 2 * 20 / counters.silence + 3, "and little is sent to who does not answer"
+        assert one.counters_state == "down" and one.health.status()["counters_reason"] == "timeout"
+        counters.answers.set()
+        await asyncio.sleep(0.1)
+        assert (await one.check("acme", "x", "ann")).decided_by == "counters", "it recovers by itself"
+        await asyncio.sleep(1.1)
+        assert one.counters_state == "degraded", "of the last ten seconds most was without the counters"
+        for _ in range(20):
+            await one.check("acme", "x", "ann")
+            await asyncio.sleep(1.0)
+        assert one.counters_state == "up"
 
 
-def test_holds_do_not_wait_for_counters_that_hang() -> None:
-    async def main() -> None:
-        counters, slots = Hanging(), Rule("acme", "x", "concurrency", 10, 3600.0)
-        async with node(counters, slots) as one:
-            ann = Check("acme", "x", "ann")
-            first, second = [(await one.check(*ann)).hold for _ in range(2)]
-            counters.answers.clear()
-            for _ in range(2):
-                await one.check(*ann)
-            seconds, renewed = await timed(one.renew(ann, first))
-            assert (seconds, renewed.decided_by) == (0.0, "local_share")
-            assert await timed(one.release(ann, second)) == (0.0, False), "the counters are told later"
-            counters.answers.set()
-            await asyncio.sleep(2.1)
-            assert (await one.peek(ann)).used == 3, "first and the two of the outage"
+async def test_counters_that_hung_and_now_refuse_are_found_by_the_breaker_and_not_asked_in_a_loop() -> None:
+    counters = Hanging()
+    async with node(counters, HOURLY) as one:
+        counters.answers.clear()
+        for _ in range(3):
+            await one.check("acme", "x", "ann")
+        asked = len(counters.calls)
+        counters.mood = "away"
+        counters.answers.set()
+        for _ in range(100):
+            assert (await timed(one.check("acme", "x", "ann")))[0] < 2 * counters.delay
+            await asyncio.sleep(0.01)
+        assert len(counters.calls) - asked <= 5
+        counters.mood = "well"
+        await asyncio.sleep(1.1)
+        assert (await one.check("acme", "x", "ann")).decided_by == "counters"
 
-    virtual_loop.run(main())
+
+async def test_holds_do_not_wait_for_counters_that_hang() -> None:
+    counters, slots = Hanging(), Rule("acme", "x", "concurrency", 10, 3600.0)
+    async with node(counters, slots) as one:
+        ann = Check("acme", "x", "ann")
+        first, second = [(await one.check(*ann)).hold for _ in range(2)]
+        counters.answers.clear()
+        for _ in range(2):
+            await one.check(*ann)
+        seconds, renewed = await timed(one.renew(ann, first))
+        assert (seconds, renewed.decided_by) == (0.0, "local_share")
+        assert await timed(one.release(ann, second)) == (0.0, False), "the counters are told later"
+        counters.answers.set()
+        await asyncio.sleep(2.1)
+        assert (await one.peek(ann)).used == 3, "first and the two of the outage"

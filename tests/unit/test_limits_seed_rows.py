@@ -30,38 +30,31 @@ async def admitted(limiter: Limiter, times: int) -> int:
 
 @pytest.mark.seed("004 scenario 8: each region grants the whole limit")
 @pytest.mark.parametrize(("redises", "granted"), [(1, 100), (2, 200)])
-def test_each_region_grants_the_whole_limit_by_counters_of_its_own_alone(redises: int, granted: int) -> None:
+async def test_each_region_grants_the_whole_limit_by_counters_of_its_own_alone(redises: int, granted: int) -> None:
     """The name of a region is in every decision and separates nothing: regions on one Redis share one limit."""
-
-    async def main() -> None:
-        counters = [Shared() for _ in range(redises)]
-        for index, region in enumerate(("us-east", "us-east", "eu-west", "eu-west")):
-            place = NodeIdentity(f"n{index}", region)
-            shared = counters[0 if region == "us-east" else -1]
-            nodes.append(Limiter(shared, virtual_loop.LoopClock(), rules=RuleSet.of([RULE]), place=place))
-        assert sum([await admitted(node, 80) for node in nodes]) == granted
-        for node in nodes:
-            assert (await node.check("acme", "send", "ann")).region == node.place.region
-
     nodes: list[Limiter] = []
-    virtual_loop.run(main())
+    counters = [Shared() for _ in range(redises)]
+    for index, region in enumerate(("us-east", "us-east", "eu-west", "eu-west")):
+        place = NodeIdentity(f"n{index}", region)
+        shared = counters[0 if region == "us-east" else -1]
+        nodes.append(Limiter(shared, virtual_loop.LoopClock(), rules=RuleSet.of([RULE]), place=place))
+    assert sum([await admitted(node, 80) for node in nodes]) == granted
+    for node in nodes:
+        assert (await node.check("acme", "send", "ann")).region == node.place.region
 
 
 @pytest.mark.seed("004 open questions: split brain, 5 seen of 10")
-def test_ten_nodes_that_know_of_five_admit_at_most_twice_the_limit() -> None:
-    async def main() -> None:
-        total = 0
-        for n in range(10):
-            counters = Shared()
-            counters.nodes = 5
-            async with Limiter(
-                counters, virtual_loop.LoopClock(), rules=RuleSet.of([RULE]), place=NodeIdentity(f"n{n}", "here")
-            ) as node:
-                counters.mood = "away"
-                total += await admitted(node, 300)
-        assert total == 200
-
-    virtual_loop.run(main())
+async def test_ten_nodes_that_know_of_five_admit_at_most_twice_the_limit() -> None:
+    total = 0
+    for n in range(10):
+        counters = Shared()
+        counters.nodes = 5
+        async with Limiter(
+            counters, virtual_loop.LoopClock(), rules=RuleSet.of([RULE]), place=NodeIdentity(f"n{n}", "here")
+        ) as node:
+            counters.mood = "away"
+            total += await admitted(node, 300)
+    assert total == 200
 
 
 class Busy(Log):
@@ -76,20 +69,16 @@ class Busy(Log):
 
 
 @pytest.mark.seed("004 scenario 7: load all, then subscribe")
-def test_what_changes_while_a_node_loads_its_rules_is_not_lost() -> None:
+async def test_what_changes_while_a_node_loads_its_rules_is_not_lost() -> None:
     """It listens first: a ring that comes while it loads is heard, and not only at the next sync."""
-
-    async def main() -> None:
-        log = Busy()
-        log.put("a", 5)
-        feed = RuleFeed(log, [log], lambda rules: None, virtual_loop.LoopClock(), None)
-        async with feed:
-            await asyncio.sleep(1)
-            found = feed.rules.lookup("acme", "a")
-            assert len(log.changes) == 2, "it changed while it was read"
-            assert found is not None and found.limit == 50
-
-    virtual_loop.run(main())
+    log = Busy()
+    log.put("a", 5)
+    feed = RuleFeed(log, [log], lambda rules: None, virtual_loop.LoopClock(), None)
+    async with feed:
+        await asyncio.sleep(1)
+        found = feed.rules.lookup("acme", "a")
+        assert len(log.changes) == 2, "it changed while it was read"
+        assert found is not None and found.limit == 50
 
 
 class Away(SqliteRuleStore):
@@ -97,18 +86,16 @@ class Away(SqliteRuleStore):
         raise Unavailable("the database of the rules cannot be reached now")
 
 
+@pytest.mark.real_time
 @pytest.mark.seed('004 scenario 1: admin_errors_total{operation="update_rule", error="db_connection_failed"}')
-def test_a_database_that_is_away_is_counted_as_the_admins_own_error(tmp_path: Path) -> None:
+async def test_a_database_that_is_away_is_counted_as_the_admins_own_error(tmp_path: Path) -> None:
     def count() -> float:
         labels = {"operation": "update_rule", "error": "db_connection_failed"}
         return REGISTRY.get_sample_value("holdfast_admin_errors_total", labels) or 0.0
 
-    async def main() -> None:
-        before, clock = count(), SystemClock()
-        async with Away(tmp_path / "limits.db", clock) as away:
-            control = RuleAdmin(away, clock, "embedded")
-            with pytest.raises(Unavailable):
-                await control.update({"tenantID": "acme", "resource": "/a", "limit": 1, "expectedVersion": 1}, "olga")
-        assert count() == before + 1
-
-    asyncio.run(main())
+    before, clock = count(), SystemClock()
+    async with Away(tmp_path / "limits.db", clock) as away:
+        control = RuleAdmin(away, clock, "embedded")
+        with pytest.raises(Unavailable):
+            await control.update({"tenantID": "acme", "resource": "/a", "limit": 1, "expectedVersion": 1}, "olga")
+    assert count() == before + 1

@@ -32,141 +32,112 @@ async def admitted(limits: Limiter, times: int) -> int:
     return sum([(await limits.check("acme", "x", "ann")).allowed for _ in range(times)])
 
 
-def test_a_share_is_worked_out_anew_when_nodes_come_and_go() -> None:
-    async def main() -> None:
-        counters = Shared()
-        async with node(counters, node_ttl_seconds=3.0) as limits:
-            shares = []
-            for nodes in (1, 4, 2):
-                counters.mood, counters.nodes = "well", nodes
-                await asyncio.sleep(10)
-                counters.mood = "away"
-                shares.append((await limits.check("acme", "x", f"ann{nodes}")).limit)
-            assert shares == [100, 25, 50]
-
-    virtual_loop.run(main())
+async def test_a_share_is_worked_out_anew_when_nodes_come_and_go() -> None:
+    counters = Shared()
+    async with node(counters, node_ttl_seconds=3.0) as limits:
+        shares = []
+        for nodes in (1, 4, 2):
+            counters.mood, counters.nodes = "well", nodes
+            await asyncio.sleep(10)
+            counters.mood = "away"
+            shares.append((await limits.check("acme", "x", f"ann{nodes}")).limit)
+        assert shares == [100, 25, 50]
 
 
-def test_a_peek_shows_what_a_bucket_owes() -> None:
+async def test_a_peek_shows_what_a_bucket_owes() -> None:
     """It said 5 used of 5, and that nothing would be used in 227 s of a window of 60 s."""
-
-    async def main() -> None:
-        counters, ann = Shared(), Check("acme", "x", "ann")
-        limits = node(counters, Rule("acme", "x", "token_bucket", 5, 60.0))
-        for _ in range(19):
-            assert limits.check_optimistic(*ann).allowed
-        await asyncio.sleep(0.01)
-        standing = await limits.peek(ann)
-        assert standing is not None
-        assert (standing.used, standing.capacity, standing.remaining) == (19, 5, 0)
-        assert standing.reset_after == pytest.approx(19 * 12, abs=0.1)
-        await asyncio.sleep(17 * 12 + 1)
-        later = await limits.peek(ann)
-        assert later is not None
-        assert (later.used, later.remaining) == (2, 3), "what is left is what is not used"
-
-    virtual_loop.run(main())
+    counters, ann = Shared(), Check("acme", "x", "ann")
+    limits = node(counters, Rule("acme", "x", "token_bucket", 5, 60.0))
+    for _ in range(19):
+        assert limits.check_optimistic(*ann).allowed
+    await asyncio.sleep(0.01)
+    standing = await limits.peek(ann)
+    assert standing is not None
+    assert (standing.used, standing.capacity, standing.remaining) == (19, 5, 0)
+    assert standing.reset_after == pytest.approx(19 * 12, abs=0.1)
+    await asyncio.sleep(17 * 12 + 1)
+    later = await limits.peek(ann)
+    assert later is not None
+    assert (later.used, later.remaining) == (2, 3), "what is left is what is not used"
 
 
-def test_what_is_owed_is_charged_as_soon_as_the_counters_answer() -> None:
-    async def main() -> None:
-        counters = Shared()
-        async with node(counters, **QUIET) as limits:
-            counters.mood = "away"
-            assert await admitted(limits, 60) == 60
-            counters.mood = "well"
-            await asyncio.sleep(2)  # the breaker lets one through again
-            await limits.check("acme", "x", "bob")
-            await asyncio.sleep(0.01)
-            assert [(debt.key[1], debt.charged) for debt in counters.adjustments] == [("ann", 60)]
-
-    virtual_loop.run(main())
-
-
-def test_what_has_drained_meanwhile_is_not_owed() -> None:
-    async def main() -> None:
-        counters = Shared()
-        bucket = Rule("acme", "x", "token_bucket", 60, 60.0)
-        async with node(counters, bucket, **QUIET) as limits:
-            counters.mood = "away"
-            assert await admitted(limits, 50) == 50
-            await asyncio.sleep(30)
-            counters.mood = "well"
-            await limits.check("acme", "x", "bob")
-            await asyncio.sleep(0.01)
-            assert [debt.charged for debt in counters.adjustments] == [20]
-
-    virtual_loop.run(main())
-
-
-def test_a_share_forgets_what_was_used_when_all_of_it_has_drained() -> None:
-    async def main() -> None:
-        counters = Shared()
-        limits = node(counters, structs.replace(RULE, window_seconds=60.0))
-        assert await admitted(limits, 90) == 90
-        await asyncio.sleep(61)
+async def test_what_is_owed_is_charged_as_soon_as_the_counters_answer() -> None:
+    counters = Shared()
+    async with node(counters, **QUIET) as limits:
         counters.mood = "away"
-        assert await admitted(limits, 100) == 100
+        assert await admitted(limits, 60) == 60
+        counters.mood = "well"
+        await asyncio.sleep(2)  # the breaker lets one through again
+        await limits.check("acme", "x", "bob")
+        await asyncio.sleep(0.01)
+        assert [(debt.key[1], debt.charged) for debt in counters.adjustments] == [("ann", 60)]
 
-    virtual_loop.run(main())
+
+async def test_what_has_drained_meanwhile_is_not_owed() -> None:
+    counters = Shared()
+    bucket = Rule("acme", "x", "token_bucket", 60, 60.0)
+    async with node(counters, bucket, **QUIET) as limits:
+        counters.mood = "away"
+        assert await admitted(limits, 50) == 50
+        await asyncio.sleep(30)
+        counters.mood = "well"
+        await limits.check("acme", "x", "bob")
+        await asyncio.sleep(0.01)
+        assert [debt.charged for debt in counters.adjustments] == [20]
 
 
-def test_a_group_learns_from_its_answer() -> None:
+async def test_a_share_forgets_what_was_used_when_all_of_it_has_drained() -> None:
+    counters = Shared()
+    limits = node(counters, structs.replace(RULE, window_seconds=60.0))
+    assert await admitted(limits, 90) == 90
+    await asyncio.sleep(61)
+    counters.mood = "away"
+    assert await admitted(limits, 100) == 100
+
+
+async def test_a_group_learns_from_its_answer() -> None:
     """That its node is behind, and what was denied."""
-
-    async def main() -> None:
-        counters, behind = Shared(), []
-        rules = [RULE, structs.replace(RULE, resource="y", limit=1)]
-        newer = Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([structs.replace(RULE, version=2)]))
-        await newer.check("acme", "x", "ann")
-        limits = Limiter(
-            counters, virtual_loop.LoopClock(), rules=RuleSet.of(rules), on_behind=lambda: behind.append("told")
-        )
-        group = [Check("acme", "x", "ann"), Check("acme", "y", "ann")]
-        assert [d.rule_version for d in await limits.check_many(group)] == [2, 1]
-        assert behind == ["told"]
-        assert [d.exceeded for d in await limits.check_many(group)] == [False, True]
-        remembered = limits.try_check("acme", "y", "ann")
-        assert remembered is not None and remembered.decided_by == "denial_cache"
-
-    virtual_loop.run(main())
+    counters, behind = Shared(), []
+    rules = [RULE, structs.replace(RULE, resource="y", limit=1)]
+    newer = Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([structs.replace(RULE, version=2)]))
+    await newer.check("acme", "x", "ann")
+    limits = Limiter(
+        counters, virtual_loop.LoopClock(), rules=RuleSet.of(rules), on_behind=lambda: behind.append("told")
+    )
+    group = [Check("acme", "x", "ann"), Check("acme", "y", "ann")]
+    assert [d.rule_version for d in await limits.check_many(group)] == [2, 1]
+    assert behind == ["told"]
+    assert [d.exceeded for d in await limits.check_many(group)] == [False, True]
+    remembered = limits.try_check("acme", "y", "ann")
+    assert remembered is not None and remembered.decided_by == "denial_cache"
 
 
-def test_checks_of_a_group_that_never_fit_together_are_refused_as_a_mistake() -> None:
-    async def main() -> None:
-        counters = Shared()
-        limits = node(counters)
-        with pytest.raises(InvalidCheck, match="cost"):
-            await limits.check_many([Check("acme", "x", "ann", 60), Check("acme", "x", "ann", 41)])
-        assert not counters.calls
-        decisions = await limits.check_many([Check("acme", "x", "ann", 60), Check("acme", "x", "ann", 40)])
-        assert [d.allowed for d in decisions] == [True, True]
-
-    virtual_loop.run(main())
+async def test_checks_of_a_group_that_never_fit_together_are_refused_as_a_mistake() -> None:
+    counters = Shared()
+    limits = node(counters)
+    with pytest.raises(InvalidCheck, match="cost"):
+        await limits.check_many([Check("acme", "x", "ann", 60), Check("acme", "x", "ann", 41)])
+    assert not counters.calls
+    decisions = await limits.check_many([Check("acme", "x", "ann", 60), Check("acme", "x", "ann", 40)])
+    assert [d.allowed for d in decisions] == [True, True]
 
 
-def test_a_node_that_leaves_gives_its_leases_back() -> None:
-    async def main() -> None:
-        counters = Shared()
-        leased = structs.replace(RULE, precision="leased")
-        async with node(counters, leased, lease_percent=10, **QUIET) as limits:
-            await admitted(limits, 8)
-            stock = limits.lease_stock
-            assert stock > 0
-        assert sum(gift.given for gift in counters.adjustments) == stock
-        assert (await node(counters, leased, lease_percent=0).check("acme", "x", "ann")).remaining == 100 - 8 - 1
-
-    virtual_loop.run(main())
+async def test_a_node_that_leaves_gives_its_leases_back() -> None:
+    counters = Shared()
+    leased = structs.replace(RULE, precision="leased")
+    async with node(counters, leased, lease_percent=10, **QUIET) as limits:
+        await admitted(limits, 8)
+        stock = limits.lease_stock
+        assert stock > 0
+    assert sum(gift.given for gift in counters.adjustments) == stock
+    assert (await node(counters, leased, lease_percent=0).check("acme", "x", "ann")).remaining == 100 - 8 - 1
 
 
-def test_a_decision_by_lease_tells_its_region() -> None:
-    async def main() -> None:
-        limits = node(Shared(), structs.replace(RULE, precision="leased"), lease_percent=10)
-        decisions = [await limits.check("acme", "x", "ann") for _ in range(3)]
-        assert [d.decided_by for d in decisions] == ["counters", "lease", "lease"]
-        assert {d.region for d in decisions} == {"eu"}
-
-    virtual_loop.run(main())
+async def test_a_decision_by_lease_tells_its_region() -> None:
+    limits = node(Shared(), structs.replace(RULE, precision="leased"), lease_percent=10)
+    decisions = [await limits.check("acme", "x", "ann") for _ in range(3)]
+    assert [d.decided_by for d in decisions] == ["counters", "lease", "lease"]
+    assert {d.region for d in decisions} == {"eu"}
 
 
 class Withdrawn(Shared):
@@ -180,18 +151,15 @@ class Withdrawn(Shared):
         return await super().take(entries)
 
 
-def test_a_probe_that_was_cancelled_does_not_keep_the_breaker_shut() -> None:
-    async def main() -> None:
-        counters = Withdrawn()
-        limits = node(counters)
-        counters.mood = "away"
-        await admitted(limits, 5)
-        assert limits.counters_state == "down"
-        counters.mood, counters.withdraw = "well", True
-        await asyncio.sleep(2)
-        assert (await limits.check("acme", "x", "ann")).degraded, "the probe told nothing"
-        counters.withdraw = False
-        assert not (await limits.check("acme", "x", "ann")).degraded
-        assert limits.counters_state == "up"
-
-    virtual_loop.run(main())
+async def test_a_probe_that_was_cancelled_does_not_keep_the_breaker_shut() -> None:
+    counters = Withdrawn()
+    limits = node(counters)
+    counters.mood = "away"
+    await admitted(limits, 5)
+    assert limits.counters_state == "down"
+    counters.mood, counters.withdraw = "well", True
+    await asyncio.sleep(2)
+    assert (await limits.check("acme", "x", "ann")).degraded, "the probe told nothing"
+    counters.withdraw = False
+    assert not (await limits.check("acme", "x", "ann")).degraded
+    assert limits.counters_state == "up"

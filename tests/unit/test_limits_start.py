@@ -21,77 +21,67 @@ from proof import virtual_loop
 NOWHERE = LimitsSettings(rules_url="postgresql://127.0.0.1:1/none")
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("on_disk", [None, b"", b"{"])
-def test_a_first_start_without_the_database_limits_by_the_rules_to_start_with(
+async def test_a_first_start_without_the_database_limits_by_the_rules_to_start_with(
     tmp_path: Path, on_disk: bytes | None
 ) -> None:
-    async def main() -> None:
-        if on_disk is not None:
-            (tmp_path / RULES_NAME).write_bytes(on_disk)
-        async with open_limits(NOWHERE, tmp_path, starts_with=DEFAULT_RULES) as plane:
-            decisions = [await plane.limiter.check("acme", "send:user", "ann") for _ in range(5_000)]
-            assert 0 < sum(decision.allowed for decision in decisions) < 5_000
-            assert decisions[0].rule_version == 0, "older than any that an operator made"
-            assert len(plane.limiter.rules) == len(DEFAULT_RULES)
-
-    asyncio.run(main())
+    if on_disk is not None:
+        (tmp_path / RULES_NAME).write_bytes(on_disk)
+    async with open_limits(NOWHERE, tmp_path, starts_with=DEFAULT_RULES) as plane:
+        decisions = [await plane.limiter.check("acme", "send:user", "ann") for _ in range(5_000)]
+        assert 0 < sum(decision.allowed for decision in decisions) < 5_000
+        assert decisions[0].rule_version == 0, "older than any that an operator made"
+        assert len(plane.limiter.rules) == len(DEFAULT_RULES)
 
 
-def test_who_never_knew_the_rules_says_that_they_are_stale(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with open_limits(NOWHERE, tmp_path, starts_with=DEFAULT_RULES) as plane:
-            assert plane.dependencies()["rules"] == "stale"
-            assert (await plane.health())["rules"] == "stale"
-            status = plane.status()
-            assert (status["stale"], status["staleness_seconds"]) == (True, None)
-            assert "never" in alarms({"limits": status})[0]
-            assert telemetry.REGISTRY.get_sample_value("holdfast_limits_rule_staleness_seconds") == float("inf")
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_who_never_knew_the_rules_says_that_they_are_stale(tmp_path: Path) -> None:
+    async with open_limits(NOWHERE, tmp_path, starts_with=DEFAULT_RULES) as plane:
+        assert plane.dependencies()["rules"] == "stale"
+        assert (await plane.health())["rules"] == "stale"
+        status = plane.status()
+        assert (status["stale"], status["staleness_seconds"]) == (True, None)
+        assert "never" in alarms({"limits": status})[0]
+        assert telemetry.REGISTRY.get_sample_value("holdfast_limits_rule_staleness_seconds") == float("inf")
 
 
-def test_the_rules_to_start_with_give_way_to_whatever_the_database_has() -> None:
-    async def main() -> None:
-        log, applied = Log(), list[RuleSet]()
-        log.put("a", 5, deleted=True)
-        log.put("b", 7)
-        log.away = True
-        start = [Rule("acme", "a", "token_bucket", 1, 60.0), Rule("acme", "c", "token_bucket", 1, 60.0)]
-        async with RuleFeed(log, [log], applied.append, virtual_loop.LoopClock(), starts_with=start) as feed:
-            assert {(rule.resource, rule.epoch, rule.version) for rule in applied[0].live()} == {
-                ("a", 0, 0),
-                ("c", 0, 0),
-            }
-            assert feed.stale
-            log.away = False
-            await asyncio.sleep(1.2)
-            assert [rule.resource for rule in feed.rules.live()] == ["b"], "what was deleted, and what never was"
-            assert not feed.stale
-            assert feed.rules.digest == (await log.head()).digest
-
-    virtual_loop.run(main())
+async def test_the_rules_to_start_with_give_way_to_whatever_the_database_has() -> None:
+    log, applied = Log(), list[RuleSet]()
+    log.put("a", 5, deleted=True)
+    log.put("b", 7)
+    log.away = True
+    start = [Rule("acme", "a", "token_bucket", 1, 60.0), Rule("acme", "c", "token_bucket", 1, 60.0)]
+    async with RuleFeed(log, [log], applied.append, virtual_loop.LoopClock(), starts_with=start) as feed:
+        assert {(rule.resource, rule.epoch, rule.version) for rule in applied[0].live()} == {
+            ("a", 0, 0),
+            ("c", 0, 0),
+        }
+        assert feed.stale
+        log.away = False
+        await asyncio.sleep(1.2)
+        assert [rule.resource for rule in feed.rules.live()] == ["b"], "what was deleted, and what never was"
+        assert not feed.stale
+        assert feed.rules.digest == (await log.head()).digest
 
 
-def test_a_restart_on_a_reader_that_lags_goes_on_with_what_the_node_knew(tmp_path: Path) -> None:
-    async def main() -> None:
-        log, file = Log(), tmp_path / RULES_NAME
-        log.put("a", 5)
-        log.put("a", 50)
-        async with RuleFeed(log, [log], lambda rules: None, virtual_loop.LoopClock(), file):
-            pass
-        before = file.read_bytes()
-        log.lag, log.lag_seconds = 1, 600.0
-        applied: list[RuleSet] = []
-        async with RuleFeed(log, [log], applied.append, virtual_loop.LoopClock(), file) as feed:
-            await asyncio.sleep(20)
-            assert {rule.limit for rules in applied for rule in rules.all()} == {50}
-            assert (feed.from_disk, feed.stale, file.read_bytes()) == (True, True, before)
-            log.lag, log.lag_seconds = 0, 0.0
-            log.put("a", 70, ring=False)
-            await asyncio.sleep(2)
-            assert (feed.from_disk, feed.stale, limit_of(feed)) == (False, False, 70)
-
-    virtual_loop.run(main())
+async def test_a_restart_on_a_reader_that_lags_goes_on_with_what_the_node_knew(tmp_path: Path) -> None:
+    log, file = Log(), tmp_path / RULES_NAME
+    log.put("a", 5)
+    log.put("a", 50)
+    async with RuleFeed(log, [log], lambda rules: None, virtual_loop.LoopClock(), file):
+        pass
+    before = file.read_bytes()
+    log.lag, log.lag_seconds = 1, 600.0
+    applied: list[RuleSet] = []
+    async with RuleFeed(log, [log], applied.append, virtual_loop.LoopClock(), file) as feed:
+        await asyncio.sleep(20)
+        assert {rule.limit for rules in applied for rule in rules.all()} == {50}
+        assert (feed.from_disk, feed.stale, file.read_bytes()) == (True, True, before)
+        log.lag, log.lag_seconds = 0, 0.0
+        log.put("a", 70, ring=False)
+        await asyncio.sleep(2)
+        assert (feed.from_disk, feed.stale, limit_of(feed)) == (False, False, 70)
 
 
 def limit_of(feed: RuleFeed) -> int | None:
@@ -99,63 +89,53 @@ def limit_of(feed: RuleFeed) -> int | None:
     return rule.limit if rule is not None else None
 
 
-def test_embedded_rules_need_no_copy_beside_them(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with open_limits(LimitsSettings(), tmp_path, starts_with=DEFAULT_RULES):
-            pass
-        assert not (tmp_path / RULES_NAME).exists()
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_embedded_rules_need_no_copy_beside_them(tmp_path: Path) -> None:
+    async with open_limits(LimitsSettings(), tmp_path, starts_with=DEFAULT_RULES):
+        pass
+    assert not (tmp_path / RULES_NAME).exists()
 
 
-def test_a_node_whose_counters_are_away_says_that_it_limits_without_them(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with open_limits(LimitsSettings(), tmp_path / "whole") as plane:
-            assert (await plane.health())["rate_limiting"] == "healthy"
-        away = LimitsSettings("redis://127.0.0.1:1/0")
-        async with open_limits(away, tmp_path / "away", starts_with=DEFAULT_RULES) as plane:
-            for subject in range(50):
-                assert (await plane.limiter.check("acme", "send:user", str(subject))).degraded
-            health = await plane.health()
-            assert (health["status"], health["rate_limiting"]) == ("healthy", "degraded")
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_a_node_whose_counters_are_away_says_that_it_limits_without_them(tmp_path: Path) -> None:
+    async with open_limits(LimitsSettings(), tmp_path / "whole") as plane:
+        assert (await plane.health())["rate_limiting"] == "healthy"
+    away = LimitsSettings("redis://127.0.0.1:1/0")
+    async with open_limits(away, tmp_path / "away", starts_with=DEFAULT_RULES) as plane:
+        for subject in range(50):
+            assert (await plane.limiter.check("acme", "send:user", str(subject))).degraded
+        health = await plane.health()
+        assert (health["status"], health["rate_limiting"]) == ("healthy", "degraded")
 
 
-def test_a_decision_names_its_region_also_where_there_is_no_rule(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with open_limits(LimitsSettings(region="eu"), tmp_path) as plane:
-            decision = await plane.limiter.check("acme", "unruled", "ann")
-            assert (decision.decided_by, decision.region) == ("no_rule", "eu")
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_a_decision_names_its_region_also_where_there_is_no_rule(tmp_path: Path) -> None:
+    async with open_limits(LimitsSettings(region="eu"), tmp_path) as plane:
+        decision = await plane.limiter.check("acme", "unruled", "ann")
+        assert (decision.decided_by, decision.region) == ("no_rule", "eu")
 
 
-def test_a_node_without_a_name_is_given_one_that_it_keeps(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_a_node_without_a_name_is_given_one_that_it_keeps(tmp_path: Path) -> None:
     async def name(folder: str, node_id: str = "") -> str:
         async with open_limits(LimitsSettings(), tmp_path / folder, node_id) as plane:
             return plane.limiter.place.node
 
-    async def main() -> None:
-        first = await name("a")
-        assert await name("a", "a-name") == "a-name"
-        assert await name("a") == first, "a restart is nobody new to those who count nodes"
-        assert await name("b") != first
-        (tmp_path / "a" / "name.json").write_text('{"name":"no name"}')
-        assert await name("a") != first, "what cannot be one is made up anew"
-
-    asyncio.run(main())
+    first = await name("a")
+    assert await name("a", "a-name") == "a-name"
+    assert await name("a") == first, "a restart is nobody new to those who count nodes"
+    assert await name("b") != first
+    (tmp_path / "a" / "name.json").write_text('{"name":"no name"}')
+    assert await name("a") != first, "what cannot be one is made up anew"
 
 
-def test_a_rule_to_start_with_that_cannot_be_read_any_more_stops_no_start(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with open_limits(LimitsSettings(), tmp_path, starts_with=DEFAULT_RULES):
-            pass
-        with closing(apsw.Connection(str(tmp_path / "limits.db"))) as db:
-            db.execute("UPDATE rules SET body = replace(body, 'token_bucket', 'gcra') WHERE resource = 'send:user'")
-        async with open_limits(LimitsSettings(), tmp_path, starts_with=DEFAULT_RULES) as plane:
-            assert {rule.resource for rule in plane.limiter.rules.live()} == {
-                rule.resource for rule in DEFAULT_RULES
-            } - {"send:user"}
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_a_rule_to_start_with_that_cannot_be_read_any_more_stops_no_start(tmp_path: Path) -> None:
+    async with open_limits(LimitsSettings(), tmp_path, starts_with=DEFAULT_RULES):
+        pass
+    with closing(apsw.Connection(str(tmp_path / "limits.db"))) as db:
+        db.execute("UPDATE rules SET body = replace(body, 'token_bucket', 'gcra') WHERE resource = 'send:user'")
+    async with open_limits(LimitsSettings(), tmp_path, starts_with=DEFAULT_RULES) as plane:
+        assert {rule.resource for rule in plane.limiter.rules.live()} == {rule.resource for rule in DEFAULT_RULES} - {
+            "send:user"
+        }

@@ -76,52 +76,42 @@ class Crowded(Store):
         return {user: {f"chat_{n}": Cursor(1, 0) for n in range(CHATS_PER_TURN)} for user in users[:3]}
 
 
-def test_users_for_whom_a_read_had_no_room_are_read_for_next() -> None:
-    async def main() -> None:
-        store = Crowded()
-        history = ChatHistory(store, never, CursorProofs(b"test"), LoopClock())
-        store.seconds = 0.1
-        found = await asyncio.gather(*(history.memberships(user) for user in USERS[:8]))
-        assert [len(chats) for chats in found] == [CHATS_PER_TURN] * 8
-        assert [len(users) for users in store.asked] == [8, 5, 2]
-        assert list(await history.memberships_of(USERS[:5])) == USERS[:5]
-
-    run(main())
+async def test_users_for_whom_a_read_had_no_room_are_read_for_next() -> None:
+    store = Crowded()
+    history = ChatHistory(store, never, CursorProofs(b"test"), LoopClock())
+    store.seconds = 0.1
+    found = await asyncio.gather(*(history.memberships(user) for user in USERS[:8]))
+    assert [len(chats) for chats in found] == [CHATS_PER_TURN] * 8
+    assert [len(users) for users in store.asked] == [8, 5, 2]
+    assert list(await history.memberships_of(USERS[:5])) == USERS[:5]
 
 
-def test_who_waits_for_the_reads_of_a_crowd_is_answered_in_time() -> None:
-    async def main() -> None:
-        store = Crowded()
-        history = ChatHistory(store, never, CursorProofs(b"test"), LoopClock())
-        found = await asyncio.gather(*(history.memberships(user) for user in USERS[:20]), return_exceptions=True)
-        assert LoopClock().monotonic() == pytest.approx(5.0)
-        assert [type(each) for each in found] == [dict] * 12 + [Unavailable] * 8
-
-    run(main())
+async def test_who_waits_for_the_reads_of_a_crowd_is_answered_in_time() -> None:
+    store = Crowded()
+    history = ChatHistory(store, never, CursorProofs(b"test"), LoopClock())
+    found = await asyncio.gather(*(history.memberships(user) for user in USERS[:20]), return_exceptions=True)
+    assert LoopClock().monotonic() == pytest.approx(5.0)
+    assert [type(each) for each in found] == [dict] * 12 + [Unavailable] * 8
 
 
-def test_heavy_users_are_let_in_one_in_each_turn_of_the_loop() -> None:
+async def test_heavy_users_are_let_in_one_in_each_turn_of_the_loop() -> None:
     """Fifty of them would otherwise make places of a quarter of a million chats before anybody else ran."""
+    store = Crowded()
+    store.seconds = 0
+    history = ChatHistory(store, never, CursorProofs(b"test"), LoopClock())
+    turn = 0
+    let_in: list[int] = []
 
-    async def main() -> None:
-        store = Crowded()
-        store.seconds = 0
-        history = ChatHistory(store, never, CursorProofs(b"test"), LoopClock())
-        turn = 0
-        let_in: list[int] = []
+    async def come(user: User) -> None:
+        await history.memberships(user)
+        let_in.append(turn)
 
-        async def come(user: User) -> None:
-            await history.memberships(user)
-            let_in.append(turn)
-
-        async with asyncio.TaskGroup() as crowd:
-            coming = [crowd.create_task(come(user)) for user in USERS[:3]]
-            while not all(task.done() for task in coming):
-                await asyncio.sleep(0)
-                turn += 1
-        assert len(set(let_in)) == 3
-
-    run(main())
+    async with asyncio.TaskGroup() as crowd:
+        coming = [crowd.create_task(come(user)) for user in USERS[:3]]
+        while not all(task.done() for task in coming):
+            await asyncio.sleep(0)
+            turn += 1
+    assert len(set(let_in)) == 3
 
 
 def test_resumes_are_read_together_with_those_who_come() -> None:

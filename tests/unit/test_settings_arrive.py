@@ -123,14 +123,12 @@ def test_as_many_reads_wait_for_the_store_as_are_set(tmp_path: Path) -> None:
     with_node(tmp_path, load(None, {}, {"durability.sqlite.reads_waiting_max": 37}), look)
 
 
-def test_so_much_of_an_endpoints_answer_is_read_as_is_set() -> None:
+@pytest.mark.real_time
+async def test_so_much_of_an_endpoints_answer_is_read_as_is_set() -> None:
     settings = load(None, {}, {"work.webhooks.answer_bytes_max": 37}).work.webhooks
 
-    async def main() -> None:
-        async with WebhookSender.opened(None, None, SystemClock(), settings) as deliveries:
-            assert deliveries._settings.answer_bytes_max == 37
-
-    asyncio.run(main())
+    async with WebhookSender.opened(None, None, SystemClock(), settings) as deliveries:
+        assert deliveries._settings.answer_bytes_max == 37
 
 
 @pytest.mark.parametrize("format", ["json", "text"])
@@ -143,17 +141,15 @@ def test_lines_of_the_log_are_as_they_are_set(format: str, monkeypatch: pytest.M
     assert told == [(format == "json", "info")]
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("replica", ["", "postgresql://127.0.0.1:1/replica"])
-def test_rules_are_read_from_the_replica_that_is_set(replica: str, tmp_path: Path) -> None:
+async def test_rules_are_read_from_the_replica_that_is_set(replica: str, tmp_path: Path) -> None:
     """Both are away: a node starts, and goes on asking where it was told to."""
     primary = "postgresql://127.0.0.1:1/primary"
     settings = load(None, {}, {"limits.rules_url": primary, "limits.replica_url": replica}).limits
 
-    async def main() -> None:
-        async with open_limits(settings, tmp_path) as limits:
-            assert limits.feed._reader.database.settings.url == (replica or primary)
-
-    asyncio.run(main())
+    async with open_limits(settings, tmp_path) as limits:
+        assert limits.feed._reader.database.settings.url == (replica or primary)
 
 
 def _read_by(node: ast.AST) -> set[str]:

@@ -22,7 +22,7 @@ from holdfast.gateway.settings import GatewaySettings
 from holdfast.message import Draft, Outcome
 from holdfast.resilience import BreakerSettings, DependencyBreaker
 from holdfast.store.memory import MemoryStore
-from proof.virtual_loop import LoopClock, run
+from proof.virtual_loop import LoopClock
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "holdfast"
 CATALOGUE = [path.read_text() for path in (SOURCE / "telemetry").glob("*.py")]
@@ -109,12 +109,9 @@ def test_damage_to_messages_is_logged_as_critical_and_sev_1(event: Any) -> None:
     assert [(line["log_level"], line["severity"]) for line in logged] == [("critical", "SEV-1")]
 
 
-def test_a_dependency_that_was_just_opened_is_up_before_its_first_call() -> None:
-    async def story() -> None:
-        DependencyBreaker("some_store", "no", BreakerSettings(), LoopClock(), telemetry.dependency_state)
-        assert metric("dependency_up", dependency="some_store") == 1
-
-    run(story())
+async def test_a_dependency_that_was_just_opened_is_up_before_its_first_call() -> None:
+    DependencyBreaker("some_store", "no", BreakerSettings(), LoopClock(), telemetry.dependency_state)
+    assert metric("dependency_up", dependency="some_store") == 1
 
 
 def test_a_commit_that_meets_another_writer_is_a_conflict(tmp_path: Path) -> None:
@@ -132,16 +129,14 @@ def test_a_commit_that_meets_another_writer_is_a_conflict(tmp_path: Path) -> Non
     handle.close()
 
 
-def test_many_dead_letters_in_an_hour_call_the_operator_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.real_time
+async def test_many_dead_letters_in_an_hour_call_the_operator_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     monkeypatch.setattr(telemetry, "many_dead_letters", calls.append)
 
-    async def story() -> None:
-        letters = RecentDeadLetters(DeadLetterSettings(alert_threshold_per_hour=3))
-        for at in ["2026-01-01T10:59:00.000Z"] * 3 + ["2026-01-01T11:00:00.000Z"] * 6:
-            await letters.put(DeadLetter(1, "undecodable", "", b"", at))
-
-    asyncio.run(story())
+    letters = RecentDeadLetters(DeadLetterSettings(alert_threshold_per_hour=3))
+    for at in ["2026-01-01T10:59:00.000Z"] * 3 + ["2026-01-01T11:00:00.000Z"] * 6:
+        await letters.put(DeadLetter(1, "undecodable", "", b"", at))
     assert calls == [4]
 
 
@@ -151,24 +146,21 @@ class AwayStore(MemoryStore):
 
 
 @pytest.mark.parametrize(("patience", "closed"), [(60, (4007, "upstream_failure")), (0, None)])
-def test_connections_are_closed_for_a_store_that_stays_away_only_if_that_is_set(
+async def test_connections_are_closed_for_a_store_that_stays_away_only_if_that_is_set(
     patience: float, closed: tuple[int, str] | None
 ) -> None:
-    async def story() -> None:
-        limits = GatewaySettings(upstream_failure_close_seconds=patience)
-        async with bench(limits, store=AwayStore()) as parts:
-            chat_id = await parts.chat("alice", "bob")
-            socket = parts.connect("alice")
+    limits = GatewaySettings(upstream_failure_close_seconds=patience)
+    async with bench(limits, store=AwayStore()) as parts:
+        chat_id = await parts.chat("alice", "bob")
+        socket = parts.connect("alice")
+        await settle()
+        for n in range(5):
+            socket.say("send_message", client_message_id=f"c{n}", chat_id=chat_id, content="hello")
             await settle()
-            for n in range(5):
-                socket.say("send_message", client_message_id=f"c{n}", chat_id=chat_id, content="hello")
-                await settle()
-            await stay(socket, 59)
-            assert socket.closed is None
-            await stay(socket, 3)
-            assert socket.closed == closed
-
-    run(story())
+        await stay(socket, 59)
+        assert socket.closed is None
+        await stay(socket, 3)
+        assert socket.closed == closed
 
 
 async def stay(socket: FakeSocket, seconds: int) -> None:

@@ -125,7 +125,8 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
         TraceSettings(**wrong)
 
 
-def test_spans_reach_a_collector() -> None:
+@pytest.mark.real_time
+async def test_spans_reach_a_collector() -> None:
     received: list[bytes] = []
 
     async def collect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -142,12 +143,9 @@ def test_spans_reach_a_collector() -> None:
         with telemetry.tracing(settings, "n1"), telemetry.span("update_rule", {}):
             pass
 
-    async def main() -> None:
-        server = await asyncio.start_server(collect, "127.0.0.1", 0)
-        async with server:
-            await asyncio.to_thread(record, server.sockets[0].getsockname()[1])
-
-    asyncio.run(main())
+    server = await asyncio.start_server(collect, "127.0.0.1", 0)
+    async with server:
+        await asyncio.to_thread(record, server.sockets[0].getsockname()[1])
     request = ExportTraceServiceRequest()
     request.ParseFromString(received[0])
     assert request.resource_spans[0].scope_spans[0].spans[0].name == "update_rule"

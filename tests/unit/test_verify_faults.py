@@ -29,70 +29,58 @@ def scripted(*faults: Fault, seconds_max: float = 0.0) -> FaultPlan:
     return FaultPlan(random.Random(1), odds={"add": Odds(seconds_max=seconds_max)}, script={"add": list(faults)})
 
 
-def test_a_failed_call_was_not_made() -> None:
-    async def story() -> None:
-        inner = Counter()
-        with pytest.raises(Unavailable):
-            await faulty(inner, scripted(Fault.FAIL)).add("x")
-        assert inner.done == []
-
-    asyncio.run(story())
+@pytest.mark.real_time
+async def test_a_failed_call_was_not_made() -> None:
+    inner = Counter()
+    with pytest.raises(Unavailable):
+        await faulty(inner, scripted(Fault.FAIL)).add("x")
+    assert inner.done == []
 
 
-def test_a_throttled_call_was_not_made_and_says_when_to_come_back() -> None:
-    async def story() -> None:
-        inner = Counter()
-        with pytest.raises(RateLimited) as refused:
-            await faulty(inner, scripted(Fault.THROTTLE)).add("x")
-        assert inner.done == [] and refused.value.retry_after_seconds == 1.0
-
-    asyncio.run(story())
+@pytest.mark.real_time
+async def test_a_throttled_call_was_not_made_and_says_when_to_come_back() -> None:
+    inner = Counter()
+    with pytest.raises(RateLimited) as refused:
+        await faulty(inner, scripted(Fault.THROTTLE)).add("x")
+    assert inner.done == [] and refused.value.retry_after_seconds == 1.0
 
 
-def test_a_lost_reply_leaves_the_effect() -> None:
-    async def story() -> None:
-        inner = Counter()
-        with pytest.raises(OutcomeUnknown):
-            await faulty(inner, scripted(Fault.LOST_REPLY)).add("x")
-        assert inner.done == ["x"]
-
-    asyncio.run(story())
+@pytest.mark.real_time
+async def test_a_lost_reply_leaves_the_effect() -> None:
+    inner = Counter()
+    with pytest.raises(OutcomeUnknown):
+        await faulty(inner, scripted(Fault.LOST_REPLY)).add("x")
+    assert inner.done == ["x"]
 
 
-def test_a_hanging_call_ends_only_by_its_callers_deadline_or_by_healing() -> None:
-    async def story() -> None:
-        inner, plan = Counter(), scripted(Fault.HANG, Fault.HANG)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(faulty(inner, plan).add("x"), 0.01)
-        assert inner.done == []
-        waiting = asyncio.ensure_future(faulty(inner, plan).add("y"))
-        await asyncio.sleep(0)
-        plan.heal()
-        assert await waiting == 1 and inner.done == ["y"]
-
-    asyncio.run(story())
+@pytest.mark.real_time
+async def test_a_hanging_call_ends_only_by_its_callers_deadline_or_by_healing() -> None:
+    inner, plan = Counter(), scripted(Fault.HANG, Fault.HANG)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(faulty(inner, plan).add("x"), 0.01)
+    assert inner.done == []
+    waiting = asyncio.ensure_future(faulty(inner, plan).add("y"))
+    await asyncio.sleep(0)
+    plan.heal()
+    assert await waiting == 1 and inner.done == ["y"]
 
 
-def test_late_replies_change_places_but_effects_do_not() -> None:
-    async def story() -> None:
-        inner, finished = Counter(), []
-        first = faulty(inner, scripted(Fault.LATE_REPLY, seconds_max=0.01))
+@pytest.mark.real_time
+async def test_late_replies_change_places_but_effects_do_not() -> None:
+    inner, finished = Counter(), []
+    first = faulty(inner, scripted(Fault.LATE_REPLY, seconds_max=0.01))
 
-        async def one(what: str) -> None:
-            await first.add(what)
-            finished.append(what)
+    async def one(what: str) -> None:
+        await first.add(what)
+        finished.append(what)
 
-        await asyncio.gather(one("x"), one("y"))
-        assert inner.done == ["x", "y"] and finished == ["y", "x"]
-
-    asyncio.run(story())
+    await asyncio.gather(one("x"), one("y"))
+    assert inner.done == ["x", "y"] and finished == ["y", "x"]
 
 
-def test_what_is_not_async_passes_through() -> None:
-    async def story() -> None:
-        assert faulty(Counter(), scripted(Fault.FAIL)).size() == 0
-
-    asyncio.run(story())
+@pytest.mark.real_time
+async def test_what_is_not_async_passes_through() -> None:
+    assert faulty(Counter(), scripted(Fault.FAIL)).size() == 0
 
 
 def test_one_seed_is_one_sequence_of_faults_and_healing_ends_it() -> None:

@@ -7,22 +7,18 @@ from plane import bench, settle
 from holdfast.gateway.connection import Connection
 from holdfast.verify.history import Header, Level, Recorder
 from proof.simulation.watch import Watch, watched
-from proof.virtual_loop import run
 
 
-def test_what_was_written_to_a_socket_that_takes_nothing_counts_as_waiting() -> None:
-    async def story() -> None:
-        async with bench() as parts:
-            record = Recorder(Header(seed=1, notes={}))
-            watch = Watch(record, parts.clock.monotonic, {"messages": 1000, "bytes": 6000, "requests": 100})
-            parts.gateway.connection_type = watched(watch, Connection)
-            chat_id = await parts.chat("alice", "bob")
-            alice = parts.connect("alice")
-            await settle()
-            alice.stopped, alice.unsent = True, 7000
-            alice.say("sync_request", "q", chat_id=chat_id, epoch=1, after_sequence=0)
-            await settle()
-            levels = [level for level in record.history().of(Level) if level.where.startswith("bytes")]
-            assert levels[-1].value == 7000 > levels[-1].bound
-
-    run(story())
+async def test_what_was_written_to_a_socket_that_takes_nothing_counts_as_waiting() -> None:
+    async with bench() as parts:
+        record = Recorder(Header(seed=1, notes={}))
+        watch = Watch(record, parts.clock.monotonic, {"messages": 1000, "bytes": 6000, "requests": 100})
+        parts.gateway.connection_type = watched(watch, Connection)
+        chat_id = await parts.chat("alice", "bob")
+        alice = parts.connect("alice")
+        await settle()
+        alice.stopped, alice.unsent = True, 7000
+        alice.say("sync_request", "q", chat_id=chat_id, epoch=1, after_sequence=0)
+        await settle()
+        levels = [level for level in record.history().of(Level) if level.where.startswith("bytes")]
+        assert levels[-1].value == 7000 > levels[-1].bound

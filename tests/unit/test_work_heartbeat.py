@@ -8,6 +8,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import pytest
+
 from holdfast.clock import ManualClock, SystemClock
 from holdfast.work.postgres.heartbeat import Beat, WorkerHeartbeat
 
@@ -49,27 +51,23 @@ def beats_on() -> bool:
     return any(thread.name == "holdfast-heartbeat" for thread in threading.enumerate())
 
 
-def test_it_beats_while_the_loop_ticks_and_ends_with_the_block() -> None:
-    async def main() -> None:
-        store = Store()
-        async with heartbeat(store).beating():
-            await until(lambda: len(store.beats) > 5)
-        assert not beats_on(), "it ended with the block"
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_it_beats_while_the_loop_ticks_and_ends_with_the_block() -> None:
+    store = Store()
+    async with heartbeat(store).beating():
+        await until(lambda: len(store.beats) > 5)
+    assert not beats_on(), "it ended with the block"
 
 
-def test_a_handler_that_cancels_every_task_does_not_make_the_loop_look_stuck() -> None:
-    async def main() -> None:
-        store = Store()
-        async with heartbeat(store, stuck_after=0.1).beating():
-            await until(lambda: bool(store.beats))
-            for task in asyncio.all_tasks() - {asyncio.current_task()}:
-                task.cancel()
-            cancelled_at = time.monotonic()
-            await until(lambda: store.beats[-1] > cancelled_at + 0.2)
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_a_handler_that_cancels_every_task_does_not_make_the_loop_look_stuck() -> None:
+    store = Store()
+    async with heartbeat(store, stuck_after=0.1).beating():
+        await until(lambda: bool(store.beats))
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        cancelled_at = time.monotonic()
+        await until(lambda: store.beats[-1] > cancelled_at + 0.2)
 
 
 class Watched(ManualClock):
@@ -90,48 +88,42 @@ def block_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def test_a_busy_loop_still_beats_and_a_stuck_one_does_not() -> None:
-    async def main() -> None:
-        store, clock = Store(), Watched()
-        beating = WorkerHeartbeat(store.connect, clock, interval_seconds=0.02, stuck_after_seconds=0.25)
-        async with beating.beating():
-            await until(lambda: len(store.beats) > 2)
-            clock.advance(0.2)
-            before = len(store.beats)
-            block_until(lambda: len(store.beats) > before + 2)  # one that is busy for less than the bound is alive
-            clock.advance(0.2)
-            looks = clock.looks
-            block_until(lambda: clock.looks > looks + 2)  # a beat that had begun before is over
-            looks, during = clock.looks, len(store.beats)
-            block_until(lambda: clock.looks > looks + 5)
-            assert len(store.beats) == during, "a loop that is stuck longer is not"
-            await until(lambda: len(store.beats) > during)
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_a_busy_loop_still_beats_and_a_stuck_one_does_not() -> None:
+    store, clock = Store(), Watched()
+    beating = WorkerHeartbeat(store.connect, clock, interval_seconds=0.02, stuck_after_seconds=0.25)
+    async with beating.beating():
+        await until(lambda: len(store.beats) > 2)
+        clock.advance(0.2)
+        before = len(store.beats)
+        block_until(lambda: len(store.beats) > before + 2)  # one that is busy for less than the bound is alive
+        clock.advance(0.2)
+        looks = clock.looks
+        block_until(lambda: clock.looks > looks + 2)  # a beat that had begun before is over
+        looks, during = clock.looks, len(store.beats)
+        block_until(lambda: clock.looks > looks + 5)
+        assert len(store.beats) == during, "a loop that is stuck longer is not"
+        await until(lambda: len(store.beats) > during)
 
 
-def test_the_age_of_the_last_confirmed_beat_grows_while_the_store_is_away_and_falls_after() -> None:
-    async def main() -> None:
-        store = Store()
-        beating = heartbeat(store)
-        async with beating.beating():
-            await until(lambda: len(store.beats) > 2)
-            store.away = True
-            await until(lambda: beating.confirmed_age() > 0.2)
-            store.away = False
-            await until(lambda: beating.confirmed_age() < 0.1)
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_the_age_of_the_last_confirmed_beat_grows_while_the_store_is_away_and_falls_after() -> None:
+    store = Store()
+    beating = heartbeat(store)
+    async with beating.beating():
+        await until(lambda: len(store.beats) > 2)
+        store.away = True
+        await until(lambda: beating.confirmed_age() > 0.2)
+        store.away = False
+        await until(lambda: beating.confirmed_age() < 0.1)
 
 
-def test_a_store_that_says_we_are_dead_is_believed() -> None:
-    async def main() -> None:
-        store = Store()
-        beating = heartbeat(store)
-        async with beating.beating():
-            await until(lambda: bool(store.beats))
-            store.alive = False
-            await until(lambda: beating.lost)
-            await until(lambda: not beats_on())
-
-    asyncio.run(main())
+@pytest.mark.real_time
+async def test_a_store_that_says_we_are_dead_is_believed() -> None:
+    store = Store()
+    beating = heartbeat(store)
+    async with beating.beating():
+        await until(lambda: bool(store.beats))
+        store.alive = False
+        await until(lambda: beating.lost)
+        await until(lambda: not beats_on())
