@@ -182,6 +182,28 @@ def test_names_and_words(path: Path) -> None:
             assert not BANNED_NAMES.search(node.name), f"{relative(path)}: {node.name}"
 
 
+def classes_and_aliases() -> tuple[dict[str, set[str]], dict[str, set[str]]]:
+    """The modules that define each public class, and those that give its name to something else."""
+    classes: dict[str, set[str]] = {}
+    aliases: dict[str, set[str]] = {}
+    for path in MODULES:
+        for node in tree_of(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                classes.setdefault(node.name, set()).add(relative(path))
+            for target in node.targets if isinstance(node, ast.Assign) else []:
+                if isinstance(target, ast.Name):
+                    aliases.setdefault(target.id, set()).add(relative(path))
+    return classes, aliases
+
+
+def test_public_class_name_is_defined_once() -> None:
+    classes, aliases = classes_and_aliases()
+    twice = {name: where for name, where in classes.items() if len(where) > 1}
+    assert not twice, f"defined more than once: {twice}"
+    repeated = {name: where for name, where in aliases.items() if name in classes}
+    assert not repeated, f"an alias repeats the name of a class: {repeated}"
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=lambda p: p.stem)
 def test_every_story_is_run(path: Path) -> None:
     """A function inside a test that nobody calls makes a test that cannot fail."""

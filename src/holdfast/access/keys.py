@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.access.principal import ADMIN_SCOPES, CHATS_WRITE, TENANT_SCOPES, KeyScope, Principal, Scope
+from holdfast.access.principal import ADMIN_SCOPES, CHATS_WRITE, TENANT_SCOPES, AnyScope, KeyScope, Principal
 from holdfast.drivers.files import replace_file
 from holdfast.errors import Forbidden, InvalidMessage, NotFound, StateCorrupted, StateDirectory, Unauthorized
 from holdfast.message import check_tenant
@@ -53,7 +53,7 @@ class ApiKey(Struct, frozen=True, forbid_unknown_fields=True):
         """Who the key speaks for: the user a tenant key acts for, or an operator named by the key's id."""
         if self.kind == "admin":
             return Principal("", self.key_id, frozenset(self.scopes), "admin_key")
-        scopes: frozenset[Scope] = frozenset(self.scopes)
+        scopes: frozenset[AnyScope] = frozenset(self.scopes)
         if "chats:write" in scopes:
             scopes |= CHATS_WRITE
         return Principal(self.tenant, act_as or "", scopes, "tenant_key")

@@ -33,7 +33,7 @@ KeyScope = Literal[
     "limits:check",  # ask whether a subject of one's tenant may go on
 ]
 
-Scope = UserScope | KeyScope
+AnyScope = UserScope | KeyScope
 
 USER_SCOPES: frozenset[UserScope] = frozenset(get_args(UserScope))
 CHATS_WRITE: frozenset[UserScope] = USER_SCOPES - {"chats:read"}
@@ -53,7 +53,7 @@ class Principal(Struct, frozen=True):
 
     tenant: str
     user_id: str
-    scopes: frozenset[Scope]
+    scopes: frozenset[AnyScope]
     kind: PrincipalKind
     expires_at: float | None = None
     chats: frozenset[str] | None = None
@@ -68,7 +68,7 @@ class Principal(Struct, frozen=True):
         """Whether it may see this chat, if its user is in it."""
         return "chats:read" in self.scopes and (self.chats is None or chat_id in self.chats)
 
-    def refusal(self, scope: Scope, chat_id: str | None = None) -> Forbidden | None:
+    def refusal(self, scope: AnyScope, chat_id: str | None = None) -> Forbidden | None:
         """Why it may not do what needs ``scope``, in this chat if one is named; None if it may."""
         if scope not in self.scopes:
             return _lacks(self, scope)
@@ -81,13 +81,13 @@ class Principal(Struct, frozen=True):
         )
 
 
-def require_scope(principal: Principal, scope: Scope, chat_id: str | None = None) -> None:
+def require_scope(principal: Principal, scope: AnyScope, chat_id: str | None = None) -> None:
     """Forbidden unless the credential carries ``scope`` and is good for the chat, if one is named."""
     if (refusal := principal.refusal(scope, chat_id)) is not None:
         raise refusal
 
 
-def _lacks(principal: Principal, scope: Scope) -> Forbidden:
+def _lacks(principal: Principal, scope: AnyScope) -> Forbidden:
     """It names the scope, and how to get a credential that carries it."""
     if principal.kind == "user":
         return Forbidden(

@@ -16,7 +16,18 @@ from holdfast.api.middleware import AccessLog, Answered, response_headers
 from holdfast.api.openapi import describe
 from holdfast.api.pages import StaticPage
 from holdfast.api.reference import STYLE, html_page
-from holdfast.api.request import App, Receive, Request, Response, Scope, Send, View, address_of, receive, violated
+from holdfast.api.request import (
+    AsgiApp,
+    AsgiReceive,
+    AsgiScope,
+    AsgiSend,
+    Request,
+    Response,
+    View,
+    address_of,
+    receive,
+    violated,
+)
 from holdfast.api.responses import respond, respond_error
 from holdfast.api.routes import ALIASES, ENDPOINTS, GROUPS
 from holdfast.api.routing import Routes
@@ -28,7 +39,7 @@ _SAFE = ("GET", "HEAD", "OPTIONS")
 _DOCS_POLICY = "default-src 'none'; style-src 'self'; frame-ancestors 'none'"
 
 
-def make_app(deps: ApiDeps, strangers: Strangers) -> App:
+def make_app(deps: ApiDeps, strangers: Strangers) -> AsgiApp:
     """The REST surface over ``deps``. Holds no state but the keys of what runs now."""
     keyed = IdempotentRequests(deps)
     endpoints = [_opened(endpoint, deps) for endpoint in ENDPOINTS]
@@ -53,7 +64,7 @@ class _Application:
         self._routes = routes
         self._cross_origin = CrossOrigin(deps.origins, {endpoint.method for endpoint in ENDPOINTS})
 
-    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         """An ASGI application, for HTTP alone: WebSockets are the gateway's, and there is no lifespan."""
         deps, status = self._deps, 500
         began, request_id = deps.clock.monotonic(), deps.ids.new("req_")

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from holdfast.access.principal import Principal, Scope
+from holdfast.access.principal import AnyScope, Principal
 from holdfast.api.deps import ApiDeps
 from holdfast.clock import Clock
 from holdfast.errors import InvalidMessage, OutcomeUnknown, Refused, Unavailable
@@ -87,7 +87,7 @@ class Endpoint:
     run: _Run
     summary: str
     caller: CallerKind
-    scope: Scope | None = None
+    scope: AnyScope | None = None
     body: type | None = None
     query: type | None = None
     answer: Any = None

@@ -40,11 +40,11 @@ from holdfast.limits.http import refusal, refusing
 from holdfast.limits.rules import Decision
 from holdfast.message import SEQUENCE_MAX, check_id
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+AsgiScope = MutableMapping[str, Any]
+AsgiMessage = MutableMapping[str, Any]
+AsgiReceive = Callable[[], Awaitable[AsgiMessage]]
+AsgiSend = Callable[[AsgiMessage], Awaitable[None]]
+AsgiApp = Callable[[AsgiScope, AsgiReceive, AsgiSend], Awaitable[None]]
 RawHeaders = list[tuple[bytes, bytes]]
 
 
@@ -56,7 +56,7 @@ class Request:
         "repeated",
     )  # fmt: skip
 
-    def __init__(self, scope: Scope, receive: Receive) -> None:
+    def __init__(self, scope: AsgiScope, receive: AsgiReceive) -> None:
         client = scope.get("client")
         self.method: str = scope["method"]
         self.path: str = scope["path"]

@@ -21,9 +21,9 @@ TypeOption = Annotated[str | None, typer.Option("--type", help="Only this job ty
 StreamOption = Annotated[str | None, typer.Option("--stream", help="Only this stream.")]
 FailedOption = Annotated[str | None, typer.Option("--failed-with", help="Only this failure reason, e.g. throttled.")]
 DISCARDED_PER_SECOND = 1000
-Told = Callable[[int, int | None], None]
+_Told = Callable[[int, int | None], None]
 """Told after each step how many it was done to so far, and of how many, if anybody knows."""
-Seqs = Annotated[list[int], typer.Argument(metavar="JOB...", help="Jobs by their numbers.")]
+SeqsArgument = Annotated[list[int], typer.Argument(metavar="JOB...", help="Jobs by their numbers.")]
 
 
 def _listed(reach: CliContext, path: str, asked: dict[str, Any], *, empty: str) -> None:
@@ -164,7 +164,7 @@ def _show_acts(reach: CliContext, found: dict[str, Any]) -> None:
 @remote_command
 def retry_jobs(
     reach: CliContext,
-    seqs: Seqs,
+    seqs: SeqsArgument,
     now: Annotated[bool, typer.Option("--now", help="At once; so it is without it, too.")] = False,
     reset: Annotated[bool, typer.Option("--reset", help="Also forget attempts, strikes and crashes.")] = False,
     reason: ReasonOption = ASKED,
@@ -206,7 +206,7 @@ def release_jobs(
 
 @jobs.command("park")
 @remote_command
-def park_jobs(reach: CliContext, seqs: Seqs, reason: ReasonOption = ASKED) -> None:
+def park_jobs(reach: CliContext, seqs: SeqsArgument, reason: ReasonOption = ASKED) -> None:
     """Stop jobs, and the streams behind them, until somebody acts.
 
     Example:
@@ -219,7 +219,7 @@ def park_jobs(reach: CliContext, seqs: Seqs, reason: ReasonOption = ASKED) -> No
 
 @jobs.command("bury")
 @remote_command
-def bury_jobs(reach: CliContext, seqs: Seqs, reason: ReasonOption = ASKED) -> None:
+def bury_jobs(reach: CliContext, seqs: SeqsArgument, reason: ReasonOption = ASKED) -> None:
     """Move jobs to the dead letters and let their streams go on.
 
     Example:
@@ -324,7 +324,7 @@ def _exhume(reach: CliContext, verb: str, body: dict[str, Any], seqs: list[int] 
         raise typer.Exit(1)
 
 
-def _in_portions(rest: RestClient, verb: str, body: dict[str, Any], rate: int, told: Told) -> int:
+def _in_portions(rest: RestClient, verb: str, body: dict[str, Any], rate: int, told: _Told) -> int:
     """How many it was done to."""
     total, dead = 0, rest.get("/admin/jobs/stats")["dead"]
     for limit in _portions(rate, dead):
@@ -341,7 +341,7 @@ def _in_portions(rest: RestClient, verb: str, body: dict[str, Any], rate: int, t
 
 
 def _one_by_one(
-    rest: RestClient, verb: str, body: dict[str, Any], seqs: list[int], rate: int, told: Told
+    rest: RestClient, verb: str, body: dict[str, Any], seqs: list[int], rate: int, told: _Told
 ) -> tuple[int, list[int]]:
     """How many it was done to and which are gone; oldest first, and one that is gone does not keep the others back."""
     done, missing, chosen = 0, list[int](), sorted(set(seqs))

@@ -31,7 +31,7 @@ from holdfast.client.events import (
 from holdfast.client.inbox import Inbox
 from holdfast.client.outbox import Outbox, OutboxEntry
 from holdfast.client.reconnect import refusal
-from holdfast.client.session import NEVER, ClientSession, Pace, Resuming, Sync
+from holdfast.client.session import NEVER, ClientSession, FramePace, Resuming, Sync
 from holdfast.client.settings import ClientSettings
 from holdfast.errors import HoldfastError
 from holdfast.message import Cursor, Message, Page
@@ -259,7 +259,7 @@ class Machine:
         self._page_messages = int(min(self._settings.page_messages, limits.get("page_messages_max", NEVER)))
         chats = min(self._settings.resume_chats_per_frame, limits.get("resume_chats_per_frame", NEVER))
         self._resume_chats = int(chats)
-        session.pace = Pace(limits, now)
+        session.pace = FramePace(limits, now)
         session.resuming = Resuming(now if self.listens else NEVER)
 
     def _resumed(self, session: ClientSession, request_id: str | None, resumed: Resumed, now: float) -> None:

@@ -25,7 +25,7 @@ class Sync:
         self.at = at
 
 
-class Pace:
+class FramePace:
     """The rate of all frames that are no sends. At the bound what wants to leave waits for ``until``."""
 
     __slots__ = ("_bucket", "until")
@@ -112,7 +112,7 @@ class ClientSession:
         self.opened_at = self.heard_at = now
         self.coming_at = -NEVER
         self.silence_seconds = NEVER
-        self.pace = Pace({}, now)
+        self.pace = FramePace({}, now)
         self.resuming: Resuming | None = None
         self.resumed_many = False
         self.sync: Sync | None = None

@@ -33,7 +33,7 @@ PACES_MAX = 10_000
 """Destinations whose pace is remembered; beyond it the one that ran longest ago is forgotten."""
 
 
-class Pace(IntEnum):
+class DestinationPace(IntEnum):
     """In the order in which they have their turn."""
 
     QUICK = 0
@@ -46,13 +46,13 @@ class Paces:
 
     def __init__(self, slow_seconds: float = 1.0) -> None:
         self._slow_seconds = slow_seconds
-        self._known: OrderedDict[tuple[str, str], Pace] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str], DestinationPace] = OrderedDict()
 
-    def of(self, target: tuple[str, str]) -> Pace:
-        return self._known.get(target, Pace.NEW)
+    def of(self, target: tuple[str, str]) -> DestinationPace:
+        return self._known.get(target, DestinationPace.NEW)
 
     def ended(self, target: tuple[str, str], seconds: float) -> None:
-        self._known[target] = Pace.SLOW if seconds > self._slow_seconds else Pace.QUICK
+        self._known[target] = DestinationPace.SLOW if seconds > self._slow_seconds else DestinationPace.QUICK
         self._known.move_to_end(target)
         if len(self._known) > PACES_MAX:
             self._known.popitem(last=False)
@@ -66,7 +66,7 @@ class Destination:
     type: str
     name: str
     group: str
-    pace: Pace
+    pace: DestinationPace
     began: dict[int, float] = field(default_factory=dict)
     in_flight: int = 0
     jobs: int = 0
@@ -94,8 +94,8 @@ class Destinations:
         self._in_flight_of: Counter[tuple[str, bool]] = Counter()
         """By group, and by whether the destination is unproven (new or slow); groups with none are left out."""
         self._groups: Mapping[tuple[str, str], str] = {}
-        self._turns: dict[Pace, OrderedDict[str, OrderedDict[Destination, None]]] = {
-            pace: OrderedDict() for pace in Pace
+        self._turns: dict[DestinationPace, OrderedDict[str, OrderedDict[Destination, None]]] = {
+            pace: OrderedDict() for pace in DestinationPace
         }
         """Destinations with lines that wait and may have room, by pace and by group."""
         self.paused: Collection[tuple[str, str]] = frozenset()
@@ -187,7 +187,7 @@ class Destinations:
         pace = destination.pace
         if destination.lines or destination.group in self._turns[pace] or self.free(destination) <= 0:
             return True
-        return pace > 0 and (bool(self._turns[pace]) or bool(self._turns[Pace.NEW]))
+        return pace > 0 and (bool(self._turns[pace]) or bool(self._turns[DestinationPace.NEW]))
 
     def has_turn(self) -> bool:
         return self._find_turn() is not None

@@ -26,9 +26,9 @@ from holdfast.work.contract import Child, RunEnded, WorkerSession
 from holdfast.work.failures import PayloadUnreadable, Reasons
 from holdfast.work.job import InvalidArgument, Job, JobDraft, Reason, known_draft, known_seq, known_stage, shown
 
-Payload = TypeVar("Payload")
+_PayloadT = TypeVar("_PayloadT")
 _Run = Callable[["Context", Any], Awaitable[None]]
-Typed = Callable[["Context", Payload], Awaitable[None]]
+Typed = Callable[["Context", _PayloadT], Awaitable[None]]
 _encode = msgspec.json.Encoder().encode
 CHILDREN_MAX = 1000
 CHILDREN_BYTES_MAX = 16 << 20
@@ -221,14 +221,14 @@ class Handlers:
 
     def handle(
         self,
-        payload: type[Payload],
+        payload: type[_PayloadT],
         *,
         type: str | None = None,
-        stream: Callable[[Payload], str] | None = None,
+        stream: Callable[[_PayloadT], str] | None = None,
         deadline_seconds: float = 300.0,
         per_destination_max: int = 0,
         reasons: Reasons | None = None,
-    ) -> Callable[[Typed[Payload]], Typed[Payload]]:
+    ) -> Callable[[Typed[_PayloadT]], Typed[_PayloadT]]:
         """Register a handler for a payload type (a msgspec Struct, a dataclass, dict, …).
 
         ``stream`` gives the key of the stream in which order is kept; a run longer than the deadline is cancelled.
@@ -241,7 +241,7 @@ class Handlers:
             raise BadSetting(f"there is a handler for {name!r} already")
         decode = msgspec.json.Decoder(payload).decode
 
-        def register(run: Typed[Payload]) -> Typed[Payload]:
+        def register(run: Typed[_PayloadT]) -> Typed[_PayloadT]:
             table = dict(reasons or {})
             handling = HandlerSpec(name, decode, run, stream, deadline_seconds, per_destination_max, table)
             self._by_type[name] = handling

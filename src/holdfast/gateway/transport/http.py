@@ -24,7 +24,7 @@ from holdfast.gateway.handshake import RETURN_SECONDS, Refusal, UpgradeRequest, 
 from holdfast.gateway.transport.port import Port
 from holdfast.gateway.unread_answers import UnreadAnswers
 
-App = Callable[[Any, Any, Any], Awaitable[None]]
+_App = Callable[[Any, Any, Any], Awaitable[None]]
 """An ASGI application."""
 
 HTTP_STOP_SECONDS = 5
@@ -380,7 +380,7 @@ class _Requests(HttpToolsProtocol):
             self._timer = None
 
 
-async def _answer_at_once(app: App, cycle: RequestResponseCycle, scope: Any, receive: Any, _send: Any) -> None:
+async def _answer_at_once(app: _App, cycle: RequestResponseCycle, scope: Any, receive: Any, _send: Any) -> None:
     await app(scope, receive, _OneWrite(cycle).send)
 
 
@@ -458,7 +458,7 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serving(app: App, deps: HttpDeps, listening: socket.socket, broken: asyncio.Event) -> AsyncIterator[None]:
+async def serving(app: _App, deps: HttpDeps, listening: socket.socket, broken: asyncio.Event) -> AsyncIterator[None]:
     """Serve HTTP, and WebSockets by upgrade. ``broken`` is set if it ends by itself."""
     config = uvicorn.Config(
         app,

@@ -14,7 +14,7 @@ from typing import TypeVar
 from holdfast.verify.checkers.verdict import Verdict
 from holdfast.verify.history import EffectSeen, Enqueued, Excused, History, Ran
 
-Told = TypeVar("Told", EffectSeen, Ran)
+_E = TypeVar("_E", EffectSeen, Ran)
 
 
 @dataclass(slots=True)
@@ -44,8 +44,8 @@ def effects_once_in_order(history: JobHistory) -> Verdict:
     return verdict
 
 
-def _by_stream(items: Sequence[Told]) -> dict[str, list[Told]]:
-    streams: dict[str, list[Told]] = defaultdict(list)
+def _by_stream(items: Sequence[_E]) -> dict[str, list[_E]]:
+    streams: dict[str, list[_E]] = defaultdict(list)
     for item in items:
         streams[item.stream].append(item)
     return streams
