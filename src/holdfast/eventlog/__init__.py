@@ -1,0 +1,6 @@
+"""The event log: every committed message, in the order on which all readers agree.
+
+- ``contract``  what a log promises to its readers
+- ``memory``    the reference, used by the simulation
+- ``sqlite``    the embedded log: the store's message table, with a tail in memory
+"""

@@ -1,7 +1,8 @@
-"""The order on which every node agrees. Adapters: memory, sqlite (the message table in commit order).
+"""The event log: the order on which every node agrees. Adapters: memory, sqlite.
 
-Positions rise in commit order; between two entries of one chat nothing of that chat is missing. Reading is
-at-least-once: a reader owns its position and moves it after it has acted; the log keeps none.
+Positions rise in commit order, and between two entries of one chat nothing of that chat
+is missing. Reading is at-least-once: each reader keeps its own position and moves it
+after it has acted; the log stores no positions.
 """
 
 from __future__ import annotations
@@ -13,20 +14,24 @@ from holdfast.message import LogEntry
 
 
 class EventLog(Protocol):
-    """The reading side."""
+    """The read side of the log."""
 
     async def end(self) -> int:
         """The position of the newest entry; 0 if there is none."""
         ...
 
     async def read(self, after: int, limit: int) -> Sequence[LogEntry]:
-        """Up to ``limit`` entries with position > ``after``, in order; empty if there is none yet.
+        """Up to ``limit`` entries with position > ``after``, in order; empty if there
+        are none yet.
 
-        Unavailable if the log cannot be read now. UnreadableEvent if the first of them cannot be decoded; one that
-        is not the first ends what is returned, so that the next read meets it.
+        Raises Unavailable if the log cannot be read now, and UnreadableEvent if the
+        first entry cannot be decoded. An undecodable entry further on ends the result
+        before it, so that the next read raises.
         """
         ...
 
     async def wait(self, after: int) -> None:
-        """Return when an entry past ``after`` may exist; cancel-safe. It may return early, never late."""
+        """Return when an entry past ``after`` may exist; perhaps early, never late.
+        Cancel-safe.
+        """
         ...

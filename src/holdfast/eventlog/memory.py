@@ -1,4 +1,4 @@
-"""A log in memory: the reference, and the log of the simulation. Nothing survives the process."""
+"""A log in memory: the reference, and the log of the simulation. Not durable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from holdfast.message import LogEntry
 class MemoryEventLog:
     """See ``holdfast.eventlog.contract``.
 
-    ``committed`` is a listener for a store's commits, for where the log is the store's own order.
+    Register ``committed`` with a store's ``on_commit`` to make the log the store's
+    commit order.
     """
 
     def __init__(self) -> None:
@@ -32,7 +33,7 @@ class MemoryEventLog:
             await self._grown.wait()
 
     def committed(self, entries: Sequence[LogEntry]) -> None:
-        """Append in order, at the store's positions."""
+        """Append entries at the positions the store gave them."""
         self._entries.extend(entries)
         self._positions.extend(entry.position for entry in entries)
         grown, self._grown = self._grown, asyncio.Event()

@@ -1,8 +1,9 @@
 """The embedded event log: the store's message table in commit order.
 
-What was just committed is kept in memory too, the *tail*, so that a reader that keeps up reads nothing from disk;
-one that has fallen behind reads the table. A redaction empties the tail: nothing redacted is read from memory. So does
-a write whose outcome nobody knows: it may stand in the table although it was never announced.
+The newest entries are also kept in memory, the *tail*, so that a reader that keeps up
+never reads from disk; a reader that has fallen behind reads the table. A redaction
+empties the tail, so that nothing redacted is read from memory. So does a write with an
+unknown outcome: its messages may be in the table although no commit announced them.
 """
 
 from __future__ import annotations
@@ -18,20 +19,21 @@ from holdfast.message import LogEntry
 
 TAIL_ENTRIES_MAX = 4_096
 TAIL_CONTENT_BYTES_MAX = 16 * MIB
-"""Beyond either bound the oldest half of the tail goes. No settings: a reader further behind reads the table, all else
-is the same."""
+"""Beyond either bound the oldest half of the tail is dropped. No settings: a reader
+further behind reads the table, and nothing else changes.
+"""
 
 _position = attrgetter("position")
 
 
 class Listener(Protocol):
-    """Told of each commit; see ``holdfast.store.contract.Committed``."""
+    """Called after each commit; see ``holdfast.store.contract.CommitListener``."""
 
     def __call__(self, entries: Sequence[LogEntry]) -> None: ...
 
 
 class CommitSource(Protocol):
-    """What the log needs of its store."""
+    """What the log needs from its store."""
 
     def on_commit(self, listener: Listener) -> None: ...
 
@@ -41,7 +43,9 @@ class CommitSource(Protocol):
 
 
 class SqliteEventLog:
-    """See ``holdfast.eventlog.contract.EventLog``. There is nothing to publish: a commit is its own entry."""
+    """See ``holdfast.eventlog.contract.EventLog``. There is nothing to publish: a
+    committed message is its own entry.
+    """
 
     def __init__(
         self, source: CommitSource, entries_max: int = TAIL_ENTRIES_MAX, content_bytes_max: int = TAIL_CONTENT_BYTES_MAX
@@ -52,7 +56,7 @@ class SqliteEventLog:
         self._tail: list[LogEntry] = []
         self._tail_bytes = 0
         self._floor: int | None = None
-        """Every entry past this position is in the tail; None while nothing is."""
+        """Every entry past this position is in the tail; None if the tail is empty."""
         self._end: int | None = None
         """None: the table must be asked."""
         self._grown = asyncio.Event()
@@ -62,7 +66,7 @@ class SqliteEventLog:
         while self._end is None:
             grown = self._grown
             end = await self._source.log_end()
-            if grown is self._grown:  # else it may be older than what was heard meanwhile
+            if grown is self._grown:  # else a commit came meanwhile, and this end may be older
                 self._end = end
         return self._end
 

@@ -1,7 +1,12 @@
-"""Step 7: from the log to the sessions here and elsewhere, best effort.
+"""Fanout: from the log to the connected sessions, best effort.
 
-``contract`` has the seams (``registry/``: who is connected where; ``link/``: the way to a gateway). ``fanout`` is the
-role: it asks ``members`` who is in a chat, ``routing`` (pure) what goes where, and puts aside in ``dead_letters`` what
-makes no sense. ``ephemeral`` tells typing, presence and ``receipts`` (pure); ``attendance`` keeps the registry in step
-with who is connected here; ``gaps`` (pure) watches that the log is dense.
+- ``contract``      the seams: the registry (who is connected where), the link to a gateway
+- ``fanout``        the role: reads the log, routes each batch, hands it over, moves on
+- ``routing``       what goes to which gateway; whether sequences are missing (pure)
+- ``members``       who is in a chat, as far as the log has been read
+- ``dead_letters``  events that cannot be used, kept for an operator
+- ``memory``        the registry and the link of a single process
+- ``presence``      reports to the registry who is connected to this gateway
+- ``ephemeral``     typing, presence and receipts: sent at most once a second, never stored
+- ``receipts``      which senders learn that their messages were delivered or read (pure)
 """

@@ -1,7 +1,7 @@
-"""The seams of the fanout plane: who is online where, and how to reach a gateway.
+"""The seams of fanout: who is connected where, and how to reach a gateway.
 
-Both are best effort. What they miss is found by the sessions' position check and healed by sync, so nothing
-here ever queues for later.
+Both are best effort, and neither queues anything for later. A session notices what it
+missed by its continuity check, and sync repairs it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from holdfast.message import Message, User
 
 
 class Stretch(Struct, frozen=True):
-    """Consecutive messages of one chat of one tenant, for the members that this gateway holds.
+    """Consecutive messages of one chat, for the members connected to one gateway.
 
-    ``users`` are members before the first message, or after it where it is an event that adds them; a gateway
-    follows the membership events inside the stretch itself. They are named because a chat's creation leaves no event:
-    its first message is how a gateway learns that its users are members.
+    ``users`` are the members before the first message, or after it if it is the event
+    that adds them. The gateway follows later membership events inside the stretch by
+    itself. The users are listed because creating a chat leaves no event: its first
+    message is how a gateway learns that they are members.
     """
 
     tenant: str
@@ -28,7 +29,7 @@ class Stretch(Struct, frozen=True):
 
 
 class Envelope(Struct, frozen=True):
-    """For one gateway: stretches of chats, in log order."""
+    """Everything one batch holds for one gateway: stretches of chats, in log order."""
 
     stretches: Sequence[Stretch]
 
@@ -37,21 +38,27 @@ class Registry(Protocol):
     """Which users are connected to which gateways. Adapters: memory."""
 
     async def announce(self, gateway: str, users: Iterable[User]) -> None:
-        """These users have a connection at this gateway; repeated by heartbeat where entries expire."""
+        """Record that these users are connected to this gateway. Where entries expire,
+        the gateway repeats this with its heartbeat.
+        """
         ...
 
     async def withdraw(self, gateway: str, users: Iterable[User]) -> None:
-        """They have none there any more."""
+        """Record that these users are no longer connected to this gateway."""
         ...
 
     async def gateways_of(self, users: Iterable[User]) -> Mapping[str, Set[User]]:
-        """For each gateway, which of ``users`` it holds. Unavailable if nobody can say."""
+        """For each gateway, which of ``users`` it holds. Raises Unavailable if the
+        registry cannot be read.
+        """
         ...
 
 
 class Link(Protocol):
-    """The way to the gateways. Adapters: local."""
+    """The connection to the gateways. Adapters: local."""
 
     async def deliver(self, gateway: str, envelope: Envelope) -> None:
-        """Hand over an envelope; Unavailable if the gateway cannot be reached now."""
+        """Hand over an envelope. Raises Unavailable if the gateway cannot be reached
+        now.
+        """
         ...

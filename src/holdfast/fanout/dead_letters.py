@@ -1,7 +1,9 @@
-"""Events that cannot be used: kept for an operator, so that reading can go on.
+"""Dead letters: events that cannot be used, kept for an operator so that reading can go
+on.
 
-The contract, and the adapter of the embedded server. There the event itself is still in the log at its position, so
-a bounded list in memory loses nothing but the reminder; each letter is also an error in the server's log.
+The contract, and the adapter of the embedded server. There the event itself stays in
+the log at its position, so a bounded list in memory can lose only the reminder. Each
+dead letter is also logged as an error.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from holdfast.bounds import positive
 
 DATA_BYTES_MAX = 64 * 1024
 _HOUR = len("2026-01-01T00")
-"""So much of a time names its hour."""
+"""The leading characters of a timestamp that identify its hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class DeadLetterSettings:
 
 
 class DeadLetter(Struct, frozen=True):
-    """One event, where it stands, when and why it was put aside."""
+    """One event: its position in the log, and when and why it was put aside."""
 
     position: int
     reason: str
@@ -48,7 +50,9 @@ class DeadLetter(Struct, frozen=True):
 
 
 class DeadLetters(Protocol):
-    """Where letters go. ``put`` must not fail for one letter's sake; Unavailable if it cannot be kept at all."""
+    """Where dead letters are kept. ``put`` must not fail because of one letter's
+    content; it raises Unavailable if nothing can be kept at all.
+    """
 
     async def put(self, letter: DeadLetter) -> None: ...
 
@@ -58,7 +62,9 @@ class DeadLetters(Protocol):
 
 
 class RecentDeadLetters:
-    """The last ``max_letters``. Above ``alert_threshold_per_hour`` an operator is called, once an hour."""
+    """Keeps the last ``max_letters``. Alerts an operator when an hour has more than
+    ``alert_threshold_per_hour``, once in that hour.
+    """
 
     def __init__(self, settings: DeadLetterSettings | None = None) -> None:
         self._settings = settings or DeadLetterSettings()

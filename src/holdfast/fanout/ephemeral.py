@@ -1,8 +1,12 @@
-"""Typing, presence and receipts: what is worth nothing a moment later.
+"""Typing, presence and receipts: notes that are worthless a moment later.
 
-Of one kind, chat and user the newest wins and at most one leaves per second; chats above 100 members get none; a user
-types in few chats at a time; what is too much is dropped and counted. Nothing here needs a resync, and nothing waits
-for it. Frames go to the sessions of this node; a node that serves the others will take the place of ``Sessions``.
+Each note has a key: its kind, user and chat. A newer note replaces a waiting one with
+the same key, and at most one per key is sent each second. Chats above 100 members get
+none, and each user's typing is rate-limited. Notes beyond a bound are dropped and
+counted: none is worth a resync, and nothing waits for one.
+
+Frames go to the sessions of this node. With several nodes, ``Sessions`` becomes an
+adapter that reaches the others too.
 """
 
 from __future__ import annotations
@@ -27,21 +31,25 @@ from holdfast.wire.frames import Presence, Receipt, Typing
 
 Status = Literal["online", "offline"]
 GATHER_SECONDS = 0.02
-"""Who comes or leaves within it is looked up in one read, and told in one write to those who share their chats."""
+"""Users who connect or disconnect within this time are looked up in one read, and their
+presence goes out in one write to each session that shares a chat with them.
+"""
 
 _Key = tuple[str, ...]
 _MembershipsOf = Mapping[User, Mapping[str, Cursor]]
 
 
 class Sessions(Protocol):
-    """The sessions that can be reached; the newest frame of a key takes the place of one that still waits there."""
+    """The sessions that can be reached. A new frame replaces a waiting one with the
+    same key.
+    """
 
     async def push_to_chats(self, chat_ids: Iterable[str], key: _Key, frame: bytes) -> None:
-        """To every session of these chats, once each. It gives way to other work."""
+        """Push to every session in these chats, once each. Yields to other work."""
         ...
 
     def push_to_user(self, user: User, chat_id: str, key: _Key, frame: bytes) -> None:
-        """To the sessions of the user that are in the chat."""
+        """Push to the user's sessions that are in the chat."""
         ...
 
 
@@ -78,7 +86,9 @@ class EphemeralSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Note:
-    """Something to tell. ``chat_id`` None: to everybody who shares a chat with ``about``. ``to``: to them alone."""
+    """A note to send. ``chat_id`` None: to everybody who shares a chat with ``about``.
+    ``to``: to this user only.
+    """
 
     about: User
     payload: Typing | Presence | Receipt
@@ -97,7 +107,9 @@ class _Note:
 
 
 class Ephemeral:
-    """Gathers notes and tells them. ``run`` must be running; it ends only by cancellation."""
+    """Collects notes and sends them. ``run`` must be running; it ends only by
+    cancellation.
+    """
 
     def __init__(
         self,
@@ -115,21 +127,23 @@ class Ephemeral:
         self._ready: dict[_Key, _Note] = {}
         self._ready_presences: dict[_Key, _Note] = {}
         self._held: dict[_Key, _Note] = {}
-        """What was told within the last second and has changed since."""
+        """Changed within a second of being sent: waits until the second is over."""
         self._told_at: OrderedDict[_Key, float] = OrderedDict()
         self._typing: OrderedDict[tuple[str, User], float] = OrderedDict()
         self._typing_rates = Buckets(self._settings.typing_per_second, self._settings.typing_burst)
         self._last_seen: OrderedDict[User, str] = OrderedDict()
         self._news = asyncio.Event()
         self._gathers = False
-        """Presences wait for others."""
+        """A timer is running that lets further presences join the next round."""
 
     def connect(self, sessions: Sessions) -> None:
-        """``sessions`` are told from now on; before ``run``."""
+        """Set the sessions that receive notes; call it before ``run``."""
         self._sessions = sessions
 
     def typing(self, user: User, chat_id: str, active: bool) -> None:
-        """The user types, or stopped; without a new start it stops by itself after 10 s."""
+        """The user started or stopped typing. Without a new start, typing stops by
+        itself after 10 s.
+        """
         self._type(user, chat_id, active, rated=True)
 
     def _type(self, user: User, chat_id: str, active: bool, *, rated: bool) -> None:
@@ -140,19 +154,21 @@ class Ephemeral:
             if self._put(note):
                 self._typing.pop((chat_id, user), None)
         elif (chat_id, user) not in self._typing and len(self._typing) >= self._settings.max_waiting:
-            telemetry.ephemeral(note.kind, "dropped")  # told, it could not be ended
+            telemetry.ephemeral(note.kind, "dropped")  # if sent, nothing would ever end it
         elif self._put(note):
             self._typing[chat_id, user] = self._clock.monotonic() + self._settings.typing_seconds
             self._typing.move_to_end((chat_id, user))
 
     def _exceeds_rate(self, note: _Note) -> bool:
-        """Whether the user's typing is told too often. What takes the place of a note that waits costs nothing."""
+        """Whether this user's typing is above its rate. Replacing a waiting note costs
+        nothing.
+        """
         if note.key in self._ready or note.key in self._held:
             return False
         return self._typing_rates.take(note.about, self._clock.monotonic()) > 0
 
     def presence(self, user: User, status: Status) -> None:
-        """The user's first connection came, or the last one is gone."""
+        """The user's first connection opened, or the last one closed."""
         seen = timestamp(self._clock.now())
         self._last_seen[user] = seen
         self._last_seen.move_to_end(user)
@@ -161,27 +177,33 @@ class Ephemeral:
         self._put(_Note(user, Presence(user.user_id, status, seen)))
 
     def last_seen(self, user: User) -> str | None:
-        """When the user last came or left, as far as this node remembers."""
+        """When the user last connected or disconnected, as far as this node remembers."""
         return self._last_seen.get(user)
 
     def saw(self, entries: Sequence[LogEntry]) -> None:
-        """A batch of the log passes: receipts for it will be due."""
+        """Remember who sent the messages of this batch, for the receipts that will
+        follow.
+        """
         self._receipts.saw(entries)
 
     def moved(self, watermarks: Sequence[Watermark]) -> None:
-        """Watermarks of the last second: tell the senders."""
+        """Send receipts for watermarks that moved in the last second."""
         for sender, reader, receipt in self._receipts.of(watermarks):
             self._put(_Note(reader, receipt, chat_id=receipt.chat_id, to=sender))
 
     async def run(self) -> None:
-        """Tell what waits: at once what was not told within the last second, the rest when it is due."""
+        """Send waiting notes: at once, or a second after the last note with the same
+        key.
+        """
         while True:
             await wait_at_most(self._news, self._settings.interval_seconds)
             self._news.clear()
             await self.tell()
 
     async def tell(self) -> None:
-        """One round; it looks only at what is due, and once at the chats of all who came or left. It gives way."""
+        """One round over the notes that are due. The chats of all users whose presence
+        changed are read once. Yields to other work.
+        """
         now = self._clock.monotonic()
         self._stop_typing(now)
         self._release(now)
@@ -204,7 +226,7 @@ class Ephemeral:
                 return
 
     def _release(self, now: float) -> None:
-        """What was told long enough ago may be told again."""
+        """Make notes ready whose key was last sent long enough ago."""
         edge = now - self._settings.interval_seconds
         while self._told_at:
             key, at = next(iter(self._told_at.items()))
@@ -239,7 +261,9 @@ class Ephemeral:
         return await self._concerns(None, tenant, chat_id)
 
     async def _concerns(self, user: User | None, tenant: str, chat_id: str) -> bool:
-        """Whether the chat is small enough for such notes, and the one to be told, if it is one, still in it."""
+        """Whether the chat is small enough for notes, and ``user``, if given, is still
+        in it.
+        """
         members = await self._members.of(tenant, chat_id)
         return len(members) <= self._settings.max_chat_members and (user is None or user in members)
 
@@ -255,7 +279,7 @@ class Ephemeral:
         return len(self._ready) + len(self._ready_presences) + len(self._held) >= self._settings.max_waiting
 
     def _put(self, note: _Note) -> bool:
-        """Whether it waits now; False if there was no room."""
+        """Queue a note. Returns False if there was no room."""
         key = note.key
         self._release(self._clock.monotonic())
         waiting = self._held if key in self._told_at else self._ready_for(note)
@@ -277,7 +301,9 @@ class Ephemeral:
         self._news.set()
 
     def _drop(self, due: Iterable[tuple[dict[_Key, _Note], _Key]]) -> None:
-        """The store is in trouble: nobody waits for it with something that is worth nothing a moment later."""
+        """Drop the rest of a round: the store is in trouble, and no note is worth
+        waiting for it.
+        """
         for ready, key in due:
             ready.pop(key, None)
             telemetry.ephemeral(key[0], "dropped")

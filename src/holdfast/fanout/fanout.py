@@ -1,9 +1,10 @@
-"""The role that reads the log and spreads it: best effort, bounded, never a queue for later.
+"""The role that reads the log and delivers it to gateways: best effort, bounded.
 
-Batch by batch: who is a member (``members``), who is connected where (registry), one envelope per gateway
-(``routing``), hand over (link), then move the position. Whatever cannot be handed over is counted and skipped: the
-session at the far end sees the gap, or hears of the head with its heartbeat, and its client syncs. A failure here
-touches neither sends nor connections.
+For each batch: find the members (``members``), ask the registry where they are
+connected, build one envelope per gateway (``routing``), hand it over (link), then move
+the position. Deliveries that fail are counted and skipped, never queued: the session at
+the far end sees the gap, or learns the head from its heartbeat, and its client syncs. A
+failure here affects neither sends nor connections.
 """
 
 from __future__ import annotations
@@ -34,9 +35,13 @@ from holdfast.resilience import Backoff
 T = TypeVar("T")
 
 SEND_SECONDS = 1.0
-"""How long a gateway may take over an envelope. No setting: the way leads into this process."""
+"""How long a gateway may take to accept an envelope. No setting: it runs in this
+process.
+"""
 LOOKUP_SECONDS = 1.0
-"""How long members and registry may take. No setting: everybody's next batch waits as long, and sync heals a skip."""
+"""How long the members or the registry may take. No setting: the next batch of every
+chat waits as long, and sync repairs a skip.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,9 @@ class RetrySettings:
 
 @dataclass(frozen=True, slots=True)
 class FanoutDeps:
-    """What fanout stands between. ``here`` is this node's gateway, reached also when the registry is down."""
+    """What fanout works with. ``here`` is this node's gateway, reached even if the
+    registry is down.
+    """
 
     log: EventLog
     members: Members
@@ -72,7 +79,9 @@ class FanoutDeps:
 
 
 class Fanout:
-    """One reader of the log, at most ``max_poll_records`` at once. ``watch`` sees each batch before it is delivered."""
+    """One reader of the log, up to ``max_poll_records`` per batch. ``watch`` is called
+    with each batch before it is delivered.
+    """
 
     def __init__(
         self,
@@ -93,13 +102,14 @@ class Fanout:
         self._gaps = Gaps()
         self._begun = False
         self.position = 0
-        """Everything up to here has been attempted."""
+        """Delivery of everything up to here has been attempted."""
 
     async def run(self, after: int | None = None) -> None:
-        """Spread what follows ``after``; from the log's end if None: who is not connected yet will sync.
+        """Deliver what follows ``after``. None: start at the end of the log, because
+        users who are not connected yet will sync.
 
-        Runs until cancelled. A fatal error is counted and raised, for a supervisor to start the role again: it then
-        goes on where it ended, so that a restart passes nothing over.
+        Runs until cancelled. A fatal error is counted and raised, so that a supervisor
+        restarts the role. It then continues where it stopped and skips nothing.
         """
         try:
             if not self._begun:
@@ -124,7 +134,9 @@ class Fanout:
         await self._measure(entries)
 
     async def _read(self) -> Sequence[LogEntry]:
-        """The next entries; none after one that cannot be decoded was put aside: the next round reads on behind it."""
+        """The next entries. Empty after an entry that cannot be decoded became a dead
+        letter; the next round reads on behind it.
+        """
         try:
             return await self._patiently(lambda: self._around.log.read(self.position, self._max_poll_records))
         except UnreadableEvent as event:
@@ -133,7 +145,9 @@ class Fanout:
             return ()
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """While the log is away, ask again and again: there is nothing else to do, and the log keeps."""
+        """Retry while the log is unavailable: there is nothing else to do, and the log
+        loses nothing.
+        """
         failures = 0
         while True:
             try:
@@ -146,8 +160,9 @@ class Fanout:
                 await asyncio.sleep(self._retry.backoff.bound(failures))
 
     async def _attempt(self, entries: Sequence[LogEntry]) -> None:
-        """Spread a batch. If a defect of ours stops it, spread its entries one by one and put the guilty ones aside:
-        one event must not keep everybody from everything."""
+        """Deliver a batch. If a defect in our code stops it, deliver the entries one by
+        one and make each that fails a dead letter: one event must not block all others.
+        """
         try:
             await self._spread(entries)
         except HoldfastError:
@@ -178,14 +193,18 @@ class Fanout:
             )
 
     def _with_proof(self, entry: LogEntry) -> LogEntry:
-        """Made once per message, not per connection: what is delivered is encoded once too."""
+        """Add the cursor proof: once per message, not per connection, because the frame
+        too is encoded only once.
+        """
         message = entry.message
         proof = self._around.proofs.of(entry.tenant, message.chat_id, Cursor(entry.epoch, message.sequence))
         return replace(entry, message=replace(message, proof=proof))
 
     async def _members_of(self, chats: Mapping[str, str]) -> dict[str, frozenset[User]]:
-        """Those that are known or can be loaded. After a failed load no other is tried for a moment, so that a
-        store in trouble delays a batch once and does not hold back chats whose members are known."""
+        """The members of each chat that are known or can be loaded. After a failed load
+        no other is tried for a moment, so that a store in trouble delays a batch only
+        once and does not hold back chats whose members are known.
+        """
         found = {}
         for chat_id, tenant in chats.items():
             members = self._around.members.known(chat_id)
@@ -209,7 +228,9 @@ class Fanout:
     def _keep(
         self, chats: Mapping[str, str], before: Mapping[str, frozenset[User]], after: Mapping[str, frozenset[User]]
     ) -> None:
-        """Remember the members as they are behind the batch; what was not understood is to be loaded anew."""
+        """Remember the members as of the end of the batch. A chat with an unreadable
+        event is loaded again.
+        """
         for chat_id in chats:
             if chat_id not in after:
                 self._around.members.forget(chat_id)
@@ -231,7 +252,9 @@ class Fanout:
         return online
 
     async def _hand_over(self, gateway: str, envelope: Envelope) -> None:
-        """At most ``max_attempts`` tries for what may pass; then, or after a timeout, skip."""
+        """Try at most ``max_attempts`` times while the gateway is unreachable; then, or
+        after a timeout, skip the envelope.
+        """
         count = sum(len(stretch.messages) for stretch in envelope.stretches)
         retry = self._retry
         for attempt in range(1, retry.max_attempts + 1):
@@ -254,7 +277,9 @@ class Fanout:
         await self._around.dead_letters.put(DeadLetter(position, reason, message, data[:DATA_BYTES_MAX], at))
 
     async def _measure(self, entries: Sequence[LogEntry]) -> None:
-        """How far behind the log this reader is; the end is asked for only if the batch was full."""
+        """Measure how far this reader is behind the log. The log is asked for its end
+        only if the batch was full.
+        """
         behind = 0
         if len(entries) == self._max_poll_records:
             behind = await self._patiently(self._around.log.end) - self.position

@@ -1,12 +1,16 @@
-"""The members of chats, as far as the log has been read. Bounded: the chats used longest ago are forgotten.
+"""The members of chats, as far as the log has been read.
 
-A chat's members are loaded from the store when they are first needed and kept right by membership events.
+A chat's members are loaded from the store when they are first needed and kept up to
+date by membership events. Memory is bounded: the least recently used chats are
+forgotten.
 
-Why loading is safe although the store may be ahead of the log: an entry is in the log only after its commit, and a
-load reads what is committed, so it reflects every entry read so far and perhaps some that will be read. Applying
-those again changes nothing in the end, because each event sets one user's membership absolutely, in commit order.
-Until then somebody who was added later gets a few earlier messages (members may read all of a chat), and somebody
-who was removed later misses a few (they may not read it any more, and get the event of the removal in any case).
+Loading is safe although the store may be ahead of the log. An entry is in the log only
+after its commit, and a load reads committed data, so it reflects every entry read so
+far and perhaps some not read yet. Applying those again changes nothing in the end,
+because each event sets one user's membership absolutely, in commit order. Until then a
+user added later gets a few earlier messages (members may read all of a chat), and a
+user removed later misses a few (they may not read the chat any more, and still get the
+removal event).
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from holdfast.message import Member, User
 
 MAX_MEMBERS = 500_000
-"""Kept in all, over all chats: about 100 MB."""
+"""Members kept, over all chats: about 100 MB."""
 
 
 class Members:
@@ -31,13 +35,15 @@ class Members:
         self._count = 0
 
     def known(self, chat_id: str) -> frozenset[User] | None:
-        """The members of a chat, if they are here: the usual case, in which nobody waits."""
+        """The chat's members if they are in memory: the usual case, without waiting."""
         if (known := self._chats.get(chat_id)) is not None:
             self._chats.move_to_end(chat_id)
         return known
 
     async def of(self, tenant: str, chat_id: str) -> frozenset[User]:
-        """The members of a chat of a tenant, loaded if they are not here. Raises what the load raises."""
+        """The members of a tenant's chat, loaded if they are not in memory. Raises what
+        the load raises.
+        """
         while (known := self.known(chat_id)) is None:
             ticket = object()
             self._loads.setdefault(chat_id, set()).add(ticket)
@@ -50,12 +56,14 @@ class Members:
         return known
 
     def learn(self, chat_id: str, members: frozenset[User]) -> None:
-        """What the log says of a chat; a load that is under way is older than this and will not be kept."""
+        """Set a chat's members as the log says. A load in progress is older than this
+        and is discarded.
+        """
         self._loads.pop(chat_id, None)
         self._put(chat_id, members)
 
     def forget(self, chat_id: str) -> None:
-        """Something happened to a chat that is not understood: load it anew."""
+        """Forget a chat after an event that cannot be read; the next use loads it."""
         self._loads.pop(chat_id, None)
         old = self._chats.pop(chat_id, None)
         self._count -= 0 if old is None else _weight(old)
@@ -72,7 +80,9 @@ class Members:
         return self._count
 
     def _ended(self, chat_id: str, ticket: object) -> bool:
-        """A load is over; whether nothing was learned of the chat since it began."""
+        """End a load. Returns whether nothing was learned about the chat since it
+        began.
+        """
         tickets = self._loads.get(chat_id, set())
         current = ticket in tickets
         tickets.discard(ticket)

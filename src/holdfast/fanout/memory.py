@@ -1,6 +1,7 @@
-"""Who is online, for one process: the gateways here are all there are. Nothing expires, for nothing can vanish.
+"""The registry and the link of a single process.
 
-The way to the gateways of this process: a call.
+The gateways of this process are the only ones, so no entry has to expire, and a
+delivery is a function call.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from holdfast.fanout.contract import Envelope
 from holdfast.message import User
 
 ANSWERS_MAX = 1_024
-"""Answers kept until anybody comes or goes: a chat's members are the same set from message to message."""
+"""Cached answers, dropped when any user connects or disconnects: a chat's members are
+the same set from message to message.
+"""
 
 
 class MemoryRegistry:
-    """See ``holdfast.fanout.contract.Registry``. A gateway is known from its first announcement on."""
+    """See ``holdfast.fanout.contract.Registry``. A gateway exists from its first
+    announcement.
+    """
 
     def __init__(self) -> None:
         self._users: dict[str, set[User]] = {}
@@ -45,17 +50,19 @@ class MemoryRegistry:
 
 
 class LocalLink:
-    """See ``holdfast.fanout.contract.Link``. The envelope is in the sessions' lanes when ``deliver`` returns."""
+    """See ``holdfast.fanout.contract.Link``. When ``deliver`` returns, the envelope is
+    in the sessions' lanes.
+    """
 
     def __init__(self) -> None:
         self._gateways: dict[str, Callable[[Envelope], None]] = {}
 
     def connect(self, gateway: str, deliver: Callable[[Envelope], None]) -> None:
-        """``deliver`` takes the envelopes of this gateway from now on."""
+        """Pass this gateway's envelopes to ``deliver`` from now on."""
         self._gateways[gateway] = deliver
 
     def disconnect(self, gateway: str) -> None:
-        """The gateway takes no more."""
+        """Stop passing envelopes to this gateway."""
         self._gateways.pop(gateway, None)
 
     async def deliver(self, gateway: str, envelope: Envelope) -> None:

@@ -1,8 +1,10 @@
-"""Who is connected to this gateway: kept in the registry, and told to those who share a chat.
+"""Reports who is connected to this gateway: to the registry, and as presence to other
+users.
 
-The gateway calls ``came``, ``left`` and ``typing``; nothing of it waits. The registry learns in the order in which
-things happened, per user the newest state; where it fails it is told again, and all of it each heartbeat, so that
-entries which expire stay as long as their gateway lives. At most one entry per connected user waits here.
+The gateway calls ``on_user_connected``, ``on_user_disconnected`` and ``typing``, which
+never wait. The registry gets the newest state of each user, in the order of the
+changes. A failed update is retried, and each heartbeat repeats all users, so that
+expiring entries last as long as their gateway. At most one update per user waits here.
 """
 
 from __future__ import annotations
@@ -18,13 +20,15 @@ from holdfast.fanout.ephemeral import Ephemeral
 from holdfast.message import User
 
 CALL_SECONDS = 1.0
-"""How long the registry may take. No setting: it is told all of it again with the next heartbeat."""
+"""How long the registry may take. No setting: the next heartbeat repeats everything."""
 RETRY_SECONDS = 1.0
-"""How long a registry that failed is left in peace."""
+"""How long to wait after a failed update."""
 
 
 class PresenceReporter:
-    """One gateway's users. ``run`` must be running; when it is cancelled, all users are withdrawn."""
+    """One gateway's users. ``run`` must be running; when it is cancelled, all users are
+    withdrawn.
+    """
 
     def __init__(self, gateway: str, registry: Registry, ephemeral: Ephemeral, heartbeat_seconds: float) -> None:
         self._gateway = gateway
@@ -40,13 +44,13 @@ class PresenceReporter:
         return self._here
 
     def on_user_connected(self, user: User) -> None:
-        """The user's first connection here."""
+        """The user's first connection to this gateway opened."""
         self._here.add(user)
         self._note(user, True)
         self._ephemeral.presence(user, "online")
 
     def on_user_disconnected(self, user: User) -> None:
-        """The user's last connection here is gone."""
+        """The user's last connection to this gateway closed."""
         self._here.discard(user)
         self._note(user, False)
         self._ephemeral.presence(user, "offline")
@@ -55,7 +59,7 @@ class PresenceReporter:
         self._ephemeral.typing(user, chat_id, active)
 
     async def run(self) -> None:
-        """Keep the registry in step."""
+        """Keep the registry up to date."""
         try:
             await self._tell(self._here, ())
             while True:

@@ -1,8 +1,8 @@
-"""Who learns that a message arrived or was read: its sender, and only of what moved. (Pure.)
+"""Receipts: which senders learn that their messages were delivered or read. (Pure.)
 
-Senders are known from the log as it passes, a chat's last messages at a time; how far each reader was told is
-remembered. Both are bounded and forget what was used longest ago: a receipt that is not sent is not missed, for the
-store has the watermark.
+Senders are remembered from the log, for the last messages of each chat, and so is how
+far each reader's receipts went. Both are bounded and forget the least recently used: a
+missing receipt does no harm, because the store has the watermark.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Receipts:
         self._told: OrderedDict[tuple[User, str], tuple[int, int, int]] = OrderedDict()
 
     def saw(self, entries: Iterable[LogEntry]) -> None:
-        """Remember who sent what."""
+        """Remember who sent these messages."""
         for entry in entries:
             message = entry.message
             if message.kind != "text":
@@ -43,7 +43,9 @@ class Receipts:
             recent.append((message.sequence, entry.tenant, message.sender_id))
 
     def of(self, watermarks: Iterable[Watermark]) -> Iterator[tuple[User, User, Receipt]]:
-        """Sender, reader and what to tell the sender; of several devices of a reader the furthest counts."""
+        """The receipts to send, as (sender, reader, receipt). Of a reader's several
+        devices the furthest counts.
+        """
         moved: dict[tuple[User, str], tuple[tuple[int, int], tuple[int, int]]] = {}
         for mark in watermarks:
             key = (mark.user, mark.chat_id)
@@ -58,7 +60,9 @@ class Receipts:
                 yield sender, reader, Receipt(chat_id, reader.user_id, delivered=now[0], read=now[1])
 
     def _concerned(self, chat_id: str, was: tuple[int, int], now: tuple[int, int]) -> set[User]:
-        """Who sent something that this reader had not got, or had not read, and now has."""
+        """The senders of messages that this reader has now received or read, and had
+        not before.
+        """
         return {
             User(tenant, sender_id)
             for sequence, tenant, sender_id in self._senders.get(chat_id, ())

@@ -1,13 +1,14 @@
 """From entries of the log to envelopes for gateways. (Pure.)
 
-First ``legs`` cuts a batch by chat into legs: consecutive messages that go to the same members. Membership events
-change the members at their exact place: who is added gets the event and what follows, who is removed gets the
-event of the removal and nothing after it. Then ``envelopes`` turns legs into one envelope per gateway, once it is
-known who is connected where.
+``legs`` divides a batch, chat by chat, into legs: consecutive messages that go to the
+same members. A membership event changes the members exactly where it stands: a user who
+is added gets the event and what follows; a user who is removed gets the event of the
+removal and nothing after it. ``envelopes`` then turns the legs into one envelope per
+gateway, once the registry has said who is connected where.
 
-Whether the log is dense: between two neighbours of a chat no sequence may be missing. (Pure.)
-
-Sequences are dense by construction, so a gap is an operator's repair or a defect; either way somebody should know.
+``Gaps`` checks on the same entries that no sequence is missing between two neighbours
+of a chat. Sequences are dense by construction, so a gap is an operator's repair or a
+defect, and is reported either way.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from holdfast.store.commands import membership_event
 
 
 class Leg(NamedTuple):
-    """Consecutive messages of one chat, and everybody who is to get them."""
+    """Consecutive messages of one chat, and the members who get them."""
 
     tenant: str
     messages: list[Message]
@@ -29,8 +30,12 @@ class Leg(NamedTuple):
 
 
 class RoutingResult(NamedTuple):
-    """What a batch comes to. ``unknown``: messages of chats whose members are not known. ``unreadable``: events
-    that do not say what they change; they are delivered, but their chat's members must be loaded anew."""
+    """The legs of a batch.
+
+    ``unknown`` counts messages of chats whose members are not known. ``unreadable`` are
+    events that do not say what they change: they are delivered, but their chat's
+    members must be loaded again.
+    """
 
     legs: list[Leg]
     unknown: int
@@ -38,10 +43,11 @@ class RoutingResult(NamedTuple):
 
 
 def legs(entries: Iterable[LogEntry], members: MutableMapping[str, frozenset[User]]) -> RoutingResult:
-    """Cut a batch; ``members`` is moved on to the members after it. Chats it does not name are left out, and so is,
-    after it, a chat with an event that cannot be read.
+    """Divide a batch into legs, and update ``members`` to those after the batch.
 
-    Applying an event twice changes nothing, and so does one that the members already reflect.
+    Chats that ``members`` does not have are skipped. A chat with an unreadable event is
+    removed from it. Applying an event twice, or one that the members already reflect,
+    changes nothing.
     """
     found: list[Leg] = []
     open_legs: dict[str, Leg] = {}
@@ -75,7 +81,7 @@ def legs(entries: Iterable[LogEntry], members: MutableMapping[str, frozenset[Use
 
 
 def _around(entry: LogEntry, before: frozenset[User]) -> tuple[frozenset[User], frozenset[User]] | None:
-    """Who gets an event, and who gets what follows it; None if the event cannot be read."""
+    """Who gets an event, and who gets the messages after it; None if it cannot be read."""
     event = membership_event(entry.message)
     if event is None:
         return None
@@ -86,27 +92,34 @@ def _around(entry: LogEntry, before: frozenset[User]) -> tuple[frozenset[User], 
         after = before if user in before else before | {user}
         return after, after
     if event.event == "member_removed":
-        # The store may be ahead of the log: then the removed are not among the members any more.
+        # The store may be ahead of the log: then the removed user is no member any more.
         return (before, before - {user}) if user in before else (before | {user}, before)
     return before, before
 
 
 def recipients(cut: Sequence[Leg]) -> Set[User]:
-    """Everybody to be looked up; of legs with the same members, that very set."""
+    """All users to look up. If all legs have the same members, this is that very set:
+    the registry's cache then finds it by a hash that is already computed.
+    """
     sets = {id(leg.members): leg.members for leg in cut}
     return next(iter(sets.values())) if len(sets) == 1 else set[User]().union(*sets.values())
 
 
 def envelopes(cut: Sequence[Leg], online: Mapping[str, Set[User]]) -> dict[str, Envelope]:
-    """One envelope for every gateway that holds somebody to whom something goes. ``online`` answers ``recipients``:
-    where all legs have the same members, those a gateway holds are the same for each."""
+    """One envelope for every gateway that holds a recipient.
+
+    ``online`` is the registry's answer for ``recipients``. If all legs have the same
+    members, it is already each leg's own answer.
+    """
     shared = len({id(leg.members) for leg in cut}) == 1
     made = {gateway: _stretches(cut, held, shared=shared) for gateway, held in online.items()}
     return {gateway: Envelope(stretches) for gateway, stretches in made.items() if stretches}
 
 
 def _stretches(cut: Sequence[Leg], held: Set[User], *, shared: bool) -> list[Stretch]:
-    """The legs that concern a gateway; those of a chat that follow each other become one stretch."""
+    """The legs that concern a gateway, with adjacent legs of a chat joined into one
+    stretch.
+    """
     stretches: list[Stretch] = []
     last: dict[str, int] = {}
     for leg in cut:
@@ -125,12 +138,12 @@ def _stretches(cut: Sequence[Leg], held: Set[User], *, shared: bool) -> list[Str
 
 
 def undeliverable(cut: Sequence[Leg], online: Mapping[str, Set[User]]) -> int:
-    """Messages for which nobody is connected anywhere."""
+    """How many messages have no recipient connected anywhere."""
     return sum(len(leg.messages) for leg in cut if all(leg.members.isdisjoint(held) for held in online.values()))
 
 
 MAX_CHATS = 100_000
-"""Chats watched at once; at the bound all are forgotten and watching starts anew."""
+"""Chats watched at once. At the bound all are forgotten, and watching starts over."""
 
 
 class Gaps:
@@ -141,7 +154,9 @@ class Gaps:
         self._newest: dict[str, int] = {}
 
     def missing(self, entries: Iterable[LogEntry]) -> int:
-        """How many sequences are missing before these entries. Repeated entries are no gap."""
+        """How many sequences are missing before these entries. Repeated entries are no
+        gap.
+        """
         missing = 0
         newest = self._newest
         for entry in entries:

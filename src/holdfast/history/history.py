@@ -1,9 +1,11 @@
-"""Reads on behalf of sessions and REST: bounded, by a deadline, behind a breaker of their own.
+"""Reads for sessions and REST: bounded, with a deadline, behind a breaker of their own.
 
-Reads never wait for the writer and never delay it; what fails here says nothing about sends. A read that cannot be
-done in time is a retryable error; a resume that cannot be finished in time answers with what it has, and heads.
+Reads never wait for the writer and never delay it, and a failed read says nothing about
+sends. A read that misses its deadline is a retryable error. A resume that misses it
+answers with the pages it has, and heads for the other chats.
 
-Each page carries the proof of the cursor at its end. What a cursor beyond the head means is judged by ``rollbacks``.
+Each page carries the proof of the cursor at its end. ``store.rollbacks`` decides what a
+cursor beyond the head means.
 """
 
 from __future__ import annotations
@@ -41,11 +43,11 @@ T = TypeVar("T")
 
 
 OWN = ""
-"""No tenant: reads of the server itself, for many users at once."""
+"""The tenant of the server's own reads, which serve many users at once."""
 _NOTHING = Cursor(0, 0)
-"""No chat has epoch 0: what is read from here is a reset."""
+"""No chat has epoch 0, so a read from this cursor is always a reset."""
 NO_CHAT = "-"
-"""No chat has this id; to look for it is the least that is a read."""
+"""No chat has this id: looking it up is the cheapest read there is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class HistorySettings:
 
 
 class _Wanted(NamedTuple):
-    """A page to be read, and by when."""
+    """A page to read, and its deadline."""
 
     user: User
     chat_id: str
@@ -88,7 +90,7 @@ class _Wanted(NamedTuple):
 
 
 class ChatHistory:
-    """The reading side of a store, as clients may use it."""
+    """The read side of a store, for clients."""
 
     def __init__(
         self,
@@ -119,11 +121,13 @@ class ChatHistory:
 
     @property
     def trouble(self) -> str | None:
-        """Why the last read failed; None if it did not."""
+        """Why the last read failed; None if it succeeded."""
         return self._guard.trouble
 
     async def probe(self) -> None:
-        """Learn whether the store can be read, unless reads have succeeded since the last time. Raises nothing."""
+        """Find out whether the store can be read, unless a read has succeeded since the
+        last probe. Raises nothing.
+        """
         if not self._guard.worked_since_asked():
             with suppress(HoldfastError):
                 await self.ask(lambda store: store.heads([NO_CHAT]))
@@ -131,7 +135,8 @@ class ChatHistory:
     async def ask(
         self, read: Callable[[Store], Awaitable[T]], deadline: float | None = None, user: User | None = None
     ) -> T:
-        """Any read of the store, bounded and in time; it takes the turn of the user's tenant, or the server's own.
+        """Run any read of the store, bounded and by a deadline, in the turn of the
+        user's tenant (or of the server itself).
 
         Raises only ``holdfast.errors``. Cancel-safe.
         """
@@ -139,7 +144,7 @@ class ChatHistory:
         seconds = self._settings.request_timeout_seconds if deadline is None else deadline - started
         outcome = "timeout"
         try:
-            if seconds <= 0:  # which is no fault of the store
+            if seconds <= 0:  # no fault of the store: the breaker does not count it
                 raise Unavailable("there was no time left to read; try again", retry_after_seconds=1)
             outcome = "busy"
             async with self._reads.one(user.tenant if user else OWN, seconds):
@@ -158,9 +163,11 @@ class ChatHistory:
             telemetry.history_read(outcome, self._clock.monotonic() - started)
 
     async def memberships(self, user: User, deadline: float | None = None) -> Mapping[str, Cursor]:
-        """The (epoch, head) of every chat of the user; for those who ask at about the same time, in one read.
+        """The (epoch, head) of every chat of the user. Callers at about the same time
+        share one read.
 
-        Who has less time than such a read may take asks alone, and so does everybody after one that failed.
+        A caller with less time than a shared read may take reads alone, and so does
+        every caller of a shared read that failed.
         """
         deadline = self._deadline(None) if deadline is None else deadline
         longest = GATHER_SECONDS + self._settings.max_wait_seconds + self._settings.read_timeout_seconds
@@ -175,7 +182,9 @@ class ChatHistory:
         return (await self.ask(lambda store: store.memberships([user]), deadline, user))[user]
 
     async def memberships_of(self, users: Sequence[User]) -> Mapping[User, Mapping[str, Cursor]]:
-        """The same of several users, in as few reads as their chats allow."""
+        """The same for several users, in as few reads as the number of their chats
+        allows.
+        """
         found: dict[User, Mapping[str, Cursor]] = {}
         while rest := [user for user in users if user not in found]:
             found.update(await self._some_memberships(rest))
@@ -197,9 +206,11 @@ class ChatHistory:
         asked_at: float | None = None,
         proof: str | None = None,
     ) -> Page:
-        """The page behind a cursor; from 0 and marked ``reset`` if the chat has another epoch, or a lower head.
+        """The page behind a cursor. If the chat has another epoch or a lower head, the
+        page starts at 0 and is marked ``reset``.
 
-        Its time runs from ``asked_at`` (monotonic; now, if not given): a request may have waited before it comes here.
+        The deadline counts from ``asked_at`` (monotonic; now, if not given), because a
+        request may have waited before it gets here.
         """
         wanted = _Wanted(user, chat_id, cursor, limit, self._page_bytes_max, self._deadline(asked_at), proof)
         return await self._page(wanted)
@@ -212,11 +223,14 @@ class ChatHistory:
         only: Collection[str] | None = None,
         proofs: Mapping[str, str] | None = None,
     ) -> ResumeRead:
-        """What a returning client missed, see ``ResumeRead``; ``asked_at`` as for ``sync``, ``proofs`` by chat. For a
-        credential that is good for ``only`` some chats, the others are as if the user were not in them.
+        """What a returning client missed, see ``ResumeRead``.
 
-        Unproven cursors beyond their heads count as one reset, however many there are: a client that lost its proofs
-        must get through.
+        ``asked_at`` is as for ``sync``; ``proofs`` are by chat. ``only`` is for a
+        credential that is valid for some chats: the others are treated as if the user
+        were not in them.
+
+        Unproven cursors beyond their heads count as one reset, however many there are:
+        a client that lost its proofs must get through.
         """
         deadline = self._deadline(asked_at)
         async with self._resumes.one(user.tenant, max(deadline - self._clock.monotonic(), 0.0)):
@@ -248,7 +262,9 @@ class ChatHistory:
     async def _first_pages(
         self, user: User, moved: Iterable[tuple[str, Cursor]], deadline: float, gone: list[str]
     ) -> list[Page]:
-        """As many first pages as fit the budget and the time; chats lost meanwhile go to ``gone``."""
+        """As many first pages as fit into the bytes and the time. Chats that the user
+        lost meanwhile are added to ``gone``.
+        """
         pages: list[Page] = []
         left = self._page_bytes_max - ENVELOPE_BYTES
         for chat_id, cursor in moved:
@@ -288,7 +304,7 @@ class ChatHistory:
         return replace(page, proof=self._proofs.of(user.tenant, chat_id, Cursor(page.epoch, page.through)))
 
     async def _judged(self, read: Callable[[Store], Awaitable[T]], deadline: float) -> T:
-        """Carry out an admitted read and tell the breaker how it ended."""
+        """Carry out an admitted read and report its result to the breaker."""
         seconds = min(self._settings.read_timeout_seconds, deadline - self._clock.monotonic())
         try:
             async with asyncio.timeout(seconds):
@@ -303,7 +319,7 @@ class ChatHistory:
             self._guard.failed(error.message)
             raise
         except HoldfastError as error:
-            # A refusal is an answer; what is private is trouble of ours.
+            # A refusal is an answer of a store that works; a private error is not.
             if error.private:
                 self._guard.failed(error.message)
             else:
@@ -322,6 +338,8 @@ def _beyond(cursor: Cursor, head: Cursor) -> bool:
 
 
 def _moved(heads: Mapping[str, Cursor], cursors: Mapping[str, Cursor]) -> list[tuple[str, Cursor]]:
-    """The chats whose head is not where the client is, each with the cursor to read from."""
+    """The chats whose head differs from the client's cursor, each with the cursor to
+    read from.
+    """
     places = ((chat_id, head, cursors.get(chat_id, Cursor(head.epoch, 0))) for chat_id, head in heads.items())
     return [(chat_id, cursor) for chat_id, head, cursor in places if cursor != head]

@@ -1,4 +1,8 @@
-"""Who is in which chats, read for many at once: a crowd that comes together costs a few reads, not one each."""
+"""The chats of users, read for many users at once.
+
+After a restart thousands of users connect together; they cost a few reads, not one
+each.
+"""
 
 from __future__ import annotations
 
@@ -8,34 +12,45 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from holdfast.message import Cursor, User
 
 USERS_PER_READ = 50
-"""Each may be in thousands of chats: the store answers for as many as it can at once, and is asked again."""
+"""Each may be in thousands of chats: the store answers for as many users as it can, and
+is asked again for the rest.
+"""
 CHATS_PER_TURN = 5_000
-"""So many are handed out in one turn of the loop, for who gets them makes something of each; others run in between."""
+"""Chats handed out in one turn of the event loop. Callers do work for each chat, and
+other tasks run in between.
+"""
 GATHER_SECONDS = 0.005
-"""So long those who ask while a read is under way wait for each other."""
+"""While a read is in progress, callers wait this long for others to join the next one.
+"""
 
 _Chats = Mapping[str, Cursor]
 _Asked = tuple[User, asyncio.Future[_Chats | None]]
 
 
 class MembershipReader:
-    """Reads for one user each. Those who ask in one turn of the loop, while a read is under way within
-    ``GATHER_SECONDS``, are read together, ``USERS_PER_READ`` at a time.
+    """Gathers callers that each ask for one user.
 
-    Who waits here is bounded by the callers, of whom each asks for one user at a time. Cancel-safe: who gives up takes
-    nobody along.
+    Callers in one turn of the event loop share a read, ``USERS_PER_READ`` users at a
+    time. While a read is in progress, callers within ``GATHER_SECONDS`` share the next.
+
+    The number of waiting callers is bounded by the callers themselves: each asks for
+    one user at a time. Cancel-safe: a cancelled caller does not affect the others.
     """
 
     def __init__(self, read: Callable[[Sequence[User]], Awaitable[Mapping[User, _Chats]]]) -> None:
-        """``read`` may leave out some users, for which it is called again, but not the first."""
+        """``read`` may leave out some users, but not the first; it is called again for
+        the rest.
+        """
         self._read = read
         self._asked: list[_Asked] = []
         self._reads: set[asyncio.Task[None]] = set()
 
     def of(self, user: User) -> Awaitable[_Chats | None]:
-        """The (epoch, head) of every chat of the user, read after this was called. Raises what the read raises.
+        """The (epoch, head) of every chat of the user, read after this call. Raises
+        what the read raises.
 
-        None if a read for several failed: it may have failed because of one of them, so each should ask alone.
+        None if a read for several users failed: one of them may be the cause, so each
+        caller should read alone.
         """
         loop = asyncio.get_running_loop()
         if not self._asked:
@@ -60,7 +75,7 @@ class MembershipReader:
                 waiting = [(user, answer) for user, answer in waiting if user not in found]
         except Exception as error:
             failure = error
-        finally:  # a server that stops cancels the read, and then nobody has an answer to wait for
+        finally:  # also when a stopping server cancels the read: nobody is left waiting
             for _, answer in asked:
                 if answer.done():
                     continue

@@ -1,4 +1,6 @@
-"""So many at once; the next waits, tenant by tenant in turn, for a bounded time."""
+"""A bound on concurrent work whose waiters are served tenant by tenant, for a bounded
+time.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +12,26 @@ from contextlib import asynccontextmanager
 from holdfast.errors import ServerBusy
 
 GOLDEN_RATIO = 0.618034
-"""Its multiples, without their whole part, lie evenly between 0 and 1 however many there are."""
+"""The fractional parts of its multiples spread evenly between 0 and 1, however many
+there are.
+"""
 ROUNDS_MAX = 15
-"""Nobody is asked to wait for more than about so many of the longest waits: 30 s by default."""
+"""Bounds the retry delay, in multiples of ``max_wait_seconds``: about 30 s by default.
+"""
 
 
 class FairSemaphore:
-    """``limit`` at once. A place that gets free goes to the next tenant's first: who waits waits behind its own tenant,
-    and for one place of each other, however many those want. SERVER_BUSY after ``max_wait_seconds``.
+    """At most ``limit`` at once. A slot that becomes free goes to the next tenant in
+    turn.
 
-    Those who wait are bounded by their callers: a connection reads one page at a time. Who is refused is asked back
-    at a time of their own, spread the further the longer the rest would take at the pace of the wait that was in vain:
-    together they would only be refused together again.
+    A waiter therefore waits behind its own tenant, and for one slot of each other
+    tenant, however many waiters those have. After ``max_wait_seconds`` it gets
+    SERVER_BUSY.
+
+    The number of waiters is bounded by the callers: a connection reads one page at a
+    time. Each refused caller gets a retry time of its own. The times spread over as
+    long as the remaining waiters would take at the present pace; callers that return
+    together would only be refused together again.
     """
 
     def __init__(self, what: str, limit: int, max_wait_seconds: float) -> None:
@@ -30,16 +40,16 @@ class FairSemaphore:
         self._max_wait_seconds = max_wait_seconds
         self._free = limit
         self._turns: dict[str, deque[asyncio.Future[None]]] = {}
-        """Of each tenant those who wait; the tenant whose turn is next comes first."""
+        """The waiters of each tenant; the tenant whose turn is next comes first."""
         self._waiting = 0
         self._given = 0
         self._refused = 0
 
     @asynccontextmanager
     async def one(self, tenant: str, seconds: float) -> AsyncIterator[None]:
-        """A place among them; ``seconds`` may shorten the wait. Cancel-safe."""
+        """Hold one slot; ``seconds`` may shorten the wait. Cancel-safe."""
         if self._free:
-            self._free -= 1  # at once, and without a timer
+            self._free -= 1  # the usual case, without a timer
         else:
             await self._wait(tenant, min(self._max_wait_seconds, seconds))
         try:
@@ -57,7 +67,7 @@ class FairSemaphore:
                 await place
         except BaseException as error:
             if place.done() and not place.cancelled():
-                self._pass_on()  # it came in the same moment
+                self._pass_on()  # the slot arrived in the same moment
             if isinstance(error, TimeoutError):
                 retry_after = self._when_to_return(self._given - given_before)
                 message = f"too many {self._what} at once; try again"
@@ -67,7 +77,7 @@ class FairSemaphore:
             self._waiting -= 1
 
     def _pass_on(self) -> None:
-        """Give the place to whoever is next; who has given up is passed over."""
+        """Give the slot to the next waiter, skipping those that gave up."""
         while self._turns:
             tenant, waiting = next(iter(self._turns.items()))
             del self._turns[tenant]
