@@ -6,7 +6,7 @@ import random
 
 from talk import message
 
-from holdfast.client.chats import ChatCopy
+from holdfast.client.chat_copy import ChatCopy
 from holdfast.client.outbox import Outbox, OutboxEntry
 from holdfast.resilience import Backoff
 from holdfast.wire.frames import CursorClaim

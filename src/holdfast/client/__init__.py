@@ -1,4 +1,4 @@
-"""The Python client: connect, resume, send once, receive in order; whatever happens in between.
+"""The Python client: it connects and resumes, sends each message once, receives in order.
 
     async with Client("http://127.0.0.1:8080", token, state="alice.db") as client:
         await client.send("chat_01…", "hello")
@@ -7,8 +7,20 @@
                 case Message():
                     print(event.sender_id, event.content)
 
-``machine`` is the protocol as a pure core (with ``chats``, ``outbox``, ``inbox``, ``reconnect`` as its parts);
-``client`` is the thin shell around it, ``state`` the file that outlives the process.
+A pure core decides, a thin shell does the I/O:
+
+- ``client``      the shell: runs the machine over a socket and a state file
+- ``machine``     the protocol: frames, time and calls in, actions out (pure)
+- ``session``     state that ends with its connection: deadlines, pace, resume (pure)
+- ``chats``       all chats: which are behind, which acks and reads to send (pure)
+- ``chat_copy``   how much of one chat this device has (pure)
+- ``events``      the application's events, and the machine's actions (pure)
+- ``inbox``       events that the application has not taken yet, bounded (pure)
+- ``outbox``      messages that the server has not acknowledged yet (pure)
+- ``reconnect``   when to reconnect, when to stop, and why a send was refused (pure)
+- ``connection``  one WebSocket, and the token it is opened with
+- ``state``       the state file: unsent messages, cursors, identity
+- ``settings``    the client's bounds and timeouts (pure)
 """
 
 from holdfast.client.client import Client

@@ -1,6 +1,9 @@
-"""The client: the machine's shell over a socket, a state file and the application's coroutines.
+"""The client: the shell that runs the machine over a socket and a state file.
 
-Who waits for what became of a send. Each caller has a future of its own, so cancelling one disturbs nobody.
+``Client`` passes frames, time and the application's calls to ``Machine`` and carries
+out the actions it returns (``_do``). One task connects and reconnects until the server
+refuses for good. The machine decides; this module only does I/O and wakes the callers
+that wait. Each caller waits on a future of its own, so cancelling one affects no other.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Generic, Self, TypeVar, assert_never
 
-from holdfast.client.chats import ChatCopy
+from holdfast.client.chat_copy import ChatCopy
 from holdfast.client.connection import (
     ClientSocket,
     HandshakeRefused,
@@ -50,59 +53,21 @@ from holdfast.message import Cursor, Message
 from holdfast.wire.codec import decode_server_frame, encode_client_frame
 from holdfast.wire.frames import ConnectionEstablished, CursorClaim
 
-T = TypeVar("T")
-
-
-class Waiters(Generic[T]):
-    """Callers that wait for one outcome."""
-
-    __slots__ = ("_futures",)
-
-    def __init__(self) -> None:
-        self._futures: set[asyncio.Future[T]] = set()
-
-    async def wait(self) -> T:
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._futures.add(future)
-        try:
-            return await future
-        finally:
-            self._futures.discard(future)
-
-    def tell(self, outcome: T | Exception) -> bool:
-        """Whether anybody waited."""
-        waiting = [future for future in self._futures if not future.done()]
-        for future in waiting:
-            if isinstance(outcome, Exception):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-        return bool(waiting)
-
-
-class Unsettled:
-    """A message between the call and its ack or refusal; ``on_disk`` once the outbox file has it."""
-
-    __slots__ = ("entry", "on_disk", "sent", "stored")
-
-    def __init__(self, entry: OutboxEntry, on_disk: bool = False) -> None:
-        self.entry = entry
-        self.on_disk = on_disk
-        self.stored: Waiters[bool] = Waiters()
-        self.sent: Waiters[Sent] = Waiters()
-
 
 class Client:
-    """One device of one user, connected whenever that is possible.
+    """One device of one user, connected whenever possible.
 
-    Use it as ``async with Client(…) as client``; it connects in the background, for ever, until the server says
-    that there is no use (``stopped``): then ``send``, ``connected`` and the events raise why.
+    Use it as ``async with Client(…) as client``. It connects in the background and
+    reconnects without limit until the server refuses for good (``stopped``); from then
+    on ``send``, ``connected`` and the events raise the reason.
 
-    - ``token``: a JWT, or a coroutine function that gets a fresh one whenever it is needed.
-    - ``state``: the file that holds unsent messages and cursors; None: memory, lost with the process.
-    - ``device_id``: stable per device; taken from the state file, or made, if not given.
-    - ``follow``: only these chats reach the application, the others are passed over and not acked; None: all.
-    - ``start``: where to begin in these chats, instead of where the state file says.
+    - ``token``: a JWT, or a coroutine function that returns a new one when needed.
+    - ``state``: the file with unsent messages and cursors; None: memory, lost with the
+      process.
+    - ``device_id``: stable per device. Default: the one in the state file, or a new one.
+    - ``follow``: only these chats reach the application; the others are skipped and not
+      acked. None: all.
+    - ``start``: the cursors to begin from, in place of those in the state file.
     """
 
     machine_type: type[Machine] = Machine
@@ -162,7 +127,7 @@ class Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leaving without an exception counts as being done with the last event; unsent messages stay on disk."""
+        """Without an exception, leaving confirms the last event. Unsent messages stay on disk."""
         if error is None:
             self._move_past()
         await self._state.drain()
@@ -182,12 +147,13 @@ class Client:
     async def send(
         self, chat_id: str, content: str, content_type: str = "text/plain", client_message_id: str | None = None
     ) -> Sent:
-        """Send a message and return when the server has it on stable storage.
+        """Send a message; return when the server has it on stable storage.
 
-        It is in the outbox, on disk, before the first byte leaves, and is repeated under the same id over any
-        number of reconnects and restarts. A chat's messages keep the order of the calls. Raises a ``Refused``
-        if the server refuses it for good, an ``InternalError`` if it met a defect and nobody knows whether the
-        message is stored. Cancelling stops the waiting, not the sending.
+        The message is in the outbox, on disk, before its first byte is sent, and is
+        retried under the same id over any number of reconnects and restarts. A chat's
+        messages keep the order of the calls. Raises a ``Refused`` if the server refuses
+        the message for good, an ``InternalError`` if the server failed and the message
+        may or may not be stored. Cancelling stops the waiting, not the sending.
         """
         unsettled = self._accept(chat_id, content, content_type, client_message_id)
         return await unsettled.sent.wait()
@@ -195,46 +161,46 @@ class Client:
     async def post(
         self, chat_id: str, content: str, content_type: str = "text/plain", client_message_id: str | None = None
     ) -> str:
-        """As ``send``, but return as soon as the message is on disk. A refusal comes as a SendRefused event."""
+        """As ``send``, but return once the message is on disk; a refusal is a SendRefused event."""
         unsettled = self._accept(chat_id, content, content_type, client_message_id)
         if not unsettled.on_disk:
             await unsettled.stored.wait()
         return unsettled.entry.client_message_id
 
     def unsent(self) -> list[OutboxEntry]:
-        """What is in the outbox, in order within each chat."""
+        """The messages in the outbox, in order within each chat."""
         return [unsettled.entry for unsettled in self._unsettled.values()]
 
     def typing(self, chat_id: str, active: bool = True) -> None:
-        """Tell the others that the user types, or has stopped; lost while offline."""
+        """Show the other members that the user types, or has stopped; lost while offline."""
         self._do(self._machine.typing(chat_id, active, self._now()))
 
     def read(self, chat_id: str, sequence: int) -> None:
-        """Tell that the user has read up to ``sequence``."""
+        """Report that the user has read up to ``sequence``."""
         self._do(self._machine.read(chat_id, sequence, self._now()))
 
     # Receiving
 
     async def connected(self) -> None:
-        """Return when the server has accepted the connection; raise if the client has stopped for good.
+        """Return when the server has accepted the connection; raise if the client stopped.
 
-        What was missed may still be on its way: ``ConnectionChanged`` says when the client is ``ready``.
+        Missed messages may still be on their way: ``ConnectionChanged`` reports ``ready``.
         """
         await self._online.wait()
         if self._error is not None:
             raise self._error
 
     async def events(self) -> AsyncIterator[ClientEvent]:
-        """Everything that happens; one loop at a time. Nothing is asked of the server before the first.
+        """All events, for one loop at a time. The client requests nothing before the first.
 
-        Asking for the next event says that the application is done with the last one: only then its message is
-        kept as seen and acknowledged. So what a crash interrupts comes again, and nothing else does.
+        Taking the next event confirms the last one: only then the client keeps its cursor
+        and acks it. So an event that a crash interrupts is delivered again, and no other.
         """
         while True:
             yield await self._next()
 
     async def messages(self, chat_id: str) -> AsyncIterator[Message]:
-        """One chat's messages. Whatever else comes meanwhile is passed over: to keep several chats, use events."""
+        """One chat's messages. All other events are discarded: for several chats, use events."""
         async for event in self.events():
             if isinstance(event, Message) and event.chat_id == chat_id:
                 yield event
@@ -264,7 +230,7 @@ class Client:
     # The outbox
 
     def _accept(self, chat_id: str, content: str, content_type: str, client_message_id: str | None) -> Unsettled:
-        """Put a message on its way to the disk; a repeated call joins the first."""
+        """Hand a message to the state file; a repeated call joins the first."""
         if self._error is not None:
             raise self._error
         entry = OutboxEntry(client_message_id or self._ids.new("cmsg_"), chat_id, content, content_type)
@@ -285,7 +251,7 @@ class Client:
         return unsettled
 
     def _written(self, entries: Iterable[OutboxEntry], cursors: Iterable[Keep], error: HoldfastError | None) -> None:
-        """The state has these, or could not take them."""
+        """The state file has these entries and cursors, or ``error`` says why not."""
         for entry in entries:
             unsettled = self._unsettled[entry.key]
             if error is not None:
@@ -308,7 +274,7 @@ class Client:
     # The connection
 
     async def _run(self) -> None:
-        """Connect, for ever, until there is no use."""
+        """Connect and reconnect until the verdict is Stop."""
         try:
             while True:
                 match await self._one_connection():
@@ -319,7 +285,7 @@ class Client:
                             self._token = None
                         self._tell("backoff", reason, delay_seconds)
                         await asyncio.sleep(delay_seconds)
-        except Exception as error:  # whatever it is, the application must hear of it, not the event loop
+        except Exception as error:  # the application must see it, not the event loop's handler
             self._stop(error)
 
     async def _one_connection(self) -> ReconnectVerdict:
@@ -355,7 +321,7 @@ class Client:
         try:
             frame = decode_server_frame(data)
         except InvalidMessage:
-            self._cut()  # whoever answers there does not speak our protocol now; come back later
+            self._cut()  # not our protocol, perhaps for now: reconnect later
             return
         if frame is not None:
             self._do(self._machine.receive(frame, self._now()))
@@ -370,12 +336,12 @@ class Client:
         return self._token
 
     async def _renew(self) -> None:
-        """Get a new token and hand it over in band."""
+        """Get a new token and send it on the open connection."""
         if self._provider is None:
             return
         try:
             self._token = await fresh(self._provider, self._settings.connect_timeout_seconds)
-        except (NoToken, HoldfastError):  # the present one is still good; the next connection asks again, and tells
+        except (NoToken, HoldfastError):  # still valid for now; the next connection reports it
             self._token = None
             return
         self._do(self._machine.renewed(self._token, self.device_id, self._expires_at(), self._now()))
@@ -385,7 +351,7 @@ class Client:
         return None if expiry is None else self._now() + expiry - self._clock.now()
 
     def _established(self, established: ConnectionEstablished) -> bool:
-        """Whether the server takes us for whom the state file was written."""
+        """Whether the server's user is the one the state file belongs to."""
         if self.user_id not in (None, established.user_id):
             self._misfit = BadSetting(
                 f"the state file belongs to {self.user_id}, the token to {established.user_id}; use another file"
@@ -401,7 +367,7 @@ class Client:
         return True
 
     def _stop(self, error: Exception) -> None:
-        """There is no use any more: everybody who waits hears why. The outbox stays on disk."""
+        """Stop for good: every caller that waits gets ``error``. The outbox stays on disk."""
         self._error = error
         self._tell("stopped", str(error))
         for unsettled in self._unsettled.values():
@@ -453,7 +419,7 @@ class Client:
             self._reader.set_result(None)
 
     def _set_timer(self) -> None:
-        """One timer, moved only when it has to ring sooner; one that rings too early just asks again."""
+        """One timer, moved only to an earlier time; firing too early is harmless."""
         wake_at = self._machine.wake_at()
         if wake_at is None or (self._timer is not None and self._timer_at <= wake_at):
             return
@@ -468,3 +434,45 @@ class Client:
 
     def _now(self) -> float:
         return self._clock.monotonic()
+
+
+class Unsettled:
+    """A message that is neither acked nor refused; ``on_disk``: the state file has it."""
+
+    __slots__ = ("entry", "on_disk", "sent", "stored")
+
+    def __init__(self, entry: OutboxEntry, on_disk: bool = False) -> None:
+        self.entry = entry
+        self.on_disk = on_disk
+        self.stored: Waiters[bool] = Waiters()
+        self.sent: Waiters[Sent] = Waiters()
+
+
+T = TypeVar("T")
+
+
+class Waiters(Generic[T]):
+    """The callers that wait for one outcome."""
+
+    __slots__ = ("_futures",)
+
+    def __init__(self) -> None:
+        self._futures: set[asyncio.Future[T]] = set()
+
+    async def wait(self) -> T:
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._futures.add(future)
+        try:
+            return await future
+        finally:
+            self._futures.discard(future)
+
+    def tell(self, outcome: T | Exception) -> bool:
+        """Give every caller the outcome; return whether there was any."""
+        waiting = [future for future in self._futures if not future.done()]
+        for future in waiting:
+            if isinstance(outcome, Exception):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+        return bool(waiting)

@@ -1,6 +1,8 @@
-"""One WebSocket connection over picows: whole text messages in, frames out, foreign errors translated.
+"""One WebSocket over picows, and the token it is opened with.
 
-What a token says of itself, and where tokens come from.
+``connect`` opens a ``ClientSocket``: whole text messages in, frames out, and only this
+module's own exceptions. ``fresh`` gets a token from the application's provider;
+``claims_of`` reads when a token expires.
 """
 
 from __future__ import annotations
@@ -20,13 +22,14 @@ from holdfast.resilience import retry_after_seconds
 from holdfast.wire.frames import ErrorBody
 
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
-"""A page is at most 256 KiB of content; whatever is larger than this is not from our server. At the bound: cut."""
+"""A page has at most 256 KiB of content, so a larger message is not from our server: cut."""
 
 
 class HandshakeRefused(Exception):
-    """The handshake was answered with an HTTP status.
+    """The handshake got an HTTP status other than 101.
 
-    ``message``: our server's, or empty if it was not our server that answered; of a redirect where it leads.
+    ``message``: our server's error, a redirect's target, or empty if anything else
+    answered.
     """
 
     def __init__(self, status: int, retry_after: float | None, message: str) -> None:
@@ -40,40 +43,80 @@ class Unreachable(Exception):
     """No connection could be made; the text says why."""
 
 
-class _Watched(asyncio.BufferedProtocol):
-    """picows's protocol, and its listener told of every read: picows tells of whole frames alone."""
+def socket_url(url: str) -> str:
+    """The WebSocket URL of an http, https, ws or wss address; the default path is /v1/ws."""
+    parts = urlsplit(url)
+    scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
+    if scheme not in ("ws", "wss") or not parts.hostname:
+        raise BadSetting(f"{url!r} is no server address; it should look like http://127.0.0.1:8080")
+    if parts.query or parts.username:
+        raise BadSetting("credentials do not belong into the address; hand over a token")
+    path = parts.path if parts.path.strip("/") else "/v1/ws"
+    return f"{scheme}://{parts.netloc}{path}"
 
-    def __init__(self, protocol: Any, socket: ClientSocket) -> None:
-        self._protocol = protocol
-        self._socket = socket
 
-    def get_buffer(self, sizehint: int) -> Any:
-        return self._protocol.get_buffer(sizehint)
+async def connect(
+    url: str,
+    headers: Mapping[str, str],
+    opened: Callable[[ClientSocket], None],
+    received: Callable[[bytes], None],
+    coming: Callable[[], None],
+    timeout_seconds: float,
+) -> ClientSocket:
+    """Open a connection. Raises HandshakeRefused or Unreachable, nothing foreign.
 
-    def buffer_updated(self, size: int) -> None:
-        self._socket.unread += size
-        self._protocol.buffer_updated(size)
-        if self._socket.unread:
-            self._socket.coming()
+    If cancelled during the handshake, it leaves a socket that closes after the timeout.
 
-    def eof_received(self) -> Any:
-        return self._protocol.eof_received()
+    Redirects are not followed: they would carry the token to another host.
+    """
+    sockets: list[ClientSocket] = []
 
-    def connection_lost(self, error: Exception | None) -> None:
-        self._protocol.connection_lost(error)
+    def listener() -> ClientSocket:
+        sockets.append(ClientSocket(opened, received, coming))
+        return sockets[-1]
 
-    def pause_writing(self) -> None:
-        self._protocol.pause_writing()
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            await ws_connect(
+                listener,
+                url,
+                extra_headers=dict(headers),
+                websocket_handshake_timeout=timeout_seconds,
+                max_frame_size=MESSAGE_BYTES_MAX,
+                max_redirects=0,
+                logger_name="holdfast.client",
+            )
+    except WSHandshakeError as error:
+        raise _refusal(error) from error
+    except TimeoutError as error:
+        raise Unreachable(f"no answer from {url} within {timeout_seconds:g} s") from error
+    except (OSError, WSError) as error:
+        raise Unreachable(f"cannot reach {url}: {error}") from error
+    if not sockets:  # the peer closed before its response: picows made no listener
+        raise Unreachable(f"{url} hung up during the handshake")
+    return sockets[-1]
 
-    def resume_writing(self) -> None:
-        self._protocol.resume_writing()
+
+def _refusal(error: WSHandshakeError) -> Exception:
+    response = error.response
+    if response is None:
+        return Unreachable(f"the handshake failed: {error}")
+    status = int(response.status)
+    message = response.headers.get("Location", "") if 300 <= status < 400 else ""
+    try:
+        body = msgspec.json.decode(error.raw_body or b"", type=ErrorBody)
+        message = f"{body.error.code}: {body.error.message}"
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    wait = retry_after_seconds(response.headers.get("Retry-After", ""), SystemClock.now())
+    return HandshakeRefused(status, wait, message)
 
 
 class ClientSocket(WSListener):
     """An open connection. ``closed`` resolves to the close code, or None.
 
-    ``opened`` is called before the first ``received``: the server's first frame may come with its handshake.
-    ``coming``: bytes came, and a frame is not whole yet.
+    ``opened`` is called before the first ``received``: the server's first frame may
+    arrive with its handshake. ``coming``: bytes arrived, and a frame is incomplete.
     """
 
     def __init__(
@@ -83,14 +126,14 @@ class ClientSocket(WSListener):
         self._received = received
         self.coming = coming
         self.unread = 0
-        """Bytes of a frame that is not whole yet."""
+        """Bytes of the incomplete frame."""
         self._parts: list[bytes] = []
         self._parts_bytes = 0
         self._transport: WSTransport | None = None
         self.closed: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
 
     def send(self, data: bytes) -> None:
-        """Write a text message; silently nothing after the end."""
+        """Write a text message; after the end, do nothing."""
         if self._transport is not None:
             self._transport.send(WSMsgType.TEXT, data)
 
@@ -138,88 +181,48 @@ class ClientSocket(WSListener):
             self.closed.set_result(cast(int, received.code) if received is not None else None)
 
 
-def socket_url(url: str) -> str:
-    """The WebSocket address of a server: http, https, ws and wss are taken, the path is ours unless given."""
-    parts = urlsplit(url)
-    scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
-    if scheme not in ("ws", "wss") or not parts.hostname:
-        raise BadSetting(f"{url!r} is no server address; it should look like http://127.0.0.1:8080")
-    if parts.query or parts.username:
-        raise BadSetting("credentials do not belong into the address; hand over a token")
-    path = parts.path if parts.path.strip("/") else "/v1/ws"
-    return f"{scheme}://{parts.netloc}{path}"
+class _Watched(asyncio.BufferedProtocol):
+    """picows's protocol, reporting every read: picows itself reports whole frames only."""
 
+    def __init__(self, protocol: Any, socket: ClientSocket) -> None:
+        self._protocol = protocol
+        self._socket = socket
 
-async def connect(
-    url: str,
-    headers: Mapping[str, str],
-    opened: Callable[[ClientSocket], None],
-    received: Callable[[bytes], None],
-    coming: Callable[[], None],
-    timeout_seconds: float,
-) -> ClientSocket:
-    """Open a connection. Raises HandshakeRefused or Unreachable, nothing foreign.
+    def get_buffer(self, sizehint: int) -> Any:
+        return self._protocol.get_buffer(sizehint)
 
-    Cancelled in the middle of the handshake, it leaves a socket behind that closes itself after the timeout.
+    def buffer_updated(self, size: int) -> None:
+        self._socket.unread += size
+        self._protocol.buffer_updated(size)
+        if self._socket.unread:
+            self._socket.coming()
 
-    Redirects are not followed: they would carry the token to another host.
-    """
-    sockets: list[ClientSocket] = []
+    def eof_received(self) -> Any:
+        return self._protocol.eof_received()
 
-    def listener() -> ClientSocket:
-        sockets.append(ClientSocket(opened, received, coming))
-        return sockets[-1]
+    def connection_lost(self, error: Exception | None) -> None:
+        self._protocol.connection_lost(error)
 
-    try:
-        async with asyncio.timeout(timeout_seconds):
-            await ws_connect(
-                listener,
-                url,
-                extra_headers=dict(headers),
-                websocket_handshake_timeout=timeout_seconds,
-                max_frame_size=MESSAGE_BYTES_MAX,
-                max_redirects=0,
-                logger_name="holdfast.client",
-            )
-    except WSHandshakeError as error:
-        raise _refusal(error) from error
-    except TimeoutError as error:
-        raise Unreachable(f"no answer from {url} within {timeout_seconds:g} s") from error
-    except (OSError, WSError) as error:
-        raise Unreachable(f"cannot reach {url}: {error}") from error
-    if not sockets:  # picows returns without a listener when the far side hangs up before its answer
-        raise Unreachable(f"{url} hung up during the handshake")
-    return sockets[-1]
+    def pause_writing(self) -> None:
+        self._protocol.pause_writing()
 
-
-def _refusal(error: WSHandshakeError) -> Exception:
-    response = error.response
-    if response is None:
-        return Unreachable(f"the handshake failed: {error}")
-    status = int(response.status)
-    message = response.headers.get("Location", "") if 300 <= status < 400 else ""
-    try:
-        body = msgspec.json.decode(error.raw_body or b"", type=ErrorBody)
-        message = f"{body.error.code}: {body.error.message}"
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        pass
-    wait = retry_after_seconds(response.headers.get("Retry-After", ""), SystemClock.now())
-    return HandshakeRefused(status, wait, message)
+    def resume_writing(self) -> None:
+        self._protocol.resume_writing()
 
 
 TokenProvider = Callable[[], Awaitable[str]]
 
 
 class NoToken(Exception):
-    """None can be had now; the text says why."""
+    """No token is available now; the text says why."""
 
 
 async def fresh(provider: TokenProvider, timeout_seconds: float) -> str:
-    """A new token of the application's provider.
+    """A new token from the application's provider.
 
-    A ``Refused`` or ``OperatorError`` of the provider is raised as it is: it says that there is no use. Whatever
-    else it raises, and silence, is NoToken: where tokens come from may be down for a moment, and we cannot know the
-    errors of every library that may tell so.
+    The provider's ``Refused`` or ``OperatorError`` is final and passes through. Any other
+    exception, or a timeout, becomes NoToken: the provider may be unavailable for a moment,
+    and the exceptions of its libraries are unknown here.
     """
     try:
         async with asyncio.timeout(timeout_seconds) as patience:
@@ -232,7 +235,7 @@ async def fresh(provider: TokenProvider, timeout_seconds: float) -> str:
 
 
 class Claims(msgspec.Struct, frozen=True):
-    """What we read of a JWT. Nothing is verified: that is the server's part."""
+    """The claims the client reads from a JWT. The server verifies them, not the client."""
 
     sub: str = ""
     tenant: str = ""
@@ -244,7 +247,7 @@ _claims = msgspec.json.Decoder(Claims)
 
 
 def claims_of(token: str) -> Claims:
-    """The claims of a JWT; empty ones if it is no JWT."""
+    """The claims of a JWT; empty claims if it is not a JWT."""
     parts = token.split(".")
     try:
         return _claims.decode(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))

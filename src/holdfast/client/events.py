@@ -1,16 +1,20 @@
-"""What the client tells its application. (Pure.)
+"""The two closed unions that leave the machine: events and actions. (Pure.)
 
-``Message``, ``Typing``, ``Presence`` and ``Receipt`` are the values of the wire, unchanged. Messages and the
-``Chat…`` events of one chat come in order; the others tell the newest state and may overtake them.
+A ``ClientEvent`` goes to the application. ``Message``, ``Typing``, ``Presence`` and
+``Receipt`` are the values of the wire, unchanged. Messages and the ``Chat…`` events of
+one chat keep their order; the others carry the newest state and may overtake them.
 
-What the machine asks its shell to do: a small closed union. (Pure.)
+A ``MachineAction`` is for the shell to carry out: write a frame, keep a cursor, get a
+token, drop the connection.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from holdfast.client.chat_copy import ChatCopy
+from holdfast.client.outbox import OutboxEntry
 from holdfast.errors import HoldfastError
 from holdfast.message import Message
 from holdfast.wire.frames import (
@@ -23,22 +27,25 @@ from holdfast.wire.frames import (
     Typing,
 )
 
-if TYPE_CHECKING:
-    from holdfast.client.chats import ChatCopy
-    from holdfast.client.outbox import OutboxEntry
-
 ConnectionState = Literal[
     "reconnecting", "connected", "syncing", "ready", "closing", "disconnected", "backoff", "stopped"
 ]  # fmt: skip
-"""In the order of a connection's life. ``reconnecting``: one is being opened, the first too. ``connected``: the
-handshake is answered. ``syncing``: the server has accepted us, and what was missed is being read. ``ready``: all of
-that has come. ``closing``: the server says that it will close. ``disconnected``: the connection is gone. ``backoff``:
-the next attempt waits for its time. ``stopped``: there is none."""
+"""In the order of a connection's life:
+
+- ``reconnecting``: a connection is being opened, also the first one
+- ``connected``: the handshake has succeeded
+- ``syncing``: the server has accepted the client, which reads the messages it missed
+- ``ready``: all of these have arrived
+- ``closing``: the server announced that it will close
+- ``disconnected``: the connection has ended
+- ``backoff``: the client waits before the next attempt
+- ``stopped``: there will be no further attempt
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The server has the message on stable storage. ``deduplicated``: it had it already, from an earlier try."""
+    """The server has the message on stable storage; ``deduplicated``: since an earlier try."""
 
     client_message_id: str
     message_id: str
@@ -52,7 +59,7 @@ class Sent:
 class ConnectionChanged:
     """The connection is now ``state``; in backoff, the next try is in ``retry_in_seconds``.
 
-    ``ready`` comes behind the messages that were missed; every other state overtakes whatever waits.
+    ``ready`` comes after the missed messages; every other state overtakes waiting events.
     """
 
     state: ConnectionState
@@ -62,7 +69,7 @@ class ConnectionChanged:
 
 @dataclass(frozen=True, slots=True)
 class ChatJoined:
-    """A chat this device did not know; its messages follow."""
+    """A chat that is new to this device; its messages follow."""
 
     chat_id: str
 
@@ -76,7 +83,7 @@ class ChatGone:
 
 @dataclass(frozen=True, slots=True)
 class ChatReset:
-    """The chat's numbering was repaired: drop every copy of it; all its messages follow again, from the first."""
+    """The chat was renumbered: drop its copy; all its messages follow, from the first."""
 
     chat_id: str
     epoch: int
@@ -84,7 +91,7 @@ class ChatReset:
 
 @dataclass(frozen=True, slots=True)
 class SendRefused:
-    """A send nobody waits for (posted, or left over from an earlier run) was refused for good."""
+    """A send without a waiting caller (a post, or from an earlier run) was refused."""
 
     chat_id: str
     client_message_id: str
@@ -94,7 +101,7 @@ class SendRefused:
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """The server says something about the connection as a whole, such as SLOW_CONSUMER."""
+    """A warning about the whole connection, such as SLOW_CONSUMER."""
 
     code: str
     message: str
@@ -114,7 +121,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The send is over: take it off the disk and tell whoever waits."""
+    """The send is over: remove it from the state file and wake its callers."""
 
     entry: OutboxEntry
     outcome: Sent | HoldfastError
@@ -122,9 +129,10 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Keep the chat's cursor on disk, then hand this to ``Machine.kept``; None: forget it.
+    """Keep the chat's cursor on disk, then call ``Machine.kept``; None: delete it.
 
-    ``copy`` is whose cursor it is: who left and joined again has another one, in the same epoch.
+    ``copy`` is the copy the cursor belongs to: a user who left and joined again has a new
+    copy in the same epoch.
     """
 
     chat_id: str
@@ -134,7 +142,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class RenewToken:
-    """The token expires soon: get a new one and hand it to ``Machine.renewed``."""
+    """The token expires soon: get a new one and pass it to ``Machine.renewed``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,19 +154,19 @@ class Online:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """Everything that was missed has been received; said once per connection."""
+    """All missed messages have been received; once per connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """The server says that it will close, and why."""
+    """The server announced that it will close, and why."""
 
     closing: ConnectionClosing
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The connection is of no use any more: cut it, without ceremony."""
+    """The connection is useless: cut it without a closing handshake."""
 
     reason: str
 

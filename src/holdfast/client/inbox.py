@@ -9,8 +9,8 @@ but waits until the application has taken what came before it.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
 
+from holdfast.client.chat_copy import ChatCopy
 from holdfast.client.events import (
     ChatGone,
     ChatJoined,
@@ -22,9 +22,6 @@ from holdfast.client.events import (
 )
 from holdfast.message import Message
 from holdfast.wire.frames import Presence, Receipt, Typing
-
-if TYPE_CHECKING:
-    from holdfast.client.chats import ChatCopy
 
 EPHEMERAL_MAX = 256
 _CONNECTION = ("connection",)

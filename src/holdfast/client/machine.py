@@ -11,7 +11,8 @@ import random
 from collections.abc import Collection, Iterable, Mapping
 from typing import assert_never
 
-from holdfast.client.chats import ChatCopies, ChatCopy, Reads
+from holdfast.client.chat_copy import ChatCopy
+from holdfast.client.chats import ChatCopies, Reads
 from holdfast.client.events import (
     Announced,
     ChatReset,

@@ -1,11 +1,15 @@
-"""When to come back after a connection ended, and when not to. (Pure.)
+"""Whether and when to reconnect after a connection ended. (Pure.)
 
-The close code's range is the rule: 4500-4999 do not reconnect; everything else does, for ever. A handshake refused by
-the server itself is final where its status says so; by anybody else it is not. The delay is the server's if its closing
-names one (it spreads its clients), else full jitter, doubling from 1 to 16 s, and not sooner than ``Retry-After``, or
+The range of the close code decides: 4500-4999 stop the client, every other end leads to
+another try, without limit. A refused handshake is final only if the server itself sent
+the refusal, and its status says so; a proxy's refusal never is.
+
+The delay is the one in the server's closing frame, if any (the server spreads its
+clients); else full jitter, doubling from 1 to 16 s, and not before ``Retry-After``, or
 30 s after 4009.
 
-What the server refused for good, as the exception the application gets: why, and what to do next. (Pure.)
+The second half makes the exceptions that the application gets for a final refusal, of a
+connection or of a send: the reason, and what to do next.
 """
 
 from __future__ import annotations
@@ -31,83 +35,8 @@ from holdfast.resilience import Backoff
 from holdfast.wire.close_codes import CloseReason
 from holdfast.wire.frames import ConnectionClosing, Error
 
-_NEXT: Mapping[str, str] = {
-    Forbidden.code: "ask an owner or admin of the chat",
-    InternalError.code: "tell the server's operator, whose log has the cause",
-    InvalidContentType.code: "send it as text/plain or text/markdown",
-    InvalidMessage.code: "correct it and send it again",
-    KeyReused.code: "send it under a client_message_id of its own",
-    MessageTooLarge.code: "split it",
-    NotAMember.code: "ask an owner or admin of the chat to add you",
-    NotFound.code: "check the chat's id",
-    Unauthorized.code: "get a new token",
-}
-
-_STOPPED: Mapping[str, tuple[type[HoldfastError], str]] = {
-    CloseReason.DUPLICATE_CONNECTION.reason: (
-        Forbidden,
-        "another client took its place: give each running client a state file or device_id of its own, "
-        "and end one if there are more than the server allows per user",
-    ),
-    CloseReason.PROTOCOL_ERROR.reason: (InvalidMessage, "do client and server have versions that go together?"),
-    CloseReason.UNAUTHORIZED.reason: (Unauthorized, "get a new token"),
-}
-_STATUS: Mapping[int, tuple[type[HoldfastError], str]] = {
-    400: (InvalidMessage, "do client and server have versions that go together?"),
-    403: (Forbidden, "ask the server's operator to let you in"),
-    404: (NotFound, "is this the address of a Holdfast server?"),
-    426: (InvalidMessage, "do client and server, and a proxy between them, speak WebSocket?"),
-}
-_MOVED = frozenset({301, 308})
-
-
-def refusal(error: Error) -> HoldfastError:
-    """A send's: never retried. One of unknown outcome says so."""
-    what_next = _NEXT.get(error.code, _NEXT[InternalError.code])
-    if error.details and error.details.keys() & {"scope", "claim"}:
-        what_next = "get a token that allows it"
-    if error.outcome == "unknown":
-        what_next = f"the message may be stored all the same: look before you send it anew, and {what_next}"
-    return error_of(error.code, f"{error.message}; {what_next}", details=error.details)
-
-
-def stopped(reason: str, message: str) -> HoldfastError:
-    """The server closed the connection and does not want it back."""
-    kind, what_next = _STOPPED.get(reason, (Forbidden, "ask the server's operator"))
-    return kind(f"the server closed the connection for good: {message or reason}; {what_next}")
-
-
-def kept_out(status: int, message: str) -> HoldfastError | None:
-    """The answer to a handshake, where it is final; None if a later one may be answered otherwise.
-
-    ``message`` is the server's own. Without one somebody between us answered, a proxy while the server is replaced,
-    and means nothing by it.
-    """
-    if status in _MOVED:
-        return InvalidMessage(f"the server redirects to {message}; use that address")
-    if status not in _STATUS or not message:
-        return None
-    kind, what_next = _STATUS[status]
-    return kind(f"{message}; {what_next}")
-
-
-def turned_away(status: int, message: str) -> str:
-    """The answer to a handshake, where it is not final."""
-    if 300 <= status < 400:
-        return f"the handshake was sent on to {message}; until it is answered here it is tried again"
-    what_next = f"; {_STATUS[status][1]}" if status in _STATUS else ""
-    return f"the handshake was answered with {status}{what_next}"
-
-
-def locked_out(message: str, can_renew: bool) -> HoldfastError:
-    """The token is not taken, and there is no other."""
-    if can_renew:
-        return Unauthorized(f"{message}; a new token was refused too: was it made for this server?")
-    return Unauthorized(f"{message}; a new one is needed")
-
-
 RATE_LIMITED_SECONDS = 30.0
-"""How long to stay away after 4009 if the server did not say."""
+"""The least delay after 4009 if the server names none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +59,7 @@ ReconnectVerdict = Retry | Stop
 
 
 class Reconnect:
-    """Counts failures. ``can_renew``: a new token can be had, so an expired one is not the end."""
+    """Counts failures. ``can_renew``: there is a provider that can replace an expired token."""
 
     def __init__(self, backoff: Backoff, rng: random.Random, can_renew: bool) -> None:
         self._backoff = backoff
@@ -142,16 +71,16 @@ class Reconnect:
         self._closing: ConnectionClosing | None = None
 
     def lasted(self) -> None:
-        """The connection has lived long enough to be called good: the next failure is a first one again."""
+        """The connection lasted long enough to count as good: start the backoff over."""
         self._failures = 0
         self._lasted = True
 
     def established(self) -> None:
-        """The server took the token."""
+        """The server accepted the token."""
         self._renewed = False
 
     def announced(self, closing: ConnectionClosing) -> None:
-        """The server said that it will close, and why."""
+        """The server announced that it will close, and why."""
         self._closing = closing
 
     def closed(self, code: int | None) -> ReconnectVerdict:
@@ -164,12 +93,12 @@ class Reconnect:
         if code == CloseReason.TOKEN_EXPIRED.code or reason == CloseReason.TOKEN_EXPIRED.reason:
             return self._renew("the token has expired")
         if closing and closing.reconnect_delay_ms > 0:
-            self._failures += not lasted  # a restart is no failure: if it takes longer, the next try is the first retry
+            self._failures += not lasted  # a restart is no failure; one that takes longer is
             return Retry(closing.reconnect_delay_ms / 1000, reason)
         return self._later(reason, RATE_LIMITED_SECONDS if code == CloseReason.RATE_LIMITED.code else None)
 
     def refused(self, status: int, retry_after: float | None, message: str) -> ReconnectVerdict:
-        """The handshake was answered with an HTTP status other than 101; ``message``: the server's own, or empty."""
+        """The handshake got an HTTP status other than 101; ``message``: the server's, or empty."""
         if status == 401:
             return self._renew(message or "the server does not accept the token")
         error = kept_out(status, message)
@@ -185,7 +114,7 @@ class Reconnect:
         return Retry(self._backoff.delay(self._failures, self._rng, at_least), reason)
 
     def _renew(self, message: str) -> ReconnectVerdict:
-        """A new token may help once; a second one refused without a connection between proves it does not."""
+        """Try one new token; if the server refuses that too, another would not help."""
         if not self._can_renew or self._renewed:
             return Stop(locked_out(message, self._can_renew))
         self._renewed = True
@@ -197,3 +126,83 @@ def _reason_of(code: int | None) -> str:
     if code is None:
         return "the connection broke"
     return next((closing.reason for closing in CloseReason if closing.code == code), f"closed with {code}")
+
+
+_NEXT: Mapping[str, str] = {
+    Forbidden.code: "ask an owner or admin of the chat",
+    InternalError.code: "tell the server's operator, whose log has the cause",
+    InvalidContentType.code: "send it as text/plain or text/markdown",
+    InvalidMessage.code: "correct it and send it again",
+    KeyReused.code: "send it under a client_message_id of its own",
+    MessageTooLarge.code: "split it",
+    NotAMember.code: "ask an owner or admin of the chat to add you",
+    NotFound.code: "check the chat's id",
+    Unauthorized.code: "get a new token",
+}
+
+
+_STOPPED: Mapping[str, tuple[type[HoldfastError], str]] = {
+    CloseReason.DUPLICATE_CONNECTION.reason: (
+        Forbidden,
+        "another client took its place: give each running client a state file or device_id of its own, "
+        "and end one if there are more than the server allows per user",
+    ),
+    CloseReason.PROTOCOL_ERROR.reason: (InvalidMessage, "do client and server have versions that go together?"),
+    CloseReason.UNAUTHORIZED.reason: (Unauthorized, "get a new token"),
+}
+
+
+_STATUS: Mapping[int, tuple[type[HoldfastError], str]] = {
+    400: (InvalidMessage, "do client and server have versions that go together?"),
+    403: (Forbidden, "ask the server's operator to let you in"),
+    404: (NotFound, "is this the address of a Holdfast server?"),
+    426: (InvalidMessage, "do client and server, and a proxy between them, speak WebSocket?"),
+}
+
+
+_MOVED = frozenset({301, 308})
+
+
+def refusal(error: Error) -> HoldfastError:
+    """The error of a send that is not retried; an unknown outcome is part of its text."""
+    what_next = _NEXT.get(error.code, _NEXT[InternalError.code])
+    if error.details and error.details.keys() & {"scope", "claim"}:
+        what_next = "get a token that allows it"
+    if error.outcome == "unknown":
+        what_next = f"the message may be stored all the same: look before you send it anew, and {what_next}"
+    return error_of(error.code, f"{error.message}; {what_next}", details=error.details)
+
+
+def stopped(reason: str, message: str) -> HoldfastError:
+    """The server closed the connection for good."""
+    kind, what_next = _STOPPED.get(reason, (Forbidden, "ask the server's operator"))
+    return kind(f"the server closed the connection for good: {message or reason}; {what_next}")
+
+
+def kept_out(status: int, message: str) -> HoldfastError | None:
+    """The error of a handshake that was refused for good; None if a retry may succeed.
+
+    ``message`` is the server's own. Without one, something in between answered, such as a
+    proxy during a deployment, and its status is not final.
+    """
+    if status in _MOVED:
+        return InvalidMessage(f"the server redirects to {message}; use that address")
+    if status not in _STATUS or not message:
+        return None
+    kind, what_next = _STATUS[status]
+    return kind(f"{message}; {what_next}")
+
+
+def turned_away(status: int, message: str) -> str:
+    """The reason of a refused handshake that will be retried."""
+    if 300 <= status < 400:
+        return f"the handshake was sent on to {message}; until it is answered here it is tried again"
+    what_next = f"; {_STATUS[status][1]}" if status in _STATUS else ""
+    return f"the handshake was answered with {status}{what_next}"
+
+
+def locked_out(message: str, can_renew: bool) -> HoldfastError:
+    """The server refuses the token, and there is no other."""
+    if can_renew:
+        return Unauthorized(f"{message}; a new token was refused too: was it made for this server?")
+    return Unauthorized(f"{message}; a new one is needed")
