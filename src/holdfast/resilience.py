@@ -1,7 +1,8 @@
-"""Breaker, backoff and token bucket: pure decisions about when to try. (Pure: the caller brings the time.)
+"""Breaker, backoff and token bucket: when to try. (Pure: the caller brings the time.)
 
-All times are monotonic seconds. ``DependencyBreaker`` is a breaker around one dependency that reports every change of
-its state, so that operators see it.
+All times are monotonic seconds. ``DependencyBreaker`` wraps a ``Breaker`` for one
+dependency: it takes the time from a ``Clock`` and reports each change of state, so that
+operators see it.
 """
 
 from __future__ import annotations

@@ -1,18 +1,27 @@
-"""REST and operators' endpoints over the parts of the path: a plain ASGI application.
+"""REST for users, tenants and operators: a plain ASGI application over the parts.
 
-- ``routes``    the table of every endpoint; start here
-- ``request``   a request and its response, as ASGI has them
-- ``routing``   which endpoint a path names
-- ``strangers`` requests without a good credential, counted by address
-- ``receive``   from a request to a call: who, may they, what
-- ``chats``, ``messages``, ``limits``, ``work``, ``admin``, ``probes``   what the endpoints do
-- ``keyed``     one answer for one Idempotency-Key
-- ``problems``  what is wrong with a body, in words
-- ``answers``   statuses and the one error body
-- ``openapi``, ``reference``   the table as OpenAPI, as /docs and as docs/reference/rest.md
-- ``pages``     what is the same for everybody: made once, compressed once, cached
-- ``cors``      pages of other origins
-- ``envelope``  request ids, security headers, access log
-- ``deps``      what all of it stands on, given by the node
-- ``app``       all of it, mounted: ``make_app(deps)``
+- ``routes``       the table of every endpoint; start here
+- ``endpoint``     a row of the table, a call of it, and its answer
+- ``app``          ``make_app(deps)``: the table as an ASGI application
+- ``routing``      finds the endpoint of a path (pure)
+- ``request``      from an ASGI request to a checked call
+- ``strangers``    limits by address for requests without a good credential (pure)
+- ``idempotency``  one answer for one Idempotency-Key
+- ``responses``    statuses and the one error body
+- ``middleware``   request ids, security headers, metrics, the access log
+- ``cors``         which pages of other origins may call
+- ``chats``        endpoints: chats, members, presence, tokens
+- ``messages``     endpoints: messages and their delivery status
+- ``limits``       endpoints: rules for operators, checks for other services
+- ``jobs``         endpoints: jobs, streams, dead letters
+- ``webhooks``     endpoints: webhook endpoints and their deliveries
+- ``revocations``  endpoints: revocations, bans and mutes of a tenant, disconnects
+- ``admin``        endpoints: halt and recover, erasure, audit log, backups, API keys
+- ``probes``       endpoints: liveness, readiness, status, metrics
+- ``schemas``      bodies, queries and answers (pure)
+- ``problems``     explains what is wrong with a body or a query (pure)
+- ``openapi``      the table as OpenAPI (pure)
+- ``reference``    the table as ``/docs`` and docs/reference/rest.md (pure)
+- ``pages``        static pages: built once, compressed once, cached
+- ``deps``         ``ApiDeps``: what the node gives the API, and ``ApiSettings``
 """

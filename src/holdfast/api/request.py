@@ -1,8 +1,8 @@
-"""A request and its response, as ASGI has them: what the endpoints need of both, and nothing on top.
+"""From an ASGI request to a checked call: who asks, may they, and what they want.
 
-From a request to a call: who is asking, may they, what do they ask. Everything is checked before anything runs.
-
-The order of refusals: credential, kind of caller, scope, rate, path, query, Idempotency-Key, body.
+``receive`` checks everything before an endpoint runs. It refuses in this order:
+repeated headers, credential, rate, kind of caller, scope, path, query, Idempotency-Key,
+body. ``Request`` and ``Response`` are the little of ASGI that the endpoints need.
 """
 
 from __future__ import annotations
@@ -98,6 +98,28 @@ NOBODY = Principal("", "", frozenset(), "user")
 _INTEGER_DIGITS_MAX = len(str(SEQUENCE_MAX))
 
 
+async def receive(deps: ApiDeps, strangers: Strangers, endpoint: Endpoint, request: Request) -> Call:
+    """The call a request makes; raises the first reason to refuse it."""
+    try:
+        request.require_single_headers()
+    except InvalidMessage:
+        strangers.asked(address_of(request, deps), request.path)
+        raise
+    principal = request.principal = _identified(deps, strangers, endpoint, request)
+    if endpoint.caller != "anybody":
+        await _ask_limits(deps, endpoint, request, principal)
+        require_caller(principal, endpoint)
+    path = _path(request.path_params)
+    if endpoint.scope is not None:
+        require_scope(principal, endpoint.scope, path.get("chat_id"))
+    query = _fitting(endpoint, _query, endpoint.query, request.query)
+    key = _key(endpoint, request)
+    body = _fitting(endpoint, _body, endpoint.body, await _read(endpoint, request, deps.settings))
+    fingerprint = _fingerprint(endpoint, path, body) if key else ""
+    deadline = deps.clock.monotonic() + (endpoint.deadline_seconds or deps.settings.request_seconds_max)
+    return Call(principal, path, query, body, key, fingerprint, deps.clock, deadline)
+
+
 def address_of(request: Request, deps: ApiDeps) -> str:
     """The client's address, as far as declared proxies vouch for it."""
     if not deps.proxies:
@@ -139,28 +161,6 @@ def require_caller(principal: Principal, endpoint: Endpoint) -> None:
             pass
     if endpoint.scope is not None:
         require_scope(principal, endpoint.scope)
-
-
-async def receive(deps: ApiDeps, strangers: Strangers, endpoint: Endpoint, request: Request) -> Call:
-    """The call a request makes; raises the first reason to refuse it."""
-    try:
-        request.require_single_headers()
-    except InvalidMessage:
-        strangers.asked(address_of(request, deps), request.path)
-        raise
-    principal = request.principal = _identified(deps, strangers, endpoint, request)
-    if endpoint.caller != "anybody":
-        await _ask_limits(deps, endpoint, request, principal)
-        require_caller(principal, endpoint)
-    path = _path(request.path_params)
-    if endpoint.scope is not None:
-        require_scope(principal, endpoint.scope, path.get("chat_id"))
-    query = _fitting(endpoint, _query, endpoint.query, request.query)
-    key = _key(endpoint, request)
-    body = _fitting(endpoint, _body, endpoint.body, await _read(endpoint, request, deps.settings))
-    fingerprint = _fingerprint(endpoint, path, body) if key else ""
-    deadline = deps.clock.monotonic() + (endpoint.deadline_seconds or deps.settings.request_seconds_max)
-    return Call(principal, path, query, body, key, fingerprint, deps.clock, deadline)
 
 
 def _identified(deps: ApiDeps, strangers: Strangers, endpoint: Endpoint, request: Request) -> Principal:

@@ -1,7 +1,11 @@
-"""What adapters of one technology share.
+"""What the adapters of one technology share; no part's tables, keys or rules are here.
 
-``postgres``       connections that are sessions, and poolers that are none
-``redis_url``      addresses of Redis, also of a service behind Sentinel
-``redis``          connections to it, why it does not answer, and whether it is fit to keep counters
-``outbound_http``  requests to servers that are not trusted: what an answer may cost
+- ``files``          durable replacement of files, and where the state directory is
+- ``statements``     reads SQL from the files beside an adapter
+- ``sqlite``         files, threads, errors, backups of SQLite
+- ``postgres``       connections that are sessions; refuses poolers that share them
+- ``redis_url``      addresses of Redis, alone or behind Sentinel (pure)
+- ``redis``          connections, reasons of failure, fitness to keep counters
+- ``redis_scripts``  one pipelined connection for script calls
+- ``outbound_http``  HTTP to untrusted servers, with bounds on every answer
 """

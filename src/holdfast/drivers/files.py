@@ -1,6 +1,8 @@
-"""Files that are whole after a power cut: what is said to be there is there.
+"""Files that survive a power cut whole, and where the state directory is.
 
-Where things are unless somebody says otherwise.
+``replace_file`` returns when the new content is on stable storage, name and all.
+``default_state_dir`` and ``state_dir_in`` answer the same way for the server and for
+the commands that look for it.
 """
 
 from __future__ import annotations

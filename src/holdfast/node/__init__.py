@@ -1,10 +1,17 @@
-"""Settings in, a running node out. The only part that chooses adapters.
+"""Settings in, a running server out. The node chooses the adapters of every part.
 
-``running`` starts and stops, from the storage outwards and from the sockets inwards:
+It starts from the storage outwards and stops from the sockets inwards:
 
-    the port → state directory → store → event log → ingest → fanout → gateway → HTTP
+    port → state directory → store → event log → ingest → fanout → gateway → HTTP
 
-``node`` puts the message path together, ``work`` the jobs and webhooks; ``roles`` keeps what runs beside the sockets
-running; ``http`` is the port, ``posture`` the words for whoever starts it, ``backup`` copies of its state,
-``revocations_file`` the list of who is cut off.
+- ``lifecycle``         starts a node, serves until a signal, drains
+- ``node``              connects the parts of the message path
+- ``work``              connects jobs and webhooks
+- ``supervisor``        restarts what runs beside the sockets
+- ``state_dir``         the state directory and its lock
+- ``banner``            what an operator reads at the start
+- ``backup``            backups and restores of a state directory
+- ``key_recovery``      a new admin key for a stopped server
+- ``revocations_file``  opens ``access.db``, or says that it was lost
+- ``jwks_fetch``        fetches the keys of token issuers, within bounds
 """

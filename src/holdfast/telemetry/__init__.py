@@ -1,8 +1,15 @@
-"""The metrics and named events we emit, one function each, one file per part; nothing else in Holdfast names a metric.
+"""Every metric, log line and span; nothing else in Holdfast names a metric.
 
-Names are the seeds' dotted names made Prometheus-like; HELP texts carry the dotted name in brackets, and
-``docs/reference/metrics.md`` is generated from here. Labels are closed sets: never a user, a chat or a token.
-Callers say ``from holdfast import telemetry`` and ``telemetry.sends_waiting(3)``.
+A part calls one function per event: ``from holdfast import telemetry`` and
+``telemetry.sends_waiting(3)``. Labels are closed sets: never a user, a chat or a token.
+docs/reference/metrics.md is generated from the metrics here; names in brackets in a
+HELP text are those of the design documents.
+
+- ``metrics``    the registry; dependencies, process, REST, access, limits, work
+- ``messaging``  the message path: gateway, ingest, history, store, fanout
+- ``logs``       where log lines go, and what is removed from them
+- ``traces``     spans for OpenTelemetry, when configured
+- ``marks``      marks of rare moments, which tests collect
 """
 
 from holdfast.telemetry.logs import *

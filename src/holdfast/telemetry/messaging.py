@@ -1,10 +1,7 @@
-"""The gateway: connections, and what sessions notice.
+"""Metrics and log events of the message path.
 
-Ingest and history: what becomes of sends and reads.
-
-The store: damage and repair.
-
-Fanout: from the log to the gateways.
+In this order: the gateway and its sessions; ingest and history (what becomes of sends
+and reads); the store (damage and repair); fanout (from the log to the gateways).
 """
 
 from __future__ import annotations

@@ -1,16 +1,8 @@
-"""Our registry, and how a metric is made: every name begins with ``holdfast_``, histograms are in seconds.
+"""The registry, how a metric is made, and the metrics beside the message path.
 
-What a node depends on: whether it answers, and the breaker before it.
-
-The process: its own errors and how it is set.
-
-REST: requests.
-
-Access: who is cut off, and the keys of token issuers.
-
-Limits: who may do how much.
-
-Work: jobs and what became of them.
+Every name begins with ``holdfast_``; histograms are in seconds. In this order:
+dependencies and their breakers, the process, REST, access (revocations, keys of token
+issuers), limits, work, webhooks. ``messaging`` has the metrics of the message path.
 """
 
 from __future__ import annotations
@@ -230,19 +222,6 @@ _oldest_job = gauge("work_oldest_job_age_seconds", "Age of the oldest job that i
 _blocked_streams = gauge("work_blocked_streams", "Streams that wait behind a failed head")
 _work_breakers = gauge("work_breakers_open", "Job types whose breaker is open")
 
-_webhooks_disabled = gauge("webhooks_endpoints_disabled", "Endpoints of webhooks that are disabled")
-_webhooks_parked = gauge("webhooks_jobs_parked", "Jobs that wait for disabled endpoints")
-_webhooks_expired = counter("webhooks_jobs_expired", "Parked jobs that became dead letters: too many, or too old")
-
-
-def webhooks_parked(endpoints: int, jobs: int) -> None:
-    _webhooks_disabled.set(endpoints)
-    _webhooks_parked.set(jobs)
-
-
-def webhooks_expired(count: int) -> None:
-    _webhooks_expired.inc(count)
-
 
 def work_completed(count: int) -> None:
     _jobs_completed.inc(count)
@@ -314,3 +293,17 @@ def work_totals(dead: int, poison: int, scheduled: int, oldest_age_seconds: floa
     _scheduled.set(scheduled)
     _oldest_job.set(oldest_age_seconds)
     _blocked_streams.set(blocked_streams)
+
+
+_webhooks_disabled = gauge("webhooks_endpoints_disabled", "Endpoints of webhooks that are disabled")
+_webhooks_parked = gauge("webhooks_jobs_parked", "Jobs that wait for disabled endpoints")
+_webhooks_expired = counter("webhooks_jobs_expired", "Parked jobs that became dead letters: too many, or too old")
+
+
+def webhooks_parked(endpoints: int, jobs: int) -> None:
+    _webhooks_disabled.set(endpoints)
+    _webhooks_parked.set(jobs)
+
+
+def webhooks_expired(count: int) -> None:
+    _webhooks_expired.inc(count)

@@ -1,9 +1,10 @@
-"""Who is cut off: revoked tokens, users, devices and tenants, and the users banned or muted in a whole tenant.
+"""Who is cut off: revoked tokens, users, devices, tenants; bans and mutes of a tenant.
 
-- ``contract``  an entry, and what a store of them promises
-- ``memory``    the store as a value of one process
+- ``contract``  an entry, and what a store of entries promises
+- ``memory``    the store in memory: the reference
 - ``sqlite``    the store in a file, ``access.db``
-- ``in_force``  the entries a node holds in memory, and what they refuse
+- ``in_force``  the entries that a node holds in memory, and what they refuse
 
-Bans and mutes in one chat are no entries here: they are in the chat's own commit (``store.changes``).
+Bans and mutes of one chat are not here: they are part of the chat and change in its
+own commit (``store.commands``).
 """

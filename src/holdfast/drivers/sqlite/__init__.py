@@ -1,11 +1,11 @@
-"""SQLite for every part that keeps a file: one writer thread, a few readers, errors of ours. No part's tables are here.
+"""SQLite for every part that keeps a file. No part's tables are here.
 
-``database``    opening, schema versions, transactions
-``wal``         whether a write-ahead log is whole
-``threads``     threads that own a connection each and take bounded work
-``errors``      what SQLite's errors mean here
-``copies``      one file of a backup: copied out of a live one, described, checked
-``backup``      a folder with all files of a state directory and a manifest
-``restore``     a backup put in place: all of it or nothing
-``points``      named points of a commit or a restore at which a test may end the process
+- ``database``   opening, schema versions, transactions
+- ``threads``    threads that own a connection each and take bounded work
+- ``errors``     what SQLite's errors mean here
+- ``wal``        detects a damaged write-ahead log
+- ``file_copy``  one file of a backup: copied from a live database and checked
+- ``backup``     a folder with all files of a state directory and a manifest
+- ``restore``    puts a backup in place: all of it or nothing
+- ``points``     named points at which a test may end the process
 """

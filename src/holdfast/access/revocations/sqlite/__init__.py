@@ -1,4 +1,7 @@
-"""Entries in one SQLite file: ``store`` the verbs, ``statements.sql`` and ``migrations`` their SQL."""
+"""Revocations in one SQLite file.
+
+- ``store``  the verbs; ``statements.sql`` and ``migrations`` hold the SQL
+"""
 
 from holdfast.access.revocations.sqlite.store import ACCESS, SqliteRevocations
 
