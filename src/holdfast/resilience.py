@@ -118,7 +118,7 @@ class Breaker:
                 self._open(now)
 
     def neither(self) -> None:
-        """The call ended without telling anything about the dependency (cancelled, the caller's mistake)."""
+        """The call proves nothing: it was cancelled, or was the caller's mistake."""
         if self._state is BreakerState.HALF_OPEN:
             self._probes = max(self._probes - 1, 0)  # it may have gone out before the breaker opened
 
@@ -146,10 +146,11 @@ class Backoff:
     cap_seconds: float
 
     def delay(self, failures: int, rng: random.Random, at_least: float | None = None) -> float:
-        """After ``failures`` ≥ 1 failures. Full jitter: anywhere between 0 and the bound.
+        """The wait after ``failures`` ≥ 1 failures: anywhere between 0 and the bound.
 
-        Not sooner than ``at_least``, which whoever failed us asks for, of all in the same words: so a little later,
-        spread; and as failures go on the bound grows beyond it, for that is what thins out a storm.
+        ``at_least`` is what the failing side asks for. It asks every client for the
+        same wait, so up to a quarter is added to spread them. While failures go on, the
+        bound grows beyond ``at_least``: that thins out a storm of retries.
         """
         jitter = rng.random() * self.bound(failures)
         return jitter if at_least is None else max(jitter, at_least * (1 + rng.random() / 4))
@@ -162,11 +163,13 @@ RETRY_AFTER_SECONDS_MAX = 3600.0
 
 
 _HTTP_DATES = ("%a, %d %b %Y %H:%M:%S GMT", "%A, %d-%b-%y %H:%M:%S GMT", "%a %b %d %H:%M:%S %Y")
-"""RFC 9110: the first is to be sent, all three are to be read."""
+"""RFC 9110: senders use the first form, receivers accept all three."""
 
 
 def retry_after_seconds(header: str, now: float) -> float | None:
-    """What a ``Retry-After`` asks for, in seconds or as a date, an hour at most; None if it is neither.
+    """The wait that a ``Retry-After`` asks for, in seconds, at most an hour.
+
+    The header holds seconds or a date; None if it is neither.
 
     ``now`` is seconds since the epoch, by the wall clock.
     """
@@ -193,7 +196,7 @@ class Bucket:
         self._at = now
 
     def take(self, now: float) -> float:
-        """Take one token: 0.0 if there was one, else the seconds until there is; nothing is taken then."""
+        """Take one token: 0.0. If there is none: the seconds until there is."""
         if now > self._at:
             self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
             self._at = now
@@ -204,22 +207,25 @@ class Bucket:
 
 
 HANGING_RETRY_SECONDS = 1.0
-"""Nobody knows when a call that hangs will end; when it does, the next one may go out at once."""
+"""A hanging call may end at any moment, and then the next may go out at once."""
 
 
 ReportState = Callable[[str, bool, str, bool], None]
-"""Called with the dependency's name, whether its last call succeeded, the breaker's state, and whether that moved."""
+"""Called with the dependency's name, whether its last call succeeded, the breaker's
+state, and whether that state changed."""
 
 
 class DependencyBreaker:
-    """Says whether a call may go out, and learns how it ended.
+    """Decides whether a call to one dependency may go out, and learns how it ended.
 
-    Every admission must be followed by exactly one of ``succeeded``, ``failed`` and ``learned_nothing``. Only
-    infrastructure failures are failures: a refusal, a full quota or a halted chat proves that the dependency works.
-    ``refusal`` is what a caller is told while the breaker is open. A call that hangs past its deadline holds it open:
-    nothing is sent after it, so nothing else would ever fail.
+    Every admission must be followed by exactly one of ``succeeded``, ``failed`` and
+    ``learned_nothing``. Only infrastructure failures are failures: a refusal, a full
+    quota or a halted chat proves that the dependency works. ``refusal`` is the text of
+    the error while the breaker is open. A call that hangs past its deadline holds the
+    breaker open: no call goes out after it, so no other call could fail and open it.
 
-    Without calls nothing is learned: somebody should try one now and then, see ``worked_since_asked``.
+    Without calls the breaker learns nothing, so its owner probes an idle dependency;
+    see ``worked_since_asked``.
     """
 
     def __init__(
@@ -244,7 +250,7 @@ class DependencyBreaker:
 
     @property
     def open_seconds(self) -> float:
-        """For how long the breaker has not been closed; a failed probe does not start this anew."""
+        """How long it has not been closed; a failed probe does not reset this."""
         return 0.0 if self._open_since is None else self._clock.monotonic() - self._open_since
 
     @property
@@ -253,13 +259,16 @@ class DependencyBreaker:
         return None if self._up else self._why
 
     def worked_since_asked(self) -> bool:
-        """Whether a call succeeded since this was asked last: if not, try one, so that an end of it is seen, or of
-        its trouble."""
+        """Whether a call succeeded since the last time this was asked.
+
+        If not, the owner tries one: so a failure shows without traffic, and so does
+        its end.
+        """
         worked, self._worked = self._worked, False
         return worked
 
     def refusal(self) -> Unavailable | None:
-        """None: the call is admitted."""
+        """Admit the call and return None, or return why it is refused."""
         if self._hanging:
             return Unavailable(self._refusal, retry_after_seconds=HANGING_RETRY_SECONDS)
         now = self._clock.monotonic()
@@ -289,7 +298,7 @@ class DependencyBreaker:
         self._breaker.neither()
 
     def _show(self, up: bool | None = None) -> None:
-        """Reports a change only: this is called for every group."""
+        """Report a change, and only a change: every group of sends calls this."""
         state = self.state
         if up in (None, self._up) and state is self._shown:
             return

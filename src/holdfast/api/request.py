@@ -49,7 +49,11 @@ RawHeaders = list[tuple[bytes, bytes]]
 
 
 class Request:
-    """One request; what becomes known of it on its way is kept here for its log line and its headers."""
+    """One request, and what is learned about it on the way.
+
+    The access log and the response headers read ``endpoint``, ``principal`` and
+    ``decisions`` from here.
+    """
 
     __slots__ = (
         "decisions", "endpoint", "headers", "method", "path", "path_params", "peer", "principal", "query", "receive",
@@ -70,18 +74,18 @@ class Request:
         self.decisions: Sequence[Decision] = ()
 
     def header(self, name: bytes) -> str | None:
-        """The value of a header by its name in lower case."""
+        """The value of the header with this name, given in lower case."""
         value = self.headers.get(name)
         return None if value is None else value.decode("latin-1")
 
     def require_single_headers(self) -> None:
-        """InvalidMessage if a header is repeated that may be given once."""
+        """InvalidMessage if a header appears twice that may appear once."""
         if self.repeated and (name := repeated_header(self.repeated)) is not None:
             raise InvalidMessage(f"the header {name} was given more than once", field=name)
 
 
 class Response(NamedTuple):
-    """An answer before it is put into its envelope."""
+    """A response before ``middleware`` adds its headers."""
 
     status: int
     body: bytes = b""
@@ -93,13 +97,13 @@ View = Callable[[Request], Awaitable[Response]]
 
 
 PARAMETERS_MAX = 32
-"""Of a query: more than any endpoint takes. A longer one is refused before it is parsed."""
+"""In a query; more than any endpoint takes. A longer query is refused unparsed."""
 NOBODY = Principal("", "", frozenset(), "user")
 _INTEGER_DIGITS_MAX = len(str(SEQUENCE_MAX))
 
 
 async def receive(deps: ApiDeps, strangers: Strangers, endpoint: Endpoint, request: Request) -> Call:
-    """The call a request makes; raises the first reason to refuse it."""
+    """Check a request and return its call; raise the first reason to refuse it."""
     try:
         request.require_single_headers()
     except InvalidMessage:
@@ -128,7 +132,7 @@ def address_of(request: Request, deps: ApiDeps) -> str:
 
 
 def identify(deps: ApiDeps, request: Request) -> Principal:
-    """Who is asking; Unauthorized or Forbidden."""
+    """The principal of the request's credential; Unauthorized or Forbidden."""
     credential = bearer(request.header(b"authorization"))
     if credential is None:
         raise Unauthorized("a credential is needed: Authorization: Bearer <token or API key>")
@@ -164,7 +168,10 @@ def require_caller(principal: Principal, endpoint: Endpoint) -> None:
 
 
 def _identified(deps: ApiDeps, strangers: Strangers, endpoint: Endpoint, request: Request) -> Principal:
-    """Who is asking. What is open to anybody does not mind a bad credential."""
+    """The principal, with failures counted by address.
+
+    An endpoint open to anybody ignores a bad credential.
+    """
     try:
         principal = identify(deps, request)
     except (Refused, Unavailable) as refusal:
@@ -180,9 +187,10 @@ def _identified(deps: ApiDeps, strangers: Strangers, endpoint: Endpoint, request
 
 
 async def _ask_limits(deps: ApiDeps, endpoint: Endpoint, request: Request, principal: Principal) -> None:
-    """RateLimited by the rules of whoever asks, also for what they may not ask: a refusal is work, too.
+    """RateLimited by the caller's rules, before it is known whether they may call this.
 
-    What allows a question about limits is not in its headers.
+    A refusal costs work too, so it counts. The headers of a check endpoint are about
+    the subject it was asked about, so the caller's own allowance is not in them.
     """
     if endpoint.scope == "limits:check" and principal.kind == "tenant_key":
         decisions = [await deps.limits.limiter.check(*check) for check in questions("check", principal.user)]
@@ -196,7 +204,10 @@ async def _ask_limits(deps: ApiDeps, endpoint: Endpoint, request: Request, princ
 
 
 def violated(request: Request, error: RateLimited) -> list[str]:
-    """The rules that refused a request; one that was asked further in, as for a send, comes into the headers too."""
+    """The rules that refused a request.
+
+    A rule asked further in (ingest asks for a send) is added to the headers too.
+    """
     decisions: list[Decision] = [*request.decisions]
     known = {decision.rule for decision in decisions}
     decisions += [decision for decision in refusing(error) if decision.rule not in known]
@@ -235,7 +246,7 @@ def _fingerprint(endpoint: Endpoint, path: Mapping[str, str], body: object) -> s
 
 @cache
 def _integers(shape: type[Struct]) -> frozenset[str]:
-    """The fields of a query that are numbers, or are left out."""
+    """The fields of a query that hold a number or nothing."""
     description = inspect.type_info(shape)
     assert isinstance(description, inspect.StructType)
     choices = {f.name: getattr(f.type, "types", (f.type,)) for f in description.fields}
@@ -250,7 +261,10 @@ def _fitting(endpoint: Endpoint, read: Callable[[Any, Any], Any], shape: type | 
 
 
 def _query(shape: type[Struct] | None, written: bytes) -> Any:
-    """The query as ``shape``: each parameter once, numbers in plain digits. It costs no more than its length."""
+    """Decode a query as ``shape``: each parameter once, numbers in plain digits.
+
+    The cost is linear in the query's length.
+    """
     if shape is None:
         if written:
             first = unquote_plus(written.partition(b"&")[0].partition(b"=")[0][:64].decode("latin-1"))
@@ -278,7 +292,10 @@ def _parameters(written: bytes) -> list[tuple[str, str]]:
 
 
 async def _read(endpoint: Endpoint, request: Request, settings: ApiSettings) -> bytes:
-    """The body, within its bounds of size and time. What an endpoint does not take is refused, not ignored."""
+    """Read the body within its bounds of size and time.
+
+    A body that the endpoint does not take is refused, not ignored.
+    """
     headers = request.headers
     if endpoint.body is None and headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers:
         return b""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def sync(path: Path) -> None:
-    """Make a file, or the names in a directory, durable. Raises OSError."""
+    """Sync a file, or the names in a directory, to stable storage. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -22,10 +22,11 @@ def sync(path: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes, modified_at: float | None = None) -> None:
-    """Replace ``path``, mode 0600, at once and durably: a reader or a power cut finds the old or the new file.
+    """Replace ``path`` (mode 0600) atomically and durably.
 
-    ``modified_at``: the time it shows. Raises OSError; then the old file is still there, unless only the new one's
-    durability failed.
+    A reader, also after a power cut, finds the old or the new file. ``modified_at`` is
+    the modification time to set. Raises OSError: the old file is then still there,
+    unless only the last step, syncing the directory, failed.
     """
     beside = path.with_name(path.name + ".new")
     beside.unlink(missing_ok=True)
@@ -45,24 +46,26 @@ _OF_A_VOLUME = {STATE_NAME, "lost+found"}
 
 
 def default_state_dir() -> Path:
-    """Where a server keeps its state, and where commands look for it, when neither is told."""
+    """Where a server keeps its state, and commands look for it, by default."""
     given = Path(os.environ.get("XDG_STATE_HOME", ""))
-    base = given if given.is_absolute() else Path("~/.local/state").expanduser()  # as the specification has it
+    base = given if given.is_absolute() else Path("~/.local/state").expanduser()  # XDG: ignore relative
     return base / "holdfast"
 
 
 def others_can_write(directory: Path) -> bool:
-    """Whether its mode lets others make, rename or remove files in it."""
+    """Whether the mode lets other users create, rename or remove files in it."""
     return bool(directory.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
 def state_dir_in(given: Path) -> Path:
-    """Where the state is, if somebody names this directory: there; but a directory that others can write to and that
-    is empty, as a volume is when it is mounted, has it in ``state``.
+    """The state directory for a directory that an operator names: usually itself.
+
+    A freshly mounted volume is empty and other users can write to it; there the state
+    is in the sub-folder ``state``.
     """
     try:
         if others_can_write(given) and {entry.name for entry in given.iterdir()} <= _OF_A_VOLUME:
             return given / STATE_NAME
     except OSError:
-        pass  # whoever uses it says what is wrong with it
+        pass  # opening it reports what is wrong with it
     return given

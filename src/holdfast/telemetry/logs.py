@@ -1,4 +1,4 @@
-"""Every log line, ours and our libraries': where it goes, and what must never stand in one."""
+"""Log lines, ours and our libraries': where they go, and what is removed from them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ _SECRET = re.compile(
 
 
 _MARKS = ("hf_tenant_", "hf_admin_", "eyj", "bearer", "://", "password=")
-"""In lower case; a text that holds none of them holds no secret that ``_SECRET`` knows. Looked for first: cheaper."""
+"""In lower case. A text with none of them cannot match ``_SECRET``; this check is
+cheaper and comes first."""
 
 
 def safe_text(value: str) -> str:
-    """A text as it may stand in a log: without secrets, without control characters, not too long."""
+    """A text that is safe to log: no secrets, no control characters, bounded length."""
     value = _SECRET.sub("[secret]", value)
     if len(value) > LOG_VALUE_CHARACTERS_MAX:
         value = value[:LOG_VALUE_CHARACTERS_MAX] + f"… ({len(value)} characters)"
@@ -55,16 +56,16 @@ def _safe(_logger: object, _method: str, event: MutableMapping[str, Any]) -> Mut
 
 
 def _as_json(event: MutableMapping[str, Any], **_: Any) -> str:
-    """All of it ASCII, so that no character of a line can drive a terminal. Most lines are; the rest is escaped."""
+    """JSON in ASCII, so that no character can drive a terminal; the rest is escaped."""
     try:
         line = msgspec.json.encode(event)
-    except (UnicodeEncodeError, OverflowError):  # half of a surrogate pair, or a number without end
+    except (UnicodeEncodeError, OverflowError):  # a lone surrogate, or a huge number
         return json.dumps(event)
     return line.decode("ascii") if line.isascii() else json.dumps(event)
 
 
 def _escaped(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """For people's terminals, which obey control characters; JSON escapes them by itself."""
+    """Escape control characters, which terminals obey; JSON output needs no help."""
     for name, value in event.items():
         if isinstance(value, str) and name != "exception":
             event[name] = "".join(c if c.isprintable() else repr(c)[1:-1] for c in value)
@@ -116,9 +117,10 @@ THROTTLE_LINES = 20
 
 
 class ThrottledLog:
-    """Lines that a stranger can cause: of each event the first ``lines`` are written, the others counted.
+    """For lines that a stranger can cause: writes the first ``lines`` of each event.
 
-    One line tells the count ``seconds`` after the first. Events are a closed set, so the memory is bounded.
+    The others are counted, and one line reports the count ``seconds`` after the first.
+    Events are a closed set, so memory is bounded.
     """
 
     def __init__(self, lines: int = THROTTLE_LINES, seconds: float = THROTTLE_SECONDS) -> None:
@@ -127,7 +129,7 @@ class ThrottledLog:
         self._counts: dict[str, int] = {}
 
     def info(self, event: str, **facts: Any) -> None:
-        """On a running loop, whose timer ends the count."""
+        """Write or count a line. Needs a running event loop, for the timer."""
         count = self._counts[event] = self._counts.get(event, 0) + 1
         if count == 1:
             asyncio.get_running_loop().call_later(self._seconds, self._summarise, event)

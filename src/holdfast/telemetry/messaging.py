@@ -62,7 +62,7 @@ def connection_closed(reason: str) -> None:
 
 
 def connection_lost() -> None:
-    """The client or the network ended it."""
+    """The client or the network ended the connection."""
     _lost.inc()
 
 
@@ -98,7 +98,7 @@ def outbound_buffers(waiting_bytes: int) -> None:
 
 
 def unread(what: str, many: int, error: Exception) -> None:
-    """Heads or memberships could not be read from the store; the next heartbeat interval asks again."""
+    """Heads or memberships could not be read; the next heartbeat interval retries."""
     log.warning(f"{what} unread", many=many, error=str(error))
 
 
@@ -202,7 +202,7 @@ def hot_chats(count: int) -> None:
 
 
 def write_overdue(ended: str) -> None:
-    """A write went on past its deadline; ``ended``: done, failed."""
+    """A write ended after its deadline; ``ended``: done or failed."""
     sometimes("a write ended after its deadline")
     _overdue.labels(ended).inc()
 
@@ -212,7 +212,7 @@ def watermarks(outcome: str, count: int) -> None:
 
 
 def rollback_proven(chat_id: str, user_id: str, epoch: int, cursor: int, head: int) -> None:
-    """``user_id``: whose cursor is the proof."""
+    """``user_id``: the user whose cursor is the proof."""
     sometimes("a rollback was proven")
     _rollbacks.inc()
     log.critical(
@@ -257,14 +257,14 @@ def duplicate_sequence(chat_id: str) -> None:
 
 
 def store_reopened(cause: str) -> None:
-    """After an error whose outcome is unknown a database handle is never used again."""
+    """A handle is never used again after an error with an unknown outcome."""
     _store_reopened.inc()
     sometimes("a database was opened again")
     log.error("store.reopened", cause=cause)
 
 
 def store_moved(file: str) -> None:
-    """A database is open under a name that is not its own any more: what is written there would be lost."""
+    """The open database was moved or removed: what is written to it would be lost."""
     log.critical(
         "store.moved",
         severity="SEV-1",

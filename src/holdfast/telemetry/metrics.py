@@ -53,7 +53,7 @@ def breaker_state(dependency: str, state: str) -> None:
 
 
 def dependency_state(dependency: str, up: bool, breaker: str, moved: bool) -> None:
-    """What a breaker knows of its dependency; ``moved``: its state changed."""
+    """The state of a dependency and its breaker; ``moved``: the breaker's changed."""
     dependency_up(dependency, up)
     breaker_state(dependency, breaker)
     if moved:
@@ -65,13 +65,13 @@ _settings_changed = gauge("setting_changed", "1 for every setting that is not at
 
 
 def defect(part: str, error: BaseException) -> None:
-    """Something that must not happen did; the caller has limited the damage."""
+    """An error of our own; the caller has limited the damage."""
     _defects.labels(part).inc()
     log.error("defect", part=part, exc_info=error)
 
 
 def settings_changed(paths: Iterable[str]) -> None:
-    """Labels are paths of settings, which are a closed set; values may be private and are not told."""
+    """Labels are paths of settings, a closed set. Values may be private: left out."""
     _settings_changed.clear()
     for path in paths:
         _settings_changed.labels(path).set(1)
@@ -82,14 +82,14 @@ _request_seconds = histogram("api_request_seconds", "From a REST request to its 
 
 
 def request_answered(endpoint: str, status: int, seconds: float) -> None:
-    """``endpoint`` is a name of the table of endpoints, or "none"."""
+    """``endpoint`` is a name in the table of endpoints, or "none"."""
     _answered(endpoint, status).inc()
     _seconds(endpoint).observe(seconds)
 
 
 @cache
 def _answered(endpoint: str, status: int) -> Counter:
-    """Found once: looking a metric up by its labels takes longer than counting."""
+    """Cached: finding a metric by its labels takes longer than counting."""
     return _requests.labels(endpoint, str(status))
 
 
@@ -121,14 +121,17 @@ def revocation_refused(kind: str) -> None:
 
 
 def jwks_fetched(issuer: str, keys: int, *, new: bool) -> None:
-    """``new``: other keys than before, or the first good fetch after trouble."""
+    """``new``: the keys changed, or this is the first good fetch after failures."""
     _jwks_fetches.labels("ok").inc()
     if new:
         log.info("access.jwks_fetched", issuer=issuer, keys=keys)
 
 
 def jwks_failed(issuer: str, reason: str, why: str, keys: int, *, new: bool) -> None:
-    """``new``: another reason than the last time; the same one is counted only. ``keys``: how many go on."""
+    """``new``: the reason changed; a repeated reason is counted, not logged.
+
+    ``keys``: how many known keys stay in use.
+    """
     _jwks_fetches.labels(reason).inc()
     if new:
         log.warning("access.jwks_fetch_failed", issuer=issuer, reason=reason, detail=why, keys_known=keys)
@@ -167,7 +170,10 @@ _admin_errors = counter(
 
 
 def limits_checked(tally: Mapping[str, Sequence[int]]) -> None:
-    """How many checks were refused, allowed, and over a limit in shadow mode, by what decided, since the last call."""
+    """Checks since the last call, by what decided: (refused, allowed, exceeded).
+
+    *Exceeded* is over a limit in shadow mode.
+    """
     for decided_by, counts in tally.items():
         for decision, count in zip(("refused", "allowed", "exceeded"), counts, strict=True):
             if count:
@@ -269,7 +275,7 @@ def work_known_already() -> None:
 
 
 def work_counts(by_state: Mapping[str, int], by_reason: Mapping[str, int], open_breakers: int) -> None:
-    """The state of the whole store, as last read."""
+    """Counts over the whole job store, as last read."""
     _jobs.clear()
     _jobs_by_reason.clear()
     for state, count in by_state.items():

@@ -1,10 +1,11 @@
-"""Spans for OpenTelemetry, when configured; otherwise a span is nothing, and nothing of OpenTelemetry is imported.
+"""Spans for OpenTelemetry. Unless configured, a span does nothing and no library loads.
 
-Attributes are closed sets like the labels of metrics: never a tenant, a resource, a user, a chat or a token. A span
-that ends with an error says which one by its code; it is marked as failed only where the fault is ours, because a
-caller's mistake is an answer and not a failure.
+Attributes are closed sets like the labels of metrics: never a tenant, a resource, a
+user, a chat or a token. A span that ends with an error carries its code; it is marked
+as failed only if the fault is ours, because a caller's mistake is a normal answer.
 
-Spans leave through a queue of ``QUEUE_MAX`` on a thread of the SDK; above that they are dropped, and nobody waits.
+A thread of the SDK sends spans from a queue of ``QUEUE_MAX``; a full queue drops them,
+and no caller waits.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ class TraceSettings:
 
 
 class Span:
-    """What is being done. This one keeps nothing; see ``_Recorded``."""
+    """A span that records nothing; ``_Recorded`` does."""
 
     def tell(self, name: str, value: Value) -> None:
-        """An attribute, by the name that OpenTelemetry's conventions give it where they do."""
+        """Set an attribute, named by OpenTelemetry's conventions if they have it."""
 
     def fail(self, code: str) -> None:
-        """It failed, and not by the caller's fault."""
+        """Mark the span as failed; not for a caller's mistake."""
 
     def __enter__(self) -> Self:
         return self
@@ -61,7 +62,7 @@ _tracer: Any = None
 
 
 def span(name: str, attributes: Mapping[str, Value], headers: Mapping[str, str] | None = None) -> Span:
-    """A span for a ``with``. ``headers``: those of a request, which may carry its caller's trace."""
+    """A span for a ``with``. ``headers`` of a request may carry the caller's trace."""
     return _NOTHING if _tracer is None else _Recorded(name, attributes, headers)
 
 
@@ -100,9 +101,9 @@ class _Recorded(Span):
 
 @contextmanager
 def tracing(settings: TraceSettings, node_id: str, exporter: Any = None) -> Iterator[None]:
-    """Record spans while the block runs, and send what is left at its end. BadSetting if the library is not there.
+    """Record spans while the block runs, and send the rest at its end.
 
-    ``exporter`` takes the place of the OTLP one.
+    ``exporter`` replaces the OTLP one. BadSetting if the library is not installed.
     """
     global _tracer
     if not settings.endpoint and exporter is None:
