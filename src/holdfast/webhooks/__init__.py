@@ -1,11 +1,13 @@
-"""Signed side effects: a named reader of the event log that makes one job per (endpoint, chat, sequence).
+"""Signed webhooks: a reader of the event log makes one job per message and endpoint,
+and a handler delivers it.
 
-``contract``  endpoints and the log of deliveries; ``sqlite`` keeps them
-``signing``   Standard Webhooks: what is signed and how                          (pure)
-``guard``     which addresses may be called at all
-``calling``   HTTP to endpoints; imported when the first is called
-``delivery``  the handler of a delivery job
-``parking``   what waits while an endpoint is disabled, and for how long
-``plane``     the parts as a node holds them, and how they are set
-``reader``    from the event log to jobs, its position in the same transaction
+- ``contract``       endpoints and the log of deliveries
+- ``reader``         from the event log to jobs, with its position in the same commit
+- ``delivery``       the handler of a delivery job
+- ``signature``      what is signed, and how (Standard Webhooks; pure)
+- ``address_guard``  which URLs and addresses may be called (pure)
+- ``http_client``    HTTP calls to endpoints; imported with the first call
+- ``parking``        the jobs of a disabled endpoint, and when they expire
+- ``parts``          the settings, and the parts that a node holds
+- ``sqlite``         endpoints and their deliveries in a SQLite file
 """

@@ -1,8 +1,24 @@
-"""Jobs that survive failure, in order, once: an outbox and an inbox with leases, retries and dead letters.
+"""Background jobs: an outbox and an inbox with order per stream, leases, retries and
+dead letters.
 
-Read ``job`` first (what a job is and what is decided when it fails), then ``contract`` (the seam), ``streams``
-(what waits, and behind what), ``announcing`` (what may start now), ``destinations`` (how much one destination may use),
-``coordinator`` (a worker's life), ``shift`` (its time on one seat), ``worker_task`` (what a handler cannot cancel),
-``runners`` and ``running`` (a job's run), ``watchdog`` (a stuck loop) and one adapter: ``memory``, ``sqlite`` or
-``postgres``.
+- ``job``             what a job is, what happens when it fails, who owns which partition
+- ``contract``        the seam: what a job store and a worker's session promise
+- ``outbox``          enqueue a job, or receive a message, in the caller's transaction
+- ``handlers``        handlers, their registration and their context
+- ``chat_transport``  the transport that posts a job's payload to a chat
+- ``settings``        how a worker runs
+- ``worker``          a worker: joins the store, works, leaves, joins again
+- ``worker_loop``     one session: lease partitions, claim, report
+- ``reports``         a report in pieces, so that one refused job can be isolated
+- ``streams``         the jobs in memory, and what each of them waits for
+- ``dispatch``        which waiting job may start next
+- ``destinations``    how many runners and how much memory one destination may use
+- ``runners``         the tasks that run handlers, and their replacement
+- ``runner``          one run of one job, and the verdict on it
+- ``failures``        from an exception to a reason
+- ``breakers``        one circuit breaker per job type
+- ``worker_task``     tasks that a handler cannot cancel
+- ``watchdog``        ends a process whose event loop is stuck
+- ``sqlite``          jobs in a SQLite file or in memory, for one process
+- ``postgres``        jobs in PostgreSQL, for many processes
 """

@@ -1,9 +1,13 @@
-"""A worker's life: take a seat, work a shift on it (see ``shift``), leave, and take the next one.
+"""A worker: it joins the job store, works until its session ends, leaves, and joins
+again.
 
-When the lease is lost (another worker declared this one dead), everything running is cancelled, nothing is reported,
-and the worker takes a new seat. When every runner is lost to a handler that never ends (see ``runners``), it reports,
-gives up its seat, so that other workers take its streams, and takes none before a stuck handler has ended; where a
-stuck loop ends the process, this does, too.
+``worker_loop`` is one session. A session ends early for two reasons:
+
+- The lease is lost, because another worker declared this one dead. The worker cancels
+  everything that runs, reports nothing, and joins again.
+- Every runner is occupied by a handler that does not end (see ``runners``). The worker
+  reports and leaves, so that other workers take over its streams, and joins again only
+  when a stuck handler has ended. With a watchdog the process ends instead.
 """
 
 from __future__ import annotations
@@ -33,7 +37,10 @@ __all__ = ["Worker", "WorkerSettings"]
 
 
 class Worker:
-    """Runs the jobs of a store with the given handlers until it is stopped. Safe to stop at any moment."""
+    """Runs the jobs of a store with the given handlers until it is stopped.
+
+    It can be stopped at any moment.
+    """
 
     def __init__(
         self,
@@ -55,7 +62,7 @@ class Worker:
         self._breakers = Breakers(self._settings.breaker, self._clock)
         self._runner = Runner(handlers, policies or Policies(), self._breakers, self._clock, self._rng, hook)
         self.paces = Paces(self._settings.slow_seconds)
-        """Which destinations are slow; it may be told what was known of them before."""
+        """Which destinations are slow; the owner may preload it after a restart."""
         self._stopping = asyncio.Event()
         self._shift: WorkerLoop | None = None
         self._paused: frozenset[tuple[str, str]] = frozenset()
@@ -63,20 +70,25 @@ class Worker:
         self._task: WorkerTask[None]
 
     def stop(self) -> None:
-        """Start nothing more; ``run`` returns when what runs has ended, or after ``drain_seconds``: what runs then is
-        cancelled and has ``cancel_seconds`` to end.
+        """Start no more jobs and let ``run`` return.
+
+        Running jobs have ``drain_seconds`` to end. After that they are cancelled and
+        have another ``cancel_seconds``.
         """
         self._stopping.set()
         if self._shift is not None:
             self._shift.stop()
 
     async def run(self) -> None:
-        """Work until ``stop``. Survives the loss of the lease and of the store. Cancelling it ends what runs."""
+        """Work until ``stop``, through losses of the lease and of the store.
+
+        Cancelling ``run`` cancels the running jobs.
+        """
         await self._until_ended(self._start())
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Worker]:
-        """Run in the background of a block; leaving it stops and drains."""
+        """Run in the background of an ``async with`` block; leaving it stops and drains."""
         ended = self._start()
         try:
             yield self
@@ -85,7 +97,10 @@ class Worker:
             await self._until_ended(ended)
 
     def _start(self) -> asyncio.Future[None]:
-        """Start the worker in a task of its own, again if somebody cancels that task. Returns the future of its end."""
+        """Start the worker in its own task, and restart that task if it is cancelled.
+
+        The returned future is done when the worker has ended.
+        """
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def on_ended(task: asyncio.Task[None]) -> None:
@@ -143,23 +158,29 @@ class Worker:
                 log_failed_call(error)
                 await wait_at_most(self._stopping, backoff.delay(failures, self._rng))
             except Exception as error:
-                # A defect of ours ends this seat, not the worker: its jobs are read again by the next one.
+                # A defect in the worker ends the session only; the next one reads the jobs again.
                 failures += 1
                 telemetry.defect("work", error)
                 await wait_at_most(self._stopping, backoff.delay(failures, self._rng))
 
     def pause(self, destinations: Collection[tuple[str, str]]) -> None:
-        """Start no job of these destinations, given with their job type, which has a cap per destination: what waits
-        for them stays in the store until a later call leaves them out. What runs ends."""
+        """Start no jobs of these destinations, given as (job type, destination).
+
+        Each call replaces the one before. Waiting jobs of a paused destination stay in
+        the store; running jobs end normally. The job type must have a cap per
+        destination.
+        """
         if (paused := frozenset(destinations)) == self._paused:
-            return  # what it costs is to read everything again
+            return  # a change makes the worker read all its streams again
         self._paused = paused
         if self._shift is not None:
             self._shift.pause(self._paused)
 
     def group(self, groups: Mapping[tuple[str, str], str]) -> None:
-        """Destinations, given with their job type, that belong together, each with the name of its group: no group
-        takes all runners. One that is not named is a group of its own."""
+        """Assign destinations, given as (job type, destination), to named groups.
+
+        No group can take all runners. An unassigned destination is its own group.
+        """
         self._groups = dict(groups)
         if self._shift is not None:
             self._shift.group(self._groups)
@@ -169,7 +190,7 @@ class Worker:
         return self._settings.runners(len(self._runner.stuck)) > 0
 
     async def _wait_for_runners(self, watchdog: Watchdog | None) -> None:
-        """Every runner is lost to a stuck handler: this process can run no job until one of them ends."""
+        """Wait until a stuck handler ends: every runner is lost to one."""
         exit_code = EXIT_CODE if watchdog is not None else None
         telemetry.work_runners_exhausted()
         telemetry.log.critical(

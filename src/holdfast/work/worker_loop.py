@@ -1,11 +1,13 @@
-"""A worker's time on one seat: lease partitions, run streams from memory, report, hand back.
+"""One session of a worker: lease partitions, claim jobs, report their outcomes.
 
-One loop (``Shift._talk``) talks to the store; ``concurrency`` runners take jobs from memory. A round trip carries the
-reports of everything that ended while the one before was under way, so the batch grows with the load by itself.
+One task (``WorkerLoop._talk``) calls the store; ``concurrency`` runners take jobs from
+memory. A round trip reports all jobs that ended during the previous one, so batches
+grow with the load.
 
-When the store is unavailable, jobs that run go on, nothing new starts, and the same report is sent again: reports are
-idempotent. When the store refuses a report because of a value in it, the report is sent in halves until the one job at
-fault is found: that job has failed, and all others are reported.
+While the store is unavailable, running jobs continue, no job starts, and the same
+report is sent again: reports are idempotent. When the store refuses a report because of
+a value in it, the loop halves the report until it finds the job at fault. That job
+fails; all others are reported.
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ from holdfast.work.streams import Streams
 from holdfast.work.worker_task import WorkerTask, on_restart, start
 
 _CROWDED_SECONDS = 1.0
-"""So often a worker looks whether its memory is full of jobs that wait for each other."""
+"""How often a worker checks whether a few slow streams fill its memory."""
 
 
 class WorkerLoop:
-    """A worker's time on one seat."""
+    """One session of a worker, from joining the store to leaving it."""
 
     def __init__(
         self, seat: WorkerSession, shared: bool, runner: Runner, settings: WorkerSettings, clock: Clock, paces: Paces
@@ -42,8 +44,8 @@ class WorkerLoop:
         self._destinations = Destinations(runner.caps(), settings.concurrency, clock.monotonic, paces)
         self._streams = Streams(settings.jobs_max, settings.bytes_max, settings.per_stream_max, self._destinations)
         self._report = Report()
-        self._sending = Report()  # what the call that is under way carries
-        self._put_off = Report()  # parents whose children have to wait for somebody's open transaction
+        self._sending = Report()  # the report of the call in progress
+        self._put_off = Report()  # parents whose child's stream another transaction has locked
         self._put_off_until, self._put_off_seconds = 0.0, settings.poll_min_seconds
         self._owned: set[int] = set()
         self._closing: set[int] = set()
@@ -58,7 +60,7 @@ class WorkerLoop:
         self._balance_at = float("-inf")
         self._runners = Runners(runner, seat, self._streams, self._record, settings)
         self._paused: frozenset[tuple[str, str]] = frozenset()
-        self._unsure = True  # the store must be read from the start: at the beginning, and after an unknown outcome
+        self._unsure = True  # read all streams from the start: at first, and after an unknown outcome
 
     def stop(self) -> None:
         self._stopping = self._runners.paused = True
@@ -67,7 +69,10 @@ class WorkerLoop:
         self._seat.wake()
 
     def pause(self, destinations: frozenset[tuple[str, str]]) -> None:
-        """It takes effect when everything is read again, so that what was held comes before what comes now."""
+        """Pause these destinations, and resume all others, with the next rewind.
+
+        A rewind reads held jobs before newer ones, so the order of a stream is kept.
+        """
         self._paused = destinations
         self._unsure = True
         self._seat.wake()
@@ -76,7 +81,7 @@ class WorkerLoop:
         self._destinations.regroup(groups)
 
     async def run(self) -> None:
-        """Until stopped and drained, LeaseLost, or no runner is left."""
+        """Work until stopped and drained, or no runner is left. Raises LeaseLost."""
         self._runners.start()
         talking: WorkerTask[None] = start(self._talk(), "holdfast-shift")
         try:
@@ -85,17 +90,19 @@ class WorkerLoop:
                 await asyncio.wait({talking}, timeout=self._settings.drain_seconds)
         finally:
             await self._runners.end()
-            if self._stopping:  # a call may have waited for a handler that held the store: it goes on now, or never
+            if self._stopping:  # the call may have waited for a handler's transaction, which has ended now
                 await asyncio.wait({talking}, timeout=self._settings.cancel_seconds)
             talking.end()
             await asyncio.wait({talking})
         if not talking.cancelled():
             talking.result()
-        elif not self._stopping:  # by the program around it: the worker takes a new seat
+        elif not self._stopping:  # cancelled by the surrounding program: the worker joins again
             on_restart(talking)
 
     def give_up(self, culprit: Failed | None) -> None:
-        """From another thread, while the loop is stuck: report what ended, blame the culprit, give up the seat."""
+        """Report what ended, blame the culprit and leave; from another thread, while the
+        event loop is stuck.
+        """
         blamed = [culprit] if culprit is not None else []
         seq = culprit.seq if culprit is not None else None
         running = [each for each in self._streams.announcing.announced if each != seq]
@@ -117,9 +124,9 @@ class WorkerLoop:
                     return
             report = Report()
             try:
-                if not self._stopping:  # who leaves reports, and needs neither leases nor a fresh view for that
+                if not self._stopping:  # a stopping worker only reports
                     await self._balance()
-                report = self._take_report()  # not before: a new reading counts on what was to be held as ready
+                report = self._take_report()  # after _balance: a rewind drops the jobs that were to be held
                 want, self._sending = self._want(), report
                 try:
                     claimed = await self._seat.process(report, want)
@@ -152,12 +159,14 @@ class WorkerLoop:
         raise self._runners.failed_with
 
     async def _rewind(self) -> None:
-        self._unsure, paused = False, self._paused  # what is paused meanwhile takes effect with the next one
+        self._unsure, paused = False, self._paused  # a later pause() takes effect with the next rewind
         rewound = await self._seat.rewind()
         self._streams.rewound(rewound.blocks, rewound.backlogs, paused)
 
     async def _balance(self) -> None:
-        """Lease what is ours by rendezvous, give what is not, bury the dead; now and then."""
+        """Every ``balance_seconds``: share breakers, reap dead workers, lease this
+        worker's share of the partitions and return the others.
+        """
         now = self._clock.monotonic()
         if now >= self._balance_at:
             self._balance_at = now + self._settings.balance_seconds
@@ -169,7 +178,11 @@ class WorkerLoop:
             await self._rewind()
 
     async def _share_out(self) -> None:
-        """What the store says is ours decides: an answer to ``take`` or ``give`` may have been lost."""
+        """Bring the leases in line with the share by rendezvous hashing.
+
+        The store's record decides which partitions this worker owns, because the reply
+        to an earlier ``take`` or ``give`` may have been lost.
+        """
         owners = await self._seat.owners()
         share = share_of(self._seat.instance, owners.alive) if self._shared else set(range(PARTITIONS))
         ours = {partition for partition, owner in owners.by_partition.items() if owner == self._seat.instance}
@@ -186,7 +199,10 @@ class WorkerLoop:
             self._unsure = True
 
     async def _give_idle(self) -> None:
-        """From here on they are not ours, whatever becomes of the call; the next look at the owners tells."""
+        """Give up closing partitions that are no longer in use.
+
+        They count as given up even if the call fails; the next ``owners`` shows the truth.
+        """
         idle = self._closing - self._streams.in_use()
         if idle:
             self._owned -= idle
@@ -195,11 +211,12 @@ class WorkerLoop:
             await self._seat.give(sorted(idle))
 
     def _take_report(self) -> Report:
-        """What ended since the last report, and what may start before the next.
+        """The jobs that ended since the last report, and the jobs that may start next.
 
-        The window of announced jobs follows the pace: what ends during one round trip, what runs during the next,
-        and as much again, so that runners never wait for an announcement. Jobs behind others of their stream are
-        announced only in a window with room: they may wait for long, and would be suspects if this process died.
+        The window of announced jobs is three times what recently ended in a round trip,
+        so that runners never wait for an announcement. Jobs behind others of their
+        stream are announced only if the window has room: they may wait long, and would
+        be suspects if this process died.
         """
         report, self._report = fitting(self._report)
         if self._put_off.completed and self._clock.monotonic() >= self._put_off_until:
@@ -218,14 +235,15 @@ class WorkerLoop:
         return report
 
     def _announceable(self) -> tuple[int, int]:
-        """How many more heads of streams may be announced, and how many more behind them."""
+        """How many more heads of streams, and how many more followers, may be announced."""
         ahead = self._window - len(self._streams.announcing.announced)
         return ahead + self._streams.announcing.ahead, ahead
 
     def _make_room(self, ended: int) -> None:
-        """A few slow streams must not keep all others out: see ``Streams.make_room``.
+        """Give jobs back if a few slow streams fill the memory (``Streams.make_room``).
 
-        Not while the memory is turned over within a second: what is given back costs a write more.
+        Not if a full memory's worth of jobs ends within a second: each job that is given
+        back costs another write.
         """
         self._ended_since += ended
         if (now := self._clock.monotonic()) < self._crowding_at:
@@ -265,9 +283,10 @@ class WorkerLoop:
             self._poll = self._settings.poll_min_seconds
 
     async def _isolate(self, report: Report, refusal: Refused) -> None:
-        """Send a refused report in halves, until the jobs at fault stand alone; the others' reports go through.
+        """Halve a refused report until the jobs at fault stand alone; report the others.
 
-        Whatever ends this half-way is no harm: the whole report is sent again, and what was stored is ignored then.
+        An interruption is harmless: the whole report is sent again, and the store
+        ignores what it already has.
         """
         groups = [split(report)]
         if not groups[0]:
@@ -285,14 +304,14 @@ class WorkerLoop:
                     groups += self._blamed(part, error)
             else:
                 self._apply(part, ClaimRequest(), claimed)
-        self._unsure = True  # streams have gone on past jobs that have failed now
+        self._unsure = True  # streams have continued past jobs that have now failed
 
     def _blamed(self, part: Report, refusal: Refused) -> list[list[Report]]:
-        """The failure to report instead of what the store refused of one job."""
+        """The failure to report in place of the one job whose report the store refused."""
         seqs = [*part.completed, *(failed.seq for failed in part.failed)]
         telemetry.log.error("work.report_refused", seqs=seqs[:1], error=refusal.message[:200])
         job = self._streams.ended(seqs[0]) if seqs else None
-        if job is None:  # reported before, or what was refused concerns no job that ended
+        if job is None:  # already reported, or the refused piece names no job that ended
             return []
         if job.seq in self._blamed_seqs:
             raise RuntimeError(f"the store refuses even the failure of job {job.seq}") from refusal
@@ -301,7 +320,10 @@ class WorkerLoop:
         return [[Report(failed=[failed])]] if failed is not None else []
 
     def _ask_later(self, parents: set[int], children: list[Child]) -> None:
-        """The transaction in their way may be open for hours: they are reported again after 20 ms, 40 and so on."""
+        """Report these parents again later, with a doubling delay.
+
+        The transaction that locks their children's streams may stay open for hours.
+        """
         if not self._put_off.completed:
             self._put_off_until = self._clock.monotonic() + self._put_off_seconds
             self._put_off_seconds = min(2 * self._put_off_seconds, self._settings.poll_max_seconds)
@@ -309,7 +331,7 @@ class WorkerLoop:
         self._put_off.children.extend(children)
 
     def _give_back(self, report: Report) -> None:
-        """The outcome of this report is unknown: it is sent again, before what was added since."""
+        """Send this report again, before what was added since: its outcome is unknown."""
         self._report.completed[:0] = report.completed
         self._report.failed[:0] = report.failed
         self._report.children[:0] = report.children
@@ -317,15 +339,17 @@ class WorkerLoop:
 
     @property
     def _busy(self) -> bool:
-        """Whether there is something to tell the store at once."""
+        """Whether there is something to report or announce at once."""
         report = self._report
         if report.completed or report.failed:
             return True
         return not self._stopping and self._streams.announcing.possible(*self._announceable())
 
     def _fell_asleep(self, want: ClaimRequest, claimed: Claimed) -> bool:
-        """Whether to look once more before resting: who enqueued before the store learned that we sleep woke nobody,
-        and it learns that only from a call that finds nothing.
+        """Whether to claim once more before resting.
+
+        The store learns that this worker sleeps from a call that finds nothing. A
+        producer that enqueued before that call's commit did not wake the worker.
         """
         if claimed.jobs or claimed.backlog:
             self._asleep = False
@@ -338,7 +362,7 @@ class WorkerLoop:
         return not (self._streams.started or self._report.completed or self._report.failed or self._put_off.completed)
 
     async def _rest(self, claimed: Claimed) -> None:
-        """Until something ends, comes or is due."""
+        """Sleep until a job ends, arrives or is due."""
         seconds = self._poll
         if not claimed.jobs:
             self._poll = min(self._poll * 2, self._settings.poll_max_seconds)
@@ -374,7 +398,7 @@ class WorkerLoop:
 
 
 def log_failed_call(error: HoldfastError) -> None:
-    """Only a store that may be back by itself is called unavailable."""
+    """Log a failed call: as unavailability only if the store may recover by itself."""
     if isinstance(error, Deferred | OutcomeUnknown):
         telemetry.log.warning("work_store_unavailable", error=error.message)
     else:

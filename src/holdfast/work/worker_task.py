@@ -1,9 +1,9 @@
 """The worker's own tasks, which a handler cannot cancel.
 
-A handler may cancel every task of its event loop. Its runner and the others are replaced then (see ``runners``); but if
-the tasks that report ended, too, nobody would record what became of its job, and it would be run again and again.
-So the worker's own tasks refuse to be cancelled by a handler or by anything it has started. Everybody else can cancel
-them: whoever ends the program, say.
+A handler may cancel every task of its event loop. Cancelled runners are replaced (see
+``runners``). But without the tasks that report, nobody would record the outcome of the
+handler's job, and it would run again and again. So these tasks refuse cancellation by a
+handler and by anything that it started. The surrounding program can still cancel them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from holdfast import telemetry
 
 T = TypeVar("T")
 _in_handler = contextvars.ContextVar("holdfast_in_handler", default=False)
-"""Set in a runner's context, which every task and callback that a handler starts inherits."""
+"""True in a runner's context; tasks and callbacks that a handler starts inherit it."""
 
 
 class WorkerTask(asyncio.Task[T]):
-    """See the module's text."""
+    """A task that refuses cancellation by handlers; only ``end`` always works."""
 
     def cancel(self, msg: Any | None = None) -> bool:
         if _in_handler.get():
@@ -30,23 +30,23 @@ class WorkerTask(asyncio.Task[T]):
         return super().cancel(msg)
 
     def end(self) -> bool:
-        """Cancel it, as its owner."""
+        """Cancel the task, as its owner."""
         return super().cancel()
 
 
 def start(work: Coroutine[Any, Any, T], name: str) -> WorkerTask[T]:
-    """A task of the worker's own, also where a handler starts a worker."""
+    """Start a task of the worker, even if a handler is the one that starts the worker."""
     context = contextvars.copy_context()
     context.run(_in_handler.set, False)
     return WorkerTask(work, name=name, context=context)
 
 
 def enter_handlers() -> None:
-    """What the current task runs from now on is handlers."""
+    """Mark the current task as one that runs handlers."""
     _in_handler.set(True)
 
 
 def on_restart(task: asyncio.Task[Any]) -> None:
-    """The program around the worker has cancelled a task of its own, and it is started again."""
+    """Log and count that the surrounding program cancelled a task, which is restarted."""
     telemetry.work_restarted()
     telemetry.log.error("work.worker_restarted", task=task.get_name(), error="cancelled from outside")

@@ -1,4 +1,9 @@
-"""Endpoints in one SQLite file: ``store`` the verbs, ``statements.sql`` and ``migrations`` their SQL."""
+"""Endpoints and their deliveries in one SQLite file.
+
+- ``store``       the adapter
+- ``statements``  its SQL
+- ``migrations``  the schema
+"""
 
 from holdfast.webhooks.sqlite.store import WEBHOOKS, SqliteEndpoints
 

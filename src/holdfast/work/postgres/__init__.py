@@ -1,11 +1,13 @@
 """Jobs in PostgreSQL (13 or newer), for many processes.
 
-``store``      the jobs and the acts upon them; brings the schema up to date
-``seat``       a worker's place: its partitions, its calls, its sleep
-``sweep``      how nothing is lost of transactions that commit late                (pure)
-``heartbeat``  a worker's sign of life, from a thread of its own
-``errors``     what PostgreSQL's errors mean here
-``functions``  what runs in the database, first of all ``process``, the one round trip
+- ``store``       the jobs, the operators' acts on them, and the schema's migration
+- ``session``     one worker's session: its partitions, its calls, its wake-ups
+- ``sweep``       how a reader misses no row of a transaction that commits late (pure)
+- ``heartbeat``   the worker's heartbeat, from a thread of its own
+- ``errors``      the translation of PostgreSQL's errors
+- ``functions``   what runs in the database; ``process`` is the one round trip
+- ``statements``  the SQL that the adapter sends
+- ``migrations``  the schema
 """
 
 from holdfast.work.postgres.session import WorkerSessionSettings

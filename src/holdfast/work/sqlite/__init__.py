@@ -1,8 +1,11 @@
-"""Jobs in SQLite, for one process: in a file, and for ``memory`` without one.
+"""Jobs in SQLite, for one process: in a file, or in memory for tests.
 
-``verbs``     what is done to the tables, inside a transaction of the caller's
-``embedded``  the store and its one seat, over any way to run a transaction
-``store``     that way for a file: one writer thread, one reader
+- ``verbs``       what each verb does to the tables, inside the caller's transaction
+- ``embedded``    the store and its one session, over any way to run a transaction
+- ``store``       that way for a file (one writer thread, one reader) and for memory
+- ``seat_lock``   the lock that admits one worker process per file
+- ``statements``  the SQL of the verbs
+- ``migrations``  the schema
 """
 
 from holdfast.work.sqlite.store import WORK, SqliteWork
