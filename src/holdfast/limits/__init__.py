@@ -1,16 +1,32 @@
-"""Limits: who may do how much, decided in microseconds, changed live, bounded when everything else is away.
+"""Rate limits: how much each subject may use, checked in microseconds, changed live,
+and still bounded while Redis or the database is unavailable.
 
-- ``rules``       what a rule is, which rule answers, and how two views of the rules merge       (pure)
-- ``algorithms``  the four ways to count, as oracles that store what is *used*                   (pure)
-- ``form``        rules as JSON: the seed's names, and every reason to refuse one                (pure)
-- ``changes``     what one admin call does to one rule                                           (pure)
-- ``rule_import`` many rules made as a file says, in one change                                  (pure)
-- ``counters/``   where the counting happens: memory, or Redis with the same algorithms in Lua
-- ``limiter``     one check: snapshot, denial cache, lease, batch, breaker, local share
-- ``answers``     how decisions look in HTTP, at every door                                      (pure)
-- ``rulestore/``  the durable rules and their change log: SQLite, or PostgreSQL with a replica
-- ``feed``        how a change reaches this node: the log by a cursor, doorbells as hints
-- ``control``     what an operator can do
-- ``opening``     all of it running, for a node and for any other program
-- ``entrances``   the one question Holdfast's own doors ask, and the rules they start with
+The rules:
+- ``rules``          what a rule is, which rule answers a check, how two views merge
+                     (pure)
+- ``algorithms``     the four counting algorithms, which store what is *used* (pure)
+- ``rule_json``      rules as JSON, and every reason to reject one (pure)
+- ``rule_changes``   what one admin call does to one rule (pure)
+- ``rule_import``    many rules set to what a file says, in one change (pure)
+- ``entry_rules``    default rules of our own entry points; no lockout of operators
+                     (pure)
+
+A check:
+- ``counters/``      where use is counted: this process, or Redis with the same
+                     algorithms
+- ``limiter/``       one check: rule, cached denial, lease, counters, local share
+- ``entry_points``   the checks that Holdfast's own entry points make
+- ``http``           decisions as HTTP headers and problem documents (pure)
+- ``asgi``           middleware that limits any ASGI application
+
+A change of the rules:
+- ``rulestore/``     the durable rules and their change log: SQLite or PostgreSQL
+- ``feed``           how a change reaches this node: the log by cursor, notifications as
+                     hints
+- ``snapshot_file``  what a node keeps on disk in order to start without its
+                     dependencies
+- ``admin``          what an operator can do
+
+All together:
+- ``composition``    settings, and running limits for a node or for any other program
 """

@@ -1,4 +1,9 @@
-"""The commands about rate limits; what they ask the server is in ``calls``, what rules shall be in ``wanted``."""
+"""The ``holdfast rules`` commands.
+
+- ``commands``  the commands and what they print
+- ``requests``  the requests they make to the server
+- ``desired``   the rules a file asks for
+"""
 
 from holdfast.cli.rules.commands import rules
 

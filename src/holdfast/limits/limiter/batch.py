@@ -1,11 +1,17 @@
 """The checks of one event-loop turn as one call to the counters.
 
-Equal costs on one key are merged and asked for at once; the counters admit as many as fit, and they go to the
-askers in the order in which they asked. A group of several rules stays one entry of its own. While all calls are
-under way the next ones gather. An entry that has no answer within the deadline is told so: the call may have been
-counted, is not cancelled and never made again; its late answer only frees its place. While every place is taken by an
-overdue call, the counters hang: nobody waits for them until one of these calls is answered. Where an overdue call
-fails, a probe that asks for nothing takes its place, so that no check has to find out whether they still hang.
+Equal costs on one key are merged. The counters admit as many as fit, and the callers
+get them in the order in which they asked. A group of several rules stays an entry of
+its own. While ``calls_max`` calls are in flight, further checks gather for the next
+call.
+
+An entry without an answer by the deadline fails over to the local share. Its call may
+have been counted, so it is neither cancelled nor repeated; a late answer only frees its
+slot.
+
+While every slot holds an overdue call, the counters are *hanging*, and checks do not
+wait for them until one of those calls is answered. An overdue call that fails is
+replaced by a probe, a call without keys, so that no check has to wait to find out.
 """
 
 from __future__ import annotations
@@ -54,11 +60,14 @@ class BatchSettings:
 
 
 TURNS_OF_GRACE = 4
-"""Turns of the event loop between the deadline and giving up: a loop that was held up reads what has arrived first."""
+"""Event-loop turns between the deadline and giving up: after a stall the loop first
+reads the answers that have already arrived."""
 
 
 class BatchResult(Struct, frozen=True, gc=False):
-    """The readings of an entry; when it was sent by our clock, and counted by that of the counters."""
+    """The readings of one entry, when we sent it (our clock) and when it was counted
+    (theirs).
+    """
 
     readings: tuple[CounterReading, ...]
     sent_at: float
@@ -66,7 +75,10 @@ class BatchResult(Struct, frozen=True, gc=False):
 
 
 class BatchedCheck(Struct):
-    """What is asked together by the same rules. ``waiters`` asked last: who does not wait has the first places."""
+    """Checks asked together under the same rules.
+
+    Callers that do not wait come before ``waiters`` in the order of admission.
+    """
 
     plans: tuple[CompiledRule, ...]
     asks: tuple[CounterRequest, ...]
@@ -74,13 +86,14 @@ class BatchedCheck(Struct):
 
 
 Tell = Callable[[BatchedCheck, BatchResult | None], None]
-"""Answers those who wait for an entry; None: the counters did not."""
+"""Answers the waiters of an entry; None if the counters did not answer."""
 
 
 class _Batch:
-    """What one call asks, since when, and whether its askers are gone, with an answer or without.
+    """One call: its entries, when it was sent, and whether its callers are done with
+    it.
 
-    A probe has none from the beginning.
+    A probe has no entries and is done from the start.
     """
 
     __slots__ = ("entries", "gone", "sent_at")
@@ -92,7 +105,9 @@ class _Batch:
 
 
 class Batcher:
-    """See the module. ``tell`` is called once for each entry; ``on_success`` after every answered call."""
+    """See the module. ``tell`` is called once per entry, ``on_success`` after each
+    answered call.
+    """
 
     def __init__(
         self, counters: Counters, clock: Clock, settings: BatchSettings, tell: Tell, on_success: Callable[[], None]
@@ -115,7 +130,9 @@ class Batcher:
         self.keys_per_call = 0
 
     def ask(self, plan: CompiledRule, ask: CounterRequest) -> BatchedCheck | None:
-        """Ask for one key; who waits joins the entry. None if the counters are not to be asked now."""
+        """Ask for one key; a caller that waits joins the entry. None: do not ask the
+        counters now.
+        """
         entry = self._merged.get(ask.key)
         if entry is not None and _alike(entry.asks[0], ask):
             entry.asks[0].times += ask.times
@@ -138,12 +155,12 @@ class Batcher:
 
     @property
     def idle(self) -> bool:
-        """Nothing is asked, and nothing waits to be."""
+        """Nothing is in flight and nothing waits."""
         return not self._waiting and not self._calls
 
     @property
     def hanging(self) -> bool:
-        """As many calls as may be under way are overdue, or probes in the place of such calls."""
+        """Every slot is taken by an overdue call or by the probe that replaced one."""
         return self._overdue_calls >= self._settings.calls_max
 
     @property
@@ -151,7 +168,7 @@ class Batcher:
         return not self.hanging and self.breaker.state(self._monotonic()) is BreakerState.CLOSED
 
     async def aclose(self) -> None:
-        """Everybody who waits is given up."""
+        """Answer all waiters without the counters and cancel the calls."""
         self._expire()
         self._probes = False
         for call in self._calls:
@@ -159,7 +176,9 @@ class Batcher:
         await asyncio.gather(*self._calls, return_exceptions=True)
 
     def _begin_turn(self) -> bool:
-        """The first ask of an event-loop turn: False if the counters are not to be asked now."""
+        """The first request of an event-loop turn; False if the counters must not be
+        asked now.
+        """
         if self.hanging or self.breaker.state(self._monotonic()) is BreakerState.OPEN:
             return False
         loop = asyncio.get_running_loop()
@@ -199,7 +218,7 @@ class Batcher:
         return _Batch(entries, self._monotonic())
 
     def _expire(self) -> None:
-        """Who still waits was never sent, and is answered without the counters."""
+        """Answer without the counters all entries that were never sent."""
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
@@ -214,7 +233,7 @@ class Batcher:
         call: asyncio.Future[CounterResponse]
         try:
             call = asyncio.ensure_future(self._counters.take([entry.asks for entry in batch.entries]))
-        except Exception as error:  # a defect; those who asked must not wait for an answer that nobody will give
+        except Exception as error:  # a defect: fail the call, or its callers would wait in vain
             call = loop.create_future()
             call.set_exception(error)
         self._calls.add(call)
@@ -241,7 +260,11 @@ class Batcher:
             self._flush()
 
     def _probe(self) -> None:
-        """Ask for nothing. One that fails within the deadline is not repeated: no check has to wait for a refusal."""
+        """Send a call without keys.
+
+        A probe that fails within the deadline is not repeated: checks then get a quick
+        refusal and do not wait.
+        """
         probe = _Batch([], self._monotonic())
         probe.gone = True
         self._overdue_calls += 1
@@ -255,7 +278,9 @@ class Batcher:
         self._on_success()
 
     def _due(self, batch: _Batch, turns: int) -> None:
-        """The deadline came; if we were the slow ones, the answer may be on its way through this very loop."""
+        """The deadline has passed; if this loop was the slow one, it reads the answer
+        first.
+        """
         if turns:
             asyncio.get_running_loop().call_soon(self._due, batch, turns - 1)
         else:
@@ -275,7 +300,7 @@ class Batcher:
             self._answer(entry, None)
 
     def _answer(self, entry: BatchedCheck, answer: BatchResult | None) -> None:
-        """A defect in one answer is its askers' and nobody else's."""
+        """Contain a defect: it fails the waiters of this entry only."""
         try:
             self._tell(entry, answer)
         except Exception as error:

@@ -1,18 +1,20 @@
-"""What a node remembers of a key so that a check needs no round trip: a denial, a lease, what it saw last. (Pure.)
+"""What a node remembers of a key so that a check needs no round trip. (Pure.)
 
-Every memory is bounded; the key that was put longest ago is forgotten first. All times are monotonic seconds. None of
-these values is watched by the garbage collector: they hold no cycles, and there are many of them.
+*Denials and readings.* ``CacheEntry`` holds the counters' last reading of a key, a
+denial that still answers, and the key's lease.
 
-The leases of one node: tokens taken from the counters with a check and spent here without asking. (Pure.)
+*Leases* are tokens taken from the counters along with a check and spent here without
+asking again. They are charged when they are taken, so the limit holds whatever happens
+to them. Tokens left at the end of a lease are given back for other nodes to use. The
+first check of a key gets a small lease, later ones a full lease, and a key never has
+two at a time.
 
-A lease is charged when it is taken, so whatever becomes of it the limit holds; what is left when it ends is given back
-so that other nodes can have it. Who asks for the first time gets a little, who asks again a whole lease, and nobody
-two at a time. Memory: as many leases as keys are remembered; one that is pushed out stays charged.
+*Holds* are the grants of concurrency rules. A rule may be changed, switched off or
+overridden while a hold lasts, so ``Holds`` remembers the counter that granted it.
 
-The holds of concurrency rules that were asked for here: of which counter each is.
-
-A rule may be changed, switched off or overtaken by a more specific one while somebody holds; what was granted is given
-back, and renewed, where it was granted. (Pure.)
+Everything is bounded: the key that was put first is evicted first. An evicted lease
+stays charged. Times are monotonic seconds. The structs are exempt from garbage
+collection, because they are many and form no cycles.
 """
 
 from __future__ import annotations
@@ -32,16 +34,16 @@ T = TypeVar("T")
 
 
 class LruDict(Generic[T]):
-    """At most ``size_max`` values by key; a new key pushes out the one that was new longest ago."""
+    """At most ``size_max`` values by key; a new key evicts the oldest one."""
 
     __slots__ = ("_size_max", "_values", "get", "renew")
 
     def __init__(self, size_max: int) -> None:
         self._size_max = size_max
-        self._values: OrderedDict[CounterKey, T] = OrderedDict()  # a dict looks for its first past all that was removed
+        self._values: OrderedDict[CounterKey, T] = OrderedDict()  # a dict scans past all removed keys for its first
         self.get = self._values.get
         self.renew = self._values.move_to_end
-        """A key that is known is new again."""
+        """Makes a known key the newest."""
 
     def put(self, key: CounterKey, value: T) -> None:
         values = self._values
@@ -50,12 +52,12 @@ class LruDict(Generic[T]):
         values[key] = value
 
     def put_last(self, key: CounterKey, value: T) -> None:
-        """``put``, and new again if the key was known."""
+        """``put``, and make the key the newest."""
         self.put(key, value)
         self.renew(key)
 
     def drop(self, key: CounterKey) -> bool:
-        """False if it was not known."""
+        """False if the key is unknown."""
         return self._values.pop(key, None) is not None
 
     def first(self) -> tuple[CounterKey, T] | None:
@@ -63,7 +65,7 @@ class LruDict(Generic[T]):
         return next(iter(self._values.items()), None)
 
     def pop_first(self) -> tuple[CounterKey, T] | None:
-        """``first``, which is forgotten."""
+        """Remove and return ``first``."""
         return self._values.popitem(last=False) if self._values else None
 
     def clear(self) -> None:
@@ -80,14 +82,18 @@ class LruDict(Generic[T]):
 
 
 class Denial(Struct, frozen=True, gc=False):
-    """Until ``until`` a cost of ``cost`` or more cannot fit under the version of the rule that ``reading`` names."""
+    """Until ``until``, no cost of ``cost`` or more fits under the rule version in
+    ``reading``.
+    """
 
     cost: int
     until: float
     reading: CounterReading
 
     def stands(self, cost: int, stamp: RuleVersion, now: float) -> bool:
-        """Whether it answers for this cost, under the rule of this stamp or an older one."""
+        """Whether it answers for this cost, under the rule of this version or an older
+        one.
+        """
         return cost >= self.cost and now < self.until and self.reading.stamp >= stamp
 
 
@@ -103,9 +109,10 @@ class Lease(Struct, gc=False):
 
 
 class CacheEntry(Struct, gc=False):
-    """What the counters said last about a key, and when they were asked: it seeds the local share.
+    """What the counters last said about a key, and when they were asked.
 
-    ``denial`` and ``lease`` answer the next check where they can.
+    It is the starting point of the local share. ``denial`` and ``lease`` answer later
+    checks.
     """
 
     reading: CounterReading
@@ -115,11 +122,11 @@ class CacheEntry(Struct, gc=False):
 
 
 FIRST_LEASE = 4
-"""Tokens leased with a subject's first check: enough for the few that most subjects ask."""
+"""Tokens leased with a subject's first check: most subjects make only a few."""
 
 
 class Leases:
-    """Times are monotonic seconds, except ``taken_at``, which is the counters' own."""
+    """The leases of one node. ``taken_at`` is in the counters' own time."""
 
     def __init__(self, keys_max: int, seconds: float) -> None:
         self._keys_max = keys_max
@@ -133,14 +140,16 @@ class Leases:
         return sum(lease.tokens for lease in self._leases.values())
 
     def wanted(self, known: CacheEntry | None, whole: int, now: float) -> int:
-        """How many tokens to take with the next check."""
-        if known is None or known.at < now - 2 * self._seconds:  # longer than the lease it may have lived on
+        """How many tokens to take along with the next check."""
+        if known is None or known.at < now - 2 * self._seconds:  # older than any lease it can have had
             return min(FIRST_LEASE, whole)
         lease = known.lease
         return 0 if lease is not None and lease.tokens > 0 and now < lease.until else whole
 
     def begin(self, key: CounterKey, known: CacheEntry, terms: LimitParams, taken_at: float, now: float) -> None:
-        """What ``known`` has just been told was leased to it; what is left of its last lease ends."""
+        """Start the lease that the last reading of ``known`` brought, and end the one
+        before it.
+        """
         if known.lease is not None:
             self._end(key, known.lease)
         reading: CounterReading = known.reading
@@ -149,11 +158,13 @@ class Leases:
         self._leases.put_last(key, known.lease)
 
     def forget(self, key: CounterKey) -> None:
-        """What was taken is not charged any more, and not given back. Its ``Known`` is forgotten, too."""
+        """Drop the lease without giving it back: the counter was reset. The caller
+        drops its entry.
+        """
         self._leases.drop(key)
 
     def ended(self, now: float, all_of_them: bool = False) -> list[Adjustment]:
-        """End what is over, and say once what there is to give back."""
+        """End the leases that are over; return what is left of them, once."""
         while (oldest := self._leases.first()) is not None and (all_of_them or now >= oldest[1].until):
             self._end(*oldest)
             self._leases.drop(oldest[0])
@@ -167,20 +178,25 @@ class Leases:
 
 
 class Holds:
-    """At most ``size_max``; of one that was forgotten today's rule is asked."""
+    """The counter of each hold asked for here, at most ``size_max``.
+
+    For an evicted hold the limiter uses the current rule.
+    """
 
     def __init__(self, ids: Ids, size_max: int) -> None:
         self._ids = ids
         self._places: LruDict[tuple[CounterKey, LimitParams]] = LruDict(size_max)
 
     def ask(self, key: CounterKey, terms: LimitParams) -> str:
-        """The name of a hold that is about to be asked for."""
+        """The name of a new hold that is about to be requested."""
         hold = self._ids.new("hld_")
         self._places.put(("", hold), (key, terms))
         return hold
 
     def place(self, check: Check, hold: str) -> tuple[CounterKey, LimitParams] | None:
-        """Where it was asked for; None if it is not known here, or not this subject's."""
+        """The counter that granted a hold; None if it is unknown here or another
+        subject's.
+        """
         found = self._places.get(("", hold))
         if found is None:
             return None
@@ -188,7 +204,7 @@ class Holds:
         return found if subject == check.subject and prefix.startswith(f"{{{check.tenant}}}:") else None
 
     def end(self, hold: str) -> tuple[CounterKey, LimitParams] | None:
-        """It is given back; where it was asked for, if that is known here."""
+        """Forget a hold that is released; its counter, if it is known here."""
         found = self._places.get(("", hold))
         self._places.drop(("", hold))
         return found

@@ -1,8 +1,9 @@
-"""How well the shared counters answer: the part of the last answers that they did not decide.
+"""How well the shared counters answer: the ratio of recent decisions made without them.
 
-One call that succeeds proves little: a Redis that refuses half of what it is asked answers every other ping. So each
-heartbeat adds what was decided since the one before, with the counters and without them, and itself counts as one
-answer; the ratio over a window of heartbeats says how it is. A change of state is logged once, with its reason.
+A single success proves little: a Redis that rejects half of its calls answers every
+other ping. So each heartbeat adds the decisions since the last one, with and without
+the counters, and counts itself as one. The ratio over a window of heartbeats gives the
+state. Each change of state is logged once, with its reason.
 """
 
 from __future__ import annotations
@@ -17,28 +18,29 @@ from holdfast.limits.counters.contract import CountersTrouble
 CountersState = Literal["up", "degraded", "down"]
 
 WINDOW_SECONDS = 10.0
-"""Over how long the ratio is taken."""
+"""The period the ratio covers."""
 DEGRADED_RATIO_MAX = 0.1
-"""Above this ratio of answers without the counters, they are not up. One lost heartbeat of ten is not above it."""
+"""Above this ratio the counters are not up. One lost heartbeat in ten is not above
+it."""
 
 _NO_ANSWER = CountersTrouble("timeout", "no answer within the deadline of a check")
 _DEGRADED = frozenset(("local_share", "open", "closed"))
 
 
 class CounterHealth:
-    """``state``, and while it is not ``up`` the last ``trouble``."""
+    """``state``, and the last ``trouble`` while it is not ``up``."""
 
     def __init__(self, heartbeat_seconds: float) -> None:
         self._beats: deque[tuple[int, int]] = deque(maxlen=max(1, round(WINDOW_SECONDS / heartbeat_seconds)))
-        """Of each heartbeat: answers, and how many of them were degraded."""
+        """Per heartbeat: decisions, and how many of them were degraded."""
         self._up = True
         self._logged: set[str] = set()
-        """Reasons that were logged since it was last up: each once."""
+        """Reasons logged since the counters were last up."""
         self.trouble: CountersTrouble | None = None
 
     @property
     def ratio(self) -> float:
-        """Answers without the counters ÷ answers, over the window."""
+        """Decisions without the counters ÷ decisions, over the window."""
         answers = sum(all_ for all_, _ in self._beats)
         return sum(degraded for _, degraded in self._beats) / answers if answers else 0.0
 
@@ -50,7 +52,9 @@ class CounterHealth:
         return "down" if degraded == answers else "degraded"
 
     def observe(self, tally: Mapping[str, Sequence[int]], alive: bool, trouble: CountersTrouble | None) -> None:
-        """What was decided since the last heartbeat, by what; whether this one was answered; why not, if known."""
+        """Add one heartbeat: the decisions since the last, whether it was answered, why
+        not.
+        """
         asked = sum(sum(counts) for by, counts in tally.items() if by != "no_rule")
         degraded = sum(sum(counts) for by, counts in tally.items() if by in _DEGRADED)
         self._beats.append((asked + 1, degraded + (not alive)))

@@ -1,8 +1,10 @@
-"""What a check is answered: what the counters said, or what is remembered of them, in the words of its rule.
+"""From a rule to a decision: rules prepared for checks, and readings turned into
+answers.
 
-Every check is counted, by who decided and what he said; the counts go to the metrics with each heartbeat.
-
-Rules made ready for the hot path, each for one tenant. (Pure.)
+``RuleCompiler`` works out once per tenant what a check needs of its rule.
+``DecisionBuilder`` turns a reading of the counters, a remembered denial or a lease into
+a ``Decision``. It also counts every decision by who made it; each heartbeat reports
+these counts to the metrics. (Pure.)
 """
 
 from __future__ import annotations
@@ -23,13 +25,14 @@ from holdfast.limits.rules import DecidedBy, Decision, Rule, RuleName, RuleSet
 
 SUBJECT_LENGTH_MAX = 1024
 PLANS_MAX = 65_536
-"""Plans, and names under which they were found, that are remembered; when full they are forgotten and made again."""
+"""Compiled rules, and names they were found by, that are kept. When full, all are
+dropped and compiled again."""
 
 K = TypeVar("K")
 
 
 class CompiledRule(Struct, frozen=True, gc=False):
-    """What a check needs to know of its rule, worked out once."""
+    """What a check needs of its rule, computed once."""
 
     rule: Rule
     terms: LimitParams
@@ -41,11 +44,12 @@ class CompiledRule(Struct, frozen=True, gc=False):
 
 
 class RuleCompiler:
-    """The plans of one set of rules, by tenant and resource.
+    """The compiled rules of one rule set, by tenant and resource.
 
-    Who asks chooses the text of a resource, so little of it is kept: one plan for each tenant and rule, and under which
-    names it was found, of names that a rule could have. What no rule limits, and a name longer than any rule's (a path;
-    only wildcards can answer for it), is looked up each time.
+    Callers choose the text of a resource, so the cache keeps little of it: one compiled
+    rule per tenant and rule, and the names it was found by, if a rule could have that
+    name. Resources without a rule are looked up each time, and so are names longer than
+    any rule's (paths, which only a wildcard can match).
     """
 
     def __init__(self, rules: RuleSet, lease_percent: float) -> None:
@@ -53,10 +57,10 @@ class RuleCompiler:
         self._lease_percent = lease_percent
         self._of_rules: dict[tuple[str, RuleName], CompiledRule] = {}
         self.found: dict[tuple[str, str], CompiledRule] = {}
-        """For who cannot spend the time of a call."""
+        """Public for the hot path, which cannot afford a call."""
 
     def find(self, tenant: str, resource: str) -> CompiledRule | None:
-        """None where nothing limits: no rule, or one that is off."""
+        """None if nothing limits: there is no rule, or it is off."""
         plan = self.found.get((tenant, resource))
         if plan is not None:
             return plan
@@ -88,7 +92,7 @@ def _put(plans: dict[K, CompiledRule], key: K, plan: CompiledRule) -> None:
 
 
 def validate(plan: CompiledRule | None, subject: str, cost: int) -> None:
-    """InvalidCheck for what no rule, or not this one, can ever answer."""
+    """Raise InvalidCheck for what no rule, or not this one, can ever admit."""
     most, whose = (LIMIT_MAX, "any rule") if plan is None else (plan.terms.capacity, plan.label)
     if not 1 <= cost <= most:
         raise InvalidCheck(f"cost must be between 1 and {most}, the capacity of {whose}", field="cost")
@@ -103,10 +107,12 @@ _DEGRADED = frozenset(("local_share", "open", "closed"))
 
 
 class Standing(Struct, frozen=True):
-    """How a subject stands with the rule that limits it; ``reset_after`` is when nothing is used any more, in seconds.
+    """How a subject stands with its rule; ``reset_after`` seconds from now nothing is
+    used.
 
-    ``used`` is above ``capacity`` where a token bucket owes what was let through before it was counted.
-    The numbers are those of the rule that the counters decide by, which may be newer than the one known here.
+    ``used`` exceeds ``capacity`` if a token bucket was charged for checks that passed
+    before they were counted. The numbers are those of the rule the counters apply,
+    which may be newer than the one known here.
     """
 
     rule: str
@@ -129,20 +135,21 @@ def standing_of(plan: CompiledRule, reading: CounterReading) -> Standing:
 
 
 class DecisionBuilder:
-    """Makes the decisions of one node; ``region`` is told in each.
+    """Builds the decisions of one node; each carries ``region``.
 
-    ``tally`` counts what was refused, allowed, and exceeded the limit of a rule in shadow mode.
+    ``tally`` counts by source: refused, allowed, and over the limit of a rule in shadow
+    mode.
     """
 
     def __init__(self, region: str, monotonic: Callable[[], float]) -> None:
         self._region = region
         self.free = Decision(True, region=region)
-        """Where there is no rule."""
+        """The decision if there is no rule."""
         self._monotonic = monotonic
         self.tally: dict[str, list[int]] = {by: [0, 0, 0] for by in get_args(DecidedBy)}
 
     def of(self, plan: CompiledRule, reading: CounterReading, allowed: bool, by: DecidedBy, hold: str = "") -> Decision:
-        """``hold`` is what was asked for, and given only with a yes."""
+        """``hold`` is what was requested; only an allowed decision carries it."""
         if not allowed:
             return self.refused(plan, reading, by)
         self.tally[by][_ALLOWED] += 1
@@ -152,7 +159,9 @@ class DecisionBuilder:
         )  # fmt: skip
 
     def refused(self, plan: CompiledRule, reading: CounterReading, by: DecidedBy, times: int = 1) -> Decision:
-        """What the rule refuses, told to so many; in shadow mode all the same allowed."""
+        """The decision for ``times`` refused checks; in shadow mode it allows them all
+        the same.
+        """
         self.tally[by][_EXCEEDED if plan.shadow else _REFUSED] += times
         wait = reading.wait_ms / 1000
         return Decision(
@@ -163,7 +172,7 @@ class DecisionBuilder:
     def of_alike(
         self, plan: CompiledRule, reading: CounterReading, count: int, by: DecidedBy
     ) -> tuple[int, Decision | None]:
-        """How many of so many may pass, and what the others are told."""
+        """How many of ``count`` equal checks may pass; the decision for the others."""
         admitted = reading.admitted
         self.tally[by][_ALLOWED] += admitted
         if admitted == count:
@@ -172,7 +181,7 @@ class DecisionBuilder:
         return (count, None) if refused.allowed else (admitted, refused)
 
     def again(self, decision: Decision) -> None:
-        """The same was told to one more."""
+        """Count the same decision for one more check."""
         self.tally[decision.decided_by][_ALLOWED if decision.allowed else _REFUSED] += 1
 
     def of_group(
@@ -182,7 +191,10 @@ class DecisionBuilder:
         readings: Sequence[CounterReading],
         by: DecidedBy | None,
     ) -> list[Decision]:
-        """All are allowed, or none; ``by`` None: each rule's own word for what happens without the counters."""
+        """The decisions of a group, all allowed or none.
+
+        ``by`` None: no counters, so each rule's ``on_store_failure`` decided.
+        """
         allowed = all(reading.admitted for reading in readings)
         return [
             self.of(plan, reading, allowed, by or plan.rule.on_store_failure, ask.hold)
@@ -190,9 +202,10 @@ class DecisionBuilder:
         ]
 
     def from_memory(self, plan: CompiledRule, known: CacheEntry, cost: int, times: int = 1) -> Decision | None:
-        """By a denial that still holds, or by a lease that has enough; None if neither can answer.
+        """Decide by a denial that still holds or a lease with enough tokens; None if
+        neither can.
 
-        ``times`` alike have one answer.
+        One answer serves ``times`` equal checks.
         """
         denial, lease, terms = known.denial, known.lease, plan.terms
         now = self._monotonic()

@@ -1,20 +1,24 @@
-"""What a node admits when the shared counters are away: its share, bounded, and what it owes them after. (Pure.)
+"""What a node admits without the shared counters, and what it owes them. (Pure.)
 
-Per rule ``on_store_failure``:
+Each rule chooses by ``on_store_failure``:
 
-- ``local_share``: limit ÷ live nodes, rounded down, beginning with the share of what was seen to remain. The
-  remainder goes, one each, to the nodes that come first for this rule and subject (rendezvous hashing of their names).
-  So the shares add up to the limit, and a limit below the number of nodes is nothing on most of them. The nodes are
-  those last known, from disk if nobody has answered since the start. The bound therefore depends on what membership
-  saw: n nodes of which each sees m admit at most n ÷ m times the limit (5 seen of 10: twice the limit). Where not all
-  names are known, nobody has the remainder.
-- ``open``: ten times the limit on each node, so still a bound.
+- ``local_share``: limit ÷ live nodes, rounded down, starting from this node's share of
+  what was last seen to remain. The remainder goes one each to the nodes that rank first
+  for this rule and subject (rendezvous hashing of node names). So the shares add up to
+  the limit, and most nodes admit nothing of a limit smaller than the number of nodes.
+- ``open``: ten times the limit on each node, which is still a bound.
 - ``closed``: nothing.
 
-Subjects are counted apart up to ``keys_max`` that are in use at a time. All beyond that share one counter per rule, so
-that each node admits at most (``keys_max`` + 1) shares of a rule, however many ask.
+The bound depends on which nodes each node sees, now or in the file from its last run: n
+nodes of which each sees m admit at most n ÷ m times the limit (ten nodes that each see
+five: twice the limit). A node that does not know all names gives itself no remainder.
 
-Among which nodes limits are shared while the counters are away. (Pure.)
+Up to ``keys_max`` subjects in use have a counter each. All others share one counter per
+rule, so a node admits at most (``keys_max`` + 1) shares of a rule, however many ask.
+
+``FallbackLimiter`` decides, and keeps account of what to charge to the shared counters
+when they answer again. ``NodeMembership`` determines the live nodes that divide the
+limit.
 """
 
 from __future__ import annotations
@@ -34,11 +38,11 @@ from holdfast.limits.rules import Rule
 OPEN_FACTOR = 10
 CLOSED_RETRY_MS = 1000.0
 TERMS_MAX = 1024
-"""Rules whose share is remembered; when full they are forgotten and worked out again."""
+"""Scaled rules that are kept; when full, all are dropped and computed again."""
 
 
 class FallbackLimiter:
-    """The node's own counters while the shared ones are away. Milliseconds are the caller's clock."""
+    """This node's own counters for an outage. Times are the caller's, in ms."""
 
     def __init__(self, keys_max: int, node: str = "node") -> None:
         self._node = node
@@ -47,21 +51,23 @@ class FallbackLimiter:
         self._held: LruDict[tuple[CounterKey, LimitParams]] = LruDict(keys_max)
         """By rule and hold: granted here, and unknown to the shared counters."""
         self._unheard: LruDict[float] = LruDict(keys_max)
-        """Of what was let through, and when, the shared counters did not tell how it stands."""
+        """Keys charged without an answer, and when: the shared counters have not
+        reported on them since."""
         self._seeded: LruDict[float] = LruDict(keys_max)
         self._terms: dict[tuple[int, int, int], tuple[LimitParams, LimitParams]] = {}
-        """Our share of a rule's terms, by their identity, for which they are kept, and by our parts of them."""
+        """This node's share of a rule's parameters, by their identity (which they are
+        kept alive for) and by the size of the share."""
         self._nodes = 1
         self._names: tuple[str, ...] = ()
         self._ranks: LruDict[int] = LruDict(keys_max)
 
     @property
     def nodes(self) -> int:
-        """Live nodes as last known: among so many the limit is shared."""
+        """The number of live nodes, as last known, that divide the limit."""
         return self._nodes
 
     def share_among(self, nodes: int, names: Sequence[str] = ()) -> None:
-        """From now on among so many nodes; ``names`` are those of all of them, or nothing is known of some."""
+        """Divide by ``nodes`` from now on; ``names`` lists all of them, or is empty."""
         if (nodes, tuple(names)) != (self._nodes, self._names):
             self._nodes, self._names = nodes, tuple(names)
             self._terms.clear()
@@ -70,7 +76,10 @@ class FallbackLimiter:
     def decide_one(
         self, rule: Rule, ask: CounterRequest, last: CacheEntry | None, now: float, times: int = 1
     ) -> CounterReading:
-        """One ask, for so many alike; ``last`` is what the shared counters last said of its key."""
+        """Decide ``times`` equal requests on one key.
+
+        ``last`` is what the shared counters last said of the key.
+        """
         if self._is_shut(rule, ask.key):
             return _closed(ask)
         own = CounterRequest(ask.key, self._scaled(rule, ask), ask.cost, times, hold=ask.hold)
@@ -83,9 +92,10 @@ class FallbackLimiter:
     def decide(
         self, rules: Sequence[Rule], asks: Sequence[CounterRequest], known: Sequence[CacheEntry | None], now: float
     ) -> tuple[CounterReading, ...]:
-        """One entry, all or none; ``known`` is what the shared counters last said of each key.
+        """Decide one entry of several keys, all or none.
 
-        Everybody asks for himself here, also who asked the counters together with others.
+        ``known`` is what the shared counters last said of each key. Each caller is
+        decided by itself, even if its check had been merged with others.
         """
         scaled = [
             CounterRequest(ask.key, self._scaled(rule, ask), ask.cost, hold=ask.hold)
@@ -104,7 +114,9 @@ class FallbackLimiter:
         return readings
 
     def spend(self, rule: Rule, ask: CounterRequest, last: CacheEntry | None, now: float) -> None:
-        """What was let through before it was counted, and never was, is used here whether it fits or not."""
+        """Charge checks that were allowed before they were counted, whether they fit or
+        not.
+        """
         if rule.on_store_failure != "closed":
             own = CounterRequest(ask.key, self._scaled(rule, ask), ask.cost, ask.spent, 0, ask.hold, ask.spent)
             self._seed(rule, own, last, now)
@@ -113,18 +125,21 @@ class FallbackLimiter:
             self._unheard.put(ask.key, now)
 
     def exhausted(self, key: CounterKey, now: float) -> bool:
-        """Whether our share of this key is used up by what was let through, and nobody has told how it stands since."""
+        """Whether uncounted checks have used up our share of a key the counters are
+        silent about.
+        """
         return self._unheard.get(key) is not None and self._table.full(key, now)
 
     def heard(self, key: CounterKey) -> None:
-        """The shared counters told how this key stands."""
+        """The shared counters reported on this key."""
         if len(self._unheard):
             self._unheard.drop(key)
 
     def pending(self, now: float, most: int) -> list[Adjustment]:
-        """At most so many of what was admitted here and has neither drained nor ended; they are off the books.
+        """Remove and return up to ``most`` charges that are neither drained nor ended.
 
-        Our own counters stay: counters that come and go do not get a new share each time.
+        This node's own counters stay, so counters that come and go do not get a fresh
+        share each time.
         """
         owed: list[Adjustment] = []
         while len(owed) < most and (spent := self._spent.pop_first()) is not None:
@@ -139,7 +154,7 @@ class FallbackLimiter:
         return owed
 
     def owe(self, debts: Sequence[Adjustment]) -> None:
-        """Nobody took these: they are on the books again."""
+        """Take back charges that the counters did not accept."""
         for debt in debts:
             self._write(debt.key, debt.terms, debt.charged, debt.held)
 
@@ -148,30 +163,38 @@ class FallbackLimiter:
         return len(self._spent) > 0 or len(self._held) > 0
 
     def forget(self, key: CounterKey) -> None:
-        """The counter of this key was reset: nothing was admitted here, and nothing is owed, holds included: what is
-        not in the table is not charged."""
+        """The counter of this key was reset: nothing is used and nothing is owed.
+
+        That includes its holds, since ``pending`` charges only what is in the table.
+        """
         self._table.reset(key)
         for memory in (self._spent, self._unheard, self._seeded):
             memory.drop(key)
 
     def release(self, key: CounterKey, terms: LimitParams, hold: str, now: float) -> bool:
-        """Whether it was ours alone; what the shared counters know of they must be told."""
+        """End a hold. True if only this node knew it; otherwise the shared counters
+        must end it too.
+        """
         found = self._table.adjust(Adjustment(key, terms, released=hold), now)
         return self._held.drop((key[0], hold)) and found
 
     def _is_shut(self, rule: Rule, key: CounterKey) -> bool:
-        """Nothing is admitted here: the rule says so, or our part of it is nothing."""
+        """Whether nothing is admitted here: the rule is ``closed``, or our share of it
+        is zero.
+        """
         if rule.on_store_failure == "open":
             return False
         return rule.on_store_failure == "closed" or self._part(rule.capacity, key) == 0
 
     def _part(self, amount: int, key: CounterKey) -> int:
-        """Ours of so many, among all nodes."""
+        """This node's share of ``amount``."""
         each, rest = divmod(amount, self._nodes)
         return each + (rest > 0 and self._rank(key) < rest)
 
     def _rank(self, key: CounterKey) -> int:
-        """How many nodes come before us for this rule and subject; all, if we do not know who they are."""
+        """How many nodes rank before this one for a key; all, if their names are
+        unknown.
+        """
         rank = self._ranks.get(key)
         if rank is None:
             rank = self._nodes
@@ -182,7 +205,10 @@ class FallbackLimiter:
         return rank
 
     def _scaled(self, rule: Rule, ask: CounterRequest) -> LimitParams:
-        """Our part of the terms: at least 1, for what was let through already must be counted somewhere."""
+        """This node's share of a rule's parameters.
+
+        At least 1, because checks that already passed must be counted somewhere.
+        """
         terms, times = ask.terms, OPEN_FACTOR if rule.on_store_failure == "open" else 0
         limit = rule.limit * times or max(1, self._part(rule.limit, ask.key))
         capacity = rule.capacity * times or max(1, self._part(rule.capacity, ask.key))
@@ -193,22 +219,24 @@ class FallbackLimiter:
             self._terms.clear()
         window_ms = terms.window_ms
         if not times and terms.algorithm == "token_bucket" and limit * self._nodes != rule.limit:
-            window_ms *= limit * self._nodes / rule.limit  # what drains on all nodes together is what the rule says
+            window_ms *= limit * self._nodes / rule.limit  # so that all nodes together drain at the rule's rate
         own = structs.replace(terms, limit=limit, capacity=capacity, window_ms=window_ms)
         self._terms[id(terms), limit, capacity] = (terms, own)
         return own
 
     def _seed(self, rule: Rule, ask: CounterRequest, last: CacheEntry | None, now: float) -> None:
-        """Begin with our part of what is left, once per word of the counters, unless all has drained since.
+        """Start from our share of what was left, once per reading, unless all of it has
+        drained.
 
-        They said what was used, perhaps under another version of the rule.
+        The reading may stem from another version of the rule, so only its used amount
+        counts.
         """
         if last is None or ask.hold or rule.on_store_failure != "local_share":
             return
         if now >= last.at * 1000 + last.reading.reset_ms or self._seeded.get(ask.key) == last.at:
             return
         self._table.counter(ask.key, ask.terms, now)
-        if ask.key not in self._table:  # one of many in an overflowing table, whose use says nothing of the others'
+        if ask.key not in self._table:  # it shares the overflow counter, which says nothing about one key
             return
         self._seeded.put(ask.key, last.at)
         left = max(0, rule.capacity - (last.reading.capacity - last.reading.remaining))
@@ -228,7 +256,9 @@ class FallbackLimiter:
 
 
 def _weight(key: CounterKey, node: str) -> tuple[bytes, str]:
-    """Nodes are in another order for each rule and subject, and every node knows it."""
+    """Orders the nodes differently for each rule and subject, and equally on every
+    node.
+    """
     named = "\0".join((*key, node)).encode(errors="surrogatepass")
     return hashlib.blake2b(named, digest_size=8).digest(), node
 
@@ -239,21 +269,23 @@ def _closed(ask: CounterRequest) -> CounterReading:
 
 
 class NodeMembership:
-    """Live nodes as last known: more are believed at once, fewer only after no more were seen for a whole TTL.
+    """The live nodes as last known: growth counts at once, shrinkage only after a whole
+    TTL.
 
-    Counters that were restarted, emptied or away for long know nobody, and count up again as nodes announce
-    themselves; within a TTL every node that lives has. So a node that died is counted for up to two TTLs.
+    Counters that were restarted, emptied or unreachable know no node at first, and
+    relearn them all within a TTL as nodes announce themselves. Therefore a dead node
+    counts for up to two TTLs.
     """
 
     def __init__(self, ttl_seconds: float, node: str, count: int = 1, names: Iterable[str] = ()) -> None:
-        """``node`` is this one; ``count`` and ``names`` are what was known before."""
+        """``node`` is this one; ``count`` and ``names`` are from its last run."""
         self._ttl_seconds = ttl_seconds
         self._count = count
         self._most = 0
-        """The most seen since ``_since``, all of them fewer than we count."""
+        """The highest count seen since ``_since``, while it is below ours."""
         self._since = 0.0
         self._missing_since: dict[str, float | None] = dict.fromkeys((*names, node))
-        """By name; None: seen when the counters last answered."""
+        """By name; None if the node was alive at the last answer."""
 
     @property
     def count(self) -> int:
@@ -261,11 +293,13 @@ class NodeMembership:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all of them, in order; none if not all are known."""
+        """All names in order, or none if some are unknown."""
         return tuple(sorted(self._missing_since)) if len(self._missing_since) == self.count else ()
 
     def seen(self, count: int, names: Iterable[str], now: float) -> None:
-        """So many were alive when we announced ourselves, and these. ``now`` is in monotonic seconds."""
+        """Record who was alive when we announced ourselves, at monotonic second
+        ``now``.
+        """
         self._see_names(set(names), now)
         if count >= self._count:
             self._count, self._most = count, 0
@@ -283,6 +317,8 @@ class NodeMembership:
         self._missing_since = {**kept, **dict.fromkeys(alive)}
 
     def unseen(self) -> None:
-        """Nobody answered: what was seen before proves nothing of what comes after."""
+        """Nobody answered: earlier observations prove nothing about the nodes from now
+        on.
+        """
         self._most = 0
         self._missing_since = dict.fromkeys(self._missing_since)

@@ -1,14 +1,15 @@
-"""One check. The first that can answer does:
+"""One check, answered by the first source that can:
 
-1. the rule, from an immutable snapshot; no database
-2. the denial cache: what was refused a moment ago still does not fit
-3. a lease: tokens already taken from the counters and spent here (never for strict rules)
+1. the rule, from an immutable snapshot in memory, without a database
+2. the denial cache: a cost that was refused a moment ago still does not fit
+3. a lease: tokens already taken from the counters (never for strict rules)
 4. the counters: the checks of one event-loop turn in one call
-5. without an answer in time, or with the breaker open: this node's local share
+5. this node's local share, if the counters miss the deadline or the breaker is open
 
-The first three need no I/O: ``try_check`` is these alone, without a coroutine, and ``check`` is the same with the rest
-behind it. A check never raises because something is away, and never waits longer than the deadline. What it does raise
-is the caller's mistake: a cost that can never fit, a subject without end.
+``try_check`` is the first three alone, which need no I/O and no coroutine. A check
+never raises because a dependency is unavailable, and never waits past the deadline. It
+raises for the caller's mistakes: a cost that can never fit, or a subject that is too
+long.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ from holdfast.limits.limiter.settings import LimiterSettings, NodeIdentity
 from holdfast.limits.rules import Check, DecidedBy, Decision, RuleSet
 
 COUNTED_LATER_MAX = 10_000
-"""Checks on their way to the counters whose askers do not wait; above it the local share decides."""
+"""Unanswered checks whose callers do not wait; above it the local share decides."""
 
 
 class Limiter:
-    """Checks for one node. ``async with`` runs its heartbeat; a check works with or without it.
+    """The checks of one node. ``async with`` runs its heartbeat; checks work without.
 
-    ``use`` gives it other rules at any time: the next check has them. ``on_behind`` is called when the counters knew a
-    newer rule than we do. ``file`` is where the number of nodes is kept for the next start.
+    ``on_behind`` is called when the counters have a newer rule than this node. ``file``
+    keeps the number of nodes for the next start.
     """
 
     def __init__(
@@ -89,10 +90,7 @@ class Limiter:
         return self._rules
 
     def use(self, rules: RuleSet) -> None:
-        """Check by these rules from now on: one pointer swap.
-
-        Rules of another store are another's: what was denied by the old ones says nothing of them.
-        """
+        """Check by these rules from now on. Denials by another store's rules end."""
         if rules.store != self._rules.store:
             for known in self._known.values():
                 known.denial = None
@@ -101,13 +99,13 @@ class Limiter:
         self._found = self._plans.found
 
     def has_own_rule(self, tenant: str, resource: str) -> bool:
-        """Whether a rule of this very tenant answers, not one of all tenants."""
+        """Whether the answering rule belongs to this tenant, not to ``*``."""
         plan = self._plans.find(tenant, resource)
         return plan is not None and plan.rule.tenant == tenant
 
     @property
     def nodes(self) -> int:
-        """Live nodes of this region as last known."""
+        """Live nodes of this region, as last known."""
         return self._share.nodes
 
     @property
@@ -120,7 +118,7 @@ class Limiter:
         return self.health.state if self._batcher.healthy else "down"
 
     async def check(self, tenant: str, resource: str, subject: str, cost: int = 1) -> Decision:
-        """May ``subject`` use ``cost`` of ``resource`` now? Cancelled: it may have been counted; nothing is held."""
+        """May ``subject`` use ``cost`` now? Cancelled: maybe counted, nothing held."""
         found = self.try_check(tenant, resource, subject, cost)
         if found is not None:
             return found
@@ -130,18 +128,20 @@ class Limiter:
     def begin_check(
         self, tenant: str, resource: str, subject: str, cost: int = 1
     ) -> Decision | asyncio.Future[Decision]:
-        """``check`` for who has no coroutine to wait in: the decision if it needs no I/O, else a future that gets it.
+        """``check`` without a coroutine: a decision, or a future if it needs I/O.
 
-        The future never fails, and is answered within the deadline. Cancelled: it may have been counted.
+        The future resolves within the deadline and never fails. Cancelled: as
+        ``check``.
         """
         found = self.try_check(tenant, resource, subject, cost)
         return found if found is not None else self._begin(tenant, resource, subject, cost)
 
     def try_check(self, tenant: str, resource: str, subject: str, cost: int = 1) -> Decision | None:
-        """``check`` as far as it needs no I/O: a decision, counted and final, or None, and then nothing has happened.
+        """``check`` without I/O: a counted decision, or None without any effect.
 
-        It answers where there is no rule, where the counters are in this process (then always), by a denial that
-        still holds and by a lease that has enough. It costs about a microsecond.
+        It answers if there is no rule, if the counters are in this process (then
+        always), by a denial that holds, and by a lease with enough tokens. About a
+        microsecond.
         """
         try:
             plan: CompiledRule | None = self._found[tenant, resource]
@@ -160,11 +160,11 @@ class Limiter:
         return self._decisions.from_memory(plan, known, cost) if known is not None and not plan.holds else None
 
     def check_optimistic(self, tenant: str, resource: str, subject: str, cost: int = 1) -> Decision:
-        """``check`` for who cannot wait: ``try_check``, or allowed and counted a moment later.
+        """``check`` without waiting: ``try_check``, or allowed and counted later.
 
-        Exact where the counters need no I/O. Otherwise a first check of a subject is allowed, and what may slip
-        through is what the subject can ask within one round trip: all of it is charged, room or not, and until that
-        has drained the answer is remembered. Without the counters the local share decides.
+        Exact if the counters need no I/O. Otherwise a subject can exceed its limit by
+        what it asks for in one round trip. That is charged too, and drains before more
+        passes.
         """
         found = self.try_check(tenant, resource, subject, cost)
         if found is not None:
@@ -176,9 +176,9 @@ class Limiter:
         return self._decisions.of(plan, reading, reading.admitted > 0, by, ask.hold)
 
     def admit_soon(self, check: Check, count: int) -> tuple[int, Decision | None]:
-        """``check_soon`` for ``count`` alike, of cost 1: how many may pass, and what the first of the others is told.
+        """``check_optimistic`` for ``count`` checks of cost 1; as many pass as fit.
 
-        As many are taken as fit. A rule in shadow mode takes no more than it would, and all may pass.
+        Returns how many, and the decision for the rest. In shadow mode all pass.
         """
         plan = self._plans.find(check.tenant, check.resource)
         if count == 1 or plan is None or plan.holds:
@@ -197,7 +197,7 @@ class Limiter:
         return self._decisions.of_alike(plan, reading, count, by)
 
     def _one_by_one(self, check: Check, count: int) -> tuple[int, Decision | None]:
-        """Up to the first that is refused: so are the others."""
+        """Check up to the first refusal, which refuses the rest too."""
         for passed in range(count):
             decision = self.check_optimistic(*check)
             if not decision.allowed:
@@ -206,7 +206,7 @@ class Limiter:
         return count, None
 
     def _soon(self, plan: CompiledRule, ask: CounterRequest) -> tuple[CounterReading, DecidedBy]:
-        """What can be said without waiting: allowed, while it is asked for; or what this node's share says."""
+        """Without waiting: allowed and sent to the counters, or by the local share."""
         healthy, now = self._batcher.healthy, self._monotonic() * 1000
         exhausted = self._share.exhausted(ask.key, now)
         if healthy and not exhausted and self._counted_later < COUNTED_LATER_MAX:
@@ -217,16 +217,15 @@ class Limiter:
                 reading = CounterReading(times, terms.limit, 0.0, 0.0, 0, terms.limit, terms.stamp, terms.capacity)
                 return reading, "counted_later"
         elif self._batcher.idle or (healthy and exhausted):
-            self._batcher.ask(
-                plan, CounterRequest(ask.key, plan.terms, ask.cost, 0)
-            )  # takes nothing; somebody may answer again
+            # takes nothing: it finds out whether the counters answer again
+            self._batcher.ask(plan, CounterRequest(ask.key, plan.terms, ask.cost, 0))
         reading = self._share.decide_one(plan.rule, ask, self._known.get(ask.key), now, ask.times)
         return reading, plan.rule.on_store_failure
 
     def look(self, check: Check, count: int) -> tuple[int, Decision | None]:
-        """Of ``count`` alike, how many the rule would admit, and what the others are told. Nothing is taken.
+        """How many of ``count`` checks would pass, and the decision for the rest.
 
-        Exact where the counters need no I/O; otherwise it knows only a denial that still holds.
+        Takes nothing. Exact if the counters need no I/O; else it knows only denials.
         """
         plan = self._plans.find(check.tenant, check.resource)
         if plan is None or plan.shadow or plan.holds:
@@ -243,9 +242,10 @@ class Limiter:
         return 0, self._decisions.denied(plan, denial, now, count)
 
     async def check_many(self, checks: Sequence[Check]) -> list[Decision]:
-        """Several checks at once: all are admitted and counted, or none; each refusing rule says so itself.
+        """Several checks: all are admitted and counted, or none.
 
-        A rule in shadow mode is counted apart and stands in nobody's way.
+        Each decision says whether its own rule refused. Shadow rules are counted apart
+        and refuse nothing.
         """
         if len(checks) > KEYS_PER_CALL_MAX:
             raise InvalidCheck(f"at most {KEYS_PER_CALL_MAX} checks at once", field="checks")
@@ -277,13 +277,13 @@ class Limiter:
         return decisions
 
     def told(self, checks: Sequence[Check], decisions: Sequence[Decision]) -> list[Decision]:
-        """What is the client's business: not what a rule in shadow mode counts, but whatever refuses."""
+        """The decisions a client may see: none that a shadow rule allowed."""
         plans = (self._plans.find(check.tenant, check.resource) for check in checks)
         each = zip(plans, decisions, strict=True)
         return [d for plan, d in each if plan is None or not plan.shadow or not d.allowed]
 
     async def peek(self, check: Check) -> Standing | None:
-        """How a subject stands, and nothing is taken; None if no rule limits it. Raises what the counters raise."""
+        """How a subject stands, or None without a rule. Raises what the counters raise."""
         plan = self._plans.find(check.tenant, check.resource)
         validate(plan, check.subject, 1)
         if plan is None:
@@ -292,7 +292,7 @@ class Limiter:
         return standing_of(plan, taken.readings[0][0])
 
     async def reset(self, check: Check) -> None:
-        """Forget what a subject has used: here at once, on other nodes with their next heartbeat."""
+        """Forget what a subject has used: elsewhere at the next heartbeat."""
         plan = self._plans.find(check.tenant, check.resource)
         validate(plan, check.subject, 1)
         if plan is not None:
@@ -310,13 +310,13 @@ class Limiter:
         self._share.forget(key)
 
     async def renew(self, check: Check, hold: str) -> Decision:
-        """Go on holding for another window; refused if the hold was over and there is no room to begin it anew.
+        """Keep a hold for another window; refused if it is over and there is no room.
 
-        Asked for by itself, so that a release that is called later comes later.
+        It is a call of its own, so that a later release cannot overtake it.
         """
         place, plan = self._place(check, hold), self._plans.find(check.tenant, check.resource)
         if place is None or plan is None or not plan.holds or plan.prefix != place[0][0]:
-            return self._decisions.free  # another rule limits now, or none; what is held is given back where it is
+            return self._decisions.free  # the current rule is another; the hold is released where it was granted
         ask = CounterRequest(place[0], plan.terms, hold=hold)
         if self._batcher.hanging:
             return self._local(plan, ask)
@@ -328,11 +328,11 @@ class Limiter:
         return self._decisions.of(plan, reading, reading.admitted > 0, "counters", hold)
 
     async def release(self, check: Check, hold: str) -> bool:
-        """Give back what a concurrency rule granted; without it the hold ends with the rule's window.
+        """Give back a hold where it was granted, whatever the rule is today.
 
-        Wherever it was granted, here or by the counters, under today's rule or the one before, it is given back.
-        False if nobody knows it (any more), or if the counters did not say that they have ended it: then they are
-        told again when they answer.
+        Without a release it ends with the rule's window. False if it is unknown or
+        over, or if the counters did not confirm; then the release is repeated once they
+        answer.
         """
         place = self._place(check, hold)
         if place is None:
@@ -347,7 +347,7 @@ class Limiter:
         return await self._accounts.release(released) or ours
 
     def _place(self, check: Check, hold: str) -> tuple[CounterKey, LimitParams] | None:
-        """The counter of a hold; of one that was asked for elsewhere, that of today's rule, whatever that counts."""
+        """The counter of a hold; of one granted elsewhere, that of the current rule."""
         place = self._holds.place(check, hold)
         plan = self._plans.find(check.tenant, check.resource)
         if place is None and plan is not None:
@@ -355,7 +355,7 @@ class Limiter:
         return place
 
     async def _taken(self, begun: asyncio.Future[Any]) -> Any:
-        """What was decided. Whoever is cancelled meanwhile takes nothing along: what is held goes back."""
+        """Wait for the decision; a caller that is cancelled keeps no hold."""
         try:
             return await begun
         except asyncio.CancelledError:
@@ -366,7 +366,7 @@ class Limiter:
             raise
 
     def _unless_held(self, asks: Sequence[CounterRequest], told: Sequence[Decision]) -> None:
-        """The counters hold, or will, what nobody was told that he has: it goes back when they have answered again."""
+        """Release what the counters granted and no caller received."""
         held = [decision.hold for decision in told]
         for ask in asks:
             if ask.hold not in held:
@@ -395,7 +395,7 @@ class Limiter:
         return waiter
 
     def _told(self, entry: BatchedCheck, answer: BatchResult | None) -> None:
-        """Remember what the counters said, once for all who asked together, and answer each."""
+        """Remember what the counters said, once per entry, and answer each waiter."""
         self._counted_later -= entry.asks[0].spent
         if answer is None:
             self._told_nothing(entry)
@@ -426,7 +426,7 @@ class Limiter:
                 self._unless_held((ask,), ())
 
     def _told_nothing(self, entry: BatchedCheck) -> None:
-        """Everybody has his part of the local share; of who does not wait it is only charged."""
+        """Decide by the local share; only charge it for callers that did not wait."""
         plan, ask, together = entry.plans[0], entry.asks[0], len(entry.asks) > 1
         if ask.spent:
             self._share.spend(plan.rule, ask, self._known.get(ask.key), self._monotonic() * 1000)
@@ -452,7 +452,7 @@ class Limiter:
         return known
 
     async def _check_group(self, group: dict[CounterKey, tuple[CompiledRule, int]]) -> dict[CounterKey, Decision]:
-        """What ``check_many`` asks together: the plan and the cost of each key."""
+        """What ``check_many`` decides together: rule and total cost by key."""
         if not group:
             return {}
         plans = tuple(plan for plan, _ in group.values())
@@ -472,7 +472,7 @@ class Limiter:
         return dict(zip(group, [decided] if isinstance(decided, Decision) else decided, strict=True))
 
     def _local(self, plan: CompiledRule, ask: CounterRequest) -> Decision:
-        """Decide by this node's share; the counters did not answer or are not to be asked."""
+        """Decide by the local share: the counters must not be asked or are silent."""
         reading = self._share.decide_one(plan.rule, ask, self._known.get(ask.key), self._monotonic() * 1000)
         return self._decisions.of(plan, reading, reading.admitted > 0, plan.rule.on_store_failure, ask.hold)
 

@@ -1,20 +1,19 @@
-"""What a node does beside its checks: it says that it lives, charges what it owes, gives back what it leased.
+"""What a node does besides checks: announce itself, charge what it owes, return leases.
 
-Once a second, and whenever the counters have answered while something was owed. What is owed is charged beside the
-heartbeat and not within it: there may be more of it than fits between two.
+``NodeHeartbeat`` runs once a second and whenever the counters answer while something is
+owed. Charging runs beside the heartbeat, because it can take longer than the interval.
 
-Which nodes share these counters, as one of them knows it: by heartbeats, and by what it kept on disk.
+``NodeCount`` announces this node and learns which others are alive. A node that starts
+without the counters must not assume that it is alone, or every node starting then would
+admit the whole limit. It continues with the nodes it saved in its last run until the
+counters have answered for a while (see ``fallback.NodeMembership``). A node that never
+reached the counters knows only itself.
 
-A node that starts while the counters are away has asked nobody, and if it took itself for the only one, as many nodes
-as start then would each admit the whole limit. So it goes on with what it knew when it last ran, and that holds until
-the counters have answered for a while (see ``membership``). A node that never had an answer from them knows of itself
-alone.
-
-What a node owes the shared counters, and what it has to give back to them.
-
-Owed is what its local share admitted while they were away, amounts and holds; it is charged as soon as they answer,
-with the heartbeat, and when the node leaves. Given back is what is left of leases. Neither is sent twice: a call whose
-outcome is unknown counts as made. The end of a hold is told until it is heard: twice is once.
+``Reconciler`` settles accounts. It charges what the local share admitted during an
+outage, amounts and holds, as soon as the counters answer, and at shutdown; and it
+returns what is left of leases. Neither is sent twice: a call with unknown outcome
+counts as made. The end of a hold is repeated until it is confirmed, because ending it
+twice does no harm.
 """
 
 from __future__ import annotations
@@ -32,10 +31,13 @@ from holdfast.limits.limiter.fallback import FallbackLimiter, NodeMembership
 from holdfast.limits.snapshot_file import SavedNodes, load_nodes, save_nodes
 
 RELEASES_MAX = 10_000
-"""Ends of holds that the counters were not told yet; the oldest are dropped, and end with their window."""
+"""Ended holds the counters do not know of yet. The oldest are dropped, and end with
+their window."""
 
 
 class Reconciler:
+    """Charges and returns between this node and the shared counters."""
+
     def __init__(
         self, counters: Counters, share: FallbackLimiter, leases: Leases, monotonic: Callable[[], float]
     ) -> None:
@@ -48,11 +50,13 @@ class Reconciler:
 
     @property
     def due(self) -> bool:
-        """Something is owed, and nobody is about to settle it."""
+        """Something is owed and no ``settle`` is running."""
         return (self._share.owes or bool(self._releases)) and not self._settling
 
     async def settle(self) -> None:
-        """Charge what is owed. What the counters did not take stays on the books; what they may have taken does not."""
+        """Charge what is owed. Keep it if the counters refused; drop it if they may
+        have taken it.
+        """
         if self._settling:
             return
         self._settling = True
@@ -81,7 +85,9 @@ class Reconciler:
                 return
 
     async def give_back(self, all_of_them: bool = False) -> None:
-        """Best effort: what is lost stays charged until it drains."""
+        """Return what is left of ended leases. Best effort: a lost return stays
+        charged.
+        """
         left_over = self._leases.ended(self._monotonic(), all_of_them)
         for at in range(0, len(left_over), KEYS_PER_CALL_MAX):
             try:
@@ -91,7 +97,9 @@ class Reconciler:
                 return
 
     async def release(self, adjustment: Adjustment) -> bool:
-        """End a hold; whether the counters say that it was one and is over. If they are silent they are told again."""
+        """End a hold; True if the counters confirm that it existed. Retried if they are
+        silent.
+        """
         try:
             return await self._counters.adjust([adjustment]) > 0
         except HoldfastError:
@@ -112,11 +120,12 @@ def _lost(adjustments: Sequence[Adjustment], error: HoldfastError) -> None:
 
 
 ANNOUNCE_SECONDS = 1.0
-"""How long a heartbeat waits for the counters: what it reports must not be late because they are."""
+"""How long a heartbeat waits for the counters: slow counters must not delay its
+report."""
 
 
 class NodeCount:
-    """This node among the others. Without a ``file`` nothing is kept."""
+    """This node among the others. Without ``file`` nothing is saved."""
 
     def __init__(
         self, counters: Counters, node: str, ttl_seconds: float, monotonic: Callable[[], float], file: Path | None
@@ -132,18 +141,20 @@ class NodeCount:
 
     @property
     def known(self) -> SavedNodes:
-        """How many there are, and who, if all are known."""
+        """The number of nodes, and their names if all are known."""
         names = self._membership.names
         return SavedNodes(self._membership.count, names if len(names) <= NODE_NAMES_MAX else ())
 
     async def recall(self) -> None:
-        """Begin with what was known when this node last ran."""
+        """Start with what was known when this node last ran."""
         if self._file is not None and (kept := await asyncio.to_thread(load_nodes, self._file)):
             self._membership = NodeMembership(self._ttl_seconds, self._node, kept.nodes, kept.names)
             self._kept = kept
 
     async def announce(self) -> NodesAnnounced | None:
-        """Say that this node lives, learn who else does. None if nobody answers; who was last known stays."""
+        """Announce this node and learn who is alive; None, with no change, if nobody
+        answers.
+        """
         try:
             async with asyncio.timeout(ANNOUNCE_SECONDS):
                 announced = await self._counters.announce(self._node, self._ttl_seconds)
@@ -154,7 +165,7 @@ class NodeCount:
         return announced
 
     async def keep(self) -> None:
-        """Keep them on disk if there are others; what could not be kept is tried again with the next call."""
+        """Save the nodes if they changed; a failed save is retried by the next call."""
         known = self.known
         if self._file is None or self._keeping or known == self._kept:
             return
@@ -167,8 +178,11 @@ class NodeCount:
 
 
 class NodeHeartbeat:
-    """Runs from ``begin`` to ``end``. ``report`` is told with each heartbeat whether the counters answered it, and
-    ``forget`` which of them were reset."""
+    """Runs from ``begin`` to ``end``.
+
+    Each heartbeat calls ``report`` with whether the counters answered, and ``forget``
+    with the counters that were reset.
+    """
 
     def __init__(
         self,
@@ -188,7 +202,7 @@ class NodeHeartbeat:
         self._background: set[asyncio.Task[None]] = set()
 
     async def begin(self) -> None:
-        """The first heartbeat is over when it returns, answered or not."""
+        """Returns after the first heartbeat, answered or not."""
         await self._nodes.recall()
         await self._beat()
         self._in_background(self._beat_on())
@@ -209,7 +223,7 @@ class NodeHeartbeat:
             await self._beat()
 
     async def _beat(self) -> None:
-        """It never raises: a node that stops loses its share to the others."""
+        """Never raises: a node whose heartbeat stops loses its share to the others."""
         try:
             announced = await self._nodes.announce()
             known = self._nodes.known

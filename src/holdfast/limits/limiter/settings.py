@@ -35,7 +35,9 @@ class LimiterSettings:
 
 
 class NodeIdentity(NamedTuple):
-    """Which node this is, and whose counters it shares: each region has its own and grants the whole limit."""
+    """This node's name and region. Each region has its own counters and grants the
+    whole limit.
+    """
 
     node: str = "node"
     region: str = "local"

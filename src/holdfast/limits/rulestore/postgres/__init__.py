@@ -1,10 +1,8 @@
-"""Rules in PostgreSQL: changes on the primary, reading from it or from a replica, LISTEN/NOTIFY as a doorbell.
+"""Rules in PostgreSQL: changes go to the primary, nodes read the primary or a replica.
 
-``store``      the primary: changes and everything an operator reads
-``reader``     what a node follows: the primary, or a replica that may lag
-``bell``       LISTEN on the primary
-``follower``   publishes each change to Redis, one node of each region; updates the heartbeat row, one node of all
-``connection`` connections, and what PostgreSQL's errors mean here
+- ``connection``     the pool, what PostgreSQL's errors mean here, and the rule reader
+- ``store``          the primary: changes, and everything an operator reads
+- ``notifications``  LISTEN on the primary; the follower that republishes to Redis
 """
 
 from holdfast.limits.rulestore.postgres.connection import PostgresRuleReader, PostgresSettings

@@ -1,4 +1,7 @@
-"""The embedded rules: one SQLite file, ``limits.db`` in the state directory."""
+"""Rules in one SQLite file: ``limits.db`` in the state directory.
+
+- ``store``  the file: one writer thread, one reader, notifications in this process
+"""
 
 from holdfast.limits.rulestore.sqlite.store import LIMITS, SqliteRuleStore
 
