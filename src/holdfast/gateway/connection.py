@@ -1,7 +1,7 @@
-"""One connection: carries out the effects of its session; decides nothing itself.
+"""One connection: carries out the effects of its session and decides nothing itself.
 
-It knows no WebSocket library: frames come in through its methods, bytes leave through ``Socket``. So a
-simulation drives the same code that serves real sockets.
+It knows no WebSocket library: frames come in through its methods, bytes leave through
+``Socket``. So a simulation drives the same code that serves real sockets.
 
     waiting for a credential ──authenticate──> opening ──memberships read──> open ──> closed
 """
@@ -33,12 +33,13 @@ from holdfast.wire.codec import decode_client_frame, encode_frame, error_payload
 from holdfast.wire.frames import Authenticate
 
 WRITE_BYTES = 64 * 1024
-"""How much is taken from the lanes at a time: enough for one system call, little to be lost in a transport."""
+"""Taken from the lanes per write: enough to fill a system call, and all that a
+transport holds of a socket that stops taking data."""
 EARLY_FRAMES_MAX = 100
 EARLY_BYTES_MAX = 256 * 1024
-"""What may come before ``connection_established``, kept until the memberships are read."""
+"""Frames a client may send before ``connection_established``; they wait for it."""
 LOGGED = {SessionEvent.BUFFER_ABOVE_WARNING, SessionEvent.SLOW_CONSUMER_WARNED, SessionEvent.SLOW_CONSUMER_RECOVERED}
-"""The signs of a client in trouble, which are rare; the others are only counted."""
+"""Rare events of a client in trouble are logged; the others are only counted."""
 
 
 class _Hold(Flag):
@@ -85,7 +86,7 @@ class Connection:
         device_id: str,
         identify: Callable[[Principal], None] = lambda principal: None,
     ) -> None:
-        """``identify`` hears who is here if only the first frame says so, and may raise a refusal."""
+        """``identify`` gets the principal of a first frame, and may raise a refusal."""
         self._identify = identify
         self._plane = plane
         self._host = host
@@ -95,21 +96,21 @@ class Connection:
         self._work = WorkRate(plane.limits.backpressure.inbound, self._opened_at)
         self._holds = _Hold(0)
         self._pong: bytes | None = None
-        """The answer to the last ping, while the socket does not take it."""
+        """Body of the pong to write when the socket takes data again."""
         self.connection_id = plane.ids.new("conn_")
         self.device_id = device_id or self.connection_id
         self.established = False
         self.session: Session | None = None
         self.deliveries: OutboundBuffer
-        """The outbound side of the session, from when there is one."""
+        """The session's outbound buffer; set with the session."""
         self.write = socket.write
         self.paused = False
         self.dirty = False
         self.due = 0.0
-        """When ``tick`` is to be called; 0 after anything that may have brought it forward."""
+        """When to call ``tick``; 0 after anything that may have brought it forward."""
         self.closing: CloseReason | None = None
         self.leaving = False
-        """Nothing more is taken from the client; it closes when what it sent is answered."""
+        """No frame is handled any more; it closes once open requests are answered."""
 
     @property
     def owed(self) -> Session:
@@ -130,24 +131,31 @@ class Connection:
 
     @property
     def open_requests(self) -> int:
-        """What the client has sent and waits to be answered."""
+        """Requests of the client that are not answered yet."""
         return self.session.open_requests if self.session is not None else 0
 
     @property
     def _marked_as(self) -> str:
-        """The device of its watermarks. One without a name is another one each time it comes, so all share a mark."""
+        """The device id of its watermarks.
+
+        A client without a device id gets another one with each connection, so all such
+        clients of a user share the empty one.
+        """
         return "" if self.device_id == self.connection_id else self.device_id
 
     @property
     def waiting_bytes(self) -> int:
-        """What the client has not taken: of the lanes, and of what was written, for a page leaves its lane at once."""
+        """Bytes in the lanes, and in the socket's buffer while it is paused.
+
+        The latter count because a page leaves its lane in one piece.
+        """
         in_lanes = self.session.waiting_bytes if self.session is not None else 0
         return in_lanes + (self._socket.unsent if self.paused else 0)
 
-    # --- what the socket tells -------------------------------------------------------------------------
+    # --- called by the socket ---------------------------------------------------------
 
     def frame_received(self, data: bytes | memoryview) -> None:
-        """A whole text message from the client."""
+        """Handle a whole text message from the client."""
         if self.closing is not None or self.leaving:
             return
         if self.session is not None and not self.established:
@@ -169,7 +177,7 @@ class Connection:
         self.do(self.session.receive(frame, now))
 
     def ping_received(self, body: bytes) -> None:
-        """Answer a ping within the rate of frames. While the socket is not read only the last one is remembered."""
+        """Answer a ping within the frame rate; while paused keep only the last."""
         if self.closing is not None:
             return
         if self.session is not None and not self.session.on_ping(self._plane.clock.monotonic()):
@@ -180,7 +188,7 @@ class Connection:
             self.write(pong_frame(body))
 
     def work_done(self, work: int) -> None:
-        """So many frames, at least one, were read at once and handled. Above the work rate reading pauses."""
+        """Count the frames of one read; above the work rate reading pauses."""
         if self.session is not None:
             self.session.heard()
         if self.closing is None and self._work.spend(work, self._plane.clock.monotonic()):
@@ -189,7 +197,7 @@ class Connection:
             telemetry.session_noticed(SessionEvent.WORK_RATE_EXCEEDED.value)
 
     def protocol_broken(self, message: str) -> None:
-        """The client broke the WebSocket protocol or a frame was too large: there is no way back."""
+        """Close: the client broke the WebSocket protocol or a size limit."""
         self.close(CloseReason.PROTOCOL_ERROR, message=message)
 
     def writing_paused(self) -> None:
@@ -200,16 +208,16 @@ class Connection:
         self._host.wake(self)
 
     def lost(self) -> None:
-        """The socket is gone, or the client has ended it; sends on their way go on, their answers go nowhere."""
+        """The socket is closed. Sends under way go on; their answers are dropped."""
         if self.closing is None:
             telemetry.connection_lost()
         self.closing = self.closing or CloseReason.IDLE_TIMEOUT
         self._host.lost(self)
 
-    # --- what the gateway tells ------------------------------------------------------------------------
+    # --- called by the gateway --------------------------------------------------------
 
     def flush(self) -> None:
-        """Write what waits, as long as the socket takes it. One write carries all frames of a turn."""
+        """Write what waits, in as few writes as possible, until the socket pauses."""
         self.dirty = False
         session = self.session
         if self.closing is not None or self.paused:
@@ -228,7 +236,7 @@ class Connection:
                 self.do(steps)
 
     def tick(self, now: float) -> None:
-        """Let time pass: the credential's deadline before there is a session, the session's timers after."""
+        """Check the deadline of authentication, or those of the session."""
         if self._work.paused and self.closing is None:
             self._judge_work(now)
         if self.session is None:
@@ -243,7 +251,7 @@ class Connection:
             self.due = 0.0
 
     def _judge_work(self, now: float) -> None:
-        """Reading is paused: go on if the rate allows it, close if this has lasted too long."""
+        """Reading is paused: resume within the rate, close after too long."""
         if self._work.is_exceeded(now):
             if self.session is None:
                 self.close(CloseReason.UNAUTHORIZED, message="too many frames before authentication")
@@ -254,7 +262,7 @@ class Connection:
             self._release(_Hold.WORK)
 
     def close(self, closing: CloseReason, *, delay_ms: int = 0, message: str | None = None) -> None:
-        """Answer what is open, say why, close. Safe to call twice."""
+        """Answer open requests, send the reason, close. Safe to call twice."""
         if self.closing is not None:
             return
         self._answer_early(Unavailable(f"the connection closes: {closing.reason}"))
@@ -265,18 +273,18 @@ class Connection:
         self._close_socket(closing)
 
     def take_no_more(self) -> None:
-        """Read nothing more, and drop what was read: whoever calls this closes the connection within a moment."""
+        """Stop reading and drop what was read; the caller closes it soon."""
         self.leaving = True
         self._socket.pause_reading()
 
     def abort(self) -> None:
-        """Its session is broken beyond a farewell: the client reconnects and resumes."""
+        """End the socket at once after a defect; the client reconnects and resumes."""
         self._socket.abort()
 
-    # --- carrying out effects --------------------------------------------------------------------------
+    # --- effects ----------------------------------------------------------------------
 
     def do(self, steps: Effects) -> None:
-        """Carry out what the session asked for, in order."""
+        """Carry out the session's effects, in order."""
         self.due = 0.0
         for effect in steps:
             match effect:
@@ -312,7 +320,7 @@ class Connection:
                     assert_never(effect)
 
     def _hold(self, reason: _Hold) -> None:
-        """Read no more from the socket, until every reason for that is gone."""
+        """Stop reading the socket until every such reason is released."""
         self._holds |= reason
         self._socket.pause_reading()
 
@@ -332,7 +340,7 @@ class Connection:
             self.do(self.session.on_send_result(token, outcome, self._plane.clock.monotonic()))
 
     async def _read(self, effect: effects.Fetch | effects.FetchResume) -> None:
-        """Read a page for the session; one at a time, so a slow reader holds back only itself."""
+        """Read one page; a session never has two reads under way."""
         session, history = self.owed, self._plane.history
         result: Page | ResumeRead | HoldfastError
         try:
@@ -349,7 +357,7 @@ class Connection:
             self.do(steps)
 
     def _close(self, closing: CloseReason) -> None:
-        """The session has put its last words on the control lane: write them, whatever the socket says."""
+        """Write the control lane up to the closing frame, paused or not."""
         assert self.session is not None
         chunks = self.session.take(WRITE_BYTES)
         if chunks:
@@ -363,10 +371,10 @@ class Connection:
         self._socket.close(closing.code, closing.reason)
         asyncio.get_running_loop().call_later(LINGER_SECONDS, self._socket.abort)
 
-    # --- coming in -------------------------------------------------------------------------------------
+    # --- authentication and opening ---------------------------------------------------
 
     def _authenticate(self, frame: Authenticate) -> None:
-        """The credential and device that no header could carry, judged as a header's would be."""
+        """Judge the credential of the first frame like one in a header."""
         try:
             if refusal := refusal_of(frame, self._plane.session_limits):
                 raise refusal
@@ -394,9 +402,11 @@ class Connection:
             self.do(self.session.on_invalid_frame(error, request_id, now))
 
     def open(self, principal: Principal, request_id: str | None = None) -> None:
-        """Authenticated: on the roster first, then the memberships, so that no event can pass in between.
+        """Open the session of an authenticated client.
 
-        Whoever was cut off since the handshake was judged is not on the roster, where a revocation would look.
+        It goes on the roster before its memberships are read, so that no membership
+        event is missed. A revocation looks for connections on the roster, so one that
+        came since the handshake is checked here.
         """
         if (refusal := self._plane.refusal(principal, self.device_id)) is not None:
             self._refuse(refusal, request_id)
@@ -418,7 +428,10 @@ class Connection:
         self._host.start(self, self._establish(self.session))
 
     def _wait_for_hello(self, data: bytes | memoryview) -> None:
-        """A client that did not wait for ``connection_established``: reading is paused, but some was read already."""
+        """Keep a frame that was read before ``connection_established`` was queued.
+
+        Reading is paused by then, but one read may hold several frames.
+        """
         early_bytes = len(data) + sum(map(len, self._early))
         if len(self._early) >= EARLY_FRAMES_MAX or early_bytes > EARLY_BYTES_MAX:
             self.protocol_broken("too many frames before `connection_established`")
@@ -426,7 +439,7 @@ class Connection:
             self._early = (*self._early, bytes(data))
 
     def _answer_early(self, error: HoldfastError) -> None:
-        """Nothing of what was asked before the hello was begun: say so, before the connection closes."""
+        """Before a close: refuse the requests that waited for the opening."""
         early, self._early = self._early, ()
         for request_id in filter(None, map(request_id_of, early)):
             self.write(encode_frame(error_payload(error), request_id))
@@ -466,7 +479,7 @@ class Connection:
             self.close(CloseReason.ROTATION, message="the new token allows other things: reconnect with it")
 
     def _expiry(self, principal: Principal) -> float | None:
-        """The credential's end as a monotonic time."""
+        """When the credential expires, as a monotonic time."""
         if principal.expires_at is None:
             return None
         return self._plane.clock.monotonic() + principal.expires_at - self._plane.clock.now()

@@ -1,4 +1,4 @@
-"""What a connection needs: of the socket below it, the gateway around it and the node behind it."""
+"""What a connection needs: a socket, its gateway, and the node's parts."""
 
 from __future__ import annotations
 
@@ -23,30 +23,32 @@ if TYPE_CHECKING:
 
 
 class Socket(Protocol):
-    """The far side of a connection's bytes."""
+    """A WebSocket, as a connection uses it."""
 
     @property
     def write(self) -> Callable[[bytes], None]:
-        """Writes whole frames; may call ``Connection.writing_paused`` before it returns."""
+        """Write whole frames; may call ``Connection.writing_paused`` at once."""
         ...
 
     def close(self, code: int, reason: str) -> None:
-        """Send a close frame behind what was written, then close as soon as the client does; nothing is written after
-        it. What still comes is read and dropped, for a while: closed with input unread, a socket is reset, and the
-        client loses what it was sent last."""
+        """Send a close frame after what was written; close when the client does.
+
+        Nothing may be written after it. Input is read and dropped for a while: closing
+        a socket with unread input resets it, and the client loses the last frames.
+        """
         ...
 
     def abort(self) -> None:
-        """Close at once, whatever waits."""
+        """Close at once and drop what waits."""
         ...
 
     @property
     def unsent(self) -> int:
-        """Bytes that were written and have not left the process."""
+        """Written bytes that have not left the process."""
         ...
 
     def transmission(self) -> Transmission:
-        """How far what was written has come, as far as this machine can tell."""
+        """How many of the written bytes the peer's machine has taken."""
         ...
 
     def pause_reading(self) -> None: ...
@@ -55,43 +57,46 @@ class Socket(Protocol):
 
 
 class ConnectionHost(Protocol):
-    """The gateway a connection lives in."""
+    """What a connection asks of its gateway."""
 
     def opened(self, connection: Connection, now: float) -> None:
-        """The session exists: put it on the roster, before its memberships are read."""
+        """Put the new session on the roster, before its memberships are read."""
         ...
 
     def established(self, connection: Connection) -> None:
-        """The session knows its chats."""
+        """The session knows its chats: deliver their messages to it."""
         ...
 
     def lost(self, connection: Connection) -> None:
-        """The connection is over."""
+        """The connection has ended."""
         ...
 
     def wake(self, connection: Connection) -> None:
-        """Flush it before this turn of the loop ends."""
+        """Call its ``flush`` before this turn of the loop ends."""
         ...
 
     def typing(self, user: User, chat_id: str, active: bool) -> None: ...
 
     def spread_ms(self) -> int:
-        """When a client that is sent away with the others should come back."""
+        """A random delay that spreads clients that reconnect together."""
         ...
 
     def log(self, connection: Connection, event: str, **facts: str) -> None:
-        """A line about this connection, for operators."""
+        """Log an event of this connection."""
         ...
 
     def start(self, connection: Connection, work: Coroutine[Any, Any, None]) -> None:
-        """Run something that reads for this connection; the gateway ends it when it stops. A defect in it ends the
-        connection, for nobody else would answer the request."""
+        """Run a task for this connection; the gateway cancels it when it stops.
+
+        A defect in the task aborts the connection: nothing else would answer the
+        request.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayDeps:
-    """What connections need of the rest of the node."""
+    """The parts of the node that connections use."""
 
     limits: GatewaySettings
     clock: Clock
@@ -101,13 +106,13 @@ class GatewayDeps:
     watermarks: Watermarks
     verify: Callable[[str], Principal]
     rng: random.Random
-    """Spreads the heartbeats, rotations and returns of those who came together."""
+    """Spreads the heartbeats, rotations and reconnects of many clients."""
     refusal: Callable[[Principal, str], HoldfastError | None] = lambda principal, device_id: None
-    """Why somebody, with this device, is cut off by now; None if not."""
+    """Why this principal and device are cut off (revoked); None if they are not."""
     sends_failing_seconds: Callable[[], float] = lambda: 0.0
-    """For how long every send has been refused because the store is away."""
+    """How long every send has been refused because the store is unavailable."""
     session_limits: SessionSettings = field(init=False)
-    """Those of every session: one value for all."""
+    """One value that all sessions share."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "session_limits", self.limits.session)

@@ -1,7 +1,7 @@
-"""Closing the connections of whoever is cut off, within a second.
+"""Closes the connections of revoked credentials within a second.
 
-Nothing more is read from such a connection. What it had sent is answered first, for at most ``ANSWER_SECONDS``; what
-nobody knows by then is answered as unknown, as at every close.
+Nothing more is read from such a connection. Its open requests may still be answered for
+``ANSWER_SECONDS``; the close then answers sends without a result as unknown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.session.roster import Roster
 from holdfast.wire.close_codes import CloseReason
 
 ANSWER_SECONDS = 0.5
-"""How long a connection that is to close waits for the answers to what it sent."""
+"""How long a connection stays open for the answers to its open requests."""
 
 
 class _Leaving(NamedTuple):
@@ -30,7 +30,7 @@ class _Leaving(NamedTuple):
 
 
 class Cutoff:
-    """Closes connections of one gateway that are refused from now on, or that an operator wants closed."""
+    """Closes connections of one gateway after a revocation, or for an operator."""
 
     def __init__(
         self, plane: GatewayDeps, roster: Roster[Connection], everybody: Callable[[], Iterable[Connection]]
@@ -43,7 +43,11 @@ class Cutoff:
         self._look_again = False
 
     def on_revoked(self, entries: Sequence[Revocation]) -> None:
-        """Entries count from now on. Those that name no user (a token's id, a tenant) may concern any connection."""
+        """Close the connections that these revocations concern.
+
+        One that names no user (but a token's id or a tenant) may concern any
+        connection.
+        """
         for user in {User(entry.tenant, entry.user_id) for entry in entries if entry.user_id}:
             for connection in self._roster.of_user(user):
                 self._judge(connection)
@@ -54,21 +58,21 @@ class Cutoff:
                 self._looking.add_done_callback(self._looked)
 
     def disconnect(self, user: User, device_id: str | None = None) -> int:
-        """Close a user's connections, or those of one device, which may come back; how many."""
+        """Close a user's connections, or one device's; they may reconnect. How many."""
         found = [c for c in self._roster.of_user(user) if device_id is None or c.device_id == device_id]
         for connection in found:
             self._close(connection, CloseReason.ROTATION, "an operator closed this connection; open a new one")
         return len(found)
 
     def tick(self, now: float) -> None:
-        """Close those whose answers have left, or have taken too long."""
+        """Close those whose requests are answered, or whose time is over."""
         for connection, leaving in list(self._leaving.items()):
             if now >= leaving.until or not connection.open_requests:
                 del self._leaving[connection]
                 _end(connection, leaving.closing, leaving.message)
 
     def forget(self, connection: Connection) -> None:
-        """The connection is gone."""
+        """The connection has ended by itself."""
         self._leaving.pop(connection, None)
 
     async def stop(self) -> None:
@@ -83,7 +87,7 @@ class Cutoff:
             self._close(connection, CloseReason.UNAUTHORIZED, refusal.message)
 
     def _close(self, connection: Connection, closing: CloseReason, message: str) -> None:
-        if connection.closing is not None:  # it is read to its end, so that its closing is read
+        if connection.closing is not None:  # leave it: it lingers so that its close frame is read
             return
         connection.take_no_more()
         if connection.open_requests:
@@ -93,7 +97,7 @@ class Cutoff:
             _end(connection, closing, message)
 
     async def _look(self) -> None:
-        """Through every connection here, in turns."""
+        """Judge every connection, yielding to the loop between turns."""
         turns = Turns(self._plane.clock)
         while self._look_again:
             self._look_again = False
@@ -108,7 +112,7 @@ class Cutoff:
 
 
 def _end(connection: Connection, closing: CloseReason, message: str) -> None:
-    """One that is broken must not keep the others open."""
+    """Close it; a defect here must not keep the other connections open."""
     try:
         connection.close(closing, message=message)
     except Exception as error:

@@ -1,7 +1,8 @@
-"""The connections of this node: who is here, what reaches them, and how they end.
+"""The connections of this node: what reaches them, when they are due, how they end.
 
-The gateway is stateless beyond its sockets. It delivers what fanout hands it, lets time pass for every session, sheds
-the fullest connections above its memory budget, and drains when the node stops. Nothing here waits for a client.
+The gateway has no state beyond its sockets. It delivers the envelopes of fanout, calls
+``tick`` for every session that is due, sheds the fullest connections above its memory
+budget, and drains when the node stops. It never waits for a client.
 """
 
 from __future__ import annotations
@@ -32,28 +33,29 @@ from holdfast.wire.codec import EncodedRun
 
 TICK_SECONDS = 0.25
 LINES_AT_ONCE = 100
-"""Of one event of connections in the log, each ``LINES_SECONDS``; then a line says how many were left out."""
+"""Lines of one log event per ``LINES_SECONDS``; a last line counts those left out."""
 LINES_SECONDS = 5.0
 RETURNS_PER_SECOND = 500
-"""Clients that are sent away together come back at this rate, or sooner (``reconnect_spread_seconds``)."""
+"""Clients closed together are asked to reconnect at this rate, spread over at most
+``reconnect_spread_seconds``."""
 
 
 class PresenceListener(Protocol):
-    """What the gateway tells the rest of the fanout plane."""
+    """Learns from the gateway which users are connected and who is typing."""
 
     def on_user_connected(self, user: User) -> None:
-        """The user's first connection here."""
+        """The user opened the first connection on this node."""
         ...
 
     def on_user_disconnected(self, user: User) -> None:
-        """The user's last connection here is gone."""
+        """The user's last connection on this node has ended."""
         ...
 
     def typing(self, user: User, chat_id: str, active: bool) -> None: ...
 
 
 class Gateway:
-    """Every connection of this node. ``async with`` owns its tasks; leaving it drains."""
+    """Every connection of this node. ``async with`` owns its tasks; leaving drains."""
 
     connection_type = Connection
 
@@ -113,7 +115,11 @@ class Gateway:
         device_id: str,
         identify: Callable[[Principal], None] = lambda principal: None,
     ) -> Connection:
-        """A new socket whose handshake was accepted; ``identify`` may refuse a principal that its first frame names."""
+        """Make a connection of a socket whose handshake was accepted.
+
+        Without a principal the first frame must authenticate; ``identify`` may refuse
+        it.
+        """
         connection = self.connection_type(self._plane, self, socket, device_id, identify)
         self._connections[connection.connection_id] = connection
         telemetry.connection_opened(len(self._connections))
@@ -121,13 +127,14 @@ class Gateway:
             connection.open(principal)
         return connection
 
-    # --- what fanout calls ------------------------------------------------------------------------------
+    # --- called by fanout -------------------------------------------------------------
 
     def deliver(self, envelope: Envelope) -> None:
-        """Queue what came out of the log to every session here that is owed it; encoded once for all.
+        """Queue committed messages to the sessions of their chats.
 
-        A stretch is cut behind each membership event, so that the roster is exact at every place of the log: who
-        leaves gets the event of leaving and nothing after it; who joins gets what follows the event.
+        A stretch is cut behind each membership event, so that the roster is exact for
+        every message: a user who leaves gets the event of leaving and nothing after it,
+        a user who joins gets what follows the event.
         """
         now = self._plane.clock.monotonic()
         delivered = 0
@@ -144,9 +151,10 @@ class Gateway:
     def _deliver_run(self, run: EncodedRun, now: float, *, alone: bool) -> int:
         """The hot path: nothing is done per connection that can be done per run.
 
-        A run that comes alone is written past the lanes where nothing waits in them; of several, the lanes make one
-        write per connection. First everybody's place is checked and then everybody is written to: system calls in
-        between would each time push out of the caches what the checks need.
+        A lone run bypasses lanes in which nothing waits. Several runs go through the
+        lanes, which make one write per connection. All connections are checked before
+        the first is written to: system calls in between would evict from the processor
+        caches what the checks need.
         """
         connections = self._roster.in_chat(run.chat_id)
         writes: list[Callable[[bytes], None]] = []
@@ -171,9 +179,10 @@ class Gateway:
         return len(connections) * run.count
 
     async def push_to_chats(self, chat_ids: Iterable[str], key: tuple[str, ...], frame: bytes) -> None:
-        """Queue an ephemeral frame to the sessions of these chats, once to each; the newest of a key wins.
+        """Queue an ephemeral frame once to each session in these chats.
 
-        It gives way between two chats: one user may share a hundred with a hundred others each.
+        It yields to the loop between chats: a user may have a hundred chats of a
+        hundred members each.
         """
         turns = Turns(self._plane.clock)
         pushed: set[Connection] = set()
@@ -184,14 +193,14 @@ class Gateway:
             pushed.update(found)
 
     def push_to_user(self, user: User, chat_id: str, key: tuple[str, ...], frame: bytes) -> None:
-        """Queue an ephemeral frame to those sessions of a user that are in the chat it is about."""
+        """Queue an ephemeral frame to a user's sessions that are in this chat."""
         self._push((c for c in self._roster.of_user(user) if chat_id in c.chats), key, frame)
 
     def _push(self, connections: Iterable[Connection], key: tuple[str, ...], frame: bytes) -> None:
         for connection in connections:
             connection.do(connection.owed.ephemeral(key, frame))
 
-    # --- what connections call (Host) -------------------------------------------------------------------
+    # --- called by connections (ConnectionHost) ---------------------------------------
 
     def opened(self, connection: Connection, now: float) -> None:
         first = not self._roster.of_user(connection.user)
@@ -227,7 +236,10 @@ class Gateway:
         self._neighbours.typing(user, chat_id, active)
 
     def spread_ms(self) -> int:
-        """So few come back at once that a node which has just started can read the chats of each."""
+        """A random delay that spreads returning clients.
+
+        A node that has just started must read the memberships of each.
+        """
         seconds = min(self._plane.limits.reconnect_spread_seconds, len(self._connections) / RETURNS_PER_SECOND)
         return int(self._plane.rng.random() * seconds * 1000)
 
@@ -246,7 +258,7 @@ class Gateway:
             _give_up(connection, error)
 
     def _flush(self) -> None:
-        """Everything that this turn of the loop queued leaves now, one write per connection."""
+        """Write everything this turn of the loop queued, one write per connection."""
         dirty, self._dirty = self._dirty, []
         for connection in dirty:
             try:
@@ -254,7 +266,7 @@ class Gateway:
             except Exception as error:
                 _give_up(connection, error)
 
-    # --- the passing of time ----------------------------------------------------------------------------
+    # --- timers -----------------------------------------------------------------------
 
     async def _tick(self) -> None:
         now = self._plane.clock.monotonic()
@@ -265,7 +277,7 @@ class Gateway:
                     connection.tick(now)
                 except Exception as error:
                     _give_up(connection, error)
-            if connection.paused:  # nothing waits for a socket that takes what is written
+            if connection.paused:  # a socket that is not paused has nothing waiting
                 waiting += connection.waiting_bytes
         self.cutoff.tick(now)
         waiting += sum(size for size, _ in self.unread_answers.sizes())
@@ -277,9 +289,10 @@ class Gateway:
             self._send_away(CloseReason.UPSTREAM_FAILURE)
 
     def _shed(self) -> None:
-        """Close the fullest connections until the rest fits: a disconnected client heals, a dead node does not.
+        """Close the fullest connections until the rest fits the memory budget.
 
-        Those that close already give back what they hold in a moment: nobody goes for their sake.
+        A disconnected client recovers by itself, a node out of memory does not. Bytes
+        of connections that are closing already are about to be freed and do not count.
         """
         held: list[tuple[int, Connection | Transport]] = list(self.unread_answers.sizes())
         held += [(c.waiting_bytes, c) for c in self._connections.values() if c.paused and c.closing is None]
@@ -294,10 +307,10 @@ class Gateway:
                 telemetry.http_connection_shed()
                 holder.abort()
 
-    # --- the end ----------------------------------------------------------------------------------------
+    # --- drain ------------------------------------------------------------------------
 
     async def drain(self) -> None:
-        """Accept no more, let open requests be answered, send everybody away; at most the drain timeout."""
+        """Accept no more, answer open requests, then close every connection."""
         if self.draining:
             return
         self.draining = True
@@ -312,23 +325,23 @@ class Gateway:
                 await wait_at_most(self._empty, min(TICK_SECONDS, end - clock.monotonic()))
         self._send_away(CloseReason.SERVER_SHUTDOWN)
         self._empty.clear()
-        if self._connections:  # the process must not end before they have read why
+        if self._connections:  # let the clients read the reason before the process ends
             await wait_at_most(self._empty, LINGER_SECONDS)
 
     def _send_away(self, closing: CloseReason) -> None:
-        """Close everybody, each with a time of its own to come back."""
+        """Close every connection, each with its own delay before it reconnects."""
         for connection in list(self._connections.values()):
             connection.close(closing, delay_ms=self.spread_ms())
 
 
 def _give_up(connection: Connection, error: BaseException) -> None:
-    """One broken connection must not keep back the others; its client reconnects and resumes."""
+    """Abort a connection that met a defect, and go on with the others."""
     telemetry.defect("gateway", error)
     connection.abort()
 
 
 async def _every(seconds: float, do: Callable[[], Awaitable[None]]) -> None:
-    """For ever; what fails is told and done again the next time."""
+    """Repeat until cancelled; a failure is reported as a defect."""
     while True:
         await asyncio.sleep(seconds)
         try:

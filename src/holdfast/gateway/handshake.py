@@ -1,5 +1,8 @@
-"""Who gets a WebSocket: rate of the address, form of the request, path, origin, credential, rate of the user, in this
-order. A refusal is an HTTP answer.
+"""Whether a client may open a WebSocket; a refusal is an HTTP response.
+
+Checked in this order: the address's rate, the form of the request, path, drain, origin,
+credential, device, revocation, the user's rate, the number of connections. The rate
+comes first, so that every handshake counts, whatever is wrong with it.
 """
 
 from __future__ import annotations
@@ -41,9 +44,9 @@ PATH = "/v1/ws"
 _NOBODY = User("", "")
 KEY = b"sec-websocket-key"
 SUBPROTOCOLS_MAX = 16
-"""Offered in a handshake: one names the protocol, one carries the token. More: 400."""
+"""A client needs two: one names the protocol, one carries the token. More: 400."""
 RETURN_SECONDS = 5
-"""When to come back to a place that is full."""
+"""Retry-After where the number of connections is exhausted."""
 
 
 class _WrongVersion(InvalidMessage):
@@ -72,7 +75,7 @@ class UpgradeRequest(NamedTuple):
 
 
 class ConnectionSlot:
-    """One connection among those counted, from its handshake to its end."""
+    """One of the counted connections, from its handshake to its end."""
 
     __slots__ = ("_address", "_handshake", "_tenant")
 
@@ -82,7 +85,7 @@ class ConnectionSlot:
         self._tenant = tenant
 
     def identify(self, principal: Principal) -> None:
-        """The first frame says who it is: raises what a header would have met."""
+        """Refuse, as the handshake would, a principal named by the first frame."""
         self._handshake.ask_rules(principal.user, self._address)
         if full := self._handshake.counts.identify(principal.tenant):
             raise Unavailable(full, retry_after_seconds=RETURN_SECONDS)
@@ -94,7 +97,7 @@ class ConnectionSlot:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedHandshake:
-    """May come in. ``principal`` None: no header carried a credential, the first frame must."""
+    """An accepted client. Without a principal its first frame must authenticate."""
 
     principal: Principal | None
     device_id: str
@@ -104,7 +107,7 @@ class AcceptedHandshake:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The HTTP answer to a handshake that is not accepted."""
+    """The HTTP response to a handshake that is not accepted."""
 
     status: HTTPStatus
     headers: Mapping[str, str]
@@ -113,7 +116,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Handshake:
-    """Decides handshakes. ``draining`` tells whether this node sends its clients elsewhere; ``rules`` may refuse."""
+    """Decides handshakes. ``draining``: this node is shutting down and accepts none."""
 
     verify: Callable[[str], Principal]
     counts: ConnectionCounts
@@ -122,9 +125,9 @@ class Handshake:
     draining: Callable[[], bool]
     rules: EntryPoints | None = None
     legacy_rate_limit_headers: bool = False
-    """The same as over REST."""
+    """Also send the older header names, as REST does."""
     refusal: Callable[[Principal, str], HoldfastError | None] = lambda principal, device_id: None
-    """Why somebody, with this device, is cut off; None if not."""
+    """Why this principal and device are cut off (revoked); None if they are not."""
 
     def decide(self, request: UpgradeRequest, peer: str) -> AcceptedHandshake | Refusal:
         try:
@@ -166,13 +169,16 @@ class Handshake:
         )
 
     def ask_rules(self, user: User, address: str) -> None:
-        """RateLimited by the rules ``connect:*``: of the address while nobody is known, then of the user."""
+        """Ask the rules ``connect:*``; raises RateLimited.
+
+        Before the credential is known they count the address, then the user.
+        """
         if self.rules is not None and (refused := self.rules.ask_at_once("connect", user, address)):
             raise refused
 
 
 def _check_form(request: UpgradeRequest, headers: Mapping[bytes, str], repeated: Sequence[bytes]) -> None:
-    """InvalidMessage unless it is an opening handshake (RFC 6455, section 4.2.1)."""
+    """Raise InvalidMessage unless this is an opening handshake (RFC 6455, 4.2.1)."""
     if (name := repeated_header(repeated)) is not None:
         raise InvalidMessage(f"the header {name} was given more than once", field=name)
     if request.method != "GET":
@@ -194,7 +200,7 @@ def _token_among(offered: Sequence[str]) -> str | None:
 
 
 def refused_with(error: HoldfastError, *, legacy: bool = False) -> Refusal:
-    """The answer that says so."""
+    """The HTTP response for this error."""
     status = next((s for kind, s in STATUS if isinstance(error, kind)), HTTPStatus.INTERNAL_SERVER_ERROR)
     headers = {"Content-Type": "application/json"}
     body: dict[str, Any] = {"error": error_payload(error)}

@@ -1,7 +1,9 @@
-"""Who here is in which chat, and how far the chats are.
+"""Keeps roster and sessions true: who is in which chat, and where each chat's head is.
 
-Events tell it as they pass; what they leave out the store is asked for, once per heartbeat interval: of thousands of
-chats and sessions, so that gives way to everything else. Every change reaches the roster and the sessions in one step.
+Membership events change both as they pass. Once per heartbeat interval the store is
+asked as well, to correct what a skipped event left wrong. That concerns thousands of
+chats and sessions, so it yields to the loop. A change reaches the roster and the
+sessions in one step.
 """
 
 from __future__ import annotations
@@ -24,27 +26,27 @@ T = TypeVar("T")
 
 HEADS_PER_READ = 500
 EPOCH_UNKNOWN = 0
-"""An event tells a chat's newest sequence but not its epoch; epochs start at 1, and the first page tells it."""
+"""Of a chat joined by an event; the first page brings the real epoch, 1 or more."""
 
 
 class RosterSync:
-    """Keeps the roster and the sessions of a gateway true."""
+    """Applies membership changes to the roster and the sessions of one gateway."""
 
     def __init__(self, roster: Roster[Connection], history: ChatHistory, clock: Clock) -> None:
         self._roster = roster
         self._history = history
         self._clock = clock
         self._moved: set[User] | None = None
-        """Who joined or left a chat since memberships began to be read; None when all that was read is told."""
+        """Users who joined or left a chat while memberships are read."""
 
     def meet(self, stretch: Stretch) -> None:
-        """Members of whom the roster does not know it: the chat was created after they connected."""
+        """Add members that the roster lacks: they connected before the chat existed."""
         first = stretch.messages[0]
         for user in self._roster.missing(first.chat_id, stretch.users):
             self._join(user, first.chat_id, first.sequence - 1)
 
     def apply(self, tenant: str, message: Message) -> None:
-        """A message passed: if it is the event of joining or leaving, that counts from here on."""
+        """Apply a message that is a membership event; it counts for what follows it."""
         event = membership_event(message)
         if event is None or event.user_id is None:
             return
@@ -65,15 +67,18 @@ class RosterSync:
             connection.do(connection.owed.on_membership(chat_id, Cursor(EPOCH_UNKNOWN, head)))
 
     def _leave(self, user: User, chat_id: str, *, heard: bool) -> None:
-        """``heard``: by the event, which those who are live in the chat have got."""
+        """``heard``: sessions that are live in the chat were sent the event."""
         self._note_move(user)
         self._roster.left(user, chat_id)
         for connection in self._roster.of_user(user):
             connection.do(connection.owed.on_membership(chat_id, None, heard=heard))
 
     async def ask_heads(self) -> None:
-        """Every session learns the heads of its chats from the store itself, not from what passed through here,
-        so that a skipped delivery is always found, the last one of a quiet chat too."""
+        """Compare every session with the heads in the store.
+
+        The store knows them, whatever passed through this node. So a skipped delivery
+        is always found, even if it was the last one of a quiet chat.
+        """
         await _in_parts("heads", list(self._roster.chats), HEADS_PER_READ, self._ask_heads)
 
     async def _ask_heads(self, chat_ids: Sequence[str]) -> None:
@@ -84,12 +89,19 @@ class RosterSync:
             await turns.give_way()
 
     async def ask_memberships(self) -> None:
-        """Users learn of chats whose event of joining was skipped, for such a chat is in nobody's heads; and get
-        nothing more, not even typing, of chats whose event of leaving was skipped."""
+        """Compare every user's chats with the memberships in the store.
+
+        This finds a chat whose event of joining was skipped, which ``ask_heads``
+        cannot: it asks only for chats on the roster. And it ends what a user still
+        gets, such as typing, of a chat whose event of leaving was skipped.
+        """
         await _in_parts("memberships", list(self._roster.users), USERS_PER_READ, self._ask_memberships)
 
     async def _ask_memberships(self, users: Sequence[User]) -> None:
-        """Who changes while the store is being read is left to the next time: what was read may be older than they."""
+        """Users who join, leave or reconnect meanwhile are left to the next time.
+
+        What was read may be older than their change.
+        """
         asked = {user: self._roster.of_user(user) for user in users}
         asked = {user: here for user, here in asked.items() if all(connection.established for connection in here)}
         self._moved = set()
@@ -113,7 +125,10 @@ class RosterSync:
             self._leave(user, chat_id, heard=False)
 
     def heard(self, chat_id: str, head: Cursor) -> None:
-        """What the store says of a chat now. Told of a raised epoch, nobody waits for the next heartbeat."""
+        """Compare the chat's sessions with its head in the store.
+
+        Also called when an epoch is raised, so that no client waits for the heartbeat.
+        """
         now = self._clock.monotonic()
         for connection in self._roster.in_chat(chat_id):
             if not connection.owed.knows(chat_id, head):
@@ -121,7 +136,7 @@ class RosterSync:
 
 
 async def _in_parts(what: str, items: Sequence[T], size: int, ask: Callable[[Sequence[T]], Awaitable[None]]) -> None:
-    """Ask for all, part by part; parts that fail keep back no other, and are asked for again the next time."""
+    """Ask for all, part by part. A part that fails is reported and asked next time."""
     unread = 0
     last: HoldfastError | None = None
     for start in range(0, len(items), size):

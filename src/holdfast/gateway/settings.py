@@ -1,4 +1,4 @@
-"""The bounds of a gateway as a whole; those of one connection are in ``session.limits``."""
+"""The bounds of a gateway as a whole; one connection's are in ``session.settings``."""
 
 from __future__ import annotations
 

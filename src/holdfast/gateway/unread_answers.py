@@ -1,4 +1,4 @@
-"""HTTP answers that wait to be read: they take of the same memory budget as what waits for WebSockets."""
+"""HTTP responses that wait to be read; they share the WebSockets' memory budget."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 
 class UnreadAnswers:
-    """The HTTP connections whose kernel takes no more. A transport is here from when it pauses until it resumes."""
+    """The HTTP transports that are paused because the kernel takes no more."""
 
     def __init__(self) -> None:
         self._transports: set[Transport] = set()
@@ -19,12 +19,12 @@ class UnreadAnswers:
         self._transports.discard(transport)
 
     def sizes(self) -> Iterator[tuple[int, Transport]]:
-        """How many bytes wait, and where."""
+        """The bytes that wait in each transport."""
         return ((_waiting(transport), transport) for transport in self._transports)
 
 
 def _waiting(transport: Transport) -> int:
     try:
         return transport.get_write_buffer_size()
-    except RuntimeError:  # it was cut off a moment ago
+    except RuntimeError:  # it has just been aborted
         return 0

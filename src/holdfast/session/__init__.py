@@ -1,0 +1,24 @@
+"""A session decides what one client may do next and what it must be sent. (Pure.)
+
+Each method takes one event (a frame, a delivery, a result, the time) and returns effects
+for the gateway's connection to carry out. There are no sockets, clocks or tasks here.
+
+In reading order:
+
+- ``session``        the events of a connection's life, in their order
+- ``effects``        what a session asks its connection to do
+- ``validation``     whether a frame makes sense by itself
+- ``scopes``         which scopes of the credential each frame needs
+- ``requests``       rates and open requests; acks, reads and typing
+- ``pulls``          sync and resume requests, one at a time
+- ``responses``      the frames that open, answer, resume and close
+- ``outbound``       what the client must be sent: the buffer, and delivery's hot path
+- ``progress``       how far the connection is in each chat: live or behind
+- ``lanes``          the frames that wait to be written, and their order
+- ``slow_consumer``  the state machine from a full buffer to recovery or a close
+- ``heartbeat``      is the client there; which chats lag; whose acks are stale
+- ``lifetime``       which deadline closes a connection, and when to look again
+- ``work_rate``      how many frames a client may have handled before reading pauses
+- ``roster``         which sessions are on this node, by user and by chat
+- ``settings``       the bounds of one connection
+"""

@@ -1,0 +1,10 @@
+"""HTTP and WebSockets on one port: all that knows uvicorn or picows.
+
+In reading order:
+
+- ``http``       the listening socket, and uvicorn's HTTP protocol with bounds
+- ``upgrade``    from an upgrade request to a connection or a refusal
+- ``port``       hands an accepted handshake's connection over to picows
+- ``websocket``  between picows and a connection: fragments, pings, raw writes
+- ``linger``     closes so that the client can read the last frame
+"""

@@ -1,4 +1,8 @@
-"""The one port: a listening socket, and HTTP on it."""
+"""The one port: its listening socket, and HTTP on it with uvicorn.
+
+``_Requests`` adds to uvicorn's protocol what a public port needs: bounds, deadlines and
+our own refusals. An accepted upgrade leaves HTTP through ``Port``.
+"""
 
 from __future__ import annotations
 
@@ -28,26 +32,26 @@ _App = Callable[[Any, Any, Any], Awaitable[None]]
 """An ASGI application."""
 
 HTTP_STOP_SECONDS = 5
-"""How long requests that are open after the drain may still take."""
+"""How long open requests may take after the drain."""
 HEAD_SECONDS = 5.0
-"""How long a client may take until its next request begins, and then for its head. It counts from when everything
-before it is answered and has left: until then it may not even have been read."""
+"""How long a client may take to begin its next request, and then to complete its head,
+counted from when all earlier responses have left."""
 HEAD_BYTES_MAX = 32 * KIB
-"""Of the head of a request, its trailers included; a token has at most 4 KiB. More: 431, and it is not parsed on."""
+"""Head of a request with its trailers; a token has at most 4 KiB. More: 431."""
 PARSED_BYTES = 16 * KIB
-"""Are parsed at a time, so that the bound above holds for one large segment as for many small ones."""
+"""Parsed at a time, so that the bound above holds for large and small segments."""
 HEADERS_MAX = 100
-"""Header fields of a request: a browser behind two proxies sends about 40. More: 431."""
+"""Header fields; a browser behind two proxies sends about 40. More: 431."""
 URL_BYTES_MAX = 8 * KIB
-"""Path and query: the longest reason of a deletion, percent-encoded, fits. More: 414, before anything is decoded."""
+"""Path and query; the longest reason of a deletion fits. More: 414, not decoded."""
 PATH_BYTES_MAX = 2 * KIB
-"""Of the path alone: the longest ids, percent-encoded, fit four times. More: 414."""
+"""The path alone; four of the longest ids fit, percent-encoded. More: 414."""
 PIPELINED_MAX = 64
-"""Requests of a connection that wait for the answers to those before them. The next: 400, when they are answered."""
+"""Requests that wait behind the one being answered. The next: 400, in its turn."""
 REST_SECONDS = 2.0
-"""How long the rest of a request is read that was answered without it: time for the answer to be read, no more."""
+"""How long a request answered early is read on, so that its response can be read."""
 TAKEN_SECONDS = 30.0
-"""How long an answer may stand in the buffers without being taken."""
+"""How long a client may leave a response unread."""
 BACKLOG = 2048
 HEADER_OVERHEAD_BYTES = 4
 """The colon, the space and the end of the line."""
@@ -55,13 +59,13 @@ HEADER_OVERHEAD_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class HttpDeps:
-    """What the port needs of the rest of the node."""
+    """The parts of the node that the port uses."""
 
     port: Port
     counts: HttpCounts
     unread: UnreadAnswers
     count_stranger: Callable[[str], None]
-    """Counts a request without a credential against its address; RateLimited if it is one too many."""
+    """Counts a request without a credential against its address; raises RateLimited."""
     legacy_rate_limit_headers: bool
 
 
@@ -71,7 +75,7 @@ class _Refused(Exception):
 
 @contextmanager
 def bound(host: str, port: int) -> Iterator[socket.socket]:
-    """A listening socket, taken before anything else so that a busy port changes nothing."""
+    """A listening socket; opened first, so that a busy port changes nothing."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -91,31 +95,33 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
 class _Requests(HttpToolsProtocol):
     """uvicorn's protocol with bounds, and with our words in every refusal.
 
-    uvicorn alone takes any number of connections and a head of any size, waits for ever for a head, for the rest of a
-    body that was refused and for a client that does not read its answer, hands over any upgrade, loses what came behind
-    one, lets a refusal overtake the answers to earlier requests, and drops those when the client ends its side.
+    uvicorn alone takes any number of connections and a head of any size. It waits
+    without limit for a head, for the rest of a refused body and for a client that does
+    not read. It hands over any upgrade and loses the bytes behind it, lets a refusal
+    overtake the responses to earlier requests, and drops those when the client ends its
+    side.
 
-    One timer at a time bounds what the client is to do next (``_await_client``).
+    One timer at a time bounds the client's next step (``_await_client``).
     """
 
     _head_bytes = 0
     _head_is_whole = False
-    """What else comes as a header of this request is a trailer, which nobody here asks for."""
+    """Further headers of this request are trailers, which are ignored."""
     _body_is_whole = True
     _unparsed_bytes = 0
-    """Received since the parser last handed something over: one element that does not end."""
+    """Received since the last callback of the parser: one element that does not end."""
     _ignoring = False
-    """Nothing more is parsed: it was refused, the client has ended, or the connection is no longer HTTP."""
+    """Nothing more is parsed: refused, ended by the client, or no longer HTTP."""
     _refusal: Refusal | None = None
-    """It is written when everything before it is answered."""
+    """Written when all earlier requests are answered."""
     _refused = False
-    """And it has been."""
+    """The refusal has been written."""
     _ended = False
     """The client has ended its side of the connection."""
     _answering: RequestResponseCycle | None = None
     _timer: asyncio.TimerHandle | None = None
     _counted_as: str | None = None
-    """The address under which the connection is counted, as long as it is."""
+    """The address under which the connection is counted; None when it is not."""
 
     def __init__(self, deps: HttpDeps, log: telemetry.ThrottledLog, **given: Any) -> None:
         super().__init__(**given)
@@ -123,11 +129,11 @@ class _Requests(HttpToolsProtocol):
         self._log = log
         self._peer = ""
         self._path = self._query = ""
-        """Of a request for an upgrade."""
+        """Only of an upgrade request."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)  # whatever the kernel does not take at once is counted
+        transport.set_write_buffer_limits(high=0)  # so the budget counts what the kernel does not take
         self._peer = self.client[0] if self.client else ""
         counts = self._deps.counts
         if full := counts.open(self._peer):
@@ -140,14 +146,14 @@ class _Requests(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deps.unread.discard(self.transport)
-        if self._answering is not None:  # uvicorn tells the request that came last, not the one that is answered
+        if self._answering is not None:  # uvicorn marks the last request, not the one being answered
             self._answering.disconnected = True
         self._cancel_timer()
         self._leave()
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn never goes on
-        """The client sends nothing more: what it asked is answered, and what it did not finish is not."""
+        """The client ended its side: answer its complete requests."""
         self._ended = self._ignoring = True
         self._drop_unfinished()
         return self._unanswered
@@ -160,17 +166,17 @@ class _Requests(HttpToolsProtocol):
                 return
 
     def _parse(self, data: bytes, unread: int) -> bool:
-        """Whether to parse on. ``unread``: how many bytes have come, these included."""
+        """Whether to parse on. ``unread``: bytes not parsed yet, these included."""
         self._unparsed_bytes += len(data)
         try:
             self.parser.feed_data(data)
-        except HttpParserError:  # also what a callback raises, which has refused already
+        except HttpParserError:  # or raised by a callback that has refused already
             self._refuse_request(refused_with(InvalidMessage("the request is not valid HTTP/1.1")))
         except HttpParserUpgrade as upgrade:
             if self._should_upgrade():
                 self._upgrade(behind_it=unread - upgrade.args[0])
             elif self.cycle is not None:
-                self.cycle.keep_alive = False  # it is answered as if it had not asked; the parser takes no more
+                self.cycle.keep_alive = False  # answered as a plain request; the parser stops here
                 self._ignoring = True
         else:
             if self._unparsed_bytes > HEAD_BYTES_MAX:
@@ -178,7 +184,7 @@ class _Requests(HttpToolsProtocol):
         return not self._ignoring
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Answer what came before, then this, and parse nothing more. A request whose body breaks off is not run on."""
+        """Parse nothing more; write the refusal once earlier requests are answered."""
         if self._refusal is not None:
             return
         self._refusal, self._ignoring = refusal, True
@@ -196,7 +202,7 @@ class _Requests(HttpToolsProtocol):
         self._refuse(refusal)
 
     def _counted(self, refusal: Refusal) -> Refusal:
-        """The refusal of a request that nobody else counts, or that of one too many."""
+        """Count a request refused before its credential is read, or 429."""
         try:
             self._deps.count_stranger(self._peer)
         except RateLimited as error:
@@ -204,11 +210,11 @@ class _Requests(HttpToolsProtocol):
         return refusal
 
     def _drop_unfinished(self) -> None:
-        """The last request, if its body is not whole and will never be."""
+        """Drop the last request if its body will never be complete."""
         broken = self.cycle
         if broken is not None and broken.more_body and not broken.response_complete:
             broken.disconnected = True
-            broken.waiting_for_100_continue = False  # else its task writes one behind the refusal
+            broken.waiting_for_100_continue = False  # else its task writes one after the refusal
             broken.message_event.set()
             if self.pipeline and self.pipeline[0][0] is broken:
                 self.pipeline.popleft()
@@ -221,8 +227,10 @@ class _Requests(HttpToolsProtocol):
         )
 
     def _write_refusal(self, refusal: Refusal) -> None:
-        """Read no more than it takes for the answer to be read: closed at once, with bytes of the client on their way,
-        the kernel would send a reset, which may overtake it."""
+        """Write the refusal, end our side, and read on for a moment.
+
+        Closing at once, with input on its way, would send a reset that may overtake it.
+        """
         if self.transport.is_closing():
             return
         self._refused = True
@@ -264,7 +272,7 @@ class _Requests(HttpToolsProtocol):
             self._refuse_rest(_too_large(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the head", HEAD_BYTES_MAX))
 
     def _refuse_rest(self, refusal: Refusal) -> NoReturn:
-        """From within the parser, which stops at an exception."""
+        """Refuse from within a parser callback; the exception stops the parser."""
         self._refuse_request(refusal)
         raise _Refused
 
@@ -281,7 +289,7 @@ class _Requests(HttpToolsProtocol):
         self._await_client()
 
     def _check_upgrade(self) -> None:
-        """What only HTTP knows of a handshake; everything else is judged where it is answered."""
+        """Check what only HTTP knows of a handshake; ``handshake`` judges the rest."""
         url, sent = parse_url(self.url), dict(self.headers)
         self._path, self._query = unquote(url.path.decode("ascii")), (url.query or b"").decode("latin-1")
         error = None
@@ -302,7 +310,7 @@ class _Requests(HttpToolsProtocol):
         super()._start_asgi_task(cycle, partial(_answer_at_once, app, cycle))
 
     def on_response_complete(self) -> None:
-        """As uvicorn has it, with our timers."""
+        """uvicorn's method with our refusals and timers."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
@@ -335,7 +343,7 @@ class _Requests(HttpToolsProtocol):
         return True
 
     def _upgrade(self, behind_it: int) -> None:
-        """``behind_it``: bytes that have come behind the head, which uvicorn would drop."""
+        """Leave HTTP. ``behind_it``: bytes received after the head."""
         if self._refusal is not None:
             return
         if behind_it:
@@ -351,7 +359,7 @@ class _Requests(HttpToolsProtocol):
         self._cancel_timer()
         self._leave()
         self.connections.discard(self)
-        self.parser = None  # type: ignore[assignment]  # as where a connection is lost: they hold each other
+        self.parser = None  # type: ignore[assignment]  # breaks the reference cycle, as connection_lost does
 
     def _leave(self) -> None:
         if self._counted_as is not None:
@@ -360,8 +368,7 @@ class _Requests(HttpToolsProtocol):
             self._counted_as = None
 
     def _await_client(self) -> None:
-        """Give it time for what it is to do next. While it waits for an answer there is none, and while answers are not
-        taken another time runs."""
+        """Set the deadline of the client's next step; none while it waits for us."""
         if self.flow.write_paused:
             return
         self._cancel_timer()
@@ -385,10 +392,11 @@ async def _answer_at_once(app: _App, cycle: RequestResponseCycle, scope: Any, re
 
 
 class _OneWrite:
-    """Writes an answer whole: its head waits for its body.
+    """Writes a response in one piece: its head waits for its body.
 
-    uvicorn writes them apart, which is a system call more and wakes the reader twice, and matches every header against
-    two patterns (measured: see docs/internals/speed.md). An answer in pieces goes its way.
+    uvicorn writes them apart, which costs one more system call and wakes the reader
+    twice, and matches every header against two patterns (measured:
+    docs/internals/speed.md). A response in several parts is left to uvicorn.
     """
 
     __slots__ = ("_cycle", "_start")
@@ -398,7 +406,7 @@ class _OneWrite:
         self._start: Any = None
 
     async def send(self, message: Any) -> None:
-        """As ASGI has it."""
+        """ASGI's ``send``."""
         cycle = self._cycle
         if message["type"] == "http.response.start":
             self._start = message
@@ -434,7 +442,7 @@ def _too_large(status: HTTPStatus, what: str, most: int, unit: str = "bytes") ->
 
 
 def _response(refusal: Refusal) -> bytes:
-    """The last answer of a connection."""
+    """The last response of a connection, as bytes."""
     status, body = refusal.status, refusal.body
     headers = {**refusal.headers, "Content-Length": len(body), "Connection": "close"}
     lines = [f"HTTP/1.1 {status} {status.phrase}", *(f"{name}: {value}" for name, value in headers.items())]
@@ -442,7 +450,7 @@ def _response(refusal: Refusal) -> bytes:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signals: the node decides when to stop. ``ready`` is set when it accepts."""
+    """uvicorn without its signal handlers; ``ready`` is set when it accepts."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -459,7 +467,7 @@ class _Server(uvicorn.Server):
 
 @asynccontextmanager
 async def serving(app: _App, deps: HttpDeps, listening: socket.socket, broken: asyncio.Event) -> AsyncIterator[None]:
-    """Serve HTTP, and WebSockets by upgrade. ``broken`` is set if it ends by itself."""
+    """Serve HTTP and upgrades; sets ``broken`` if uvicorn ends by itself."""
     config = uvicorn.Config(
         app,
         interface="asgi3",

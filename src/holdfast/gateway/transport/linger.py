@@ -1,7 +1,7 @@
-"""How the server closes a connection so that its last words are read.
+"""Closes a connection so that the client can read the last frame.
 
-Closed while bytes of the client are unread, a socket is reset, and the reset may overtake what was written before it.
-So the server ends its own side, reads and drops what still comes, and closes when the client has.
+Closing a socket with unread input sends a reset, which may overtake what was written.
+So the server ends its own side, reads and drops input, and closes when the client has.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ from asyncio import BufferedProtocol, Transport
 from typing import Any
 
 LINGER_SECONDS = 2.0
-"""How long a client may take to close after us, then the socket is torn down: a stopped reader never closes."""
+"""How long a client may take to close after us. A client that does not read never
+closes, so its socket is then aborted."""
 LINGER_BYTES_MAX = 1024 * 1024
-"""So much is read and dropped meanwhile; more stays in the kernel, unread."""
+"""Input that is read and dropped meanwhile; more stays unread in the kernel."""
 _dropped = bytearray(64 * 1024)
 
 
 class _Lingering(BufferedProtocol):
-    """In the place of a protocol that is to hear nothing more than its end. All share one buffer: nobody reads it."""
+    """Replaces a protocol that needs no more input, only ``connection_lost``.
+
+    All instances read into one shared buffer, whose content is never used.
+    """
 
     def __init__(self, transport: Transport, before: Any) -> None:
         self._transport = transport
@@ -37,13 +41,13 @@ class _Lingering(BufferedProtocol):
 
 
 def linger(transport: Transport) -> None:
-    """End our side of the connection behind what was written. The caller aborts it after ``LINGER_SECONDS``."""
+    """End our side after what was written; the caller must abort later."""
     if transport.is_closing():
         return
     transport.set_protocol(_Lingering(transport, transport.get_protocol()))
     try:
         transport.write_eof()
-    except OSError:  # the client is gone already: asyncio's own transport says so, uvloop's does not
+    except OSError:  # the client has disconnected; asyncio raises, uvloop does not
         transport.abort()
         return
     transport.resume_reading()

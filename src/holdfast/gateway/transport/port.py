@@ -1,8 +1,11 @@
-"""One port for HTTP and WebSocket: HTTP reads the request, picows takes over the connection of one that is admitted.
+"""Hands the connection of an accepted handshake over from HTTP to picows.
 
-This is the only module that leans on picows's ``WSProtocol``, which is undocumented and pinned in pyproject.toml. It
-reads a handshake by itself, with bounds and words of its own: it is shown one that holds nothing of the client's but
-the key, after ours is decided. The tests of this module are the alarm for a changed library.
+HTTP and WebSockets share one port: ``http`` reads the request, ``handshake`` decides
+it, and picows takes over. Only this module depends on picows's ``WSProtocol``, which is
+undocumented and pinned in pyproject.toml; its tests fail if the library changes.
+
+picows insists on reading a handshake itself, with its own limits and error texts. So it
+is fed one of ours that has only the key from the client's.
 """
 
 from __future__ import annotations
@@ -21,14 +24,15 @@ from holdfast.gateway.handshake import KEY, Refusal, UpgradeRequest
 from holdfast.gateway.transport.websocket import HEADER_BYTES_MAX, WebSocketListener
 
 READ_BUFFER_BYTES = 2048
-"""picows's least; it grows with the frames a client really sends."""
+"""picows's minimum; the buffer grows with the frames a client really sends."""
 READ_BYTES_MAX = 4096
-"""What is read from one socket in one turn of the loop: 682 frames at most, for picows parses all of a read in a row.
-A longer frame counts as several ("work_rate_limit_per_second")."""
+"""Read from one socket per turn of the loop: at most 682 frames, because picows
+parses a whole read at once. A longer frame counts as several
+(``work_rate_limit_per_second``)."""
 BAD_FRAME = "WS parser error"
 
 _logger = logging.getLogger("holdfast.picows")
-_logger.setLevel(logging.WARNING)  # it tells of every connection at level info; we count them instead
+_logger.setLevel(logging.WARNING)  # at level info it logs every connection; we count them
 
 _HANDSHAKE = (
     b"GET / HTTP/1.1\r\nHost: holdfast\r\nUpgrade: websocket\r\nConnection: upgrade\r\n"
@@ -38,15 +42,15 @@ Decide = Callable[[UpgradeRequest, Transport], WebSocketListener | Refusal]
 
 
 class _Heard(Exception):
-    """Takes over from picows where it would close by itself."""
+    """Stops picows where it would close the connection itself."""
 
 
 class _Ear:
-    """What picows takes for its logger: the only way in which it tells of a frame it can make nothing of.
+    """Stands in for picows's logger, the only channel on which it reports a bad frame.
 
-    It would go on to close with a code of its own, ten milliseconds later the socket as well, and have a line for
-    whatever more such a client sends, at every read. Told before, we answer what is open and close as we close; the
-    lines are worth nothing to an operator.
+    After the log line picows would close with its own code, close the socket ten
+    milliseconds later, and log again at every further read. By raising from the log
+    call we answer open requests and close our way instead.
     """
 
     __slots__ = ("listener",)
@@ -64,15 +68,18 @@ class _Ear:
         return _logger.isEnabledFor(level)
 
     def info(self, message: str, *args: Any) -> None:
-        """Every connection that comes or goes: we count them instead."""
+        """Dropped: one line per opened or closed connection, which we count instead."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(_logger, name)
 
 
 class _Unasked:
-    """The transport and its socket, as picows is shown them: it asks for six things that it would tell its logger, and
-    sets what the loop has set already. Each takes a system call, and on uvloop a socket object."""
+    """The transport and its socket as picows sees them, without needless system calls.
+
+    picows asks for six values that it would only log, and sets options that the loop
+    has set. Each costs a system call, and on uvloop a socket object.
+    """
 
     __slots__ = ("transport",)
 
@@ -91,19 +98,19 @@ class _Unasked:
         return 0
 
     def setsockopt(self, level: int, option: int, value: int) -> None:
-        """TCP_NODELAY, which every loop sets, and TCP_QUICKACK, which lasts for a moment only."""
+        """Ignored: every loop sets TCP_NODELAY, and TCP_QUICKACK does not last."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.transport, name)
 
 
 class _Protocol(WSProtocol):  # type: ignore[misc]  # a Cython class without stubs
-    """picows's protocol, fed a handshake first. It counts what waits to be a frame, and reads a little at a time."""
+    """picows's protocol with bounds on a read and on an unfinished frame."""
 
     __slots__ = ("offered", "unread_max")
     unread_max: int
     offered: int
-    """How much the read under way can bring: one that brings all of it has left something behind."""
+    """Size of the buffer offered to this read; if it is filled, more input waits."""
 
     def connection_made(self, transport: Transport) -> None:
         super().connection_made(_Unasked(transport))
@@ -139,17 +146,19 @@ class _Protocol(WSProtocol):  # type: ignore[misc]  # a Cython class without stu
 
 
 class Port:
-    """Makes WebSockets of connections."""
+    """Turns HTTP connections into WebSockets."""
 
     def __init__(self, decide: Decide, frame_bytes_max: int, send_buffer_bytes: int) -> None:
-        """A frame above ``frame_bytes_max`` is refused by us, with our closing, as soon as so much of it has come. The
-        library would close by a code of its own."""
+        """A frame above ``frame_bytes_max`` is closed with our code, unfinished.
+
+        picows would close with a code of its own.
+        """
         self._decide = decide
         self._frame_bytes_max = frame_bytes_max
         self._send_buffer_bytes = send_buffer_bytes
 
     def upgrade(self, request: UpgradeRequest, transport: Transport) -> Refusal | None:
-        """Answer a handshake and take over its connection, or say why not and change nothing."""
+        """Answer a handshake and take over its connection, or return why not."""
         listener = self._decide(request, transport)
         if isinstance(listener, Refusal):
             return listener
@@ -159,9 +168,10 @@ class Port:
         )  # fmt: skip
         protocol.unread_max = self._frame_bytes_max + HEADER_BYTES_MAX
         sock = transport.get_extra_info("socket")
-        # A stopped reader would otherwise swallow thousands of frames into the kernel before we notice.
+        # With the default size, thousands of frames disappear in the kernel before we
+        # notice that a client does not read.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._send_buffer_bytes)
-        # Whatever the kernel does not take at once pauses us, so that what waits is in our lanes and counted.
+        # Pause as soon as the kernel takes no more: what waits is then in the lanes.
         transport.set_write_buffer_limits(high=0)
         transport.set_protocol(protocol)
         protocol.connection_made(transport)

@@ -25,7 +25,7 @@ _DEFECT = Refusal(
 
 
 class WebSocketUpgrade:
-    """Decides upgrades for the port; every connection that it admits is counted until it is gone."""
+    """Decides upgrades for the port; counts a connection until it ends."""
 
     def __init__(self, handshake: Handshake, gateway: Gateway, limits: InboundSettings) -> None:
         self._handshake = handshake

@@ -1,4 +1,7 @@
-"""Between picows and a connection: reassembles fragments, answers pings, writes raw frames."""
+"""Between picows and a connection: assembles fragments, passes on pings, writes frames.
+
+After a close frame, the client's or ours after a defect, further input is ignored.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +31,15 @@ from holdfast.wire.frames import SUBPROTOCOL
 
 HEADER_BYTES_MAX = 14
 INTERNAL_ERROR = (1011).to_bytes(2, "big")
-"""The close frame of a connection that met a defect."""
+"""Payload of the close frame after a defect."""
 TCP_INFO = getattr(socket, "TCP_INFO", 0)
-"""Linux has it; elsewhere only our own buffer is seen."""
+"""Only on Linux; elsewhere we see no further than our own buffer."""
 _TCP_INFO_FIELDS = struct.Struct("=24xI92xQ16xI")
-"""Of Linux' ``tcp_info``: segments that are not acknowledged, bytes that are, bytes that wait to be sent."""
+"""From ``tcp_info``: unacknowledged segments, acknowledged bytes, unsent bytes."""
 
 
 class WebSocketListener(WSListener):
-    """One WebSocket, as picows tells of it; also the ``Socket`` its connection writes to."""
+    """One WebSocket: picows's listener, and the ``Socket`` of its connection."""
 
     __slots__ = (
         "_assembler",
@@ -70,39 +73,39 @@ class WebSocketListener(WSListener):
         self._frames = 0
         """Frames of the read that is being parsed."""
         self._held = False
-        """The connection has asked not to be read."""
+        """The connection has paused reading."""
         self._broken = False
         self._ended = False
-        """A close frame has ended it, the client's or ours after a defect: what stands behind it does not count."""
+        """A close frame has ended it; further frames are ignored."""
         self._connection: Connection
         self._transport: WSTransport
         self._raw: Transport
         self.write: Callable[[bytes], None]
 
     def accept(self) -> WSUpgradeResponseWithListener:
-        """The 101 answer; it names our subprotocol if the client offered it, and never the token beside it."""
+        """The 101 response; names our subprotocol if offered, never the token's."""
         headers = {"Sec-WebSocket-Protocol": SUBPROTOCOL} if self._subprotocol else None
         return WSUpgradeResponseWithListener(WSUpgradeResponse.create_101_response(headers), self)
 
-    # --- what picows calls -----------------------------------------------------------------------------
+    # --- called by picows -------------------------------------------------------------
 
     def on_ws_connected(self, transport: WSTransport) -> None:
         self._transport = transport
-        shown: Any = transport.underlying_transport  # what the port shows picows of it
+        shown: Any = transport.underlying_transport  # the port's wrapper
         self._raw = shown.transport
         self.write = self._raw.write
         self._connection = self._connect(self)
-        # Nothing of the handshake is kept as long as the connection: its decision holds the credential.
+        # Drop the handshake now: it holds the credential.
         del self._connect
         transport.request.headers.clear()
         transport.response.headers.clear()
 
     def coming(self, size: int) -> None:
-        """So many bytes more are about to be parsed."""
+        """``size`` more bytes are about to be parsed."""
         self._unread += size
 
     def parsed(self, unread_max: int) -> None:
-        """What remains is the beginning of a frame. One that is larger than it may be is not waited for."""
+        """A read was parsed. Refuse a frame that is too large before it is complete."""
         frames, self._frames = self._frames, 0
         self._connection.work_done(frames or 1)
         if self._unread > unread_max and not self._broken:
@@ -123,12 +126,12 @@ class WebSocketListener(WSListener):
                 self._connection.frame_received(data)
         except BrokenProtocol as broken:
             self._break(str(broken))
-        except Exception as error:  # the library would close the socket so soon that a reset may overtake the frame
+        except Exception as error:  # picows would close so soon that a reset overtakes the close frame
             telemetry.defect("gateway", error)
             self._end(INTERNAL_ERROR)
 
     def on_bad_frame(self, why: str) -> None:
-        """picows can make nothing of what came. What stands behind a close does not count."""
+        """picows could not parse the input; ignored after a close frame."""
         if self._broken or self._ended:
             return
         closes = self._transport.close_handshake
@@ -136,7 +139,8 @@ class WebSocketListener(WSListener):
         if received is None:
             self._break(why)
             return
-        # It looks at the next frame before it hands one over: the close that came first is yet to be told.
+        # picows parses the next frame before it hands one over, so the close frame that
+        # came first has not reached us yet.
         reason = (received.reason or "").encode()
         payload = b"" if received.code == WSCloseCode.NO_INFO else received.code.to_bytes(2, "big") + reason
         try:
@@ -155,8 +159,10 @@ class WebSocketListener(WSListener):
             self._end(answer)
 
     def _end(self, payload: bytes) -> None:
-        """The connection is over; this close frame is read by the client, whatever it still sends. If we are closing it
-        already, ours was sent."""
+        """End the connection with this close frame, unless ours was sent already.
+
+        It lingers, so the client can read the frame even if it goes on sending.
+        """
         self._ended = True
         if self._connection.closing is not None:
             return
@@ -168,7 +174,7 @@ class WebSocketListener(WSListener):
     def on_ws_disconnected(self, transport: WSTransport) -> None:
         self._gone()
         self._connection.lost()
-        # They hold each other: the memory of a connection goes with it, and not when the collector comes by.
+        # Break the reference cycle: the memory is freed now, not by the collector.
         del self._connection, self._gone
 
     def pause_writing(self) -> None:
@@ -177,10 +183,10 @@ class WebSocketListener(WSListener):
     def resume_writing(self) -> None:
         self._connection.writing_resumed()
 
-    # --- what the connection calls (Socket) ------------------------------------------------------------
+    # --- called by the connection (Socket) --------------------------------------------
 
     def close(self, code: int, reason: str) -> None:
-        close: Any = self._transport.send_close  # takes any code, though its stub names only the standard ones
+        close: Any = self._transport.send_close  # takes any code; its stub allows only the standard ones
         close(code, reason.encode())
         linger(self._raw)
 
@@ -196,7 +202,7 @@ class WebSocketListener(WSListener):
         try:
             info = self._raw.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, TCP_INFO, _TCP_INFO_FIELDS.size)
             unacknowledged, acknowledged, waiting = _TCP_INFO_FIELDS.unpack(info)
-        except (OSError, struct.error):  # another system, or the socket is gone
+        except (OSError, struct.error):  # not Linux, or the socket is closed
             return Transmission.of_buffer(unsent)
         return Transmission(unsent, unsent + unacknowledged + waiting, acknowledged)
 
@@ -209,7 +215,7 @@ class WebSocketListener(WSListener):
         self._raw.resume_reading()
 
     def read_on_next_turn(self) -> None:
-        """There is more to read: let everybody else have their turn of the loop first."""
+        """More input waits: read it in the next turn of the loop, after the others."""
         if not self._held:
             self._raw.pause_reading()
             get_running_loop().call_soon(self._read_on)
