@@ -1,9 +1,10 @@
-"""What waits for the application, bounded. (Pure.)
+"""Events that wait for the application, bounded. (Pure.)
 
-Two parts. Messages and chat events keep their order; messages are bounded by ``room``, chat events by the
-protocol (each is told once per chat). Ephemeral events are kept by key, the newest replaces the one before,
-and when their part is full the oldest goes: they need no healing. That the connection is ``ready`` is ephemeral too,
-but waits until the application has taken what came before it.
+There are two parts. Messages and chat events keep their order; messages are bounded by
+``room``, chat events by the protocol (each comes once per chat). Ephemeral events have a
+key: the newest replaces the one before, and a full part drops its oldest, since a lost
+one needs no repair. The connection state ``ready`` is ephemeral too, but waits until the
+application has taken the events before it.
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ class Inbox:
         self._numbered: deque[tuple[_Numbered, ChatCopy | None]] = deque()
         self._ephemeral: dict[tuple[str, ...], _Ephemeral] = {}
         self._before_ready = 0
-        """How much the application takes before it is told that the connection is ready."""
+        """How many events the application takes before it gets ``ready``."""
 
     def __len__(self) -> int:
         return len(self._numbered) + len(self._ephemeral)
 
     @property
     def room(self) -> int:
-        """How many more messages may come in."""
+        """How many more messages fit."""
         return self._messages_max - self._messages
 
     def put(self, event: _Numbered, copy: ChatCopy | None = None) -> None:
-        """``copy`` is what a message was taken into, so that a later reset or leave does not confuse the marks."""
+        """``copy`` is the message's, so that its marks move even after a reset or a leave."""
         if isinstance(event, Message):
             self._messages += 1
         self._numbered.append((event, copy))
@@ -65,7 +66,7 @@ class Inbox:
         self._ephemeral[key] = event
 
     def take(self) -> tuple[ClientEvent, ChatCopy | None] | None:
-        """The next event and what it was taken into; ephemeral ones first, for they age."""
+        """The next event and its copy; ephemeral events first, because they age."""
         for key in self._ephemeral:
             if key != _CONNECTION or not self._before_ready:
                 return self._ephemeral.pop(key), None

@@ -1,8 +1,9 @@
-"""The client's side of the protocol: frames, time and the application's wishes in, actions out. (Pure.)
+"""The client's side of the protocol: frames, time and calls in, actions out. (Pure.)
 
-The shell carries the actions out in order, in a ``match`` that ends in ``assert_never``, and calls ``tick`` at
-``wake_at``. What the application gets waits in ``inbox``. Nothing here waits, reads a clock or touches a socket,
-so every interleaving of frames, faults and time can be tested as values. All times are monotonic seconds.
+The shell carries out the actions in order and calls ``tick`` at ``wake_at``. Events for
+the application wait in ``inbox``. Nothing here waits, reads a clock or touches a socket,
+so tests can try every interleaving of frames, faults and time. All times are monotonic
+seconds.
 """
 
 from __future__ import annotations
@@ -70,11 +71,11 @@ from holdfast.wire.frames import (
 
 _GONE = frozenset({"NOT_A_MEMBER", "NOT_FOUND", "FORBIDDEN"})
 MANY_CHATS = 50
-"""From so many on it pays to resume again: with thousands of chats a resume takes ten frames."""
+"""From this many chats on, another resume pays: for thousands it takes ten frames."""
 
 
 class Machine:
-    """One device and its server, over all its connections; each of them is a session."""
+    """One device and its server, over all its connections; each connection is a session."""
 
     def __init__(
         self,
@@ -101,20 +102,20 @@ class Machine:
     # The connection
 
     def opened(self, expires_at: float | None, now: float) -> list[MachineAction]:
-        """There is a socket; ``expires_at``: when its token ends."""
+        """A socket is open; ``expires_at``: when its token expires."""
         self._session = ClientSession(now)
         self._expires(self._session, expires_at, now)
         return self._done(now)
 
     def disconnected(self) -> None:
-        """The connection is gone. What was asked and not answered will be asked again."""
+        """The connection has ended. Unanswered requests will be repeated."""
         self._session = None
         self.outbox.disconnected()
         self._chats.disconnected()
         self._reads.owe_again()
 
     def receive(self, frame: ServerFrame, now: float) -> list[MachineAction]:
-        """One frame of the server, in the order in which they came."""
+        """Handle one frame of the server; the shell calls this in order of arrival."""
         session = self._session
         if session is None:
             return []
@@ -151,26 +152,26 @@ class Machine:
         return self._done(now)
 
     def coming(self, now: float) -> list[MachineAction]:
-        """Bytes came and left a frame unfinished: what we wait for may be that frame, or be behind it."""
+        """Bytes of an incomplete frame arrived: the awaited reply is in it or behind it."""
         session = self._session
         if session is not None:
             session.heard_at = session.coming_at = now
         return self._done(now)
 
     def renewed(self, token: str, device_id: str, expires_at: float | None, now: float) -> list[MachineAction]:
-        """A new token, in answer to RenewToken: hand it to the server in band."""
+        """The shell has a new token after RenewToken: send it on this connection."""
         if self._session is not None:
             self._write(Authenticate(request_id=self._request(), payload=AuthenticateBody(token, device_id)))
             self._expires(self._session, expires_at, now)
         return self._done(now)
 
     def leave(self, now: float) -> list[MachineAction]:
-        """The application is about to go: say the acks that waited for their turn."""
+        """The application is about to leave: send the acks that wait for their interval."""
         self._ack_at = now
         return self._done(now)
 
     def tick(self, now: float) -> list[MachineAction]:
-        """Do what time alone asks for."""
+        """Renew the token, check the deadlines, and start what has become due."""
         session = self._session
         if session is not None:
             if now >= session.renew_at:
@@ -196,7 +197,7 @@ class Machine:
         return min(times)
 
     def _next_question(self, session: ClientSession) -> float:
-        """When there is something to say that is no send."""
+        """When the next frame that is not a send may be due."""
         times = [self._ack_at] if self._chats.owes_acks else []
         if self._reads:
             times.append(session.heard_at)
@@ -209,47 +210,47 @@ class Machine:
     # The application
 
     def send(self, entry: OutboxEntry, now: float) -> list[MachineAction]:
-        """A new entry, already on disk."""
+        """Queue a new entry; it must be on disk already."""
         self.outbox.add(entry)
         return self._done(now)
 
     def listen(self, now: float) -> list[MachineAction]:
-        """The application wants what comes. Before, nothing is asked for: nobody would take it, nothing be acked."""
+        """The application reads events from now on, so the machine may resume and pull."""
         self.listens = True
         if self._session is not None and self._session.resuming is not None:
             self._session.resuming.at = now
         return self._done(now)
 
     def moved_past(self, event: ClientEvent, copy: ChatCopy | None, now: float) -> list[MachineAction]:
-        """The application is done with an event it took from the inbox: only now may its cursor move."""
+        """The application is done with an event from the inbox: its cursor may move."""
         if isinstance(event, ChatReset):
             self._reads.reset(event.chat_id)
         self._actions += self._chats.moved_past(event, copy)
         return self._done(now)
 
     def kept(self, kept: Iterable[Keep], now: float) -> list[MachineAction]:
-        """These are on disk."""
+        """These cursors are on disk, so they may be acked."""
         for keep in kept:
             self._chats.kept(keep)
         return self._done(now)
 
     def typing(self, chat_id: str, active: bool, now: float) -> list[MachineAction]:
-        """Ephemeral: lost while offline."""
+        """Report that the user types, or has stopped; lost while offline."""
         if self._session is not None and self._session.accepted and self._session.pace.allows(now):
             body = ChatBody(chat_id)
             self._write(TypingStart(payload=body) if active else TypingStop(payload=body))
         return self._done(now)
 
     def read(self, chat_id: str, sequence: int, now: float) -> list[MachineAction]:
-        """The user has read up to ``sequence``; while offline the highest is remembered."""
+        """The user has read up to ``sequence``; offline, the highest is remembered."""
         self._reads.read(chat_id, sequence)
         return self._done(now)
 
     def refused_unheard(self, entry: OutboxEntry, error: HoldfastError) -> None:
-        """Nobody waited for the send that was refused: tell the application as an event."""
+        """No caller waits for the refused send: report it as an event."""
         self.inbox.put(SendRefused(entry.chat_id, entry.client_message_id, entry.content, error))
 
-    # Answers
+    # Replies
 
     def _established(self, session: ClientSession, established: ConnectionEstablished, now: float) -> None:
         session.accepted = True
@@ -301,7 +302,7 @@ class Machine:
                 self._resume_failed(session, session.resuming, error, now)
         else:
             if error.code == "RATE_LIMITED":
-                self._chats.owe_again()  # it was a frame without an answer: an ack, perhaps, or a read
+                self._chats.owe_again()  # it was a frame without a reply: perhaps an ack or a read
                 self._reads.owe_again()
             elif error.code in _GONE:
                 chat_id = str((error.details or {}).get("chat_id"))
@@ -317,9 +318,9 @@ class Machine:
             self._chats.sync_later(chat_id, now + (error.retry_after_seconds or 1.0))
 
     def _resume_failed(self, session: ClientSession, resuming: Resuming, error: Error, now: float) -> None:
-        """The connection is good, and a new one would cost the server more: ask again on this one, later.
+        """Retry on this connection: a new one would cost the server more.
 
-        Refused for good, every chat is pulled by itself; heads tell of those we do not know.
+        After a final refusal each known chat is pulled; heads name the unknown ones.
         """
         if error.retryable:
             resuming.failures += 1
@@ -340,10 +341,10 @@ class Machine:
             if error.code in _GONE:
                 self._chats.doubt(entry.chat_id, now)
 
-    # What leaves
+    # Frames to send
 
     def _done(self, now: float) -> list[MachineAction]:
-        """Start whatever may start now, and hand over everything there is to do."""
+        """Start everything that may start now; return all actions."""
         session = self._session
         if session is not None and session.accepted:
             self._start_sends(now)
@@ -368,7 +369,7 @@ class Machine:
             self._write(SendMessage(request_id=self._request(), payload=body))
 
     def _resume_again(self, session: ClientSession, now: float) -> None:
-        """While many chats are behind, a resume brings hundreds of them in the time in which a few are pulled."""
+        """With many chats behind, a resume brings hundreds in the time of a few pulls."""
         room = self.inbox.room * 2 >= self._settings.buffer_messages_max
         if session.resumed_many and room and self._may_sync(session) and self._chats.behind(now) >= MANY_CHATS:
             session.resuming = Resuming(now)
@@ -387,7 +388,7 @@ class Machine:
             resuming.asked(request_id, now)
 
     def _may_sync(self, session: ClientSession) -> bool:
-        """One page in flight, after the resume, and only with room for half a page at least."""
+        """One page in flight at a time, after the resume, with room for half a page."""
         room = min(self._page_messages, self._settings.buffer_messages_max) // 2
         return session.sync is None and session.resuming is None and self.inbox.room > room
 

@@ -1,7 +1,8 @@
-"""What waits to be sent. (Pure.)
+"""Messages that wait to be sent. (Pure.)
 
-Order: a chat's entries leave one at a time, oldest first, the next only after the one before was acked or refused
-for good; so a retry can never overtake or be overtaken. Chats do not wait for each other.
+A chat's entries are sent one at a time, oldest first: the next one only after the one
+before was acked or refused for good. So a retry can neither overtake nor be overtaken.
+Chats do not wait for each other.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from holdfast.resilience import Backoff
 
 
 class OutboxEntry(Struct, frozen=True):
-    """One unsent message; a retry has the same ``client_message_id``, for ever."""
+    """One unsent message; every retry has the same ``client_message_id``."""
 
     client_message_id: str
     chat_id: str
@@ -32,7 +33,7 @@ class OutboxEntry(Struct, frozen=True):
 
 
 def check(entry: OutboxEntry, content_bytes_max: int) -> None:
-    """Refuse at once what the server would refuse later, perhaps long after the caller has gone."""
+    """Raise now for content the server would refuse later, when the caller may be gone."""
     for value, name in ((entry.chat_id, "chat_id"), (entry.client_message_id, "client_message_id")):
         wrong = check_id(value, name)
         if wrong:
@@ -50,7 +51,7 @@ def check(entry: OutboxEntry, content_bytes_max: int) -> None:
 
 
 class _Line:
-    """One chat's entries. ``not_before``: no try sooner (monotonic seconds)."""
+    """One chat's entries. ``not_before``: the earliest next try (monotonic seconds)."""
 
     __slots__ = ("entries", "failures", "not_before")
 
@@ -92,7 +93,7 @@ class Outbox:
         self._count += 1
 
     def start(self, now: float, request_id: str) -> OutboxEntry | None:
-        """The next entry that may leave now, marked as in flight under ``request_id``; None if there is none."""
+        """The next entry to send now, marked as in flight under ``request_id``, or None."""
         if now < self._paused_until or len(self._in_flight) >= self._in_flight_max:
             return None
         for chat_id, line in self._idle.items():
@@ -103,7 +104,7 @@ class Outbox:
         return None
 
     def settle(self, chat_id: str, client_message_id: str) -> OutboxEntry | None:
-        """Acked or refused for good: take the entry out; None if it is not the one in flight."""
+        """Remove an acked or refused entry; None if it is not the one in flight."""
         line, _, _ = self._in_flight.get(chat_id, (None, "", 0.0))
         if line is None or line.entries[0].client_message_id != client_message_id:
             return None
@@ -118,7 +119,7 @@ class Outbox:
         return next((line.entries[0] for line, name, _ in self._in_flight.values() if name == request_id), None)
 
     def defer(self, chat_id: str, now: float, retry_after: float | None, everywhere: bool) -> None:
-        """A try failed in a way that a retry can mend; ``everywhere``: the other chats wait as well."""
+        """A try failed and may be retried; ``everywhere``: the other chats wait as well."""
         line, _, _ = self._in_flight.pop(chat_id)
         line.failures += 1
         wait = self._backoff.delay(line.failures, self._rng)
@@ -130,16 +131,16 @@ class Outbox:
         self._idle = {chat_id: line, **self._idle}
 
     def disconnected(self) -> None:
-        """What was in flight has an unknown outcome: it leaves again, first, on the next connection."""
+        """Entries in flight have an unknown outcome: the next connection sends them first."""
         self._idle = {**{chat_id: line for chat_id, (line, _, _) in self._in_flight.items()}, **self._idle}
         self._in_flight.clear()
 
     def oldest_in_flight(self) -> float:
-        """When the try that waits longest for its answer left; NEVER if none does."""
+        """When the oldest try in flight was sent; NEVER if there is none."""
         return min((at for _, _, at in self._in_flight.values()), default=NEVER)
 
     def next_start(self) -> float:
-        """When an entry may leave, if nothing else happens before; NEVER if none may."""
+        """When the next entry may be sent, if nothing else happens; NEVER if none may."""
         if not self._idle or len(self._in_flight) >= self._in_flight_max:
             return NEVER
         return max(self._paused_until, min(line.not_before for line in self._idle.values()))

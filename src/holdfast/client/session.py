@@ -1,4 +1,4 @@
-"""The client's side of a session: what ends with its connection, deadlines, pace, resume. (Pure.)"""
+"""The client's state that ends with its connection: deadlines, pace, resume. (Pure.)"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.wire.frames import CursorClaim
 
 NEVER = float("inf")
 SHARE_OF_RATE = 0.9
-"""What we use of the rate the server allows: a network bunches what left well spaced."""
+"""The used share of the server's rate: a network bunches evenly spaced frames."""
 
 
 class Sync:
@@ -26,7 +26,7 @@ class Sync:
 
 
 class FramePace:
-    """The rate of all frames that are no sends. At the bound what wants to leave waits for ``until``."""
+    """The rate of all frames but sends. At the bound, frames wait until ``until``."""
 
     __slots__ = ("_bucket", "until")
 
@@ -38,21 +38,21 @@ class FramePace:
         self.until = now
 
     def allows(self, now: float) -> bool:
-        """Whether one more may leave now; if so it counts."""
+        """Whether one more frame may be sent now; if so, it is counted."""
         if now < self.until:
             return False
         wait = self._bucket.take(now) if self._bucket is not None else 0.0
         if wait:
-            self.until = now + max(wait, 0.001)  # never so little that the clock does not notice
+            self.until = now + max(wait, 0.001)  # more than the clock's resolution
         return not wait
 
     def hold(self, until: float) -> None:
-        """The server asks us to wait."""
+        """The server asked the client to wait."""
         self.until = max(self.until, until)
 
 
 class Resuming:
-    """A resume under way: begun at ``at`` or later, frame by frame; the answer to the last frame is the answer."""
+    """A resume, sent from ``at`` on, frame by frame; the reply to its last frame ends it."""
 
     __slots__ = ("_requests", "asked_at", "at", "failures", "frames")
 
@@ -62,7 +62,7 @@ class Resuming:
         self.again(now)
 
     def again(self, at: float) -> None:
-        """All of it, from the beginning: a part of the cursors would make chats seem joined that we have."""
+        """Repeat all of it: with only a part of the cursors, known chats would seem new."""
         self.at = at
         self.frames: deque[dict[str, CursorClaim]] | None = None
         self.asked_at = NEVER
@@ -81,15 +81,15 @@ class Resuming:
         return request_id in self._requests
 
     def ends_with(self, request_id: str | None) -> bool:
-        """Whether this is the request whose answer ends it."""
+        """Whether this is the request whose reply ends it."""
         return self.frames is not None and not self.frames and self._requests[-1] == request_id
 
 
 class ClientSession:
-    """On one connection. ``heard_at``: the last bytes; ``coming_at``: the last that left a frame unfinished.
+    """One connection. ``heard_at``: the last bytes; ``coming_at``: the last incomplete frame.
 
-    ``resumed_many``: the last resume brought many chats, so that another one may too. ``synced``: nothing that was
-    missed before it is missing any more.
+    ``resumed_many``: the last resume brought many chats, so another one may too.
+    ``synced``: all messages missed before this connection have been received.
     """
 
     __slots__ = (
@@ -121,11 +121,11 @@ class ClientSession:
 
     @property
     def silent_at(self) -> float:
-        """When the server will have been silent for too long."""
+        """When the server's silence becomes too long."""
         return self.heard_at + self.silence_seconds
 
     def waits_since(self) -> float:
-        """Since when the oldest of our questions, sends apart, waits for its answer; NEVER if none does."""
+        """When the oldest unanswered request (sends apart) was made; NEVER if there is none."""
         if not self.accepted:
             return self.opened_at
         asked = [self.sync.at] if self.sync is not None else []

@@ -1,4 +1,4 @@
-"""The client's bounds, each with what happens there. (Pure.)"""
+"""The client's bounds, and what happens at each. (Pure.)"""
 
 from __future__ import annotations
 
@@ -10,20 +10,26 @@ from holdfast.resilience import Backoff
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """Defaults suit an interactive client.
+    """The defaults suit an interactive client.
 
-    - ``buffer_messages_max``: received, not yet taken by the application. At the bound nothing more is taken in:
-      the chat is marked behind and pulled again when there is room. Acks, errors and heartbeats are read on, so
-      an application that awaits ``send`` inside its loop over the events cannot lock itself up.
-    - ``outbox_messages_max``: unsent messages. At the bound ``send`` raises ``Unavailable``.
-    - ``sends_in_flight_max``: over all chats; within a chat it is always one, which is what keeps its order.
-    - ``acks_per_flush_max``: acks that leave per ``ack_interval_seconds``; the rest wait for the next.
-    - ``page_messages``, ``resume_chats_per_frame``: or the server's own limit, if that is lower.
-    - ``content_bytes_max``: until a server has named its own limit.
-    - ``connect_timeout_seconds``: for a handshake, and for a token of the provider; then it is tried again later.
-    - ``reply_timeout_seconds``: a request without an answer, and no frame that still comes in; the connection is given
-      up and the request repeated.
-    - ``silence_grace_seconds``: nothing at all for this long after a heartbeat was due; given up likewise.
+    - ``buffer_messages_max``: messages that the application has not taken yet. At the
+      bound no more are taken: the chat is behind and is pulled when there is room. Acks,
+      errors and heartbeats are still read, so an application that awaits ``send`` inside
+      its loop over the events does not block itself.
+    - ``outbox_messages_max``: unsent messages. At the bound ``send`` raises
+      ``Unavailable``.
+    - ``sends_in_flight_max``: over all chats; within a chat it is always one, which keeps
+      its order.
+    - ``acks_per_flush_max``: acks per ``ack_interval_seconds``; the rest wait for the
+      next interval.
+    - ``page_messages``, ``resume_chats_per_frame``: or the server's limit, if lower.
+    - ``content_bytes_max``: until the server has named its own limit.
+    - ``connect_timeout_seconds``: for a handshake, and for a token from the provider;
+      then the client retries later.
+    - ``reply_timeout_seconds``: for the reply to a request, while no frame is arriving;
+      then the client drops the connection and repeats the request.
+    - ``silence_grace_seconds``: for any byte, from when a heartbeat is due; then the
+      client drops the connection.
     """
 
     buffer_messages_max: int = 1000

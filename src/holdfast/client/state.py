@@ -1,9 +1,10 @@
-"""What must outlive the process: unsent messages, cursors, who we are. One SQLite file, or memory.
+"""The state that outlives the process: unsent messages, cursors, identity.
 
-Durability: an entry put is on stable storage (``synchronous=FULL``) before ``stored`` is called with it, in the
-order of the calls. Cursors and removals survive the death of the process at once and a power cut within the next
-put; losing one only repeats work that is deduplicated. All writes go through one thread, which commits everything
-that is waiting as a group; the caller's event loop never waits for the disk.
+It is one SQLite file, or memory. An entry is on stable storage (``synchronous=FULL``)
+before ``written`` is called with it, in the order of the calls. Cursors and removals
+survive the end of the process at once, and a power cut from the next put on; losing one
+only repeats work that is deduplicated. One thread does all writes and commits everything
+that waits as a group; the caller's event loop never waits for the disk.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ CREATE TABLE identity (
 """
 
 _MIGRATIONS = {1: "ALTER TABLE cursors ADD COLUMN proof TEXT"}
-"""How a file of this version becomes the next one's."""
+"""The statements that bring a file of this version to the next one."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """What was in the state when it was opened. ``identity``: ``user_id`` and ``device_id``, once known."""
+    """The state as opened. ``identity``: ``user_id`` and ``device_id``, once known."""
 
     outbox: tuple[OutboxEntry, ...] = ()
     cursors: Mapping[str, CursorClaim] = field(default_factory=dict)
@@ -63,7 +64,7 @@ class SavedState:
 
 @dataclass(slots=True)
 class _Batch:
-    """Changes that wait for the next commit. ``outbox``: entries to put, keys to remove, in the order of the calls."""
+    """Changes for the next commit. ``outbox``: entries to put and keys to remove, in order."""
 
     outbox: list[OutboxEntry | tuple[str, str]] = field(default_factory=list)
     cursors: dict[str, Keep] = field(default_factory=dict)
@@ -77,7 +78,7 @@ class _Batch:
         return [change for change in self.outbox if isinstance(change, OutboxEntry)]
 
     def before(self, newer: _Batch) -> _Batch:
-        """Both as one, without our puts: whoever waited for those was told that they failed."""
+        """Both batches as one, without this one's puts: their callers got an error."""
         removals = [change for change in self.outbox if not isinstance(change, OutboxEntry)]
         return _Batch(
             [*removals, *newer.outbox], {**self.cursors, **newer.cursors}, {**self.identity, **newer.identity}
@@ -85,7 +86,7 @@ class _Batch:
 
 
 class OnWritten(Protocol):
-    """Called on the event loop after each commit: what is now kept, or why it is not."""
+    """Called on the event loop after each commit: these are kept, or ``error`` says why not."""
 
     def __call__(
         self, entries: Iterable[OutboxEntry], cursors: Iterable[Keep], error: HoldfastError | None
@@ -93,7 +94,7 @@ class OnWritten(Protocol):
 
 
 class ClientState(Protocol):
-    """Where the client keeps what must outlive it. Calls return at once; ``written`` tells when it is done."""
+    """Durable state of a client. Calls return at once; ``written`` reports each commit."""
 
     def open(self, written: OnWritten) -> SavedState: ...
 
@@ -106,16 +107,16 @@ class ClientState(Protocol):
     def identify(self, name: str, value: str) -> None: ...
 
     async def drain(self) -> None:
-        """Everything handed in before is kept, and ``written`` called, when this returns."""
+        """Return when everything passed before is kept, and ``written`` called."""
         ...
 
     async def close(self) -> None:
-        """Drain, and let go of the file."""
+        """Drain, then release the file."""
         ...
 
 
 class MemoryState:
-    """Forgets everything with the process; ``written`` is called at the loop's next turn."""
+    """Kept in memory only; ``written`` is called in the loop's next turn."""
 
     def open(self, written: OnWritten) -> SavedState:
         self._loop = asyncio.get_running_loop()
@@ -144,8 +145,8 @@ class MemoryState:
 class FileState:
     """A SQLite file, held by one process at a time.
 
-    On a disk that fails a put is refused; everything else is tried again with whatever comes next, after
-    ``retry_seconds``, and once more at the end.
+    If the disk fails, a put is refused; other changes are retried with the next write,
+    after ``retry_seconds``, and once more on close.
     """
 
     def __init__(self, path: Path, retry_seconds: float = 1.0) -> None:
@@ -161,7 +162,7 @@ class FileState:
         self._written = written
         with _translated(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            if self._path.exists() and self._path.stat().st_size == 0:  # SQLite cannot tell it from a new one
+            if self._path.exists() and self._path.stat().st_size == 0:  # to SQLite it looks new
                 _logger.warning("%s is empty: if it was not before, the unsent messages in it are lost", self._path)
             self._path.touch(mode=0o600)
             self._db = apsw.Connection(str(self._path))
@@ -223,7 +224,7 @@ class FileState:
         )
 
     def _write(self) -> None:
-        """Start a commit unless one is running; that one starts the next when it is done."""
+        """Start a commit unless one is running, which starts the next at its end."""
         if self._writing is None and self._batch:
             batch, self._batch = self._batch, _Batch()
             self._writing = self._loop.run_in_executor(self._thread, self._commit, batch)
@@ -234,7 +235,7 @@ class FileState:
         error = done.exception()
         assert error is None or isinstance(error, HoldfastError)
         newer = bool(self._batch)
-        if isinstance(error, StateDirectory):  # of anything else a repetition would fail as well
+        if isinstance(error, StateDirectory):  # any other error would repeat itself
             self._batch = batch.before(self._batch)
             self._try_later()
         self._written(batch.puts, batch.cursors.values(), error)
@@ -248,7 +249,7 @@ class FileState:
 
     def _commit(self, batch: _Batch) -> None:
         with _translated(self._path):
-            # Only an unsent message is lost for good if the power goes now; the rest would be repeated.
+            # A power cut can lose only an unsent message for good; the rest is repeated.
             self._db.pragma("synchronous", "FULL" if batch.puts else "NORMAL")
             with self._db:
                 for change in batch.outbox:
@@ -272,7 +273,7 @@ class FileState:
 
 
 class _translated:
-    """SQLite's and the file system's errors as ours, with what to do."""
+    """Translates errors of SQLite and the file system into ours, with advice."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,9 +1,10 @@
-"""The real client on a real socket, with a witness: whatever crosses its wire goes into a history.
+"""Clients that record a history of everything they send and receive.
 
-A client's machine that notes down what it does and sees: the same in the simulation and on real sockets.
-
-``Witness`` turns frames into events of a history; ``watched`` makes a client machine that has one. Every attempt of a
-request is an operation of its own, from the frame that asks to the frame that answers, or to the connection's end.
+``RecordingMachine`` turns one client's frames into events of a history. ``watched``
+makes a client machine that reports to one; the simulation runs it without sockets.
+``RecordingClient`` is the whole client with such a machine, on real sockets. So both
+write the same history. Every attempt of a request is an operation of its own, from the
+request to its reply, or to the end of the connection.
 """
 
 from __future__ import annotations
@@ -41,7 +42,6 @@ from holdfast.verify.history import (
     Whispered,
     digest,
 )
-from holdfast.verify.history import ClientSeen as Who
 from holdfast.wire.codec import ServerFrame
 from holdfast.wire.frames import (
     Ack,
@@ -59,9 +59,10 @@ from holdfast.wire.frames import (
 
 
 class RecordingMachine:
-    """What one client does and sees. ``now`` is the clock of the whole history.
+    """Records the requests and frames of one client. ``now`` is the history's clock.
 
-    ``alone``: nobody notes what the server says, so that its warnings and closings are noted here, as they are heard.
+    ``alone``: the server side is not recorded, so the warnings and closings that this
+    client receives are.
     """
 
     def __init__(self, record: Recorder, who: ClientSeen, now: Callable[[], float], *, alone: bool = False) -> None:
@@ -76,7 +77,7 @@ class RecordingMachine:
 
     @property
     def connection(self) -> str:
-        """The name of the present connection, or of the next one."""
+        """The name of the current connection, or of the next one."""
         return f"{self._name}/{self._record.connections[self._name] + (not self._connected)}"
 
     def opened(self) -> None:
@@ -86,11 +87,11 @@ class RecordingMachine:
         self._record.note(Opened(at=self._now(), client=self._name, connection=self.connection))
 
     def gave_up(self, why: str) -> None:
-        """The client is about to hang up by itself: it waited in vain."""
+        """The client is about to drop the connection because a reply is missing."""
         self._why = why
 
     def ended(self, by: Literal["server", "client", "network"]) -> None:
-        """The connection is over; whatever was asked on it and not answered is unknown."""
+        """The connection has ended; the outcome of its open requests is unknown."""
         if not self._connected:
             return
         now = self._now()
@@ -106,7 +107,7 @@ class RecordingMachine:
         self._record.note(Dropped(at=self._now(), client=self._name, chat_id=chat_id))
 
     def holds(self, chat_id: str, cursor: Cursor, messages: Sequence[tuple[int, str]]) -> None:
-        """At the end, after time to catch up, this is the client's copy of a chat."""
+        """Record the client's copy of a chat, at the end, after time to catch up."""
         held = Held(
             at=self._now(),
             client=self._name,
@@ -118,7 +119,7 @@ class RecordingMachine:
         self._record.note(held)
 
     def asked(self, frame: AnyClientFrame) -> None:
-        """A frame leaves."""
+        """The client sends a frame."""
         now, record, op = self._now(), self._record, None
         match frame:
             case SendMessage(payload=body):
@@ -141,7 +142,7 @@ class RecordingMachine:
             self._asked[frame.request_id] = (op, frame)
 
     def heard(self, frame: ServerFrame) -> None:
-        """A frame came."""
+        """The client received a frame."""
         now, payload = self._now(), frame.payload
         if isinstance(payload, Message):
             seen, connection = Sighting.of(payload), self.connection
@@ -195,7 +196,7 @@ def _asked_from(frame: AnyClientFrame, chat_id: str) -> Cursor | None:
 
 
 def watched(witness: RecordingMachine, base: type[Machine] = Machine) -> type[Machine]:
-    """``base`` with a witness. How a connection ended is not the machine's to know: its shell tells the witness."""
+    """``base``, recorded. The shell records how a connection ended: no machine knows that."""
 
     class WatchedMachine(base):  # type: ignore[misc, valid-type]
         def opened(self, expires_at: float | None, now: float) -> list[MachineAction]:
@@ -221,9 +222,9 @@ def watched(witness: RecordingMachine, base: type[Machine] = Machine) -> type[Ma
 
 
 class RecordingClient(Client):
-    """A client whose user, tenant and device are known from the start. ``copies`` is what it has of every chat.
+    """The client with a recorded machine. ``copies`` has its messages of every chat.
 
-    Times are those of the monotonic clock. ``take`` must be called with every event that the application gets.
+    Times are monotonic. The caller passes every event that it gets to ``take``.
     """
 
     def __init__(
@@ -238,9 +239,9 @@ class RecordingClient(Client):
         state: Path | None = None,
         settings: ClientSettings | None = None,
     ) -> None:
-        """``name``: its name in the history, if the device's own is taken."""
+        """``name``: the client's name in the history; default: its device id."""
         super().__init__(url, token, device_id=device_id, state=state, settings=settings)
-        who = Who(client=name or device_id, tenant=user.tenant, user_id=user.user_id, device_id=device_id)
+        who = ClientSeen(client=name or device_id, tenant=user.tenant, user_id=user.user_id, device_id=device_id)
         self.witness = RecordingMachine(record, who, time.monotonic, alone=True)
         self.machine_type = watched(self.witness)
         self._reconnect = _Watched(self.witness, self._settings.backoff, self._rng, self._provider is not None)
@@ -254,11 +255,11 @@ class RecordingClient(Client):
         self.witness.ended("client")
 
     def cut(self) -> None:
-        """Break the connection as a network would."""
+        """Break the connection without a closing handshake, as a network would."""
         self._cut()
 
     def take(self, event: ClientEvent) -> None:
-        """The application keeps a message, or drops its copy of a chat."""
+        """Add a message to its chat's copy, or drop the copy."""
         match event:
             case Message():
                 self.copies.setdefault(event.chat_id, []).append((event.sequence, event.message_id))
@@ -271,7 +272,7 @@ class RecordingClient(Client):
                 pass
 
     def note_copy(self, chat_id: str) -> None:
-        """The client has had time to catch up: this is what it has."""
+        """Record the copy of a chat, after the client had time to catch up."""
         copy = self.copies.get(chat_id, [])
         self.witness.holds(chat_id, Cursor(self._epochs.get(chat_id, 1), copy[-1][0] if copy else 0), copy)
 
@@ -281,7 +282,7 @@ class RecordingClient(Client):
 
 
 class _Watched(Reconnect):
-    """Tells the witness how connections end: with a close frame the server did it, without one the network."""
+    """Records how connections end: with a close frame by the server, else by the network."""
 
     def __init__(self, witness: RecordingMachine, backoff: Backoff, rng: random.Random, can_renew: bool) -> None:
         super().__init__(backoff, rng, can_renew)

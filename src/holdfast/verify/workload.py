@@ -1,10 +1,13 @@
-"""A bounded workload against a running server, as its users would do it: ``holdfast verify URL``.
+"""A bounded workload against a running server: ``holdfast verify URL``.
 
-It creates chats of its own, talks in them from several devices, cuts its own connections, sends some messages twice
-under one id, comes twice with one device, lets a stranger knock, waits until everybody has everything, and reads the
-chats once more. What came of it is a history; ``JUDGED`` are the checkers that a client's view of a server can feed.
-In the end everybody leaves the chats, and an operator deletes the messages; a chat itself cannot be deleted, and
-``Trial.left`` says what is still there.
+It acts as users would: it creates chats, sends in them from several devices, cuts its
+own connections, sends some messages twice under one id, connects one device twice, and
+tries to read and write as a stranger. Then it waits until every device has every message
+and reads the chats once more. The result is a history; ``JUDGED`` names the checkers
+that the history of clients alone can feed.
+
+At the end all members leave the chats, and an operator deletes the messages. A chat
+itself cannot be deleted; ``Workload.left`` says what remains.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from holdfast.errors import HoldfastError, Unavailable
 from holdfast.message import Cursor, Message, User
 from holdfast.verify.history import (
     ChatAtEnd,
+    ClientSeen,
     Fail,
     FaultWindow,
     Header,
@@ -36,7 +40,6 @@ from holdfast.verify.history import (
     Unknown,
     digest,
 )
-from holdfast.verify.history import ClientSeen as Who
 from holdfast.verify.recording import RecordingClient
 
 JUDGED = (1, 2, 3, 4, 5, 7, 8, 9, 12)
@@ -46,11 +49,11 @@ _AGAIN = 0.1
 
 
 DELETIONS_MAX = 20
-"""Each deletes as much as fits into its time."""
+"""The most calls per chat; each deletes as much as fits into its deadline."""
 
 
 class RestApi(Protocol):
-    """The server's REST interface for one credential; its calls block, and raise ``holdfast.errors``."""
+    """The server's REST API for one credential; calls block, and raise ``holdfast.errors``."""
 
     def get(self, *path: str, **query: Any) -> Any: ...
 
@@ -61,7 +64,7 @@ class RestApi(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Somebody who may connect."""
+    """A user with a token and a REST client."""
 
     user: User
     token: str
@@ -70,7 +73,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSettings:
-    """How much is done. Each device sends below a server's usual rate; all of it together is one busy conversation."""
+    """The size of a run. Each device sends below the server's default rate limit."""
 
     seconds: float = 10
     chats: int = 2
@@ -85,7 +88,7 @@ class WorkloadSettings:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadProgress:
-    """How far it is."""
+    """The progress of a run."""
 
     doing: str
     seconds: float
@@ -94,8 +97,8 @@ class WorkloadProgress:
 
 
 class Workload:
-    """One run. ``members`` own one device each, in turn; ``stranger`` is in no chat and must get nothing. An
-    ``operator``, where there is one, deletes the messages in the end."""
+    """One run. The devices are those of ``members``, in turn; ``stranger`` is in no chat
+    and must get nothing; ``operator``, if given, deletes the messages at the end."""
 
     def __init__(
         self,
@@ -117,13 +120,13 @@ class Workload:
         self.name = f"holdfast verify {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}"
         self.chats: list[str] = []
         self.left: list[str] = []
-        """What is still to be seen on the server, in words."""
+        """What remains on the server, in words."""
         self._clients: list[RecordingClient] = []
         self._began = time.monotonic()
         self._sends = self._cuts = 0
 
     async def run(self, tell: Callable[[WorkloadProgress], None] = lambda progress: None) -> None:
-        """Do all of it. Raises ``holdfast.errors`` if the server cannot be used at all; cleans up whatever happens."""
+        """Run it. Raises ``holdfast.errors`` if the server is unusable; always cleans up."""
         try:
             for number in range(self._settings.chats):
                 self.chats.append(await self._create(f"{self.name} {number + 1}"))
@@ -171,7 +174,7 @@ class Workload:
     # The conversation
 
     async def _talk(self, tell: Callable[[WorkloadProgress], None]) -> None:
-        """Everybody talks, connections break, a stranger knocks; every send is waited for."""
+        """Send from all devices while connections break and a stranger tries to get in."""
         until = time.monotonic() + self._settings.seconds
         async with asyncio.TaskGroup() as group:
             for number, client in enumerate(self._clients):
@@ -197,9 +200,9 @@ class Workload:
                 async with asyncio.timeout(self._settings.settle_seconds):
                     await client.send(chat_id, content, client_message_id=key)
             except TimeoutError:
-                return  # every try is in the history, and so is that none of them was answered
+                return  # the history has every try, and that none got a reply
             except HoldfastError:
-                pass  # an answer too
+                pass  # a refusal is a reply too
             await asyncio.sleep(self._rng.uniform(0, 2 / self._settings.sends_per_second))
 
     async def _break_connections(self, until: float) -> None:
@@ -212,7 +215,7 @@ class Workload:
             client.cut()
 
     async def _come_twice(self) -> None:
-        """A device connects again while its old connection is open: the server must say why it closes that one."""
+        """Connect one device twice: the server must say why it closes the first connection."""
         account, device_id = self._members[0], f"verify-{self._members[0].user.user_id}-twice"[:64]
 
         def client(name: str) -> RecordingClient:
@@ -230,13 +233,13 @@ class Workload:
         await asyncio.gather(closed, return_exceptions=True)
 
     async def _knock(self, until: float) -> None:
-        """A stranger reads and writes what is not theirs; a member reads over REST."""
+        """Read as a member over REST, and read and write as a stranger."""
         readers = {"member over REST": self._members[0]}
         if self._stranger is not None:
             readers["stranger over REST"] = self._stranger
         for name, account in readers.items():
             user = account.user
-            self.record.note(Who(client=name, tenant=user.tenant, user_id=user.user_id, device_id=""))
+            self.record.note(ClientSeen(client=name, tenant=user.tenant, user_id=user.user_id, device_id=""))
         while time.monotonic() < until:
             chat_id = self._rng.choice(self.chats)
             for name, account in readers.items():
@@ -277,7 +280,7 @@ class Workload:
     # The end
 
     async def _settle(self, tell: Callable[[WorkloadProgress], None]) -> None:
-        """Wait until everybody has everything, or for as long as that may take: what is missing then is judged."""
+        """Wait until all devices have all messages, or the time is up; then it is judged."""
         until = time.monotonic() + self._settings.settle_seconds
         while time.monotonic() < until:
             tell(self._progress("catching up"))
@@ -287,7 +290,7 @@ class Workload:
             await asyncio.sleep(0.2)
 
     async def _note_chat(self, chat_id: str) -> None:
-        """The whole chat as its owner reads it, page by page."""
+        """Record the whole chat, as its owner reads it."""
         messages: list[Sighting] = []
         page = await self._page(self._members[0], chat_id, 0)
         messages += page.messages
@@ -316,7 +319,7 @@ class Workload:
         return PageSeen(chat_id, Cursor(epoch, after), epoch, found, through, answer["has_newer"], head, False)
 
     async def _clean_up(self) -> None:
-        """Everybody leaves, the owner last: a chat without members is in nobody's list. An operator empties it."""
+        """All members leave, the owner last, so that no list shows the chat; then empty it."""
         users = list(dict.fromkeys(account.user.user_id for account in self._members))
         rest = self._members[0].rest
         for number, chat_id in enumerate(self.chats, 1):
