@@ -1,14 +1,16 @@
-"""What a store of jobs promises. Adapters: memory (the reference), sqlite, postgres.
+"""What a job store promises. Adapters: sqlite (a file, or memory) and postgres.
 
-A worker takes a *seat*. ``Seat.process`` is the one round trip of its life: it reports what became of jobs and gets
-new ones, in one transaction. What a report says is durable when the call returns. A seat whose lease was lost gets
-``LeaseLost`` from every verb and has changed nothing.
+A worker joins the store and gets a session. ``WorkerSession.process`` is its one round
+trip: it reports outcomes and claims jobs in one transaction. A report is durable when
+the call returns. After the lease is lost, every verb raises ``LeaseLost`` and changes
+nothing.
 
-Order: jobs of one stream are handed out in ``seq`` order, and ``seq`` order is commit order within a stream. A job is
-handed out by one seat at a time. Claiming writes nothing, so what a dead seat held is simply read again.
+Order: the jobs of a stream are handed out by ``seq``, which is commit order within a
+stream, and by one session at a time. Claiming writes nothing: the next owner simply
+reads again what a dead session held.
 
-Cancel-safety: a cancelled or failed ``process`` may have happened. Reports are idempotent; call ``rewind`` and then
-``process`` with the same report.
+Cancel-safety: a cancelled or failed ``process`` may have taken effect. Reports are
+idempotent: call ``rewind``, then ``process`` with the same report.
 """
 
 from __future__ import annotations
@@ -25,40 +27,39 @@ from holdfast.work.job import Block, Failure, FailureVerdict, Job, JobDraft, Rea
 
 PER_BACKLOG = 64
 """How many held jobs of one stream are read at once."""
-
-
 POISON_CANDIDATE_ATTEMPTS = 10
 INBOX_SECONDS = 7 * 86400.0
 """How long the inbox remembers an id."""
 ACTS_KEPT_MAX = 100_000
-"""The record of operators' acts forgets the oldest beyond this many; the node's audit log has its own."""
+"""How many acts of operators are kept; the node's audit log has its own bound."""
 
 
 class LeaseLost(HoldfastError):
-    """This worker was declared dead or its partition has moved; nothing of what it reported was applied."""
+    """This worker was declared dead, or its partition moved; its report was not applied."""
 
 
 class SessionTaken(Unavailable):
-    """The store has one seat, and another worker that is alive sits there; the message names it. Try again later."""
+    """The store admits one worker, and another live one has joined. Try again later."""
 
 
 class JobGone(HoldfastError):
-    """This job is not there any more: an operator buried it, or it ended already. Says nothing about other jobs."""
+    """This one job is gone: an operator buried it, or it has already ended."""
 
     def __init__(self) -> None:
         super().__init__("the job is gone: an operator acted on it, or it has ended")
 
 
 class RunEnded(HoldfastError):
-    """This run of the job is over: its handler returned, or hung and was given up. Its context is closed."""
+    """The run is over, because its handler returned or was given up as stuck."""
 
     def __init__(self) -> None:
         super().__init__("this run of the job is over: its context cannot be used any more")
 
 
 class TransactionEnded(HoldfastError):
-    """When its block was left, the transaction was not open any more: whoever it was lent to has ended it, or closed
-    the connection. What was committed inside the block stays; nothing else of it is stored, and no job is completed.
+    """The borrower ended the transaction, or closed the connection, inside the block.
+
+    What it committed itself stays; nothing else is stored, and no job is completed.
     """
 
     def __init__(self, detail: str = "") -> None:
@@ -68,7 +69,7 @@ class TransactionEnded(HoldfastError):
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A failed run: which attempt of which job, what was decided, what was completed before (the bits of stages)."""
+    """A failed run: job, attempt, verdict, and the stages that it completed."""
 
     seq: int
     attempt: int
@@ -79,7 +80,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class ReaderMark:
-    """How far a named reader of something else has come; stored with the jobs it made of what it read."""
+    """The position of a named reader, stored together with the jobs that it makes."""
 
     reader: str
     position: int
@@ -87,7 +88,7 @@ class ReaderMark:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A job enqueued by the success of another: stored exactly when its parent's completion is."""
+    """A job enqueued by another's success, stored with the parent's completion."""
 
     parent: int
     draft: JobDraft
@@ -95,7 +96,7 @@ class Child:
 
 @dataclass(slots=True)
 class Report:
-    """What became of the jobs a seat holds. ``running`` is the record of what is in flight, for crash counting."""
+    """The outcomes of a session's jobs; ``running`` is all in flight, to count crashes."""
 
     completed: list[int] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
@@ -107,11 +108,12 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
-    """How much the seat can take: jobs and bytes, how many of them start at once, and which backlogs to read on.
+    """How many jobs and bytes the session can take, and how many it starts at once.
 
-    ``backlogs`` maps a stream to the sequence after which its held jobs are wanted, at most ``per_backlog`` of each.
-    ``shut`` are job types whose breaker is not closed: their due retries stay where they are, but for one of each type
-    in ``probing``. ``sleeping``: if nothing is found, ``Seat.wait`` shall be ended by the next enqueue.
+    ``backlogs``: streams whose held jobs after a sequence are wanted, ``per_backlog`` of
+    each at most. ``shut``: job types whose breaker is not closed; their due retries stay
+    in the store, except one of each type in ``probing``. ``sleeping``: if there is
+    nothing to claim, the next enqueue shall end ``WorkerSession.wait``.
     """
 
     jobs: int = 0
@@ -125,19 +127,20 @@ class ClaimRequest:
 
     @property
     def per_backlog_bytes(self) -> int:
-        """The most of one backlog, but for its first job: all of them together fit like everything else."""
+        """The most bytes of one backlog; its first job is always read."""
         return max(1, self.bytes_max // max(1, len(self.backlogs)))
 
 
 @dataclass(slots=True)
 class Claimed:
-    """What ``process`` hands out. ``jobs`` rise by seq; the first ``Want.starting`` unsuspected ones are in flight.
+    """What ``process`` hands out. ``jobs`` rise by seq; the ``started`` are in flight.
 
-    ``backlog`` are held jobs of the wanted streams. ``through``: every ready job up to it has been handed out since the
-    last rewind; before a held job beyond it, older ready ones of its stream may be yet to come. ``busy`` are completed
-    parents whose child's stream is locked by an open transaction: they and their children were not stored and must be
-    reported again. ``notice``: an operator changed something, or a failure fitted no job as it is now; call
-    ``rewind``. ``next_due_seconds``: when the next retry is due, None for never.
+    ``backlog``: held jobs of the wanted streams. ``through``: every ready job up to it
+    has been handed out since the last rewind; older ready jobs may still precede a held
+    job beyond it. ``busy``: completed parents whose child's stream another transaction
+    locks; neither they nor their children were stored, so report them again.
+    ``notice``: an operator changed something, or a failure matched no job; call
+    ``rewind``. ``next_due_seconds``: when the next retry is due; None: no retry waits.
     """
 
     jobs: list[Job] = field(default_factory=list)
@@ -151,8 +154,8 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Rewound:
-    """Where streams stand when everything is read again: their blocks, and whose held jobs may be free to run, each
-    with the type and the destination of its first held job."""
+    """The blocks, and the streams whose held jobs may be free to run, with the type and
+    destination of the first one."""
 
     blocks: Sequence[Block] = ()
     backlogs: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -160,7 +163,7 @@ class Rewound:
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """Who is alive, and who owns which partition (None: it is free)."""
+    """The live workers, and the owner of each partition (None: free)."""
 
     alive: Sequence[int]
     by_partition: Mapping[int, int | None]
@@ -168,7 +171,7 @@ class Owners:
 
 @dataclass(frozen=True, slots=True)
 class JobEntry:
-    """A job as people see it."""
+    """A job as operators see it."""
 
     seq: int
     type: str
@@ -192,11 +195,11 @@ class JobEntry:
     origin: int = 0
     dead_at: float | None = None
     reasons: Sequence[Reason] = ()
-    """Every reason it failed with, in order; the same in succession once. At most 64: the first 63 and the last."""
+    """Its reasons in order, repeats in a row once; the first 63 and the last."""
 
     @classmethod
     def stored(cls, values: Iterable[tuple[str, Any]]) -> JobEntry:
-        """From the columns of a table: numbers for states and reasons, NULL for what is not known."""
+        """From a table's columns: numbers for states and reasons, NULL for unknown."""
         found = dict(values)
         found["state"], found["reason"] = State(found["state"]), reason_of(found["reason"])
         kept = found["reasons"]
@@ -208,7 +211,7 @@ class JobEntry:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which jobs or dead letters are meant; every given condition must hold. All empty: all of them."""
+    """Selects the jobs or dead letters for which every given condition holds."""
 
     seqs: Sequence[int] = ()
     type: str | None = None
@@ -218,7 +221,7 @@ class Query:
     fingerprint: str | None = None
 
     def __str__(self) -> str:
-        """For people: ``type=SendMail reason=throttled``, the sequences alone, or ``all``."""
+        """``type=SendMail reason=throttled``, the sequences alone, or ``all``."""
         if self.seqs:
             return " ".join(map(str, self.seqs))
         given = ((field.name, getattr(self, field.name)) for field in fields(self) if field.name != "seqs")
@@ -228,7 +231,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class BlockedStream:
-    """A stream that waits: its head, why it waits, and how many jobs stand behind it."""
+    """A blocked stream: its head, why the head waits, and how many jobs follow it."""
 
     block: Block
     waiting: int
@@ -242,7 +245,7 @@ class BlockedStream:
 
 @dataclass(frozen=True, slots=True)
 class OpenBreaker:
-    """A job type whose dependency fails; its jobs are not run before ``open_until``."""
+    """A job type whose dependency fails; its jobs wait until ``open_until``."""
 
     type: str
     open_until: float
@@ -250,7 +253,7 @@ class OpenBreaker:
 
 
 class Group(NamedTuple):
-    """Jobs that are alike: how many, when the oldest came, when the first and the last of them are due."""
+    """A count of similar jobs, with the age of the oldest and their first and last due."""
 
     state: int
     reason: int | None
@@ -267,7 +270,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The numbers people look at first."""
+    """The numbers that operators look at first."""
 
     by_state: Mapping[State, int]
     by_reason: Mapping[Reason, int]
@@ -282,7 +285,7 @@ class Stats:
 
     @classmethod
     def counted(cls, groups: Iterable[Group], dead: int, blocked: int, now: float) -> Stats:
-        """Out of one pass over all jobs."""
+        """From one pass over all jobs."""
         by_state, by_reason, by_attempt = Counter[State](), Counter[Reason](), Counter[int]()
         oldest, due = now, list[float]()
         for group in groups:
@@ -309,7 +312,7 @@ class Stats:
 
 
 class WaitingJobs(NamedTuple):
-    """The jobs of one destination that are not done: how many, and when the oldest came."""
+    """A destination's unfinished jobs: how many, and when the oldest was enqueued."""
 
     jobs: int
     oldest_at: float
@@ -329,7 +332,7 @@ class JobAct:
 
 
 class WorkerSession(Protocol):
-    """One worker's place at the store. All verbs but ``beat`` are called from one event loop, one at a time."""
+    """One worker's session. One event loop calls its verbs, one at a time."""
 
     instance: int
 
@@ -339,70 +342,66 @@ class WorkerSession(Protocol):
         ...
 
     def fence(self, job: Job) -> int:
-        """Rises with every new owner of the job's stream; a resource that remembers it can refuse a zombie."""
+        """A fencing token: it rises with every new owner of the job's stream."""
         ...
 
     async def process(self, report: Report, want: ClaimRequest) -> Claimed:
-        """Report and claim, in one transaction; see the module's text for order and durability.
+        """Report and claim, in one transaction; the module says more on order.
 
-        Raises Refused, and has changed nothing, if the report holds a value that the store can never take.
+        Raises Refused, and changes nothing, if the store can never take a value in it.
         """
         ...
 
     async def rewind(self) -> Rewound:
-        """Read everything again from the start with the next ``process``; says how this seat's streams stand.
+        """Make the next ``process`` read all streams from the start. Always safe.
 
-        The caller drops what it has not started and ignores jobs it knows. ``process`` hands out ready jobs; held
-        ones come only as a backlog that is asked for, so that a million of them cost nothing. Always safe.
+        The caller drops what it has not started and ignores jobs that it knows. Held
+        jobs come only as a requested backlog, so that a million of them cost nothing.
         """
         ...
 
     async def step(self, job: Job, stages: int) -> None:
-        """Add completed stages to a running job; durable on return. Raises JobGone if there is no such job any more."""
+        """Add completed stages to a running job; durable on return. Raises JobGone."""
         ...
 
     def transaction(self, job: Job) -> AbstractAsyncContextManager[Any]:
-        """A transaction for the handler's effects that also completes the job: both or neither.
+        """A transaction for the handler's effects that also completes the job.
 
-        Leaving it deletes exactly this job's row under a valid lease, in the transaction that was begun on entering,
-        or raises LeaseLost, JobGone or TransactionEnded and rolls back.
+        Leaving it deletes the job's row under a valid lease, or rolls back and raises
+        LeaseLost, JobGone or TransactionEnded.
         """
         ...
 
     def revoke(self, job: Job) -> None:
-        """End the transaction that a run of this job still has open, if any: it is rolled back, and its connection is
-        of no use to the run any more.
-        """
+        """Roll back a run's open transaction, if any, and make its connection useless."""
         ...
 
     async def breakers(self, opened: Mapping[str, float], closed: Sequence[str]) -> Mapping[str, float]:
-        """Publish own breakers (seconds they stay open); returns every open type with its seconds left."""
+        """Publish own breakers (seconds left); returns all open types, likewise."""
         ...
 
     async def owners(self) -> Owners:
-        """Bury the dead, then tell who is alive and who owns what.
+        """Reap expired workers, then say who is alive and who owns what.
 
-        A death is laid to the suspects that were in flight, else to all that was: they get a crash, but neither an
-        attempt nor a strike, and are poison with the third.
+        A death counts as a crash of the suspects in flight, or of all jobs in flight if
+        there was no suspect; not as an attempt or a strike. The third crash is poison.
         """
         ...
 
     async def take(self, partitions: Sequence[int]) -> Mapping[int, int]:
-        """Lease partitions that are free, or this seat's by ``owners``; returns those owned now with their fence.
+        """Lease partitions that are free or already this session's; call ``rewind`` next.
 
-        Call ``rewind`` after. When the answer is lost, ``owners`` tells which are this seat's: take them again.
+        Returns those owned now with their fence. If the reply is lost, take those again
+        that ``owners`` shows as this session's.
         """
         ...
 
     async def give(self, partitions: Sequence[int]) -> None:
-        """Give up partitions of which nothing runs and everything is reported.
-
-        They are given up even if the call fails; what ``owners`` still shows as this seat's is taken or given again.
-        """
+        """Give up idle, fully reported partitions; if it fails, ``owners`` shows the truth."""
         ...
 
     async def wait(self, timeout_seconds: float) -> bool:
-        """Sleep until jobs may have come or the time is over; True if woken. Cancel-safe."""
+        """Sleep until woken (True) or the time is over. Cancel-safe."""
         ...
 
     def wake(self) -> None:
@@ -410,37 +409,37 @@ class WorkerSession(Protocol):
         ...
 
     async def leave(self) -> None:
-        """Give up the seat; what it held is free at once."""
+        """End the session; its partitions are free at once."""
         ...
 
     def give_up(self, report: Report, culprit: int | None) -> None:
-        """The last word of a process whose event loop is stuck, from another thread: store the report, count a crash
-        for the job that is to blame, and give up the seat. Blocks.
+        """Store the report, count a crash of the culprit, and leave. Blocks.
 
-        Without a culprit the death is laid to what ``report.running`` names, as if the process had died.
+        Called from another thread when the event loop is stuck. Without a culprit, all
+        of ``report.running`` are suspects, as if the process had died.
         """
         ...
 
 
 class WorkStore(Protocol):
-    """The jobs, the dead letters, the blocks and the acts upon them."""
+    """The jobs, the dead letters, the blocks, and the operators' acts on them."""
 
     shared: bool
-    """How adapters differ: many processes may take a seat, and then partitions, beats and takeover matter."""
+    """Whether many processes may join: then partitions, heartbeats and takeover matter."""
 
     async def enqueue(self, drafts: Sequence[JobDraft], mark: ReaderMark | None = None) -> list[int]:
-        """Store jobs in order, in one transaction; their sequences, 0 for one that the inbox has seen before.
+        """Store jobs, and a reader's ``mark`` with them, in order and in one transaction.
 
-        With a ``mark`` the reader's position is stored in the same transaction.
+        Returns their sequences, 0 for a job that the inbox has seen before.
         """
         ...
 
     async def position(self, reader: str) -> int | None:
-        """Where a named reader stands; None if it never stored a mark."""
+        """A named reader's position; None if it never stored a mark."""
         ...
 
     async def join(self, name: str) -> WorkerSession:
-        """Take a seat. SeatTaken where there is one for all, and another worker has it."""
+        """Start a session. SessionTaken if the store admits one, and another has it."""
         ...
 
     async def find(self, query: Query, limit: int = 100) -> Sequence[JobEntry]:
@@ -452,7 +451,7 @@ class WorkStore(Protocol):
         ...
 
     async def retry(self, seqs: Sequence[int], *, reset: bool, by: str, why: str) -> int:
-        """Make waiting or parked jobs due now; ``reset`` forgets attempts and strikes. How many there were."""
+        """Make waiting or parked jobs due now; ``reset`` clears attempts and strikes."""
         ...
 
     async def park(self, seqs: Sequence[int], *, by: str, why: str) -> int:
@@ -462,27 +461,27 @@ class WorkStore(Protocol):
     async def release(
         self, stream: str, *, ids: Sequence[int] = (), type: str = "", through: int = 0, by: str, why: str
     ) -> int:
-        """Let the named jobs pass every block of the stream; NotFound if the stream is not blocked."""
+        """Let these jobs pass every block of the stream; NotFound if it has none."""
         ...
 
     async def bury(self, seqs: Sequence[int], *, by: str, why: str, failure: Failure | None = None) -> int:
-        """Move jobs to the dead letters and lift their blocks, in one act; with a ``failure`` that is their reason."""
+        """Move jobs to the dead letters, for the given ``failure``, and lift their blocks."""
         ...
 
     async def replay(self, query: Query, *, limit: int, by: str, why: str) -> int:
-        """Enqueue dead letters again, oldest first, order per stream kept; NotFound if there are none."""
+        """Enqueue dead letters again, in stream order; NotFound if there are none."""
         ...
 
     async def discard(self, query: Query, *, limit: int, by: str, why: str) -> int:
-        """Forget dead letters for good."""
+        """Delete dead letters."""
         ...
 
     async def waiting(self, destinations: Sequence[str]) -> Mapping[str, WaitingJobs]:
-        """How many jobs wait for each of these destinations; one without any is left out."""
+        """The jobs that wait for each of these destinations; those without are left out."""
         ...
 
     async def oldest(self, destination: str, *, before: float, limit: int) -> Sequence[int]:
-        """Those of the ``limit`` oldest jobs of a destination that came before that time."""
+        """Of a destination's ``limit`` oldest jobs, those enqueued before that time."""
         ...
 
     async def streams(self, limit: int = 100) -> Sequence[BlockedStream]:
@@ -494,7 +493,7 @@ class WorkStore(Protocol):
     async def open_breakers(self) -> Sequence[OpenBreaker]: ...
 
     async def acts(self, limit: int = 100, before: int | None = None) -> Sequence[JobAct]:
-        """Recorded acts, newest first; those ``before`` a number, which is the last of the page before."""
+        """Acts, newest first; ``before`` is the last number of the previous page."""
         ...
 
     async def close(self) -> None: ...

@@ -1,19 +1,26 @@
-"""How much of a worker one destination may use: runners and memory. (Pure.)
+"""How many runners and how much memory one destination may use. (Pure.)
 
-A job type may have a cap per destination (``Handlers.handle``). A job of a destination that has reached its cap is not
-announced, so it holds no runner. Nor does one destination take more than a quarter of the free runners, so that many
-slow ones leave some to those that are idle now (the *dynamic threshold* of shared-memory switches); and all of them
-together fill half of the memory, so that what waits for slow ones keeps nothing else in the store. Jobs without a
-stream have no cap.
+A job type may have a cap per destination (``Handlers.handle``); jobs without a stream
+have none. While a destination is at its cap, its jobs are not announced, so they occupy
+no runner. Three more rules keep slow destinations from starving the others:
 
-A destination is *slow* if its last run took longer than ``slow_seconds``, and *new* before its first one has ended. New
-and slow ones together leave an eighth of the runners to the others. The destinations of one *group* (a tenant) leave an
-eighth of the runners that other groups have left to those, and the new and slow ones among them an eighth of what their
-group may have. So neither many that hang nor all that one tenant has keep the others waiting, and who is alone has
-almost everything. Destinations that have to wait for this take turns: new ones before slow ones, then groups in turn,
-and the destinations of each.
+- One destination takes at most a quarter of the free runners, so that many slow ones
+  leave some to those that are idle now (the *dynamic threshold* of shared-memory
+  switches).
+- A destination is *new* until its first run ends, and *slow* if its last run took longer
+  than ``slow_seconds``. All new and slow ones together leave an eighth of the runners to
+  the others.
+- The destinations of one *group* (a tenant) leave free an eighth of the runners that
+  other groups do not use. The new and slow ones among them get seven eighths of what
+  their group may have. So one tenant cannot make the others wait, and a tenant that is
+  alone gets almost everything.
 
-A *paused* destination has no runner and no memory at all: its jobs wait in the store until it is resumed.
+Destinations that wait for these rules take turns: new before slow, then group by group,
+then the destinations of each group.
+
+All destinations together fill at most half of the memory, so that jobs for slow ones do
+not keep others in the store. A *paused* destination gets no runner and no memory: its
+jobs wait in the store until it is resumed.
 """
 
 from __future__ import annotations
@@ -30,11 +37,11 @@ _FREE_RUNNERS_DIVISOR = 4
 _RESERVE_DIVISOR = 8
 _MEMORY_DIVISOR = 16
 PACES_MAX = 10_000
-"""Destinations whose pace is remembered; beyond it the one that ran longest ago is forgotten."""
+"""How many paces are remembered; the destination that ran longest ago is forgotten first."""
 
 
 class DestinationPace(IntEnum):
-    """In the order in which they have their turn."""
+    """How fast a destination is, in the order in which they take turns."""
 
     QUICK = 0
     NEW = 1
@@ -42,7 +49,7 @@ class DestinationPace(IntEnum):
 
 
 class Paces:
-    """How long the last run of a destination took; kept for as long as the worker is."""
+    """The pace of each destination by its last run; lives as long as the worker."""
 
     def __init__(self, slow_seconds: float = 1.0) -> None:
         self._slow_seconds = slow_seconds
@@ -60,8 +67,12 @@ class Paces:
 
 @dataclass(slots=True, eq=False)
 class Destination:
-    """``in_flight``: jobs that are announced, ``began``: when those of them that run did. ``jobs`` and ``bytes``: what
-    waits in memory. ``lines``: the streams whose next job waits until fewer are in flight."""
+    """A destination with jobs in memory or in flight.
+
+    ``in_flight``: its announced jobs. ``began``: when its running jobs started, by
+    sequence. ``jobs``, ``bytes``: what waits in memory. ``lines``: the streams whose
+    next job waits for this destination.
+    """
 
     type: str
     name: str
@@ -75,7 +86,7 @@ class Destination:
 
 
 class Destinations:
-    """The destinations a worker has jobs of. ``caps`` are by job type; a type that is not in it has none."""
+    """The destinations that a worker has jobs of; ``caps`` maps job types to their cap."""
 
     def __init__(
         self,
@@ -87,22 +98,22 @@ class Destinations:
         self._caps, self._runners, self._now, self._paces = dict(caps or {}), runners, now, paces or Paces()
         self._unproven_max = _without_reserve(runners)
         self.are_capped = bool(self._caps)
-        """Asked before anything else on the way of every job: where no type has a cap, none of this costs anything."""
+        """Checked first for every job, so that a worker without caps pays nothing for this."""
         self._known: dict[tuple[str, str], Destination] = {}
         self._in_flight = 0
         self._unproven_in_flight = 0
         self._in_flight_of: Counter[tuple[str, bool]] = Counter()
-        """By group, and by whether the destination is unproven (new or slow); groups with none are left out."""
+        """By group, and by whether the destination is unproven (new or slow); no zeros."""
         self._groups: Mapping[tuple[str, str], str] = {}
         self._turns: dict[DestinationPace, OrderedDict[str, OrderedDict[Destination, None]]] = {
             pace: OrderedDict() for pace in DestinationPace
         }
-        """Destinations with lines that wait and may have room, by pace and by group."""
+        """Destinations with waiting lines that may have room, by pace and by group."""
         self.paused: Collection[tuple[str, str]] = frozenset()
-        """By type and name; changed only when everything is read again, see ``Streams.rewound``."""
+        """By type and name; changes only with a rewind, see ``Streams.rewound``."""
 
     def of(self, job: Job) -> Destination | None:
-        """None: the job has no cap, because its type has none or because it has no stream."""
+        """The job's destination; None if its type has no cap, or it has no stream."""
         if not self.is_capped(job):
             return None
         key = (job.type, job.destination)
@@ -111,7 +122,7 @@ class Destinations:
         return Destination(*key, self._groups.get(key, job.destination), self._paces.of(key))
 
     def regroup(self, groups: Mapping[tuple[str, str], str]) -> None:
-        """Which destinations, by type and name, belong together; one that is not named is a group of its own."""
+        """Set the group of each (type, name); an unnamed destination is its own group."""
         self._groups = groups
         for destination in self._known.values():
             self._classify(destination)
@@ -131,7 +142,7 @@ class Destinations:
         return found.jobs if found is not None else 0
 
     def free(self, destination: Destination) -> int:
-        """How many more of its jobs may be in flight; at least one may while none of its group is."""
+        """How many more of its jobs may be in flight; at least one if its group has none."""
         own, cap = destination.in_flight, self._caps[destination.type]
         group = self._in_flight_of[destination.group, False] + self._in_flight_of[destination.group, True]
         group_max = _without_reserve(self._runners - self._in_flight + group)
@@ -143,11 +154,11 @@ class Destinations:
         return free
 
     def memory_of_one(self, most: int) -> int:
-        """How much of ``most`` jobs or bytes one destination may fill."""
+        """One destination's share of ``most`` jobs or bytes."""
         return max(1, most // (_MEMORY_DIVISOR + 2 * len(self._known)))
 
     def beyond(self, jobs: int) -> list[Destination]:
-        """The destinations with more than so many jobs in memory."""
+        """The destinations with more than this number of jobs in memory."""
         return [each for each in self._known.values() if each.jobs > jobs]
 
     def announced(self, destination: Destination) -> None:
@@ -161,29 +172,29 @@ class Destinations:
         self._forget(destination)
 
     def started(self, job: Job) -> None:
-        """An announced job, which waits in memory no longer, has a runner."""
+        """An announced job has a runner and no longer waits in memory."""
         if (destination := self.of(job)) is not None:
             destination.began[job.seq] = self._now()
 
     def ended(self, job: Job) -> None:
-        """It has none any more; it is withdrawn next."""
+        """A job's run ended: note the pace. The caller withdraws the job next."""
         if (destination := self.of(job)) is not None and (began := destination.began.pop(job.seq, None)) is not None:
             self._paces.ended((job.type, job.destination), self._now() - began)
             self._classify(destination)
 
     def wait(self, destination: Destination, line: Any) -> None:
-        """The line's next job has its turn when ``next_turn`` says so."""
+        """Queue the line until ``next_turn`` returns it."""
         destination.lines[line] = None
         self._queue(destination)
 
     def leave(self, destination: Destination, line: Any) -> None:
-        """The line does not wait any more."""
+        """Remove the line from the destination's queue."""
         del destination.lines[line]
         if not destination.lines:
             self._unqueue(destination)
 
     def must_wait(self, destination: Destination) -> bool:
-        """Whether others have to have their turn first, or the destination has no room."""
+        """Whether the destination has no room, or others come first."""
         pace = destination.pace
         if destination.lines or destination.group in self._turns[pace] or self.free(destination) <= 0:
             return True
@@ -193,7 +204,7 @@ class Destinations:
         return self._find_turn() is not None
 
     def next_turn(self) -> Any | None:
-        """The line that has waited longest among those whose destination has room."""
+        """The line whose turn it is, among those whose destination has room."""
         destination = self._find_turn()
         if destination is None:
             return None
@@ -207,28 +218,28 @@ class Destinations:
         return line
 
     def kept(self, job: Job) -> None:
-        """The job waits in memory."""
+        """Count a job that now waits in memory."""
         if (destination := self.of(job)) is not None:
             self._known[job.type, job.destination] = destination
             destination.jobs += 1
             destination.bytes += len(job.payload)
 
     def dropped(self, job: Job) -> None:
-        """The job waits in memory no longer."""
+        """Count off a job that no longer waits in memory."""
         if (destination := self.of(job)) is not None:
             destination.jobs -= 1
             destination.bytes -= len(job.payload)
             self._forget(destination)
 
     def clear_lines(self) -> None:
-        """No stream waits for a destination any more."""
+        """Forget all waiting lines."""
         for turns in self._turns.values():
             turns.clear()
         for destination in self._known.values():
             destination.lines.clear()
 
     def _forget(self, destination: Destination) -> None:
-        """A destination without jobs costs no memory."""
+        """Drop a destination without jobs, so that it costs no memory."""
         if not (destination.in_flight or destination.jobs):
             self._known.pop((destination.type, destination.name), None)
 
@@ -242,7 +253,7 @@ class Destinations:
             del self._in_flight_of[key]
 
     def _classify(self, destination: Destination) -> None:
-        """By the pace and the group that it has now."""
+        """Recount the destination under its current pace and group."""
         key = (destination.type, destination.name)
         pace, group = self._paces.of(key), self._groups.get(key, destination.name)
         if (pace, group) == (destination.pace, destination.group):
@@ -281,7 +292,11 @@ class Destinations:
         return None
 
     def _first_with_room(self, queued: OrderedDict[Destination, None]) -> Destination | None:
-        """One that has no room leaves if its own next end brings it back; with none in flight its group is full."""
+        """The first destination with room, dequeuing those that will requeue themselves.
+
+        A destination without room requeues when one of its own jobs ends. If it has none
+        in flight, its group is full, and so has no room for the others either.
+        """
         while queued:
             destination = next(iter(queued))
             if self.free(destination) > 0:
@@ -293,10 +308,10 @@ class Destinations:
 
 
 def _share(cap: int, runners: int) -> int:
-    """What one destination may have of so many runners."""
+    """One destination's share of this number of free runners."""
     return max(1, min(cap, runners // _FREE_RUNNERS_DIVISOR))
 
 
 def _without_reserve(runners: int) -> int:
-    """What those who may not have all of so many runners may have together."""
+    """The runners without the eighth that is reserved for others."""
     return max(1, runners * (_RESERVE_DIVISOR - 1) // _RESERVE_DIVISOR)

@@ -1,15 +1,18 @@
-"""What a worker holds in memory, and what waits behind what. (Pure.)
+"""The jobs that a worker holds in memory, and what each of them waits for. (Pure.)
 
-Jobs of a stream start in sequence order, one after another; streams run side by side. A job behind a block goes back
-to the store as *held*; so does what exceeds the share of one stream, because a deep stream must not crowd out the
-others. When a block is lifted, or a deep stream has room again, its held jobs are its *backlog*: until the backlog is
-read to its end, newer jobs of the stream are held too, so that order is kept.
+The jobs of a stream start one after another, in sequence order; streams run side by
+side. A job behind a block goes back to the store as *held*. So does a job beyond its
+stream's share of the memory: a deep stream must not crowd out the others. When the
+block is lifted, or the stream has room again, its held jobs are its *backlog*. Until
+the worker has read the whole backlog, it also holds newer jobs of the stream, so that
+order is kept.
 
-A job waits until it is announced and started (``announcing``) and ended; it is forgotten when the store has taken the
-report on it.
+A job waits, is announced, starts and ends (``dispatch``). The worker forgets it when
+the store has accepted the report on it.
 
-Bounds: ``jobs_max`` and ``bytes_max`` in all, beyond which nothing is claimed; ``per_stream_max`` of one stream, and a
-share of one destination (``destinations``), beyond which jobs are held.
+Bounds: the worker claims nothing beyond ``jobs_max`` and ``bytes_max`` in all. It holds
+jobs beyond ``per_stream_max`` of one stream, or beyond the share of one destination
+(``destinations``).
 """
 
 from __future__ import annotations
@@ -24,13 +27,16 @@ from holdfast.work.dispatch import Dispatch, Line
 from holdfast.work.job import Block, Job
 
 Target = tuple[str, str] | None
-"""The job type and the destination whose cap a stream shares; None: it shares none."""
+"""The (job type, destination) whose cap a stream shares; None: no cap."""
 
 
 @dataclass(slots=True, eq=False)
 class _Stream(Line):
-    """``backlog`` is None when no held jobs are to be read, else the sequence after which they are; ``target`` says
-    with which other backlogs it takes turns."""
+    """A stream with jobs, blocks or a backlog.
+
+    ``backlog``: the sequence after which held jobs are to be read; None: there are none
+    to read. Backlogs with the same ``target`` take turns.
+    """
 
     blocks: list[Block] = field(default_factory=list)
     has_held: bool = False
@@ -41,12 +47,12 @@ class _Stream(Line):
         return bool(self.blocks) and any(block.holds(job.seq, job.type) for block in self.blocks)
 
     def holds_the_rest(self, job: Job) -> bool:
-        """Whether all that follows is held as well."""
+        """Whether everything behind this job is held as well."""
         return any(block.holds(job.seq, job.type) and not block.released for block in self.blocks)
 
 
 class Streams:
-    """The jobs a worker holds."""
+    """The jobs that a worker holds, by stream and by what became of them."""
 
     def __init__(
         self,
@@ -62,12 +68,12 @@ class Streams:
         self._ended: dict[int, Job] = {}
         self._streams: dict[str, _Stream] = {}
         self._backlogs: dict[Target, dict[str, None]] = {}
-        """Streams whose held jobs are wanted; targets take turns, and so do the streams of each."""
+        """Streams whose held jobs are wanted; targets, and the streams of each, take turns."""
         self.announcing = Dispatch(self._waiting, self._destinations)
         self._capped = self._destinations.are_capped
         self._bytes = 0
         self._held: dict[int, int] = {}
-        """Jobs to be marked as held, with their partitions."""
+        """Jobs that the next report marks as held, with their partitions."""
         self._closed: set[int] = set()
         self._unreported: dict[int, Block] = {}
 
@@ -76,7 +82,7 @@ class Streams:
         return self._started
 
     def ended(self, seq: int) -> Job | None:
-        """A job that has ended and is not reported yet."""
+        """The job with this sequence, if it has ended and is not reported yet."""
         return self._ended.get(seq)
 
     def room(self) -> tuple[int, int]:
@@ -85,7 +91,7 @@ class Streams:
         return max(0, self._jobs_max - held), max(0, self._bytes_max - self._bytes)
 
     def add(self, jobs: Iterable[Job]) -> None:
-        """Take newly claimed jobs, rising by sequence; those already known are ignored."""
+        """Take newly claimed jobs, rising by sequence; known ones are ignored."""
         for job in jobs:
             if self._ignored(job):
                 continue
@@ -94,7 +100,7 @@ class Streams:
                 self.announcing.offer_alone(job.seq)
                 continue
             if self._capped and self._destinations.is_paused(job):
-                self._held[job.seq] = job.partition  # what was held is read when everything is, after the pause
+                self._held[job.seq] = job.partition  # the rewind that ends the pause reads it again
                 continue
             stream = self._stream(job.stream)
             if stream.backlog is None and (len(stream.queue) >= self._per_stream_max or self._crowded(job)):
@@ -106,12 +112,12 @@ class Streams:
                 self._join(stream, job)
 
     def add_backlog(self, jobs: Sequence[Job], asked: ClaimRequest, through: int) -> None:
-        """Take the held jobs that were asked for; a stream that got less than was asked for has no more.
+        """Take the requested held jobs; a stream with fewer than requested has no more.
 
-        Those beyond ``through`` come again: whoever had the stream before may have left ready jobs before them, which
-        have not been read yet.
+        Jobs beyond ``through`` are dropped and read again later: the stream's previous
+        owner may have left ready jobs before them that are not read yet.
         """
-        # Where a stream is read from may have changed meanwhile: closed, rewound, or a block lifted or made.
+        # A close, a rewind or a change of blocks may have moved the start of a stream's backlog since.
         current = {
             key: stream
             for key, after in asked.backlogs.items()
@@ -128,13 +134,13 @@ class Streams:
             if stream.target is None and self._destinations.is_capped(job):
                 self._want_backlog(key, stream, stream.backlog or 0, self._target(job))
             if self._destinations.is_paused(job) or stream.holds_the_rest(job):
-                self._end_backlog(key, stream)  # it is read from its start after the pause, or when the block is lifted
+                self._end_backlog(key, stream)  # read from its start when the pause or the block ends
                 stream.has_held = True
                 self._forget(key, stream)
                 del current[key]
                 continue
             if self._crowded(job):
-                del current[key]  # the rest comes again
+                del current[key]  # the rest is read again later
                 continue
             counts[key] += 1
             sizes[key] += len(job.payload)
@@ -148,7 +154,7 @@ class Streams:
                 self._forget(key, stream)
 
     def backlogs(self, limit: int = 64) -> dict[str, int]:
-        """Some streams whose held jobs are wanted now, with the sequence after which; the others are next."""
+        """The next streams to read held jobs of, each with the sequence to read after."""
         wanted: dict[str, int] = {}
         for target in list(self._backlogs):
             chosen = self._choose(target, limit - len(wanted))
@@ -165,7 +171,7 @@ class Streams:
         return wanted
 
     def _choose(self, target: Target, limit: int) -> dict[str, int]:
-        """Streams of one target whose held jobs are wanted now, so that what is read of them fits its memory."""
+        """Streams of one target to read now, so few that their jobs fit its memory."""
         if target is not None:
             jobs_max, jobs = self._destinations.memory_of_one(self._jobs_max), self._destinations.jobs(target)
             limit = min(limit, max(1, (jobs_max - jobs) // PER_BACKLOG)) if 2 * jobs <= jobs_max else 0
@@ -180,7 +186,10 @@ class Streams:
         return chosen
 
     def announced_by_store(self, seqs: Iterable[int]) -> None:
-        """The store has recorded these on its own when it handed them out; some may have to wait all the same."""
+        """Note the jobs that the store recorded as in flight when it handed them out.
+
+        Some of them may still have to wait here.
+        """
         for seq in sorted(seqs):
             job = self._waiting.get(seq)
             if job is not None and seq not in self.announcing.announced:
@@ -188,8 +197,10 @@ class Streams:
                 self.announcing.announced_by_store(job, place)
 
     def make_room(self, runners: int) -> None:
-        """Give back what is beyond the share of a stream or of a destination, if so few of them fill the memory that
-        runners are idle."""
+        """Give back what exceeds a stream's or destination's share, if runners are idle.
+
+        Runners are idle in a full memory when too few streams fill it.
+        """
         if self.announcing.abreast >= runners:
             return
         self._make_room_of_destinations()
@@ -207,7 +218,7 @@ class Streams:
                 self._want_backlog(key, stream, last.seq, self._target(last))
 
     def _make_room_of_destinations(self) -> None:
-        """The share of each has become smaller with their number."""
+        """Shrink destinations to their share, which falls as their number grows."""
         share = self._destinations.memory_of_one(self._jobs_max)
         for destination in self._destinations.beyond(share):
             for line in reversed(list(destination.lines)):
@@ -230,7 +241,7 @@ class Streams:
         return job
 
     def done(self, job: Job) -> None:
-        """The job is finished for good, completed or dead: its own block is lifted and its stream goes on."""
+        """The job is completed or dead: lift its own block and continue its stream."""
         stream = self._end(job)
         if stream is None or job.stream is None:
             return
@@ -242,7 +253,7 @@ class Streams:
         self._forget(job.stream, stream)
 
     def failed(self, job: Job, block: Block | None) -> None:
-        """The job will be tried again: with a ``block`` its followers are held behind it, without they go on."""
+        """The job will be retried. A ``block`` holds its followers; else they continue."""
         if block is None:
             self.done(job)
             return
@@ -252,12 +263,12 @@ class Streams:
         stream.blocks = [other for other in stream.blocks if other.head != job.seq]
         stream.blocks.append(block)
         self._unreported[job.seq] = block
-        self._end_backlog(job.stream, stream)  # it is read from its start when the block is lifted
+        self._end_backlog(job.stream, stream)  # read from its start when the block is lifted
         self._give_back(stream, [other for other in stream.queue if block.holds(other.seq, other.type)])
         self.announcing.go_on(stream)
 
     def reported(self, seqs: Iterable[int]) -> None:
-        """The store has taken the report on these; they are forgotten."""
+        """Forget these jobs: the store has accepted the report on them."""
         for seq in seqs:
             job = self._ended.pop(seq, None)
             self._unreported.pop(seq, None)
@@ -265,7 +276,7 @@ class Streams:
                 self._bytes -= len(job.payload)
 
     def take_held(self) -> list[int]:
-        """Jobs to be marked as held since the last call."""
+        """The jobs to mark as held since the last call."""
         held, self._held = list(self._held), {}
         return held
 
@@ -275,10 +286,11 @@ class Streams:
         backlogs: Mapping[str, tuple[str, str]] | None = None,
         paused: Collection[tuple[str, str]] = frozenset(),
     ) -> None:
-        """Everything is read again: drop what has not started, take blocks, backlogs and pauses as they are now.
+        """Start over after a rewind: drop what has not started, and take the store's
+        blocks and backlogs and the current pauses.
 
-        The store does not know yet what has ended without being reported: blocks made by such failures stay, and a
-        block whose head has been done is lifted.
+        The store does not know the jobs that ended but are not reported yet. So the
+        blocks of such failures stay, and blocks whose head is done are lifted.
         """
         self.announcing.clear(self._streams.values())
         for job in list(self._waiting.values()):
@@ -305,7 +317,8 @@ class Streams:
     def close(self, partitions: Iterable[int]) -> None:
         """Start nothing more of these partitions, and drop what has not started.
 
-        Nor is anything of them marked as held any more: whoever reads them next may have read past it by then.
+        Their jobs are not marked as held any more either: the next owner may have read
+        past them by then.
         """
         self._closed.update(partitions)
         self._held = {seq: partition for seq, partition in self._held.items() if partition not in self._closed}
@@ -323,7 +336,7 @@ class Streams:
         self._closed.difference_update(partitions)
 
     def in_use(self) -> set[int]:
-        """The partitions of which something is started or unreported."""
+        """The partitions with jobs that are running or not reported yet."""
         return {job.partition for jobs in (self._started, self._ended) for job in jobs.values()}
 
     def _ignored(self, job: Job) -> bool:
@@ -346,7 +359,7 @@ class Streams:
         return (job.type, job.destination) if self._destinations.is_capped(job) else None
 
     def _crowded(self, job: Job) -> bool:
-        """Whether its destination has as much memory as it may have."""
+        """Whether its destination fills its share of the memory."""
         destinations = self._destinations
         destination = destinations.of(job) if self._capped else None
         return destination is not None and (
@@ -355,11 +368,11 @@ class Streams:
         )
 
     def _share(self) -> int:
-        """How many jobs of one stream are enough when the memory is full: all of them together fill half of it."""
+        """The jobs of one stream when memory is full; all streams together fill half."""
         return max(1, min(self._per_stream_max, self._jobs_max // (2 * max(1, len(self._streams)))))
 
     def _give_back(self, stream: _Stream, jobs: Sequence[Job]) -> None:
-        """These go back to the store as held."""
+        """Give these jobs back to the store as held."""
         if not jobs:
             return
         first = next(place for place, job in enumerate(stream.queue) if job is jobs[0])
@@ -373,7 +386,7 @@ class Streams:
         self.announcing.place(stream)
 
     def _join(self, stream: _Stream, job: Job) -> None:
-        """In sequence order; almost always at the end, a retried head at the front."""
+        """Insert in sequence order: almost always last; a retried head goes first."""
         self._keep(job)
         queue = stream.queue
         if not queue or queue[-1].seq < job.seq:
@@ -407,7 +420,7 @@ class Streams:
     def _want_backlog(self, key: str, stream: _Stream, after: int, target: Target) -> None:
         self._end_backlog(key, stream)
         stream.backlog, stream.target = after, target
-        stream.has_held = True  # still so if a failure drops the backlog before it is read
+        stream.has_held = True  # stays true if a failure drops the backlog before it is read
         self._backlogs.setdefault(target, {})[key] = None
 
     def _end_backlog(self, key: str, stream: _Stream) -> None:
@@ -418,6 +431,6 @@ class Streams:
                 del self._backlogs[stream.target]
 
     def _forget(self, key: str, stream: _Stream) -> None:
-        """An idle stream costs no memory."""
+        """Drop the stream if it is idle, so that it costs no memory."""
         if not (stream.queue or stream.blocks or stream.busy or stream.backlog is not None):
             del self._streams[key]
