@@ -1,12 +1,12 @@
 """Fanout: from the log to the connected sessions, best effort.
 
-- ``contract``      the seams: the registry (who is connected where), the link to a gateway
+- ``contract``      the seams: the registry (who is connected where) and the link
 - ``fanout``        the role: reads the log, routes each batch, hands it over, moves on
 - ``routing``       what goes to which gateway; whether sequences are missing (pure)
 - ``members``       who is in a chat, as far as the log has been read
 - ``dead_letters``  events that cannot be used, kept for an operator
 - ``memory``        the registry and the link of a single process
 - ``presence``      reports to the registry who is connected to this gateway
-- ``ephemeral``     typing, presence and receipts: sent at most once a second, never stored
-- ``receipts``      which senders learn that their messages were delivered or read (pure)
+- ``ephemeral``     typing, presence and receipts: at most once a second, never stored
+- ``receipts``      which senders learn that a message was delivered or read (pure)
 """

@@ -177,7 +177,7 @@ class Ephemeral:
         self._put(_Note(user, Presence(user.user_id, status, seen)))
 
     def last_seen(self, user: User) -> str | None:
-        """When the user last connected or disconnected, as far as this node remembers."""
+        """When the user last connected or disconnected, if this node remembers it."""
         return self._last_seen.get(user)
 
     def saw(self, entries: Sequence[LogEntry]) -> None:

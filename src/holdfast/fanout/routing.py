@@ -81,7 +81,7 @@ def legs(entries: Iterable[LogEntry], members: MutableMapping[str, frozenset[Use
 
 
 def _around(entry: LogEntry, before: frozenset[User]) -> tuple[frozenset[User], frozenset[User]] | None:
-    """Who gets an event, and who gets the messages after it; None if it cannot be read."""
+    """Who gets an event, and who gets what follows it; None if it cannot be read."""
     event = membership_event(entry.message)
     if event is None:
         return None

@@ -1,6 +1,11 @@
-"""Step 4: admits, groups, makes durable, answers.
+"""Ingest: accepts sends, commits them in groups, and answers each exactly once.
 
-``contract`` is the door; behind it ``waiting`` (pure: what waits, within which bounds, in which groups), ``intake``
-(the loop around it) and ``durability`` (the store behind a breaker and a deadline). Beside them ``watermarks`` (how far
-devices are), ``repair`` (what the server does to a chat by itself) and ``hot`` (pure: which chats are busy).
+- ``contract``    the seam to the durable side: ``Durability``
+- ``intake``      the loop: one group is committed while the next gathers
+- ``send_queue``  the bounded queue of waiting sends, and how groups are cut (pure)
+- ``durability``  the store behind a breaker and deadlines; raises epochs
+- ``watermarks``  how far devices have received and read, written once a second
+- ``erasure``     deletes a user's texts, memberships and devices
+- ``expiry``      forgets old idempotency keys
+- ``hot_chats``   which chats had many messages in the last minute (pure)
 """

@@ -1,4 +1,4 @@
-"""The door to the durability plane; the gateway and the API know nothing behind it."""
+"""The seam to the durable side. The gateway and the API know nothing behind it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from holdfast.store.commands import Command, CommandResult
 
 
 class Durability(Protocol):
-    """Makes things durable, or says that it did not, or that nobody knows. Never hangs past a deadline."""
+    """Makes writes durable, and says for each whether it is done, not done or unknown.
+    Never waits past a deadline.
+    """
 
     async def persist(self, drafts: Sequence[Draft], deadline: float) -> list[Outcome]:
-        """One outcome per draft, in order, by ``deadline`` (monotonic). Never raises but for cancellation."""
+        """One outcome per draft, in order, by ``deadline`` (monotonic). Never raises,
+        except for cancellation.
+        """
         ...
 
     async def change(self, command: Command, deadline: float) -> CommandResult:
@@ -21,5 +25,7 @@ class Durability(Protocol):
         ...
 
     async def mark(self, watermarks: Sequence[Watermark]) -> bool:
-        """Merge watermarks into the store, best effort: whether it was done. A failure is counted, never raised."""
+        """Merge watermarks into the store, best effort. Returns whether it succeeded; a
+        failure is counted, never raised.
+        """
         ...

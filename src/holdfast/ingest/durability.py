@@ -1,10 +1,13 @@
-"""The durability plane over one store: a breaker, a deadline, and an honest answer for whatever happens.
+"""The durability plane over one store: a breaker, a deadline, and an honest answer for
+whatever happens.
 
-A write that misses its deadline is *unknown*, never failed: it goes on in the background to its end, its late
-result is only measured, and until it has ended no other write is sent after it (Unavailable, nothing tried).
-So at most one write is ever overdue per caller that was in flight, and nothing is answered twice.
+A write that misses its deadline is *unknown*, never failed. It continues in the
+background to its end, its late result is only measured, and until it has ended no other
+write is sent after it (Unavailable, nothing tried). So at most one write is overdue per
+caller that was in flight, and nothing is answered twice.
 
-What the server does to a chat by itself, recorded as an act like an operator's.
+``EpochRaiser`` is the one change that the server makes to a chat by itself. It is
+recorded like an operator's act.
 """
 
 from __future__ import annotations
@@ -40,10 +43,17 @@ from holdfast.store.contract import Store
 T = TypeVar("T")
 
 MARK_SECONDS = 5.0
-"""How long a flush of watermarks may take. No setting: nobody waits for it, and what it missed waits for the next."""
+"""How long a flush of watermarks may take. No setting: nobody waits for it, and what it
+missed waits for the next.
+"""
 
 PROBE_SECONDS = 4.0
-"""How long a write that is only to show that the store works may take."""
+"""How long a write that only probes the store may take."""
+
+SERVER = "holdfast"
+"""The actor of changes that no person made."""
+RAISE_SECONDS = 2.0
+"""How long a raise may take, if its request has that much time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +78,9 @@ class StoreDurability:
         changes: ChangeSettings | None = None,
         epoch_raised: Callable[[str, Cursor], None] = lambda chat_id, head: None,
     ) -> None:
-        """``epoch_raised`` hears at once of a chat whose copies are to be dropped."""
+        """``epoch_raised`` is called at once with each chat whose copies must be
+        dropped.
+        """
         self._epoch_raised = epoch_raised
         self._store = store
         self._clock = clock
@@ -78,7 +90,7 @@ class StoreDurability:
         )
         self._overdue: set[asyncio.Future[Any]] = set()
         self._abandoned: set[asyncio.Future[Any]] = set()
-        """Their caller was cancelled; they go on, within their time, and hold nobody up."""
+        """Writes whose caller was cancelled. They go on and hold nothing up."""
         self._changes_max = (changes or ChangeSettings()).max_at_once
         self._changes = 0
 
@@ -93,7 +105,7 @@ class StoreDurability:
 
     @property
     def trouble(self) -> str | None:
-        """Why the last write failed; None if it did not."""
+        """Why the last write failed; None if it succeeded."""
         return self._guard.trouble
 
     @property
@@ -138,9 +150,11 @@ class StoreDurability:
         return True
 
     async def probe(self) -> None:
-        """Learn whether the store can be written, unless writes have succeeded since the last time. Raises nothing.
+        """Find out whether the store can be written, unless a write has succeeded since
+        the last probe. Raises nothing.
 
-        Through the breaker, like any write: while it rests nothing is tried.
+        The probe goes through the breaker like any write: while it is open nothing is
+        tried.
         """
         if not self._guard.worked_since_asked():
             with suppress(HoldfastError):
@@ -245,14 +259,10 @@ def _outcome_name(outcome: Outcome) -> str:
             return "unknown"
 
 
-SERVER = "holdfast"
-"""The actor of acts that no person did."""
-RAISE_SECONDS = 2.0
-"""How long a raise may take, if its request has so long."""
-
-
 class EpochRaiser:
-    """Called by ``store.history`` when a cursor proves a rollback; raises each epoch once, however many prove it."""
+    """Raises an epoch for ``store.rollbacks`` when a cursor proves a rollback; once per
+    epoch, however many cursors prove it.
+    """
 
     def __init__(self, durability: Durability, clock: Clock, ids: Ids) -> None:
         self._durability = durability

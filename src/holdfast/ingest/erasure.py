@@ -1,8 +1,10 @@
-"""Erasing a person: every text of a user goes, and so do the user's memberships and devices.
+"""Erasing a person: all texts of a user, and the user's memberships and devices.
 
-Each step is a commit of its own with its record, and looks for what is left: killed anywhere and asked again, it goes
-on and ends the same. What stays: the user's id, where it is a sender, a member of a direct chat or part of an event;
-sequences and keys, because a retry must not bring a message back; of what it said not even a hash.
+Each step is a commit of its own with its audit record, and looks for what is left, so
+an erasure that was killed anywhere can be repeated and ends the same. What stays: the
+user's id where it is a sender, a member of a direct chat or part of an event; and
+sequences and keys, because a retry must not bring a message back. Of the content not
+even a hash stays.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ STEP_SECONDS_MAX = 2.0
 
 
 class Erasure(Struct, frozen=True):
-    """How far an erasure has come. ``through``: how far the log was looked through, where to go on.
+    """How far an erasure has come. ``through``: the log has been searched up to here;
+    continue from it.
 
-    ``kept``: chats that still have the user: direct ones, and halted ones, which are left when they are recovered.
+    ``kept``: chats that the user is still in: direct chats, and halted ones, which can
+    be left once they are recovered.
     """
 
     messages: int
@@ -36,11 +40,13 @@ class Erasure(Struct, frozen=True):
 
 
 async def _nothing(user: User) -> None:
-    """Where nothing is kept beside the store."""
+    """For a node that keeps nothing beside the store."""
 
 
 class Eraser:
-    """Erases until ``until`` (monotonic); the caller asks again from ``through`` until it is ``done``."""
+    """Erases until ``until`` (monotonic). The caller repeats from ``through`` until it
+    is ``done``.
+    """
 
     def __init__(
         self,
@@ -49,14 +55,18 @@ class Eraser:
         clock: Clock,
         forget_devices: Callable[[User], Awaitable[None]] = _nothing,
     ) -> None:
-        """``forget_devices`` takes the user's devices and tokens out of what the node keeps beside the store."""
+        """``forget_devices`` deletes the user's devices and tokens from what the node
+        keeps beside the store.
+        """
         self._store = store
         self._durability = durability
         self._clock = clock
         self._forget_devices = forget_devices
 
     async def erase(self, user: User, act: Callable[[], CommandContext], after: int, until: float) -> Erasure:
-        """``act`` makes a new act of the operator for each step. Raises what the store raises; ask again then."""
+        """``act`` makes a new act of the operator for each step. Raises what the store
+        raises; repeat then.
+        """
         chats_left, kept, unfinished = await self._leave(user, act, until)
         await self._store.forget_user(user)
         await self._forget_devices(user)
@@ -70,7 +80,7 @@ class Eraser:
         return Erasure(messages, chats_left, kept, through, ended and not unfinished)
 
     async def _leave(self, user: User, act: Callable[[], CommandContext], until: float) -> tuple[int, list[str], bool]:
-        """How many chats were left, which were not, and whether there was no time for more."""
+        """How many chats were left, which were not, and whether the time ran out."""
         left = 0
         kept: list[str] = []
         for chat_id in sorted((await self._store.memberships([user])).get(user, ())):
@@ -83,7 +93,9 @@ class Eraser:
         return left, kept, False
 
     async def _leave_one(self, chat_id: str, user: User, act: Callable[[], CommandContext]) -> bool:
-        """Whether the user is out of the chat. Its last owner hands it to whoever is next."""
+        """Whether the user is out of the chat. If the user is its last owner, another
+        member becomes owner.
+        """
         if (await self._store.chat(chat_id)).kind == "direct":
             return False
         members = await self._store.members(chat_id)
@@ -94,11 +106,13 @@ class Eraser:
         except ChatHalted:
             return False
         except NotFound:
-            pass  # left by themselves meanwhile
+            pass  # the user left meanwhile
         return True
 
     async def _change(self, command: Command) -> None:
-        """Every step has its own time, so that none is cut off because those before it took theirs."""
+        """Each step has its own deadline, so that slow steps do not cut off
+        the next.
+        """
         await self._durability.change(command, self._clock.monotonic() + STEP_SECONDS_MAX)
 
     async def _empty(
@@ -119,7 +133,9 @@ class Eraser:
 
 
 def _heir(members: Sequence[Member], user_id: str) -> str | None:
-    """Who becomes owner when ``user_id`` goes, if that leaves others without one: the first admin, or member, there."""
+    """Who becomes owner if ``user_id`` is the last one: the longest-standing admin, or
+    else member.
+    """
     others = [member for member in members if member.user_id != user_id]
     leaver = next((member for member in members if member.user_id == user_id), None)
     if leaver is None or leaver.role != "owner" or not others or any(member.role == "owner" for member in others):

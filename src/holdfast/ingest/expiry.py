@@ -1,4 +1,6 @@
-"""What a store forgets with time, in steps so small that no send waits long behind one."""
+"""Forgets old idempotency keys, in steps so small that no send waits long
+behind one.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ from holdfast.store.contract import Store
 
 DAY_SECONDS = 86_400.0
 SWEEP_SECONDS = 600.0
-"""How often it is looked whether something is old enough."""
+"""How often to look for keys that are old enough."""
 FORGOTTEN_AT_ONCE = 500
 PAUSE_SECONDS = 0.05
-"""Between two commits of one sweep: whoever waits to be stored goes first."""
+"""Between two commits of one sweep: waiting sends go first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,9 @@ class KeySettings:
 
 
 class KeyExpiry:
-    """Runs until cancelled. Raises what the store raises; started again, it goes on where it was."""
+    """Runs until cancelled. Raises what the store raises; restarted, it continues where
+    it was.
+    """
 
     def __init__(self, store: Store, clock: Clock, settings: KeySettings | None = None) -> None:
         self._store = store

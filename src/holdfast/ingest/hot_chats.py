@@ -1,4 +1,4 @@
-"""Which chats are hot: above so many messages in a minute. (Pure.)
+"""Which chats are hot: above a number of messages in a minute. (Pure.)
 
 Counted in whole minutes of monotonic time.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 CHATS_MAX = 100_000
-"""In a minute with more chats the later ones are not counted. No setting: it bounds the memory, and a node that serves
-so many chats a minute has no use for a longer list."""
+"""In a minute with more chats the later ones are not counted. No setting: it bounds the
+memory, and a node with that many active chats has no use for a longer list.
+"""
 
 
 class HotChats:
@@ -22,7 +23,7 @@ class HotChats:
         self._hot: dict[str, int] = {}
 
     def count(self, chat_ids: Iterable[str], now: float) -> None:
-        """One more message in each of these."""
+        """Count one more message in each of these chats."""
         self._roll(now)
         counts = self._counts
         for chat_id in chat_ids:
@@ -32,7 +33,7 @@ class HotChats:
                 counts[chat_id] = 1
 
     def hot(self, now: float) -> Mapping[str, int]:
-        """The hot chats of the last full minute, with their messages."""
+        """The hot chats of the last full minute, with their numbers of messages."""
         self._roll(now)
         return self._hot
 

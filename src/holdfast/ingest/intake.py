@@ -1,8 +1,10 @@
-"""Sends in, answers out: gathers what waits while a commit is in flight and commits it as the next group.
+"""Sends in, answers out: gathers the sends that arrive during a commit and commits them
+as the next group.
 
-There is no artificial delay: a send that finds nothing in flight leaves at once, alone; under load the groups
-grow by themselves. One group is in flight at a time, and the one before it is answered meanwhile. Decisions are in
-``waiting``; this is the loop around them.
+There is no artificial delay: a send that finds no commit in flight leaves at once,
+alone; under load the groups grow by themselves. One group is in flight at a time, and
+the one before it is answered meanwhile. ``send_queue`` decides; this is the loop around
+it.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ from holdfast.wire.frames import SendBody
 
 
 class Intake:
-    """The one door for sends, whether they come by socket or by REST.
+    """The only entry point for sends, by WebSocket or by REST.
 
-    Every submitted send is answered exactly once: Acked only after its commit. An answer may come before
-    ``submit`` returns. ``run`` must be running; it ends after ``stop`` when everything has been answered, and
-    answers everything, truthfully, also if it is cancelled.
+    Every submitted send is answered exactly once: Acked only after its commit. An
+    answer may come before ``submit`` returns. ``run`` must be running. It ends after
+    ``stop``, when everything has been answered; if it is cancelled, it still answers
+    everything truthfully.
     """
 
     def __init__(

@@ -1,7 +1,9 @@
-"""How far devices are: merged in memory, written each second, told to senders as receipts.
+"""How far devices have received and read: merged in memory, written each second, and
+the source of receipts.
 
-A watermark only rises, so what is lost here is replaced by the device's next one. Bounded: with ``max_waiting``
-different watermarks waiting, further ones are dropped and counted; those already waiting still merge.
+A watermark only rises, so a lost one is replaced by the device's next. Memory is
+bounded: with ``max_waiting`` different watermarks waiting, further ones are dropped and
+counted; those already waiting still merge.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class WatermarkSettings:
 
 
 class Watermarks:
-    """``told`` hears once per flush what moved, stored or not, for the receipts."""
+    """``told`` is called once per flush with the watermarks that moved, stored or not,
+    for the receipts.
+    """
 
     def __init__(
         self,
@@ -63,11 +67,11 @@ class Watermarks:
         return len(self._waiting)
 
     def stop(self) -> None:
-        """``run`` flushes once more and ends."""
+        """Make ``run`` flush once more and end."""
         self._stopping.set()
 
     async def run(self) -> None:
-        """Flush each second; a defect costs one flush and not the ones after it."""
+        """Flush each second. A defect costs one flush, not the later ones."""
         while not self._stopping.is_set():
             await wait_at_most(self._stopping, self._settings.flush_interval_seconds)
             try:
@@ -76,9 +80,11 @@ class Watermarks:
                 telemetry.defect("watermarks", error)
 
     async def flush(self) -> None:
-        """Write what waits, then tell it: who reads the store behind a receipt finds there what it said.
+        """Write the waiting watermarks, then report them: a client that reads the store
+        after a receipt finds there what it said.
 
-        What could not be written is told all the same, and waits again unless something newer came meanwhile.
+        A watermark that could not be written is reported all the same, and waits again
+        unless a newer one came meanwhile.
         """
         batch = list(self._waiting.values())
         self._waiting = {}
@@ -108,7 +114,7 @@ class Watermarks:
 
 
 def merged(old: Watermark, new: Watermark) -> Watermark:
-    """Of the same epoch the maxima; of different epochs the newer."""
+    """The maxima if the epochs are equal, otherwise the one of the newer epoch."""
     if new.epoch != old.epoch:
         return new if new.epoch > old.epoch else old
     return Watermark(

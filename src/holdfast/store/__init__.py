@@ -1,0 +1,12 @@
+"""The store: durable chats, and the rules every adapter applies alike.
+
+- ``contract``       what a store promises
+- ``commands``       the commands that change a chat, as values (pure)
+- ``plan``           what a decision reads and what it tells an adapter to write (pure)
+- ``command_rules``  from a command to its plan, or a refusal (pure)
+- ``numbering``      which sequence or error each send of a group gets (pure)
+- ``pages``          how a page of messages is cut (pure)
+- ``rollbacks``      cursors beyond the head: lost messages, or a made-up cursor
+- ``memory/``        the reference adapter, also the store of the simulation
+- ``sqlite/``        the embedded adapter: one file, one writer thread, a few readers
+"""

@@ -1,7 +1,8 @@
 """What each command does to a chat: the rules. (Pure.)
 
-Roles are those of ``holdfast.access.roles``. An operator's act skips them, and is recorded; what would break a chat
-(no owner left, a third member of a direct chat) is refused to operators too.
+Roles are those of ``holdfast.access.roles``. An operator's act skips them and is
+recorded. A change that would break a chat (no owner left, a third member of a direct
+chat) is refused to operators too.
 """
 
 from __future__ import annotations
@@ -266,7 +267,9 @@ def _change_mute(command: ChangeMute, chat: Chat, seen: CommandInputs, limits: C
 
 
 def _lifted_by_role(command: AddMember | ChangeRole, chat: Chat, seen: CommandInputs) -> str | None:
-    """Whose mute ends with the role that the command gives: an owner is never muted."""
+    """The user whose mute ends with the role that the command gives: an owner is never
+    muted.
+    """
     if command.role != "owner" or seen.mute is None:
         return None
     _check_lifts(command.act, "mute", seen.mute.by_operator, chat, command.user_id)
@@ -285,8 +288,8 @@ def _check_restricts(act: CommandContext, seen: CommandInputs, user_id: str, *, 
 
 
 def _check_room_to_restrict(act: CommandContext, made: int, most: int, what: str) -> None:
-    """Forbidden if the chat has as many as it may. As many again are the operators' own, so that no owner fills the
-    list to keep an operator from adding to it.
+    """Forbidden if the list is full. Operators have as many entries again, so that no
+    owner can keep an operator out by filling the list.
     """
     most *= 2 if act.operator else 1
     if made >= most:
@@ -417,8 +420,8 @@ def _check_role(act: CommandContext, seen: CommandInputs, action: Action, target
 
 
 def _check_not_muted(act: CommandContext, seen: CommandInputs) -> None:
-    """Forbidden to who is muted in the chat or the tenant: a name or an id that the actor chose is read by everybody,
-    like a message.
+    """Forbidden if the actor is muted in the chat or the tenant: everybody reads a name
+    or an id that the actor chose, like a message.
     """
     if act.operator:
         return

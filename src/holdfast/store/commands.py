@@ -1,8 +1,10 @@
 """The commands that change a chat, as values. (Pure.)
 
-Every change of a chat but a send is one of these commands, committed by ``Store.change``. Joining, leaving,
-renaming, bans, mutes and role changes leave a message of kind ``event`` in the same commit, so that the member
-set is exact at each place of the log; creation leaves none, so that a chat's first message is 1.
+Every change of a chat except a send is one of these commands, committed by
+``Store.change``. Joining, leaving, renaming, bans, mutes and role changes leave a
+message of kind ``event`` in the same commit, so that the set of members is exact at
+each position of the log. Creation leaves none, so that a chat's first message has
+sequence 1.
 """
 
 from __future__ import annotations
@@ -15,18 +17,22 @@ from msgspec import Struct
 from holdfast.message import Chat, ChatKind, Message, Role, User
 
 OPERATOR = "an operator"
-"""Stands for every operator where members read who did something; no user's id, for it has a space. Which admin key
-it was is in the audit log.
+"""Stands for every operator where members read who did something. It contains a space,
+so it is no user's id. The audit log has the admin key that was used.
 """
 
 
 class CommandContext(Struct, frozen=True):
-    """Who does it, when and why; ``operator`` acts (by an admin key) skip the role table and are audited.
+    """Who acts, when and why.
 
-    ``message_id`` and ``at`` are minted by ingest for the event the command may leave. ``key`` (a caller's
-    Idempotency-Key) with ``fingerprint`` (a hash of the request) makes a repeated command answer as the first.
-    ``backend``: a tenant's own backend acts for the user, so that what it does counts as nobody's invitation.
-    ``muted``: the actor is muted in the whole tenant.
+    - ``operator``: the actor used an admin key; the role table does not apply, and the
+      act is audited;
+    - ``message_id``, ``at``: made by ingest for the event that the command may leave;
+    - ``key``, ``fingerprint``: the caller's Idempotency-Key and a hash of the request;
+      a repeated command gets the first answer;
+    - ``backend``: the tenant's own backend acts for the user; nobody it adds counts as
+      invited;
+    - ``muted``: the actor is muted in the whole tenant.
     """
 
     actor: User
@@ -46,10 +52,11 @@ class CommandContext(Struct, frozen=True):
 
 
 class CreateChat(Struct, frozen=True, tag=True):
-    """Chat, counter at 0, creator as owner and the first members.
+    """Create a chat with its counter at 0, the creator as owner and the first members.
 
-    A direct chat is unique per pair: creating it again answers with the one there is, ``repeated``. Its two
-    members are equal: neither is an owner, and it cannot be joined, left or renamed.
+    A direct chat is unique per pair: creating it again returns the existing one,
+    ``repeated``. Its two members are equal: neither is an owner, and it cannot be
+    joined, left or renamed.
     """
 
     act: CommandContext
@@ -88,7 +95,9 @@ class ChangeRole(Struct, frozen=True, tag=True):
 
 
 class ChangeBan(Struct, frozen=True, tag=True):
-    """Keep somebody out of a group, removed if a member, or let them be added again (``banned`` False)."""
+    """Ban a user from a group, and remove a member; or lift the ban
+    (``banned`` False).
+    """
 
     act: CommandContext
     chat_id: str
@@ -97,9 +106,11 @@ class ChangeBan(Struct, frozen=True, tag=True):
 
 
 class ChangeMute(Struct, frozen=True, tag=True):
-    """A muted member reads, and sends, names and adds nothing. In a direct chat each of the two may mute the other.
+    """Mute or unmute a member. A muted member can read, but not send, rename or add.
 
-    A mute outlives the membership: whoever leaves and comes back is still muted. Making the user an owner lifts it.
+    In a direct chat each of the two may mute the other. A mute outlasts the membership:
+    a user who leaves and comes back is still muted. Making the user an owner lifts the
+    mute.
     """
 
     act: CommandContext
@@ -109,7 +120,9 @@ class ChangeMute(Struct, frozen=True, tag=True):
 
 
 class Redact(Struct, frozen=True, tag=True):
-    """The content goes; sequence and key stay. By its sender, an admin of the chat or an operator."""
+    """Delete a message's content; its sequence and key stay. Allowed to its sender, an
+    admin of the chat and an operator.
+    """
 
     act: CommandContext
     chat_id: str
@@ -120,9 +133,11 @@ ERASE_AT_ONCE = 500
 
 
 class Erase(Struct, frozen=True, tag=True):
-    """The content of these texts of one user goes, as in ``Redact``. Operators only; at most ``ERASE_AT_ONCE``.
+    """Delete the content of these texts of one user, as ``Redact`` does. Operators
+    only; at most ``ERASE_AT_ONCE``.
 
-    What the user did not send, what is gone already, and events are left alone.
+    Messages of other senders, messages that are gone already, and events are left
+    alone.
     """
 
     act: CommandContext
@@ -137,8 +152,9 @@ RETAIN_AT_ONCE = 5_000
 class Retain(Struct, frozen=True, tag=True):
     """Delete the messages before ``first_sequence``. Operators only.
 
-    At most ``RETAIN_AT_ONCE`` go in one commit, so that sends never wait long behind it: the answer's
-    ``chat.first_sequence`` tells how far it came; repeat until it is there.
+    One commit deletes at most ``RETAIN_AT_ONCE``, so that sends never wait long behind
+    it. The answer's ``chat.first_sequence`` shows how far it came; repeat until it is
+    reached.
     """
 
     act: CommandContext
@@ -154,9 +170,10 @@ class HaltChat(Struct, frozen=True, tag=True):
 
 
 class RecoverChat(Struct, frozen=True, tag=True):
-    """Set a missing or lagging counter to the highest stored sequence, record holes, raise the epoch, resume.
+    """Set a missing or lagging counter to the highest stored sequence, record holes,
+    raise the epoch, and accept sends again.
 
-    Watermarks go on in the new epoch, see ``RaiseEpoch``.
+    Watermarks stay valid in the new epoch, see ``RaiseEpoch``.
     """
 
     act: CommandContext
@@ -164,10 +181,12 @@ class RecoverChat(Struct, frozen=True, tag=True):
 
 
 class RaiseEpoch(Struct, frozen=True, tag=True):
-    """A cursor beyond the head proved a rollback: every copy of the chat is to be dropped.
+    """Raise the epoch after a cursor beyond the head proved a rollback: every copy of
+    the chat is dropped.
 
-    Does nothing if the chat's epoch is no longer ``epoch``, so that many proofs raise it once. What is stored keeps
-    its numbers, so watermarks go on in the new epoch, at most up to the head: what was read stays read.
+    Does nothing if the chat's epoch is no longer ``epoch``, so that many proofs raise
+    it once. Stored messages keep their sequences, so watermarks stay valid in the new
+    epoch, up to the head: what was read stays read.
     """
 
     act: CommandContext
@@ -193,7 +212,9 @@ Command = (
 
 
 class CommandResult(Struct, frozen=True):
-    """The chat after the command, and the event it left, if any. ``repeated``: an earlier answer to the same key."""
+    """The chat after the command, and the event it left, if any. ``repeated``: this is
+    an earlier answer to the same key.
+    """
 
     chat: Chat
     event: Message | None = None
@@ -201,11 +222,11 @@ class CommandResult(Struct, frozen=True):
 
 
 class MembershipEvent(Struct, frozen=True, omit_defaults=True):
-    """The content (JSON) of an event message. ``event`` tells which fields are set."""
+    """The content (JSON) of an event message. ``event`` says which fields are set."""
 
     event: str
-    """member_added, member_removed, user_banned (who is no member), user_unbanned, member_muted, member_unmuted,
-    role_changed or chat_renamed.
+    """member_added, member_removed, user_banned (if not a member), user_unbanned,
+    member_muted, member_unmuted, role_changed or chat_renamed.
     """
     user_id: str | None = None
     role: Role | None = None
@@ -220,7 +241,9 @@ _event = msgspec.json.Decoder(MembershipEvent)
 
 
 def membership_event(message: Message) -> MembershipEvent | None:
-    """What an event message says; None for a text, and for an event that cannot be read (any more)."""
+    """The content of an event message; None for a text, and for an event that cannot be
+    decoded.
+    """
     if message.kind != "event":
         return None
     try:

@@ -1,13 +1,15 @@
 """What a store of durable chats promises. Adapters: memory (the reference), sqlite.
 
-Every verb takes the batch. What is said to be done is on stable storage when the call returns. Errors are
-those of ``holdfast.errors``; an adapter lets no foreign error through:
+Every verb takes a batch. When a write returns, its result is on stable storage. Errors
+are those of ``holdfast.errors``; an adapter translates every foreign error:
 
 - ``Unavailable``: nothing happened;
-- ``OutcomeUnknown``: the commit may or may not have happened (an I/O error or a deadline at commit).
+- ``OutcomeUnknown``: the commit may or may not have happened (an I/O error or a
+  deadline at commit).
 
-Order: commit order is sequence order. No reader can see sequence n+1 of a chat while n may still appear.
-Cancel-safety: a cancelled write may have happened; the caller must treat it as unknown.
+Order: commit order is sequence order. No reader can see sequence n+1 of a chat while n
+may still appear. Cancel-safety: a cancelled write may have happened; the caller must
+treat it as unknown.
 """
 
 from __future__ import annotations
@@ -21,18 +23,24 @@ from holdfast.message import Ban, Chat, Cursor, Draft, LogEntry, Member, Message
 from holdfast.store.commands import Command, CommandContext, CommandResult
 
 MEMBERSHIPS_MAX = 20_000
-"""So many chats one read of ``memberships`` answers with: four users with as many as a user may have."""
+"""Chats in one answer of ``memberships``: four users with as many as a user
+may have.
+"""
 LOOKED_AT_ONCE = 5_000
-"""So many entries of the log ``sent_by`` looks at."""
+"""Log entries that one call of ``sent_by`` examines."""
 UNREAD_LOOKED_AT = 100
-"""So many of a chat's newest messages are looked at when unread ones are counted; most of the cost of a list."""
+"""Newest messages of a chat examined to count unread ones; most of the cost
+of a list.
+"""
 
 
 class ChatSummary(Struct, frozen=True):
-    """A chat as its member sees it in a list. ``title`` is its name, or the others' ids in a direct chat.
+    """A chat as its member sees it in a list. ``title`` is its name, or the others' ids
+    in a direct chat.
 
-    ``unread`` counts what is there to read past ``read``: texts of others, neither redacted nor erased, and no events.
-    ``unread_capped``: older ones than the ``UNREAD_LOOKED_AT`` newest messages may be unread too; show it as "40+".
+    ``unread`` counts the messages past ``read``: texts of others, neither redacted nor
+    erased, and no events. ``unread_capped``: messages older than the
+    ``UNREAD_LOOKED_AT`` newest may be unread too; show it as "40+".
     """
 
     chat: Chat
@@ -69,9 +77,9 @@ class AuditRecord(Struct, frozen=True):
 
 
 class SentBy(Struct, frozen=True):
-    """Where a user's messages are, (chat_id, sequence) each, among some entries of the log.
+    """The texts of one user, as (chat_id, sequence), found in a section of the log.
 
-    ``through`` is the last entry that was looked at; ``ended``: there is none after it.
+    ``through`` is the last entry examined; ``ended``: there is none after it.
     """
 
     places: Sequence[tuple[str, int]]
@@ -83,45 +91,58 @@ class Store(Protocol):
     """The durable chats of all tenants."""
 
     def append(self, group: Sequence[Draft]) -> Awaitable[list[Outcome]]:
-        """Number and commit a group of sends, in order, in one commit; one outcome each.
+        """Number a group of sends and commit it, in order, in one commit; one outcome
+        each.
 
-        For each send: an existing key of the same sender is answered first (same content, or that is redacted: the
-        first answer, ``deduplicated``; other content: KeyReused), also for one who has left and in a halted chat; then
-        membership (NotAMember; NotFound for an unknown chat or one of another tenant), mute (Forbidden), halt
-        (ChatHalted), counter.
-        Equal keys within the group are merged. One bad send fails alone. A missing counter halts its chat
-        (ChatHalted) and is never created here; a sequence that is already taken halts its chat alone.
+        Each send is checked in this order. First its key: if this sender has used it
+        before, the send gets the first answer (``deduplicated``) if the content is the
+        same or has been redacted, and KeyReused otherwise; also after the sender left,
+        and in a halted chat. Then membership (NotAMember; NotFound for an unknown chat
+        or one of another tenant), mute (Forbidden), halt (ChatHalted), counter.
+
+        Equal keys within the group are merged. One bad send fails alone. A missing
+        counter halts its chat (ChatHalted) and is never created here; a sequence that
+        is already taken halts only its own chat.
         """
         ...
 
     async def change(self, command: Command) -> CommandResult:
-        """Commit one command; see ``holdfast.store.commands``. Refused leaves everything as it was."""
+        """Commit one command; see ``holdfast.store.commands``. A refused command
+        changes nothing.
+        """
         ...
 
     async def mark(self, watermarks: Sequence[Watermark]) -> None:
-        """Merge watermarks; those of unknown chats, non-members and other epochs than the chat's are ignored.
+        """Merge watermarks. Those of unknown chats, of non-members and of another epoch
+        are ignored.
 
-        The device "" stands for all of a user's devices without a name. Of the named ones the ``ChatLimits`` that are
-        furthest are kept per chat; one that is forgotten merges into "", so the user's maxima stay.
+        The device "" stands for all of a user's devices without a name. Of the named
+        devices the furthest ``ChatSettings.devices_per_member_max`` are kept per chat;
+        the others are merged into "", so that the user's maxima stay.
         """
         ...
 
     async def read_after(
         self, chat_id: str, after: int, limit: int, bytes_max: int, reader: User | None = None
     ) -> Page:
-        """The messages with sequence > ``after``, ascending; at least one if there is one, however large.
+        """The messages with sequence > ``after``, ascending; at least one if there is
+        one, however large.
 
-        A frame with the page has at most ``bytes_max``, everything counted as it is sent. A page that meets the
-        reader's deadline ends there, with ``has_more``; Unavailable if it has nothing yet.
-        With a ``reader``: NotAMember unless a member at this moment, NotFound for another tenant's chat.
-        ``through`` is the last sequence the page settles: the last message's, or the head if nothing is left.
+        A frame with the page has at most ``bytes_max``, counted as it is sent. A page
+        that reaches its read deadline ends there, with ``has_more``; Unavailable if it
+        is still empty. With a ``reader``: NotAMember unless the user is a member at
+        this moment, NotFound for another tenant's chat. ``through`` is the last
+        sequence the page settles: that of its last message, or the head if nothing is
+        left.
         """
         ...
 
     async def read_before(
         self, chat_id: str, before: int, limit: int, bytes_max: int, reader: User | None = None
     ) -> Page:
-        """The last messages with sequence < ``before``, ascending; ``has_more`` tells of older ones."""
+        """The last messages with sequence < ``before``, ascending; ``has_more``: older
+        ones exist.
+        """
         ...
 
     async def heads(self, chat_ids: Iterable[str]) -> Mapping[str, Cursor]:
@@ -131,27 +152,31 @@ class Store(Protocol):
     async def memberships(
         self, users: Sequence[User], chats_max: int = MEMBERSHIPS_MAX
     ) -> Mapping[User, Mapping[str, Cursor]]:
-        """For each user the (epoch, head) of every chat they are a member of now, read in one snapshot.
+        """For each user the (epoch, head) of every chat they are a member of, read in
+        one snapshot.
 
-        From the first on as many users as have ``chats_max`` chats together, and at least the first; ask again for
-        the others.
+        The answer covers the first users, as many as together have at most
+        ``chats_max`` chats, but at least one; ask again for the others.
         """
         ...
 
     async def chats_of(
         self, user: User, limit: int, after: tuple[str, int] | None = None, only: Collection[str] | None = None
     ) -> Sequence[ChatSummary]:
-        """The user's chats, newest activity first; ``after`` is the last of the page before: its id and head there.
+        """The user's chats, newest activity first.
 
-        A message that came to that chat since does not move the place where the list goes on. NotFound if the user's
-        tenant has no such chat. ``only``: of these chats alone.
+        ``after`` is the last chat of the previous page: its id and its head there. A
+        message that has come to that chat since does not change where the list
+        continues. NotFound if the user's tenant has no such chat. ``only`` restricts
+        the list to these chats.
 
-        ``read`` is the furthest of the user's read watermarks. The cost grows with no chat's length.
+        ``read`` is the furthest of the user's read watermarks. The cost does not depend
+        on the length of any chat.
         """
         ...
 
     async def chat(self, chat_id: str, reader: User | None = None) -> Chat:
-        """One chat; NotFound, or NotAMember for a reader who is none."""
+        """One chat. NotFound; NotAMember if the reader is not a member."""
         ...
 
     async def members(self, chat_id: str) -> Sequence[Member]:
@@ -159,11 +184,13 @@ class Store(Protocol):
         ...
 
     async def bans(self, chat_id: str) -> Sequence[Ban]:
-        """Everybody who is banned from the chat now; empty for an unknown chat."""
+        """Everybody banned from the chat now; empty for an unknown chat."""
         ...
 
     async def mutes(self, chat_id: str) -> Sequence[Mute]:
-        """Everybody who is muted in the chat now, members or not; empty for an unknown chat."""
+        """Everybody muted in the chat now, members or not; empty for an
+        unknown chat.
+        """
         ...
 
     async def watermarks(self, chat_id: str) -> Sequence[Watermark]:
@@ -179,51 +206,62 @@ class Store(Protocol):
         ...
 
     async def begin(self, act: CommandContext) -> str | None:
-        """Take the key of ``act`` for a request that is no command: None, once and for one caller only.
+        """Take the key of ``act`` for a request that is not a command. Returns None
+        exactly once, to one caller.
 
-        After that what ``keep`` stored, "" as long as that is nothing; KeyReused for another request.
+        Every later call returns what ``keep`` stored, or "" while nothing is stored;
+        KeyReused for another request.
         """
         ...
 
     async def keep(self, act: CommandContext, answer: str | None) -> None:
-        """Store the answer of a request whose key ``begin`` took. None: it did nothing, and the key is new again."""
+        """Store the answer of a request whose key ``begin`` took. None: the request did
+        nothing, and its key can be used again.
+        """
         ...
 
     async def forget_keys(self, answers_before: str, sends_before: str, limit: int) -> int:
-        """Forget the idempotency keys of answers and of messages from before a moment ("": none).
+        """Forget the idempotency keys of REST answers and of messages older than a
+        moment ("": none).
 
-        Returns how many answers and messages were too old.
-
-        At most ``limit`` of each go in one commit, the oldest first: repeat until 0. A message's key goes in the order
-        of the log, up to the first that is not older. A request that comes again after that is a new one.
+        Returns how many answers and messages were too old. One commit forgets at most
+        ``limit`` of each, the oldest first: repeat until 0. Keys of messages go in log
+        order, up to the first message that is not older. The same request after that is
+        a new one.
         """
         ...
 
     async def sent_by(self, user: User, after: int) -> SentBy:
-        """Which of the next ``LOOKED_AT_ONCE`` entries of the log after a position are this user's texts, not redacted.
+        """This user's texts, not redacted, among the next ``LOOKED_AT_ONCE`` log
+        entries after a position.
 
-        Looks at every entry: for erasure, not for people who wait.
+        Examines every entry: for erasure, not for interactive requests.
         """
         ...
 
     async def forget_user(self, user: User) -> None:
-        """Forget the watermarks of a user's devices and the answers kept for the user's keys."""
+        """Forget the watermarks of a user's devices and the answers kept under the
+        user's keys.
+        """
         ...
 
     async def touch(self) -> None:
-        """Commit something that changes nothing; it fails where any other write would."""
+        """Make a commit that changes nothing; it fails where any other write would."""
         ...
 
     async def audit(self, after: int, limit: int) -> Sequence[AuditRecord]:
-        """Recorded acts with number > ``after``, oldest first."""
+        """Audit records with number > ``after``, oldest first."""
         ...
 
 
 class CommitListener(Protocol):
-    """Called by a store after each commit, on the event loop, with what the commit added to the log.
+    """Called by a store after each commit, on the event loop, with the entries it added
+    to the log.
 
-    Called with nothing when copies may be out of date: stored messages lost their content (redaction, retention), or
-    nobody knows whether a write was stored. That is said when it ends and again with the next one that is known.
+    Called with no entries when copies may be out of date: stored messages lost their
+    content (redaction, retention), or the outcome of a write is unknown. In that case
+    it is called when the write ends and again with the next write whose outcome is
+    known.
     """
 
     def __call__(self, entries: Sequence[LogEntry]) -> None: ...

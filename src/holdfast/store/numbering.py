@@ -1,7 +1,8 @@
-"""What becomes of each send of a group: decided from values, applied by every adapter alike. (Pure.)
+"""What becomes of each send of a group: decided from values, applied by every adapter
+alike. (Pure.)
 
-An adapter reads what is ``Known`` of the group's chats, members and keys, asks ``number`` and writes the result,
-all in one commit.
+An adapter reads what is known of the group's chats, members and keys (``KnownKey``),
+calls ``number`` and writes the result, all in one commit.
 """
 
 from __future__ import annotations

@@ -9,13 +9,17 @@ from msgspec.json import encode
 from holdfast.message import Chat, Message, Page
 
 ENVELOPE_BYTES = 512
-"""More than a frame has around the messages of a page, or around its chats: type, request_id, ids, numbers."""
+"""An upper bound for the rest of a frame that carries a page or chats: type,
+request_id, ids, numbers.
+"""
 
 
 def within(messages: Sequence[Message], bytes_max: int, *, none_yet: bool = True) -> tuple[list[Message], int]:
-    """The first of ``messages`` that take no more than ``bytes_max`` as they are sent, and what is left of it.
+    """The first of ``messages`` that fit into ``bytes_max`` as they are sent, and the
+    bytes left.
 
-    If there are ``none_yet`` on the page, one at least, however large.
+    ``none_yet``: the page is still empty, so at least one message is taken, however
+    large.
     """
     kept: list[Message] = []
     for message in messages:
@@ -28,17 +32,21 @@ def within(messages: Sequence[Message], bytes_max: int, *, none_yet: bool = True
 
 
 def page_after(chat: Chat, messages: Sequence[Message], has_more: bool) -> Page:
-    """A page that settles everything up to its last message, or up to the head if nothing is left."""
+    """A page that settles everything up to its last message, or up to the head if
+    nothing is left.
+    """
     last = messages[-1].sequence if messages else 0
     head = max(chat.head, last)
     return Page(chat.chat_id, chat.epoch, messages, last if has_more else head, has_more, head)
 
 
 def page_before(chat: Chat, before: int, messages: Sequence[Message], has_more: bool) -> Page:
-    """The stretch that ends just before ``before``."""
+    """The page that ends just before ``before``."""
     return Page(chat.chat_id, chat.epoch, messages, min(before - 1, chat.head), has_more, chat.head)
 
 
 def size_of(page: Page) -> int:
-    """The bytes of a page among others in one frame, and of its chat's name, should it stand there once more."""
+    """The bytes of a page in a frame with others, and of its chat's id once more, as
+    ``joined`` may repeat it.
+    """
     return len(encode(page)) + len(encode(page.chat_id)) + 2

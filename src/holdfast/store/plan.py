@@ -1,7 +1,8 @@
-"""What a command does to a chat: decided from values, applied by every adapter alike. (Pure.)
+"""What a decision about a command reads, and what it tells an adapter to write. (Pure.)
 
-An adapter reads what the decision looks at (``Seen``), asks ``decide`` for a ``Plan`` and applies it, all in one
-commit. ``decide`` raises a Refused, or a ChatHalted, and then nothing is changed.
+An adapter reads the ``CommandInputs``, calls ``command_rules.decide`` for a
+``ChangePlan`` and applies it, all in one commit. If ``decide`` raises a Refused or a
+ChatHalted, nothing changes.
 """
 
 from __future__ import annotations
@@ -62,11 +63,11 @@ class ChatSettings:
 
 
 class CommandInputs(Struct, frozen=True):
-    """What the decision about one command looks at."""
+    """The stored facts that the decision about one command depends on."""
 
     chat: Chat | None
     pair: Chat | None = None
-    """The direct chat that the two users of a direct chat to be created already have."""
+    """The direct chat that the two users already have, if one is to be created."""
     actor: Member | None = None
     target: Member | None = None
     members: int = 0
@@ -79,9 +80,9 @@ class CommandInputs(Struct, frozen=True):
     """The target's mute, whether a member or not."""
     mutes: int = 0
     chats: Mapping[str, int] = {}
-    """How many chats each user who would join is in."""
+    """The number of chats of each user who would join."""
     invited: Mapping[str, int] = {}
-    """In how many of them each is by invitation, see ``invited_by``."""
+    """How many of those each user is in by invitation, see ``invited_by``."""
     message: Message | None = None
     """The message to redact."""
     counter: int | None = None
@@ -90,7 +91,7 @@ class CommandInputs(Struct, frozen=True):
 
 
 class AuditNote(Struct, frozen=True):
-    """What goes into the audit table."""
+    """The part of an audit record that the decision determines."""
 
     action: str
     target: str
@@ -98,22 +99,26 @@ class AuditNote(Struct, frozen=True):
 
 
 class Erased(Struct, frozen=True):
-    """Texts of a user that lose their content."""
+    """Texts of a user whose content is deleted."""
 
     user_id: str
     sequences: Sequence[int]
 
 
 class ChangePlan(Struct, frozen=True):
-    """What to write: ``chat`` as it shall be (its head moves with the event), and what comes with it."""
+    """What to write: ``chat`` as it will be (the event moves its head), and what goes
+    with it.
+    """
 
     chat: Chat
     create: bool = False
     pair: str | None = None
-    """Of a direct chat to be created: see ``direct_pair``."""
+    """For a direct chat to be created: see ``direct_pair``."""
     put: Sequence[Member] = ()
     invited: Collection[str] = ()
-    """Those of ``put`` who come by invitation; whoever is in the chat already keeps how they came."""
+    """Those of ``put`` who join by invitation. A present member keeps how
+    they joined.
+    """
     drop: Sequence[str] = ()
     ban: Ban | None = None
     unban: str | None = None
@@ -122,11 +127,13 @@ class ChangePlan(Struct, frozen=True):
     event: MembershipEvent | None = None
     counter: int | None = None
     raised: bool = False
-    """The chat's epoch is one more; its numbers mean the same messages, so watermarks go on, as far as the head."""
+    """The epoch rises by one. Sequences still mean the same messages, so watermarks
+    stay valid, up to the head.
+    """
     redact: int | None = None
     erase: Erased | None = None
     retain: bool = False
-    """Delete what is before the chat's ``first_sequence``."""
+    """Delete the messages before the chat's ``first_sequence``."""
     gaps: Sequence[tuple[int, int]] = ()
     record: AuditNote | None = None
 
@@ -137,19 +144,23 @@ class ChangePlan(Struct, frozen=True):
 
 
 def check_same(act: CommandContext, fingerprint: str) -> None:
-    """KeyReused if the key now comes with another request."""
+    """Raise KeyReused if the key comes with another request than before."""
     if act.fingerprint != fingerprint:
         raise KeyReused("this idempotency key was used for another request; use a new one")
 
 
 def same_request(act: CommandContext, fingerprint: str, earlier: CommandResult) -> CommandResult:
-    """The earlier answer under the same key. KeyReused if the key now comes with another request."""
+    """The earlier answer under the same key. KeyReused if the key comes with another
+    request.
+    """
     check_same(act, fingerprint)
     return replace(earlier, repeated=True)
 
 
 def event_message(plan: ChangePlan, act: CommandContext, sequence: int) -> Message | None:
-    """The message that the plan's event becomes at ``sequence``; None if it leaves none."""
+    """The message for the plan's event, at ``sequence``; None if the plan leaves no
+    event.
+    """
     if plan.event is None:
         return None
     return Message(
@@ -182,20 +193,24 @@ def muted_in_tenant(tenant: str) -> Forbidden:
 
 
 def halted_chat(chat_id: str) -> ChatHalted:
-    """Why it was halted is between operators: ``inspect`` tells."""
+    """Without the reason of the halt, which is for operators: ``inspect`` shows it."""
     return ChatHalted(
         f"{chat_id} takes no messages until an operator runs `holdfast chat recover {chat_id}`", chat_id=chat_id
     )
 
 
 def direct_pair(command: CreateChat) -> str | None:
-    """What makes a direct chat unique in its tenant: its two users in order; None if it is no direct chat."""
+    """What makes a direct chat unique in its tenant: its two users, sorted; None if it
+    is not a direct chat.
+    """
     users = sorted(joining(command))
     return " ".join(users) if command.kind == "direct" and len(users) == 2 else None
 
 
 def joining(command: Command) -> list[str]:
-    """The users whom the command would bring into a chat: the decision needs to know how many they are in."""
+    """The users whom the command would add to a chat. The decision needs the number of
+    chats of each.
+    """
     match command:
         case CreateChat():
             return list(dict.fromkeys([command.act.actor.user_id, *command.members]))
@@ -206,9 +221,10 @@ def joining(command: Command) -> list[str]:
 
 
 def invited_by(command: Command) -> list[str]:
-    """The users whom the command would bring into a chat by invitation: through another user's own token.
+    """The users whom the command would add by invitation: through another user's own
+    token.
 
-    A tenant's backend and operators invite nobody: they decide.
+    A tenant's backend and operators do not invite: they decide.
     """
     act = command.act
     if act.operator or act.backend:
@@ -217,6 +233,6 @@ def invited_by(command: Command) -> list[str]:
 
 
 def target_of(command: Command) -> str | None:
-    """The other member the command is about."""
+    """The other user whom the command is about."""
     about_one = AddMember | RemoveMember | ChangeRole | ChangeBan | ChangeMute
     return command.user_id if isinstance(command, about_one) else None

@@ -1,8 +1,10 @@
-"""What a cursor beyond the head of its own epoch means: the store lost messages, or the client made the cursor up.
+"""Cursors beyond the head of their own epoch: the store lost messages, or the cursor is
+made up.
 
-With its proof the cursor shows that the store lost what it had acknowledged. It is never clamped: the chat's epoch is
-raised at once, so that every copy of the chat is dropped and read again. Without a proof only the device that shows it
-is reset: it drops its own copy, and nobody else notices.
+With its proof such a cursor shows that the store lost acknowledged messages. It is
+never clamped: the chat's epoch is raised at once, so that every copy of the chat is
+dropped and read again. Without a proof only the device that sent it is reset: it drops
+its own copy, and nobody else is affected.
 """
 
 from __future__ import annotations
@@ -19,22 +21,28 @@ from holdfast.errors import RateLimited, Unavailable
 from holdfast.message import Cursor, User
 
 RESETS_PER_MINUTE = 10
-"""Requests of one user with an unproven cursor beyond the head; the next gets RATE_LIMITED."""
+"""Requests of one user with an unproven cursor beyond the head; the next gets
+RATE_LIMITED.
+"""
 WARNING_SECONDS = 60.0
 """Unproven cursors are counted, and logged at most this often."""
 RAISE_REMEMBERED_SECONDS = 60.0
-"""Those who prove the same rollback later than its raise find the new epoch, so nothing older is remembered."""
+"""A later proof of the same rollback finds the new epoch, so older raises need not be
+remembered.
+"""
 RAISE_SECONDS_MAX = 5.0
 
 _RaiseEpoch = Callable[[User, str, int, float], Awaitable[None]]
-"""Raise a chat's epoch if it is still this one, by a deadline; the user's cursor proved the rollback."""
+"""Raise a chat's epoch if it is still this one, by a deadline. The user is the one
+whose cursor proved the rollback.
+"""
 ReadHeads = Callable[[list[str], float], Awaitable[Mapping[str, Cursor]]]
 
 _REPAIRED = "the chat is being repaired; try again"
 
 
 class _Raise(NamedTuple):
-    """An epoch that is being raised, or was a moment ago."""
+    """An epoch raise in progress or just done."""
 
     epoch: int
     at: float
@@ -42,7 +50,7 @@ class _Raise(NamedTuple):
 
 
 class Rollbacks:
-    """Judges cursors beyond the head."""
+    """Decides what to do about cursors beyond the head."""
 
     def __init__(self, raise_epoch: _RaiseEpoch, heads: ReadHeads, proofs: CursorProofs, clock: Clock) -> None:
         self._raise_epoch, self._heads, self._proofs, self._clock = raise_epoch, heads, proofs, clock
@@ -54,7 +62,9 @@ class Rollbacks:
         return self._proofs.proves(proof, user.tenant, chat_id, cursor)
 
     def charge_reset(self, user: User, chat_id: str, cursor: Cursor, head: Cursor) -> None:
-        """One request of this user is answered with a reset; RateLimited if it is one too many."""
+        """Count one request of this user that is answered with a reset. Raises
+        RateLimited above the rate.
+        """
         now = self._clock.monotonic()
         telemetry.cursor_unproven()
         self._unproven += 1
@@ -71,9 +81,11 @@ class Rollbacks:
             )
 
     async def raise_epoch(self, user: User, chat_id: str, cursor: Cursor, head: Cursor, deadline: float) -> Cursor:
-        """Raise the epoch and return the chat's new head; nothing is answered in the old one.
+        """Raise the epoch and return the chat's new head; nothing is answered in the
+        old epoch.
 
-        All who prove the same rollback share one raise: one who is cancelled, or out of time, leaves it to the others.
+        All callers that prove the same rollback share one raise. A caller that is
+        cancelled or runs out of time does not stop it for the others.
         """
         raised = self._raised.get(chat_id)
         if raised is None or cursor.epoch > raised.epoch:
@@ -85,12 +97,12 @@ class Rollbacks:
             raise Unavailable(_REPAIRED, retry_after_seconds=1) from None
         now = (await self._heads([chat_id], deadline)).get(chat_id)
         if now is None or now.epoch == cursor.epoch:
-            self._forget(chat_id, raised)  # it did not last: the next proof raises it again
+            self._forget(chat_id, raised)  # lost again: the next proof raises
             raise Unavailable(_REPAIRED, retry_after_seconds=1)
         return now
 
     def _begin(self, user: User, chat_id: str, cursor: Cursor, head: Cursor) -> _Raise:
-        """Start a raise; one that fails is forgotten."""
+        """Start a raise; a failed one is forgotten."""
         now = self._clock.monotonic()
         oldest = now - RAISE_REMEMBERED_SECONDS
         self._raised = {c: r for c, r in self._raised.items() if r.at > oldest or not r.done.done()}

@@ -1,9 +1,9 @@
-"""The reference store: everything in memory, on one event loop; nothing survives the process.
+"""The reference store: everything in memory, on one event loop; not durable.
 
-It is the model for the contract suite and the store of the simulation.
+It is the model for the contract tests and the store of the simulation.
 
-``store``  the verbs, over all chats
-``chat``   one chat with all that belongs to it
+- ``store``  the verbs of the contract, over all chats
+- ``chat``   one chat with everything that belongs to it
 """
 
 from holdfast.store.memory.store import MemoryStore

@@ -1,4 +1,4 @@
-"""One chat in memory, and what it answers by itself."""
+"""One chat in memory, and the reads that concern only this chat."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from holdfast.store.plan import ChangePlan
 
 
 class MemoryChat(Struct):
-    """One chat with all that belongs to it. ``chat.head`` is stale; ``counter`` is the truth."""
+    """One chat with everything that belongs to it. ``chat.head`` may be stale;
+    ``counter`` is right.
+    """
 
     chat: Chat
     counter: int | None
@@ -23,9 +25,9 @@ class MemoryChat(Struct):
     """Chats are numbered in the order of their creation."""
     last_position: int
     members: dict[str, Member] = field(default_factory=dict)
-    """``member`` says which of them are muted."""
+    """Without mutes; ``member`` adds them."""
     invited: set[str] = field(default_factory=set)
-    """Those of the members whom another user's token brought in."""
+    """The members whom another user's token added."""
     bans: dict[str, Ban] = field(default_factory=dict)
     mutes: dict[str, Mute] = field(default_factory=dict)
     messages: dict[int, Message] = field(default_factory=dict)
@@ -62,7 +64,7 @@ class MemoryChat(Struct):
         self.marks[key] = mark
 
     def take_marks_along(self) -> None:
-        """The epoch was raised by one: what counted in the one before counts in this, as far as the chat goes."""
+        """Carry watermarks of the previous epoch into the new one, up to the head."""
         epoch, head = self.chat.epoch, self.head
         for key, mark in self.marks.items():
             if mark.epoch == epoch - 1:
@@ -71,7 +73,9 @@ class MemoryChat(Struct):
                 )
 
     def forget_devices(self, user_id: str, devices_max: int) -> None:
-        """Merge the named devices that are furthest behind into the one without a name."""
+        """Merge the named devices that are furthest behind into the device without a
+        name.
+        """
         named = [mark for (user, device_id), mark in self.marks.items() if user == user_id and device_id]
         named.sort(key=lambda mark: (mark.epoch, mark.delivered, mark.read, mark.device_id), reverse=True)
         for mark in named[devices_max:]:
@@ -80,7 +84,7 @@ class MemoryChat(Struct):
                 self.mark(replace(mark, device_id=""))
 
     def holes(self) -> list[tuple[int, int]]:
-        """The stretches between first_sequence and head where no message is stored."""
+        """The ranges between first_sequence and head without stored messages."""
         found: list[tuple[int, int]] = []
         expected = self.chat.first_sequence
         for sequence in [*sorted(self.messages), max(self.head, self.highest) + 1]:
@@ -120,7 +124,7 @@ class MemoryChat(Struct):
         )
 
     def forget(self, plan: ChangePlan) -> None:
-        """Redaction, erasure and retention."""
+        """Apply a redaction, an erasure or a retention."""
         for sequence in self._emptied(plan):
             redacted = self.messages[sequence] = replace(self.messages[sequence], content="")
             for key, stored in self.keys.items():
@@ -132,7 +136,7 @@ class MemoryChat(Struct):
                 del self.keys[gone.chat_id, gone.sender_id, gone.client_message_id]
 
     def _emptied(self, plan: ChangePlan) -> list[int]:
-        """The messages that lose their content."""
+        """The sequences of the messages that lose their content."""
         if plan.redact is not None:
             return [plan.redact]
         if plan.erase is None:

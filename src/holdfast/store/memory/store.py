@@ -1,4 +1,4 @@
-"""The verbs, each one step that cannot be interleaved."""
+"""The verbs of the contract. None awaits, so no two can interleave."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from holdfast.store.plan import (
 
 
 class MemoryStore:
-    """See ``holdfast.store.contract.Store``. ``on_commit`` names who is told of each commit."""
+    """See ``holdfast.store.contract.Store``."""
 
     def __init__(self, limits: ChatSettings | None = None) -> None:
         self._limits = limits or ChatSettings()
@@ -65,7 +65,7 @@ class MemoryStore:
         self._listeners: list[CommitListener] = []
 
     def on_commit(self, listener: CommitListener) -> None:
-        """Call ``listener`` after each commit that added to the log."""
+        """Call ``listener`` after each commit, see ``CommitListener``."""
         self._listeners.append(listener)
 
     async def append(self, group: Sequence[Draft]) -> list[Outcome]:
@@ -357,7 +357,7 @@ class MemoryStore:
             listener(entries)
 
     def _check_numbering(self, chat_id: str) -> None:
-        """Halt the chat if its next sequence cannot be given."""
+        """Halt the chat if it cannot allocate its next sequence."""
         held = self._chats[chat_id]
         if held.counter is None:
             telemetry.counter_corruption(chat_id)

@@ -1,4 +1,8 @@
-"""A group of sends in one commit."""
+"""A group of sends in one commit.
+
+One statement reads everything ``numbering.number`` needs, one writes the messages, one
+moves the counters. Only if that fails is each send written by itself.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +25,18 @@ from holdfast.store.sqlite.database import SQL, Handle
 T = TypeVar("T")
 
 KEYS_REMEMBERED = 1_024
-"""A send's key is wanted twice in its commit, to look for it and to write it: more than a group has."""
+"""More than a group has: each key's hash is needed twice in its commit, to look it up
+and to write it.
+"""
 
 _known = Decoder(list[tuple[str, str, int, str, str | None, int | None, int, int, int]])
 _keys = Decoder(list[tuple[str, Message]])
 
 
 class WriteResult(Struct, Generic[T], frozen=True):
-    """What a commit answers, what it added to the log, and whether it took content out of it."""
+    """A commit's answer, the entries it added to the log, and whether it deleted
+    content.
+    """
 
     answer: T
     entries: Sequence[LogEntry] = ()
@@ -36,7 +44,9 @@ class WriteResult(Struct, Generic[T], frozen=True):
 
 
 def append(handle: Handle, group: Sequence[Draft]) -> WriteResult[list[Outcome]]:
-    """Commit the group. If the whole of it cannot be written, each send is tried by itself in a second commit."""
+    """Commit the group. If it cannot be written as a whole, a second commit tries each
+    send by itself.
+    """
     try:
         with handle.transaction() as connection:
             return _write(connection, group)
@@ -56,7 +66,9 @@ def _write(connection: apsw.Connection, group: Sequence[Draft]) -> WriteResult[l
 
 
 def _read(connection: apsw.Connection, group: Sequence[Draft]) -> tuple[KnownKey, dict[str, int], int]:
-    """What is known of the group, the numbers of its chats in this file, and the end of the log."""
+    """What is known of the group, the row numbers of its chats, and the end
+    of the log.
+    """
     senders = encode(list({(d.chat_id, d.sender.user_id) for d in group})).decode()
     keys = encode([_key_of(d) for d in group]).decode()
     rows, found, end = connection.execute(SQL["known"], {"senders": senders, "keys": keys}).get
@@ -106,13 +118,13 @@ def _key_of(draft: Draft) -> tuple[str, int, str, str]:
 
 @lru_cache(KEYS_REMEMBERED)
 def send_key(sender_id: str, client_message_id: str) -> int:
-    """What stands for a key in the index, as SQLite's integers go."""
+    """The hash of a key for the index, as a signed integer of SQLite."""
     digest = hashlib.blake2b(f"{sender_id}\0{client_message_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
 
 
 def message_row(position: int, chat: int, message: Message, content_hash: bytes | None) -> tuple[object, ...]:
-    """A message as the statement ``put_messages`` takes it."""
+    """A message as a row for the statement ``put_messages``."""
     return (
         position,
         chat,
@@ -138,7 +150,9 @@ def put_messages(
 
 
 def _write_one_by_one(connection: apsw.Connection, group: Sequence[Draft]) -> WriteResult[list[Outcome]]:
-    """Each send behind a savepoint of its own, all in one commit: what cannot be written fails alone."""
+    """Write each send behind its own savepoint, all in one commit: a send that cannot
+    be written fails alone.
+    """
     outcomes: list[Outcome] = []
     entries: list[LogEntry] = []
     for draft in group:
@@ -155,7 +169,9 @@ def _write_one_by_one(connection: apsw.Connection, group: Sequence[Draft]) -> Wr
 
 
 def _why(connection: apsw.Connection, draft: Draft, error: Exception) -> HoldfastError:
-    """Why a send could not be written. A taken sequence halts its chat, in the same commit as the others."""
+    """Why a send could not be written. A taken sequence halts its chat, in the same
+    commit.
+    """
     if isinstance(error, UnicodeEncodeError):
         return InvalidMessage("a field is not valid Unicode text")
     if connection.execute(SQL["taken"], {"chat_id": draft.chat_id}).get is None:

@@ -1,4 +1,6 @@
-"""A command in one commit: read what the decision looks at, decide, write what it says."""
+"""A command in one commit: read its inputs, decide, write the plan. Also the other
+small writes.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ _pairs = Decoder(list[tuple[int, int]])
 
 
 class _Damaged(Exception):
-    """The chat's numbering does not allow the event; it must be halted instead."""
+    """The chat's numbering does not allow the event; the chat must be
+    halted instead.
+    """
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -58,7 +62,9 @@ class _Damaged(Exception):
 
 
 def change(handle: Handle, command: Command, limits: ChatSettings) -> WriteResult[CommandResult]:
-    """Commit the command. A chat whose numbering turns out to be damaged is halted."""
+    """Commit the command. If the chat's numbering is found damaged, the
+    chat is halted.
+    """
     try:
         with handle.transaction() as connection:
             return _change(connection, command, limits)
@@ -90,7 +96,9 @@ def record(handle: Handle, act: CommandContext, action: str, target: str, detail
 
 
 def touch(handle: Handle) -> WriteResult[None]:
-    """A commit like any other that leaves everything as it was: there and back, or SQLite would not write at all."""
+    """A real commit that leaves everything as it was. It adds and subtracts, because
+    SQLite writes nothing for a change without effect.
+    """
     with handle.transaction() as connection:
         for step in (1, -1):
             connection.execute(SQL["touch"], {"step": step})
@@ -98,7 +106,9 @@ def touch(handle: Handle) -> WriteResult[None]:
 
 
 def begin(handle: Handle, act: CommandContext) -> WriteResult[str | None]:
-    """Take the key of a request that is no command; what was kept under it if it is taken."""
+    """Take the key of a request that is not a command; if it is taken, return what is
+    stored under it.
+    """
     key = _key(act.actor, act.key or "")
     with handle.transaction() as connection:
         earlier = connection.execute(SQL["answer"], key).get
@@ -110,7 +120,7 @@ def begin(handle: Handle, act: CommandContext) -> WriteResult[str | None]:
 
 
 def keep(handle: Handle, act: CommandContext, answer: str | None) -> WriteResult[None]:
-    """Store the answer of a request whose key is taken, or give the key back."""
+    """Store the answer of a request whose key is taken, or release the key."""
     key = _key(act.actor, act.key or "")
     with handle.transaction() as connection:
         if answer is None:
@@ -140,7 +150,7 @@ def _change(connection: apsw.Connection, command: Command, limits: ChatSettings)
 
 
 def _see(connection: apsw.Connection, command: Command) -> tuple[int, CommandInputs]:
-    """The chat's number in this file (0 for none), and what the decision looks at."""
+    """The chat's row number (0 for none), and the inputs of the decision."""
     act = command.act
     row = connection.execute(SQL["chat_state"], {"chat_id": command.chat_id}).get
     users = {"tenant": act.actor.tenant, "users": encode(joining(command)).decode()}
@@ -180,7 +190,7 @@ def _see(connection: apsw.Connection, command: Command) -> tuple[int, CommandInp
 
 
 def _with_restrictions(connection: apsw.Connection, chat: int, user_id: str, seen: CommandInputs) -> CommandInputs:
-    """What is seen, with the ban and the mute of the target."""
+    """Add the ban and the mute of the target to the inputs."""
     asked = {"chat": chat, "user_id": user_id}
     banned, banned_by_operator, bans = connection.execute(SQL["ban_state"], asked).get
     muted_by_operator, mutes = connection.execute(SQL["mute_state"], asked).get
@@ -205,9 +215,11 @@ def numbering(
 
 
 def _holes(connection: apsw.Connection, chat: int, whole: tuple[int, int, int]) -> list[tuple[int, int]]:
-    """The stretches where nothing is stored, found by halving: one that is full or empty needs no second look.
+    """The ranges without stored messages, found by bisection: a range that is full or
+    empty is not divided further.
 
-    ``whole`` and every part of it: first sequence, last sequence, how many are stored between them.
+    ``whole`` and each part are (first sequence, last sequence, number of stored
+    messages).
     """
     found: list[tuple[int, int]] = []
     parts = [whole]
@@ -227,7 +239,7 @@ def _holes(connection: apsw.Connection, chat: int, whole: tuple[int, int, int]) 
 
 
 def _apply(connection: apsw.Connection, chat: int, plan: ChangePlan, act: CommandContext) -> int:
-    """Write everything of the plan but its event; returns the chat's number in this file."""
+    """Write everything of the plan except its event. Returns the chat's row number."""
     if plan.create:
         chat = connection.execute(SQL["create_chat"], {**asdict(plan.chat), "pair": plan.pair}).get
     elif plan.record is not None or plan.event is not None:

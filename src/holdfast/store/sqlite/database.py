@@ -1,4 +1,6 @@
-"""The chats' own file: its schema, and how it is opened."""
+"""The chat store's file: its schema, how it is opened, and what a restore changes in
+it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def version_of(connection: apsw.Connection, path: Path) -> int:
 
 
 def _renew(connection: apsw.Connection, restored: Restored) -> None:
-    """Clients may have seen messages that the backup does not have: every copy of a chat is to be dropped."""
+    """Raise all epochs: clients may have seen messages that the backup does not have,
+    so they must drop every copy of a chat.
+    """
     connection.execute(SQL["take_all_watermarks_along"], {"epoch_min": restored.epoch_min})
     connection.execute(SQL["raise_all_epochs"], {"epoch_min": restored.epoch_min})
     details = msgspec.json.encode({"taken_at": restored.taken_at, "epoch_min": restored.epoch_min}).decode()
@@ -47,4 +51,4 @@ CHATS = StateFile(
     },
     renew=_renew,
 )
-"""As backups see it."""
+"""The file as backups see it."""

@@ -1,4 +1,6 @@
-"""What the readers answer. Every read has a deadline; a page that meets it holds what was read until then."""
+"""The reads, each in one snapshot with a deadline. A page that reaches it ends after
+what was read.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SLICE_MESSAGES = 64
-"""A page is read in slices of this many messages: what a deadline cannot take away any more."""
+"""A page is read in slices of this many messages. A deadline discards at most one
+slice.
+"""
 OPERATIONS_BETWEEN_LOOKS = 5_000
-"""SQLite's virtual machine looks at the deadline this often; an ordinary page takes fewer operations."""
+"""SQLite checks the deadline after this many virtual machine operations; an ordinary
+page takes fewer.
+"""
 
 _chat = Decoder(Chat)
 _messages = Decoder(list[Message])
@@ -44,7 +50,7 @@ UNREADABLE = (UnicodeDecodeError, MsgspecError)
 
 
 class Deadline:
-    """Ends a read: ``is_over`` is asked while SQLite works."""
+    """Ends a read: SQLite calls ``is_over`` while it works."""
 
     def __init__(self, monotonic: Callable[[], float], seconds: float) -> None:
         self._monotonic = monotonic
@@ -55,9 +61,10 @@ class Deadline:
 
     @contextmanager
     def over(self, handle: Handle) -> Iterator[apsw.Connection]:
-        """One state of the file, until the deadline. Unavailable if it has passed already.
+        """One snapshot of the file, until the deadline. Unavailable if it has already
+        passed.
 
-        The next read of this connection brings its own deadline.
+        The deadline stays set on the connection until its next read sets another.
         """
         if self.is_over():
             raise Unavailable("too many reads are waiting; try again", retry_after_seconds=1.0)
@@ -93,7 +100,9 @@ def read_before(
 def _slices(
     connection: apsw.Connection, chat: int, name: str, edge: int, bounds: tuple[int, int]
 ) -> tuple[list[Message], bool]:
-    """Messages from ``edge`` on, in slices; and False if the deadline came between two of them."""
+    """Messages from ``edge`` on, read in slices; and False if the deadline came between
+    two slices.
+    """
     upward = name == "messages_after"
     limit, bytes_left = max(bounds[0], 1), bounds[1] - ENVELOPE_BYTES
     messages: list[Message] = []
@@ -120,7 +129,9 @@ def _any(connection: apsw.Connection, name: str, chat: int, sequence: int) -> bo
 
 
 def readable(connection: apsw.Connection, chat_id: str, reader: User | None) -> tuple[int, Chat]:
-    """A chat's number in this file and itself. NotFound, or NotAMember for a reader who is none."""
+    """A chat's row number and the chat. NotFound; NotAMember if the reader is not a
+    member.
+    """
     user_id = reader.user_id if reader else None
     row = connection.execute(SQL["readable"], {"chat_id": chat_id, "user_id": user_id}).get
     value = _chat.decode(row[1]) if row else None
@@ -239,7 +250,9 @@ def log_after(handle: Handle, deadline: Deadline, after: int, limit: int) -> lis
 
 
 def _up_to_the_damage(connection: apsw.Connection, after: int, limit: int) -> list[LogEntry]:
-    """Entry by entry; UnreadableEvent if the damaged one is the first."""
+    """Read entry by entry up to the damaged one. UnreadableEvent if that is
+    the first.
+    """
     entries: list[LogEntry] = []
     while len(entries) < limit and (row := connection.execute(SQL["log_next"], {"after": after}).fetchone()):
         after, data = row

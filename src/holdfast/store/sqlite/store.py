@@ -1,6 +1,8 @@
-"""The verbs of the contract: what goes to the writer, what to the readers.
+"""The verbs of the contract: each runs on the writer's thread or on a reader's.
 
-What is forgotten with time, and what is forgotten of a person.
+All writes go through ``_write``, which calls the commit listeners before the caller
+gets its answer. After content was deleted, ``_wipe`` also removes it from SQLite's
+write-ahead log.
 """
 
 from __future__ import annotations
@@ -21,23 +23,25 @@ from holdfast.message import Ban, Chat, Cursor, Draft, LogEntry, Member, Mute, O
 from holdfast.store.commands import Command, CommandContext, CommandResult
 from holdfast.store.contract import MEMBERSHIPS_MAX, AuditRecord, ChatSummary, CommitListener, Inspection, SentBy
 from holdfast.store.plan import ChatSettings
-from holdfast.store.sqlite import append, change, reads, store
+from holdfast.store.sqlite import append, change, reads
 from holdfast.store.sqlite.append import WriteResult
 from holdfast.store.sqlite.database import SQL, Handle, SqliteSettings, open_and_migrate
 
 T = TypeVar("T")
 
 HEADS_AT_ONCE = 1_000
-"""``heads`` of more chats is split, so that no reader is kept from others for long."""
+"""``heads`` of more chats is split, so that no reader is occupied for long."""
 WIPE_AGAIN_SECONDS = 1.0
-"""When a reader was in the way of a wipe."""
+"""How long to wait if a reader kept the write-ahead log from being emptied."""
 
 
 class SqliteStore:
-    """See ``holdfast.store.contract.Store``; also the event log's source: ``log_end``, ``log_after``, ``on_commit``.
+    """See ``holdfast.store.contract.Store``. Also the event log's source: ``log_end``,
+    ``log_after``, ``on_commit``.
 
-    ``async with`` opens the file (OperatorErrors say why it cannot be used) and closes it when all writes taken are
-    done. One process at a time: hold the state directory's lock around it.
+    ``async with`` opens the file (an OperatorError says why it cannot be used) and
+    closes it when all accepted writes are done. Only one process at a time: hold the
+    state directory's lock.
     """
 
     def __init__(
@@ -55,9 +59,9 @@ class SqliteStore:
         self._vfs = vfs
         self._listeners: list[CommitListener] = []
         self._unsure = False
-        """The writer's thread does not know what became of its last write."""
+        """The outcome of the last write is unknown to the writer's thread."""
         self._traces = False
-        """The file's log holds what was forgotten, or may: it is what a crash left."""
+        """The write-ahead log holds deleted content; or may, if a crash left it."""
         self._wiping: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -75,12 +79,12 @@ class SqliteStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._wiping is not None:
-            self._wiping.cancel()  # closing empties the log, too
+            self._wiping.cancel()  # closing the file empties the log too
         await self._readers.close()
         await self._writer.close()
 
     def on_commit(self, listener: CommitListener) -> None:
-        """Call ``listener`` after each commit that added to the log."""
+        """Call ``listener`` after each commit, see ``CommitListener``."""
         self._listeners.append(listener)
 
     def append(self, group: Sequence[Draft]) -> Awaitable[list[Outcome]]:
@@ -102,10 +106,10 @@ class SqliteStore:
         await self._write(partial(change.keep, act=act, answer=answer))
 
     async def forget_keys(self, answers_before: str, sends_before: str, limit: int) -> int:
-        return await self._write(lambda handle: store.forget_keys(handle, answers_before, sends_before, limit))
+        return await self._write(lambda handle: forget_keys(handle, answers_before, sends_before, limit))
 
     async def forget_user(self, user: User) -> None:
-        await self._write(partial(store.forget_user, user=user))
+        await self._write(partial(forget_user, user=user))
 
     async def touch(self) -> None:
         await self._write(change.touch)
@@ -170,10 +174,12 @@ class SqliteStore:
         return await self._read(reads.log_after, after, limit)
 
     def _write(self, work: Callable[[Handle], WriteResult[T]]) -> Awaitable[T]:
-        """Have it done by the writer; the listeners hear of it before its caller does, or without one.
+        """Run a write on the writer's thread. Listeners are called before the caller
+        gets its answer, and also if the caller is gone.
 
-        The caller's turn is arranged first: so the next group is on its way before this one is spread, and what a
-        connection gets of both, acks and messages, leaves in one write.
+        The caller's task is scheduled first. So the next group is on its way before
+        this one is delivered, and a connection's acks and messages of both leave in one
+        write.
         """
         heard: list[Sequence[LogEntry]] = []
 
@@ -218,7 +224,9 @@ class SqliteStore:
             self._wiping = asyncio.create_task(self._wipe())
 
     async def _wipe(self) -> None:
-        """Until nothing of what was forgotten is left in the log: a page of it holds what was there before, too."""
+        """Empty the write-ahead log until no deleted content is left in it: its older
+        pages still hold that content.
+        """
         while self._traces:
             try:
                 await self._writer.do(self._empty_log)
@@ -241,7 +249,9 @@ def _too_many_reads() -> HoldfastError:
 
 
 def forget_keys(handle: Handle, answers_before: str, sends_before: str, limit: int) -> WriteResult[int]:
-    """Forget idempotency keys that are too old, at most ``limit`` of answers and ``limit`` of messages."""
+    """Forget idempotency keys that are too old, at most ``limit`` of answers and of
+    messages each.
+    """
     with handle.transaction() as connection:
         connection.execute(SQL["forget_answers"], {"before": answers_before, "limit": limit})
         forgotten = connection.changes()
@@ -254,7 +264,7 @@ def forget_keys(handle: Handle, answers_before: str, sends_before: str, limit: i
 
 
 def forget_user(handle: Handle, user: User) -> WriteResult[None]:
-    """Forget a user's devices and the answers kept for their keys."""
+    """Forget a user's devices and the answers kept under their keys."""
     with handle.transaction() as connection:
         connection.execute(SQL["forget_devices_of"], user._asdict())
         connection.execute(SQL["forget_answers_of"], user._asdict())
