@@ -1,11 +1,11 @@
-"""Running limits, with adapters chosen by URL: for a node of Holdfast and for any other program.
+"""Running limits, with adapters chosen by URL, for a node and for any other program::
 
-This is the one place that puts the parts together::
-
-    async with opened(LimitsSettings(), Path("state")) as limits:
+    async with open_limits(LimitsSettings(), Path("state")) as limits:
         decision = await limits.limiter.check("acme", "/api/search", "user-7")
 
-The parts of limits as the rest of Holdfast holds them, put together by ``opening``.
+This is the one module of limits that chooses adapters. ``LimitsSettings`` is what an
+operator sets, ``open_limits`` builds and connects the parts, and ``LimitsParts`` is
+what the rest of Holdfast gets.
 """
 
 from __future__ import annotations
@@ -37,6 +37,11 @@ from holdfast.limits.snapshot_file import identity
 
 if TYPE_CHECKING:
     from holdfast.limits.rulestore.redis import RedisNotifications
+
+__all__ = ["RULES_NAME", "LimitsParts", "LimitsSettings", "open_limits"]
+
+RULES_NAME = "rules.json"
+NODES_NAME = "nodes.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +77,21 @@ class LimitsSettings:
 
 
 class Notifications(Protocol):
-    """How changes come by way of Redis."""
+    """Rule changes by way of Redis."""
 
     @property
     def trouble(self) -> CountersTrouble | None:
-        """Why they do not; None if they do."""
+        """Why they do not arrive; None if they do."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LimitsParts:
-    """``limiter`` answers, ``control`` changes, ``feed`` carries changes here, ``entrances`` asks for our own doors."""
+    """Running limits.
+
+    ``limiter`` answers checks, ``control`` changes rules, ``feed`` brings changes to
+    this node, and ``entrances`` makes the checks of Holdfast's own entry points.
+    """
 
     limiter: Limiter
     control: RuleAdmin
@@ -91,18 +100,26 @@ class LimitsParts:
     notifications: Notifications | None = None
 
     def dependencies(self) -> dict[str, str]:
-        """What limiting would like to have and goes on without: shown, and no reason not to be ready."""
+        """The state of what limiting can do without: reported, but no reason not to be
+        ready."""
         return {"counters": self.limiter.counters_state, "rules": "stale" if self.feed.stale else "up"}
 
     async def health(self) -> dict[str, str]:
-        """Whether rules can be changed, how this node limits (``degraded``: without the shared counters), both in the
-        seed's words, and where; ``rules`` only while they are stale here."""
+        """Whether rules can be changed, how this node limits, and its region.
+
+        ``degraded`` means without the shared counters. ``rules`` appears only while
+        they are stale. The words are those of the design document.
+        """
         limiting = "healthy" if self.limiter.counters_state == "up" else "degraded"
         health = {**await self.control.health(), "rate_limiting": limiting, "region": self.limiter.place.region}
         return {**health, "rules": "stale"} if self.feed.stale else health
 
     def status(self) -> dict[str, Any]:
-        """For operators: is it whole, how fresh (None: it never knew), how many, where."""
+        """For operators: counters, notifications, nodes, rules, and how fresh the rules
+        are.
+
+        ``staleness_seconds`` is None if this node never knew all rules.
+        """
         age = self.feed.staleness_seconds
         trouble = self.notifications.trouble if self.notifications is not None else None
         return {
@@ -121,29 +138,25 @@ class LimitsParts:
         }
 
 
-__all__ = ["RULES_NAME", "LimitsParts", "LimitsSettings", "open_limits"]
-
-RULES_NAME = "rules.json"
-NODES_NAME = "nodes.json"
-
-
 @asynccontextmanager
 async def open_limits(
     chosen: LimitsSettings, state: Path, node_id: str = "", starts_with: Sequence[Rule] = (), clock: Clock | None = None
 ) -> AsyncIterator[LimitsParts]:
-    """Running limits. They start, and go on, while every engine but the embedded ones is away.
+    """Start limits; they start and keep running while any external engine is
+    unavailable.
 
-    ``state`` is a directory that no other process uses: what was last known of the rules and of the other nodes is kept
-    in it, or the rules themselves if they are embedded. ``node_id`` tells those who share counters apart; empty, it is
-    made up, once for this directory. The rules of ``starts_with`` are created where there never were any of that name,
-    and hold while nothing is known of any others.
+    ``state`` is a directory that no other process uses. It keeps the rules and nodes
+    last known, or the rules themselves if they are embedded. ``node_id`` distinguishes
+    the nodes that share counters; if empty, one is generated and kept in ``state``. The
+    rules of ``starts_with`` are created unless a rule of that name ever existed, and
+    apply while no others are known.
     """
     clock = clock or SystemClock()
-    state.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - once, before anybody waits for anything
+    state.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - once, before anything else runs
     async with AsyncExitStack() as stack:
         counters, bell = await _counters_of(chosen, clock, stack)
         place = NodeIdentity(node_id or await asyncio.to_thread(identity, state, Ids(clock)), chosen.region)
-        nodes_file = None if counters.immediate else state / NODES_NAME  # counters in this process are nobody else's
+        nodes_file = None if counters.immediate else state / NODES_NAME  # counters in this process have one node
         limiter = Limiter(counters, clock, chosen.limiter, None, place, lambda: feed.nudge(), nodes_file)
         rules = await _rules_of(chosen, state, clock, bell, stack)
         kept = state / RULES_NAME if rules.follower is not None else None  # embedded rules are on this disk already
@@ -151,7 +164,8 @@ async def open_limits(
         control = RuleAdmin(rules.store, clock, rules.database)
 
         async def settle() -> None:
-            """What is done once for all nodes, before they follow: the tables and the rules to start with."""
+            """What one node does for all before they follow the log: the tables and
+            default rules."""
             if rules.prepare is not None:
                 await rules.prepare()
             await control.ensure(starts_with)
@@ -160,7 +174,7 @@ async def open_limits(
             await settle()
         except (Unavailable, OutcomeUnknown) as error:
             if rules.follower is None:
-                raise  # nobody would make up for it later
+                raise  # no follower would make up for it later
             telemetry.log.warning("limits.primary_away_at_start", reason=error.message)
         await stack.enter_async_context(limiter)
         await stack.enter_async_context(feed)
@@ -170,7 +184,7 @@ async def open_limits(
 
 
 class _Rules(NamedTuple):
-    """Where the rules live, how this node reads them, and what rings when they change."""
+    """Where the rules live, how this node reads them, and what notifies it of changes."""
 
     store: RuleStore
     reader: RuleReader
@@ -178,7 +192,8 @@ class _Rules(NamedTuple):
     database: str
     prepare: Callable[[], Awaitable[None]] | None = None
     follower: Callable[[Callable[[], Awaitable[None]]], AbstractAsyncContextManager[object]] | None = None
-    """Publishes changes for the nodes of its region, if it is the one; given what one node does for all."""
+    """Publishes changes for its region, if it is the one that does. Its argument is
+    what one node does for all."""
 
 
 async def _counters_of(

@@ -20,6 +20,23 @@ ADMIN = RuleName(ANY, "admin:key")
 """What the admin API asks. Operators belong to no tenant, and no credential is of this one, so that nobody's checks
 reach their counters."""
 
+
+def _rule(resource: str, limit: int, burst: int, precision: Precision = "strict") -> Rule:
+    return Rule(ANY, resource, "token_bucket", limit, 60.0, burst_size=burst, precision=precision)
+
+
+DEFAULT_RULES = (
+    _rule("connect:user", 120, 60),
+    _rule("connect:address", 600, 600),
+    _rule("send:user", 3_000, 500),
+    _rule("send:tenant", 600_000, 60_000),
+    _rule("rest:user", 1_200, 100),
+    _rule("rest:tenant", 60_000, 2_000),
+    _rule("check:tenant", 600_000, 60_000, "leased"),  # most questions about limits wait for one round trip, not two
+    _rule(ADMIN.resource, 600, 200),
+)
+"""What each entrance starts with: generous for people, an end for loops. Created once, then the operator's."""
+
 ADMIN_CALLS_PER_MINUTE_MIN = 10
 """Calls of an operator in every minute. While the counters are unavailable every node grants so many by itself."""
 ADMIN_WINDOW_SECONDS_MAX = 60.0
@@ -70,20 +87,3 @@ def locks_out(rule: Rule) -> str:
 
 def _answering(rules: Mapping[str, Rule]) -> Rule | None:
     return next((rule for resource in ADMIN_RESOURCES if (rule := rules.get(resource)) and not rule.deleted), None)
-
-
-def _rule(resource: str, limit: int, burst: int, precision: Precision = "strict") -> Rule:
-    return Rule(ANY, resource, "token_bucket", limit, 60.0, burst_size=burst, precision=precision)
-
-
-DEFAULT_RULES = (
-    _rule("connect:user", 120, 60),
-    _rule("connect:address", 600, 600),
-    _rule("send:user", 3_000, 500),
-    _rule("send:tenant", 600_000, 60_000),
-    _rule("rest:user", 1_200, 100),
-    _rule("rest:tenant", 60_000, 2_000),
-    _rule("check:tenant", 600_000, 60_000, "leased"),  # most questions about limits wait for one round trip, not two
-    _rule(ADMIN.resource, 600, 200),
-)
-"""What each entrance starts with: generous for people, an end for loops. Created once, then the operator's."""

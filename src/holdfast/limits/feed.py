@@ -1,27 +1,31 @@
-"""How a change reaches this node: the log of changes read by a cursor, with doorbells as hints.
+"""How a rule change reaches this node: the change log by cursor, notifications as
+hints.
 
-The cursor is the truth; nothing is ever marked as sent. A doorbell that brings a rule has it applied at once if it
-is newer, and the cursor does not move. Lost, repeated and reordered rings change nothing, because merging rules does
-not depend on order (see ``rules.RuleSet``).
+The cursor is authoritative; nothing is ever marked as sent. A notification that carries
+a rule has it applied at once if it is newer, and the cursor does not move. Lost,
+repeated and reordered notifications do no harm, because merging rules does not depend
+on order (see ``rules.RuleSet``).
 
-Only the rings of our own store count: a Redis is often shared, and its channels know no databases. Which store is ours
-the first look at it tells; rings that come before wait for it. And a ring is never believed for ever (see below):
-what it told and the log never shows is dropped, and from then on a ring only makes us read.
+Only notifications of our own store count: Redis is often shared, and its channels span
+all its databases. The first read shows which store is ours; earlier notifications wait
+for it.
 
-Start: the last good snapshot on disk, listen, read what is newer, ready. The disk comes first because a reader that
-lags may know less than this node did before it was started again. If the database is away, go on with that and say so;
-without it, with the rules that everybody starts with, which are older than any that a database has. Then a sync every
-eight seconds, or at once when a ring or the counters say that we are behind: by delta, or by a full snapshot when the
-epoch is new or the digests differ.
+A notification may be ahead of the reader, because a replica lags, but not for long: a
+reader reports up to which moment it knows everything. If it should know an entry that
+was announced and does not have it 60 s later, the entry is not of our log (two copies
+of one database announce under one name). Then the node reads everything again, and from
+then on notifications only make it read the log.
 
-Staleness is how long ago this node knew that it had everything: without end, if it never did. A replica tells how far
-it may lag behind.
+At startup the node loads the last good snapshot from disk, listens, reads what is
+newer, and is ready. The disk comes first because a lagging reader may know less than
+this node did before its restart. If the database is unavailable, the node continues
+with that snapshot and logs it; without a snapshot it uses the default rules, which are
+older than any stored rule. Then it syncs every eight seconds, and at once if a
+notification or the counters show that it is behind: by changes, or by a full snapshot
+if the epoch is new or the digests differ.
 
-What doorbells told and the log has not shown yet: how far ahead it is, and how long it is believed.
-
-A ring may be ahead of whoever we read from, because a replica lags. It cannot be for ever: a reader tells up to which
-moment it knows everything, and a place of the log that was rung for before that moment and is not there then is not of
-our log. Two databases that are copies of one ring by one name.
+Staleness is the time since this node last knew that it had every rule, infinite if it
+never did. A replica's lag counts towards it.
 """
 
 from __future__ import annotations
@@ -51,35 +55,43 @@ from holdfast.limits.rulestore.notifications import RINGS_WAITING_MAX, end_tasks
 from holdfast.limits.snapshot_file import RulesFile, SavedRules
 
 HEARSAY_SECONDS = 60.0
-"""How long a ring is believed by itself. More than the clocks of a primary and its replica can differ: how far a
-replica lags is told by them."""
+"""How long a notification is trusted without confirmation by the log. Longer than the
+clocks of a primary and its replica can differ, since a replica's lag is measured by
+both."""
 
 _LogPosition = tuple[int, int]
 """An epoch and a ``seq`` in its log."""
 
 
 class PendingNotifications:
-    """``last`` is the furthest place that was rung for. Times are monotonic seconds."""
+    """What notifications announced and the log has not confirmed. Times are monotonic
+    seconds.
+
+    ``last`` is the furthest log position that was announced.
+    """
 
     def __init__(self) -> None:
         self.last: _LogPosition = (0, 0)
         self._awaited: tuple[_LogPosition, float] | None = None
 
     def seq(self, epoch: int) -> int:
-        """The furthest place in the log of this epoch; 0 if what was heard is of another."""
+        """The furthest announced ``seq`` of this epoch; 0 if the last one is of another
+        epoch."""
         return self.last[1] if self.last[0] == epoch else 0
 
     def heard(self, place: _LogPosition, cursor: _LogPosition, now: float) -> None:
-        """A ring brought what is at this place; we have read up to the cursor."""
+        """A notification brought the rule at this position; the log is read up to
+        ``cursor``."""
         self.last = max(self.last, place)
         if self._awaited is None and place > cursor:
             self._awaited = (place, now)
 
     def overdue(self, head: _LogPosition, known_at: float, now: float) -> bool:
-        """Whether a place that was rung for is still not in a log whose reader should know it by now.
+        """Whether an announced position is missing although the reader should know it
+        by now.
 
-        One place is awaited at a time; when the log reaches it, the furthest is next. So rings that go on and on
-        neither put the day off nor bring it nearer.
+        One position is awaited at a time; once the log reaches it, the furthest is
+        next. So a stream of notifications neither postpones the verdict nor hastens it.
         """
         if self._awaited is None:
             return False
@@ -90,7 +102,7 @@ class PendingNotifications:
         return False
 
     def forget(self, place: _LogPosition) -> None:
-        """We have read everything up to here, and believe nothing beyond it."""
+        """Everything up to ``place`` is read; trust nothing beyond it."""
         self.last, self._awaited = place, None
 
 
@@ -119,7 +131,8 @@ class FeedSettings:
 
 
 class RuleFeed:
-    """Keeps a RuleSet up to date and hands each new one to ``apply``. ``async with`` starts and stops it."""
+    """Keeps a RuleSet current and passes each new one to ``apply``. ``async with`` runs
+    it."""
 
     def __init__(
         self,
@@ -162,11 +175,11 @@ class RuleFeed:
 
     @property
     def _heard(self) -> int:
-        """The last place in the log of our epoch from which a doorbell brought a rule."""
+        """The last ``seq`` of our epoch whose rule came by notification."""
         return self._hearsay.seq(self.rules.epoch)
 
     def nudge(self) -> None:
-        """Something says that we are behind: sync now."""
+        """Sync now: something shows that this node is behind."""
         self._nudged.set()
 
     async def __aenter__(self) -> Self:
@@ -195,7 +208,8 @@ class RuleFeed:
         await end_tasks(self._work)
 
     async def sync(self) -> None:
-        """Read what is new. Raises what the reader raises; what was read before that is kept."""
+        """Read what is new. Raises what the reader raises; what was read before that is
+        kept."""
         asked_at = self._clock.monotonic()
         head = await self._reader.head()
         in_order = head.epoch == self.cursor[0]
@@ -204,7 +218,7 @@ class RuleFeed:
             telemetry.log.warning("limits.read_anew", reason="these are the rules of another store", seq=head.seq)
             await self._begin_anew(head.store)
         elif head.epoch < self.rules.epoch or (head.epoch == self.cursor[0] and head.seq < self.cursor[1]):
-            return  # a reader that is behind us: nothing to learn, and nothing is known to be complete
+            return  # the reader is behind us: nothing to learn, and no proof that we are complete
         elif self._hearsay.overdue((head.epoch, head.seq), asked_at - head.lag_seconds, asked_at):
             telemetry.log.error("limits.read_anew", reason="a doorbell told what is not in the log", seq=head.seq)
             self._believes = False
@@ -225,14 +239,14 @@ class RuleFeed:
         while self.cursor[1] < head.seq:
             changes = await self._reader.changes_after(self.cursor[1], CHANGES_PER_READ)
             if not changes or changes[0].seq != self.cursor[1] + 1:
-                await self._take_snapshot(head)  # further behind than the log reaches back
+                await self._take_snapshot(head)  # the log no longer reaches back that far
                 return
             changed = [change.rule for change in changes if isinstance(change.rule, Rule)]
             self._put(self.rules.merge(*changed), "sync", {rule.name for rule in changed})
             self.cursor = (head.epoch, changes[-1].seq)
 
     async def _take_snapshot(self, head: RuleLogHead) -> None:
-        """Everything, unless the digest says that we have it."""
+        """Take everything, unless the digest shows that we have it."""
         if self.rules.digest == head.digest:
             snapshot = RuleSnapshot(head.epoch, head.seq, tuple(self.rules.all()), store=head.store)
         else:
@@ -241,23 +255,24 @@ class RuleFeed:
         self.cursor = max(self.cursor, (snapshot.epoch, snapshot.seq))
 
     async def _begin_anew(self, store: str) -> None:
-        """Nothing of what we have counts, except what we could not read now."""
+        """Replace all our rules; keep them only if the snapshot of our own store is
+        incomplete."""
         snapshot = await self._reader.snapshot()
         if snapshot.whole or store != self._store:
             self._put(RuleSet.of(snapshot.rules, snapshot.epoch, store), "snapshot")
         self.cursor = (snapshot.epoch, snapshot.seq)
         self._hearsay.forget(self.cursor)
         self._store = store
-        self.nudge()  # what was rung meanwhile was not heeded
+        self.nudge()  # notifications that came meanwhile were not applied
 
     def _recognise(self, store: str) -> None:
-        """From here on we know which rings are ours, also of those that came too early."""
+        """Now that our store is known, handle the notifications that came too early."""
         self._store = store
         while self._early:
             self.on_notification(self._early.popleft())
 
     def _put(self, rules: RuleSet, by: str, names: Set[RuleName] | None = None) -> None:
-        """Put rules in place; only those of these names are not what they were, if whoever merged them knows."""
+        """Apply ``rules``; only those of ``names`` can differ, if the caller knows."""
         if rules is not self.rules:
             self._apply(rules)
             before, self.rules = self.rules, rules
@@ -265,23 +280,28 @@ class RuleFeed:
             telemetry.rules_applied(by, sum(before.get(name) != rules.get(name) for name in names))
 
     async def _listen(self, doorbell: ChangeNotifications, listening: asyncio.Event) -> None:
-        """Follow one doorbell for ever; whenever it was away, rings may have been lost."""
+        """Follow one source of notifications for good.
+
+        Each new connection causes a sync, because notifications may have been lost.
+        """
         while True:
             try:
                 async for ring in doorbell.rings():
                     listening.set()
                     self.on_notification(ring)
             except HoldfastError:
-                listening.set()  # it will not ring now; the start need not wait for it
-            except Exception as error:  # whatever it is, the next ring must be heard
+                listening.set()  # it cannot listen now; startup need not wait for it
+            except Exception as error:  # whatever it is, later notifications must arrive
                 listening.set()
                 telemetry.defect("limits", error)
             await asyncio.sleep(self._settings.retry_seconds)
 
     def on_notification(self, ring: ChangeNotification) -> None:
-        """A hint. Its rule is applied if it is newer; a gap before it, or a rule left at home, makes us read.
+        """A hint: apply its rule if that is newer; read the log after a gap or without
+        one.
 
-        A ring of another store is not for us, and one that does not say whose it is only makes us read.
+        Ignores notifications of other stores. One that names no store only causes a
+        read.
         """
         if ring.store and not self._store:
             self._early.append(ring)
@@ -309,16 +329,18 @@ class RuleFeed:
             self._watch()
 
     def _next_sync(self, complete: bool) -> float:
-        """Before what we know grows older than a sync interval: counted from then, not from when the read ended."""
+        """When to sync: before our knowledge, not our last read, is a sync interval
+        old."""
         retry = self._clock.monotonic() + self._settings.retry_seconds
         return max(self._known_at + self._settings.sync_seconds, retry) if complete else retry
 
     async def _pause(self, next_sync: float) -> None:
-        """Until the next sync, a nudge, or a second: staleness is watched each second."""
+        """Wait for the next sync or a nudge, at most a second: staleness is checked
+        each second."""
         try:
             async with asyncio.timeout(max(0.0, min(1.0, next_sync - self._clock.monotonic()))):
                 await self._nudged.wait()
-            await asyncio.sleep(self._settings.nudge_seconds)  # what comes together is read together
+            await asyncio.sleep(self._settings.nudge_seconds)  # read nudges that come together at once
         except TimeoutError:
             pass
 
@@ -328,7 +350,7 @@ class RuleFeed:
         except HoldfastError:
             telemetry.dependency_up("rules", False)
             return False
-        except Exception as error:  # whatever it is, the next sync comes, and staleness is watched until then
+        except Exception as error:  # whatever it is, sync again later and watch staleness until then
             telemetry.defect("limits", error)
             telemetry.dependency_up("rules", False)
             return False
@@ -344,7 +366,7 @@ class RuleFeed:
             say("limits.rules_stale" if self.stale else "limits.rules_fresh", seconds=age)
 
     async def _load(self) -> None:
-        """What this node knew when it was stopped."""
+        """Start with what this node knew when it stopped."""
         saved = await asyncio.to_thread(self._file.load) if self._file is not None else None
         if saved is None:
             return

@@ -1,11 +1,15 @@
-"""What a store of rules promises. Adapters: sqlite (embedded), postgres (a primary, and a replica for reading).
+"""What a rule store promises. Adapters: sqlite (embedded), postgres (primary and
+replicas).
 
-One transaction per change: lock the writers, compare, write the rule, append to the log, remember the key with its
-answer, ring. If any part fails nothing has changed. The lock makes the order of ``seq`` the order of commits, so a
-cursor that has read up to n will never miss one below it.
+Each change is one transaction: lock out other writers, compare, write the rule, append
+to the log, save the idempotency key with its answer, notify. If any step fails, nothing
+has changed. Because of the lock, ``seq`` follows the order of commits, so a cursor that
+has read up to n never misses an entry below n.
 
-Errors: ``Unavailable`` (nothing happened), ``OutcomeUnknown`` (the commit may have happened: the same call with the
-same key tells), and those of ``changes.decide`` and ``lockout.keep_open``. No host name is in any of them.
+Errors: ``Unavailable`` (nothing happened), ``OutcomeUnknown`` (the commit may have
+happened; repeating the call with the same key answers), and those of
+``rule_changes.decide`` and ``entry_rules.keep_open``. None of them contains a host
+name.
 """
 
 from __future__ import annotations
@@ -22,10 +26,11 @@ from holdfast.limits.rules import AnyRule, Rule, RuleName, RuleSnapshot
 
 CHANGES_PER_READ = 100
 FORGOTTEN_PER_CHANGE = 100
-"""A change makes the log forget so many at most: a lower setting takes effect bit by bit."""
+"""At most this many log entries are trimmed per change, so a lower setting takes effect
+gradually."""
 DOORBELL_BYTES_MAX = 4_096
 CHANNEL = "rule_changes"
-"""Where doorbells ring, in PostgreSQL and in Redis."""
+"""The channel of notifications, in PostgreSQL and in Redis."""
 ABOVE_EVERY_VERSION = 2**62
 
 
@@ -47,9 +52,10 @@ class RetentionSettings:
 
 
 class RuleLogHead(Struct, frozen=True):
-    """Where the log stands as a reader sees it, the digest of all rules there, and how far the reader may lag.
+    """The end of the log as a reader sees it, the digest of all rules, and the reader's
+    lag.
 
-    ``store`` tells one store of rules from every other, for as long as it lives.
+    ``store`` identifies the rule store for its whole life.
     """
 
     epoch: int
@@ -60,9 +66,10 @@ class RuleLogHead(Struct, frozen=True):
 
 
 class ChangeNotification(Struct, frozen=True):
-    """A doorbell: something changed. Only a hint; ``rule`` is None where it was too long to come along.
+    """A hint that something changed; ``rule`` is None if it was too long to include.
 
-    Several stores may ring one doorbell (Redis knows no databases there): ``store`` says which one did.
+    Several stores may share a channel (Redis channels span databases): ``store`` says
+    whose it is.
     """
 
     epoch: int
@@ -77,14 +84,16 @@ class RuleReader(Protocol):
     async def head(self) -> RuleLogHead: ...
 
     async def changes_after(self, seq: int, limit: int = CHANGES_PER_READ) -> Sequence[RuleChange]:
-        """Changes with a higher ``seq``, in order; the oldest may be forgotten, which a gap shows.
+        """Changes with a higher ``seq``, in order. A gap shows that the oldest are
+        trimmed.
 
-        What cannot be read here is among them: a reader finds by the digest that it does not have all.
+        Unreadable rules are included; the digest shows a reader that it lacks
+        something.
         """
         ...
 
     async def snapshot(self) -> RuleSnapshot:
-        """All rules and where the log stood, at one moment; tombstones included."""
+        """All rules, tombstones included, and the end of the log, at one moment."""
         ...
 
 
@@ -92,36 +101,39 @@ class RuleStore(RuleReader, Protocol):
     """The durable rules."""
 
     async def change(self, change: Change) -> RuleChangeResult:
-        """Commit one change; see ``changes.decide`` and ``lockout.keep_open`` for what it may raise."""
+        """Commit one change. Raises as ``rule_changes.decide`` and
+        ``entry_rules.keep_open``."""
         ...
 
     async def import_rules(self, wanted: RuleImport) -> tuple[ImportResult, Sequence[RuleDifference]]:
-        """Commit an import in one transaction, all of it or nothing; a dry run writes nothing.
+        """Commit an import in one transaction, all or nothing; a dry run writes
+        nothing.
 
-        See ``rule_import.plan_import`` and ``lockout.keep_open`` for what it may raise. A repetition tells no
-        differences.
+        Raises as ``rule_import.plan_import`` and ``entry_rules.keep_open``. A
+        repetition returns no differences.
         """
         ...
 
     async def get(self, name: RuleName) -> AnyRule | None:
-        """The rule as the primary has it now; tombstones included."""
+        """The rule as the primary has it now, tombstones included."""
         ...
 
     async def page(self, tenant: str | None, after: RuleName | None, limit: int) -> Sequence[AnyRule]:
-        """Living rules in order of their names, of one tenant or of all."""
+        """Live rules in order of their names, of one tenant or of all."""
         ...
 
     async def history(self, name: RuleName, before: int | None, limit: int) -> Sequence[RuleChange]:
-        """The rule's changes, newest first, with a version below ``before``."""
+        """The rule's changes with a version below ``before``, newest first."""
         ...
 
 
 class ChangeNotifications(Protocol):
-    """Rings when a rule changes, if all goes well."""
+    """Best-effort notifications of rule changes."""
 
     def rings(self) -> AsyncIterator[ChangeNotification]:
-        """Rings from now on, until closed. Raises Unavailable when it cannot listen; rings in between are lost.
+        """Notifications from now on, until closed. Raises Unavailable when it cannot
+        listen; those in between are lost.
 
-        The first item is always a ring with ``seq`` 0, which says: from here on I listen.
+        The first item always has ``seq`` 0: it says that listening has begun.
         """
         ...

@@ -1,4 +1,4 @@
-"""A doorbell for listeners in this process: whoever is too slow loses rings, which are only hints."""
+"""Notifications within this process. A slow listener loses some; they are only hints."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from collections.abc import AsyncIterator, Iterable
 from holdfast.limits.rulestore.contract import ChangeNotification
 
 RINGS_WAITING_MAX = 1_000
-"""A listener that has so many waiting loses the oldest; its next sync brings what they said."""
+"""Notifications queued per listener. Beyond it the oldest are dropped; the next sync
+brings their changes."""
 
 END_AGAIN_SECONDS = 1.0
-"""How long a task that was cancelled may take before it is cancelled again."""
+"""How long a cancelled task may take before it is cancelled again."""
 
 LISTENING = ChangeNotification(0, 0)
 
 
 class LocalNotifications:
-    """Rings all listeners. ``ring`` never waits."""
+    """Notifies all listeners. ``notify`` never waits."""
 
     def __init__(self) -> None:
         self._listeners: set[asyncio.Queue[ChangeNotification | None]] = set()
@@ -43,7 +44,7 @@ class LocalNotifications:
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Each is cancelled until it has ended: a client of Redis may lose a cancellation, or wait while it cleans up."""
+    """Cancel each task until it has ended: a Redis client may lose a cancellation."""
     left = set(tasks)
     while left:
         for task in left:

@@ -1,7 +1,8 @@
-"""The Redis channel ``rule_changes`` as a doorbell, and the publishing side of it.
+"""Notifications over the Redis channel ``rule_changes``: subscribe and publish.
 
-A network that swallows everything is noticed: a doorbell that has been quiet is asked whether it is still there.
-PUBLISH to a replica succeeds with 0 receivers, so a count of receivers proves nothing and is not looked at.
+A network that drops everything is noticed: a quiet subscription is pinged. PUBLISH to a
+replica succeeds with 0 receivers, so the number of receivers proves nothing and is
+ignored.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from holdfast.limits.rulestore.serialization import heard_ring
 
 
 class RedisNotifications:
-    """``contract.Doorbell`` by SUBSCRIBE, and ``publish`` for whoever follows the log."""
+    """``contract.ChangeNotifications`` by SUBSCRIBE, and ``publish`` for the log's
+    follower."""
 
     def __init__(
         self, url: str, channel: str = CHANNEL, connect_timeout_seconds: float = 2.0, quiet_seconds: float = 5.0
@@ -35,7 +37,8 @@ class RedisNotifications:
 
     @property
     def trouble(self) -> CountersTrouble | None:
-        """Why changes are not heard, or not published, by way of this Redis; None if they are."""
+        """Why changes are not received or not published through this Redis; None if
+        they are."""
         return self._listening.trouble or self._publishing.trouble
 
     async def publish(self, payload: str) -> None:
@@ -76,7 +79,8 @@ class RedisNotifications:
 
 
 class _Way:
-    """Whether one of the two commands works. A change is logged once, with its reason."""
+    """Whether one of the two commands works. Each change is logged once, with its
+    reason."""
 
     def __init__(self, url: str, command: str) -> None:
         self._url = url
@@ -97,6 +101,6 @@ class _Way:
 
 
 async def _close(what: PubSub | Redis) -> None:
-    """A closing that fails has closed, too; its error would take the place of the cancellation that led here."""
+    """Ignore errors: a failed close has closed too, and must not hide a cancellation."""
     with suppress(RedisError, OSError):
         await what.aclose()

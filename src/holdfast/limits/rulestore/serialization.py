@@ -1,7 +1,8 @@
-"""Rules as the databases and doorbells keep them, written and read one by one. (No I/O.)
+"""Rules and changes as databases and notifications carry them. (No I/O.)
 
-While nodes are upgraded one after the other, an older one meets rules with a word that it does not know. It says so,
-and goes on with all the others; operators still see such a rule, and can replace or delete it.
+During a rolling upgrade an older node meets rules with words it does not know. It logs
+each one and continues with all others. Operators still see such a rule, and can replace
+or delete it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from holdfast.limits.rulestore.notifications import LISTENING
 
 
 class _Line(Struct, frozen=True):
-    """A change whose rule is still to be read."""
+    """A change whose rule is not decoded yet."""
 
     seq: int
     rule: Raw
@@ -32,7 +33,7 @@ class _Line(Struct, frozen=True):
 
 
 class _Key(Struct, frozen=True):
-    """The same of an idempotency key."""
+    """An idempotency key whose rule is not decoded yet."""
 
     fingerprint: str
     rule: Raw
@@ -48,7 +49,7 @@ _ring = msgspec.json.Decoder(ChangeNotification)
 
 
 def text_of(value: Struct | Sequence[RuleName] | tuple[str, ...]) -> str:
-    """As it is kept."""
+    """As the stores keep it."""
     return msgspec.json.encode(value).decode()
 
 
@@ -72,7 +73,7 @@ def remembered_of(body: str) -> Remembered:
 
 
 def snapshot_of(epoch: int, seq: int, store: str, bodies: Iterable[str]) -> RuleSnapshot:
-    """All rules that can be read; ``whole`` if that is all there are."""
+    """All readable rules; ``whole`` if that is all of them."""
     read = [rule_of(body) for body in bodies]
     rules = readable(read)
     return RuleSnapshot(epoch, seq, tuple(rules), len(rules) == len(read), store)
@@ -83,14 +84,14 @@ def readable(rules: Iterable[AnyRule]) -> list[Rule]:
 
 
 def ring_of(body: str, store: str) -> ChangeNotification:
-    """The ring for one change of a store's log; without its rule if that cannot be read here: others may know it."""
+    """The notification of one log entry; without its rule if this node cannot read it."""
     change = change_of(body)
     rule = change.rule if isinstance(change.rule, Rule) else None
     return ChangeNotification(change.rule.epoch, change.seq, rule, store)
 
 
 def heard_ring(payload: str | bytes) -> ChangeNotification:
-    """What a doorbell said; one that cannot be understood still says: look."""
+    """Decode a notification; an unreadable one becomes one that only causes a read."""
     try:
         return _ring.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -1,10 +1,14 @@
-"""Connections to PostgreSQL, and what its errors mean here. No host name leaves this module.
+"""Connections to PostgreSQL, what its errors mean here, and the rule reader on top of
+them.
 
-A host that vanishes closes nothing: its connections keep their locks until the server gives them up. So every session
-asks the server to look after it: to end it when it falls silent inside a transaction, and to find out within seconds
-whether anybody is still there. (Work has connections of its own: a handler may hold a transaction much longer.)
+A host that vanishes closes nothing: its connections keep their locks until the server
+drops them. So every session asks the server to end it when it is idle inside a
+transaction, and to detect a dead peer within seconds by TCP keepalives. (Work has its
+own connections, because a handler may hold a transaction much longer.)
 
-What a node follows: the primary, or a replica that may lag behind it.
+``Database`` is the pool and the only place that translates asyncpg's errors; no error
+it raises contains a host name. ``PostgresRuleReader`` is what a node follows: the
+primary, or a replica that may lag.
 """
 
 from __future__ import annotations
@@ -33,12 +37,16 @@ SCHEMA_LOCK = 0x686F6C64_6C696D03
 RETRY_AFTER_SECONDS = 5.0
 
 FOREIGN = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError)
-"""Everything asyncpg raises at us."""
+"""Everything asyncpg raises."""
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresSettings:
-    """A database by URL. ``connections_max`` callers are served at a time; the others wait for ``timeout_seconds``."""
+    """A database by URL.
+
+    At most ``connections_max`` callers are served at a time; others wait
+    ``timeout_seconds``.
+    """
 
     url: str
     connections_max: int = 4
@@ -51,13 +59,13 @@ class PostgresSettings:
 
 
 def _end(connection: Any) -> None:
-    """At once, with nobody asked. What the server has closed meanwhile is not ours any more, and over, too."""
+    """Close at once, without a round trip. The server may have closed it already."""
     with suppress(asyncpg.InterfaceError):
         connection.terminate()
 
 
 async def connected(settings: PostgresSettings) -> Any:
-    """A connection of one's own, outside the pool. Raises what asyncpg raises."""
+    """A connection outside the pool. Raises what asyncpg raises."""
     return await connect(
         settings.url,
         settings=_looked_after(settings),
@@ -81,7 +89,7 @@ def _looked_after(settings: PostgresSettings) -> dict[str, str]:
 
 
 def unavailable(error: BaseException, what: str) -> HoldfastError:
-    """Nothing happened; the cause is for the log, not for the caller."""
+    """Unavailable: nothing happened. The cause goes to the log, not to the caller."""
     telemetry.log.warning("limits.database_unavailable", what=what, error=type(error).__name__)
     away = Unavailable(f"the database of the rules cannot {what} now", retry_after_seconds=RETRY_AFTER_SECONDS)
     away.__cause__ = error
@@ -89,7 +97,7 @@ def unavailable(error: BaseException, what: str) -> HoldfastError:
 
 
 class Database:
-    """A pool that connects when it is first needed and again when it must."""
+    """A pool that connects on first use and reconnects as needed."""
 
     def __init__(self, settings: PostgresSettings) -> None:
         self.settings = settings
@@ -98,7 +106,8 @@ class Database:
 
     @asynccontextmanager
     async def connection(self, what: str) -> AsyncIterator[Any]:
-        """A connection; whatever asyncpg raises inside becomes Unavailable. Cancelled: it ends at once."""
+        """Lend a connection; asyncpg's errors become Unavailable. If cancelled, close
+        it at once."""
         try:
             opened = await self._pooled()
             async with opened.acquire(timeout=self.settings.timeout_seconds) as connection:
@@ -106,25 +115,23 @@ class Database:
                 try:
                     yield connection
                 except (OSError, asyncpg.InterfaceError, TimeoutError, asyncio.CancelledError):
-                    _end(connection)  # giving it back would wait for it
+                    _end(connection)  # returning it to the pool would wait for it
                     raise
         except FOREIGN as error:
             raise unavailable(error, what) from error
 
     @asynccontextmanager
     async def committing(self, what: str) -> AsyncIterator[Any]:
-        """A transaction: an error before COMMIT means that nothing happened, one at COMMIT that nobody knows.
-
-        Nor does anybody when it is cancelled.
-        """
+        """A transaction. An error before COMMIT means that nothing happened; an error
+        at COMMIT, or a cancellation, leaves the outcome unknown."""
         async with self.connection(what) as connection:
-            # Whatever the database starts with: who waited for the writers' lock must see what was committed meanwhile.
+            # Not the database's default: after waiting for the writers' lock we must see what was committed meanwhile.
             transaction = connection.transaction(isolation="read_committed")
             await transaction.start()
             try:
                 yield connection
             except asyncio.CancelledError:
-                _end(connection)  # a rollback would have to be answered; without a client there is one, too
+                _end(connection)  # no round trip for a rollback: the server rolls back a lost client
                 raise
             except BaseException:
                 if not connection.is_closed():
@@ -144,7 +151,7 @@ class Database:
             opened.terminate()
 
     async def _checked(self, connection: Any) -> None:
-        """The first connection shows what all of them are."""
+        """Check the first connection; all others are like it."""
         if not self._is_checked:
             timeout = self.settings.connect_timeout_seconds
             await refuse_shared_sessions(connection, self.settings.url, timeout=timeout)
@@ -155,7 +162,7 @@ class Database:
             self._pool = pool(
                 self.settings.url,
                 settings=_looked_after(self.settings),
-                min_size=0,  # so nothing waits here: a second caller never meets a pool that is half made
+                min_size=0,  # so nothing waits here, and no second caller sees a half-made pool
                 max_size=self.settings.connections_max,
                 timeout=self.settings.connect_timeout_seconds,
                 command_timeout=self.settings.timeout_seconds,
@@ -165,7 +172,8 @@ class Database:
 
 
 class PostgresRuleReader:
-    """``contract.RuleReader`` on any PostgreSQL that has the tables; ``async with`` closes its connections."""
+    """``contract.RuleReader`` on any PostgreSQL with the tables. ``async with`` closes
+    it."""
 
     def __init__(self, settings: PostgresSettings) -> None:
         self.database = Database(settings)
@@ -177,7 +185,8 @@ class PostgresRuleReader:
         await self.database.close()
 
     async def check(self) -> None:
-        """BadSetting if it can be reached and is no database for rules; if it cannot, that is found out later."""
+        """BadSetting if it is reachable but cannot store rules; unreachable is no error
+        here."""
         with suppress(Unavailable):
             async with self.database.connection("be reached"):
                 pass

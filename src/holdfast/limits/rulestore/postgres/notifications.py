@@ -1,19 +1,24 @@
-"""What one node does for the others, by advisory locks on the primary.
+"""Notifications from PostgreSQL: the follower that passes them on, and a plain
+listener.
 
-* One node of each region follows the log: it publishes every change to the Redis of its region. Only nodes that have a
-  Redis ask for that lock, which is keyed by the region's name.
-* One node of all updates the heartbeat row each second, by which a replica shows how far it lags.
+``LogFollower`` does for all nodes what only one must do, by advisory locks on the
+primary:
 
-The follower listens on the primary and passes each notification on as it arrives; it does not read the log for that,
-because a region may be a hundred milliseconds from the primary. A tick reads what no notification brought.
+- One node per region follows the log and publishes every change to the region's Redis.
+  Only nodes with a Redis ask for this lock, whose key is the region's name.
+- One node in total updates the heartbeat row each second, which shows a replica's lag.
 
-A lock ends with its connection, and another node takes over within ``TAKEOVER_SECONDS``. A holder speaks at least twice
-a second, so the server (from PostgreSQL 14 on) ends the connection of one that is silent. Nothing is marked as sent: a
-new follower publishes the last hundred changes again, and publishing twice changes nothing.
+The follower forwards each NOTIFY as it arrives. It does not read the log first, because
+a region may be a hundred milliseconds from the primary. A tick reads the changes that
+no notification brought. A lock ends with its connection, and another node takes over
+within ``TAKEOVER_SECONDS``. A holder sends something at least twice a second, and the
+server (from PostgreSQL 14 on) closes the connection of one that is silent. Nothing is
+marked as sent: a new follower publishes the last hundred changes again, which does no
+harm.
 
-LISTEN on the primary; a standby refuses to listen.
-
-A network that swallows everything is noticed: the connection is asked now and then whether it is still there.
+``PostgresNotifications`` is LISTEN on the primary (a standby refuses to listen), for
+nodes that read the primary. A network that drops everything is noticed, because a quiet
+connection is queried every few seconds.
 """
 
 from __future__ import annotations
@@ -45,7 +50,8 @@ BEAT_SECONDS = 1.0
 SILENCE_SECONDS_MIN = 2 * BEAT_SECONDS
 IDLE_SESSION_TIMEOUT_SINCE = (14,)
 PUBLISH_SECONDS = 1.0
-"""How long one tick may publish: a Redis that does not answer must not delay the heartbeat."""
+"""How long one tick may publish: a Redis that does not answer must not delay the
+heartbeat."""
 
 Publish = Callable[[str], Awaitable[None]]
 
@@ -57,10 +63,12 @@ def region_lock(region: str) -> int:
 
 
 class LogFollower:
-    """Runs on every node with rules in PostgreSQL, on a connection of its own. ``async with`` starts and stops it.
+    """Runs on every node with rules in PostgreSQL, on its own connection, in ``async
+    with``.
 
-    Without ``publish`` (a node that has no Redis) it never asks for its region's lock. ``on_lead`` is done by whoever
-    gets the heartbeat's lock: what the database needs once, such as its tables.
+    Without ``publish`` (no Redis) it never asks for the region's lock. The node that
+    gets the heartbeat's lock runs ``on_lead``: what the database needs once, such as
+    its tables.
     """
 
     def __init__(
@@ -96,12 +104,12 @@ class LogFollower:
                 await self._live()
             except (*FOREIGN, HoldfastError) as error:
                 telemetry.log.warning("limits.follower_lost_database", error=type(error).__name__)
-            except Exception as error:  # whatever it is, somebody must publish and beat
+            except Exception as error:  # whatever it is, a node must publish and beat
                 telemetry.defect("limits", error)
             await asyncio.sleep(TAKEOVER_SECONDS)
 
     async def _live(self) -> None:
-        """One connection's life: ask for the locks it does not hold, do what goes with those it does."""
+        """One connection: ask for the missing locks, do the work of those it holds."""
         db = await connected(self._settings)
         now = asyncio.get_running_loop().time
         next_try = next_beat = now()
@@ -126,7 +134,7 @@ class LogFollower:
         held = (self.beats, self.follows)
         if not self.beats and await db.fetchval(SQL["try_lock"], HEARTBEAT_LOCK):
             if self._on_lead is not None:
-                await self._on_lead()  # on connections of its own: this one may be silent until it is done
+                await self._on_lead()  # on its own connections: this one may be silent meanwhile
             self.beats = True
         if self._publish is not None and not self.follows and await db.fetchval(SQL["try_lock"], self._region_lock):
             await self._begin_to_follow(db, self._publish)
@@ -147,7 +155,7 @@ class LogFollower:
         self._store, self._cursor = head.store, max(0, head.seq - CHANGES_PER_READ)
 
     async def _forward(self, bell: LocalNotifications, publish: Publish) -> None:
-        """Pass on what the primary notifies of. What fails here is published by the next tick."""
+        """Forward the primary's notifications. The next tick publishes what fails here."""
         async for ring in bell.notifications():
             try:
                 if ring.seq:
@@ -161,7 +169,8 @@ class LogFollower:
                 telemetry.defect("limits", error)
 
     async def _publish_from_log(self, db: Any) -> None:
-        """Publish what is after the cursor. While Redis is unavailable every tick tries again."""
+        """Publish what is after the cursor. While Redis is unavailable, every tick
+        tries again."""
         assert self._publish is not None
         rows = await db.fetch(SQL["changes_after"], self._cursor, CHANGES_PER_READ)
         try:
@@ -175,7 +184,7 @@ class LogFollower:
 
 
 class PostgresNotifications:
-    """``contract.Doorbell`` on a connection of its own, for as long as somebody iterates."""
+    """``contract.ChangeNotifications`` on its own connection, while somebody iterates."""
 
     def __init__(self, settings: PostgresSettings, quiet_seconds: float = 5.0) -> None:
         self._settings = settings

@@ -40,14 +40,15 @@ from holdfast.limits.rulestore.serialization import change_of, readable, remembe
 
 
 class PostgresRuleStore(PostgresRuleReader):
-    """``contract.RuleStore``. The tables are made by ``prepare``, which an admin node calls when it starts."""
+    """``contract.RuleStore``. An admin node creates the tables with ``prepare`` at
+    startup."""
 
     def __init__(self, settings: PostgresSettings, retention: RetentionSettings | None = None) -> None:
         super().__init__(settings)
         self._retention = retention or RetentionSettings()
 
     async def prepare(self) -> None:
-        """Bring the schema to the present version; nothing if it is there. StateCorrupted if it is newer than us."""
+        """Migrate the schema to this version. StateCorrupted if it is a newer one's."""
         scripts = migrations("holdfast.limits.rulestore.postgres")
         async with self.database.committing("be prepared") as db:
             await db.execute(SQL["lock_writers"].replace("$1", str(SCHEMA_LOCK)))
@@ -81,7 +82,7 @@ class PostgresRuleStore(PostgresRuleReader):
         return RuleChangeResult(made, head.seq + 1)
 
     async def import_rules(self, wanted: RuleImport) -> tuple[ImportResult, Sequence[RuleDifference]]:
-        """What takes time is decided in a thread: the loop has other things to do."""
+        """Plan the import in a thread: a large one would block the event loop."""
         async with self.database.committing("be changed") as db:
             await db.execute(SQL["lock_writers"], WRITERS_LOCK)
             epoch = await db.fetchval(SQL["epoch"])
@@ -109,7 +110,7 @@ class PostgresRuleStore(PostgresRuleReader):
         return result, plan.differences
 
     async def _write(self, db: Any, epoch: int, rows: _Rows, digest: str) -> None:
-        """The rules, their lines of the log, and the head as it is with them."""
+        """Write the rules, their log entries, and the new head."""
         await db.executemany(SQL["put_rule"], rows.rules)
         await db.executemany(SQL["append_change"], rows.lines)
         await db.execute(SQL["move_head"], epoch, rows.last_seq, digest)
@@ -121,8 +122,11 @@ class PostgresRuleStore(PostgresRuleReader):
             await db.execute(SQL["put_key"], key, text_of(remembered))
 
     async def raise_epoch(self, epoch_min: int) -> int:
-        """After the database was put back from a copy: versions that were given out since then are so no more, and
-        those of the copy, and all that follow, win. ``epoch_min``: no epoch that was ever given out is as high."""
+        """After a restore: make the restored versions win over those given out after
+        the backup.
+
+        ``epoch_min`` must be above every epoch ever used.
+        """
         async with self.database.committing("be changed") as db:
             await db.execute(SQL["lock_writers"], WRITERS_LOCK)
             epoch: int = await db.fetchval(SQL["raise_epoch"], epoch_min)
@@ -142,7 +146,7 @@ class PostgresRuleStore(PostgresRuleReader):
 
 
 class _Rows(NamedTuple):
-    """What is written for changes: the rules, the lines of the log."""
+    """What a change writes: the rules and the log entries."""
 
     rules: list[tuple[str, str, bool, str]]
     lines: list[tuple[int, str, str, int, str]]
@@ -167,7 +171,7 @@ async def _keep_open(db: Any, made: Sequence[Rule]) -> None:
 
 
 async def _forget(db: Any, horizon: int, most: int) -> None:
-    """Let the log forget what is at or below the horizon, and tombstones with the changes that left them."""
+    """Trim the log up to ``horizon``, and tombstones with the changes that left them."""
     oldest = await db.fetch(SQL["oldest_changes"], horizon, most)
     for _, body in oldest:
         past = change_of(body)
@@ -180,7 +184,7 @@ async def _forget(db: Any, horizon: int, most: int) -> None:
 
 
 def payload(ring: ChangeNotification) -> str:
-    """A ring as a doorbell carries it; a rule that is too long stays at home."""
+    """A notification as text; a rule that is too long is left out."""
     text = text_of(ring)
     return text if len(text.encode()) <= DOORBELL_BYTES_MAX else text_of(structs.replace(ring, rule=None))
 

@@ -1,4 +1,4 @@
-"""The verbs of ``rulestore.contract`` on one SQLite file with one writer thread."""
+"""``contract.RuleStore`` on one SQLite file with one writer thread."""
 
 from __future__ import annotations
 
@@ -46,7 +46,11 @@ T = TypeVar("T")
 
 
 class SqliteRuleStore:
-    """``async with`` opens and closes the file; the state directory's lock is held around it. Also a doorbell."""
+    """The embedded store, which is also a source of notifications.
+
+    ``async with`` opens and closes the file; the caller holds the state directory's
+    lock.
+    """
 
     def __init__(
         self,
@@ -150,7 +154,7 @@ def _commit(handle: Handle, change: Change, now: float, retention: RetentionSett
 
 
 def _import(handle: Handle, wanted: RuleImport, now: float, retention: RetentionSettings) -> ImportPlan | ImportResult:
-    """One import in one transaction; of a dry run nothing is written."""
+    """One import in one transaction; a dry run writes nothing."""
     with handle.transaction() as db:
         epoch, seq, digest, _ = _head(db)
         names = text_of([rule.name for rule in wanted.rules])
@@ -175,7 +179,7 @@ def _keep_open(db: apsw.Connection, made: Sequence[Rule]) -> None:
 
 
 def _write(db: apsw.Connection, entries: Sequence[RuleChange], digest: str, retention: RetentionSettings) -> None:
-    """The rules, their lines of the log, and the head as it is with them."""
+    """Write the rules, their log entries, and the new head."""
     rules = [entry.rule for entry in entries]
     db.executemany(SQL["put_rule"], ((*rule.name, rule.deleted, text_of(rule)) for rule in rules))
     lines = ((entry.seq, *entry.rule.name, entry.rule.version, text_of(entry)) for entry in entries)
@@ -191,7 +195,7 @@ def _put_key(db: apsw.Connection, key: str, remembered: Remembered, now: float, 
 
 
 def _forget(db: apsw.Connection, horizon: int, most: int) -> None:
-    """Let the log forget what is at or below the horizon, and tombstones with the changes that left them."""
+    """Trim the log up to ``horizon``, and tombstones with the changes that left them."""
     oldest = db.execute(SQL["oldest_changes"], (horizon, most)).fetchall()
     for _, body in oldest:
         past = change_of(str(body))
@@ -226,7 +230,8 @@ def _busy() -> ServerBusy:
 
 
 def raise_epoch(db: apsw.Connection, restored: Restored) -> None:
-    """After a restore: versions committed after the backup may be given out again, under a newer epoch."""
+    """After a restore: versions given out after the backup may repeat under a newer
+    epoch."""
     db.execute(SQL["raise_epoch"], (restored.epoch_min,))
 
 
@@ -236,4 +241,4 @@ LIMITS = StateFile(
     counts={"rules": "SELECT count(*) FROM rules WHERE NOT deleted", "changes": "SELECT seq FROM rules_head"},
     renew=raise_epoch,
 )
-"""As backups see it."""
+"""The file as backups see it."""
