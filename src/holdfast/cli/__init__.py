@@ -1,7 +1,25 @@
-"""The command line: start a server, talk, operate. It speaks to a running server over HTTP and WebSocket only.
+"""The command line: start a server, chat, operate it.
 
-``app`` lists the commands, ``reach`` finds the server and the credentials, ``rest`` asks the server, ``talk`` is
-``chat open``; the other modules hold one group of commands each.
+Commands reach a running server over HTTP and WebSocket only.
+
+- ``app``            all commands, in the order of ``holdfast --help``
+- ``context``        the shared options: which server, which credential; error output
+- ``rest``           the HTTP client of the commands
+- ``output``         JSON for programs, tables and lines for people
+- ``groups``         how command groups are made
+- ``serve``          ``serve``: start a server
+- ``operations``     tokens, status, backup, restore, keys, erasure
+- ``chats``          chats, for members and for operators
+- ``terminal_chat``  ``chat open``: one chat in a terminal
+- ``screen``         the terminal, or the pipe, in which a chat is shown
+- ``line_editor``    the line that a user types (pure)
+- ``cutoff``         revoke, ban, mute, disconnect
+- ``jobs``           jobs and dead letters
+- ``webhooks``       webhook endpoints
+- ``rules``          rate limits
+- ``verify``         ``verify``: check a running server's promises
+- ``conformance``    ``conformance``: check a client, in any language
+- ``__main__``       ``python -m holdfast.cli``
 """
 
 from __future__ import annotations

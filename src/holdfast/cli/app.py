@@ -1,4 +1,4 @@
-"""The commands of ``holdfast``, in the order in which a newcomer meets them."""
+"""The commands of ``holdfast``, in the order in which a new user needs them."""
 
 from __future__ import annotations
 

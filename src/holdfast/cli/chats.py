@@ -1,4 +1,4 @@
-"""The commands about chats: a member's and an operator's."""
+"""The commands about chats, for members and for operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``conformance``: whether a client, in any language, survives what the protocol lets happen."""
+"""``conformance``: check that a client, in any language, survives the protocol's failures."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Where the server is and who we are to it; the options every command shares, and how every command fails.
+"""The options that all commands share: which server, which credential; error output.
 
-What only some commands need is imported where it is used: help and completion must be quick.
+Imports that only some commands need are inside functions, so that help and completion
+stay fast.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ UserOption = Annotated[str | None, typer.Option("--user", "-u", help="Act as thi
 TenantOption = Annotated[str, typer.Option("--tenant", help="The user's tenant.")]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why; it goes into the audit log.")]
 TOKEN_HOURS = 24
-"""How long a token that a command makes is valid, unless another time is asked for."""
+"""The default lifetime of a token that a command makes."""
 ASKED = "asked for on the command line"
 _BANNED_HINT = " (an operator lifts it with `holdfast unban`)"
 _TOKEN_HINT = " (make a token with `holdfast token --user NAME`)"
@@ -89,7 +90,7 @@ class CliContext:
     token_file: Path | None = None
 
     def with_credential(self) -> CliContext:
-        """With the token out of its file; InvalidMessage if it cannot be read, or if two were given."""
+        """With the token from its file; InvalidMessage if unreadable, or if two are given."""
         if self.token_file is None:
             return self
         if self.token:
@@ -105,7 +106,7 @@ class CliContext:
 
     @property
     def address(self) -> str:
-        """--url, else where the settings file or the environment put the server, else the default."""
+        """--url, else the address in the settings file or environment, else the default."""
         if self.url:
             return self.url
         if self._configures("SERVER"):
@@ -125,12 +126,12 @@ class CliContext:
 
     @property
     def names_a_server(self) -> bool:
-        """Whether an option or a variable says which server, or who we are to it."""
+        """Whether an option or a variable names a server or a credential."""
         return bool(self.url or self.token)
 
     @property
     def stopped_state(self) -> Path | None:
-        """The state directory of a server that is stopped; None where one runs, or where there is none."""
+        """The state directory of a stopped server; None if it runs or does not exist."""
         from holdfast.access.secrets import SECRETS_FILE
         from holdfast.node.state_dir import holder
 
@@ -141,8 +142,10 @@ class CliContext:
     def mint(
         self, user: str, tenant: str, hours: float, scopes: Collection[str] = (), chats: Collection[str] = ()
     ) -> str:
-        """A token for ``user``, signed with the secret in the state directory; with every scope unless some are named,
-        for every chat unless some are named."""
+        """A token for ``user``, signed with the secret in the state directory.
+
+        It has all scopes and all chats unless some are named.
+        """
         from holdfast.access.principal import USER_SCOPES
         from holdfast.access.tokens import Tokens, shared_secret
 
@@ -176,13 +179,13 @@ class CliContext:
         return RestClient(self.address, self.token or self._secrets().admin_key, timeout_seconds)
 
     def _token_settings(self) -> TokenSettings:
-        """Whose tokens the server takes, where that is configured at all."""
+        """The server's token settings; the defaults if none are configured."""
         from holdfast.access.tokens import TokenSettings
 
         return settings_of(self.config).access.tokens if self._configures("ACCESS") else TokenSettings()
 
     def _configures(self, group: str) -> bool:
-        """Whether a file or the environment may set something of ``group``; reading all settings takes a while."""
+        """Whether anything may configure ``group``: loading all settings is slow."""
         return self.config is not None or any(name.startswith(f"HOLDFAST_{group}__") for name in os.environ)
 
     def _secrets(self) -> Secrets:
@@ -192,7 +195,7 @@ class CliContext:
 
 
 def settings_of(file: Path | None, overrides: Mapping[str, object] | None = None) -> Settings:
-    """The settings a server started with the same file and environment has; BadSetting names what is wrong."""
+    """The settings of a server with this file and environment; BadSetting if invalid."""
     from holdfast.settings import load
 
     environ = {name: value for name, value in os.environ.items() if name != "HOLDFAST_CONFIG"}
@@ -212,12 +215,12 @@ CREDENTIAL_BYTES_MAX = 64 * 1024
 
 
 def remote_command(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the shared options: its first parameter gets them as a Reach, and its failures are told."""
+    """Add the shared options, passed as the first parameter, and print errors."""
     return _with_options(function, _SHARED)
 
 
 def local_command(function: Callable[..., None]) -> Callable[..., None]:
-    """As ``reaching``, for a command that asks no server."""
+    """As ``remote_command``, for a command that contacts no server."""
     return _with_options(function, {name: option for name, option in _SHARED.items() if name not in _REMOTE})
 
 
@@ -258,13 +261,13 @@ def told(as_json: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except BrokenPipeError:
-        # Whoever read our output has seen enough. Python would complain once more while closing stdout.
+        # The reader of our output has left. Without this, Python reports it again on exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(1) from None
 
 
 def _credential_hint(error: Unauthorized) -> str:
-    """What to do about a credential that was refused, by why it was."""
+    """What to do about a refused credential, depending on the reason."""
     if error.details.get("revoked") == "ban":
         return _BANNED_HINT
     if "API key is not known" in error.message:

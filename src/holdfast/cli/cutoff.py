@@ -1,4 +1,4 @@
-"""The commands that cut somebody off: ``holdfast revoke``, ``ban``, ``mute``, ``disconnect``, and their undoing."""
+"""The commands that cut users off, and undo it: ``revoke``, ``ban``, ``mute``, ``disconnect``."""
 
 from __future__ import annotations
 

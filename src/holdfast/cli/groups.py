@@ -1,4 +1,4 @@
-"""How the command groups are made: alike, and with ``list`` understood as ``ls``."""
+"""How command groups are made: all alike, with ``list`` accepted for ``ls``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 _ALIASES = {"list": "ls"}
-"""What people type -> the command's name. Help and documentation know the name only."""
+"""Accepted spelling -> the command's name. Help and documentation have the name only."""
 
 
 class _Group(TyperGroup):

@@ -1,4 +1,4 @@
-"""``holdfast jobs``: what waits, why, and the acts that repair it."""
+"""``holdfast jobs``: which jobs wait or died, why, and the acts that repair them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ StreamOption = Annotated[str | None, typer.Option("--stream", help="Only this st
 FailedOption = Annotated[str | None, typer.Option("--failed-with", help="Only this failure reason, e.g. throttled.")]
 DISCARDED_PER_SECOND = 1000
 _Told = Callable[[int, int | None], None]
-"""Told after each step how many it was done to so far, and of how many, if anybody knows."""
+"""Called after each step with the number of jobs done, and the total if known."""
 SeqsArgument = Annotated[list[int], typer.Argument(metavar="JOB...", help="Jobs by their numbers.")]
 
 
@@ -307,7 +307,10 @@ def _chosen(type: str | None, stream: str | None, failed_with: str | None) -> di
 
 
 def _exhume(reach: CliContext, verb: str, body: dict[str, Any], seqs: list[int] | None, rate: int, done: str) -> None:
-    """Do it to the named dead letters, or to all that ``body`` describes; exit code 1 if one that was named is none."""
+    """Apply ``verb`` to the named dead letters, or to all that ``body`` selects.
+
+    The exit code is 1 if a named one does not exist.
+    """
     rest, missing = reach.as_operator(), list[int]()
     with output.progress(reach) as moved:
 
@@ -325,7 +328,7 @@ def _exhume(reach: CliContext, verb: str, body: dict[str, Any], seqs: list[int] 
 
 
 def _in_portions(rest: RestClient, verb: str, body: dict[str, Any], rate: int, told: _Told) -> int:
-    """How many it was done to."""
+    """Apply ``verb`` to all selected dead letters, ``rate`` a second; return the count."""
     total, dead = 0, rest.get("/admin/jobs/stats")["dead"]
     for limit in _portions(rate, dead):
         if total:
@@ -343,7 +346,7 @@ def _in_portions(rest: RestClient, verb: str, body: dict[str, Any], rate: int, t
 def _one_by_one(
     rest: RestClient, verb: str, body: dict[str, Any], seqs: list[int], rate: int, told: _Told
 ) -> tuple[int, list[int]]:
-    """How many it was done to and which are gone; oldest first, and one that is gone does not keep the others back."""
+    """Apply ``verb`` to each, oldest first; return the count, and those that are missing."""
     done, missing, chosen = 0, list[int](), sorted(set(seqs))
     for number, seq in enumerate(chosen):
         if number and number % rate == 0:
@@ -357,7 +360,10 @@ def _one_by_one(
 
 
 def _portions(rate: int, dead: int) -> Iterator[int]:
-    """How many in each second; in all no more than is dead now: what dies again is not replayed for ever."""
+    """The number for each second; in total no more than are dead now.
+
+    So a job that dies again is not replayed without end.
+    """
     yield from (min(rate, dead - start) for start in range(0, dead, rate))
     if not dead:
         yield rate

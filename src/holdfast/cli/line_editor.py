@@ -1,6 +1,7 @@
-"""A line typed at a terminal, byte by byte. (Pure.)
+"""The line that a user types at a terminal, byte by byte. (Pure.)
 
-The terminal is in cbreak mode, so that messages can be shown while somebody types; echo and editing are ours.
+The terminal is in cbreak mode, so that messages can be shown while the user types; so
+echo and editing are done here.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import codecs
 from dataclasses import dataclass
 
 LINE_CHARACTERS_MAX = 4096
-"""What cannot be sent need not be typed; at the bound further characters are ignored."""
+"""No longer message can be sent; at the bound further characters are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,10 @@ _Key = Entered | Ended
 
 
 class LineEditor:
-    """Printable characters, Backspace, Ctrl+U (all), Ctrl+W (a word), Enter, Ctrl+C and Ctrl+D. Escapes are ignored."""
+    """Printable characters, Backspace, Ctrl+U (all), Ctrl+W (a word), Enter, Ctrl+C, Ctrl+D.
+
+    Escape sequences are ignored.
+    """
 
     def __init__(self) -> None:
         self.text = ""
@@ -45,7 +49,7 @@ class LineEditor:
         return keys
 
     def _in_escape(self, character: str) -> None:
-        """Swallow a sequence such as an arrow key: ESC [ parameters letter, ESC O letter, ESC letter."""
+        """Skip a sequence such as an arrow key: ESC [ parameters letter, ESC O letter, ESC letter."""
         self._escape += character
         introducer = self._escape[1:2]
         if introducer == "[":

@@ -1,4 +1,4 @@
-"""The commands about the server itself: tokens, status, backup, restore, keys."""
+"""The commands about the server itself: tokens, status, backup, restore, erasure, keys."""
 
 from __future__ import annotations
 

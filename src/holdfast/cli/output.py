@@ -1,4 +1,4 @@
-"""How things look: JSON for programs, tables and lines for people. Content is never markup."""
+"""Output: JSON for programs, tables and lines for people. Content is never markup."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ GAP = 2
 FREE_TEXT = frozenset(
     {"error", "why", "reason", "what", "besides", "title", "last message", "label", "scopes", "facts", "url", "target"}
 )
-"""The columns that a table may fold to fit a terminal; every other one is an id, a name or a figure."""
+"""The columns that a table may fold to fit a terminal; the others are ids and numbers."""
 FOLDED_MIN = 12
 _Moved = Callable[[str, float, float | None], None]
-"""Told what is being done, how much of it is, and of how much, if anybody knows."""
+"""Called with the current step, the amount done, and the total if known."""
 
 
 def as_json(value: Any) -> None:
@@ -35,7 +35,7 @@ def line(text: str) -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> None:
-    """A table; ``empty`` is said, with what to do, where there is nothing to show."""
+    """Print a table; without rows, print ``empty``, which says what to do."""
     shown = list(rows)
     if not shown:
         typer.echo(empty)
@@ -59,8 +59,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> 
 
 
 def fitted(columns: Sequence[str], widths: Sequence[int], room: int) -> list[int]:
-    """The widths on a terminal: only columns of free text are folded. Ids and names stay whole, so that they can be
-    copied; a line that is still too long is for the terminal to wrap.
+    """The column widths on a terminal: only free text is folded.
+
+    Ids and names stay whole, so that they can be copied; the terminal wraps a line that
+    is still too long.
     """
     fitting = list(widths)
     free = sorted((n for n, name in enumerate(columns) if name in FREE_TEXT), key=lambda n: -widths[n])
@@ -78,7 +80,7 @@ def fields(values: Mapping[str, Any]) -> None:
 
 
 def told(reach: CliContext, answer: Any, sentence: str) -> None:
-    """An answer for programs, a sentence for people."""
+    """Print the response for programs, a sentence for people."""
     if reach.as_json:
         as_json(answer)
     else:
@@ -86,7 +88,7 @@ def told(reach: CliContext, answer: Any, sentence: str) -> None:
 
 
 def listed(reach: CliContext, found: Any, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str) -> None:
-    """What was found for programs, a table of it for people; ``empty`` as in ``table``."""
+    """Print the response for programs, a table for people; ``empty`` as in ``table``."""
     if reach.as_json:
         as_json(found)
     else:
@@ -94,7 +96,7 @@ def listed(reach: CliContext, found: Any, columns: Sequence[str], rows: Iterable
 
 
 def described(reach: CliContext, found: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> None:
-    """One thing for programs; for people all of it too, or ``values``, which is what they want to know of it."""
+    """Print one object; to people, only ``values`` of it if given."""
     if reach.as_json:
         as_json(found)
     else:
@@ -103,7 +105,7 @@ def described(reach: CliContext, found: Mapping[str, Any], values: Mapping[str, 
 
 
 def secret(reach: CliContext, made: Mapping[str, Any], name: str) -> None:
-    """The secret of something new alone on stdout, for a pipe; that it is shown once, to people."""
+    """Print a new secret alone on stdout, for a pipe, and the warning on stderr."""
     told(reach, made, made["secret"])
     if not reach.as_json:
         typer.echo(f"{name}: keep the line above; it cannot be shown again", err=True)
@@ -140,7 +142,7 @@ def progress(reach: CliContext, *, of_bytes: bool = False) -> Iterator[_Moved]:
 
 @contextmanager
 def watching(step: Callable[[], tuple[str, int, int] | None], moved: _Moved) -> Iterator[None]:
-    """While the block waits for a server, ask it now and then how far it is."""
+    """While the block waits for the server, poll the server's progress."""
     done = threading.Event()
 
     def watch() -> None:
@@ -148,7 +150,7 @@ def watching(step: Callable[[], tuple[str, int, int] | None], moved: _Moved) -> 
             try:
                 now = step()
             except HoldfastError:
-                continue  # whoever waits for the work itself will hear of it
+                continue  # the call that does the work reports it
             if now is not None:
                 moved(*now)
 
@@ -162,12 +164,12 @@ def watching(step: Callable[[], tuple[str, int, int] | None], moved: _Moved) -> 
 
 
 def printable(value: Any) -> str:
-    """Text that cannot move the cursor or colour the terminal, whoever wrote it."""
+    """Text without control characters, so that it cannot move the cursor or add colour."""
     return "".join(c if c.isprintable() or c == " " else "�" if c != "\n" else " ⏎ " for c in str(value))
 
 
 def message_line(message: Mapping[str, Any]) -> str:
-    """A message as people read it."""
+    """One message as a line for people."""
     time = str(message["created_at"])[11:16]
     if message["kind"] == "event":
         return f"{time} — {_event(message)}"

@@ -1,4 +1,7 @@
-"""Asking the server over HTTP, with the standard library; every failure is one of our errors and says what to do."""
+"""The REST client of the commands, on the standard library: httpx would slow the start.
+
+Every failure is one of our errors and says what to do.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ ANSWER_BYTES_MAX = 32 * 1024 * 1024
 
 
 class RestClient:
-    """A server's REST interface, for one credential. Each request is a connection of its own."""
+    """A server's REST API for one credential. Each request opens its own connection."""
 
     def __init__(self, url: str, credential: str, timeout_seconds: float = 30.0) -> None:
         try:
@@ -47,7 +50,7 @@ class RestClient:
     def ask(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
     ) -> Any:
-        """The decoded answer; one of our errors for anything but success."""
+        """Return the decoded response; raise one of our errors for any other status."""
         sent = {"Authorization": f"Bearer {self._credential}", "Accept": "application/json", **(headers or {})}
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
         connection = kind(self._host, timeout=self._timeout)
@@ -98,5 +101,5 @@ class RestClient:
 
 
 def _join(path: tuple[str, ...]) -> str:
-    """The first part is a path as it stands, the others are its segments, escaped."""
+    """The first part is a path as it is; the others are segments, escaped."""
     return "/".join([path[0], *(quote(part, safe="") for part in path[1:])])

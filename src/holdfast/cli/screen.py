@@ -1,4 +1,4 @@
-"""Where talk appears. Two faces of one contract: a terminal with a prompt that stays below, or plain lines."""
+"""The screens of ``chat open``: a terminal with a prompt at its bottom, or plain lines."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from holdfast.cli.line_editor import Ended, Entered, LineEditor
 from holdfast.cli.output import printable
 
 LINES_WAITING_MAX = 100
-"""Lines read ahead of what is taken; at the bound no more is read, and nothing that was read is dropped."""
+"""Lines read ahead; at the bound reading stops, and no line is dropped."""
 READ_BYTES_MAX = 4096
-"""Read from a terminal at once: as many lines at most."""
+"""The most bytes, and so the most lines, of one read from a terminal."""
 LOOK_SECONDS = 1.0
-"""How often a line that waits for room looks whether anybody is left to take it."""
+"""How often a line that waits for room checks that the loop still runs."""
 
 
 class Screen(Protocol):
-    """What ``talk`` needs of the place it runs in.
+    """Where a ``TerminalChat`` reads lines and shows messages.
 
-    ``is_pipe``: the input can wait until there is room, and its end is not the user leaving.
+    ``is_pipe``: the input can wait for room, and its end does not mean that the user leaves.
     """
 
     is_pipe: bool
 
     def show(self, text: str) -> None:
-        """A line that stays."""
+        """Add a line."""
         ...
 
     def status(self, state: str, waiting: Sequence[str]) -> None:
-        """How the connection stands, and the newest of the messages that are not acknowledged yet."""
+        """Show the state of the connection, and the newest unacknowledged messages."""
         ...
 
     def lines(self) -> AsyncIterator[str]:
-        """What the user writes, line by line, until they end it."""
+        """The lines that the user enters, until the input ends."""
         ...
 
     def close(self) -> None: ...
@@ -68,7 +68,7 @@ class PlainScreen:
             print(f"-- {state}", file=sys.stderr, flush=True)
 
     async def lines(self) -> AsyncIterator[str]:
-        """A thread reads, because only so a pipe, a file and /dev/null can all be read; it dies with the process."""
+        """Read in a daemon thread: asyncio cannot read pipes, files and /dev/null alike."""
         threading.Thread(target=self._read_input, daemon=True).start()
         while (line := await self._read.get()) is not None:
             yield line
@@ -81,10 +81,10 @@ class PlainScreen:
             for line in self._input():
                 self._hand_over(line)
         except (RuntimeError, CancelledError):
-            pass  # the loop has ended, and with it the talk: nobody takes the rest
+            pass  # the loop has ended: nothing takes the remaining lines
 
     def _hand_over(self, line: str | None) -> None:
-        """Wait until there is room for it. What was handed to a loop that just ended is never answered."""
+        """Wait for room. A loop that has just ended never completes the future."""
         putting = self._read.put(line)
         try:
             taken = asyncio.run_coroutine_threadsafe(putting, self._loop)
@@ -96,8 +96,9 @@ class PlainScreen:
             putting.close()
 
     def _input(self) -> Iterator[str | None]:
-        """Line by line; None is the end."""
-        # os.read, not sys.stdin: a thread that dies holding stdin's lock would take the interpreter with it.
+        """The lines of the input; None marks its end."""
+        # os.read, not sys.stdin: the interpreter would crash at exit if this thread held
+        # stdin's lock.
         rest = b""
         while data := os.read(0, 65536):
             *whole, rest = (rest + data).split(b"\n")
@@ -108,7 +109,7 @@ class PlainScreen:
 
 
 class TerminalScreen:
-    """A terminal: what waits and the prompt are drawn below everything else, and drawn again on any change."""
+    """A terminal: waiting messages and the prompt stay below, redrawn on every change."""
 
     is_pipe = False
 
@@ -123,7 +124,7 @@ class TerminalScreen:
         self._before = termios.tcgetattr(self._input)
         tty.setcbreak(self._input)
         mode = termios.tcgetattr(self._input)
-        mode[3] &= ~termios.ISIG  # Ctrl+C is a key: the terminal must be put right before we go
+        mode[3] &= ~termios.ISIG  # Ctrl+C is a key: the terminal must be restored first
         termios.tcsetattr(self._input, termios.TCSADRAIN, mode)
         self._read_on()
         self._draw()
@@ -165,7 +166,7 @@ class TerminalScreen:
         asyncio.get_running_loop().add_reader(self._input, self._typed)
 
     def _erase(self) -> None:
-        """Back to where the moving part began, and nothing below."""
+        """Erase the prompt and the waiting messages above it."""
         up = f"\x1b[{self._drawn - 1}A" if self._drawn > 1 else ""
         sys.stdout.write(f"\r{up}\x1b[J" if self._drawn else "")
         self._drawn = 0
@@ -197,7 +198,7 @@ def _fit(text: str, width: int) -> str:
 
 
 def _tail(text: str, width: int) -> str:
-    """The end of ``text`` that fits: who types a long line sees what they type."""
+    """The end of ``text`` that fits, so that the typed end of a long line stays visible."""
     return _fit(text[::-1], width)[::-1]
 
 

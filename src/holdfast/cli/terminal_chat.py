@@ -1,8 +1,10 @@
 """``chat open``: one chat in the terminal, over any number of server restarts.
 
-History comes over REST, once; from its end on the client follows. A terminal opens without a server too: then history
-comes with the first connection, and of what the client brings only what is newer. Own messages wait in the client's
-outbox file until the server has them; they are shown when they come back as the chat's, so each line appears once.
+History comes once, over REST; from its end on the client follows. A terminal also opens
+without a server: then it loads the history on the first connection and shows only newer
+messages of the client. The user's own messages wait in the client's outbox file until
+the server has them. They are shown when the server delivers them as the chat's, so each
+line appears once.
 """
 
 from __future__ import annotations
@@ -31,19 +33,19 @@ from holdfast.errors import HoldfastError, NotAMember, OperatorError, Refused, S
 from holdfast.message import Cursor
 
 WINDOWS_MAX = 5
-"""How many terminals one user may have open on one chat; a server allows as many devices."""
+"""The most terminals of one user on one chat; a server allows as many devices."""
 WAITING_MAX = 100
-"""Own messages out of a pipe that are not back yet; at the bound no further line is read.
+"""The most undelivered messages from a pipe; at the bound no further line is read.
 
-What somebody types goes into the outbox at once: it is kept even if they leave or the machine goes down.
+A line typed at a terminal goes into the outbox at once: it survives leaving and a crash.
 """
 WAITING_SHOWN = 5
-"""How many of the own messages that are not back yet a terminal shows."""
+"""How many of the user's undelivered messages a terminal shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What is opened. ``renewable``: ``token`` makes a new one at each call."""
+    """The chat to open. ``renewable``: ``token`` makes a new token at each call."""
 
     rest: RestClient
     token: Callable[[], str]
@@ -54,7 +56,7 @@ class Room:
     as_json: bool
 
     def state_file(self, window: int) -> Path:
-        """Each server, user, chat and window has its own."""
+        """The state file of this server, user, chat and window."""
         claims = claims_of(self.token())
         place = f"{self.rest.url}\0{claims.tenant}\0{claims.sub}\0{self.chat_id}".encode()
         name = hashlib.blake2b(place, digest_size=8).hexdigest()
@@ -83,11 +85,11 @@ COMMANDS = """— /help   this
 — /quit   leave, as Ctrl+D does; what is not sent yet is kept, and sent when you open the chat again
 — //text  send a line that begins with /"""
 ACCEPTED = ("syncing", "ready")
-"""The states of a connection that the server has accepted: what is written now leaves at once."""
+"""The states in which a message is sent at once."""
 
 
 class TerminalChat:
-    """A conversation in progress."""
+    """One open chat: shows its messages and sends the user's lines."""
 
     def __init__(self, room: Room, screen: Screen, client: Client, unsent: list[OutboxEntry]) -> None:
         self._room = room
@@ -109,7 +111,7 @@ class TerminalChat:
         self._screen.show(message_line(message) + (" ✓" if own else ""))
 
     def begin(self, page: dict[str, Any]) -> None:
-        """Show the history; what comes below its end is not shown again."""
+        """Show the history; a message below its end is not shown again."""
         self._has_history = True
         for message in page["messages"] if self._room.history else ():
             if message["sequence"] > self._shown:
@@ -117,14 +119,14 @@ class TerminalChat:
         self._shown = max(self._shown, _end_of(page).sequence)
 
     async def hear(self) -> None:
-        """Show what comes."""
+        """Show the client's events as they arrive."""
         async for event in self._client.events():
             if not self._has_history and isinstance(event, ConnectionChanged) and event.state in ACCEPTED:
                 await self._catch_up()
             self._heard(event)
 
     async def _catch_up(self) -> None:
-        """The history that was not to be had at the beginning; if it is not now, the next connection asks again."""
+        """Load the missing history; after a failure the next connection tries again."""
         try:
             self.begin(await asyncio.to_thread(self._room.page))
         except HoldfastError as error:
@@ -154,7 +156,7 @@ class TerminalChat:
                 pass
 
     async def speak(self) -> None:
-        """Send what is written. Where the input is a pipe that ends, wait until everything has come back."""
+        """Send the user's lines. At the end of a pipe, wait until all are delivered."""
         async with asyncio.TaskGroup() as sends:
             for key, content in self._waiting.items():
                 sends.create_task(self._send(key, content))
@@ -165,7 +167,7 @@ class TerminalChat:
                     self._waiting[key] = text
                     self._tell_status()
                     sends.create_task(self._send(key, text))
-                    await asyncio.sleep(0)  # it is in the outbox before the end of the input can cancel the task
+                    await asyncio.sleep(0)  # let it reach the outbox before the input's end cancels it
                 if self._screen.is_pipe:
                     await self._until_fewer_than(WAITING_MAX)
             if self._screen.is_pipe:
@@ -174,7 +176,7 @@ class TerminalChat:
                 raise _Left
 
     def _obey(self, line: str) -> str:
-        """What of a line is to be sent: nothing of a command, which is done. Only at a terminal: a pipe is all text."""
+        """Run a command, or return the text to send. For terminals: a pipe has no commands."""
         if not line.startswith("/"):
             return line
         match line.split():
@@ -189,7 +191,7 @@ class TerminalChat:
         return ""
 
     async def _send(self, key: str, content: str) -> None:
-        """The message is shown when it comes back as one of the chat's, unless history had it already."""
+        """Send; the message is shown on delivery, unless the history had it already."""
         try:
             sent = await self._client.send(self._room.chat_id, content, client_message_id=key)
         except HoldfastError as error:
@@ -215,11 +217,11 @@ class TerminalChat:
 
 
 class _Left(Exception):
-    """The user has left; what is not sent yet stays in the outbox."""
+    """The user has left; unsent messages stay in the outbox."""
 
 
 async def talk(room: Room) -> None:
-    """Talk until the user ends it; raises why if the server ends it for good."""
+    """Run until the user leaves; raise the reason if the server ends it for good."""
     page, away = _history(room)
     async with _entered(room, None if page is None else _end_of(page)) as (client, unsent):
         screen = screen_for(claims_of(room.token()).sub)
@@ -239,7 +241,7 @@ async def talk(room: Room) -> None:
 
 
 def _history(room: Room) -> tuple[dict[str, Any] | None, str]:
-    """The page to begin with; at a terminal, where somebody sees it, why there is none. A pipe is told at once."""
+    """The first page, or at a terminal the reason that there is none. A pipe fails at once."""
     try:
         return room.page(), ""
     except HoldfastError as error:
@@ -255,9 +257,10 @@ def _end_of(page: dict[str, Any]) -> Cursor:
 
 @asynccontextmanager
 async def _entered(room: Room, start: Cursor | None) -> AsyncIterator[tuple[Client, list[OutboxEntry]]]:
-    """A client, and what earlier windows left unsent, even if it is sent by now: it is yet to be shown.
+    """A client, and the messages that earlier windows left unsent.
 
-    Whatever was shown counts as seen when the client leaves.
+    They are included even if they are sent by now, since they are not shown yet. On exit
+    every shown message counts as seen.
     """
     window, client = await _free_window(room, start)
     unsent = client.unsent()
@@ -271,7 +274,7 @@ async def _entered(room: Room, start: Cursor | None) -> AsyncIterator[tuple[Clie
 
 
 async def _free_window(room: Room, start: Cursor | None) -> tuple[int, Client]:
-    """A client on the first state file that no other window holds. A damaged one is told of when it is taken over."""
+    """A client on the first free state file. ``_take_over`` reports a damaged one."""
     damaged: StateCorrupted | None = None
     for window in range(1, WINDOWS_MAX + 1):
         try:
@@ -286,10 +289,11 @@ async def _free_window(room: Room, start: Cursor | None) -> tuple[int, Client]:
 
 
 async def _take_over(file: Path, client: Client) -> list[OutboxEntry]:
-    """Send what a window that is not there any more left unsent; what cannot be taken is told of, and stays there.
+    """Take over the unsent messages of a closed window; print those that cannot be taken.
 
-    Each message is on the disk of this client before it leaves the other file; if this process dies between, both
-    send it, under the same id, and the server stores it once.
+    Each message is on this client's disk before it is removed from the other file. If
+    this process dies in between, both send it under the same id, and the server stores it
+    once.
     """
     left = FileState(file)
     try:
@@ -317,7 +321,7 @@ async def _take_over(file: Path, client: Client) -> list[OutboxEntry]:
 
 
 async def _until_one_ends(talking: TerminalChat) -> None:
-    """Hear and speak until one of them ends; an error of either is raised."""
+    """Receive and send until one of them ends; raise the error of either."""
     running = [asyncio.create_task(talking.hear()), asyncio.create_task(talking.speak())]
     try:
         done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)

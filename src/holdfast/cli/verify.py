@@ -1,4 +1,4 @@
-"""``verify``: whether a running server keeps its promises, and whether a saved history shows that it did."""
+"""``verify``: check a running server's promises, or a saved history."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _trial(reach: CliContext, url: str, tenant: str, seconds: float, seed: int |
 
 
 def _accounts(reach: CliContext, url: str, tenant: str) -> tuple[list[Account], Account | None]:
-    """Whoever the credential lets us be: three made-up users, one of them a stranger, or the token's own user."""
+    """The users that the credential allows: two members and a stranger, or the token's user."""
     from holdfast.client.connection import claims_of
     from holdfast.verify.workload import Account
 

@@ -1,4 +1,4 @@
-"""``holdfast webhooks``: where messages are sent."""
+"""``holdfast webhooks``: the endpoints that get messages."""
 
 from __future__ import annotations
 
