@@ -1,7 +1,9 @@
-"""What an operator can do to the rules: create, update, delete, import, look back, roll back.
+"""What an operator can do to the rules: create, update, delete, import, look back, roll
+back.
 
-The store decides and commits; here requests are read, and every call is counted and logged with its outcome. The
-admin side may be away while limiting goes on: that is an error here and nowhere else.
+The store decides and commits. This module reads requests, and counts and logs each call
+by its outcome. The store may be unavailable while limiting continues; only calls made
+here fail then.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from holdfast.message import ID_BYTES_MAX, check_id
 
 REASON_LENGTH_MAX = 500
 VERSION_MAX = 2**53 - 1
-"""The largest whole number that every JSON reader keeps."""
+"""The largest integer that every JSON reader preserves."""
 HEALTH_TIMEOUT_SECONDS = 2.0
 
 _WORDS: list[tuple[type[HoldfastError], str]] = [
@@ -48,14 +50,15 @@ _WORDS: list[tuple[type[HoldfastError], str]] = [
 
 
 class RuleRequest:
-    """An admin call's body, read: which rule, its fields, and what is not part of the rule."""
+    """The parsed body of an admin call: the rule's name and fields, and the rest."""
 
     __slots__ = ("expected_version", "fields", "key", "name", "reason", "version")
 
     def __init__(self, action: _Action, body: Mapping[str, Any], key: str | None) -> None:
-        """InvalidRule names all that is wrong with the request.
+        """InvalidRule lists everything wrong with the request.
 
-        If nothing is, what is wrong with the fields of a rule is for the store to say: a repetition gets its answer.
+        Only if it is otherwise valid are the rule's fields left for the store to check,
+        because a repetition gets its first answer.
         """
         self.fields = dict(body)
         self.version: int | None = self.fields.pop("version", None) if action == "rollback" else None
@@ -108,7 +111,8 @@ def _read_rules(rules: Raw) -> tuple[Rule, ...]:
 
 
 class RuleAdmin:
-    """The operator's verbs; errors are those of the store. ``database`` is its name in ``health``."""
+    """The operator's verbs; errors are the store's. ``database`` is its name in
+    ``health``."""
 
     def __init__(self, store: RuleStore, clock: Clock, database: str) -> None:
         self._store = store
@@ -130,7 +134,7 @@ class RuleAdmin:
             return await self._change("delete", RuleRequest("delete", body, key), actor)
 
     async def roll_back(self, body: Mapping[str, Any], actor: str, key: str | None = None) -> RuleChangeResult:
-        """Make the rule what it was in ``version``, as a new version."""
+        """Restore the rule as it was in ``version``, as a new version."""
         async with _told("rollback_rule"):
             request = RuleRequest("rollback", body, key)
             past = await self._store.history(request.name, (request.version or 0) + 1, 1)
@@ -146,7 +150,10 @@ class RuleAdmin:
     async def import_rules(
         self, rules: Raw, actor: str, request: ImportRequest, key: str | None = None
     ) -> tuple[ImportResult, Sequence[RuleDifference]]:
-        """Make many rules what a JSON list says, all or none; see ``rule_import``. It is judged in a thread."""
+        """Set many rules to what a JSON list says, all or none; see ``rule_import``.
+
+        The list is parsed in a thread: a large one would block the event loop.
+        """
         async with _told("import_rules"):
             if len(request.reason) > REASON_LENGTH_MAX:
                 refuse({"reason": f"must be a text of at most {REASON_LENGTH_MAX} characters"})
@@ -176,7 +183,8 @@ class RuleAdmin:
             return await self._store.page(tenant, after, limit)
 
     async def history(self, name: RuleName, before: int | None, limit: int) -> Sequence[RuleChange]:
-        """Newest first, as far as the log reaches back; NotFound if there is no such rule and no trace of one."""
+        """Newest first, as far as the log reaches back. NotFound if the rule never
+        existed."""
         async with _told("rule_history"):
             changes = await self._store.history(name, before, limit)
             if not changes and before is None and await self._store.get(name) is None:
@@ -184,13 +192,13 @@ class RuleAdmin:
             return changes
 
     async def changes(self, after: int, limit: int) -> tuple[int, Sequence[RuleChange]]:
-        """Where the log ends, and the changes after a place in it, oldest first."""
+        """The end of the log, and the changes after ``after``, oldest first."""
         async with _told("rule_changes"):
             changes = await self._store.changes_after(after, limit)
             return (await self._store.head()).seq, changes
 
     async def health(self) -> dict[str, str]:
-        """Whether rules can be changed, in the seed's words."""
+        """Whether rules can be changed, in the words of the design document."""
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT_SECONDS):
                 await self._store.head()
@@ -201,7 +209,8 @@ class RuleAdmin:
         return {"status": status, f"{self._database}_primary": primary}
 
     async def ensure(self, rules: Sequence[Rule], actor: str = "holdfast") -> None:
-        """Create these rules where there never were any of that name; a deleted one stays deleted."""
+        """Create these rules unless one of that name ever existed; deleted ones stay
+        deleted."""
         for rule in rules:
             if await self._store.get(rule.name) is None:
                 body = {**settable(rule), "reason": "the rule this resource starts with"}

@@ -1,11 +1,15 @@
-"""Limits for any ASGI application: ``RateLimited(app, limiter, who)``.
+"""Limits for any ASGI application: ``RateLimitMiddleware(app, limiter, who)``.
 
-Answers carry ``RateLimit-Policy`` and ``RateLimit`` of draft-ietf-httpapi-ratelimit-headers (the old X-RateLimit trio
-where asked for). A refused request gets 429 with ``Retry-After`` and a problem document (RFC 9457) that names the
-policies it broke; the application never sees it. Rules in shadow mode are not told. A request that no rule can answer
-(a subject without end) gets 400. WebSockets are asked for at the handshake, and refused the same way where the server
-lets an application answer one (``websocket.http.response``), else closed, which is 403. What a concurrency rule granted
-is renewed while the request or the socket lasts, and given back when it is over, however it ended.
+Responses carry ``RateLimit-Policy`` and ``RateLimit`` of
+draft-ietf-httpapi-ratelimit-headers, and the old X-RateLimit headers if asked for. A
+refused request gets 429 with ``Retry-After`` and a problem document (RFC 9457) that
+names the violated policies; the application never sees it. Rules in shadow mode do not
+show. A request that no rule can answer (its subject is too long) gets 400.
+
+WebSockets are checked at the handshake. They are refused the same way if the server
+supports ``websocket.http.response``; otherwise they are closed, which is 403. A hold of
+a concurrency rule is renewed while the request or socket lasts, and released however it
+ends.
 """
 
 from __future__ import annotations
@@ -31,11 +35,11 @@ Encoded = list[tuple[bytes, bytes]]
 
 TRY_AGAIN_LATER = 1013
 _ANSWERED = {"http": "http.response", "websocket": "websocket.http.response"}
-"""What is asked for, and how it is answered."""
+"""Scope type, and the message type of its response."""
 
 
 class RateLimitMiddleware:
-    """ASGI middleware. ``who`` says what a request or a WebSocket is to be asked for; an empty answer lets it pass."""
+    """ASGI middleware. ``who`` returns the checks of a request; with none it passes."""
 
     def __init__(
         self, app: _App, limiter: Limiter, who: Callable[[_Scope], Sequence[Check]], *, legacy: bool = False
@@ -92,7 +96,7 @@ class RateLimitMiddleware:
 
 
 async def _tell(scope: _Scope, receive: _Receive, send: _Send, told: Mapping[str, Any], added: Encoded) -> None:
-    """Answer in the application's place."""
+    """Respond in place of the application."""
     body = msgspec.json.encode(told)
     headers = [
         *added,
@@ -101,7 +105,7 @@ async def _tell(scope: _Scope, receive: _Receive, send: _Send, told: Mapping[str
     ]
     answer = _ANSWERED[scope["type"]]
     if scope["type"] == "websocket":
-        await receive()  # that it wants to connect
+        await receive()  # websocket.connect
         if answer not in scope.get("extensions", {}):
             await send({"type": "websocket.close", "code": TRY_AGAIN_LATER})
             return

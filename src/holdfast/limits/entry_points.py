@@ -1,13 +1,15 @@
-"""The one question Holdfast's own doors ask.
+"""The checks that Holdfast's own entry points make.
 
-A door names an entrance and who stands there; the rules decide by user, by tenant and by address, each under its own
-resource (``send:user``, ``send:tenant``, …), so that an operator can see and change each. The bucket of a single
-connection is not here: it belongs to its session.
+An entry point passes its name and the caller. The rules decide by user, tenant and
+address, each under its own resource (``send:user``, ``send:tenant``, …), so that an
+operator can see and change each. The bucket of a single connection belongs to its
+session and is not here.
 
-Doors that cannot wait (a send on a socket, a handshake) are answered at once: exactly where the counters are in this
-process, otherwise by what is known here, and counted a moment later. What slips through is what one subject can send
-within one round trip to the counters; it is charged, so that he waits for it afterwards. So the absence of limits
-never delays a send.
+Entry points that cannot wait (a send on a socket, a handshake) get an immediate answer.
+It is exact if the counters are in this process. Otherwise it comes from what this node
+knows, and the check is counted a moment later. A subject can then exceed its limit by
+what it sends within one round trip; that is charged too, so it waits longer afterwards.
+So unavailable counters never delay a send.
 """
 
 from __future__ import annotations
@@ -33,21 +35,21 @@ EntryPoint = Literal["connect", "send", "rest", "check", "admin"]
 
 CONNECT_ADDRESS = "connect:address"
 QUESTIONS_MAX = 16_384
-"""Who asked lately: their questions are the same for every send."""
+"""Recent callers whose checks are cached: they are the same for every send."""
 
 
 @lru_cache(QUESTIONS_MAX)
 def questions(entrance: EntryPoint, who: User, address: str = "") -> Sequence[Check]:
-    """What is asked at an entrance. An unknown user, tenant or address is not asked about.
+    """The checks of an entry point. Unknown users, tenants and addresses are left out.
 
-    An address stands for whose it is: an IPv6 customer has a whole /64. A handshake asks twice: for its address before
-    anybody knows who it is, by the rule of all tenants; then for its user, and for its address among those of its
-    tenant.
+    An address stands for its owner: an IPv6 customer has a whole /64. A handshake
+    checks twice: first its address, before the user is known, by the rule of all
+    tenants; then its user, and its address by the rule of its tenant.
     """
     if entrance == "admin":
         return [Check(*ADMIN, who.user_id or address_group(address))]
     asked = []
-    if who.user_id and entrance != "check":  # a service that asks about limits asks for everybody
+    if who.user_id and entrance != "check":  # a service that makes checks acts for many users
         asked.append(Check(who.tenant, f"{entrance}:user", who.user_id))
     if entrance == "connect":
         if address:
@@ -58,18 +60,21 @@ def questions(entrance: EntryPoint, who: User, address: str = "") -> Sequence[Ch
 
 
 class EntryPoints:
-    """What the doors ask; a refusal to give, or None."""
+    """Makes the checks of entry points; the answers are decisions, or a refusal or
+    None."""
 
     def __init__(self, limiter: Limiter) -> None:
         self._limiter = limiter
         self._operators = Buckets(ADMIN_CALLS_PER_MINUTE_MIN / 60, ADMIN_CALLS_PER_MINUTE_MIN)
-        """What each has here when the share of a limit is used up: among many nodes the share may be nothing."""
+        """Calls each operator has here once the local share is used up: on many nodes
+        it may be zero."""
 
     async def decide(self, entrance: EntryPoint, who: User, address: str = "") -> list[Decision]:
-        """For doors that can wait: exact, all rules or none. Never longer than the limiter's deadline.
+        """Exact, all rules or none, for entry points that can wait at most the
+        deadline.
 
-        Rules in shadow mode are counted and not told. While the counters are unavailable an operator has so many calls
-        on each node that whatever was set can be undone.
+        Decisions of rules in shadow mode are left out. While the counters are
+        unavailable, an operator has enough calls on each node to undo any change.
         """
         asked = self._asked(entrance, who, address)
         decisions = self._limiter.told(asked, await self._limiter.check_many(asked))
@@ -79,15 +84,17 @@ class EntryPoints:
         return decisions
 
     def ask_at_once(self, entrance: EntryPoint, who: User, address: str = "") -> RateLimited | None:
-        """For doors that cannot wait."""
+        """For entry points that cannot wait."""
         return self.admit_at_once(entrance, who, 1, address)[1]
 
     def admit_at_once(
         self, entrance: EntryPoint, who: User, count: int, address: str = ""
     ) -> tuple[int, RateLimited | None]:
-        """``ask_at_once`` for ``count`` alike: how many of them may pass, and what the others are told.
+        """``ask_at_once`` for ``count`` equal requests: how many pass, the error for
+        the rest.
 
-        The later rules are looked at first, so that what they refuse is not charged to the first.
+        Looks at the later rules first, so that what they refuse is not charged to the
+        first.
         """
         asked, refused = self._asked(entrance, who, address), None
         for check in asked[1:]:
@@ -101,7 +108,8 @@ class EntryPoints:
         return count, refused
 
     def _asked(self, entrance: EntryPoint, who: User, address: str) -> Sequence[Check]:
-        """The address of somebody known was charged before; a rule of his own tenant is asked besides."""
+        """An authenticated caller's address was charged before, unless its tenant has
+        its own rule."""
         asked = questions(entrance, who, address)
         if entrance != "connect" or not who.tenant or self._limiter.has_own_rule(who.tenant, CONNECT_ADDRESS):
             return asked
@@ -109,7 +117,8 @@ class EntryPoints:
 
 
 class Sends(Protocol):
-    """Where sends go in, to be grouped with all others: ``holdfast.ingest.intake.Intake``, or what stands before it."""
+    """Where sends are submitted: ``holdfast.ingest.intake.Intake``, or what precedes
+    it."""
 
     def submit(
         self, body: SendBody, sender: User, source: str, deadline: float, answer: Callable[[Outcome], None]
@@ -123,10 +132,10 @@ _sender = itemgetter(1)
 
 
 class AdmissionControl:
-    """Sends with the entrance ``send`` before them; a refused one is answered and goes no further.
+    """Checks the entry point ``send`` before sends; a refused one is answered here.
 
-    What comes in one turn of the loop is asked for together, once per sender, and goes on in its order. What waits
-    here is bounded by what sessions and requests may have open.
+    The sends of one event-loop turn are checked together, once per sender, and go on in
+    order. The bounds of sessions and requests bound what waits here.
     """
 
     def __init__(self, sends: Sends, entrances: EntryPoints) -> None:
@@ -156,7 +165,8 @@ class AdmissionControl:
                     telemetry.defect("limits", error)
 
     def _ask(self, sender: User, count: int) -> tuple[int, HoldfastError | None]:
-        """How many may go in, and what the others are told: also by a defect, which is nobody else's trouble."""
+        """How many may pass, and the error for the rest; a defect fails this sender
+        only."""
         try:
             return self._entrances.admit_at_once("send", sender, count)
         except Exception as error:

@@ -1,12 +1,18 @@
-"""Operators must stay able to undo what they do: which change would lock them out of the admin API. (Pure.)
+"""The rules of Holdfast's own entry points: defaults, and protection from lockout.
+(Pure.)
 
-It is judged where the change is committed, by the rules that are there at that moment. A rule that could answer the
-admin API must leave operators enough even while a more specific one answers: it takes effect when that one is deleted.
+``DEFAULT_RULES`` are created when a node first starts; afterwards they are the
+operator's.
 
-A program that uses limits as a library has no such door, and may make any rule. The door is where ``*/admin:key`` is
-known: a node creates it when it first starts, and a deleted rule of ``*`` is remembered for ever.
+``keep_open`` rejects a change that would lock operators out of the admin API, so that
+they can always undo what they did. The rule store calls it where the change is
+committed, with the rules of that moment. A rule that could answer for the admin API
+must leave enough even while a more specific one answers, because it takes effect when
+that one is deleted.
 
-The rules that Holdfast's own doors start with. (Pure.)
+A program that uses limits as a library has no admin API and may set any rule. The check
+applies where ``*/admin:key`` is known: a node creates it at first start, and the
+tombstone of a rule of ``*`` is never forgotten.
 """
 
 from __future__ import annotations
@@ -17,8 +23,8 @@ from holdfast.errors import InvalidRule
 from holdfast.limits.rules import ANY, Precision, Rule, RuleName, is_reached
 
 ADMIN = RuleName(ANY, "admin:key")
-"""What the admin API asks. Operators belong to no tenant, and no credential is of this one, so that nobody's checks
-reach their counters."""
+"""The rule of the admin API. Operators belong to no tenant, and no credential has this
+one, so nobody else's checks reach their counters."""
 
 
 def _rule(resource: str, limit: int, burst: int, precision: Precision = "strict") -> Rule:
@@ -32,20 +38,22 @@ DEFAULT_RULES = (
     _rule("send:tenant", 600_000, 60_000),
     _rule("rest:user", 1_200, 100),
     _rule("rest:tenant", 60_000, 2_000),
-    _rule("check:tenant", 600_000, 60_000, "leased"),  # most questions about limits wait for one round trip, not two
+    _rule("check:tenant", 600_000, 60_000, "leased"),  # so most remote checks wait for one round trip, not two
     _rule(ADMIN.resource, 600, 200),
 )
-"""What each entrance starts with: generous for people, an end for loops. Created once, then the operator's."""
+"""Generous for people, but they stop a client that loops."""
 
 ADMIN_CALLS_PER_MINUTE_MIN = 10
-"""Calls of an operator in every minute. While the counters are unavailable every node grants so many by itself."""
+"""Calls an operator must have each minute. Without the counters, every node grants this
+many."""
 ADMIN_WINDOW_SECONDS_MAX = 60.0
-"""Of any algorithm but a token bucket, which goes on granting while it is empty: a window that is used up is over only
-when it ends."""
+"""For all algorithms but the token bucket, which grants again while it drains: a window
+that is used up blocks until it ends."""
 
 _WILDCARDS = (ADMIN.resource[:length] + ANY for length in range(len(ADMIN.resource), -1, -1))
 ADMIN_RESOURCES = (ADMIN.resource, *(wildcard for wildcard in _WILDCARDS if is_reached(ADMIN.resource, wildcard)))
-"""The resources whose rule, for ``*``, can be the one that answers the admin API; the most specific first."""
+"""The resources whose rule for ``*`` can answer for the admin API, most specific
+first."""
 
 
 def is_of_the_door(name: RuleName) -> bool:
@@ -53,7 +61,10 @@ def is_of_the_door(name: RuleName) -> bool:
 
 
 def keep_open(made: Iterable[Rule], there: Iterable[Rule]) -> None:
-    """InvalidRule if the rules that are made leave the admin API with next to nothing. ``there``: the door's before."""
+    """InvalidRule if the rules ``made`` leave operators too little of the admin API.
+
+    ``there`` are the admin API's rules before the change.
+    """
     before = {rule.resource: rule for rule in there}
     ours = {rule.resource: rule for rule in made if is_of_the_door(rule.name)}
     after = {**before, **ours}
@@ -74,7 +85,7 @@ def keep_open(made: Iterable[Rule], there: Iterable[Rule]) -> None:
 
 
 def locks_out(rule: Rule) -> str:
-    """The field by which a rule leaves the admin API less than an operator needs to undo it; "" if it does not."""
+    """The field by which a rule leaves operators too few admin calls to undo it, or ""."""
     if rule.mode != "enforce":
         return ""
     if rule.on_store_failure == "closed":

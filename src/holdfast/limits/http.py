@@ -1,7 +1,9 @@
-"""How decisions look in HTTP, at every door: headers, and the problem document of a refusal. (Pure.)
+"""Decisions in HTTP, the same at every entry point: headers and problem document.
+(Pure.)
 
-The headers are ``RateLimit-Policy`` and ``RateLimit`` of draft-ietf-httpapi-ratelimit-headers; the problem is that of
-the same draft, in the form of RFC 9457.
+The headers are ``RateLimit-Policy`` and ``RateLimit`` of
+draft-ietf-httpapi-ratelimit-headers. The problem is that draft's, in the form of RFC
+9457.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ PROBLEM_TITLE = "Request cannot be satisfied as assigned quota has been exceeded
 
 
 def rate_limit_headers(decisions: Sequence[Decision], *, legacy: bool = False) -> _Headers:
-    """What the decisions say, one policy per rule; nothing where no rule was asked."""
+    """The headers of the decisions, one policy per rule; empty if no rule applied."""
     ruled = [decision for decision in decisions if decision.rule]
     if not ruled:
         return []
@@ -42,19 +44,19 @@ def rate_limit_headers(decisions: Sequence[Decision], *, legacy: bool = False) -
 
 
 def retry_after(decisions: Sequence[Decision]) -> int:
-    """Whole seconds until the slowest of the refusing rules has room."""
+    """Whole seconds until the slowest refusing rule has room."""
     return max(1, *(_seconds(d.retry_after) for d in decisions if not d.allowed))
 
 
 def problem(decisions: Sequence[Decision]) -> dict[str, Any]:
-    """The members of the document; the rules that refused are named as in the headers."""
+    """The members of the document. It names the refusing rules as the headers do."""
     told: dict[str, Any] = {"type": PROBLEM, "title": PROBLEM_TITLE, "status": 429}
     violated = [decision.rule for decision in decisions if decision.exceeded and not decision.allowed]
     return {**told, "violated-policies": violated} if violated else told
 
 
 def refusal(decisions: Sequence[Decision]) -> RateLimited | None:
-    """The error to give if any refused: the longest wait, and the rule that said so."""
+    """The error if any decision refused: the longest wait, and its rule."""
     refused = [decision for decision in decisions if not decision.allowed]
     if not refused:
         return None
@@ -64,13 +66,13 @@ def refusal(decisions: Sequence[Decision]) -> RateLimited | None:
 
 
 def rate_limited(text: str, wait_seconds: float, policy: str, limit: int, window_seconds: float) -> RateLimited:
-    """The error of a limit, a rule or not, with what its answer says in headers and body; the wait is never 0."""
+    """The error of any limit, with what its headers and body say; the wait is never 0."""
     wait = max(math.ceil(wait_seconds * 1000) / 1000, 0.001)
     return RateLimited(text, retry_after_seconds=wait, rule=policy, limit=limit, window_seconds=window_seconds)
 
 
 def refusing(error: RateLimited) -> list[Decision]:
-    """The decision behind ``rate_limited``; none where the error came from elsewhere."""
+    """The decision behind ``rate_limited``; none if the error came from elsewhere."""
     rule, wait = error.details.get("rule"), error.retry_after_seconds or 0.0
     if rule is None:
         return []
@@ -84,7 +86,7 @@ def _window(decision: Decision) -> str:
 
 
 def _more_after(decision: Decision) -> float:
-    """When there is more to have: where the rule refused, the moment to try again, which ``Retry-After`` names too."""
+    """When more is available; for a refusal the time to retry, as in ``Retry-After``."""
     return decision.retry_after if decision.exceeded and not decision.allowed else decision.reset_after
 
 

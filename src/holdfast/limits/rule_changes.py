@@ -1,8 +1,9 @@
-"""What one admin call does to one rule, decided from values; the rule stores only carry it out. (Pure.)
+"""What one admin call does to one rule, decided from values; stores carry it out.
+(Pure.)
 
-Every change raises the version by one, under the epoch of the primary that commits it; a deletion leaves a
-tombstone, and a later creation goes on from its version. A call that brings an idempotency key gets the answer
-that was given first, whatever has happened since.
+Every change raises the version by one, under the epoch of the primary that commits it.
+A deletion leaves a tombstone, and a later creation continues from its version. A call
+with an idempotency key gets the first answer again, whatever has happened since.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _Action = Literal["create", "update", "delete", "rollback"]
 
 
 class Change(Struct, frozen=True):
-    """One admin call. ``body`` holds the rule's fields; ``expected_version`` is what the caller saw."""
+    """One admin call. ``body`` has the rule's fields; ``expected_version`` is what was
+    seen."""
 
     action: _Action
     name: RuleName
@@ -35,13 +37,13 @@ class Change(Struct, frozen=True):
 
     @property
     def fingerprint(self) -> str:
-        """Tells a repetition from another request under the same key."""
+        """Distinguishes a repetition from another request under the same key."""
         said = (self.action, self.name, sorted(self.body.items()), self.expected_version, self.reason)
         return hashlib.blake2b(msgspec.json.encode(said), digest_size=16).hexdigest()
 
 
 class RuleChange(Struct, frozen=True):
-    """One line of the log: the feed of the nodes, the outbox and the audit history in one."""
+    """One log entry: the nodes' feed, the outbox and the audit history in one."""
 
     seq: int
     action: str
@@ -50,11 +52,11 @@ class RuleChange(Struct, frozen=True):
     reason: str
     at: str
     change_id: str = ""
-    """Of an import: the same for all that it changed."""
+    """Shared by all changes of one import."""
 
 
 class RuleChangeResult(Struct, frozen=True):
-    """The answer to a change; ``repeated`` if the key had been used for it before."""
+    """The answer to a change; ``repeated`` if its key was used for it before."""
 
     rule: AnyRule
     seq: int
@@ -62,7 +64,7 @@ class RuleChangeResult(Struct, frozen=True):
 
 
 class Remembered(Struct, frozen=True):
-    """An idempotency key with its answer: the rule, or of an import its ``rule_import.ImportResult``."""
+    """An idempotency key with its answer: a rule, or an ``rule_import.ImportResult``."""
 
     fingerprint: str
     rule: AnyRule | None
@@ -73,11 +75,12 @@ class Remembered(Struct, frozen=True):
 def decide(
     change: Change, current: AnyRule | None, remembered: Remembered | None, epoch: int, forgotten_version: int = 0
 ) -> Rule | RuleChangeResult:
-    """The rule to write, or the answer given before. Raises NotFound, VersionConflict, KeyReused, InvalidRule.
+    """The rule to write, or the answer given before.
 
-    ``current`` may be a tombstone; a name without one may have had one, of ``forgotten_version`` at most. An update
-    without ``expected_version`` is made upon whatever is there, and one of a rule that cannot be read must be a
-    whole rule.
+    Raises NotFound, VersionConflict, KeyReused, InvalidRule. ``current`` may be a
+    tombstone. A name without one may have had one, of ``forgotten_version`` at most. An
+    update without ``expected_version`` applies to the current rule. An update of an
+    unreadable rule must be a whole rule.
     """
     if remembered is not None:
         check_key(remembered, change.fingerprint)
@@ -91,16 +94,18 @@ def decide(
 
 
 def check_key(remembered: Remembered, fingerprint: str) -> None:
-    """KeyReused unless the key was used for this very request."""
+    """KeyReused unless the key was used for this same request."""
     if remembered.fingerprint != fingerprint:
         why = "was used for another request"
         raise KeyReused(f"this idempotency key {why}; use a new one", fields={"idempotencyKey": why})
 
 
 def is_over(past: RuleChange, current: AnyRule | None) -> bool:
-    """Whether this change, on its way out of the log, left a tombstone that nothing has come after.
+    """Whether this change, about to leave the log, left a tombstone that is still
+    current.
 
-    What held for every tenant stays known: a default rule that an operator deleted must not be made again.
+    Tombstones of ``*`` are kept: a default rule that an operator deleted must not come
+    back.
     """
     return past.rule.deleted and past.rule.tenant != ANY and current is not None and current.stamp == past.rule.stamp
 
@@ -114,7 +119,7 @@ def _content(change: Change, current: AnyRule | None) -> Rule:
                 raise conflict(change, there)
             return made
         case "rollback":
-            # The body is a whole earlier rule: it may bring a deleted one back, of the version that was seen deleted.
+            # A whole earlier rule may also restore a deleted one, if the caller expects that version.
             if current is not None:
                 _expect(change, current)
             return _whole(change)
@@ -132,7 +137,7 @@ def _whole(change: Change) -> Rule:
 
 
 def _nothing_of(name: RuleName) -> Rule:
-    """What a tombstone says where the rule that it stands for cannot be read: every version can read this."""
+    """A tombstone for an unreadable rule, which every version can read."""
     return Rule(*name, "token_bucket", 1, 1.0)
 
 
@@ -157,7 +162,7 @@ def conflict(change: Change, there: AnyRule) -> HoldfastError:
 
 
 def rollback_body(earlier: Rule) -> dict[str, Any]:
-    """The fields that make the rule what it was."""
+    """The fields that restore the rule."""
     body = settable(earlier)
     del body["tenantID"], body["resource"]
     return body

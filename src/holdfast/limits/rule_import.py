@@ -1,8 +1,9 @@
-"""Many rules made as a file says, in one change: all of them, or none. (Pure.)
+"""Many rules set to what a file says, in one change: all of them or none. (Pure.)
 
-An import is judged whole before anything is written, and committed in one transaction under one change id. Rules that
-it does not name stay. Who compared the file with the rules first (a dry run) sends the digest of what was seen: if any
-rule changed since, the import is refused, so that two imports at once never leave a mixture.
+An import is validated as a whole before anything is written, and committed in one
+transaction under one change id. Rules it does not name stay. A caller that made a dry
+run first sends the digest of the rules it saw: if any rule has changed since, the
+import is refused, so two concurrent imports never leave a mixture.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from holdfast.limits.rule_json import new_rule, settable
 from holdfast.limits.rules import AnyRule, Rule, RuleName, next_digest
 
 RULES_MAX = 10_000
-"""Rules of one import; a larger file is refused."""
+"""Rules per import; a larger file is refused."""
 PROBLEMS_TOLD_MAX = 10
-"""Of so many mistakes in a file each is told."""
+"""Mistakes in a file that are listed one by one."""
 
 
 class RuleImport(Struct, frozen=True):
-    """One import. ``expected_digest`` is that of the rules it was compared with; None: whatever is there."""
+    """One import. ``expected_digest`` is of the rules it was compared with, or None."""
 
     rules: tuple[Rule, ...]
     actor: str
@@ -39,13 +40,13 @@ class RuleImport(Struct, frozen=True):
 
     @property
     def fingerprint(self) -> str:
-        """Tells a repetition from another request under the same key."""
+        """Distinguishes a repetition from another request under the same key."""
         said = ("import", self.rules, self.expected_digest, self.reason)
         return hashlib.blake2b(msgspec.json.encode(said), digest_size=16).hexdigest()
 
 
 class RuleDifference(Struct, frozen=True):
-    """What an import changes of one rule: the fields that differ, with both values; none of a ``new`` one."""
+    """What an import changes of one rule: old and new value by field; empty if ``new``."""
 
     tenantID: str
     resource: str
@@ -54,8 +55,11 @@ class RuleDifference(Struct, frozen=True):
 
 
 class ImportResult(Struct, frozen=True):
-    """What an import did, or would do. ``digest`` and ``seq`` are those of the rules as they are now: after it, or as a
-    dry run found them."""
+    """What an import did or would do.
+
+    ``digest`` and ``seq`` are those of the rules now: after it, or as a dry run found
+    them.
+    """
 
     change_id: str
     digest: str
@@ -67,7 +71,7 @@ class ImportResult(Struct, frozen=True):
 
 
 class ImportPlan(Struct, frozen=True):
-    """The lines of the log to write, the differences they make, and the answer."""
+    """The log entries to write, the differences they make, and the answer."""
 
     entries: list[RuleChange]
     differences: list[RuleDifference]
@@ -79,7 +83,8 @@ class ImportPlan(Struct, frozen=True):
 
 
 class RulesBefore(Struct, frozen=True):
-    """What a store has when it decides an import: where its log stands, and the rules of the names in question."""
+    """What a store has when it decides an import: its log's end, and the rules in
+    question."""
 
     epoch: int
     seq: int
@@ -89,7 +94,7 @@ class RulesBefore(Struct, frozen=True):
 
 
 def read_rules(bodies: Iterable[Mapping[str, Any]]) -> tuple[Rule, ...]:
-    """The rules of a file. InvalidRule says what is wrong with each that cannot be taken, or is there twice."""
+    """The rules of a file. InvalidRule lists those that are invalid or appear twice."""
     rules: dict[RuleName, Rule] = {}
     wrong: list[str] = []
     for place, body in enumerate(bodies, 1):
@@ -144,7 +149,7 @@ def plan_import(wanted: RuleImport, there: RulesBefore, remembered: Remembered |
 
 
 def _changed(rule: Rule, now: AnyRule | None, wanted: RuleImport, there: RulesBefore) -> Rule | None:
-    """The rule in its next version; None if it is there as it shall be."""
+    """The rule in its next version; None if nothing changes."""
     if isinstance(now, Rule) and not now.deleted:
         alike = structs.replace(
             rule, epoch=now.epoch, version=now.version, updated_at=now.updated_at, updated_by=now.updated_by
@@ -158,6 +163,6 @@ def _changed(rule: Rule, now: AnyRule | None, wanted: RuleImport, there: RulesBe
 def field_differences(
     old: Mapping[str, Any], new: Mapping[str, Any], fields: Iterable[str] | None = None
 ) -> dict[str, tuple[Any, Any]]:
-    """Fields that are not the same in two states of a rule, with both."""
+    """The fields that differ between two states of a rule, with both values."""
     names = fields if fields is not None else sorted(old.keys() | new.keys())
     return {name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}

@@ -1,6 +1,7 @@
-"""Rules as JSON: the seed's names (``tenantID``, ``burstSize``, ``window: "60s"``), ours beside them. (Pure.)
+"""Rules as JSON, and every reason to reject one, by field and all at once. (Pure.)
 
-Every reason to refuse a rule is here, by the name of the field, all at once.
+The names are those of the design document (``tenantID``, ``burstSize``, ``window:
+"60s"``) with ours beside them.
 """
 
 from __future__ import annotations
@@ -28,13 +29,15 @@ from holdfast.limits.rules import (
 
 LIMIT_MAX = 1_000_000_000
 HOLDERS_MAX = 1_000
-"""Holders of one concurrency counter: they are kept together, so their number bounds the cost of a check."""
+"""Holders of one concurrency counter: they are stored together, so their number bounds
+the cost of a check."""
 
 ENTRANCE_RESOURCES = frozenset(rule.resource for rule in DEFAULT_RULES)
-"""What Holdfast's own doors ask about. They count arrivals; none of them says when somebody has left."""
+"""The resources of Holdfast's own entry points. They count arrivals; none reports an
+end."""
 
 DRAIN_SECONDS_MAX = 100 * 366 * 86_400.0
-"""A full bucket is empty again after this at the latest: a burst that takes longer is a mistake, not a rule."""
+"""The longest time a full bucket may take to drain: a larger burst is a mistake."""
 
 WINDOW_SECONDS_MIN = 0.1
 WINDOW_SECONDS_MAX = 366 * 86_400.0
@@ -56,7 +59,7 @@ NAMES = {
 
 REQUIRED = ("tenantID", "resource", "algorithm", "limit", "window")
 BURSTING = "token_bucket"
-"""The algorithm that knows a burst; ``burstSize`` null unsets it."""
+"""The algorithm that has a burst; ``burstSize`` null unsets it."""
 CHOICES: dict[str, tuple[str, ...]] = {
     "algorithm": get_args(Algorithm),
     "precision": get_args(Precision),
@@ -83,18 +86,18 @@ def render_window(seconds: float) -> str:
 
 
 def name_of(body: Mapping[str, Any]) -> RuleName:
-    """Which rule a request is about. InvalidRule if it does not say."""
+    """The rule a request is about. InvalidRule if it does not say."""
     refuse(name_problems(body))
     return RuleName(body["tenantID"], body["resource"])
 
 
 def name_problems(body: Mapping[str, Any]) -> dict[str, str]:
-    """Why a request does not say which rule it is about."""
+    """Why a request does not name a rule."""
     return _problems({field: body.get(field) for field in ("tenantID", "resource")})
 
 
 def check_names(names: Mapping[str, object]) -> None:
-    """InvalidRule if a ``tenantID`` or ``resource`` is none that a rule can have."""
+    """InvalidRule if no rule can have this ``tenantID`` or ``resource``."""
     refuse(_problems(names))
 
 
@@ -110,7 +113,8 @@ def new_rule(body: Mapping[str, Any]) -> Rule:
 
 
 def changed_rule(rule: Rule, body: Mapping[str, Any]) -> Rule:
-    """``rule`` with the fields of a request; what it does not name stays, but for a burst where there is none now."""
+    """``rule`` with the fields of a request; a burst is dropped if the new algorithm
+    has none."""
     refuse(_problems(body))
     fields = _fields(body)
     if fields.get("algorithm", BURSTING) != BURSTING:
@@ -119,7 +123,7 @@ def changed_rule(rule: Rule, body: Mapping[str, Any]) -> Rule:
 
 
 def render(rule: AnyRule) -> dict[str, Any]:
-    """The rule as everybody outside sees it; one that cannot be read says so, and how to be rid of it."""
+    """The rule as the API shows it; an unreadable one says why, and how to replace it."""
     unreadable = {}
     if isinstance(rule, UnreadableRule):
         unreadable["unreadable"] = f"no rule that this version knows ({rule.why}): set it anew, whole, or delete it"
@@ -135,7 +139,7 @@ def render(rule: AnyRule) -> dict[str, Any]:
 
 
 def settable(rule: AnyRule) -> dict[str, Any]:
-    """What a caller would send to make this rule again; ``burstSize`` only where it was set."""
+    """What a caller would send to create this rule; ``burstSize`` only if it is set."""
     body = {field: getattr(rule, attribute) for field, attribute in NAMES.items()}
     if isinstance(rule.window_seconds, int | float):
         body["window"] = render_window(rule.window_seconds)
@@ -205,7 +209,7 @@ def _window_problem(value: object) -> str | None:
 
 
 def _judged(rule: Rule) -> Rule:
-    """Fields that are right alone and wrong together."""
+    """Reject fields that are valid alone and contradict each other."""
     problems = {}
     if rule.burst_size and rule.algorithm != BURSTING:
         problems["burstSize"] = f"means nothing for {rule.algorithm}; leave it out"
@@ -222,7 +226,7 @@ def _judged(rule: Rule) -> Rule:
 
 
 def _entrance_under(resource: str) -> str | None:
-    """An entrance that a rule of this resource would answer."""
+    """An entry point that a rule of this resource would answer for."""
     return next((entrance for entrance in sorted(ENTRANCE_RESOURCES) if is_reached(entrance, resource)), None)
 
 

@@ -1,8 +1,9 @@
-"""What a node keeps on disk, mostly for a start while all else is away: the last good rules, how many nodes there are,
-and the name that was made up for this one.
+"""What a node keeps on disk, mostly to start while its dependencies are unavailable.
 
-When the rules were last known to be complete is their file's own time: a node at rest looks every few seconds, and
-rules that have not changed are not written again for it.
+That is the last good rules, the nodes that share the counters, and the name generated
+for this node. The modification time of the rules file is when the rules were last known
+to be complete: an idle node confirms them every few seconds, and need not rewrite them
+for that.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ NODE_NAME_FILE = "name.json"
 
 
 class SavedRules(Struct, frozen=True):
-    """A snapshot, when it was known to be complete (wall clock), and the digest that proves it whole.
+    """A snapshot, when it was known to be complete (wall clock), and its digest.
 
-    ``heard`` is the last place in the log from which doorbells had brought rules that are in it.
+    ``heard`` is the last log position whose rule came by notification.
     """
 
     known_at: float
@@ -42,7 +43,7 @@ class _SavedName(Struct, frozen=True):
 
 
 class SavedNodes(Struct, frozen=True):
-    """How many nodes were known, and their names; none if not all were."""
+    """The number of nodes, and their names if all were known."""
 
     nodes: Annotated[int, Meta(ge=1, le=1_000_000)]
     names: Annotated[tuple[str, ...], Meta(max_length=NODE_NAMES_MAX)] = ()
@@ -56,7 +57,7 @@ class RulesFile:
         self._there: tuple[str, str, int] | None = None
 
     def load(self) -> SavedRules | None:
-        """What was saved; None if there is nothing, or nothing that can be trusted."""
+        """The saved rules; None if there are none that can be trusted."""
         found = _read(self._path, SavedRules)
         if found is None:
             return None
@@ -68,9 +69,10 @@ class RulesFile:
         return structs.replace(saved, known_at=max(saved.known_at, modified_at))
 
     def save(self, saved: SavedRules) -> None:
-        """All of it if others are there, else only when they were known to be complete.
+        """Write the rules if they differ; otherwise only update when they were
+        complete.
 
-        That alone is not forced to the disk: at worst the rules look older than they are.
+        That update is not synced to disk: at worst the rules look older than they are.
         """
         if self._there == _what(saved) and _touch(self._path, saved.known_at):
             return
@@ -83,9 +85,10 @@ def _what(saved: SavedRules) -> tuple[str, str, int]:
 
 
 def identity(state: Path, ids: Ids) -> str:
-    """The name made up for the node of this state directory; a restart is nobody new to those who count nodes.
+    """The generated name of this state directory's node, so that a restart is not a new
+    node.
 
-    A disk that cannot keep it does no more harm than that the next start is.
+    If the disk cannot keep it, the next start is one; nothing worse happens.
     """
     file = state / NODE_NAME_FILE
     found = _read(file, _SavedName)
@@ -97,7 +100,7 @@ def identity(state: Path, ids: Ids) -> str:
 
 
 def load_nodes(file: Path) -> SavedNodes | None:
-    """What was saved; None if there is nothing, or nothing that can be trusted."""
+    """The saved nodes; None if there are none that can be trusted."""
     found = _read(file, SavedNodes)
     return found[0] if found is not None else None
 
@@ -108,7 +111,7 @@ def save_nodes(file: Path, saved: SavedNodes) -> bool:
 
 
 def _replace(file: Path, saved: Struct, modified_at: float | None = None) -> bool:
-    """False (and a line in the log) if the disk refuses."""
+    """False, and a line in the log, if the disk refuses."""
     try:
         replace_file(file, msgspec.json.encode(saved), modified_at)
         return True
@@ -118,7 +121,7 @@ def _replace(file: Path, saved: Struct, modified_at: float | None = None) -> boo
 
 
 def _touch(file: Path, modified_at: float) -> bool:
-    """False if it is gone."""
+    """False if the file is gone."""
     try:
         os.utime(file, (modified_at, modified_at))
         return True
@@ -127,7 +130,7 @@ def _touch(file: Path, modified_at: float) -> bool:
 
 
 def _read(file: Path, kind: type[T]) -> tuple[T, float] | None:
-    """What is in the file, and the file's time."""
+    """The content and modification time of the file."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=kind), file.stat().st_mtime
     except FileNotFoundError:

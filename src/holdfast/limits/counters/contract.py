@@ -1,12 +1,15 @@
-"""What counters promise. Adapters: memory (this process alone), redis (every node of a region).
+"""What counters promise. Adapters: memory (this process), redis (the nodes of a
+region).
 
-An *entry* is one question about one or more counters. An entry of one ask admits as many of its equal costs as
-fit; an entry of several is all or nothing: all are checked, then all are taken, or none. The keys of one entry
-differ. Every call is atomic and happens at one moment, whose time (milliseconds of the counters' own clock) comes
-back with the answers.
+An *entry* is one question about one or more counters. An entry with one request admits
+as many of its equal costs as fit. An entry with several is all or nothing: all are
+checked, then all are taken or none. The keys of an entry differ. Every call is atomic
+and happens at one moment, whose time (milliseconds of the counters' own clock) comes
+with the answer.
 
-Errors: ``Unavailable`` means that nothing was counted; ``OutcomeUnknown`` that it may have been, and then the
-call must not be made again. A cancelled call is unknown.
+Errors: ``Unavailable`` means that nothing was counted. ``OutcomeUnknown`` means that it
+may have been, and the call must not be repeated. The outcome of a cancelled call is
+unknown.
 """
 
 from __future__ import annotations
@@ -21,26 +24,30 @@ from holdfast.limits.rules import Rule
 
 KEYS_PER_CALL_MAX = 256
 NODE_NAMES_MAX = 256
-"""Names of nodes that are told and kept; among more than these the remainder of a limit is given to nobody."""
+"""Node names that are reported and kept. With more nodes, nobody gets the remainder of
+a limit."""
 
 CounterKey = tuple[str, str]
-"""A counter: (tenant and rule, as ``key_prefix`` writes them; subject)."""
+"""A counter: (tenant and rule, as written by ``key_prefix``; subject)."""
 
 
 def key_prefix(tenant: str, rule: Rule) -> str:
-    """What the names of a rule's counters begin with; a rule for all tenants counts each apart.
+    """The start of the names of a rule's counters; each tenant is counted separately.
 
-    The algorithm is not in it: a counter outlives a change of the algorithm, and its value tells by which it counts.
+    The algorithm is not part of it: a counter survives a change of the algorithm, and
+    its value names the one it counts by.
     """
     return f"{{{tenant}}}:{rule.label}:"
 
 
 class CounterRequest(Struct, gc=False):
-    """Admit up to ``times`` costs on one counter, then lease ``want`` if far from the limit.
+    """Admit up to ``times`` costs on one counter, then lease ``want`` if far from the
+    limit.
 
-    ``hold`` names the holder where the terms are concurrency; ``cost`` and ``times`` are 1 there. ``spent`` of the
-    ``times`` were let through before they were asked for: they are taken whether they fit or not, so that the wait
-    that is told covers them. Only where the entry is this ask alone.
+    ``hold`` names the holder for a concurrency rule, where ``cost`` and ``times`` are
+    1. ``spent`` of the ``times`` passed before they were counted: they are taken
+    whether they fit or not, so that the reported wait covers them. It needs an entry of
+    its own.
     """
 
     key: CounterKey
@@ -53,11 +60,13 @@ class CounterRequest(Struct, gc=False):
 
 
 class Adjustment(NamedTuple):
-    """Put a counter right without asking: exactly one of ``given``, ``charged``, ``released`` and ``held`` is set.
+    """Correct a counter: exactly one of ``given``, ``charged``, ``released``, ``held``
+    is set.
 
-    ``given`` returns what was taken at ``taken_at`` and not spent; ``charged`` adds what was spent elsewhere, as far
-    as there is room: a debt never costs more than the rule grants at once. ``released`` ends a hold; ``held`` begins
-    one that was granted elsewhere and has ``held_ms`` left, also beyond the limit.
+    ``given`` returns what was taken at ``taken_at`` and not spent. ``charged`` adds
+    what was spent elsewhere, as far as there is room: a debt never costs more than the
+    rule grants at once. ``released`` ends a hold. ``held`` adds one that was granted
+    elsewhere and has ``held_ms`` left, even beyond the limit.
     """
 
     key: CounterKey
@@ -78,8 +87,12 @@ class CounterResponse(NamedTuple):
 
 
 class NodesAnnounced(NamedTuple):
-    """How many nodes live, this one included; their names in order, at most ``NODE_NAMES_MAX``; and the counters that
-    were reset since this node last announced itself, by ``Counters.name``."""
+    """The live nodes, this one included, and what was reset since it last announced
+    itself.
+
+    ``names`` are in order, at most ``NODE_NAMES_MAX``; ``resets`` are as
+    ``Counters.name``.
+    """
 
     nodes: int
     names: tuple[str, ...]
@@ -87,17 +100,19 @@ class NodesAnnounced(NamedTuple):
 
 
 class CountersTrouble(NamedTuple):
-    """Why shared counters did not answer: a word of a closed set, and what was said, without a secret."""
+    """Why shared counters did not answer: a reason of a fixed set, and a detail without
+    secrets."""
 
     reason: str
     detail: str
 
 
 class Counters(Protocol):
-    """Where what is used is counted."""
+    """Where use is counted."""
 
     immediate: bool
-    """Whether ``take_now`` and ``look_now`` answer: the counters are in this process."""
+    """Whether the counters are in this process, so that ``take_now`` and ``look_now``
+    answer."""
 
     def take_trouble(self) -> CountersTrouble | None:
         """Why a call failed since this was last asked; None if none did."""
@@ -106,35 +121,43 @@ class Counters(Protocol):
     def take_now(
         self, key: CounterKey, terms: LimitParams, cost: int, hold: str = "", times: int = 1
     ) -> CounterReading:
-        """The answer to one ask, without I/O. Only where the counters are immediate."""
+        """Answer one request without I/O. Only for immediate counters."""
         ...
 
     def look_now(self, key: CounterKey, terms: LimitParams, count: int) -> CounterReading | None:
-        """None if ``count`` costs of 1 fit now, else how many do; nothing is taken. As ``take_now``."""
+        """None if ``count`` costs of 1 fit now, else how many do. Takes nothing. As
+        ``take_now``."""
         ...
 
     def take(self, entries: Sequence[Sequence[CounterRequest]]) -> Awaitable[CounterResponse]:
-        """Decide every entry, at most ``KEYS_PER_CALL_MAX`` keys in all, in one atomic call. Without entries it tells
-        whether the counters answer."""
+        """Decide every entry, at most ``KEYS_PER_CALL_MAX`` keys in all, in one atomic
+        call.
+
+        Without entries it only finds out whether the counters answer.
+        """
         ...
 
     async def adjust(self, adjustments: Sequence[Adjustment]) -> int:
-        """Apply at most ``KEYS_PER_CALL_MAX`` adjustments; how many found what they put right.
+        """Apply at most ``KEYS_PER_CALL_MAX`` adjustments; return how many took effect.
 
-        A gift whose counter is gone or counts by another version does not, nor a release whose hold is over.
+        A return does not if its counter is gone or counts by another version, nor a
+        release if its hold is over.
         """
         ...
 
     async def reset(self, key: CounterKey) -> bool:
-        """Forget what this counter has used; False if it was not there. Others hear of it when they next announce."""
+        """Forget what this counter has used; False if it does not exist.
+
+        Other nodes learn of it when they next announce themselves.
+        """
         ...
 
     def name(self, key: CounterKey) -> bytes:
-        """What ``Announced.resets`` calls this counter."""
+        """What ``NodesAnnounced.resets`` calls this counter."""
         ...
 
     async def announce(self, node: str, ttl_seconds: float) -> NodesAnnounced:
-        """This node lives for another ``ttl_seconds``; who does now."""
+        """Keep this node alive for another ``ttl_seconds``; return the live nodes."""
         ...
 
     async def aclose(self) -> None: ...

@@ -18,7 +18,8 @@ from holdfast.limits.counters.table import SUBJECTS_MAX, CounterTable
 
 
 class MemoryCounters:
-    """A table and a clock. Time is monotonic, so a step of the wall clock changes nothing."""
+    """A table and a clock. Time is monotonic, so a step of the wall clock has no
+    effect."""
 
     immediate = True
 

@@ -1,4 +1,4 @@
-"""Counters in Redis, shared by the nodes of a region: one script call decides up to 256 keys at one moment."""
+"""Counters in Redis, shared by a region: one script call decides up to 256 keys."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from holdfast.limits.counters.contract import (
 from holdfast.limits.rules import RuleVersion
 
 NAMES_MAX = 65_536
-"""Names of counters remembered; when full they are forgotten and made again."""
+"""Names of counters that are kept; when full, all are dropped and computed again."""
 
 _NUMBERS_PER_READING = 6
 
@@ -44,14 +44,16 @@ ANNOUNCE = Script("announce")
 RESET = Script("reset")
 
 CHECK_SECONDS = 2.0
-"""How long the start waits to find out whether Redis is fit to keep counters."""
+"""How long startup waits to find out whether Redis is fit to keep counters."""
 CHECK_AGAIN_SECONDS = 10.0
-"""How often a heartbeat looks whether Redis evicts by now: the policy can be changed under an open connection."""
+"""How often a heartbeat checks for eviction: the policy can change under an open
+connection."""
 
 RESETS_TOLD_SECONDS = 60.0
-"""How long nodes are told that a counter was reset; one that was cut off for longer may still remember a refusal."""
+"""How long a reset is reported to nodes; one cut off for longer may still remember a
+refusal."""
 RESETS_MAX = 1_000
-"""Resets that are told; the oldest are dropped."""
+"""Resets that are reported; the oldest are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +86,14 @@ class RedisCounters:
         self._trouble: CountersTrouble | None = None
         self._connections = connection_pool(
             settings.url,
-            protocol=2,  # of 3 we would use nothing, and be told things that we did not ask
+            protocol=2,  # we need nothing of 3, which also pushes messages we did not ask for
             socket_connect_timeout=settings.connect_timeout_seconds,
             socket_timeout=settings.socket_timeout_seconds,
         )
 
     async def check(self) -> None:
-        """BadSetting if it can be reached and must not keep counters; if it cannot, every connection tries again."""
+        """BadSetting if it is reachable but unfit for counters; each connection checks
+        again."""
         try:
             async with asyncio.timeout(CHECK_SECONDS):
                 (await self._open()).retire()
@@ -154,9 +157,11 @@ class RedisCounters:
         return self._run(DECIDE, [known(key) or self._name(key) for key in request.keys], (blob,), read)
 
     def _name(self, key: CounterKey) -> bytes:
-        """Subjects are hashed: of any length, and no address or user id is to be read in Redis.
+        """Subjects are hashed: they may have any length, and Redis must show no address
+        or user id.
 
-        Half of a surrogate pair, which JSON can spell and UTF-8 cannot, is a character like any other here.
+        A lone surrogate, which JSON can express and UTF-8 cannot, is a character like
+        any other.
         """
         subject = hashlib.blake2b(key[1].encode(errors="surrogatepass"), digest_size=12).hexdigest()
         if len(self._names) >= NAMES_MAX:
@@ -167,13 +172,13 @@ class RedisCounters:
     def _run(
         self, script: Script, keys: list[bytes], arguments: tuple[Any, ...], read: Callable[[Any], Any]
     ) -> Awaitable[Any]:
-        """Where there is a connection the call is under way when this returns."""
+        """If there is a connection, the call has been sent when this returns."""
         call = ScriptCall(script, keys, arguments, read)
         pipe = self._pipe
         return pipe.send(call) if pipe is not None and pipe.usable else self._connect_and_run(call)
 
     async def _connect_and_run(self, call: ScriptCall) -> Any:
-        """One connection for all who wait for it; who is cancelled leaves it to the others."""
+        """Open one connection for all waiters; a cancelled one leaves it to the others."""
         if self._opening is None:
             self._opening = asyncio.create_task(self._open())
             self._opening.add_done_callback(self._opened)
@@ -194,7 +199,8 @@ class RedisCounters:
         return Pipe(connection, self._settings.socket_timeout_seconds, self._failed)
 
     def _check_info(self, info: bytes) -> None:
-        """Every new connection is checked, too; so a Redis that has become unfit is not counted in until it is fit."""
+        """Stop using a Redis that has become unfit. New connections are checked, so it
+        stays unused."""
         try:
             check_info(info)
         except UnfitRedis as error:
@@ -219,7 +225,7 @@ class RedisCounters:
 
 
 class _Request:
-    """Numbers each key and each rule once, from 1 as Lua does. Terms are told apart by identity while it lives."""
+    """Numbers keys and rules from 1, as Lua does. Rules are told apart by identity."""
 
     def __init__(self) -> None:
         self.keys: dict[CounterKey, int] = {}
@@ -227,7 +233,7 @@ class _Request:
         self._numbers: dict[int, int] = {}
 
     def entries(self, entries: Sequence[Sequence[CounterRequest]]) -> list[Any]:
-        """Flat: how many asks, then seven values for each."""
+        """Flat: the number of requests, then seven values for each."""
         packed: list[Any] = []
         keys, terms = self.keys, None
         for entry in entries:

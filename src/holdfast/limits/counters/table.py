@@ -1,4 +1,7 @@
-"""Counters in a dict, decided at a moment the caller brings: the core of memory counters and local shares. (Pure.)"""
+"""Counters in a dict, at a time the caller passes in. (Pure.)
+
+It is the core of the memory counters and of the local share.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +24,25 @@ from holdfast.limits.algorithms import (
 from holdfast.limits.counters.contract import Adjustment, CounterKey, CounterRequest
 
 SUBJECTS_MAX = 1_000_000
-"""Counters kept. The oldest is forgotten for a new one, idle ones first: a forgotten subject starts afresh."""
+"""Counters kept. A new one evicts an idle one, else the oldest, which then starts from
+zero."""
 
 OVERFLOW = ""
 """No subject has this name."""
 
 KEPT_ANYWAY_MAX = 65_536
-"""So many are kept, idle or not (but never more than half of the table): to make one costs more than to keep it."""
+"""Counters kept even if idle (at most half of the table): creating one costs more than
+keeping it."""
 
 _LOOKED_AT_PER_NEW = 2
 
 
 class CounterTable:
-    """See ``contract`` for what an entry, an ask and an adjustment are.
+    """See ``contract`` for entries, requests and adjustments.
 
-    With ``overflows`` no counter in use is forgotten: while the table is full, all new subjects of a rule share one
-    counter more. (There are at most as many of these as subjects; above that the oldest of all is forgotten.)
+    With ``overflows`` no counter in use is evicted: while the table is full, all new
+    subjects of a rule share one extra counter. (At most as many of these as subjects;
+    beyond that the oldest counter is evicted.)
     """
 
     __slots__ = ("_counters", "_counters_max", "_kept_anyway", "_line", "_overflows", "_subjects_max", "get")
@@ -48,11 +54,13 @@ class CounterTable:
         self._kept_anyway = min(KEPT_ANYWAY_MAX, subjects_max // 2)
         self._counters: dict[CounterKey, Counter] = {}
         self._line: deque[CounterKey] = deque()
-        """Every key once, in the order in which they are looked at: a dict finds its first only past all removed."""
+        """Every key once, in the order of inspection; a dict scans past all removed
+        keys for its first."""
         self.get = self._counters.get
 
     def decide(self, entry: Sequence[CounterRequest], now: float) -> tuple[CounterReading, ...]:
-        """One entry: of one ask as many costs as fit, of several all or none."""
+        """Decide one entry: as many costs of a single request as fit; of several all or
+        none."""
         if len(entry) == 1:
             return (self.take(entry[0], now),)
         if all(self._fits(ask, now) for ask in entry):
@@ -68,17 +76,17 @@ class CounterTable:
         return take(counter, ask.terms, now, ask.cost, ask.times, ask.want, ask.spent)
 
     def look(self, key: CounterKey, terms: LimitParams, count: int, now: float) -> CounterReading | None:
-        """None if ``count`` costs of 1 fit now, else how many do; nothing is taken."""
+        """None if ``count`` costs of 1 fit now, else how many do. Takes nothing."""
         counter = self.counter(key, terms, now)
         if peek(counter, terms, now, count):
             return None
         admitted = reading(counter, now, 0, 0).remaining
-        after = copy(counter)  # as it is when those who fit have gone ahead: the wait is of who comes next
+        after = copy(counter)  # as it is once the admitted costs are taken: the wait is that of the next one
         after.take_ahead(now, admitted)
         return reading(after, now, admitted, 1)
 
     def adjust(self, adjustment: Adjustment, now: float) -> bool:
-        """Whether it found what it puts right: what was taken by other terms stays charged."""
+        """Whether it took effect: what was taken under other parameters stays charged."""
         key, theirs = adjustment.key, adjustment.terms
         counter = self._find(key)
         if adjustment.charged or adjustment.held:
@@ -87,7 +95,7 @@ class CounterTable:
             return False
         if adjustment.given and (theirs.stamp, theirs.store) != (counter.terms.stamp, counter.terms.store):
             return False
-        if not adjustment.released:  # a hold ends by whatever rule it is asked to
+        if not adjustment.released:  # a hold ends whatever rule the caller knows
             counter.agree(theirs, now)
         counter.settle(now)
         return _apply(adjustment, counter, now)
@@ -114,7 +122,7 @@ class CounterTable:
         return counter is not None and not peek(counter, counter.terms, now, 1)
 
     def held_ms(self, key: CounterKey, hold: str, now: float) -> float:
-        """How long this hold lasts yet; 0 if it is over, or none."""
+        """How long this hold still lasts; 0 if it is over or unknown."""
         counter = self._find(key)
         return max(0.0, counter.holders.get(hold, now) - now) if isinstance(counter, Concurrency) else 0.0
 
@@ -130,17 +138,19 @@ class CounterTable:
 
     def _fits(self, ask: CounterRequest, now: float) -> bool:
         counter = self.counter(ask.key, ask.terms, now)
-        fits = peek(counter, ask.terms, now, ask.cost)  # and whose time is over holds no more
+        fits = peek(counter, ask.terms, now, ask.cost)  # this also drops expired holds
         return fits or (isinstance(counter, Concurrency) and ask.hold in counter.holders)
 
     def refuse(self, ask: CounterRequest, now: float) -> CounterReading:
-        """Nothing is taken; a wait only if it would not have fitted."""
+        """Take nothing; there is a wait only if it would not have fitted."""
         fits = self._fits(ask, now)
         return reading(self.counter(ask.key, ask.terms, now), now, 0, 0 if fits else ask.cost)
 
     def counter(self, key: CounterKey, terms: LimitParams, now: float) -> Counter:
-        """The key's counter, by the algorithm of the newer terms; a new one, for which an idle one may be forgotten, if
-        there is none."""
+        """The key's counter, by the algorithm of the newer parameters.
+
+        If there is none, create it, which may evict an idle one.
+        """
         counter = self._counters.get(key)
         if counter is not None and counter.terms is not terms:
             counter = self._counters[key] = carried_over(counter, terms, now)
@@ -154,11 +164,12 @@ class CounterTable:
         return counter
 
     def _find(self, key: CounterKey) -> Counter | None:
-        """Where the key is counted, if it is."""
+        """The counter the key is counted in, if any."""
         return self._counters.get(key) or (self._counters.get((key[0], OVERFLOW)) if self._overflows else None)
 
     def _make_room(self, now: float) -> None:
-        """Forget what is idle, a little with each new subject; what is in use goes to the end of the line."""
+        """Evict idle counters, a few per new subject; those in use go to the end of the
+        line."""
         for _ in range(min(_LOOKED_AT_PER_NEW, len(self._line))):
             key = self._line.popleft()
             counter = self._counters[key]
@@ -172,7 +183,10 @@ class CounterTable:
 
 
 def _apply(adjustment: Adjustment, counter: Counter, now: float) -> bool:
-    """Put one settled counter right; a charge ends at the capacity. What another algorithm counts is not found."""
+    """Adjust one settled counter; a charge stops at the capacity.
+
+    Nothing happens if the counter's algorithm is of the other kind.
+    """
     if isinstance(counter, Concurrency):
         if not adjustment.held:
             return counter.release(adjustment.released)
