@@ -189,8 +189,8 @@ def _identified(deps: ApiDeps, strangers: Strangers, endpoint: Endpoint, request
 async def _ask_limits(deps: ApiDeps, endpoint: Endpoint, request: Request, principal: Principal) -> None:
     """RateLimited by the caller's rules, before it is known whether they may call this.
 
-    A refusal costs work too, so it counts. The headers of a check endpoint are about
-    the subject it was asked about, so the caller's own allowance is not in them.
+    A refusal costs work too, so it counts. An allowed check of another service's
+    subject gets no RateLimit headers about the caller: its answer is about the subject.
     """
     if endpoint.scope == "limits:check" and principal.kind == "tenant_key":
         decisions = [await deps.limits.limiter.check(*check) for check in questions("check", principal.user)]

@@ -1,20 +1,23 @@
-"""HTTP to servers that are not trusted, on aiohttp: whatever they send costs bounded bytes and little time of the loop.
+"""HTTP to untrusted servers, on aiohttp: an answer costs bounded bytes and loop time.
 
-aiohttp bounds a header field and pauses at a body that nobody reads. It does not bound what stands around a body:
-interim answers (1xx), blank lines, chunk extensions, and whole answers that nobody asked for, on a connection kept for
-the next request. It parses all of that as it arrives, up to 256 KiB in one turn of the loop, and queues it. So every
-connection here
+aiohttp bounds a header field and pauses at a body that nobody reads. It does not bound
+the rest: interim answers (1xx), blank lines, chunk extensions, and whole answers
+without a request on a kept connection. It parses all of that as it arrives, up to
+256 KiB in one turn of the loop, and queues it. So a connection here
 
-- hands the parser ``_SLICE_BYTES`` at a time, and looks at what came of it before the next slice;
-- is aborted beyond ``AROUND_BODY_BYTES_MAX`` or ``INTERIM_ANSWERS_MAX``: the call gets ExcessiveAnswer;
-- is aborted when anything comes that belongs to no request: behind an answer, or while it waits for the next one;
-- is aborted, never closed, when aiohttp gives it up: a close waits, without an end, until a peer that does not read has
-  taken the rest of a request.
+- gives the parser ``_SLICE_BYTES`` at a time and checks the result after each slice;
+- is aborted beyond ``AROUND_BODY_BYTES_MAX`` or ``INTERIM_ANSWERS_MAX``: the call gets
+  ExcessiveAnswer;
+- is aborted when bytes arrive that belong to no request: after an answer, or between
+  two requests;
+- is aborted, not closed, when aiohttp drops it: a close would wait without end for a
+  peer that does not read the rest of a request.
 
-The caller bounds the body, by reading no more of it than it wants, and the time.
+The caller bounds the body, by reading only as much as it wants, and the time.
 
-Connections stay open between requests. A new one for each would save the third rule, and a delivery to a receiver on
-loopback would cost 316 µs of CPU instead of 115 (110 without any of these rules), and the round trips of TCP and TLS.
+Connections stay open between requests. A new one for each request would make the third
+rule needless, but a delivery on loopback would cost 316 µs of CPU instead of 115 (110
+without these rules), and the round trips of TCP and TLS.
 """
 
 from __future__ import annotations
@@ -36,31 +39,31 @@ if TYPE_CHECKING:
     from aiohttp.tracing import Trace
 
 AROUND_BODY_BYTES_MAX = 64 * KIB
-"""Of an answer without its body: heads, chunk sizes, trailers, blank lines."""
+"""Everything in an answer but its body: heads, chunk sizes, trailers, blank lines."""
 INTERIM_ANSWERS_MAX = 10
-"""Answers 1xx before the answer; a server sends one or two."""
+"""1xx answers before the final one; a normal server sends one or two."""
 _SLICE_BYTES = 4 * KIB
 """At most 163 of the shortest interim answers: half a millisecond."""
 
 
 class ExcessiveAnswer(aiohttp.ClientError):
-    """A server sent more than an answer may have."""
+    """A server's answer is beyond its bounds."""
 
 
 class _BoundedProtocol(ResponseHandler):
-    """One connection; what arrives on it belongs to one request at most."""
+    """One connection; bytes that arrive belong to at most one request."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
         self.begin()
 
     def begin(self) -> None:
-        """A request is about to be sent: what arrives from here on is its answer."""
+        """A request is about to be sent: bytes from now on are its answer."""
         self._received, self._interim = 0, 0
         self._body: StreamReader | None = None
 
     def data_received(self, data: bytes) -> None:
-        if not data:  # aiohttp goes on with what it has
+        if not data:  # aiohttp resumes parsing what it already has
             super().data_received(data)
         for start in range(0, len(data), _SLICE_BYTES):
             if self.transport is None or self.transport.is_closing():
@@ -76,10 +79,10 @@ class _BoundedProtocol(ResponseHandler):
                 self._give_up(f"it sent more than {AROUND_BODY_BYTES_MAX // KIB} KiB beside its body")
 
     def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
-        """One head that the parser has read, of an interim answer or of the answer."""
+        """The parser has read one head, of an interim or of the final answer."""
         head, body = data
         if self.transport is None:
-            return  # given up in the same slice
+            return  # aborted earlier in this slice
         if self._body is not None:
             self._give_up()
             return
@@ -93,7 +96,7 @@ class _BoundedProtocol(ResponseHandler):
         super().feed_data(data, size)
 
     def _give_up(self, why: str = "") -> None:
-        """Without a reason the answer is whole, and counts; the connection is not used again either way."""
+        """Abort the connection. Without a reason its answer is complete and valid."""
         self.force_close()
         self.abort()
         if why:
@@ -107,11 +110,11 @@ class _BoundedProtocol(ResponseHandler):
 
 
 class BoundedConnector(aiohttp.TCPConnector):
-    """Makes connections that are bounded; takes the options of aiohttp's."""
+    """Makes bounded connections; takes the options of aiohttp's TCPConnector."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        # aiohttp has no public way to give it a protocol; `connect` sees to it that this one was used.
+        # aiohttp has no public way to set the protocol; `connect` checks the result.
         self._factory = lambda: _BoundedProtocol(self._loop)  # type: ignore[assignment]
 
     async def connect(self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout) -> Connection:
@@ -126,7 +129,10 @@ class BoundedConnector(aiohttp.TCPConnector):
 def open_session(
     connector: BoundedConnector | None = None, *, headers: dict[str, str] | None = None, **options: Any
 ) -> aiohttp.ClientSession:
-    """A session that sends nothing of its own and decompresses nothing; made inside the event loop."""
+    """A session without default headers, cookies or decompression.
+
+    Call it inside the event loop.
+    """
     return aiohttp.ClientSession(
         connector=connector or BoundedConnector(),
         headers={"Accept-Encoding": "identity", **(headers or {})},

@@ -1,9 +1,10 @@
-"""Connections to PostgreSQL that are sessions.
+"""Connections to PostgreSQL that keep one session each.
 
-Advisory locks, LISTEN, prepared statements and settings belong to a session. Behind a pooler in transaction mode
-(PgBouncer's ``pool_mode = transaction`` or ``statement``) a connection gets another session with every transaction:
-most of it seems to work, and locks and notifications are lost now and then. Such a pooler is refused. One that keeps a
-session for each connection (``pool_mode = session``) is fine.
+Advisory locks, LISTEN, prepared statements and settings belong to a session. Behind a
+pooler in transaction mode (PgBouncer's ``pool_mode = transaction`` or ``statement``) a
+connection gets another session with every transaction: most things seem to work, but
+locks and notifications are sometimes lost. Such a pooler is refused. A pooler that
+keeps one session per connection (``pool_mode = session``) is accepted.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import asyncpg
 from holdfast.errors import BadSetting
 
 _NOT_OURS = (asyncpg.DuplicatePreparedStatementError, asyncpg.InvalidSQLStatementNameError)
-"""A statement of somebody else in our session, or ours in somebody else's."""
+"""Errors of a shared session: another client's statement met ours."""
 
 
 class SessionConnection(asyncpg.Connection):  # type: ignore[misc]  # it has no types
-    """Has its settings from SET, also after its pool has reset it: poolers refuse most settings at startup.
+    """Applies its settings by SET, again after a pool resets it.
 
-    Tells whether this program has closed it (``was_closed``), or whether it was lost.
+    Poolers refuse most settings at startup. ``was_closed`` says whether this program
+    closed the connection; otherwise it was lost.
     """
 
     __slots__ = ("_closed_here", "set_again")
@@ -56,7 +58,7 @@ async def connect(url: str | None = None, *, settings: Mapping[str, str] | None 
 
 
 def pool(url: str, *, settings: Mapping[str, str], **options: Any) -> asyncpg.Pool:
-    """A pool of such connections; not open yet."""
+    """A pool of such connections, not yet open."""
 
     async def connected(*where: Any, **how: Any) -> Any:
         return await connect(*where, settings=settings, **how)
@@ -67,8 +69,9 @@ def pool(url: str, *, settings: Mapping[str, str], **options: Any) -> asyncpg.Po
 async def refuse_shared_sessions(connection: Any, url: str, **options: Any) -> None:
     """BadSetting if the connection has no session of its own. Raises what asyncpg raises.
 
-    A pooler cannot tell its client the server process that will serve it, so it makes one up. If the process is not
-    the one that was named, a second connection shows whether both keep processes of their own.
+    A pooler does not know which server process will serve a client, so it invents a
+    process id. If the real one differs from the announced one, a second connection
+    shows whether each of the two keeps a process of its own.
     """
     try:
         first = await _process(connection)
@@ -76,7 +79,8 @@ async def refuse_shared_sessions(connection: Any, url: str, **options: Any) -> N
             return
         second = await asyncpg.connect(url, **options)
         try:
-            # Each is asked twice in a row: in turn, a pooler that hands out two processes in turn would not be noticed.
+            # Ask each twice in a row: asked alternately, a pooler that alternates
+            # between two processes would go unnoticed.
             its = {await _process(second), await _process(second)}
             ours = {first, await _process(connection), await _process(connection)}
         finally:

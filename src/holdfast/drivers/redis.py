@@ -1,4 +1,4 @@
-"""Connections to Redis by URL, why it does not do what it is asked, and whether it is fit to keep counters."""
+"""Connections to Redis by URL, reasons of failure, and fitness to keep counters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _BY_CODE: dict[str, RedisReason] = {
     "NOREPLICAS": "refuses_writes", "MOVED": "cluster", "ASK": "cluster", "CROSSSLOT": "cluster",
     "CLUSTERDOWN": "cluster", "TRYAGAIN": "cluster", "WRONGTYPE": "wrong_type",
 }  # fmt: skip
-"""What Redis says first in an error."""
+"""The first word of an error that Redis answers → our reason."""
 _BY_TEXT: tuple[tuple[str, RedisReason], ...] = (
     ("ACL failure", "permission"), ("max number of clients", "connections"), ("without any password", "auth"),
     ("user_script", "script"), ("Script", "script"), ("script", "script"),
@@ -42,7 +42,7 @@ _BY_TEXT: tuple[tuple[str, RedisReason], ...] = (
 
 
 class UnfitRedis(RedisError):
-    """It answers, and counters must not be kept in it. ``fatal``: only an operator can change that."""
+    """Redis answers, but must not keep counters. ``fatal``: an operator must act."""
 
     def __init__(self, reason: RedisReason, message: str, *, fatal: bool) -> None:
         super().__init__(message)
@@ -51,7 +51,7 @@ class UnfitRedis(RedisError):
 
 
 def connection_pool(url: str, **options: Any) -> ConnectionPool:
-    """Connections to the server, or to the present primary of the service. Nothing is tried twice."""
+    """Connections to the server, or to the service's current primary. No retries."""
     options["retry"] = Retry(NoBackoff(), 0)
     service = sentinel_address(url)
     if service is None:
@@ -60,7 +60,7 @@ def connection_pool(url: str, **options: Any) -> ConnectionPool:
     server.pop("host", None)
     tls = server.pop("connection_class", None) is SSLConnection
     shared = {name: value for name, value in server.items() if name.startswith(("socket_", "ssl_"))}
-    waits = options.get("socket_connect_timeout")  # a sentinel that does not answer is passed over as soon
+    waits = options.get("socket_connect_timeout")  # the same wait for a sentinel
     asked = {
         **shared, "socket_timeout": waits, "ssl": tls, "username": service.username, "password": service.password,
         "retry": options["retry"],
@@ -70,9 +70,9 @@ def connection_pool(url: str, **options: Any) -> ConnectionPool:
 
 
 def trouble_of(error: BaseException | str, url: str) -> tuple[RedisReason, str]:
-    """Why Redis did not do what it was asked: a word of a closed set, and its own words without a secret.
+    """Why a call failed: a reason of the closed set, and the text without secrets.
 
-    Of an exception that redis-py or the system raised, or of an error that Redis answered.
+    ``error`` is an exception of redis-py or the system, or an error reply of Redis.
     """
     text = error if isinstance(error, str) else str(error) or type(error).__name__
     for secret in secrets_of(url):
@@ -113,7 +113,7 @@ def _of_reply(text: str) -> RedisReason:
 async def check_server(connection: AbstractConnection) -> None:
     """UnfitRedis if this server must not keep counters. Raises what redis-py raises.
 
-    A user who may not ask (INFO) is believed.
+    If the user may not run INFO, the server counts as fit.
     """
     try:
         await connection.send_command("INFO")
@@ -124,7 +124,7 @@ async def check_server(connection: AbstractConnection) -> None:
 
 
 def check_info(answer: bytes) -> None:
-    """UnfitRedis if this answer to INFO, or to a section of it, is of a server that must not keep counters."""
+    """UnfitRedis if this answer to INFO, whole or a section, shows an unfit server."""
     lines = (line.partition(":") for line in answer.decode(errors="replace").splitlines())
     info = {name: value.strip() for name, _, value in lines}
     if info.get("cluster_enabled") == "1" or info.get("redis_mode") == "cluster":

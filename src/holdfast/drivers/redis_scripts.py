@@ -1,7 +1,8 @@
-"""The pipe to Redis, one connection: script calls go out when they are made, answers come back in that order.
+"""One pipelined connection to Redis for script calls; replies come in call order.
 
-redis-py opens it, with TLS, AUTH and SELECT. From then on its transport is ours: the streams, timeouts and coroutines
-around each of its answers cost more than the answer, and a node gets a thousand of them a second.
+redis-py opens it, with TLS, AUTH and SELECT. From then on we own its transport:
+redis-py's streams, timeouts and coroutines cost more per reply than the reply itself,
+and a node gets a thousand replies a second.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _NOT_YET: Final = object()
 
 
 class Script:
-    """A Lua source and the name under which Redis remembers it."""
+    """A Lua source and the digest by which Redis caches it."""
 
     def __init__(self, *names: str) -> None:
         folder = files("holdfast.limits.counters") / "lua"
@@ -32,7 +33,7 @@ class Script:
 
 
 class ScriptCall:
-    """A script call; its ``answer`` is what ``read`` makes of what Redis says."""
+    """A script call; ``answer`` gets the reply as ``read`` decodes it."""
 
     __slots__ = ("answer", "arguments", "read", "script", "sent_at")
 
@@ -49,11 +50,13 @@ class ScriptCall:
 
 
 class Pipe(asyncio.Protocol):
-    """See the module. Who sends bounds what is under way. ``usable``: it may be sent to.
-    ``on_trouble`` is called with why calls fail.
+    """One connection; the caller bounds the number of calls in flight.
 
-    Nothing is ever sent twice: a connection that breaks after the send leaves the outcome unknown. The one exception
-    is NOSCRIPT, by which Redis says that it ran nothing. An answer that nobody waits for any more is passed over.
+    ``usable``: calls may be sent. ``on_trouble`` gets the reason of each failure.
+
+    No call is sent twice, because a connection that breaks after the send leaves the
+    outcome unknown. The one exception is NOSCRIPT: then Redis ran nothing. A reply
+    whose caller has gone is ignored.
     """
 
     def __init__(
@@ -62,11 +65,11 @@ class Pipe(asyncio.Protocol):
         silence_max_seconds: float,
         on_trouble: Callable[[Exception | str], None] = lambda _: None,
     ) -> None:
-        """``connection`` is open, and left to this. Redis silent for so long is given up."""
+        """Takes over the open ``connection``; closes it if Redis is silent too long."""
         reader, writer = connection._reader, connection._writer
         assert writer is not None
         connection._reader = connection._writer = None
-        self._streams = reader, writer  # a stream that is forgotten closes its transport
+        self._streams = reader, writer  # a collected stream would close its transport
         self._transport = writer.transport
         self._transport.set_protocol(self)
         self._loop = asyncio.get_running_loop()
@@ -83,7 +86,7 @@ class Pipe(asyncio.Protocol):
         return call.answer
 
     def retire(self) -> None:
-        """Close it as soon as what was sent is answered."""
+        """Close the connection once every call in flight is answered."""
         self.usable = False
         if not self._calls:
             self._transport.close()
@@ -93,7 +96,7 @@ class Pipe(asyncio.Protocol):
             self._parser.feed(data)
             while (answer := self._parser.gets()) is not _NOT_YET:
                 self._answered(self._calls.popleft(), answer)
-        except (hiredis.ProtocolError, IndexError):  # no Redis, or one that answers unasked
+        except (hiredis.ProtocolError, IndexError):  # not Redis, or a reply to no call
             self._gave_up = InvalidResponse("what answers is no Redis")
             self._transport.abort()
         if not self.usable:
@@ -116,7 +119,7 @@ class Pipe(asyncio.Protocol):
         self._transport.write(hiredis.pack_command(command))
 
     def _look(self) -> None:
-        """One timer for all calls: is the oldest too old?"""
+        """Check the oldest call against its deadline: one timer for all calls."""
         self._watch = None
         if not self._calls:
             return
@@ -144,9 +147,9 @@ class Pipe(asyncio.Protocol):
         if reason.startswith("NOSCRIPT"):
             self._write(call, ("EVAL", call.script.source, *call.arguments))
             return
-        self.retire()  # it may be a replica now, or on its way out: the next connection may find better
+        self.retire()  # it may be a replica now, or stopping: try a new connection
         self._on_trouble(reason)
         error: HoldfastError = Unavailable(f"the counters refuse to count: {reason}")
-        if call.script.sha in reason:  # it was running: what it wrote before it broke off stays
+        if call.script.sha in reason:  # it failed while running: its writes so far stay
             error = OutcomeUnknown("the counters broke off while they counted")
         call.fail(error)

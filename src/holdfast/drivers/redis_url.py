@@ -1,10 +1,11 @@
-"""Addresses of Redis as settings name them: one server, or one of a service that Sentinel looks after. (Pure.)
+"""Addresses of Redis in settings: one server, or a service behind Sentinel. (Pure.)
 
     redis://[user:password@]host[:port]/db         rediss://… with TLS, unix://path?db=0
     redis+sentinel://[user:password@]host[:port],host[:port]/service[/db]
 
-User and password are those of the Redis servers. Sentinels that want some of their own have them from
-``?sentinel_username=…&sentinel_password=…``. ``rediss+sentinel://`` is TLS to the sentinels and to the servers.
+User and password are those of the Redis servers. Sentinels with credentials of their
+own get them from ``?sentinel_username=…&sentinel_password=…``. ``rediss+sentinel://``
+is TLS to the sentinels and to the servers.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ SENTINEL_PORT = 26379
 
 
 class SentinelAddress(NamedTuple):
-    """Sentinels, the service they know, and how its servers are reached (``server_url`` with an address to replace)."""
+    """Sentinels, their service, and how to reach its servers.
+
+    ``server_url`` holds an address that is replaced by the current primary's.
+    """
 
     sentinels: tuple[tuple[str, int], ...]
     service: str
@@ -28,7 +32,10 @@ class SentinelAddress(NamedTuple):
 
 
 def check_redis_url(url: str) -> None:
-    """ValueError if it is none. No part of the URL is in the error: it may be a part of a password."""
+    """ValueError if it is not a valid address.
+
+    The error quotes no part of the URL, which may be part of a password.
+    """
     scheme = url.partition("://")[0]
     if scheme in SENTINEL_SCHEMES:
         sentinel_address(url)
@@ -48,7 +55,7 @@ def check_redis_url(url: str) -> None:
 
 
 def sentinel_address(url: str) -> SentinelAddress | None:
-    """None if the URL names a server itself. ValueError as ``check_redis_url``."""
+    """None if the URL names a server directly. ValueError as ``check_redis_url``."""
     scheme, _, rest = url.partition("://")
     if scheme not in SENTINEL_SCHEMES:
         return None
@@ -66,7 +73,7 @@ def sentinel_address(url: str) -> SentinelAddress | None:
 
 
 def secrets_of(url: str) -> list[str]:
-    """Every password in the URL, as it is written and as it is meant; the longest first."""
+    """Every password in the URL, percent-encoded and decoded; the longest first."""
     _, _, rest = url.partition("://")
     written = [rest.rpartition("@")[0].partition(":")[2]]
     query = rest.partition("?")[2].split("&")

@@ -1,8 +1,10 @@
-"""SQL lives beside the adapter that runs it, in files of its package, the same for every technology:
+"""Reads the SQL of an adapter from the files of its package.
 
-``statements.sql``       each statement named and described
+The layout is the same for every technology:
+
+``statements.sql``       each statement, named and described
 ``migrations/NNNN.sql``  the schema; the n-th file leads to version n
-``functions/*.sql``      what a database keeps of its own program: made anew with every version
+``functions/*.sql``      functions in the database, replaced with every version
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
 def statements(package: str) -> dict[str, str]:
-    """Name → statement, without the comments that describe it. ValueError: a name is there twice."""
+    """Name → statement, without its comments. ValueError if a name is there twice."""
     pieces = _NAME.split((resources.files(package) / "statements.sql").read_text())
     names = pieces[1::2]
     if len(set(names)) < len(names):
@@ -27,7 +29,7 @@ def _bare(body: str) -> str:
 
 
 def migrations(package: str) -> list[str]:
-    """The n-th makes version n. ValueError: one is missing, or named otherwise."""
+    """The n-th makes version n. ValueError if one is missing or misnamed."""
     scripts = _scripts(package, "migrations")
     if list(scripts) != [f"{version:04}.sql" for version in range(1, len(scripts) + 1)]:
         raise ValueError(f"the migrations of {package} are not 0001.sql, 0002.sql and so on: {', '.join(scripts)}")

@@ -1,10 +1,11 @@
-"""A backup: a folder with a copy of every file of a state directory, and a manifest that proves it whole.
+"""A backup: a folder with a copy of every state file, and a manifest to check them by.
 
-Each file is one snapshot of itself; no two are of the same moment. ``parts`` are therefore copied in the order given,
-and that order decides what a restore may find: a file that points into another is copied before it, so that it lags
-behind (work is done again) and never runs ahead (work would be left out).
+Each copy is a snapshot of one file; two copies are not of the same moment. So the order
+of copying matters: a file that points into another is copied before it. After a restore
+it then lags behind (work is done again) and never runs ahead (work would be left out).
 
-The folder appears under its name only when everything in it is on stable storage and was read back and checked.
+The folder gets its name only when everything in it is on stable storage and has been
+read back and checked.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ PARTIAL = ".partial"
 
 
 class Manifest(Struct, frozen=True):
-    """What a backup says of itself. ``digest`` is over everything else in it."""
+    """The description of a backup. ``digest`` covers all other fields."""
 
     format: str
     version: int
@@ -53,23 +54,23 @@ class Manifest(Struct, frozen=True):
         return sum(file.size_bytes for file in self.files)
 
     def sealed(self) -> Manifest:
-        """With its digest."""
+        """The same manifest with its digest."""
         digest = hashlib.sha256(msgspec.json.encode(replace(self, digest=""))).hexdigest()
         return replace(self, digest=digest)
 
 
 class _Kind(Struct, frozen=True):
-    """As much of a manifest as every version of it has."""
+    """The fields that every version of a manifest has."""
 
     format: str
     version: int
 
 
 class Contents(Struct, frozen=True):
-    """What a state directory keeps: databases in the order in which they are copied, and plain files.
+    """The files of a state directory: databases in copying order, and plain files.
 
-    The last database is the one the others point into: without it there is no backup. ``derived`` files are made from
-    them, and go with them.
+    The others point into the last database: without it there is no backup. ``derived``
+    files are made from the databases and are replaced together with them.
     """
 
     parts: Sequence[StateFile]
@@ -87,10 +88,10 @@ class Contents(Struct, frozen=True):
 def take(
     state: Path, target: Path, contents: Contents, *, at: str, program: str, progress: CopyProgress = quiet
 ) -> Manifest:
-    """Copy what is in ``state`` into the new folder ``target``, while its server runs.
+    """Copy the files in ``state`` into the new folder ``target`` while the server runs.
 
-    Blocks; one at a time per ``target``'s folder, whose leftovers of backups that were killed are removed. Raises
-    OperatorErrors; then there is no folder.
+    Blocks. Only one at a time may run per parent folder of ``target``: leftovers of
+    killed backups there are removed. Raises OperatorErrors; then there is no folder.
     """
     if target.exists():
         raise StateDirectory(f"{target} exists; choose another name for the backup")
@@ -132,7 +133,7 @@ def _copy_all(state: Path, folder: Path, contents: Contents, progress: CopyProgr
 
 
 def _described(source: Path, copy: Path, part: StateFile, progress: CopyProgress) -> CopiedFile:
-    """A copy that was just made, checked; if it is damaged, then so is what it was made of."""
+    """Check a new copy and describe it; a damaged copy means a damaged source."""
     try:
         return describe(copy, part, progress)
     except StateCorrupted as error:
@@ -155,7 +156,11 @@ def _write(path: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a backup. StateDirectory: this is none; StateCorrupted: it is damaged, or newer than this."""
+    """The manifest of a backup.
+
+    StateDirectory if this is no backup; StateCorrupted if it is damaged or newer than
+    this program.
+    """
     path = folder / MANIFEST
     try:
         data = path.read_bytes()

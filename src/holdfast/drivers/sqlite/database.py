@@ -1,4 +1,4 @@
-"""Opening the file, its schema, and transactions on it."""
+"""Opens a database file, migrates its schema, and runs transactions on it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.drivers.sqlite.wal import require_whole_log
 from holdfast.errors import HoldfastError, StateCorrupted, Unavailable
 
 SETTLE_BYTES = 64 * 1024
-"""How much of a log is written again at once; SQLite's own files take no more than that."""
+"""Bytes of a log rewritten at once; SQLite's own files take no more than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,13 @@ class SqliteSettings:
             raise ValueError("synchronous must be FULL or NORMAL")
         positive(self, "readers", "writes_waiting_max", "reads_waiting_max", "checkpoint_pages")
         positive(self, "read_deadline_seconds", "busy_timeout_seconds", "cache_bytes")
-        # A reader is a thread with a connection. SQLite takes the others as 32 bits, and what is more for 0.
+        # A reader is a thread with a connection. SQLite reads the others as 32 bits and
+        # takes a larger value for 0.
         at_most(self, readers=64, checkpoint_pages=1_000_000, busy_timeout_seconds=60, cache_bytes=1024 * GIB)
 
 
 def connect(path: Path, settings: SqliteSettings, vfs: str | None = None, *, write: bool) -> apsw.Connection:
-    """A connection to an existing or, with ``write``, a new file. Raises apsw errors."""
+    """Open an existing file or, with ``write``, a new one. Raises apsw errors."""
     if write:
         settle_log(path, vfs)
     flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE if write else apsw.SQLITE_OPEN_READWRITE
@@ -66,7 +67,7 @@ def connect(path: Path, settings: SqliteSettings, vfs: str | None = None, *, wri
         if write:
             if connection.pragma("journal_mode", "WAL") != "wal":
                 raise apsw.CantOpenError("its file system does not support shared memory, which WAL needs")
-            connection.pragma("secure_delete", True)  # what was redacted is overwritten, not only unlinked
+            connection.pragma("secure_delete", True)  # overwrites redacted text
             connection.pragma("wal_autocheckpoint", settings.checkpoint_pages)
             connection.pragma("journal_size_limit", 4 * settings.checkpoint_pages * 4096)
         else:
@@ -78,10 +79,11 @@ def connect(path: Path, settings: SqliteSettings, vfs: str | None = None, *, wri
 
 
 def settle_log(path: Path, vfs: str | None) -> None:
-    """Make what is in the file's write-ahead log durable, before anything is built upon it. Raises apsw errors.
+    """Make the file's write-ahead log durable before anything is built upon it.
 
-    When a sync fails, the kernel forgets what it should have written but goes on showing it: a new connection would
-    take that for committed, and what it adds would vanish with it at a power cut. So every byte is written again.
+    After a failed sync the kernel marks pages clean that never reached the disk: a new
+    connection would take them for committed, and they and all later commits would be
+    lost at a power cut. So every byte is written again. Raises apsw errors.
     """
     log = path.with_name(path.name + "-wal")
     if not log.exists():
@@ -97,7 +99,7 @@ def settle_log(path: Path, vfs: str | None) -> None:
 
 
 def give_up(connection: apsw.Connection) -> None:
-    """Close a connection, whatever its disk says: closing writes too, and there is nothing left to do about it."""
+    """Close a connection and ignore errors: closing writes too, and may fail."""
     try:
         file = connection.filename
     except apsw.ConnectionClosedError:
@@ -111,9 +113,10 @@ def give_up(connection: apsw.Connection) -> None:
 def open_and_migrate(
     path: Path, settings: SqliteSettings, migrations: Sequence[str], vfs: str | None = None
 ) -> apsw.Connection:
-    """The writer's connection, with the schema brought to the present version. Raises OperatorErrors.
+    """The writer's connection, with the schema migrated to the current version.
 
-    ``migrations`` lead from nothing to the present schema; the n-th makes version n.
+    ``migrations`` lead from an empty file to the current schema; the n-th makes version
+    n. Raises OperatorErrors.
     """
     is_new = not path.exists()
     try:
@@ -135,7 +138,10 @@ def open_and_migrate(
 
 
 def version_of(connection: apsw.Connection, path: Path, newest: int) -> int:
-    """The schema version of a file; 0 if it is empty. StateCorrupted if it is not ours or newer than this program."""
+    """The schema version of a file; 0 if it is empty.
+
+    StateCorrupted if the file is not ours or newer than this program.
+    """
     tables = connection.execute("SELECT count(*), sum(name = 'schema_version') FROM sqlite_schema").get
     if not tables[0]:
         return 0
@@ -165,7 +171,7 @@ _File = tuple[int, int] | None
 
 
 def _file_of(path: Path) -> _File:
-    """The file that a name stands for now: its device and number there. None: no file."""
+    """The file that a path names now, as (device, inode); None if there is none."""
     try:
         found = path.stat()
     except OSError:
@@ -174,10 +180,11 @@ def _file_of(path: Path) -> _File:
 
 
 class Handle:
-    """One thread's connection: opened when needed, closed for good after an error that leaves it in doubt.
+    """One thread's connection, opened on demand, closed after an error in doubt.
 
-    A file whose name was taken away lives on while it is open, takes writes, and is gone with the process. So nothing
-    is written unless the file and its log are still those under their names, and nothing else is opened there.
+    An open file that was unlinked or moved still takes writes, and they vanish with the
+    process. So every write first checks that the file and its log are still the ones
+    under their paths, and no other file is ever opened there.
     """
 
     def __init__(self, path: Path, settings: SqliteSettings, vfs: str | None, *, write: bool) -> None:
@@ -191,7 +198,7 @@ class Handle:
         self._log_file: _File = None
 
     def adopt(self, connection: apsw.Connection) -> None:
-        """Use a connection that is open already."""
+        """Use an open connection."""
         self._connection = connection
         self._file = _file_of(self.path)
 
@@ -207,7 +214,7 @@ class Handle:
         return self._connection
 
     def failed(self, error: apsw.Error, doing: Doing = Doing.WORKING) -> HoldfastError:
-        """What to raise for ``error``; the connection is given up if it may be damaged by it."""
+        """The error to raise for ``error``; closes a connection it leaves in doubt."""
         if self._write and isinstance(error, TAKEN):
             telemetry.transaction_conflict()
         if doing is Doing.COMMITTING or not isinstance(error, KEEPS_HANDLE):
@@ -223,9 +230,10 @@ class Handle:
 
     @contextmanager
     def transaction(self) -> Iterator[apsw.Connection]:
-        """A write transaction: on return it is on stable storage.
+        """A write transaction; on return it is on stable storage.
 
-        Whatever the block raises rolls it back; apsw's ConstraintError passes through, for the caller to look into.
+        An exception in the block rolls it back. apsw's ConstraintError passes through
+        for the caller to interpret.
         """
         connection = self.connection()
         try:
@@ -250,7 +258,7 @@ class Handle:
 
     @contextmanager
     def snapshot(self) -> Iterator[apsw.Connection]:
-        """A read transaction: everything in the block sees one state."""
+        """A read transaction: all reads in the block see one state."""
         connection = self.connection()
         try:
             connection.execute("BEGIN")
@@ -261,7 +269,7 @@ class Handle:
             self._roll_back(connection)
 
     def empty_log(self) -> bool:
-        """Bring the log into the file and cut it to nothing; False while a reader needs it. Waits for nobody."""
+        """Checkpoint and truncate the log; False if a reader needs it. Never waits."""
         connection = self.connection()
         connection.set_busy_timeout(0)
         try:
@@ -276,7 +284,8 @@ class Handle:
         return True
 
     def _require_in_place(self) -> None:
-        """Within a transaction: its log is open. Unavailable if what would be written is not what is found later."""
+        """Unavailable if the file or its log was moved. Call it inside a transaction,
+        when the log is open."""
         self._require(self.path, self._file)
         if self._log_file is None:
             self._log_file = _file_of(self._log)
@@ -288,7 +297,7 @@ class Handle:
             raise Unavailable("the server's files are not where they were; its operator must put them back")
 
     def _roll_back(self, connection: apsw.Connection) -> None:
-        """A connection that cannot be rolled back, because somebody has closed it, say, is not used again."""
+        """Roll back; drop a connection that cannot (it was closed, for example)."""
         if self._connection is not connection:
             return
         try:

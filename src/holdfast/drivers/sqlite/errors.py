@@ -1,4 +1,4 @@
-"""What SQLite's errors mean here. Nothing foreign leaves an adapter."""
+"""Translates SQLite's errors into ours: no adapter lets a foreign error out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.errors import (
 
 
 class Doing(Enum):
-    """When an error arose; it decides what is known of the outcome."""
+    """When an error arose; this decides what is known of the outcome."""
 
     OPENING = "opening"
     WORKING = "working"
@@ -30,11 +30,11 @@ class Doing(Enum):
 
 TAKEN = (apsw.BusyError, apsw.LockedError, apsw.ProtocolError)
 KEEPS_HANDLE = (apsw.ConstraintError, apsw.InterruptError, apsw.BusyError)
-"""After these the connection is as good as before; after any other it is closed and never used again."""
+"""After these errors the connection stays usable; after any other it is closed."""
 
 
 class _Meaning(NamedTuple):
-    """What some errors mean: to the operator, who knows the file, and to everybody else, who need not."""
+    """What an error means, for the operator (names the file) and for everybody else."""
 
     errors: tuple[type[apsw.Error], ...]
     at_open: type[OperatorError]
@@ -81,14 +81,15 @@ MEANINGS = (
     ),
 )
 NOT_COMMITTED = (apsw.FullError, *TAKEN)
-"""A commit that fails so has not written the end of its transaction, and cannot come back."""
+"""After these a commit has not written its commit frame: it did not happen."""
 
 
 def translate(error: apsw.Error, path: str, doing: Doing) -> HoldfastError:
-    """The error of ours that says what is known and what to do.
+    """Our error for ``error``: what is known, and what to do.
 
-    At start the operator is told all of it. Later the server goes on and may heal, the log has the file and the
-    reason, and the error, which reaches clients, has neither. A failed commit is unknown but for ``NOT_COMMITTED``.
+    At startup the operator gets all of it. Later the server goes on and may recover:
+    the log gets the file and the reason; the error, which clients see, has neither. The
+    outcome of a failed commit is unknown, except for ``NOT_COMMITTED``.
     """
     meaning = next((meaning for meaning in MEANINGS if isinstance(error, meaning.errors)), None)
     cause = f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""One file of a backup: copied out of a live database, described, and made durable."""
+"""One file of a backup: copied from a live database, checked, made durable."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ PAGES_AT_ONCE = 256
 BYTES_AT_ONCE = 1024 * 1024
 
 CopyProgress = Callable[[str, int, int], None]
-"""Told what is being done, how many bytes of it are, and how many there are in all."""
+"""Called with the current step, its bytes done, and its bytes in all."""
 
 
 class Restored(Struct, frozen=True):
-    """A restore as its parts see it. ``epoch_min``: no epoch that was ever given out is as high."""
+    """A restore as its parts see it. ``epoch_min``: above every epoch ever in use."""
 
     at: str
     epoch_min: int
@@ -36,16 +36,17 @@ class Restored(Struct, frozen=True):
 
 
 def _as_it_is(connection: apsw.Connection, restored: Restored) -> None:
-    """For a part that means the same after a restore."""
+    """For a file that needs no change after a restore."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateFile:
     """One SQLite file of a state directory, as backups see it.
 
-    ``counts`` are told in the manifest: a name and a statement that answers with one number. ``renew`` changes a
-    restored file, in the transaction it is given, so that what was seen before the restore cannot be mistaken for it.
-    ``kept``: where there is one, a restore leaves it as it is: who was cut off since the backup must stay so.
+    ``counts`` go into the manifest: a name and a statement that returns one number.
+    ``renew`` changes a restored file, in the given transaction, so that clients cannot
+    mistake it for the file from before the restore. ``kept``: a restore keeps the
+    existing file, because users revoked since the backup must stay revoked.
     """
 
     name: str
@@ -56,7 +57,7 @@ class StateFile:
 
 
 class CopiedFile(Struct, frozen=True):
-    """A file of a backup. ``schema_version`` is 0 for a file that is no database."""
+    """A file of a backup. ``schema_version`` is 0 if it is not a database."""
 
     name: str
     size_bytes: int
@@ -66,13 +67,14 @@ class CopiedFile(Struct, frozen=True):
 
 
 def quiet(what: str, done: int, in_all: int) -> None:
-    """Progress that nobody wants to know."""
+    """Ignores progress."""
 
 
 def copy_database(source: Path, target: Path, progress: CopyProgress = quiet) -> None:
-    """A consistent copy of a live file: one snapshot, which neither waits for the writer nor delays it.
+    """Copy one snapshot of a live file, without waiting for or delaying its writer.
 
-    On return the copy is one file, complete in itself, mode 0600 and on stable storage. Raises OperatorErrors.
+    On return the copy is one file without a log, mode 0600, on stable storage. Raises
+    OperatorErrors.
     """
     try:
         origin = apsw.Connection(str(source), flags=apsw.SQLITE_OPEN_READONLY)
@@ -103,7 +105,10 @@ def _copy(origin: apsw.Connection, target: Path, progress: CopyProgress) -> None
 
 
 def copy_file(source: Path, target: Path, progress: CopyProgress = quiet) -> None:
-    """A copy of a file that nobody writes; mode 0600 and on stable storage on return. Raises OSError."""
+    """Copy a file that nobody writes; on return it is durable, mode 0600.
+
+    Raises OSError.
+    """
     size = source.stat().st_size
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as out, source.open("rb") as given:
@@ -115,9 +120,9 @@ def copy_file(source: Path, target: Path, progress: CopyProgress = quiet) -> Non
 
 
 def describe(path: Path, part: StateFile | None, progress: CopyProgress = quiet) -> CopiedFile:
-    """What a file holds, having checked all of it: every page, every index, and that it is ours and not newer.
+    """Check a file and describe it: every page and index, its owner and its version.
 
-    ``part`` None: it is no database. Raises StateCorrupted for a file that cannot be trusted.
+    ``part`` is None for a file that is not a database. StateCorrupted if a check fails.
     """
     found = CopiedFile(path.name, path.stat().st_size, _digest(path, progress))
     if part is None:
@@ -149,7 +154,7 @@ def _digest(path: Path, progress: CopyProgress) -> str:
 
 
 def cannot(doing: str, error: OSError) -> StateDirectory:
-    """What to tell an operator of an error of the file system."""
+    """The operator's error for an error of the file system."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(f"{doing}: {error.strerror}; make room (old backups may go), and do it again")
     return StateDirectory(f"{doing}: {error.strerror or error}; make room or give write access, and do it again")

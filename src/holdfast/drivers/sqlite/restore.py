@@ -1,11 +1,14 @@
-"""A backup put in place of a state directory's files: all of it, or nothing.
+"""Puts a backup in place of a state directory's files: all of it, or nothing.
 
-No file system renames several files at once, so a restore has two steps. First everything is made ready beside the
-state: copied, compared with its manifest, brought to the present schema and renewed. Then one rename says that it is
-ready; from there on it can only go forward: the old files are moved aside and the new ones in, and whoever holds the
-directory next (``finish``) goes on where a killed process stopped. Killed before that rename, nothing has happened.
+No file system renames several files at once, so a restore has two steps. It first
+prepares everything in a folder beside the state: copies the files, compares them with
+the manifest, migrates and renews them. Then one rename marks that folder as ready, and
+from there the restore only goes forward: it moves the old files aside and the new ones
+in. If the process is killed after the rename, the next one that locks the directory
+goes on (``finish``); before the rename, nothing has happened.
 
-What is replaced is moved aside, not deleted: a restore of the wrong backup can be undone by hand.
+Replaced files are moved aside, not deleted, so that an operator can undo the restore of
+a wrong backup.
 """
 
 from __future__ import annotations
@@ -36,16 +39,16 @@ SQLITE_MAGIC = b"SQLite format 3\x00"
 
 
 class RestorePlan(Struct, frozen=True):
-    """What is left to do: ``moves`` are put aside if they are there, ``brings`` come in their place."""
+    """What a ready restore has to do: move ``moves`` aside, bring ``brings`` in."""
 
     moves: list[str]
     brings: list[str]
     aside: str
-    """The name of the folder that holds what was replaced, in the end."""
+    """The name of the folder that keeps the replaced files."""
 
 
 class BackupSource(Struct, frozen=True):
-    """A backup: where each file of it is."""
+    """A backup and the path of each of its files."""
 
     manifest: Manifest
     files: dict[str, Path]
@@ -60,11 +63,12 @@ def restore(
     overwrite: bool,
     progress: CopyProgress = quiet,
 ) -> Manifest:
-    """Put a backup in place; the caller holds ``state``. Blocks. Returns what was restored.
+    """Put a backup in place and return what was restored. Blocks.
 
-    Raises OperatorErrors, and then ``state`` is as it was: the backup is damaged, foreign or newer than this program,
-    there are files to replace and ``overwrite`` is not said, or the disk does not allow it. A plain file that is there
-    is kept, and so is a part that says so: what a key may do must not come back with the messages.
+    The caller holds the lock of ``state``. Raises OperatorErrors and leaves ``state``
+    as it was if the backup is damaged, foreign or newer than this program, if there are
+    files to replace without ``overwrite``, or if the disk fails. Existing plain files
+    and ``kept`` databases stay: a restore of messages must not restore old permissions.
     """
     source = open_backup(backup, contents)
     restored = replace(restored, taken_at=source.manifest.taken_at)
@@ -93,7 +97,10 @@ def restore(
 
 
 def open_backup(backup: Path, contents: Contents) -> BackupSource:
-    """A backup's manifest and files, its contents not yet looked into. Also what older versions made: one file."""
+    """The manifest and files of a backup, not yet checked.
+
+    Also accepts the single file that older versions made.
+    """
     if backup.is_dir():
         manifest = read_manifest(backup)
         names = [file.name for file in manifest.files]
@@ -140,7 +147,11 @@ def _make_ready(
 
 
 def _replaced(contents: Contents, state: Path) -> Iterator[str]:
-    """Every file that a restore moves aside; a database's log before the database, which it would be applied to."""
+    """Every file that a restore moves aside.
+
+    A database's log comes before its database: left behind, it would be applied to the
+    new one.
+    """
     for part in contents.parts:
         if part.kept and (state / part.name).exists():
             continue
@@ -155,7 +166,7 @@ def _aside(state: Path, at: str) -> str:
 
 
 def renew(path: Path, part: StateFile, restored: Restored) -> None:
-    """Bring a copy that nobody has open to the present schema, and make it one that was restored."""
+    """Migrate a copy that nobody has open, and mark it as restored."""
     connection = open_and_migrate(path, SqliteSettings(), part.migrations)
     try:
         with connection:
@@ -168,9 +179,9 @@ def renew(path: Path, part: StateFile, restored: Restored) -> None:
 
 
 def finish(state: Path) -> None:
-    """Complete a restore that was made ready; does nothing where there is none. Raises OSError.
+    """Complete a restore that is ready, if there is one. Raises OSError.
 
-    Safe to be killed anywhere and called again. The caller holds ``state``.
+    It may be killed anywhere and called again. The caller holds the lock of ``state``.
     """
     ready = state / READY
     if not ready.exists():
@@ -193,7 +204,10 @@ def finish(state: Path) -> None:
 
 
 def _put(state: Path, ready: Path, name: str, *, brings: bool) -> None:
-    """One file: the old one aside, the new one in. What was brought is in place once it is no longer among the new."""
+    """Move one old file aside and the new one in.
+
+    A new file that has left the ready folder is in place.
+    """
     staged = ready / NEW / name
     if brings and not staged.exists():
         return

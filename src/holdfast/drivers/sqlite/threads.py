@@ -1,4 +1,4 @@
-"""Threads that own a connection each and do bounded work for one event loop."""
+"""Threads that own a connection each and take bounded work from one event loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class _Unit(Generic[T]):
-    """A piece of work, the future of its answer, and what is done on the loop after it."""
+    """A piece of work, the future of its result, and a callback for the loop."""
 
     __slots__ = ("answer", "error", "future", "then", "work")
 
@@ -32,10 +32,10 @@ class _Unit(Generic[T]):
 
 
 class WorkerThreads:
-    """Takes work while fewer than ``waiting_max`` pieces wait; the next gets ``refusal``.
+    """Takes work while fewer than ``waiting_max`` pieces wait; then raises ``refusal``.
 
-    A piece that was taken is done, whether or not its caller still waits. The pieces of a crew of one are done in
-    order.
+    Accepted work is done whether or not its caller still waits. A single thread works
+    in order.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class WorkerThreads:
         self._ended = [start_thread(partial(self._run, handle), f"{name}-{n}") for n, handle in enumerate(handles)]
 
     def do(self, work: Callable[[Handle], T], then: Callable[[], None] | None = None) -> asyncio.Future[T]:
-        """Have ``work`` done by one of the threads; it is on its way when this returns. Cancelling does not undo it.
+        """Queue ``work`` for one of the threads. Cancelling the future changes nothing.
 
-        ``then`` runs on the event loop when the work has ended, whether or not the caller still waits; a caller that
-        does is resumed after it.
+        ``then`` runs on the event loop when the work has ended, before the caller
+        resumes, and also if the caller no longer waits.
         """
         future: asyncio.Future[T] = self._loop.create_future()
         if self._closing:
@@ -70,7 +70,7 @@ class WorkerThreads:
         return future
 
     def transact(self, work: Callable[[apsw.Connection], T]) -> asyncio.Future[T]:
-        """Have ``work`` done in a write transaction of its own, which is on stable storage when it is done."""
+        """Run ``work`` in a write transaction, durable when the future is done."""
 
         def transaction(handle: Handle) -> T:
             with handle.transaction() as connection:
@@ -79,7 +79,7 @@ class WorkerThreads:
         return self.do(transaction)
 
     async def close(self) -> None:
-        """Do what was taken, then end the threads and close their connections."""
+        """Finish accepted work, then end the threads and close their connections."""
         self._closing = True
         for _ in self._ended:
             self._queue.put(None)
@@ -99,7 +99,7 @@ class WorkerThreads:
             try:
                 self._loop.call_soon_threadsafe(self._settle, unit)
             except RuntimeError:
-                break  # the loop is gone, and with it everybody who could be told
+                break  # the loop is closed: no caller is left
         handle.close()
 
     def _settle(self, unit: _Unit[object]) -> None:

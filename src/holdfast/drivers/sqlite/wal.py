@@ -1,9 +1,12 @@
-"""Whether a write-ahead log is whole. SQLite takes the first frame that does not check for the end of the log, in
-silence: after a crash that is right, after damage it loses everything behind.
+"""Detects damage in a write-ahead log.
 
-The two can be told apart, because with ``synchronous=FULL`` a transaction is synced before the next begins. What a
-power cut tears is therefore the last transaction of the log; a frame behind a commit that is itself behind the end
-was synced once, and can be unreadable only because something before it was damaged.
+SQLite silently takes the first frame with a bad checksum for the end of the log. After
+a crash that is right; after damage it loses every later transaction.
+
+The two cases differ: with ``synchronous=FULL`` each transaction is synced before the
+next begins, so a power cut can tear only the last one. If there is a commit frame
+behind the apparent end, and a frame of this log behind that commit, the commit was
+synced once and became unreadable only because something before it is damaged.
 """
 
 from __future__ import annotations
@@ -20,9 +23,9 @@ FRAME_HEADER_BYTES = 24
 
 
 def require_whole_log(connection: apsw.Connection, path: Path, vfs: str | None) -> None:
-    """StateCorrupted if the log of a file that was just opened is damaged. Raises apsw errors.
+    """StateCorrupted if the log of a newly opened file is damaged. Raises apsw errors.
 
-    A torn transaction is removed, so that the next crash does not find what this one left.
+    Removes a torn transaction, so that its remains are not found after the next crash.
     """
     log = path.with_name(path.name + "-wal")
     if not log.exists():
@@ -35,7 +38,7 @@ def require_whole_log(connection: apsw.Connection, path: Path, vfs: str | None) 
     finally:
         file.xClose()
     if follows:
-        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # or closing it would remove the log
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # else closing would remove the log
         size = HEADER_BYTES + readable * (FRAME_HEADER_BYTES + _page_bytes(connection)) if readable > 0 else 0
         raise StateCorrupted(
             f"{log} is damaged behind byte {size}, and at least one commit behind it cannot be read: run `holdfast "
@@ -47,7 +50,7 @@ def require_whole_log(connection: apsw.Connection, path: Path, vfs: str | None) 
 
 
 def _behind(file: apsw.VFSFile, readable: int) -> tuple[bool, bool]:
-    """Whether there is a commit of this log behind its readable frames, and anything of it behind that commit."""
+    """Whether a commit follows the readable frames, and whether a frame follows it."""
     size = file.xFileSize()
     if size < HEADER_BYTES:
         return False, False
