@@ -4,7 +4,7 @@ One real server and four flooder processes (``tests/support/flooder.py``) of the
 send the same kind, two of them reading and two not: in the first round of a kind all are authenticated, in the second
 none is. Whoever is closed comes back at once. Meanwhile healthy clients send eight messages a second each and wait for
 the acks. A round in which they waited too long is played once more: a pause of the machine or of its disk hits one of
-the two, what the flood does hits both.
+the two, what the flood does hits both. The state directory is in memory, so that a slow disk does not count.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
@@ -140,8 +141,9 @@ class World:
         return int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[1]) / 1e9
 
     def resident_bytes(self) -> int:
-        pages = Path(f"/proc/{self.pid}/statm").read_text().split()[1]
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+        """Without what is shared: the files of a state directory in memory."""
+        _, resident, shared, *_ = map(int, Path(f"/proc/{self.pid}/statm").read_text().split())
+        return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
     def order(self, kind: str, number: int, authenticated: bool) -> str:
         return json.dumps(
@@ -187,9 +189,20 @@ async def flood(
     }
 
 
+@pytest.fixture
+def memory_path(tmp_path: Path) -> Iterator[Path]:
+    """A directory in memory, where there is one: a commit that waits for a slow disk is no flooder's doing."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory) as directory:
+        yield Path(directory)
+
+
 @pytest.mark.alone
-def test_floods_of_any_frame_kind_leave_healthy_clients_alone(tmp_path: Path) -> None:
-    began, program = time.monotonic(), Program(tmp_path / "state")
+def test_floods_of_any_frame_kind_leave_healthy_clients_alone(memory_path: Path) -> None:
+    began, program = time.monotonic(), Program(memory_path / "state")
     server = program.serve()
     world = World(program, server.pid)
     report: list[dict[str, Any]] = []
