@@ -1,20 +1,26 @@
-"""The four ways to count, as pure oracles; the Lua files under ``counters/lua`` say the same. (Pure.)
+"""The four counting algorithms, as oracles that ``counters/lua`` repeats in Lua.
+(Pure.)
 
-A counter stores what is *used*, never what is left, so a changed limit carries over: 80 used of 100 leaves 420
-when the limit is raised to 500. Under a lower limit no more than the new capacity is used: who was above it waits for
-one full counter to drain, not for all he once used, and raising the limit again does not bring it back. A counter also
-stores the rule it was last counted by, its algorithm included: who asks with an older rule is judged by the newer one
-and told so. What is used carries over from one algorithm to the next, except to and from ``concurrency``, which counts
+A counter stores what is *used*, never what is left, so a changed limit carries over: 80
+used of 100 leaves 420 when the limit is raised to 500. If the limit is lowered, the
+used amount is cut to the new capacity: the subject waits for one full counter to drain,
+not for all it once used, and raising the limit again does not bring that amount back.
+
+A counter also stores the rule it was last counted by, its algorithm included. A request
+with an older rule is decided by the newer one, and the answer says so. The used amount
+carries over between algorithms, except to and from ``concurrency``, which counts
 something else and starts empty.
 
-Times are milliseconds of one clock. If it steps back, what is used stays used and drains from there on as it would
-have: nobody waits for the clock to come back to where it was. A changed window does not wait for the old one to end
-either. Each algorithm has these steps, and only ``take``, ``give`` and ``cap`` change what is used:
+Times are milliseconds of one clock. If it steps back, what is used stays used and
+drains from there on, so nobody waits for the clock to catch up. A changed window
+applies at once, without waiting for the old one to end.
 
-- ``settle``  bring the counter to ``now``: drain, or turn the window over
+Each algorithm has these steps; only ``take``, ``give`` and ``cap`` change what is used:
+
+- ``settle``  bring the counter to ``now``: drain, or start a new window
 - ``room``    how much can be used now
-- ``wait``    milliseconds until ``cost`` fits, if nobody else uses anything
-- ``cap``     no more than the capacity is used: after a change of the rule
+- ``wait``    milliseconds until ``cost`` fits, if nothing else is used
+- ``cap``     cut the used amount to the capacity, after a change of the rule
 """
 
 from __future__ import annotations
@@ -28,19 +34,20 @@ from msgspec import Struct, field
 from holdfast.limits.rules import Algorithm, Rule, RuleVersion
 
 EPSILON: Final = 1e-6
-"""Drained amounts are fractions; a token that is whole but for rounding is whole."""
+"""Drained amounts are fractions; a token that is whole but for rounding counts as
+whole."""
 
 WAIT_MS_MIN: Final = 1.0
-"""Who is refused waits, however little: a wait of 0 would say that nothing refused."""
+"""A refusal always has a wait, because a wait of 0 means that nothing was refused."""
 
 CODES: Final[dict[Algorithm, int]] = {"token_bucket": 1, "fixed_window": 2, "sliding_window": 3, "concurrency": 4}
 
 
 class LimitParams(Struct, frozen=True, gc=False):
-    """What of a rule a counter needs to know; of two, the newer stamp decides.
+    """What a counter needs of a rule; of two versions the newer one decides.
 
-    Stamps of two stores of rules say nothing of each other: there, who asks decides. ``store`` tells them apart; 0 is
-    any.
+    Versions of two rule stores cannot be compared: there the request's own parameters
+    decide. ``store`` identifies the store; 0 stands for any.
     """
 
     algorithm: Algorithm
@@ -51,26 +58,28 @@ class LimitParams(Struct, frozen=True, gc=False):
     store: int = 0
 
     def overrule(self, asked: LimitParams) -> bool:
-        """Whether a counter that was counted by these goes on by them."""
+        """Whether a counter counted by these continues with them when asked by others."""
         return self.stamp > asked.stamp and (self.store == asked.store or not self.store or not asked.store)
 
 
 def terms_of(rule: Rule, stamp: RuleVersion, store: str = "") -> LimitParams:
-    """``stamp`` is that by which the rule is in force."""
-    number = crc32(store.encode())  # short, because every counter has it
+    """``stamp`` is the version by which the rule is in force."""
+    number = crc32(store.encode())  # short, because every counter stores it
     return LimitParams(rule.algorithm, stamp, rule.limit, rule.window_seconds * 1000, rule.capacity, number)
 
 
 def begin(now: float, window_ms: float) -> float:
-    """When the window that holds ``now`` began; written so that Lua computes the same bits."""
+    """When the window containing ``now`` began; written so that Lua computes the same
+    bits."""
     return math.floor(now / window_ms) * window_ms
 
 
 class CounterReading(Struct, frozen=True, gc=False):
-    """What a counter says after a take: how many of the equal costs were admitted, and what comes next.
+    """A counter after a take: how many of the equal costs were admitted, and what is
+    left.
 
-    ``wait_ms`` is how long the first refused cost has to wait, 0 if none was refused. ``limit``, ``stamp`` and
-    ``capacity`` are those of the terms that decided.
+    ``wait_ms`` is the wait of the first refused cost, 0 if none was refused. ``limit``,
+    ``stamp`` and ``capacity`` are those of the rule that decided.
     """
 
     admitted: int
@@ -84,12 +93,17 @@ class CounterReading(Struct, frozen=True, gc=False):
 
 
 class Counter(Struct, gc=False):
-    """One subject's use of one rule. There may be a million, none in a cycle: the garbage collector passes them by."""
+    """One subject's use of one rule.
+
+    There may be a million of them, none in a cycle, so they are exempt from garbage
+    collection.
+    """
 
     terms: LimitParams
 
     def agree(self, terms: LimitParams, now: float) -> None:
-        """Count by these terms, of our algorithm, from now on, unless ours are newer."""
+        """Count by these parameters, of our algorithm, from now on, unless ours are
+        newer."""
         ours = self.terms
         if terms is ours or ours.overrule(terms):
             return
@@ -115,23 +129,25 @@ class Counter(Struct, gc=False):
         raise NotImplementedError
 
     def reset(self, now: float) -> float:
-        """Milliseconds until nothing is used any more."""
+        """Milliseconds until nothing is used."""
         raise NotImplementedError
 
     def take(self, now: float, cost: float) -> None:
-        """Use ``cost``, also beyond the room: that is how what slipped through is charged."""
+        """Use ``cost``, even beyond the room: checks that already passed are charged
+        this way."""
         raise NotImplementedError
 
     def take_ahead(self, now: float, cost: int) -> None:
-        """``take`` for who only looks ahead, in a copy."""
+        """``take`` in a copy, to look ahead."""
         self.take(now, cost)
 
     def admit(self, terms: LimitParams, now: float, cost: int) -> CounterReading:
-        """``take`` for one cost, where there is a shorter way to say it."""
+        """``take`` for one cost; overridden where there is a faster way."""
         return take(self, terms, now, cost)
 
     def give(self, now: float, amount: int, taken_at: float) -> None:
-        """Give back ``amount`` of what was taken at ``taken_at``, but never what has drained since."""
+        """Return ``amount`` of what was taken at ``taken_at``, but nothing that has
+        drained since."""
         raise NotImplementedError
 
 
@@ -165,7 +181,7 @@ class TokenBucket(Counter, gc=False):
         self.used += cost
 
     def admit(self, terms: LimitParams, now: float, cost: int) -> CounterReading:
-        """The steps above in one: embedded servers ask this for every frame."""
+        """The steps above in one: embedded servers call this for every frame."""
         if terms is not self.terms:
             self.agree(terms, now)
             terms = self.terms
@@ -192,7 +208,8 @@ class TokenBucket(Counter, gc=False):
 
 
 class FixedWindow(Counter, gc=False):
-    """``limit`` in each window. Under a new length, all that counts now was used in the new current window."""
+    """``limit`` per window. If the length changes, all current use counts in the new
+    window."""
 
     used: float = 0
     begins: float = 0.0
@@ -229,8 +246,12 @@ class FixedWindow(Counter, gc=False):
 
 
 class SlidingWindow(Counter, gc=False):
-    """``limit`` in any window, estimated: the last window's use fades as the current one goes on, as if it had been
-    spread evenly. Of a last window that was used up at its end, up to twice the limit falls into one window's span."""
+    """``limit`` in any window, estimated.
+
+    The last window's use fades as the current one proceeds, as if it had been spread
+    evenly. If it came at the window's end, up to twice the limit falls into one
+    window's span.
+    """
 
     start: float = 0.0
     length: float = 0.0
@@ -250,7 +271,8 @@ class SlidingWindow(Counter, gc=False):
             self._begin_anew(now)
 
     def _begin_anew(self, now: float) -> None:
-        """All that counts now was used in the new current window; of a clock that stepped back, nothing has faded."""
+        """Count all current use in a new window; if the clock stepped back, nothing has
+        faded."""
         self.used = self.used + self._faded(now)
         self.previous = 0.0
         self.length = self.terms.window_ms
@@ -263,7 +285,7 @@ class SlidingWindow(Counter, gc=False):
         return self.used + self._faded(now)
 
     def cap(self, now: float) -> None:
-        """What is above the limit goes from the last window first."""
+        """Cut the last window first."""
         self.used = min(self.used, self.terms.limit)
         self.previous = min(
             self.previous, (self.terms.limit - self.used) / (1 - max(0.0, now - self.start) / self.length)
@@ -292,7 +314,7 @@ class SlidingWindow(Counter, gc=False):
 
 
 class Concurrency(Counter, gc=False):
-    """At most ``limit`` holders at a time; a holder that does not come back is forgotten after the window."""
+    """At most ``limit`` holders at a time; an unreleased hold ends after the window."""
 
     holders: dict[str, float] = field(default_factory=dict)
     at: float = 0.0
@@ -306,13 +328,13 @@ class Concurrency(Counter, gc=False):
             self.holders = {hold: until for hold, until in self.holders.items() if until > now}
 
     def cap(self, now: float) -> None:
-        """Who holds goes on holding, also above a lower limit."""
+        """Holders keep their holds, even above a lower limit."""
 
     def room(self, now: float) -> float:
         return self.terms.limit - len(self.holders)
 
     def wait(self, now: float, cost: int) -> float:
-        """Until the earliest holders must be gone; they may leave before."""
+        """Until enough of the earliest holds expire; they may be released before."""
         over = len(self.holders) + cost - self.terms.limit
         return sorted(self.holders.values())[over - 1] - now if over > 0 else 0.0
 
@@ -320,20 +342,20 @@ class Concurrency(Counter, gc=False):
         return max(self.holders.values(), default=now) - now
 
     def take(self, now: float, cost: float) -> None:
-        """Who asks by an older rule, of another algorithm, has no hold to give back: he is let in where there is room,
-        and takes no place."""
+        """A request by an older rule of another algorithm cannot release a hold, so it
+        takes none."""
 
     def take_ahead(self, now: float, cost: int) -> None:
-        """So many holders without a name."""
+        """Add ``cost`` unnamed holders."""
         until = now + self.terms.window_ms
         self.holders = {**self.holders, **{f"new {place}": until for place in range(cost)}}
 
     def hold(self, now: float, hold: str) -> None:
-        """Begin to hold, or go on holding for another window."""
+        """Begin a hold, or renew it for another window."""
         self.holders[hold] = now + self.terms.window_ms
 
     def release(self, hold: str) -> bool:
-        """False if nobody of this name holds."""
+        """False if there is no such hold."""
         return self.holders.pop(hold, None) is not None
 
 
@@ -346,7 +368,8 @@ COUNTERS: Final[dict[Algorithm, type[Counter]]] = {
 
 
 def carried_over(counter: Counter, terms: LimitParams, now: float) -> Counter:
-    """The counter to go on with when asked by these terms: itself, or one of their algorithm with what it has used."""
+    """The counter to continue with: itself, or one of the newer algorithm with the same
+    use."""
     ours = counter.terms
     if terms.algorithm == ours.algorithm or ours.overrule(terms):
         return counter
@@ -360,7 +383,7 @@ def carried_over(counter: Counter, terms: LimitParams, now: float) -> Counter:
 
 
 def peek(counter: Counter, terms: LimitParams, now: float, cost: int) -> bool:
-    """Whether ``cost`` would be admitted; the counter is brought to ``now`` and nothing is used."""
+    """Whether ``cost`` would be admitted. Settles the counter and uses nothing."""
     counter.agree(terms, now)
     counter.settle(now)
     return cost <= counter.room(now) + EPSILON
@@ -369,10 +392,11 @@ def peek(counter: Counter, terms: LimitParams, now: float, cost: int) -> bool:
 def take(
     counter: Counter, terms: LimitParams, now: float, cost: int, times: int = 1, want: int = 0, spent: int = 0
 ) -> CounterReading:
-    """Admit as many of ``times`` equal costs as fit; then lease ``want`` more if that is far from the limit.
+    """Admit as many of ``times`` equal costs as fit; then lease ``want`` if far from
+    the limit.
 
-    Far means that a tenth of the capacity stays free after the lease: near the limit every check is exact. ``spent``
-    of the costs are used whether they fit or not.
+    Far means that a tenth of the capacity stays free after the lease: near the limit
+    every check is exact. ``spent`` of the costs are used whether they fit or not.
     """
     counter.agree(terms, now)
     counter.settle(now)
@@ -388,9 +412,9 @@ def take(
 
 
 def hold(counter: Concurrency, terms: LimitParams, now: float, name: str, spent: int = 0) -> CounterReading:
-    """Admit one holder if there is room; who holds already is renewed and never refused.
+    """Admit one holder if there is room; an existing hold is renewed and never refused.
 
-    One that was let through before (``spent``) holds, room or not.
+    A hold that already passed (``spent``) is added even without room.
     """
     counter.agree(terms, now)
     counter.settle(now)
@@ -401,7 +425,8 @@ def hold(counter: Concurrency, terms: LimitParams, now: float, name: str, spent:
 
 
 def reading(counter: Counter, now: float, admitted: int, refused_cost: int, leased: int = 0) -> CounterReading:
-    """What a settled counter says. A cost above the capacity of newer terms is told to wait a window."""
+    """What a settled counter says. A cost above the capacity of a newer rule waits a
+    window."""
     terms = counter.terms
     wait = 0.0
     if refused_cost:

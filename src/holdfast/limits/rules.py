@@ -1,21 +1,25 @@
-"""What a rule is, which rule answers a check, and how two views of the rules become one. (Pure.)
+"""What a rule is, which rule answers a check, and how two views of the rules merge.
+(Pure.)
 
-A rule is named by (tenant, resource). ``*`` as tenant means every tenant; a resource that ends in ``*`` is a
-wildcard, and ``*`` alone is the default. The most specific rule answers:
+A rule is named by (tenant, resource). Tenant ``*`` means every tenant; a resource
+ending in ``*`` is a wildcard, and ``*`` alone is the default. The most specific rule
+answers:
 
     exact > longest wildcard > tenant default > the same three of the tenant ``*``
 
-The names of Holdfast's own entry points begin with a reserved word and a colon (``send:``). A wildcard answers for them
-only if it includes both: the default of a tenant's own resources does not decide who may connect.
+The resources of Holdfast's own entry points begin with a reserved word and a colon
+(``send:``). A wildcard matches them only if it includes both: the default of a tenant's
+own resources does not decide who may connect.
 
-Every change of a rule raises its version, and a deletion is a change too (a tombstone), so versions of a name
-never restart. An *epoch* counts the lives of the primary database: (epoch, version) orders two rules of one
-name even when a failover lost a write and its version was given out again. A rule is *in force* in the epoch of the
-snapshot that has it, which may be later than its own: so it is newer than all that was lost, also where its version
-is lower.
+Every change raises the rule's version. A deletion is a change too and leaves a
+tombstone, so the versions of a name never restart. The *epoch* counts the lives of the
+primary database: (epoch, version) orders two rules of one name even if a failover lost
+a write and its version was used again. A rule is *in force* in the epoch of the
+snapshot that contains it, which may be later than its own. So it is newer than every
+lost rule, even one with a higher version.
 
-A ``RuleSet`` is immutable. A change makes a new one, and putting it in place is one pointer swap: a check ends
-with the rules it began with, and the next one has the new rules.
+A ``RuleSet`` is immutable. A change makes a new one, and applying it is one pointer
+swap: a check ends with the rules it began with, and the next check has the new rules.
 """
 
 from __future__ import annotations
@@ -35,47 +39,48 @@ DecidedBy = Literal["no_rule", "denial_cache", "lease", "counters", "counted_lat
 ANY = "*"
 
 RESERVED = ("connect:", "send:", "rest:", "check:", "admin:", "reply:", "replies:", "tokens:")
-"""What the names of Holdfast's own entry points begin with, those to come included."""
+"""The prefixes of Holdfast's own entry points, including future ones."""
 
 _DIGEST_MODULUS = 1 << 128
 
 
 def reserved_prefix(resource: str) -> str:
-    """The reserved word with its colon that a resource begins with; "" if it is a tenant's own."""
+    """The reserved word and colon a resource begins with; "" if it is a tenant's own."""
     prefix = resource[: resource.find(":") + 1]
     return prefix if prefix in RESERVED else ""
 
 
 def is_reached(resource: str, by: str) -> bool:
-    """Whether a rule for ``by``, a wildcard or a name, can be the one that answers for this resource."""
+    """Whether a rule for ``by``, a wildcard or a name, can answer for this resource."""
     if not by.endswith(ANY):
         return by == resource
     return resource.startswith(by[:-1]) and len(by) > len(reserved_prefix(resource))
 
 
 def reserved_beside(wildcard: str) -> list[str]:
-    """The reserved words that a wildcard would match by its letters and does not reach."""
+    """The reserved words that a wildcard matches as text but does not apply to."""
     if not wildcard.endswith(ANY):
         return []
     return [word for word in RESERVED if word.startswith(wildcard[:-1]) and not is_reached(word, wildcard)]
 
 
 class RuleName(NamedTuple):
-    """Names a rule for ever, through deletion and creation."""
+    """Identifies a rule permanently, through deletion and re-creation."""
 
     tenant: str
     resource: str
 
 
 class RuleVersion(NamedTuple):
-    """Orders the states of one rule: the newer stamp wins."""
+    """Orders the states of one rule: the higher one is newer."""
 
     epoch: int
     version: int
 
 
 class Rule(Struct, frozen=True):
-    """One rule in one version. ``burst_size`` 0 means the limit; a ``deleted`` rule is a tombstone."""
+    """One version of a rule. ``burst_size`` 0 means the limit; ``deleted`` is a
+    tombstone."""
 
     tenant: str
     resource: str
@@ -102,19 +107,21 @@ class Rule(Struct, frozen=True):
 
     @property
     def capacity(self) -> int:
-        """The most that can be used at once; a single cost above it can never be admitted."""
+        """The most that can be used at once; a single cost above it can never be
+        admitted."""
         return self.burst_size or self.limit
 
     @property
     def label(self) -> str:
-        """The rule as people and counter keys call it."""
+        """The rule's name in texts and counter keys."""
         return f"{self.tenant}/{self.resource}"
 
 
 class UnreadableRule(Struct, frozen=True):
-    """A rule in words that this version of Holdfast does not know, so that it cannot be applied here.
+    """A rule with values unknown to this version of Holdfast, which cannot apply it.
 
-    Its name and its stamp are known, and so it can be shown, replaced and deleted; all else is as it was written.
+    Its name and version are known, so it can be shown, replaced and deleted. All other
+    fields are as they were written.
     """
 
     tenant: str = ""
@@ -157,10 +164,11 @@ class Check(NamedTuple):
 class Decision(Struct, frozen=True, gc=False):
     """The answer to one check. Durations are seconds from now.
 
-    ``allowed`` is what to do; ``exceeded`` is what the rule says, which differs in shadow mode and when another
-    check of the same group refused. ``degraded``: decided without the shared counters. ``hold`` names what a
-    concurrency rule granted; give it back with ``release``. ``retry_after`` of a concurrency rule is when the hold that
-    ends first ends, if it is neither released before nor renewed.
+    ``allowed`` is what to do. ``exceeded`` is what the rule says, which differs in
+    shadow mode and if another check of the group refused. ``degraded``: decided without
+    the shared counters. ``hold`` is what a concurrency rule granted; return it with
+    ``release``. The ``retry_after`` of a concurrency rule is when the first hold ends,
+    unless it is released or renewed earlier.
     """
 
     allowed: bool
@@ -179,10 +187,10 @@ class Decision(Struct, frozen=True, gc=False):
 
 
 class RuleSnapshot(Struct, frozen=True):
-    """All rules as a database had them at one moment of its log, tombstones included.
+    """All rules of a database at one moment of its log, tombstones included.
 
-    Not ``whole``: there are rules in it that this node cannot read; what is missing here need not be missing there.
-    ``store`` tells whose rules these are.
+    Not ``whole``: this node cannot read some of them, so a rule missing here may exist
+    there. ``store`` identifies the database.
     """
 
     epoch: int
@@ -212,7 +220,7 @@ class _Tenant(NamedTuple):
         return None if shortest else self.default
 
     def put(self, rules: Iterable[Rule]) -> _Tenant:
-        """With these rules in their places."""
+        """A copy with these rules added or replaced."""
         exact, wildcards, default = dict(self.exact), dict(self.wildcards), self.default
         for rule in rules:
             if rule.resource == ANY:
@@ -226,11 +234,11 @@ class _Tenant(NamedTuple):
 
 
 class RuleSet:
-    """An immutable set of rules in the view of one node.
+    """An immutable set of rules as one node knows them.
 
-    ``epoch`` is that of the newest full snapshot inside, and ``store`` whose it is. Merging is idempotent and does not
-    depend on order: after the same final snapshot every node holds the same set, whatever it saw before, twice, or
-    never.
+    ``epoch`` and ``store`` are those of the newest full snapshot merged. Merging is
+    idempotent and independent of order: after the same final snapshot all nodes hold
+    the same set, whatever they saw before, twice or never.
     """
 
     __slots__ = ("_rules", "_tenants", "digest_value", "epoch", "store")
@@ -257,7 +265,8 @@ class RuleSet:
         return None
 
     def in_force(self, rule: Rule) -> RuleVersion:
-        """The stamp by which counters know one of our rules: newer than that of any which our snapshot has lost."""
+        """The version counters know this rule by: newer than any rule our snapshot has
+        lost."""
         return RuleVersion(max(rule.epoch, self.epoch), rule.version)
 
     def get(self, name: RuleName) -> Rule | None:
@@ -265,7 +274,7 @@ class RuleSet:
         return self._rules.get(name)
 
     def all(self) -> Iterator[Rule]:
-        """Every rule, tombstones included, in no order."""
+        """Every rule, tombstones included, in no particular order."""
         return iter(self._rules.values())
 
     def names(self) -> Set[RuleName]:
@@ -277,26 +286,28 @@ class RuleSet:
 
     @property
     def digest(self) -> str:
-        """Equal digests mean equal rules; it does not depend on the order in which they came."""
+        """Equal digests mean equal rules, whatever order they arrived in."""
         return f"{self.digest_value:032x}"
 
     def merge(self, *rules: Rule) -> RuleSet:
-        """With those of these rules that are newer than ours, in one pass over ours however many they are.
+        """This set with those of ``rules`` that are newer, in one pass.
 
-        A rule of an epoch below our snapshot's is either in that snapshot already or was lost with the old
-        primary, and is ignored either way.
+        A rule of an epoch below our snapshot's is either in that snapshot or was lost
+        with the old primary; both ways it is ignored.
         """
         return self._with_newer(rule for rule in rules if rule.epoch >= self.epoch)
 
     def merge_snapshot(self, snapshot: RuleSnapshot, seen: int | None = None) -> RuleSet:
-        """With a full snapshot: of a newer epoch it replaces everything, of ours it adds what is newer.
+        """Merge a full snapshot: a newer epoch replaces everything, our own adds what
+        is newer.
 
-        A lagging replica's snapshot can therefore neither take a rule back nor remove one. What replaces us
-        does not undo rules of its own or a later epoch that we already have in a newer version.
+        So the snapshot of a lagging replica neither reverts nor removes a rule. A
+        replacement keeps our rules of its epoch or a later one that are newer than its
+        own.
 
-        ``seen`` is the last place in the log of our epoch from which we have anything. A snapshot that is not
-        before it knows all we know, and what it does not have was deleted so long ago that its tombstone is
-        forgotten: it is removed here too.
+        ``seen`` is the last log position of our epoch that we know anything of. A
+        snapshot at or after it knows all we know. A rule it lacks was deleted so long
+        ago that the tombstone is forgotten, so it is removed here too.
         """
         if snapshot.epoch > self.epoch:
             kept = (rule for rule in self._rules.values() if rule.epoch >= snapshot.epoch)
@@ -313,7 +324,7 @@ class RuleSet:
         return self._with_newer(snapshot.rules)
 
     def _replaced(self, snapshot: RuleSnapshot) -> RuleSet:
-        """The snapshot, and what we heard of an epoch that it does not know yet."""
+        """The snapshot, plus our rules of an epoch it does not know yet."""
         rules = {rule.name: rule for rule in snapshot.rules}
         rules |= {rule.name: rule for rule in self._rules.values() if rule.epoch > snapshot.epoch}
         return self if rules == self._rules else RuleSet(rules, self.epoch, self.store)
@@ -335,7 +346,7 @@ class RuleSet:
         return new
 
     def _put(self, rules: Mapping[RuleName, Rule]) -> None:
-        """Put these in their places, while this set is being made."""
+        """Add these rules while this set is being built."""
         by_tenant: dict[str, list[Rule]] = {}
         for name, rule in rules.items():
             self.digest_value = next_digest(self.digest_value, self._rules.get(name), rule)
@@ -356,7 +367,8 @@ def _put(rules: dict[str, Rule], key: str, rule: Rule) -> None:
 
 
 def fingerprint(rule: AnyRule) -> int:
-    """The rule's share of a digest; that of an unknown word is the same for those who know it."""
+    """The rule's part of a digest; the same whether or not this version can read the
+    rule."""
     text = "\0".join(str(getattr(rule, field)) for field in Rule.__struct_fields__)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest())
 
@@ -367,5 +379,5 @@ def digest_without(digest: str, rule: AnyRule) -> str:
 
 
 def next_digest(digest: int, old: AnyRule | None, new: Rule) -> int:
-    """The digest after ``new`` took the place of ``old``, without reading the other rules."""
+    """The digest after ``new`` replaced ``old``, without reading the other rules."""
     return (digest + fingerprint(new) - (fingerprint(old) if old else 0)) % _DIGEST_MODULUS

@@ -1,4 +1,4 @@
-"""The commands about rate limits. A rule is named by its tenant (``*``: every one) and its resource."""
+"""The rules commands. A rule is named by its tenant (``*``: every tenant) and resource."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What rules shall be: said on the command line, or in a file as `holdfast rules export` prints it."""
+"""The rules a user asks for, on the command line or in a file as ``rules export``
+prints.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,14 @@ from holdfast.limits.rule_import import read_rules
 from holdfast.limits.rule_json import NAMES, settable
 
 FIELDS = tuple(field for field in NAMES if field not in ("tenantID", "resource"))
-"""What can be set of a rule."""
+"""The fields of a rule that can be set."""
 NUMBERS = ("limit", "burstSize")
 NUMBER = re.compile(r"-?[0-9]{1,18}")
 UNSET = "none"
 
 
 def assigned(texts: Iterable[str]) -> dict[str, Any]:
-    """What a command line of FIELD=VALUE says."""
+    """The fields given as FIELD=VALUE."""
     said: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -40,7 +42,7 @@ def _value(name: str, text: str) -> Any:
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """The rules of a file. InvalidMessage names what is wrong with any of them."""
+    """The rules of a file. InvalidMessage lists what is wrong with them."""
     try:
         bodies = msgspec.json.decode(file.read_bytes(), type=list[dict[str, Any]])
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What the commands about rules ask the server, and how they say a rule in few words."""
+"""The requests of the rules commands, and short texts for a rule."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from holdfast.errors import NotFound, OutcomeUnknown, RateLimited, VersionConfli
 
 PAGE = 500
 PATIENCE_SECONDS = 60.0
-"""Who is asked to wait for longer is told so instead."""
+"""The longest ``Retry-After`` to wait for; a longer one is reported as the error."""
 
 
 def every(rest: RestClient, tenant: str | None) -> list[dict[str, Any]]:
-    """The rules of a tenant, or of all, page by page."""
+    """The rules of one tenant or of all, page by page."""
     found: list[dict[str, Any]] = []
     after = None
     while True:
@@ -41,7 +41,7 @@ def history_of(rest: RestClient, tenant: str, resource: str) -> list[dict[str, A
 
 
 def put(rest: RestClient, body: Mapping[str, Any], version: int | None) -> Any:
-    """Create the rule, or change it upon the version that was seen."""
+    """Create the rule, or change the version that was seen."""
     if version is None:
         try:
             there = rest.get("/admin/rules", tenantID=body["tenantID"], resource=body["resource"])
@@ -52,7 +52,10 @@ def put(rest: RestClient, body: Mapping[str, Any], version: int | None) -> Any:
 
 
 def sure(rest: RestClient, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-    """Ask with a key of its own; if nobody knows what became of it, the same key tells. A conflict tells more."""
+    """Send with an idempotency key; after an unknown outcome repeat with the same key.
+
+    The error of a conflict is extended by the current rule.
+    """
     headers = {"Idempotency-Key": secrets.token_hex(16)}
     try:
         try:
@@ -67,18 +70,18 @@ def sure(rest: RestClient, method: str, path: str, body: Mapping[str, Any] | Non
 
 
 def compared(rest: RestClient, rules: Sequence[Mapping[str, Any]]) -> Any:
-    """What an import of these rules would change, and the digest of what it was compared with."""
+    """What an import of these rules would change, and the digest it was compared with."""
     return patiently(rest.post, "/admin/rules/import", body={"rules": rules, "dryRun": True})
 
 
 def imported(rest: RestClient, rules: Sequence[Mapping[str, Any]], digest: str, reason: str) -> Any:
-    """Make the import, if nothing has changed since it was compared."""
+    """Make the import, unless something has changed since the comparison."""
     body = {"rules": rules, "expectedDigest": digest, "reason": reason}
     return patiently(sure, rest, "POST", "/admin/rules/import", body)
 
 
 def patiently(ask: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """Ask as soon as operators may ask again: what needs many calls is not refused for it."""
+    """Retry when rate limited, so that commands of many calls do not fail."""
     while True:
         try:
             return ask(*given, **named)
@@ -94,7 +97,7 @@ def amount(rule: Mapping[str, Any]) -> str:
 
 
 def besides(rule: Mapping[str, Any]) -> str:
-    """What is not as it is by default."""
+    """The settings that are not the default."""
     usual = {"precision": "strict", "onStoreFailure": "local_share", "mode": "enforce"}
     said = [rule[field] for field, default in usual.items() if rule[field] != default]
     return ", ".join(["unreadable"] * ("unreadable" in rule) + said + ["deleted"] * rule["deleted"])
