@@ -1,7 +1,8 @@
 """A session decides what one client may do next and what it must be sent. (Pure.)
 
-Each method takes one event (a frame, a delivery, a result, the time) and returns effects
-for the gateway's connection to carry out. There are no sockets, clocks or tasks here.
+Each method takes one event (a frame, a delivery, a result, the time) and returns
+effects for the gateway's connection to carry out. There are no sockets, clocks or tasks
+here.
 
 In reading order:
 

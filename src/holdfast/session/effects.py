@@ -1,9 +1,10 @@
 """What a session asks its connection to do: a small closed union. (Pure.)
 
-The connection carries effects out in order, in a ``match`` that ends in ``assert_never``. Answers come back
-through the session's methods: ``sent`` for Submit, ``pulled`` for Fetch and FetchResume, ``authenticated`` for
-Verify; answers that come after the close are ignored. Frames to the client are not effects: they wait in the session's
-lanes, and ``Wake`` says that there is something to take.
+The connection carries effects out in order, in a ``match`` that ends in
+``assert_never``. Results come back through the session's methods: ``on_send_result``
+for Submit, ``on_page`` for Fetch and FetchResume, ``on_token_checked`` for Verify;
+after the close they are ignored. Frames to the client are not effects: they wait in the
+session's lanes, and ``Wake`` says that there are some.
 """
 
 from __future__ import annotations
@@ -22,21 +23,22 @@ NO_PROOFS: Mapping[str, str] = MappingProxyType({})
 
 
 class Wake(Struct, frozen=True, gc=False):
-    """There is something in the lanes: take and write it before this turn of the loop ends."""
+    """Take what is in the lanes and write it before this turn of the loop ends."""
 
 
 class Submit(Struct, frozen=True, gc=False):
-    """Hand a send to ingest; answer with ``Session.sent(token, outcome)``."""
+    """Hand a send to ingest; call ``Session.on_send_result`` with its outcome."""
 
     token: int
     body: SendBody
 
 
 class Fetch(Struct, frozen=True, gc=False):
-    """Read a sync page; answer with ``Session.pulled(token, page or error)``. One at a time.
+    """Read a page of one chat; call ``Session.on_page`` with it or the error.
 
-    ``asked_at``: when the client asked; it may have waited for its turn since, and its time runs from there.
-    ``proofs``: of the cursors that came with one, by chat.
+    A session has one Fetch or FetchResume under way at a time. ``asked_at``: when the
+    request arrived; its deadline counts from there. ``proofs``: of the cursors that
+    came with one, by chat.
     """
 
     token: int
@@ -48,7 +50,7 @@ class Fetch(Struct, frozen=True, gc=False):
 
 
 class FetchResume(Struct, frozen=True, gc=False):
-    """Read what moved past these cursors; answer with ``Session.pulled``. One at a time, with Fetch."""
+    """Read the chats that moved past these cursors; call ``Session.on_page``."""
 
     token: int
     cursors: Mapping[str, Cursor]
@@ -57,7 +59,7 @@ class FetchResume(Struct, frozen=True, gc=False):
 
 
 class Verify(Struct, frozen=True, gc=False):
-    """Check a refreshed token; answer with ``Session.authenticated``."""
+    """Check a refreshed token; call ``Session.on_token_checked``."""
 
     token: int
     credential: str
@@ -80,14 +82,14 @@ class WasRead(Struct, frozen=True, gc=False):
 
 
 class IsTyping(Struct, frozen=True, gc=False):
-    """The user started or stopped typing; expires by itself."""
+    """The user started or stopped typing; it expires by itself."""
 
     chat_id: str
     active: bool
 
 
 class PauseReading(Struct, frozen=True, gc=False):
-    """The control lane is full: read no more from the socket until ``ReadOn``."""
+    """The control lane is full: stop reading the socket until ``ResumeReading``."""
 
 
 class ResumeReading(Struct, frozen=True, gc=False):
@@ -95,7 +97,7 @@ class ResumeReading(Struct, frozen=True, gc=False):
 
 
 class SessionEvent(Enum):
-    """What a session notices and an operator wants counted; the value is the name of the event."""
+    """An event that operators want counted; the value is its name."""
 
     BUFFER_ABOVE_WARNING = "outbound_buffer_above_warning"
     SLOW_CONSUMER_WARNED = "slow_consumer_warned"
@@ -106,13 +108,13 @@ class SessionEvent(Enum):
 
 
 class Emit(Struct, frozen=True, gc=False):
-    """Something to count, and to log where it is rare; the client has been told what concerns it."""
+    """Count an event, and log it if it is rare."""
 
     sign: SessionEvent
 
 
 class Close(Struct, frozen=True, gc=False):
-    """Write what is in the control lane (the closing is its last frame), then close with the reason's code."""
+    """Write the control lane, whose last frame is the closing; close with this code."""
 
     closing: CloseReason
 

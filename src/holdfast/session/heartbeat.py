@@ -1,8 +1,9 @@
-"""Heartbeats: is the client there, and does it lack something nobody pushed? (Pure.)
+"""Heartbeats: is the client alive, and does it lack something nobody pushed? (Pure.)
 
-The store's heads are compared with what was queued. A chat whose head has stayed above its ``through`` for
-some seconds (not merely on its way) is named in a heartbeat, so a skipped delivery is always found, the
-last one of a chat too. A device whose acks stay behind what was written gets one resync, then a close.
+The heads in the store are compared with what was queued. A heartbeat names each chat
+whose head has been above its ``through`` for some seconds, longer than a delivery
+takes. So a skipped delivery is always found, even the last one of a chat. A device
+whose acks stay behind what was written gets one resync, then a close.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from holdfast.session.settings import TimeoutSettings
 Places = dict[str, ChatProgress]
 SLOW_LINK_BYTES_PER_SECOND = 2_500
 SLOW_LINK_SECONDS_MAX = 120.0
-"""A client behind a proxy is given the time that what was written for it takes at 20 kbit/s, two minutes at most."""
+"""A client behind a proxy gets the time its data takes at 20 kbit/s, up to this
+bound."""
 
 
 class Transmission(NamedTuple):
-    """How far what was written has come.
+    """How far the written bytes have come.
 
-    ``unsent``: bytes that have not left the process. ``unacknowledged``: 0 if the far machine has taken everything.
-    ``acknowledged``: changes whenever it has taken more.
+    ``unsent``: bytes still in this process. ``unacknowledged``: 0 if the peer's machine
+    has taken everything. ``acknowledged``: changes whenever it takes more.
     """
 
     unsent: int = 0
@@ -32,7 +34,7 @@ class Transmission(NamedTuple):
 
     @classmethod
     def of_buffer(cls, unsent: int) -> Transmission:
-        """Where only our own buffer can be seen."""
+        """For systems that show only our own buffer."""
         return cls(unsent, unsent, -unsent)
 
 
@@ -40,7 +42,7 @@ NOTHING_WAITS = Transmission()
 
 
 class HeartbeatTimer:
-    """When to ask, and whether the answer is late."""
+    """When to send a heartbeat, whether its answer is late, which chats lag."""
 
     __slots__ = ("_arrived", "_asked_at", "_lagging_since", "_seen", "_timeouts", "due")
 
@@ -50,25 +52,26 @@ class HeartbeatTimer:
         self._asked_at: float | None = None
         self._seen = NOTHING_WAITS
         self._arrived = 0
-        """What had been acknowledged at the heartbeat before the last one: so much surely reached the client."""
+        """Bytes acknowledged before the last heartbeat but one, surely delivered."""
         self._lagging_since: dict[str, float] | None = None
 
     def answered(self) -> bool:
-        """Something was read from the client: it is there. Whether it had been asked."""
+        """The client sent something, so it is alive; whether an answer was awaited."""
         asked, self._asked_at = self._asked_at is not None, None
         return asked
 
     @property
     def deadline(self) -> float | None:
-        """When an answer must have come, if one is awaited."""
+        """When the awaited answer is late; None if none is awaited."""
         return None if self._asked_at is None else self._asked_at + self._timeouts.heartbeat_timeout_seconds
 
     def late(self, now: float, sent: Transmission) -> bool:
         """Whether the answer is overdue.
 
-        A heartbeat cannot be answered before it has arrived, so its time begins again as long as there is something to
-        take before it and the far machine takes it. That machine may be a proxy: what it took lately may still be on
-        its way over a slow link, and has the time that it needs there.
+        A heartbeat must arrive before it can be answered. So its time starts again as
+        long as bytes are on their way and the peer's machine takes more. That machine
+        may be a proxy in front of a slow link, so what it took lately extends the time,
+        too.
         """
         deadline = self.deadline
         if deadline is None or now < deadline:
@@ -89,7 +92,7 @@ class HeartbeatTimer:
         return (heard > place.through) == (lagging is not None and chat_id in lagging)
 
     def compare(self, chat_id: str, place: ChatProgress, head: Cursor, now: float) -> None:
-        """Note whether the store has more than was queued; the next heartbeat then comes in time to name the chat."""
+        """Note if the store has more than was queued; may advance the heartbeat."""
         place.meet(head)
         lagging = self._lagging_since
         if place.heard <= place.through:
@@ -102,7 +105,10 @@ class HeartbeatTimer:
             self.due = min(self.due, now + self._timeouts.behind_before_heads_seconds)
 
     def ask(self, places: Places, now: float, sent: Transmission, chats_max: int) -> dict[str, tuple[int, int]]:
-        """A heartbeat is sent now; the heads it names. Of more than ``chats_max`` the others come soon, in turn."""
+        """The heads for the heartbeat sent now.
+
+        At most ``chats_max``; the others follow in the next ones, which come soon.
+        """
         self.due = now + self._timeouts.heartbeat_interval_seconds
         if self._asked_at is None:
             self._asked_at, self._arrived, self._seen = now, self._seen.acknowledged, sent
@@ -127,7 +133,7 @@ class _Stale(NamedTuple):
 
 
 class StaleAcks:
-    """Chats whose acks stay behind what was written; looked at with each heartbeat."""
+    """Finds chats whose acks stay behind what was written, at each heartbeat."""
 
     __slots__ = ("_stale", "_timeouts")
 
@@ -136,7 +142,7 @@ class StaleAcks:
         self._stale: dict[str, _Stale] | None = None
 
     def check(self, places: Places, now: float) -> tuple[list[str], bool]:
-        """The chats that need a resync now, and whether one of them had its resync and it did not help."""
+        """Chats that need a resync now; whether one of them had a resync before."""
         before = self._stale or {}
         stale: dict[str, _Stale] = {}
         resync: list[str] = []

@@ -1,4 +1,4 @@
-"""How long a connection lives: what ends it when time goes by, and when to look again. (Pure.)"""
+"""Which deadline closes a connection, and when the next one is due. (Pure.)"""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _ROTATION_SPREAD = 0.05
 
 
 class Lifetime:
-    """The timers of one connection, apart from those of its outbound buffer and its pulls."""
+    """One connection's timers; its outbound buffer and its pulls have their own."""
 
     __slots__ = ("_rotates_at", "_timeouts", "expires_at", "heartbeat", "overload", "stale_acks")
 
     def __init__(self, timeouts: TimeoutSettings, now: float, expires_at: float | None, spread: float) -> None:
-        """``expires_at``: when the token does. ``spread`` (0 to 1) parts those who came together."""
+        """``expires_at``: of the token. ``spread``: 0 to 1, random per connection."""
         self._timeouts = timeouts
         self._rotates_at = now + timeouts.rotation_seconds * (1 + _ROTATION_SPREAD * spread)
         self.expires_at = expires_at
@@ -26,7 +26,7 @@ class Lifetime:
         self.overload = Overload()
 
     def end(self, now: float, sent: Transmission, deliveries: OutboundBuffer) -> CloseReason | None:
-        """Why the connection must be closed now, if it must."""
+        """Why the connection must close now; None if it need not."""
         if self.expires_at is not None and now >= self.expires_at:
             return CloseReason.TOKEN_EXPIRED
         if deliveries.grace_is_over(now):
@@ -39,7 +39,7 @@ class Lifetime:
 
     @property
     def next(self) -> float:
-        """When there is something to look at."""
+        """When the next of these timers is due."""
         soonest = min(self._rotates_at, self.heartbeat.due)
         for time in (self.expires_at, self.heartbeat.deadline, self.overload.due(self._timeouts)):
             if time is not None and time < soonest:

@@ -1,8 +1,10 @@
-"""What a connection is owed: places, lanes and the slow-consumer machine, kept in step. (Pure.)
+"""What the client must be sent: progress, lanes, slow-consumer machine. (Pure.)
 
-``deliver`` is the hot path: thousands of connections get the same run. Where nothing is special it compares a
-few integers, appends the run and returns a shared constant. Above the ceilings (the warning threshold; nothing
-at all after the close) and at any other surprise it looks closer. While slow the buffer is above them.
+``deliver`` is the hot path: thousands of connections get the same run. In the usual
+case it compares a few integers, appends the run and returns a shared constant.
+Everything else takes the slow path: a run that is not the next one, or a buffer above
+its ceilings. The ceilings are the warning threshold, so a slow connection is always
+above them; a close sets one below zero, so that nothing passes.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _NO_ROOM = -1
 
 
 class _Early:
-    """What arrives before the memberships are read: the newest heads, and who joined or left."""
+    """Newest heads, joins and leaves from before the memberships are read."""
 
     __slots__ = ("heard", "members")
 
@@ -35,7 +37,11 @@ class _Early:
 
 
 class OutboundBuffer:
-    """The outbound side of one session. ``calm``: it reads and flows, so a ``take`` needs nothing done after it."""
+    """The outbound side of one session.
+
+    ``calm``: reading is not paused and the buffer is not filling, so ``take`` needs no
+    ``on_written`` after it.
+    """
 
     __slots__ = (
         "_bytes_ceiling",
@@ -72,9 +78,10 @@ class OutboundBuffer:
         self._bytes_ceiling = self._limits.max_buffer_bytes * percent // 100
 
     def establish(self, memberships: Mapping[str, Cursor]) -> None:
-        """The chats as the store had them, and what happened to them since; each starts behind.
+        """Set the chats as read from the store, with later changes; all start behind.
 
-        All connections share the ids of their chats, with the runs, too: less memory, and found without comparing.
+        Chat ids are interned, as in runs: they are shared by all connections, and found
+        in a dictionary by identity.
         """
         early, self._early = self._early, None
         self.places = {sys.intern(chat_id): ChatProgress(head) for chat_id, head in memberships.items()}
@@ -90,9 +97,9 @@ class OutboundBuffer:
                 self.places[chat_id].hear(sequence)
 
     def deliver_at_once(self, run: EncodedRun) -> bool:
-        """Whether the run may be written at once, past the lanes: it comes next in its chat and nothing waits.
+        """Whether to write the run at once: it is the next and nothing waits.
 
-        Then it counts as queued and taken. Only for a socket that takes what is written.
+        The run then counts as queued and taken. Not for a socket that is paused.
         """
         place = self.places.get(run.chat_id)
         lanes = self.lanes
@@ -102,7 +109,7 @@ class OutboundBuffer:
         return True
 
     def deliver(self, run: EncodedRun, now: float) -> Effects:
-        """Queue the run if it is what its chat expects next and there is room, else the client is told to sync."""
+        """Queue the run if it is the next one and there is room, else a resync."""
         place = self.places.get(run.chat_id)
         lanes = self.lanes
         messages = lanes.messages + run.count
@@ -149,9 +156,10 @@ class OutboundBuffer:
         return effects
 
     def _has_room(self, run: EncodedRun, effects: list[Effect], now: float) -> bool:
-        """Whether the run may be queued; if not, the machine has been told and the client, if slow, warned.
+        """Whether the run may be queued; moves the slow-consumer machine.
 
-        A run that does not fit into a buffer that is still below the warning is left to sync without a warning.
+        A run that does not fit into a buffer below the warning threshold is left to a
+        sync: the run is large, the client is not slow.
         """
         if self._slow.slow:
             return False
@@ -182,7 +190,7 @@ class OutboundBuffer:
         self.request_resync(chat_id, place, effects)
 
     def request_resync(self, chat_id: str, place: ChatProgress, effects: list[Effect]) -> None:
-        """The client is told to sync this chat, as soon as it has taken what was queued before."""
+        """Queue a resync of this chat behind what is queued now."""
         if self._owed is None:
             self._owed = {}
         self._owed[chat_id] = place
@@ -190,7 +198,11 @@ class OutboundBuffer:
         self._wake(effects)
 
     def on_membership(self, chat_id: str, head: Cursor | None, effects: list[Effect], told: bool) -> None:
-        """Joined: behind at that head, and told so. Left: forgotten; who was not ``told`` is made to sync."""
+        """The user joined the chat with this head, or left it (None).
+
+        A joined chat starts behind, with a resync. A chat that was left is dropped,
+        with a resync unless the client learns of it otherwise (``told``).
+        """
         if self._early is not None:
             self._early.members[chat_id] = head
         elif head is None:
@@ -215,7 +227,7 @@ class OutboundBuffer:
         self._wake(effects)
 
     def enqueue_control(self, payload: ServerPayload, request_id: str | None, effects: list[Effect]) -> None:
-        """Queue a control frame. A lane that is full stops the reading of more requests, never an answer."""
+        """Queue a control frame. A full lane pauses reading, it drops nothing."""
         self.lanes.enqueue_control(encode_frame(payload, request_id))
         self._wake(effects)
         if self._reading and len(self.lanes.control) >= self._limits.max_control_frames:
@@ -233,7 +245,7 @@ class OutboundBuffer:
             effects.append(WAKE[0])
 
     def take_single(self) -> bytes | None:
-        """The one run that waits, if there is nothing else to write or to do: the usual case, made cheap."""
+        """The one run that waits, if nothing else does; the usual case, made cheap."""
         lanes = self.lanes
         runs = lanes.runs
         if len(runs) != 1 or lanes.mixed or not self.calm:
@@ -243,7 +255,7 @@ class OutboundBuffer:
         return runs.pop().data
 
     def take(self, bytes_max: int) -> list[bytes]:
-        """Whole WebSocket frames to write, of about ``bytes_max``; after the close the last words, all of them."""
+        """Whole frames to write, of about ``bytes_max``; all after the close."""
         self._woken = False
         lanes = self.lanes
         if lanes.mixed or lanes.bytes > bytes_max:
@@ -256,7 +268,10 @@ class OutboundBuffer:
         return frames
 
     def on_written(self, effects: list[Effect], now: float) -> None:
-        """What ``take`` gave is on its way: read on if the control lane has room again; a slow client gains time."""
+        """The frames of ``take`` are written.
+
+        Resume reading if the control lane has room; extend a slow client's grace.
+        """
         if self._may_read_on:
             self._reading = True
             effects.append(ResumeReading())
@@ -277,17 +292,20 @@ class OutboundBuffer:
         return self._may_read_on or (bool(self.lanes.control) and not self._woken)
 
     def catch_up(self, effects: list[Effect], now: float) -> None:
-        """Say what nobody was told: after a ``take`` without ``taken``, or frames queued where effects cannot go."""
+        """Return the effects that were lost.
+
+        That is after a ``take`` without ``on_written``, or after ``sleep``.
+        """
         self.on_written(effects, now)
         if self.lanes.control:
             self._wake(effects)
 
     def sleep(self) -> None:
-        """The effects of the last ``say`` went nowhere."""
+        """The last effects were dropped: ``catch_up`` must wake again."""
         self._woken = False
 
     def _resync(self) -> list[bytes]:
-        """The resync frames for every chat that is owed one and has not caught up by itself."""
+        """Resync frames for the chats that need one and are still behind."""
         owed, self._owed = self._owed or {}, None
         heads = [ChatHead(chat_id, place.heard) for chat_id, place in owed.items() if not place.live]
         per_frame = self._chats_per_frame
@@ -298,13 +316,13 @@ class OutboundBuffer:
         return self._slow.deadline if self._slow.slow else None
 
     def grace_is_over(self, now: float) -> bool:
-        """Whether a slow client has had its time."""
+        """Whether a slow client's grace is over."""
         if not self._slow.slow:
             return False
         return self._slow.passed(self._fill(self.lanes.messages, self.lanes.bytes), now) is SlowConsumerAction.CLOSE
 
     def close(self) -> dict[str, int]:
-        """Queue no more; from where to sync, for the chats in which the client may lack something."""
+        """Queue no more; returns from where to sync incomplete chats."""
         lacking = {
             chat_id: place.acked
             for chat_id, place in self.places.items()
@@ -317,6 +335,6 @@ class OutboundBuffer:
         return dict(list(lacking.items())[: self._chats_per_frame])
 
     def _fill(self, messages: int, size: int) -> float:
-        """The fuller of messages and bytes, in percent."""
+        """How full the buffer is in percent, of messages or of bytes."""
         limits = self._limits
         return max(messages / limits.max_buffer_messages, size / limits.max_buffer_bytes) * 100

@@ -1,7 +1,8 @@
-"""Pages that a client asks for, done one at a time: ``sync_request`` and ``resume``. (Pure.)
+"""Pulls: the pages that a client asks for by ``sync_request`` and ``resume``. (Pure.)
 
-The others wait in order, each at most ``max_queue_age_seconds``. Who joins or leaves a chat while a page of it is being
-read is remembered, for what was read may be older than that.
+One is read at a time; the others wait in order, each at most ``max_queue_age_seconds``.
+Chats that the user joins or leaves during a read are remembered, because the page may
+be older than that, and is corrected before it is sent.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from holdfast.wire.frames import ResumeBody, SyncBody
 
 
 class Pull(Struct, frozen=True):
-    """A page to be read: of one chat (``sync_request``), or of all that moved past ``cursors`` (``resume``)."""
+    """A page to read: of one chat (``sync_request``), or of all chats (``resume``)."""
 
     token: int
     at: float
@@ -42,19 +43,20 @@ class Pulls:
     def __init__(self, limits: SessionSettings) -> None:
         self._limits = limits
         self._cursors: dict[str, Cursor] | None = None
-        """Of a resume that is not whole yet, as are ``_proofs``."""
+        """Collected from the frames of an incomplete resume, like ``_proofs``."""
         self._proofs: dict[str, str] = {}
         self._spoilt = False
         self._waiting: list[Pull] | None = None
         self._moved: dict[str, bool] | None = None
-        """The chats joined (True) or left (False) since the one under way began."""
+        """Chats joined (True) or left (False) since the pull under way began."""
         self.under_way: Pull | None = None
 
     def gather(self, body: ResumeBody) -> HoldfastError | None:
-        """Take the cursors of one frame of a resume, or say why not.
+        """Collect the cursors of one frame of a resume, or refuse it.
 
-        Answered from a part of them, it would call chats joined that the client has. So after a refused frame the rest
-        of the resume is refused too, and the client begins again.
+        After a refused frame the rest of the resume is refused too, and the client
+        begins again: an answer from only some of the cursors would name chats as joined
+        that the client has.
         """
         if self._spoilt:
             return Unavailable("an earlier frame of this resume was refused: begin again")
@@ -74,7 +76,7 @@ class Pulls:
         self._spoilt = body.more
 
     def resume(self, token: int, now: float) -> None:
-        """What was gathered waits for its turn."""
+        """Queue the collected resume."""
         cursors, self._cursors = self._cursors or {}, None
         proofs, self._proofs = self._proofs, {}
         self._wait(Pull(token, now, cursors, proofs=proofs))
@@ -100,7 +102,7 @@ class Pulls:
         return self._waiting is not None and self.under_way is None
 
     def begin(self) -> Pull | None:
-        """Start the one that waits longest, if none is under way."""
+        """Start the oldest waiting pull, if none is under way."""
         if self._waiting is None or self.under_way is not None:
             return None
         self._moved = None
@@ -109,14 +111,14 @@ class Pulls:
         return self.under_way
 
     def end(self, pull: Pull, read: Page | ResumeRead) -> Page | ResumeRead | HoldfastError:
-        """What was read, with what happened meanwhile."""
+        """The result of a read, corrected by joins and leaves during it."""
         moved = self._moved or {}
         if isinstance(read, ResumeRead):
             return brought_up_to_date(read, pull.cursors, moved) if moved else read
         return read if moved.get(read.chat_id, True) else NotAMember("not a member of this chat", chat_id=read.chat_id)
 
     def concerns(self, chat_id: str, joined: bool) -> bool:
-        """The user joined or left: whether the answer to the pull under way will tell of it."""
+        """The user joined or left: whether the pull under way will show it."""
         if self.under_way is None or self.under_way.chat_id not in (None, chat_id):
             return False
         self._moved = self._moved or {}
@@ -124,7 +126,7 @@ class Pulls:
         return True
 
     def too_old(self, now: float) -> list[Pull]:
-        """The waiting pulls whose time is over; they wait no longer."""
+        """Remove and return the pulls that have waited too long."""
         if self._waiting is None:
             return []
         oldest = now - self._limits.backpressure.inbound.max_queue_age_seconds

@@ -1,9 +1,12 @@
-"""What a client has asked for and not been answered, and how much more it may ask. (Pure.)
+"""What a client asks: open requests and their rates; acks, reads and typing. (Pure.)
 
-Sends, pulls and token refreshes together are at most ``max_queue_depth``; one more is SERVER_BUSY. Every request that
-is opened here is answered exactly once: by its outcome, by its age, or by the close.
+A request (a send, a pull, a token refresh) is answered exactly once: by its result, by
+its age, or by the close. At most ``max_queue_depth`` are open; one more is refused with
+SERVER_BUSY. ``Requests`` keeps them with the rates of all frames, ``Overload`` notices
+a connection most of whose requests are refused as busy.
 
-Frames that expect no answer: how far the device has a chat, how far its user has read it, who is typing. (Pure.)
+Acks, reads and typing expect no response. ``note`` turns one into an effect or an
+error.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from holdfast.wire.frames import (
 )
 
 _Request = SendMessage | SyncRequest | Resume | Authenticate
-"""A frame that is answered."""
+"""A frame that gets a response."""
 
 
 class Requests:
@@ -46,14 +49,14 @@ class Requests:
         self.open: dict[int, _Request] | None = None
 
     def rate_send(self, now: float) -> Deferred | None:
-        """Take from the send rate, or say how long to wait."""
+        """Count a send; the refusal says how long to wait."""
         if self._sends is None:
             self._sends = Bucket(self._inbound.rate_limit_per_second, self._inbound.rate_limit_burst, now)
         wait = self._sends.take(now)
         return _rated(wait, "messages", self._inbound.rate_limit_per_second) if wait else None
 
     def rate_other(self, now: float) -> Deferred | None:
-        """Take from the rate of all other frames, or say how long to wait."""
+        """Count any other frame; the refusal says how long to wait."""
         if self._others is None:
             self._others = Bucket(self._inbound.other_rate_limit_per_second, self._inbound.other_rate_limit_burst, now)
         wait = self._others.take(now)
@@ -70,7 +73,7 @@ class Requests:
         )
 
     def begin(self, request: _Request) -> int:
-        """Open a request; its token comes back with its outcome."""
+        """Open a request; returns the token under which its result comes back."""
         self._token += 1
         if self.open is None:
             self.open = {}
@@ -78,7 +81,7 @@ class Requests:
         return self._token
 
     def end(self, token: int) -> _Request | None:
-        """The request that is now being answered; None if it has been already."""
+        """Take out a request to answer it; None if it was answered before."""
         if self.open is None:
             return None
         request = self.open.pop(token, None)
@@ -87,7 +90,7 @@ class Requests:
         return request
 
     def count_invalid(self, now: float) -> bool:
-        """Count one invalid frame; whether it was one too many."""
+        """Count an invalid frame; whether the connection must close for it."""
         recent = [at for at in self._invalid_at or () if at > now - self._inbound.invalid_frames_window_seconds]
         recent.append(now)
         self._invalid_at = recent
@@ -99,7 +102,10 @@ def _rated(wait: float, what: str, rate: float) -> Deferred:
 
 
 class Overload:
-    """How many requests were refused as busy. More than half of a window's: the connection is better elsewhere."""
+    """Counts requests refused as busy.
+
+    If they are more than half of a window's, the client had better connect elsewhere.
+    """
 
     __slots__ = ("_busy", "_requests", "_since")
 
@@ -109,7 +115,7 @@ class Overload:
         self._busy = 0
 
     def count(self, *, busy: bool, now: float) -> None:
-        """One answered request. A window begins with the first refusal."""
+        """Count an answered request. A window begins with the first refusal."""
         if self._since is None:
             if not busy:
                 return
@@ -121,7 +127,7 @@ class Overload:
         return None if self._since is None else self._since + timeouts.overload_window_seconds
 
     def judge(self, timeouts: TimeoutSettings, now: float) -> bool:
-        """Whether the window that ended by now was overloaded; the next one then begins."""
+        """Whether a window has ended and was overloaded; it is then cleared."""
         due = self.due(timeouts)
         if due is None or now < due:
             return False
@@ -135,7 +141,7 @@ Note = Ack | Read | TypingStart | TypingStop
 
 
 def note(frame: Note, places: Mapping[str, ChatProgress]) -> Delivered | WasRead | IsTyping | HoldfastError | None:
-    """What the frame means; an error if it cannot be; None if it says nothing new."""
+    """The effect of the frame, its refusal, or None if it says nothing new."""
     chat_id = frame.payload.chat_id
     if (place := places.get(chat_id)) is None:
         return NotAMember("not a member of this chat", chat_id=chat_id)
@@ -149,7 +155,10 @@ def note(frame: Note, places: Mapping[str, ChatProgress]) -> Delivered | WasRead
 
 
 def _acked(place: ChatProgress, body: AckBody) -> Delivered | HoldfastError | None:
-    """An ack of an older epoch crossed with the news of the newer; one beyond what was sent is a client's defect."""
+    """An ack beyond what was sent is a client's defect and refused.
+
+    One of an older epoch is ignored: it crossed with the frame about the newer epoch.
+    """
     if body.epoch > place.epoch or (body.epoch == place.epoch and body.sequence > place.through):
         return InvalidMessage(
             f"acked {body.sequence} in epoch {body.epoch}; {place.through} in epoch {place.epoch} is the last one sent",
@@ -163,9 +172,9 @@ def _acked(place: ChatProgress, body: AckBody) -> Delivered | HoldfastError | No
 
 
 def _read(place: ChatProgress, body: ReadBody) -> WasRead | HoldfastError | None:
-    """What was read may have come another way (REST, another device), so only the chat's end bounds it.
+    """A read is bounded by the chat's head: the user may read elsewhere, too.
 
-    In a chat whose epoch is not known yet it waits for that: without one it would count nowhere.
+    While the chat's epoch is unknown the read is kept, because a watermark needs one.
     """
     if body.sequence > place.heard:
         return InvalidMessage(
@@ -178,7 +187,7 @@ def _read(place: ChatProgress, body: ReadBody) -> WasRead | HoldfastError | None
 
 
 def reads_that_waited(places: Mapping[str, ChatProgress], chat_ids: Iterable[str]) -> Iterator[WasRead]:
-    """What was read in these chats before their epoch was known, where it is now; each once."""
+    """The kept reads of those chats whose epoch is known by now; each only once."""
     for chat_id in chat_ids:
         if (place := places.get(chat_id)) is not None and place.read and place.epoch:
             yield WasRead(chat_id, place.epoch, place.read)

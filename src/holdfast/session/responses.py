@@ -1,6 +1,10 @@
-"""What a session says when it opens, answers a send and closes. (Pure.)
+"""The frames that open a session, answer a send or a resume, and close. (Pure.)
 
-The answer to a resume: the chats that moved, joined and gone. (Pure.)
+``resumed`` is the only one with rules of its own. It names the chats that moved past
+the client's cursors, those it joined and those it left, within the size of a page. A
+chat without a page is named without messages, and one whose name does not fit gets a
+resync. ``brought_up_to_date`` corrects a read by the joins and leaves that happened
+during it.
 """
 
 from __future__ import annotations
@@ -65,9 +69,10 @@ def closing_frame(
 def resumed(
     places: Mapping[str, ChatProgress], cursors: Mapping[str, Cursor], read: ResumeRead, bytes_max: int
 ) -> tuple[Resumed, dict[str, ChatProgress]]:
-    """The answer, of ``bytes_max`` at most, and the chats it has no room to name: those are owed a resync.
+    """The response, of at most ``bytes_max``, and the chats it has no room to name.
 
-    The chats it settles become live. A chat without a page that has moved is named without messages.
+    The latter need a resync. Settling a chat here may make it live. A chat that moved
+    but has no page is named without messages.
     """
     names = _Names(bytes_max - ENVELOPE_BYTES - sum(size_of(page) for page in read.pages))
     gone = [
@@ -94,7 +99,7 @@ def resumed(
 
 
 class _Names:
-    """The bytes that are left to name chats; what does not fit is late, and behind: the client is told to sync it."""
+    """The bytes left to name chats; a chat without room falls behind, ``late``."""
 
     __slots__ = ("_room", "late")
 
@@ -112,9 +117,9 @@ class _Names:
 
 
 def brought_up_to_date(read: ResumeRead, cursors: Mapping[str, Cursor], moved: Mapping[str, bool]) -> ResumeRead:
-    """The same with what happened while it was read: ``moved`` are the chats joined (True) or left (False) since.
+    """The read corrected by ``moved``: chats joined (True) or left (False) during it.
 
-    Who joined again keeps the chat, and has been told to sync it.
+    A chat joined again stays; its resync is queued already.
     """
     left = {chat_id for chat_id, joined in moved.items() if not joined}
     gone = [chat_id for chat_id in read.gone if not moved.get(chat_id)]
@@ -132,7 +137,7 @@ def _had(cursors: Mapping[str, Cursor], page: Page) -> int:
 
 
 def _unread(chat_id: str, cursor: Cursor | None, head: Cursor) -> Page:
-    """A page without messages that says how far its reader is, and whether there is more."""
+    """A page without messages: how far the client is and whether there is more."""
     lost = cursor is not None and (cursor.epoch != head.epoch or cursor.sequence > head.sequence)
     had = 0 if cursor is None or lost else cursor.sequence
     return Page(

@@ -1,8 +1,8 @@
-"""Which sessions are here, by user and by chat. (Pure.)
+"""Which sessions are on this node, by user and by chat. (Pure.)
 
-A user has one session per device and at most ``connections_max``: a device's new socket replaces its old one,
-a further device closes the oldest. The sessions of a chat are handed out as a tuple that never changes, so a delivery
-may go through it while sessions come and go.
+A user has one session per device and at most ``connections_max``: a device's new socket
+replaces its old one, one device more displaces the oldest. The sessions of a chat are
+handed out as an immutable tuple, so a delivery can iterate while sessions come and go.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from holdfast.message import User
 
 
 class Attached(Protocol):
-    """What the roster needs to know of a session; it compares sessions by identity."""
+    """What the roster needs of a session; it compares sessions by identity."""
 
     @property
     def user(self) -> User: ...
@@ -26,7 +26,7 @@ class Attached(Protocol):
     def chats(self) -> Collection[str]: ...
 
     def reads(self, chat_id: str) -> bool:
-        """Whether its credential is good for the chat."""
+        """Whether its credential allows the chat."""
         ...
 
 
@@ -35,10 +35,10 @@ NOBODY: Set[User] = frozenset()
 
 
 class _Present(Generic[S]):
-    """The sessions of a chat, and a set of users of whom it is known that all are among them.
+    """The sessions of a chat; ``covered`` is a set of users who are all among them.
 
-    Sessions come and go in a dict; a delivery goes through a tuple. Each is made from the other when it is needed, so
-    that a thousand who come or go together cost one tuple and not a thousand.
+    A dict takes changes, a tuple serves deliveries, and each is made from the other on
+    demand. So a thousand sessions that come together cost one tuple, not a thousand.
     """
 
     __slots__ = ("_changing", "_settled", "covered")
@@ -81,7 +81,7 @@ class Roster(Generic[S]):
 
     @property
     def chats(self) -> Collection[str]:
-        """Every chat that somebody here is in."""
+        """Every chat with a session on this node."""
         return self._in_chat.keys()
 
     def of_user(self, user: User) -> tuple[S, ...]:
@@ -94,8 +94,11 @@ class Roster(Generic[S]):
         return () if present is None else present.sessions
 
     def missing(self, chat_id: str, users: Set[User]) -> Set[User]:
-        """Those of ``users`` without a session in the chat, though they may have one. Asked with the same set again,
-        it need not look."""
+        """Those of ``users`` without a session in the chat who may be in it.
+
+        If none is missing, the set is remembered: asking with the same set again is
+        free.
+        """
         present = self._in_chat.get(chat_id)
         if present is None or present.covered is users:
             return users if present is None else NOBODY
@@ -107,7 +110,7 @@ class Roster(Generic[S]):
         return missing
 
     def add(self, session: S) -> list[S]:
-        """A session has arrived, in no chat yet; returns those it displaces, which are gone from here: close them."""
+        """Add a session, in no chat yet; returns the displaced ones: close them."""
         devices = self._devices.setdefault(session.user, {})
         displaced = []
         if (old := devices.pop(session.device_id, None)) is not None:
@@ -121,12 +124,12 @@ class Roster(Generic[S]):
         return displaced
 
     def established(self, session: S) -> None:
-        """The session knows its chats: it gets their messages from now on."""
+        """The session knows its chats: list it under each."""
         for chat_id in session.chats:
             self._join(chat_id, session)
 
     def remove(self, session: S) -> None:
-        """The session is gone. Again, or after it was displaced, is harmless."""
+        """Remove a session; harmless if it was removed or displaced before."""
         self._leave_all(session)
         devices = self._devices.get(session.user, {})
         if devices.get(session.device_id) is session:
@@ -135,18 +138,18 @@ class Roster(Generic[S]):
                 del self._devices[session.user]
 
     def joined(self, user: User, chat_id: str) -> None:
-        """The user is in the chat from now on. Again is harmless."""
+        """List the user's sessions in the chat; harmless if repeated."""
         for session in self.of_user(user):
             if session.reads(chat_id):
                 self._join(chat_id, session)
 
     def _may_join(self, user: User, chat_id: str) -> bool:
-        """Not where every session of the user has a credential that is not good for the chat."""
+        """False if the user has sessions and no credential allows the chat."""
         sessions = self.of_user(user)
         return not sessions or any(session.reads(chat_id) for session in sessions)
 
     def left(self, user: User, chat_id: str) -> None:
-        """The user is no longer in the chat. Again is harmless."""
+        """Remove the user's sessions from the chat; harmless if repeated."""
         for session in self.of_user(user):
             if chat_id in self._chats[session]:
                 self._chats[session].remove(chat_id)

@@ -1,4 +1,4 @@
-"""What a frame needs of the credential: the one table. (Pure.)"""
+"""Which scopes of the credential each frame needs: the one table. (Pure.)"""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ FRAME_SCOPES: Mapping[type[AnyClientFrame], Sequence[UserScope]] = {
     Authenticate: (),
     HeartbeatAck: (),
 }
-"""Typing shows something to others, so it needs both. A ``resume`` names many chats: those that the token is not good
-for are left out of its answer."""
+"""Typing is shown to others, so it needs both. A ``resume`` names many chats; its
+response leaves out those that the token does not allow."""
 
 
 def forbidden(frame: AnyClientFrame, principal: Principal) -> Forbidden | None:

@@ -1,9 +1,11 @@
-"""A client's attachment: what it may do next and what it is owed. (Pure.)
+"""One client's session: what the client may do next and what it must be sent. (Pure.)
 
-The connection calls a method for each thing that happens and carries out the effects it returns, in order.
-Frames for the client wait in the lanes: ``Wake`` says that there are some, ``take`` hands them out. ``Wake`` is
-said once until the next ``take``. Nothing is dropped without a ``resync`` or a closing that says from where to
-sync, and every accepted request is answered before a close.
+The connection calls a method for each event and carries out the effects it returns, in
+order. Frames for the client wait in the lanes. The effect ``Wake`` says that there are
+some, once until the next ``take``, which hands them out.
+
+Two promises: nothing is dropped without a ``resync`` or a closing frame that says from
+where to sync, and every accepted request is answered before a close.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ _RATE_ERROR_SECONDS = 1.0
 
 
 class Session:
-    """One connection's session. Times are monotonic seconds; none of its methods may be called concurrently."""
+    """One connection's session. Times are monotonic seconds; it is not thread-safe."""
 
     deliveries_type = OutboundBuffer
 
@@ -86,7 +88,7 @@ class Session:
         expires_at: float | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        """``expires_at``: when the token does. ``rng`` spreads heartbeats and rotations of those who came together."""
+        """``expires_at``: of the token. ``rng`` spreads heartbeats and rotations."""
         self._limits = limits
         self.connection_id = connection_id
         self.principal = principal
@@ -101,7 +103,7 @@ class Session:
 
     @property
     def deliveries(self) -> OutboundBuffer:
-        """The outbound side: fanout to thousands of sessions goes straight to it."""
+        """The outbound buffer; delivery to thousands of sessions calls it directly."""
         return self._deliveries
 
     @property
@@ -111,21 +113,24 @@ class Session:
 
     @property
     def open_requests(self) -> int:
-        """Accepted requests that wait for their answer."""
+        """How many accepted requests are not answered yet."""
         return len(self._requests.open or ())
 
     @property
     def waiting_messages(self) -> int:
-        """Deliveries that wait to be taken."""
+        """How many delivered messages wait to be taken."""
         return self._deliveries.lanes.messages
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that wait to be taken, in all lanes."""
+        """How many bytes wait to be taken, in all lanes."""
         return self._deliveries.lanes.waiting_bytes
 
     def established(self, memberships: Mapping[str, Cursor], server_time: str) -> Effects:
-        """The user's chats are known: say hello. Call it once, before ``receive``; deliveries may come before it."""
+        """The user's chats are known: queue ``connection_established``.
+
+        Call it once, before ``receive``. Deliveries may come before it.
+        """
         if self.closed:
             return NOTHING
         reads = self.principal.reads
@@ -135,10 +140,10 @@ class Session:
         self._deliveries.enqueue_control(greeting, None, effects)
         return effects
 
-    # What the client asks.
+    # Frames from the client.
 
     def receive(self, frame: AnyClientFrame, now: float) -> Effects:
-        """A frame came in. Refusals in this order: validation, rate, scope, queue."""
+        """Handle a frame. Order of refusals: validation, rate, scope, queue."""
         if self.closed:
             return NOTHING
         if frame.request_id is not None and (reason := check_id(frame.request_id, "request_id")):
@@ -171,7 +176,7 @@ class Session:
         )
 
     def on_invalid_frame(self, error: HoldfastError, request_id: str | None, now: float) -> Effects:
-        """A frame could not be decoded."""
+        """Answer a frame that could not be decoded; close after too many."""
         if self.closed:
             return NOTHING
         if request_id is not None and check_id(request_id, "request_id"):
@@ -183,7 +188,10 @@ class Session:
         return effects
 
     def on_ping(self, now: float) -> bool:
-        """A WebSocket ping came in: it counts as a frame; whether it may be answered. If not, ``tick`` tells why."""
+        """Whether a WebSocket ping, which counts as a frame, may be answered.
+
+        The rate error is queued without a wake-up; ``tick`` finds it.
+        """
         if self.closed or (refusal := self._requests.rate_other(now)) is None:
             return not self.closed
         self._tell_rate(refusal, [], now)
@@ -236,7 +244,7 @@ class Session:
         effects.append(Verify(self._requests.begin(frame), body.token))
 
     def _gather(self, frame: Resume, effects: list[Effect]) -> bool:
-        """Whether this was the last frame of a resume."""
+        """Collect a frame of a resume; whether it was accepted as the last one."""
         if (refusal := self._pulls.gather(frame.payload)) is not None:
             self._refuse(frame, refusal, effects)
             return False
@@ -256,15 +264,15 @@ class Session:
         self._deliveries.enqueue_control(error_payload(refusal), frame.request_id, effects)
 
     def _tell_rate(self, refusal: HoldfastError, effects: list[Effect], now: float) -> None:
-        """A frame that expects no answer was refused: told at most once a second, or the telling would be a flood."""
+        """Report a frame that expects no answer as refused, once a second at most."""
         if now - self._rate_told_at >= _RATE_ERROR_SECONDS:
             self._rate_told_at = now
             self._deliveries.enqueue_control(error_payload(refusal), None, effects)
 
-    # What became of it.
+    # Results of requests.
 
     def on_send_result(self, token: int, outcome: Outcome, now: float) -> Effects:
-        """A send was stored, refused, or nobody knows."""
+        """A send was stored or refused, or its outcome is unknown."""
         effects: list[Effect] = []
         if (request := self._requests.end(token)) is None:
             return effects
@@ -278,7 +286,10 @@ class Session:
         return effects
 
     def on_page(self, token: int, result: Page | ResumeRead | HoldfastError, now: float) -> Effects:
-        """What a ``sync_request`` or a ``resume`` asked for was read. Settling a page and queueing it are one step."""
+        """The page of a ``sync_request`` or ``resume`` was read.
+
+        Settling a page and queueing it are one step, so no delivery comes in between.
+        """
         effects: list[Effect] = []
         pull = self._pulls.under_way
         if (request := self._requests.end(token)) is None or pull is None:
@@ -306,7 +317,7 @@ class Session:
         effects += reads_that_waited(self._deliveries.places, (page.chat_id,))
 
     def _show_resumed(self, read: ResumeRead, pull: Pull, request: _Request, effects: list[Effect]) -> None:
-        """``resumed`` is a page, of many chats."""
+        """Queue ``resumed`` as a page; resync the chats that it cannot name."""
         places = self._deliveries.places
         answer, late = resumed(places, pull.cursors, read, self._limits.pages.max_bytes)
         self._deliveries.enqueue_page(encode_frame(answer, request.request_id), effects)
@@ -315,9 +326,10 @@ class Session:
             self._deliveries.request_resync(chat_id, place, effects)
 
     def on_token_checked(self, token: int, result: float | HoldfastError | None, now: float) -> Effects:
-        """A refreshed token was checked: its expiry (None: it has none), or why it is refused.
+        """A refreshed token was checked: its expiry (None: never) or refusal.
 
-        A token of another user or tenant must come as an error; the connection then lives as long as it had.
+        The caller must refuse a token of another user or tenant. After a refusal the
+        earlier expiry stands.
         """
         effects: list[Effect] = []
         if (request := self._requests.end(token)) is None:
@@ -344,10 +356,13 @@ class Session:
                 place.pull(cursor)
         effects.append(pull.effect())
 
-    # What the client is owed.
+    # What else the client must be sent.
 
     def on_membership(self, chat_id: str, head: Cursor | None, *, heard: bool = True) -> Effects:
-        """The user joined the chat, whose head is this (epoch 0 if unknown), or left it (None), ``heard`` of or not."""
+        """The user joined a chat with this head (epoch 0: unknown) or left it (None).
+
+        ``heard``: sessions that are live in the chat were sent the event.
+        """
         effects: list[Effect] = []
         if self.closed or (head is not None and not self.principal.reads(chat_id)):
             return effects
@@ -358,21 +373,22 @@ class Session:
         return effects
 
     def ephemeral(self, key: Hashable, frame: bytes) -> Effects:
-        """Typing, presence, receipts: the newest of its key, dropped when there is better use for the buffer."""
+        """Queue typing, presence or a receipt; dropped if the buffer is too full."""
         effects: list[Effect] = []
         if not self.closed:
             self._deliveries.enqueue_ephemeral(key, frame, effects)
         return effects
 
     def knows(self, chat_id: str, head: Cursor) -> bool:
-        """Whether ``head`` would change nothing: of most chats each time, so it is made cheap."""
+        """Whether ``on_head`` would change nothing, which is the usual case."""
         place = self._deliveries.places.get(chat_id)
         return place is None or self._lifetime.heartbeat.knows(chat_id, place, head)
 
     def on_head(self, chat_id: str, head: Cursor, now: float) -> Effects:
-        """What the store says of a chat now, asked once per heartbeat interval; may bring ``next_tick`` forward.
+        """Compare a chat with its head in the store; may bring ``next_tick`` forward.
 
-        A newer epoch makes every copy of the chat wrong: the client is told to sync at once.
+        A newer epoch makes the client's copy of the chat invalid, so a resync follows
+        at once.
         """
         effects: list[Effect] = []
         if self.closed or (place := self._deliveries.places.get(chat_id)) is None:
@@ -385,18 +401,21 @@ class Session:
         return effects
 
     def take_single(self) -> bytes | None:
-        """The one run that waits, if that is all there is to do (``taken`` has nothing to add); else use ``take``."""
+        """The one run that waits, if nothing else does; else None: use ``take``.
+
+        It needs no ``on_written``.
+        """
         return self._deliveries.take_single()
 
     def take(self, bytes_max: int) -> list[bytes]:
-        """Whole WebSocket frames to write, of about ``bytes_max``; empty when nothing waits. Then call ``taken``.
+        """Whole frames to write, of about ``bytes_max``; then call ``on_written``.
 
-        After the close: the last words, all of them.
+        After the close: all control frames, whose last is the closing frame.
         """
         return self._deliveries.take(bytes_max)
 
     def on_written(self, now: float) -> Effects:
-        """What ``take`` gave has been written: the next page may be read, and the socket if it was stopped."""
+        """The frames of ``take`` are written: go on with pulls and reading."""
         if self.closed or (self._deliveries.calm and not self._pulls.waits):
             return NOTHING
         effects: list[Effect] = []
@@ -404,14 +423,14 @@ class Session:
         self._pull_next(effects)
         return effects
 
-    # What time brings.
+    # Timers and the close.
 
     def heard(self) -> None:
-        """Bytes of the client were read: whatever they are, it is there."""
+        """Bytes from the client were read, which shows that it is alive."""
         self._lifetime.heartbeat.answered()
 
     def tick(self, now: float, sent: Transmission = NOTHING_WAITS) -> Effects:
-        """Time went by; ``sent``: how far what was taken has come. Calling it early is harmless."""
+        """Check every timer; harmless if early. ``sent``: how far writes have come."""
         if self.closed:
             return NOTHING
         if (closing := self._lifetime.end(now, sent, self._deliveries)) is not None:
@@ -452,7 +471,7 @@ class Session:
         return min(time for time in times if time is not None)
 
     def close(self, closing: CloseReason, reconnect_delay_ms: int = 0, message: str | None = None) -> Effects:
-        """Answer every open request, say why and from where to sync, and close. A second close does nothing."""
+        """Answer open requests, queue the closing frame, close; only once."""
         if self.closed:
             return NOTHING
         effects: list[Effect] = []

@@ -1,4 +1,7 @@
-"""The bounds of one connection, each with its policy. Names and values are the seed's where it has them. (Pure.)"""
+"""The bounds of one connection, each with what happens beyond it. (Pure.)
+
+Names and values come from the design document where it has them.
+"""
 
 from __future__ import annotations
 

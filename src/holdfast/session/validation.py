@@ -1,7 +1,7 @@
 """Whether a frame makes sense by itself: the first of the refusals. (Pure.)
 
-Only shape is judged here, and of that what the types of the frames leave open. Membership is decided in the
-commit or the read itself, by the store.
+It checks what the types of the frames leave open: ids, sizes, limits. The store decides
+membership, within the commit or the read itself.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def refusal_of(frame: AnyClientFrame, limits: SessionSettings) -> HoldfastError 
 
 
 def refusal_of_send(body: SendBody, bytes_max: int) -> HoldfastError | None:
-    """What is wrong with a send, by whatever way it came."""
+    """What is wrong with a send, by WebSocket or REST; or None."""
     if check_id(body.chat_id, "chat_id") or check_id(body.client_message_id, "client_message_id"):
         return _bad_id(body.chat_id, "chat_id") or _bad_id(body.client_message_id, "client_message_id")
     if body.content_type not in CONTENT_TYPES:

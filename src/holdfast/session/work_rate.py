@@ -1,8 +1,9 @@
-"""How much work one connection may cause, before and after it has authenticated. (Pure.)
+"""How much work one connection may cause, before and after authentication. (Pure.)
 
-The rates of ``Requests`` bound what is done for a client; a refusal costs work too. So every frame is counted here,
-whatever became of it. Above the rate the socket is not read until what was read is paid for: the client's kernel fills
-up, and TCP slows it down. A client that stays above the rate is closed.
+The rates of ``Requests`` bound accepted frames, but a refusal costs work, too. So every
+frame is counted here, whatever its result. Above the rate the socket is not read until
+the bucket is refilled: the client's kernel fills up and TCP slows it down. A client
+that stays above the rate is closed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from holdfast.session.settings import InboundSettings
 
 
 class WorkRate:
-    """A token bucket that may fall below zero, because what was read at once is handled at once."""
+    """A token bucket that may go below zero, as a whole read is handled at once."""
 
     __slots__ = ("_at", "_inbound", "_paused_at", "_pauses", "_tokens")
 
@@ -21,7 +22,7 @@ class WorkRate:
         self._at = now
         self._paused_at: float | None = None
         self._pauses: list[tuple[float, float]] | None = None
-        """When reading was paused before, as far back as the window goes."""
+        """Earlier pauses of reading, within the window."""
 
     @property
     def paused(self) -> bool:
@@ -29,7 +30,7 @@ class WorkRate:
         return self._paused_at is not None
 
     def spend(self, work: int, now: float) -> bool:
-        """Count ``work`` frames that were read; whether reading must pause from now on."""
+        """Count ``work`` frames; whether reading must pause from now on."""
         self._refill(now)
         self._tokens -= work
         if self._tokens >= 0 or self._paused_at is not None:
@@ -49,7 +50,7 @@ class WorkRate:
         return True
 
     def is_exceeded(self, now: float) -> bool:
-        """Whether reading was paused for most of what a window allows: the connection is to be closed."""
+        """Whether reading was paused for so much of the window that it must close."""
         since = now - self._inbound.work_pause_window_seconds
         paused = sum(end - max(start, since) for start, end in self._recent(now))
         if self._paused_at is not None:

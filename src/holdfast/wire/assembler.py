@@ -1,8 +1,8 @@
-"""Fragments to whole messages, by the rules of RFC 6455 and our bounds. (Pure.)
+"""Assembles fragments to whole messages, by RFC 6455 and our bounds. (Pure.)
 
-A message is text, of at most ``bytes_max`` in all and ``fragments_max`` fragments. Control frames may come between
-the fragments; ``control`` has their rules. What breaks a rule breaks the connection: there is no telling where the
-next message begins.
+A message is text of at most ``bytes_max`` in at most ``fragments_max`` fragments.
+Control frames may come between the fragments; ``control`` checks them. A broken rule
+ends the connection, because nobody can know where the next message begins.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ PONG = 0xA
 _RESERVED = "a reserved bit is set, and no extension was agreed on"
 _CONTROL_BYTES_MAX = 125
 _CLOSE_CODES = frozenset({*range(1000, 1004), *range(1007, 1015), *range(3000, 5000)})
-"""Those a peer may send; 1005 and its like are what an endpoint says to itself."""
+"""The codes that a peer may send; 1005 and similar ones are for local use only."""
 
 
 class BrokenProtocol(InvalidMessage):
-    """The peer does not speak WebSocket as agreed; close with ``Closing.PROTOCOL_ERROR``."""
+    """The peer breaks the protocol; close with ``CloseReason.PROTOCOL_ERROR``."""
 
 
 class Assembler:
-    """Gathers the fragments of one connection. After it raised it must not be fed again."""
+    """Collects the fragments of one connection. Do not feed it after it has raised."""
 
     __slots__ = ("_bytes_max", "_fragments", "_fragments_max", "_size")
 
@@ -38,7 +38,7 @@ class Assembler:
         self._size = 0
 
     def feed(self, opcode: int, final: bool, reserved: bool, payload: bytes) -> bytes | None:
-        """Take one frame; returns the message it completes."""
+        """Take one frame; returns the message it completes, if any."""
         if opcode == TEXT and final and not reserved and self._fragments is None and len(payload) <= self._bytes_max:
             return _text(payload)  # the usual case: a whole message in one frame
         if reserved:
@@ -50,7 +50,7 @@ class Assembler:
         return self._gather(final, payload)
 
     def _check_place(self, opcode: int) -> None:
-        """Whether a data frame of this kind may come now."""
+        """Raise unless a data frame of this kind may come now."""
         if opcode == BINARY:
             raise BrokenProtocol("binary messages are not part of the protocol")
         if opcode not in (TEXT, CONTINUATION):
@@ -82,7 +82,7 @@ def _text(payload: bytes) -> bytes:
 
 
 def control(opcode: int, final: bool, reserved: bool, payload: bytes) -> bytes:
-    """Check a ping, a pong or a close; what the answer to it carries: the same again."""
+    """Check a ping, pong or close; returns its payload, which the reply repeats."""
     if reserved:
         raise BrokenProtocol(_RESERVED)
     if not final:

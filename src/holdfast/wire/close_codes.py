@@ -1,4 +1,7 @@
-"""Why the server closes a connection. The code's range is the rule: 4000-4499 reconnect, 4500-4999 do not. (Pure.)"""
+"""Why the server closes a connection. (Pure.)
+
+The code's range tells clients what to do: 4000-4499 reconnect, 4500-4999 do not.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from enum import Enum
 
 
 class CloseReason(Enum):
-    """A reason, its WebSocket close code, and whether clients should spread their return."""
+    """A reason with its close code; ``spread``: many clients reconnect together."""
 
     def __init__(self, code: int, spread: bool, message: str) -> None:
         self.code = code

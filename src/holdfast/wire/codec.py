@@ -1,15 +1,14 @@
-"""Bytes to frames and back. (Pure.)
+"""Bytes to frames and back, for both sides of the protocol. (Pure.)
 
-Decoding goes straight into typed structs, so a JSON bomb has nowhere to unfold: nesting too deep, lone
-surrogates, bad UTF-8 and wrong types all end as ``InvalidMessage``.
+Decoding goes straight into typed structs, so hostile JSON cannot grow into large
+objects: deep nesting, lone surrogates, bad UTF-8 and wrong types all raise
+``InvalidMessage``. The server decodes strictly. A client ignores unknown types and
+fields, because a newer server may send more than it knows.
 
-A client's frames are strict; of a server's, unknown types and fields are passed over, because a newer server may
-say more than its reader knows.
-
-``encode_frame`` returns a whole WebSocket text frame. A server's frames are not masked, so the same bytes
-serve every connection; that is what makes fanout cheap.
-
-A run: consecutive messages of one chat, encoded once for all the connections that get it. (Pure.)
+``encode_frame`` returns a whole WebSocket text frame. A server's frames are not masked,
+so the same bytes serve every connection. An ``EncodedRun`` uses that: consecutive
+messages of one chat, encoded once for all connections that get them. This makes fanout
+cheap.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from holdfast.message import Message
 from holdfast.wire.frames import SERVER_PAYLOADS, AnyClientFrame, Error, Sendable
 
 SIZES_REMEMBERED = 1_024
-"""The sizes of most frames are among so many."""
+"""Frame sizes whose headers are cached; most frames have one of these."""
 
 _client_frame: msgspec.json.Decoder[AnyClientFrame] = msgspec.json.Decoder(AnyClientFrame)
 _encoder = msgspec.json.Encoder()
@@ -68,10 +67,11 @@ def decode_client_frame(data: bytes | memoryview) -> AnyClientFrame:
 
 
 def has_lone_surrogate(error: msgspec.DecodeError, data: bytes) -> bool:
-    """Whether one half of a surrogate pair is why ``data`` could not be read: its reader has odd words for that.
+    """Whether half a surrogate pair is why ``data`` could not be decoded.
 
-    Only the place where it stopped is looked at, for ``data`` may be megabytes: right behind the escape, or, where too
-    little follows for another escape, at the end.
+    msgspec's own message does not say so. ``data`` may be megabytes, so only the bytes
+    where it stopped are examined: those before the reported offset, or the end of the
+    data if it was too short for another escape.
     """
     reason = str(error)
     if stopped := _STOPPED_IN_ESCAPE.search(reason):
@@ -82,7 +82,7 @@ def has_lone_surrogate(error: msgspec.DecodeError, data: bytes) -> bool:
 
 
 def request_id_of(data: bytes | memoryview) -> str | None:
-    """The request_id of a frame that could not be decoded, so that its error can name it."""
+    """The request_id of a frame that could not be decoded, for its error."""
     try:
         return _label.decode(data).request_id
     except _BAD_JSON:
@@ -117,12 +117,12 @@ def text_header(size: int) -> bytes:
 
 
 def pong_frame(body: bytes) -> bytes:
-    """The answer to a ping: an unmasked control frame, which carries at most 125 bytes."""
+    """The answer to a ping: an unmasked control frame, of at most 125 bytes."""
     return bytes((0x8A, len(body))) + body
 
 
 def error_payload(error: HoldfastError, *, of_send: bool = False, client_message_id: str | None = None) -> Error:
-    """What a client is told of an error; of a send, also which and whether it might have happened."""
+    """The public form of an error; of a send, with its id and outcome."""
     error = error.told
     details = error.details if client_message_id is None else {**error.details, "client_message_id": client_message_id}
     return Error(
@@ -136,7 +136,7 @@ def error_payload(error: HoldfastError, *, of_send: bool = False, client_message
 
 
 class ServerFrame(msgspec.Struct, frozen=True):
-    """A frame from a server, as its reader sees it; a reply carries the ``request_id`` of its request."""
+    """A decoded frame from a server; a reply has the ``request_id`` of its request."""
 
     payload: Sendable
     request_id: str | None = None
@@ -153,7 +153,7 @@ _payloads = {kind: msgspec.json.Decoder(payload) for kind, payload in SERVER_PAY
 
 
 def decode_server_frame(data: bytes | memoryview) -> ServerFrame | None:
-    """The frame in ``data``; None for a type that is not known here; InvalidMessage if it is none at all."""
+    """The frame in ``data``; None for an unknown type; else raises InvalidMessage."""
     try:
         envelope = _envelope.decode(data)
         if (payload := _payloads.get(envelope.type)) is None:
@@ -169,7 +169,7 @@ def encode_client_frame(frame: AnyClientFrame) -> bytes:
 
 
 class EncodedRun:
-    """Messages ``first``..``last`` of a chat as WebSocket frames, ready to be written as they are."""
+    """Messages ``first``..``last`` of a chat as WebSocket frames, ready to write."""
 
     __slots__ = ("chat_id", "count", "data", "first", "last", "messages", "next", "size")
 
@@ -184,5 +184,5 @@ class EncodedRun:
         self.size = len(self.data)
 
     def after(self, sequence: int) -> EncodedRun:
-        """The rest of the run behind ``sequence``; only where a client already has its beginning."""
+        """The rest of the run after ``sequence``; the client has its beginning."""
         return EncodedRun(self.messages[sequence - self.first + 1 :])
