@@ -26,12 +26,12 @@ _HOUR = len("2026-01-01T00")
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterSettings:
-    """What becomes of dead letters."""
+    """How dead letters are kept, and when they raise an alert."""
 
     topic: str = "dead_letters.messages"
     """Where unusable events go."""
     alert_threshold_per_hour: int = 100
-    """More dead letters in an hour of the clock: one critical line in the log."""
+    """More dead letters in one hour of the clock: one critical log line."""
     max_letters: int = 1000
     """Dead letters remembered for ``holdfast status``; older ones are forgotten, the events stay in the log."""
 

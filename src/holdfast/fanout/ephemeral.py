@@ -55,28 +55,32 @@ class Sessions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EphemeralSettings:
-    """The bounds of what is told, of what waits, and of what is remembered."""
+    """The bounds of the notes that are sent, that wait, and that are remembered."""
 
     interval_seconds: float = 1
-    """Typing, presence and receipts of one user and chat leave at most once per interval; the newest wins."""
+    """Typing, presence and receipts of one user and chat are sent at most once per
+    interval; the newest wins.
+    """
     typing_seconds: float = 10
-    """Typing ends by itself after so long."""
+    """Typing ends by itself after this time."""
     typing_per_second: float = 5
-    """Typing of one user that is told, in all chats together; each goes to all members of its chat. Above: dropped and
-    counted.
+    """Typing notes of one user that are sent, in all chats together; each goes to all
+    members of its chat. Above: dropped and counted.
     """
     typing_burst: int = 20
-    """So much at once before the rate counts."""
+    """Typing notes of one user allowed in a burst before the rate applies."""
     max_chat_members: int = 100
     """Larger chats get no typing, presence or receipts."""
     max_waiting: int = 10_000
-    """Notes that wait. Further ones are dropped and counted."""
+    """Notes waiting to be sent. Further ones are dropped and counted."""
     max_presence_chats: int = 100
-    """A user's presence is told in so many of their chats."""
+    """A user's presence is sent to at most this many of their chats."""
     max_presences: int = 50
-    """Users whose presence is told per round, so that a storm of arrivals does not hold up typing; others follow."""
+    """Users whose presence is sent per round, so that many connecting at once do not
+    delay typing; the others follow.
+    """
     max_last_seen: int = 100_000
-    """Users whose last presence is remembered; the longest unused is forgotten."""
+    """Users whose last presence is remembered; the least recently used is forgotten."""
     lookup_timeout_seconds: float = 1
     """How long to wait for a chat's members; then the note is dropped."""
 

@@ -46,14 +46,16 @@ chat waits as long, and sync repairs a skip.
 
 @dataclass(frozen=True, slots=True)
 class RetrySettings:
-    """How often a hand-over is tried."""
+    """How often a delivery to a gateway is tried."""
 
     max_attempts: int = 3
-    """Tries of a hand-over to a gateway, the first included; then it is skipped and counted, and sync heals it."""
+    """Attempts to deliver to a gateway, the first included; then the delivery is
+    skipped and counted, and sync repairs it.
+    """
     initial_backoff_ms: float = 100
-    """The first wait between tries."""
+    """The first wait between attempts."""
     max_backoff_ms: float = 1000
-    """The longest wait between tries."""
+    """The longest wait between attempts."""
 
     def __post_init__(self) -> None:
         positive(self, *self.__slots__)

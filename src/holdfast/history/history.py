@@ -52,26 +52,31 @@ NO_CHAT = "-"
 
 @dataclass(frozen=True, slots=True)
 class HistorySettings:
-    """How much is read at once, and for how long.
+    """How many reads run at once, and for how long.
 
-    Tenants take turns, so that what one wants keeps no other waiting. What is under way is done first, in order, so
-    ``max_reads`` is no more than keeps the store's readers busy.
+    Tenants take turns, so that one tenant's reads do not delay another's. Admitted
+    reads run in order, so ``max_reads`` is only as large as keeps the store's readers
+    busy.
     """
 
     max_reads: int = 8
-    """Reads at once, four for each reader; more wait for ``max_wait_seconds``, tenants in turn."""
+    """Concurrent reads, four for each reader; more wait for ``max_wait_seconds``,
+    tenants in turn.
+    """
     max_resumes: int = 100
-    """Resumes at once; more wait for ``max_wait_seconds``, tenants in turn."""
+    """Concurrent resumes; more wait for ``max_wait_seconds``, tenants in turn."""
     max_wait_seconds: float = 2
     """A read or resume that waited longer: SERVER_BUSY."""
     read_timeout_seconds: float = 2.5
-    """One read. Beyond: a retryable SERVICE_UNAVAILABLE; a resume answers with what it has, and heads."""
+    """The time for one read. Beyond: a retryable SERVICE_UNAVAILABLE; a resume answers
+    with the pages it has, and heads.
+    """
     request_timeout_seconds: float = 5
-    """A sync or a resume is answered by then, however many reads it takes."""
+    """The time in which a sync or a resume is answered, however many reads it takes."""
     resume_page_messages: int = 100
     """Messages of each chat's first page in ``resumed``."""
     breaker: BreakerSettings = field(default_factory=BreakerSettings)
-    """The breaker before the store's reads."""
+    """The circuit breaker of the store's reads."""
 
     def __post_init__(self) -> None:
         positive(self, *(name for name in self.__slots__ if name != "breaker"))

@@ -61,7 +61,9 @@ class ChangeSettings:
     """The bound of commands: create a chat, add a member, …"""
 
     max_at_once: int = 100
-    """Changes of chats and members under way, by REST and operators. The next: SERVER_BUSY with the limit."""
+    """Concurrent changes of chats and members, by REST and operators. The next:
+    SERVER_BUSY with the limit.
+    """
 
     def __post_init__(self) -> None:
         positive(self, "max_at_once")

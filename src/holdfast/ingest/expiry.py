@@ -21,11 +21,14 @@ PAUSE_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class KeySettings:
-    """How long idempotency keys are remembered: a request that comes again after that is done again."""
+    """How long idempotency keys are remembered. A request repeated after that is
+    carried out again.
+    """
 
     idempotency_ttl_days: float = 0
-    """How long the key of a message (``client_message_id``) is remembered. 0: as long as the message. With a number, a
-    client that was away for longer stores a message twice. The seed's rule is 7.
+    """How long the key of a message (``client_message_id``) is remembered. 0: as long
+    as the message. Otherwise a retry after this time stores the message twice. The
+    design document says 7.
     """
     answers_ttl_days: float = 7
     """How long the answer to a REST change with an ``Idempotency-Key`` (other than a send) is remembered, at least.

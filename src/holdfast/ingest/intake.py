@@ -48,7 +48,7 @@ class Intake:
         self._waiting = SendQueue(self._settings)
         self._in_flight: Sequence[Send] = ()
         self._settled: list[tuple[Send, Outcome]] = []
-        """What is known and not yet answered."""
+        """Outcomes that are known but not answered yet."""
         self._stopping = False
         self._sleeper: asyncio.Future[None] | None = None
         self._hot = HotChats(self._settings.hot_messages_per_minute)
@@ -70,7 +70,7 @@ class Intake:
             self._wake()
 
     def stop(self) -> None:
-        """Take no more; ``run`` ends when what was taken is answered."""
+        """Accept no more; ``run`` ends when everything accepted is answered."""
         self._stopping = True
         self._wake()
 
@@ -142,8 +142,9 @@ class Intake:
             _answer(send, outcome)
 
     async def _persist(self, group: Sequence[Send]) -> Sequence[Outcome]:
-        """One outcome per send, also if the durability plane breaks its promise never to raise: a defect there must
-        not end the only door for sends."""
+        """One outcome per send, also if the durability plane breaks its promise never
+        to raise: a defect there must not stop all sends.
+        """
         try:
             outcomes = await self._durability.persist(self._stamp(group), min(send.deadline for send in group))
             if len(outcomes) == len(group):
@@ -196,7 +197,9 @@ class Intake:
             _answer(send, error)
 
     def _answer_rest(self) -> None:
-        """Nobody is left without an answer: of what was in flight nobody knows, the rest was never tried."""
+        """Leave no send without an answer: those in flight are unknown, the rest were
+        never tried.
+        """
         self._answer_settled()
         in_flight, self._in_flight = self._in_flight, ()
         for send in in_flight:

@@ -24,14 +24,16 @@ _Key = tuple[User, str, str]
 
 @dataclass(frozen=True, slots=True)
 class WatermarkSettings:
-    """How marks are gathered and written."""
+    """How watermarks are collected and written."""
 
     flush_interval_seconds: float = 1
-    """Delivered and read marks are merged in memory and written so often."""
+    """Delivered and read marks are merged in memory and written at this interval."""
     max_waiting: int = 100_000
-    """Different marks that wait. Further ones are dropped and counted; the device's next one replaces them."""
+    """Different marks waiting to be written. Further ones are dropped and counted; the
+    device's next one replaces them.
+    """
     max_per_write: int = 1000
-    """Marks of one commit."""
+    """Marks per commit."""
 
     def __post_init__(self) -> None:
         positive(self, *self.__slots__)

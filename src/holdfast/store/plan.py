@@ -33,27 +33,29 @@ from holdfast.store.commands import (
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """How large chats may grow; a chat starts small so that its creation fits into one commit of every store."""
+    """How large chats may grow. A chat starts small so that its creation fits into one
+    commit of every store.
+    """
 
     members_max: int = 1_000
     """Members of a chat. The next: FORBIDDEN with the limit."""
     members_at_creation_max: int = 90
     """Members a chat may be created with, its creator included. Above: INVALID_MESSAGE with the limit."""
     chats_per_user_max: int = 5_000
-    """Chats of one user. The next: FORBIDDEN with the limit. Chats that other users' tokens put the user into fill at
-    most half of it.
+    """Chats of one user. The next: FORBIDDEN with the limit. Invitations by other users
+    fill at most half of it.
     """
     bans_max: int = 1_000
     """Users banned from a chat. The next: FORBIDDEN with the limit. Operators may ban as many again."""
     mutes_max: int = 1_000
-    """Users muted in a chat, those who have left included. The next: FORBIDDEN with the limit. Operators may mute as
-    many again.
+    """Users muted in a chat, including those who have left. The next: FORBIDDEN with
+    the limit. Operators may mute as many again.
     """
     name_characters_max: int = 200
     """Characters of a chat's name. Above: INVALID_MESSAGE."""
     devices_per_member_max: int = 20
-    """Devices whose watermarks are kept per chat and member. Above: the one furthest behind is merged into the one
-    without a name.
+    """Devices whose watermarks are kept per chat and member. Above: the one furthest
+    behind is merged into the device without a name.
     """
 
     def __post_init__(self) -> None:
