@@ -1,4 +1,5 @@
-"""What a job is, and what is decided when it fails. (Pure: tables and values.)
+"""What a job is, what is decided when it fails, and which worker owns it. (Pure: tables
+and values.)
 
 Progress and state are two things. *Progress* is a set of completed stages, bits that are only ever added.
 *State* is where the job stands now:
@@ -10,13 +11,13 @@ Progress and state are two things. *Progress* is a set of completed stages, bits
     HELD  waits behind its     └─ failure ─▶ dead letter         the row moves to the dead table
           stream's failed head
 
-``attempt`` counts the times a handler got the job and drives the delay; ``strikes`` are the attempts that count
-against the maximum. What happens after a failure is a policy, looked up by (job type, reason).
+``attempt`` counts the times a handler got the job and drives the delay; ``strikes`` are
+the attempts that count against the maximum. What happens after a failure is a policy,
+looked up by (job type, reason).
 
-Which worker should own which partition, and in which partition and lane a stream lies. (Pure.)
-
-Rendezvous hashing: every worker computes the same answer from the list of the living, and when one comes or goes only
-its own share moves.
+A stream belongs to one of 256 partitions, which workers lease. Rendezvous hashing
+assigns them: every worker computes the same owners from the list of live workers, and
+when a worker joins or leaves, only its own share moves.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ NAME_LENGTH_MAX = 200
 ERROR_BYTES_MAX = 4 << 10
 TRACE_BYTES_MAX = 16 << 10
 DELAY_MAX_SECONDS = 10 * 366 * 86400.0
-"""Ten years: the longest time until a job is due, whatever was asked for; every store can tell such a time."""
+"""Ten years: the longest delay until a job is due; every store can represent it."""
 STORE_RETRY_SECONDS = 1.0
 """How long a job waits whose run failed because the job store itself was unavailable."""
 SEQ_MAX = (1 << 63) - 1
@@ -48,7 +49,8 @@ SUSPECTS_MAX = 8
 """How many jobs with one crash are in flight at once; one with more crashes is in flight alone."""
 
 FAILED_BIT = 32768
-"""The seed's `Failed`; shown in the views, never stored: it is a state, not progress."""
+"""The design document's `Failed`: shown in the views, never stored, since it is a state
+and not progress."""
 LANES = 1024
 PARTITIONS = 256
 
@@ -88,7 +90,7 @@ def known_seqs(seqs: Iterable[int]) -> list[int]:
 
 
 def known_draft(draft: JobDraft) -> JobDraft:
-    """Refuses what is no Draft."""
+    """The draft; refuses anything that is not a JobDraft."""
     if not isinstance(draft, JobDraft):
         raise InvalidArgument(f"a job is enqueued as a Draft, not {shown(draft)}", field="draft")
     return draft
@@ -199,7 +201,8 @@ def _name(what: str, value: str, length_max: int = NAME_LENGTH_MAX) -> None:
 class Job(Struct, frozen=True, gc=False):
     """A job as a worker holds it. ``attempt`` is the number of this run: 1 for the first.
 
-    ``seq`` is its id and its place in its stream; ``key`` stays the same when it is replayed from the dead letters.
+    ``seq`` is its id and its order in its stream; ``key`` stays the same when the job is
+    replayed from the dead letters.
     """
 
     seq: int
@@ -290,7 +293,8 @@ DEFAULTS: Mapping[Reason, Policy] = {
 
 _SEED = Policy(cap_seconds=float("inf"), jitter=0.0)
 SEED: Mapping[Reason, Policy] = dict.fromkeys(Reason, _SEED)
-"""The seed's own behaviour: every reason retried, each a strike, no jitter, no cap, dead at ten."""
+"""The design document's behaviour: every reason is retried and is a strike; no jitter,
+no cap, dead at ten."""
 
 
 @dataclass(frozen=True, slots=True)

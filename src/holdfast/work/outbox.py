@@ -1,19 +1,20 @@
-"""Write a job in the same transaction as your data: it is published after the commit, and only then.
+"""Outbox and inbox: store a job in the same transaction as your own data.
 
-``enqueue`` takes the caller's own connection (asyncpg, psycopg, SQLAlchemy over either) inside the caller's own
-transaction; ``enqueue_sync`` does the same for a synchronous psycopg or SQLAlchemy connection. With SQLite the
-connection is the store's own, lent by ``SqliteWork.transaction``, and your data lies in the same file. Nothing is sent
-before the commit, and a rollback takes the job with it.
+A worker sees the job after the commit, and only then; a rollback removes it too.
 
-Enqueue all jobs of a transaction in one call, as late as possible: from the call to the commit their streams are
-locked, so that no later job of a stream can be committed before an earlier one. Producers of other streams do not
-wait, unless a transaction stores jobs of more than 64 streams. See work/postgres/functions/locks.sql for what may be
-refused.
+Outbox. ``enqueue`` takes your connection (asyncpg, psycopg, or SQLAlchemy over either)
+inside your transaction; ``enqueue_sync`` takes a synchronous psycopg or SQLAlchemy
+connection. With SQLite the connection is the store's own, lent by
+``SqliteWork.transaction``, and your data is in the same file.
 
-Receive a message from outside: stored once, handled once.
+Enqueue all jobs of a transaction in one call, as late as possible. From the call to the
+commit their streams are locked, so that a later job of a stream cannot commit before an
+earlier one. Producers of other streams do not wait, unless a transaction stores jobs of
+more than 64 streams. work/postgres/functions/locks.sql says what may be refused.
 
-``received`` stores it in the caller's own transaction, with its source and its id there; a repetition is recognised for
-seven days. Its handler's effects happen exactly once when they are in ``ctx.transaction()``; otherwise at least once.
+Inbox. ``received`` stores a message from outside under its source and its id there, and
+recognises a repetition for seven days. The handler's effects happen exactly once inside
+``ctx.transaction()``, otherwise at least once.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ def arguments(drafts: Sequence[JobDraft], rng: random.Random) -> tuple[list[Any]
 
 
 async def enqueue(connection: Any, *drafts: JobDraft) -> list[int]:
-    """Store jobs in the connection's transaction; their sequences, 0 for one that the inbox has seen before."""
+    """Store jobs in the connection's transaction and return their sequences.
+
+    The sequence is 0 for a job that the inbox has seen before.
+    """
     if not drafts:
         return []
     values = arguments(drafts, _RANDOM)
@@ -102,7 +106,7 @@ def enqueue_sync(connection: Any, *drafts: JobDraft) -> list[int]:
 
 
 def _require(fit: bool, connection: Any, told: str) -> None:
-    """Before anything is sent: a pool or an engine has no transaction of the caller's."""
+    """Refuse early what has no transaction of the caller, such as a pool or an engine."""
     if not fit:
         kind = type(connection)
         raise BadSetting(
@@ -111,7 +115,7 @@ def _require(fit: bool, connection: Any, told: str) -> None:
 
 
 def _plain_rows() -> dict[str, Any]:
-    """Whatever rows the caller's own connection makes."""
+    """Cursor options for tuple rows, whatever row factory the caller's connection has."""
     from psycopg.rows import tuple_row  # only when the caller uses it
 
     return {"row_factory": tuple_row}
@@ -124,7 +128,7 @@ def _sqlalchemy(values: Sequence[list[Any] | None]) -> tuple[Any, dict[str, Any]
 
 
 async def received(connection: Any, source: str, source_id: str, draft: JobDraft) -> bool:
-    """Whether the message is new; it is stored with the transaction of ``connection``."""
+    """Store a message from outside in the connection's transaction; False if known."""
     if not source or not source_id:
         raise InvalidMessage("a message from outside needs a source and its id there", field="source")
     (seq,) = await enqueue(connection, replace(draft, source=source, source_id=source_id))

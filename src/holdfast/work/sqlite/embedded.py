@@ -1,4 +1,7 @@
-"""The embedded store of jobs and its one seat, over any way to run a transaction; see ``contract`` and ``verbs``."""
+"""The embedded job store and its one session, over any way to run a transaction.
+
+``contract`` says what they promise; ``verbs`` does the work inside a transaction.
+"""
 
 from __future__ import annotations
 
@@ -37,26 +40,28 @@ from holdfast.work.sqlite import verbs
 T = TypeVar("T")
 SQL = verbs.SQL
 _FORGOTTEN_AT_ONCE_MAX = 20_000
-"""At each look for the owners: 4,000 ids a second, more than an inbox takes in for long."""
+"""Per call of ``owners``, so 4,000 ids a second: more than an inbox takes in for long."""
 
 
 class Transact(Protocol):
-    """Runs work in one transaction; what it changes is as durable as the store is on return.
+    """Runs work in one transaction; its changes are as durable as the store on return.
 
-    To ``look`` is to run work that changes nothing; it keeps no writer waiting where it can.
+    As ``look`` it runs work that changes nothing, if possible beside the writer.
     """
 
     def __call__(self, work: Callable[[apsw.Connection], T], /) -> Awaitable[T]: ...
 
 
 Lend = Callable[[], AbstractAsyncContextManager[apsw.Connection]]
-"""Lends the one connection, in a write transaction that ends with the block: kept, or undone if it fails."""
+"""Lends the one writing connection, in a transaction that commits with the block, or
+rolls back if the block fails."""
 _LENT = "holdfast_lent"
-"""A savepoint that marks the transaction of a loan: it is gone when somebody has ended that transaction."""
+"""A savepoint in the transaction of a loan: if it is gone, the borrower ended the
+transaction."""
 
 
 class _Borrowing:
-    """Which task has borrowed the connection: it would wait for itself if it asked for anything else meanwhile."""
+    """Refuses calls by the task that has borrowed the connection: they would deadlock."""
 
     def __init__(self, transact: Transact, lend: Lend, look: Transact) -> None:
         self._transact, self._lend, self._look = transact, lend, look
@@ -72,7 +77,7 @@ class _Borrowing:
 
     @asynccontextmanager
     async def lend(self, finish: Callable[[apsw.Connection], None] | None = None) -> AsyncIterator[apsw.Connection]:
-        """``finish`` is run at the end of the block, in its transaction or not at all."""
+        """Lend the connection; ``finish`` runs at the end of the block, in its transaction."""
         self._refuse_borrower()
         async with self._lend() as db:
             db.execute(f"SAVEPOINT {_LENT}")
@@ -96,8 +101,8 @@ class _Borrowing:
 
 
 def _take_back(db: apsw.Connection) -> None:
-    """What the borrower had set for its own statements is not for the store's."""
-    with suppress(apsw.Error):  # it is closed
+    """Remove the borrower's hooks from the connection."""
+    with suppress(apsw.Error):  # the borrower may have closed it
         db.row_trace = db.exec_trace = None
 
 
@@ -114,13 +119,14 @@ class EmbeddedWork:
         self._clock = clock
         self._woken = asyncio.Event()
         self._seated: str | None = None
-        """The name of the worker that has the seat."""
+        """The name of the worker that has joined."""
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[apsw.Connection]:
-        """The store's own connection, for your data in the same file and for ``outbox.enqueue``: both or neither.
+        """The store's own connection, to write your data and ``outbox.enqueue`` atomically.
 
-        On stable storage when the block is left; an error undoes it. All other work waits meanwhile: be brief.
+        Committed to stable storage when the block is left, rolled back on an error. All
+        other writes wait meanwhile: be brief.
         """
         async with self._lend() as db:
             yield db
@@ -149,10 +155,10 @@ class EmbeddedWork:
         return EmbeddedSession(number, name, self)
 
     def on_joining(self) -> None:
-        """SeatTaken if a worker of another store on the same jobs has the seat."""
+        """SessionTaken if a worker of another store object has joined the same jobs."""
 
     def on_left(self) -> None:
-        """The seat is free."""
+        """The worker has left; another one may join."""
         self._seated = None
 
     async def find(self, query: Query, limit: int = 100) -> Sequence[JobEntry]:
@@ -218,16 +224,16 @@ class EmbeddedWork:
         return await self._look(lambda db: [JobAct(*row) for row in db.execute(SQL["acts"], (limit, before))])
 
     async def close(self) -> None:
-        """Nothing of its own to close; see the adapters."""
+        """Close nothing: the adapters own the resources."""
 
     def recall(self) -> None:
-        """End the transaction for which the connection is lent now: rolled back, and of no use to the borrower."""
+        """Roll back the transaction of the current loan; the borrower cannot use it further."""
         raise NotImplementedError
 
     def aside(self, work: Callable[[apsw.Connection], None]) -> None:
-        """Run ``work`` in a transaction of its own, in the calling thread: the event loop is stuck. Blocks.
+        """Run ``work`` in its own transaction, in the calling thread. Blocks.
 
-        A transaction that is lent is rolled back.
+        For a stuck event loop. A lent transaction is rolled back.
         """
         raise NotImplementedError
 
@@ -239,7 +245,7 @@ class EmbeddedWork:
 
 
 class EmbeddedSession:
-    """See ``contract.Seat``. It owns every partition, and nobody takes them while its process lives."""
+    """See ``contract.WorkerSession``. It owns every partition while its process lives."""
 
     may_start = True
 
@@ -308,7 +314,7 @@ class EmbeddedSession:
         return dict.fromkeys(partitions, self.instance)
 
     async def give(self, partitions: Sequence[int]) -> None:
-        """There is nobody to give them to."""
+        """Do nothing: no other worker could take them."""
 
     async def wait(self, timeout_seconds: float) -> bool:
         try:

@@ -1,7 +1,8 @@
-"""One worker for each file: a lock beside it, which goes with its process, however that dies.
+"""A lock file that admits one worker process per job file.
 
-A child that the process forks has the lock's descriptor, too, and would keep the lock when its parent is gone: it
-closes it at once, which leaves the lock to the parent.
+The lock ends with its process, however the process ends. A forked child inherits the
+descriptor and would keep the lock after its parent's death, so it closes it at once; the
+parent keeps the lock.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from holdfast.work.contract import SessionTaken
 
 
 class SeatLock:
-    """Its file stays when it is released: it names the process that held it last."""
+    """The lock beside a job file. The lock file stays and names its last holder."""
 
     def __init__(self, path: Path) -> None:
         self._path = path.with_name(path.name + "-lock")
@@ -24,7 +25,7 @@ class SeatLock:
         _locks.add(self)
 
     def take(self) -> None:
-        """SeatTaken names the process that has it."""
+        """Take the lock; SessionTaken names the process that holds it."""
         try:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:

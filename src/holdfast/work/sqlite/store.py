@@ -1,6 +1,10 @@
-"""Jobs in one SQLite file, for one process: ``work.db`` in the state directory; see ``contract`` and ``embedded``.
+"""The two embedded job stores, for one process; see ``contract`` and ``embedded``.
 
-Jobs in memory: the embedded store without a file and without a thread, for tests and simulations.
+``SqliteWork`` keeps jobs in one file, ``work.db`` in the state directory. ``MemoryWork``
+has neither a file nor a thread: it is for tests and simulations.
+
+Both lend out their one writing connection for a handler's transaction; all other
+writes wait until it is returned.
 """
 
 from __future__ import annotations
@@ -33,18 +37,17 @@ WORK = StateFile(
         "read_through": "SELECT coalesce(max(position), 0) FROM reader",
     },
 )
-"""As a state directory and its backups have it."""
-
+"""The file in a state directory and in its backups."""
 
 _ASIDE_BUSY_MILLISECONDS = 2000
 
 
 class _Withdrawn(Exception):
-    """Whoever borrowed the connection failed, or has to give it back: roll back."""
+    """Roll back: the borrower of the connection failed, or must return it."""
 
 
 class _Loan:
-    """The writer's connection in somebody's hands; the writer waits until it is ``returned``."""
+    """A loan of the writer's connection; the writer waits until it is ``returned``."""
 
     def __init__(self) -> None:
         self.returned = threading.Event()
@@ -52,8 +55,10 @@ class _Loan:
 
 
 class SqliteWork(EmbeddedWork):
-    """One writer thread owns the file; every verb that changes something is one transaction on it, on stable storage
-    when it returns. What people look at is read by a thread of its own: counting a million jobs stops no worker.
+    """Jobs in a file: one thread writes, another one reads.
+
+    Every verb that changes something is one transaction, on stable storage when the verb
+    returns. Operators' queries use the reader, so counting a million jobs stops no worker.
     """
 
     def __init__(self, path: Path, crew: WorkerThreads, reader: WorkerThreads, clock: Clock) -> None:
@@ -66,7 +71,10 @@ class SqliteWork(EmbeddedWork):
     async def open(
         cls, path: Path, clock: Clock | None = None, settings: SqliteSettings | None = None, vfs: str | None = None
     ) -> SqliteWork:
-        """Open or make the file. Raises OperatorErrors: damaged, newer than this program, not writable."""
+        """Open or create the file.
+
+        Raises an OperatorError if it is damaged, not writable, or of a newer version.
+        """
         chosen = settings or SqliteSettings()
         connection = await asyncio.to_thread(open_and_migrate, path, chosen, MIGRATIONS, vfs)
         handle = Handle(path, chosen, vfs, write=True)
@@ -104,7 +112,7 @@ class SqliteWork(EmbeddedWork):
 
     @asynccontextmanager
     async def _borrowed(self) -> AsyncIterator[apsw.Connection]:
-        """The writer's own connection in a transaction. The writer waits meanwhile: it is the only one of its file."""
+        """The writer's connection, in a transaction; the writer thread waits meanwhile."""
         loop = asyncio.get_running_loop()
         lent: asyncio.Future[Any] = loop.create_future()
         loan = _Loan()
@@ -118,7 +126,7 @@ class SqliteWork(EmbeddedWork):
                         raise _Withdrawn
             except _Withdrawn:
                 if loan.recalled:
-                    handle.close()  # the borrower still has it in hand; the next transaction opens another
+                    handle.close()  # the borrower may still use it; the next transaction opens a new one
 
         done: asyncio.Future[Any] = self._crew.do(lend)
         try:
@@ -143,10 +151,10 @@ class SqliteWork(EmbeddedWork):
             loan.returned.set()
 
     def aside(self, work: Callable[[apsw.Connection], None]) -> None:
-        """By a connection of its own: the writer's answers would have to come by the loop.
+        """Use a separate connection: the writer's replies need the stuck event loop.
 
-        A transaction that is lent is rolled back, but its connection stays open: to open it again is to write its log
-        again (``settle_log``), which nobody else may write meanwhile.
+        A lent transaction is rolled back, but its connection stays open. Opening it again
+        would rewrite the write-ahead log (``settle_log``), which needs exclusive access.
         """
         if (loan := self._loan) is not None:
             loan.failed = True
@@ -166,7 +174,7 @@ def _busy() -> ServerBusy:
 
 
 class MemoryWork(EmbeddedWork):
-    """Everything is lost with the process. It runs on the caller's loop, so virtual time works."""
+    """Jobs in memory, lost with the process. No thread, so virtual time works."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         super().__init__(self._inline, self._borrowed, self._inline, clock or SystemClock())
@@ -198,10 +206,10 @@ class MemoryWork(EmbeddedWork):
         self._end(self._loan, "ROLLBACK")
 
     def aside(self, work: Callable[[apsw.Connection], None]) -> None:
-        """There is nothing to record: everything ends with the process."""
+        """Do nothing: everything ends with the process."""
 
     def _end(self, loan: object | None, how: str) -> None:
-        """Once for each loan: whoever comes second finds it ended."""
+        """End the transaction of this loan, once; a second call does nothing."""
         if loan is not None and self._loan is loan:
             self._loan = None
             try:

@@ -1,7 +1,9 @@
-"""The verbs of work on one SQLite connection, each inside a transaction of the caller's. (No threads, no files.)
+"""The verbs of work on one SQLite connection, each inside the caller's transaction. (No
+threads, no files.)
 
-There is one worker per file and one writer, so there are no partitions, no sweep and no takeover: a new seat is the
-proof that the one before is gone, and what it had in flight gets a crash.
+A file has one worker and one writer, so there are no partitions, no sweep and no
+takeover. When a new worker joins, the previous one is gone for certain, and the jobs
+that it had in flight get a crash.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ UNFIT = (
     apsw.ConstraintError, apsw.MismatchError, apsw.RangeError, apsw.TooBigError,
     AttributeError, TypeError, ValueError, OverflowError,
 )  # fmt: skip
-"""A value is at fault: the statement, or its binding, will fail in the same way the next time."""
+"""Errors that a value causes: the statement or its binding would fail again."""
 _ENTRY_COLUMNS = [field.name for field in dataclasses.fields(JobEntry)]
 
 
@@ -78,7 +80,7 @@ def enqueue_marked(db: apsw.Connection, drafts: Iterable[JobDraft], mark: Reader
 
 
 def take_seat(db: apsw.Connection, name: str, now: float) -> int:
-    """End the seat before, counting a crash for what it had in flight, and take a new one."""
+    """End the previous session, count a crash for its jobs in flight, and start a new one."""
     for seat, _, _, running in list(db.execute(SQL["seat"])):
         for (seq,) in list(db.execute(SQL["blamed"], (running,))):
             crashes = db.execute(SQL["crash"], (seq, CRASHES_MAX)).get
@@ -92,7 +94,10 @@ def take_seat(db: apsw.Connection, name: str, now: float) -> int:
 
 
 def give_up(db: apsw.Connection, seat: int, report: Report, culprit: int | None, now: float) -> None:
-    """See ``contract.Seat.give_up``. Without a culprit the seat stays, and the next one blames what is in flight."""
+    """See ``contract.WorkerSession.give_up``.
+
+    Without a culprit the session stays, and the next one blames all jobs in flight.
+    """
     fenced(db, seat)
     apply(db, report, now, Claimed())
     db.execute(SQL["record_running"], (json.dumps(report.running),))
@@ -103,7 +108,7 @@ def give_up(db: apsw.Connection, seat: int, report: Report, culprit: int | None,
 
 
 def fenced(db: apsw.Connection, seat: int) -> tuple[bool, str]:
-    """Whether an operator left a notice, and what was running; LeaseLost if the seat is another's now."""
+    """The operators' notice and the jobs in flight; LeaseLost if this session has ended."""
     for number, _, notice, running in db.execute(SQL["seat"]):
         if number == seat:
             return bool(notice), running
@@ -111,7 +116,7 @@ def fenced(db: apsw.Connection, seat: int) -> tuple[bool, str]:
 
 
 def finish(db: apsw.Connection, seat: int, seq: int) -> None:
-    """Complete a job in its handler's own transaction: exactly its row is deleted under the lease, or an error."""
+    """Complete a job in its handler's transaction: delete its row under the lease, or fail."""
     fenced(db, seat)
     db.execute(SQL["complete"], (seq,))
     if db.changes() != 1:
@@ -128,7 +133,7 @@ def step(db: apsw.Connection, seat: int, seq: int, stages: int) -> None:
 
 
 def process(db: apsw.Connection, seat: int, report: Report, want: ClaimRequest, cursor: int, now: float) -> Claimed:
-    """See ``contract.Seat.process``; ``cursor`` is how far was read before."""
+    """See ``contract.WorkerSession.process``; ``cursor`` is the last sequence read."""
     notice, running = fenced(db, seat)
     claimed = Claimed(through=cursor, notice=notice)
     apply(db, report, now, claimed)
@@ -143,7 +148,7 @@ def process(db: apsw.Connection, seat: int, report: Report, want: ClaimRequest, 
 
 
 def apply(db: apsw.Connection, report: Report, now: float, claimed: Claimed) -> None:
-    """What became of jobs; InvalidArgument if a value in the report is at fault."""
+    """Store the report; InvalidArgument if a value in it is at fault."""
     try:
         _apply(db, report, now, claimed)
     except UNFIT as error:
@@ -157,7 +162,7 @@ def _apply(db: apsw.Connection, report: Report, now: float, claimed: Claimed) ->
         db.execute(SQL["complete_all"], (done,))
         db.execute(SQL["lift_all"], (done,))
     for failed in report.failed:
-        # A job that was changed while it ran (its attempts forgotten, say) may wait where this worker has read already.
+        # An operator may have changed the job while it ran: it may wait behind the cursor.
         if not _fail(db, failed, now):
             claimed.notice = True
     if report.held:
@@ -170,7 +175,7 @@ def _apply(db: apsw.Connection, report: Report, now: float, claimed: Claimed) ->
 
 
 def _store_children(db: apsw.Connection, report: Report, now: float) -> None:
-    """Only with a parent that is completed by this very report: a repeated report stores nothing."""
+    """Store children whose parent this report completes; a repeated report stores none."""
     parents = {child.parent for child in report.children}
     alive = {seq for seq in parents if db.execute(SQL["one"], (seq,)).fetchone() is not None}
     enqueue(db, (child.draft for child in report.children if child.parent in alive), now)
@@ -193,7 +198,7 @@ def _read(db: apsw.Connection, want: ClaimRequest, now: float, claimed: Claimed)
 
 
 def _due(db: apsw.Connection, want: ClaimRequest, now: float) -> Iterable[Any]:
-    """Due retries, the longest due first; those of shut types are not looked at, however many there are."""
+    """Due retries, the longest due first; those of shut types are not even read."""
     if not want.shut:
         return db.execute(SQL["due"], (now, want.jobs))
     each = [db.execute(SQL["due_of"], (now, want.jobs, kind)).fetchall() for kind in _open_types(db, want)]
@@ -211,14 +216,14 @@ def _open_types(db: apsw.Connection, want: ClaimRequest) -> list[str]:
 
 
 def _forward(db: apsw.Connection, want: ClaimRequest, cursor: int) -> tuple[list[Job], bool]:
-    """Jobs after the cursor, and whether there may be more of them."""
+    """Jobs after the cursor, and whether there may be more."""
     rows = list(_fitting(db.execute(SQL["claim"], (cursor, want.jobs)), 2, want.bytes_max, len))
     cut = len(rows) == want.jobs or sum(len(row[2]) for row in rows) >= max(want.bytes_max, 1)
     return list(starmap(Job, rows)), cut and bool(rows)
 
 
 def _fitting(rows: Iterable[Any], column: int, bytes_max: int, size: Callable[[Any], int] = int) -> Iterator[Any]:
-    """Rows until their bytes are enough; one always fits."""
+    """Rows up to ``bytes_max`` bytes, and at least one."""
     total = 0
     for row in rows:
         yield row
@@ -228,7 +233,10 @@ def _fitting(rows: Iterable[Any], column: int, bytes_max: int, size: Callable[[A
 
 
 def _fail(db: apsw.Connection, failed: Failed, now: float) -> bool:
-    """Whether the report fitted a job: else it was applied before, or somebody changed the job while it ran."""
+    """Store one failure; False if it matches no job.
+
+    Then it was applied before, or an operator changed the job while it ran.
+    """
     verdict, failure = failed.verdict, failed.failure
     values = {
         "seq": failed.seq,
@@ -282,7 +290,7 @@ def block_of(row: Any) -> Block:
 def release(
     db: apsw.Connection, stream: str, ids: Sequence[int], types: Sequence[str], through: int, who: tuple[str, str]
 ) -> int:
-    """How many blocks were opened for these jobs."""
+    """Release these jobs from the stream's blocks; how many blocks there are."""
     rows = list(db.execute(SQL["blocks_of"], (stream,)))
     for head, old_ids, old_types, old_through in rows:
         new_ids = json.dumps(sorted({*json.loads(old_ids), *ids}))
@@ -334,7 +342,7 @@ def find(db: apsw.Connection, conditions: dict[str, Any]) -> list[JobEntry]:
 
 
 def dead(db: apsw.Connection, conditions: dict[str, Any], *, oldest: bool = False) -> list[JobEntry]:
-    """Dead letters, the newest first or the oldest."""
+    """Dead letters, newest first unless ``oldest``."""
     return [_entry(row) for row in db.execute(SQL["dead"], {**conditions, "oldest": oldest})]
 
 
@@ -343,7 +351,7 @@ def _entry(row: Any) -> JobEntry:
 
 
 def replay(db: apsw.Connection, conditions: dict[str, Any], now: float) -> int:
-    """Dead letters back into the job table, oldest first."""
+    """Move dead letters back into the job table, oldest first."""
     letters = dead(db, conditions, oldest=True)
     for letter in letters:
         (new,) = enqueue(db, [JobDraft(letter.type, letter.payload, letter.stream, letter.destination)], now)
@@ -358,7 +366,7 @@ def discard(db: apsw.Connection, conditions: dict[str, Any]) -> int:
 
 
 def record(db: apsw.Connection, act: tuple[str, str, str, str], count: int, nothing: str, now: float) -> int:
-    """Record an operator's act and leave the worker a notice; NotFound, and nothing changed, if it did nothing."""
+    """Record an operator's act and leave the worker a notice; NotFound if it did nothing."""
     if not count:
         raise NotFound(nothing)
     verb, target, by, why = act
