@@ -1,6 +1,8 @@
-"""One breaker per job type: while its dependency fails, its jobs are put off instead of tried. (Pure.)
+"""One circuit breaker per job type: while its dependency fails, its jobs are postponed.
+(Pure.)
 
-Each worker judges by its own runs; an open breaker is published, so that the others need not learn it the hard way.
+Each worker judges by its own runs and publishes its open breakers, so that other
+workers need not fail first.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from holdfast.resilience import Breaker, BreakerSettings, BreakerState
 
 
 class Breakers:
-    """The breakers of the job types, and what other workers said about theirs."""
+    """This worker's breakers, and the open breakers of other workers."""
 
     def __init__(self, settings: BreakerSettings, clock: Clock) -> None:
         self._settings, self._clock = settings, clock
@@ -21,7 +23,10 @@ class Breakers:
         self._published: set[str] = set()
 
     def put_off(self, job_type: str) -> float | None:
-        """None: run it (and tell ``succeeded``, ``failed`` or ``neither``); else for how many seconds to put it off."""
+        """The seconds to postpone a job of this type; None: run it.
+
+        After the run, call ``succeeded``, ``failed`` or ``neither``.
+        """
         if job_type not in self._own and job_type not in self._open_elsewhere:
             return None
         now = self._clock.monotonic()
@@ -34,12 +39,12 @@ class Breakers:
         return breaker.retry_after(now)
 
     def is_probe(self, job_type: str) -> bool:
-        """Whether a run that may start now tries out whether the dependency is back."""
+        """Whether a run that starts now probes if the dependency has recovered."""
         breaker = self._own.get(job_type)
         return breaker is not None and breaker.state(self._clock.monotonic()) is BreakerState.HALF_OPEN
 
     def paused_types(self) -> tuple[list[str], list[str]]:
-        """The types that are not closed, here or elsewhere, and those of them that a probe may be run of now."""
+        """The types whose breaker is not closed, here or elsewhere, and those to probe now."""
         now = self._clock.monotonic()
         away = {job_type for job_type, until in self._open_elsewhere.items() if until > now}
         own = {t for t, breaker in self._own.items() if breaker.state(now) is not BreakerState.CLOSED}
@@ -64,7 +69,7 @@ class Breakers:
             breaker.neither()
 
     def news(self) -> tuple[dict[str, float], list[str]]:
-        """Own types that are open, with the seconds left, and those that have closed since they were published."""
+        """Own open types with the seconds left, and published types that have closed since."""
         now = self._clock.monotonic()
         states = {job_type: breaker.state(now) for job_type, breaker in self._own.items()}
         opened = {t: self._own[t].retry_after(now) for t, state in states.items() if state is BreakerState.OPEN}
@@ -73,6 +78,6 @@ class Breakers:
         return opened, closed
 
     def heard(self, open_types: Mapping[str, float]) -> None:
-        """What the store knows as open, with the seconds left."""
+        """Take all open types that the store knows, with the seconds left."""
         now = self._clock.monotonic()
         self._open_elsewhere = {t: now + left for t, left in open_types.items() if t not in self._published}

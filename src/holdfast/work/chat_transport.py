@@ -1,14 +1,14 @@
-"""The event log as a destination: what a job holds becomes a message of a chat, in stream order, once.
+"""A chat as a destination: each job's payload becomes one message, in stream order.
 
-    async with Chats("https://chat.example.com", tenant_key, act_as="shop", source="shop-eu") as chats:
+    async with ChatTransport("https://chat.example.com", tenant_key, act_as="shop", source="shop-eu") as chats:
         handlers.carry("chat", chats)
         async with Worker(store, handlers).running(): ...
 
-    await enqueue(connection, Draft("OrderShipped", b"On its way.", stream=chat_id, destination=f"chat:{chat_id}"))
+    await enqueue(connection, JobDraft("OrderShipped", b"On its way.", stream=chat_id, destination=f"chat:{chat_id}"))
 
-An entry of the log is a message of a chat (docs/decisions/0020): a chat is the log's topic, and REST is the way in from
-another process. The server keeps the first message under a key and answers a repetition with it, so a run that is
-repeated, because it crashed or its answer was lost, adds nothing.
+A chat is a topic of the event log (docs/decisions/0020), and REST is how another process
+writes to it. The server keeps the first message under an idempotency key and answers a
+repetition with it. So a run that is repeated after a crash or a lost reply adds nothing.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ class _Send(msgspec.Struct, frozen=True):
 
 
 class ChatTransport:
-    """A transport for ``Handlers.carry``: its address is a chat's id, the payload the content, as UTF-8, of the
-    ``content_type``.
+    """A transport for ``Handlers.carry``. The address is a chat's id; the payload is the
+    message's content in UTF-8, of the given ``content_type``.
 
-    ``credential`` is a user token, or a tenant key with ``act_as``, the user who speaks; that user must be a member.
-    ``source`` tells this store of jobs from every other that the same user speaks for: with the job's key it is the
-    message's idempotency key, so it must never change. Entered inside the event loop; leaving it closes connections.
+    ``credential`` is a user token, or a tenant key with ``act_as``, the sender; the sender
+    must be a member of the chat. ``source`` names this job store among all that send as
+    the same user. Source and job key form the idempotency key, so ``source`` must never
+    change. Enter the transport inside the event loop; leaving it closes its connections.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class ChatTransport:
             await self._session.close()
 
     async def send(self, ctx: Context, address: str) -> None:
-        """Returns when the message is on stable storage; raises JobFailed otherwise. Safe to repeat."""
+        """Return when the message is on stable storage, or raise JobFailed. Safe to repeat."""
         if self._session is None:
             raise BadSetting("enter the transport (`async with`) before its worker runs")
         try:
@@ -102,10 +103,11 @@ class ChatTransport:
 
 
 def judged(status: int, text: bytes, wait: float) -> JobFailed | None:
-    """What an answer means for the job; None: the message is stored.
+    """The failure that a response means for the job; None: the message is stored.
 
-    What the message itself is refused for would be refused again: a dead letter, to be replayed when the chat is put
-    right. What concerns the credential concerns every job: they wait, without a strike, until it is put right.
+    A refused message would be refused again: it becomes a dead letter, to be replayed
+    when the chat is fixed. A refused credential affects every job: they wait, without a
+    strike, until it is fixed.
     """
     if status in (200, 201):
         return None
@@ -119,7 +121,7 @@ def judged(status: int, text: bytes, wait: float) -> JobFailed | None:
 
 
 def _error(text: bytes) -> Error:
-    """Empty if it is none of ours: a proxy answered, or it is another server."""
+    """The error in a response; its code is empty if a proxy or another server answered."""
     try:
         return msgspec.json.decode(text, type=ErrorBody).error
     except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""Which waiting jobs are told to the store next as in flight, and which of those may start. (Pure.)
+"""Which waiting jobs are announced to the store next, and which of those may start. (Pure.)
 
 A job is waiting, then announced (the store has recorded that it is about to run, so that a crash is laid to its
 account), then started, then ended. What is announced of a stream is always the front of its line; its first job in
@@ -59,14 +59,14 @@ _Place = Line | int
 
 
 class Dispatch:
-    """Who has something to announce, in turn. ``waiting`` are the jobs that have not started, by sequence; it is the
-    caller's, and kept up to date."""
+    """What to announce, in turn. ``waiting`` maps the sequences of jobs that have not
+    started to the jobs; the caller owns it and keeps it up to date."""
 
     def __init__(self, waiting: Mapping[int, Job], destinations: Destinations) -> None:
         self._waiting, self._destinations = waiting, destinations
         self._capped = destinations.are_capped
         self.announced: set[int] = set()
-        """What the store knows, or is about to be told, as in flight."""
+        """What the store knows, or will know with the next report, as in flight."""
         self.ahead = 0
         """How many of the announced stand behind another one of their line."""
         self._round = 0
@@ -111,8 +111,8 @@ class Dispatch:
         return ahead > 0 and bool(self._followers)
 
     def announce(self, heads: int, ahead: int) -> None:
-        """Choose more waiting jobs to be told to the store as in flight: up to ``heads`` that could start at once,
-        oldest first, and up to ``ahead`` behind those.
+        """Choose more waiting jobs to announce to the store as in flight: up to ``heads``
+        that could start at once, oldest first, and up to ``ahead`` behind those.
         """
         self._round += 1
         if self._loners and not self.announced:

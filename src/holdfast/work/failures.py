@@ -1,4 +1,8 @@
-"""Why a job failed: exceptions become reasons, by one table and the user's own hook before it."""
+"""Why a job failed: from an exception to a reason and a stored failure.
+
+In order: the reason that ``JobFailed`` carries, the handler's own table, the user's
+hook, the errors of well-known libraries (``AWAY``), the table ``REASONS``.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +18,17 @@ from holdfast.errors import Deferred, HoldfastError, OutcomeUnknown, RateLimited
 from holdfast.work.job import ERROR_BYTES_MAX, TRACE_BYTES_MAX, Failure, InvalidArgument, Reason
 
 Hook = Callable[[BaseException], Reason | None]
-"""The user's say: the reason for an exception, or None to leave it to the table."""
-
-
+"""The user's reason for an exception; None leaves it to the tables."""
 Reasons = Mapping[type[BaseException], Reason]
-"""A handler's own table: the nearest class of an exception that is listed gives its reason."""
+"""A handler's own table: the nearest listed base class gives the reason."""
 KIND_BYTES_MAX = 200
 _CAUSES_MAX = 100
 RETRY_AFTER_MAX_SECONDS = 86400.0
-"""The longest wait an exception may ask for: what asks for more is tried again after a day."""
+"""The longest delay that an exception can ask for: one day."""
 
 
 class JobFailed(Exception):
-    """Raised by a handler that knows why it failed, and perhaps when to come again."""
+    """Raised by a handler that knows why it failed, and perhaps when to retry."""
 
     def __init__(self, reason: Reason, message: str = "", *, retry_after_seconds: float = 0.0) -> None:
         super().__init__(message)
@@ -35,8 +37,8 @@ class JobFailed(Exception):
 
 
 class JobPostponed(JobFailed):
-    """Raised by a handler that did not do the job because it cannot be done now: it comes again after
-    ``retry_after_seconds``, and neither an attempt nor a strike is counted."""
+    """Raised by a handler that cannot do the job now: it is retried after
+    ``retry_after_seconds``, without counting an attempt or a strike."""
 
 
 class UnknownType(Exception):
@@ -44,19 +46,19 @@ class UnknownType(Exception):
 
 
 class PayloadUnreadable(Exception):
-    """The job's payload is not what its handler was registered for: Holdfast could not decode it."""
+    """The payload cannot be decoded as the type that its handler is registered for."""
 
 
 class LoopStuck(TimeoutError):
-    """The handler ran synchronous code for so long that nothing else could run, and its process was ended."""
+    """The handler blocked the event loop for too long, and its process was ended."""
 
 
 class ReportRefused(Exception):
-    """The run ended, but the store cannot take what it reports: a value in it is wrong."""
+    """The store refuses the report of the run because of a value in it."""
 
 
 _qualname = type.__dict__["__qualname__"].__get__
-"""The name that Python itself keeps, whatever the class's own class answers."""
+"""The name that Python keeps, which a metaclass cannot change."""
 
 REASONS: Sequence[tuple[type[BaseException], Reason]] = (
     (PayloadUnreadable, Reason.SERIALIZATION_ERROR),
@@ -73,12 +75,13 @@ REASONS: Sequence[tuple[type[BaseException], Reason]] = (
     (ssl.SSLError, Reason.TRANSPORT_UNAVAILABLE),
     (BaseException, Reason.HANDLER_EXCEPTION),
 )
-"""The first row that fits decides, but for an OSError with one of ``NETWORK_ERRORS``. What is left is a mistake of the
-handler, and counts as a strike: a missing file, a full disk, a recursion without an end, somebody else's broken JSON.
+"""The first matching row decides, except for an OSError with one of ``NETWORK_ERRORS``.
+The last row is a mistake of the handler, and a strike: a missing file, a full disk,
+infinite recursion, broken JSON from elsewhere.
 """
 
 NETWORK_ERRORS = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
-"""An OSError with one of these numbers is Reason.TRANSPORT_UNAVAILABLE."""
+"""An OSError with one of these numbers means Reason.TRANSPORT_UNAVAILABLE."""
 
 AWAY: Mapping[str, Reason] = {
     "asyncpg.PostgresConnectionError": Reason.DEPENDENCY_FAILURE,
@@ -92,16 +95,17 @@ AWAY: Mapping[str, Reason] = {
     "aiohttp.ClientConnectionError": Reason.TRANSPORT_UNAVAILABLE,
     "httpx.TransportError": Reason.TRANSPORT_UNAVAILABLE,
 }
-"""How well-known libraries say that the other side is unavailable, where they do not say it with a ConnectionError.
+"""Exceptions of well-known libraries that mean an outage but are no ConnectionError.
 
-By package and name, so that none of them is needed here. An outage must not turn jobs into dead letters.
+By package and name, so that none of them is imported here. An outage must not turn jobs
+into dead letters.
 """
 
 
 def classify(error: BaseException, hook: Hook | None = None, own: Reasons | None = None) -> Failure:
-    """The failure as it is kept: bounded texts and a fingerprint that is equal for equal failures.
+    """The failure to store: bounded texts and a fingerprint that groups equal failures.
 
-    ``own`` is the table of the job's handler, which comes before everybody else's but JobFailed.
+    ``own`` is the table of the job's handler.
     """
     reason = _reason(error, hook, own or {})
     kind = kind_of(error)
@@ -115,7 +119,7 @@ def classify(error: BaseException, hook: Hook | None = None, own: Reasons | None
 
 
 def _readable(text: Callable[[], str]) -> str:
-    """The text of an exception, which is the user's own code and may raise anything or answer with anything."""
+    """The text of an exception, whose code is the user's: it may raise or return anything."""
     try:
         found = text()
         return found if isinstance(found, str) else f"its text is no text but {type(found).__qualname__}"
@@ -124,7 +128,7 @@ def _readable(text: Callable[[], str]) -> str:
 
 
 def kind_of(error: BaseException) -> str:
-    """The name of its class, which may be made up at run time: bounded like its text."""
+    """The name of its class; bounded, because classes can be made at run time."""
     return clipped(_qualname(type(error)), KIND_BYTES_MAX)
 
 
@@ -145,9 +149,9 @@ def _by_table(error: BaseException) -> Reason:
 
 
 def carries(error: BaseException, cause: BaseException) -> bool:
-    """Whether an exception is another one, was raised from it, or is a group with it."""
+    """Whether ``error`` is ``cause``, was raised from it, or is a group with it."""
     met: list[BaseException] = [error]
-    for each in met:  # grows while it is read
+    for each in met:  # the list grows during the loop
         if each is cause:
             return True
         if len(met) < _CAUSES_MAX:
@@ -157,7 +161,7 @@ def carries(error: BaseException, cause: BaseException) -> bool:
 
 
 def _asked(hook: Hook, error: BaseException) -> Reason | None:
-    """A hook that fails, or answers with something else, has no say: the job must not suffer for it."""
+    """The hook's reason; None if the hook fails or returns anything else."""
     try:
         told = hook(error)
         if told is not None and not isinstance(told, Reason):
@@ -169,7 +173,7 @@ def _asked(hook: Hook, error: BaseException) -> Reason | None:
 
 
 def _retry_after(error: BaseException) -> float:
-    """Other libraries' exceptions may carry anything under this name."""
+    """The delay that the exception asks for; other libraries may use the name for anything."""
     try:
         told = getattr(error, "retry_after_seconds", None)
         return float(min(told, RETRY_AFTER_MAX_SECONDS)) if isinstance(told, int | float) and told > 0 else 0.0
@@ -183,7 +187,7 @@ def _away(kind: type[BaseException]) -> Reason | None:
 
 
 def clipped(text: str, bytes_max: int) -> str:
-    """The end of a text that may be too long (the cause stands last), without what no database can keep."""
+    """The end of a text, since the cause comes last, without NUL and lone surrogates."""
     data = text[-bytes_max:].replace("\x00", "�").encode("utf-8", "replace")
     if len(data) <= bytes_max and len(text) <= bytes_max:
         return data.decode()

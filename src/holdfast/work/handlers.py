@@ -1,4 +1,4 @@
-"""What handlers are, and what a handler gets: a typed payload and a context.
+"""Handlers: their registration, and the payload and context that each one gets.
 
     handlers = Handlers()
 
@@ -8,8 +8,8 @@
         async with ctx.transaction() as connection:
             await connection.execute("UPDATE orders SET shipped = true WHERE id = $1", order.order_id)
 
-Without ``ctx.transaction`` a handler runs at least once: it may run again after a crash. With it, its effects in that
-transaction happen exactly once.
+A handler runs at least once: it may run again after a crash. Its effects inside
+``ctx.transaction`` happen exactly once.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ Typed = Callable[["Context", _PayloadT], Awaitable[None]]
 _encode = msgspec.json.Encoder().encode
 CHILDREN_MAX = 1000
 CHILDREN_BYTES_MAX = 16 << 20
-"""The most that one run may enqueue with its success; beyond it ``ctx.enqueue`` raises InvalidArgument."""
+"""The most that one run may enqueue; beyond it ``ctx.enqueue`` raises InvalidArgument."""
 RELEASED_MAX = 10_000
 
 
 class Context(msgspec.Struct, eq=False):
-    """One run of one job. It is closed (``over``) when the run ends; from then on every verb raises RunEnded.
+    """One run of one job. When the run is ``over``, every verb raises RunEnded.
 
-    Public are ``job`` and the verbs; the other fields are the worker's.
+    ``job`` and the verbs are public; the other fields belong to the worker.
     """
 
     job: Job
@@ -55,17 +55,20 @@ class Context(msgspec.Struct, eq=False):
     children: list[Child] = []
     released: list[int] = []
     store_error: HoldfastError | None = None
-    """What the job store itself answered last to this run: LeaseLost, JobGone, or that it is unavailable."""
+    """The last error of the job store in this run, for example LeaseLost or JobGone."""
 
     @property
     def fence(self) -> int:
-        """Rises with every new owner of the job's stream; hand it to what can refuse an older one."""
+        """A fencing token: it rises with every new owner of the job's stream.
+
+        Pass it to a resource that can refuse an older one.
+        """
         self._require_open()
         return self.seat.fence(self.job)
 
     @property
     def key(self) -> int:
-        """The same for every run of this job, retries and replays included: an idempotency key for what you call."""
+        """An idempotency key: the same for every run of the job, retries and replays too."""
         return self.job.key
 
     def completed(self, stage: int) -> bool:
@@ -73,7 +76,7 @@ class Context(msgspec.Struct, eq=False):
         return bool((self.job.stages | self.stages) & known_stage(stage))
 
     async def step(self, stage: int, action: Callable[[], Awaitable[Any]]) -> None:
-        """Run ``action`` unless an earlier run completed it; its bit is durable before this returns."""
+        """Run ``action`` unless an earlier run completed it; durable on return."""
         self._require_open()
         if self.finished:
             raise BadSetting("the job is finished: its transaction must be the last thing a handler does")
@@ -92,7 +95,7 @@ class Context(msgspec.Struct, eq=False):
         self.stages |= bit
 
     def enqueue(self, draft: JobDraft) -> None:
-        """Enqueue another job with the success of this one: both or neither."""
+        """Enqueue another job atomically with the success of this one."""
         self._require_open()
         known_draft(draft)
         if self.finished:
@@ -107,7 +110,7 @@ class Context(msgspec.Struct, eq=False):
         self.children.append(Child(self.job.seq, draft))
 
     def release(self, *seqs: int) -> None:
-        """Let these later jobs of the stream run even if this one fails; the release is recorded with its block."""
+        """Let these later jobs of the stream run even if this one fails."""
         self._require_open()
         if len(self.released) + len(seqs) > RELEASED_MAX:
             raise InvalidArgument(f"a run may release at most {RELEASED_MAX} jobs", field="seqs")
@@ -115,9 +118,10 @@ class Context(msgspec.Struct, eq=False):
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Any]:
-        """The store's own transaction, for effects exactly once: leaving it completes the job, or rolls back.
+        """The store's own transaction, for effects that happen exactly once.
 
-        It is the last thing a handler does: a job ends once. One that was rolled back may be entered again.
+        Leaving it completes the job, or rolls back on an error. It must be the last thing
+        a handler does. After a rollback it may be entered again.
         """
         self._require_open()
         if self.finished or self.entered:
@@ -139,7 +143,7 @@ class Context(msgspec.Struct, eq=False):
             if error is own:
                 raise
             self.store_error = error
-            self._require_open()  # the store ended a transaction whose run is over
+            self._require_open()  # RunEnded if the store revoked the transaction of a run that is over
             raise
         finally:
             self.entered = False
@@ -150,12 +154,13 @@ class Context(msgspec.Struct, eq=False):
 
 
 class Transport(Protocol):
-    """Takes what an outbox job holds to where its destination says."""
+    """Sends the payload of an outbox job to its destination."""
 
     async def send(self, ctx: Context, address: str) -> None:
-        """Returns when the other side has ``ctx.job.payload``; a crash may repeat it, with the same ``ctx.key``.
+        """Return when the receiver has ``ctx.job.payload``.
 
-        ``address`` is what the destination says after the transport's scheme.
+        A crash may repeat the call with the same ``ctx.key``. ``address`` is the job's
+        destination without the scheme.
         """
         ...
 
@@ -184,7 +189,7 @@ class HandlerSpec:
                 )
 
     def decoded(self, data: bytes) -> Any:
-        """The payload. PayloadUnreadable if the data cannot be it."""
+        """The decoded payload. Raises PayloadUnreadable."""
         try:
             return self.decode(data)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
@@ -192,7 +197,7 @@ class HandlerSpec:
 
 
 class Handlers:
-    """The job types a worker knows, and the transports for the others; plain registration, no globals."""
+    """The handlers of job types, and the transports for all other jobs."""
 
     def __init__(self) -> None:
         self._by_type: dict[str, HandlerSpec] = {}
@@ -200,7 +205,7 @@ class Handlers:
         self._by_scheme: dict[str, HandlerSpec] = {}
 
     def find(self, job: Job) -> HandlerSpec | None:
-        """By its type; else by the scheme of its destination."""
+        """The handler of the job's type, or the transport of its destination's scheme."""
         return self._by_type.get(job.type) or self._by_scheme.get(job.destination.partition(":")[0])
 
     def caps(self) -> dict[str, int]:
@@ -210,7 +215,10 @@ class Handlers:
     def carry(
         self, scheme: str, transport: Transport, *, deadline_seconds: float = 300.0, reasons: Reasons | None = None
     ) -> None:
-        """Give jobs with the destination ``scheme:address``, and no handler of their type, to a transport."""
+        """Register a transport for jobs with a destination ``scheme:address``.
+
+        It takes the jobs that no handler of their type takes.
+        """
         if not scheme or ":" in scheme or scheme in self._by_scheme:
             raise BadSetting(f"{scheme!r} is no scheme, or has a transport already")
 
@@ -231,10 +239,11 @@ class Handlers:
     ) -> Callable[[Typed[_PayloadT]], Typed[_PayloadT]]:
         """Register a handler for a payload type (a msgspec Struct, a dataclass, dict, …).
 
-        ``stream`` gives the key of the stream in which order is kept; a run longer than the deadline is cancelled.
-        ``per_destination_max``: how many jobs of one destination a worker runs at once, so that a slow destination
-        leaves the runners to the others; 0 is no cap, and jobs without a stream have none.
-        ``reasons`` says why this handler failed by what it raises, before the table of ``failures``.
+        ``stream`` returns the stream's key; jobs of a stream run in order. A run beyond
+        the deadline is cancelled. ``per_destination_max`` caps the jobs of one destination
+        that a worker runs at once, so that a slow destination leaves runners to the
+        others; 0 is no cap, and jobs without a stream have none. ``reasons`` maps this
+        handler's exceptions to reasons and precedes the table in ``failures``.
         """
         name = type or payload.__name__
         if name in self._by_type:
@@ -251,7 +260,7 @@ class Handlers:
         return register
 
     def draft(self, payload: Any, *, delay_seconds: float = 0.0, source: str = "", source_id: str = "") -> JobDraft:
-        """The job for a payload whose class is registered, once: its type, its stream, its bytes."""
+        """The job for a payload whose class has exactly one handler."""
         known = self._by_class.get(payload.__class__, [])
         if len(known) != 1:
             told = f"handled as {', '.join(each.type for each in known)}: make its Draft" if known else "not handled"

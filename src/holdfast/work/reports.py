@@ -1,4 +1,6 @@
-"""A report in pieces: one for each job that ended, so that a single one can be sent, or refused, alone. (Pure.)"""
+"""A report in pieces, one per ended job, so that each can be sent and refused alone.
+(Pure.)
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,14 @@ from collections.abc import Iterable
 from holdfast.work.contract import Child, Report
 
 REPORT_BYTES_MAX = 32 << 20
-"""What one round trip carries of new jobs and of failures' texts; the rest goes with the next one. One job always fits,
-and one job's share is bounded: ``CHILDREN_BYTES_MAX``.
+"""The payloads and failure texts in one round trip; the rest goes with the next one.
+
+One job always fits: ``CHILDREN_BYTES_MAX`` bounds its share.
 """
 
 
 def split(report: Report) -> list[Report]:
-    """A piece for each ended job, its children with it, and at last what concerns none of them."""
+    """One piece per ended job with its children, then one for everything else."""
     children: defaultdict[int, list[Child]] = defaultdict(list)
     for child in report.children:
         children[child.parent].append(child)
@@ -26,7 +29,7 @@ def split(report: Report) -> list[Report]:
 
 
 def joined(pieces: Iterable[Report], running: Iterable[int] = ()) -> Report:
-    """One report again; ``running`` is in no piece, because it is the whole of what is in flight."""
+    """One report from pieces; ``running`` is in no piece, as it is not about one job."""
     report = Report(running=list(running))
     for piece in pieces:
         report.completed.extend(piece.completed)
@@ -38,7 +41,7 @@ def joined(pieces: Iterable[Report], running: Iterable[int] = ()) -> Report:
 
 
 def fitting(report: Report, bytes_max: int = REPORT_BYTES_MAX) -> tuple[Report, Report]:
-    """As much of the report as one round trip carries, and the rest."""
+    """The part of the report that fits into one round trip, and the rest."""
     if size_of(report) <= bytes_max:
         return report, Report()
     pieces, total, count = split(report), 0, 0
@@ -56,5 +59,5 @@ def size_of(report: Report) -> int:
 
 
 def _length(payload: object) -> int:
-    """What is no payload is the store's to refuse."""
+    """The length of a payload; 0 for other types, which the store refuses."""
     return len(payload) if isinstance(payload, bytes) else 0

@@ -1,4 +1,7 @@
-"""One run of one job: decode, call the handler, judge the outcome. Nothing is reported here; see ``shift``."""
+"""One run of one job: decode the payload, call the handler, judge the outcome.
+
+``worker_loop`` reports the outcomes.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,10 @@ _PLACES_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """How a run ended. ``finished``: there is nothing to report, the job completed itself in its own transaction or
-    is gone.
+    """How a run ended.
+
+    ``finished``: there is nothing to report, because the job was completed in its own
+    transaction, or is gone.
     """
 
     failed: Failed | None = None
@@ -66,13 +71,13 @@ class Runner:
         self._clock, self._rng, self._hook = clock, rng, hook
         self._running: dict[asyncio.Task[None], Context] = {}
         self.stuck: set[asyncio.Task[None]] = set()
-        """Tasks whose handler did not end when it was cancelled: their runs are over, their effects are fenced."""
+        """Tasks whose handler ignored its cancellation; their runs are over and fenced."""
 
     async def run(self, job: Job, seat: WorkerSession, task: asyncio.Task[None]) -> RunOutcome | None:
-        """Whatever the handler does is an outcome of this run only. None: nobody waits for it any more (``give_up``,
-        ``dismiss``). Raises LeaseLost when the store says so.
+        """Run a job; whatever the handler does is an outcome of this run only.
 
-        ``task`` is the caller's own, which is cancelled at the deadline.
+        Returns None if the run was given up or dismissed. Raises LeaseLost only if the
+        store raised it. ``task`` is the caller's, and is cancelled at the deadline.
         """
         handling = self._handlers.find(job)
         if handling is None:
@@ -87,18 +92,18 @@ class Runner:
         self._running[task] = context
         try:
             await handling.run(context, handling.decoded(job.payload))
-        except BaseException as error:  # of any kind: a handler may raise what no Exception is
+        except BaseException as error:  # a handler may raise more than Exceptions
             return self._ended(job, context, handling, task, error)
         return self._ended(job, context, handling, task, None)
 
     def _ended(
         self, job: Job, context: Context, handling: HandlerSpec, task: asyncio.Task[None], error: BaseException | None
     ) -> RunOutcome | None:
-        if context.over:  # its outcome was recorded when it was given up
+        if context.over:  # give_up has recorded its outcome
             return None
         del self._running[task]
         context.over = True
-        if context.entered:  # by a task that the handler left behind
+        if context.entered:  # a task that the handler left behind is still in the transaction
             context.seat.revoke(job)
             error = error or RuntimeError("the handler returned while its transaction was open in another task")
         if context.dismissed:
@@ -116,9 +121,10 @@ class Runner:
         return RunOutcome(children=context.children) if context.children else _DONE
 
     async def watch_deadlines(self, cancel_seconds: float, on_stuck: OnStuck) -> None:
-        """Cancel runs at their deadline, one timer for all of them, and give up those that do not end then.
+        """Cancel runs at their deadline, and give up those that do not end then.
 
-        ``on_stuck`` gets the task and the outcome of a run that was given up.
+        One timer serves all runs. ``on_stuck`` gets the task, job and outcome of each run
+        that is given up.
         """
         while True:
             await asyncio.sleep(_DEADLINE_TICK_SECONDS)
@@ -136,13 +142,14 @@ class Runner:
                 on_stuck(task, job, self._raised(job, context, error))
 
     def dismiss(self) -> None:
-        """Every run shall end now, without an outcome: the caller cancels their tasks."""
+        """Discard the outcomes of all current runs; the caller cancels their tasks."""
         for context in self._running.values():
             context.dismissed = True
 
     def give_up(self, task: asyncio.Task[None], action: str) -> bool:
-        """Close the run of a task that did not end when it was cancelled; its later effects and its report count for
-        nothing. False if no job runs in it.
+        """Close the run of a task that ignored its cancellation; False if it runs no job.
+
+        Whatever the handler does or returns later has no effect.
         """
         context = self._running.pop(task, None)
         if context is None:
@@ -159,8 +166,8 @@ class Runner:
         telemetry.log.error(
             "work.handler_stuck", seq=job.seq, type=job.type, task=task.get_name(), where=where(task), job=action
         )
-        asyncio._unregister_task(task)  # asyncio.run waits for every task it knows
-        task.cancel()  # some need it twice
+        asyncio._unregister_task(task)  # or asyncio.run would wait for it
+        task.cancel()  # some handlers end at the second cancellation
         return True
 
     def _stuck_ended(self, task: asyncio.Task[None]) -> None:
@@ -169,13 +176,14 @@ class Runner:
         telemetry.log.warning("work.stuck_handler_ended", task=task.get_name())
 
     def refused(self, job: Job, error: Refused) -> RunOutcome:
-        """The store cannot take what this run reports: a failure of its own."""
+        """The failure of a run whose report the store refuses."""
         telemetry.work_report_refused()
         return self._failed(job, ReportRefused(f"the store refused the report of this run: {error.message}"), 0)
 
     def culprit(self, loop: asyncio.AbstractEventLoop, seconds: float, stack: str) -> Failed | None:
-        """The failure of the job whose handler keeps the loop from running, from another thread; None if it is none of
-        ours, or a task that a handler started.
+        """The failure of the job whose handler blocks the event loop; from another thread.
+
+        None if the current task is no runner's, for example one that a handler started.
         """
         task = asyncio.current_task(loop)
         context = self._running.get(task) if task is not None else None
@@ -189,7 +197,7 @@ class Runner:
         return failed
 
     def shut(self) -> tuple[list[str], list[str]]:
-        """Job types not to be claimed now, and those of them that one may be claimed of; see ``Breakers.shut``."""
+        """The job types not to claim now, and those of them to probe with one job each."""
         return self._breakers.paused_types()
 
     def caps(self) -> dict[str, int]:
@@ -197,11 +205,14 @@ class Runner:
         return self._handlers.caps()
 
     async def share_breakers(self, seat: WorkerSession) -> None:
-        """Tell the store about our breakers and learn of the others'."""
+        """Publish own breakers to the store and learn the others'."""
         self._breakers.heard(await seat.breakers(*self._breakers.news()))
 
     def _raised(self, job: Job, context: Context, error: BaseException) -> RunOutcome:
-        """A failure; but after its own transaction the job is completed, and cannot be tried again."""
+        """The outcome of a run that raised.
+
+        After its own transaction the job is completed: it cannot fail any more.
+        """
         if error is context.store_error and isinstance(error, LeaseLost):
             self._breakers.neither(job.type)
             raise error
@@ -227,7 +238,11 @@ class Runner:
         *,
         store_failed: bool = False,
     ) -> RunOutcome:
-        """``store_failed``: the job store itself was unavailable, which says nothing about the job nor its type."""
+        """Judge a failure, count and log it.
+
+        ``store_failed``: the job store was unavailable, which says nothing about the job
+        or its type.
+        """
         failure, policy = self._judged(job, error)
         if store_failed:
             failure = replace(failure, reason=Reason.DEPENDENCY_FAILURE)
@@ -251,7 +266,7 @@ class Runner:
         return RunOutcome(Failed(job.seq, job.attempt, verdict, failure, stages), released=released)
 
     def _judged(self, job: Job, error: BaseException) -> tuple[Failure, Policy]:
-        """What cannot be judged (no policy for its reason) concerns this job only."""
+        """The failure and its policy; an error in here also fails this job only."""
         try:
             handling = self._handlers.find(job)
             failure = classify(error, self._hook, handling.reasons if handling is not None else None)
@@ -269,7 +284,7 @@ class Runner:
 
 
 def _late(handling: HandlerSpec, error: BaseException | None) -> TimeoutError:
-    """What a run fails with that was cancelled at its deadline, whatever it made of that."""
+    """The error of a run that was cancelled at its deadline, whatever it raised itself."""
     late = TimeoutError(f"the run took longer than {handling.deadline_seconds} s")
     if error is not None and not isinstance(error, asyncio.CancelledError):
         late.__cause__ = error
@@ -277,7 +292,7 @@ def _late(handling: HandlerSpec, error: BaseException | None) -> TimeoutError:
 
 
 def where(task: asyncio.Task[None]) -> str:
-    """The lines at which a task waits, the innermost first."""
+    """The source lines at which a task waits, innermost first."""
     lines: list[str] = []
     awaited: Any = task.get_coro()
     while awaited is not None and len(lines) < _AWAITS_MAX:

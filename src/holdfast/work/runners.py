@@ -1,10 +1,12 @@
-"""The runners of a worker: tasks that take jobs from memory, one after another, and are replaced when they end.
+"""The runners of a worker: tasks that take jobs from memory, one after another.
 
-A handler runs in its runner's own task: a task for each job would cost 3.6 µs more, where a whole job costs 16 on
-SQLite and 22 on PostgreSQL (docs/decisions/0027). So what a handler does to its task it does to its runner: one that
-was cancelled from inside, or whose handler hangs after it was cancelled, is left to itself, and another takes its
-place. Handlers that hang are bounded by ``stuck_max``: beyond it each costs the worker a runner, so that tasks that
-never end cannot fill the memory.
+A handler runs in its runner's own task, because a task per job would cost another
+3.6 µs, and a whole job costs 16 µs on SQLite and 22 µs on PostgreSQL
+(docs/decisions/0027). So a handler that cancels its task ends its runner, and a handler
+that ignores its cancellation keeps it. In both cases a new runner replaces the old one.
+
+``stuck_max`` bounds the handlers that do not end. Each one beyond it costs the worker a
+runner, so that stuck tasks cannot fill the memory.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ from holdfast.work.streams import Streams
 from holdfast.work.worker_task import enter_handlers
 
 _Record = Callable[[Job, RunOutcome], None]
-"""Takes the outcome of a run."""
+"""Records the outcome of a run."""
 
 
 class Runners:
-    """``settings.concurrency`` runners on one seat."""
+    """The ``settings.concurrency`` runners of one session."""
 
     def __init__(
         self, runner: Runner, seat: WorkerSession, streams: Streams, record: _Record, settings: WorkerSettings
@@ -42,7 +44,7 @@ class Runners:
         self.paused = False
         """Start no more jobs."""
         self.failed_with: Exception | None = None
-        """The lease is lost, or a defect of ours: it ends the shift."""
+        """LeaseLost, or a defect in the worker: it ends the session."""
 
     def start(self) -> None:
         self._watch()
@@ -50,11 +52,11 @@ class Runners:
 
     @property
     def exhausted(self) -> bool:
-        """Every runner is lost to a stuck handler."""
+        """Whether every runner is lost to a stuck handler."""
         return not self._tasks and self._settings.runners(len(self._runner.stuck)) == 0
 
     def wake(self) -> None:
-        """Jobs may start: as many idle runners as there are such jobs look for one."""
+        """Wake one idle runner for each job that may start."""
         if len(self._tasks) < self._settings.concurrency:
             self._fill()
         startable = self._streams.announcing.startable
@@ -65,7 +67,10 @@ class Runners:
                 startable -= 1
 
     async def end(self) -> None:
-        """Cancel what runs; what does not end within ``cancel_seconds`` is given up, and its job is given back."""
+        """Cancel the running jobs, and give them back.
+
+        Handlers that do not end within ``cancel_seconds`` are given up.
+        """
         self._ending = True
         self._runner.dismiss()
         tasks = list(self._tasks)
@@ -80,7 +85,7 @@ class Runners:
             self._runner.give_up(task, "given back")
 
     def _fill(self) -> None:
-        """As many runners as there shall be; each stuck handler beyond ``stuck_max`` costs one."""
+        """Start missing runners; each stuck handler beyond ``stuck_max`` costs one."""
         wanted = self._settings.runners(len(self._runner.stuck))
         while len(self._tasks) < wanted:
             task = asyncio.create_task(self._run_jobs(), name=f"holdfast-runner-{next(self._numbers)}")
@@ -100,7 +105,7 @@ class Runners:
         self._fill()
 
     def _watch(self, ended: asyncio.Task[None] | None = None) -> None:
-        """The deadlines are watched for as long as there are runners, whoever cancels the watcher."""
+        """Watch the deadlines; restart the watcher if a handler cancels it."""
         if ended is not None and not ended.cancelled() and (error := ended.exception()) is not None:
             telemetry.defect("work", error)
         if not self._ending:
@@ -114,7 +119,7 @@ class Runners:
         self._fill()
 
     async def _run_jobs(self) -> None:
-        """One runner: until it is cancelled, from outside or by its handler."""
+        """One runner: run jobs until cancelled, from outside or by a handler."""
         streams, loop, task = self._streams, asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         enter_handlers()

@@ -10,7 +10,11 @@ from holdfast.resilience import BreakerSettings
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """``jobs_max``, ``bytes_max`` and ``per_stream_max`` bound the memory; ``poll`` is the fallback when idle."""
+    """The settings of a worker.
+
+    ``jobs_max``, ``bytes_max`` and ``per_stream_max`` bound the memory. ``poll_…`` bound
+    the interval at which an idle worker polls the store, should a wake-up be lost.
+    """
 
     concurrency: int = 100
     jobs_max: int = 4096
@@ -20,18 +24,19 @@ class WorkerSettings:
     poll_max_seconds: float = 1.0
     balance_seconds: float = 5.0
     drain_seconds: float = 30.0
-    """How long ``run`` waits, once stopped, for what runs; then it is cancelled, and its jobs are given back."""
+    """How long a stopped worker lets its jobs run; then it cancels them and gives them back."""
     cancel_seconds: float = 5.0
-    """How long a handler may take to end when it is cancelled; then it is given up and its job gets its outcome."""
+    """How long a cancelled handler may take to end; then it is given up as stuck."""
     stuck_max: int = 100
-    """Handlers that were given up and still run, without costing a runner; each one more costs one.
+    """How many stuck handlers cost nothing; each one more costs the worker a runner.
 
-    A worker without runners gives up its seat; with ``stuck_loop_seconds`` its process ends, with exit code 70."""
+    A worker without runners leaves; with ``stuck_loop_seconds`` its process ends, with
+    exit code 70."""
     stuck_loop_seconds: float = 0.0
-    """A process whose event loop has not run for so long is ended, with exit code 70: see ``watchdog``. 0: never."""
+    """The watchdog ends a process whose event loop has not run for this time, with exit
+    code 70. 0: never."""
     slow_seconds: float = 1.0
-    """A destination whose last run took longer is slow: all slow ones together leave an eighth of the runners to the
-    others, see ``destinations``."""
+    """A destination is slow if its last run took longer; see ``destinations``."""
     breaker: BreakerSettings = field(default_factory=BreakerSettings)
 
     def __post_init__(self) -> None:
@@ -42,5 +47,5 @@ class WorkerSettings:
             raise ValueError("concurrency <= jobs_max and poll_min_seconds <= poll_max_seconds must hold")
 
     def runners(self, stuck: int) -> int:
-        """How many runners there shall be while so many handlers are stuck."""
+        """The number of runners while this number of handlers are stuck."""
         return max(0, self.concurrency - max(0, stuck - self.stuck_max))

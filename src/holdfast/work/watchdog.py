@@ -1,10 +1,13 @@
-"""Ends a process whose event loop is stuck: synchronous code in a handler keeps everything else from running.
+"""Ends a process whose event loop is stuck in a handler's synchronous code.
 
-A thread looks whether the loop ticks. When it has not for ``seconds``, it writes the stacks of all threads to stderr,
-has the worker record what it knows and give up its lease, and ends the process with ``EXIT_CODE``, so that whoever
-supervises it starts it again. Time is counted by the thread's own turns, not by a clock: a process that was stopped
-(SIGSTOP, a paused container) has ticked as often as it could. Code that holds the interpreter itself stops this thread
-too; then the heartbeat's thread stands as well, and other workers take over.
+A thread checks whether the loop ticks. If it has not for ``seconds``, the thread writes
+the stacks of all threads to stderr, lets the worker record what it knows and give up its
+lease, and ends the process with ``EXIT_CODE``, so that its supervisor restarts it.
+
+The thread counts its own turns, not a clock: while a process is stopped (SIGSTOP, a
+paused container), neither the loop nor the thread runs. Code that holds the interpreter
+lock stops this thread too; then the heartbeat's thread also stops, and other workers
+take over.
 """
 
 from __future__ import annotations
@@ -22,15 +25,16 @@ from holdfast import telemetry
 from holdfast.clock import start_thread, wait_at_most
 
 EXIT_CODE = 70
-"""An internal error, as sysexits.h has it."""
+"""EX_SOFTWARE of sysexits.h: an internal error."""
 LAST_WORDS_SECONDS_MAX = 5.0
-"""How long a process that is about to end may take to record why."""
+"""How long an ending process may take to record why."""
 _STEPS = 10
 
 
 class Watchdog:
-    """``last_words`` is called in another thread with the stack of the loop's own; it may block, and is not waited for
-    beyond LAST_WORDS_SECONDS_MAX.
+    """Calls ``last_words`` in another thread with the stack of the loop's thread.
+
+    It may block, but has at most LAST_WORDS_SECONDS_MAX.
     """
 
     def __init__(
@@ -77,14 +81,17 @@ class Watchdog:
         self.end_process()
 
     def end_process(self) -> None:
-        """With EXIT_CODE, at once; the caller has said why."""
+        """End the process at once with EXIT_CODE; the caller has logged why."""
         with suppress(Exception):
             sys.stderr.flush()
         self._end(EXIT_CODE)
 
     def _speak(self, stack: str) -> None:
-        """In a thread of its own: what hangs may hold a lock that is needed here."""
-        with suppress(Exception):  # stderr may be no file
+        """Record the stacks and the last words, in a thread of its own.
+
+        The stuck code may hold a lock that is needed here.
+        """
+        with suppress(Exception):  # stderr may not be a file
             faulthandler.dump_traceback(all_threads=True)
         telemetry.log.critical(
             "work.loop_stuck", seconds=self._seconds, exit_code=EXIT_CODE, where=stack.rstrip().rpartition("  File ")[2]
