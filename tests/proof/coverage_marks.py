@@ -1,8 +1,9 @@
-"""Rare moments: a proof that never met one of them says nothing about it.
+"""Coverage marks: rare events that a proof must have reached to say anything about them.
 
-The code marks them (``telemetry.sometimes``); a proof collects the marks while it runs and is green only if each of
-``MUST_HAPPEN[its name]`` was reached. ``collected`` is for a proof in this process. A process that may be killed at
-any moment writes its marks with ``write_marks``, one line each and unbuffered, and the proof reads them afterwards.
+The code marks them (``telemetry.sometimes``). A proof collects the marks while it runs
+and passes only if it reached each of ``MUST_HAPPEN[its name]``. ``collected`` is for a
+proof in this process. A process that may be killed at any time writes its marks with
+``write_marks``, one line each, unbuffered, and the proof reads them afterwards.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ MUST_HAPPEN: Mapping[str, frozenset[str]] = {
 
 @contextmanager
 def collected() -> Iterator[Counter[str]]:
-    """How often each moment was reached in this process while inside."""
+    """Count how often this process reaches each mark inside the block."""
     counts: Counter[str] = Counter()
 
     def reached(name: str) -> None:
@@ -86,7 +87,7 @@ def collected() -> Iterator[Counter[str]]:
 
 
 def write_marks(path: Path) -> None:
-    """From now on append each mark to a file; a line is whole or absent, whenever this process dies."""
+    """Append each mark to a file; a line is whole or absent, whenever this process dies."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     telemetry.collect_sometimes(lambda name: _append(file, name))
 
@@ -96,10 +97,10 @@ def _append(file: int, name: str) -> None:
 
 
 def read_marks(path: Path) -> Counter[str]:
-    """What ``write_marks`` has written so far, by however many processes."""
+    """The counts that all processes have written with ``write_marks``."""
     return Counter(path.read_text().splitlines()) if path.exists() else Counter()
 
 
 def missed(proof: str, reached: Mapping[str, int]) -> list[str]:
-    """The moments that this proof must reach and did not."""
+    """The marks that this proof must reach and did not."""
     return sorted(MUST_HAPPEN.get(proof, frozenset()) - {name for name, times in reached.items() if times > 0})

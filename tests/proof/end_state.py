@@ -1,4 +1,4 @@
-"""What is stored and logged in the end, as events of a history; read through the contracts, so from any adapter."""
+"""Records the stored chats and the event log at the end of a run, for any adapter."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def read_all(store: Store, chat_id: str) -> list[Message]:
 
 
 def _changes(messages: Iterable[Message]) -> list[MembershipSpan]:
-    """What the events of a chat say of its members. An owner is never muted: the role lifts it."""
+    """The memberships by a chat's events. An owner is never muted: the role lifts it."""
     changes, gone = [], set[str]()
     for message in messages:
         event = membership_event(message) if message.kind == "event" else None

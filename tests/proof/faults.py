@@ -1,16 +1,16 @@
-"""Faults at our own edge of a dependency: wrappers around contracts, driven by a seeded plan.
+"""Faults of dependencies: wrappers around contracts, driven by a seeded plan.
 
-``Faulty(store, plan)`` is a store again. Before each call the plan is asked what happens to it:
+``faulty(store, plan)`` is a store again. Before each call the plan decides its fault:
 
 - ``Fault.FAIL``      the call is not made; Unavailable
 - ``Fault.DELAY``     it is made after some seconds
 - ``Fault.HANG``      it never returns by itself: the caller's deadline must end it
 - ``Fault.LOST_REPLY``  it is made, its effect stays, and the caller gets OutcomeUnknown
-- ``Fault.LATE_REPLY``  it is made at once and its answer held back: replies of concurrent calls change places
+- ``Fault.LATE_REPLY``  it is made at once, its reply delayed: concurrent replies reorder
 - ``Fault.THROTTLE``  refused as RateLimited, nothing done
 
-A wrapper adds no order of its own and no state between calls but the plan's, so what is legal for the wrapped
-contract is all it can do: reordering is between concurrent calls only, never within one.
+A wrapper adds no order of its own and no state between calls but the plan's, so it does
+only what the wrapped contract allows: it reorders concurrent calls, never within one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Fault(Enum):
-    """What may happen to a call."""
+    """A fault of one call."""
 
     NONE = "none"
     FAIL = "fail"
@@ -85,7 +85,7 @@ class FaultPlan:
     during: Callable[[str, Fault], AbstractContextManager[None]] = lambda verb, fault: nullcontext()
 
     def next(self, verb: str) -> tuple[Fault, float]:
-        """The fault of this call, and for how long where that matters."""
+        """The fault of this call, and its duration where that matters."""
         odds = self.odds.get(verb, self.odds.get("*", Odds()))
         if self.healed.is_set():
             return Fault.NONE, 0.0
@@ -102,7 +102,7 @@ class FaultPlan:
 
 
 class _Faulty:
-    """Any contract whose verbs answer later: each call goes past the plan, everything else straight through."""
+    """Any contract with async verbs: the plan decides each call; the rest passes through."""
 
     def __init__(self, inner: Any, plan: FaultPlan) -> None:
         self._inner = inner

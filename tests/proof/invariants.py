@@ -1,7 +1,7 @@
-"""The eighteen named invariants of the two messaging documents this design grew from. (Pure.)
+"""The eighteen named invariants of the two messaging design documents. (Pure.)
 
-Each is a function over a history under the name it has there, so that "does it hold?" can be asked by name.
-Most are parts of the checkers; where this design promises more than the document did, the docstring says so.
+Each is a function over a history, under its name in the document. Most are parts of the
+checkers; if this design promises more than the document, the docstring says so.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checkers 13 and 14: rules are monotone and converge; what is admitted stays within the limiter's bound. (Pure.)
 
-Their history is told by the nodes (what they put in force, what they admitted) and by the database (what was true in
-the end).
+The nodes record their history (the rules in force, the admitted requests), and the
+database its final rules.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _View = Mapping[RuleName, RuleVersion]
 
 
 class InForce(NamedTuple):
-    """What a node enforced from a moment on: the epoch of its snapshot, and the stamp of every rule, tombstones too."""
+    """The rules of a node from a moment on: epoch, and the version of every rule."""
 
     node: str
     at: float
@@ -42,7 +42,7 @@ class Bound(NamedTuple):
 
 
 def bound(capacity: int, per_second: float, nodes: int = 1, lease: int = 0, outages: bool = False) -> Bound:
-    """What the design promises: capacity + rate × t + nodes × lease; with outages the local shares once more.
+    """The promised bound: capacity + rate × t + nodes × lease; with outages also the shares.
 
     While the counters are away each node admits its share, and the shares of all nodes make one limit (never less
     than 1 a node).
@@ -101,7 +101,7 @@ def admitted_within_bound(history: LimitsHistory, allowed: Bound) -> Verdict:
 
 
 def most_over_rate(admissions: Sequence[AdmittedAmount], per_second: float) -> float:
-    """The largest, over all stretches, of what was admitted in it less the rate × its length."""
+    """The largest value, over all intervals, of the admitted amount minus rate × length."""
     most = running = 0.0
     before = admissions[0].at if admissions else 0.0
     for each in admissions:

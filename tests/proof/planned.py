@@ -1,7 +1,7 @@
-"""The faults that the proof is planned to survive, each with how often, and what the rows of a run leave open.
+"""The planned faults, how often each must run, and which of them a run did not cover.
 
-RESULTS.md is honest only if it also says what was not run: ``uncovered`` gives, for each planned fault, how many of its
-runs there were and what none of them does.
+RESULTS.md is honest only if it also says what was not run: ``uncovered`` gives, for each
+planned fault, the number of its runs and the part that none of them covers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """``rows``: the proofs that count for it. ``missing``: what none of them does, however often it runs."""
+    """``rows``: the proofs that count for it. ``missing``: the part that none of them covers."""
 
     fault: str
     runs: int
@@ -63,7 +63,7 @@ PLAN = (
 
 
 def uncovered(runs: Mapping[str, int]) -> Iterator[Uncovered]:
-    """What of the plan is open after these runs without a failure (by proof), in its order."""
+    """The planned faults that these runs without a failure (by proof) do not cover."""
     for planned in PLAN:
         ran = sum(runs.get(name, 0) for name in planned.rows)
         if ran < planned.runs or planned.missing:

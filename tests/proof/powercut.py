@@ -1,12 +1,15 @@
-"""Power cuts: a disk under the product's own SQLite connections that forgets what was not synced.
+"""Power cuts: a disk under the product's SQLite connections that loses unsynced writes.
 
-``Disk`` is an SQLite VFS. Writes reach the files, so that the server sees them; what has not been synced since is
-also remembered. At a chosen operation the power goes: from then on every operation fails, and each remembered write
-is, by the seed, lost, kept, or torn into 512-byte sectors of which some are there. ``plug_in`` makes the files what
-the disk would hold. Writes that were not synced may thus arrive in any order. A file's deletion counts as durable.
+``FaultyDisk`` is an SQLite VFS. Writes reach the files, so that the server sees them;
+the disk also remembers those that are not synced yet. At a chosen operation the power
+fails: from then on every operation fails, and each remembered write is, by the seed,
+lost, kept, or torn into 512-byte sectors of which some remain. So unsynced writes may
+take effect in any order. ``plug_in`` changes the files to what the disk would hold. The
+deletion of a file counts as durable.
 
-``power_cut`` runs one seeded workload on the real store until its cut, opens what is left, and counts what was
-acknowledged and is not there. ``trouble`` makes the disk fail without a cut: full, or with I/O errors.
+``power_cut`` runs one seeded workload on the real store until its cut, opens the
+remaining files, and counts the acknowledged messages that are missing. ``trouble`` makes
+the disk fail without a cut: full, or with I/O errors.
 """
 
 from __future__ import annotations
@@ -27,18 +30,24 @@ from holdfast.store.sqlite import SqliteSettings, SqliteStore
 
 SECTOR_BYTES = 512
 OPERATIONS_MAX = 600
-"""The power goes at one of the first writes, truncations and syncs; about a sixth of these make the schema."""
+"""The cut is at one of the first writes, truncations and syncs.
+
+About a sixth of these create the schema.
+"""
 SYNC_FAILURE_ODDS = 0.03
 T = TypeVar("T")
 USER = User("default", "ann")
 
 _Trouble = Callable[[str, str], None]
-"""Called with the operation (``write``, ``sync``, ``truncate``, ``read``) and the path; raises an apsw error or not."""
+"""Called with the operation (``write``, ``sync``, ``truncate``, ``read``) and the path.
+
+It may raise an apsw error.
+"""
 
 
 @dataclass(slots=True)
 class _File:
-    """What is surely on the platter, and the writes that may or may not be: (offset, data), or (size, None)."""
+    """The synced content, and the unsynced writes: (offset, data), or (size, None)."""
 
     durable: bytearray
     pending: list[tuple[int, bytes | None]] = field(default_factory=list)
@@ -97,14 +106,14 @@ class FaultyDisk(apsw.VFS):
         self._files.pop(name, None)
 
     def alive(self, operation: str, path: str) -> None:
-        """Fail if the power is gone, or if the disk is in trouble."""
+        """Fail after the cut, or as ``trouble`` says."""
         if self.is_dead:
             raise apsw.IOError("the power is gone")
         if self.trouble is not None:
             self.trouble(operation, path)
 
     def count(self) -> None:
-        """One more write, truncation or sync; the chosen one is the last. It may still have reached the platter."""
+        """Count a write, truncation or sync; the chosen one is the last, and may succeed."""
         self.operations += 1
         if self.operations == self._cut_at:
             self.is_dead = True
@@ -112,7 +121,7 @@ class FaultyDisk(apsw.VFS):
 
     @contextmanager
     def until_the_cut(self) -> Iterator[None]:
-        """Work on the disk until it fails; after the block the files are what it would hold, for anybody to open."""
+        """Work on the disk until it fails; afterwards the files are what it would hold."""
         try:
             yield
         except HoldfastError:
@@ -122,7 +131,7 @@ class FaultyDisk(apsw.VFS):
             self.unregister()
 
     def plug_in(self) -> None:
-        """Make the files what is left of them. Nothing may be open any more."""
+        """Change the files to what the disk would hold. None of them may be open."""
         self.is_dead = True
         for path, file in self._files.items():
             Path(path).write_bytes(file.lose_power(self._rng))
@@ -157,7 +166,7 @@ class _OpenFile(apsw.VFSFile):
         super().xTruncate(size)
 
     def xSync(self, flags: int) -> None:
-        """As on Linux, what a failed sync did not write is forgotten: it can be read, and is never written later."""
+        """As on Linux, a failed sync drops its writes: readable, and never written later."""
         try:
             self._disk.alive("sync", self._path)
         except apsw.Error:
@@ -207,7 +216,7 @@ class _Workload:
             await self._insist(self.send, store)
 
     async def send(self, store: SqliteStore) -> None:
-        """Send what is in flight, for the first time or again."""
+        """Send the messages in flight, for the first time or again."""
         for outcome in await store.append(self.in_flight):
             if not isinstance(outcome, Acked):
                 raise outcome
@@ -243,7 +252,9 @@ class _Workload:
 
 
 async def power_cut(directory: Path, seed: int, synchronous: Literal["FULL", "NORMAL"] = "FULL") -> CutReport:
-    """Run the store on a disk that loses power, and look what is left. The directory must be empty.
+    """Run the store on a disk that loses power, and check what remains in it.
+
+    The directory must be empty.
 
     With an odd seed some syncs fail before the cut, and what they should have written is forgotten.
     """
@@ -268,7 +279,7 @@ async def power_cut(directory: Path, seed: int, synchronous: Literal["FULL", "NO
 
 
 async def _look(store: SqliteStore, workload: _Workload, seed: int, operation: int) -> CutReport:
-    """Compare what is left with what was acknowledged; then what was in flight is sent again, and compared too."""
+    """Compare the store with the acks; then send the messages in flight again and compare."""
     acked = len(workload.acked)
     left, unsound = await _left(store)
     lost = sum(key not in left for key in workload.acked)
@@ -286,7 +297,7 @@ async def _look(store: SqliteStore, workload: _Workload, seed: int, operation: i
 
 
 async def _left(store: SqliteStore) -> tuple[dict[tuple[str, int], Message], int]:
-    """What the store holds, and how many of its chats are unsound."""
+    """The stored messages, and the number of unsound chats."""
     left: dict[tuple[str, int], Message] = {}
     unsound = 0
     for chat_id in await store.heads(["chat_a", "chat_b"]):

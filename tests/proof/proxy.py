@@ -1,17 +1,19 @@
 """A TCP proxy that makes a network fail: put it between any two programs on this machine.
 
-``Weather`` says what happens to bytes from now on; it may be changed while connections are open:
+``NetworkConditions`` apply to bytes from now on; they may change while connections are
+open:
 
-- ``latency_seconds``: every piece arrives that much later, in order
+- ``latency_seconds``: every piece arrives later by this time, in order
 - ``bytes_per_second``: no faster than this, per direction
-- ``slice_bytes``: pieces are cut so small that no reader may count on whole frames
-- ``blackhole``: bytes are swallowed while the connection stays open; what was swallowed never arrives, so the
-  connection is reset when the hole closes (TCP would not go on with a hole in its stream)
+- ``slice_bytes``: pieces are cut so small that no reader can rely on whole frames
+- ``blackhole``: bytes are swallowed while the connection stays open; they never arrive,
+  so the connection is reset at the end (TCP has no holes in its stream)
 - ``down``: open connections are reset and new ones are reset at once
 
 ``reset()`` breaks the open connections with an RST once. ``one_way`` limits blackhole to one direction.
-What is in flight per direction is bounded (``_PIECES_IN_FLIGHT_MAX`` pieces of ``_CHUNK_BYTES``) and then by the
-kernel: a reader that stops is felt by the writer, as on a real network.
+Bytes in flight are bounded per direction (``_PIECES_IN_FLIGHT_MAX`` pieces of
+``_CHUNK_BYTES``), and then by the kernel: a reader that stops also stops the writer, as on
+a real network.
 """
 
 from __future__ import annotations
@@ -29,13 +31,13 @@ _PIECES_IN_FLIGHT_MAX = 64
 _CONNECTIONS_MAX = 10_000
 
 Direction = Literal["up", "down"]
-"""``up``: from whoever connected towards the target."""
+"""``up``: from the connecting program to the target."""
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkConditions:
-    """What happens to bytes."""
+    """The conditions for bytes from now on."""
 
     latency_seconds: float = 0.0
     bytes_per_second: float | None = None
@@ -86,7 +88,7 @@ class Proxy:
         await self._server.wait_closed()
 
     def set(self, **changes: Any) -> None:
-        """Change the weather: ``proxy.set(down=True)``."""
+        """Change the conditions: ``proxy.set(down=True)``."""
         before, self._weather = self._weather, replace(self._weather, **changes)
         if self._weather.down:
             self.reset()
@@ -200,7 +202,7 @@ def _directions(
 
 
 def _abort(writer: asyncio.StreamWriter) -> None:
-    """Close with an RST: linger for no time at all."""
+    """Close with an RST: linger for zero seconds."""
     sock: socket.socket | None = writer.get_extra_info("socket")
     if sock is not None and sock.fileno() != -1:  # unless it is closed already
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

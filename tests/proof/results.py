@@ -1,8 +1,9 @@
 """The counts of a proof run, as RESULTS.md.
 
-Every proof writes one small JSON file (a ``Row``) into a directory; ``python -m proof.results DIR`` prints
-them as a page. With no failure in n runs, the chance of one per run is below 3/n with 95 % confidence: that bound
-stands beside every count, because "it never failed" says nothing without its n.
+Every proof writes one small JSON file (a row) into a directory; ``python -m
+proof.results DIR`` prints them as a page. With no failure in n runs, the chance of a
+failure per run is below 3/n with 95 % confidence. That bound is beside every count,
+because "it never failed" means nothing without its n.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from proof.planned import uncovered
 
 
 class Row(Struct, frozen=True):
-    """One kind of proof. ``failures`` counts broken promises, ``figures`` what else was measured, ``moments`` how often
-    the rare moments came that it must have met."""
+    """One kind of proof. ``failures`` counts broken promises, ``figures`` other
+    measurements, ``moments`` the coverage marks that it must reach."""
 
     name: str
     how: str
@@ -49,12 +50,12 @@ def read(directory: Path) -> list[Row]:
 
 
 def bound(row: Row) -> str:
-    """How likely a failure still may be."""
+    """The bound on the chance of a failure per run."""
     return f"< {3 / row.runs:.2g}" if row.runs and not row.failures else "–"
 
 
 def render(rows: Iterable[Row], machine: str) -> str:
-    """The page. Each row names the commit it was measured at: rows of different runs may stand side by side."""
+    """The page. Each row names its commit: rows may be from different runs."""
     rows = list(rows)
     lines = [
         "# Results",
@@ -76,7 +77,7 @@ def render(rows: Iterable[Row], machine: str) -> str:
 
 
 def _moments(rows: Iterable[Row]) -> Iterator[str]:
-    """The rare moments; a proof that missed one of its own has failed and is not here."""
+    """The coverage marks; a proof that missed one of its own has failed and is not here."""
     met = [(row.name, moment, times) for row in rows for moment, times in sorted(row.moments.items())]
     if met:
         yield from ("", "## Rare moments", "")
@@ -86,7 +87,7 @@ def _moments(rows: Iterable[Row]) -> Iterator[str]:
 
 
 def _uncovered(rows: Iterable[Row]) -> Iterator[str]:
-    """What the plan asks for and these rows do not show."""
+    """The planned faults that these rows do not cover."""
     yield from ("", "## Planned and not covered", "")
     yield "The design's faults (tests/proof/planned.py). A longer run counts more; the last column needs a new proof."
     yield from ("", "| fault | planned | counted | covered by no count |", "|---|---|---|---|")

@@ -1,14 +1,17 @@
-"""An asyncio loop on virtual time: an hour of timers runs in milliseconds, the same way each time.
+"""An asyncio loop on virtual time: an hour of timers runs in milliseconds, repeatably.
 
-The loop's selector never waits for a timer; it moves the loop's clock to it. Two things are not virtual:
+The loop's selector never waits for a timer; it moves the loop's clock to it. Two things
+are not virtual:
 
-- calls in the loop's executor run on real threads. While one is in flight the clock holds, so that a timeout
-  cannot overtake work that in truth takes no time at all. With a seed they are made at once, in the loop's own thread:
-  when a real thread is done would decide how many turns the loop takes, and so how they are shuffled;
-- threads that were started past ``run_in_executor`` are invisible, so what needs them does not belong here.
+- Calls in the loop's executor run on real threads. While one is in flight the clock
+  stands still, so that no timeout overtakes work that takes almost no real time. With a
+  seed they run at once, in the loop's own thread: otherwise the end of a real thread would
+  decide how many turns the loop takes, and so how tasks are shuffled.
+- The loop does not see threads started in any other way, so code that needs them cannot
+  run on it.
 
-With a seed, tasks that are ready in the same turn run in a shuffled order: what a busy machine and a network do
-to a real program. Plain callbacks keep the order that asyncio promises them.
+With a seed, tasks that are ready in the same turn run in a shuffled order, as a busy
+machine and a network do to a real program. Plain callbacks keep asyncio's order.
 
 For unit tests and simulation only, never against real servers.
 """
@@ -34,7 +37,7 @@ WALL_CLOCK_START = 1_800_000_000.0
 
 
 class Deadlock(RuntimeError):
-    """Nothing is ready, no timer is set, no thread is at work: the program would wait for ever."""
+    """Nothing is ready, no timer is set, no thread works: the program would never end."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -60,7 +63,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return future
 
     def _made_at_once(self, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
-        """The caller waits for a turn, as for a thread; whoever was cancelled meanwhile has left the work done."""
+        """The caller waits one turn, as for a thread; cancelling it does not undo the work."""
         future: asyncio.Future[T] = self.create_future()
         try:
             tell = partial(future.set_result, func(*args))
@@ -78,7 +81,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     @contextmanager
     def holding(self) -> Iterator[None]:
-        """Hold the clock: inside, some thread of the caller's will wake the loop."""
+        """Hold the clock: inside, a thread of the caller will wake the loop."""
         self._at_work += 1
         try:
             yield
@@ -91,7 +94,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return not self._at_work
 
     def next_turn(self, timeout: float | None) -> float | None:
-        """How long the selector may really wait; called once per turn, when all that became ready is queued."""
+        """How long the selector may really wait; called once per turn, with all ready queued."""
         if self._rng is not None:
             self._shuffle(self._rng)
         if self._at_work or timeout == 0:
@@ -125,7 +128,7 @@ class _JumpingSelector(selectors.BaseSelector):
         self._real = selectors.DefaultSelector()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if self._loop.alone and len(self._real.get_map()) == 1:  # its own wake-up pipe, and nobody to write into it
+        if self._loop.alone and len(self._real.get_map()) == 1:  # only its own wake-up pipe, without a writer
             self._loop.next_turn(timeout)
             return []
         events = self._real.select(0)
@@ -150,7 +153,7 @@ class _JumpingSelector(selectors.BaseSelector):
 
 
 class LoopClock:
-    """The clocks of whatever loop is running; on a virtual loop both are virtual."""
+    """The clocks of the running loop; on a virtual loop both are virtual."""
 
     def now(self) -> float:
         return WALL_CLOCK_START + self.monotonic()
@@ -160,6 +163,6 @@ class LoopClock:
 
 
 def run(main: Coroutine[Any, Any, T], seed: int | None = None) -> T:
-    """Run ``main`` to its end on a virtual loop; what it left running is cancelled."""
+    """Run ``main`` to its end on a virtual loop; cancel the tasks it left running."""
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(seed)) as runner:
         return runner.run(main)

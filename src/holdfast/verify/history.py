@@ -1,12 +1,14 @@
-"""What clients did and saw, and what was stored in the end. The format is stable: JSON lines, one event a line.
+"""A history: what clients did and saw, and what was stored at the end.
 
-The first line is a ``header`` (format version, seed, notes). Every other line has ``event`` (its kind) and
-``at`` (seconds, from one clock). An operation is an ``invoke`` and at most one of ``ok``, ``fail`` (certainly
-did not happen) or ``unknown`` (may have happened), joined by ``op``. A timeout is unknown, never failed. Every
-attempt is an operation of its own: a retry has another ``op`` and the same ``key``.
+The format is stable: JSON lines, one event a line. The first line is a ``header``
+(format version, seed, notes). Every other line has ``event`` (its kind) and ``at``
+(seconds, from one clock). An operation is an ``invoke`` and at most one of ``ok``,
+``fail`` (certainly did not happen) or ``unknown`` (may have happened), joined by ``op``.
+A timeout is unknown, never failed. Every attempt is an operation of its own: a retry has
+another ``op`` and the same ``key``.
 
-Contents are not kept, only their digests, so a history can be shared. Unknown kinds and fields are an error:
-a checker must not pass because it did not understand what it was given.
+A history has digests in place of contents, so it can be shared. Unknown kinds and fields
+are an error: a checker must not pass because it did not understand an event.
 """
 
 from __future__ import annotations
@@ -29,12 +31,12 @@ FaultPlane = Literal["connection", "durability", "history", "fanout", "process"]
 
 
 def digest(content: str, content_type: str) -> str:
-    """What stands for a content in a history."""
+    """The digest that a history has in place of a content."""
     return hashlib.blake2b(f"{content_type}\0{content}".encode(), digest_size=8).hexdigest()
 
 
 class Sighting(Struct, frozen=True):
-    """A message as somebody saw it. ``digest`` None: only its number was seen (an ack)."""
+    """A message as seen by an observer. ``digest`` None: only its number was seen (an ack)."""
 
     sequence: int
     message_id: str
@@ -56,7 +58,7 @@ class Sighting(Struct, frozen=True):
 
 
 class PageSeen(Struct, frozen=True):
-    """A page as a client got it; ``after`` is the cursor it asked from, None for a chat it named no cursor of."""
+    """A page as a client got it; ``after``: the cursor of the request, None if it had none."""
 
     chat_id: str
     after: Cursor | None
@@ -80,7 +82,7 @@ class HistoryEvent(Struct, frozen=True, tag_field="event", forbid_unknown_fields
 
 
 class Header(HistoryEvent, frozen=True, tag="header"):
-    """What made this history: the seed and everything derived from it."""
+    """The origin of this history: the seed and everything derived from it."""
 
     version: int = FORMAT_VERSION
     seed: int | None = None
@@ -88,7 +90,7 @@ class Header(HistoryEvent, frozen=True, tag="header"):
 
 
 class ClientSeen(HistoryEvent, frozen=True, tag="client"):
-    """Who a client is."""
+    """A client and its identity."""
 
     client: str
     tenant: str
@@ -97,7 +99,7 @@ class ClientSeen(HistoryEvent, frozen=True, tag="client"):
 
 
 class Invoke(HistoryEvent, frozen=True, tag="invoke"):
-    """A client asks; ``key`` and ``digest`` of a send, ``cursors`` (chat to (epoch, sequence)) of a sync or resume."""
+    """A request: ``key`` and ``digest`` of a send, ``cursors`` by chat of a sync or resume."""
 
     op: int
     client: str
@@ -121,7 +123,8 @@ class Fail(HistoryEvent, frozen=True, tag="fail"):
 
 
 class Unknown(HistoryEvent, frozen=True, tag="unknown"):
-    """``answered``: the server said so. ``disconnected``: the connection broke. ``timeout``: the client gave up."""
+    """``answered``: by the server. ``disconnected``: the connection broke. ``timeout``: the
+    client gave up."""
 
     op: int
     reason: Literal["answered", "disconnected", "timeout"]
@@ -134,7 +137,7 @@ class Opened(HistoryEvent, frozen=True, tag="opened"):
 
 
 class Pushed(HistoryEvent, frozen=True, tag="pushed"):
-    """A message reached a client without being asked for."""
+    """The server pushed a message to a client."""
 
     client: str
     connection: str
@@ -143,7 +146,7 @@ class Pushed(HistoryEvent, frozen=True, tag="pushed"):
 
 
 class Whispered(HistoryEvent, frozen=True, tag="whispered"):
-    """Something ephemeral about a chat reached a client: who types there, or who has a message."""
+    """An ephemeral event of a chat reached a client: typing, or a receipt."""
 
     client: str
     chat_id: str
@@ -151,7 +154,7 @@ class Whispered(HistoryEvent, frozen=True, tag="whispered"):
 
 
 class CursorMoved(HistoryEvent, frozen=True, tag="moved"):
-    """A client told the server how far it has stored a chat."""
+    """A client acked a chat up to ``sequence``."""
 
     client: str
     chat_id: str
@@ -160,14 +163,14 @@ class CursorMoved(HistoryEvent, frozen=True, tag="moved"):
 
 
 class Dropped(HistoryEvent, frozen=True, tag="dropped"):
-    """A client dropped its copy of a chat, because it was told that it left or that the numbering was repaired."""
+    """A client dropped its copy of a chat, after leaving it or after a reset."""
 
     client: str
     chat_id: str
 
 
 class WarningSeen(HistoryEvent, frozen=True, tag="warned"):
-    """SLOW_CONSUMER with its grace."""
+    """The server sent SLOW_CONSUMER, with its grace."""
 
     connection: str
     grace_seconds: float
@@ -179,9 +182,9 @@ class ClosingSaid(HistoryEvent, frozen=True, tag="closing"):
 
 
 class Closed(HistoryEvent, frozen=True, tag="closed"):
-    """``by`` is who ended it: a fault of the network or a killed process is ``network``.
+    """A connection ended. ``by``: a network fault or a killed process is ``network``.
 
-    ``why``: what a client waited for in vain; empty if it left because it wanted to.
+    ``why``: the deadline after which a client gave up; empty if it left by itself.
     """
 
     client: str
@@ -191,7 +194,7 @@ class Closed(HistoryEvent, frozen=True, tag="closed"):
 
 
 class Level(HistoryEvent, frozen=True, tag="level"):
-    """How full a bounded thing was."""
+    """How full a bounded buffer or queue was."""
 
     where: str
     value: int
@@ -199,7 +202,7 @@ class Level(HistoryEvent, frozen=True, tag="level"):
 
 
 class Tried(HistoryEvent, frozen=True, tag="tried"):
-    """The fanout tried to hand an envelope over for the ``attempt``-th time."""
+    """The fanout tried to deliver an envelope for the ``attempt``-th time."""
 
     gateway: str
     envelope: int
@@ -207,7 +210,7 @@ class Tried(HistoryEvent, frozen=True, tag="tried"):
 
 
 class FaultWindow(HistoryEvent, frozen=True, tag="fault"):
-    """Something was made to fail from ``at`` until ``until``; ``clients`` empty: for everybody."""
+    """An injected fault, from ``at`` to ``until``; ``clients`` empty: for all."""
 
     plane: FaultPlane
     name: str
@@ -216,7 +219,7 @@ class FaultWindow(HistoryEvent, frozen=True, tag="fault"):
 
 
 class CommitSeen(HistoryEvent, frozen=True, tag="committed"):
-    """A store finished a commit that holds this message."""
+    """The store committed this message."""
 
     chat_id: str
     sequence: int
@@ -231,7 +234,7 @@ class Logged(HistoryEvent, frozen=True, tag="logged"):
 
 
 class LogAtEnd(HistoryEvent, frozen=True, tag="log"):
-    """At the end: the whole event log was read, up to this position; without this nothing is known of the log."""
+    """At the end: the event log was read up to this position; if absent, it was not read."""
 
     position: int
 
@@ -246,7 +249,7 @@ class KeySeen(Struct, frozen=True):
 
 
 class MembershipSpan(Struct, frozen=True):
-    """From the message ``sequence`` on (0: from creation), this user was or was not a member, and muted or not."""
+    """The user's membership and mute from message ``sequence`` on (0: from creation)."""
 
     sequence: int
     user_id: str
@@ -255,7 +258,7 @@ class MembershipSpan(Struct, frozen=True):
 
 
 class ChatAtEnd(HistoryEvent, frozen=True, tag="chat"):
-    """At the end: everything stored of one chat. ``redacted`` and ``holes`` are those recorded as acts."""
+    """At the end: one stored chat. ``redacted`` and ``holes``: those recorded as acts."""
 
     chat_id: str
     tenant: str
@@ -270,7 +273,7 @@ class ChatAtEnd(HistoryEvent, frozen=True, tag="chat"):
 
 
 class Held(HistoryEvent, frozen=True, tag="held"):
-    """At the end: a client that was given time to catch up has this copy of a chat, in this order."""
+    """At the end: a client's copy of a chat, in order, after time to catch up."""
 
     client: str
     chat_id: str
@@ -280,7 +283,10 @@ class Held(HistoryEvent, frozen=True, tag="held"):
 
 
 class Enqueued(HistoryEvent, frozen=True, tag="job_enqueued"):
-    """A job whose transaction was committed, or may have been (``certain`` False). ``seq`` is its place."""
+    """A job whose transaction was, or may have been (``certain`` False), committed.
+
+    ``seq`` is its number.
+    """
 
     stream: str
     seq: int
@@ -288,7 +294,7 @@ class Enqueued(HistoryEvent, frozen=True, tag="job_enqueued"):
 
 
 class Ran(HistoryEvent, frozen=True, tag="job_ran"):
-    """One run of a handler, by one clock. ``released``: an operator let it pass its stream's failed head."""
+    """One run of a handler. ``released``: an operator let it pass its stream's failed head."""
 
     stream: str
     seq: int
@@ -300,7 +306,7 @@ class Ran(HistoryEvent, frozen=True, tag="job_ran"):
 
 
 class EffectSeen(HistoryEvent, frozen=True, tag="job_effect"):
-    """What the resource keeps of a job, in the order in which it was applied, with the fence it was shown."""
+    """A job's effect on the resource, in the order of application, with its fence."""
 
     stream: str
     seq: int
@@ -308,7 +314,7 @@ class EffectSeen(HistoryEvent, frozen=True, tag="job_effect"):
 
 
 class Excused(HistoryEvent, frozen=True, tag="job_excused"):
-    """A job that ended otherwise, by a recorded act or verdict (a dead letter)."""
+    """A job without effect, by a recorded act or verdict (a dead letter)."""
 
     seq: int
 
@@ -345,14 +351,14 @@ E = TypeVar("E", bound=HistoryEvent)
 
 
 class Operation(Struct, frozen=True):
-    """An operation with how it ended; ``end`` None: it never did."""
+    """A request and its end; ``end`` None: it never ended."""
 
     invoke: Invoke
     end: Ok | Fail | Unknown | None
 
 
 class History:
-    """Events in the order in which they were recorded, with the views that checkers ask for."""
+    """The events in the order of recording, with the views that checkers need."""
 
     def __init__(self, events: Iterable[AnyEvent]) -> None:
         self.events = list(events)
@@ -383,12 +389,12 @@ class History:
 
 
 class Recorder:
-    """Collects events in memory; not thread-safe. ``save`` writes them; a new ``op`` for every attempt."""
+    """Collects events in memory; not thread-safe. Every attempt gets a new ``op``."""
 
     def __init__(self, header: Header | None = None) -> None:
         self.events: list[AnyEvent] = [header or Header()]
         self.connections: Counter[str] = Counter()
-        """How many each client has opened."""
+        """The number of connections that each client has opened."""
         self._ops = 0
 
     def note(self, event: AnyEvent) -> None:
@@ -412,7 +418,7 @@ def encode(events: Iterable[AnyEvent]) -> bytes:
 
 
 def load(path: Path) -> History:
-    """A saved history; ValueError names what is wrong with it."""
+    """Load a saved history; ValueError if it is invalid."""
     return decode(path.read_bytes())
 
 

@@ -1,8 +1,9 @@
-"""A chat server that fails in every way the protocol allows, as a scenario tells it.
+"""A chat server that fails in every way the protocol allows, as a scenario says.
 
-``ScriptedServer`` speaks protocol version 1 from memory and shares no code with Holdfast's server, so that a
-misunderstanding is not made twice. It drops before or after storing, pushes twice, leaves a hole, raises the epoch,
-refuses, closes, falls silent, writes many frames in one piece; and it notes what a client must not do.
+``ScriptedServer`` keeps one chat in memory and shares no code with Holdfast's server, so
+that both cannot have the same misunderstanding of the protocol. It drops sends before or
+after storing them, pushes twice, leaves a hole, raises the epoch, refuses, closes, stops
+replying, and writes many frames in one piece. It records the client's violations.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from websockets.http11 import Request, Response
 CHAT = "chat_conformance"
 USER = "alice"
 PATIENCE_SECONDS = 30.0
-"""How long a scenario waits for what must come."""
+"""How long a scenario waits for an event that must happen."""
 SLICE_SECONDS = 0.02
 NOT_A_MEMBER = {
     "code": "NOT_A_MEMBER",
@@ -36,7 +37,7 @@ NOT_A_MEMBER = {
 
 @dataclass
 class ServerScript:
-    """What the server does wrong next; counters count down."""
+    """The server's next failures; counters count down."""
 
     refuse_handshakes: list[tuple[int, dict[str, str]]] = field(default_factory=list)
     hang_handshakes: int = 0
@@ -56,7 +57,7 @@ class ServerScript:
     heartbeat_ms: int = 30_000
     page_limit: int = 500
     page_seconds: float = 0.0
-    """How long the next pages take to arrive, bit by bit."""
+    """How long each page takes to arrive, in small pieces."""
 
 
 @dataclass
@@ -87,7 +88,7 @@ class ScriptedServer:
         self.epoch = 1
         self.is_member = True
         self.newest = 0
-        """The highest sequence of this epoch, also if the message was lost since."""
+        """The highest sequence of this epoch, even if the message was lost later."""
         self.messages: list[dict[str, Any]] = []
         self.keys: dict[str, dict[str, Any]] = {}
         self.connections: list[ScriptedConnection] = []
@@ -95,7 +96,7 @@ class ScriptedServer:
         self.acked = (0, 0)
         self.violations: list[str] = []
         self.failure: str | None = None
-        """Why there is no use in waiting any longer."""
+        """The reason to stop waiting at once."""
         self._ending = asyncio.Event()
         self._server: Server | None = None
         self._changed = asyncio.Condition()
@@ -122,7 +123,7 @@ class ScriptedServer:
         """The newest connection."""
         return self.connections[-1]
 
-    # What a scenario does
+    # For scenarios
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
         async def wait() -> None:
@@ -145,17 +146,17 @@ class ScriptedServer:
             self._changed.notify_all()
 
     async def say(self, content: str) -> None:
-        """Somebody else writes."""
+        """Another user sends a message."""
         await self._store("bob", f"bob-{len(self.messages)}", content)
 
     def append_event(self, change: dict[str, Any]) -> dict[str, Any]:
-        """Somebody changed the chat: a message of kind event, which is not pushed here."""
+        """Another user changed the chat: store a message of kind event, without a push."""
         message = self._append("bob", f"event-{len(self.messages)}", json.dumps(change))
         message.update(kind="event", client_message_id=None)
         return message
 
     async def renumber(self, contents: list[str]) -> None:
-        """An operator restored or repaired the chat, and the server tells of it."""
+        """An operator restored or repaired the chat; a heartbeat carries the new epoch."""
         self.raise_epoch(contents)
         await self.push_frame("heartbeat", {"heads": {CHAT: [self.epoch, len(self.messages)]}})
 
@@ -168,7 +169,7 @@ class ScriptedServer:
             self._append("bob", f"bob-{self.epoch}-{content}", content)
 
     async def lose(self, count: int) -> None:
-        """The store was put back to an older state, and nobody has noticed: the last messages are gone."""
+        """Lose the last messages, as an unnoticed restore of an old store would."""
         for message in self.messages[-count:]:
             self.keys.pop(message["client_message_id"], None)
         del self.messages[-count:]
@@ -177,7 +178,7 @@ class ScriptedServer:
         self.script.holding = frozenset(kinds)
 
     async def release(self, *order: str) -> None:
-        """Write the frames that were held, in one piece: all those of each type, in this order of types."""
+        """Write the held frames in one piece, in this order of types."""
         held, self.here.held, self.script.holding = self.here.held, [], frozenset()
         assert {kind for kind, _ in held} == set(order), f"held {[kind for kind, _ in held]}, wanted {order}"
         self.here.socket.transport.write(b"".join(frame for kind in order for each, frame in held if each == kind))
@@ -190,7 +191,7 @@ class ScriptedServer:
         await self._write(self.here, kind, payload)
 
     async def announce(self, reason: str, code: int, delay_ms: int = 0, close: bool = True) -> None:
-        """Close as a server does: say so, then do."""
+        """Close as a server does: announce it, then close."""
         await self.push_frame(
             "connection_closing",
             {
@@ -205,7 +206,7 @@ class ScriptedServer:
             await self.here.socket.close(code, reason)
 
     def cut(self) -> None:
-        """End the newest connection without a word."""
+        """Break the newest connection, without a closing handshake."""
         self.here.socket.transport.abort()
 
     # The protocol
@@ -430,7 +431,7 @@ def _proof(epoch: int, sequence: int) -> str:
 
 
 async def _trickle(socket: ServerConnection, text: bytes, seconds: float) -> None:
-    """One frame over a link so slow that it takes so long. Nobody may write to it meanwhile."""
+    """Write one frame over ``seconds``. Nothing else may write to the socket meanwhile."""
     frame = _text_frame(text)
     size = math.ceil(len(frame) * SLICE_SECONDS / seconds)
     for start in range(0, len(frame), size):

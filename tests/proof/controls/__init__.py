@@ -1,8 +1,15 @@
-"""Negative controls: deliberately broken variants, each with the checkers that must turn red, and no other.
+"""Negative controls: broken variants, and the checkers that each must turn red.
 
-They run in the simulation, in the place of the part they break and in the weather in which it shows. A checker that
-no control can turn red is not a proof; a control that turns others red shows that checkers overlap. Three controls
-break more than one promise at once; each says in its own docstring why the others follow from the first.
+- ``planes``     gateways, sessions, intakes and clients that break a promise
+- ``stores``     stores that break a promise
+- ``two_phase``  the sequencing of the design documents: allocate, then persist
+- ``jobs``       workers that break checker 11
+
+A control runs in the simulation in place of the part it breaks, under the faults that
+reveal the defect. It must turn its own checkers red and no other. A checker that no
+control turns red proves nothing; a control that turns others red shows that checkers
+overlap. Three controls break more than one promise; their docstrings say why the others
+follow from the first.
 """
 
 from __future__ import annotations
@@ -57,7 +64,7 @@ def turned_red(control: NegativeControl, seeds: Iterable[int] = SEEDS) -> set[in
 
 
 def weather(**changes: object) -> Callable[[Options], Options]:
-    """No fault but those named, and much to say."""
+    """Much traffic, and no faults but the named ones."""
 
     def change(options: Options) -> Options:
         calm: dict[str, object] = {

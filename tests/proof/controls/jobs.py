@@ -1,8 +1,10 @@
-"""Negative controls of checker 11: workers on the real embedded store, whole and with one deliberate defect each.
+"""Negative controls of checker 11: workers on the real embedded store.
 
-One seeded story for all: streams of jobs, handlers that fail by chance, workers that are killed, and workers whose seat
-is taken by another while they run (zombies). Effects are rows in the store's own database, written in the handler's
-transaction; what is whole keeps every promise of checker 11 in it, what is broken does not.
+One variant is correct, the others have one deliberate defect each. All run the same
+seeded scenario: streams of jobs, handlers that fail at random, workers that are killed,
+and workers whose session another takes over while they run (zombies). Effects are rows
+in the store's own database, written in the handler's transaction. Only the correct
+variant keeps every promise of checker 11.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from proof.virtual_loop import LoopClock, run
 SEEDS = range(1, 9)
 DEAF_SECONDS = 1.0
 ENOUGH_SECONDS = 120
-"""What is whole needs a few; what is broken may never end."""
+"""The correct variant needs a few; a broken one may never end."""
 SETTINGS = WorkerSettings(concurrency=6, jobs_max=24, per_stream_max=4, drain_seconds=2)
 POLICIES = Policies().with_type("Deed", strikes_max=1000, base_seconds=0.5, cap_seconds=4.0)
 
@@ -45,7 +47,7 @@ Apply = Callable[["Story", Context, Deed], Any]
 
 @dataclass
 class Story:
-    """One run of the story; ``ledger`` is the resource: a table beside the jobs."""
+    """One run of the scenario; ``ledger`` is the resource: a table beside the jobs."""
 
     seed: int
     store: MemoryWork
@@ -78,7 +80,7 @@ class Story:
         return await self._history()
 
     def _make_zombie(self, worker: Worker) -> None:
-        """It starts nothing more, and hears of its heir only after what it runs has ended."""
+        """Start no more jobs; notice the successor only after the running ones have ended."""
         hearing = self.hearing[self.seats[-1].instance] = asyncio.Event()
         asyncio.get_running_loop().call_later(DEAF_SECONDS, hearing.set)
         worker.stop()
@@ -150,20 +152,20 @@ def _write(db: apsw.Connection, ctx: Context, deed: Deed) -> None:
 
 
 async def inside(story: Story, ctx: Context, deed: Deed) -> None:
-    """As the guide says: the effect and the end of the job in one transaction."""
+    """As the guide says: effect and completion in one transaction."""
     async with ctx.transaction() as db:
         _write(db, ctx, deed)
 
 
 async def outside(story: Story, ctx: Context, deed: Deed) -> None:
-    """The effect in a transaction of its own; the job ends later, and a crash in between repeats it."""
+    """The effect in its own transaction, completion later: a crash in between repeats it."""
     async with story.store.transaction() as db:
         _write(db, ctx, deed)
     await asyncio.sleep(0.05)
 
 
 async def after(story: Story, ctx: Context, deed: Deed) -> None:
-    """The job ends first; a crash in between loses the effect."""
+    """Completion first: a crash in between loses the effect."""
     async with ctx.transaction():
         pass
     await asyncio.sleep(0.05)
@@ -172,7 +174,8 @@ async def after(story: Story, ctx: Context, deed: Deed) -> None:
 
 
 class UnfencedCompletion(MemoryWork):
-    """The seed's: whoever says that a job is done is believed, so a zombie and its heir both do it."""
+    """The design document's: completion is not fenced, so a zombie and its successor both
+    apply the effect."""
 
     async def join(self, name: str) -> Any:
         seat: Any = await super().join(name)
@@ -189,7 +192,8 @@ class UnfencedCompletion(MemoryWork):
 
 
 class ReleasedDeadLetters(MemoryWork):
-    """The seed's: a dead letter is "completed with status 0 to prevent re-claiming", which makes it claimable."""
+    """The design document's: a dead letter is "completed with status 0 to prevent
+    re-claiming", which makes it claimable."""
 
     async def join(self, name: str) -> Any:
         seat: Any = await super().join(name)
@@ -214,7 +218,7 @@ def _make_claimable(db: apsw.Connection, seq: int) -> None:
 
 
 class UnorderedClaims(MemoryWork):
-    """Jobs are handed out one by one: whatever is free takes the next, whichever stream it belongs to."""
+    """A free worker takes the next job of any stream, one at a time."""
 
     async def join(self, name: str) -> Any:
         seat: Any = await super().join(name)
@@ -231,7 +235,7 @@ class UnorderedClaims(MemoryWork):
 
 @dataclass(frozen=True, slots=True)
 class JobControl:
-    """A variant of the story; ``red``: the checkers that it must turn red, and no other."""
+    """A variant of the scenario; ``red``: the checkers that it must turn red, no other."""
 
     name: str
     store: Callable[[LoopClock], MemoryWork] = MemoryWork

@@ -23,7 +23,7 @@ from proof.simulation.device import Device
 
 
 class CarelessDeliveries(OutboundBuffer):
-    """Pushes whatever comes, wherever its client is: no position check."""
+    """Pushes every message, whatever its client has: no continuity check."""
 
     __slots__ = ()
 
@@ -52,7 +52,7 @@ class CarelessConnection(Connection):
 
 
 class SilentConnection(Connection):
-    """Closes without a word."""
+    """Closes without a closing frame."""
 
     __slots__ = ()
 
@@ -74,7 +74,7 @@ class ForgetfulIntake(Intake):
 
 
 class CoupledStore(StoreDurability):
-    """Does not acknowledge a send before it has asked who is online: the fanout plane's failure becomes a send's."""
+    """Acks a send only after asking who is online: a fanout failure becomes a send's."""
 
     def __init__(self, store: Store, clock: Clock, registry: Registry) -> None:
         super().__init__(store, clock)
@@ -91,7 +91,7 @@ class CoupledStore(StoreDurability):
 
 
 class HighestAcks(Device):
-    """Now and then fails to store a message, and acknowledges the highest it has stored instead of the contiguous."""
+    """Sometimes fails to store a message, and acks the highest stored, not the contiguous."""
 
     _received = 0
 

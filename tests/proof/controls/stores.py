@@ -17,7 +17,7 @@ from proof.simulation.parts import SimulatedDisk
 
 
 class TwoPhaseStore(MemoryStore):
-    """Allocates numbers first and stores each message later, by itself: 43 can be read while 42 is on its way.
+    """Allocates numbers first and stores each message later: 43 is readable before 42.
 
     Red: 4, the late fill. 9 follows and cannot be kept green: a page is authoritative, so whoever was served up to 43
     never asks for 42 again and rests without it.
@@ -47,7 +47,7 @@ class TwoPhaseStore(MemoryStore):
 
 
 class OverwritingStore(MemoryStore):
-    """Puts without a condition, and now and then somebody repairs a counter to one too few.
+    """Puts without a condition, and sometimes a repair sets a counter one too low.
 
     Red: 1, an acknowledged message is overwritten. 3 and 9 follow and cannot be kept green: the number now stands for
     two messages, and whoever was given the first one rests with a chat that is not the stored one.
@@ -85,7 +85,7 @@ class UnscopedStore(MemoryStore):
 
 
 class DeafStore(MemoryStore):
-    """Takes the sends of muted members."""
+    """Accepts the sends of muted members."""
 
     def _known(self, group: Sequence[Draft]) -> KnownKey:
         known = super()._known(group)
@@ -103,7 +103,7 @@ class ForgetfulStore(MemoryStore):
 
 
 class UnpublishedDisk(SimulatedDisk):
-    """A store whose commits do not all reach the log, as where a retry is answered before it can publish."""
+    """Not all commits reach the log, as when a retry is answered before it publishes."""
 
     def __init__(self) -> None:
         super().__init__(MemoryStore())
@@ -116,7 +116,7 @@ class UnpublishedDisk(SimulatedDisk):
 
 
 class Around:
-    """A store seen through one broken verb; the others go straight through."""
+    """A store with one broken verb; the others pass through."""
 
     def __init__(self, store: Store) -> None:
         self._store: Any = store
@@ -126,7 +126,7 @@ class Around:
 
 
 class EarlyAcks(Around):
-    """Answers from a forecast and commits a moment later; a kill in between loses what was acknowledged.
+    """Acks a predicted commit and commits later: a kill in between loses acked messages.
 
     Red: 1. 3 and 5 follow and cannot be kept green: the lost message's number is given to the next one (two messages
     under one number), and whoever reads after the restart sees less than was acknowledged before it.
@@ -149,7 +149,7 @@ class EarlyAcks(Around):
 
 
 class LaggingReads(Around):
-    """Every other page comes from a copy that lags a message behind, but never behind its reader's own cursor."""
+    """Every other page is one message stale, but never behind its reader's cursor."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
@@ -166,7 +166,7 @@ class LaggingReads(Around):
 
 
 class OpenReads(Around):
-    """Serves whoever asks."""
+    """Serves every user, member or not."""
 
     async def read_after(
         self, chat_id: str, after: int, limit: int, bytes_max: int, reader: User | None = None

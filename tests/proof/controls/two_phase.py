@@ -1,12 +1,14 @@
-"""The sequencing this design grew from, as it was written down: allocate a number, then persist. A negative control.
+"""The sequencing of the first design document: allocate a number, then persist.
 
-Five steps per send: look for the key; check the membership; increment the counter; write key and message; publish.
-Each step is atomic, no two are. So a reader can see 43 while 42 is still on its way (a late fill), a retry whose
-first try failed to publish is answered from the key and never published, keys are not scoped to their sender,
-and a message is put without a condition, so that a counter which is set back overwrites what was acknowledged.
+This is a negative control; the product does not use it. A send has five steps: look up
+the key; check the membership; increment the counter; write key and message; publish. Each
+step is atomic, no two are. So a reader can see 43 before 42 is stored (a late fill); a
+retry whose first try failed to publish is answered from the key and never published; keys
+are not scoped to their sender; and a message is put without a condition, so that a
+counter that was set back overwrites acknowledged messages.
 
-Nothing here is used by the product. Tests run the seven scenarios of that document on it literally, and the
-simulation runs with it in the place of the store to show that the checkers notice.
+Tests run the document's seven scenarios on it, and the simulation runs it in place of the
+store to show that the checkers notice.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ Raising in it is a crash (or a failed dependency) at that point; waiting in it c
 
 
 class CounterMissing(HoldfastError):
-    """The chat has no counter: nothing can be allocated until somebody reconstructs it. SEV-2 in that document."""
+    """The chat has no counter: no send until it is reconstructed. SEV-2 in the document."""
 
 
 async def _no_pause(_step: str, _draft: Draft) -> None:
@@ -34,7 +36,7 @@ async def _no_pause(_step: str, _draft: Draft) -> None:
 
 @dataclass(slots=True)
 class Tables:
-    """What the two phases share, one dict per table of that document."""
+    """The state of the two phases: one dict per table of the document."""
 
     counters: dict[str, int] = field(default_factory=dict)
     keys: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
@@ -100,7 +102,8 @@ class TwoPhaseIngest:
         return message
 
     def recover_counter(self, chat_id: str) -> int:
-        """That document's repair: the counter becomes the highest stored sequence, whatever is still on its way."""
+        """The document's repair: set the counter to the highest stored sequence, despite sends
+        in flight."""
         highest = max((n for chat, n in self.tables.messages if chat == chat_id), default=0)
         self.tables.counters[chat_id] = highest
         return highest

@@ -1,8 +1,12 @@
 """A whole server and its clients on virtual time, from one seed.
 
-``options`` what a seed decides · ``network`` sockets made of memory · ``device`` the real client machine ·
-``server`` the real gateway, sessions, ingest and fanout over memory adapters · ``parts`` what a control may replace ·
-``world`` the story
+- ``world``    one run: traffic and faults, healing, recording the end state
+- ``options``  everything that a seed decides
+- ``server``   the real gateway, sessions, ingest and fanout over memory adapters
+- ``parts``    the parts of a server that a negative control may replace
+- ``device``   a client: the real client machine without sockets
+- ``network``  sockets in memory, with latency, cuts and blackholes
+- ``watch``    measures the server's buffers, warnings and delivery attempts
 """
 
 from proof.simulation.options import Options

@@ -1,7 +1,8 @@
-"""A device on virtual time: the real client machine in a shell without sockets, recording what it does and sees.
+"""A device on virtual time: the real client machine without sockets, recorded.
 
-What a device has on its disk (cursors, unsent messages, its copy of the chats) survives ``crash``; the rest does
-not. The copy and the cursor move together, so a message that was taken twice would be in the copy twice.
+The device's disk (cursors, unsent messages, its copies of the chats) survives ``crash``;
+the rest does not. Copy and cursor move together, so a message that was taken twice would
+be in the copy twice.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from proof.simulation.network import Wire
 
 Dial = Callable[["Device"], "Wire | None"]
-"""Opens a connection to the server, or None if there is none to be had now."""
+"""Opens a connection to the server; None if it is unavailable."""
 
 
 class Device:
@@ -77,7 +78,7 @@ class Device:
         self.machine.listen(self._loop.time())
         self._reconnect = Reconnect(backoff, self._rng, can_renew=True)
 
-    # What the person does
+    # The user
 
     def switch_on(self, dial: Dial) -> None:
         self._dial = dial
@@ -102,7 +103,7 @@ class Device:
             self._write(frame)
 
     def pause(self, paused: bool) -> None:
-        """Stop or go on reading: a slow consumer."""
+        """Stop or resume reading: a slow consumer."""
         self.paused = paused
         if self.wire is not None:
             self.wire.read_on(not paused)
@@ -121,7 +122,7 @@ class Device:
                 timer.cancel()
 
     def note_copies(self, chats: Iterable[str]) -> None:
-        """Record what this device has of these chats in the end."""
+        """Record this device's final copies of these chats."""
         for chat_id in chats:
             cursor = self.cursors.get(chat_id, CursorClaim(0, 0))
             self.witness.holds(chat_id, Cursor(cursor.epoch, cursor.sequence), self.copies.get(chat_id, []))
@@ -169,7 +170,7 @@ class Device:
         self._consume()
 
     def _consume(self) -> None:
-        """The application takes what there is and is done with it at once."""
+        """The application takes all waiting events and confirms them at once."""
         while (taken := self.machine.inbox.take()) is not None:
             event, copy = taken
             match event:

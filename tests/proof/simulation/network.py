@@ -1,9 +1,10 @@
-"""A network of one machine's memory: sockets with latency, bounded buffers, cuts and holes, on virtual time.
+"""Sockets in memory with latency, bounded buffers, cuts and holes, on virtual time.
 
-A ``Wire`` is one connection. The server's side is a ``gateway.contract.Socket``; bytes it writes are taken apart
-into frames at once, so that what the server said is known also if it never arrives. Order is kept per direction.
-What is written and not yet read by the device counts against the kernel's buffers: above ``HIGH_BYTES`` the server
-is told to pause, as a real transport does.
+A ``Wire`` is one connection. The server's side is a ``gateway.contract.Socket``; the
+wire splits the written bytes into frames at once, so that the frames are known even if
+they never arrive. Order is kept per direction. Bytes that the device has not read count
+against the kernel's buffers: above ``HIGH_BYTES`` the wire tells the server to pause, as
+a real transport does.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from holdfast.gateway.connection import Connection
 
 HIGH_BYTES = 1024
-"""Small, so that a reader who stops is felt after three messages and not after a thousand."""
+"""Small, so that a stopped reader has an effect after three messages, not a thousand."""
 LOW_BYTES = 256
 
 
@@ -123,10 +124,10 @@ class Wire:
         if reading:
             self._drain()
 
-    # What the weather does
+    # Faults
 
     def cut(self) -> None:
-        """Break the connection: both sides learn of it, each at its own moment; what was under way is lost."""
+        """Break the connection: both sides notice it, each in its time; bytes in flight are lost."""
         if self.over:
             return
         self._end()
@@ -137,7 +138,7 @@ class Wire:
         self.over = True
         self.ended.set()
 
-    # How things arrive
+    # Arrival
 
     def _later_down(self, frame: ServerFrame | None, size: int) -> None:
         self._down_at = max(self._down_at, self._loop.time() + self._delay())

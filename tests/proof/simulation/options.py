@@ -12,9 +12,10 @@ SAFETY_SECONDS_MAX = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """One simulated story. Counts of weather and crashes are over the whole safety phase.
+    """One simulated run. Counts of faults and crashes are over the whole safety phase.
 
-    Each kind of fault is off in about half of all seeds, so that what must go on beside it is judged strictly.
+    Each kind of fault is off in about half of all seeds, so that the parts it must not
+    affect are judged strictly.
     """
 
     seed: int

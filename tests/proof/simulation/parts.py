@@ -1,4 +1,4 @@
-"""What a simulated server is made of. The defaults are the product's own parts; a control replaces one of them."""
+"""The parts of a simulated server: the product's own, unless a control replaces one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from proof.simulation.options import Options
 
 
 class SimulatedDisk:
-    """What survives a kill: the store and the log of its commits."""
+    """The state that survives a kill: the store and the log of its commits."""
 
     def __init__(self, store: MemoryStore) -> None:
         self.store = store
@@ -49,7 +49,7 @@ class SimulatedDisk:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of a story; ``options`` lets a control ask for the weather in which it shows."""
+    """The parts of a run; ``options`` lets a control choose the faults that reveal it."""
 
     disk: Callable[[], SimulatedDisk] = lambda: SimulatedDisk(MemoryStore())
     around_store: Callable[[Store], Store] = lambda store: store

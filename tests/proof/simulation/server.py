@@ -1,7 +1,7 @@
 """One life of a server on virtual time: the real gateway, sessions, ingest and fanout over memory adapters.
 
-Its disk (the store and its log) is handed in and survives it. ``kill`` is a kill -9: sockets break, whatever it
-was doing stops where it is, and nothing of it reaches the disk any more.
+Its disk (the store and its log) is passed in and survives it. ``kill`` is a kill -9:
+sockets break, all tasks stop where they are, and nothing more reaches the disk.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _PLENTY_BYTES = 2**30
 
 
 class SimulatedServer:
-    """From its making to ``kill`` or ``stop``; one is made inside a running loop."""
+    """One life, until ``kill`` or ``stop``; make it inside a running loop."""
 
     def __init__(
         self, disk: SimulatedDisk, parts: Parts, plan: FaultPlan, options: Options, ids: Ids, watch: Watch
@@ -92,7 +92,7 @@ class SimulatedServer:
                 role.cancel()
 
     def accept(self, wire: Wire, user: User, device_id: str) -> Connection:
-        """A device has connected; its token was checked at the door."""
+        """A device has connected; its token is already checked."""
         self._wires = [each for each in self._wires if not each.over]
         self._wires.append(wire)
         return self.gateway.accept(wire, Principal(user.tenant, user.user_id, USER_SCOPES, "user"), device_id)
@@ -102,7 +102,7 @@ class SimulatedServer:
         return self._intake.committing > 0
 
     def kill(self) -> None:
-        """kill -9. What is left of the life ends without reaching anybody."""
+        """kill -9: the remaining tasks end without any effect."""
         self._mortal.dead = True
         for wire in self._wires:
             wire.cut()
@@ -115,14 +115,14 @@ class SimulatedServer:
 
 
 class Mortal:
-    """A disk's store as one life of the server sees it: after its death no call arrives."""
+    """The disk's store for one life of the server: after its end no call arrives."""
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
         self.dead = False
 
     def peek(self, group: Sequence[Draft]) -> KnownKey:
-        """What the store knows of a group, for a control that forecasts."""
+        """The store's records of a group of sends, for a control that predicts the commit."""
         return self._store._known(group)
 
     def __getattr__(self, verb: str) -> Any:
@@ -137,7 +137,7 @@ class Mortal:
 
 
 async def _restarted(role: Callable[[], Awaitable[None]]) -> None:
-    """A role that ends by an error is started again, as a node does it."""
+    """Restart a role that ends with an error, as a node does."""
     while True:
         try:
             await role()

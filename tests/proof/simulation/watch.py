@@ -1,4 +1,4 @@
-"""Looking inside a simulated server: how full its buffers get, when it warns, how often it tries."""
+"""Measures a simulated server: its buffer levels, warnings and delivery attempts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.wire.codec import EncodedRun
 
 @dataclass(slots=True)
 class Watch:
-    """What is seen goes into the record; a level only when it is a new high. ``names`` are those of the history."""
+    """Records measurements; a level only at a new high. ``names`` are the history's."""
 
     record: Recorder
     now: Callable[[], float]
@@ -28,7 +28,7 @@ class Watch:
     _tries: dict[int, int] = field(default_factory=dict)
 
     def saw(self, connection: Connection) -> None:
-        """What waits for its client: in its lanes, and written to a socket that takes nothing."""
+        """Record what waits for a client: in its lanes, and written but not taken."""
         levels = {
             "messages": connection.owed.waiting_messages,
             "bytes": connection.waiting_bytes,
@@ -42,7 +42,7 @@ class Watch:
                 self.record.note(Level(at=self.now(), where=where, value=value, bound=self.bounds[what]))
 
     def waiting(self, sends: int) -> None:
-        """So many sends wait in ingest."""
+        """Record how many sends wait in ingest."""
         if sends > self._highs.get(("ingest", "sends"), 0):
             self._highs["ingest", "sends"] = sends
             self.record.note(
@@ -56,7 +56,7 @@ class Watch:
     def tried(self, gateway: str, envelope: Envelope) -> None:
         key = id(envelope)
         if key not in self._tries:
-            self._envelopes.append(envelope)  # keeps its id its own
+            self._envelopes.append(envelope)  # keeps its id() unique
         self._tries[key] = self._tries.get(key, 0) + 1
         self.record.note(Tried(at=self.now(), gateway=gateway, envelope=len(self._envelopes), attempt=self._tries[key]))
 
@@ -74,7 +74,7 @@ class WatchedLink:
 
 
 def watched_intake(watch: Watch, base: type[Intake]) -> type[Intake]:
-    """``base``, whose queue is looked at whenever it may have grown."""
+    """``base``, with its queue measured whenever it may have grown."""
 
     class WatchedIntake(base):  # type: ignore[misc, valid-type]
         def submit(self, *args: Any, **kwargs: Any) -> None:
@@ -85,8 +85,8 @@ def watched_intake(watch: Watch, base: type[Intake]) -> type[Intake]:
 
 
 def watched(watch: Watch, base: type[Connection]) -> type[Connection]:
-    """``base`` and its sessions, looked at. A warning is noted when it is decided: on a socket that takes nothing it
-    may leave only together with the closing."""
+    """``base`` and its sessions, measured. A warning is recorded when it is decided: a
+    socket that takes nothing may send it only together with the closing."""
 
     class WatchedDeliveries(base.session_type.deliveries_type):  # type: ignore[misc, name-defined]
         __slots__ = ("connection",)

@@ -1,8 +1,8 @@
-"""A story from one seed: people talk, everything breaks, everything heals, and the history is judged.
+"""One run from one seed: traffic and faults, then healing, and a history to judge.
 
-Safety phase: sends, membership changes, what operators do, and the faults that the options name. Heal: no more faults.
-Liveness phase: everybody catches up within ``LIVENESS_SECONDS``. Then the store, the log and every device's copy
-are recorded.
+Safety phase: sends, membership changes, operator acts, and the faults that the options
+name. Then all faults end. Liveness phase: every device catches up within
+``LIVENESS_SECONDS``. At the end the store, the log and every device's copy are recorded.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ PLANES: dict[str, FaultPlane] = {
     **dict.fromkeys(("append", "change", "mark"), "durability"),
     **dict.fromkeys(("gateways_of", "deliver", "announce", "withdraw", "read"), "fanout"),
 }  # fmt: skip
-"""The plane whose dependency a verb belongs to; every other verb reads history."""
+"""The plane of each verb's dependency; every other verb reads history."""
 
 
 class World:
-    """Everything of one story."""
+    """The state of one run."""
 
     def __init__(self, options: Options, parts: Parts) -> None:
         self.options = options
@@ -134,7 +134,7 @@ class World:
 
     @contextmanager
     def _disturbed(self, verb: str, fault: Disturbance) -> Iterator[None]:
-        """Note one disturbed call of a dependency, from its beginning to its end or to that of its server."""
+        """Record one disturbed call of a dependency, until its end or its server's."""
         mark = object()
         self._disturbances[mark] = (verb, fault, self.clock.monotonic())
         try:
@@ -190,10 +190,10 @@ class World:
     def _act(self, user: User) -> CommandContext:
         return CommandContext(user, timestamp(self.clock.now()), self.ids.new("msg_"))
 
-    # What people do
+    # Users and operators
 
     async def _talk(self, device: Device) -> None:
-        """Keys repeat between users, as they may; never between the devices of one user."""
+        """Send; keys may repeat between users, never between the devices of one user."""
         turn = self.devices.index(device) // len(USERS)
         for number in range(self.options.sends_per_device):
             await asyncio.sleep(self.rng.expovariate(self.options.sends_per_device / self.options.seconds))
@@ -228,7 +228,7 @@ class World:
             device.wire.cut()
 
     async def _open_hole(self) -> None:
-        """Everything to and from one device vanishes for a while; then its connection breaks."""
+        """Drop all bytes to and from one device for a while; then break its connection."""
         device, seconds = self._somebody(), self.rng.uniform(1, 20)
         wire = device.wire
         if wire is None or wire.hole:
@@ -286,7 +286,7 @@ class World:
         await self._try_change(command)
 
     async def _look(self) -> None:
-        """Read over REST: a member, and somebody of another tenant, who must get nothing."""
+        """Read over REST, as a member and as a user of another tenant, who must get nothing."""
         chat_id, cursor = self._some_chat(), Cursor(1, 0)
         for name, user in READERS.items():
             server = self.server
@@ -301,7 +301,7 @@ class World:
                 self.record.note(Fail(at=self.clock.monotonic(), op=op, code=error.code))
 
     async def _burst(self) -> None:
-        """Ask for several pages at once, as a client may that is not ours."""
+        """Request several pages at once, as other clients may."""
         self._somebody().ask_at_once(self._some_chat(), BURST_PAGES)
 
     async def _redact(self) -> None:
@@ -311,18 +311,18 @@ class World:
             await self._try_change(Redact(self._act(OWNER), chat_id, self.rng.randint(1, head)))
 
     async def _recover(self) -> None:
-        """An operator raises a chat's epoch: every copy of it is dropped and read anew."""
+        """An operator raises a chat's epoch: every device drops its copy and reads it again."""
         await self._try_change(RecoverChat(self._operator(), self._some_chat()))
 
     async def _halt(self) -> None:
-        """An operator halts a chat, looks at it and recovers it; if the first try fails, another one when all heals."""
+        """An operator halts a chat and recovers it, after healing if the first try fails."""
         chat_id = self._some_chat()
         await self._try_change(HaltChat(self._operator(), chat_id))
         await asyncio.sleep(self.rng.uniform(0, HALTED_SECONDS_MAX))
         await self._try_change(RecoverChat(self._operator(), chat_id))
 
     async def _retain(self) -> None:
-        """The beginning of a chat is deleted, perhaps before everybody has it."""
+        """Delete the beginning of a chat, perhaps before all devices have it."""
         chat_id = self._some_chat()
         head = (await self.disk.store.heads([chat_id]))[chat_id].sequence
         await self._try_change(Retain(self._operator(), chat_id, self.rng.randint(1, head + 1)))
@@ -331,7 +331,7 @@ class World:
         return replace(self._act(OWNER), operator=True, reason="a drill")
 
     async def _try_change(self, command: Command) -> None:
-        """Through the front door, so that it meets the same faults as a send; a refusal is an answer too."""
+        """Change a chat through ingest, with the faults of a send; a refusal is a reply too."""
         server = self.server
         if server is not None:
             try:
@@ -349,7 +349,7 @@ class World:
         self._note_fault("connection", name, began, [device.name])
 
     def _note_fault(self, plane: FaultPlane, name: str, began: float, clients: Sequence[str] = ()) -> None:
-        """Something was broken from ``began`` until now."""
+        """Record a fault from ``began`` until now."""
         now = self.clock.monotonic()
         self.record.note(FaultWindow(at=began, until=now, plane=plane, name=name, clients=clients))
 
@@ -365,7 +365,7 @@ class World:
                 await asyncio.sleep(1.0)
 
     async def _settle(self) -> None:
-        """Give everybody time; leave early when all have had all for a second."""
+        """Wait for all devices; return early when all are complete for a second."""
         complete = 0
         for _ in range(int(LIVENESS_SECONDS)):
             await asyncio.sleep(1.0)
@@ -378,11 +378,11 @@ class World:
             return False
         for device in self.devices:
             for chat_id in (await self.disk.store.memberships([device.user]))[device.user]:
-                chat = await self.disk.store.chat(chat_id)  # what is before its first may have been had in time
+                chat = await self.disk.store.chat(chat_id)  # a device may have deleted messages
                 had = [sequence for sequence, _ in device.copies.get(chat_id, []) if sequence >= chat.first_sequence]
                 held = device.cursors.get(chat_id)
                 if had != self.disk.sequences(chat_id) or (had and held is not None and held.epoch != chat.epoch):
-                    return False  # a copy of an older epoch is complete only until the device hears of the newer
+                    return False  # incomplete, or of an older epoch
         return True
 
     async def _finish(self) -> None:
@@ -403,7 +403,7 @@ class World:
 
 
 def play(seed: int, parts: Parts | None = None) -> History:
-    """The story of a seed."""
+    """Run a seed; return its history."""
     parts = parts or Parts()
     options = parts.options(Options.derive(seed))
 

@@ -1,8 +1,15 @@
 """One checker per promise: a history in, a verdict out. (Pure.)
 
-The numbers are those of ``docs/internals/proof.md``. CHECKERS judge a history of messages and jobs; 13 and 14
-(``limits``) have one of their own. A verdict says how many facts it examined, because a checker that looked at nothing
-is not a proof.
+- ``verdict``         the result of a checker
+- ``stored``          1 to 3: what is in the store
+- ``served``          4, 5, 9 and 12: what clients received
+- ``answered``        6, 7, 8 and 10: bounds, warnings, replies, planes
+- ``jobs``            11: a job's effects
+- ``fault_timeline``  which faults excuse which failures, for 8, 10 and 12
+
+The numbers are those of ``docs/internals/proof.md``. 13 and 14 judge the limiter and are
+in ``tests/proof/limits_checkers.py``. A verdict says how many facts it examined, because
+a checker that examined nothing proves nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checkers 6, 7, 8 and 10: bounds, warnings, answers, planes. (Pure.)"""
+"""Checkers 6, 7, 8 and 10: bounds, warnings, replies, planes. (Pure.)"""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ TRIES_MAX = 3
 
 INFRASTRUCTURE = {"SERVICE_UNAVAILABLE", "INTERNAL_ERROR", "SERVER_BUSY"}
 PLANNED_CLOSINGS = {"server_shutdown", "rotation", "token_expired"}
-"""Closings that tell of a plan, not of a failing plane."""
+"""Closings that are planned, not caused by a failing plane."""
 OVERLOAD_SECONDS = 32.0
-"""How long ago the first refusal of an overloaded connection may lie: its window and one queue's age."""
+"""The most time from an overloaded connection's first refusal: its window and a queue's age."""
 HEARTBEAT_SECONDS_MAX = 40.0
-"""How long ago an idle connection may have answered last: a heartbeat's interval and its time to answer."""
+"""The most time since an idle connection's last reply: a heartbeat and its deadline."""
 
 
 def buffers_bounded(history: History) -> Verdict:
-    """6: nothing was ever fuller than its bound, and no delivery was tried more often than allowed."""
+    """6: no buffer exceeds its bound, no delivery is tried more often than allowed."""
     verdict = Verdict("buffers are bounded")
     for level in history.of(Level):
         verdict.require(level.value <= level.bound, f"{level.where} holds {level.value} of {level.bound}", level)
@@ -43,7 +43,7 @@ def buffers_bounded(history: History) -> Verdict:
 
 
 def no_silent_close(history: History) -> Verdict:
-    """7: the server says why it closes, and warns a slow consumer a whole grace before."""
+    """7: the server says why it closes, and warns a slow consumer one grace before."""
     verdict = Verdict("no silent close")
     said = {closing.connection: closing for closing in history.of(ClosingSaid)}
     for closed in history.of(Closed):
@@ -63,9 +63,9 @@ def no_silent_close(history: History) -> Verdict:
 def answered_in_time(history: History) -> Verdict:
     """8: every request is answered in time, or its connection breaks in time.
 
-    There is one excuse: while nothing can reach a client (its network is a hole, it does not read), its clock stands.
-    A client that gave up by itself, although it could be reached, was not answered; and a server that closes a
-    connection answers first.
+    There is one excuse: time does not count while nothing can reach a client (its network
+    swallows bytes, or it does not read). A client that gave up although it was reachable
+    was not answered; and a server that closes a connection answers first.
     """
     verdict = Verdict(f"every request is answered within {ANSWER_SECONDS_MAX} s")
     weather = FaultTimeline(history)
@@ -81,13 +81,13 @@ def answered_in_time(history: History) -> Verdict:
         kept = seconds <= ANSWER_SECONDS_MAX and (away > 0 or not gave_up)
         verdict.require(kept, f"{invoke.verb} of {invoke.client} took {seconds:.3f} s", invoke, end)
         left_open = isinstance(end, Unknown) and end.reason == "disconnected" and (invoke.client, end.at) in closed_at
-        kept = not left_open or away > 0 or seconds <= FELT_SECONDS  # question and answer may have crossed the close
+        kept = not left_open or away > 0 or seconds <= FELT_SECONDS  # request and close may have crossed
         verdict.require(kept, f"{invoke.verb} of {invoke.client} was open when the server closed", invoke, end)
     return verdict
 
 
 def failure_stays_in_its_plane(history: History) -> Verdict:
-    """10: whatever failed is explained by a failure of its own plane, for that client, at that time."""
+    """10: a fault of its own plane, for that client, at that time, explains every failure."""
     verdict = Verdict("a plane's failure stays there")
     weather = FaultTimeline(history)
     closed_at = {(closed.client, closed.at) for closed in history.of(Closed) if closed.by == "server"}
@@ -108,13 +108,13 @@ def failure_stays_in_its_plane(history: History) -> Verdict:
 
 
 def _torn(weather: FaultTimeline, client: str, at: float) -> bool:
-    """Whether this client's connection may break now: a fault of its own, or the process was killed."""
+    """Whether this client's connection may break now: by its own fault or a killed process."""
     since = at - FELT_SECONDS
     return weather.faults("connection", since, at, client) or weather.faults("process", since, at, client)
 
 
 def _waited_in_vain(history: History) -> set[tuple[str, float]]:
-    """When clients hung up over a request without an answer: whether they had to wait for it is 8's to judge."""
+    """When clients gave up on a request; checker 8 judges whether they waited long enough."""
     return {
         (operation.invoke.client, operation.end.at)
         for operation in history.operations
@@ -127,17 +127,18 @@ def _infrastructure(operation: Operation) -> bool:
         case Fail(code=code):
             return code in INFRASTRUCTURE
         case Unknown(reason=reason):
-            return reason == "answered"  # a timeout is judged by 8, a broken connection has to be explained itself
+            return reason == "answered"  # 8 judges a timeout; a broken connection is explained itself
         case _:
             return False
 
 
 def _explained(weather: FaultTimeline, operation: Operation, closed_at: Set[tuple[str, float]]) -> bool:
-    """A fault of a plane that serves this request while it was open, or the breaker that such faults have opened."""
+    """A fault of the request's plane while it was open, or a breaker opened by such faults."""
     invoke, end = operation.invoke, operation.end
     ended_at = end.at if end is not None else invoke.at
     if isinstance(end, Fail) and weather.away_seconds(invoke.client, invoke.at, ended_at):
-        # Pages wait for a client that takes none until they are too old, or it is closed, which is judged by itself.
+        # Pages for a client that does not read wait until they are too old or it is
+        # closed; the close is judged by itself.
         waited = end.code == "SERVER_BUSY" or (invoke.client, ended_at) in closed_at
         if waited:
             return True
@@ -155,13 +156,13 @@ def _closing_explained(history: History, weather: FaultTimeline, opened: Opened,
     match closing.reason:
         case reason if reason in PLANNED_CLOSINGS:
             return True
-        case "duplicate_connection":  # the same device came again before this one was known to be gone
+        case "duplicate_connection":  # the device reconnected before the server noticed the loss
             return any(later.client == client and opened.at <= later.at <= at for later in history.of(Opened))
         case "slow_consumer":
             return weather.faults("connection", at - FELT_SECONDS, at, client)
         case "idle_timeout":
             return weather.faults("connection", at - HEARTBEAT_SECONDS_MAX, at, client)
-        case "upstream_failure":  # its chats could not be read when it came
+        case "upstream_failure":  # the server could not read its chats at the start
             return weather.faults("history", opened.at, at) or weather.breaker_open("history", opened.at, at)
         case "overloaded":
             since = at - OVERLOAD_SECONDS

@@ -1,7 +1,8 @@
-"""What was broken when: the faults of a history, as checkers 8 and 10 ask for them. (Pure.)
+"""The faults of a history over time, for checkers 8, 10 and 12. (Pure.)
 
-A fault excuses nothing but what it touched: its own plane, its own clients, while it lasted. Two things outlast it, and
-both are the design's: a breaker that it opened stays open for its rest, and a cut takes a moment to be felt.
+A fault excuses only failures of its own plane and its own clients, while it lasts. By
+design two effects outlast it: a breaker that it opened stays open for its rest, and a cut
+takes a moment to reach the other side.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from holdfast.verify.history import FaultPlane, FaultWindow, History, Ok, Verb
 
 FELT_SECONDS = 1.0
-"""How long a cut may take to reach the one who was cut off."""
+"""How long a cut may take to reach the other side."""
 REST_SECONDS = 30.0
 OPENS_AFTER = 5
-"""The breaker: this many failures within ``REST_SECONDS`` open it for as long; a failed probe opens it again."""
+"""The breaker: this many failures within ``REST_SECONDS`` open it for that time.
+
+A failed probe opens it again.
+"""
 GIVEN_UP_SECONDS = 5.0
-"""By then what hangs has failed, and not only when it ends."""
+"""A call that hangs counts as failed after this time, not only when the fault ends."""
 
 ASKS: Mapping[FaultPlane, frozenset[Verb]] = {
     "durability": frozenset({"send", "change"}),
@@ -27,7 +31,10 @@ ASKS: Mapping[FaultPlane, frozenset[Verb]] = {
     "connection": frozenset(),
     "process": frozenset({"send", "sync", "resume", "change"}),
 }
-"""Which requests a failure of each plane may fail. A broken connection fails none: nobody is there to be answered."""
+"""The requests that a fault of each plane may fail.
+
+A broken connection fails none: no client is there to get the reply.
+"""
 
 
 class FaultTimeline:
@@ -44,7 +51,7 @@ class FaultTimeline:
         return self._by_plane[plane]
 
     def faults(self, plane: FaultPlane, since: float, until: float, client: str | None = None) -> bool:
-        """Whether something of this plane was broken at any time between the two, for this client."""
+        """Whether a fault of this plane affected this client at any time between the two."""
         return any(
             fault.at <= until and fault.until >= since
             for fault in self._by_plane[plane]
@@ -56,14 +63,17 @@ class FaultTimeline:
         return any(opened <= until and since <= closed for opened, closed in self._open.get(plane, ()))
 
     def away_seconds(self, client: str, since: float, until: float) -> float:
-        """For how long between the two nothing could reach this client: its network was a hole, or it did not read."""
+        """How long nothing could reach this client between the two.
+
+        Its network swallowed bytes, or it did not read.
+        """
         return sum(max(min(end, until) - max(start, since), 0.0) for start, end in self._away[client])
 
     def _of_connection(self, client: str) -> Iterable[tuple[float, float]]:
         return [(f.at, f.until) for f in self._by_plane["connection"] if not f.clients or client in f.clients]
 
     def _breaker(self, history: History, plane: FaultPlane) -> list[tuple[float, float]]:
-        """When the breaker may have been open. A success that clients saw closes it, and so does a new process."""
+        """When the breaker may have been open. A success or a new process closes it."""
         closings = sorted(
             [o.end.at for o in history.operations if isinstance(o.end, Ok) and o.invoke.verb in ASKS[plane]]
             + [fault.at for fault in self._by_plane["process"]]

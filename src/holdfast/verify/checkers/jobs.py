@@ -1,6 +1,6 @@
 """Checker 11: a job's effects happen once, in stream order, fenced. (Pure.)
 
-Its events are told by whoever enqueues, by handlers, and by the resource they change.
+Producers, handlers and the resource they change record the events.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _E = TypeVar("_E", EffectSeen, Ran)
 
 @dataclass(slots=True)
 class JobHistory:
-    """``excused``: jobs that ended otherwise, by a recorded act or verdict (dead letters)."""
+    """``excused``: jobs without effect, by a recorded act or verdict (dead letters)."""
 
     enqueued: list[Enqueued] = field(default_factory=list)
     runs: list[Ran] = field(default_factory=list)
@@ -28,13 +28,16 @@ class JobHistory:
 
 
 def job_effects_once(history: History) -> Verdict:
-    """The jobs of a history; see ``effects_once_in_order``."""
+    """11, for the jobs of a history; see ``effects_once_in_order``."""
     excused = {event.seq for event in history.of(Excused)}
     return effects_once_in_order(JobHistory(history.of(Enqueued), history.of(Ran), history.of(EffectSeen), excused))
 
 
 def effects_once_in_order(history: JobHistory) -> Verdict:
-    """Nothing lost, nothing doubled, nothing made up; order and fences rise within a stream; no two runs overlap."""
+    """No effect is lost, doubled or invented; order and fences rise within a stream.
+
+    No two runs of a stream overlap.
+    """
     verdict = Verdict("effects_once_in_order")
     _complete(history, verdict)
     for stream, effects in _by_stream(history.effects).items():

@@ -1,4 +1,4 @@
-"""Checkers 4, 5, 9 and 12: what clients were given. (Pure.)"""
+"""Checkers 4, 5, 9 and 12: what clients received. (Pure.)"""
 
 from __future__ import annotations
 
@@ -30,20 +30,23 @@ from holdfast.verify.history import (
 )
 
 WHISPER_SECONDS = 40.0
-"""So long after leaving a client may still hear who types: a gateway asks for memberships once per heartbeat."""
+"""How long after leaving a client may still get typing events.
+
+A gateway reads memberships once per heartbeat.
+"""
 KEEPS_FROM_HEARING: tuple[FaultPlane, ...] = ("fanout", "history", "durability", "process")
 _RESUMED = ""
 _Fact = tuple[float, Cursor, HistoryEvent]
 
 
 def no_late_fill(history: History) -> Verdict:
-    """4: nothing appears below what was served: pages are complete, and no push leaves a hole on its connection."""
+    """4: no message appears below a served cursor: pages are complete, pushes leave no hole."""
     verdict = Verdict("no late fill below a served cursor")
     numbers = {chat.chat_id: sorted(m.sequence for m in chat.messages) for chat in history.chats.values()}
     for invoke, _, page in history.pages():
         chat = history.chats.get(page.chat_id)
         if chat is None or chat.epoch != page.epoch:
-            continue  # the numbering was repaired since
+            continue  # the chat was renumbered later
         start = max(0 if page.reset or page.after is None else page.after.sequence, chat.first_sequence - 1)
         stored = numbers[page.chat_id]
         ought = stored[bisect_right(stored, start) : bisect_right(stored, page.through)]
@@ -54,7 +57,7 @@ def no_late_fill(history: History) -> Verdict:
 
 
 def _pushes_follow(history: History, verdict: Verdict) -> None:
-    """On one connection a chat's pushes follow what was given on it before, by push or page, and none comes twice."""
+    """On one connection a chat's pushes continue its pushes and pages, none twice."""
     through: dict[str, dict[str, int]] = {}
     pushed: dict[tuple[str, str], int] = {}
     invokes = {o.invoke.op: o.invoke for o in history.operations}
@@ -78,14 +81,14 @@ def _pushes_follow(history: History, verdict: Verdict) -> None:
 def _count_answer(given: dict[str, int], invoke: Invoke, ok: Ok) -> None:
     if invoke.verb == "resume":
         given[_RESUMED] = 0  # a chat without a cursor starts at 0
-        for chat_id, cursor in invoke.cursors.items():  # a chat that did not move is not in the answer
+        for chat_id, cursor in invoke.cursors.items():  # the reply omits unchanged chats
             given.setdefault(chat_id, cursor.sequence)
     for page in ok.pages:
         given[page.chat_id] = page.through if page.reset else max(given.get(page.chat_id, 0), page.through)
 
 
 def cursors_monotone(history: History) -> Verdict:
-    """5: heads, epochs and cursors never go back, and another epoch is never served as if it were the asked one."""
+    """5: heads, epochs and cursors never go back; no page hides that its epoch is another."""
     verdict = Verdict("cursors are monotone, epochs honest")
     for invoke, _, page in history.pages():
         asked = page.after
@@ -102,7 +105,7 @@ def cursors_monotone(history: History) -> Verdict:
 
 
 def _reads_see_what_was_known(history: History, verdict: Verdict) -> None:
-    """A read that began after an answer does not see less than that answer showed."""
+    """A read that began after a reply does not see less than the reply showed."""
     heads: dict[str, list[_Fact]] = defaultdict(list)
     acks: dict[str, list[_Fact]] = defaultdict(list)
     for _, ok, page in history.pages():
@@ -123,7 +126,7 @@ def _reads_see_what_was_known(history: History, verdict: Verdict) -> None:
 
 
 class _Highest:
-    """The highest of some facts up to a moment."""
+    """The highest of some facts before a given time."""
 
     def __init__(self, facts: list[_Fact]) -> None:
         facts.sort(key=lambda fact: fact[0])
@@ -154,7 +157,7 @@ def _acks_rise(history: History, verdict: Verdict) -> None:
 
 
 def acked_is_offered(history: History) -> Verdict:
-    """9: what was acknowledged is in the log, and every member at rest holds all of its chat, in order, once."""
+    """9: an acked message is in the log; every member at rest has the whole chat, in order."""
     verdict = Verdict("acked is offered in the end")
     if history.of(LogAtEnd):
         _all_published(history, verdict)
@@ -191,8 +194,9 @@ def _holds_all(chat: ChatAtEnd, held: Held, verdict: Verdict) -> None:
 
 
 def nothing_leaks(history: History) -> Verdict:
-    """12: nobody is given, or writes into, a chat of another tenant or one they were not in at that moment; nor does a
-    muted member write.
+    """12: no user reads or writes a chat of another tenant, or one they are not in.
+
+    Nor does a muted member write.
     """
     verdict = Verdict("nobody sees another's data")
     for invoke, _, page in history.pages():
@@ -212,9 +216,10 @@ def nothing_leaks(history: History) -> Verdict:
 
 
 def _whispers(history: History, verdict: Verdict) -> None:
-    """Who heard of a chat was a member of late: a whisper has no place in the chat's order.
+    """The receiver of an ephemeral event was a member shortly before: it has no sequence.
 
-    A gateway that missed the event of leaving asks the store, which may be away for as long as something is broken.
+    A gateway that missed the event of leaving reads the store, which may be unavailable
+    for as long as a fault lasts.
     """
     weather = FaultTimeline(history)
     heads: dict[str, list[tuple[float, int]]] = defaultdict(list)
@@ -233,7 +238,7 @@ def _whispers(history: History, verdict: Verdict) -> None:
 
 
 def _is_of(history: History, client: str, chat_id: str) -> bool:
-    """Whether the chat, if it is known, is of the client's tenant."""
+    """Whether the chat, if known, belongs to the client's tenant."""
     chat = history.chats.get(chat_id)
     return chat is None or chat.tenant == history.clients[client].tenant
 
@@ -241,7 +246,7 @@ def _is_of(history: History, client: str, chat_id: str) -> bool:
 def _inside(history: History, client: str, chat_id: str, sequence: int, *, moment_before: bool = False) -> bool:
     """Whether a client's user was a member when the chat's head was ``sequence``.
 
-    ``moment_before``: or just before it, because the one who is removed is told of it.
+    ``moment_before``: or just before it, since a removed member gets that event.
     """
     who, chat = history.clients[client], history.chats.get(chat_id)
     if not _is_of(history, client, chat_id):

@@ -10,7 +10,7 @@ from holdfast.verify.history import ChatAtEnd, History, Pushed, Sighting
 
 
 def acked_is_stored(history: History) -> Verdict:
-    """1: what was acknowledged is stored under its number, unchanged or redacted by a recorded act."""
+    """1: an acked message is stored under its number, unchanged or redacted by an act."""
     verdict = Verdict("acked is stored")
     stored = {chat.chat_id: {m.sequence: m for m in chat.messages} for chat in history.chats.values()}
     for invoke, ok, acked in history.acks():
@@ -39,7 +39,7 @@ def acked_is_stored(history: History) -> Verdict:
 
 
 def one_message_per_key(history: History) -> Verdict:
-    """2: a chat holds one message per (sender, client id), and every answer to that key named it."""
+    """2: a chat has one message per (sender, client id), and every ack of that key names it."""
     verdict = Verdict("one message per client id")
     for chat in history.chats.values():
         by_key: dict[tuple[str | None, str], Sighting] = {}
@@ -62,7 +62,7 @@ def one_message_per_key(history: History) -> Verdict:
 
 
 def sequence_is_unique(history: History) -> Verdict:
-    """3: whoever saw (chat, sequence) in one epoch saw the same message; numbers start at 1, below the counter."""
+    """3: in one epoch all observers of (chat, sequence) see one message; numbers are sound."""
     verdict = Verdict("(chat, sequence) is unique and immutable")
     seen: dict[tuple[str, int], dict[str, tuple[int | None, object]]] = defaultdict(dict)
     for chat_id, epoch, message, evidence in _sightings(history):

@@ -1,4 +1,4 @@
-"""What a checker says. (Pure.)"""
+"""The result of a checker. (Pure.)"""
 
 from __future__ import annotations
 
