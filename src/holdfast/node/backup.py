@@ -1,13 +1,15 @@
-"""Backups of a node: what its state directory keeps, in the order that a restore can live with.
+"""Backups of a node: which files of the state directory are copied, and in which order.
 
-``work.db`` holds how far the log of ``chats.db`` was turned into jobs, so it is copied first: at worst a restored
-server makes some jobs again, whose receivers know them by their ids. The other way round it would leave messages out.
-``webhooks.db`` comes between: an endpoint that jobs name is then there, or was removed on purpose.
+``work.db`` holds how far the log of ``chats.db`` was turned into jobs, so it is copied
+first: at worst a restored server makes some jobs again, and receivers recognise them by
+their ids. In the other order it would leave messages out. ``webhooks.db`` is copied in
+between: an endpoint that jobs name is then there, or was removed on purpose.
 
-``access.db`` says who is cut off; a restore keeps the one that is there, so that it undoes no revocation.
+``access.db`` holds the revocations; a restore keeps the existing file, so that it
+undoes no revocation.
 
-``secrets.json`` stays out: who can read a backup must not be able to mint tokens. ``keys.json`` holds hashes only.
-``rules.json`` is made from the rules.
+``secrets.json`` is left out: reading a backup must not be enough to mint tokens.
+``keys.json`` holds only hashes. ``rules.json`` is derived from the rules.
 """
 
 from __future__ import annotations
@@ -37,11 +39,12 @@ CONTENTS = Contents((WORK, WEBHOOKS, LIMITS, ACCESS, CHATS), plain=(KEYS_FILE,),
 
 
 def require_whole(state: Path) -> None:
-    """StateCorrupted if files that were there are not: a start would make new ones and say that all is well.
+    """StateCorrupted if a file was lost: a start would silently make an empty one.
 
-    A first start makes them one after the other, so only the last may be empty because it was killed. That one is
-    missing is possible only of ``chats.db``: the others may be in an engine of their own. ``access.db`` is not among
-    them: servers that could not revoke had none (``revocations_file``).
+    A first start makes the files one after the other, so after a kill only the last may
+    be empty. Only ``chats.db`` is always there: the others may be in an engine of their
+    own. ``access.db`` is not checked here, because servers before revocations have none
+    (``revocations_file``).
     """
     names = [part.name for part in (CHATS, LIMITS, WORK, WEBHOOKS)]
     sizes = [_size(state / name) for name in names]
@@ -57,7 +60,7 @@ def require_whole(state: Path) -> None:
 
 
 def _size(path: Path) -> int | None:
-    """How many bytes a database has, its log included; None: it is not there."""
+    """The bytes of a database with its log; None if there is none."""
     files = [file for file in (path, path.with_name(path.name + "-wal")) if file.exists()]
     return sum(file.stat().st_size for file in files) if path.exists() else None
 
@@ -71,10 +74,13 @@ class Backups:
         self._ids = ids
         self._stopping = False
         self.step: BackupStep | None = None
-        """What is being done now; None: nothing."""
+        """The step of the running backup; None if none runs."""
 
     async def take(self) -> Backup:
-        """A new backup, complete and checked. ServerBusy if one is being taken. It goes on if its caller does not."""
+        """Take a backup; complete and checked on return. ServerBusy if one is running.
+
+        It goes on if the caller is cancelled.
+        """
         if self.step is not None:
             raise ServerBusy(f"a backup is being taken ({self.step.doing}); wait for it", retry_after_seconds=5.0)
         self.step = BackupStep("starting", 0, 0)
@@ -85,7 +91,7 @@ class Backups:
         return Backup(str(target), manifest.size_bytes, manifest.taken_at, manifest.files)
 
     def stop(self) -> None:
-        """Give up what is being taken, so that nobody waits for it; it leaves nothing."""
+        """Abort a running backup without a trace: a shutdown does not wait for it."""
         self._stopping = True
 
     def _take(self, target: Path) -> Manifest:
@@ -100,25 +106,26 @@ class Backups:
     def _done(self, taking: asyncio.Future[Manifest]) -> None:
         self.step = None
         if not taking.cancelled():
-            taking.exception()  # whoever waited has it
+            taking.exception()  # the caller has it
 
 
 def restore_backup(
     state: Path, backup: Path, *, overwrite: bool, reason: str = "", progress: CopyProgress = quiet
 ) -> Manifest:
-    """Put a backup in place of a stopped server's state, under new epochs; what it holds.
+    """Restore a backup over a stopped server's state, under new epochs.
 
-    StateDirectory if a server runs on the directory, or if there is state and ``overwrite`` is not said; see
-    ``holdfast.drivers.sqlite.restore``.
+    StateDirectory if a server runs on the directory, or if there is state and
+    ``overwrite`` is not set; see ``holdfast.drivers.sqlite.restore``.
     """
     with held(state) as directory:
         return restore(directory, backup, CONTENTS, _now(reason, backup), overwrite=overwrite, progress=progress)
 
 
 def renew_rules(state: Path) -> Path:
-    """The rules of a stopped server, which somebody put back by hand, under a new epoch; their file.
+    """Put the rules of a stopped server under a new epoch; returns their file.
 
-    StateDirectory if a server runs on the directory, NotFound if it keeps no rules.
+    For rules that an operator restored by hand. StateDirectory if a server runs on the
+    directory, NotFound if it keeps no rules.
     """
     with held(state) as directory:
         rules = directory / LIMITS.name
@@ -129,7 +136,10 @@ def renew_rules(state: Path) -> Path:
 
 
 async def renew_shared_rules(rules_url: str) -> int:
-    """The rules in a PostgreSQL that somebody put back from a copy, under a new epoch: which. Nodes may be running."""
+    """Put the rules in a restored PostgreSQL under a new epoch, and return it.
+
+    Nodes may be running.
+    """
     with extra("postgres"):
         from holdfast.limits.rulestore.postgres import PostgresRuleStore, PostgresSettings
     async with PostgresRuleStore(PostgresSettings(rules_url)) as store:

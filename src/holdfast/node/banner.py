@@ -1,4 +1,4 @@
-"""How a node stands, in words for the operator who starts it."""
+"""What the operator reads at startup: addresses, state, and settings to know about."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from holdfast.drivers.files import default_state_dir
 from holdfast.settings import UNUSED_WITHOUT_ENGINES, Settings, differences
 
 FILES_BESIDE_CONNECTIONS = 200
-"""Databases, threads, requests: what else a node has open."""
+"""Files a node opens besides connections: databases, threads, requests."""
 
 
 def posture(settings: Settings, files_max: int = sys.maxsize) -> Iterator[str]:
-    """How this node stands, line by line, for the operator who starts it. ``files_max``: it may open so many."""
+    """The lines of the banner. ``files_max``: how many files the process may open."""
     server = settings.server
     state = server.state_path
     yield f"Holdfast {__version__} listens on {server.url}"
@@ -52,6 +52,6 @@ def posture(settings: Settings, files_max: int = sys.maxsize) -> Iterator[str]:
 
 
 def origins_of(settings: Settings) -> frozenset[str]:
-    """The pages that may connect: those this server shows itself, and those that were allowed."""
+    """The origins whose pages may connect: the server's own and the allowed ones."""
     own = {f"http://{host}:{settings.server.port}" for host in ("127.0.0.1", "[::1]", "localhost")}
     return frozenset(own | set(settings.server.allowed_origins))

@@ -1,8 +1,9 @@
-"""Where an issuer's keys come from: an address, with bounds, or a file.
+"""Fetches an issuer's keys from an address, within bounds, or from a file.
 
-The address is the operator's own setting, so it may be anywhere, also inside; what it answers is not trusted with more
-than its bytes: no redirect is followed, no proxy, cookie or credential is used, nothing is decompressed, and no more is
-read than a set may have. aiohttp is imported when the first address is asked: it takes a fifth of a server's start.
+The operator sets the address, so it may also be on a private network. Its answer is
+untrusted: no redirect is followed, no proxy, cookie or credential is used, nothing is
+decompressed, and no more is read than a key set may have. aiohttp is imported with the
+first fetch, because the import takes a fifth of a server's start.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 
 
 async def fetch_jwks(jwks: str) -> bytes:
-    """The bytes of a set, at most one more than it may have; BadJwks says why there are none. Cancel-safe."""
+    """The bytes of a key set, at most one more than allowed; BadJwks if there are none.
+
+    Cancel-safe.
+    """
     if "://" in jwks:
         return await _from_address(jwks)
     return await asyncio.to_thread(_from_file, Path(jwks))

@@ -1,7 +1,8 @@
-"""The way back in when no admin key works any more: one is made in the state directory of a stopped server.
+"""Makes a new admin key for a stopped server, when no admin key works any more.
 
-It takes the directory's lock, so it never runs beside a server. Nothing else changes: every token and every other key
-goes on. Whoever can do this could read ``secrets.json`` anyway, so it gives nobody more than they have.
+It takes the lock of the state directory, so it never runs beside a server. All tokens
+and other keys stay valid. Anybody who can run it can read ``secrets.json`` already, so
+it gives nobody more rights than they have.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from holdfast.store.sqlite.database import CHATS
 def create_admin_key(
     state: Path, label: str, scopes: Sequence[str] | None = None, reason: str = ""
 ) -> tuple[ApiKey, str]:
-    """A new admin key and its secret; in the audit log before it is handed out. One with every scope becomes the state
-    directory's own if that was revoked.
+    """Make an admin key, record it in the audit log, and return it with its secret.
 
-    StateDirectory if a server runs on the directory, or never did; InvalidMessage for a bad label or scope.
+    A key with every scope becomes the state directory's own if that one was revoked.
+    StateDirectory if a server runs on the directory or never did; InvalidMessage for a
+    bad label or scope.
     """
     at = timestamp(SystemClock().now())
     read_secrets(state)

@@ -1,4 +1,4 @@
-"""A node from its start to its end."""
+"""Starts a node, serves until a signal, and drains it."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from holdfast.store.sqlite.database import CHATS
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
 NEW_OBJECTS_MAX = 10_000
-"""A collection that finds so many takes about half a millisecond."""
+"""A collection over this many objects takes about half a millisecond."""
 
 
 def run_node(settings: Settings, announce: Callable[[str], None] = print) -> None:
     """Serve until SIGINT or SIGTERM, then drain. Raises an OperatorError if it cannot start.
 
-    Before it serves such a signal ends the process at once, whatever it is doing: a large file may take long to open.
+    Until it serves, a signal ends the process at once: opening a large file takes long.
     """
     telemetry.configure_logging(settings.server.log_format == "json", settings.server.log_level)
     before = {number: signal.signal(number, _end_the_start) for number in STOPS}
@@ -56,19 +56,20 @@ def run_node(settings: Settings, announce: Callable[[str], None] = print) -> Non
 
 
 def open_files_max() -> int:
-    """How many files and sockets this process may have open: all that the machine allows it, not the usual 1,024."""
+    """Raise the limit of open files, usually 1,024, to the hard limit; return it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return sys.maxsize if hard == resource.RLIM_INFINITY else hard
 
 
 def settle_heap() -> None:
-    """Once everything is built: what exists now stays until the process ends, so the collector need not look at it.
+    """Tune the garbage collector; call it once everything is built.
 
-    It would otherwise pass over all modules, tens of milliseconds each time, while everybody waits for an ack. And it
-    starts at every 700 new objects, which a group of sends is many times over, although all of them end with it.
-    What is left of a closed connection is old: it goes when the oldest generation is looked at, so that must not wait
-    for a hundred rounds, as it does by default.
+    Objects that exist now live until the process ends, so they are frozen: a full
+    collection over all modules takes tens of milliseconds, during which no ack leaves.
+    The young threshold is raised, because a group of sends makes many times the default
+    700 objects and frees them all. The remains of a closed connection are in the oldest
+    generation, so that is collected more often than by default.
     """
     gc.collect()
     gc.freeze()
@@ -76,7 +77,7 @@ def settle_heap() -> None:
 
 
 def _end_the_start(number: int, frame: FrameType | None) -> None:
-    """Nothing was taken yet that had to be answered, and the files are safe at every moment, as after SIGKILL."""
+    """Exit at once: no request was accepted yet, and the files survive any kill."""
     os.write(sys.stderr.fileno(), b"Stopped before it had started.\n")
     os._exit(128 + number)
 
@@ -101,7 +102,10 @@ async def _serve(settings: Settings, announce: Callable[[str], None], files_max:
 
 @asynccontextmanager
 async def running(settings: Settings, about_to_serve: Callable[[], None] = lambda: None) -> AsyncIterator[Node]:
-    """A node that serves while the block runs; leaving it drains. Whom it answers may rely on ``about_to_serve``."""
+    """A node that serves while the block runs; leaving the block drains it.
+
+    ``about_to_serve`` is called before the first request is answered.
+    """
     clock = SystemClock()
     async with AsyncExitStack() as stack:
         listening = stack.enter_context(bound(settings.server.host, settings.server.port))
@@ -134,5 +138,5 @@ async def running(settings: Settings, about_to_serve: Callable[[], None] = lambd
             yield node
         finally:
             backups.stop()
-            # While HTTP still answers: handshakes are told to go elsewhere, and readiness says so.
+            # HTTP still answers: new handshakes are refused, and readiness says so.
             await node.gateway.drain()

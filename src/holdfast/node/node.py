@@ -1,4 +1,4 @@
-"""The message path of one node, put together from its parts."""
+"""Builds the parts of the message path of one node and connects them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from holdfast.wire.frames import Presence
 
 
 class Node:
-    """The parts of one node, put together."""
+    """The parts of one node."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Node:
         self.secrets = secrets
         self.started_at = timestamp(clock.now())
         self.broken = asyncio.Event()
-        """A part ended without which serving on would be a pretence."""
+        """Set when a part has ended that the node cannot serve without."""
         self._clock = clock
         self._ids = Ids(clock)
         self._keys = keys
@@ -165,7 +165,7 @@ class Node:
         return Port(entrance, backpressure.inbound.max_frame_bytes, backpressure.outbound.socket_send_buffer_bytes)
 
     def http_deps(self, strangers: Strangers) -> HttpDeps:
-        """What the port needs."""
+        """The dependencies of the port."""
         return HttpDeps(
             port=self._port(),
             counts=HttpCounts(self.settings.access.http, self.settings.server.proxies),
@@ -176,7 +176,7 @@ class Node:
 
     @asynccontextmanager
     async def roles(self) -> AsyncIterator[None]:
-        """Everything that runs beside the sockets. Ingest ends only when what it took is answered."""
+        """Run everything beside the sockets. Ingest answers its sends before it ends."""
         ended = [asyncio.create_task(self._intake.run()), asyncio.create_task(self._watermarks.run())]
         for task in ended:
             task.add_done_callback(self._ended_by_itself)
@@ -200,12 +200,12 @@ class Node:
             await asyncio.gather(*ended, return_exceptions=True)
 
     def _ended_by_itself(self, task: asyncio.Task[None]) -> None:
-        """Ingest cannot be started again in the middle; a supervisor of the process can do it from the beginning."""
+        """Stop the node: ingest cannot restart alone, the process's supervisor can."""
         telemetry.defect("ingest", task.exception() or RuntimeError("it ended"))
         self.broken.set()
 
     async def _keep_gauges(self) -> None:
-        """Gauges that must move also while the part they are about stands still."""
+        """Refresh the gauges that must move even while their part hangs."""
         while True:
             await asyncio.sleep(GAUGES_SECONDS)
             if (lag := await self._lag()) is not None:
@@ -214,13 +214,13 @@ class Node:
             telemetry.sends_waiting(self._intake.waiting)
 
     async def _probe(self) -> None:
-        """Use the store while nobody does: its failure must not wait for the next send to be seen, nor its return."""
+        """Try an idle store, so that a failure or recovery shows without a send."""
         while True:
             await asyncio.sleep(GAUGES_SECONDS)
             await asyncio.gather(self._durability.probe(), self.history.probe())
 
     async def _lag(self) -> int | None:
-        """None: the log cannot be asked now; that is told as a dependency, and must not hide the rest."""
+        """None if the log does not answer; the status reports that as a dependency."""
         try:
             return max(await self.log.end() - self._fanout.position, 0)
         except HoldfastError:
@@ -276,7 +276,7 @@ class Node:
         return Readiness(ready, {**dependencies, **self.limits.dependencies(), **self._work.dependencies()})
 
     def _trouble(self) -> Mapping[str, str]:
-        """Which dependency failed when it was asked last, and how."""
+        """The dependencies whose last call failed, and why."""
         found = {"store": self._durability.trouble, "store_reads": self.history.trouble}
         return {name: why for name, why in found.items() if why is not None}
 

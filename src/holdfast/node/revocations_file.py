@@ -1,8 +1,9 @@
-"""The file of revocations, ``access.db``: a server does not start without one that it has had.
+"""Opens the file of revocations, ``access.db``; refuses to start if it was lost.
 
-Without the file nobody is cut off. Every revocation is in the audit log before it is made: where the log has one and
-the file is not there, it was lost, and the start fails until somebody puts it back or gives it up. Servers from before
-revocations have neither.
+Without the file nobody would be cut off. Every revocation is in the audit log before it
+takes effect. So if the log has one and there is no file, the file was lost: the start
+fails until an operator restores it or gives it up. Servers from before revocations have
+neither.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _PAGE = 1_000
 
 
 async def open_revocations(state: Path, clock: Clock, store: Store) -> SqliteRevocations:
-    """The stored revocations. StateCorrupted if there have been some and their file is gone, or empty."""
+    """The stored revocations. StateCorrupted if their file was lost or is empty."""
     file = state / ACCESS.name
     if _is_lost(file) and await _has_revoked(store):
         raise StateCorrupted(
@@ -41,9 +42,10 @@ async def open_revocations(state: Path, clock: Clock, store: Store) -> SqliteRev
 
 
 def reset_revocations(state: Path, reason: str) -> None:
-    """Begin without revocations in the state directory of a stopped server that has lost them; recorded first.
+    """Give up the lost revocations of a stopped server; in the audit log first.
 
-    StateDirectory if a server runs on the directory, or never did; InvalidMessage if the file is there.
+    StateDirectory if a server runs on the directory or never did; InvalidMessage if the
+    file is there.
     """
     read_secrets(state)
     with held(state) as directory:

@@ -1,4 +1,4 @@
-"""The state directory: private, and used by one process at a time."""
+"""The state directory: private to one user and locked by one process at a time."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from holdfast.errors import StateDirectory
 
 LOCK_NAME = "lock"
 _masks: list[int] = []
-"""The umask before each block of ``held`` that has not ended, in whatever order they end."""
+"""The umask before each running block of ``held``; blocks may end in any order."""
 
 
 @contextmanager
 def held(directory: Path) -> Iterator[Path]:
-    """Make the directory if it is not there (mode 0700) and hold it for this process until the block ends.
+    """Create the directory if needed (mode 0700) and lock it until the block ends.
 
-    The lock goes with the process, however it dies; its file stays and names the last holder. StateDirectory says
-    who holds it, or what is wrong with it: others can write to it, say. What this process makes meanwhile, only its
-    user may read: the directory may have been made by somebody with other ideas. A restore that was killed half-way is
-    completed first.
+    The lock ends with the process, however it dies; its file stays and names the last
+    holder. StateDirectory says who holds the lock or what is wrong with the directory,
+    for example that other users can write to it. Files made while the block runs are
+    private to this user, whatever the directory's own mode. A restore that was killed
+    half-way is completed first.
     """
     _make(directory)
     _check_private(directory)
@@ -51,7 +52,7 @@ def held(directory: Path) -> Iterator[Path]:
 
 
 def holder(directory: Path) -> int | None:
-    """The process that holds the directory now, if one does."""
+    """The process that holds the lock, or None."""
     try:
         descriptor = os.open(directory / LOCK_NAME, os.O_RDWR)
     except OSError:
@@ -76,7 +77,7 @@ def _make(directory: Path) -> None:
 
 
 def _check_private(directory: Path) -> None:
-    """Whoever can write to it could put their own files in place of ours: StateDirectory says what to run."""
+    """StateDirectory, with the remedy, if other users could replace our files."""
     try:
         found, shared = directory.lstat(), others_can_write(directory.parent)
         mode = stat.S_IMODE(directory.stat().st_mode)

@@ -1,4 +1,4 @@
-"""Roles: what runs beside the sockets."""
+"""Restarts roles: the tasks that run beside the sockets."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from holdfast.errors import HoldfastError
 
 GAUGES_SECONDS = 5.0
 RESTART_SECONDS = 1.0
-"""How long a role that ended by an error rests before it is started again."""
+"""The pause before a role that failed is started again."""
 
 
 @asynccontextmanager
 async def role(name: str, run: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Run it while the block runs, again whenever it ends: its plane heals by itself, and the others never notice."""
+    """Run a role while the block runs, and restart it whenever it ends.
+
+    So a plane recovers by itself, and the others do not notice.
+    """
     task = asyncio.create_task(_again(name, run), name=f"holdfast-{name}")
     try:
         yield

@@ -1,4 +1,4 @@
-"""Work and webhooks of a node, put together: the store of jobs, its worker, and the reader that makes deliveries."""
+"""Builds work and webhooks of a node: the job store, its worker, the log reader."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ from holdfast.work.sqlite import WORK, SqliteWork
 from holdfast.work.worker import Worker, WorkerSettings
 
 _GAUGES_PAUSE = 20
-"""Times as long as the counting took."""
+"""The pause between two counts, as a multiple of what the count took."""
 MESSAGE_BYTES_MAX = 1 << 20
 START_SECONDS_MAX = 5.0
-"""How long a start waits for PostgreSQL, which may be a host that does not answer."""
+"""How long a start waits for PostgreSQL, whose host may not answer."""
 
 
 @asynccontextmanager
 async def working(
     settings: WorkSettings, node_id: str, state: Path, clock: Clock, log: EventLog, history: ChatHistory
 ) -> AsyncIterator[WorkParts]:
-    """Jobs run and webhooks go out while the block runs; leaving it drains what runs.
+    """Run jobs and send webhooks while the block runs; leaving it drains running jobs.
 
-    It begins, and goes on, while PostgreSQL is away: the worker and the reader try again until it is back, and the
-    reader's position is stored there, so nothing is left out. BadSetting or StateCorrupted if it is there, and wrong.
+    It starts and goes on while PostgreSQL is unavailable: the worker and the reader
+    retry until it answers, and the reader's position is stored there, so no message is
+    skipped. BadSetting or StateCorrupted if PostgreSQL answers and cannot be used.
     """
     async with AsyncExitStack() as stack:
         endpoints = await SqliteEndpoints.open(state / WEBHOOKS.name)
@@ -79,7 +80,7 @@ async def working(
 
 
 async def _begun(reader: WebhookReader) -> None:
-    """The first word with the store of jobs; it is not waited for any longer than a start may take."""
+    """Start the reader; wait for the job store no longer than a start may take."""
     try:
         async with asyncio.timeout(START_SECONDS_MAX):
             await reader.begin()
@@ -108,14 +109,14 @@ async def _open(url: str, server: str, state: Path, clock: Clock) -> WorkStore:
 
 
 class _Gauges:
-    """What people look at, counted now and then. ``up``: whether the store of jobs answered when it was asked last."""
+    """Counts jobs for the gauges. ``up``: whether the job store answered last time."""
 
     def __init__(self, store: WorkStore, clock: Clock) -> None:
         self._store, self._clock = store, clock
         self.up = False
 
     async def run(self) -> None:
-        """Counting goes over all jobs: the more there are, the less often."""
+        """Count again and again. A count reads all jobs: the longer, the rarer."""
         while True:
             started = self._clock.monotonic()
             try:
