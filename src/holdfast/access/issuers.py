@@ -1,9 +1,11 @@
-"""Issuers of tokens besides this server: whose public keys are trusted, for which tenants, and how they are kept fresh.
+"""Other token issuers: whose public keys are trusted, for which tenants, kept fresh.
 
-Keys are fetched when the server starts, once per ``refresh_seconds``, and when a token names one that is not known: at
-most once per issuer and ``REFETCH_SECONDS``, however many such tokens come. While nobody knows whether the key exists,
-the answer is *unavailable*; after a good fetch that does not bring it, the token is refused. If a fetch fails, the keys
-that are known go on, also over a restart: the last good set is kept in the state directory.
+A node fetches an issuer's keys at startup, once per ``refresh_seconds``, and when a
+token names an unknown key: at most once per issuer and ``REFETCH_SECONDS``, however
+many such tokens come. Until a fetch has shown whether the key exists, the answer is
+*unavailable*; after a good fetch without the key, the token is refused. If a fetch
+fails, the known keys stay in use, also over a restart: the state directory keeps the
+last good set.
 """
 
 from __future__ import annotations
@@ -27,16 +29,19 @@ from holdfast.errors import BadSetting, HoldfastError, Unauthorized, Unavailable
 from holdfast.message import check_tenant
 
 FETCH_SECONDS = 5.0
-"""A set that takes longer to arrive counts as unreachable."""
+"""A key set that takes longer to arrive counts as unreachable."""
 REFETCH_SECONDS = 30.0
-"""Between the beginnings of two fetches for one issuer, unless ``refresh_seconds`` is less."""
+"""From one fetch's start to the next's, per issuer, unless ``refresh_seconds`` is
+less."""
 FETCHING_SECONDS = 1.0
-"""When to come back while a set is being fetched."""
+"""The Retry-After while a key set is being fetched."""
 ISSUERS_FILE = "issuers.json"
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 
 _Fetch = Callable[[str], Awaitable[bytes]]
-"""The bytes at an address or in a file, at most one more than a set may have; BadJwks if there are none."""
+"""Reads a key set from an address or a file, at most one byte more than allowed.
+
+BadJwks if it cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,7 @@ class IssuerSettings:
 
 
 def check_issuers(issuers: Sequence[IssuerSettings], own: str) -> None:
-    """BadSetting unless every ``iss`` names one issuer, and none of them this server itself."""
+    """BadSetting if two issuers share an ``iss``, or one has this server's own."""
     names = [own, *(issuer.issuer for issuer in issuers)]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise BadSetting(f"access.issuers: two issuers are called {twice!r}; this server's own is access.tokens.issuer")
@@ -101,7 +106,10 @@ def _bad_address(jwks: str) -> str | None:
 
 
 class Issuer:
-    """One issuer and the keys it is known by. ``run`` must be running; it ends only by cancellation."""
+    """One issuer and its known keys.
+
+    ``run`` must be running; only cancellation ends it.
+    """
 
     def __init__(self, settings: IssuerSettings, fetch: _Fetch, clock: Clock) -> None:
         self.settings = settings
@@ -116,11 +124,15 @@ class Issuer:
         self.trouble: str | None = "its keys have not been fetched yet"
 
     def start_with(self, keys: KeySet) -> None:
-        """Keys that were good before a restart, until the first good fetch."""
+        """Use the keys from before a restart until the first good fetch."""
         self._keys = keys
 
     def key(self, kid: str | None) -> TokenKey:
-        """The key that a token names. Unavailable while nobody knows whether there is one, else Unauthorized."""
+        """The key that a token names.
+
+        Unavailable until a fetch has shown whether it exists; Unauthorized if it does
+        not.
+        """
         keys = self._keys
         if kid in keys:
             return keys[kid]
@@ -131,7 +143,10 @@ class Issuer:
         raise self._unknown()
 
     def _unknown(self) -> HoldfastError:
-        """One comparison of times for each token of a flood."""
+        """The error for an unknown key.
+
+        A flood costs one comparison of times per token.
+        """
         since = None if self._began is None else self._clock.monotonic() - self._began
         if self._fetching or since is None or since >= REFETCH_SECONDS:
             self._wanted.set()
@@ -146,7 +161,7 @@ class Issuer:
         )
 
     async def run(self, changed: Callable[[IssuerSettings, bytes], Awaitable[None]]) -> None:
-        """Fetch now, whenever it is time, and when a token asks for it; ``changed`` gets every new good set."""
+        """Fetch now, on schedule and on demand; ``changed`` gets every new good set."""
         while True:
             self._began, self._fetching = self._clock.monotonic(), True
             try:
@@ -184,7 +199,7 @@ class Issuer:
 
 
 class _Kept(Struct, frozen=True):
-    """The last good set of an issuer; one from another address says nothing of this one."""
+    """The last good key set of an issuer, valid only for the same address."""
 
     issuer: str
     jwks: str
@@ -192,7 +207,7 @@ class _Kept(Struct, frozen=True):
 
 
 class Issuers(Mapping[str, Issuer]):
-    """The issuers of a node by their ``iss``, and the file that keeps their last good sets."""
+    """The issuers of a node by ``iss``, and the file with their last good key sets."""
 
     def __init__(self, settings: Sequence[IssuerSettings], fetch: _Fetch, clock: Clock, file: Path | None) -> None:
         self._issuers = {each.issuer: Issuer(each, fetch, clock) for each in settings}
@@ -215,7 +230,10 @@ class Issuers(Mapping[str, Issuer]):
         return len(self._issuers)
 
     def _load(self) -> list[_Kept]:
-        """What was kept; nothing if it cannot be read, for it can be fetched again."""
+        """The saved key sets.
+
+        Empty if unreadable, because they can be fetched again.
+        """
         if self._file is None or not self._issuers:
             return []
         try:
@@ -230,7 +248,7 @@ class Issuers(Mapping[str, Issuer]):
         return kept
 
     async def run(self) -> None:
-        """Keep every issuer's keys fresh; ends only by cancellation."""
+        """Keep every issuer's keys fresh; only cancellation ends it."""
         if not self._issuers:
             await asyncio.get_running_loop().create_future()
         async with asyncio.TaskGroup() as group:
@@ -238,7 +256,10 @@ class Issuers(Mapping[str, Issuer]):
                 group.create_task(issuer.run(self._keep))
 
     async def _keep(self, settings: IssuerSettings, data: bytes) -> None:
-        """Write the sets as they are now, if this one is new. A disk that is full costs nothing but the next start."""
+        """Save all key sets if this one is new.
+
+        A failed write matters only at a restart.
+        """
         kept = _Kept(settings.issuer, settings.jwks, data.decode())
         if self._file is None or self._kept.get(settings.issuer) == kept:
             return

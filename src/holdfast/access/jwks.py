@@ -1,8 +1,8 @@
-"""A set of public keys as an issuer publishes it (JWKS, RFC 7517), read strictly. (Pure.)
+"""Reads a set of public keys as an issuer publishes it (JWKS, RFC 7517). (Pure.)
 
-Each key gets the one algorithm that its type allows: RS256 for RSA, ES256 for P-256, EdDSA for Ed25519. What a key
-says of itself may narrow that (``alg``, ``use``, ``key_ops``), never widen it. A key that cannot be used is left out;
-a set without a usable one is no set.
+Each key gets the one algorithm that its type allows: RS256 for RSA, ES256 for P-256,
+EdDSA for Ed25519. The key's own fields (``alg``, ``use``, ``key_ops``) may narrow that,
+never widen it. An unusable key is left out; a set without a usable key is refused.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ JWKS_BYTES_MAX = 256 * KIB
 JWKS_KEYS_MAX = 100
 KID_CHARACTERS_MAX = 256
 RSA_BITS_MAX = 8192
-"""What a check of a signature costs grows with it; the shortest is PyJWT's, 2048."""
+"""The cost of checking a signature grows with it. PyJWT sets the minimum, 2048."""
 _EXPONENT_CHARACTERS_MAX = 6
-"""An exponent of 32 bits in base64url: 65537 is usual, and a long one makes every check slow."""
+"""A 32-bit exponent in base64url; 65537 is usual, and a long one slows every check."""
 _ALGORITHMS = {("RSA", None): "RS256", ("EC", "P-256"): "ES256", ("OKP", "Ed25519"): "EdDSA"}
 _SECRET_PARTS = {"d", "p", "q", "dp", "dq", "qi", "oth", "k"}
 _PROBLEMS_SHOWN = 3
 
 KeySet = Mapping[str | None, TokenKey]
-"""Keys by their ``kid``; under None the only key of a set that gives it none."""
+"""Keys by ``kid``; under None the only key of a set, if it has no ``kid``."""
 
 
 class BadJwks(Exception):
-    """There are no keys to be had; ``reason`` is one word for metrics, the text is for operators."""
+    """No usable keys; ``reason`` is one word for metrics, the text is for operators."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
@@ -61,7 +61,7 @@ def read_jwks(data: bytes) -> KeySet:
 
 
 def _usable_keys(entries: list[Any]) -> tuple[dict[str | None, TokenKey], list[str]]:
-    """The keys whose name is theirs alone, and what is wrong with the others."""
+    """The usable keys with a unique ``kid``, and what is wrong with the others."""
     found: dict[str | None, list[TokenKey]] = {}
     problems = []
     for number, entry in enumerate(entries, 1):
@@ -79,7 +79,7 @@ def _usable_keys(entries: list[Any]) -> tuple[dict[str | None, TokenKey], list[s
 
 
 def _usable(entry: Any) -> tuple[str | None, TokenKey]:
-    """A key and its name; ValueError says why it cannot be used."""
+    """A key and its ``kid``; ValueError says why it cannot be used."""
     if not isinstance(entry, dict):
         raise ValueError("it is not an object")
     kid = entry.get("kid")

@@ -1,7 +1,8 @@
-"""A token as it is written: three parts in base64url (JWS compact serialization), read once. (Pure.)
+"""Parses a token: three parts in base64url (JWS compact serialization). (Pure.)
 
-Reading says nothing about who wrote it: nothing in it counts before the signature is checked, which is PyJWT's part.
-The reading is not, because it reads a token twice, character by character: most of what a returning crowd costs.
+Nothing in a parsed token is trusted before PyJWT has checked the signature. Parsing is
+done here because PyJWT parses a token twice, character by character: most of the cost
+when all clients reconnect at once.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ from typing import Any, NamedTuple
 
 
 class CompactJws(NamedTuple):
-    """The parts of a token, not yet trusted. ``payload`` is what its signer wrote: bytes, not yet parsed."""
+    """The parts of a token, not yet trusted. ``payload`` is the raw bytes, unparsed."""
 
     header: dict[str, Any]
     payload: bytes
     signature: bytes
     signed: bytes
-    """What the signature is over: header and payload as they were written."""
+    """The signed bytes: header and payload as they arrived."""
 
 
 def read(token: str) -> CompactJws:
-    """The parts of a token; ValueError, TypeError or RecursionError if it is none.
+    """The parts of a token; ValueError, TypeError or RecursionError if it is malformed.
 
-    A header that must be understood (``crit``) is refused, for none is understood here; so is a payload that claims
-    not to be encoded (``b64``).
+    A header with ``crit`` is refused, because no extension is supported; so is an
+    unencoded payload (``b64``).
     """
     signed, _, signature = token.encode("ascii").rpartition(b".")
     head, _, payload = signed.partition(b".")
@@ -36,7 +37,7 @@ def read(token: str) -> CompactJws:
 
 
 def json_object(data: bytes) -> dict[str, Any]:
-    """The object that ``data`` is; ValueError or RecursionError if it is none."""
+    """Decode a JSON object; ValueError or RecursionError if ``data`` is not one."""
     value = json.loads(data.decode())
     if not isinstance(value, dict):
         raise ValueError("not an object")
@@ -44,10 +45,10 @@ def json_object(data: bytes) -> dict[str, Any]:
 
 
 def _decode(part: bytes) -> bytes:
-    """The bytes that ``part`` stands for; ValueError unless it is the only way to write them, padding apart.
+    """Decode base64url; ValueError unless ``part`` is the canonical encoding, unpadded.
 
-    The decoder passes over what is not of its alphabet, bits that are too many, and more; writing what it found once
-    more shows all of that at once.
+    The decoder ignores foreign characters, surplus bits and more; encoding its result
+    again and comparing reveals all of that at once.
     """
     data = urlsafe_b64decode(part + b"==")
     written = urlsafe_b64encode(data)

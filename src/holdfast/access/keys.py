@@ -1,8 +1,9 @@
 """API keys: a tenant's backend (``hf_tenant_…``) and operators (``hf_admin_…``).
 
-A key is shown once, when it is issued; what is kept is its SHA-256. A slow, salted hash protects secrets that
-people choose, because those can be guessed; ours carry 256 random bits, so that guessing is hopeless whatever
-the hash, and a fast one does not let a flood of wrong keys occupy the server.
+A key is shown once, when it is issued; only its SHA-256 is kept. A slow, salted hash
+protects secrets that people choose, because those can be guessed. Ours have 256 random
+bits, so guessing is hopeless with any hash, and with a fast one a flood of wrong keys
+cannot occupy the server.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ KeyKind = Literal["tenant", "admin"]
 KEYS_MAX = 1000
 LABEL_CHARACTERS_MAX = 100
 _UNNAMEABLE = frozenset("*{}")
-"""What the tenant of a rule cannot have in its name."""
+"""Characters that a tenant cannot have, because names of rules use them."""
 _PREFIX: dict[KeyKind, str] = {"tenant": "hf_tenant_", "admin": "hf_admin_"}
 _ALLOWED: dict[KeyKind, frozenset[KeyScope]] = {"tenant": TENANT_SCOPES, "admin": ADMIN_SCOPES}
 
 
 class ApiKey(Struct, frozen=True, forbid_unknown_fields=True):
-    """A key as it is kept: everything but the secret. ``tenant`` is "" for an admin key."""
+    """A stored key: everything but the secret. ``tenant`` is "" for an admin key."""
 
     key_id: str
     kind: KeyKind
@@ -50,7 +51,8 @@ class ApiKey(Struct, frozen=True, forbid_unknown_fields=True):
         return self.kind == "admin" and "keys:write" in self.scopes
 
     def principal(self, act_as: str | None = None) -> Principal:
-        """Who the key speaks for: the user a tenant key acts for, or an operator named by the key's id."""
+        """The principal: the user a tenant key acts for, or an operator (the key's
+        id)."""
         if self.kind == "admin":
             return Principal("", self.key_id, frozenset(self.scopes), "admin_key")
         scopes: frozenset[AnyScope] = frozenset(self.scopes)
@@ -63,13 +65,14 @@ Save = Callable[[Sequence[ApiKey]], None]
 
 
 def _unsaved(_: Sequence[ApiKey]) -> None:
-    """For a ring that lives in memory only."""
+    """For a ring in memory only."""
 
 
 class KeyRing:
-    """The keys in force. A change is saved before it takes effect; if saving fails, nothing has changed.
+    """The keys in force. A change is saved before it takes effect; if saving fails,
+    nothing has changed.
 
-    Not safe for two changes at once: the caller makes one after the other.
+    Not safe for concurrent changes: the caller makes one after the other.
     """
 
     def __init__(self, keys: Iterable[ApiKey] = (), save: Save = _unsaved) -> None:
@@ -89,9 +92,10 @@ class KeyRing:
         scopes: Iterable[KeyScope] | None = None,
         bounded: bool = True,
     ) -> tuple[ApiKey, str]:
-        """A new key and its secret, which nobody can see again. InvalidMessage names what is wrong.
+        """Issue a key; returns it and its secret, which cannot be shown again.
 
-        ``bounded`` False: also beyond ``KEYS_MAX``, or a ring that somebody filled would keep its operator out.
+        ``bounded`` False ignores ``KEYS_MAX``: a full ring must not lock its operator
+        out. InvalidMessage names what is wrong.
         """
         granted = tuple(sorted(_ALLOWED[kind] if scopes is None else frozenset(scopes)))
         _check(kind, label, tenant, granted)
@@ -112,15 +116,17 @@ class KeyRing:
         return key, secret
 
     def complete(self, secret: str) -> None:
-        """Give the key with this secret, if there still is one, every scope that its kind can carry by now."""
+        """Give the key with this secret, if it exists, every scope its kind can
+        have."""
         key = self._keys.get(_digest(secret))
         if key is not None and _ALLOWED[key.kind] > set(key.scopes):
             self._replace({**self._keys, key.digest: replace(key, scopes=tuple(sorted(_ALLOWED[key.kind])))})
 
     def revocable(self, key_id: str, *, force: bool = False) -> ApiKey:
-        """The key of that id; NotFound if there is none, Forbidden if without it nobody could make keys any more.
+        """The key of that id, if it may be revoked.
 
-        ``force``: also then.
+        NotFound if there is none. Forbidden if it is the last key that can make keys,
+        unless ``force``.
         """
         key = next((k for k in self._keys.values() if k.key_id == key_id), None)
         if key is None:
@@ -134,7 +140,7 @@ class KeyRing:
         return key
 
     def revoke(self, key_id: str, *, force: bool = False) -> ApiKey:
-        """The key is dead from now on, if it is ``revocable``."""
+        """Revoke the key, if it is ``revocable``."""
         key = self.revocable(key_id, force=force)
         self._replace({digest: k for digest, k in self._keys.items() if digest != key.digest})
         return key
@@ -143,8 +149,8 @@ class KeyRing:
         """The key with this secret; Unauthorized if there is none."""
         digest = _digest(secret)
         key = self._keys.get(digest)
-        # The dictionary finds by digest, which tells an attacker nothing: a guess's digest cannot be steered.
-        # The comparison is constant in time all the same.
+        # The timing of the lookup by digest helps no attacker, who cannot choose a
+        # guess's digest. The comparison takes constant time all the same.
         if key is None or not hmac.compare_digest(key.digest, digest) or (key.tenant and check_tenant(key.tenant)):
             raise Unauthorized("the API key is not known here: it may have been revoked")
         return key
@@ -155,7 +161,7 @@ class KeyRing:
 
 
 def is_api_key(credential: str) -> bool:
-    """Whether a bearer credential claims to be an API key (else it is a token)."""
+    """Whether a bearer credential looks like an API key; otherwise it is a token."""
     return credential.startswith(tuple(_PREFIX.values()))
 
 
@@ -180,7 +186,10 @@ def _check(kind: KeyKind, label: str, tenant: str, scopes: tuple[KeyScope, ...])
 
 
 def load_keys(path: Path) -> KeyRing:
-    """The ring kept in ``path`` (none yet: an empty one), which saves itself there on every change."""
+    """The ring saved in ``path``, empty if there is no file.
+
+    It saves every change there.
+    """
     try:
         keys = msgspec.json.decode(path.read_bytes(), type=list[ApiKey])
     except FileNotFoundError:
@@ -199,7 +208,7 @@ def save_keys(path: Path, keys: Sequence[ApiKey]) -> None:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """``replace_file``; StateDirectory if that cannot be done."""
+    """``replace_file``; StateDirectory if it fails."""
     try:
         replace_file(path, data)
     except OSError as error:

@@ -1,4 +1,5 @@
-"""Who may connect: origins, client addresses, how many at once. (Pure; the caller brings the time.)
+"""Origins, client addresses, and how many connections may be open. (Pure: the caller
+brings the time.)
 
 All maps here are bounded; each says what happens at its bound.
 """
@@ -17,7 +18,7 @@ from holdfast.resilience import Bucket
 Network = IPv4Network | IPv6Network
 FORWARDED_HOPS_MAX = 32
 ADDRESSES_MAX = 4096
-"""Of so many addresses the group is remembered: a connection asks for it three times."""
+"""Addresses whose group is cached: a connection asks for it three times."""
 
 
 GIVEN_ONCE = {
@@ -27,13 +28,15 @@ GIVEN_ONCE = {
         "Sec-WebSocket-Key", "Sec-WebSocket-Version", "Sec-WebSocket-Protocol", "Sec-WebSocket-Extensions",
     )
 }  # fmt: skip
-"""Headers that say who asks or what is asked: given twice, nobody knows which is meant, and a proxy may have judged
-by the other."""
+"""Headers about the caller or the request. A repeated one is ambiguous, and a proxy may
+have decided by the other value."""
 
 
 def joined_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[dict[bytes, bytes], list[bytes]]:
-    """The values by name (in lower case, as given), those of a repeated one joined as HTTP joins them; and which names
-    are repeated."""
+    """Header values by name (in lower case, as given), and the repeated names.
+
+    The values of a repeated header are joined as HTTP joins them.
+    """
     joined: dict[bytes, bytes] = {}
     repeated = []
     for name, value in headers:
@@ -45,24 +48,25 @@ def joined_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[dict[bytes, 
 
 
 def repeated_header(repeated: Iterable[bytes]) -> str | None:
-    """The first of these names (in lower case) that may be given once; None: all may be repeated."""
+    """The first of these names (in lower case) that must not be repeated, or None."""
     return next((GIVEN_ONCE[name] for name in repeated if name in GIVEN_ONCE), None)
 
 
 def origin_allowed(origin: str | None, allowed: Collection[str]) -> bool:
     """Whether a browser page of this origin may open a socket: exact match, no patterns.
 
-    No Origin header means no browser; such a client is judged by its credential alone. "null" is what a
-    sandboxed page says and is refused unless listed.
+    A client without an Origin header is no browser, and only its credential counts.
+    Sandboxed pages send "null", which is refused unless listed.
     """
     return origin is None or origin in allowed
 
 
 def client_ip(peer: str, forwarded_for: str, proxies: Collection[Network]) -> str:
-    """The address of the client: the nearest hop that is not one of our declared proxies.
+    """The address of the client: the nearest hop that is not a declared proxy.
 
-    ``forwarded_for`` is X-Forwarded-For, several of them joined by commas. It is read from the right, and only
-    as far as declared proxies vouch for them, because everything to the left is the client's own word.
+    ``forwarded_for`` is X-Forwarded-For, several joined by commas. It is read from the
+    right and only as far as declared proxies vouch for it, because the client can write
+    anything to the left of that.
     """
     if not forwarded_for or not _is_within(peer, proxies):
         return peer
@@ -95,7 +99,7 @@ def _is_within(address: str, networks: Collection[Network]) -> bool:
 
 @lru_cache(ADDRESSES_MAX)
 def address_group(address: str) -> str:
-    """Under which name an address is counted: an IPv6 customer holds a whole /64, so that counts as one."""
+    """The key by which an address is counted: IPv6 by /64, which one customer holds."""
     try:
         parsed = ip_address(address)
     except ValueError:
@@ -108,10 +112,11 @@ def address_group(address: str) -> str:
 
 
 class Buckets:
-    """A token bucket per key, for at most ``keys_max`` keys; beyond that the longest unused is forgotten.
+    """A token bucket per key, for at most ``keys_max`` keys; then the least recently
+    used is forgotten.
 
-    Forgetting gives its owner a full bucket again. Who can hold more than ``keys_max`` keys alive is beyond
-    what counting per key can stop.
+    A forgotten key starts with a full bucket again. An attacker with more than
+    ``keys_max`` keys is beyond what counting per key can stop.
     """
 
     def __init__(self, rate_per_second: float, burst: int, keys_max: int = 20_000) -> None:
@@ -126,7 +131,7 @@ class Buckets:
         return len(self._buckets)
 
     def take(self, key: object, now: float) -> float:
-        """Take one: 0.0 if allowed, else the seconds to wait."""
+        """Take one token: 0.0 if allowed, else the seconds to wait."""
         bucket = self._buckets.get(key)
         if bucket is None:
             if len(self._buckets) >= self._keys_max:
@@ -153,7 +158,8 @@ class ConnectionLimits:
 
 
 class ConnectionCounts:
-    """Open connections, by address and by tenant. Memory is bounded by ``connections_max``: zeros are forgotten."""
+    """Open connections by address and by tenant, at most ``connections_max``
+    entries."""
 
     def __init__(self, limits: ConnectionLimits | None = None) -> None:
         self._limits = limits or ConnectionLimits()
@@ -162,7 +168,10 @@ class ConnectionCounts:
         self.total = 0
 
     def open(self, address: str, tenant: str) -> str | None:
-        """Count one more, or say which limit is reached and count nothing. ``tenant`` "": not known yet."""
+        """Count one more, or count nothing and return which limit is reached.
+
+        ``tenant`` "" means not known yet.
+        """
         group = address_group(address)
         if self.total >= self._limits.connections_max:
             return f"this node holds its {self._limits.connections_max} connections"
@@ -176,7 +185,7 @@ class ConnectionCounts:
         return None
 
     def identify(self, tenant: str) -> str | None:
-        """One whose tenant was not known belongs to this one, or the limit that keeps it out."""
+        """Count a connection for its tenant, now known, or return the limit reached."""
         if full := self._full(tenant):
             return full
         self._tenants[tenant] += 1
@@ -184,13 +193,14 @@ class ConnectionCounts:
         return None
 
     def close(self, address: str, tenant: str) -> None:
-        """One that ``open`` counted is gone."""
+        """A connection that ``open`` counted has ended."""
         self.total -= 1
         _less(self._addresses, address_group(address))
         _less(self._tenants, tenant)
 
     def _full(self, tenant: str) -> str | None:
-        """Who has not said yet whose they are is bounded by address and by the time to say it."""
+        """The limit a tenant has reached. Connections whose tenant is not known yet are
+        bounded by address and by the time to authenticate."""
         if not tenant or self._tenants[tenant] < self._limits.per_tenant_max:
             return None
         return f"this tenant holds its {self._limits.per_tenant_max} connections"
@@ -215,9 +225,9 @@ class HttpLimits:
 
 
 class HttpCounts:
-    """Open HTTP connections, by the address that opened them: nobody knows yet for whom they will ask.
+    """Open HTTP connections by the peer's address: their users are not known yet.
 
-    Those of a declared proxy serve many people in turn, and are bounded together with all others only.
+    Connections of a declared proxy serve many users, so only the total bounds them.
     """
 
     def __init__(self, limits: HttpLimits, proxies: Collection[Network] = ()) -> None:
@@ -227,7 +237,7 @@ class HttpCounts:
         self.total = 0
 
     def open(self, peer: str) -> str | None:
-        """Count one more, or say which limit is reached and count nothing."""
+        """Count one more, or count nothing and return which limit is reached."""
         if self.total >= self._limits.connections_max:
             return f"this node holds its {self._limits.connections_max} HTTP connections"
         if self._addresses[address_group(peer)] >= self._limits.per_address_max and not _is_within(peer, self._proxies):
@@ -237,7 +247,7 @@ class HttpCounts:
         return None
 
     def close(self, peer: str) -> None:
-        """One that ``open`` counted is gone, or a WebSocket."""
+        """A connection that ``open`` counted has ended or become a WebSocket."""
         self.total -= 1
         _less(self._addresses, address_group(peer))
 

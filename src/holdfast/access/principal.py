@@ -1,4 +1,4 @@
-"""Who is asking. (Pure.)"""
+"""Who is asking: a verified credential and its scopes. (Pure.)"""
 
 from __future__ import annotations
 
@@ -45,10 +45,11 @@ ADMIN_SCOPES: frozenset[KeyScope] = frozenset(get_args(KeyScope)) - {"tokens:wri
 class Principal(Struct, frozen=True):
     """A verified credential.
 
-    ``user_id`` is the person it speaks for: a token's subject, or whom a tenant key acts for ("" if nobody).
-    An admin key is no user of any tenant: its ``tenant`` is "" and its ``user_id`` names the key.
-    ``expires_at`` is wall-clock seconds; None: until revoked. ``chats`` are the only chats it is good for; None: all
-    of the user's. ``issued_at`` of a token that does not say is 0; ``token_id`` is what it can be revoked by.
+    ``user_id`` is a token's subject, or the user a tenant key acts for ("" if none). An
+    admin key belongs to no tenant: its ``tenant`` is "" and its ``user_id`` is the
+    key's id. ``expires_at`` is wall-clock seconds; None: until revoked. ``chats``
+    limits it to these chats; None: all of the user's. ``issued_at`` is 0 if the token
+    does not say; ``token_id`` is the id for revoking it.
     """
 
     tenant: str
@@ -65,11 +66,14 @@ class Principal(Struct, frozen=True):
         return User(self.tenant, self.user_id)
 
     def reads(self, chat_id: str) -> bool:
-        """Whether it may see this chat, if its user is in it."""
+        """Whether it may read this chat, if its user is a member."""
         return "chats:read" in self.scopes and (self.chats is None or chat_id in self.chats)
 
     def refusal(self, scope: AnyScope, chat_id: str | None = None) -> Forbidden | None:
-        """Why it may not do what needs ``scope``, in this chat if one is named; None if it may."""
+        """Why it may not use ``scope``, in this chat if one is named.
+
+        None if it may.
+        """
         if scope not in self.scopes:
             return _lacks(self, scope)
         if chat_id is None or self.chats is None or chat_id in self.chats:
@@ -82,13 +86,14 @@ class Principal(Struct, frozen=True):
 
 
 def require_scope(principal: Principal, scope: AnyScope, chat_id: str | None = None) -> None:
-    """Forbidden unless the credential carries ``scope`` and is good for the chat, if one is named."""
+    """Forbidden unless the credential has ``scope``, and covers the chat if one is
+    named."""
     if (refusal := principal.refusal(scope, chat_id)) is not None:
         raise refusal
 
 
 def _lacks(principal: Principal, scope: AnyScope) -> Forbidden:
-    """It names the scope, and how to get a credential that carries it."""
+    """The error names the scope, and how to get a credential that has it."""
     if principal.kind == "user":
         return Forbidden(
             f"this token lacks the scope {scope}: whoever makes it must grant it (`scopes` of POST /v1/tokens, "

@@ -1,9 +1,10 @@
 """Proof that this server once sent a chat up to a sequence. (Pure.)
 
-A store that was rolled back does not know what it lost; a client that holds a message beyond the head does. But a
-cursor is only a number that a client says, and believing one makes every member of the chat drop its copy. So each
-pushed message and each page carries a proof of its (tenant, chat, epoch, sequence): 64 bits of a keyed BLAKE2b. The
-key is derived from the token secret, which is not in the store and is not rolled back with it.
+A store that was rolled back does not know what it lost; a client with a message beyond
+the head does. But a cursor is only a client's claim, and trusting it makes every member
+of the chat drop its copy. So each pushed message and each page carries a proof of its
+(tenant, chat, epoch, sequence): 64 bits of a keyed BLAKE2b. The key is derived from the
+token secret, which is not in the store and is not rolled back with it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ PROOF_BYTES = 8
 
 
 class CursorProofs:
-    """Makes proofs and checks them. New token secrets void them: a client without one is only reset itself."""
+    """Makes and checks proofs.
+
+    A new token secret voids them; a client without a proof is only reset itself.
+    """
 
     def __init__(self, secret: bytes) -> None:
         key = blake2b(secret, digest_size=32, person=b"holdfast.cursor").digest()

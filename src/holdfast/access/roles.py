@@ -14,8 +14,9 @@ change a role, remove an owner   yes    no     no
 ban or mute an owner             no     no     no
 ===============================  =====  =====  ======
 
-Nobody hands out or takes away a role that is not below their own, owners apart. A direct chat has two
-members for ever: the store refuses to change it whatever the role, except that each may mute the other.
+Nobody but an owner grants or removes a role that is not below their own. A direct chat
+always has the same two members: the store refuses every change of it, except that each
+may mute the other.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ _TABLE: dict[Action, frozenset[Role]] = {
 
 
 def may(role: Role, action: Action, target: Role = "member") -> bool:
-    """Whether ``role`` may do ``action``; ``target`` is the role given to, or held by, the other member."""
+    """Whether ``role`` may do ``action``.
+
+    ``target``: the role the other gets or has.
+    """
     if role not in _TABLE[action]:
         return False
     if action == "restrict_member" and target == "owner":

@@ -1,7 +1,7 @@
 """The secrets of a state directory: made on the first start, mode 0600, never logged.
 
-``secrets.json`` holds the token secret and the first admin key, so that whoever may read the state directory may
-mint tokens and operate the server; nobody else. ``keys.json`` beside it holds only hashes.
+``secrets.json`` holds the token secret and the first admin key: a user who can read the
+state directory can mint tokens and operate the server. ``keys.json`` holds only hashes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIRST_KEY_LABEL = "made at the first start"
 
 
 class Secrets(Struct, frozen=True):
-    """What only the operator may know."""
+    """The contents of ``secrets.json``."""
 
     jwt_secret: str
     admin_key: str
@@ -32,7 +32,10 @@ class Secrets(Struct, frozen=True):
 
 
 def read_secrets(state_dir: Path) -> Secrets:
-    """The secrets of a state directory; StateDirectory says what to do if they are not to be had."""
+    """The secrets of a state directory.
+
+    StateDirectory says what to do if unreadable.
+    """
     path = state_dir / SECRETS_FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=Secrets)
@@ -53,10 +56,11 @@ def read_secrets(state_dir: Path) -> Secrets:
 
 
 def open_secrets(state_dir: Path, at: str) -> tuple[Secrets, KeyRing]:
-    """The secrets and keys of a server that starts; made, and the key of earlier ones revoked, if there are none.
+    """The secrets and keys of a starting server.
 
-    The admin key beside them carries every scope, those too that are newer than the key: a key hands out only what it
-    carries, so nobody else could give them to anybody.
+    If there are no secrets, makes them and revokes the admin key of earlier ones. The
+    admin key always gets every scope, also scopes newer than the key: a key can only
+    grant its own scopes, so no other key could grant those.
     """
     ring = load_keys(state_dir / KEYS_FILE)
     path = state_dir / SECRETS_FILE
@@ -70,7 +74,7 @@ def open_secrets(state_dir: Path, at: str) -> tuple[Secrets, KeyRing]:
         return kept, ring
     for key in ring.list():
         if key.kind == "admin" and key.label == FIRST_KEY_LABEL:
-            ring.revoke(key.key_id, force=True)  # whoever removes a file that others have seen means the key in it
+            ring.revoke(key.key_id, force=True)  # removing the file is meant to void its key
     _, admin_key = ring.issue("admin", FIRST_KEY_LABEL, at)
     made = Secrets(secrets.token_urlsafe(48), admin_key)
     _write(path, made)
@@ -78,7 +82,11 @@ def open_secrets(state_dir: Path, at: str) -> tuple[Secrets, KeyRing]:
 
 
 def keep_admin_key(state_dir: Path, ring: KeyRing, admin_key: str) -> None:
-    """Make this key the state directory's own, unless the one it has is still in force. The token secret stays."""
+    """Make this key the state directory's own, unless its present one is still in
+    force.
+
+    The token secret stays.
+    """
     kept = read_secrets(state_dir)
     try:
         ring.find(kept.admin_key)

@@ -1,12 +1,12 @@
 """User tokens: JWTs, minted and verified.
 
-A token is trusted only if its key is ours, its algorithm is the one pinned to that key (the header's word
-counts for nothing), and ``exp``, ``iat``, ``aud``, ``iss`` and ``sub`` are present and right. What a caller learns from
-a refusal is what to do about it, never why the signature failed.
+A token is trusted only if its key is trusted, its algorithm is the one pinned to that
+key (the header does not decide), and ``exp``, ``iat``, ``aud``, ``iss`` and ``sub`` are
+present and right. A refusal says what to do, never why the signature failed.
 
-This server signs with a secret of its own (HS256). Tokens of other issuers come with keys that those publish (RS256,
-ES256, EdDSA; ``holdfast.access.issuers``): which key set counts for a token is decided by its algorithm first, so that
-no key of one kind is ever used as the other.
+This server signs with its own secret (HS256). Other issuers sign with keys that they
+publish (RS256, ES256, EdDSA; ``holdfast.access.issuers``). The algorithm first decides
+between the two, so that a public key is never used as a secret.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from holdfast.errors import BadSetting, InvalidMessage, Unauthorized
 from holdfast.message import User, check_id, check_tenant
 
 TOKEN_BYTES_MAX = 6144
-"""Room for ``CHATS_MAX`` ids as this server makes them, and less than a proxy's usual 8 KiB for a header."""
+"""Enough for ``CHATS_MAX`` ids of ours; below a proxy's usual 8 KiB for a header."""
 CHATS_MAX = 100
-"""Chats that a token can be limited to."""
+"""The most chats that a token can be limited to."""
 SECRET_BYTES_MIN = 32
 
 _SCOPES_ARE = f"the scopes of a token are {', '.join(sorted(USER_SCOPES))}"
@@ -38,14 +38,15 @@ TAKEN_CLAIMS = frozenset({*_CLAIMS, "nbf", "jti", "tenant", "chats"})
 
 @dataclass(frozen=True, slots=True)
 class TokenKey:
-    """A key with the one algorithm it may be used with; BadSetting if it cannot be.
+    """A key with its one algorithm; BadSetting if they do not fit.
 
-    It is prepared when it is made: PyJWT would look at every token whether the secret is a public key by mistake.
+    It is prepared once: PyJWT would check with every token whether the secret is a
+    public key by mistake.
     """
 
     algorithm: str
     key: Any
-    """What PyJWT takes for the algorithm: bytes for HS256, a public key otherwise."""
+    """The key as PyJWT wants it: bytes for HS256, otherwise a public key."""
     _verify: Callable[[bytes, bytes], bool] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -60,16 +61,16 @@ class TokenKey:
         object.__setattr__(self, "_verify", lambda data, signature: algorithm.verify(data, key, signature))
 
     def signed(self, token: CompactJws) -> bool:
-        """Whether the token was signed with this key, by its algorithm."""
+        """Whether this key, with its algorithm, signed the token."""
         return token.header.get("alg") == self.algorithm and self._verify(token.signed, token.signature)
 
 
 ASYMMETRIC = frozenset({"RS256", "ES256", "EdDSA"})
-"""What another issuer may sign with. HS256 is this server's own: a public key is never taken for a secret."""
+"""Algorithms of other issuers. HS256 is this server's own: see the module."""
 
 
 class IssuerTerms(NamedTuple):
-    """What the tokens of one issuer must say. ``tenants`` None: of any tenant."""
+    """What an issuer's tokens must contain. ``tenants`` None: any tenant."""
 
     issuer: str
     audience: str
@@ -78,22 +79,23 @@ class IssuerTerms(NamedTuple):
 
 
 class TrustedIssuer(Protocol):
-    """Somebody else whose tokens are taken."""
+    """Another issuer whose tokens are accepted."""
 
     @property
     def terms(self) -> IssuerTerms: ...
 
     def key(self, kid: str | None) -> TokenKey:
-        """The key that a token names; Unauthorized if there is none, Unavailable while that is not known."""
+        """The key that a token names; Unauthorized if there is none, Unavailable until
+        that is known."""
         ...
 
 
 KeySource = Callable[[str | None], TokenKey | None]
-"""The key for a token's ``kid`` (None: it has none), or None if there is no such key."""
+"""Finds the key for a token's ``kid`` (None: the token has none), or None."""
 
 
 def shared_secret(secret: bytes) -> KeySource:
-    """One secret for all tokens, HS256 and nothing else."""
+    """One secret for all tokens, HS256 only."""
     if len(secret) < SECRET_BYTES_MIN:
         raise BadSetting(f"the token secret has {len(secret)} bytes; at least {SECRET_BYTES_MIN} are needed")
     key = TokenKey("HS256", secret)
@@ -149,8 +151,8 @@ class Tokens:
         ids: Ids | None = None,
         issuers: Mapping[str, TrustedIssuer] | None = None,
     ) -> None:
-        """``check`` raises Unauthorized for a principal who is cut off; ``issuers`` are others whose tokens are taken,
-        by their ``iss``."""
+        """``check`` raises Unauthorized for a revoked principal; ``issuers`` are the
+        other accepted issuers by ``iss``."""
         self._settings = settings
         self._terms = IssuerTerms(settings.issuer, settings.audience, settings.scope_claim)
         self._issuers = issuers or {}
@@ -162,10 +164,10 @@ class Tokens:
 
     @property
     def longest_seconds(self) -> float:
-        """After so long no token that was issued until now is good, whatever the clocks say.
+        """The time after which every token issued until now is invalid on any clock.
 
-        One that is good now was issued at most the leeway from now, expires at most the lifetime and the leeway after
-        that, and is good for the leeway longer.
+        A valid token was issued at most the leeway after now, expires at most the
+        lifetime and the leeway later, and stays valid for the leeway after that.
         """
         return self._settings.ttl_seconds_max + 3 * self._settings.leeway_seconds
 
@@ -176,9 +178,9 @@ class Tokens:
         scopes: Collection[str] | None = None,
         chats: Collection[str] | None = None,
     ) -> str:
-        """A token that speaks for ``user``, with these scopes (None: the default ones), for these chats (None: all).
+        """A token for ``user`` with these scopes (None: default) and chats (None: all).
 
-        BadSetting if the keys cannot sign (a set of public keys).
+        BadSetting if the keys cannot sign, as public keys cannot.
         """
         signing = self._keys(None)
         if signing is None or not signing.algorithm.startswith("HS"):
@@ -206,17 +208,18 @@ class Tokens:
         return token
 
     def verify(self, token: str) -> Principal:
-        """The principal a token speaks for; Unauthorized with a reason the caller can act on.
+        """The principal of a token; Unauthorized with a reason the caller can act on.
 
-        ``expired`` in its details: the token was good in its time, and a new one may be, too.
+        ``expired`` in its details: the token was valid once, so a new one may be too.
         """
         principal = self.read(token)
         self._check_revoked(principal)
         return principal
 
     def read(self, token: str, *, early: bool = False) -> Principal:
-        """``verify`` without regard to revocations, and with ``early`` also of a token whose time has not come: for
-        whoever revokes it.
+        """``verify`` without revocations, for an operator who revokes the token.
+
+        ``early`` also accepts a token that is not valid yet.
         """
         found, claims, terms = self._claims(token)
         expires_at, issued_at = self._lifetime(claims, early=early)
@@ -230,7 +233,10 @@ class Tokens:
         return Principal(tenant, claims["sub"], scopes, "user", expires_at, chats, issued_at, token_id)
 
     def _tenant(self, claims: Mapping[str, Any], terms: IssuerTerms) -> Any:
-        """The tenant a token names, or the one its issuer stands for; another issuer speaks for its own only."""
+        """The tenant a token names, or its issuer's.
+
+        Other issuers have only their own.
+        """
         own = terms.tenants
         default = self._settings.default_tenant if own is None else own[0] if len(own) == 1 else None
         tenant = claims.get("tenant", default)
@@ -241,7 +247,10 @@ class Tokens:
         return tenant
 
     def _grants(self, claims: Mapping[str, Any], claim: str) -> tuple[frozenset[UserScope], frozenset[str] | None]:
-        """The scopes of a token and the chats it is limited to; Unauthorized names the claim that is wrong."""
+        """A token's scopes, and the chats it is limited to.
+
+        Unauthorized names a bad claim.
+        """
         scopes, chats = self._default_scopes, None
         if claim in claims:
             named = _texts(claims, claim)
@@ -259,7 +268,8 @@ class Tokens:
         return scopes, chats
 
     def _claims(self, token: str) -> tuple[CompactJws, Mapping[str, Any], IssuerTerms]:
-        """The claims of a token whose signature, issuer and audience are right; times are not checked yet."""
+        """The claims, after checking signature, issuer and audience, but not the
+        times."""
         if len(token) > TOKEN_BYTES_MAX:
             raise Unauthorized(f"the token is longer than {TOKEN_BYTES_MAX} bytes")
         try:
@@ -271,14 +281,16 @@ class Tokens:
                 raise Unauthorized(_INVALID)
             claims = json_object(found.payload)
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError):
-            # What the parsers and the library say of a token that is none; all mean the same here.
+            # The errors of the parsers and the library for a malformed token.
             raise Unauthorized(_INVALID) from None
         self._check(claims, terms)
         return found, claims, terms
 
     def _foreign(self, found: CompactJws) -> tuple[TokenKey, IssuerTerms]:
-        """The key of a token that is not ours, and its issuer's terms. What it says of its issuer only chooses the
-        key: it counts when the signature is right."""
+        """The key and terms of another issuer's token.
+
+        The unverified ``iss`` only chooses the key; the signature then proves it.
+        """
         issuer = None
         if self._issuers and found.header.get("alg") in ASYMMETRIC:
             named = json_object(found.payload).get("iss")
@@ -288,7 +300,8 @@ class Tokens:
         return issuer.key(found.header.get("kid")), issuer.terms
 
     def _check(self, claims: Mapping[str, Any], terms: IssuerTerms) -> None:
-        """Unauthorized unless the claims are there, of this issuer and for its audience."""
+        """Unauthorized unless all claims are there, with the right issuer and
+        audience."""
         for claim in _CLAIMS:
             if claims.get(claim) is None:
                 raise Unauthorized(f"the token lacks the claim {claim}", claim=claim)
@@ -300,10 +313,10 @@ class Tokens:
             raise Unauthorized("the token's claim jti must be a string", claim="jti")
 
     def _lifetime(self, claims: Mapping[str, Any], *, early: bool) -> tuple[float, float]:
-        """When the token expires and when it was issued.
+        """When the token expires, and when it was issued.
 
-        Unauthorized if it has expired, its time has not come, or it lives longer than a token may: then a revocation
-        that has ended could not be relied on.
+        Unauthorized if it has expired, is not valid yet, or lives longer than a token
+        may: such a token could outlive its revocation.
         """
         now, leeway = self._clock.now(), self._settings.leeway_seconds
         expires_at, issued_at = _moment(claims, "exp"), _moment(claims, "iat")
@@ -323,9 +336,10 @@ class Tokens:
 
 
 def _token_id(jti: object, token: CompactJws) -> str:
-    """By what a token can be revoked: its ``jti`` if that can be an id, else a digest of what was signed.
+    """The id for revoking a token: its ``jti`` if valid, else a digest of what was
+    signed.
 
-    A digest is longer than an id may be, so that no ``jti`` can pass for one.
+    A digest is longer than an id may be, so no ``jti`` can equal one.
     """
     if isinstance(jti, str) and not check_id(jti, "jti"):
         return jti
@@ -347,7 +361,7 @@ def _usable_chats(chats: Collection[str]) -> list[str]:
 
 
 def _texts(claims: Mapping[str, Any], claim: str) -> list[Any]:
-    """A claim that is an array of texts; Unauthorized if it is anything else."""
+    """A claim as an array of strings; Unauthorized if it is anything else."""
     value = claims[claim]
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise Unauthorized(f"the token's claim {claim} must be an array of texts", claim=claim)
@@ -355,7 +369,10 @@ def _texts(claims: Mapping[str, Any], claim: str) -> list[Any]:
 
 
 def _moment(claims: Mapping[str, Any], claim: str) -> float:
-    """A claim that is a moment (seconds since the epoch); Unauthorized if it is anything else."""
+    """A claim as a time (seconds since the epoch).
+
+    Unauthorized if it is anything else.
+    """
     value = claims[claim]
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**53:
         raise Unauthorized(f"the token's claim {claim} must be a number of seconds", claim=claim)
@@ -363,7 +380,7 @@ def _moment(claims: Mapping[str, Any], claim: str) -> float:
 
 
 def _is_meant_for(audience: str, claim: object) -> bool:
-    """A token names one audience or several; one that names anything else is nobody's."""
+    """Whether ``aud`` is, or contains, this audience."""
     if isinstance(claim, list):
         return audience in claim and all(isinstance(name, str) for name in claim)
     return claim == audience

@@ -176,7 +176,10 @@ class Node:
 
     @asynccontextmanager
     async def roles(self) -> AsyncIterator[None]:
-        """Run everything beside the sockets. Ingest answers its sends before it ends."""
+        """Run everything beside the sockets.
+
+        Ingest ends when its sends are answered.
+        """
         ended = [asyncio.create_task(self._intake.run()), asyncio.create_task(self._watermarks.run())]
         for task in ended:
             task.add_done_callback(self._ended_by_itself)

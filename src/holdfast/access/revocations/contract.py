@@ -1,7 +1,8 @@
-"""An entry of the list of revocations, and what a store of such entries promises. Adapters: memory, sqlite.
+"""A revocation, and what a store of revocations promises. Adapters: memory, sqlite.
 
-What is said to be done is on stable storage when the call returns. Errors are those of ``holdfast.errors``:
-``Unavailable`` means that nothing happened, ``OutcomeUnknown`` that the change may have happened.
+A change is on stable storage when its call returns. Errors are those of
+``holdfast.errors``: ``Unavailable`` means that nothing happened, ``OutcomeUnknown``
+that the change may have happened.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from holdfast.errors import Forbidden, NotFound
 
 RevocationKind = Literal["token", "user", "device", "ban", "mute", "tenant"]
 ENTRIES_MAX = 100_000
-"""Entries that have not ended. The next is refused (FORBIDDEN with the limit); none is dropped to make room."""
+"""Entries that have not ended.
+
+The next is refused (FORBIDDEN); none is dropped for it.
+"""
 
 
 class RevocationKey(Struct, frozen=True):
-    """What an entry is about; there is one entry of each."""
+    """What an entry is about; there is one entry per key."""
 
     kind: RevocationKind
     tenant: str
@@ -29,23 +33,27 @@ class RevocationKey(Struct, frozen=True):
 
 
 class Revocation(Struct, frozen=True):
-    """One entry. ``number`` is given by the store; 0 before that.
+    """One entry. The store assigns ``number``; it is 0 before that.
 
-    token: the token whose id is ``item``. user: tokens of the user issued before ``issued_before``. device: such
-    tokens, where they are shown by the device ``item``. ban: every token of the user. mute: every send of the user.
-    tenant: tokens of every user of the tenant issued before ``issued_before``.
+    token: the token with the id ``item``. user: tokens of the user issued before
+    ``issued_before``. device: the same, if used by the device ``item``. ban: every
+    token of the user. mute: every send of the user. tenant: tokens of every user of the
+    tenant issued before ``issued_before``.
     """
 
     kind: RevocationKind
     tenant: str
     user_id: str
-    """"" of a tenant, and of a token that is known by its id alone."""
+    """"" for a tenant, and for a token of which only the id is known."""
     item: str
     issued_before: float
-    """Seconds since the epoch; 0 where it does not count."""
+    """Seconds since the epoch; 0 for kinds that do not use it."""
     made_at: str
     ends_at: float | None
-    """When every token it concerns has expired anyway (seconds since the epoch); None: never, it must be lifted."""
+    """When all its tokens have expired (seconds since the epoch).
+
+    None: until lifted.
+    """
     number: int = 0
 
     @property
@@ -54,17 +62,18 @@ class Revocation(Struct, frozen=True):
 
 
 class Revocations(Protocol):
-    """The entries of all tenants. One that has ended is as good as removed."""
+    """The entries of all tenants. An entry that has ended counts as removed."""
 
     async def add(self, entry: Revocation) -> Revocation:
-        """Store an entry; as it is stored now. One of the same key is merged with it (``merged``) and keeps its number.
+        """Store an entry and return it as stored.
 
+        An entry of the same key is merged into it (``merged``) and keeps its number.
         Forbidden if there are ``ENTRIES_MAX``.
         """
         ...
 
     async def remove(self, number: int) -> Revocation:
-        """Take an entry out; NotFound if there is none of this number."""
+        """Remove an entry; NotFound if there is none of this number."""
         ...
 
     async def all(self) -> Sequence[Revocation]:
@@ -72,12 +81,12 @@ class Revocations(Protocol):
         ...
 
     async def version(self) -> int:
-        """Rises by one with every change: who has read ``all`` at this version has every entry."""
+        """Rises by one with every change: ``all`` read at this version is complete."""
         ...
 
 
 def merged(earlier: Revocation, entry: Revocation) -> Revocation:
-    """Two entries of one key: whatever either of them refuses stays refused, for as long as the later one says."""
+    """Merge two entries of one key: refuses all that either refuses, until both end."""
     ends = None if earlier.ends_at is None or entry.ends_at is None else max(earlier.ends_at, entry.ends_at)
     issued_before = max(earlier.issued_before, entry.issued_before)
     user_id = entry.user_id or earlier.user_id

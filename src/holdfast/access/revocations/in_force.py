@@ -1,8 +1,8 @@
-"""The revocations a node holds in memory: what they refuse, and how they change.
+"""The revocations that a node holds in memory: what they refuse, and how they change.
 
-A change is stored before it counts here. A change whose outcome nobody knows, and later those of other nodes, are
-found by ``follow``, which compares versions and reads all entries again when they differ. Asking costs a few lookups
-in dictionaries and waits for nothing.
+A change is stored before it takes effect here. ``follow`` finds changes with an unknown
+outcome, and changes of other nodes: it compares versions and reads all entries again
+when they differ. A check costs a few dictionary lookups and never waits.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from holdfast.errors import HoldfastError, NotFound, Unauthorized
 from holdfast.message import User
 
 AHEAD_SECONDS_MAX = 60.0
-"""How far the clock of an issuer may be ahead of this server's."""
+"""How far an issuer's clock may be ahead of this server's."""
 FOLLOW_SECONDS = 0.5
-"""How often the stored version is compared with what is held here."""
+"""How often the stored version is compared with the one in memory."""
 
 _REFUSALS: Mapping[RevocationKind, str] = {
     "token": "this token was revoked: get a new one",
@@ -46,7 +46,10 @@ Added = Callable[[Sequence[Revocation]], None]
 
 
 class RevocationsInForce:
-    """The entries of one node. ``on_added`` hears of those that are new or changed, after they count."""
+    """The entries of one node.
+
+    ``on_added`` gets new or changed ones, once in effect.
+    """
 
     def __init__(self, store: Revocations, clock: Clock) -> None:
         self._store = store
@@ -60,7 +63,10 @@ class RevocationsInForce:
     # --- what they refuse -------------------------------------------------------------------------------
 
     def refusal(self, principal: Principal, device_id: str = "") -> Unauthorized | None:
-        """Why this user's token is refused, shown by this device ("": no device is known); None if it is not."""
+        """Why a token used by this device ("": unknown) is refused.
+
+        None if it is not.
+        """
         if not self._entries or principal.kind != "user":
             return None
         tenant, user_id, issued_at = principal.tenant, principal.user_id, principal.issued_at
@@ -96,7 +102,8 @@ class RevocationsInForce:
         return len(self._entries)
 
     def page(self, after: int, limit: int, wanted: Callable[[Revocation], bool]) -> Sequence[Revocation]:
-        """Up to ``limit`` wanted entries with a number above ``after``, by number. What has ended is left out."""
+        """Up to ``limit`` wanted entries with numbers above ``after``, without ended
+        ones."""
         entries = list(self._entries.values())
         rest = islice(entries, bisect_right(entries, after, key=lambda entry: entry.number), None)
         return list(islice((entry for entry in rest if wanted(entry) and not self._has_ended(entry)), limit))
@@ -109,7 +116,7 @@ class RevocationsInForce:
         return found[0]
 
     def require_room(self, entry: Revocation) -> None:
-        """Forbidden if the store would refuse the entry for want of room, as far as is known here."""
+        """Forbidden if the store, as far as known here, has no room for the entry."""
         if len(self._entries) >= ENTRIES_MAX and entry.key not in self._entries:
             self._forget_ended()
             if len(self._entries) >= ENTRIES_MAX:
@@ -122,11 +129,11 @@ class RevocationsInForce:
     # --- how they change --------------------------------------------------------------------------------
 
     async def add(self, entry: Revocation) -> Revocation:
-        """Store an entry, then let it count. Raises what the store raises."""
+        """Store an entry, then put it into effect. Raises what the store raises."""
         async with self._change:
             stored = await self._store.add(entry)
             if (held := self._entries.get(stored.key)) is not None and held.number != stored.number:
-                del self._entries[stored.key]  # it had ended; a new one comes last
+                del self._entries[stored.key]  # the old one had ended; the new one goes to the end
             self._entries[stored.key] = stored
             self._version += 1
             if len(self._entries) > ENTRIES_MAX:
@@ -144,22 +151,24 @@ class RevocationsInForce:
         return removed
 
     async def condense(self, user: User) -> None:
-        """Put one entry in the place of those that name the user's tokens and devices; nothing they refuse is taken
-        again. Bans and mutes stay. Killed anywhere and asked again it ends the same.
+        """Replace a user's entries for tokens and devices by one that refuses as much.
+
+        Bans and mutes stay. It may be killed anywhere and called again.
         """
         named = [entry for entry in self.of_user(user) if entry.kind in ("token", "device")]
         if not named:
             return
         now = self._clock.now()
         ends_at = max(entry.ends_at or now for entry in named)
-        before = math.floor(now) + 1.0 + AHEAD_SECONDS_MAX  # such a token may say that it was issued later than now
+        before = math.floor(now) + 1.0 + AHEAD_SECONDS_MAX  # ``iat`` may be ahead of our clock
         await self.add(Revocation("user", *user, "", before, timestamp(now), ends_at))
         for entry in named:
-            with suppress(NotFound):  # lifted, or ended, meanwhile
+            with suppress(NotFound):  # lifted or ended meanwhile
                 await self.remove(entry.number)
 
     async def refresh(self) -> None:
-        """Read all entries again if the stored version is another than the one held here."""
+        """Read all entries again if the stored version differs from the one in
+        memory."""
         async with self._change:
             version = await self._store.version()
             if version == self._version:
@@ -173,7 +182,7 @@ class RevocationsInForce:
         self._changed(added)
 
     async def follow(self) -> None:
-        """Refresh for ever; a store that does not answer is asked again."""
+        """Refresh until cancelled; retry a store that does not answer."""
         failing = False
         while True:
             await asyncio.sleep(FOLLOW_SECONDS)
@@ -186,7 +195,7 @@ class RevocationsInForce:
                 failing = True
 
     def _forget_ended(self) -> None:
-        """The store has forgotten them already: so what is held here is bounded as it is there."""
+        """Drop ended entries, as the store does, so that memory has the same bound."""
         self._entries = {key: entry for key, entry in self._entries.items() if not self._has_ended(entry)}
 
     def _has_ended(self, entry: Revocation) -> bool:

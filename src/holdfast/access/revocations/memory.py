@@ -1,4 +1,4 @@
-"""Entries in memory: the reference, and for servers that live in a test."""
+"""Revocations in memory: the reference adapter, and for servers in tests."""
 
 from __future__ import annotations
 

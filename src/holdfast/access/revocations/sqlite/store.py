@@ -1,4 +1,4 @@
-"""Entries in one SQLite file, ``access.db`` in the state directory; see ``contract``."""
+"""Revocations in one SQLite file, ``access.db`` in the state directory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ACCESS = StateFile(
     counts={"revocations": SQL["count"]},
     kept=True,
 )
-"""As a state directory and its backups have it."""
+"""The file as backups see it."""
 
 
 class SqliteRevocations:
