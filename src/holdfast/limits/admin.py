@@ -1,5 +1,4 @@
-"""What an operator can do to the rules: create, update, delete, import, look back, roll
-back.
+"""What an operator can do to the rules: create, change, delete, import, roll back.
 
 The store decides and commits. This module reads requests, and counts and logs each call
 by its outcome. The store may be unavailable while limiting continues; only calls made
@@ -111,8 +110,7 @@ def _read_rules(rules: Raw) -> tuple[Rule, ...]:
 
 
 class RuleAdmin:
-    """The operator's verbs; errors are the store's. ``database`` is its name in
-    ``health``."""
+    """The operator's verbs; errors are the store's. ``health`` names ``database``."""
 
     def __init__(self, store: RuleStore, clock: Clock, database: str) -> None:
         self._store = store
@@ -183,8 +181,7 @@ class RuleAdmin:
             return await self._store.page(tenant, after, limit)
 
     async def history(self, name: RuleName, before: int | None, limit: int) -> Sequence[RuleChange]:
-        """Newest first, as far as the log reaches back. NotFound if the rule never
-        existed."""
+        """Newest first, as far as the log goes. NotFound if the rule never existed."""
         async with _told("rule_history"):
             changes = await self._store.history(name, before, limit)
             if not changes and before is None and await self._store.get(name) is None:
@@ -209,8 +206,7 @@ class RuleAdmin:
         return {"status": status, f"{self._database}_primary": primary}
 
     async def ensure(self, rules: Sequence[Rule], actor: str = "holdfast") -> None:
-        """Create these rules unless one of that name ever existed; deleted ones stay
-        deleted."""
+        """Create these rules unless one of that name ever existed, even if deleted."""
         for rule in rules:
             if await self._store.get(rule.name) is None:
                 body = {**settable(rule), "reason": "the rule this resource starts with"}

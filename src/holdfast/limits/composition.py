@@ -100,8 +100,7 @@ class LimitsParts:
     notifications: Notifications | None = None
 
     def dependencies(self) -> dict[str, str]:
-        """The state of what limiting can do without: reported, but no reason not to be
-        ready."""
+        """The state of optional dependencies: reported, but not needed to be ready."""
         return {"counters": self.limiter.counters_state, "rules": "stale" if self.feed.stale else "up"}
 
     async def health(self) -> dict[str, str]:
@@ -115,8 +114,7 @@ class LimitsParts:
         return {**health, "rules": "stale"} if self.feed.stale else health
 
     def status(self) -> dict[str, Any]:
-        """For operators: counters, notifications, nodes, rules, and how fresh the rules
-        are.
+        """For operators: counters, notifications, nodes, and how fresh the rules are.
 
         ``staleness_seconds`` is None if this node never knew all rules.
         """
@@ -142,8 +140,7 @@ class LimitsParts:
 async def open_limits(
     chosen: LimitsSettings, state: Path, node_id: str = "", starts_with: Sequence[Rule] = (), clock: Clock | None = None
 ) -> AsyncIterator[LimitsParts]:
-    """Start limits; they start and keep running while any external engine is
-    unavailable.
+    """Start limits; they start and keep running while external engines are down.
 
     ``state`` is a directory that no other process uses. It keeps the rules and nodes
     last known, or the rules themselves if they are embedded. ``node_id`` distinguishes
@@ -164,8 +161,7 @@ async def open_limits(
         control = RuleAdmin(rules.store, clock, rules.database)
 
         async def settle() -> None:
-            """What one node does for all before they follow the log: the tables and
-            default rules."""
+            """What one node does for all, before any follows: tables, default rules."""
             if rules.prepare is not None:
                 await rules.prepare()
             await control.ensure(starts_with)

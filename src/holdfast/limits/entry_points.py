@@ -60,18 +60,15 @@ def questions(entrance: EntryPoint, who: User, address: str = "") -> Sequence[Ch
 
 
 class EntryPoints:
-    """Makes the checks of entry points; the answers are decisions, or a refusal or
-    None."""
+    """Makes the checks of entry points and returns decisions or refusals."""
 
     def __init__(self, limiter: Limiter) -> None:
         self._limiter = limiter
         self._operators = Buckets(ADMIN_CALLS_PER_MINUTE_MIN / 60, ADMIN_CALLS_PER_MINUTE_MIN)
-        """Calls each operator has here once the local share is used up: on many nodes
-        it may be zero."""
+        """For operators whose local share is used up: on many nodes it may be zero."""
 
     async def decide(self, entrance: EntryPoint, who: User, address: str = "") -> list[Decision]:
-        """Exact, all rules or none, for entry points that can wait at most the
-        deadline.
+        """Exact, all rules or none, for entry points that can wait for the deadline.
 
         Decisions of rules in shadow mode are left out. While the counters are
         unavailable, an operator has enough calls on each node to undo any change.
@@ -90,8 +87,7 @@ class EntryPoints:
     def admit_at_once(
         self, entrance: EntryPoint, who: User, count: int, address: str = ""
     ) -> tuple[int, RateLimited | None]:
-        """``ask_at_once`` for ``count`` equal requests: how many pass, the error for
-        the rest.
+        """``ask_at_once`` for ``count`` requests: how many pass, the others' error.
 
         Looks at the later rules first, so that what they refuse is not charged to the
         first.
@@ -108,8 +104,10 @@ class EntryPoints:
         return count, refused
 
     def _asked(self, entrance: EntryPoint, who: User, address: str) -> Sequence[Check]:
-        """An authenticated caller's address was charged before, unless its tenant has
-        its own rule."""
+        """Leave out the address of a known user, which was charged before it was known.
+
+        It is checked again only if the tenant has its own rule for addresses.
+        """
         asked = questions(entrance, who, address)
         if entrance != "connect" or not who.tenant or self._limiter.has_own_rule(who.tenant, CONNECT_ADDRESS):
             return asked
@@ -117,8 +115,7 @@ class EntryPoints:
 
 
 class Sends(Protocol):
-    """Where sends are submitted: ``holdfast.ingest.intake.Intake``, or what precedes
-    it."""
+    """Where sends are submitted: ``ingest.intake.Intake``, or what precedes it."""
 
     def submit(
         self, body: SendBody, sender: User, source: str, deadline: float, answer: Callable[[Outcome], None]
@@ -165,8 +162,7 @@ class AdmissionControl:
                     telemetry.defect("limits", error)
 
     def _ask(self, sender: User, count: int) -> tuple[int, HoldfastError | None]:
-        """How many may pass, and the error for the rest; a defect fails this sender
-        only."""
+        """How many may pass, and the others' error; a defect fails this sender only."""
         try:
             return self._entrances.admit_at_once("send", sender, count)
         except Exception as error:

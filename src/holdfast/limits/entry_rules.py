@@ -1,8 +1,6 @@
-"""The rules of Holdfast's own entry points: defaults, and protection from lockout.
-(Pure.)
+"""The rules of Holdfast's own entry points: defaults, and no lockout. (Pure.)
 
-``DEFAULT_RULES`` are created when a node first starts; afterwards they are the
-operator's.
+``DEFAULT_RULES`` are created when a node first starts; then they are the operator's.
 
 ``keep_open`` rejects a change that would lock operators out of the admin API, so that
 they can always undo what they did. The rule store calls it where the change is
@@ -44,16 +42,15 @@ DEFAULT_RULES = (
 """Generous for people, but they stop a client that loops."""
 
 ADMIN_CALLS_PER_MINUTE_MIN = 10
-"""Calls an operator must have each minute. Without the counters, every node grants this
-many."""
+"""Calls an operator must have each minute. Without the counters, each node grants
+them."""
 ADMIN_WINDOW_SECONDS_MAX = 60.0
 """For all algorithms but the token bucket, which grants again while it drains: a window
 that is used up blocks until it ends."""
 
 _WILDCARDS = (ADMIN.resource[:length] + ANY for length in range(len(ADMIN.resource), -1, -1))
 ADMIN_RESOURCES = (ADMIN.resource, *(wildcard for wildcard in _WILDCARDS if is_reached(ADMIN.resource, wildcard)))
-"""The resources whose rule for ``*`` can answer for the admin API, most specific
-first."""
+"""The resources whose rule for ``*`` can answer for the admin API, by specificity."""
 
 
 def is_of_the_door(name: RuleName) -> bool:

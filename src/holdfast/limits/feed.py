@@ -64,8 +64,7 @@ _LogPosition = tuple[int, int]
 
 
 class PendingNotifications:
-    """What notifications announced and the log has not confirmed. Times are monotonic
-    seconds.
+    """Notifications the log has not confirmed yet. Times are monotonic seconds.
 
     ``last`` is the furthest log position that was announced.
     """
@@ -75,20 +74,17 @@ class PendingNotifications:
         self._awaited: tuple[_LogPosition, float] | None = None
 
     def seq(self, epoch: int) -> int:
-        """The furthest announced ``seq`` of this epoch; 0 if the last one is of another
-        epoch."""
+        """The furthest ``seq`` announced; 0 if that was in another epoch."""
         return self.last[1] if self.last[0] == epoch else 0
 
     def heard(self, place: _LogPosition, cursor: _LogPosition, now: float) -> None:
-        """A notification brought the rule at this position; the log is read up to
-        ``cursor``."""
+        """A notification brought the rule at ``place``; we have read up to ``cursor``."""
         self.last = max(self.last, place)
         if self._awaited is None and place > cursor:
             self._awaited = (place, now)
 
     def overdue(self, head: _LogPosition, known_at: float, now: float) -> bool:
-        """Whether an announced position is missing although the reader should know it
-        by now.
+        """Whether an announced position is missing that the reader should know by now.
 
         One position is awaited at a time; once the log reaches it, the furthest is
         next. So a stream of notifications neither postpones the verdict nor hastens it.
@@ -131,8 +127,7 @@ class FeedSettings:
 
 
 class RuleFeed:
-    """Keeps a RuleSet current and passes each new one to ``apply``. ``async with`` runs
-    it."""
+    """Keeps a RuleSet current, passing each new one to ``apply``, in ``async with``."""
 
     def __init__(
         self,
@@ -208,8 +203,8 @@ class RuleFeed:
         await end_tasks(self._work)
 
     async def sync(self) -> None:
-        """Read what is new. Raises what the reader raises; what was read before that is
-        kept."""
+        """Read what is new. Raises what the reader raises; keeps what it read before
+        that."""
         asked_at = self._clock.monotonic()
         head = await self._reader.head()
         in_order = head.epoch == self.cursor[0]
@@ -255,8 +250,7 @@ class RuleFeed:
         self.cursor = max(self.cursor, (snapshot.epoch, snapshot.seq))
 
     async def _begin_anew(self, store: str) -> None:
-        """Replace all our rules; keep them only if the snapshot of our own store is
-        incomplete."""
+        """Replace all our rules, unless the snapshot is of our store and incomplete."""
         snapshot = await self._reader.snapshot()
         if snapshot.whole or store != self._store:
             self._put(RuleSet.of(snapshot.rules, snapshot.epoch, store), "snapshot")
@@ -297,8 +291,7 @@ class RuleFeed:
             await asyncio.sleep(self._settings.retry_seconds)
 
     def on_notification(self, ring: ChangeNotification) -> None:
-        """A hint: apply its rule if that is newer; read the log after a gap or without
-        one.
+        """A hint: apply its rule if that is newer; read the log if anything is missing.
 
         Ignores notifications of other stores. One that names no store only causes a
         read.
@@ -329,14 +322,12 @@ class RuleFeed:
             self._watch()
 
     def _next_sync(self, complete: bool) -> float:
-        """When to sync: before our knowledge, not our last read, is a sync interval
-        old."""
+        """Before what we know, which a lagging reader ages, is a sync interval old."""
         retry = self._clock.monotonic() + self._settings.retry_seconds
         return max(self._known_at + self._settings.sync_seconds, retry) if complete else retry
 
     async def _pause(self, next_sync: float) -> None:
-        """Wait for the next sync or a nudge, at most a second: staleness is checked
-        each second."""
+        """Wait for a sync or nudge, at most a second: staleness is checked each second."""
         try:
             async with asyncio.timeout(max(0.0, min(1.0, next_sync - self._clock.monotonic()))):
                 await self._nudged.wait()

@@ -1,5 +1,4 @@
-"""Decisions in HTTP, the same at every entry point: headers and problem document.
-(Pure.)
+"""Decisions in HTTP, the same everywhere: headers and problem document. (Pure.)
 
 The headers are ``RateLimit-Policy`` and ``RateLimit`` of
 draft-ietf-httpapi-ratelimit-headers. The problem is that draft's, in the form of RFC

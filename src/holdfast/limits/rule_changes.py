@@ -1,9 +1,9 @@
-"""What one admin call does to one rule, decided from values; stores carry it out.
-(Pure.)
+"""What one admin call does to one rule, decided from values. (Pure.)
 
-Every change raises the version by one, under the epoch of the primary that commits it.
-A deletion leaves a tombstone, and a later creation continues from its version. A call
-with an idempotency key gets the first answer again, whatever has happened since.
+The rule stores only carry it out. Every change raises the version by one, under the
+epoch of the primary that commits it. A deletion leaves a tombstone, and a later
+creation continues from its version. A call with an idempotency key gets the first
+answer again, whatever has happened since.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ _Action = Literal["create", "update", "delete", "rollback"]
 
 
 class Change(Struct, frozen=True):
-    """One admin call. ``body`` has the rule's fields; ``expected_version`` is what was
-    seen."""
+    """One admin call: a rule's fields in ``body``, the version seen."""
 
     action: _Action
     name: RuleName
@@ -101,8 +100,7 @@ def check_key(remembered: Remembered, fingerprint: str) -> None:
 
 
 def is_over(past: RuleChange, current: AnyRule | None) -> bool:
-    """Whether this change, about to leave the log, left a tombstone that is still
-    current.
+    """Whether a change that leaves the log left a tombstone that is still current.
 
     Tombstones of ``*`` are kept: a default rule that an operator deleted must not come
     back.

@@ -83,8 +83,7 @@ class ImportPlan(Struct, frozen=True):
 
 
 class RulesBefore(Struct, frozen=True):
-    """What a store has when it decides an import: its log's end, and the rules in
-    question."""
+    """What a store has before an import: its log's end, the rules in question."""
 
     epoch: int
     seq: int

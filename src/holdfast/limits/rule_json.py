@@ -29,12 +29,10 @@ from holdfast.limits.rules import (
 
 LIMIT_MAX = 1_000_000_000
 HOLDERS_MAX = 1_000
-"""Holders of one concurrency counter: they are stored together, so their number bounds
-the cost of a check."""
+"""Holders per concurrency counter. One value stores them, so they cost each check."""
 
 ENTRANCE_RESOURCES = frozenset(rule.resource for rule in DEFAULT_RULES)
-"""The resources of Holdfast's own entry points. They count arrivals; none reports an
-end."""
+"""The resources of our own entry points. They count arrivals; none reports an end."""
 
 DRAIN_SECONDS_MAX = 100 * 366 * 86_400.0
 """The longest time a full bucket may take to drain: a larger burst is a mistake."""
@@ -113,8 +111,7 @@ def new_rule(body: Mapping[str, Any]) -> Rule:
 
 
 def changed_rule(rule: Rule, body: Mapping[str, Any]) -> Rule:
-    """``rule`` with the fields of a request; a burst is dropped if the new algorithm
-    has none."""
+    """``rule`` with a request's fields; loses its burst if the algorithm has none."""
     refuse(_problems(body))
     fields = _fields(body)
     if fields.get("algorithm", BURSTING) != BURSTING:

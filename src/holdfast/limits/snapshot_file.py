@@ -69,8 +69,7 @@ class RulesFile:
         return structs.replace(saved, known_at=max(saved.known_at, modified_at))
 
     def save(self, saved: SavedRules) -> None:
-        """Write the rules if they differ; otherwise only update when they were
-        complete.
+        """Write the rules if they differ, else only when they were complete.
 
         That update is not synced to disk: at worst the rules look older than they are.
         """
@@ -85,10 +84,10 @@ def _what(saved: SavedRules) -> tuple[str, str, int]:
 
 
 def identity(state: Path, ids: Ids) -> str:
-    """The generated name of this state directory's node, so that a restart is not a new
-    node.
+    """The generated name of this state directory's node: a restart keeps it.
 
-    If the disk cannot keep it, the next start is one; nothing worse happens.
+    If the disk cannot store it, the next start counts as a new node; nothing worse
+    happens.
     """
     file = state / NODE_NAME_FILE
     found = _read(file, _SavedName)

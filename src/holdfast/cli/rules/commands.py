@@ -31,7 +31,7 @@ VersionOption = Annotated[int | None, typer.Option(help="The version you saw.  [
 _ReasonOption = Annotated[str, typer.Option(help="Why; it is kept with the change.")]
 WATCH_SECONDS = 1.0
 AWAY = Backoff(WATCH_SECONDS, 10.0)
-"""How long a watch waits for a server that is away."""
+"""How long a watch waits while the server is unavailable."""
 
 
 @rules.command("ls")

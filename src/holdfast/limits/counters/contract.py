@@ -1,5 +1,4 @@
-"""What counters promise. Adapters: memory (this process), redis (the nodes of a
-region).
+"""What counters promise. Adapters: memory (one process), redis (the nodes of a region).
 
 An *entry* is one question about one or more counters. An entry with one request admits
 as many of its equal costs as fit. An entry with several is all or nothing: all are
@@ -24,8 +23,8 @@ from holdfast.limits.rules import Rule
 
 KEYS_PER_CALL_MAX = 256
 NODE_NAMES_MAX = 256
-"""Node names that are reported and kept. With more nodes, nobody gets the remainder of
-a limit."""
+"""Node names reported and kept. With more nodes, the remainder of a limit is not
+used."""
 
 CounterKey = tuple[str, str]
 """A counter: (tenant and rule, as written by ``key_prefix``; subject)."""
@@ -41,13 +40,12 @@ def key_prefix(tenant: str, rule: Rule) -> str:
 
 
 class CounterRequest(Struct, gc=False):
-    """Admit up to ``times`` costs on one counter, then lease ``want`` if far from the
-    limit.
+    """Admit up to ``times`` costs on one counter, then lease ``want`` if it has room.
 
-    ``hold`` names the holder for a concurrency rule, where ``cost`` and ``times`` are
-    1. ``spent`` of the ``times`` passed before they were counted: they are taken
-    whether they fit or not, so that the reported wait covers them. It needs an entry of
-    its own.
+    Far from the limit only: see ``algorithms.take``. ``hold`` names the holder for a
+    concurrency rule, where ``cost`` and ``times`` are 1. ``spent`` of the ``times``
+    passed before they were counted: they are taken whether they fit or not, so that the
+    reported wait covers them. It needs an entry of its own.
     """
 
     key: CounterKey
@@ -60,8 +58,7 @@ class CounterRequest(Struct, gc=False):
 
 
 class Adjustment(NamedTuple):
-    """Correct a counter: exactly one of ``given``, ``charged``, ``released``, ``held``
-    is set.
+    """A correction: one of ``given``, ``charged``, ``released`` and ``held`` is set.
 
     ``given`` returns what was taken at ``taken_at`` and not spent. ``charged`` adds
     what was spent elsewhere, as far as there is room: a debt never costs more than the
@@ -87,8 +84,7 @@ class CounterResponse(NamedTuple):
 
 
 class NodesAnnounced(NamedTuple):
-    """The live nodes, this one included, and what was reset since it last announced
-    itself.
+    """The live nodes, this one included, and what was reset since its last call.
 
     ``names`` are in order, at most ``NODE_NAMES_MAX``; ``resets`` are as
     ``Counters.name``.
@@ -100,7 +96,7 @@ class NodesAnnounced(NamedTuple):
 
 
 class CountersTrouble(NamedTuple):
-    """Why shared counters did not answer: a reason of a fixed set, and a detail without
+    """Why shared counters did not answer: one of a few reasons, and a detail, no
     secrets."""
 
     reason: str
@@ -111,7 +107,7 @@ class Counters(Protocol):
     """Where use is counted."""
 
     immediate: bool
-    """Whether the counters are in this process, so that ``take_now`` and ``look_now``
+    """Whether they are in this process, so that ``take_now`` and ``look_now``
     answer."""
 
     def take_trouble(self) -> CountersTrouble | None:
@@ -125,13 +121,14 @@ class Counters(Protocol):
         ...
 
     def look_now(self, key: CounterKey, terms: LimitParams, count: int) -> CounterReading | None:
-        """None if ``count`` costs of 1 fit now, else how many do. Takes nothing. As
-        ``take_now``."""
+        """None if ``count`` costs of 1 fit now, else how many do. Takes nothing.
+
+        Only for immediate counters.
+        """
         ...
 
     def take(self, entries: Sequence[Sequence[CounterRequest]]) -> Awaitable[CounterResponse]:
-        """Decide every entry, at most ``KEYS_PER_CALL_MAX`` keys in all, in one atomic
-        call.
+        """Decide all entries, at most ``KEYS_PER_CALL_MAX`` keys, in one atomic call.
 
         Without entries it only finds out whether the counters answer.
         """

@@ -18,8 +18,7 @@ from holdfast.limits.counters.table import SUBJECTS_MAX, CounterTable
 
 
 class MemoryCounters:
-    """A table and a clock. Time is monotonic, so a step of the wall clock has no
-    effect."""
+    """A table and a monotonic clock, so that steps of the wall clock have no effect."""
 
     immediate = True
 

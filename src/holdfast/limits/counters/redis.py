@@ -46,12 +46,10 @@ RESET = Script("reset")
 CHECK_SECONDS = 2.0
 """How long startup waits to find out whether Redis is fit to keep counters."""
 CHECK_AGAIN_SECONDS = 10.0
-"""How often a heartbeat checks for eviction: the policy can change under an open
-connection."""
+"""How often a heartbeat checks for eviction, which can be switched on at any time."""
 
 RESETS_TOLD_SECONDS = 60.0
-"""How long a reset is reported to nodes; one cut off for longer may still remember a
-refusal."""
+"""How long a reset is reported; a node cut off for longer may remember a refusal."""
 RESETS_MAX = 1_000
 """Resets that are reported; the oldest are dropped."""
 
@@ -92,8 +90,7 @@ class RedisCounters:
         )
 
     async def check(self) -> None:
-        """BadSetting if it is reachable but unfit for counters; each connection checks
-        again."""
+        """BadSetting if it is reachable but unfit. Each connection checks again."""
         try:
             async with asyncio.timeout(CHECK_SECONDS):
                 (await self._open()).retire()
@@ -157,8 +154,7 @@ class RedisCounters:
         return self._run(DECIDE, [known(key) or self._name(key) for key in request.keys], (blob,), read)
 
     def _name(self, key: CounterKey) -> bytes:
-        """Subjects are hashed: they may have any length, and Redis must show no address
-        or user id.
+        """Subjects are hashed: they have any length, and Redis must show no user id.
 
         A lone surrogate, which JSON can express and UTF-8 cannot, is a character like
         any other.
@@ -199,8 +195,7 @@ class RedisCounters:
         return Pipe(connection, self._settings.socket_timeout_seconds, self._failed)
 
     def _check_info(self, info: bytes) -> None:
-        """Stop using a Redis that has become unfit. New connections are checked, so it
-        stays unused."""
+        """Stop using a Redis that has become unfit; new connections check it too."""
         try:
             check_info(info)
         except UnfitRedis as error:
@@ -225,7 +220,7 @@ class RedisCounters:
 
 
 class _Request:
-    """Numbers keys and rules from 1, as Lua does. Rules are told apart by identity."""
+    """Numbers keys and rules from 1, as Lua does. Rules are compared by identity."""
 
     def __init__(self) -> None:
         self.keys: dict[CounterKey, int] = {}

@@ -24,15 +24,14 @@ from holdfast.limits.algorithms import (
 from holdfast.limits.counters.contract import Adjustment, CounterKey, CounterRequest
 
 SUBJECTS_MAX = 1_000_000
-"""Counters kept. A new one evicts an idle one, else the oldest, which then starts from
-zero."""
+"""Counters kept. A new one evicts an idle one, else the oldest, whose use is
+forgotten."""
 
 OVERFLOW = ""
 """No subject has this name."""
 
 KEPT_ANYWAY_MAX = 65_536
-"""Counters kept even if idle (at most half of the table): creating one costs more than
-keeping it."""
+"""Counters kept even if idle, at most half of the table: they are costly to create."""
 
 _LOOKED_AT_PER_NEW = 2
 
@@ -54,12 +53,12 @@ class CounterTable:
         self._kept_anyway = min(KEPT_ANYWAY_MAX, subjects_max // 2)
         self._counters: dict[CounterKey, Counter] = {}
         self._line: deque[CounterKey] = deque()
-        """Every key once, in the order of inspection; a dict scans past all removed
-        keys for its first."""
+        """Every key once, in the order of inspection. The dict alone would be slow: it
+        scans past all removed keys to find its first."""
         self.get = self._counters.get
 
     def decide(self, entry: Sequence[CounterRequest], now: float) -> tuple[CounterReading, ...]:
-        """Decide one entry: as many costs of a single request as fit; of several all or
+        """Decide one entry: as many costs of one request as fit; of several all or
         none."""
         if len(entry) == 1:
             return (self.take(entry[0], now),)
@@ -168,8 +167,7 @@ class CounterTable:
         return self._counters.get(key) or (self._counters.get((key[0], OVERFLOW)) if self._overflows else None)
 
     def _make_room(self, now: float) -> None:
-        """Evict idle counters, a few per new subject; those in use go to the end of the
-        line."""
+        """Evict idle counters, a few per new subject; those in use move to the end."""
         for _ in range(min(_LOOKED_AT_PER_NEW, len(self._line))):
             key = self._line.popleft()
             counter = self._counters[key]

@@ -65,9 +65,7 @@ reads the answers that have already arrived."""
 
 
 class BatchResult(Struct, frozen=True, gc=False):
-    """The readings of one entry, when we sent it (our clock) and when it was counted
-    (theirs).
-    """
+    """The readings of an entry; when it was sent (our clock) and counted (theirs)."""
 
     readings: tuple[CounterReading, ...]
     sent_at: float
@@ -90,10 +88,9 @@ Tell = Callable[[BatchedCheck, BatchResult | None], None]
 
 
 class _Batch:
-    """One call: its entries, when it was sent, and whether its callers are done with
-    it.
+    """One call: its entries, when it was sent, and whether its callers are gone.
 
-    A probe has no entries and is done from the start.
+    A probe has no entries and no callers from the start.
     """
 
     __slots__ = ("entries", "gone", "sent_at")
@@ -105,9 +102,7 @@ class _Batch:
 
 
 class Batcher:
-    """See the module. ``tell`` is called once per entry, ``on_success`` after each
-    answered call.
-    """
+    """See the module. ``tell`` is called per entry, ``on_success`` per answered call."""
 
     def __init__(
         self, counters: Counters, clock: Clock, settings: BatchSettings, tell: Tell, on_success: Callable[[], None]
@@ -130,9 +125,7 @@ class Batcher:
         self.keys_per_call = 0
 
     def ask(self, plan: CompiledRule, ask: CounterRequest) -> BatchedCheck | None:
-        """Ask for one key; a caller that waits joins the entry. None: do not ask the
-        counters now.
-        """
+        """Ask for one key; callers that wait join the entry. None: must not ask now."""
         entry = self._merged.get(ask.key)
         if entry is not None and _alike(entry.asks[0], ask):
             entry.asks[0].times += ask.times
@@ -176,9 +169,7 @@ class Batcher:
         await asyncio.gather(*self._calls, return_exceptions=True)
 
     def _begin_turn(self) -> bool:
-        """The first request of an event-loop turn; False if the counters must not be
-        asked now.
-        """
+        """The first request of a turn; False if the counters must not be asked now."""
         if self.hanging or self.breaker.state(self._monotonic()) is BreakerState.OPEN:
             return False
         loop = asyncio.get_running_loop()
@@ -278,9 +269,8 @@ class Batcher:
         self._on_success()
 
     def _due(self, batch: _Batch, turns: int) -> None:
-        """The deadline has passed; if this loop was the slow one, it reads the answer
-        first.
-        """
+        """The deadline has passed; after a stall of our own the answer may be here
+        soon."""
         if turns:
             asyncio.get_running_loop().call_soon(self._due, batch, turns - 1)
         else:

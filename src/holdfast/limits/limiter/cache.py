@@ -82,18 +82,14 @@ class LruDict(Generic[T]):
 
 
 class Denial(Struct, frozen=True, gc=False):
-    """Until ``until``, no cost of ``cost`` or more fits under the rule version in
-    ``reading``.
-    """
+    """Until ``until``, ``cost`` or more does not fit, by the rule of ``reading``."""
 
     cost: int
     until: float
     reading: CounterReading
 
     def stands(self, cost: int, stamp: RuleVersion, now: float) -> bool:
-        """Whether it answers for this cost, under the rule of this version or an older
-        one.
-        """
+        """Whether it answers for this cost, under this rule version or an older one."""
         return cost >= self.cost and now < self.until and self.reading.stamp >= stamp
 
 
@@ -147,9 +143,7 @@ class Leases:
         return 0 if lease is not None and lease.tokens > 0 and now < lease.until else whole
 
     def begin(self, key: CounterKey, known: CacheEntry, terms: LimitParams, taken_at: float, now: float) -> None:
-        """Start the lease that the last reading of ``known`` brought, and end the one
-        before it.
-        """
+        """Start the lease that ``known``'s reading brought, and end the one before."""
         if known.lease is not None:
             self._end(key, known.lease)
         reading: CounterReading = known.reading
@@ -158,8 +152,9 @@ class Leases:
         self._leases.put_last(key, known.lease)
 
     def forget(self, key: CounterKey) -> None:
-        """Drop the lease without giving it back: the counter was reset. The caller
-        drops its entry.
+        """Drop a lease without a return: its counter was reset.
+
+        The caller drops the key's ``CacheEntry`` as well.
         """
         self._leases.drop(key)
 
@@ -194,9 +189,7 @@ class Holds:
         return hold
 
     def place(self, check: Check, hold: str) -> tuple[CounterKey, LimitParams] | None:
-        """The counter that granted a hold; None if it is unknown here or another
-        subject's.
-        """
+        """The counter that granted a hold; None if unknown or of another subject."""
         found = self._places.get(("", hold))
         if found is None:
             return None

@@ -20,8 +20,7 @@ CountersState = Literal["up", "degraded", "down"]
 WINDOW_SECONDS = 10.0
 """The period the ratio covers."""
 DEGRADED_RATIO_MAX = 0.1
-"""Above this ratio the counters are not up. One lost heartbeat in ten is not above
-it."""
+"""Above this ratio the counters are not up. One lost heartbeat in ten is still up."""
 
 _NO_ANSWER = CountersTrouble("timeout", "no answer within the deadline of a check")
 _DEGRADED = frozenset(("local_share", "open", "closed"))
@@ -52,9 +51,7 @@ class CounterHealth:
         return "down" if degraded == answers else "degraded"
 
     def observe(self, tally: Mapping[str, Sequence[int]], alive: bool, trouble: CountersTrouble | None) -> None:
-        """Add one heartbeat: the decisions since the last, whether it was answered, why
-        not.
-        """
+        """Add a heartbeat: decisions since the last, whether it was answered, why not."""
         asked = sum(sum(counts) for by, counts in tally.items() if by != "no_rule")
         degraded = sum(sum(counts) for by, counts in tally.items() if by in _DEGRADED)
         self._beats.append((asked + 1, degraded + (not alive)))

@@ -1,9 +1,8 @@
-"""From a rule to a decision: rules prepared for checks, and readings turned into
-answers.
+"""From a rule to a decision: compiled rules, and readings turned into answers.
 
 ``RuleCompiler`` works out once per tenant what a check needs of its rule.
 ``DecisionBuilder`` turns a reading of the counters, a remembered denial or a lease into
-a ``Decision``. It also counts every decision by who made it; each heartbeat reports
+a ``Decision``. It also counts every decision by its source; each heartbeat reports
 these counts to the metrics. (Pure.)
 """
 
@@ -107,8 +106,7 @@ _DEGRADED = frozenset(("local_share", "open", "closed"))
 
 
 class Standing(Struct, frozen=True):
-    """How a subject stands with its rule; ``reset_after`` seconds from now nothing is
-    used.
+    """How a subject stands with its rule; all is drained after ``reset_after`` s.
 
     ``used`` exceeds ``capacity`` if a token bucket was charged for checks that passed
     before they were counted. The numbers are those of the rule the counters apply,
@@ -159,9 +157,7 @@ class DecisionBuilder:
         )  # fmt: skip
 
     def refused(self, plan: CompiledRule, reading: CounterReading, by: DecidedBy, times: int = 1) -> Decision:
-        """The decision for ``times`` refused checks; in shadow mode it allows them all
-        the same.
-        """
+        """The decision for ``times`` refused checks, which shadow mode allows."""
         self.tally[by][_EXCEEDED if plan.shadow else _REFUSED] += times
         wait = reading.wait_ms / 1000
         return Decision(
@@ -202,8 +198,7 @@ class DecisionBuilder:
         ]
 
     def from_memory(self, plan: CompiledRule, known: CacheEntry, cost: int, times: int = 1) -> Decision | None:
-        """Decide by a denial that still holds or a lease with enough tokens; None if
-        neither can.
+        """Decide by a denial that holds or a lease with enough tokens, else None.
 
         One answer serves ``times`` equal checks.
         """

@@ -51,8 +51,7 @@ class FallbackLimiter:
         self._held: LruDict[tuple[CounterKey, LimitParams]] = LruDict(keys_max)
         """By rule and hold: granted here, and unknown to the shared counters."""
         self._unheard: LruDict[float] = LruDict(keys_max)
-        """Keys charged without an answer, and when: the shared counters have not
-        reported on them since."""
+        """Keys charged for uncounted checks and not reported on since; and when."""
         self._seeded: LruDict[float] = LruDict(keys_max)
         self._terms: dict[tuple[int, int, int], tuple[LimitParams, LimitParams]] = {}
         """This node's share of a rule's parameters, by their identity (which they are
@@ -114,9 +113,7 @@ class FallbackLimiter:
         return readings
 
     def spend(self, rule: Rule, ask: CounterRequest, last: CacheEntry | None, now: float) -> None:
-        """Charge checks that were allowed before they were counted, whether they fit or
-        not.
-        """
+        """Charge checks that passed before they were counted, whether they fit or not."""
         if rule.on_store_failure != "closed":
             own = CounterRequest(ask.key, self._scaled(rule, ask), ask.cost, ask.spent, 0, ask.hold, ask.spent)
             self._seed(rule, own, last, now)
@@ -125,9 +122,7 @@ class FallbackLimiter:
             self._unheard.put(ask.key, now)
 
     def exhausted(self, key: CounterKey, now: float) -> bool:
-        """Whether uncounted checks have used up our share of a key the counters are
-        silent about.
-        """
+        """Whether uncounted checks used up our share, with no report on the key since."""
         return self._unheard.get(key) is not None and self._table.full(key, now)
 
     def heard(self, key: CounterKey) -> None:
@@ -172,16 +167,12 @@ class FallbackLimiter:
             memory.drop(key)
 
     def release(self, key: CounterKey, terms: LimitParams, hold: str, now: float) -> bool:
-        """End a hold. True if only this node knew it; otherwise the shared counters
-        must end it too.
-        """
+        """End a hold. True if only this node knew it; else the counters must end it."""
         found = self._table.adjust(Adjustment(key, terms, released=hold), now)
         return self._held.drop((key[0], hold)) and found
 
     def _is_shut(self, rule: Rule, key: CounterKey) -> bool:
-        """Whether nothing is admitted here: the rule is ``closed``, or our share of it
-        is zero.
-        """
+        """Whether nothing is admitted: the rule is ``closed``, or our share is zero."""
         if rule.on_store_failure == "open":
             return False
         return rule.on_store_failure == "closed" or self._part(rule.capacity, key) == 0
@@ -192,9 +183,7 @@ class FallbackLimiter:
         return each + (rest > 0 and self._rank(key) < rest)
 
     def _rank(self, key: CounterKey) -> int:
-        """How many nodes rank before this one for a key; all, if their names are
-        unknown.
-        """
+        """How many nodes rank before this one; all, if their names are unknown."""
         rank = self._ranks.get(key)
         if rank is None:
             rank = self._nodes
@@ -225,8 +214,7 @@ class FallbackLimiter:
         return own
 
     def _seed(self, rule: Rule, ask: CounterRequest, last: CacheEntry | None, now: float) -> None:
-        """Start from our share of what was left, once per reading, unless all of it has
-        drained.
+        """Start from our share of what was left, once per reading, unless it drained.
 
         The reading may stem from another version of the rule, so only its used amount
         counts.
@@ -256,9 +244,7 @@ class FallbackLimiter:
 
 
 def _weight(key: CounterKey, node: str) -> tuple[bytes, str]:
-    """Orders the nodes differently for each rule and subject, and equally on every
-    node.
-    """
+    """Orders the nodes differently per rule and subject, but equally on every node."""
     named = "\0".join((*key, node)).encode(errors="surrogatepass")
     return hashlib.blake2b(named, digest_size=8).digest(), node
 
@@ -269,8 +255,7 @@ def _closed(ask: CounterRequest) -> CounterReading:
 
 
 class NodeMembership:
-    """The live nodes as last known: growth counts at once, shrinkage only after a whole
-    TTL.
+    """The live nodes as last known: more count at once, fewer only after a TTL.
 
     Counters that were restarted, emptied or unreachable know no node at first, and
     relearn them all within a TTL as nodes announce themselves. Therefore a dead node
@@ -297,9 +282,7 @@ class NodeMembership:
         return tuple(sorted(self._missing_since)) if len(self._missing_since) == self.count else ()
 
     def seen(self, count: int, names: Iterable[str], now: float) -> None:
-        """Record who was alive when we announced ourselves, at monotonic second
-        ``now``.
-        """
+        """The counters reported these live nodes at ``now`` (monotonic seconds)."""
         self._see_names(set(names), now)
         if count >= self._count:
             self._count, self._most = count, 0
@@ -317,8 +300,7 @@ class NodeMembership:
         self._missing_since = {**kept, **dict.fromkeys(alive)}
 
     def unseen(self) -> None:
-        """Nobody answered: earlier observations prove nothing about the nodes from now
-        on.
-        """
+        """The counters did not answer, so earlier observations of absence prove
+        nothing."""
         self._most = 0
         self._missing_since = dict.fromkeys(self._missing_since)

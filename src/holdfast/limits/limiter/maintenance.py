@@ -31,8 +31,7 @@ from holdfast.limits.limiter.fallback import FallbackLimiter, NodeMembership
 from holdfast.limits.snapshot_file import SavedNodes, load_nodes, save_nodes
 
 RELEASES_MAX = 10_000
-"""Ended holds the counters do not know of yet. The oldest are dropped, and end with
-their window."""
+"""Unconfirmed ends of holds. The oldest are dropped; those end with their window."""
 
 
 class Reconciler:
@@ -54,9 +53,7 @@ class Reconciler:
         return (self._share.owes or bool(self._releases)) and not self._settling
 
     async def settle(self) -> None:
-        """Charge what is owed. Keep it if the counters refused; drop it if they may
-        have taken it.
-        """
+        """Charge what is owed. What is refused is kept, what may be taken is dropped."""
         if self._settling:
             return
         self._settling = True
@@ -85,9 +82,7 @@ class Reconciler:
                 return
 
     async def give_back(self, all_of_them: bool = False) -> None:
-        """Return what is left of ended leases. Best effort: a lost return stays
-        charged.
-        """
+        """Return what is left of ended leases. A failed return stays charged."""
         left_over = self._leases.ended(self._monotonic(), all_of_them)
         for at in range(0, len(left_over), KEYS_PER_CALL_MAX):
             try:
@@ -97,9 +92,7 @@ class Reconciler:
                 return
 
     async def release(self, adjustment: Adjustment) -> bool:
-        """End a hold; True if the counters confirm that it existed. Retried if they are
-        silent.
-        """
+        """End a hold; True if the counters confirm that it existed. Else it is retried."""
         try:
             return await self._counters.adjust([adjustment]) > 0
         except HoldfastError:
@@ -120,8 +113,7 @@ def _lost(adjustments: Sequence[Adjustment], error: HoldfastError) -> None:
 
 
 ANNOUNCE_SECONDS = 1.0
-"""How long a heartbeat waits for the counters: slow counters must not delay its
-report."""
+"""How long a heartbeat waits for the counters, so that its report is in time."""
 
 
 class NodeCount:
@@ -152,9 +144,7 @@ class NodeCount:
             self._kept = kept
 
     async def announce(self) -> NodesAnnounced | None:
-        """Announce this node and learn who is alive; None, with no change, if nobody
-        answers.
-        """
+        """Announce this node and learn which are alive; None if there is no answer."""
         try:
             async with asyncio.timeout(ANNOUNCE_SECONDS):
                 announced = await self._counters.announce(self._node, self._ttl_seconds)

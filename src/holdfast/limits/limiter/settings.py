@@ -35,9 +35,7 @@ class LimiterSettings:
 
 
 class NodeIdentity(NamedTuple):
-    """This node's name and region. Each region has its own counters and grants the
-    whole limit.
-    """
+    """This node's name, and its region, which has its own counters."""
 
     node: str = "node"
     region: str = "local"

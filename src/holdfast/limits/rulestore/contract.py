@@ -1,5 +1,4 @@
-"""What a rule store promises. Adapters: sqlite (embedded), postgres (primary and
-replicas).
+"""What a rule store promises. Adapters: sqlite (embedded), postgres (shared).
 
 Each change is one transaction: lock out other writers, compare, write the rule, append
 to the log, save the idempotency key with its answer, notify. If any step fails, nothing
@@ -26,8 +25,7 @@ from holdfast.limits.rules import AnyRule, Rule, RuleName, RuleSnapshot
 
 CHANGES_PER_READ = 100
 FORGOTTEN_PER_CHANGE = 100
-"""At most this many log entries are trimmed per change, so a lower setting takes effect
-gradually."""
+"""Log entries trimmed per change at most: a lower setting takes effect gradually."""
 DOORBELL_BYTES_MAX = 4_096
 CHANNEL = "rule_changes"
 """The channel of notifications, in PostgreSQL and in Redis."""
@@ -52,8 +50,7 @@ class RetentionSettings:
 
 
 class RuleLogHead(Struct, frozen=True):
-    """The end of the log as a reader sees it, the digest of all rules, and the reader's
-    lag.
+    """The end of the log as a reader sees it, the rules' digest, the reader's lag.
 
     ``store`` identifies the rule store for its whole life.
     """
@@ -84,8 +81,8 @@ class RuleReader(Protocol):
     async def head(self) -> RuleLogHead: ...
 
     async def changes_after(self, seq: int, limit: int = CHANGES_PER_READ) -> Sequence[RuleChange]:
-        """Changes with a higher ``seq``, in order. A gap shows that the oldest are
-        trimmed.
+        """Changes with a higher ``seq``, in order. A gap shows that older ones are
+        gone.
 
         Unreadable rules are included; the digest shows a reader that it lacks
         something.
@@ -106,8 +103,7 @@ class RuleStore(RuleReader, Protocol):
         ...
 
     async def import_rules(self, wanted: RuleImport) -> tuple[ImportResult, Sequence[RuleDifference]]:
-        """Commit an import in one transaction, all or nothing; a dry run writes
-        nothing.
+        """Commit an import in one transaction, all or nothing; or plan a dry run.
 
         Raises as ``rule_import.plan_import`` and ``entry_rules.keep_open``. A
         repetition returns no differences.
@@ -131,9 +127,9 @@ class ChangeNotifications(Protocol):
     """Best-effort notifications of rule changes."""
 
     def rings(self) -> AsyncIterator[ChangeNotification]:
-        """Notifications from now on, until closed. Raises Unavailable when it cannot
-        listen; those in between are lost.
+        """Notifications from now on, until closed.
 
-        The first item always has ``seq`` 0: it says that listening has begun.
+        Raises Unavailable when it cannot listen; notifications in between are lost. The
+        first item always has ``seq`` 0: it says that listening has begun.
         """
         ...

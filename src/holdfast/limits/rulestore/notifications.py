@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Iterable
 from holdfast.limits.rulestore.contract import ChangeNotification
 
 RINGS_WAITING_MAX = 1_000
-"""Notifications queued per listener. Beyond it the oldest are dropped; the next sync
-brings their changes."""
+"""Queued per listener. Beyond it the oldest are dropped; the next sync makes up for
+it."""
 
 END_AGAIN_SECONDS = 1.0
 """How long a cancelled task may take before it is cancelled again."""

@@ -24,8 +24,7 @@ from holdfast.limits.rulestore.serialization import heard_ring
 
 
 class RedisNotifications:
-    """``contract.ChangeNotifications`` by SUBSCRIBE, and ``publish`` for the log's
-    follower."""
+    """``contract.ChangeNotifications`` by SUBSCRIBE; ``publish`` is for the follower."""
 
     def __init__(
         self, url: str, channel: str = CHANNEL, connect_timeout_seconds: float = 2.0, quiet_seconds: float = 5.0
@@ -37,8 +36,7 @@ class RedisNotifications:
 
     @property
     def trouble(self) -> CountersTrouble | None:
-        """Why changes are not received or not published through this Redis; None if
-        they are."""
+        """Why this Redis does not bring or publish changes; None if it does."""
         return self._listening.trouble or self._publishing.trouble
 
     async def publish(self, payload: str) -> None:
@@ -79,8 +77,7 @@ class RedisNotifications:
 
 
 class _Way:
-    """Whether one of the two commands works. Each change is logged once, with its
-    reason."""
+    """Whether one of the two commands works. Each change of state is logged once."""
 
     def __init__(self, url: str, command: str) -> None:
         self._url = url

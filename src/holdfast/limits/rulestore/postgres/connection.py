@@ -1,14 +1,13 @@
-"""Connections to PostgreSQL, what its errors mean here, and the rule reader on top of
-them.
+"""Connections to PostgreSQL, what its errors mean here, and the rule reader.
 
 A host that vanishes closes nothing: its connections keep their locks until the server
 drops them. So every session asks the server to end it when it is idle inside a
 transaction, and to detect a dead peer within seconds by TCP keepalives. (Work has its
 own connections, because a handler may hold a transaction much longer.)
 
-``Database`` is the pool and the only place that translates asyncpg's errors; no error
-it raises contains a host name. ``PostgresRuleReader`` is what a node follows: the
-primary, or a replica that may lag.
+``Database`` is the pool, and translates asyncpg's errors; no error it raises contains a
+host name. ``PostgresRuleReader`` is what a node follows: the primary, or a replica that
+may lag.
 """
 
 from __future__ import annotations
@@ -106,8 +105,7 @@ class Database:
 
     @asynccontextmanager
     async def connection(self, what: str) -> AsyncIterator[Any]:
-        """Lend a connection; asyncpg's errors become Unavailable. If cancelled, close
-        it at once."""
+        """Lend a connection; asyncpg's errors become Unavailable. Cancelled: it closes."""
         try:
             opened = await self._pooled()
             async with opened.acquire(timeout=self.settings.timeout_seconds) as connection:
@@ -172,8 +170,10 @@ class Database:
 
 
 class PostgresRuleReader:
-    """``contract.RuleReader`` on any PostgreSQL with the tables. ``async with`` closes
-    it."""
+    """``contract.RuleReader`` on any PostgreSQL that has the tables.
+
+    ``async with`` closes its connections.
+    """
 
     def __init__(self, settings: PostgresSettings) -> None:
         self.database = Database(settings)
@@ -185,8 +185,7 @@ class PostgresRuleReader:
         await self.database.close()
 
     async def check(self) -> None:
-        """BadSetting if it is reachable but cannot store rules; unreachable is no error
-        here."""
+        """BadSetting if it is reachable and cannot store rules."""
         with suppress(Unavailable):
             async with self.database.connection("be reached"):
                 pass

@@ -50,8 +50,7 @@ BEAT_SECONDS = 1.0
 SILENCE_SECONDS_MIN = 2 * BEAT_SECONDS
 IDLE_SESSION_TIMEOUT_SINCE = (14,)
 PUBLISH_SECONDS = 1.0
-"""How long one tick may publish: a Redis that does not answer must not delay the
-heartbeat."""
+"""How long one tick may publish: a slow Redis must not delay the heartbeat."""
 
 Publish = Callable[[str], Awaitable[None]]
 
@@ -63,12 +62,11 @@ def region_lock(region: str) -> int:
 
 
 class LogFollower:
-    """Runs on every node with rules in PostgreSQL, on its own connection, in ``async
-    with``.
+    """Runs on every node with rules in PostgreSQL, on a connection of its own.
 
-    Without ``publish`` (no Redis) it never asks for the region's lock. The node that
-    gets the heartbeat's lock runs ``on_lead``: what the database needs once, such as
-    its tables.
+    ``async with`` starts and stops it. Without ``publish`` (no Redis) it never asks for
+    the region's lock. The node that gets the heartbeat's lock runs ``on_lead``: what
+    the database needs once, such as its tables.
     """
 
     def __init__(
@@ -169,8 +167,7 @@ class LogFollower:
                 telemetry.defect("limits", error)
 
     async def _publish_from_log(self, db: Any) -> None:
-        """Publish what is after the cursor. While Redis is unavailable, every tick
-        tries again."""
+        """Publish what is after the cursor. If Redis is unavailable, later ticks retry."""
         assert self._publish is not None
         rows = await db.fetch(SQL["changes_after"], self._cursor, CHANGES_PER_READ)
         try:
@@ -184,7 +181,7 @@ class LogFollower:
 
 
 class PostgresNotifications:
-    """``contract.ChangeNotifications`` on its own connection, while somebody iterates."""
+    """``contract.ChangeNotifications`` on its own connection, during iteration."""
 
     def __init__(self, settings: PostgresSettings, quiet_seconds: float = 5.0) -> None:
         self._settings = settings

@@ -40,8 +40,7 @@ from holdfast.limits.rulestore.serialization import change_of, readable, remembe
 
 
 class PostgresRuleStore(PostgresRuleReader):
-    """``contract.RuleStore``. An admin node creates the tables with ``prepare`` at
-    startup."""
+    """``contract.RuleStore``. An admin node calls ``prepare`` to create the tables."""
 
     def __init__(self, settings: PostgresSettings, retention: RetentionSettings | None = None) -> None:
         super().__init__(settings)
@@ -122,8 +121,7 @@ class PostgresRuleStore(PostgresRuleReader):
             await db.execute(SQL["put_key"], key, text_of(remembered))
 
     async def raise_epoch(self, epoch_min: int) -> int:
-        """After a restore: make the restored versions win over those given out after
-        the backup.
+        """After a restore: restored versions win over those given out since the backup.
 
         ``epoch_min`` must be above every epoch ever used.
         """

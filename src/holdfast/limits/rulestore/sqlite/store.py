@@ -230,8 +230,7 @@ def _busy() -> ServerBusy:
 
 
 def raise_epoch(db: apsw.Connection, restored: Restored) -> None:
-    """After a restore: versions given out after the backup may repeat under a newer
-    epoch."""
+    """After a restore: versions given out since the backup repeat in a newer epoch."""
     db.execute(SQL["raise_epoch"], (restored.epoch_min,))
 
 
