@@ -21,8 +21,7 @@ class EventLog(Protocol):
         ...
 
     async def read(self, after: int, limit: int) -> Sequence[LogEntry]:
-        """Up to ``limit`` entries with position > ``after``, in order; empty if there
-        are none yet.
+        """Up to ``limit`` entries with position > ``after``, in order; may be empty.
 
         Raises Unavailable if the log cannot be read now, and UnreadableEvent if the
         first entry cannot be decoded. An undecodable entry further on ends the result
@@ -31,7 +30,8 @@ class EventLog(Protocol):
         ...
 
     async def wait(self, after: int) -> None:
-        """Return when an entry past ``after`` may exist; perhaps early, never late.
-        Cancel-safe.
+        """Return when an entry past ``after`` may exist. Cancel-safe.
+
+        It may return early, never late.
         """
         ...

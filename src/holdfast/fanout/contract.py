@@ -58,7 +58,5 @@ class Link(Protocol):
     """The connection to the gateways. Adapters: local."""
 
     async def deliver(self, gateway: str, envelope: Envelope) -> None:
-        """Hand over an envelope. Raises Unavailable if the gateway cannot be reached
-        now.
-        """
+        """Hand over an envelope. Unavailable if the gateway cannot be reached now."""
         ...

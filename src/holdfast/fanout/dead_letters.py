@@ -1,5 +1,4 @@
-"""Dead letters: events that cannot be used, kept for an operator so that reading can go
-on.
+"""Events that cannot be used, kept for an operator so that reading can go on.
 
 The contract, and the adapter of the embedded server. There the event itself stays in
 the log at its position, so a bounded list in memory can lose only the reminder. Each

@@ -40,9 +40,7 @@ _MembershipsOf = Mapping[User, Mapping[str, Cursor]]
 
 
 class Sessions(Protocol):
-    """The sessions that can be reached. A new frame replaces a waiting one with the
-    same key.
-    """
+    """The reachable sessions. A new frame replaces a waiting one with the same key."""
 
     async def push_to_chats(self, chat_ids: Iterable[str], key: _Key, frame: bytes) -> None:
         """Push to every session in these chats, once each. Yields to other work."""
@@ -111,9 +109,7 @@ class _Note:
 
 
 class Ephemeral:
-    """Collects notes and sends them. ``run`` must be running; it ends only by
-    cancellation.
-    """
+    """Collects notes and sends them. ``run`` must be running, until it is cancelled."""
 
     def __init__(
         self,
@@ -164,9 +160,7 @@ class Ephemeral:
             self._typing.move_to_end((chat_id, user))
 
     def _exceeds_rate(self, note: _Note) -> bool:
-        """Whether this user's typing is above its rate. Replacing a waiting note costs
-        nothing.
-        """
+        """Whether the user types too often. Replacing a waiting note costs nothing."""
         if note.key in self._ready or note.key in self._held:
             return False
         return self._typing_rates.take(note.about, self._clock.monotonic()) > 0
@@ -185,9 +179,7 @@ class Ephemeral:
         return self._last_seen.get(user)
 
     def saw(self, entries: Sequence[LogEntry]) -> None:
-        """Remember who sent the messages of this batch, for the receipts that will
-        follow.
-        """
+        """Remember the senders of this batch, for the receipts that will follow."""
         self._receipts.saw(entries)
 
     def moved(self, watermarks: Sequence[Watermark]) -> None:
@@ -196,9 +188,7 @@ class Ephemeral:
             self._put(_Note(reader, receipt, chat_id=receipt.chat_id, to=sender))
 
     async def run(self) -> None:
-        """Send waiting notes: at once, or a second after the last note with the same
-        key.
-        """
+        """Send waiting notes: at once, or a second after the last of their key."""
         while True:
             await wait_at_most(self._news, self._settings.interval_seconds)
             self._news.clear()
@@ -265,9 +255,7 @@ class Ephemeral:
         return await self._concerns(None, tenant, chat_id)
 
     async def _concerns(self, user: User | None, tenant: str, chat_id: str) -> bool:
-        """Whether the chat is small enough for notes, and ``user``, if given, is still
-        in it.
-        """
+        """Whether the chat is small enough, and ``user``, if given, is still in it."""
         members = await self._members.of(tenant, chat_id)
         return len(members) <= self._settings.max_chat_members and (user is None or user in members)
 
@@ -305,9 +293,7 @@ class Ephemeral:
         self._news.set()
 
     def _drop(self, due: Iterable[tuple[dict[_Key, _Note], _Key]]) -> None:
-        """Drop the rest of a round: the store is in trouble, and no note is worth
-        waiting for it.
-        """
+        """Drop the rest of a round: no note is worth waiting for a store in trouble."""
         for ready, key in due:
             ready.pop(key, None)
             telemetry.ephemeral(key[0], "dropped")

@@ -35,9 +35,7 @@ from holdfast.resilience import Backoff
 T = TypeVar("T")
 
 SEND_SECONDS = 1.0
-"""How long a gateway may take to accept an envelope. No setting: it runs in this
-process.
-"""
+"""How long a gateway may take to accept an envelope. No setting: it is a local call."""
 LOOKUP_SECONDS = 1.0
 """How long the members or the registry may take. No setting: the next batch of every
 chat waits as long, and sync repairs a skip.
@@ -147,9 +145,7 @@ class Fanout:
             return ()
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Retry while the log is unavailable: there is nothing else to do, and the log
-        loses nothing.
-        """
+        """Retry while the log is unavailable: there is nothing else to do."""
         failures = 0
         while True:
             try:

@@ -41,9 +41,7 @@ class Members:
         return known
 
     async def of(self, tenant: str, chat_id: str) -> frozenset[User]:
-        """The members of a tenant's chat, loaded if they are not in memory. Raises what
-        the load raises.
-        """
+        """The members of a chat, loaded if necessary. Raises what the load raises."""
         while (known := self.known(chat_id)) is None:
             ticket = object()
             self._loads.setdefault(chat_id, set()).add(ticket)
@@ -80,9 +78,7 @@ class Members:
         return self._count
 
     def _ended(self, chat_id: str, ticket: object) -> bool:
-        """End a load. Returns whether nothing was learned about the chat since it
-        began.
-        """
+        """End a load. Whether nothing was learned about the chat since it began."""
         tickets = self._loads.get(chat_id, set())
         current = ticket in tickets
         tickets.discard(ticket)

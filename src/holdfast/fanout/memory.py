@@ -20,9 +20,7 @@ the same set from message to message.
 
 
 class MemoryRegistry:
-    """See ``holdfast.fanout.contract.Registry``. A gateway exists from its first
-    announcement.
-    """
+    """See ``fanout.contract.Registry``. The first announcement creates a gateway."""
 
     def __init__(self) -> None:
         self._users: dict[str, set[User]] = {}

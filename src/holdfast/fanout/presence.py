@@ -1,5 +1,4 @@
-"""Reports who is connected to this gateway: to the registry, and as presence to other
-users.
+"""Reports who is connected to this gateway: to the registry and to other users.
 
 The gateway calls ``on_user_connected``, ``on_user_disconnected`` and ``typing``, which
 never wait. The registry gets the newest state of each user, in the order of the
@@ -26,9 +25,7 @@ RETRY_SECONDS = 1.0
 
 
 class PresenceReporter:
-    """One gateway's users. ``run`` must be running; when it is cancelled, all users are
-    withdrawn.
-    """
+    """One gateway's users. ``run`` must be running; when it ends, all are withdrawn."""
 
     def __init__(self, gateway: str, registry: Registry, ephemeral: Ephemeral, heartbeat_seconds: float) -> None:
         self._gateway = gateway

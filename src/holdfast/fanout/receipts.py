@@ -60,9 +60,7 @@ class Receipts:
                 yield sender, reader, Receipt(chat_id, reader.user_id, delivered=now[0], read=now[1])
 
     def _concerned(self, chat_id: str, was: tuple[int, int], now: tuple[int, int]) -> set[User]:
-        """The senders of messages that this reader has now received or read, and had
-        not before.
-        """
+        """The senders of messages that this reader has newly received or read."""
         return {
             User(tenant, sender_id)
             for sequence, tenant, sender_id in self._senders.get(chat_id, ())

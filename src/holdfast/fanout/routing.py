@@ -117,9 +117,7 @@ def envelopes(cut: Sequence[Leg], online: Mapping[str, Set[User]]) -> dict[str, 
 
 
 def _stretches(cut: Sequence[Leg], held: Set[User], *, shared: bool) -> list[Stretch]:
-    """The legs that concern a gateway, with adjacent legs of a chat joined into one
-    stretch.
-    """
+    """A gateway's part of the legs; adjacent legs of a chat become one stretch."""
     stretches: list[Stretch] = []
     last: dict[str, int] = {}
     for leg in cut:
@@ -154,9 +152,7 @@ class Gaps:
         self._newest: dict[str, int] = {}
 
     def missing(self, entries: Iterable[LogEntry]) -> int:
-        """How many sequences are missing before these entries. Repeated entries are no
-        gap.
-        """
+        """How many sequences are missing before these entries. A repeat is no gap."""
         missing = 0
         newest = self._newest
         for entry in entries:

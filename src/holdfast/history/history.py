@@ -168,8 +168,7 @@ class ChatHistory:
             telemetry.history_read(outcome, self._clock.monotonic() - started)
 
     async def memberships(self, user: User, deadline: float | None = None) -> Mapping[str, Cursor]:
-        """The (epoch, head) of every chat of the user. Callers at about the same time
-        share one read.
+        """The (epoch, head) of every chat of the user. Concurrent callers share a read.
 
         A caller with less time than a shared read may take reads alone, and so does
         every caller of a shared read that failed.
@@ -187,9 +186,7 @@ class ChatHistory:
         return (await self.ask(lambda store: store.memberships([user]), deadline, user))[user]
 
     async def memberships_of(self, users: Sequence[User]) -> Mapping[User, Mapping[str, Cursor]]:
-        """The same for several users, in as few reads as the number of their chats
-        allows.
-        """
+        """The same for several users, in as few reads as their chats allow."""
         found: dict[User, Mapping[str, Cursor]] = {}
         while rest := [user for user in users if user not in found]:
             found.update(await self._some_memberships(rest))
@@ -343,8 +340,6 @@ def _beyond(cursor: Cursor, head: Cursor) -> bool:
 
 
 def _moved(heads: Mapping[str, Cursor], cursors: Mapping[str, Cursor]) -> list[tuple[str, Cursor]]:
-    """The chats whose head differs from the client's cursor, each with the cursor to
-    read from.
-    """
+    """The chats whose head differs from the client's cursor, each with its cursor."""
     places = ((chat_id, head, cursors.get(chat_id, Cursor(head.epoch, 0))) for chat_id, head in heads.items())
     return [(chat_id, cursor) for chat_id, head, cursor in places if cursor != head]

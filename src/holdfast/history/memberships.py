@@ -38,9 +38,7 @@ class MembershipReader:
     """
 
     def __init__(self, read: Callable[[Sequence[User]], Awaitable[Mapping[User, _Chats]]]) -> None:
-        """``read`` may leave out some users, but not the first; it is called again for
-        the rest.
-        """
+        """``read`` may leave out users except the first; it is called again."""
         self._read = read
         self._asked: list[_Asked] = []
         self._reads: set[asyncio.Task[None]] = set()

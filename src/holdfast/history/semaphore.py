@@ -1,6 +1,4 @@
-"""A bound on concurrent work whose waiters are served tenant by tenant, for a bounded
-time.
-"""
+"""A bound on concurrent work that serves waiting tenants in turn."""
 
 from __future__ import annotations
 
@@ -12,17 +10,13 @@ from contextlib import asynccontextmanager
 from holdfast.errors import ServerBusy
 
 GOLDEN_RATIO = 0.618034
-"""The fractional parts of its multiples spread evenly between 0 and 1, however many
-there are.
-"""
+"""The fractional parts of its multiples spread evenly between 0 and 1."""
 ROUNDS_MAX = 15
-"""Bounds the retry delay, in multiples of ``max_wait_seconds``: about 30 s by default.
-"""
+"""Bounds the retry delay, in multiples of the longest wait: 30 s by default."""
 
 
 class FairSemaphore:
-    """At most ``limit`` at once. A slot that becomes free goes to the next tenant in
-    turn.
+    """At most ``limit`` at once. A free slot goes to the next tenant in turn.
 
     A waiter therefore waits behind its own tenant, and for one slot of each other
     tenant, however many waiters those have. After ``max_wait_seconds`` it gets

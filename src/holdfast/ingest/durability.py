@@ -80,9 +80,7 @@ class StoreDurability:
         changes: ChangeSettings | None = None,
         epoch_raised: Callable[[str, Cursor], None] = lambda chat_id, head: None,
     ) -> None:
-        """``epoch_raised`` is called at once with each chat whose copies must be
-        dropped.
-        """
+        """``epoch_raised`` is called with each chat whose copies must be dropped."""
         self._epoch_raised = epoch_raised
         self._store = store
         self._clock = clock

@@ -44,8 +44,9 @@ async def _nothing(user: User) -> None:
 
 
 class Eraser:
-    """Erases until ``until`` (monotonic). The caller repeats from ``through`` until it
-    is ``done``.
+    """Erases until ``until`` (monotonic).
+
+    The caller repeats from ``through`` until the erasure is ``done``.
     """
 
     def __init__(
@@ -110,9 +111,7 @@ class Eraser:
         return True
 
     async def _change(self, command: Command) -> None:
-        """Each step has its own deadline, so that slow steps do not cut off
-        the next.
-        """
+        """Each step has its own deadline: slow steps do not cut off the next."""
         await self._durability.change(command, self._clock.monotonic() + STEP_SECONDS_MAX)
 
     async def _empty(
@@ -133,9 +132,7 @@ class Eraser:
 
 
 def _heir(members: Sequence[Member], user_id: str) -> str | None:
-    """Who becomes owner if ``user_id`` is the last one: the longest-standing admin, or
-    else member.
-    """
+    """Who becomes owner if the last one leaves: the oldest admin, or else member."""
     others = [member for member in members if member.user_id != user_id]
     leaver = next((member for member in members if member.user_id == user_id), None)
     if leaver is None or leaver.role != "owner" or not others or any(member.role == "owner" for member in others):

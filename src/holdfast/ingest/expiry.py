@@ -1,6 +1,4 @@
-"""Forgets old idempotency keys, in steps so small that no send waits long
-behind one.
-"""
+"""Forgets old idempotency keys, in steps so small that sends never wait long."""
 
 from __future__ import annotations
 
@@ -42,9 +40,7 @@ class KeySettings:
 
 
 class KeyExpiry:
-    """Runs until cancelled. Raises what the store raises; restarted, it continues where
-    it was.
-    """
+    """Runs until cancelled. Raises what the store raises; a restart continues."""
 
     def __init__(self, store: Store, clock: Clock, settings: KeySettings | None = None) -> None:
         self._store = store

@@ -197,9 +197,7 @@ class Intake:
             _answer(send, error)
 
     def _answer_rest(self) -> None:
-        """Leave no send without an answer: those in flight are unknown, the rest were
-        never tried.
-        """
+        """Answer everything: sends in flight are unknown, the rest were never tried."""
         self._answer_settled()
         in_flight, self._in_flight = self._in_flight, ()
         for send in in_flight:

@@ -267,9 +267,7 @@ def _change_mute(command: ChangeMute, chat: Chat, seen: CommandInputs, limits: C
 
 
 def _lifted_by_role(command: AddMember | ChangeRole, chat: Chat, seen: CommandInputs) -> str | None:
-    """The user whose mute ends with the role that the command gives: an owner is never
-    muted.
-    """
+    """The user whose mute ends with the new role: an owner is never muted."""
     if command.role != "owner" or seen.mute is None:
         return None
     _check_lifts(command.act, "mute", seen.mute.by_operator, chat, command.user_id)

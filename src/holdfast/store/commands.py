@@ -241,9 +241,7 @@ _event = msgspec.json.Decoder(MembershipEvent)
 
 
 def membership_event(message: Message) -> MembershipEvent | None:
-    """The content of an event message; None for a text, and for an event that cannot be
-    decoded.
-    """
+    """The content of an event message; None for a text or an undecodable event."""
     if message.kind != "event":
         return None
     try:

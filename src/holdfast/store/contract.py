@@ -23,15 +23,11 @@ from holdfast.message import Ban, Chat, Cursor, Draft, LogEntry, Member, Message
 from holdfast.store.commands import Command, CommandContext, CommandResult
 
 MEMBERSHIPS_MAX = 20_000
-"""Chats in one answer of ``memberships``: four users with as many as a user
-may have.
-"""
+"""Chats in one answer of ``memberships``: four users with the most chats allowed."""
 LOOKED_AT_ONCE = 5_000
 """Log entries that one call of ``sent_by`` examines."""
 UNREAD_LOOKED_AT = 100
-"""Newest messages of a chat examined to count unread ones; most of the cost
-of a list.
-"""
+"""Newest messages examined to count unread ones; most of the cost of a list."""
 
 
 class ChatSummary(Struct, frozen=True):
@@ -91,8 +87,7 @@ class Store(Protocol):
     """The durable chats of all tenants."""
 
     def append(self, group: Sequence[Draft]) -> Awaitable[list[Outcome]]:
-        """Number a group of sends and commit it, in order, in one commit; one outcome
-        each.
+        """Number a group of sends, in order, in one commit; one outcome each.
 
         Each send is checked in this order. First its key: if this sender has used it
         before, the send gets the first answer (``deduplicated``) if the content is the
@@ -107,14 +102,11 @@ class Store(Protocol):
         ...
 
     async def change(self, command: Command) -> CommandResult:
-        """Commit one command; see ``holdfast.store.commands``. A refused command
-        changes nothing.
-        """
+        """Commit one command. A refused command changes nothing."""
         ...
 
     async def mark(self, watermarks: Sequence[Watermark]) -> None:
-        """Merge watermarks. Those of unknown chats, of non-members and of another epoch
-        are ignored.
+        """Merge watermarks; ignore unknown chats, non-members and other epochs.
 
         The device "" stands for all of a user's devices without a name. Of the named
         devices the furthest ``ChatSettings.devices_per_member_max`` are kept per chat;
@@ -140,8 +132,9 @@ class Store(Protocol):
     async def read_before(
         self, chat_id: str, before: int, limit: int, bytes_max: int, reader: User | None = None
     ) -> Page:
-        """The last messages with sequence < ``before``, ascending; ``has_more``: older
-        ones exist.
+        """The last messages with sequence < ``before``, ascending.
+
+        ``has_more``: older ones exist. Otherwise as ``read_after``.
         """
         ...
 
@@ -152,8 +145,7 @@ class Store(Protocol):
     async def memberships(
         self, users: Sequence[User], chats_max: int = MEMBERSHIPS_MAX
     ) -> Mapping[User, Mapping[str, Cursor]]:
-        """For each user the (epoch, head) of every chat they are a member of, read in
-        one snapshot.
+        """For each user the (epoch, head) of every chat of theirs, in one snapshot.
 
         The answer covers the first users, as many as together have at most
         ``chats_max`` chats, but at least one; ask again for the others.
@@ -188,9 +180,7 @@ class Store(Protocol):
         ...
 
     async def mutes(self, chat_id: str) -> Sequence[Mute]:
-        """Everybody muted in the chat now, members or not; empty for an
-        unknown chat.
-        """
+        """Everybody muted in the chat, members or not; empty for an unknown chat."""
         ...
 
     async def watermarks(self, chat_id: str) -> Sequence[Watermark]:
@@ -240,9 +230,7 @@ class Store(Protocol):
         ...
 
     async def forget_user(self, user: User) -> None:
-        """Forget the watermarks of a user's devices and the answers kept under the
-        user's keys.
-        """
+        """Forget the user's device watermarks and the answers under the user's keys."""
         ...
 
     async def touch(self) -> None:
@@ -255,8 +243,7 @@ class Store(Protocol):
 
 
 class CommitListener(Protocol):
-    """Called by a store after each commit, on the event loop, with the entries it added
-    to the log.
+    """Called on the event loop after each commit, with the entries it added to the log.
 
     Called with no entries when copies may be out of date: stored messages lost their
     content (redaction, retention), or the outcome of a write is unknown. In that case

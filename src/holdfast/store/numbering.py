@@ -1,5 +1,4 @@
-"""What becomes of each send of a group: decided from values, applied by every adapter
-alike. (Pure.)
+"""What becomes of each send of a group, alike in every adapter. (Pure.)
 
 An adapter reads what is known of the group's chats, members and keys (``KnownKey``),
 calls ``number`` and writes the result, all in one commit.

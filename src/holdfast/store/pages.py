@@ -15,8 +15,7 @@ request_id, ids, numbers.
 
 
 def within(messages: Sequence[Message], bytes_max: int, *, none_yet: bool = True) -> tuple[list[Message], int]:
-    """The first of ``messages`` that fit into ``bytes_max`` as they are sent, and the
-    bytes left.
+    """The first of ``messages`` that fit into ``bytes_max``, and the bytes left.
 
     ``none_yet``: the page is still empty, so at least one message is taken, however
     large.
@@ -32,9 +31,7 @@ def within(messages: Sequence[Message], bytes_max: int, *, none_yet: bool = True
 
 
 def page_after(chat: Chat, messages: Sequence[Message], has_more: bool) -> Page:
-    """A page that settles everything up to its last message, or up to the head if
-    nothing is left.
-    """
+    """A page that settles all up to its last message, or to the head."""
     last = messages[-1].sequence if messages else 0
     head = max(chat.head, last)
     return Page(chat.chat_id, chat.epoch, messages, last if has_more else head, has_more, head)

@@ -108,9 +108,7 @@ class Erased(Struct, frozen=True):
 
 
 class ChangePlan(Struct, frozen=True):
-    """What to write: ``chat`` as it will be (the event moves its head), and what goes
-    with it.
-    """
+    """What to write; ``chat`` is as it will be, but its head moves with the event."""
 
     chat: Chat
     create: bool = False
@@ -118,7 +116,7 @@ class ChangePlan(Struct, frozen=True):
     """For a direct chat to be created: see ``direct_pair``."""
     put: Sequence[Member] = ()
     invited: Collection[str] = ()
-    """Those of ``put`` who join by invitation. A present member keeps how
+    """Those of ``put`` who join by invitation; those already in keep how
     they joined.
     """
     drop: Sequence[str] = ()
@@ -152,17 +150,13 @@ def check_same(act: CommandContext, fingerprint: str) -> None:
 
 
 def same_request(act: CommandContext, fingerprint: str, earlier: CommandResult) -> CommandResult:
-    """The earlier answer under the same key. KeyReused if the key comes with another
-    request.
-    """
+    """The earlier answer under this key. KeyReused if the request is another."""
     check_same(act, fingerprint)
     return replace(earlier, repeated=True)
 
 
 def event_message(plan: ChangePlan, act: CommandContext, sequence: int) -> Message | None:
-    """The message for the plan's event, at ``sequence``; None if the plan leaves no
-    event.
-    """
+    """The message for the plan's event, at ``sequence``; None if there is none."""
     if plan.event is None:
         return None
     return Message(
@@ -210,9 +204,7 @@ def direct_pair(command: CreateChat) -> str | None:
 
 
 def joining(command: Command) -> list[str]:
-    """The users whom the command would add to a chat. The decision needs the number of
-    chats of each.
-    """
+    """The users whom the command would add to a chat."""
     match command:
         case CreateChat():
             return list(dict.fromkeys([command.act.actor.user_id, *command.members]))
@@ -223,8 +215,7 @@ def joining(command: Command) -> list[str]:
 
 
 def invited_by(command: Command) -> list[str]:
-    """The users whom the command would add by invitation: through another user's own
-    token.
+    """The users whom the command would add through another user's own token.
 
     A tenant's backend and operators do not invite: they decide.
     """

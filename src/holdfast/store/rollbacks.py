@@ -1,5 +1,4 @@
-"""Cursors beyond the head of their own epoch: the store lost messages, or the cursor is
-made up.
+"""Cursors beyond the head of their epoch: lost messages, or a made-up cursor.
 
 With its proof such a cursor shows that the store lost acknowledged messages. It is
 never clamped: the chat's epoch is raised at once, so that every copy of the chat is
@@ -21,15 +20,11 @@ from holdfast.errors import RateLimited, Unavailable
 from holdfast.message import Cursor, User
 
 RESETS_PER_MINUTE = 10
-"""Requests of one user with an unproven cursor beyond the head; the next gets
-RATE_LIMITED.
-"""
+"""Requests per user with an unproven cursor beyond the head; then RATE_LIMITED."""
 WARNING_SECONDS = 60.0
 """Unproven cursors are counted, and logged at most this often."""
 RAISE_REMEMBERED_SECONDS = 60.0
-"""A later proof of the same rollback finds the new epoch, so older raises need not be
-remembered.
-"""
+"""Later proofs of the same rollback find the new epoch and need no memory of it."""
 RAISE_SECONDS_MAX = 5.0
 
 _RaiseEpoch = Callable[[User, str, int, float], Awaitable[None]]
@@ -81,8 +76,7 @@ class Rollbacks:
             )
 
     async def raise_epoch(self, user: User, chat_id: str, cursor: Cursor, head: Cursor, deadline: float) -> Cursor:
-        """Raise the epoch and return the chat's new head; nothing is answered in the
-        old epoch.
+        """Raise the epoch and return the new head; nothing is answered in the old one.
 
         All callers that prove the same rollback share one raise. A caller that is
         cancelled or runs out of time does not stop it for the others.

@@ -73,9 +73,7 @@ class MemoryChat(Struct):
                 )
 
     def forget_devices(self, user_id: str, devices_max: int) -> None:
-        """Merge the named devices that are furthest behind into the device without a
-        name.
-        """
+        """Merge the named devices furthest behind into the one without a name."""
         named = [mark for (user, device_id), mark in self.marks.items() if user == user_id and device_id]
         named.sort(key=lambda mark: (mark.epoch, mark.delivered, mark.read, mark.device_id), reverse=True)
         for mark in named[devices_max:]:

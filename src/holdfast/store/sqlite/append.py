@@ -25,18 +25,14 @@ from holdfast.store.sqlite.database import SQL, Handle
 T = TypeVar("T")
 
 KEYS_REMEMBERED = 1_024
-"""More than a group has: each key's hash is needed twice in its commit, to look it up
-and to write it.
-"""
+"""More than a group has: each commit needs the hash of a key twice."""
 
 _known = Decoder(list[tuple[str, str, int, str, str | None, int | None, int, int, int]])
 _keys = Decoder(list[tuple[str, Message]])
 
 
 class WriteResult(Struct, Generic[T], frozen=True):
-    """A commit's answer, the entries it added to the log, and whether it deleted
-    content.
-    """
+    """A commit's answer, its log entries, and whether it deleted content."""
 
     answer: T
     entries: Sequence[LogEntry] = ()
@@ -44,9 +40,7 @@ class WriteResult(Struct, Generic[T], frozen=True):
 
 
 def append(handle: Handle, group: Sequence[Draft]) -> WriteResult[list[Outcome]]:
-    """Commit the group. If it cannot be written as a whole, a second commit tries each
-    send by itself.
-    """
+    """Commit the group; if that fails, each send by itself in a second commit."""
     try:
         with handle.transaction() as connection:
             return _write(connection, group)
@@ -66,9 +60,7 @@ def _write(connection: apsw.Connection, group: Sequence[Draft]) -> WriteResult[l
 
 
 def _read(connection: apsw.Connection, group: Sequence[Draft]) -> tuple[KnownKey, dict[str, int], int]:
-    """What is known of the group, the row numbers of its chats, and the end
-    of the log.
-    """
+    """What is known of the group, its chats' row numbers, and the end of the log."""
     senders = encode(list({(d.chat_id, d.sender.user_id) for d in group})).decode()
     keys = encode([_key_of(d) for d in group]).decode()
     rows, found, end = connection.execute(SQL["known"], {"senders": senders, "keys": keys}).get
@@ -169,9 +161,7 @@ def _write_one_by_one(connection: apsw.Connection, group: Sequence[Draft]) -> Wr
 
 
 def _why(connection: apsw.Connection, draft: Draft, error: Exception) -> HoldfastError:
-    """Why a send could not be written. A taken sequence halts its chat, in the same
-    commit.
-    """
+    """Why a send could not be written. A taken sequence halts its chat."""
     if isinstance(error, UnicodeEncodeError):
         return InvalidMessage("a field is not valid Unicode text")
     if connection.execute(SQL["taken"], {"chat_id": draft.chat_id}).get is None:

@@ -1,6 +1,4 @@
-"""A command in one commit: read its inputs, decide, write the plan. Also the other
-small writes.
-"""
+"""A command in one commit: read its inputs, decide, write. And other small writes."""
 
 from __future__ import annotations
 
@@ -52,9 +50,7 @@ _pairs = Decoder(list[tuple[int, int]])
 
 
 class _Damaged(Exception):
-    """The chat's numbering does not allow the event; the chat must be
-    halted instead.
-    """
+    """The chat's numbering does not allow the event: the chat must be halted."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -62,9 +58,7 @@ class _Damaged(Exception):
 
 
 def change(handle: Handle, command: Command, limits: ChatSettings) -> WriteResult[CommandResult]:
-    """Commit the command. If the chat's numbering is found damaged, the
-    chat is halted.
-    """
+    """Commit the command. A chat whose numbering is damaged is halted."""
     try:
         with handle.transaction() as connection:
             return _change(connection, command, limits)
@@ -106,9 +100,7 @@ def touch(handle: Handle) -> WriteResult[None]:
 
 
 def begin(handle: Handle, act: CommandContext) -> WriteResult[str | None]:
-    """Take the key of a request that is not a command; if it is taken, return what is
-    stored under it.
-    """
+    """Take the key of a request that is not a command, or return what it holds."""
     key = _key(act.actor, act.key or "")
     with handle.transaction() as connection:
         earlier = connection.execute(SQL["answer"], key).get

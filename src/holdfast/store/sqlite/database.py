@@ -1,6 +1,4 @@
-"""The chat store's file: its schema, how it is opened, and what a restore changes in
-it.
-"""
+"""The chats' file: its schema, how it is opened, and what a restore changes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The reads, each in one snapshot with a deadline. A page that reaches it ends after
-what was read.
-"""
+"""The reads, each in one snapshot with a deadline, at which a page ends early."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SLICE_MESSAGES = 64
-"""A page is read in slices of this many messages. A deadline discards at most one
-slice.
-"""
+"""Messages read at a time for a page. A deadline discards at most one slice."""
 OPERATIONS_BETWEEN_LOOKS = 5_000
 """SQLite checks the deadline after this many virtual machine operations; an ordinary
 page takes fewer.
@@ -61,8 +57,7 @@ class Deadline:
 
     @contextmanager
     def over(self, handle: Handle) -> Iterator[apsw.Connection]:
-        """One snapshot of the file, until the deadline. Unavailable if it has already
-        passed.
+        """One snapshot of the file, until the deadline. Unavailable if it has passed.
 
         The deadline stays set on the connection until its next read sets another.
         """
@@ -100,9 +95,7 @@ def read_before(
 def _slices(
     connection: apsw.Connection, chat: int, name: str, edge: int, bounds: tuple[int, int]
 ) -> tuple[list[Message], bool]:
-    """Messages from ``edge`` on, read in slices; and False if the deadline came between
-    two slices.
-    """
+    """Messages from ``edge`` on; and False if the deadline came between two slices."""
     upward = name == "messages_after"
     limit, bytes_left = max(bounds[0], 1), bounds[1] - ENVELOPE_BYTES
     messages: list[Message] = []
@@ -129,9 +122,7 @@ def _any(connection: apsw.Connection, name: str, chat: int, sequence: int) -> bo
 
 
 def readable(connection: apsw.Connection, chat_id: str, reader: User | None) -> tuple[int, Chat]:
-    """A chat's row number and the chat. NotFound; NotAMember if the reader is not a
-    member.
-    """
+    """A chat's row number and the chat. NotFound; NotAMember for a non-member."""
     user_id = reader.user_id if reader else None
     row = connection.execute(SQL["readable"], {"chat_id": chat_id, "user_id": user_id}).get
     value = _chat.decode(row[1]) if row else None
@@ -250,9 +241,7 @@ def log_after(handle: Handle, deadline: Deadline, after: int, limit: int) -> lis
 
 
 def _up_to_the_damage(connection: apsw.Connection, after: int, limit: int) -> list[LogEntry]:
-    """Read entry by entry up to the damaged one. UnreadableEvent if that is
-    the first.
-    """
+    """Read up to the damaged entry. UnreadableEvent if that is the first."""
     entries: list[LogEntry] = []
     while len(entries) < limit and (row := connection.execute(SQL["log_next"], {"after": after}).fetchone()):
         after, data = row

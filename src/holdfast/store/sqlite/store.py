@@ -249,9 +249,7 @@ def _too_many_reads() -> HoldfastError:
 
 
 def forget_keys(handle: Handle, answers_before: str, sends_before: str, limit: int) -> WriteResult[int]:
-    """Forget idempotency keys that are too old, at most ``limit`` of answers and of
-    messages each.
-    """
+    """Forget old idempotency keys, at most ``limit`` of answers and of messages."""
     with handle.transaction() as connection:
         connection.execute(SQL["forget_answers"], {"before": answers_before, "limit": limit})
         forgotten = connection.changes()
