@@ -1,8 +1,8 @@
-"""Which addresses a webhook may call: public ones, judged when the connection is made, not when the URL is given.
+"""Which addresses a webhook may call: public ones only. (Pure.)
 
-What is judged is what the socket connects to, be it resolved from a name or written in the URL: a name that changes
-its mind (DNS rebinding) and an address in strange clothes (``①27.0.0.1``) gain nothing. ``check_url`` only tells a
-person early. (Pure.)
+``is_public`` judges the address that the socket connects to, whether it was resolved
+from a name or written in the URL. So neither DNS rebinding nor an unusual spelling
+(``①27.0.0.1``) gets around it. ``check_url`` merely reports a bad URL early.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ _PROTOCOLS = IPv4Network("192.0.0.0/24")
 
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?")
 _ENDS_IN_A_NUMBER = re.compile(r"(.*\.)?([0-9]+|0x[0-9a-f]*)\.?")
-"""Some resolvers read such a host as an IPv4 address (``2130706433``, ``0x7f.1``); no domain ends like this."""
+"""Some resolvers read such a host as an IPv4 address (``2130706433``, ``0x7f.1``)."""
 
 
 class RefusedAddress(OSError):
-    """The address is not public; which it is, is nothing to tell: a name inside would be looked up by its error."""
+    """The address is not public. The error does not name it: that would let a caller
+    resolve internal names."""
 
     def __init__(self) -> None:
         super().__init__(errno.EACCES, "the address is not public")
 
 
 def is_public(address: str) -> bool:
-    """Whether it is a public unicast address; one that carries an IPv4 address is judged by that."""
+    """Whether it is a public unicast address; an embedded IPv4 address decides."""
     found: IPv4Address | IPv6Address = ip_address(address.partition("%")[0])
     if isinstance(found, IPv6Address):
         if found.is_site_local or found in _NAT64_LOCAL:
@@ -50,7 +51,10 @@ def _inner(address: IPv6Address) -> IPv4Address | None:
 
 
 def check_url(url: str, *, private_allowed: bool) -> None:
-    """InvalidMessage unless it is an URL a webhook may have, read by the parser of what will call it."""
+    """InvalidMessage unless a webhook may have this URL.
+
+    It uses the URL parser of the HTTP client that makes the call.
+    """
     from yarl import URL  # most servers have no webhook, and it is slow to import
 
     try:
@@ -69,7 +73,7 @@ def check_url(url: str, *, private_allowed: bool) -> None:
 
 
 def _check_host(host: str) -> None:
-    """InvalidMessage if nothing can have this name: it would fail only when it is looked up, after it was accepted."""
+    """InvalidMessage if no host can have this name; else only the lookup would fail."""
     try:
         ip_address(host.partition("%")[0])
         return
@@ -101,7 +105,7 @@ def _impossible(why: str) -> InvalidMessage:
 
 
 def _may_be_public(host: str) -> bool:
-    """Whether it is a public address, or a name, which may have one."""
+    """Whether the host is a public address, or a name that may resolve to one."""
     try:
         return "%" not in host and is_public(host)
     except ValueError:

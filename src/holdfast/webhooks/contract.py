@@ -1,4 +1,4 @@
-"""Endpoints and the log of what was delivered to them. Adapters: sqlite."""
+"""Webhook endpoints and the log of deliveries to them. Adapters: sqlite."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ DELIVERIES_KEPT_PER_ENDPOINT = 1000
 
 
 class WebhookEndpoint(Struct, frozen=True):
-    """Where the messages of a tenant are sent. ``disabled``: why it gets nothing; empty while it does."""
+    """A URL that gets a tenant's messages. ``disabled``:
+    why it gets none; else empty.
+    """
 
     endpoint_id: str
     tenant: str
@@ -25,7 +27,7 @@ class WebhookEndpoint(Struct, frozen=True):
 
 
 class Delivery(Struct, frozen=True):
-    """One try. ``status`` 0: no answer; ``chat_id`` empty: a test."""
+    """One attempt. ``status`` 0: no response; empty ``chat_id``: a test."""
 
     endpoint_id: str
     webhook_id: str
@@ -39,7 +41,7 @@ class Delivery(Struct, frozen=True):
 
 
 class WebhookEndpoints(Protocol):
-    """What is said to be done is on stable storage when the call returns."""
+    """The endpoints. Changes are on stable storage when the call returns."""
 
     async def add(self, endpoint: WebhookEndpoint) -> None: ...
 
@@ -48,11 +50,13 @@ class WebhookEndpoints(Protocol):
         ...
 
     async def all(self) -> Sequence[WebhookEndpoint]:
-        """By creation."""
+        """All endpoints, oldest first."""
         ...
 
     async def disable(self, endpoint_id: str, why: str, at: str) -> None:
-        """One that is disabled keeps its first time. NotFound if there is none."""
+        """Disable; if already disabled, the first time stays. NotFound if there is
+        none.
+        """
         ...
 
     async def enable(self, endpoint_id: str) -> None:
@@ -60,15 +64,17 @@ class WebhookEndpoints(Protocol):
         ...
 
     async def remove(self, endpoint_id: str) -> None:
-        """With its log. NotFound if there is none."""
+        """Remove the endpoint and its log. NotFound if there is none."""
         ...
 
     async def removed(self, endpoint_id: str) -> bool:
-        """Whether there was such an endpoint here; False for one that never was."""
+        """Whether such an endpoint existed and was removed."""
         ...
 
     async def log(self, delivery: Delivery) -> None:
-        """Of each endpoint the last ``DELIVERIES_KEPT_PER_ENDPOINT`` are kept."""
+        """Log a delivery; the last
+        ``DELIVERIES_KEPT_PER_ENDPOINT`` of each are kept.
+        """
         ...
 
     async def deliveries(self, endpoint_id: str, limit: int = 100) -> Sequence[Delivery]:
@@ -76,14 +82,14 @@ class WebhookEndpoints(Protocol):
         ...
 
     async def last_seconds(self) -> dict[str, float]:
-        """How long the last delivery to each endpoint took, by its id; those without one are left out."""
+        """The duration of the last delivery, by endpoint id; only those with one."""
         ...
 
     @property
     def version(self) -> int:
-        """Rises with every change of endpoints made through this object."""
+        """A number that rises with every change made through this object."""
         ...
 
     async def changed(self, version: int) -> None:
-        """Wait until ``version`` is another one. Cancel-safe."""
+        """Wait until the version differs from this one. Cancel-safe."""
         ...

@@ -1,10 +1,11 @@
-"""The handler of a delivery job: read the message, sign, send, judge the answer, log the try.
+"""The handler of a delivery job: read the message, sign, send, judge the response, log.
 
-A message is delivered at least once; its ``webhook-id`` is the same for every try and every replay, so that a receiver
-can recognise a repetition. What an endpoint answers is its own matter: its failures never open a breaker for others.
+A message is delivered at least once. Its ``webhook-id`` is the same for every attempt
+and every replay, so that a receiver can recognise a repetition. The failures of one
+endpoint never open a breaker for the others.
 
-A job names its message and does not carry it: what was redacted or removed since is not sent, and neither jobs nor dead
-letters keep a copy that outlives it.
+A job names its message but does not contain it. So a message that was redacted or
+removed is not sent, and neither jobs nor dead letters keep a copy that outlives it.
 """
 
 from __future__ import annotations
@@ -45,11 +46,17 @@ class WebhookSettings:
     """How endpoints are called."""
 
     timeout_seconds: float = 10.0
-    """A call that is not answered so long after it was sent has failed, and is tried again."""
+    """A call that is not answered so long after it was sent has failed, and is tried
+    again.
+    """
     connect_timeout_seconds: float = 10.0
-    """The same for the time before it is sent: to look up the name, to connect, to agree on TLS."""
+    """The same for the time before it is sent: to look up the name, to connect, to
+    agree on TLS.
+    """
     concurrency_per_endpoint: int = 4
-    """Calls to one endpoint at once; the others wait in the store and hold up no other endpoint."""
+    """Calls to one endpoint at once; the others wait in the store and hold up no other
+    endpoint.
+    """
     answer_bytes_max: int = 64 * 1024
     """So much of an answer is read."""
     parked_max: int = 100_000
@@ -57,7 +64,8 @@ class WebhookSettings:
     parked_seconds_max: float = 7 * 86400.0
     """For so long; after it they become dead letters."""
     private_allowed: bool = False
-    """Endpoints may be on private addresses and speak plain HTTP: for development only."""
+    """Endpoints may be on private addresses and speak plain HTTP: for development only.
+    """
 
     def __post_init__(self) -> None:
         seconds = ("timeout_seconds", "connect_timeout_seconds")
@@ -66,11 +74,13 @@ class WebhookSettings:
 
 
 Find = Callable[[str, int], Awaitable[Message | None]]
-"""The message of a chat with this sequence as it is now; None if it was removed."""
+"""Reads the current message of a chat by its sequence; None if it was removed."""
 
 
 class DeliveryNotice(msgspec.Struct, frozen=True):
-    """A delivery as a job: to whom, and about which message. ``chat_id`` empty: a test."""
+    """The payload of a delivery job: endpoint and message.
+    Empty ``chat_id``: a test.
+    """
 
     endpoint_id: str
     tenant: str
@@ -81,7 +91,7 @@ class DeliveryNotice(msgspec.Struct, frozen=True):
 
 
 class WebhookEvent(msgspec.Struct, frozen=True):
-    """What a receiver gets."""
+    """The body that a receiver gets."""
 
     type: Literal["message.created", "webhook.test"]
     timestamp: str
@@ -89,12 +99,16 @@ class WebhookEvent(msgspec.Struct, frozen=True):
 
 
 def draft_of(notice: DeliveryNotice) -> JobDraft:
-    """One stream per endpoint and chat: a chat's messages arrive in order, and one chat does not wait for another."""
+    """The delivery job. Each (endpoint, chat) is a stream, so a chat's messages arrive
+    in order, and one chat does not wait for another.
+    """
     return JobDraft(JOB_TYPE, _encode(notice), f"{notice.endpoint_id}/{notice.chat_id or 'test'}", notice.endpoint_id)
 
 
 def with_webhooks(policies: Policies) -> Policies:
-    """An endpoint's failures count as strikes and concern its own streams only; our own store's are nobody's strike."""
+    """The policies plus webhooks' own: an endpoint's failures are strikes and open no
+    breaker. Failures of our own store stay no strike.
+    """
     for reason in Reason:
         if reason is not Reason.DEPENDENCY_FAILURE:
             policies = policies.with_type(JOB_TYPE, reason, strike=True, feeds_breaker=False)
@@ -102,13 +116,17 @@ def with_webhooks(policies: Policies) -> Policies:
 
 
 async def recall_paces(endpoints: WebhookEndpoints, paces: Paces) -> None:
-    """After a start an endpoint is as slow as its last call was: those that hang do not hold up the others again."""
+    """Preload the paces from the log of deliveries after a restart, so that endpoints
+    known as slow do not delay the others again.
+    """
     for endpoint_id, seconds in (await endpoints.last_seconds()).items():
         paces.ended((JOB_TYPE, endpoint_id), seconds)
 
 
 class WebhookSender:
-    """Delivers; made inside the event loop, closed by leaving ``opened``."""
+    """Delivers messages to endpoints. Create it inside the event loop,
+    with ``opened``.
+    """
 
     def __init__(
         self,
@@ -135,7 +153,9 @@ class WebhookSender:
                 await (await deliveries._calling).close()
 
     async def _caller(self) -> WebhookCaller:
-        """Made for the first delivery; its libraries are loaded beside the loop, which goes on."""
+        """The HTTP client, made for the first delivery;
+        a thread imports its libraries.
+        """
         if self._calling is None:
             self._calling = asyncio.create_task(self._open())
         return await asyncio.shield(self._calling)
@@ -164,12 +184,14 @@ class WebhookSender:
             await self.deliver(ctx, notice)
 
     async def deliver(self, ctx: Context, notice: DeliveryNotice) -> None:
-        """Returns when the endpoint has taken it, or was removed; raises JobFailed otherwise."""
+        """Return when the endpoint accepted the message or was removed;
+        else JobFailed.
+        """
         try:
             endpoint = await self._endpoints.get(notice.endpoint_id)
         except NotFound:
             if await self._endpoints.removed(notice.endpoint_id):
-                return  # nobody waits for it
+                return  # the endpoint was removed: nothing to deliver
             told = f"no endpoint {notice.endpoint_id} was ever here: the job is of another server, or of another state"
             raise JobFailed(Reason.VALIDATION_FAILURE, told) from None
         if endpoint.disabled:
@@ -194,7 +216,7 @@ class WebhookSender:
         await self._judge(endpoint, status, error, retry_after)
 
     async def _event(self, notice: DeliveryNotice) -> WebhookEvent | None:
-        """What the endpoint is told; None when the message is gone."""
+        """The event to send; None if the message is gone."""
         if not notice.chat_id:
             return WebhookEvent("webhook.test", notice.at, {"tenant": notice.tenant})
         message = await self._find(notice.chat_id, notice.sequence)
@@ -203,7 +225,9 @@ class WebhookSender:
         return WebhookEvent("message.created", notice.at, {"tenant": notice.tenant, **msgspec.to_builtins(message)})
 
     async def _post(self, endpoint: WebhookEndpoint, webhook_id: str, body: bytes) -> tuple[int, str, float]:
-        """(status, error, seconds the endpoint wants us to wait); status 0: no answer."""
+        """(status, error, the endpoint's Retry-After in seconds); status 0: no
+        response.
+        """
         signed = headers(endpoint.secret, webhook_id, self._clock.now(), body)
         signed["user-agent"] = "Holdfast-Webhooks/1"
         try:
@@ -234,6 +258,8 @@ class WebhookSender:
 
 
 def _disabled(endpoint_id: str, why: str) -> JobPostponed:
-    """It is parked: it comes again when the worker has paused the endpoint, and then waits in the store."""
+    """Postpones the job: when it is due again, the worker has paused the endpoint, and
+    the job stays parked in the store.
+    """
     error = f"{endpoint_id} is disabled: {why}"
     return JobPostponed(Reason.TRANSPORT_UNAVAILABLE, error, retry_after_seconds=_PARKED_AGAIN_SECONDS)

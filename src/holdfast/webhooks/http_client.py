@@ -1,9 +1,11 @@
-"""Calls to endpoints, on aiohttp. Imported when the first one is made: it takes a fifth of a server's start, and most
-servers call nobody.
+"""HTTP calls to endpoints, with aiohttp.
 
-How many calls run at once is decided before they come here, by the dispatch of jobs; a call never waits for a
-connection of another one. Connecting and answering have a timeout each: the time for the answer begins when the request
-is sent.
+Imported with the first call: the import takes a fifth of a server's startup time, and
+most servers have no webhooks.
+
+The dispatch of jobs bounds how many calls run at once, so a call never waits for
+another one's connection. Connecting and responding have a timeout each; the second one
+starts when the connection is ready.
 """
 
 from __future__ import annotations
@@ -24,17 +26,17 @@ from holdfast.drivers.outbound_http import BoundedConnector, open_session
 from holdfast.webhooks.address_guard import RefusedAddress, is_public
 
 RESOLVING_MAX = 32
-"""Names looked up at once, each in a thread: one that its name server does not answer keeps only its own."""
+"""Names resolved at once, each in a thread; a slow name server blocks only its own."""
 _NAMES_KNOWN_SECONDS = 10
 _IDLE_SECONDS = 3.0
-"""A connection is used again for so long: servers close idle ones after 5 s and more, and a POST that meets a closed
-one fails."""
+"""How long an idle connection is reused. Servers close idle connections after 5 s or
+more, and a POST on a closed one fails."""
 _TEXT_SECONDS = 1.0
-"""The text of an answer is only for the log: it does not make a delivery fail, nor hold it up for longer."""
+"""How long to read a response's text, which is only for the log."""
 
 
 def public_socket(address: AddrInfoType) -> socket.socket:
-    """The socket that will connect to this address; RefusedAddress if it is not public."""
+    """A socket to connect to this address; RefusedAddress if it is not public."""
     family, kind, protocol, _, place = address
     if not is_public(place[0]):
         raise RefusedAddress
@@ -42,7 +44,9 @@ def public_socket(address: AddrInfoType) -> socket.socket:
 
 
 class _Resolver(AbstractResolver):
-    """getaddrinfo in threads of its own: the process's other threads never wait for a name server."""
+    """getaddrinfo in its own threads, so that no other thread pool waits for name
+    servers.
+    """
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(RESOLVING_MAX, thread_name_prefix="webhook-resolver")
@@ -68,7 +72,7 @@ class _Resolver(AbstractResolver):
 
 @dataclass(slots=True)
 class _Call:
-    """The time that a call has left: to connect at first, to be answered once it is ``sent``."""
+    """The deadline of a call: first to connect, then, once ``sent``, to respond."""
 
     deadline: asyncio.Timeout
     answer_seconds: float
@@ -84,7 +88,7 @@ async def _connected(_session: aiohttp.ClientSession, context: SimpleNamespace, 
 
 
 class WebhookCaller:
-    """Posts to endpoints; made inside the event loop."""
+    """Posts to endpoints. Create it inside the event loop."""
 
     def __init__(self, *, timeout_seconds: float, connect_timeout_seconds: float, private_allowed: bool) -> None:
         self._timeout_seconds, self._connect_timeout_seconds = timeout_seconds, connect_timeout_seconds
@@ -102,7 +106,9 @@ class WebhookCaller:
         self._session = open_session(connector, timeout=timeout, trace_configs=[tracing])
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str], bytes_max: int) -> tuple[int, bytes, str]:
-        """(status, as much of the answer as ``bytes_max``, its Retry-After). OSError if there is no answer."""
+        """(status, up to ``bytes_max`` of the text, Retry-After). OSError:
+        no response.
+        """
         deadline = asyncio.timeout(self._connect_timeout_seconds)
         call = _Call(deadline, self._timeout_seconds)
         try:
@@ -118,7 +124,7 @@ class WebhookCaller:
             if call.sent:
                 raise OSError(f"no answer within {self._timeout_seconds:g} s") from error
             raise OSError(f"no connection within {self._connect_timeout_seconds:g} s") from error
-        except aiohttp.ClientResponseError as error:  # of the parser; its status, 400, is not the endpoint's
+        except aiohttp.ClientResponseError as error:  # the parser's; its status 400 is not the endpoint's
             raise OSError(f"the answer is not valid HTTP: {error.message}") from error
         except aiohttp.ClientError as error:
             raise OSError(f"{type(error).__name__}: {error}") from error
@@ -128,12 +134,12 @@ class WebhookCaller:
 
 
 async def _text(answer: aiohttp.ClientResponse, bytes_max: int) -> bytes:
-    """What comes of it in time, up to ``bytes_max``."""
+    """The text that arrives within the time, up to ``bytes_max``."""
     text = bytearray()
     try:
         async with asyncio.timeout(_TEXT_SECONDS):
             while len(text) < bytes_max and (piece := await answer.content.read(bytes_max - len(text))):
                 text += piece
     except (TimeoutError, aiohttp.ClientError):
-        pass  # the status is the answer
+        pass  # the status alone decides
     return bytes(text)

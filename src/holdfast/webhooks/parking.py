@@ -1,8 +1,9 @@
-"""What waits while an endpoint is disabled: its jobs are parked, and end as dead letters only when they are too many or
-too old.
+"""The jobs of disabled endpoints: parked until the endpoint is enabled, or until they
+are too many or too old and become dead letters.
 
-A disabled endpoint is a paused destination of the worker: its jobs, the new ones too, stay in the store, in their
-order, and run when it is enabled. Nothing is written for a pause, so it is the same after a restart.
+A disabled endpoint is a paused destination of the worker. Its jobs, new ones included,
+stay in the store in order, and run when it is enabled. A pause writes nothing: it
+follows from the endpoints, also after a restart.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from holdfast.work.contract import WorkStore
 from holdfast.work.job import Failure, Reason
 
 EXPIRE_SECONDS = 10.0
-"""How often what is parked is counted: there may be as many more as come in that time."""
+"""How often parked jobs are counted; in between, their number may exceed the bound."""
 EXPIRED_AT_ONCE_MAX = 1000
 
 
 class ParkedStatus(Struct, frozen=True):
-    """``parked``: how many jobs wait for the disabled endpoints, by their ids."""
+    """The number of endpoints, and of jobs parked for each disabled one by its id."""
 
     endpoints: int = 0
     parked: Mapping[str, int] = {}
 
 
 class Parking:
-    """Runs until cancelled; where it fails it is started again by its node."""
+    """Runs until cancelled; the node restarts it after a failure."""
 
     def __init__(
         self,
@@ -62,7 +63,9 @@ class Parking:
                 pass
 
     async def update(self) -> None:
-        """Pause what is disabled now, and nothing else; the endpoints of a tenant are a group of destinations."""
+        """Pause exactly the disabled endpoints;
+        make each tenant's endpoints a group.
+        """
         version = self._endpoints.version
         if version == self._version:
             return
@@ -74,7 +77,9 @@ class Parking:
         self.status = ParkedStatus(len(endpoints), {each.endpoint_id: 0 for each in self._disabled})
 
     async def expire(self) -> None:
-        """Bury what has been parked for too long, and the oldest of what is too much."""
+        """Bury jobs that are parked for too long,
+        and the oldest ones beyond the bound.
+        """
         parked: dict[str, int] = {}
         for endpoint in self._disabled:
             parked[endpoint.endpoint_id] = await self._expire(endpoint)
@@ -82,7 +87,7 @@ class Parking:
         telemetry.webhooks_parked(len(parked), sum(parked.values()))
 
     async def _expire(self, endpoint: WebhookEndpoint) -> int:
-        """How many are parked then."""
+        """Expire one endpoint's jobs; how many stay parked."""
         name, chosen = endpoint.endpoint_id, self._settings
         days = chosen.parked_seconds_max / 86400
         before = self._clock.now() - chosen.parked_seconds_max
@@ -100,7 +105,7 @@ class Parking:
         return jobs
 
     async def _bury(self, endpoint: WebhookEndpoint, seqs: Sequence[int], why: str) -> bool:
-        """False: it was enabled meanwhile, or somebody else has taken them."""
+        """Bury these jobs; False if the endpoints changed or the jobs are gone."""
         if self._endpoints.version != self._version:
             return False
         error = f"{endpoint.endpoint_id} is disabled ({endpoint.disabled}): {why}"

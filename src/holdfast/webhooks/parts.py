@@ -1,4 +1,4 @@
-"""The parts of work and webhooks as a node holds them, and how they are set."""
+"""The settings of work and webhooks, and the parts that a node holds."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ class WorkSettings:
 
 @dataclass(frozen=True, slots=True)
 class WebhookParts:
-    """``private_allowed``: endpoints may be on private addresses; for development only.
+    """The webhooks of a node.
 
-    ``begun``: whether what is committed from now on reaches an endpoint that is added now. ``parked``: what waits for
-    disabled endpoints.
+    ``private_allowed``: endpoints may be on private addresses; for development only.
+    ``begun``: whether an endpoint that is added now gets everything committed from now
+    on. ``parked``: the jobs that wait for disabled endpoints.
     """
 
     endpoints: WebhookEndpoints
@@ -49,12 +50,12 @@ class WebhookParts:
 
 @dataclass(frozen=True, slots=True)
 class WorkParts:
-    """The jobs of a node, and the webhooks that run on them. ``up``: whether the store of jobs answers."""
+    """A node's jobs, and its webhooks. ``up``: whether the job store responds."""
 
     jobs: WorkStore
     webhooks: WebhookParts
     up: Callable[[], bool]
 
     def dependencies(self) -> dict[str, str]:
-        """Shown, and no reason not to be ready: chats go on without their webhooks, which follow later."""
+        """For display only: the node is ready without jobs, and webhooks catch up later."""
         return {"jobs": "up" if self.up() else "down"}

@@ -1,12 +1,14 @@
 """From the event log to jobs: one per (endpoint, chat, sequence).
 
-The position is stored in the same transaction as the jobs, so a crash repeats nothing and leaves nothing out. Where a
-batch makes no jobs it is stored only now and then: a server without webhooks must not pay a commit for every batch.
-An endpoint gets what is committed after it was added; a first start begins at the log's end.
+The job store commits the reader's position together with the jobs, so a crash neither
+repeats nor skips anything. For batches without jobs the position is stored only now and
+then: a server without webhooks must not pay a commit per batch. An endpoint gets what
+is committed after it was added; the first start begins at the log's end.
 
-A stored position past the log's end tells that the chats were restored and the jobs, elsewhere, were not. What the
-restored log holds was made into jobs before, so the reader begins at its end. Stores of jobs never take a position
-back: it goes on under the next name, and the last name in use is the one that counts.
+A stored position beyond the log's end means that the chats were restored from a backup,
+and the jobs, in another database, were not. The entries of the restored log had jobs
+before, so the reader begins at the log's end. A job store never moves a position back,
+so the reader continues under its next name (``webhooks.1``); the highest name counts.
 """
 
 from __future__ import annotations
@@ -26,20 +28,25 @@ from holdfast.work.job import JobDraft
 NAME = "webhooks"
 BATCH = 500
 UNMARKED_MAX = 10_000
-"""How many entries that made no jobs may be read again after a crash."""
+"""How many entries without jobs a crash may make it read again."""
 
 
 class WebhookReader:
-    """Runs until cancelled; where it fails it is started again by its node, at its stored position."""
+    """Runs until cancelled; after a failure the node restarts it at its stored
+    position.
+    """
 
     def __init__(self, log: EventLog, endpoints: WebhookEndpoints, jobs: WorkStore, clock: Clock) -> None:
         self._log, self._endpoints, self._jobs, self._clock = log, endpoints, jobs, clock
         self._known: tuple[int, dict[str, list[WebhookEndpoint]]] = (0, {})
         self._name, self._marked = NAME, 0
         self.begun = False
-        """Whether its position is stored. Who adds an endpoint before that would not get all that came after."""
+        """Whether its position is stored; an endpoint added earlier could miss
+        messages.
+        """
         self._noticed: dict[str, int] = {}
-        """Where the log ended when an endpoint was first seen: what is behind that came after it was added."""
+        """The log's end when an endpoint was first seen; later entries are its to get.
+        """
 
     async def run(self) -> None:
         position = await self.begin()
@@ -48,7 +55,9 @@ class WebhookReader:
             position = await self.advance(position)
 
     async def begin(self) -> int:
-        """Where it stands: at its stored position, or at the log's end where that is none of this log."""
+        """The position to start from: the stored one,
+        or the log's end if it has none.
+        """
         self._marked = await self._begin()
         self.begun = True
         return self._marked
@@ -70,11 +79,11 @@ class WebhookReader:
         return position
 
     async def advance(self, position: int) -> int:
-        """Make jobs of the entries after ``position``; returns where it stands then."""
+        """Make jobs of the next entries; returns the new position."""
         try:
             entries = await self._log.read(position, BATCH)
         except UnreadableEvent as event:
-            # The fanout reports it; a message that cannot be read cannot be sent.
+            # Skip it: an unreadable message cannot be sent. The fanout reports it.
             await self._mark(event.position)
             return event.position
         if not entries:
@@ -93,7 +102,9 @@ class WebhookReader:
         self._marked = position
 
     async def _by_tenant(self, position: int) -> dict[str, list[WebhookEndpoint]]:
-        """Who is told; before a change of endpoints takes effect, the position it takes effect from is stored."""
+        """The endpoints by tenant. Before a change of endpoints takes effect, the
+        position from which it does is stored.
+        """
         version, known = self._known
         if version != self._endpoints.version:
             if position > self._marked:
@@ -107,9 +118,10 @@ class WebhookReader:
         return known
 
     def _drafts(self, entry: LogEntry, endpoints: Sequence[WebhookEndpoint], at: str) -> list[JobDraft]:
-        """What an endpoint is told: nothing from before it was added, however far behind this reader is.
+        """The jobs of one entry: none for endpoints that were added after it.
 
-        The times of day decide only where the positions cannot, so a clock that is set back costs no message.
+        Positions decide. Times decide only for entries before the endpoint was first
+        seen, so a clock that is set back costs no message.
         """
         about = (entry.message.chat_id, entry.message.sequence, entry.message.message_id)
         return [

@@ -1,6 +1,7 @@
 """Standard Webhooks: three headers, HMAC-SHA256 over id, time and body. (Pure.)
 
-A receiver computes the same over the raw body, compares in constant time, and refuses old timestamps.
+A receiver computes the same over the raw body, compares in constant time, and refuses
+old timestamps.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ TOLERANCE_SECONDS = 300.0
 
 
 def new_secret(randomness: bytes) -> str:
-    """A secret as receivers' libraries expect it."""
+    """A secret in the format that receivers' libraries expect."""
     if len(randomness) < 24:
         raise ValueError("a secret needs at least 24 random bytes")
     return PREFIX + base64.b64encode(randomness).decode()
 
 
 def headers(secret: str, webhook_id: str, now: float, body: bytes) -> dict[str, str]:
-    """What is sent along with ``body``."""
+    """The headers to send with ``body``."""
     at = str(int(now))
     return {
         "webhook-id": webhook_id,
@@ -37,7 +38,7 @@ def headers(secret: str, webhook_id: str, now: float, body: bytes) -> dict[str, 
 
 
 def verify(secret: str, sent: Mapping[str, str], now: float, body: bytes) -> None:
-    """For receivers: Unauthorized unless the body is from the holder of the secret, and fresh."""
+    """For receivers: Unauthorized unless the signature is right and the time recent."""
     try:
         webhook_id, at, signatures = (sent[f"webhook-{name}"] for name in ("id", "timestamp", "signature"))
         fresh = abs(now - int(at)) <= TOLERANCE_SECONDS

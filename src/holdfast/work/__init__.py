@@ -1,7 +1,7 @@
 """Background jobs: an outbox and an inbox with order per stream, leases, retries and
 dead letters.
 
-- ``job``             what a job is, what happens when it fails, who owns which partition
+- ``job``             what a job is, what happens when it fails, who owns a partition
 - ``contract``        the seam: what a job store and a worker's session promise
 - ``outbox``          enqueue a job, or receive a message, in the caller's transaction
 - ``handlers``        handlers, their registration and their context

@@ -44,7 +44,9 @@ class Breakers:
         return breaker is not None and breaker.state(self._clock.monotonic()) is BreakerState.HALF_OPEN
 
     def paused_types(self) -> tuple[list[str], list[str]]:
-        """The types whose breaker is not closed, here or elsewhere, and those to probe now."""
+        """The types whose breaker is not closed, here or elsewhere, and those to probe
+        now.
+        """
         now = self._clock.monotonic()
         away = {job_type for job_type, until in self._open_elsewhere.items() if until > now}
         own = {t for t, breaker in self._own.items() if breaker.state(now) is not BreakerState.CLOSED}
@@ -69,7 +71,9 @@ class Breakers:
             breaker.neither()
 
     def news(self) -> tuple[dict[str, float], list[str]]:
-        """Own open types with the seconds left, and published types that have closed since."""
+        """Own open types with the seconds left, and published types that have closed
+        since.
+        """
         now = self._clock.monotonic()
         states = {job_type: breaker.state(now) for job_type, breaker in self._own.items()}
         opened = {t: self._own[t].retry_after(now) for t, state in states.items() if state is BreakerState.OPEN}

@@ -6,9 +6,10 @@
 
     await enqueue(connection, JobDraft("OrderShipped", b"On its way.", stream=chat_id, destination=f"chat:{chat_id}"))
 
-A chat is a topic of the event log (docs/decisions/0020), and REST is how another process
-writes to it. The server keeps the first message under an idempotency key and answers a
-repetition with it. So a run that is repeated after a crash or a lost reply adds nothing.
+A chat is a topic of the event log (docs/decisions/0020), and REST is how another
+process writes to it. The server keeps the first message under an idempotency key and
+answers a repetition with it. So a run that is repeated after a crash or a lost reply
+adds nothing.
 """
 
 from __future__ import annotations
@@ -38,13 +39,14 @@ class _Send(msgspec.Struct, frozen=True):
 
 
 class ChatTransport:
-    """A transport for ``Handlers.carry``. The address is a chat's id; the payload is the
-    message's content in UTF-8, of the given ``content_type``.
+    """A transport for ``Handlers.carry``. The address is a chat's id; the payload is
+    the message's content in UTF-8, of the given ``content_type``.
 
-    ``credential`` is a user token, or a tenant key with ``act_as``, the sender; the sender
-    must be a member of the chat. ``source`` names this job store among all that send as
-    the same user. Source and job key form the idempotency key, so ``source`` must never
-    change. Enter the transport inside the event loop; leaving it closes its connections.
+    ``credential`` is a user token, or a tenant key with ``act_as``, the sender; the
+    sender must be a member of the chat. ``source`` names this job store among all that
+    send as the same user. Source and job key form the idempotency key, so ``source``
+    must never change. Enter the transport inside the event loop; leaving it closes its
+    connections.
     """
 
     def __init__(
@@ -81,7 +83,9 @@ class ChatTransport:
             await self._session.close()
 
     async def send(self, ctx: Context, address: str) -> None:
-        """Return when the message is on stable storage, or raise JobFailed. Safe to repeat."""
+        """Return when the message is on stable storage, or raise JobFailed. Safe to
+        repeat.
+        """
         if self._session is None:
             raise BadSetting("enter the transport (`async with`) before its worker runs")
         try:
@@ -121,7 +125,9 @@ def judged(status: int, text: bytes, wait: float) -> JobFailed | None:
 
 
 def _error(text: bytes) -> Error:
-    """The error in a response; its code is empty if a proxy or another server answered."""
+    """The error in a response; its code is empty if a proxy
+    or another server answered.
+    """
     try:
         return msgspec.json.decode(text, type=ErrorBody).error
     except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -35,7 +35,7 @@ ACTS_KEPT_MAX = 100_000
 
 
 class LeaseLost(HoldfastError):
-    """This worker was declared dead, or its partition moved; its report was not applied."""
+    """This worker was declared dead, or its partition moved; nothing was applied."""
 
 
 class SessionTaken(Unavailable):
@@ -96,7 +96,7 @@ class Child:
 
 @dataclass(slots=True)
 class Report:
-    """The outcomes of a session's jobs; ``running`` is all in flight, to count crashes."""
+    """The outcomes of jobs; ``running`` is all in flight, for counting crashes."""
 
     completed: list[int] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
@@ -110,9 +110,9 @@ class Report:
 class ClaimRequest:
     """How many jobs and bytes the session can take, and how many it starts at once.
 
-    ``backlogs``: streams whose held jobs after a sequence are wanted, ``per_backlog`` of
-    each at most. ``shut``: job types whose breaker is not closed; their due retries stay
-    in the store, except one of each type in ``probing``. ``sleeping``: if there is
+    ``backlogs``: streams whose held jobs after a sequence are wanted, ``per_backlog``
+    of each at most. ``shut``: job types whose breaker is not closed; their due retries
+    stay in the store, except one of each type in ``probing``. ``sleeping``: if there is
     nothing to claim, the next enqueue shall end ``WorkerSession.wait``.
     """
 
@@ -253,7 +253,7 @@ class OpenBreaker:
 
 
 class Group(NamedTuple):
-    """A count of similar jobs, with the age of the oldest and their first and last due."""
+    """A count of similar jobs: the oldest's creation, the first and last due times."""
 
     state: int
     reason: int | None
@@ -373,7 +373,7 @@ class WorkerSession(Protocol):
         ...
 
     def revoke(self, job: Job) -> None:
-        """Roll back a run's open transaction, if any, and make its connection useless."""
+        """Roll back a run's open transaction, if any; its connection is lost to it."""
         ...
 
     async def breakers(self, opened: Mapping[str, float], closed: Sequence[str]) -> Mapping[str, float]:
@@ -389,7 +389,7 @@ class WorkerSession(Protocol):
         ...
 
     async def take(self, partitions: Sequence[int]) -> Mapping[int, int]:
-        """Lease partitions that are free or already this session's; call ``rewind`` next.
+        """Lease partitions that are free or this session's; call ``rewind`` next.
 
         Returns those owned now with their fence. If the reply is lost, take those again
         that ``owners`` shows as this session's.
@@ -397,7 +397,7 @@ class WorkerSession(Protocol):
         ...
 
     async def give(self, partitions: Sequence[int]) -> None:
-        """Give up idle, fully reported partitions; if it fails, ``owners`` shows the truth."""
+        """Give up idle, fully reported partitions, even if the call then fails."""
         ...
 
     async def wait(self, timeout_seconds: float) -> bool:
@@ -425,10 +425,10 @@ class WorkStore(Protocol):
     """The jobs, the dead letters, the blocks, and the operators' acts on them."""
 
     shared: bool
-    """Whether many processes may join: then partitions, heartbeats and takeover matter."""
+    """Whether many processes may join, so that leases and takeover matter."""
 
     async def enqueue(self, drafts: Sequence[JobDraft], mark: ReaderMark | None = None) -> list[int]:
-        """Store jobs, and a reader's ``mark`` with them, in order and in one transaction.
+        """Store jobs and a reader's ``mark``, in order and in one transaction.
 
         Returns their sequences, 0 for a job that the inbox has seen before.
         """
@@ -451,7 +451,7 @@ class WorkStore(Protocol):
         ...
 
     async def retry(self, seqs: Sequence[int], *, reset: bool, by: str, why: str) -> int:
-        """Make waiting or parked jobs due now; ``reset`` clears attempts and strikes."""
+        """Make waiting or parked jobs due now; ``reset`` clears their counts."""
         ...
 
     async def park(self, seqs: Sequence[int], *, by: str, why: str) -> int:
@@ -465,7 +465,7 @@ class WorkStore(Protocol):
         ...
 
     async def bury(self, seqs: Sequence[int], *, by: str, why: str, failure: Failure | None = None) -> int:
-        """Move jobs to the dead letters, for the given ``failure``, and lift their blocks."""
+        """Move jobs to the dead letters, for a ``failure``, and lift their blocks."""
         ...
 
     async def replay(self, query: Query, *, limit: int, by: str, why: str) -> int:
@@ -477,7 +477,7 @@ class WorkStore(Protocol):
         ...
 
     async def waiting(self, destinations: Sequence[str]) -> Mapping[str, WaitingJobs]:
-        """The jobs that wait for each of these destinations; those without are left out."""
+        """The jobs waiting for each of these destinations; omits those without."""
         ...
 
     async def oldest(self, destination: str, *, before: float, limit: int) -> Sequence[int]:

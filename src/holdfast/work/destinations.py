@@ -7,9 +7,9 @@ no runner. Three more rules keep slow destinations from starving the others:
 - One destination takes at most a quarter of the free runners, so that many slow ones
   leave some to those that are idle now (the *dynamic threshold* of shared-memory
   switches).
-- A destination is *new* until its first run ends, and *slow* if its last run took longer
-  than ``slow_seconds``. All new and slow ones together leave an eighth of the runners to
-  the others.
+- A destination is *new* until its first run ends, and *slow* if its last run took
+  longer than ``slow_seconds``. All new and slow ones together leave an eighth of the
+  runners to the others.
 - The destinations of one *group* (a tenant) leave free an eighth of the runners that
   other groups do not use. The new and slow ones among them get seven eighths of what
   their group may have. So one tenant cannot make the others wait, and a tenant that is
@@ -37,7 +37,9 @@ _FREE_RUNNERS_DIVISOR = 4
 _RESERVE_DIVISOR = 8
 _MEMORY_DIVISOR = 16
 PACES_MAX = 10_000
-"""How many paces are remembered; the destination that ran longest ago is forgotten first."""
+"""How many paces are remembered; the destination that ran longest ago is forgotten
+first.
+"""
 
 
 class DestinationPace(IntEnum):
@@ -86,7 +88,9 @@ class Destination:
 
 
 class Destinations:
-    """The destinations that a worker has jobs of; ``caps`` maps job types to their cap."""
+    """The destinations that a worker has jobs of;
+    ``caps`` maps job types to their cap.
+    """
 
     def __init__(
         self,
@@ -98,12 +102,15 @@ class Destinations:
         self._caps, self._runners, self._now, self._paces = dict(caps or {}), runners, now, paces or Paces()
         self._unproven_max = _without_reserve(runners)
         self.are_capped = bool(self._caps)
-        """Checked first for every job, so that a worker without caps pays nothing for this."""
+        """Checked first for every job, so that a worker without caps pays nothing for
+        this.
+        """
         self._known: dict[tuple[str, str], Destination] = {}
         self._in_flight = 0
         self._unproven_in_flight = 0
         self._in_flight_of: Counter[tuple[str, bool]] = Counter()
-        """By group, and by whether the destination is unproven (new or slow); no zeros."""
+        """By group, and by whether the destination is unproven (new or slow); no zeros.
+        """
         self._groups: Mapping[tuple[str, str], str] = {}
         self._turns: dict[DestinationPace, OrderedDict[str, OrderedDict[Destination, None]]] = {
             pace: OrderedDict() for pace in DestinationPace
@@ -122,7 +129,9 @@ class Destinations:
         return Destination(*key, self._groups.get(key, job.destination), self._paces.of(key))
 
     def regroup(self, groups: Mapping[tuple[str, str], str]) -> None:
-        """Set the group of each (type, name); an unnamed destination is its own group."""
+        """Set the group of each (type, name);
+        an unnamed destination is its own group.
+        """
         self._groups = groups
         for destination in self._known.values():
             self._classify(destination)
@@ -142,7 +151,9 @@ class Destinations:
         return found.jobs if found is not None else 0
 
     def free(self, destination: Destination) -> int:
-        """How many more of its jobs may be in flight; at least one if its group has none."""
+        """How many more of its jobs may be in flight; at least one if its group has
+        none.
+        """
         own, cap = destination.in_flight, self._caps[destination.type]
         group = self._in_flight_of[destination.group, False] + self._in_flight_of[destination.group, True]
         group_max = _without_reserve(self._runners - self._in_flight + group)
@@ -292,10 +303,11 @@ class Destinations:
         return None
 
     def _first_with_room(self, queued: OrderedDict[Destination, None]) -> Destination | None:
-        """The first destination with room, dequeuing those that will requeue themselves.
+        """The first destination with room, dequeuing those that will requeue
+        themselves.
 
-        A destination without room requeues when one of its own jobs ends. If it has none
-        in flight, its group is full, and so has no room for the others either.
+        A destination without room requeues when one of its own jobs ends. If it has
+        none in flight, its group is full, and so has no room for the others either.
         """
         while queued:
             destination = next(iter(queued))

@@ -1,16 +1,21 @@
-"""Which waiting jobs are announced to the store next, and which of those may start. (Pure.)
+"""Which waiting jobs are announced to the store next, and which of those may start.
+(Pure.)
 
-A job is waiting, then announced (the store has recorded that it is about to run, so that a crash is laid to its
-account), then started, then ended. What is announced of a stream is always the front of its line; its first job in
-flight is a *head*, the others are *ahead* of their time. Heads come first, so that a deep stream keeps nobody waiting.
-How many of a line are announced ahead of their time follows its pace, twice what ended between two announcements: a
-slow stream has one. A job without a stream is a head that nobody follows. A job whose type has a cap per destination
-(``destinations``) is announced as a head only, and not while its destination has reached the cap.
+A job is waiting, then announced (the store has recorded that it is about to run, so
+that a crash is laid to its account), then started, then ended. What is announced of a
+stream is always the front of its line; its first job in flight is a *head*, the others
+are *ahead* of their time. Heads come first, so that a deep stream keeps nobody waiting.
+How many of a line are announced ahead of their time follows its pace, twice what ended
+between two announcements: a slow stream has one. A job without a stream is a head that
+nobody follows. A job whose type has a cap per destination (``destinations``) is
+announced as a head only, and not while its destination has reached the cap.
 
-A *suspect* was in flight when a process died. A death is laid to the suspects in flight, if there are any; so the
-culprit is found, and the others go free, in three steps. Jobs with one crash are announced as heads only, at most
-``SUSPECTS_MAX`` at once, beside whatever else is in flight. One with more crashes is announced when nothing is in
-flight, and nothing else until it has ended: while such a job waits, no other is announced. The third death is its own.
+A *suspect* was in flight when a process died. A death is laid to the suspects in
+flight, if there are any; so the culprit is found, and the others go free, in three
+steps. Jobs with one crash are announced as heads only, at most ``SUSPECTS_MAX`` at
+once, beside whatever else is in flight. One with more crashes is announced when nothing
+is in flight, and nothing else until it has ended: while such a job waits, no other is
+announced. The third death is its own.
 """
 
 from __future__ import annotations
@@ -28,9 +33,10 @@ from holdfast.work.job import SUSPECTS_MAX, Job
 class Line:
     """The jobs of a stream, which start one after another.
 
-    ``told``: how many of the queue, from its front, are announced. ``reach``: how many may be, behind the head; it
-    follows how many ``ended`` since the last ``round`` of announcements. ``busy``: one has started. ``waits_for``: the
-    destination that has reached its cap.
+    ``told``: how many of the queue, from its front, are announced. ``reach``: how many
+    may be, behind the head; it follows how many ``ended`` since the last ``round`` of
+    announcements. ``busy``: one has started. ``waits_for``: the destination that has
+    reached its cap.
     """
 
     queue: deque[Job] = field(default_factory=deque)
@@ -55,7 +61,9 @@ class Line:
 
 
 _Place = Line | int
-"""Where the next job to be announced is: in a line, or, without a stream, by its sequence."""
+"""Where the next job to be announced is: in a line, or, without a stream, by its
+sequence.
+"""
 
 
 class Dispatch:
@@ -94,7 +102,9 @@ class Dispatch:
 
     @property
     def isolates(self) -> bool:
-        """Whether a job is in flight alone, or is the next to be: nothing else may be announced."""
+        """Whether a job is in flight alone, or is the next to be: nothing else may be
+        announced.
+        """
         return self._loner_in_flight is not None or bool(self._loners)
 
     @property
@@ -111,8 +121,9 @@ class Dispatch:
         return ahead > 0 and bool(self._followers)
 
     def announce(self, heads: int, ahead: int) -> None:
-        """Choose more waiting jobs to announce to the store as in flight: up to ``heads``
-        that could start at once, oldest first, and up to ``ahead`` behind those.
+        """Choose more waiting jobs to announce to the store as in flight: up to
+        ``heads`` that could start at once, oldest first, and up to ``ahead`` behind
+        those.
         """
         self._round += 1
         if self._loners and not self.announced:
@@ -127,7 +138,9 @@ class Dispatch:
             ahead -= self._announce(self._followers.popitem(last=False)[0], ahead)
 
     def announced_by_store(self, job: Job, place: _Place) -> None:
-        """The store has recorded it on its own when it handed it out; it may have to wait all the same."""
+        """The store has recorded it on its own when it handed it out; it may have to
+        wait all the same.
+        """
         waiting = self._heads if place in self._heads else self._followers
         if place in waiting and (isinstance(place, int) or place.queue[place.told] is job):
             del waiting[place]
@@ -149,7 +162,9 @@ class Dispatch:
         return None
 
     def ended(self, line: Line, job: Job) -> None:
-        """A job of the line that was started is in flight no longer; whether the line goes on is not said yet."""
+        """A job of the line that was started is in flight no longer; whether the line
+        goes on is not said yet.
+        """
         self.withdraw(job)
         line.busy = False
         line.kept_pace(self._round)
@@ -185,7 +200,9 @@ class Dispatch:
         self.offer(line)
 
     def silence(self, line: Line, told: int) -> None:
-        """Only the first ``told`` jobs of the queue stay announced; none of the others has started."""
+        """Only the first ``told`` jobs of the queue stay announced; none of the others
+        has started.
+        """
         while line.told > told:
             line.told -= 1
             self.withdraw(line.queue[line.told])
@@ -198,7 +215,9 @@ class Dispatch:
         self._displace(line)
 
     def clear(self, lines: Iterable[Line]) -> None:
-        """Nothing waits any more, neither in the lines, which are all there are, nor without one."""
+        """Nothing waits any more, neither in the lines, which are all there are, nor
+        without one.
+        """
         for seq in self.announced & self._waiting.keys():
             self.withdraw(self._waiting[seq])
         self._destinations.clear_lines()
@@ -226,7 +245,9 @@ class Dispatch:
             self._destinations.withdrawn(destination)
 
     def _announce_waiting(self, most: int) -> int:
-        """Streams that waited for their destination have their turn; how many it were."""
+        """Streams that waited for their destination have their turn;
+        how many it were.
+        """
         count = 0
         while self._capped and count < most and not self.isolates:
             line = self._in_turn = self._destinations.next_turn()
@@ -238,7 +259,9 @@ class Dispatch:
         return count
 
     def _announce(self, line: _Place, most: int) -> int:
-        """Announce what follows in the line, up to its reach, and put it where it belongs then; how many it were."""
+        """Announce what follows in the line, up to its reach, and put it where it
+        belongs then; how many it were.
+        """
         if isinstance(line, int):
             job = self._waiting[line]
             if count := self._tell(line, (job,)):
@@ -256,7 +279,9 @@ class Dispatch:
         return count
 
     def _tell(self, place: _Place, jobs: Iterable[Job]) -> int:
-        """How many could be announced: a suspect waits for others, a capped job for its destination."""
+        """How many could be announced: a suspect waits for others, a capped job for its
+        destination.
+        """
         count = 0
         for job in jobs:
             destination = self._destinations.of(job) if self._capped else None
@@ -271,7 +296,9 @@ class Dispatch:
         return count
 
     def _may_add(self, line: Line, destination: Destination, chosen: int) -> bool:
-        """Whether the line's next job may be announced: nothing of the line is in flight, and it is its turn."""
+        """Whether the line's next job may be announced: nothing of the line is in
+        flight, and it is its turn.
+        """
         if line.in_flight or chosen:
             return False
         if line is self._in_turn or not self._destinations.must_wait(destination):
@@ -281,7 +308,9 @@ class Dispatch:
         return False
 
     def _may_add_suspect(self, place: _Place, job: Job, chosen: int) -> bool:
-        """Whether the suspect may be announced; it counts as such then, and otherwise waits for its turn."""
+        """Whether the suspect may be announced; it counts as such then, and otherwise
+        waits for its turn.
+        """
         if chosen or (isinstance(place, Line) and place.in_flight):
             return False
         if job.crashes > 1:

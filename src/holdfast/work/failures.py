@@ -119,7 +119,9 @@ def classify(error: BaseException, hook: Hook | None = None, own: Reasons | None
 
 
 def _readable(text: Callable[[], str]) -> str:
-    """The text of an exception, whose code is the user's: it may raise or return anything."""
+    """The text of an exception, whose code is the user's: it may raise or return
+    anything.
+    """
     try:
         found = text()
         return found if isinstance(found, str) else f"its text is no text but {type(found).__qualname__}"
@@ -173,7 +175,9 @@ def _asked(hook: Hook, error: BaseException) -> Reason | None:
 
 
 def _retry_after(error: BaseException) -> float:
-    """The delay that the exception asks for; other libraries may use the name for anything."""
+    """The delay that the exception asks for; other libraries may use the name for
+    anything.
+    """
     try:
         told = getattr(error, "retry_after_seconds", None)
         return float(min(told, RETRY_AFTER_MAX_SECONDS)) if isinstance(told, int | float) and told > 0 else 0.0
@@ -187,7 +191,9 @@ def _away(kind: type[BaseException]) -> Reason | None:
 
 
 def clipped(text: str, bytes_max: int) -> str:
-    """The end of a text, since the cause comes last, without NUL and lone surrogates."""
+    """The end of a text, since the cause comes last,
+    without NUL and lone surrogates.
+    """
     data = text[-bytes_max:].replace("\x00", "�").encode("utf-8", "replace")
     if len(data) <= bytes_max and len(text) <= bytes_max:
         return data.decode()

@@ -32,7 +32,8 @@ Typed = Callable[["Context", _PayloadT], Awaitable[None]]
 _encode = msgspec.json.Encoder().encode
 CHILDREN_MAX = 1000
 CHILDREN_BYTES_MAX = 16 << 20
-"""The most that one run may enqueue; beyond it ``ctx.enqueue`` raises InvalidArgument."""
+"""The most that one run may enqueue; beyond it ``ctx.enqueue`` raises InvalidArgument.
+"""
 RELEASED_MAX = 10_000
 
 
@@ -68,7 +69,9 @@ class Context(msgspec.Struct, eq=False):
 
     @property
     def key(self) -> int:
-        """An idempotency key: the same for every run of the job, retries and replays too."""
+        """An idempotency key: the same for every run of the job, retries and replays
+        too.
+        """
         return self.job.key
 
     def completed(self, stage: int) -> bool:
@@ -120,8 +123,8 @@ class Context(msgspec.Struct, eq=False):
     async def transaction(self) -> AsyncIterator[Any]:
         """The store's own transaction, for effects that happen exactly once.
 
-        Leaving it completes the job, or rolls back on an error. It must be the last thing
-        a handler does. After a rollback it may be entered again.
+        Leaving it completes the job, or rolls back on an error. It must be the last
+        thing a handler does. After a rollback it may be entered again.
         """
         self._require_open()
         if self.finished or self.entered:
@@ -205,7 +208,9 @@ class Handlers:
         self._by_scheme: dict[str, HandlerSpec] = {}
 
     def find(self, job: Job) -> HandlerSpec | None:
-        """The handler of the job's type, or the transport of its destination's scheme."""
+        """The handler of the job's type, or the transport
+        of its destination's scheme.
+        """
         return self._by_type.get(job.type) or self._by_scheme.get(job.destination.partition(":")[0])
 
     def caps(self) -> dict[str, int]:
@@ -237,13 +242,15 @@ class Handlers:
         per_destination_max: int = 0,
         reasons: Reasons | None = None,
     ) -> Callable[[Typed[_PayloadT]], Typed[_PayloadT]]:
-        """Register a handler for a payload type (a msgspec Struct, a dataclass, dict, …).
+        """Register a handler for a payload type (a msgspec Struct, a dataclass, dict,
+        …).
 
         ``stream`` returns the stream's key; jobs of a stream run in order. A run beyond
-        the deadline is cancelled. ``per_destination_max`` caps the jobs of one destination
-        that a worker runs at once, so that a slow destination leaves runners to the
-        others; 0 is no cap, and jobs without a stream have none. ``reasons`` maps this
-        handler's exceptions to reasons and precedes the table in ``failures``.
+        the deadline is cancelled. ``per_destination_max`` caps the jobs of one
+        destination that a worker runs at once, so that a slow destination leaves
+        runners to the others; 0 is no cap, and jobs without a stream have none.
+        ``reasons`` maps this handler's exceptions to reasons and precedes the table in
+        ``failures``.
         """
         name = type or payload.__name__
         if name in self._by_type:

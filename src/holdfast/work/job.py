@@ -1,8 +1,8 @@
 """What a job is, what is decided when it fails, and which worker owns it. (Pure: tables
 and values.)
 
-Progress and state are two things. *Progress* is a set of completed stages, bits that are only ever added.
-*State* is where the job stands now:
+Progress and state are two things. *Progress* is a set of completed stages, bits that
+are only ever added. *State* is where the job stands now:
 
     READY ──start──▶ (in a worker's memory) ──success──▶ gone
       ▲                        │
@@ -40,13 +40,16 @@ TRACE_BYTES_MAX = 16 << 10
 DELAY_MAX_SECONDS = 10 * 366 * 86400.0
 """Ten years: the longest delay until a job is due; every store can represent it."""
 STORE_RETRY_SECONDS = 1.0
-"""How long a job waits whose run failed because the job store itself was unavailable."""
+"""How long a job waits whose run failed because the job store itself was unavailable.
+"""
 SEQ_MAX = (1 << 63) - 1
 """The greatest sequence a store can keep: 64 bits with a sign."""
 CRASHES_MAX = 3
 """A job that was in flight when its process died this often is isolated as poison."""
 SUSPECTS_MAX = 8
-"""How many jobs with one crash are in flight at once; one with more crashes is in flight alone."""
+"""How many jobs with one crash are in flight at once; one with more crashes is in
+flight alone.
+"""
 
 FAILED_BIT = 32768
 """The design document's `Failed`: shown in the views, never stored, since it is a state
@@ -56,13 +59,15 @@ PARTITIONS = 256
 
 
 class InvalidArgument(InvalidMessage):
-    """A program gave a verb of work a value that no store can take; nothing was changed. In a handler it is a defect
-    of the handler, not of the job's data.
+    """A program gave a verb of work a value that no store can take; nothing was
+    changed. In a handler it is a defect of the handler, not of the job's data.
     """
 
 
 class Stage(IntFlag):
-    """What a job has accomplished. Users may use the free bits from ``USER`` up to 16384 for their own stages."""
+    """What a job has accomplished. Users may use the free bits from ``USER`` up to
+    16384 for their own stages.
+    """
 
     NONE = 0
     STORED = 1
@@ -72,7 +77,9 @@ class Stage(IntFlag):
 
 
 def known_stage(stage: int) -> int:
-    """The stage as one bit; refuses what is no stage (several bits, the failed bit, out of range)."""
+    """The stage as one bit; refuses what is no stage (several bits, the failed bit, out
+    of range).
+    """
     if not _is_int(stage) or not 0 < stage < FAILED_BIT or stage & (stage - 1):
         raise InvalidArgument(f"{shown(stage)} is no stage: one bit between 1 and {FAILED_BIT >> 1}", field="stage")
     return int(stage)
@@ -101,7 +108,9 @@ def _is_int(value: object) -> bool:
 
 
 def shown(value: object) -> str:
-    """A wrong value in an error: its type, and as much of its text as a line has room for."""
+    """A wrong value in an error: its type, and as much of its text as a line has room
+    for.
+    """
     try:
         text = repr(value) if isinstance(value, str | int | float | None) else "…"
     except Exception:  # an integer of too many digits has no text
@@ -152,15 +161,17 @@ class FailureAction(IntEnum):
     PARK = 2
     DEAD = 3
     POSTPONE = 4
-    """Not run (its type's breaker is open, its handler postponed it): tried later, no attempt counted."""
+    """Not run (its type's breaker is open, its handler postponed it): tried later, no
+    attempt counted.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class JobDraft:
     """A job to be enqueued. ``stream`` None: it keeps no order with anything.
 
-    ``delay_seconds`` > 0: it joins its stream when it is due. ``source`` and ``source_id`` together: it came from
-    outside (the inbox) and is stored once.
+    ``delay_seconds`` > 0: it joins its stream when it is due. ``source`` and
+    ``source_id`` together: it came from outside (the inbox) and is stored once.
     """
 
     type: str
@@ -199,10 +210,11 @@ def _name(what: str, value: str, length_max: int = NAME_LENGTH_MAX) -> None:
 
 
 class Job(Struct, frozen=True, gc=False):
-    """A job as a worker holds it. ``attempt`` is the number of this run: 1 for the first.
+    """A job as a worker holds it. ``attempt`` is the number of this run: 1 for the
+    first.
 
-    ``seq`` is its id and its order in its stream; ``key`` stays the same when the job is
-    replayed from the dead letters.
+    ``seq`` is its id and its order in its stream; ``key`` stays the same when the job
+    is replayed from the dead letters.
     """
 
     seq: int
@@ -223,13 +235,17 @@ class Job(Struct, frozen=True, gc=False):
 
     @property
     def suspect(self) -> bool:
-        """Was in flight when a process died; few such jobs run at once, so that the culprit is found."""
+        """Was in flight when a process died; few such jobs run at once, so that the
+        culprit is found.
+        """
         return self.crashes > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What went wrong, as it is kept: bounded texts and a fingerprint that groups equal failures."""
+    """What went wrong, as it is kept: bounded texts and a fingerprint that groups equal
+    failures.
+    """
 
     reason: Reason
     error_type: str = ""
@@ -242,7 +258,9 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What to do about one kind of failure. Delay after attempt n: min(cap, base × factor^n), ± jitter."""
+    """What to do about one kind of failure. Delay after attempt n: min(cap, base ×
+    factor^n), ± jitter.
+    """
 
     retry: bool = True
     base_seconds: float = 30.0
@@ -270,7 +288,9 @@ class Policy:
         return delay * (1 + self.jitter * (2 * rng.random() - 1)) if self.jitter else delay
 
     def for_store_failure(self) -> Policy:
-        """The same job when the job store itself failed: tried again after about a second, for nobody is to blame."""
+        """The same job when the job store itself failed: tried again after about a
+        second, for nobody is to blame.
+        """
         stream = OnFailure.BLOCK if self.stream is OnFailure.PARK else self.stream
         return Policy(True, STORE_RETRY_SECONDS, 1.0, STORE_RETRY_SECONDS, strike=False, stream=stream)
 
@@ -299,7 +319,9 @@ no cap, dead at ten."""
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """The policy for each (job type, reason): the type's own first, then the reason's."""
+    """The policy for each (job type, reason): the type's own first,
+    then the reason's.
+    """
 
     by_reason: Mapping[Reason, Policy] = field(default_factory=lambda: DEFAULTS)
     by_type: Mapping[tuple[str, Reason], Policy] = field(default_factory=dict)
@@ -340,7 +362,9 @@ class FailureVerdict:
 
 
 def decide(job: Job, failure: Failure, policy: Policy, rng: random.Random) -> FailureVerdict:
-    """The verdict on one failure: dead at once, dead as poison, parked, or tried again after a delay."""
+    """The verdict on one failure: dead at once, dead as poison, parked, or tried again
+    after a delay.
+    """
     if failure.postponed:
         return FailureVerdict(FailureAction.POSTPONE, failure.reason, failure.retry_after_seconds)
     if not policy.retry:
@@ -357,9 +381,11 @@ def decide(job: Job, failure: Failure, policy: Policy, rng: random.Random) -> Fa
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The record that a stream waits behind its failed ``head``, and what was released past it, by whom and why.
+    """The record that a stream waits behind its failed ``head``, and what was released
+    past it, by whom and why.
 
-    A job behind the head may start only if it is released: by id, by type, or through a sequence.
+    A job behind the head may start only if it is released: by id, by type, or through a
+    sequence.
     """
 
     stream: str

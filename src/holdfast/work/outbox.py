@@ -106,7 +106,9 @@ def enqueue_sync(connection: Any, *drafts: JobDraft) -> list[int]:
 
 
 def _require(fit: bool, connection: Any, told: str) -> None:
-    """Refuse early what has no transaction of the caller, such as a pool or an engine."""
+    """Refuse early what has no transaction of the caller,
+    such as a pool or an engine.
+    """
     if not fit:
         kind = type(connection)
         raise BadSetting(
@@ -115,7 +117,9 @@ def _require(fit: bool, connection: Any, told: str) -> None:
 
 
 def _plain_rows() -> dict[str, Any]:
-    """Cursor options for tuple rows, whatever row factory the caller's connection has."""
+    """Cursor options for tuple rows, whatever row factory
+    the caller's connection has.
+    """
     from psycopg.rows import tuple_row  # only when the caller uses it
 
     return {"row_factory": tuple_row}

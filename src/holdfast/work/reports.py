@@ -29,7 +29,9 @@ def split(report: Report) -> list[Report]:
 
 
 def joined(pieces: Iterable[Report], running: Iterable[int] = ()) -> Report:
-    """One report from pieces; ``running`` is in no piece, as it is not about one job."""
+    """One report from pieces; ``running`` is in no piece,
+    as it is not about one job.
+    """
     report = Report(running=list(running))
     for piece in pieces:
         report.completed.extend(piece.completed)

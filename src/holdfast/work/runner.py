@@ -71,7 +71,8 @@ class Runner:
         self._clock, self._rng, self._hook = clock, rng, hook
         self._running: dict[asyncio.Task[None], Context] = {}
         self.stuck: set[asyncio.Task[None]] = set()
-        """Tasks whose handler ignored its cancellation; their runs are over and fenced."""
+        """Tasks whose handler ignored its cancellation; their runs are over and fenced.
+        """
 
     async def run(self, job: Job, seat: WorkerSession, task: asyncio.Task[None]) -> RunOutcome | None:
         """Run a job; whatever the handler does is an outcome of this run only.
@@ -123,8 +124,8 @@ class Runner:
     async def watch_deadlines(self, cancel_seconds: float, on_stuck: OnStuck) -> None:
         """Cancel runs at their deadline, and give up those that do not end then.
 
-        One timer serves all runs. ``on_stuck`` gets the task, job and outcome of each run
-        that is given up.
+        One timer serves all runs. ``on_stuck`` gets the task, job and outcome of each
+        run that is given up.
         """
         while True:
             await asyncio.sleep(_DEADLINE_TICK_SECONDS)
@@ -147,7 +148,8 @@ class Runner:
             context.dismissed = True
 
     def give_up(self, task: asyncio.Task[None], action: str) -> bool:
-        """Close the run of a task that ignored its cancellation; False if it runs no job.
+        """Close the run of a task that ignored its cancellation; False if it runs no
+        job.
 
         Whatever the handler does or returns later has no effect.
         """
@@ -181,7 +183,8 @@ class Runner:
         return self._failed(job, ReportRefused(f"the store refused the report of this run: {error.message}"), 0)
 
     def culprit(self, loop: asyncio.AbstractEventLoop, seconds: float, stack: str) -> Failed | None:
-        """The failure of the job whose handler blocks the event loop; from another thread.
+        """The failure of the job whose handler blocks the event loop; from another
+        thread.
 
         None if the current task is no runner's, for example one that a handler started.
         """
@@ -197,7 +200,9 @@ class Runner:
         return failed
 
     def shut(self) -> tuple[list[str], list[str]]:
-        """The job types not to claim now, and those of them to probe with one job each."""
+        """The job types not to claim now, and those of them
+        to probe with one job each.
+        """
         return self._breakers.paused_types()
 
     def caps(self) -> dict[str, int]:
@@ -240,8 +245,8 @@ class Runner:
     ) -> RunOutcome:
         """Judge a failure, count and log it.
 
-        ``store_failed``: the job store was unavailable, which says nothing about the job
-        or its type.
+        ``store_failed``: the job store was unavailable, which says nothing about the
+        job or its type.
         """
         failure, policy = self._judged(job, error)
         if store_failed:
@@ -284,7 +289,9 @@ class Runner:
 
 
 def _late(handling: HandlerSpec, error: BaseException | None) -> TimeoutError:
-    """The error of a run that was cancelled at its deadline, whatever it raised itself."""
+    """The error of a run that was cancelled at its deadline,
+    whatever it raised itself.
+    """
     late = TimeoutError(f"the run took longer than {handling.deadline_seconds} s")
     if error is not None and not isinstance(error, asyncio.CancelledError):
         late.__cause__ = error

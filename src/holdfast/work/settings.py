@@ -12,8 +12,9 @@ from holdfast.resilience import BreakerSettings
 class WorkerSettings:
     """The settings of a worker.
 
-    ``jobs_max``, ``bytes_max`` and ``per_stream_max`` bound the memory. ``poll_…`` bound
-    the interval at which an idle worker polls the store, should a wake-up be lost.
+    ``jobs_max``, ``bytes_max`` and ``per_stream_max`` bound the memory. ``poll_…``
+    bound the interval at which an idle worker polls the store, should a wake-up be
+    lost.
     """
 
     concurrency: int = 100
@@ -24,7 +25,9 @@ class WorkerSettings:
     poll_max_seconds: float = 1.0
     balance_seconds: float = 5.0
     drain_seconds: float = 30.0
-    """How long a stopped worker lets its jobs run; then it cancels them and gives them back."""
+    """How long a stopped worker lets its jobs run; then it cancels them and gives them
+    back.
+    """
     cancel_seconds: float = 5.0
     """How long a cancelled handler may take to end; then it is given up as stuck."""
     stuck_max: int = 100

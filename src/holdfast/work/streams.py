@@ -68,7 +68,9 @@ class Streams:
         self._ended: dict[int, Job] = {}
         self._streams: dict[str, _Stream] = {}
         self._backlogs: dict[Target, dict[str, None]] = {}
-        """Streams whose held jobs are wanted; targets, and the streams of each, take turns."""
+        """Streams whose held jobs are wanted; targets, and the streams of each, take
+        turns.
+        """
         self.announcing = Dispatch(self._waiting, self._destinations)
         self._capped = self._destinations.are_capped
         self._bytes = 0
@@ -117,7 +119,7 @@ class Streams:
         Jobs beyond ``through`` are dropped and read again later: the stream's previous
         owner may have left ready jobs before them that are not read yet.
         """
-        # A close, a rewind or a change of blocks may have moved the start of a stream's backlog since.
+        # A close, a rewind or a change of blocks may have moved the backlog's start.
         current = {
             key: stream
             for key, after in asked.backlogs.items()
@@ -154,7 +156,9 @@ class Streams:
                 self._forget(key, stream)
 
     def backlogs(self, limit: int = 64) -> dict[str, int]:
-        """The next streams to read held jobs of, each with the sequence to read after."""
+        """The next streams to read held jobs of,
+        each with the sequence to read after.
+        """
         wanted: dict[str, int] = {}
         for target in list(self._backlogs):
             chosen = self._choose(target, limit - len(wanted))
@@ -197,7 +201,8 @@ class Streams:
                 self.announcing.announced_by_store(job, place)
 
     def make_room(self, runners: int) -> None:
-        """Give back what exceeds a stream's or destination's share, if runners are idle.
+        """Give back what exceeds a stream's or destination's share, if runners are
+        idle.
 
         Runners are idle in a full memory when too few streams fill it.
         """
@@ -253,7 +258,9 @@ class Streams:
         self._forget(job.stream, stream)
 
     def failed(self, job: Job, block: Block | None) -> None:
-        """The job will be retried. A ``block`` holds its followers; else they continue."""
+        """The job will be retried. A ``block`` holds its followers;
+        else they continue.
+        """
         if block is None:
             self.done(job)
             return
@@ -368,7 +375,9 @@ class Streams:
         )
 
     def _share(self) -> int:
-        """The jobs of one stream when memory is full; all streams together fill half."""
+        """The jobs of one stream when memory is full;
+        all streams together fill half.
+        """
         return max(1, min(self._per_stream_max, self._jobs_max // (2 * max(1, len(self._streams)))))
 
     def _give_back(self, stream: _Stream, jobs: Sequence[Job]) -> None:

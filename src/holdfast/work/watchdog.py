@@ -1,8 +1,8 @@
 """Ends a process whose event loop is stuck in a handler's synchronous code.
 
 A thread checks whether the loop ticks. If it has not for ``seconds``, the thread writes
-the stacks of all threads to stderr, lets the worker record what it knows and give up its
-lease, and ends the process with ``EXIT_CODE``, so that its supervisor restarts it.
+the stacks of all threads to stderr, lets the worker record what it knows and give up
+its lease, and ends the process with ``EXIT_CODE``, so that its supervisor restarts it.
 
 The thread counts its own turns, not a clock: while a process is stopped (SIGSTOP, a
 paused container), neither the loop nor the thread runs. Code that holds the interpreter
@@ -58,7 +58,9 @@ class Watchdog:
             await wait_at_most(ended, LAST_WORDS_SECONDS_MAX)
 
     def _tick(self) -> None:
-        """A timer, not a task: a handler that cancels every task must not look like a stuck loop."""
+        """A timer, not a task: a handler that cancels every task must not look like a
+        stuck loop.
+        """
         self._ticked = True
         if not self._stopping.is_set():
             self._loop.call_later(self._step / 2, self._tick)

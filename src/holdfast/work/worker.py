@@ -88,7 +88,9 @@ class Worker:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Worker]:
-        """Run in the background of an ``async with`` block; leaving it stops and drains."""
+        """Run in the background of an ``async with`` block; leaving it stops and
+        drains.
+        """
         ended = self._start()
         try:
             yield self
@@ -158,7 +160,7 @@ class Worker:
                 log_failed_call(error)
                 await wait_at_most(self._stopping, backoff.delay(failures, self._rng))
             except Exception as error:
-                # A defect in the worker ends the session only; the next one reads the jobs again.
+                # A defect ends this session only; the next one reads the jobs again.
                 failures += 1
                 telemetry.defect("work", error)
                 await wait_at_most(self._stopping, backoff.delay(failures, self._rng))

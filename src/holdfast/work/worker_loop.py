@@ -100,8 +100,8 @@ class WorkerLoop:
             on_restart(talking)
 
     def give_up(self, culprit: Failed | None) -> None:
-        """Report what ended, blame the culprit and leave; from another thread, while the
-        event loop is stuck.
+        """Report what ended, blame the culprit and leave; from another thread, while
+        the event loop is stuck.
         """
         blamed = [culprit] if culprit is not None else []
         seq = culprit.seq if culprit is not None else None
@@ -201,7 +201,8 @@ class WorkerLoop:
     async def _give_idle(self) -> None:
         """Give up closing partitions that are no longer in use.
 
-        They count as given up even if the call fails; the next ``owners`` shows the truth.
+        They count as given up even if the call fails; the next ``owners`` shows the
+        truth.
         """
         idle = self._closing - self._streams.in_use()
         if idle:
@@ -235,15 +236,17 @@ class WorkerLoop:
         return report
 
     def _announceable(self) -> tuple[int, int]:
-        """How many more heads of streams, and how many more followers, may be announced."""
+        """How many more heads of streams, and how many more followers, may be
+        announced.
+        """
         ahead = self._window - len(self._streams.announcing.announced)
         return ahead + self._streams.announcing.ahead, ahead
 
     def _make_room(self, ended: int) -> None:
         """Give jobs back if a few slow streams fill the memory (``Streams.make_room``).
 
-        Not if a full memory's worth of jobs ends within a second: each job that is given
-        back costs another write.
+        Not if a full memory's worth of jobs ends within a second: each job that is
+        given back costs another write.
         """
         self._ended_since += ended
         if (now := self._clock.monotonic()) < self._crowding_at:
@@ -283,7 +286,8 @@ class WorkerLoop:
             self._poll = self._settings.poll_min_seconds
 
     async def _isolate(self, report: Report, refusal: Refused) -> None:
-        """Halve a refused report until the jobs at fault stand alone; report the others.
+        """Halve a refused report until the jobs at fault stand alone; report the
+        others.
 
         An interruption is harmless: the whole report is sent again, and the store
         ignores what it already has.
@@ -307,7 +311,9 @@ class WorkerLoop:
         self._unsure = True  # streams have continued past jobs that have now failed
 
     def _blamed(self, part: Report, refusal: Refused) -> list[list[Report]]:
-        """The failure to report in place of the one job whose report the store refused."""
+        """The failure to report in place of the one job
+        whose report the store refused.
+        """
         seqs = [*part.completed, *(failed.seq for failed in part.failed)]
         telemetry.log.error("work.report_refused", seqs=seqs[:1], error=refusal.message[:200])
         job = self._streams.ended(seqs[0]) if seqs else None
@@ -331,7 +337,9 @@ class WorkerLoop:
         self._put_off.children.extend(children)
 
     def _give_back(self, report: Report) -> None:
-        """Send this report again, before what was added since: its outcome is unknown."""
+        """Send this report again, before what was added since:
+        its outcome is unknown.
+        """
         self._report.completed[:0] = report.completed
         self._report.failed[:0] = report.failed
         self._report.children[:0] = report.children

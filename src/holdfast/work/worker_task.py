@@ -35,7 +35,9 @@ class WorkerTask(asyncio.Task[T]):
 
 
 def start(work: Coroutine[Any, Any, T], name: str) -> WorkerTask[T]:
-    """Start a task of the worker, even if a handler is the one that starts the worker."""
+    """Start a task of the worker, even if a handler is the
+    one that starts the worker.
+    """
     context = contextvars.copy_context()
     context.run(_in_handler.set, False)
     return WorkerTask(work, name=name, context=context)
@@ -47,6 +49,8 @@ def enter_handlers() -> None:
 
 
 def on_restart(task: asyncio.Task[Any]) -> None:
-    """Log and count that the surrounding program cancelled a task, which is restarted."""
+    """Log and count that the surrounding program cancelled a task,
+    which is restarted.
+    """
     telemetry.work_restarted()
     telemetry.log.error("work.worker_restarted", task=task.get_name(), error="cancelled from outside")

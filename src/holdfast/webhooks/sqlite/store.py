@@ -1,4 +1,4 @@
-"""Endpoints in one SQLite file, ``webhooks.db`` in the state directory; see ``contract``."""
+"""Webhook endpoints in a SQLite file, ``webhooks.db`` in the state directory."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ WEBHOOKS = StateFile(
     migrations=migrations("holdfast.webhooks.sqlite"),
     counts={"endpoints": "SELECT count(*) FROM endpoint"},
 )
-"""As a state directory and its backups have it."""
+"""The file in a state directory and in its backups."""
 
 
 class SqliteEndpoints:
-    """One thread owns the file. ``server`` is the name of the server whose file it is, the same for ever."""
+    """See ``contract.WebhookEndpoints``. One thread owns the file.
+
+    ``server`` is the permanent name of the server that the file belongs to.
+    """
 
     def __init__(self, crew: WorkerThreads, server: str) -> None:
         self._crew = crew

@@ -1,4 +1,7 @@
-"""What PostgreSQL's errors mean here. Nothing foreign leaves the adapter."""
+"""Translates PostgreSQL's errors, so that no foreign error leaves the adapter.
+
+The question is what happened: nothing, nothing now or ever, or nobody knows.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ GIVEN_UP = (
     asyncpg.TooManyConnectionsError,
     asyncpg.DiskFullError,
 )
-"""The server says that nothing happened."""
+"""The server rolled back: nothing happened, and a retry may succeed."""
 
 CUT_OFF = (
     OSError,
@@ -31,26 +34,28 @@ CUT_OFF = (
     asyncpg.CrashShutdownError,
     asyncpg.IdleInTransactionSessionTimeoutError,
 )
-"""Nobody knows whether it happened."""
+"""The connection failed: the outcome is unknown."""
 
 REFUSED = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.ProgramLimitExceededError)
-"""The server says that a value is wrong: nothing happened, and nothing will the next time."""
+"""The server refused a value: nothing happened, and a retry fails again."""
 
 FOREIGN = (*GIVEN_UP, *CUT_OFF, asyncpg.PostgresError)
 
 
 def refused(error: BaseException) -> bool:
-    """Whether a value is at fault, by the server's word or by that of asyncpg, which could not encode it."""
+    """Whether a value is at fault: the server refused it, or asyncpg could not encode
+    it.
+    """
     return isinstance(error, REFUSED) or (isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError))
 
 
 def cut_off(error: BaseException) -> bool:
-    """Whether the connection is at fault: it is not used again."""
+    """Whether the connection is at fault, and must not be used again."""
     return isinstance(error, CUT_OFF) and not refused(error)
 
 
 def translate(error: BaseException) -> HoldfastError:
-    """The error of ours that says what is known."""
+    """The Holdfast error that says what is known about the outcome."""
     text = str(error) or type(error).__name__
     if refused(error):
         return InvalidArgument(f"PostgreSQL cannot store a value: {text}")
@@ -59,14 +64,15 @@ def translate(error: BaseException) -> HoldfastError:
     if isinstance(error, asyncpg.InsufficientPrivilegeError):
         return BadSetting(f"PostgreSQL: {text}: see the roles in docs/guides/work.md")
     if isinstance(error, CUT_OFF):
-        # Its text may name hosts and ports; who may see this error need not know them. The log has the cause.
+        # The text may name hosts and ports, which readers of this error must not see.
+        # The log has the cause.
         return OutcomeUnknown(f"the connection to PostgreSQL was lost: {type(error).__name__}")
     return InternalError(f"{type(error).__name__}: {text}")
 
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Foreign errors end here."""
+    """Translate the foreign errors of the block."""
     try:
         yield
     except FOREIGN as error:
@@ -75,7 +81,10 @@ def translated() -> Iterator[None]:
 
 @contextmanager
 def reaching() -> Iterator[None]:
-    """Around a first connection, when nothing was asked yet: what is away may come back, what is wrong will not."""
+    """Translate the errors of a first connection, when nothing was asked yet.
+
+    A server that is down may come back (Unavailable); a wrong setting stays wrong.
+    """
     try:
         yield
     except ValueError as error:

@@ -1,7 +1,8 @@
-"""A worker's sign of life, from a thread and a connection of its own: a busy event loop must not look dead.
+"""A worker's heartbeat, from its own thread and connection, so that a busy event loop
+does not look dead.
 
-But a *stuck* loop must: the thread stops beating when the loop has not ticked for ``stuck_after_seconds``, so that
-another worker takes over what this one would never finish.
+A *stuck* loop must look dead: the thread stops the heartbeat when the loop has not
+ticked for ``stuck_after_seconds``. Then another worker takes over.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from holdfast import telemetry
 from holdfast.clock import Clock, start_thread, wait_at_most
 
 Beat = Callable[[], Awaitable[bool]]
-"""Tell the store that we live; False when it says that we do not."""
+"""Sends one heartbeat; False if the store has declared this worker dead."""
 
 
 class WorkerHeartbeat:
-    """Beats every ``interval_seconds`` while the owner's loop ticks. Thread-safe where other threads look."""
+    """Beats every ``interval_seconds`` while the owner's loop ticks.
+
+    ``lost``, ``confirm`` and ``confirmed_age`` may be used from any thread.
+    """
 
     def __init__(
         self,
@@ -36,11 +40,11 @@ class WorkerHeartbeat:
         self.lost = False
 
     def confirmed_age(self) -> float:
-        """Seconds since the start of the last beat that the store confirmed."""
+        """Seconds since the last confirmed heartbeat was sent."""
         return self._clock.monotonic() - self._confirmed_at
 
     def confirm(self, sent_at: float) -> None:
-        """A call sent at this moment has succeeded; it is as good as a beat."""
+        """Count a successful call that was sent at this time as a heartbeat."""
         self._confirmed_at = max(self._confirmed_at, sent_at)
 
     @asynccontextmanager
@@ -55,7 +59,9 @@ class WorkerHeartbeat:
             await wait_at_most(ended, 2 * self._interval + 5)
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
-        """A timer, not a task: a handler that cancels every task must not look like a stuck loop."""
+        """A timer, not a task: a handler that cancels every task must not look like a
+        stuck loop.
+        """
         self._ticked_at = self._clock.monotonic()
         if not self._stopping.is_set():
             loop.call_later(min(1.0, self._interval), self._tick, loop)

@@ -1,7 +1,8 @@
-"""A worker's place at a PostgreSQL store: its sweep, its partitions, its heartbeat; see ``contract.Seat``.
+"""A worker's session at a PostgreSQL store; see ``contract.WorkerSession``.
 
-It has a connection of its own for ``process``, one to listen, and one in the heartbeat's thread; handlers'
-transactions come from the pool.
+A session owns partitions, a heartbeat and a sweep over the table of jobs. It has one
+connection for its calls, one to listen for notifications, and one in the heartbeat's
+thread. Handlers' transactions take connections from a pool.
 """
 
 from __future__ import annotations
@@ -43,16 +44,19 @@ SQL = statements("holdfast.work.postgres")
 _CHANNEL = "holdfast_work"
 _SEEN_BATCH = 1000
 _SEEN_BATCHES_MAX = 20
-"""At each look for the owners: 4,000 ids a second, more than an inbox takes in for long."""
+"""Per call of ``owners``, so 4,000 ids a second: more than an inbox takes in for long.
+"""
 _BACKLOG = 1
 _POISONED = 5
-"""The action of a dead letter whose reason is not what it failed with at last, but PoisonMessage."""
+"""The action of a dead letter whose reason is PoisonMessage, not its last failure."""
 _LOST = "this worker was declared dead; its jobs belong to others now"
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSessionSettings:
-    """A seat without a beat for ``dead_after`` is taken over; without one for ``no_start_after`` it starts nothing."""
+    """A session without a heartbeat for ``no_start_after_seconds`` starts no jobs;
+    after ``dead_after_seconds`` other workers take over its partitions.
+    """
 
     beat_seconds: float = 5.0
     dead_after_seconds: float = 20.0
@@ -68,10 +72,10 @@ class WorkerSessionSettings:
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """``calls`` are short; ``transactions`` are held by handlers for as long as they like.
+    """One pool for short ``calls``, one for the ``transactions`` that handlers hold.
 
-    Two pools, because a handler calls from within its transaction (``ctx.step``, ``enqueue``): from one pool, handlers
-    that hold all connections would wait for each other.
+    With a single pool, handlers that hold all connections and call ``ctx.step`` or
+    ``enqueue`` inside their transactions would deadlock.
     """
 
     calls: asyncpg.Pool
@@ -83,7 +87,7 @@ class Pools:
 
 
 class PostgresSession:
-    """See ``contract.Seat``."""
+    """See ``contract.WorkerSession``."""
 
     def __init__(
         self,
@@ -168,8 +172,8 @@ class PostgresSession:
 
     @asynccontextmanager
     async def transaction(self, job: Job) -> AsyncIterator[Any]:
-        own: BaseException | None = None  # what the handler itself raises is its own matter
-        closed = False  # by the handler: later its pool closes a connection that was lost
+        own: BaseException | None = None  # what the handler itself raises is not translated
+        closed = False  # whether the handler closed it; later the pool closes a lost connection too
         try:
             async with self._pools.transactions.acquire() as connection, connection.transaction():
                 xid = await connection.fetchval(SQL["transaction"])
@@ -194,13 +198,13 @@ class PostgresSession:
             if closed:
                 raise own or TransactionEnded("the connection is closed") from error
             if not isinstance(error, (*GIVEN_UP, *CUT_OFF)):
-                raise  # what the handler has stored, or left undone, is refused: a deferred constraint, say
+                raise  # the commit refuses the handler's own data: a deferred constraint, for example
             raise translate(error) from error
 
     def revoke(self, job: Job) -> None:
         connection = self._lent.pop(job.seq, None)
         if connection is not None:
-            connection.terminate()  # its place in the pool is free at once
+            connection.terminate()  # the pool can open another one at once
 
     async def breakers(self, opened: Mapping[str, float], closed: Sequence[str]) -> Mapping[str, float]:
         async with self._call() as connection:
@@ -238,7 +242,7 @@ class PostgresSession:
 
     async def wait(self, timeout_seconds: float) -> bool:
         if (self._listener is None or self._listener.is_closed()) and (not self._listening or self._listening.done()):
-            # In a task of its own: a wait is shorter than it may take to connect.
+            # In its own task, because connecting may take longer than a wait.
             self._listening = asyncio.create_task(self._listen())
         try:
             return await wait_at_most(self._woken, timeout_seconds)
@@ -257,7 +261,7 @@ class PostgresSession:
                 await connection.execute(SQL["leave"], self.instance)
                 await connection.execute(SQL["bury_left"], CRASHES_MAX, self.instance)
         except (OutcomeUnknown, Unavailable):
-            pass  # the others find out by themselves: this seat beats no more
+            pass  # the heartbeat has stopped, so other workers notice
         self._hang_up()
 
     def give_up(self, report: Report, culprit: int | None) -> None:
@@ -301,7 +305,9 @@ class PostgresSession:
 
     @asynccontextmanager
     async def _call(self) -> AsyncIterator[Any]:
-        """The seat's own connection, made anew after a loss; foreign errors end here."""
+        """The session's own connection, reopened after a loss; translates foreign
+        errors.
+        """
         try:
             if self._connection is None or self._connection.is_closed():
                 async with asyncio.timeout(self._settings.call_timeout_seconds):
@@ -319,14 +325,16 @@ class PostgresSession:
             raise
 
     async def _listen(self) -> None:
-        """Without a listener the poll is all there is, and it is enough."""
+        """Listen for notifications; if that fails, the worker polls,
+        which is enough.
+        """
         listener: Any = None
         try:
             async with asyncio.timeout(self._settings.call_timeout_seconds):
                 listener = await asyncpg.connect(self._url)
                 await listener.add_listener(_CHANNEL, self._heard)
             self._listener = listener
-            self._woken.set()  # what came before it listened was not heard
+            self._woken.set()  # earlier notifications were missed
         except FOREIGN as error:
             telemetry.log.warning("work_listener_interrupted", error=str(error) or type(error).__name__)
         finally:
@@ -357,7 +365,9 @@ async def _beat(connection: Any, instance: int) -> bool:
 
 
 def _check(row: Any) -> None:
-    """Under the lease, and of a job that is there: or it did not happen."""
+    """Raise LeaseLost or JobGone unless the statement applied to an owned, existing
+    job.
+    """
     if not row["owned"]:
         raise LeaseLost(_LOST)
     if not row["found"]:

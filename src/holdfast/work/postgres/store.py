@@ -1,4 +1,8 @@
-"""The jobs in one PostgreSQL database and the acts upon them; see ``contract.WorkStore``."""
+"""The job store in one PostgreSQL database; see ``contract.WorkStore``.
+
+An operator's act on jobs locks the owners of their streams first, and notifies them in
+the same transaction.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +43,7 @@ _MIGRATION_LOCK = 1214869100
 
 
 class PostgresWork:
-    """A store of jobs in one PostgreSQL database, in the schema ``holdfast_work``."""
+    """A job store in one PostgreSQL database, in the schema ``holdfast_work``."""
 
     shared = True
 
@@ -62,15 +66,18 @@ class PostgresWork:
         server: str = "",
         at_once: bool = True,
     ) -> PostgresWork:
-        """Connect and bring the schema up to date; Unavailable, BadSetting or StateCorrupted say what to do. If not
-        ``at_once``, every verb does so until one has: it may be opened while the database is away.
+        """Connect and bring the schema up to date.
 
-        At most ``connections_max`` handlers have a transaction at once, the others wait; as many connections are for
-        calls.
-        A Holdfast server gives its name: its jobs are about what only it knows, so it shares them with no other.
+        Raises Unavailable, BadSetting or StateCorrupted. With ``at_once=False`` the
+        first verb that succeeds does this, so that the store can be opened while the
+        database is unavailable.
+
+        At most ``connections_max`` handlers have a transaction at the same time; as
+        many connections again serve calls. A Holdfast server passes its name as
+        ``server``: its jobs refer to its own state, so no other server may share them.
         """
         chosen = seat_settings or WorkerSessionSettings()
-        # A stopped process must not hold the locks of a half-done transaction longer than its lease.
+        # A stopped process must not hold the locks of a transaction beyond its lease.
         idle = {"idle_in_transaction_session_timeout": str(int(chosen.dead_after_seconds * 1000))}
         options = {"min_size": 0, "max_size": connections_max, "command_timeout": 60, "timeout": CONNECT_SECONDS_MAX}
         pools = Pools(*[await pool(url, settings=idle, **options) for _ in range(2)])
@@ -205,7 +212,7 @@ class PostgresWork:
             yield connection
 
     async def _prepare(self) -> None:
-        """Bring the schema up to date, once; the server's name is in it before anything else is."""
+        """Bring the schema up to date, once, and claim it for this server."""
         if self._prepared.is_set():
             return
         async with self._preparing:
@@ -238,7 +245,9 @@ _KEPT_BY_REPLAY = ("stages", "source", "source_id")
 
 
 class _Act:
-    """An operator's act in its transaction: the change, its record, and word to the streams' owners."""
+    """An operator's act in its transaction: the change, its record,
+    the owners' notice.
+    """
 
     def __init__(self, connection: Any, verb: str, target: str, by: str, why: str) -> None:
         self.connection = connection
@@ -248,7 +257,9 @@ class _Act:
         return list(await self.connection.fetch(SQL[name], *values))
 
     async def apply(self, rows: Sequence[Any], nothing: str) -> int:
-        """Record the act on these rows; NotFound, and nothing changed, if there are none."""
+        """Record the act on these rows and notify their owners; NotFound if there are
+        none.
+        """
         if not rows:
             raise NotFound(nothing)
         record = (self._verb, self._target, len(rows), self._by, self._why)
@@ -259,7 +270,10 @@ class _Act:
 
 
 async def migrate(connection: Any) -> None:
-    """Bring the schema to SCHEMA_VERSION, in one transaction, one process at a time; refuses a newer one."""
+    """Bring the schema to SCHEMA_VERSION; refuses a newer one.
+
+    In one transaction, and by one process at a time.
+    """
     number = connection.get_server_version()
     if number.major * 10000 < SERVER_VERSION_MIN:
         raise BadSetting(f"PostgreSQL {number.major} is too old: work needs 13 or newer")
@@ -269,7 +283,7 @@ async def migrate(connection: Any) -> None:
 
 
 async def _claim(connection: Any, server: str) -> None:
-    """The first server to come keeps the schema; BadSetting for every other."""
+    """Claim the schema for this server; BadSetting if it belongs to another one."""
     if not server:
         return
     with translated():

@@ -1,20 +1,26 @@
-"""Reading a growing table without losing a row of a transaction that commits late. (Pure.)
+"""Reads a growing table without missing a row of a transaction that commits late.
+(Pure.)
 
-The theory. Every row carries its transaction's id, assigned before its ``seq`` is drawn, and sequences are drawn one
-by one. So when a row with ``seq`` R is visible, every row at or below R belongs to a transaction whose id was
-assigned before that moment: below any id that is assigned later. Three numbers follow:
+The theory. Every row carries its transaction's id. The id is assigned before the row's
+``seq`` is drawn, and sequences are drawn one by one. So when a row with ``seq`` R is
+visible, every row at or below R belongs to a transaction whose id was assigned before
+that moment, and is lower than any id assigned later. Three numbers follow:
 
-- ``through``: rows above it have not been read; the forward read starts there.
-- ``settled``: nothing at or below it can still appear, but for the transactions in ``late``.
-- the checkpoint (``through`` of one call, the id the *next* call takes): once a snapshot's xmax has passed that id,
-  every transaction that may own a row at or below the checkpoint is over or listed as running in that snapshot.
-  Then the checkpoint is settled, and those still running are remembered and looked up by id until they end.
+- ``through``: the forward read starts here; rows above it have not been read.
+- ``settled``: no row at or below it can still appear, except rows of the transactions
+  in ``late``.
+- The checkpoint: the ``through`` of one call, bounded by the id that the *next* call
+  takes. Once a snapshot's xmax has passed that id, every transaction that may own a row
+  at or below the checkpoint has ended or is listed as running in that snapshot. Then
+  the checkpoint is settled, and the running ones become ``late``: the worker looks
+  their rows up by transaction id until they end.
 
-The bound must be the next call's id: a snapshot's xmax is only "latest completed + 1", and a transaction above it
-may already have drawn a lower sequence.
+The bound must be the next call's id: a snapshot's xmax is only "latest completed + 1",
+and a transaction above it may already have drawn a lower sequence.
 
-Between ``settled`` and ``through`` every call looks again for rows that its predecessor's snapshot could not see.
-All of it is read in one statement, hence one snapshot: a stream's later row is never seen without its earlier one.
+Between ``settled`` and ``through`` every call looks again for rows that the previous
+call's snapshot could not see. One statement, hence one snapshot, reads everything: it
+never shows a later row of a stream without an earlier one.
 """
 
 from __future__ import annotations
@@ -40,7 +46,7 @@ class TransactionSnapshot:
 
 @dataclass(slots=True)
 class Sweep:
-    """Where one worker stands in the table. A new one reads everything."""
+    """One worker's progress through the table. A new one reads everything."""
 
     settled: int = 0
     through: int = 0
@@ -51,7 +57,9 @@ class Sweep:
     _bound: int | None = None
 
     def advance(self, xid: int, snapshot_text: str, through: int) -> None:
-        """After a call that took ``xid``, then read in this snapshot up to ``through``."""
+        """Note a call that took ``xid``, then read in this
+        snapshot up to ``through``.
+        """
         snapshot = TransactionSnapshot.parse(snapshot_text)
         self.late = {late for late in self.late if not snapshot.ended(late)}
         if self._checkpoint is not None and self._bound is None:
@@ -62,7 +70,7 @@ class Sweep:
             self._checkpoint = self._bound = None
         self.through = max(self.through, through)
         self.snapshot = snapshot_text
-        self.xid = xid  # that call saw its own rows, though its snapshot does not list them
+        self.xid = xid  # the call saw its own rows, though its snapshot counts them as unseen
         if self._checkpoint is None and self.through > self.settled:
             self._checkpoint = self.through
 
@@ -73,23 +81,28 @@ _LATER_SECONDS = 1.0
 
 @dataclass(slots=True)
 class PollInterval:
-    """Who may enqueue without waking a worker that sleeps.
+    """How soon a sleeping worker must poll for writers that may not wake it.
 
-    A writer takes its id, enqueues, and then asks who sleeps. The first call that finds nothing tells the store so with
-    its commit; whoever has an id above the *second* such call's asks after that, and wakes the worker. Those that
-    were open at the second call may have asked before: they are ``unaware``, and until they end the worker looks
-    again, twice as long after each look, so that a short commit is found at once and a long transaction costs little.
+    A writer takes its transaction id, enqueues, then asks which workers sleep. A
+    worker's first call that finds nothing records with its commit that the worker
+    sleeps. Every writer with an id above the *second* such call's asks after that
+    commit, and wakes the worker. A writer that was open at the second call may have
+    asked before: it is ``unaware``. Until all of these end, the worker polls with a
+    doubling interval, so that it finds a short commit at once and a long transaction
+    costs little.
     """
 
     calls: int = 0
     unaware: frozenset[int] = frozenset()
 
     def found_something(self) -> None:
-        """Or did not ask to be woken: the store knows that this worker is awake."""
+        """Reset: the call found jobs, or did not ask to be woken."""
         self.calls, self.unaware = 0, frozenset()
 
     def found_nothing(self, xid: int, snapshot_text: str) -> None:
-        """After a call that took ``xid``, then read in this snapshot, and asked to be woken."""
+        """Note a call that took ``xid``, read nothing in this snapshot and asked to be
+        woken.
+        """
         snapshot = TransactionSnapshot.parse(snapshot_text)
         self.calls += 1
         if self.calls <= 2:
@@ -99,5 +112,5 @@ class PollInterval:
 
     @property
     def look_again_seconds(self) -> float | None:
-        """When to look whether one of them has committed; None: who commits now wakes the worker."""
+        """When to poll for unaware writers; None: every writer wakes the worker."""
         return min(_SOON_SECONDS * 2.0 ** min(self.calls - 1, 30), _LATER_SECONDS) if self.unaware else None

@@ -40,7 +40,8 @@ from holdfast.work.sqlite import verbs
 T = TypeVar("T")
 SQL = verbs.SQL
 _FORGOTTEN_AT_ONCE_MAX = 20_000
-"""Per call of ``owners``, so 4,000 ids a second: more than an inbox takes in for long."""
+"""Per call of ``owners``, so 4,000 ids a second: more than an inbox takes in for long.
+"""
 
 
 class Transact(Protocol):
@@ -61,7 +62,9 @@ transaction."""
 
 
 class _Borrowing:
-    """Refuses calls by the task that has borrowed the connection: they would deadlock."""
+    """Refuses calls by the task that has borrowed the connection:
+    they would deadlock.
+    """
 
     def __init__(self, transact: Transact, lend: Lend, look: Transact) -> None:
         self._transact, self._lend, self._look = transact, lend, look
@@ -77,7 +80,9 @@ class _Borrowing:
 
     @asynccontextmanager
     async def lend(self, finish: Callable[[apsw.Connection], None] | None = None) -> AsyncIterator[apsw.Connection]:
-        """Lend the connection; ``finish`` runs at the end of the block, in its transaction."""
+        """Lend the connection; ``finish`` runs at the end of the block, in its
+        transaction.
+        """
         self._refuse_borrower()
         async with self._lend() as db:
             db.execute(f"SAVEPOINT {_LENT}")
@@ -123,7 +128,8 @@ class EmbeddedWork:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[apsw.Connection]:
-        """The store's own connection, to write your data and ``outbox.enqueue`` atomically.
+        """The store's own connection, to write your data and ``outbox.enqueue``
+        atomically.
 
         Committed to stable storage when the block is left, rolled back on an error. All
         other writes wait meanwhile: be brief.
@@ -227,7 +233,9 @@ class EmbeddedWork:
         """Close nothing: the adapters own the resources."""
 
     def recall(self) -> None:
-        """Roll back the transaction of the current loan; the borrower cannot use it further."""
+        """Roll back the transaction of the current loan; the borrower cannot use it
+        further.
+        """
         raise NotImplementedError
 
     def aside(self, work: Callable[[apsw.Connection], None]) -> None:
@@ -245,7 +253,9 @@ class EmbeddedWork:
 
 
 class EmbeddedSession:
-    """See ``contract.WorkerSession``. It owns every partition while its process lives."""
+    """See ``contract.WorkerSession``. It owns every
+    partition while its process lives.
+    """
 
     may_start = True
 

@@ -1,8 +1,8 @@
 """A lock file that admits one worker process per job file.
 
 The lock ends with its process, however the process ends. A forked child inherits the
-descriptor and would keep the lock after its parent's death, so it closes it at once; the
-parent keeps the lock.
+descriptor and would keep the lock after its parent's death, so it closes it at once;
+the parent keeps the lock.
 """
 
 from __future__ import annotations

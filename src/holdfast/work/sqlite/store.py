@@ -1,10 +1,10 @@
 """The two embedded job stores, for one process; see ``contract`` and ``embedded``.
 
-``SqliteWork`` keeps jobs in one file, ``work.db`` in the state directory. ``MemoryWork``
-has neither a file nor a thread: it is for tests and simulations.
+``SqliteWork`` keeps jobs in one file, ``work.db`` in the state directory.
+``MemoryWork`` has neither a file nor a thread: it is for tests and simulations.
 
-Both lend out their one writing connection for a handler's transaction; all other
-writes wait until it is returned.
+Both lend out their one writing connection for a handler's transaction; all other writes
+wait until it is returned.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ class _Loan:
 class SqliteWork(EmbeddedWork):
     """Jobs in a file: one thread writes, another one reads.
 
-    Every verb that changes something is one transaction, on stable storage when the verb
-    returns. Operators' queries use the reader, so counting a million jobs stops no worker.
+    Every verb that changes something is one transaction, on stable storage when the
+    verb returns. Operators' queries use the reader, so counting a million jobs stops no
+    worker.
     """
 
     def __init__(self, path: Path, crew: WorkerThreads, reader: WorkerThreads, clock: Clock) -> None:
@@ -112,7 +113,9 @@ class SqliteWork(EmbeddedWork):
 
     @asynccontextmanager
     async def _borrowed(self) -> AsyncIterator[apsw.Connection]:
-        """The writer's connection, in a transaction; the writer thread waits meanwhile."""
+        """The writer's connection, in a transaction;
+        the writer thread waits meanwhile.
+        """
         loop = asyncio.get_running_loop()
         lent: asyncio.Future[Any] = loop.create_future()
         loan = _Loan()
@@ -153,8 +156,9 @@ class SqliteWork(EmbeddedWork):
     def aside(self, work: Callable[[apsw.Connection], None]) -> None:
         """Use a separate connection: the writer's replies need the stuck event loop.
 
-        A lent transaction is rolled back, but its connection stays open. Opening it again
-        would rewrite the write-ahead log (``settle_log``), which needs exclusive access.
+        A lent transaction is rolled back, but its connection stays open. Opening it
+        again would rewrite the write-ahead log (``settle_log``), which needs exclusive
+        access.
         """
         if (loan := self._loan) is not None:
             loan.failed = True

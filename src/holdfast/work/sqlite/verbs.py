@@ -80,7 +80,9 @@ def enqueue_marked(db: apsw.Connection, drafts: Iterable[JobDraft], mark: Reader
 
 
 def take_seat(db: apsw.Connection, name: str, now: float) -> int:
-    """End the previous session, count a crash for its jobs in flight, and start a new one."""
+    """End the previous session, count a crash for its jobs in flight, and start a new
+    one.
+    """
     for seat, _, _, running in list(db.execute(SQL["seat"])):
         for (seq,) in list(db.execute(SQL["blamed"], (running,))):
             crashes = db.execute(SQL["crash"], (seq, CRASHES_MAX)).get
@@ -108,7 +110,9 @@ def give_up(db: apsw.Connection, seat: int, report: Report, culprit: int | None,
 
 
 def fenced(db: apsw.Connection, seat: int) -> tuple[bool, str]:
-    """The operators' notice and the jobs in flight; LeaseLost if this session has ended."""
+    """The operators' notice and the jobs in flight; LeaseLost if this session has
+    ended.
+    """
     for number, _, notice, running in db.execute(SQL["seat"]):
         if number == seat:
             return bool(notice), running
@@ -116,7 +120,9 @@ def fenced(db: apsw.Connection, seat: int) -> tuple[bool, str]:
 
 
 def finish(db: apsw.Connection, seat: int, seq: int) -> None:
-    """Complete a job in its handler's transaction: delete its row under the lease, or fail."""
+    """Complete a job in its handler's transaction: delete its row under the lease, or
+    fail.
+    """
     fenced(db, seat)
     db.execute(SQL["complete"], (seq,))
     if db.changes() != 1:
@@ -162,7 +168,7 @@ def _apply(db: apsw.Connection, report: Report, now: float, claimed: Claimed) ->
         db.execute(SQL["complete_all"], (done,))
         db.execute(SQL["lift_all"], (done,))
     for failed in report.failed:
-        # An operator may have changed the job while it ran: it may wait behind the cursor.
+        # An operator may have changed the job: it may wait behind the cursor.
         if not _fail(db, failed, now):
             claimed.notice = True
     if report.held:
@@ -175,7 +181,9 @@ def _apply(db: apsw.Connection, report: Report, now: float, claimed: Claimed) ->
 
 
 def _store_children(db: apsw.Connection, report: Report, now: float) -> None:
-    """Store children whose parent this report completes; a repeated report stores none."""
+    """Store children whose parent this report completes;
+    a repeated report stores none.
+    """
     parents = {child.parent for child in report.children}
     alive = {seq for seq in parents if db.execute(SQL["one"], (seq,)).fetchone() is not None}
     enqueue(db, (child.draft for child in report.children if child.parent in alive), now)
@@ -366,7 +374,9 @@ def discard(db: apsw.Connection, conditions: dict[str, Any]) -> int:
 
 
 def record(db: apsw.Connection, act: tuple[str, str, str, str], count: int, nothing: str, now: float) -> int:
-    """Record an operator's act and leave the worker a notice; NotFound if it did nothing."""
+    """Record an operator's act and leave the worker a notice; NotFound if it did
+    nothing.
+    """
     if not count:
         raise NotFound(nothing)
     verb, target, by, why = act
