@@ -56,8 +56,9 @@ class LimitsSettings:
     replica_url: str = ""
     """A replica of ``rules_url`` that this node reads the rules from; changes still go to the primary."""
     region: str = "local"
-    """In every decision; each region counts apart and grants the whole limit. Nodes that share a Redis share this name,
-    all others have another: one node of each region publishes changes of rules to its Redis."""
+    """In every decision. Each region counts on its own and grants the whole limit.
+    Nodes that share a Redis have the same region, all others another one: one node per
+    region publishes rule changes to its Redis."""
     limiter: LimiterSettings = field(default_factory=LimiterSettings)
     feed: FeedSettings = field(default_factory=FeedSettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)

@@ -107,15 +107,17 @@ class FeedSettings:
     """How a node follows the rules."""
 
     sync_seconds: float = 8.0
-    """How often the log is read without being rung for; a lost ring costs at most this."""
+    """How often the log is read without a notification; a lost notification costs at
+    most this."""
     retry_seconds: float = 1.0
-    """Between attempts while the database or a doorbell is away."""
+    """Between attempts while the database or a source of notifications is
+    unavailable."""
     nudge_seconds: float = 0.05
     """How long a nudge waits for others, to be read together."""
     listen_seconds: float = 2.0
-    """How long the start waits for the doorbells."""
+    """How long startup waits for notifications to be connected."""
     stale_seconds: float = 10.0
-    """Above this age of what the node knows, it says so."""
+    """Above this age of its rules, the node logs and reports that they are stale."""
 
     def __post_init__(self) -> None:
         if min(self.sync_seconds, self.retry_seconds, self.nudge_seconds, self.listen_seconds, self.stale_seconds) <= 0:

@@ -23,7 +23,10 @@ _Action = Literal["create", "update", "delete", "rollback"]
 
 
 class Change(Struct, frozen=True):
-    """One admin call: a rule's fields in ``body``, the version seen."""
+    """One admin call.
+
+    ``body`` has the rule's fields; ``expected_version`` is the version the caller saw.
+    """
 
     action: _Action
     name: RuleName

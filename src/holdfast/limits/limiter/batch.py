@@ -35,16 +35,18 @@ from holdfast.resilience import Breaker, BreakerSettings, BreakerState
 
 @dataclass(frozen=True, slots=True)
 class BatchSettings:
-    """How checks are put together on their way to the counters."""
+    """How checks are batched on their way to the counters."""
 
     deadline_seconds: float = 0.05
-    """Who has no answer by then is answered by the local share."""
+    """A check without an answer by then is decided by the local share."""
     calls_max: int = 2
-    """Calls under way at a time; while all are, the next checks gather."""
+    """Calls in flight at a time; meanwhile further checks gather."""
     keys_per_call: int = KEYS_PER_CALL_MAX // 2
-    """Half of what a call may carry: the counters work on one call while the next is written."""
+    """Half of what a call may carry: the counters work on one call while the next is
+    written."""
     waiting_max: int = 16_384
-    """Keys that wait for a call; who comes after that is answered by the local share."""
+    """Keys that may wait for a call; checks beyond that are decided by the local
+    share."""
     breaker: BreakerSettings = field(
         default_factory=lambda: BreakerSettings(
             failure_threshold=3, failure_window_seconds=5, open_duration_seconds=1, min_failure_ratio=0.5

@@ -13,16 +13,19 @@ class LimiterSettings:
     """How one node answers checks."""
 
     keys_max: int = 65_536
-    """Subjects of which denial, lease and last reading are remembered; who was counted longest ago is forgotten. While
-    the counters are away, as many have a share each; all others together have one more per rule."""
+    """Subjects whose denial, lease and last reading are remembered; the oldest is
+    evicted. While the counters are unavailable, as many subjects have a share each; all
+    others together have one more per rule."""
     lease_percent: float = 1.0
-    """A lease of a rule with precision ``leased``, in percent of its capacity; each node may admit so much more."""
+    """A lease of a rule with precision ``leased``, in percent of its capacity; each
+    node may admit that much more."""
     lease_seconds: float = 5.0
-    """What is left of a lease after this is given back."""
+    """When a lease ends; unspent tokens are then returned."""
     heartbeat_seconds: float = 1.0
-    """How often the node says that it lives, and gives leases back."""
+    """How often the node announces itself and returns leases."""
     node_ttl_seconds: float = 5.0
-    """A node that was silent for so long, and missed for as long again, is not counted when limits are shared out."""
+    """A node that is silent for this long, and missing for as long again, no longer
+    counts when limits are divided."""
     batch: BatchSettings = field(default_factory=BatchSettings)
 
     def __post_init__(self) -> None:

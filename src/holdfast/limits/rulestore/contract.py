@@ -34,11 +34,15 @@ ABOVE_EVERY_VERSION = 2**62
 
 @dataclass(frozen=True, slots=True)
 class RetentionSettings:
-    """How much of the past a store of rules keeps. The rules themselves, and their versions, are never forgotten."""
+    """How much history a rule store keeps.
+
+    Live rules are never forgotten, and the versions of a name never restart.
+    """
 
     changes_kept: int = 100_000
-    """Changes in the log: what ``history`` shows and ``rollback`` reaches. A deleted rule is forgotten with the change
-    that deleted it; a node that is further behind reads everything anew."""
+    """Changes in the log: what ``history`` shows and ``rollback`` reaches. A deleted
+    rule is forgotten with the change that deleted it; a node that is further behind
+    reads everything again."""
     keys_kept_days: float = 7.0
     """How long an idempotency key gets its first answer."""
 
