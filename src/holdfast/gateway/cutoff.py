@@ -87,7 +87,7 @@ class Cutoff:
             self._close(connection, CloseReason.UNAUTHORIZED, refusal.message)
 
     def _close(self, connection: Connection, closing: CloseReason, message: str) -> None:
-        if connection.closing is not None:  # leave it: it lingers so that its close frame is read
+        if connection.closing is not None:  # it lingers already
             return
         connection.take_no_more()
         if connection.open_requests:

@@ -17,8 +17,7 @@ from holdfast.session.settings import TimeoutSettings
 Places = dict[str, ChatProgress]
 SLOW_LINK_BYTES_PER_SECOND = 2_500
 SLOW_LINK_SECONDS_MAX = 120.0
-"""A client behind a proxy gets the time its data takes at 20 kbit/s, up to this
-bound."""
+"""A client behind a proxy gets the time its data takes at 20 kbit/s, up to this."""
 
 
 class Transmission(NamedTuple):
