@@ -1,6 +1,6 @@
-"""What operators do, with an admin key, a scope and a reason; every act is in the audit log.
+"""Operators' endpoints: an admin key, a scope, a reason, and a record in the audit log.
 
-An operator belongs to no tenant; an act on a chat is recorded under the chat's own.
+An operator belongs to no tenant; an act on a chat is recorded under the chat's tenant.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _act(deps: ApiDeps, call: Call, reason: str, tenant: str = "") -> CommandCon
 async def record(
     deps: ApiDeps, call: Call, action: str, target: str, reason: str, tenant: str = "", details: str = ""
 ) -> None:
-    """Into the audit log, before it is done: there is no act without its record."""
+    """Write to the audit log, before the act: there is no act without its record."""
     act = _act(deps, call, reason, tenant)
     try:
         await call.done_in_time(deps.store.record(act, action, target, details))
@@ -59,7 +59,7 @@ async def record(
 
 
 def _halfway(deps: ApiDeps, call: Call) -> float:
-    """When work in steps begins no further one: the step under way has as long again to end."""
+    """After this time no further step begins; the last has as long again to end."""
     return call.deadline - deps.settings.request_seconds_max / 2
 
 
@@ -69,7 +69,7 @@ async def _act_on_chat(deps: ApiDeps, call: Call, reason: str) -> CommandContext
 
 
 async def inspect_chat(deps: ApiDeps, call: Call) -> Answer:
-    """Not among the reads of users: it looks at the whole chat, and one that takes too long must not shut theirs."""
+    """It reads the whole chat, so it does not share the users' breaker for reads."""
     return Answer(await call.in_time(deps.store.inspect(call.path["chat_id"])))
 
 
@@ -120,7 +120,10 @@ async def list_chat_bans(deps: ApiDeps, call: Call) -> Answer:
 
 
 async def retain_from(deps: ApiDeps, call: Call) -> Answer:
-    """In bounded steps, each a commit and a record of its own, so that sends never wait long; as far as time allows."""
+    """Delete in bounded steps, as many as time allows.
+
+    Each step is a commit and a record of its own, so that sends never wait long.
+    """
     body: RetainFrom = call.body
     until = _halfway(deps, call)
     while True:
@@ -132,7 +135,7 @@ async def retain_from(deps: ApiDeps, call: Call) -> Answer:
 
 
 async def erase_user(deps: ApiDeps, call: Call) -> Answer:
-    """Recorded before it begins, and at each step; as far as time allows."""
+    """Recorded before it begins and at each step; as many steps as time allows."""
     body: ErasePerson = call.body
     user = User(body.tenant, body.user_id)
     if not body.after:
@@ -147,7 +150,8 @@ async def read_audit(deps: ApiDeps, call: Call) -> Answer:
 
 
 async def take_backup(deps: ApiDeps, call: Call) -> Answer:
-    """Recorded before it is taken, so that no copy of the data exists without a record of who made it."""
+    """Recorded first, so that no copy of the data exists without a record of its
+    maker."""
     body: Why = call.body
     if (step := deps.backup_step()) is not None:
         raise ServerBusy(f"a backup is being taken ({step.doing}); wait for it", retry_after_seconds=5.0)
@@ -160,7 +164,7 @@ async def get_backup_run(deps: ApiDeps, call: Call) -> Answer:
 
 
 def key_view(key: ApiKey) -> KeyView:
-    """A key as it may be shown."""
+    """A key without its secret."""
     return KeyView(key.key_id, key.kind, key.tenant, key.label, key.scopes, key.created_at, key.last_four)
 
 
@@ -169,7 +173,7 @@ async def list_keys(deps: ApiDeps, call: Call) -> Answer:
 
 
 async def issue_key(deps: ApiDeps, call: Call) -> Answer:
-    """Recorded before its secret is shown: a key nobody recorded is a key nobody has."""
+    """Recorded before its secret is shown, so that no unrecorded key is in use."""
     body: NewKey = call.body
     scopes = body.scopes
     if body.kind == "admin":
@@ -195,7 +199,7 @@ async def issue_key(deps: ApiDeps, call: Call) -> Answer:
 
 
 async def revoke_key(deps: ApiDeps, call: Call) -> Answer:
-    """Recorded before it happens; a repetition after a crash in between does both again."""
+    """Recorded first; a retry after a crash in between does both again."""
     query: RevokeKey = call.query
     key_id = call.path["key_id"]
     async with deps.key_change:

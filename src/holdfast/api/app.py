@@ -1,4 +1,4 @@
-"""The ASGI application: the table of endpoints, mounted."""
+"""The table of endpoints as an ASGI application."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ _DOCS_POLICY = "default-src 'none'; style-src 'self'; frame-ancestors 'none'"
 
 
 def make_app(deps: ApiDeps, strangers: Strangers) -> AsgiApp:
-    """The REST surface over ``deps``. Holds no state but the keys of what runs now."""
+    """The REST application over ``deps``.
+
+    Its only state: the keys of running requests.
+    """
     keyed = IdempotentRequests(deps)
     endpoints = [_opened(endpoint, deps) for endpoint in ENDPOINTS]
     by_path: dict[str, dict[str, View]] = {}
@@ -55,7 +58,7 @@ def make_app(deps: ApiDeps, strangers: Strangers) -> AsgiApp:
 
 
 class _Application:
-    """One request after the other: route, view, envelope."""
+    """Serves a request: route, view, headers, access log."""
 
     def __init__(self, deps: ApiDeps, strangers: Strangers, routes: Routes[dict[str, View]]) -> None:
         self._deps = deps
@@ -65,7 +68,10 @@ class _Application:
         self._cross_origin = CrossOrigin(deps.origins, {endpoint.method for endpoint in ENDPOINTS})
 
     async def serve(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
-        """An ASGI application, for HTTP alone: WebSockets are the gateway's, and there is no lifespan."""
+        """An ASGI application for HTTP only: the gateway has WebSockets.
+
+        No lifespan.
+        """
         deps, status = self._deps, 500
         began, request_id = deps.clock.monotonic(), deps.ids.new("req_")
         request = Request(scope, receive)
@@ -88,7 +94,7 @@ class _Application:
         return await views.get(request.method, self._otherwise)(request)
 
     async def _refuse(self, request: Request) -> Response:
-        """What no endpoint answers: the question of a browser before it calls, another method, another path."""
+        """Answer what no endpoint does: a CORS preflight, a wrong method or path."""
         if (preflight := self._cross_origin.preflight(request)) is not None:
             return preflight
         write = request.method not in _SAFE
@@ -102,7 +108,7 @@ class _Application:
 
 
 def _for_anybody(deps: ApiDeps, strangers: Strangers, view: View) -> View:
-    """A view for which no credential is looked at."""
+    """A view that ignores credentials and counts requests by address."""
 
     async def counted(request: Request) -> Response:
         try:
@@ -115,14 +121,14 @@ def _for_anybody(deps: ApiDeps, strangers: Strangers, view: View) -> View:
 
 
 def _opened(endpoint: Endpoint, deps: ApiDeps) -> Endpoint:
-    """The endpoint as the settings have it."""
+    """The endpoint, opened to anybody if the settings say so."""
     if endpoint.path == "/metrics" and deps.settings.metrics_without_key:
         return replace(endpoint, caller="anybody", scope=None)
     return endpoint
 
 
 def _view(deps: ApiDeps, strangers: Strangers, keyed: IdempotentRequests, endpoint: Endpoint) -> View:
-    """The endpoint as a view. Whatever happens, there is an answer of the usual shape."""
+    """The endpoint as a view. Every error becomes an answer of the usual shape."""
 
     async def view(request: Request) -> Response:
         request.endpoint = endpoint
@@ -143,7 +149,7 @@ def _view(deps: ApiDeps, strangers: Strangers, keyed: IdempotentRequests, endpoi
             return respond(await keyed.run(endpoint, call), endpoint.status)
         except HoldfastError as error:
             if error.private:
-                defect = not isinstance(error, OperatorError)  # whose words say what to do; a traceback says less
+                defect = not isinstance(error, OperatorError)  # its text says more than a traceback
                 log.error("api.request_failed", endpoint=endpoint.name, error=str(error), exc_info=defect)
             operator = endpoint.caller == "operator"
             rules = violated(request, error) if isinstance(error, RateLimited) else ()
@@ -156,7 +162,7 @@ def _view(deps: ApiDeps, strangers: Strangers, keyed: IdempotentRequests, endpoi
 
 
 def _pages(endpoints: Sequence[Endpoint]) -> Mapping[str, StaticPage]:
-    """The description for machines and for people."""
+    """The static pages: OpenAPI and the reference."""
     policy = {"Content-Security-Policy": _DOCS_POLICY}
     return {
         "/openapi.json": StaticPage("application/json", lambda: msgspec.json.encode(describe(endpoints))),

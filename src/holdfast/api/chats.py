@@ -1,4 +1,4 @@
-"""Chats and their members."""
+"""Endpoints of chats and their members, presence, and tokens for users."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ HALTED = "ask the operator"
 
 
 def act_of(deps: ApiDeps, call: Call) -> CommandContext:
-    """Who does it and when, with the key under which a repetition is recognised."""
+    """The context of a command: who, when, and the key that recognises a retry."""
     user = call.principal.user
     return CommandContext(
         actor=user,
@@ -56,7 +56,7 @@ def act_of(deps: ApiDeps, call: Call) -> CommandContext:
 
 
 async def commit(deps: ApiDeps, call: Call, command: Command) -> Answer:
-    """Commit a command and answer with the chat after it."""
+    """Commit a command and answer with the changed chat."""
     changed = await deps.durability.change(command, call.deadline)
     headers = {"Idempotency-Replayed": "true"} if changed.repeated and command.act.key else {}
     chat = changed.chat if command.act.operator else _for_members(changed.chat)
@@ -65,7 +65,7 @@ async def commit(deps: ApiDeps, call: Call, command: Command) -> Answer:
 
 
 def _for_members(chat: Chat) -> Chat:
-    """Why an operator halted it is between operators."""
+    """The chat without the operator's reason for halting it."""
     return chat if chat.halted is None else replace(chat, halted=HALTED)
 
 
@@ -100,7 +100,8 @@ async def list_chats(deps: ApiDeps, call: Call) -> Answer:
 
 
 async def _require_own(deps: ApiDeps, call: Call, chat_id: str) -> None:
-    """Another's chat as a place in one's list would tell when it was last used."""
+    """NotAMember unless the caller is in the chat where the page ended: a page after
+    another user's chat would reveal when that chat was last used."""
     user = call.principal.user
     try:
         await deps.history.ask(lambda store: store.chat(chat_id, user), call.deadline, user)
@@ -151,7 +152,7 @@ async def change_role(deps: ApiDeps, call: Call) -> Answer:
 
 
 async def remove_member(deps: ApiDeps, call: Call) -> Answer:
-    """Whoever may send may leave: nobody is kept in a chat by the scopes of a token."""
+    """The scope for sending also allows leaving: no token keeps its user in a chat."""
     if call.path["user_id"] != call.principal.user_id:
         require_scope(call.principal, "chats:members")
     return await commit(deps, call, RemoveMember(act_of(deps, call), call.path["chat_id"], call.path["user_id"]))
@@ -175,7 +176,7 @@ async def list_bans(deps: ApiDeps, call: Call) -> Answer:
 
 
 async def bans_of(deps: ApiDeps, call: Call) -> Answer:
-    """The bans and mutes of a chat, for whoever may see them."""
+    """The bans and mutes of a chat, if the caller may see them."""
     chat_id, user = call.path["chat_id"], call.principal.user
     bans = await deps.history.ask(lambda store: store.bans(chat_id), call.deadline, user)
     return Answer(BanList(bans, await deps.history.ask(lambda store: store.mutes(chat_id), call.deadline, user)))
@@ -191,7 +192,10 @@ async def unmute_member(deps: ApiDeps, call: Call) -> Answer:
 
 
 async def get_presence(deps: ApiDeps, call: Call) -> Answer:
-    """Only of people one shares a chat with. A source that is down makes the answer stale, not an error."""
+    """Presence of users who share a chat with the caller.
+
+    If the registry does not answer, the answer is stale, not an error.
+    """
     detail = await get_chat(deps, call)
     assert isinstance(detail.body, ChatDetail)
     users = [User(call.principal.tenant, member.user_id) for member in detail.body.members]

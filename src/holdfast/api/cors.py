@@ -1,4 +1,4 @@
-"""Pages of other origins (CORS): listed ones may call. Cookies play no part, so there are no credentials to share."""
+"""CORS: pages of listed origins may call. No cookies, so no credentials are shared."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ ALLOWED_HEADERS = ("Accept", "Accept-Language", "Authorization", "Content-Langua
                    "X-Act-As")  # fmt: skip
 EXPOSED_HEADERS = ("Retry-After", "X-Request-ID", "Idempotency-Replayed", "RateLimit", "RateLimit-Policy")
 PREFLIGHT_SECONDS = 600
-"""How long a browser may remember the answer to a preflight."""
+"""How long a browser may cache the answer to a preflight."""
 _ALLOWED = frozenset(name.lower() for name in ALLOWED_HEADERS)
 
 
 class CrossOrigin:
-    """Answers preflights, and says on every other answer which page may read it."""
+    """Answers preflights, and marks every other answer with who may read it."""
 
     def __init__(self, origins: Collection[str], methods: Collection[str]) -> None:
         self._origins = origins
         self._methods = sorted(methods)
 
     def preflight(self, request: Request) -> Response | None:
-        """The answer to a browser that asks before it calls; None: this is no such question."""
+        """The answer to a preflight; None if the request is not one."""
         method = request.header(b"access-control-request-method")
         if not self._origins or request.method != "OPTIONS" or b"origin" not in request.headers or method is None:
             return None
@@ -41,7 +41,7 @@ class CrossOrigin:
         return Response(200, headers=allowed)
 
     def headers(self, request: Request) -> RawHeaders:
-        """What every answer to a page says besides."""
+        """The CORS headers of an ordinary answer."""
         origin = request.headers.get(b"origin")
         if origin is None or origin.decode("latin-1") not in self._origins:
             return []

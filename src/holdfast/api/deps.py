@@ -1,4 +1,7 @@
-"""What the API stands on: contracts and plain functions, put together by the node."""
+"""What the node gives the API: contracts and plain functions.
+
+And the API's settings.
+"""
 
 from __future__ import annotations
 
@@ -68,14 +71,17 @@ class Backup(Struct, frozen=True):
 
 
 class Recent(Generic[T]):
-    """What a source said within the last ``seconds``: however many ask, it is asked one question at a time."""
+    """Caches a source's answer for ``seconds``.
+
+    Concurrent callers share one question.
+    """
 
     def __init__(self, seconds: float = 1.0) -> None:
         self._seconds = seconds
         self._asked: tuple[asyncio.Task[T], float] | None = None
 
     async def ask(self, source: Callable[[], Coroutine[Any, Any, T]], now: float) -> T:
-        """Whoever is cancelled while waiting leaves the question to the others."""
+        """A cancelled caller leaves the question running for the others."""
         asked = self._asked
         if asked is None or (asked[0].done() and now - asked[1] >= self._seconds):
             asked = self._asked = (asyncio.create_task(source()), now)
@@ -117,7 +123,8 @@ class ApiDeps:
     sends: Sends
     history: ChatHistory
     store: Store
-    """For records of what changes no chat, and for the answers to keyed requests; the rest goes through the others."""
+    """For audit records that change no chat, and for the kept answers of keyed
+    requests; everything else goes through the other parts."""
     eraser: Eraser
     limits: LimitsParts
     work: WorkParts
@@ -125,7 +132,7 @@ class ApiDeps:
     keys: KeyRing
     revocations: RevocationsInForce
     disconnect: Callable[[User, str | None], int]
-    """Closes a user's connections, or those of one device; how many."""
+    """Closes a user's connections, or one device's; returns how many."""
     presence: Callable[[Sequence[User]], Awaitable[PresenceView]]
     status: Callable[[], Awaitable[Mapping[str, Any]]]
     readiness: Callable[[], Coroutine[Any, Any, Readiness]]
@@ -141,9 +148,9 @@ class ApiDeps:
     origins: frozenset[str] = frozenset()
     """Pages of other origins that may call the API; exact, no patterns."""
     proxies: tuple[IPv4Network | IPv6Network, ...] = ()
-    """Whose X-Forwarded-For is believed."""
+    """Proxies whose X-Forwarded-For is trusted."""
     admin_health: Recent[dict[str, str]] = field(default_factory=Recent)
-    """What the rules' primary said last: strangers ask for it."""
+    """The rule store's last answer; cached, because anybody may ask for it."""
     recent_readiness: Recent[Readiness] = field(default_factory=Recent)
     """The same for all dependencies."""
     key_change: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -1,6 +1,6 @@
 """An endpoint as a value, a call of it, and its answer.
 
-The table in ``routes`` is made of these; routing, OpenAPI and the reference pages are all read from it.
+``routes`` is the table of endpoints; routing, OpenAPI and the reference pages read it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ CallerKind = Literal["anybody", "user", "tenant", "operator"]
 """user: a user token, or a tenant key that names a user. tenant: a tenant key. operator: an admin key."""
 
 KeyRule = Literal["none", "optional", "required", "kept"]
-"""Whether the endpoint takes an Idempotency-Key. ``optional``: its answer is kept in the commit of what it does;
-``kept``: its answer is kept beside what it does (``holdfast.api.idempotency``)."""
+"""Whether the endpoint takes an Idempotency-Key. ``optional``: its answer is stored in
+the same commit as its effect; ``kept``: stored separately (``api.idempotency``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +35,17 @@ class Call:
     body: Any
     key: str | None
     fingerprint: str
-    """Tells a repetition of a keyed request from another request under the same key."""
+    """Distinguishes a retry from another request under the same key."""
     clock: Clock
     deadline: float
-    """By when (monotonic) it must be answered: the one time that counts, for all that is done for it."""
+    """When it must be answered (monotonic): one deadline for all its work."""
 
     @property
     def seconds_left(self) -> float:
         return self.deadline - self.clock.monotonic()
 
     async def in_time(self, source: Awaitable[T]) -> T:
-        """What a source gives, or Unavailable when the time is over."""
+        """The result of a read; Unavailable after the deadline."""
         try:
             async with asyncio.timeout(self.seconds_left):
                 return await source
@@ -53,7 +53,10 @@ class Call:
             raise Unavailable("no answer in time", retry_after_seconds=1.0) from None
 
     async def done_in_time(self, doing: Awaitable[T]) -> T:
-        """What a change gives, or OutcomeUnknown when the time is over: it may still happen."""
+        """The result of a change.
+
+        OutcomeUnknown after the deadline: it may still happen.
+        """
         try:
             async with asyncio.timeout(self.seconds_left):
                 return await doing
@@ -80,7 +83,7 @@ def _unchanged(wrong: InvalidMessage) -> Refused:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One line of the table."""
+    """One row of the table."""
 
     method: str
     path: str
@@ -94,10 +97,10 @@ class Endpoint:
     status: int = 200
     key: KeyRule = "none"
     secret: str = ""
-    """The field of the answer that is shown once and never kept."""
+    """The secret field of the answer: shown once, never stored."""
     note: str = ""
     also: Mapping[int, str] = field(default_factory=dict)
-    """Other statuses that are no errors, with their meaning."""
+    """Other statuses that are not errors, with their meaning."""
     media_type: str = "application/json"
     errors: frozenset[int] = frozenset()
     """Statuses of errors that only this endpoint has."""
@@ -106,7 +109,7 @@ class Endpoint:
     deadline_seconds: float | None = None
     """Where ``api.request_seconds_max`` is not enough."""
     on_invalid_input: Callable[[InvalidMessage], Refused] = _unchanged
-    """What a query or a body of another shape is called here."""
+    """Turns the error of an invalid query or body into this endpoint's own."""
 
     @property
     def name(self) -> str:

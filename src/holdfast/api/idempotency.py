@@ -1,9 +1,10 @@
-"""Requests under an Idempotency-Key whose effect is not a commit of the store: done once, answered alike.
+"""Idempotency-Keys for requests whose effect is not a commit of the chat store.
 
-The key is taken before the request runs and the answer is kept after it. In between nobody can know how far it came, so
-after a crash a repetition is refused rather than done again: the same key never does a thing twice. A request that gave
-up before its key was taken has not run: it gives the key back as soon as it has it. Secrets are not kept: a repetition
-learns what was made, and that it must be made anew.
+The key is claimed before the request runs, and the answer is stored after it. After a
+crash in between nobody knows how far the request came, so a retry is refused, not run:
+one key never acts twice. A request that times out before its claim succeeds has not
+run, so it releases the key once it gets it. Secrets are not stored: a retry gets the
+rest of the answer, and must make a new secret.
 """
 
 from __future__ import annotations
@@ -22,20 +23,23 @@ from holdfast.store.commands import CommandContext
 from holdfast.telemetry import log
 
 KEEP_SECONDS = 1.0
-"""For keeping the answer, beside the time of the request: a backup outlasts that."""
+"""Time to store the answer, beyond the request's own: a backup may use all of that."""
 
 
 class IdempotentRequests:
-    """Runs the requests of one process; what runs now is known here, everything else in the store."""
+    """Runs keyed requests. Running ones are known here, finished ones in the store."""
 
     def __init__(self, deps: ApiDeps) -> None:
         self._deps = deps
         self._running: set[tuple[User, str]] = set()
-        """As many as there are requests at the same time, and writes that nobody waits for any more."""
+        """Bounded by the concurrent requests and by writes whose caller has gone."""
         self._late: set[asyncio.Task[None]] = set()
 
     async def run(self, endpoint: Endpoint, call: Call) -> Answer:
-        """Run it, or answer as the first time. Cancelled while it runs, its key stays taken."""
+        """Run the request, or repeat its first answer.
+
+        If cancelled, its key stays claimed.
+        """
         if endpoint.key != "kept" or call.key is None:
             return await endpoint.run(self._deps, call)
         place = (call.principal.user, call.key)
@@ -61,7 +65,7 @@ class IdempotentRequests:
             self._running.discard(place)
 
     async def _give_back(self, place: tuple[User, str], act: CommandContext, begun: asyncio.Future[str | None]) -> None:
-        """Nothing runs under a key whose request gave up: if it is taken after all, it shall be new again."""
+        """Release a key whose request timed out before the claim succeeded."""
         try:
             if await begun is None:
                 await self._deps.store.keep(act, None)
@@ -81,7 +85,10 @@ class IdempotentRequests:
         return answer
 
     async def _keep(self, act: CommandContext, answer: str | None) -> None:
-        """What was done is done, whether or not its answer can be kept: then a repetition is told that nobody knows."""
+        """Store the answer.
+
+        If that fails the effect stays, and a retry gets "unknown".
+        """
         try:
             async with asyncio.timeout(KEEP_SECONDS):
                 await self._deps.store.keep(act, answer)

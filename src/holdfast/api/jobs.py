@@ -1,7 +1,7 @@
-"""Jobs for operators: what waits, why, and the acts that repair it.
+"""Operators' endpoints of jobs: what waits, why, and the acts that repair it.
 
-Every act carries its reason and is in the audit log before it is done; acts on jobs also stand with the jobs
-themselves, with what came of them (``GET /admin/jobs/acts``).
+Every act has a reason and is in the audit log first. The job store also records acts on
+jobs, with their results (``GET /admin/jobs/acts``).
 """
 
 from __future__ import annotations
@@ -292,14 +292,15 @@ async def list_job_acts(deps: ApiDeps, call: Call) -> Answer:
 async def _acted(
     deps: ApiDeps, call: Call, verb: str, target: str, act: Callable[[WorkStore, str], Awaitable[int]]
 ) -> Answer:
-    """After it is in the audit log: a record of an act that found nothing harms less than an act without a record."""
+    """Record an act, then do it: a record without an effect is better than an effect
+    without a record."""
     store = deps.work.jobs
     await record(deps, call, f"jobs.{verb}", target, call.body.reason)
     return Answer(Count(await call.done_in_time(act(store, call.principal.user_id))))
 
 
 def _words(*words: object) -> str:
-    """What an act is about, for the audit log: a few words, however many jobs there are."""
+    """The target of an act for the audit log: bounded, however many jobs there are."""
     text = " ".join(str(word) for word in words if word not in (None, "", 0))
     return text if len(text) <= _TARGET_LENGTH_MAX else f"{text[:_TARGET_LENGTH_MAX]}…"
 

@@ -1,4 +1,7 @@
-"""Rules for operators, and the check for other services. Rule bodies keep the names of the rules' own JSON form."""
+"""Endpoints of limits: rules for operators, checks for other services.
+
+Rule bodies have the field names of the rules' own JSON form.
+"""
 
 from __future__ import annotations
 
@@ -64,13 +67,14 @@ _KEPT = {
 
 
 def _described(required: Iterable[str], *properties: Mapping[str, Any]) -> Meta:
-    """What ``limits.form`` and ``limits.control`` take, for people and programs; it is they who judge a body."""
+    """The schema of a rule body, for OpenAPI only: ``limits.rule_json`` and
+    ``limits.admin`` validate it."""
     fields = {name: schema for part in properties for name, schema in part.items()}
     return Meta(extra_json_schema={"properties": fields, "required": [*required], "additionalProperties": False})
 
 
 def _answered() -> Meta:
-    """A rule as the server tells it; one that it cannot read, it tells as it was written."""
+    """The schema of a rule in an answer; an unreadable rule is shown as stored."""
     told = {"unreadable": {"type": "string", "description": "why this version cannot apply it, and what to do"}}
     fields = {**{name: {} for name in _RULE}, **_NAME, **_KEPT, **told}
     shape = _described((*REQUIRED, *_KEPT), fields).extra_json_schema or {}
@@ -84,13 +88,13 @@ RuleUpdate = Annotated[Mapping[str, Any], _described((*_NAME, *_SEEN), _RULE, _S
 Rollback = Annotated[Mapping[str, Any], _described((*_NAME, "version"), _NAME, {"version": _VERSION}, _SEEN, _SAID)]
 _Subject = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": SUBJECT_LENGTH_MAX})]
 Amount = Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": LIMIT_MAX})]
-"""Described to callers, and judged by the limiter: what no rule can answer is 422 with the field and the reason."""
+"""For OpenAPI only; the limiter validates: 422 with the field and the reason."""
 _Place = Annotated[str, Meta(min_length=1, max_length=(TENANT_LENGTH_MAX + 1 + RESOURCE_LENGTH_MAX) * 4 // 3)]
-"""As long as that of the longest names."""
+"""Enough for the longest names."""
 
 
 IMPORT_BYTES_MAX = 8 * MIB
-"""As long as the longest import of ``rule_import.RULES_MAX`` rules."""
+"""Enough for the longest import of ``rule_import.RULES_MAX`` rules."""
 IMPORT_SECONDS_MAX = 25.0
 """The deadline of an import; the command line waits for 30 s."""
 Rules = Annotated[
@@ -241,18 +245,19 @@ class ChangesPage(Struct, frozen=True):
 
 
 def invalid_check(wrong: InvalidMessage) -> Refused:
-    """A field of another shape is bad input like any other: 422. What has no fields at all stays what it is."""
+    """An invalid field is 422; an error that names no field stays as it is."""
     return InvalidCheck(wrong.message, **wrong.details) if "field" in wrong.details else wrong
 
 
 def invalid_rule(wrong: InvalidMessage) -> Refused:
-    """The same for rules, whose errors tell of several fields."""
+    """The same for rules, whose errors list several fields."""
     field = wrong.details.get("field")
     return InvalidRule(wrong.message, fields={field: wrong.message.removeprefix(f"{field} ")}) if field else wrong
 
 
 async def _changed(deps: ApiDeps, call: Call, doing: Awaitable[RuleChangeResult], status: int = 200) -> Answer:
-    """The rule after a change; what is not answered in time is unknown, and the same call with the same key tells."""
+    """The rule after a change. After the deadline the outcome is unknown; a retry with
+    the same key finds out."""
     try:
         changed = await call.done_in_time(doing)
     except VersionConflict as error:
@@ -262,7 +267,7 @@ async def _changed(deps: ApiDeps, call: Call, doing: Awaitable[RuleChangeResult]
 
 
 def _conflict(error: VersionConflict) -> Answer:
-    """The seed's shape beside ours: the current version and the current rule at the top."""
+    """Adds the design document's shape to ours: current version and rule at the top."""
     detail = Error(error.code, error.message, retryable=False, outcome="rejected", details=error.details)
     body = {"error": detail, "currentVersion": error.details["currentVersion"], "rule": error.details["rule"]}
     return Answer(body, 409)
@@ -287,7 +292,8 @@ async def roll_back_rule(deps: ApiDeps, call: Call) -> Answer:
 
 
 async def import_rules(deps: ApiDeps, call: Call) -> Answer:
-    """One transaction; what is not answered in time is unknown, and the same call with the same key tells."""
+    """Import in one transaction. After the deadline the outcome is unknown; a retry
+    with the same key finds out."""
     body: ImportBody = call.body
     request = ImportRequest(body.dryRun, body.expectedDigest, body.reason)
     doing = deps.limits.control.import_rules(body.rules, call.principal.user_id, request, call.key)
@@ -313,7 +319,7 @@ async def read_rules(deps: ApiDeps, call: Call) -> Answer:
 
 
 def _told_place(name: RuleName) -> str:
-    """Where a page ends, in characters that a URL takes as they are. No name has a space in it."""
+    """The end of a page, in characters safe in a URL. No name contains a space."""
     return base64.urlsafe_b64encode(" ".join(name).encode()).decode().rstrip("=")
 
 
@@ -347,7 +353,7 @@ async def read_rule_changes(deps: ApiDeps, call: Call) -> Answer:
 
 
 async def get_admin_health(deps: ApiDeps, call: Call) -> Answer:
-    """However often it is asked, the primary is asked once a second; details are for operators."""
+    """Asks the primary at most once a second; only operators get details."""
     health = await deps.admin_health.ask(deps.limits.health, deps.clock.monotonic())
     shown = health if "status:read" in call.principal.scopes else {"status": health["status"]}
     return Answer(shown, 200 if health["status"] == "healthy" else 503)
@@ -362,7 +368,7 @@ async def peek_limit(deps: ApiDeps, call: Call) -> Answer:
 
 
 async def reset_limit(deps: ApiDeps, call: Call) -> Answer:
-    """Recorded before it is done."""
+    """Recorded first."""
     body: ResetBody = call.body
     await _standing(deps, call, body)
     target = f"{body.tenantID}/{body.resource}/{body.subject}"
@@ -380,14 +386,15 @@ async def _standing(deps: ApiDeps, call: Call, asked: SubjectQuery) -> Standing:
 
 
 async def check_limit(deps: ApiDeps, call: Call) -> Answer:
-    """Always 200: the decision is the answer, not an error of the question."""
+    """Always 200: a refusal is the answer to the check, not an error."""
     body: CheckBody = call.body
     tenant = call.principal.tenant
     return Answer(await deps.limits.limiter.check(tenant, body.resource, body.subject, body.cost))
 
 
 async def _charge_more(deps: ApiDeps, call: Call, count: int) -> None:
-    """A call of many checks counts as many; its first was counted before its body was read."""
+    """Charge a call for all its checks but the first, charged before the body was
+    read."""
     asked = [question._replace(cost=count) for question in questions("check", call.principal.user)] if count else ()
     try:
         decisions = [await deps.limits.limiter.check(*question) for question in asked]

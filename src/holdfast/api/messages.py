@@ -1,4 +1,4 @@
-"""Messages: read, send, redact, and who has them."""
+"""Endpoints of messages: read, send, redact, and their delivery status."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.store.commands import Redact
 from holdfast.wire.frames import SendBody
 
 ANSWER_GRACE_SECONDS = 0.5
-"""Ingest answers by the deadline; this is for the case that it does not."""
+"""Ingest answers by the deadline; this guards against a case where it does not."""
 
 
 async def list_messages(deps: ApiDeps, call: Call) -> Answer:
@@ -39,7 +39,7 @@ async def list_messages(deps: ApiDeps, call: Call) -> Answer:
 
 
 async def _before(deps: ApiDeps, call: Call, before: int, limit: int) -> Page:
-    """The reader is checked again in the read itself: a membership may end between two reads."""
+    """The read itself checks the membership again: it may end between two reads."""
     chat_id, user, pages = call.path["chat_id"], call.principal.user, deps.pages
     return await deps.history.ask(
         lambda store: store.read_before(chat_id, before, limit, pages.max_bytes, user), call.deadline, user
@@ -82,7 +82,7 @@ async def send_message(deps: ApiDeps, call: Call) -> Answer:
 
 
 async def _submit(deps: ApiDeps, call: Call, send: SendBody) -> Outcome:
-    """Each request is a source of its own: requests of one user that overlap have no order to keep."""
+    """Each request is its own source: concurrent requests of a user have no order."""
     answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
     def answer(outcome: Outcome) -> None:
@@ -105,12 +105,12 @@ def _sequence(call: Call) -> int:
 
 
 async def redact_message(deps: ApiDeps, call: Call) -> Answer:
-    """The store asks the role table: one's own message, or any for an admin of the chat."""
+    """The store decides by the role table: the sender, or an admin of the chat."""
     return await commit(deps, call, Redact(act_of(deps, call), call.path["chat_id"], _sequence(call)))
 
 
 async def get_status(deps: ApiDeps, call: Call) -> Answer:
-    """For the sender only, like the receipts on the socket."""
+    """For the sender only, like receipts on the socket."""
     chat_id, user, sequence = call.path["chat_id"], call.principal.user, _sequence(call)
     page = await _after(deps, call, sequence - 1, 1)
     message = next((m for m in page.messages if m.sequence == sequence), None)

@@ -1,4 +1,4 @@
-"""Around every answer: its id, its security headers, its metrics and its line in the access log."""
+"""What every answer gets: request id, security headers, metrics, an access log line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Answered(NamedTuple):
 
 
 def response_headers(response: Response, request: Request, request_id: str, *, legacy: bool) -> RawHeaders:
-    """The headers of an answer. An endpoint may set one of its own; what it does not set is set here."""
+    """The headers of an answer; headers that the endpoint set take precedence."""
     headers = [(b"x-request-id", request_id.encode())]
     if response.status not in NO_BODY:
         headers.append((b"content-length", b"%d" % len(response.body)))
@@ -51,14 +51,15 @@ def response_headers(response: Response, request: Request, request_id: str, *, l
 
 
 class AccessLog:
-    """Counts every answer and writes its line; of strangers, who could fill the log, some lines and a sum.
+    """Counts every answer and logs it; for strangers, who could fill the log, only
+    some.
 
-    What is logged is chosen here by name: never a header, a query or a body, so never a secret.
+    Fields are chosen by name: never a header, a query or a body, so never a secret.
     """
 
     def __init__(self, deps: ApiDeps) -> None:
         self._deps = deps
-        self._log = telemetry.log.bind()  # once: a logger that is looked up for each line is bound for each line
+        self._log = telemetry.log.bind()  # bound once, not for each line
         self._strangers = telemetry.ThrottledLog()
 
     def note(self, request: Request, answered: Answered) -> None:
@@ -68,7 +69,7 @@ class AccessLog:
         telemetry.request_answered(name, answered.status, answered.seconds)
         write = self._strangers.info if principal is None or principal is NOBODY else self._log.info
         if request.path in PROBED and answered.status < 400:
-            write = self._log.debug  # what machines ask every few seconds would bury what people did
+            write = self._log.debug  # probes every few seconds would hide the rest
         write(
             "request",
             request_id=answered.request_id,

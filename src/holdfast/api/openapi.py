@@ -1,4 +1,4 @@
-"""The OpenAPI description, built from the table of endpoints and the types they name. (Pure.)"""
+"""Builds the OpenAPI document from the table of endpoints and their types. (Pure.)"""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _parameters(endpoint: Endpoint, components: Mapping[str, Any]) -> list[dict[
 
 
 def _not_null(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A parameter is left out rather than null."""
+    """The schema of a parameter: left out, never null."""
     choices = [choice for choice in schema.get("anyOf", ()) if choice != {"type": "null"}]
     return choices[0] if len(choices) == 1 else schema
 

@@ -1,4 +1,4 @@
-"""What is the same for everybody until the next version: made once, compressed once, and cached by who reads it."""
+"""Static pages: built once, compressed once, cached by the reader."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import NamedTuple
 from holdfast.api.request import Request, Response
 
 CACHE_SECONDS = 300
-"""How long a reader need not ask again whether a page has changed."""
+"""How long a reader may cache a page without asking again."""
 
 
 LISTED_MAX = 32
-"""Of what a reader lists in a header, so many are looked at: any client lists fewer."""
+"""Entries of a header's list that are examined; real clients send fewer."""
 WEAK = "W/"
 
 
@@ -23,11 +23,12 @@ class _Made(NamedTuple):
     body: bytes
     compressed: bytes
     tag: str
-    """Weak: of both, which are not the same byte by byte."""
+    """Weak, because the plain and the compressed page share it."""
 
 
 class StaticPage:
-    """A page that is made when it is first asked for, on a thread: making it takes longer than a turn of the loop."""
+    """A page built on first use, on a thread, because building it would block the
+    loop."""
 
     def __init__(self, media_type: str, make: Callable[[], bytes], headers: Mapping[str, str] | None = None) -> None:
         self._media_type = media_type
@@ -36,7 +37,7 @@ class StaticPage:
         self._made: _Made | None = None
 
     async def view(self, request: Request) -> Response:
-        """The page, compressed where that is understood; 304 where the reader has it."""
+        """The page, compressed if the reader accepts it; 304 if the reader has it."""
         made = self._made
         if made is None:
             made = await asyncio.to_thread(self._make_it)
@@ -61,13 +62,16 @@ class StaticPage:
 
 
 def _is_known(tag: str, if_none_match: str) -> bool:
-    """Whether the reader has it (RFC 9110, section 13.1.2: compared weakly)."""
+    """Whether the reader has the page (RFC 9110, section 13.1.2: weak comparison)."""
     known = [each.strip().removeprefix(WEAK) for each in _listed(if_none_match)]
     return tag.removeprefix(WEAK) in known or known == ["*"]
 
 
 def _takes_gzip(accept_encoding: str) -> bool:
-    """Whether the reader takes it (RFC 9110, section 12.5.3). What is named counts more than ``*``."""
+    """Whether the reader accepts gzip (RFC 9110, section 12.5.3).
+
+    A name beats ``*``.
+    """
     taken: dict[str, bool] = {}
     for each in _listed(accept_encoding):
         coding, _, parameters = each.partition(";")

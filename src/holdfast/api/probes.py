@@ -1,4 +1,4 @@
-"""What machines ask: alive, ready, status, metrics."""
+"""Endpoints for machines: liveness, readiness, status, metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ METRICS_TYPE = CONTENT_TYPE_LATEST
 
 
 async def get_live(deps: ApiDeps, call: Call) -> Answer:
-    """The process runs and its loop turns; nothing is asked of any dependency."""
+    """The process and its event loop run; no dependency is asked."""
     return Answer(Health("live"))
 
 
@@ -37,11 +37,11 @@ async def get_operator_status(deps: ApiDeps, call: Call) -> Answer:
 
 
 async def get_metrics(deps: ApiDeps, call: Call) -> Answer:
-    """On a thread: it takes 10 ms and more, and lets the loop go on in between."""
+    """On a thread, because it takes 10 ms and more."""
     return Answer(await asyncio.to_thread(generate_latest, REGISTRY), media_type=METRICS_TYPE)
 
 
 async def upgrade_needed(deps: ApiDeps, call: Call) -> Answer:
-    """A plain request for the socket's address."""
+    """A plain HTTP request for the WebSocket's path."""
     detail = Error("INVALID_MESSAGE", "this address speaks WebSocket (holdfast.v1): ask for an upgrade", False)
     return Answer(ErrorBody(detail), 426, {"Upgrade": "websocket"})

@@ -1,6 +1,7 @@
-"""What is wrong with a body or a query, in words for whoever sent it: which field, and what it should be. (Pure.)
+"""Explains an invalid body or query: which field, and what it should be. (Pure.)
 
-msgspec says what it expected in its own terms, for programmers of the server; its sentences are read here once.
+msgspec's errors speak to the server's programmers; this module parses them and rewrites
+them for the caller.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _GIVEN = {**_KINDS, "float": "a fraction"}
 
 
 def invalid_body(error: msgspec.DecodeError, data: bytes, shape: Any) -> InvalidMessage:
-    """The refusal of a body that could not be decoded as ``shape``."""
+    """The error for a body that is not a ``shape``."""
     if isinstance(error, msgspec.ValidationError):
         return _invalid(str(error), shape, "the body")
     if not data.strip():
@@ -40,12 +41,12 @@ def invalid_body(error: msgspec.DecodeError, data: bytes, shape: Any) -> Invalid
 
 
 def invalid_query(error: msgspec.ValidationError, shape: Any) -> InvalidMessage:
-    """The refusal of a query whose parameters are not those of ``shape``."""
+    """The error for a query that is not a ``shape``."""
     return _invalid(str(error), shape, "the query")
 
 
 def said_of(text: str, shape: Any) -> tuple[str, str] | None:
-    """(field, words) for what msgspec says of a value that is no ``shape``; None if its sentence is not known."""
+    """(field, text) for a msgspec error about a ``shape``; None if it is not known."""
     reason, place = _parts(text)
     for pattern, say in _REASONS:
         if match := pattern.fullmatch(reason):
@@ -63,7 +64,7 @@ def _invalid(text: str, shape: Any, whole: str) -> InvalidMessage:
 
 
 def _parts(text: str) -> tuple[str, str]:
-    """The reason and the place of msgspec's sentence."""
+    """The reason and the path in a msgspec error."""
     found = _PLACE.match(text)
     assert found is not None  # every part of it may be empty
     return found["reason"], (found["place"] or "").replace("[...]", "")
@@ -133,7 +134,7 @@ _REASONS: tuple[tuple[re.Pattern[str], _Say], ...] = (
 
 
 def _at(shape: Any, place: str) -> Any:
-    """The type of the value at ``place``; None if it cannot be told."""
+    """The type of the value at ``place``; None if unknown."""
     kind: Any = inspect.type_info(shape)
     for step in re.findall(r"[^.\[\]]+|\[\d*\]", place):
         kind = _bare(kind)
@@ -145,7 +146,7 @@ def _at(shape: Any, place: str) -> Any:
 
 
 def _bare(kind: Any) -> Any:
-    """A type without what may stand beside it: "or null", and the bounds of its values."""
+    """A type without its "or null" and without its bounds."""
     while True:
         if isinstance(kind, inspect.Metadata):
             kind = kind.type

@@ -1,4 +1,4 @@
-"""The reference pages, written from the table of endpoints: ``/docs`` (HTML) and docs/reference/rest.md. (Pure.)"""
+"""Writes ``/docs`` and docs/reference/rest.md from the table of endpoints. (Pure.)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How answers and errors look in HTTP: one body shape, one table of statuses."""
+"""Answers and errors as HTTP responses: one error body, one table of statuses."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ STATUS = {
 """Error code to status; documented in docs/reference/rest.md."""
 
 RETRY_AFTER_SECONDS = {"RATE_LIMITED": 1, "SERVER_BUSY": 1, "SERVICE_UNAVAILABLE": 1, "CHAT_HALTED": 30}
-"""Where the error itself does not say when to come back."""
+"""The Retry-After of an error that has none."""
 
 _encoder = msgspec.json.Encoder()
 
 
 def respond(answer: Answer, status: int) -> Response:
-    """An answer on the wire; ``status`` is used where the answer names none."""
+    """The response of an answer; ``status`` is the default."""
     body = answer.body if isinstance(answer.body, bytes) else _encoder.encode(answer.body)
     return Response(answer.status or status, body, answer.media_type, answer.headers)
 
@@ -55,9 +55,10 @@ def respond_error(
     to_operator: bool = False,
     violated: Sequence[str] = (),
 ) -> Response:
-    """An error on the wire; ``outcome`` only where something might have been written. Operators read what is theirs.
+    """The response of an error; with ``outcome`` only if it might have written
+    something.
 
-    ``violated``: the rules that refused, where it is too many requests.
+    Operators also get texts meant for them. ``violated``: the rules behind a 429.
     """
     error = error if to_operator and isinstance(error, OperatorError) else error.told
     detail = Error(

@@ -1,6 +1,7 @@
-"""Cutting somebody off: revocations, bans and mutes of a whole tenant, and closing connections. For operators.
+"""Operators' endpoints to cut users off: revocations, bans, mutes, disconnects.
 
-Each act is recorded before it is done. A token that is shown here to be revoked is never kept: its id is.
+Each act is recorded first. A token sent here to be revoked is never stored, only its
+id.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _FIELDS: Mapping[RevocationKind, tuple[frozenset[str], frozenset[str]]] = {
     "mute": (frozenset({"user_id"}), frozenset({"tenant"})),
     "tenant": (frozenset({"tenant"}), frozenset({"issued_before"})),
 }
-"""Which fields each kind needs, and which it takes besides."""
+"""The required and the optional fields of each kind."""
 
 
 class NewRevocation(RequestBody, frozen=True):
@@ -104,7 +105,7 @@ async def list_revocations(deps: ApiDeps, call: Call) -> Answer:
     kind, tenant, user_id = query.kind, query.tenant, query.user_id
 
     def fits(entry: Revocation) -> bool:
-        """Asked of up to 100,000 entries in one turn of the loop."""
+        """Called for up to 100,000 entries in one turn of the loop."""
         return (
             (user_id is None or entry.user_id == user_id)
             and (kind is None or entry.kind == kind)
@@ -146,7 +147,7 @@ async def disconnect_user(deps: ApiDeps, call: Call) -> Answer:
 
 
 def _entry(deps: ApiDeps, body: NewRevocation) -> Revocation:
-    """The entry that a request asks for; InvalidMessage names the field that is wrong."""
+    """The entry that a request asks for; InvalidMessage names a wrong field."""
     needed, taken = _FIELDS[body.kind]
     given = {
         name for name in ("tenant", "user_id", "device_id", "token", "jti", "issued_before") if getattr(body, name)
@@ -176,7 +177,8 @@ def _entry(deps: ApiDeps, body: NewRevocation) -> Revocation:
 
 
 def _shown(deps: ApiDeps, body: NewRevocation) -> Principal:
-    """Whose the token is. One that no server takes needs no revocation: most likely it is the wrong one."""
+    """The principal of the token. An invalid token needs no revocation, and is most
+    likely the wrong one."""
     try:
         shown = deps.tokens.read(body.token or "", early=True)
     except Unauthorized as error:
@@ -189,7 +191,10 @@ def _shown(deps: ApiDeps, body: NewRevocation) -> Principal:
 
 
 def _moment(text: str | None, now: float) -> float:
-    """Tokens say when they were issued in whole seconds: those of this second count as issued before now."""
+    """The time before which tokens are refused.
+
+    ``iat`` is in whole seconds, so tokens of the current second count as before now.
+    """
     if text is None:
         return math.floor(now) + 1.0
     try:

@@ -1,4 +1,7 @@
-"""The table of every endpoint. Routing, ``/openapi.json``, ``/docs`` and docs/reference/rest.md are read from it."""
+"""The table of every endpoint.
+
+Routing, ``/openapi.json``, ``/docs`` and docs/reference/rest.md are built from it.
+"""
 
 from __future__ import annotations
 
@@ -445,7 +448,7 @@ WEBHOOKS: Sequence[Endpoint] = (
 )  # fmt: skip
 
 ALIASES: Mapping[str, str] = {"/healthz": "/health/live", "/readyz": "/health/ready"}
-"""Paths that probes of others ask by habit -> the path that answers."""
+"""Conventional paths of probes -> ours."""
 
 PROBES: Sequence[Endpoint] = (
     Endpoint("GET", "/health/live", probes.get_live, "Whether the process runs", "anybody", answer=Health),

@@ -1,4 +1,4 @@
-"""Which view answers a path: exact paths by dictionary, patterns one after the other. (Pure.)"""
+"""Finds the view of a path: exact paths in a dictionary, then patterns. (Pure.)"""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
 
 
 class Routes(Generic[T]):
-    """What stands behind each path. ``{name}`` is one segment of it, ``{name:path}`` all that is left."""
+    """Maps paths to views. ``{name}`` matches one segment, ``{name:path}`` the rest."""
 
     def __init__(self, by_path: Mapping[str, T]) -> None:
         self._exact = {path: found for path, found in by_path.items() if "{" not in path}
         self._patterns = [(_pattern(path), found) for path, found in by_path.items() if "{" in path]
 
     def find(self, path: str) -> tuple[T, Mapping[str, str]] | None:
-        """What is there, and the parameters that the path names; None if nothing is."""
+        """The view of a path and its parameters; None if there is none."""
         exact = self._exact.get(path)
         if exact is not None:
             return exact, {}

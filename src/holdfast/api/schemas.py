@@ -1,7 +1,7 @@
-"""What requests carry and answers hold, where the values of ``holdfast.message`` do not say it already. (Pure.)
+"""Bodies, queries and answers that are not values of ``holdfast.message``. (Pure.)
 
-Requests are strict: an unknown field or a wrong type is refused. What a setting bounds is not bounded here as well:
-the setting decides, where the request is carried out.
+Requests are strict: an unknown field or a wrong type is refused. A bound that is a
+setting is not repeated here; the part that carries the request out checks it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Requests without a good credential, counted by address: nobody is known whom a rule could charge. (Pure.)"""
+"""Limits by address for requests without a good credential. (Pure.)
+
+Such a request has no user or tenant that a rule could charge.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from holdfast.limits.http import rate_limited
 
 HEALTH = "/health/"
 ADDRESSES_MAX = 4096
-"""Of so many addresses it is remembered whether they are ours."""
+"""Addresses for which the cache knows whether they are ours."""
 
 
 class AddressLimit:
-    """How often an address may do one thing. ``policy`` is what a refusal calls it."""
+    """How often an address may do one thing. ``policy`` names it in a refusal."""
 
     def __init__(self, policy: str, text: str, per_minute: int, burst: int, clock: Clock) -> None:
         self._policy = policy
@@ -33,7 +36,7 @@ class AddressLimit:
 
 
 class Strangers:
-    """What addresses may ask without a credential, and how many bad ones they may show."""
+    """Limits requests without a credential, and bad credentials, per address."""
 
     def __init__(self, settings: ApiSettings, clock: Clock, proxies: Collection[Network]) -> None:
         per_minute = settings.unauthenticated_per_minute
@@ -45,13 +48,15 @@ class Strangers:
         self._is_ours = lru_cache(ADDRESSES_MAX)(lambda address: _is_ours(address, proxies))
 
     def asked(self, address: str, path: str = "") -> None:
-        """A request without a credential; RateLimited if it is one too many. Who watches over this server (from the
-        same machine, or a declared proxy) is always told how it is."""
+        """Count a request without a credential; RateLimited if it is one too many.
+
+        Health checks from this machine or a declared proxy are never refused.
+        """
         if not (path.startswith(HEALTH) and self._is_ours(address)):
             self._requests.count(address)
 
     def failed_login(self, address: str) -> None:
-        """A credential that is not good; RateLimited if it is one too many."""
+        """Count a bad credential; RateLimited if it is one too many."""
         self._failed_logins.count(address)
 
 

@@ -1,4 +1,4 @@
-"""Endpoints of webhooks for operators. Every act carries its reason and is in the audit log before it is done."""
+"""Operators' endpoints of webhooks. Every act has a reason and is recorded first."""
 
 from __future__ import annotations
 
