@@ -1,4 +1,4 @@
-"""Coverage marks: rare events that a proof must have reached to say anything about them.
+"""Coverage marks: rare events that a proof must reach to count for them.
 
 The code marks them (``telemetry.sometimes``). A proof collects the marks while it runs
 and passes only if it reached each of ``MUST_HAPPEN[its name]``. ``collected`` is for a
@@ -68,7 +68,7 @@ MUST_HAPPEN: Mapping[str, frozenset[str]] = {
         }
     ),
 }
-"""For each proof, by the name of its row in RESULTS.md, the marks that it must reach."""
+"""The marks that each proof, by its row in RESULTS.md, must reach."""
 
 
 @contextmanager
@@ -87,7 +87,7 @@ def collected() -> Iterator[Counter[str]]:
 
 
 def write_marks(path: Path) -> None:
-    """Append each mark to a file; a line is whole or absent, whenever this process dies."""
+    """Append each mark to a file; a kill leaves a line whole or absent."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     telemetry.collect_sometimes(lambda name: _append(file, name))
 

@@ -23,7 +23,9 @@ async def note_store(
     founders: Mapping[str, Iterable[str]],
     keys: Mapping[str, Iterable[KeySeen]] | None = None,
 ) -> None:
-    """Record every chat of ``founders`` (its first members, who are in no event) as it is stored now."""
+    """Record every chat of ``founders`` (its first members, who are in no event) as it
+    is stored now.
+    """
     redacted = await _redactions(store)
     for chat_id, users in founders.items():
         messages = await read_all(store, chat_id)
@@ -67,7 +69,10 @@ async def read_all(store: Store, chat_id: str) -> list[Message]:
 
 
 def _changes(messages: Iterable[Message]) -> list[MembershipSpan]:
-    """The memberships by a chat's events. An owner is never muted: the role lifts it."""
+    """The memberships by a chat's events.
+
+    An owner is never muted: the role lifts it.
+    """
     changes, gone = [], set[str]()
     for message in messages:
         event = membership_event(message) if message.kind == "event" else None

@@ -6,7 +6,7 @@
 - ``Fault.DELAY``     it is made after some seconds
 - ``Fault.HANG``      it never returns by itself: the caller's deadline must end it
 - ``Fault.LOST_REPLY``  it is made, its effect stays, and the caller gets OutcomeUnknown
-- ``Fault.LATE_REPLY``  it is made at once, its reply delayed: concurrent replies reorder
+- ``Fault.LATE_REPLY``  it is made at once; its reply is delayed, behind later ones
 - ``Fault.THROTTLE``  refused as RateLimited, nothing done
 
 A wrapper adds no order of its own and no state between calls but the plan's, so it does
@@ -43,7 +43,7 @@ class Fault(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Odds:
-    """How likely each fault is, per call; the rest of the probability is an undisturbed call."""
+    """The probability of each fault per call; the rest: no fault."""
 
     fail: float = 0.0
     delay: float = 0.0
@@ -71,10 +71,11 @@ class Odds:
 
 @dataclass(slots=True)
 class FaultPlan:
-    """Which fault meets which call: from a seed by the odds of each verb, or by ``script``, consumed in order.
+    """Which fault meets which call: from a seed by the odds of each verb, or by
+    ``script``, consumed in order.
 
-    ``heal`` ends all faults and lets hanging calls go on; ``counts`` tells what happened, and ``during`` is entered for
-    as long as a call is disturbed.
+    ``heal`` ends all faults and lets hanging calls go on; ``counts`` tells what
+    happened, and ``during`` is entered for as long as a call is disturbed.
     """
 
     rng: random.Random
@@ -102,7 +103,7 @@ class FaultPlan:
 
 
 class _Faulty:
-    """Any contract with async verbs: the plan decides each call; the rest passes through."""
+    """Any contract with async verbs: the plan decides each call."""
 
     def __init__(self, inner: Any, plan: FaultPlan) -> None:
         self._inner = inner

@@ -31,7 +31,10 @@ def no_silent_message_loss(history: History) -> Verdict:
 
 
 def bounded_buffer(history: History) -> Verdict:
-    """Outbound buffer and inbound queue within their bounds. Stronger: the bytes, the lanes and ingest's queues too."""
+    """Outbound buffer and inbound queue within their bounds.
+
+    Stronger: the bytes, the lanes and ingest's queues too.
+    """
     verdict = Verdict("bounded_buffer")
     for level in history.of(Level):
         verdict.require(level.value <= level.bound, f"{level.where} holds {level.value} of {level.bound}", level)
@@ -39,7 +42,10 @@ def bounded_buffer(history: History) -> Verdict:
 
 
 def backpressure_signaled(history: History) -> Verdict:
-    """A slow consumer is warned a grace before it is closed. Stronger: no close of any kind is silent."""
+    """A slow consumer is warned a grace before it is closed.
+
+    Stronger: no close of any kind is silent.
+    """
     verdict = Verdict("backpressure_signaled")
     warned = {w.connection: w.at for w in reversed(history.of(WarningSeen))}
     for closing in history.of(ClosingSaid):
@@ -71,7 +77,10 @@ def graceful_fanout(history: History) -> Verdict:
 
 
 def reconnect_heals(history: History) -> Verdict:
-    """A client that reconnects and syncs has the right state. Stronger: exactly the stored chat, in order, once."""
+    """A client that reconnects and syncs has the right state.
+
+    Stronger: exactly the stored chat, in order, once.
+    """
     verdict = acked_is_offered(history)
     verdict.name = "reconnect_heals"
     return verdict
@@ -102,7 +111,10 @@ def sequence_uniqueness(history: History) -> Verdict:
 
 
 def allocation_monotonicity(history: History) -> Verdict:
-    """Later allocations are higher. Stronger: an allocation is a commit, so commits rise, one by one."""
+    """Later allocations are higher.
+
+    Stronger: an allocation is a commit, so commits rise, one by one.
+    """
     verdict = Verdict("allocation_monotonicity")
     last: dict[str, CommitSeen] = {}
     for commit in history.of(CommitSeen):
@@ -114,7 +126,10 @@ def allocation_monotonicity(history: History) -> Verdict:
 
 
 def counter_is_last_allocated(history: History) -> Verdict:
-    """The counter is the last allocated number. Stronger: it is the last stored one, or the end of a recorded hole."""
+    """The counter is the last allocated number.
+
+    Stronger: it is the last stored one, or the end of a recorded hole.
+    """
     verdict = Verdict("counter_is_last_allocated")
     for chat in history.chats.values():
         highest = max([m.sequence for m in chat.messages] + [end for _, end in chat.holes], default=0)
@@ -141,7 +156,10 @@ def counter_lower_bound(history: History) -> Verdict:
 
 
 def idempotency_sequence_consistency(history: History) -> Verdict:
-    """Key and message agree. Stronger: keys are scoped to their sender, and every keyed message has its key."""
+    """Key and message agree.
+
+    Stronger: keys are scoped to their sender, and every keyed message has its key.
+    """
     verdict = Verdict("idempotency_sequence_consistency")
     for chat in history.chats.values():
         if chat.keys is None:
@@ -169,7 +187,10 @@ def no_zero_sequence(history: History) -> Verdict:
 
 
 def gap_is_allocation_without_persistence(history: History) -> Verdict:
-    """Every gap is a failed allocation. Stronger: only a commit allocates, so every gap is a recorded one."""
+    """Every gap is a failed allocation.
+
+    Stronger: only a commit allocates, so every gap is a recorded one.
+    """
     verdict = Verdict("gap_is_allocation_without_persistence")
     for chat in history.chats.values():
         numbers = {m.sequence for m in chat.messages}

@@ -1,4 +1,5 @@
-"""Checkers 13 and 14: rules are monotone and converge; what is admitted stays within the limiter's bound. (Pure.)
+"""Checkers 13 and 14: rules are monotone and converge; what is admitted stays within
+the limiter's bound. (Pure.)
 
 The nodes record their history (the rules in force, the admitted requests), and the
 database its final rules.
@@ -35,17 +36,19 @@ class AdmittedAmount(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """The most that any stretch of ``t`` seconds may admit: ``at_once`` + ``per_second`` × t."""
+    """The most that any stretch of ``t`` seconds may admit: ``at_once`` +
+    ``per_second`` × t.
+    """
 
     at_once: float
     per_second: float
 
 
 def bound(capacity: int, per_second: float, nodes: int = 1, lease: int = 0, outages: bool = False) -> Bound:
-    """The promised bound: capacity + rate × t + nodes × lease; with outages also the shares.
+    """capacity + rate × t + nodes × lease; with outages also the local shares.
 
-    While the counters are away each node admits its share, and the shares of all nodes make one limit (never less
-    than 1 a node).
+    While the counters are away each node admits its share, and the shares of all nodes
+    make one limit (never less than 1 a node).
     """
     shares = max(capacity, nodes) if outages else 0
     return Bound(capacity + shares + nodes * lease, per_second * (2 if outages else 1))
@@ -53,7 +56,9 @@ def bound(capacity: int, per_second: float, nodes: int = 1, lease: int = 0, outa
 
 @dataclass(slots=True)
 class LimitsHistory:
-    """``truth`` is what the database held when all was healed; ``forgotten`` the names whose tombstones it forgot."""
+    """``truth`` is what the database held when all was healed; ``forgotten`` the names
+    whose tombstones it forgot.
+    """
 
     in_force: list[InForce] = field(default_factory=list)
     admitted: list[AdmittedAmount] = field(default_factory=list)
@@ -62,8 +67,8 @@ class LimitsHistory:
 
 
 def rules_monotone_and_converging(history: LimitsHistory) -> Verdict:
-    """Within an epoch no rule of a node goes back, or disappears before the database forgot it; in the end every node
-    has what is true.
+    """Within an epoch no rule of a node goes back, or disappears before the database
+    forgot it; in the end every node has what is true.
     """
     verdict = Verdict("rules_monotone_and_converging")
     last: dict[str, InForce] = {}
@@ -101,7 +106,7 @@ def admitted_within_bound(history: LimitsHistory, allowed: Bound) -> Verdict:
 
 
 def most_over_rate(admissions: Sequence[AdmittedAmount], per_second: float) -> float:
-    """The largest value, over all intervals, of the admitted amount minus rate × length."""
+    """The largest admitted amount minus rate × length, over all intervals."""
     most = running = 0.0
     before = admissions[0].at if admissions else 0.0
     for each in admissions:

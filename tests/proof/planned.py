@@ -1,7 +1,7 @@
 """The planned faults, how often each must run, and which of them a run did not cover.
 
-RESULTS.md is honest only if it also says what was not run: ``uncovered`` gives, for each
-planned fault, the number of its runs and the part that none of them covers.
+RESULTS.md is honest only if it also says what was not run: ``uncovered`` gives, for
+each planned fault, the number of its runs and the part that none of them covers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """``rows``: the proofs that count for it. ``missing``: the part that none of them covers."""
+    """``rows``: the proofs that count for it.
+
+    ``missing``: the part that none of them covers.
+    """
 
     fault: str
     runs: int

@@ -8,8 +8,8 @@ take effect in any order. ``plug_in`` changes the files to what the disk would h
 deletion of a file counts as durable.
 
 ``power_cut`` runs one seeded workload on the real store until its cut, opens the
-remaining files, and counts the acknowledged messages that are missing. ``trouble`` makes
-the disk fail without a cut: full, or with I/O errors.
+remaining files, and counts the acknowledged messages that are missing. ``trouble``
+makes the disk fail without a cut: full, or with I/O errors.
 """
 
 from __future__ import annotations
@@ -79,7 +79,10 @@ class _File:
 
 
 class FaultyDisk(apsw.VFS):
-    """One disk, registered with SQLite as ``name`` until ``unregister``. Not for more than one process."""
+    """One disk, registered with SQLite as ``name`` until ``unregister``.
+
+    Not for more than one process.
+    """
 
     def __init__(
         self, name: str, rng: random.Random, cut_at: int | None = None, trouble: _Trouble | None = None
@@ -113,7 +116,7 @@ class FaultyDisk(apsw.VFS):
             self.trouble(operation, path)
 
     def count(self) -> None:
-        """Count a write, truncation or sync; the chosen one is the last, and may succeed."""
+        """Count a write, truncation or sync; the last one may still succeed."""
         self.operations += 1
         if self.operations == self._cut_at:
             self.is_dead = True
@@ -166,7 +169,7 @@ class _OpenFile(apsw.VFSFile):
         super().xTruncate(size)
 
     def xSync(self, flags: int) -> None:
-        """As on Linux, a failed sync drops its writes: readable, and never written later."""
+        """As on Linux, a failed sync drops its writes: readable, never written."""
         try:
             self._disk.alive("sync", self._path)
         except apsw.Error:
@@ -178,8 +181,10 @@ class _OpenFile(apsw.VFSFile):
 
 @dataclass(frozen=True, slots=True)
 class CutReport:
-    """One cut: ``lost`` and ``changed`` acknowledged messages, ``unsound`` counts holes, counters that are
-    not the highest sequence, and sends in flight at the cut that were not stored exactly once when sent again."""
+    """One cut: ``lost`` and ``changed`` acknowledged messages, ``unsound`` counts
+    holes, counters that are not the highest sequence, and sends in flight at the cut
+    that were not stored exactly once when sent again.
+    """
 
     seed: int
     operation: int
@@ -191,7 +196,7 @@ class CutReport:
 
 @dataclass(slots=True)
 class _Workload:
-    """Seeded sends and joins, in groups, until the power goes; remembers what was acknowledged.
+    """Seeded sends and joins, in groups, until the cut; remembers the acks.
 
     What fails before that is repeated with its key, as a client would.
     """
@@ -256,7 +261,8 @@ async def power_cut(directory: Path, seed: int, synchronous: Literal["FULL", "NO
 
     The directory must be empty.
 
-    With an odd seed some syncs fail before the cut, and what they should have written is forgotten.
+    With an odd seed some syncs fail before the cut, and what they should have written
+    is forgotten.
     """
     rng = random.Random(seed)
     operation = rng.randint(1, OPERATIONS_MAX)
@@ -279,7 +285,7 @@ async def power_cut(directory: Path, seed: int, synchronous: Literal["FULL", "NO
 
 
 async def _look(store: SqliteStore, workload: _Workload, seed: int, operation: int) -> CutReport:
-    """Compare the store with the acks; then send the messages in flight again and compare."""
+    """Compare the store with the acks; send those in flight again, and compare."""
     acked = len(workload.acked)
     left, unsound = await _left(store)
     lost = sum(key not in left for key in workload.acked)

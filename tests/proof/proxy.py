@@ -1,4 +1,4 @@
-"""A TCP proxy that makes a network fail: put it between any two programs on this machine.
+"""A TCP proxy between two programs of this machine that makes the network fail.
 
 ``NetworkConditions`` apply to bytes from now on; they may change while connections are
 open:
@@ -10,10 +10,10 @@ open:
   so the connection is reset at the end (TCP has no holes in its stream)
 - ``down``: open connections are reset and new ones are reset at once
 
-``reset()`` breaks the open connections with an RST once. ``one_way`` limits blackhole to one direction.
-Bytes in flight are bounded per direction (``_PIECES_IN_FLIGHT_MAX`` pieces of
-``_CHUNK_BYTES``), and then by the kernel: a reader that stops also stops the writer, as on
-a real network.
+``reset()`` breaks the open connections with an RST once. ``one_way`` limits blackhole
+to one direction. Bytes in flight are bounded per direction (``_PIECES_IN_FLIGHT_MAX``
+pieces of ``_CHUNK_BYTES``), and then by the kernel: a reader that stops also stops the
+writer, as on a real network.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class NetworkConditions:
 
 
 class Proxy:
-    """``async with Proxy(host, port) as proxy``: listens on ``proxy.port`` of loopback, forwards to the target."""
+    """``async with Proxy(host, port) as proxy``: listens on ``proxy.port`` of loopback,
+    forwards to the target.
+    """
 
     def __init__(self, host: str, port: int, weather: NetworkConditions | None = None) -> None:
         self._target = (host, port)

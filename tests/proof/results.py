@@ -1,9 +1,9 @@
 """The counts of a proof run, as RESULTS.md.
 
-Every proof writes one small JSON file (a row) into a directory;
-``python -m proof.results DIR`` prints them as a page. With no failure in n runs, the
-chance of a failure per run is below 3/n with 95 % confidence. That bound is beside every
-count, because "it never failed" means nothing without its n.
+Every proof writes one small JSON file (a row) into a directory; ``python -m
+proof.results DIR`` prints them as a page. With no failure in n runs, the chance of a
+failure per run is below 3/n with 95 % confidence. That bound is beside every count,
+because "it never failed" means nothing without its n.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def render(rows: Iterable[Row], machine: str) -> str:
 
 
 def _moments(rows: Iterable[Row]) -> Iterator[str]:
-    """The coverage marks; a proof that missed one of its own has failed and is not here."""
+    """The coverage marks; a proof that missed one of its own is not here."""
     met = [(row.name, moment, times) for row in rows for moment, times in sorted(row.moments.items())]
     if met:
         yield from ("", "## Rare moments", "")

@@ -5,8 +5,8 @@ are not virtual:
 
 - Calls in the loop's executor run on real threads. While one is in flight the clock
   stands still, so that no timeout overtakes work that takes almost no real time. With a
-  seed they run at once, in the loop's own thread: otherwise the end of a real thread would
-  decide how many turns the loop takes, and so how tasks are shuffled.
+  seed they run at once, in the loop's own thread: otherwise the end of a real thread
+  would decide how many turns the loop takes, and so how tasks are shuffled.
 - The loop does not see threads started in any other way, so code that needs them cannot
   run on it.
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WALL_CLOCK_START = 1_800_000_000.0
-"""Where the wall clock of a virtual loop starts: a fixed moment, so that runs can be compared."""
+"""The start of a virtual wall clock: fixed, so that runs are comparable."""
 
 
 class Deadlock(RuntimeError):
@@ -63,7 +63,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return future
 
     def _made_at_once(self, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
-        """The caller waits one turn, as for a thread; cancelling it does not undo the work."""
+        """The caller waits one turn; cancelling it does not undo the work."""
         future: asyncio.Future[T] = self.create_future()
         try:
             tell = partial(future.set_result, func(*args))
@@ -94,7 +94,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return not self._at_work
 
     def next_turn(self, timeout: float | None) -> float | None:
-        """How long the selector may really wait; called once per turn, with all ready queued."""
+        """How long the selector may really wait; called once per turn."""
         if self._rng is not None:
             self._shuffle(self._rng)
         if self._at_work or timeout == 0:

@@ -318,7 +318,7 @@ def _chat_id(rest: RestClient, name: str) -> str:
 
 
 def _send(rest: RestClient, path: tuple[str, ...], body: dict[str, str], key: str) -> Any:
-    """Send, and again under the same key while the server says that a retry may succeed."""
+    """Send, and retry under the same key while the error is retryable."""
     for attempt in range(1, SEND_TRIES + 1):
         try:
             return rest.post(*path, body=body, key=key)

@@ -1,4 +1,4 @@
-"""``conformance``: check that a client, in any language, survives the protocol's failures."""
+"""``conformance``: check how a client, in any language, survives failures."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class CliContext:
     token_file: Path | None = None
 
     def with_credential(self) -> CliContext:
-        """With the token from its file; InvalidMessage if unreadable, or if two are given."""
+        """With the token from its file; InvalidMessage if invalid, or if two are given."""
         if self.token_file is None:
             return self
         if self.token:
@@ -106,7 +106,7 @@ class CliContext:
 
     @property
     def address(self) -> str:
-        """--url, else the address in the settings file or environment, else the default."""
+        """--url, else the address in the settings, else the default."""
         if self.url:
             return self.url
         if self._configures("SERVER"):

@@ -1,4 +1,4 @@
-"""The commands that cut users off, and undo it: ``revoke``, ``ban``, ``mute``, ``disconnect``."""
+"""The commands that cut users off: ``revoke``, ``ban``, ``mute``, ``disconnect``."""
 
 from __future__ import annotations
 

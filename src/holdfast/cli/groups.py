@@ -8,7 +8,10 @@ import typer
 from typer.core import TyperGroup
 
 _ALIASES = {"list": "ls"}
-"""Accepted spelling -> the command's name. Help and documentation have the name only."""
+"""Accepted spelling -> the command's name.
+
+Help and documentation have the name only.
+"""
 
 
 class _Group(TyperGroup):

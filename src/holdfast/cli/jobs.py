@@ -346,7 +346,7 @@ def _in_portions(rest: RestClient, verb: str, body: dict[str, Any], rate: int, t
 def _one_by_one(
     rest: RestClient, verb: str, body: dict[str, Any], seqs: list[int], rate: int, told: _Told
 ) -> tuple[int, list[int]]:
-    """Apply ``verb`` to each, oldest first; return the count, and those that are missing."""
+    """Apply ``verb`` to each, oldest first; return the count and those missing."""
     done, missing, chosen = 0, list[int](), sorted(set(seqs))
     for number, seq in enumerate(chosen):
         if number and number % rate == 0:

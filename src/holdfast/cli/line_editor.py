@@ -29,7 +29,7 @@ _Key = Entered | Ended
 
 
 class LineEditor:
-    """Printable characters, Backspace, Ctrl+U (all), Ctrl+W (a word), Enter, Ctrl+C, Ctrl+D.
+    """Text, Backspace, Ctrl+U (all), Ctrl+W (a word), Enter, Ctrl+C, Ctrl+D.
 
     Escape sequences are ignored.
     """
@@ -49,7 +49,7 @@ class LineEditor:
         return keys
 
     def _in_escape(self, character: str) -> None:
-        """Skip a sequence such as an arrow key: ESC [ parameters letter, ESC O letter, ESC letter."""
+        """Skip an escape sequence, such as an arrow key: ESC [ … x, ESC O x, ESC x."""
         self._escape += character
         introducer = self._escape[1:2]
         if introducer == "[":

@@ -227,7 +227,7 @@ def create_key(
 
 
 def _made_by_server(reach: CliContext, body: Mapping[str, Any], stopped: Path | None) -> dict[str, Any]:
-    """``stopped``: where the key could have been made instead, had no server been named."""
+    """``stopped``: a stopped server's state, where the key could be made."""
     try:
         return dict(reach.as_operator().post("/admin/keys", body=body))
     except Unavailable as error:

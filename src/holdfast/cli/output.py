@@ -20,7 +20,7 @@ GAP = 2
 FREE_TEXT = frozenset(
     {"error", "why", "reason", "what", "besides", "title", "last message", "label", "scopes", "facts", "url", "target"}
 )
-"""The columns that a table may fold to fit a terminal; the others are ids and numbers."""
+"""The columns that a table may fold; the others are ids, names and numbers."""
 FOLDED_MIN = 12
 _Moved = Callable[[str, float, float | None], None]
 """Called with the current step, the amount done, and the total if known."""

@@ -29,7 +29,8 @@ LOOK_SECONDS = 1.0
 class Screen(Protocol):
     """Where a ``TerminalChat`` reads lines and shows messages.
 
-    ``is_pipe``: the input can wait for room, and its end does not mean that the user leaves.
+    ``is_pipe``: the input can wait for room, and its end does not mean that the user
+    leaves.
     """
 
     is_pipe: bool
@@ -68,7 +69,7 @@ class PlainScreen:
             print(f"-- {state}", file=sys.stderr, flush=True)
 
     async def lines(self) -> AsyncIterator[str]:
-        """Read in a daemon thread: asyncio cannot read pipes, files and /dev/null alike."""
+        """Read in a daemon thread: asyncio cannot read files and /dev/null."""
         threading.Thread(target=self._read_input, daemon=True).start()
         while (line := await self._read.get()) is not None:
             yield line
@@ -198,7 +199,7 @@ def _fit(text: str, width: int) -> str:
 
 
 def _tail(text: str, width: int) -> str:
-    """The end of ``text`` that fits, so that the typed end of a long line stays visible."""
+    """The end of ``text`` that fits: a user sees the end of a long line."""
     return _fit(text[::-1], width)[::-1]
 
 

@@ -37,7 +37,8 @@ WINDOWS_MAX = 5
 WAITING_MAX = 100
 """The most undelivered messages from a pipe; at the bound no further line is read.
 
-A line typed at a terminal goes into the outbox at once: it survives leaving and a crash.
+A line typed at a terminal goes into the outbox at once: it survives leaving and a
+crash.
 """
 WAITING_SHOWN = 5
 """How many of the user's undelivered messages a terminal shows."""
@@ -176,7 +177,10 @@ class TerminalChat:
                 raise _Left
 
     def _obey(self, line: str) -> str:
-        """Run a command, or return the text to send. For terminals: a pipe has no commands."""
+        """Run a command, or return the text to send.
+
+        For terminals: a pipe has no commands.
+        """
         if not line.startswith("/"):
             return line
         match line.split():
@@ -241,7 +245,10 @@ async def talk(room: Room) -> None:
 
 
 def _history(room: Room) -> tuple[dict[str, Any] | None, str]:
-    """The first page, or at a terminal the reason that there is none. A pipe fails at once."""
+    """The first page, or at a terminal the reason that there is none.
+
+    A pipe fails at once.
+    """
     try:
         return room.page(), ""
     except HoldfastError as error:
@@ -259,8 +266,8 @@ def _end_of(page: dict[str, Any]) -> Cursor:
 async def _entered(room: Room, start: Cursor | None) -> AsyncIterator[tuple[Client, list[OutboxEntry]]]:
     """A client, and the messages that earlier windows left unsent.
 
-    They are included even if they are sent by now, since they are not shown yet. On exit
-    every shown message counts as seen.
+    They are included even if they are sent by now, since they are not shown yet. On
+    exit every shown message counts as seen.
     """
     window, client = await _free_window(room, start)
     unsent = client.unsent()
@@ -289,11 +296,11 @@ async def _free_window(room: Room, start: Cursor | None) -> tuple[int, Client]:
 
 
 async def _take_over(file: Path, client: Client) -> list[OutboxEntry]:
-    """Take over the unsent messages of a closed window; print those that cannot be taken.
+    """Take over the unsent messages of a closed window; print the refused ones.
 
     Each message is on this client's disk before it is removed from the other file. If
-    this process dies in between, both send it under the same id, and the server stores it
-    once.
+    this process dies in between, both send it under the same id, and the server stores
+    it once.
     """
     left = FileState(file)
     try:

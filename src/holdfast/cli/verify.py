@@ -95,7 +95,7 @@ def _trial(reach: CliContext, url: str, tenant: str, seconds: float, seed: int |
 
 
 def _accounts(reach: CliContext, url: str, tenant: str) -> tuple[list[Account], Account | None]:
-    """The users that the credential allows: two members and a stranger, or the token's user."""
+    """Two members and a stranger, or the token's own user."""
     from holdfast.client.connection import claims_of
     from holdfast.verify.workload import Account
 

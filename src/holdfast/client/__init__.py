@@ -1,4 +1,4 @@
-"""The Python client: it connects and resumes, sends each message once, receives in order.
+"""The Python client: connects and resumes, sends once, receives in order.
 
     async with Client("http://127.0.0.1:8080", token, state="alice.db") as client:
         await client.send("chat_01…", "hello")

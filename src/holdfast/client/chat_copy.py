@@ -25,8 +25,8 @@ UNKNOWN_EPOCH = -1
 class ChatCopy:
     """One chat on this device, within one epoch; a reset replaces the copy.
 
-    ``waiting`` counts its messages in the application's buffer; ``heard`` is the highest
-    sequence known to exist. ``proof`` is the server's for ``received``,
+    ``waiting`` counts its messages in the application's buffer; ``heard`` is the
+    highest sequence known to exist. ``proof`` is the server's for ``received``,
     ``consumed_proof`` the one for ``consumed``; None if the server sent none.
     """
 
@@ -41,7 +41,7 @@ class ChatCopy:
 
     @property
     def known(self) -> bool:
-        """Whether the epoch is known, from a page; before, a push has no defined position."""
+        """Whether a page has set the epoch; before that a push cannot be ordered."""
         return self.epoch != UNKNOWN_EPOCH
 
     @property
@@ -57,10 +57,10 @@ class ChatCopy:
     def take(
         self, messages: Sequence[Message], through: int, room: int, proof: str | UnsetType = UNSET
     ) -> list[Message]:
-        """Take messages that start at or below ``received + 1``, complete up to ``through``.
+        """Take messages from at most ``received + 1`` on, complete to ``through``.
 
-        Returns the new ones, at most ``room``. ``received`` moves no further than these,
-        so that the remainder is pulled again. ``proof`` belongs to ``through``.
+        Returns the new ones, at most ``room``. ``received`` moves no further than
+        these, so that the remainder is pulled again. ``proof`` belongs to ``through``.
         """
         fresh = [message for message in messages if message.sequence > self.received]
         taken = fresh[:room]

@@ -1,11 +1,11 @@
 """All chats of this device: each delivered in order, once, without holes. (Pure.)
 
 ``ChatCopies`` decides what happens to a pushed message n: n ≤ received is a duplicate
-and dropped; n = received + 1 is taken; anything beyond is a gap, so the chat is *behind*
-and is pulled page by page. A page is authoritative up to its ``through``. A page of
-another epoch is a reset, and so is a page marked ``reset`` that ends below ``received``:
-the application gets ``ChatReset``, and the chat starts at 0. A full buffer takes no
-message; the chat is behind until there is room.
+and dropped; n = received + 1 is taken; anything beyond is a gap, so the chat is
+*behind* and is pulled page by page. A page is authoritative up to its ``through``. A
+page of another epoch is a reset, and so is a page marked ``reset`` that ends below
+``received``: the application gets ``ChatReset``, and the chat starts at 0. A full
+buffer takes no message; the chat is behind until there is room.
 
 ``ChatCopies`` also decides which acks are due, ``Reads`` which read marks are. Neither
 frame has a reply, so both are repeated after a connection that may have lost them.
@@ -27,9 +27,9 @@ NO_PROGRESS_SECONDS = 1.0
 PASSED_OVER_SECONDS = 30.0
 """The delay after a skipped message before its chat is pulled, from behind it.
 
-An ack would show the sender that this device has the message. The cursor of a pull shows
-only the server's session that nothing is missing here; with neither, the session would
-wait for acks and close the connection after a minute.
+An ack would show the sender that this device has the message. The cursor of a pull
+shows only the server's session that nothing is missing here; with neither, the session
+would wait for acks and close the connection after a minute.
 """
 
 
@@ -63,7 +63,7 @@ class ChatCopies:
         return self._progress(message.chat_id, copy)
 
     def heard_of(self, chat_id: str, epoch: int | None, head: int, now: float, certain: bool = False) -> list[Keep]:
-        """The chat has messages up to ``head``: pull the missing ones; ``certain``: pull always."""
+        """The chat reaches ``head``: pull missing messages; ``certain``: always."""
         copy = self._copies.get(chat_id) or self.joined(chat_id, now)
         same = copy.known and epoch in (None, copy.epoch)
         if same and not certain and head <= copy.received:
@@ -99,7 +99,7 @@ class ChatCopies:
         return []
 
     def settle(self, page: Page | ResumedChat, now: float, heard: int) -> list[Keep]:
-        """Take a page read from our cursor; ``heard``: the copy's, when the page was requested."""
+        """Take a page from our cursor; ``heard``: the copy's at the request."""
         chat_id = page.chat_id
         copy = self.joined(chat_id, now)
         self._behind.pop(chat_id, None)
@@ -125,7 +125,7 @@ class ChatCopies:
     # From the application
 
     def moved_past(self, event: ClientEvent, copy: ChatCopy | None) -> list[Keep]:
-        """The application is done with an event; ``copy`` is the event's, from the inbox."""
+        """The application is done with an event, which the inbox had with ``copy``."""
         match event:
             case Message(chat_id=chat_id, sequence=sequence, proof=proof) if copy is not None:
                 # Also for a replaced copy: until the application takes its ChatReset or
@@ -199,14 +199,14 @@ class ChatCopies:
             self._behind.setdefault(chat_id, now)
 
     def disconnected(self) -> None:
-        """Repeat this connection's acks; the next resume finds the chats that are behind."""
+        """Repeat this connection's acks; the next resume finds chats that are behind."""
         self._behind.clear()
         for copy in self._copies.values():
             copy.heard = 0
         self.owe_again()
 
     def owe_again(self) -> None:
-        """An ack has no reply, so those of this connection may be lost: send them again."""
+        """Acks have no reply and may be lost: send this connection's again."""
         for chat_id in self._acked_here & self._copies.keys():
             if self._copies[chat_id].kept > 0:
                 self._owed[chat_id] = None
@@ -228,7 +228,7 @@ class ChatCopies:
         through: int,
         now: float,
     ) -> None:
-        """Take the messages of a push or a page, complete up to ``through``, with its proof."""
+        """Take the messages of a push or page, complete up to ``through``."""
         chat_id = told.chat_id
         if not self._follows(chat_id):
             if through > copy.received:

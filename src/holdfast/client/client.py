@@ -64,7 +64,8 @@ class Client:
     - ``token``: a JWT, or a coroutine function that returns a new one when needed.
     - ``state``: the file with unsent messages and cursors; None: memory, lost with the
       process.
-    - ``device_id``: stable per device. Default: the one in the state file, or a new one.
+    - ``device_id``: stable per device. Default: the one in the state file, or a new
+      one.
     - ``follow``: only these chats reach the application; the others are skipped and not
       acked. None: all.
     - ``start``: the cursors to begin from, in place of those in the state file.
@@ -127,7 +128,10 @@ class Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Without an exception, leaving confirms the last event. Unsent messages stay on disk."""
+        """Without an exception, leaving confirms the last event.
+
+        Unsent messages stay on disk.
+        """
         if error is None:
             self._move_past()
         await self._state.drain()
@@ -161,7 +165,7 @@ class Client:
     async def post(
         self, chat_id: str, content: str, content_type: str = "text/plain", client_message_id: str | None = None
     ) -> str:
-        """As ``send``, but return once the message is on disk; a refusal is a SendRefused event."""
+        """As ``send``, but return once it is on disk; a refusal is an event."""
         unsettled = self._accept(chat_id, content, content_type, client_message_id)
         if not unsettled.on_disk:
             await unsettled.stored.wait()
@@ -172,7 +176,7 @@ class Client:
         return [unsettled.entry for unsettled in self._unsettled.values()]
 
     def typing(self, chat_id: str, active: bool = True) -> None:
-        """Show the other members that the user types, or has stopped; lost while offline."""
+        """Show the members that the user types, or not; lost while offline."""
         self._do(self._machine.typing(chat_id, active, self._now()))
 
     def read(self, chat_id: str, sequence: int) -> None:
@@ -182,25 +186,31 @@ class Client:
     # Receiving
 
     async def connected(self) -> None:
-        """Return when the server has accepted the connection; raise if the client stopped.
+        """Return when the server accepts the connection; raise if the client stops.
 
-        Missed messages may still be on their way: ``ConnectionChanged`` reports ``ready``.
+        Missed messages may still be on their way: ``ConnectionChanged`` reports
+        ``ready``.
         """
         await self._online.wait()
         if self._error is not None:
             raise self._error
 
     async def events(self) -> AsyncIterator[ClientEvent]:
-        """All events, for one loop at a time. The client requests nothing before the first.
+        """All events, for one loop at a time.
 
-        Taking the next event confirms the last one: only then the client keeps its cursor
-        and acks it. So an event that a crash interrupts is delivered again, and no other.
+        The client requests nothing from the server before the first is asked for.
+        Taking the next event confirms the last one: only then the client keeps its
+        cursor and acks it. So an event that a crash interrupts is delivered again, and
+        no other.
         """
         while True:
             yield await self._next()
 
     async def messages(self, chat_id: str) -> AsyncIterator[Message]:
-        """One chat's messages. All other events are discarded: for several chats, use events."""
+        """One chat's messages.
+
+        All other events are discarded: for several chats, use events.
+        """
         async for event in self.events():
             if isinstance(event, Message) and event.chat_id == chat_id:
                 yield event
@@ -367,7 +377,10 @@ class Client:
         return True
 
     def _stop(self, error: Exception) -> None:
-        """Stop for good: every caller that waits gets ``error``. The outbox stays on disk."""
+        """Stop for good: every caller that waits gets ``error``.
+
+        The outbox stays on disk.
+        """
         self._error = error
         self._tell("stopped", str(error))
         for unsettled in self._unsettled.values():

@@ -22,7 +22,7 @@ from holdfast.resilience import retry_after_seconds
 from holdfast.wire.frames import ErrorBody
 
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
-"""A page has at most 256 KiB of content, so a larger message is not from our server: cut."""
+"""A page has at most 256 KiB of content: a larger message is not our server's."""
 
 
 class HandshakeRefused(Exception):
@@ -44,7 +44,7 @@ class Unreachable(Exception):
 
 
 def socket_url(url: str) -> str:
-    """The WebSocket URL of an http, https, ws or wss address; the default path is /v1/ws."""
+    """The WebSocket URL of an http(s) or ws(s) address; default path /v1/ws."""
     parts = urlsplit(url)
     scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
     if scheme not in ("ws", "wss") or not parts.hostname:
@@ -220,9 +220,9 @@ class NoToken(Exception):
 async def fresh(provider: TokenProvider, timeout_seconds: float) -> str:
     """A new token from the application's provider.
 
-    The provider's ``Refused`` or ``OperatorError`` is final and passes through. Any other
-    exception, or a timeout, becomes NoToken: the provider may be unavailable for a moment,
-    and the exceptions of its libraries are unknown here.
+    The provider's ``Refused`` or ``OperatorError`` is final and passes through. Any
+    other exception, or a timeout, becomes NoToken: the provider may be unavailable for
+    a moment, and the exceptions of its libraries are unknown here.
     """
     try:
         async with asyncio.timeout(timeout_seconds) as patience:
@@ -235,7 +235,10 @@ async def fresh(provider: TokenProvider, timeout_seconds: float) -> str:
 
 
 class Claims(msgspec.Struct, frozen=True):
-    """The claims the client reads from a JWT. The server verifies them, not the client."""
+    """The claims the client reads from a JWT.
+
+    The server verifies them, not the client.
+    """
 
     sub: str = ""
     tenant: str = ""

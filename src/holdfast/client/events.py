@@ -45,7 +45,7 @@ ConnectionState = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The server has the message on stable storage; ``deduplicated``: since an earlier try."""
+    """The message is on stable storage; ``deduplicated``: since an earlier try."""
 
     client_message_id: str
     message_id: str
@@ -57,9 +57,10 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionChanged:
-    """The connection is now ``state``; in backoff, the next try is in ``retry_in_seconds``.
+    """The connection is now ``state``; ``retry_in_seconds``: of a backoff.
 
-    ``ready`` comes after the missed messages; every other state overtakes waiting events.
+    ``ready`` comes after the missed messages; every other state overtakes waiting
+    events.
     """
 
     state: ConnectionState
@@ -131,8 +132,8 @@ class Settled:
 class Keep:
     """Keep the chat's cursor on disk, then call ``Machine.kept``; None: delete it.
 
-    ``copy`` is the copy the cursor belongs to: a user who left and joined again has a new
-    copy in the same epoch.
+    ``copy`` is the copy the cursor belongs to: a user who left and joined again has a
+    new copy in the same epoch.
     """
 
     chat_id: str

@@ -1,10 +1,10 @@
 """Events that wait for the application, bounded. (Pure.)
 
 There are two parts. Messages and chat events keep their order; messages are bounded by
-``room``, chat events by the protocol (each comes once per chat). Ephemeral events have a
-key: the newest replaces the one before, and a full part drops its oldest, since a lost
-one needs no repair. The connection state ``ready`` is ephemeral too, but waits until the
-application has taken the events before it.
+``room``, chat events by the protocol (each comes once per chat). Ephemeral events have
+a key: the newest replaces the one before, and a full part drops its oldest, since a
+lost one needs no repair. The connection state ``ready`` is ephemeral too, but waits
+until the application has taken the events before it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Inbox:
         return self._messages_max - self._messages
 
     def put(self, event: _Numbered, copy: ChatCopy | None = None) -> None:
-        """``copy`` is the message's, so that its marks move even after a reset or a leave."""
+        """``copy`` is the message's, even if a reset replaces it meanwhile."""
         if isinstance(event, Message):
             self._messages += 1
         self._numbered.append((event, copy))

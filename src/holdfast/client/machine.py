@@ -1,9 +1,9 @@
 """The client's side of the protocol: frames, time and calls in, actions out. (Pure.)
 
 The shell carries out the actions in order and calls ``tick`` at ``wake_at``. Events for
-the application wait in ``inbox``. Nothing here waits, reads a clock or touches a socket,
-so tests can try every interleaving of frames, faults and time. All times are monotonic
-seconds.
+the application wait in ``inbox``. Nothing here waits, reads a clock or touches a
+socket, so tests can try every interleaving of frames, faults and time. All times are
+monotonic seconds.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ MANY_CHATS = 50
 
 
 class Machine:
-    """One device and its server, over all its connections; each connection is a session."""
+    """One device and its server, over all its connections, each a session."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class Machine:
         return self._done(now)
 
     def coming(self, now: float) -> list[MachineAction]:
-        """Bytes of an incomplete frame arrived: the awaited reply is in it or behind it."""
+        """A part of a frame arrived: the awaited reply is in it or behind it."""
         session = self._session
         if session is not None:
             session.heard_at = session.coming_at = now
@@ -166,7 +166,7 @@ class Machine:
         return self._done(now)
 
     def leave(self, now: float) -> list[MachineAction]:
-        """The application is about to leave: send the acks that wait for their interval."""
+        """The application is about to leave: send the waiting acks."""
         self._ack_at = now
         return self._done(now)
 

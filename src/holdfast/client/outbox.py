@@ -93,7 +93,7 @@ class Outbox:
         self._count += 1
 
     def start(self, now: float, request_id: str) -> OutboxEntry | None:
-        """The next entry to send now, marked as in flight under ``request_id``, or None."""
+        """The next entry to send, now in flight as ``request_id``; None: none yet."""
         if now < self._paused_until or len(self._in_flight) >= self._in_flight_max:
             return None
         for chat_id, line in self._idle.items():
@@ -119,7 +119,7 @@ class Outbox:
         return next((line.entries[0] for line, name, _ in self._in_flight.values() if name == request_id), None)
 
     def defer(self, chat_id: str, now: float, retry_after: float | None, everywhere: bool) -> None:
-        """A try failed and may be retried; ``everywhere``: the other chats wait as well."""
+        """A try failed and will be retried; ``everywhere``: all chats wait."""
         line, _, _ = self._in_flight.pop(chat_id)
         line.failures += 1
         wait = self._backoff.delay(line.failures, self._rng)
@@ -131,7 +131,7 @@ class Outbox:
         self._idle = {chat_id: line, **self._idle}
 
     def disconnected(self) -> None:
-        """Entries in flight have an unknown outcome: the next connection sends them first."""
+        """The outcome of entries in flight is unknown: send them again, first."""
         self._idle = {**{chat_id: line for chat_id, (line, _, _) in self._in_flight.items()}, **self._idle}
         self._in_flight.clear()
 

@@ -59,7 +59,10 @@ ReconnectVerdict = Retry | Stop
 
 
 class Reconnect:
-    """Counts failures. ``can_renew``: there is a provider that can replace an expired token."""
+    """Counts failures.
+
+    ``can_renew``: there is a provider that can replace an expired token.
+    """
 
     def __init__(self, backoff: Backoff, rng: random.Random, can_renew: bool) -> None:
         self._backoff = backoff
@@ -98,7 +101,7 @@ class Reconnect:
         return self._later(reason, RATE_LIMITED_SECONDS if code == CloseReason.RATE_LIMITED.code else None)
 
     def refused(self, status: int, retry_after: float | None, message: str) -> ReconnectVerdict:
-        """The handshake got an HTTP status other than 101; ``message``: the server's, or empty."""
+        """The handshake got another status than 101; ``message``: the server's."""
         if status == 401:
             return self._renew(message or "the server does not accept the token")
         error = kept_out(status, message)
@@ -182,8 +185,8 @@ def stopped(reason: str, message: str) -> HoldfastError:
 def kept_out(status: int, message: str) -> HoldfastError | None:
     """The error of a handshake that was refused for good; None if a retry may succeed.
 
-    ``message`` is the server's own. Without one, something in between answered, such as a
-    proxy during a deployment, and its status is not final.
+    ``message`` is the server's own. Without one, something in between answered, such as
+    a proxy during a deployment, and its status is not final.
     """
     if status in _MOVED:
         return InvalidMessage(f"the server redirects to {message}; use that address")

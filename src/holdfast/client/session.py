@@ -52,7 +52,7 @@ class FramePace:
 
 
 class Resuming:
-    """A resume, sent from ``at`` on, frame by frame; the reply to its last frame ends it."""
+    """A resume, from ``at`` on, frame by frame; its last frame's reply ends it."""
 
     __slots__ = ("_requests", "asked_at", "at", "failures", "frames")
 
@@ -62,7 +62,7 @@ class Resuming:
         self.again(now)
 
     def again(self, at: float) -> None:
-        """Repeat all of it: with only a part of the cursors, known chats would seem new."""
+        """Repeat all of it: a chat without its cursor would seem new."""
         self.at = at
         self.frames: deque[dict[str, CursorClaim]] | None = None
         self.asked_at = NEVER
@@ -86,7 +86,7 @@ class Resuming:
 
 
 class ClientSession:
-    """One connection. ``heard_at``: the last bytes; ``coming_at``: the last incomplete frame.
+    """One connection. ``heard_at``: last bytes; ``coming_at``: last partial frame.
 
     ``resumed_many``: the last resume brought many chats, so another one may too.
     ``synced``: all messages missed before this connection have been received.
@@ -125,7 +125,7 @@ class ClientSession:
         return self.heard_at + self.silence_seconds
 
     def waits_since(self) -> float:
-        """When the oldest unanswered request (sends apart) was made; NEVER if there is none."""
+        """When the oldest open request but sends was made; NEVER if none is open."""
         if not self.accepted:
             return self.opened_at
         asked = [self.sync.at] if self.sync is not None else []

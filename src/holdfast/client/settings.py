@@ -13,13 +13,13 @@ class ClientSettings:
     """The defaults suit an interactive client.
 
     - ``buffer_messages_max``: messages that the application has not taken yet. At the
-      bound no more are taken: the chat is behind and is pulled when there is room. Acks,
-      errors and heartbeats are still read, so an application that awaits ``send`` inside
-      its loop over the events does not block itself.
+      bound no more are taken: the chat is behind and is pulled when there is room.
+      Acks, errors and heartbeats are still read, so an application that awaits ``send``
+      inside its loop over the events does not block itself.
     - ``outbox_messages_max``: unsent messages. At the bound ``send`` raises
       ``Unavailable``.
-    - ``sends_in_flight_max``: over all chats; within a chat it is always one, which keeps
-      its order.
+    - ``sends_in_flight_max``: over all chats; within a chat it is always one, which
+      keeps its order.
     - ``acks_per_flush_max``: acks per ``ack_interval_seconds``; the rest wait for the
       next interval.
     - ``page_messages``, ``resume_chats_per_frame``: or the server's limit, if lower.

@@ -3,8 +3,8 @@
 It is one SQLite file, or memory. An entry is on stable storage (``synchronous=FULL``)
 before ``written`` is called with it, in the order of the calls. Cursors and removals
 survive the end of the process at once, and a power cut from the next put on; losing one
-only repeats work that is deduplicated. One thread does all writes and commits everything
-that waits as a group; the caller's event loop never waits for the disk.
+only repeats work that is deduplicated. One thread does all writes and commits
+everything that waits as a group; the caller's event loop never waits for the disk.
 """
 
 from __future__ import annotations
@@ -64,7 +64,10 @@ class SavedState:
 
 @dataclass(slots=True)
 class _Batch:
-    """Changes for the next commit. ``outbox``: entries to put and keys to remove, in order."""
+    """Changes for the next commit.
+
+    ``outbox``: entries to put and keys to remove, in order.
+    """
 
     outbox: list[OutboxEntry | tuple[str, str]] = field(default_factory=list)
     cursors: dict[str, Keep] = field(default_factory=dict)
@@ -86,7 +89,7 @@ class _Batch:
 
 
 class OnWritten(Protocol):
-    """Called on the event loop after each commit: these are kept, or ``error`` says why not."""
+    """Called on the event loop after each commit; ``error``: why it failed."""
 
     def __call__(
         self, entries: Iterable[OutboxEntry], cursors: Iterable[Keep], error: HoldfastError | None
@@ -94,7 +97,10 @@ class OnWritten(Protocol):
 
 
 class ClientState(Protocol):
-    """Durable state of a client. Calls return at once; ``written`` reports each commit."""
+    """Durable state of a client.
+
+    Calls return at once; ``written`` reports each commit.
+    """
 
     def open(self, written: OnWritten) -> SavedState: ...
 

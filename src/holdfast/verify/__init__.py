@@ -1,6 +1,6 @@
 """The promises as checkers: used by the tests and by ``holdfast verify``.
 
-- ``history``          what clients did and saw, and what was stored: a JSON-lines format
+- ``history``          what clients did and saw, and what was stored: JSON lines
 - ``recording``        clients that record a history
 - ``checkers``         one pure function per promise: a history in, a verdict out
 - ``workload``         a bounded run against a live server: ``holdfast verify URL``

@@ -3,12 +3,12 @@
 The format is stable: JSON lines, one event a line. The first line is a ``header``
 (format version, seed, notes). Every other line has ``event`` (its kind) and ``at``
 (seconds, from one clock). An operation is an ``invoke`` and at most one of ``ok``,
-``fail`` (certainly did not happen) or ``unknown`` (may have happened), joined by ``op``.
-A timeout is unknown, never failed. Every attempt is an operation of its own: a retry has
-another ``op`` and the same ``key``.
+``fail`` (certainly did not happen) or ``unknown`` (may have happened), joined by
+``op``. A timeout is unknown, never failed. Every attempt is an operation of its own: a
+retry has another ``op`` and the same ``key``.
 
-A history has digests in place of contents, so it can be shared. Unknown kinds and fields
-are an error: a checker must not pass because it did not understand an event.
+A history has digests in place of contents, so it can be shared. Unknown kinds and
+fields are an error: a checker must not pass because it did not understand an event.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ def digest(content: str, content_type: str) -> str:
 
 
 class Sighting(Struct, frozen=True):
-    """A message as seen by an observer. ``digest`` None: only its number was seen (an ack)."""
+    """A message as seen by an observer.
+
+    ``digest`` None: only its number was seen (an ack).
+    """
 
     sequence: int
     message_id: str
@@ -58,7 +61,7 @@ class Sighting(Struct, frozen=True):
 
 
 class PageSeen(Struct, frozen=True):
-    """A page as a client got it; ``after``: the cursor of the request, None if it had none."""
+    """A page as a client got it; ``after``: the request's cursor, if any."""
 
     chat_id: str
     after: Cursor | None
@@ -99,7 +102,7 @@ class ClientSeen(HistoryEvent, frozen=True, tag="client"):
 
 
 class Invoke(HistoryEvent, frozen=True, tag="invoke"):
-    """A request: ``key`` and ``digest`` of a send, ``cursors`` by chat of a sync or resume."""
+    """A request: ``key`` and ``digest`` of a send, ``cursors`` of a sync or resume."""
 
     op: int
     client: str
@@ -123,8 +126,9 @@ class Fail(HistoryEvent, frozen=True, tag="fail"):
 
 
 class Unknown(HistoryEvent, frozen=True, tag="unknown"):
-    """``answered``: by the server. ``disconnected``: the connection broke. ``timeout``: the
-    client gave up."""
+    """``answered``: by the server. ``disconnected``: the connection broke. ``timeout``:
+    the client gave up.
+    """
 
     op: int
     reason: Literal["answered", "disconnected", "timeout"]
@@ -234,7 +238,10 @@ class Logged(HistoryEvent, frozen=True, tag="logged"):
 
 
 class LogAtEnd(HistoryEvent, frozen=True, tag="log"):
-    """At the end: the event log was read up to this position; if absent, it was not read."""
+    """At the end: the event log was read, up to this position.
+
+    Without this event the log was not read, and nothing is known of it.
+    """
 
     position: int
 
@@ -258,7 +265,10 @@ class MembershipSpan(Struct, frozen=True):
 
 
 class ChatAtEnd(HistoryEvent, frozen=True, tag="chat"):
-    """At the end: one stored chat. ``redacted`` and ``holes``: those recorded as acts."""
+    """At the end: one stored chat.
+
+    ``redacted`` and ``holes``: those recorded as acts.
+    """
 
     chat_id: str
     tenant: str
@@ -294,7 +304,10 @@ class Enqueued(HistoryEvent, frozen=True, tag="job_enqueued"):
 
 
 class Ran(HistoryEvent, frozen=True, tag="job_ran"):
-    """One run of a handler. ``released``: an operator let it pass its stream's failed head."""
+    """One run of a handler.
+
+    ``released``: an operator let it pass its stream's failed head.
+    """
 
     stream: str
     seq: int

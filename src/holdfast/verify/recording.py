@@ -196,7 +196,10 @@ def _asked_from(frame: AnyClientFrame, chat_id: str) -> Cursor | None:
 
 
 def watched(witness: RecordingMachine, base: type[Machine] = Machine) -> type[Machine]:
-    """``base``, recorded. The shell records how a connection ended: no machine knows that."""
+    """``base``, recorded.
+
+    The shell records how a connection ended: no machine knows that.
+    """
 
     class WatchedMachine(base):  # type: ignore[misc, valid-type]
         def opened(self, expires_at: float | None, now: float) -> list[MachineAction]:
@@ -282,7 +285,7 @@ class RecordingClient(Client):
 
 
 class _Watched(Reconnect):
-    """Records how connections end: with a close frame by the server, else by the network."""
+    """Records how connections end: by the server if there was a close frame."""
 
     def __init__(self, witness: RecordingMachine, backoff: Backoff, rng: random.Random, can_renew: bool) -> None:
         super().__init__(backoff, rng, can_renew)

@@ -1,9 +1,10 @@
 """A chat server that fails in every way the protocol allows, as a scenario says.
 
-``ScriptedServer`` keeps one chat in memory and shares no code with Holdfast's server, so
-that both cannot have the same misunderstanding of the protocol. It drops sends before or
-after storing them, pushes twice, leaves a hole, raises the epoch, refuses, closes, stops
-replying, and writes many frames in one piece. It records the client's violations.
+``ScriptedServer`` keeps one chat in memory and shares no code with Holdfast's server,
+so that both cannot have the same misunderstanding of the protocol. It drops sends
+before or after storing them, pushes twice, leaves a hole, raises the epoch, refuses,
+closes, stops replying, and writes many frames in one piece. It records the client's
+violations.
 """
 
 from __future__ import annotations
@@ -80,7 +81,10 @@ class ScriptedConnection:
 
 
 class ScriptedServer:
-    """A chat with one user in it, in memory. Use it as ``async with ScriptedServer() as server``."""
+    """A chat with one user in it, in memory.
+
+    Use it as ``async with ScriptedServer() as server``.
+    """
 
     def __init__(self, patience_seconds: float = PATIENCE_SECONDS) -> None:
         self.script = ServerScript()
@@ -431,7 +435,10 @@ def _proof(epoch: int, sequence: int) -> str:
 
 
 async def _trickle(socket: ServerConnection, text: bytes, seconds: float) -> None:
-    """Write one frame over ``seconds``. Nothing else may write to the socket meanwhile."""
+    """Write one frame over ``seconds``.
+
+    Nothing else may write to the socket meanwhile.
+    """
     frame = _text_frame(text)
     size = math.ceil(len(frame) * SLICE_SECONDS / seconds)
     for start in range(0, len(frame), size):

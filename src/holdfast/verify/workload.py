@@ -2,9 +2,9 @@
 
 It acts as users would: it creates chats, sends in them from several devices, cuts its
 own connections, sends some messages twice under one id, connects one device twice, and
-tries to read and write as a stranger. Then it waits until every device has every message
-and reads the chats once more. The result is a history; ``JUDGED`` names the checkers
-that the history of clients alone can feed.
+tries to read and write as a stranger. Then it waits until every device has every
+message and reads the chats once more. The result is a history; ``JUDGED`` names the
+checkers that the history of clients alone can feed.
 
 At the end all members leave the chats, and an operator deletes the messages. A chat
 itself cannot be deleted; ``Workload.left`` says what remains.
@@ -53,7 +53,7 @@ DELETIONS_MAX = 20
 
 
 class RestApi(Protocol):
-    """The server's REST API for one credential; calls block, and raise ``holdfast.errors``."""
+    """The REST API for one credential; calls block, raise ``holdfast.errors``."""
 
     def get(self, *path: str, **query: Any) -> Any: ...
 
@@ -97,8 +97,9 @@ class WorkloadProgress:
 
 
 class Workload:
-    """One run. The devices are those of ``members``, in turn; ``stranger`` is in no chat
-    and must get nothing; ``operator``, if given, deletes the messages at the end."""
+    """One run. The devices are those of ``members``, in turn; ``stranger`` is in no
+    chat and must get nothing; ``operator``, if given, deletes the messages at the end.
+    """
 
     def __init__(
         self,
@@ -126,7 +127,10 @@ class Workload:
         self._sends = self._cuts = 0
 
     async def run(self, tell: Callable[[WorkloadProgress], None] = lambda progress: None) -> None:
-        """Run it. Raises ``holdfast.errors`` if the server is unusable; always cleans up."""
+        """Run it.
+
+        Raises ``holdfast.errors`` if the server is unusable; always cleans up.
+        """
         try:
             for number in range(self._settings.chats):
                 self.chats.append(await self._create(f"{self.name} {number + 1}"))
@@ -215,7 +219,7 @@ class Workload:
             client.cut()
 
     async def _come_twice(self) -> None:
-        """Connect one device twice: the server must say why it closes the first connection."""
+        """Connect one device twice: the server must say why it closes the first."""
         account, device_id = self._members[0], f"verify-{self._members[0].user.user_id}-twice"[:64]
 
         def client(name: str) -> RecordingClient:
@@ -280,7 +284,7 @@ class Workload:
     # The end
 
     async def _settle(self, tell: Callable[[WorkloadProgress], None]) -> None:
-        """Wait until all devices have all messages, or the time is up; then it is judged."""
+        """Wait until all devices have all messages, or the time is up."""
         until = time.monotonic() + self._settings.settle_seconds
         while time.monotonic() < until:
             tell(self._progress("catching up"))
@@ -319,7 +323,7 @@ class Workload:
         return PageSeen(chat_id, Cursor(epoch, after), epoch, found, through, answer["has_newer"], head, False)
 
     async def _clean_up(self) -> None:
-        """All members leave, the owner last, so that no list shows the chat; then empty it."""
+        """Remove all members, the owner last, and the messages."""
         users = list(dict.fromkeys(account.user.user_id for account in self._members))
         rest = self._members[0].rest
         for number, chat_id in enumerate(self.chats, 1):

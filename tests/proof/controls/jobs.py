@@ -80,7 +80,7 @@ class Story:
         return await self._history()
 
     def _make_zombie(self, worker: Worker) -> None:
-        """Start no more jobs; notice the successor only after the running ones have ended."""
+        """Start no more jobs; notice the successor after the running ones end."""
         hearing = self.hearing[self.seats[-1].instance] = asyncio.Event()
         asyncio.get_running_loop().call_later(DEAF_SECONDS, hearing.set)
         worker.stop()
@@ -158,7 +158,7 @@ async def inside(story: Story, ctx: Context, deed: Deed) -> None:
 
 
 async def outside(story: Story, ctx: Context, deed: Deed) -> None:
-    """The effect in its own transaction, completion later: a crash in between repeats it."""
+    """The effect in its own transaction: a crash before completion repeats it."""
     async with story.store.transaction() as db:
         _write(db, ctx, deed)
     await asyncio.sleep(0.05)
@@ -174,8 +174,9 @@ async def after(story: Story, ctx: Context, deed: Deed) -> None:
 
 
 class UnfencedCompletion(MemoryWork):
-    """The design document's: completion is not fenced, so a zombie and its successor both
-    apply the effect."""
+    """The design document's: completion is not fenced, so a zombie and its successor
+    both apply the effect.
+    """
 
     async def join(self, name: str) -> Any:
         seat: Any = await super().join(name)

@@ -91,7 +91,7 @@ class CoupledStore(StoreDurability):
 
 
 class HighestAcks(Device):
-    """Sometimes fails to store a message, and acks the highest stored, not the contiguous."""
+    """Sometimes loses a message, and acks the highest instead of the contiguous."""
 
     _received = 0
 

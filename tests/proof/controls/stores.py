@@ -19,8 +19,8 @@ from proof.simulation.parts import SimulatedDisk
 class TwoPhaseStore(MemoryStore):
     """Allocates numbers first and stores each message later: 43 is readable before 42.
 
-    Red: 4, the late fill. 9 follows and cannot be kept green: a page is authoritative, so whoever was served up to 43
-    never asks for 42 again and rests without it.
+    Red: 4, the late fill. 9 follows and cannot be kept green: a page is authoritative,
+    so whoever was served up to 43 never asks for 42 again and rests without it.
     """
 
     def __init__(self) -> None:
@@ -49,8 +49,9 @@ class TwoPhaseStore(MemoryStore):
 class OverwritingStore(MemoryStore):
     """Puts without a condition, and sometimes a repair sets a counter one too low.
 
-    Red: 1, an acknowledged message is overwritten. 3 and 9 follow and cannot be kept green: the number now stands for
-    two messages, and whoever was given the first one rests with a chat that is not the stored one.
+    Red: 1, an acknowledged message is overwritten. 3 and 9 follow and cannot be kept
+    green: the number now stands for two messages, and whoever was given the first one
+    rests with a chat that is not the stored one.
     """
 
     def __init__(self) -> None:
@@ -126,10 +127,11 @@ class Around:
 
 
 class EarlyAcks(Around):
-    """Acks a predicted commit and commits later: a kill in between loses acked messages.
+    """Acks a predicted commit, commits later: a kill in between loses messages.
 
-    Red: 1. 3 and 5 follow and cannot be kept green: the lost message's number is given to the next one (two messages
-    under one number), and whoever reads after the restart sees less than was acknowledged before it.
+    Red: 1. 3 and 5 follow and cannot be kept green: the lost message's number is given
+    to the next one (two messages under one number), and whoever reads after the restart
+    sees less than was acknowledged before it.
     """
 
     def __init__(self, store: Store) -> None:

@@ -1,14 +1,14 @@
 """The sequencing of the first design document: allocate a number, then persist.
 
 This is a negative control; the product does not use it. A send has five steps: look up
-the key; check the membership; increment the counter; write key and message; publish. Each
-step is atomic, no two are. So a reader can see 43 before 42 is stored (a late fill); a
-retry whose first try failed to publish is answered from the key and never published; keys
-are not scoped to their sender; and a message is put without a condition, so that a
-counter that was set back overwrites acknowledged messages.
+the key; check the membership; increment the counter; write key and message; publish.
+Each step is atomic, no two are. So a reader can see 43 before 42 is stored (a late
+fill); a retry whose first try failed to publish is answered from the key and never
+published; keys are not scoped to their sender; and a message is put without a
+condition, so that a counter that was set back overwrites acknowledged messages.
 
-Tests run the document's seven scenarios on it, and the simulation runs it in place of the
-store to show that the checkers notice.
+Tests run the document's seven scenarios on it, and the simulation runs it in place of
+the store to show that the checkers notice.
 """
 
 from __future__ import annotations
@@ -20,14 +20,19 @@ from holdfast.errors import HoldfastError, NotAMember
 from holdfast.message import Acked, Draft, Message
 
 Step = Callable[[str, Draft], Awaitable[None]]
-"""Awaited before each step with its name: ``key``, ``membership``, ``allocate``, ``persist``, ``publish``.
+"""Awaited before each step with its name: ``key``, ``membership``, ``allocate``,
+``persist``, ``publish``.
 
-Raising in it is a crash (or a failed dependency) at that point; waiting in it chooses the interleaving.
+Raising in it is a crash (or a failed dependency) at that point; waiting in it chooses
+the interleaving.
 """
 
 
 class CounterMissing(HoldfastError):
-    """The chat has no counter: no send until it is reconstructed. SEV-2 in the document."""
+    """The chat has no counter: no send until it is reconstructed.
+
+    SEV-2 in the document.
+    """
 
 
 async def _no_pause(_step: str, _draft: Draft) -> None:
@@ -102,8 +107,9 @@ class TwoPhaseIngest:
         return message
 
     def recover_counter(self, chat_id: str) -> int:
-        """The document's repair: set the counter to the highest stored sequence, despite sends
-        in flight."""
+        """The document's repair: set the counter to the highest stored sequence,
+        despite sends in flight.
+        """
         highest = max((n for chat, n in self.tables.messages if chat == chat_id), default=0)
         self.tables.counters[chat_id] = highest
         return highest

@@ -1,8 +1,8 @@
 """A device on virtual time: the real client machine without sockets, recorded.
 
-The device's disk (cursors, unsent messages, its copies of the chats) survives ``crash``;
-the rest does not. Copy and cursor move together, so a message that was taken twice would
-be in the copy twice.
+The device's disk (cursors, unsent messages, its copies of the chats) survives
+``crash``; the rest does not. Copy and cursor move together, so a message that was taken
+twice would be in the copy twice.
 """
 
 from __future__ import annotations
@@ -90,9 +90,11 @@ class Device:
         self._do(self.machine.send(entry, self._loop.time()))
 
     def ask_at_once(self, chat_id: str, pages: int) -> None:
-        """Ask for several pages beside what the machine does, which asks for one at a time; it ignores the answers.
+        """Ask for several pages beside what the machine does, which asks for one at a
+        time; it ignores the answers.
 
-        Only where the server has let it in: before that nothing is read, so that nothing was asked.
+        Only where the server has let it in: before that nothing is read, so that
+        nothing was asked.
         """
         cursor = self.cursors.get(chat_id, CursorClaim(1, 0))
         for _ in range(pages if self._online else 0):

@@ -3,8 +3,8 @@
 A ``Wire`` is one connection. The server's side is a ``gateway.contract.Socket``; the
 wire splits the written bytes into frames at once, so that the frames are known even if
 they never arrive. Order is kept per direction. Bytes that the device has not read count
-against the kernel's buffers: above ``HIGH_BYTES`` the wire tells the server to pause, as
-a real transport does.
+against the kernel's buffers: above ``HIGH_BYTES`` the wire tells the server to pause,
+as a real transport does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from holdfast.gateway.connection import Connection
 
 HIGH_BYTES = 1024
-"""Small, so that a stopped reader has an effect after three messages, not a thousand."""
+"""Small, so that a stopped reader has an effect after three messages."""
 LOW_BYTES = 256
 
 
@@ -127,7 +127,7 @@ class Wire:
     # Faults
 
     def cut(self) -> None:
-        """Break the connection: both sides notice it, each in its time; bytes in flight are lost."""
+        """Break the connection: each side notices later; bytes in flight are lost."""
         if self.over:
             return
         self._end()

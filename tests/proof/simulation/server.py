@@ -1,4 +1,5 @@
-"""One life of a server on virtual time: the real gateway, sessions, ingest and fanout over memory adapters.
+"""One life of a server on virtual time: the real gateway, sessions, ingest and fanout
+over memory adapters.
 
 Its disk (the store and its log) is passed in and survives it. ``kill`` is a kill -9:
 sockets break, all tasks stop where they are, and nothing more reaches the disk.
@@ -122,7 +123,7 @@ class Mortal:
         self.dead = False
 
     def peek(self, group: Sequence[Draft]) -> KnownKey:
-        """The store's records of a group of sends, for a control that predicts the commit."""
+        """The store's records of a group, for a control that predicts commits."""
         return self._store._known(group)
 
     def __getattr__(self, verb: str) -> Any:

@@ -2,7 +2,8 @@
 
 Safety phase: sends, membership changes, operator acts, and the faults that the options
 name. Then all faults end. Liveness phase: every device catches up within
-``LIVENESS_SECONDS``. At the end the store, the log and every device's copy are recorded.
+``LIVENESS_SECONDS``. At the end the store, the log and every device's copy are
+recorded.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ from proof.virtual_loop import LoopClock, run
 LIVENESS_SECONDS = 120.0
 _DEVICE = ClientSettings()
 BYTES_MAX = 6 * 2**20
-"""Deliveries, one page and a full control lane, together with a page that is on its way."""
+"""Deliveries, one page, a full control lane, and a page that is on its way."""
 REQUESTS_MAX = 100
 TENANT = "acme"
 OWNER = User(TENANT, "ann")
@@ -286,7 +287,7 @@ class World:
         await self._try_change(command)
 
     async def _look(self) -> None:
-        """Read over REST, as a member and as a user of another tenant, who must get nothing."""
+        """Read over REST, as a member and as a user of another tenant."""
         chat_id, cursor = self._some_chat(), Cursor(1, 0)
         for name, user in READERS.items():
             server = self.server
@@ -311,11 +312,11 @@ class World:
             await self._try_change(Redact(self._act(OWNER), chat_id, self.rng.randint(1, head)))
 
     async def _recover(self) -> None:
-        """An operator raises a chat's epoch: every device drops its copy and reads it again."""
+        """An operator raises a chat's epoch: every device reads it again."""
         await self._try_change(RecoverChat(self._operator(), self._some_chat()))
 
     async def _halt(self) -> None:
-        """An operator halts a chat and recovers it, after healing if the first try fails."""
+        """An operator halts and recovers a chat, after healing if that fails."""
         chat_id = self._some_chat()
         await self._try_change(HaltChat(self._operator(), chat_id))
         await asyncio.sleep(self.rng.uniform(0, HALTED_SECONDS_MAX))
@@ -331,7 +332,7 @@ class World:
         return replace(self._act(OWNER), operator=True, reason="a drill")
 
     async def _try_change(self, command: Command) -> None:
-        """Change a chat through ingest, with the faults of a send; a refusal is a reply too."""
+        """Change a chat through ingest, with the faults of a send."""
         server = self.server
         if server is not None:
             try:

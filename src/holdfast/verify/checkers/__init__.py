@@ -7,9 +7,9 @@
 - ``jobs``            11: a job's effects
 - ``fault_timeline``  which faults excuse which failures, for 8, 10 and 12
 
-The numbers are those of ``docs/internals/proof.md``. 13 and 14 judge the limiter and are
-in ``tests/proof/limits_checkers.py``. A verdict says how many facts it examined, because
-a checker that examined nothing proves nothing.
+The numbers are those of ``docs/internals/proof.md``. 13 and 14 judge the limiter and
+are in ``tests/proof/limits_checkers.py``. A verdict says how many facts it examined,
+because a checker that examined nothing proves nothing.
 """
 
 from __future__ import annotations

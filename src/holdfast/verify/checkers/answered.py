@@ -27,7 +27,7 @@ INFRASTRUCTURE = {"SERVICE_UNAVAILABLE", "INTERNAL_ERROR", "SERVER_BUSY"}
 PLANNED_CLOSINGS = {"server_shutdown", "rotation", "token_expired"}
 """Closings that are planned, not caused by a failing plane."""
 OVERLOAD_SECONDS = 32.0
-"""The most time from an overloaded connection's first refusal: its window and a queue's age."""
+"""The most time since an overloaded connection's first refusal: window and queue."""
 HEARTBEAT_SECONDS_MAX = 40.0
 """The most time since an idle connection's last reply: a heartbeat and its deadline."""
 
@@ -63,9 +63,9 @@ def no_silent_close(history: History) -> Verdict:
 def answered_in_time(history: History) -> Verdict:
     """8: every request is answered in time, or its connection breaks in time.
 
-    There is one excuse: time does not count while nothing can reach a client (its network
-    swallows bytes, or it does not read). A client that gave up although it was reachable
-    was not answered; and a server that closes a connection answers first.
+    There is one excuse: time does not count while nothing can reach a client (its
+    network swallows bytes, or it does not read). A client that gave up although it was
+    reachable was not answered; and a server that closes a connection answers first.
     """
     verdict = Verdict(f"every request is answered within {ANSWER_SECONDS_MAX} s")
     weather = FaultTimeline(history)
@@ -87,7 +87,7 @@ def answered_in_time(history: History) -> Verdict:
 
 
 def failure_stays_in_its_plane(history: History) -> Verdict:
-    """10: a fault of its own plane, for that client, at that time, explains every failure."""
+    """10: a fault of its own plane, client and time explains every failure."""
     verdict = Verdict("a plane's failure stays there")
     weather = FaultTimeline(history)
     closed_at = {(closed.client, closed.at) for closed in history.of(Closed) if closed.by == "server"}
@@ -108,13 +108,13 @@ def failure_stays_in_its_plane(history: History) -> Verdict:
 
 
 def _torn(weather: FaultTimeline, client: str, at: float) -> bool:
-    """Whether this client's connection may break now: by its own fault or a killed process."""
+    """Whether this client's connection may break now: its own fault, or a kill."""
     since = at - FELT_SECONDS
     return weather.faults("connection", since, at, client) or weather.faults("process", since, at, client)
 
 
 def _waited_in_vain(history: History) -> set[tuple[str, float]]:
-    """When clients gave up on a request; checker 8 judges whether they waited long enough."""
+    """When clients gave up on a request; 8 judges whether they waited enough."""
     return {
         (operation.invoke.client, operation.end.at)
         for operation in history.operations
@@ -133,7 +133,7 @@ def _infrastructure(operation: Operation) -> bool:
 
 
 def _explained(weather: FaultTimeline, operation: Operation, closed_at: Set[tuple[str, float]]) -> bool:
-    """A fault of the request's plane while it was open, or a breaker opened by such faults."""
+    """Whether a fault of its plane, or a breaker they opened, explains a failure."""
     invoke, end = operation.invoke, operation.end
     ended_at = end.at if end is not None else invoke.at
     if isinstance(end, Fail) and weather.away_seconds(invoke.client, invoke.at, ended_at):

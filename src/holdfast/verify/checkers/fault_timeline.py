@@ -1,8 +1,8 @@
 """The faults of a history over time, for checkers 8, 10 and 12. (Pure.)
 
 A fault excuses only failures of its own plane and its own clients, while it lasts. By
-design two effects outlast it: a breaker that it opened stays open for its rest, and a cut
-takes a moment to reach the other side.
+design two effects outlast it: a breaker that it opened stays open for its rest, and a
+cut takes a moment to reach the other side.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class FaultTimeline:
         return self._by_plane[plane]
 
     def faults(self, plane: FaultPlane, since: float, until: float, client: str | None = None) -> bool:
-        """Whether a fault of this plane affected this client at any time between the two."""
+        """Whether a fault of this plane affected this client between the two."""
         return any(
             fault.at <= until and fault.until >= since
             for fault in self._by_plane[plane]

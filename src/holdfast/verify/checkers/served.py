@@ -40,7 +40,7 @@ _Fact = tuple[float, Cursor, HistoryEvent]
 
 
 def no_late_fill(history: History) -> Verdict:
-    """4: no message appears below a served cursor: pages are complete, pushes leave no hole."""
+    """4: no message appears below a served cursor; pages and pushes have no hole."""
     verdict = Verdict("no late fill below a served cursor")
     numbers = {chat.chat_id: sorted(m.sequence for m in chat.messages) for chat in history.chats.values()}
     for invoke, _, page in history.pages():
@@ -88,7 +88,7 @@ def _count_answer(given: dict[str, int], invoke: Invoke, ok: Ok) -> None:
 
 
 def cursors_monotone(history: History) -> Verdict:
-    """5: heads, epochs and cursors never go back; no page hides that its epoch is another."""
+    """5: heads, epochs and cursors never go back; no page hides another epoch."""
     verdict = Verdict("cursors are monotone, epochs honest")
     for invoke, _, page in history.pages():
         asked = page.after
@@ -157,7 +157,7 @@ def _acks_rise(history: History, verdict: Verdict) -> None:
 
 
 def acked_is_offered(history: History) -> Verdict:
-    """9: an acked message is in the log; every member at rest has the whole chat, in order."""
+    """9: an acked message is in the log; every member at rest has all, in order."""
     verdict = Verdict("acked is offered in the end")
     if history.of(LogAtEnd):
         _all_published(history, verdict)
@@ -216,8 +216,9 @@ def nothing_leaks(history: History) -> Verdict:
 
 
 def _whispers(history: History, verdict: Verdict) -> None:
-    """The receiver of an ephemeral event was a member shortly before: it has no sequence.
+    """The receiver of an ephemeral event was a member shortly before it.
 
+    The event has no sequence to compare with the membership's.
     A gateway that missed the event of leaving reads the store, which may be unavailable
     for as long as a fault lasts.
     """

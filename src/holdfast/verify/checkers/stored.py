@@ -39,7 +39,7 @@ def acked_is_stored(history: History) -> Verdict:
 
 
 def one_message_per_key(history: History) -> Verdict:
-    """2: a chat has one message per (sender, client id), and every ack of that key names it."""
+    """2: a chat has one message per (sender, client id), named by every ack."""
     verdict = Verdict("one message per client id")
     for chat in history.chats.values():
         by_key: dict[tuple[str | None, str], Sighting] = {}
@@ -62,7 +62,7 @@ def one_message_per_key(history: History) -> Verdict:
 
 
 def sequence_is_unique(history: History) -> Verdict:
-    """3: in one epoch all observers of (chat, sequence) see one message; numbers are sound."""
+    """3: in one epoch all see one message at (chat, sequence); numbers are sound."""
     verdict = Verdict("(chat, sequence) is unique and immutable")
     seen: dict[tuple[str, int], dict[str, tuple[int | None, object]]] = defaultdict(dict)
     for chat_id, epoch, message, evidence in _sightings(history):

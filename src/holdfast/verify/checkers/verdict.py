@@ -19,7 +19,7 @@ class Violation:
 
 @dataclass(slots=True)
 class Verdict:
-    """``examined`` counts the facts looked at; ``violations`` is empty if the promise was kept."""
+    """``examined`` counts facts; ``violations`` is empty if the promise is kept."""
 
     name: str
     examined: int = 0

@@ -1,6 +1,7 @@
-"""The client under test: what a scenario asks of it, and a program of any language that provides it.
+"""The client under test: a program in any language, and how it is driven.
 
-A program reads commands from its standard input and writes events to its standard output, one JSON object a line:
+A program reads commands from its standard input and writes events to its standard
+output, one JSON object a line:
 
     in   {"do": "start", "url": …, "chat_id": …, "user_id": …, "state": …, "timings": {…}}
          {"do": "token", "token": …}                             the answer to token_wanted
@@ -34,15 +35,17 @@ from typing import Any, Protocol
 from holdfast.verify.scripted_server import CHAT, USER, ScriptedServer
 
 STOP_SECONDS = 5.0
-"""How long a program may take to end; then it is killed, and the scenario has failed."""
+"""How long a program may take to end; then it is killed: a failure."""
 LINE_BYTES_MAX = 1 << 20
 LOG_LINES_MAX = 50
-"""What is kept of a program's standard error and log events, for the report of a failure."""
+"""How much of a program's standard error and log events a report has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """What keeps a run short, in milliseconds; a client that cannot be set so is only slower to judge."""
+    """What keeps a run short, in milliseconds; a client that cannot be set so is only
+    slower to judge.
+    """
 
     reconnect_initial_ms: int = 50
     reconnect_cap_ms: int = 200
@@ -53,10 +56,15 @@ class Timings:
 
 
 class Subject(Protocol):
-    """The client under test. It follows CHAT, shows what it receives, and keeps its state over ``restart``."""
+    """The client under test.
+
+    It follows CHAT, shows what it receives, and keeps its state over ``restart``.
+    """
 
     received: list[tuple[int, int, str]]
-    """(epoch, sequence, content) in the order shown; a reset empties it, for the application has dropped its copy."""
+    """(epoch, sequence, content) in the order shown; a reset empties it, for the
+    application has dropped its copy.
+    """
 
     outcomes: dict[str, str]
     """client_message_id -> "sent" or the error code it was refused with."""
@@ -70,12 +78,15 @@ class Subject(Protocol):
     def send(self, content: str, client_message_id: str) -> None: ...
 
     async def restart(self, hard: bool) -> None:
-        """Stop the client (``hard``: as if killed) and start it again on the same state."""
+        """Restart the client on the same state; ``hard``: as if killed."""
         ...
 
 
 class ProgramSubject:
-    """A client behind a program that speaks JSON lines. Use it as ``async with ProgramSubject(…) as subject``."""
+    """A client behind a program that speaks JSON lines.
+
+    Use it as ``async with ProgramSubject(…) as subject``.
+    """
 
     def __init__(self, command: Sequence[str], server: ScriptedServer, state: Path) -> None:
         self.received: list[tuple[int, int, str]] = []

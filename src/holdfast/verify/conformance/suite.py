@@ -1,4 +1,4 @@
-"""Every scenario, run one after the other, and what came of it."""
+"""Runs every scenario, one after the other, and reports the results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ WITHOUT_VERIFY = (scenarios.replaced, scenarios.removed, scenarios.token_refused
 
 
 class Result(Struct, frozen=True):
-    """What came of one scenario. ``why`` and ``log`` (the end of the program's) are of a failure."""
+    """What came of one scenario.
+
+    ``why`` and ``log`` (the end of the program's) are of a failure.
+    """
 
     scenario: str
     passed: bool
@@ -53,7 +56,9 @@ async def run_suite(
     patience_seconds: float,
     on_result: Callable[[Result], None],
 ) -> list[Result]:
-    """Run each scenario with a program and a state file of its own; a failure does not end the run."""
+    """Run each scenario with a program and a state file of its own; a failure does not
+    end the run.
+    """
     results = []
     with tempfile.TemporaryDirectory(prefix="holdfast-conformance-") as folder:
         for scenario in chosen:
