@@ -58,7 +58,7 @@ class LimitParams(Struct, frozen=True, gc=False):
     store: int = 0
 
     def overrule(self, asked: LimitParams) -> bool:
-        """Whether a counter counted by these continues with them when asked by others."""
+        """Whether a counter counted by these keeps them when asked by others."""
         return self.stamp > asked.stamp and (self.store == asked.store or not self.store or not asked.store)
 
 

@@ -181,7 +181,7 @@ async def open_limits(
 
 
 class _Rules(NamedTuple):
-    """Where the rules live, how this node reads them, and what notifies it of changes."""
+    """Where the rules live, how this node reads them, and what notifies it."""
 
     store: RuleStore
     reader: RuleReader

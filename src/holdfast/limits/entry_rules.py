@@ -82,7 +82,7 @@ def keep_open(made: Iterable[Rule], there: Iterable[Rule]) -> None:
 
 
 def locks_out(rule: Rule) -> str:
-    """The field by which a rule leaves operators too few admin calls to undo it, or ""."""
+    """The field by which a rule leaves operators too few admin calls, or ""."""
     if rule.mode != "enforce":
         return ""
     if rule.on_store_failure == "closed":

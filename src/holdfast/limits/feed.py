@@ -78,7 +78,7 @@ class PendingNotifications:
         return self.last[1] if self.last[0] == epoch else 0
 
     def heard(self, place: _LogPosition, cursor: _LogPosition, now: float) -> None:
-        """A notification brought the rule at ``place``; we have read up to ``cursor``."""
+        """A notification brought the rule at ``place``; ``cursor`` is what we read."""
         self.last = max(self.last, place)
         if self._awaited is None and place > cursor:
             self._awaited = (place, now)
@@ -163,7 +163,7 @@ class RuleFeed:
 
     @property
     def staleness_seconds(self) -> float:
-        """Since this node last knew that it had every rule; infinite if it never did."""
+        """Since this node last knew that it had every rule, or infinite."""
         return self._clock.monotonic() - self._known_at
 
     @property
@@ -329,7 +329,7 @@ class RuleFeed:
         return max(self._known_at + self._settings.sync_seconds, retry) if complete else retry
 
     async def _pause(self, next_sync: float) -> None:
-        """Wait for a sync or nudge, at most a second: staleness is checked each second."""
+        """Wait for a sync or nudge, at most a second, to check staleness."""
         try:
             async with asyncio.timeout(max(0.0, min(1.0, next_sync - self._clock.monotonic()))):
                 await self._nudged.wait()

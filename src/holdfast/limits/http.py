@@ -65,7 +65,7 @@ def refusal(decisions: Sequence[Decision]) -> RateLimited | None:
 
 
 def rate_limited(text: str, wait_seconds: float, policy: str, limit: int, window_seconds: float) -> RateLimited:
-    """The error of any limit, with what its headers and body say; the wait is never 0."""
+    """The error of any limit, with all its response needs; the wait is never 0."""
     wait = max(math.ceil(wait_seconds * 1000) / 1000, 0.001)
     return RateLimited(text, retry_after_seconds=wait, rule=policy, limit=limit, window_seconds=window_seconds)
 
@@ -85,7 +85,7 @@ def _window(decision: Decision) -> str:
 
 
 def _more_after(decision: Decision) -> float:
-    """When more is available; for a refusal the time to retry, as in ``Retry-After``."""
+    """When more is available; after a refusal, the same as ``Retry-After``."""
     return decision.retry_after if decision.exceeded and not decision.allowed else decision.reset_after
 
 

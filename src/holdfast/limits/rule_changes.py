@@ -66,7 +66,7 @@ class RuleChangeResult(Struct, frozen=True):
 
 
 class Remembered(Struct, frozen=True):
-    """An idempotency key with its answer: a rule, or an ``rule_import.ImportResult``."""
+    """An idempotency key and its answer: a rule, or a ``rule_import.ImportResult``."""
 
     fingerprint: str
     rule: AnyRule | None

@@ -46,7 +46,7 @@ class RuleImport(Struct, frozen=True):
 
 
 class RuleDifference(Struct, frozen=True):
-    """What an import changes of one rule: old and new value by field; empty if ``new``."""
+    """What an import changes of one rule: both values by field; none if ``new``."""
 
     tenantID: str
     resource: str

@@ -120,7 +120,7 @@ def changed_rule(rule: Rule, body: Mapping[str, Any]) -> Rule:
 
 
 def render(rule: AnyRule) -> dict[str, Any]:
-    """The rule as the API shows it; an unreadable one says why, and how to replace it."""
+    """The rule as the API shows it; an unreadable one says why, and what to do."""
     unreadable = {}
     if isinstance(rule, UnreadableRule):
         unreadable["unreadable"] = f"no rule that this version knows ({rule.why}): set it anew, whole, or delete it"

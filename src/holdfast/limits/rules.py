@@ -45,7 +45,7 @@ _DIGEST_MODULUS = 1 << 128
 
 
 def reserved_prefix(resource: str) -> str:
-    """The reserved word and colon a resource begins with; "" if it is a tenant's own."""
+    """The reserved word and colon a resource begins with, or ""."""
     prefix = resource[: resource.find(":") + 1]
     return prefix if prefix in RESERVED else ""
 

@@ -2,7 +2,7 @@
 
 - ``commands``  the commands and what they print
 - ``requests``  the requests they make to the server
-- ``desired``   the rules a file asks for
+- ``desired``   the rules a user asks for, by command line or file
 """
 
 from holdfast.cli.rules.commands import rules

@@ -1,4 +1,4 @@
-"""The rules commands. A rule is named by its tenant (``*``: every tenant) and resource."""
+"""The rules commands. A rule is named by its tenant (``*``: every one) and resource."""
 
 from __future__ import annotations
 

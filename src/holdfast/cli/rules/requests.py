@@ -70,7 +70,7 @@ def sure(rest: RestClient, method: str, path: str, body: Mapping[str, Any] | Non
 
 
 def compared(rest: RestClient, rules: Sequence[Mapping[str, Any]]) -> Any:
-    """What an import of these rules would change, and the digest it was compared with."""
+    """What an import of these rules would change, and the digest it is based on."""
     return patiently(rest.post, "/admin/rules/import", body={"rules": rules, "dryRun": True})
 
 

@@ -174,7 +174,7 @@ class RedisCounters:
         return pipe.send(call) if pipe is not None and pipe.usable else self._connect_and_run(call)
 
     async def _connect_and_run(self, call: ScriptCall) -> Any:
-        """Open one connection for all waiters; a cancelled one leaves it to the others."""
+        """Open one connection for all waiters; cancelling one does not end it."""
         if self._opening is None:
             self._opening = asyncio.create_task(self._open())
             self._opening.add_done_callback(self._opened)

@@ -85,7 +85,7 @@ class CounterTable:
         return reading(after, now, admitted, 1)
 
     def adjust(self, adjustment: Adjustment, now: float) -> bool:
-        """Whether it took effect: what was taken under other parameters stays charged."""
+        """Whether it took effect: what other parameters took stays charged."""
         key, theirs = adjustment.key, adjustment.terms
         counter = self._find(key)
         if adjustment.charged or adjustment.held:

@@ -104,7 +104,7 @@ class _Batch:
 
 
 class Batcher:
-    """See the module. ``tell`` is called per entry, ``on_success`` per answered call."""
+    """``tell`` is called once per entry, ``on_success`` after each answered call."""
 
     def __init__(
         self, counters: Counters, clock: Clock, settings: BatchSettings, tell: Tell, on_success: Callable[[], None]

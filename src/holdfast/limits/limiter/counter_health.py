@@ -51,7 +51,7 @@ class CounterHealth:
         return "down" if degraded == answers else "degraded"
 
     def observe(self, tally: Mapping[str, Sequence[int]], alive: bool, trouble: CountersTrouble | None) -> None:
-        """Add a heartbeat: decisions since the last, whether it was answered, why not."""
+        """Add a heartbeat: the decisions since the last; was it answered; why not."""
         asked = sum(sum(counts) for by, counts in tally.items() if by != "no_rule")
         degraded = sum(sum(counts) for by, counts in tally.items() if by in _DEGRADED)
         self._beats.append((asked + 1, degraded + (not alive)))

@@ -113,7 +113,7 @@ class FallbackLimiter:
         return readings
 
     def spend(self, rule: Rule, ask: CounterRequest, last: CacheEntry | None, now: float) -> None:
-        """Charge checks that passed before they were counted, whether they fit or not."""
+        """Charge checks that passed before they were counted, even beyond the share."""
         if rule.on_store_failure != "closed":
             own = CounterRequest(ask.key, self._scaled(rule, ask), ask.cost, ask.spent, 0, ask.hold, ask.spent)
             self._seed(rule, own, last, now)
@@ -122,7 +122,7 @@ class FallbackLimiter:
             self._unheard.put(ask.key, now)
 
     def exhausted(self, key: CounterKey, now: float) -> bool:
-        """Whether uncounted checks used up our share, with no report on the key since."""
+        """Whether uncounted checks used up our share, without a report since."""
         return self._unheard.get(key) is not None and self._table.full(key, now)
 
     def heard(self, key: CounterKey) -> None:

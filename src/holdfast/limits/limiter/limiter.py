@@ -283,7 +283,7 @@ class Limiter:
         return [d for plan, d in each if plan is None or not plan.shadow or not d.allowed]
 
     async def peek(self, check: Check) -> Standing | None:
-        """How a subject stands, or None without a rule. Raises what the counters raise."""
+        """How a subject stands, or None without a rule. Raises as the counters do."""
         plan = self._plans.find(check.tenant, check.resource)
         validate(plan, check.subject, 1)
         if plan is None:

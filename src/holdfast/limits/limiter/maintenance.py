@@ -53,7 +53,7 @@ class Reconciler:
         return (self._share.owes or bool(self._releases)) and not self._settling
 
     async def settle(self) -> None:
-        """Charge what is owed. What is refused is kept, what may be taken is dropped."""
+        """Charge what is owed; keep what is refused, drop what may have been taken."""
         if self._settling:
             return
         self._settling = True
@@ -92,7 +92,7 @@ class Reconciler:
                 return
 
     async def release(self, adjustment: Adjustment) -> bool:
-        """End a hold; True if the counters confirm that it existed. Else it is retried."""
+        """End a hold; True if the counters confirm it. Without an answer, retry."""
         try:
             return await self._counters.adjust([adjustment]) > 0
         except HoldfastError:

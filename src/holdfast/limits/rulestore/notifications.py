@@ -1,4 +1,4 @@
-"""Notifications within this process. A slow listener loses some; they are only hints."""
+"""Notifications within this process. They are hints: a slow listener loses some."""
 
 from __future__ import annotations
 

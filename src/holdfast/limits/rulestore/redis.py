@@ -24,7 +24,7 @@ from holdfast.limits.rulestore.serialization import heard_ring
 
 
 class RedisNotifications:
-    """``contract.ChangeNotifications`` by SUBSCRIBE; ``publish`` is for the follower."""
+    """``contract.ChangeNotifications`` by SUBSCRIBE, and ``publish``."""
 
     def __init__(
         self, url: str, channel: str = CHANNEL, connect_timeout_seconds: float = 2.0, quiet_seconds: float = 5.0
@@ -98,6 +98,6 @@ class _Way:
 
 
 async def _close(what: PubSub | Redis) -> None:
-    """Ignore errors: a failed close has closed too, and must not hide a cancellation."""
+    """Ignore errors: a failed close has closed too. They would hide a cancellation."""
     with suppress(RedisError, OSError):
         await what.aclose()

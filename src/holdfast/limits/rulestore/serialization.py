@@ -84,7 +84,7 @@ def readable(rules: Iterable[AnyRule]) -> list[Rule]:
 
 
 def ring_of(body: str, store: str) -> ChangeNotification:
-    """The notification of one log entry; without its rule if this node cannot read it."""
+    """The notification of a log entry, without its rule if that is unreadable here."""
     change = change_of(body)
     rule = change.rule if isinstance(change.rule, Rule) else None
     return ChangeNotification(change.rule.epoch, change.seq, rule, store)

@@ -105,7 +105,10 @@ class Database:
 
     @asynccontextmanager
     async def connection(self, what: str) -> AsyncIterator[Any]:
-        """Lend a connection; asyncpg's errors become Unavailable. Cancelled: it closes."""
+        """Lend a connection; asyncpg's errors become Unavailable.
+
+        If the caller is cancelled, the connection is closed at once.
+        """
         try:
             opened = await self._pooled()
             async with opened.acquire(timeout=self.settings.timeout_seconds) as connection:

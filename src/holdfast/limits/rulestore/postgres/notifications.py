@@ -153,7 +153,7 @@ class LogFollower:
         self._store, self._cursor = head.store, max(0, head.seq - CHANGES_PER_READ)
 
     async def _forward(self, bell: LocalNotifications, publish: Publish) -> None:
-        """Forward the primary's notifications. The next tick publishes what fails here."""
+        """Forward the primary's notifications. The next tick retries what fails."""
         async for ring in bell.notifications():
             try:
                 if ring.seq:
@@ -167,7 +167,7 @@ class LogFollower:
                 telemetry.defect("limits", error)
 
     async def _publish_from_log(self, db: Any) -> None:
-        """Publish what is after the cursor. If Redis is unavailable, later ticks retry."""
+        """Publish what is after the cursor. The next tick retries what fails."""
         assert self._publish is not None
         rows = await db.fetch(SQL["changes_after"], self._cursor, CHANGES_PER_READ)
         try:

@@ -169,7 +169,7 @@ async def _keep_open(db: Any, made: Sequence[Rule]) -> None:
 
 
 async def _forget(db: Any, horizon: int, most: int) -> None:
-    """Trim the log up to ``horizon``, and tombstones with the changes that left them."""
+    """Trim the log up to ``horizon``, and tombstones along with their changes."""
     oldest = await db.fetch(SQL["oldest_changes"], horizon, most)
     for _, body in oldest:
         past = change_of(body)

@@ -195,7 +195,7 @@ def _put_key(db: apsw.Connection, key: str, remembered: Remembered, now: float, 
 
 
 def _forget(db: apsw.Connection, horizon: int, most: int) -> None:
-    """Trim the log up to ``horizon``, and tombstones with the changes that left them."""
+    """Trim the log up to ``horizon``, and tombstones along with their changes."""
     oldest = db.execute(SQL["oldest_changes"], (horizon, most)).fetchall()
     for _, body in oldest:
         past = change_of(str(body))
