@@ -46,26 +46,22 @@ class WebhookSettings:
     """How endpoints are called."""
 
     timeout_seconds: float = 10.0
-    """A call that is not answered so long after it was sent has failed, and is tried
-    again.
+    """How long an endpoint may take to respond; after that the call has failed and is
+    retried.
     """
     connect_timeout_seconds: float = 10.0
-    """The same for the time before it is sent: to look up the name, to connect, to
-    agree on TLS.
+    """How long the name lookup, the connection and the TLS handshake may take together.
     """
     concurrency_per_endpoint: int = 4
-    """Calls to one endpoint at once; the others wait in the store and hold up no other
-    endpoint.
-    """
+    """Calls to one endpoint at once; its other jobs wait without delaying others."""
     answer_bytes_max: int = 64 * 1024
-    """So much of an answer is read."""
+    """The most bytes of a response that are read."""
     parked_max: int = 100_000
     """Jobs kept for a disabled endpoint; beyond it the oldest become dead letters."""
     parked_seconds_max: float = 7 * 86400.0
-    """For so long; after it they become dead letters."""
+    """How long jobs of a disabled endpoint are kept; then they become dead letters."""
     private_allowed: bool = False
-    """Endpoints may be on private addresses and speak plain HTTP: for development only.
-    """
+    """Allow endpoints on private addresses and plain HTTP; for development only."""
 
     def __post_init__(self) -> None:
         seconds = ("timeout_seconds", "connect_timeout_seconds")

@@ -16,12 +16,13 @@ class WorkSettings:
     """Where a node's jobs are and how they run."""
 
     url: str = "sqlite:"
-    """``sqlite:`` (work.db in the state directory) or the URL of a PostgreSQL database."""
+    """``sqlite:`` (work.db in the state directory) or a PostgreSQL database's URL."""
     concurrency: int = 100
-    """Jobs at work at once, at most 4,096; further ones wait in the store."""
+    """Jobs that run at once, at most 4,096; the others wait in the store."""
     stuck_loop_seconds: float = 30.0
-    """A server whose event loop has not run for so long writes its stacks to stderr, gives up its jobs and ends with
-    exit code 70, for its supervisor to start it again. 0: never."""
+    """A server whose event loop has not run for this time writes its stacks to stderr,
+    gives up its jobs and ends with exit code 70, so that its supervisor restarts it. 0:
+    never."""
     webhooks: WebhookSettings = field(default_factory=WebhookSettings)
 
     def __post_init__(self) -> None:
@@ -57,5 +58,5 @@ class WorkParts:
     up: Callable[[], bool]
 
     def dependencies(self) -> dict[str, str]:
-        """For display only: the node is ready without jobs, and webhooks catch up later."""
+        """For display only: a node is ready without jobs; webhooks catch up later."""
         return {"jobs": "up" if self.up() else "down"}

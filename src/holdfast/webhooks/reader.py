@@ -113,7 +113,7 @@ class WebhookReader:
             endpoints, end = await self._endpoints.all(), await self._log.end()
             self._noticed = {each.endpoint_id: self._noticed.get(each.endpoint_id, end) for each in endpoints}
             for endpoint in endpoints:
-                known.setdefault(endpoint.tenant, []).append(endpoint)  # for a disabled one too: its jobs are parked
+                known.setdefault(endpoint.tenant, []).append(endpoint)  # also if disabled: its jobs are parked
             self._known = (version, known)
         return known
 

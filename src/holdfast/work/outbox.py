@@ -39,25 +39,6 @@ _ASYNC = "enqueue (enqueue_sync is for synchronous connections) takes a"
 _SYNC = "enqueue_sync (enqueue is for asynchronous connections) takes a"
 
 
-def arguments(drafts: Sequence[JobDraft], rng: random.Random) -> tuple[list[Any] | None, ...]:
-    """The arrays of the SQL function ``enqueue``."""
-    for draft in drafts:
-        known_draft(draft)
-    places = [place_of(d.stream) if d.stream is not None else (rng.randrange(PARTITIONS), None) for d in drafts]
-    from_outside = any(d.source for d in drafts)
-    return (
-        [partition for partition, _ in places],
-        [lane for _, lane in places],
-        [d.stream for d in drafts],
-        [d.type for d in drafts],
-        [d.destination for d in drafts],
-        [d.payload for d in drafts],
-        [d.delay_seconds for d in drafts],
-        [d.source or None for d in drafts] if from_outside else None,
-        [d.source_id or None for d in drafts] if from_outside else None,
-    )
-
-
 async def enqueue(connection: Any, *drafts: JobDraft) -> list[int]:
     """Store jobs in the connection's transaction and return their sequences.
 
@@ -105,6 +86,33 @@ def enqueue_sync(connection: Any, *drafts: JobDraft) -> list[int]:
             raise BadSetting(f"enqueue_sync takes a connection of psycopg or SQLAlchemy, not of {other!r}")
 
 
+async def received(connection: Any, source: str, source_id: str, draft: JobDraft) -> bool:
+    """Store a message from outside in the connection's transaction; False if known."""
+    if not source or not source_id:
+        raise InvalidMessage("a message from outside needs a source and its id there", field="source")
+    (seq,) = await enqueue(connection, replace(draft, source=source, source_id=source_id))
+    return seq != 0
+
+
+def arguments(drafts: Sequence[JobDraft], rng: random.Random) -> tuple[list[Any] | None, ...]:
+    """The arrays of the SQL function ``enqueue``."""
+    for draft in drafts:
+        known_draft(draft)
+    places = [place_of(d.stream) if d.stream is not None else (rng.randrange(PARTITIONS), None) for d in drafts]
+    from_outside = any(d.source for d in drafts)
+    return (
+        [partition for partition, _ in places],
+        [lane for _, lane in places],
+        [d.stream for d in drafts],
+        [d.type for d in drafts],
+        [d.destination for d in drafts],
+        [d.payload for d in drafts],
+        [d.delay_seconds for d in drafts],
+        [d.source or None for d in drafts] if from_outside else None,
+        [d.source_id or None for d in drafts] if from_outside else None,
+    )
+
+
 def _require(fit: bool, connection: Any, told: str) -> None:
     """Refuse early what has no transaction of the caller,
     such as a pool or an engine.
@@ -129,11 +137,3 @@ def _sqlalchemy(values: Sequence[list[Any] | None]) -> tuple[Any, dict[str, Any]
     from sqlalchemy import text  # only when the caller uses it
 
     return text(_SQLALCHEMY), {f"p{n}": value for n, value in enumerate(values)}
-
-
-async def received(connection: Any, source: str, source_id: str, draft: JobDraft) -> bool:
-    """Store a message from outside in the connection's transaction; False if known."""
-    if not source or not source_id:
-        raise InvalidMessage("a message from outside needs a source and its id there", field="source")
-    (seq,) = await enqueue(connection, replace(draft, source=source, source_id=source_id))
-    return seq != 0

@@ -173,10 +173,6 @@ class SqliteWork(EmbeddedWork):
             give_up(connection)
 
 
-def _busy() -> ServerBusy:
-    return ServerBusy("too many writes wait for the job store", retry_after_seconds=1.0)
-
-
 class MemoryWork(EmbeddedWork):
     """Jobs in memory, lost with the process. No thread, so virtual time works."""
 
@@ -221,3 +217,7 @@ class MemoryWork(EmbeddedWork):
                     self._db.execute(how)
             finally:
                 self._turn.release()
+
+
+def _busy() -> ServerBusy:
+    return ServerBusy("too many writes wait for the job store", retry_after_seconds=1.0)
