@@ -71,11 +71,10 @@ class Odds:
 
 @dataclass(slots=True)
 class FaultPlan:
-    """Which fault meets which call: from a seed by the odds of each verb, or by
-    ``script``, consumed in order.
+    """The fault of each call: by ``script``, in order, else by the odds of its verb.
 
-    ``heal`` ends all faults and lets hanging calls go on; ``counts`` tells what
-    happened, and ``during`` is entered for as long as a call is disturbed.
+    ``heal`` ends all faults and lets hanging calls continue; ``counts`` has the faults
+    so far; ``during`` is entered for the time of each disturbed call.
     """
 
     rng: random.Random

@@ -36,9 +36,7 @@ class AdmittedAmount(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """The most that any stretch of ``t`` seconds may admit: ``at_once`` +
-    ``per_second`` × t.
-    """
+    """The most for an interval of ``t`` seconds: ``at_once`` + ``per_second`` × t."""
 
     at_once: float
     per_second: float
@@ -47,8 +45,8 @@ class Bound(NamedTuple):
 def bound(capacity: int, per_second: float, nodes: int = 1, lease: int = 0, outages: bool = False) -> Bound:
     """capacity + rate × t + nodes × lease; with outages also the local shares.
 
-    While the counters are away each node admits its share, and the shares of all nodes
-    make one limit (never less than 1 a node).
+    While the counters are unavailable each node admits its share; the shares of all
+    nodes make one limit (at least 1 per node).
     """
     shares = max(capacity, nodes) if outages else 0
     return Bound(capacity + shares + nodes * lease, per_second * (2 if outages else 1))
@@ -56,9 +54,7 @@ def bound(capacity: int, per_second: float, nodes: int = 1, lease: int = 0, outa
 
 @dataclass(slots=True)
 class LimitsHistory:
-    """``truth`` is what the database held when all was healed; ``forgotten`` the names
-    whose tombstones it forgot.
-    """
+    """``truth``: the database's final rules; ``forgotten``: expired tombstones."""
 
     in_force: list[InForce] = field(default_factory=list)
     admitted: list[AdmittedAmount] = field(default_factory=list)
@@ -67,8 +63,10 @@ class LimitsHistory:
 
 
 def rules_monotone_and_converging(history: LimitsHistory) -> Verdict:
-    """Within an epoch no rule of a node goes back, or disappears before the database
-    forgot it; in the end every node has what is true.
+    """Within an epoch no rule of a node goes back or disappears.
+
+    A rule may disappear once the database has forgotten its tombstone. At the end every
+    node has the database's rules.
     """
     verdict = Verdict("rules_monotone_and_converging")
     last: dict[str, InForce] = {}
@@ -86,7 +84,7 @@ def rules_monotone_and_converging(history: LimitsHistory) -> Verdict:
 def _forward(before: InForce, now: InForce, forgotten: set[RuleName], verdict: Verdict) -> None:
     verdict.require(now.epoch >= before.epoch, f"{now.node} went back to epoch {now.epoch}", before, now)
     if now.epoch > before.epoch:
-        return  # a failover may have lost changes: what the new primary says replaces everything
+        return  # a failover may lose changes: the new primary's rules replace all
     for name, stamp in before.rules.items():
         kept = now.rules.get(name)
         onward = name in forgotten if kept is None else kept >= stamp
@@ -94,7 +92,7 @@ def _forward(before: InForce, now: InForce, forgotten: set[RuleName], verdict: V
 
 
 def admitted_within_bound(history: LimitsHistory, allowed: Bound) -> Verdict:
-    """For every subject and every stretch of time: admitted ≤ the bound."""
+    """For every subject and every interval: admitted ≤ the bound."""
     verdict = Verdict("admitted_within_bound")
     by_subject: dict[str, list[AdmittedAmount]] = defaultdict(list)
     for each in history.admitted:

@@ -124,7 +124,7 @@ class FaultyDisk(apsw.VFS):
 
     @contextmanager
     def until_the_cut(self) -> Iterator[None]:
-        """Work on the disk until it fails; afterwards the files are what it would hold."""
+        """Work on the disk until it fails; then the files are what it would hold."""
         try:
             yield
         except HoldfastError:
@@ -181,9 +181,10 @@ class _OpenFile(apsw.VFSFile):
 
 @dataclass(frozen=True, slots=True)
 class CutReport:
-    """One cut: ``lost`` and ``changed`` acknowledged messages, ``unsound`` counts
-    holes, counters that are not the highest sequence, and sends in flight at the cut
-    that were not stored exactly once when sent again.
+    """The result of one cut: ``lost`` and ``changed`` acknowledged messages.
+
+    ``unsound`` counts holes, counters that are not the highest sequence, and sends in
+    flight at the cut that were not stored exactly once when sent again.
     """
 
     seed: int
@@ -198,7 +199,7 @@ class CutReport:
 class _Workload:
     """Seeded sends and joins, in groups, until the cut; remembers the acks.
 
-    What fails before that is repeated with its key, as a client would.
+    It repeats a failed call under its key, as a client would.
     """
 
     rng: random.Random
@@ -259,10 +260,8 @@ class _Workload:
 async def power_cut(directory: Path, seed: int, synchronous: Literal["FULL", "NORMAL"] = "FULL") -> CutReport:
     """Run the store on a disk that loses power, and check what remains in it.
 
-    The directory must be empty.
-
-    With an odd seed some syncs fail before the cut, and what they should have written
-    is forgotten.
+    The directory must be empty. With an odd seed some syncs fail before the cut, and
+    their writes are dropped.
     """
     rng = random.Random(seed)
     operation = rng.randint(1, OPERATIONS_MAX)

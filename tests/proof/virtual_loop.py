@@ -37,7 +37,7 @@ WALL_CLOCK_START = 1_800_000_000.0
 
 
 class Deadlock(RuntimeError):
-    """Nothing is ready, no timer is set, no thread works: the program would never end."""
+    """Nothing is ready, no timer set, no thread at work: it would never end."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

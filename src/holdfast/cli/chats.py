@@ -306,7 +306,7 @@ def _all_chats(rest: RestClient) -> list[dict[str, Any]]:
 
 
 def _chat_id(rest: RestClient, name: str) -> str:
-    """The id of a chat given by its id or by a title that one chat alone has."""
+    """The id of a chat, given by its id or by its unique title."""
     if name.startswith("chat_"):
         return name
     found = [entry["chat"]["chat_id"] for entry in _all_chats(rest) if entry["title"] == name]

@@ -90,7 +90,7 @@ class CliContext:
     token_file: Path | None = None
 
     def with_credential(self) -> CliContext:
-        """With the token from its file; InvalidMessage if invalid, or if two are given."""
+        """With the token from its file; InvalidMessage if invalid or given twice."""
         if self.token_file is None:
             return self
         if self.token:
@@ -131,7 +131,7 @@ class CliContext:
 
     @property
     def stopped_state(self) -> Path | None:
-        """The state directory of a stopped server; None if it runs or does not exist."""
+        """A stopped server's state directory; None if it runs or does not exist."""
         from holdfast.access.secrets import SECRETS_FILE
         from holdfast.node.state_dir import holder
 
@@ -195,7 +195,7 @@ class CliContext:
 
 
 def settings_of(file: Path | None, overrides: Mapping[str, object] | None = None) -> Settings:
-    """The settings of a server with this file and environment; BadSetting if invalid."""
+    """The settings of a server with this file; BadSetting if invalid."""
     from holdfast.settings import load
 
     environ = {name: value for name, value in os.environ.items() if name != "HOLDFAST_CONFIG"}

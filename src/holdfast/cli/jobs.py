@@ -328,7 +328,7 @@ def _exhume(reach: CliContext, verb: str, body: dict[str, Any], seqs: list[int] 
 
 
 def _in_portions(rest: RestClient, verb: str, body: dict[str, Any], rate: int, told: _Told) -> int:
-    """Apply ``verb`` to all selected dead letters, ``rate`` a second; return the count."""
+    """Apply ``verb`` to all selected, ``rate`` a second; return the count."""
     total, dead = 0, rest.get("/admin/jobs/stats")["dead"]
     for limit in _portions(rate, dead):
         if total:

@@ -1,4 +1,4 @@
-"""The commands about the server itself: tokens, status, backup, restore, erasure, keys."""
+"""The commands about the server: tokens, status, backup, restore, erasure, keys."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def restore(
 
 
 def _contents(files: Iterable[Mapping[str, Any]]) -> str:
-    """What people want to know of a backup."""
+    """The counts of a backup, as a phrase."""
     told = ("chats", "messages", "jobs", "rules", "endpoints")
     counts = {name: count for file in files for name, count in file["counts"].items()}
     return ", ".join(f"{counts[name]:,} {name}" for name in told if name in counts)
@@ -247,7 +247,7 @@ def _made_by_server(reach: CliContext, body: Mapping[str, Any], stopped: Path | 
 
 
 def _made_offline(state: Path, label: str, scopes: list[str] | None, reason: str) -> dict[str, Any]:
-    """As the server would answer."""
+    """Make the key in a stopped server's state; return the server's response."""
     from holdfast.api.admin import key_view
     from holdfast.api.schemas import IssuedKey
     from holdfast.node.key_recovery import create_admin_key
@@ -318,7 +318,7 @@ def revoke_key(
 
 
 def alarms(status: Mapping[str, Any]) -> list[str]:
-    """What in a server's status somebody should look at now."""
+    """The parts of a server's status that need attention now."""
     limits = status.get("limits") or {}
     said = [f"{name}: {why} (docs/guides/runbooks/breaker-open.md)" for name, why in status.get("trouble", {}).items()]
     if limits.get("stale"):

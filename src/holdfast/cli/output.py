@@ -88,7 +88,7 @@ def told(reach: CliContext, answer: Any, sentence: str) -> None:
 
 
 def listed(reach: CliContext, found: Any, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str) -> None:
-    """Print the response for programs, a table for people; ``empty`` as in ``table``."""
+    """Print JSON for programs, a table for people; ``empty`` as in ``table``."""
     if reach.as_json:
         as_json(found)
     else:
@@ -164,7 +164,7 @@ def watching(step: Callable[[], tuple[str, int, int] | None], moved: _Moved) -> 
 
 
 def printable(value: Any) -> str:
-    """Text without control characters, so that it cannot move the cursor or add colour."""
+    """Text without control characters: it cannot move the cursor or add colour."""
     return "".join(c if c.isprintable() or c == " " else "�" if c != "\n" else " ⏎ " for c in str(value))
 
 

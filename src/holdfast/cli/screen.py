@@ -1,4 +1,4 @@
-"""The screens of ``chat open``: a terminal with a prompt at its bottom, or plain lines."""
+"""The screens of ``chat open``: a terminal with a prompt, or plain lines."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class PlainScreen:
 
 
 class TerminalScreen:
-    """A terminal: waiting messages and the prompt stay below, redrawn on every change."""
+    """A terminal: waiting messages and the prompt stay at its bottom."""
 
     is_pipe = False
 

@@ -46,7 +46,7 @@ def serve(
 
 
 def _said_before(ctx: typer.Context, name: str) -> Path | None:
-    """An option that was written before the word ``serve``: it means the same there."""
+    """An option given before the word ``serve`` counts as if given after it."""
     outer = ctx.parent
     if outer is None or getattr(outer.get_parameter_source(name), "name", "") != "COMMANDLINE":
         return None

@@ -85,7 +85,7 @@ class ChatCopy:
         self.heard = max(self.heard, self.received)
 
     def move_past(self, sequence: int, proof: str | UnsetType = UNSET) -> None:
-        """The application is done with ``sequence``, and with a settled hole behind it."""
+        """The application is done with ``sequence`` and a settled hole behind it."""
         self.waiting -= 1
         if not self.waiting:
             self.consumed, self.consumed_proof = self.received, self.proof

@@ -199,7 +199,7 @@ class ChatCopies:
             self._behind.setdefault(chat_id, now)
 
     def disconnected(self) -> None:
-        """Repeat this connection's acks; the next resume finds chats that are behind."""
+        """Repeat this connection's acks; the next resume finds the chats behind."""
         self._behind.clear()
         for copy in self._copies.values():
             copy.heard = 0

@@ -450,7 +450,7 @@ class Client:
 
 
 class Unsettled:
-    """A message that is neither acked nor refused; ``on_disk``: the state file has it."""
+    """A message neither acked nor refused; ``on_disk``: in the state file."""
 
     __slots__ = ("entry", "on_disk", "sent", "stored")
 

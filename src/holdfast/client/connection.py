@@ -182,7 +182,7 @@ class ClientSocket(WSListener):
 
 
 class _Watched(asyncio.BufferedProtocol):
-    """picows's protocol, reporting every read: picows itself reports whole frames only."""
+    """picows's protocol, reporting every read: picows reports whole frames only."""
 
     def __init__(self, protocol: Any, socket: ClientSocket) -> None:
         self._protocol = protocol

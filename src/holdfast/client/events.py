@@ -84,7 +84,7 @@ class ChatGone:
 
 @dataclass(frozen=True, slots=True)
 class ChatReset:
-    """The chat was renumbered: drop its copy; all its messages follow, from the first."""
+    """The chat was renumbered: drop its copy; all its messages follow."""
 
     chat_id: str
     epoch: int

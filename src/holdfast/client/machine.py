@@ -215,7 +215,7 @@ class Machine:
         return self._done(now)
 
     def listen(self, now: float) -> list[MachineAction]:
-        """The application reads events from now on, so the machine may resume and pull."""
+        """The application reads events from now on: resume and pull."""
         self.listens = True
         if self._session is not None and self._session.resuming is not None:
             self._session.resuming.at = now
@@ -369,7 +369,7 @@ class Machine:
             self._write(SendMessage(request_id=self._request(), payload=body))
 
     def _resume_again(self, session: ClientSession, now: float) -> None:
-        """With many chats behind, a resume brings hundreds in the time of a few pulls."""
+        """With many chats behind, a resume is faster than single pulls."""
         room = self.inbox.room * 2 >= self._settings.buffer_messages_max
         if session.resumed_many and room and self._may_sync(session) and self._chats.behind(now) >= MANY_CHATS:
             session.resuming = Resuming(now)

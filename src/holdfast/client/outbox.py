@@ -140,7 +140,7 @@ class Outbox:
         return min((at for _, _, at in self._in_flight.values()), default=NEVER)
 
     def next_start(self) -> float:
-        """When the next entry may be sent, if nothing else happens; NEVER if none may."""
+        """When the next entry may be sent; NEVER if none may."""
         if not self._idle or len(self._in_flight) >= self._in_flight_max:
             return NEVER
         return max(self._paused_until, min(line.not_before for line in self._idle.values()))

@@ -74,7 +74,7 @@ class Reconnect:
         self._closing: ConnectionClosing | None = None
 
     def lasted(self) -> None:
-        """The connection lasted long enough to count as good: start the backoff over."""
+        """The connection lasted long enough: start the backoff over."""
         self._failures = 0
         self._lasted = True
 
@@ -167,7 +167,7 @@ _MOVED = frozenset({301, 308})
 
 
 def refusal(error: Error) -> HoldfastError:
-    """The error of a send that is not retried; an unknown outcome is part of its text."""
+    """The error of a send that is not retried; it names an unknown outcome."""
     what_next = _NEXT.get(error.code, _NEXT[InternalError.code])
     if error.details and error.details.keys() & {"scope", "claim"}:
         what_next = "get a token that allows it"

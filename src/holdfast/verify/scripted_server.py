@@ -142,7 +142,7 @@ class ScriptedServer:
             raise AssertionError(self.failure)
 
     async def until_live(self, connections: int = 1) -> None:
-        """A client has resumed, on at least this many connections since the beginning."""
+        """A client has resumed, after at least this many connections."""
         await self.until(lambda: len(self.connections) >= connections and self.here.live, "a resumed connection")
 
     async def touch(self) -> None:
@@ -154,13 +154,13 @@ class ScriptedServer:
         await self._store("bob", f"bob-{len(self.messages)}", content)
 
     def append_event(self, change: dict[str, Any]) -> dict[str, Any]:
-        """Another user changed the chat: store a message of kind event, without a push."""
+        """Another user changed the chat: store an event message, without a push."""
         message = self._append("bob", f"event-{len(self.messages)}", json.dumps(change))
         message.update(kind="event", client_message_id=None)
         return message
 
     async def renumber(self, contents: list[str]) -> None:
-        """An operator restored or repaired the chat; a heartbeat carries the new epoch."""
+        """An operator repaired the chat; a heartbeat carries the new epoch."""
         self.raise_epoch(contents)
         await self.push_frame("heartbeat", {"heads": {CHAT: [self.epoch, len(self.messages)]}})
 

@@ -178,7 +178,7 @@ class Workload:
     # The conversation
 
     async def _talk(self, tell: Callable[[WorkloadProgress], None]) -> None:
-        """Send from all devices while connections break and a stranger tries to get in."""
+        """Send from all devices while connections break; try as a stranger."""
         until = time.monotonic() + self._settings.seconds
         async with asyncio.TaskGroup() as group:
             for number, client in enumerate(self._clients):

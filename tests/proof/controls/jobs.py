@@ -236,7 +236,7 @@ class UnorderedClaims(MemoryWork):
 
 @dataclass(frozen=True, slots=True)
 class JobControl:
-    """A variant of the scenario; ``red``: the checkers that it must turn red, no other."""
+    """A variant of the scenario; ``red``: the only checkers it must turn red."""
 
     name: str
     store: Callable[[LoopClock], MemoryWork] = MemoryWork

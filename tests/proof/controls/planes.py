@@ -74,7 +74,7 @@ class ForgetfulIntake(Intake):
 
 
 class CoupledStore(StoreDurability):
-    """Acks a send only after asking who is online: a fanout failure becomes a send's."""
+    """Acks a send after asking who is online: a fanout failure becomes a send's."""
 
     def __init__(self, store: Store, clock: Clock, registry: Registry) -> None:
         super().__init__(store, clock)

@@ -20,7 +20,7 @@ class TwoPhaseStore(MemoryStore):
     """Allocates numbers first and stores each message later: 43 is readable before 42.
 
     Red: 4, the late fill. 9 follows and cannot be kept green: a page is authoritative,
-    so whoever was served up to 43 never asks for 42 again and rests without it.
+    so a client that was served up to 43 never asks for 42 and rests without it.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class OverwritingStore(MemoryStore):
     """Puts without a condition, and sometimes a repair sets a counter one too low.
 
     Red: 1, an acknowledged message is overwritten. 3 and 9 follow and cannot be kept
-    green: the number now stands for two messages, and whoever was given the first one
+    green: the number now stands for two messages, and a client that got the first one
     rests with a chat that is not the stored one.
     """
 
@@ -104,7 +104,7 @@ class ForgetfulStore(MemoryStore):
 
 
 class UnpublishedDisk(SimulatedDisk):
-    """Not all commits reach the log, as when a retry is answered before it publishes."""
+    """Not all commits reach the log, as if a retry were answered unpublished."""
 
     def __init__(self) -> None:
         super().__init__(MemoryStore())
@@ -130,8 +130,8 @@ class EarlyAcks(Around):
     """Acks a predicted commit, commits later: a kill in between loses messages.
 
     Red: 1. 3 and 5 follow and cannot be kept green: the lost message's number is given
-    to the next one (two messages under one number), and whoever reads after the restart
-    sees less than was acknowledged before it.
+    to the next one (two messages under one number), and a read after the restart shows
+    less than was acknowledged before it.
     """
 
     def __init__(self, store: Store) -> None:

@@ -20,9 +20,9 @@ from holdfast.errors import HoldfastError, NotAMember
 from holdfast.message import Acked, Draft, Message
 
 Step = Callable[[str, Draft], Awaitable[None]]
-"""Awaited before each step with its name: ``key``, ``membership``, ``allocate``,
-``persist``, ``publish``.
+"""Awaited before each step, with the step's name.
 
+The steps are ``key``, ``membership``, ``allocate``, ``persist`` and ``publish``.
 Raising in it is a crash (or a failed dependency) at that point; waiting in it chooses
 the interleaving.
 """

@@ -90,11 +90,9 @@ class Device:
         self._do(self.machine.send(entry, self._loop.time()))
 
     def ask_at_once(self, chat_id: str, pages: int) -> None:
-        """Ask for several pages beside what the machine does, which asks for one at a
-        time; it ignores the answers.
+        """Request several pages at once, beside the machine, which ignores the replies.
 
-        Only where the server has let it in: before that nothing is read, so that
-        nothing was asked.
+        Only while the server accepts the connection: before that it reads no request.
         """
         cursor = self.cursors.get(chat_id, CursorClaim(1, 0))
         for _ in range(pages if self._online else 0):

@@ -49,7 +49,7 @@ class SimulatedDisk:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of a run; ``options`` lets a control choose the faults that reveal it."""
+    """The parts of a run; ``options`` lets a control choose its faults."""
 
     disk: Callable[[], SimulatedDisk] = lambda: SimulatedDisk(MemoryStore())
     around_store: Callable[[Store], Store] = lambda store: store

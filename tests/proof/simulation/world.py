@@ -194,7 +194,7 @@ class World:
     # Users and operators
 
     async def _talk(self, device: Device) -> None:
-        """Send; keys may repeat between users, never between the devices of one user."""
+        """Send; keys may repeat between users, not between one user's devices."""
         turn = self.devices.index(device) // len(USERS)
         for number in range(self.options.sends_per_device):
             await asyncio.sleep(self.rng.expovariate(self.options.sends_per_device / self.options.seconds))
@@ -229,7 +229,7 @@ class World:
             device.wire.cut()
 
     async def _open_hole(self) -> None:
-        """Drop all bytes to and from one device for a while; then break its connection."""
+        """Drop one device's bytes for a while; then break its connection."""
         device, seconds = self._somebody(), self.rng.uniform(1, 20)
         wire = device.wire
         if wire is None or wire.hole:

@@ -59,7 +59,7 @@ class FaultTimeline:
         )
 
     def breaker_open(self, plane: FaultPlane, since: float, until: float) -> bool:
-        """Whether the plane's breaker may have been open at any time between the two."""
+        """Whether the plane's breaker may have been open between the two."""
         return any(opened <= until and since <= closed for opened, closed in self._open.get(plane, ()))
 
     def away_seconds(self, client: str, since: float, until: float) -> float:

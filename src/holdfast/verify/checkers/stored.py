@@ -10,7 +10,7 @@ from holdfast.verify.history import ChatAtEnd, History, Pushed, Sighting
 
 
 def acked_is_stored(history: History) -> Verdict:
-    """1: an acked message is stored under its number, unchanged or redacted by an act."""
+    """1: an acked message is stored under its number, unchanged or redacted."""
     verdict = Verdict("acked is stored")
     stored = {chat.chat_id: {m.sequence: m for m in chat.messages} for chat in history.chats.values()}
     for invoke, ok, acked in history.acks():

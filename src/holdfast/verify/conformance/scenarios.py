@@ -1,6 +1,8 @@
-"""The failures that a client must survive, one scenario each: a coroutine over a scripted server and the client.
+"""The failures that a client must survive, one scenario each.
 
-What must hold in the end is the same for all of them (``verify``). docs/guides/client-conformance.md describes them.
+A scenario is a coroutine over a scripted server and the client. At its end the same must
+hold for all (``verify``). docs/guides/client-conformance.md describes them; ``holdfast
+conformance`` prints the first line of each docstring.
 """
 
 from __future__ import annotations
@@ -16,15 +18,15 @@ Scenario = Callable[[ScriptedServer, Subject], Awaitable[None]]
 
 
 def require(kept: bool, otherwise: str) -> None:
-    """What the protocol asks of a client; AssertionError if it does not do it."""
+    """Raise AssertionError unless the client does what the protocol requires."""
     if not kept:
         raise AssertionError(otherwise)
 
 
 async def verify(server: ScriptedServer, subject: Subject) -> None:
-    """What every scenario ends with: the subject has exactly what the server has, in order, once, and acked it.
+    """The subject has exactly the server's messages, in order, once, and acked them.
 
-    A copy is judged by its epoch: what was shown of an older one is of a numbering that is gone.
+    Only messages of the newest epoch count: older ones belong to a void numbering.
     """
     want = [(message["sequence"], message["content"]) for message in server.messages]
 

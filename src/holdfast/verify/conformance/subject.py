@@ -6,17 +6,17 @@ output, one JSON object a line:
     in   {"do": "start", "url": …, "chat_id": …, "user_id": …, "state": …, "timings": {…}}
          {"do": "token", "token": …}                             the answer to token_wanted
          {"do": "send", "client_message_id": …, "content": …}
-         {"do": "stop"}                                          end, with what must be kept in the state file
+         {"do": "stop"}                                          save the state file and exit
     out  {"event": "token_wanted"}                               before each connection, and where a token is renewed
          {"event": "message", "epoch": …, "sequence": …, "content": …}    shown to the application, in this order
-         {"event": "reset"}                                      the application was told to drop its copy of the chat
+         {"event": "reset"}                                      the application drops its copy of the chat
          {"event": "sent", "client_message_id": …}
-         {"event": "refused", "client_message_id": …, "code": …} for good; what is tried again is not told
-         {"event": "gone"}                                       the user is no member of the chat any more
+         {"event": "refused", "client_message_id": …, "code": …} for good; a retry is not reported
+         {"event": "gone"}                                       the user is no longer a member of the chat
          {"event": "stopped", "reason": …}                       the client has given up for good
          {"event": "log", "text": …}                             anything; it is in the report of a failure
 
-It is killed, and started again on the same state file, where a scenario says so.
+A scenario may kill the program and start it again on the same state file.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ LOG_LINES_MAX = 50
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """What keeps a run short, in milliseconds; a client that cannot be set so is only
-    slower to judge.
+    """The client's timeouts, in milliseconds, to keep a run short.
+
+    A client that ignores them only takes longer.
     """
 
     reconnect_initial_ms: int = 50
@@ -62,9 +63,7 @@ class Subject(Protocol):
     """
 
     received: list[tuple[int, int, str]]
-    """(epoch, sequence, content) in the order shown; a reset empties it, for the
-    application has dropped its copy.
-    """
+    """(epoch, sequence, content) in the order shown; a reset empties it."""
 
     outcomes: dict[str, str]
     """client_message_id -> "sent" or the error code it was refused with."""
@@ -73,7 +72,7 @@ class Subject(Protocol):
     """Why the client gave up for good, or None."""
 
     gone: bool
-    """Whether the client has told that the user is no member of CHAT any more."""
+    """Whether the client reported that the user is no longer a member of CHAT."""
 
     def send(self, content: str, client_message_id: str) -> None: ...
 
@@ -161,7 +160,7 @@ class ProgramSubject:
         try:
             while line := await stream.readline():
                 await on_line(line)
-        except ValueError:  # a line above LINE_BYTES_MAX: what follows cannot be read
+        except ValueError:  # a line above LINE_BYTES_MAX: the rest is unreadable
             await self._fail(f"the program wrote a line of more than {LINE_BYTES_MAX:,} bytes")
         if not self._ending:
             await self._fail(f"the program ended by itself, with exit code {await self._process.wait()}")

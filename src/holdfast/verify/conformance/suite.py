@@ -34,7 +34,7 @@ WITHOUT_VERIFY = (scenarios.replaced, scenarios.removed, scenarios.token_refused
 
 
 class Result(Struct, frozen=True):
-    """What came of one scenario.
+    """The result of one scenario.
 
     ``why`` and ``log`` (the end of the program's) are of a failure.
     """

@@ -1,8 +1,9 @@
 """Frames that arrive in one piece, in each order.
 
-A network joins what a server wrote apart: an answer and the pushes behind it arrive in one segment. A client that
-handles an answer later than the frame behind it, in the continuation of a promise say, places the push by an old
-cursor. Here the frames are written in one piece, so that this happens every time and not one time in three.
+A network may join separate writes: a reply and the pushes behind it arrive in one
+segment. A client that handles a reply later than the frame behind it, for example in the
+continuation of a promise, compares the push with an old cursor. Here the server writes
+the frames in one piece, so that this happens every time and not one time in three.
 """
 
 from __future__ import annotations
