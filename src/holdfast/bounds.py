@@ -1,4 +1,4 @@
-"""What every part says of its bounds: sizes in words, and that a bound of nothing, or of no end, is refused. (Pure.)"""
+"""Names for sizes, and checks of settings that are bounds. (Pure.)"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ GIB = 1024 * MIB
 
 
 def positive(owner: object, *names: str) -> None:
-    """Refuse a setting that is zero or less: a bound of nothing would stop everything."""
+    """ValueError if a setting is zero or less: such a bound would stop everything."""
     for name in names:
         value = getattr(owner, name)
         if value <= 0:
@@ -16,7 +16,7 @@ def positive(owner: object, *names: str) -> None:
 
 
 def at_most(owner: object, **most: float) -> None:
-    """Refuse a setting that is more than can be meant: what is made for each of them would not end."""
+    """ValueError if a setting is above its limit: memory or work grows with it."""
     for name, limit in most.items():
         value = getattr(owner, name)
         if value > limit:

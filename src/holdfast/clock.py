@@ -1,7 +1,8 @@
-"""Time, randomness and ids, injected everywhere; nothing else in Holdfast asks the system for them.
+"""Time, randomness and ids, injected everywhere, so that a simulation can own them.
 
-``now`` is wall-clock time (seconds since the epoch): for people and records. ``monotonic`` is for
-durations: it never goes back. A decision must never depend on the wall clock where a duration is meant.
+``now`` is wall-clock time (seconds since the epoch), for people and records.
+``monotonic`` never goes back and is for durations: a decision about a duration must not
+use the wall clock.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _PAIRS = [first + second for first in _CROCKFORD for second in _CROCKFORD]
 """Ten bits as two characters."""
 TURN_SECONDS = 0.005
-"""How long work that can be cut may keep the loop to itself."""
+"""How long divisible work may run before it lets the loop go on."""
 
 
 class Clock(Protocol):
-    """Where time comes from."""
+    """The source of time."""
 
     def now(self) -> float:
         """Seconds since the epoch, by the wall clock."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds since some fixed moment; never goes back."""
+        """Seconds since some fixed time; never goes back."""
         ...
 
 
@@ -42,7 +43,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to, for tests of pure code."""
+    """A clock that moves only by ``advance``, for tests of pure code."""
 
     def __init__(self, start: float = 1_000_000.0) -> None:
         self._elapsed = 0.0
@@ -59,10 +60,11 @@ class ManualClock:
 
 
 class Ids:
-    """Makes ids: a prefix that names the kind, then a ULID (48 bits of time, 80 of randomness).
+    """Makes ids: a prefix for the kind, then a ULID (48 bits of time, 80 random bits).
 
-    Ids of one maker rise strictly, also within a millisecond and when the wall clock steps back. Randomness is drawn
-    once per millisecond; the ids made within it count on from there, which is what makes them cheap.
+    The ids of one maker rise strictly, also within a millisecond and when the wall
+    clock steps back. Random bits are drawn once per millisecond; later ids of that
+    millisecond count up from there, which makes them cheap.
     """
 
     _COUNTED_BITS = 20
@@ -79,7 +81,7 @@ class Ids:
         millisecond = int(self._clock.now() * 1000)
         if millisecond > self._millisecond:
             self._millisecond = millisecond
-            # One draw for both: each may be a system call.
+            # One draw for both, because a draw may be a system call.
             self._begin(*divmod(self._rng.getrandbits(60 + self._COUNTED_BITS - 1), 1 << self._COUNTED_BITS - 1))
         else:
             self._low += 1
@@ -96,21 +98,25 @@ class Ids:
 
 
 class Turns:
-    """Long work on the loop, cut into turns, so that a send and a health check do not wait for all of it."""
+    """Divides long work on the loop, so that sends and health checks do not wait for
+    it."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._ends = clock.monotonic() + TURN_SECONDS
 
     async def give_way(self) -> None:
-        """Between two pieces of the work: let the others run if this turn has had its time. Cancel-safe."""
+        """Call between two pieces: lets the loop run if this turn took long.
+
+        Cancel-safe.
+        """
         if self._clock.monotonic() >= self._ends:
             await asyncio.sleep(0)
             self._ends = self._clock.monotonic() + TURN_SECONDS
 
 
 async def wait_at_most(event: asyncio.Event, seconds: float) -> bool:
-    """Wait for an event for so long; whether it came. Cancel-safe."""
+    """Wait for an event, at most so long; returns whether it was set. Cancel-safe."""
     try:
         async with asyncio.timeout(seconds):
             return await event.wait()
@@ -121,7 +127,7 @@ async def wait_at_most(event: asyncio.Event, seconds: float) -> bool:
 def start_thread(work: Callable[[], None], name: str) -> asyncio.Event:
     """Run ``work`` in a daemon thread; the event is set when it has ended.
 
-    Nothing of it waits in the loop's own executor, which others' work may fill for as long as it likes.
+    It does not use the loop's executor, which other work may fill for any time.
     """
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
@@ -129,11 +135,11 @@ def start_thread(work: Callable[[], None], name: str) -> asyncio.Event:
         try:
             work()
         finally:
-            with suppress(RuntimeError):  # the loop is closed, and with it everybody who could wait
+            with suppress(RuntimeError):  # the loop is closed: nobody waits
                 loop.call_soon_threadsafe(end)
 
     def end() -> None:
-        thread.join()  # it has nothing left to do
+        thread.join()  # it is about to end
         ended.set()
 
     thread = threading.Thread(target=run, name=name, daemon=True)
@@ -142,5 +148,5 @@ def start_thread(work: Callable[[], None], name: str) -> asyncio.Event:
 
 
 def timestamp(now: float) -> str:
-    """A wall-clock moment as it is stored and sent: RFC 3339, UTC, milliseconds."""
+    """A wall-clock time as stored and sent: RFC 3339, UTC, milliseconds."""
     return datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"

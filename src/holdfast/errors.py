@@ -17,7 +17,7 @@
     │   ├── RateLimited           RATE_LIMITED            after ``retry_after_seconds``
     │   ├── ServerBusy            SERVER_BUSY
     │   ├── ChatHalted            CHAT_HALTED             after an operator's ``holdfast chat recover``
-    │   └── Unavailable           SERVICE_UNAVAILABLE     a dependency is away or its breaker is open
+    │   └── Unavailable           SERVICE_UNAVAILABLE     a dependency fails or its breaker is open
     ├── OutcomeUnknown        SERVICE_UNAVAILABLE     nobody knows whether it happened: retry with the same key
     ├── InternalError         INTERNAL_ERROR          a defect, which a retry would meet again; the log has its cause
     ├── UnreadableEvent       an entry of the event log makes no sense: to the dead letters, and on
@@ -28,9 +28,8 @@
         │   └── DiskFull          INSUFFICIENT_STORAGE    no room is left: nothing was changed
         └── StateCorrupted        the database is damaged or newer than this program
 
-A timeout is unknown, never failed. Foreign errors are translated into these at the seam where they arise.
-
-Engines whose libraries only their users install.
+A timeout is unknown, never failed. Foreign errors are translated into these at the seam
+where they arise. ``extra`` does so for the optional library of an engine.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ from typing import Any, ClassVar
 
 
 class HoldfastError(Exception):
-    """Base of all; carries what the client is told."""
+    """Base of all; carries what the client gets."""
 
     code: ClassVar[str] = "INTERNAL_ERROR"
     retryable: ClassVar[bool] = False
     outcome: ClassVar[str] = "rejected"
     private: ClassVar[bool] = False
-    """Whether its words are for the log alone."""
+    """Whether its text is only for the log."""
 
     def __init__(self, message: str = "", *, retry_after_seconds: float | None = None, **details: Any) -> None:
         super().__init__(message)
@@ -57,7 +56,7 @@ class HoldfastError(Exception):
 
     @property
     def told(self) -> HoldfastError:
-        """What a client is told of it."""
+        """The error as a client gets it."""
         return InternalError("something went wrong here; it is logged") if self.private else self
 
 
@@ -200,7 +199,10 @@ def error_of(
     retry_after_seconds: float | None = None,
     details: Mapping[str, Any] | None = None,
 ) -> HoldfastError:
-    """What a server told, as an error of this tree; a code of a newer server is an InternalError that names it."""
+    """The error of this tree for a server's answer.
+
+    An unknown code, of a newer server, is an InternalError that names it.
+    """
     unknown = outcome == OutcomeUnknown.outcome and code == OutcomeUnknown.code
     kind = OutcomeUnknown if unknown else _BY_CODE.get(code)
     error = kind(message) if kind is not None else InternalError(f"{code}: {message}")
@@ -211,7 +213,7 @@ def error_of(
 
 @contextmanager
 def extra(name: str) -> Iterator[None]:
-    """BadSetting, with what to install, if an engine is asked for whose library is not there."""
+    """BadSetting, with what to install, if the block imports a missing library."""
     try:
         yield
     except ImportError as error:

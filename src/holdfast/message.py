@@ -1,9 +1,9 @@
 """The frozen values everything speaks, from the store to the wire; there is no copy of them per layer. (Pure.)
 
-A *chat* is an ordered, durable list of messages with members. A *message* is immutable and numbered: its
-``sequence`` is dense within its chat, starts at 1 and stays below 2^53. An *epoch* counts the times a chat's
-numbering was repaired; a *cursor* (epoch, sequence) says how far somebody has the chat. A *position* is a
-place in the event log.
+A *chat* is an ordered, durable list of messages with members. A *message* is immutable
+and numbered: its ``sequence`` is dense within its chat, starts at 1 and stays below
+2^53. An *epoch* counts the repairs of a chat's numbering; a *cursor* (epoch, sequence)
+says how far a client has the chat. A *position* is an offset in the event log.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Draft(Struct, frozen=True, gc=False):
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Identifies the send for ever: a retry has the same key."""
+        """Identifies the send permanently: a retry has the same key."""
         return (self.chat_id, self.sender.user_id, self.client_message_id)
 
     @property

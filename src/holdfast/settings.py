@@ -1,8 +1,10 @@
 """Settings: file, environment and options in, one frozen tree out.
 
-The tree keeps the seed's paths and names (``gateway.backpressure.inbound.rate_limit_per_second``). Its leaves are
-the small dataclasses that stand beside what they configure and check their own values. The later source wins:
-defaults, the file (TOML or YAML), ``HOLDFAST_…`` variables (``__`` between the parts of a path), options.
+The tree keeps the paths and names of the design documents
+(``gateway.backpressure.inbound.rate_limit_per_second``). Its leaves are small
+dataclasses that live beside what they configure and check their own values. The later
+source wins: defaults, the file (TOML or YAML), ``HOLDFAST_…`` variables (``__`` between
+the parts of a path), options.
 """
 
 from __future__ import annotations
@@ -48,10 +50,11 @@ NOT_SETTINGS = frozenset(
 )
 """Variables that other parts read: the tests and the command line's client side."""
 SERVICE_LINKS = re.compile(r"HOLDFAST_(SERVICE_(HOST|PORT(_.+)?)|PORT_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)")
-"""Variables that Kubernetes gives every container beside a Service named holdfast; and HOLDFAST_PORT, as a URL."""
+"""Variables that Kubernetes sets in every container if a Service is named holdfast;
+also HOLDFAST_PORT, with a URL."""
 SHORT_NAMES = {"HOST": "server.host", "PORT": "server.port", "STATE_DIR": "server.state_dir"}
 AROUND_A_MESSAGE_BYTES = 1024
-"""What a frame or a body has besides the message's content, at least."""
+"""The least that a frame or a body needs besides the message's content."""
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -260,7 +263,8 @@ UNUSED_WITHOUT_ENGINES = (
     "durability.dynamodb.", "durability.kafka.",
     "fanout.kafka.consumer.group_id", "fanout.kafka.consumer.enable_auto_commit", "fanout.dlq.topic",
 )  # fmt: skip
-"""The seed's settings of engines that are not here yet: accepted, without effect, and told so in the posture."""
+"""Settings of the design documents for engines that do not exist yet: accepted without
+effect, and the banner says so."""
 
 
 def _is_service_link(name: str, value: str) -> bool:
@@ -268,7 +272,10 @@ def _is_service_link(name: str, value: str) -> bool:
 
 
 def load(file: Path | None, environ: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:
-    """The settings of this start; BadSetting names the path and the reason. ``overrides`` are by dotted path."""
+    """Load the settings; BadSetting names the path and the reason.
+
+    ``overrides`` are by dotted path.
+    """
     tree: dict[str, Any] = _read_file(file) if file else {}
     _check_names(tree, Settings, "", str(file))
     for name, value in environ.items():
@@ -291,13 +298,14 @@ def load(file: Path | None, environ: Mapping[str, str], overrides: Mapping[str, 
 
 
 def differences(settings: Settings) -> Iterator[tuple[str, Any, Any]]:
-    """Every setting that is not at its default, as it may be shown: (path, value, default)."""
+    """Every setting that is not at its default, safe to show: (path, value,
+    default)."""
     for path, value, default in _differences("", settings, Settings()):
         yield path, _shown(value), default
 
 
 def _shown(value: Any) -> Any:
-    """A list of groups as a variable would give it."""
+    """A list of groups in the form of a variable."""
     if isinstance(value, tuple) and value and is_dataclass(value[0]):
         value = msgspec.json.encode(value).decode()
     return safe_text(value) if isinstance(value, str) else value
@@ -344,7 +352,7 @@ def _read_file(file: Path) -> dict[str, Any]:
 
 def _read_yaml(text: str) -> Any:
     """ValueError if it is not valid."""
-    import yaml  # only who has such a file waits for it
+    import yaml  # imported only for such a file
 
     try:
         return yaml.safe_load(text)
@@ -353,7 +361,7 @@ def _read_yaml(text: str) -> Any:
 
 
 def _check_names(tree: dict[str, Any], kind: Any, prefix: str, source: str) -> None:
-    """A misspelt setting would silently leave its default in force."""
+    """BadSetting for an unknown name: a typo would silently leave the default."""
     hints = get_type_hints(kind)
     for name, value in tree.items():
         path = f"{prefix}{name}"
@@ -383,7 +391,7 @@ def _no_setting(path: str, source: str) -> BadSetting:
 
 
 def _put(tree: dict[str, Any], path: str, value: Any, source: str) -> None:
-    """Put a value at its dotted path; text of the environment becomes a list where the setting is one."""
+    """Put a value at its dotted path; text becomes a list if the setting is one."""
     kind: Any = Settings
     *parents, leaf = path.split(".")
     for part in [*parents, leaf]:
@@ -405,7 +413,7 @@ def _put(tree: dict[str, Any], path: str, value: Any, source: str) -> None:
 
 
 def _tables(text: str, kind: Any, path: str, source: str) -> list[Any]:
-    """A list of groups as a variable or an option gives it."""
+    """Parse a list of groups from a variable or an option."""
     try:
         tables = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
@@ -419,7 +427,8 @@ def _tables(text: str, kind: Any, path: str, source: str) -> list[Any]:
 
 
 def _explain(error: str) -> str:
-    """msgspec says "…, at `$.gateway.x`"; an operator wants the path first, and what it should be."""
+    """Rewrite a msgspec error ("…, at `$.gateway.x`"): path first, then what it should
+    be."""
     if words := said_of(error, Settings):
         return words[1]
     reason, _, place = error.rpartition(" - at `$")
