@@ -225,3 +225,18 @@ def test_every_exception_is_used() -> None:
     known = {relative(p) for p in MODULES}
     for key in EXCEPTIONS:
         assert key.split("::")[0] in known, f"{key} is gone; remove its exception"
+
+
+PACKAGES = sorted(path.parent for path in SOURCE.rglob("__init__.py"))
+NAMED_IN_MAP = re.compile(r"^\s*(?:\d+\.|-)?\s*``([a-z_]+)(?:/|\.sql)?``", re.MULTILINE)
+
+
+@pytest.mark.parametrize("folder", PACKAGES, ids=lambda path: path.relative_to(SOURCE).as_posix())
+def test_map_of_a_folder_names_its_modules_and_nothing_else(folder: Path) -> None:
+    """The docstring of ``__init__.py``: one line per module, in reading order; SQL and Lua may be named too."""
+    modules = {path.stem for path in folder.glob("*.py")} - {"__init__", "__main__"}
+    modules |= {path.parent.name for path in folder.glob("*/__init__.py")}
+    others = {path.stem for path in folder.iterdir()} - modules
+    named = NAMED_IN_MAP.findall(ast.get_docstring(tree_of(folder / "__init__.py")) or "")
+    listed = [name for name in named if name not in others]
+    assert sorted(listed) == sorted(modules), f"{folder.name}: every module once, on a line of its own"
