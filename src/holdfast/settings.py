@@ -110,7 +110,7 @@ class ServerSettings:
 
     @property
     def state_path(self) -> Path:
-        """Where everything is kept; ``state_dir`` left empty: where commands look too when they are told nothing."""
+        """The state directory; by default the one where commands look, too."""
         return state_dir_in(self.state_dir_given)
 
     @property

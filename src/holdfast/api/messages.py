@@ -54,7 +54,10 @@ async def _after(deps: ApiDeps, call: Call, after: int, limit: int) -> Page:
 
 
 def _page(chat: Chat, older: Page | None, newer: Page | None, place: int) -> MessagePage:
-    """One page out of what was read on either side of ``place``; a side that was not read is told from the chat."""
+    """Join the pages read on either side of ``place`` into one.
+
+    For a side that was not read, the head and first sequence say whether there is more.
+    """
     messages = [*(older.messages if older else ()), *(newer.messages if newer else ())]
     first = messages[0].sequence if messages else place + 1
     last = messages[-1].sequence if messages else place
