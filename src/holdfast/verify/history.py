@@ -256,7 +256,7 @@ class KeySeen(Struct, frozen=True):
 
 
 class MembershipSpan(Struct, frozen=True):
-    """The user's membership and mute from message ``sequence`` on (0: from creation)."""
+    """The user's membership from message ``sequence`` on (0: from creation)."""
 
     sequence: int
     user_id: str
