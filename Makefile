@@ -58,7 +58,8 @@ results: $(VENV)/.dev ## Run the proofs of the short tier and write RESULTS.md
 	rm -rf .results
 	$(BIN)/python -m pytest -q -m alone -n0 tests/integration
 	$(BIN)/python -m pytest -q -m "not alone" $(PARALLEL) tests/simulation tests/integration $(ARGS)
-	$(BIN)/python -m proof.results .results > RESULTS.md
+	PYTHONPATH=tests $(BIN)/python -m proof.results .results > RESULTS.md.new
+	mv RESULTS.md.new RESULTS.md
 
 COMPILE := uv pip compile -q --universal --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links \
   --custom-compile-command 'make lock' -p 3.11

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,3 +73,13 @@ def test_the_command_prints_the_page(tmp_path: Path, capsys: pytest.CaptureFixtu
     write(KILLS, tmp_path)
     assert main([str(tmp_path)]) == 0
     assert capsys.readouterr().out.startswith("# Results")
+
+
+def test_make_results_can_write_the_page(tmp_path: Path) -> None:
+    """The line of the Makefile, run as make would."""
+    root = Path(__file__).parents[2]
+    write(Row("kills", "by hand", 3, 0, "nothing"), tmp_path)
+    (line,) = [line.strip() for line in (root / "Makefile").read_text().splitlines() if "proof.results" in line]
+    command = line.replace("$(BIN)", str(Path(sys.executable).parent)).replace("RESULTS.md.new", str(tmp_path / "page"))
+    subprocess.run(["sh", "-c", command.replace(".results >", f"{tmp_path} >")], cwd=root, check=True)
+    assert (tmp_path / "page").read_text().startswith("# Results")
