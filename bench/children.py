@@ -1,8 +1,10 @@
-"""The servers that `messaging.py` measures, each in a process of its own: `python bench/children.py node|websockets`.
+"""The servers that `messaging.py` measures, each in a process of its own:
+`python bench/children.py node|websockets`.
 
-A child prints one line of JSON when it serves, then obeys one order per line: `used` (processor seconds, resident
-memory), `send` (so many messages at once to everybody in a chat), and for a node `groups` (sends and groups so far),
-`mint`, `create`, `own_chats`, `elsewhere` and `store` (tokens, a chat, one each, other chats, messages in a chat).
+A child prints one line of JSON when it serves, then obeys one order per line: `used`
+(processor seconds, resident memory), `send` (so many messages at once to everybody in a
+chat), and for a node `groups` (sends and groups so far), `mint`, `create`, `own_chats`,
+`elsewhere` and `store` (tokens, a chat, one each, other chats, messages in a chat).
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 PADDING = "x" * 100
 
 
-async def obey(orders: dict[str, Callable[[dict[str, Any]], Awaitable[Any]]], hello: dict[str, Any]) -> None:
+async def obey(
+    orders: dict[str, Callable[[dict[str, Any]], Awaitable[Any]]], hello: dict[str, Any]
+) -> None:
     """Answer orders until the standard input ends."""
     loop = asyncio.get_running_loop()
     print(json.dumps(hello), flush=True)
@@ -35,18 +39,26 @@ async def obey(orders: dict[str, Callable[[dict[str, Any]], Awaitable[Any]]], he
 
 
 async def used(order: dict[str, Any]) -> dict[str, float]:
-    """Asked on the loop's own thread, so ``loop_cpu`` is what the loop has used, without writer and readers."""
+    """Asked on the loop's own thread, so ``loop_cpu`` is what the loop has used,
+    without writer and readers.
+    """
     rss = psutil.Process(os.getpid()).memory_info().rss
     return {"cpu": time.process_time(), "loop_cpu": time.thread_time(), "rss": rss}
 
 
 async def open_wide(node: Any) -> None:
-    """Raise the rules at the doors as an operator would: they are asked for every send and refuse nobody.
+    """Raise the rules at the doors as an operator would: they are asked for every send
+    and refuse nobody.
 
-    The long window keeps the counters in use, as they are in a server with the usual rules: one that refills between
-    two sends would be made anew for each.
+    The long window keeps the counters in use, as they are in a server with the usual
+    rules: one that refills between two sends would be made anew for each.
     """
-    raised = {"limit": 10**9, "burstSize": 10**9, "window": "366d", "reason": "people who never stop"}
+    raised = {
+        "limit": 10**9,
+        "burstSize": 10**9,
+        "window": "366d",
+        "reason": "people who never stop",
+    }
     for resource in ("connect:user", "connect:address", "send:user", "send:tenant"):
         rule = {"tenantID": "*", "resource": resource, "expectedVersion": 1, **raised}
         await node.limits.control.update(rule, "bench")
@@ -54,7 +66,9 @@ async def open_wide(node: Any) -> None:
 
 
 async def node(settings: dict[str, Any]) -> None:
-    """A whole Holdfast node on SQLite with synchronous=FULL, in a temporary state directory."""
+    """A whole Holdfast node on SQLite with synchronous=FULL, in a temporary state
+    directory.
+    """
     from holdfast.clock import timestamp
     from holdfast.message import Draft, User
     from holdfast.node.lifecycle import running, settle_heap
@@ -71,7 +85,8 @@ async def node(settings: dict[str, Any]) -> None:
         "gateway.backpressure.inbound.work_rate_limit_burst": 2 * 10**9,
         "gateway.backpressure.inbound.max_queue_depth": 10_000,
         "durability.chats.members_at_creation_max": 1_000,
-        # A server that commits one by one would otherwise refuse what waits in a machine that is busy.
+        # A server that commits one by one would otherwise refuse what waits in a
+        # machine that is busy.
         "gateway.timeouts.durability_rpc_seconds": 60,
         "durability.intake.max_age_seconds": 60,
     }
@@ -85,20 +100,33 @@ async def node(settings: dict[str, Any]) -> None:
 
             def act(user_id: str) -> CommandContext:
                 return CommandContext(
-                    User("default", user_id), timestamp(time.time()), parts._ids.new("msg_"), operator=True
+                    User("default", user_id),
+                    timestamp(time.time()),
+                    parts._ids.new("msg_"),
+                    operator=True,
                 )
 
             def draft(chat_id: str) -> Draft:
                 nonlocal sent
                 sent += 1
                 now, message_id = timestamp(time.time()), parts._ids.new("msg_")
-                return Draft(User("default", "u0"), chat_id, f"c{sent}", PADDING, "text/plain", message_id, now)
+                return Draft(
+                    User("default", "u0"),
+                    chat_id,
+                    f"c{sent}",
+                    PADDING,
+                    "text/plain",
+                    message_id,
+                    now,
+                )
 
             async def create(order: dict[str, Any]) -> dict[str, Any]:
                 """A chat of so many users, from user `first` on."""
                 users = [f"u{n}" for n in range(order["first"], order["first"] + order["count"])]
                 chat_id = parts._ids.new("chat_")
-                await parts._store.change(CreateChat(act(users[0]), chat_id, "group", "bench", users[1:]))
+                await parts._store.change(
+                    CreateChat(act(users[0]), chat_id, "group", "bench", users[1:])
+                )
                 return {"chat_id": chat_id}
 
             async def send(order: dict[str, Any]) -> None:
@@ -114,14 +142,18 @@ async def node(settings: dict[str, Any]) -> None:
                 """So many chats of so many members, of whom nobody connects."""
                 for number in range(order["chats"]):
                     users = [f"away{number}-{n}" for n in range(order["members"])]
-                    command = CreateChat(act(users[0]), parts._ids.new("chat_"), "group", "elsewhere", users[1:])
+                    command = CreateChat(
+                        act(users[0]), parts._ids.new("chat_"), "group", "elsewhere", users[1:]
+                    )
                     await parts._store.change(command)
 
             async def store(order: dict[str, Any]) -> None:
                 """So many messages in a chat, without the rest of the path."""
                 left = order["count"]
                 while left > 0:
-                    await parts._store.append([draft(order["chat_id"]) for _ in range(min(left, 500))])
+                    await parts._store.append(
+                        [draft(order["chat_id"]) for _ in range(min(left, 500))]
+                    )
                     left -= 500
 
             async def groups(order: dict[str, Any]) -> dict[str, float | None]:

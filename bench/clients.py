@@ -1,4 +1,6 @@
-"""The load that `messaging.py` puts on a server: connections that send, count, and wait for everybody."""
+"""The load that `messaging.py` puts on a server: connections that send, count, and wait
+for everybody.
+"""
 
 from __future__ import annotations
 
@@ -76,20 +78,30 @@ class Client(WSListener):
 
 
 async def connect(url: str, token: str | None, cursors: Cursors) -> Client:
-    """A connection to a node (resumed, so that it is live in the chats of its cursors) or to the peer."""
+    """A connection to a node (resumed, so that it is live in the chats of its cursors)
+    or to the peer.
+    """
     headers = {"Authorization": f"Bearer {token}"} if token else None
-    _, client = await ws_connect(Client, url, extra_headers=headers, max_frame_size=1 << 20, logger_name="bench")
+    _, client = await ws_connect(
+        Client, url, extra_headers=headers, max_frame_size=1 << 20, logger_name="bench"
+    )
     assert isinstance(client, Client)
     if token:
-        client.transport.send(WSMsgType.TEXT, json.dumps({"type": "resume", "payload": {"cursors": cursors}}).encode())
+        client.transport.send(
+            WSMsgType.TEXT, json.dumps({"type": "resume", "payload": {"cursors": cursors}}).encode()
+        )
         await client.resumed
     return client
 
 
-async def connect_many(url: str, tokens: Sequence[str | None], cursors: Cursors | None = None) -> list[Client]:
+async def connect_many(
+    url: str, tokens: Sequence[str | None], cursors: Cursors | None = None
+) -> list[Client]:
     clients: list[Client] = []
     for start in range(0, len(tokens), 100):
-        clients += await asyncio.gather(*(connect(url, token, cursors or {}) for token in tokens[start : start + 100]))
+        clients += await asyncio.gather(
+            *(connect(url, token, cursors or {}) for token in tokens[start : start + 100])
+        )
     return clients
 
 
@@ -103,17 +115,22 @@ async def disconnect(clients: Sequence[Client | Bare]) -> None:
 
 
 class Bare(asyncio.Protocol):
-    """One connection that comes in and stays, for as little processor time as it can: the load shares the machine with
-    the server. It sends constants (masked with zeros, which leaves them as they are), and what it need not read it
-    passes over. Anything that it does not expect is counted as an error."""
+    """One connection that comes in and stays, for as little processor time as it can:
+    the load shares the machine with the server. It sends constants (masked with zeros,
+    which leaves them as they are), and what it need not read it passes over. Anything
+    that it does not expect is counted as an error.
+    """
 
     def __init__(self, url: str, token: str, cursors: Cursors) -> None:
         parts = urlsplit(url)
         self._upgrade = (
-            f"GET {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-            f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {'A' * 22}==\r\nAuthorization: Bearer {token}\r\n\r\n"
+            f"GET {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: Upgrade\r\nUpgrade:"
+            " websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key:"
+            f" {'A' * 22}==\r\nAuthorization: Bearer {token}\r\n\r\n"
         )
-        self._resume = _client_frame(json.dumps({"type": "resume", "payload": {"cursors": cursors}}).encode())
+        self._resume = _client_frame(
+            json.dumps({"type": "resume", "payload": {"cursors": cursors}}).encode()
+        )
         self._unread = b""
         self.transport: asyncio.Transport
         self.resumed = asyncio.get_running_loop().create_future()
@@ -173,9 +190,9 @@ async def crowd(url: str, tokens: Sequence[str]) -> list[Bare]:
 class Sender(Bare):
     """One connection that keeps ``window`` sends open.
 
-    A send is a frame made of constants and a number; what one read answers leaves in one write. Every ack is checked:
-    it is of the oldest open send, new, and of the next sequence of the chat. So is the message that follows it: its
-    sequence.
+    A send is a frame made of constants and a number; what one read answers leaves in
+    one write. Every ack is checked: it is of the oldest open send, new, and of the next
+    sequence of the chat. So is the message that follows it: its sequence.
     """
 
     def __init__(self, url: str, token: str, chat_id: str, head: int) -> None:
@@ -221,7 +238,9 @@ class Sender(Bare):
     def send(self, count: int) -> None:
         first, self.sent = self.sent, self.sent + count
         before, behind = self._before, self._behind
-        self.transport.write(b"".join([before + NUMBER % number + behind for number in range(first, self.sent)]))
+        self.transport.write(
+            b"".join([before + NUMBER % number + behind for number in range(first, self.sent)])
+        )
 
 
 def _client_frame(payload: bytes) -> bytes:
@@ -231,7 +250,9 @@ def _client_frame(payload: bytes) -> bytes:
 
 
 class Senders:
-    """Connections of people who write, each in a chat of its own, live in it, with a few sends open."""
+    """Connections of people who write, each in a chat of its own, live in it, with a
+    few sends open.
+    """
 
     def __init__(self, child: Child, senders: Sequence[Sender], in_flight: int) -> None:
         self._child = child
@@ -239,7 +260,9 @@ class Senders:
         self._in_flight = in_flight
 
     @classmethod
-    async def gather(cls, child: Child, url: str, connections: int, in_flight: int, stored: int = 0) -> Senders:
+    async def gather(
+        cls, child: Child, url: str, connections: int, in_flight: int, stored: int = 0
+    ) -> Senders:
         """The first one's chat holds ``stored`` messages already."""
         tokens = tell(child, do="mint", count=connections)["tokens"]
         chat_ids = tell(child, do="own_chats", count=connections)["chat_ids"]
@@ -248,13 +271,16 @@ class Senders:
         loop, address = asyncio.get_running_loop(), urlsplit(url)
         senders = [Sender(url, *mine) for mine in zip(tokens, chat_ids, heads, strict=True)]
         for sender in senders:
-            await loop.create_connection(lambda sender=sender: sender, address.hostname, address.port)
+            await loop.create_connection(
+                lambda sender=sender: sender, address.hostname, address.port
+            )
         await asyncio.gather(*(sender.resumed for sender in senders))
         return cls(child, senders, in_flight)
 
     async def load(self, seconds: float) -> dict[str, float]:
-        """Sends acknowledged per second, processor microseconds per send of the server and of this load, and the mean
-        group."""
+        """Sends acknowledged per second, processor microseconds per send of the server
+        and of this load, and the mean group.
+        """
         for sender in self._senders:
             sender.window = self._in_flight
             sender.send(self._in_flight)
@@ -289,9 +315,10 @@ class Senders:
 class Audience:
     """Many connections to one server, and the server's processor time per delivery.
 
-    Nobody reads before every connection has something to read. A reader on the same machine that waits for its socket
-    is woken by the write, at the writer's expense, and how often depends on how the scheduler places the two: once
-    in eight deliveries of ours, once in five hundred of the peer's (measured), though both write as often.
+    Nobody reads before every connection has something to read. A reader on the same
+    machine that waits for its socket is woken by the write, at the writer's expense,
+    and how often depends on how the scheduler places the two: once in eight deliveries
+    of ours, once in five hundred of the peer's (measured), though both write as often.
     """
 
     def __init__(self, child: Child, clients: list[Client], order: dict[str, Any]) -> None:
@@ -300,10 +327,14 @@ class Audience:
         self._order = order
         self._sockets = select.poll()
         for client in clients:
-            self._sockets.register(client.transport.underlying_transport.get_extra_info("socket"), select.POLLIN)
+            self._sockets.register(
+                client.transport.underlying_transport.get_extra_info("socket"), select.POLLIN
+            )
 
     async def per_delivery(self, messages: int, together: int) -> float:
-        """Microseconds of the server's loop for each message that reached each connection."""
+        """Microseconds of the server's loop for each message that reached each
+        connection.
+        """
         loop = asyncio.get_running_loop()
         total = len(self._clients)
         before = tell(self._child, do="used")["loop_cpu"]

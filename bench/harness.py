@@ -1,7 +1,9 @@
-"""What the benchmarks share: processes that serve, medians, and the last line that machines read.
+"""What the benchmarks share: processes that serve, medians, and the last line that
+machines read.
 
-A benchmark measures Holdfast and a peer in the same run, one after the other and again (interleaved), on the same
-machine, and prints ratios of medians. Benchmarks are not tests: nothing here fails a build.
+A benchmark measures Holdfast and a peer in the same run, one after the other and again
+(interleaved), on the same machine, and prints ratios of medians. Benchmarks are not
+tests: nothing here fails a build.
 """
 
 from __future__ import annotations
@@ -26,13 +28,25 @@ CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else
 """Those that were ours when we began: a benchmark may keep to some of them."""
 
 
-def arguments(description: str, parts: Sequence[str], minutes: float | None = None) -> argparse.Namespace:
-    """--quick, --json and --only, the same for every benchmark; --minutes where something goes on for minutes."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(
+    description: str, parts: Sequence[str], minutes: float | None = None
+) -> argparse.Namespace:
+    """--quick, --json and --only, the same for every benchmark; --minutes where
+    something goes on for minutes.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     if minutes is not None:
-        parser.add_argument("--minutes", type=float, default=minutes, help=f"how long a soak takes ({minutes:g})")
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter runs; ends within 40 seconds")
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON: bench, figures, ratios")
+        parser.add_argument(
+            "--minutes", type=float, default=minutes, help=f"how long a soak takes ({minutes:g})"
+        )
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer and shorter runs; ends within 40 seconds"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="end with one line of JSON: bench, figures, ratios"
+    )
     parser.add_argument("--only", default=",".join(parts), help=f"some of: {', '.join(parts)}")
     return parser.parse_args()
 
@@ -54,14 +68,19 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def finish(bench: str, figures: Mapping[str, float], ratios: Mapping[str, float], *, as_json: bool) -> None:
+def finish(
+    bench: str, figures: Mapping[str, float], ratios: Mapping[str, float], *, as_json: bool
+) -> None:
     """A table for people; with ``as_json`` also the last line for machines."""
     for title, values in (("figures", figures), ("ratios", ratios)):
         say(f"\n{title}")
         for name, value in values.items():
             say(f"  {name:<32}{value:>14,.3f}")
     if as_json:
-        rounded = {k: {n: round(v, 4) for n, v in d.items()} for k, d in (("figures", figures), ("ratios", ratios))}
+        rounded = {
+            k: {n: round(v, 4) for n, v in d.items()}
+            for k, d in (("figures", figures), ("ratios", ratios))
+        }
         say(json.dumps({"bench": bench, **rounded}))
 
 
@@ -73,9 +92,12 @@ def process(*command: str, env: Mapping[str, str] | None = None) -> Iterator[tup
 
 
 @contextmanager
-def processes(*commands: Sequence[str], env: Mapping[str, str] | None = None) -> Iterator[list[tuple[Child, Any]]]:
-    """Children that print one JSON line when they are ready and obey lines on their standard input; started and
-    stopped side by side, stopped by pid."""
+def processes(
+    *commands: Sequence[str], env: Mapping[str, str] | None = None
+) -> Iterator[list[tuple[Child, Any]]]:
+    """Children that print one JSON line when they are ready and obey lines on their
+    standard input; started and stopped side by side, stopped by pid.
+    """
     children = [
         subprocess.Popen(
             [sys.executable, *command],
@@ -104,10 +126,14 @@ def processes(*commands: Sequence[str], env: Mapping[str, str] | None = None) ->
 def cores_awake() -> Iterator[None]:
     """Idle work on every core, which anything else interrupts.
 
-    Where one process waits for another its core would go to sleep, and a virtual one is back when its host finds the
-    time: what is measured then is the host. For some seconds only: hosts slow down who never rests.
+    Where one process waits for another its core would go to sleep, and a virtual one is
+    back when its host finds the time: what is measured then is the host. For some
+    seconds only: hosts slow down who never rests.
     """
-    idle = "import os; os.sched_setaffinity(0, {%d}); os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\n"
+    idle = (
+        "import os; os.sched_setaffinity(0, {%d}); os.sched_setscheduler(0, os.SCHED_IDLE,"
+        " os.sched_param(0))\n"
+    )
     idle += 'print("{}", flush=True)\nwhile True: pass'
     with processes(*(("-c", idle % core) for core in CORES)):
         yield

@@ -1,8 +1,10 @@
-"""Limits beside ``limits`` and ``throttled-py``: same Redis, same transport (redis-py on hiredis and uvloop), same run.
+"""Limits beside ``limits`` and ``throttled-py``: same Redis, same transport (redis-py
+on hiredis and uvloop), same run.
 
-exact        256 tasks ask for 10,000 keys, every check decided in Redis: one that was not ends the run
-leased       the same with leases of 1 % of capacity on a zipf load; what a local share decided does not count
-latency      p99 at half of the exact rate, which is measured right before: checks come every millisecond, whatever
+exact        256 tasks ask for 10,000 keys, every check decided in Redis: one that was
+not ends the run leased       the same with leases of 1 % of capacity on a zipf load;
+what a local share decided does not count latency      p99 at half of the exact rate,
+which is measured right before: checks come every millisecond, whatever
              became of those before, and each is timed from the moment when it was due; the median of five turns
 admission    what 1 and 4 nodes admit with any lease, over what they may
 memory       the embedded counters; lookup among 10,000 rules; bytes of a subject among a million, checks of the same
@@ -11,8 +13,9 @@ propagation  how long a change takes to 20 nodes by the doorbell of PostgreSQL
 regions      how long a change takes to 10 nodes of another region, with a Redis and a replica of its own
 http         one check per HTTP request to a node, beside a bare ASGI application on the same uvicorn
 
-Redis has one core and whoever asks it the other, as if it ran elsewhere: otherwise the scheduler puts both on one core
-for a while, and the result says when. Every figure is a median of its turns.
+Redis has one core and whoever asks it the other, as if it ran elsewhere: otherwise the
+scheduler puts both on one core for a while, and the result says when. Every figure is a
+median of its turns.
 """
 
 from __future__ import annotations
@@ -64,7 +67,9 @@ TASKS = 256
 KEYS = 10_000
 HUGE = 1_000_000
 DEGRADED_MAX = 0.01
-"""A moment in which the machine stalls, not counted; with more it would be the local share that is measured."""
+"""A moment in which the machine stalls, not counted; with more it would be the local
+share that is measured.
+"""
 Check = Callable[[str], Awaitable[bool]]
 
 
@@ -74,7 +79,13 @@ def rule(limit: int = HUGE, window: float = 60.0, **fields: Any) -> Rule:
 
 def limiter(url: str, *rules: Rule, node: str = "bench", lease: float = 1.0) -> Limiter:
     settings = LimiterSettings(lease_percent=lease)
-    return Limiter(RedisCounters(RedisSettings(url)), SystemClock(), settings, RuleSet.of(rules), NodeIdentity(node))
+    return Limiter(
+        RedisCounters(RedisSettings(url)),
+        SystemClock(),
+        settings,
+        RuleSet.of(rules),
+        NodeIdentity(node),
+    )
 
 
 def uniform(seed: int) -> Iterator[str]:
@@ -89,7 +100,9 @@ def zipf(seed: int) -> Iterator[str]:
 
 
 async def throughput(check: Check, seconds: float, keys: Iterator[str]) -> float:
-    """Checks per second of 256 tasks that ask one after the other; only what was admitted by Redis is one."""
+    """Checks per second of 256 tasks that ask one after the other; only what was
+    admitted by Redis is one.
+    """
     keys = cycle(keys)
     done = 0
     stop = time.perf_counter() + seconds
@@ -124,7 +137,10 @@ def cores_apart(pid: int) -> Iterator[None]:
 @contextmanager
 def without_this_folder() -> Iterator[None]:
     """This file is called like one of its peers."""
-    kept, sys.path[:] = sys.path[:], [p for p in sys.path if Path(p or ".").resolve() != ROOT / "bench"]
+    kept, sys.path[:] = (
+        sys.path[:],
+        [p for p in sys.path if Path(p or ".").resolve() != ROOT / "bench"],
+    )
     try:
         yield
     finally:
@@ -132,7 +148,9 @@ def without_this_folder() -> Iterator[None]:
 
 
 def peers(url: str) -> dict[str, Check]:
-    """Each peer with its cheapest algorithm; one that is not installed is said and left out."""
+    """Each peer with its cheapest algorithm; one that is not installed is said and left
+    out.
+    """
     found: dict[str, Check] = {}
     for name, make in (("limits", _limits), ("throttled-py", _throttled)):
         try:
@@ -146,7 +164,9 @@ def peers(url: str) -> dict[str, Check]:
 def _limits(url: str) -> Check:
     aio = importlib.import_module("limits.aio")
     item = importlib.import_module("limits").RateLimitItemPerMinute(HUGE)
-    storage = aio.storage.RedisStorage(f"async+{url}", implementation="redispy", max_connections=TASKS)
+    storage = aio.storage.RedisStorage(
+        f"async+{url}", implementation="redispy", max_connections=TASKS
+    )
     strategy = aio.strategies.FixedWindowRateLimiter(storage)
 
     async def check(key: str) -> bool:
@@ -160,7 +180,9 @@ def _throttled(url: str) -> Check:
     throttle = throttled.Throttled(
         using="fixed_window",
         quota=throttled.per_min(HUGE),
-        store=throttled.RedisStore(server=url, options={"CONNECTION_POOL_KWARGS": {"max_connections": TASKS}}),
+        store=throttled.RedisStore(
+            server=url, options={"CONNECTION_POOL_KWARGS": {"max_connections": TASKS}}
+        ),
     )
 
     async def check(key: str) -> bool:
@@ -184,17 +206,28 @@ class Own:
 
 
 def require_redis(name: str, check: Check) -> None:
-    """End the run if the local share answered, which costs less than what is measured here."""
+    """End the run if the local share answered, which costs less than what is measured
+    here.
+    """
     if not isinstance(check, Own) or not check.degraded:
         return
-    told = f"{name}: {check.degraded:,} of {check.made:,} checks were decided without Redis, which was too slow"
+    told = (
+        f"{name}: {check.degraded:,} of {check.made:,} checks were decided without Redis, which was"
+        " too slow"
+    )
     if check.degraded > check.made * DEGRADED_MAX:
-        raise SystemExit(f"{told}: this is no measurement of it; run it again on a machine that is not busy")
+        raise SystemExit(
+            f"{told}: this is no measurement of it; run it again on a machine that is not busy"
+        )
     say(f"{told}; they are not counted")
 
 
-async def compare(url: str, quick: bool, figures: dict[str, float], ratios: dict[str, float], only: set[str]) -> None:
-    """Everything against the peers, in short turns; a ratio is the median of its rounds: noise hits both."""
+async def compare(
+    url: str, quick: bool, figures: dict[str, float], ratios: dict[str, float], only: set[str]
+) -> None:
+    """Everything against the peers, in short turns; a ratio is the median of its
+    rounds: noise hits both.
+    """
     seconds, rounds = (0.3, 9) if quick else (2.0, 9)
     contenders = {**peers(url), "exact": Own(limiter(url, rule()))}
     if "leased" in only:
@@ -206,7 +239,8 @@ async def compare(url: str, quick: bool, figures: dict[str, float], ratios: dict
             check.made = check.degraded = 0
     for turn in range(rounds):
         for name, check in contenders.items():
-            if name == "leased":  # twice as long: leases that ended between turns are taken anew first
+            # twice as long: leases that ended between turns are taken anew first
+            if name == "leased":
                 results[name].append(await throughput(check, 2 * seconds, zipf(turn)))
             else:
                 results[name].append(await throughput(check, seconds, uniform(turn)))
@@ -218,14 +252,18 @@ async def compare(url: str, quick: bool, figures: dict[str, float], ratios: dict
     best = [max(turn) for turn in zip(*peer_results, strict=True)]
     for name in ("exact", "leased"):
         if best and name in results:
-            ratios[f"{name}_vs_best_peer"] = median([a / b for a, b in zip(results[name], best, strict=True)])
+            ratios[f"{name}_vs_best_peer"] = median(
+                [a / b for a, b in zip(results[name], best, strict=True)]
+            )
 
 
 async def latency(url: str, seconds: float, figures: dict[str, float]) -> None:
-    """Fifteen turns: the exact rate of this moment, then p99 at half of it. A machine that slows down slows both.
+    """Fifteen turns: the exact rate of this moment, then p99 at half of it. A machine
+    that slows down slows both.
 
-    Before the peers, of whom hundreds of connections and thousands of keys are left. The median is told, because a
-    machine that stands still for 4 ms spoils the turn in which it does; and p99 of all turns together, which has that.
+    Before the peers, of whom hundreds of connections and thousands of keys are left.
+    The median is told, because a machine that stands still for 4 ms spoils the turn in
+    which it does; and p99 of all turns together, which has that.
     """
     limits = limiter(url, rule())
     check = Own(limits)
@@ -236,7 +274,10 @@ async def latency(url: str, seconds: float, figures: dict[str, float]) -> None:
         half = await throughput(check, 0.15, uniform(turn)) / 2
         spent, exact = await open_loop(limits, half, seconds / 15)
         turns.append(percentile(spent, 99) * 1000)
-        say(f"  {half:,.0f} checks/s, half of the exact rate: p99 {turns[-1]:.1f} ms; {exact:.2%} by the counters")
+        say(
+            f"  {half:,.0f} checks/s, half of the exact rate: p99 {turns[-1]:.1f} ms; {exact:.2%}"
+            " by the counters"
+        )
         rates.append(half)
         together.extend(spent)
     gc.unfreeze()
@@ -247,10 +288,11 @@ async def latency(url: str, seconds: float, figures: dict[str, float]) -> None:
 
 
 async def open_loop(limits: Limiter, rate: float, seconds: float) -> tuple[array[float], float]:
-    """How long checks took that came at this rate whatever the answers did, and the part that the counters decided.
+    """How long checks took that came at this rate whatever the answers did, and the
+    part that the counters decided.
 
-    Each millisecond those are asked that have come due. Each is counted from when it was due to when the last of
-    those asked with it was answered.
+    Each millisecond those are asked that have come due. Each is counted from when it
+    was due to when the last of those asked with it was answered.
     """
     keys, total = cycle(uniform(1)), int(rate * seconds)
     spent, asked, exact, done = array("d"), 0, 0, asyncio.Event()
@@ -259,9 +301,13 @@ async def open_loop(limits: Limiter, rate: float, seconds: float) -> tuple[array
     def ask() -> None:
         nonlocal asked
         first, asked = asked, min(int((time.perf_counter() - start) * rate), total)
-        answered(first, [limits.begin_check("acme", "send", next(keys)) for _ in range(first, asked)])
+        answered(
+            first, [limits.begin_check("acme", "send", next(keys)) for _ in range(first, asked)]
+        )
 
-    def answered(first: int, decided: list[Decision | asyncio.Future[Decision]], _: object = None) -> None:
+    def answered(
+        first: int, decided: list[Decision | asyncio.Future[Decision]], _: object = None
+    ) -> None:
         nonlocal exact
         for each in reversed(decided):
             if isinstance(each, asyncio.Future) and not each.done():
@@ -293,18 +339,25 @@ def every_millisecond(ask: Callable[[], None]) -> Iterator[None]:
 
 
 async def admission(url: str, seconds: float) -> float:
-    """The largest of admitted ÷ (capacity + rate × t + nodes × lease) over 1 and 4 nodes and several leases."""
+    """The largest of admitted ÷ (capacity + rate × t + nodes × lease) over 1 and 4
+    nodes and several leases.
+    """
     worst = 0.0
     for number, (nodes, lease) in enumerate([(1, 0.0), (1, 10.0), (4, 0.0), (4, 1.0), (4, 10.0)]):
         limits = rule(2_000, 2.0, precision="leased" if lease else "strict")
         crowd = [limiter(url, limits, node=f"n{n}", lease=lease) for n in range(nodes)]
         admitted, start = 0, time.perf_counter()
         while time.perf_counter() - start < seconds:
-            asked = [node.check("acme", "send", f"hot-{number}") for node in crowd for _ in range(16)]
+            asked = [
+                node.check("acme", "send", f"hot-{number}") for node in crowd for _ in range(16)
+            ]
             admitted += sum(decision.allowed for decision in await asyncio.gather(*asked))
         elapsed = time.perf_counter() - start
         bound = 2_000 + 1_000 * elapsed + nodes * 2_000 * lease / 100
-        say(f"  {nodes} node{'s' * (nodes > 1)}, lease {lease:g} %: admitted {admitted} of at most {bound:.0f}")
+        say(
+            f"  {nodes} node{'s' * (nodes > 1)}, lease {lease:g} %: admitted {admitted} of at most"
+            f" {bound:.0f}"
+        )
         worst = max(worst, admitted / bound)
     return worst
 
@@ -323,7 +376,9 @@ async def embedded(quick: bool, figures: dict[str, float]) -> None:
     figures["memory_checks_per_s"] = median(rates)
     figures[f"check_ns_among_{KEYS}_subjects"] = 1e9 / median(rates)
     for count in (10, 10_000):
-        rules = RuleSet.of([Rule(f"t{n % 100}", f"/r{n}", "token_bucket", 10, 60.0) for n in range(count)])
+        rules = RuleSet.of(
+            [Rule(f"t{n % 100}", f"/r{n}", "token_bucket", 10, 60.0) for n in range(count)]
+        )
         spent = []
         for _ in range(5):
             start = time.perf_counter()
@@ -335,13 +390,20 @@ async def embedded(quick: bool, figures: dict[str, float]) -> None:
 
 
 async def _many_subjects(subjects: int, figures: dict[str, float]) -> None:
-    """What a subject costs that is remembered and not in use, and what a check costs among so many."""
-    limits = Limiter(MemoryCounters(SystemClock()), SystemClock(), rules=RuleSet.of([rule(10, 86_400.0)]))
+    """What a subject costs that is remembered and not in use, and what a check costs
+    among so many.
+    """
+    limits = Limiter(
+        MemoryCounters(SystemClock()), SystemClock(), rules=RuleSet.of([rule(10, 86_400.0)])
+    )
     before = psutil.Process().memory_info().rss
     for n in range(subjects):
         await limits.check("acme", "send", f"subject-{n}")
     figures["bytes_per_idle_subject"] = (psutil.Process().memory_info().rss - before) / subjects
-    few, any_of_them = random.sample(range(subjects), 1_000), random.choices(range(subjects), k=20_000)
+    few, any_of_them = (
+        random.sample(range(subjects), 1_000),
+        random.choices(range(subjects), k=20_000),
+    )
     for label, numbers in (("check_ns_of_1000", few), ("check_ns", any_of_them)):
         names, spent = [f"subject-{n}" for n in numbers], []
         for _ in range(5):
@@ -353,7 +415,9 @@ async def _many_subjects(subjects: int, figures: dict[str, float]) -> None:
 
 
 async def propagation(url: str, changes: int) -> float:
-    """p99 in milliseconds from the beginning of an admin call to the rule in force, over 20 nodes."""
+    """p99 in milliseconds from the beginning of an admin call to the rule in force,
+    over 20 nodes.
+    """
     settings = PostgresSettings(url)
     name, spent = RuleName("acme", "send"), []
     async with AsyncExitStack() as stack:
@@ -365,8 +429,12 @@ async def propagation(url: str, changes: int) -> float:
             spent.append(time.perf_counter() - begun)
 
         for _ in range(20):
-            reader = await stack.enter_async_context(PostgresRuleReader(PostgresSettings(url, connections_max=1)))
-            await stack.enter_async_context(RuleFeed(reader, [PostgresNotifications(settings)], applied, SystemClock()))
+            reader = await stack.enter_async_context(
+                PostgresRuleReader(PostgresSettings(url, connections_max=1))
+            )
+            await stack.enter_async_context(
+                RuleFeed(reader, [PostgresNotifications(settings)], applied, SystemClock())
+            )
         body = {"algorithm": "token_bucket", "limit": 1, "window": "60s"}
         await store.change(Change("create", name, "bench", "", body))
         await asyncio.sleep(0.5)

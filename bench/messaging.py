@@ -1,25 +1,33 @@
-"""The message path beside its peers: sends, fanout, idle connections, latency, and costs that must stay flat.
+"""The message path beside its peers: sends, fanout, idle connections, latency, and
+costs that must stay flat.
 
     python bench/messaging.py [--quick] [--json] [--only sends,fanout,idle,latency,flat,soak] [--minutes 10]
 
-- sends: acknowledged sends per second over WebSocket, synchronous=FULL, against the same server committing one by
-  one and against the store alone at the group size the server formed. The load saturates the server: 128
-  connections, each in a chat of its own and live in it (it gets what it sends, too), with 16 sends open. With fewer
-  open the groups are smaller and the server reaches less of the store (0.4 at 4 open, measured); the server that
-  commits one by one gets one open send each, which is more than it can take;
-- fanout: processor time per delivery, 1 → 1,000 connections, against the websockets library's own broadcast. What is
-  counted is the thread of the event loop, which does all of it: log, members, position check, lanes, write. (The
-  commit before it is a send's, and the peer has none.) Both run on uvloop, which is the stronger peer; without
-  --quick the same broadcast on asyncio's loop is printed beside it;
-- idle: the server's memory per idle authenticated connection, at 5,000, and the processor time that each took to come
-  in: handshake, token, memberships, resume, presence;
-- latency: send → ack at 1,000 sends a second, and what one sync of the disk takes at that time;
-- flat (with --quick only when named): processor time per send and per delivery with 10 × the chats, the members
-  elsewhere and the messages stored in the chat (100 × without --quick), as a ratio to a server with less of it,
-  measured in turn;
-- soak: resident memory over minutes of traffic with people coming and going (only when named).
+- sends: acknowledged sends per second over WebSocket, synchronous=FULL, against the
+  same server committing one by one and against the store alone at the group size the
+  server formed. The load saturates the server: 128 connections, each in a chat of its
+  own and live in it (it gets what it sends, too), with 16 sends open. With fewer open
+  the groups are smaller and the server reaches less of the store (0.4 at 4 open,
+  measured); the server that commits one by one gets one open send each, which is more
+  than it can take;
+- fanout: processor time per delivery, 1 → 1,000 connections, against the websockets
+  library's own broadcast. What is counted is the thread of the event loop, which does
+  all of it: log, members, position check, lanes, write. (The commit before it is a
+  send's, and the peer has none.) Both run on uvloop, which is the stronger peer;
+  without --quick the same broadcast on asyncio's loop is printed beside it;
+- idle: the server's memory per idle authenticated connection, at 5,000, and the
+  processor time that each took to come in: handshake, token, memberships, resume,
+  presence;
+- latency: send → ack at 1,000 sends a second, and what one sync of the disk takes at
+  that time;
+- flat (with --quick only when named): processor time per send and per delivery with 10
+  × the chats, the members elsewhere and the messages stored in the chat (100 × without
+  --quick), as a ratio to a server with less of it, measured in turn;
+- soak: resident memory over minutes of traffic with people coming and going (only when
+  named).
 
-Read ratios, not figures: figures are this machine's. docs/internals/speed.md says where the time goes.
+Read ratios, not figures: figures are this machine's. docs/internals/speed.md says where
+the time goes.
 """
 
 from __future__ import annotations
@@ -38,7 +46,18 @@ import uvloop
 
 import store as store_bench
 from clients import Audience, Client, Senders, connect, connect_many, crowd, disconnect
-from harness import Child, arguments, cores_awake, finish, median, percentile, process, processes, say, tell
+from harness import (
+    Child,
+    arguments,
+    cores_awake,
+    finish,
+    median,
+    percentile,
+    process,
+    processes,
+    say,
+    tell,
+)
 
 QUICK_PARTS = ("sends", "fanout", "idle", "latency")
 PARTS = (*QUICK_PARTS, "flat")
@@ -59,7 +78,8 @@ class Options:
     minutes: float
 
 
-# --- sends ------------------------------------------------------------------------------------------------
+# --- sends
+# ------------------------------------------------------------------------------------------------
 
 
 def measure_sends(report: Report, options: Options) -> None:
@@ -83,7 +103,10 @@ def measure_sends(report: Report, options: Options) -> None:
 
     with cores_awake(), processes((CHILDREN, "node"), (CHILDREN, "node", ONE_BY_ONE)) as nodes:
         uvloop.run(measure(nodes))
-    grouped, single = median([load["per_s"] for load in together]), median([load["per_s"] for load in alone])
+    grouped, single = (
+        median([load["per_s"] for load in together]),
+        median([load["per_s"] for load in alone]),
+    )
     report.figures["sends_per_s"] = grouped
     report.figures["sends_one_by_one_per_s"] = single
     report.figures["store_alone_per_s"] = median(stores)
@@ -95,7 +118,8 @@ def measure_sends(report: Report, options: Options) -> None:
     report.ratios["sends_vs_store"] = ratio(rates, stores)
 
 
-# --- fanout -----------------------------------------------------------------------------------------------
+# --- fanout
+# -----------------------------------------------------------------------------------------------
 
 
 def measure_fanout(report: Report, options: Options) -> None:
@@ -104,13 +128,17 @@ def measure_fanout(report: Report, options: Options) -> None:
     # As many bytes as our clients get.
     text = json.dumps({"type": "message", "payload": {"padding": "x" * 333}}, separators=(",", ":"))
 
-    async def measure(node: tuple[Child, Any], peers: list[tuple[Child, Any]]) -> dict[str, list[float]]:
+    async def measure(
+        node: tuple[Child, Any], peers: list[tuple[Child, Any]]
+    ) -> dict[str, list[float]]:
         tokens = tell(node[0], do="mint", count=size)["tokens"]
         chat = tell(node[0], do="create", first=0, count=size)
         members = await connect_many(node[1]["url"], tokens, {chat["chat_id"]: (1, 0)})
         audiences = {"our": Audience(node[0], members, {"chat_id": chat["chat_id"]})}
         for name, (child, hello) in zip(("their", "their_asyncio"), peers, strict=False):
-            audiences[name] = Audience(child, await connect_many(hello["url"], [None] * size), {"text": text})
+            audiences[name] = Audience(
+                child, await connect_many(hello["url"], [None] * size), {"text": text}
+            )
         for audience in audiences.values():
             await audience.per_delivery(16, 16)
         results: dict[str, list[float]] = {}
@@ -121,15 +149,21 @@ def measure_fanout(report: Report, options: Options) -> None:
                     results.setdefault(f"{name}_{together}", []).append(spent)
         return results
 
-    with processes((CHILDREN, "node"), *((CHILDREN, "websockets", loop) for loop in loops)) as [node, *peers]:
+    with processes((CHILDREN, "node"), *((CHILDREN, "websockets", loop) for loop in loops)) as [
+        node,
+        *peers,
+    ]:
         results = uvloop.run(measure(node, peers))
     for name, values in results.items():
         report.figures[f"fanout_{name}_us"] = median(values)
     for name, together in (("single", 1), ("burst", 16)):
-        report.ratios[f"fanout_{name}_vs_websockets"] = ratio(results[f"their_{together}"], results[f"our_{together}"])
+        report.ratios[f"fanout_{name}_vs_websockets"] = ratio(
+            results[f"their_{together}"], results[f"our_{together}"]
+        )
 
 
-# --- idle connections -------------------------------------------------------------------------------------
+# --- idle connections
+# -------------------------------------------------------------------------------------
 
 
 def measure_idle(report: Report, options: Options) -> None:
@@ -157,7 +191,8 @@ def measure_idle(report: Report, options: Options) -> None:
         uvloop.run(load(child, hello["url"]))
 
 
-# --- latency ----------------------------------------------------------------------------------------------
+# --- latency
+# ----------------------------------------------------------------------------------------------
 
 
 async def paced(clients: list[Client], seconds: float, per_second: int, *, timed: bool) -> None:
@@ -171,7 +206,9 @@ async def paced(clients: list[Client], seconds: float, per_second: int, *, timed
 
 
 def sync_seconds(count: int) -> list[float]:
-    """How long the disk itself takes to make a page durable, right now: no ack can come before that."""
+    """How long the disk itself takes to make a page durable, right now: no ack can come
+    before that.
+    """
     took = []
     with tempfile.TemporaryFile() as file:
         for _ in range(count):
@@ -188,8 +225,12 @@ def measure_latency(report: Report, options: Options) -> None:
 
     async def load(child: Child, url: str) -> list[float]:
         tokens = tell(child, do="mint", count=connections)["tokens"]
-        chats = [tell(child, do="create", first=n, count=5)["chat_id"] for n in range(0, connections, 5)]
-        clients = [await connect(url, token, {chats[n // 5]: (1, 0)}) for n, token in enumerate(tokens)]
+        chats = [
+            tell(child, do="create", first=n, count=5)["chat_id"] for n in range(0, connections, 5)
+        ]
+        clients = [
+            await connect(url, token, {chats[n // 5]: (1, 0)}) for n, token in enumerate(tokens)
+        ]
         for index, client in enumerate(clients):
             client.chat_id = chats[index // 5]
         await paced(clients, seconds, 1000, timed=True)
@@ -207,7 +248,8 @@ def measure_latency(report: Report, options: Options) -> None:
     report.figures["send_ack_p99_ms"] = percentile(latencies, 99) * 1000
 
 
-# --- flat -------------------------------------------------------------------------------------------------
+# --- flat
+# -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -255,14 +297,18 @@ def measure_flat(report: Report, options: Options) -> None:
 
 
 async def stocked(child: Child, url: str, stock: Stock, size: int) -> tuple[Senders, Audience]:
-    """Senders and an audience on a server that holds so much else; the messages are in the chat of the audience and
-    in the first sender's."""
+    """Senders and an audience on a server that holds so much else; the messages are in
+    the chat of the audience and in the first sender's.
+    """
     tell(child, do="elsewhere", chats=stock.chats, members=stock.members)
-    chat = tell(child, do="create", first=0, count=size)  # before they come: a chat that is new to them is news
+    # before they come: a chat that is new to them is news
+    chat = tell(child, do="create", first=0, count=size)
     tell(child, do="store", chat_id=chat["chat_id"], count=stock.messages)
     senders = await Senders.gather(child, url, 32, 4, stock.messages)
     tokens = tell(child, do="mint", count=size)["tokens"]
-    return senders, Audience(child, await connect_many(url, tokens, {chat["chat_id"]: (1, stock.messages)}), chat)
+    return senders, Audience(
+        child, await connect_many(url, tokens, {chat["chat_id"]: (1, stock.messages)}), chat
+    )
 
 
 def ratio(values: list[float], base: list[float]) -> float:
@@ -270,13 +316,16 @@ def ratio(values: list[float], base: list[float]) -> float:
     return median([value / other for value, other in zip(values, base, strict=True)])
 
 
-# --- soak -------------------------------------------------------------------------------------------------
+# --- soak
+# -------------------------------------------------------------------------------------------------
 
 
 def measure_soak(report: Report, options: Options) -> None:
-    """500 sends a second in 20 chats of 10, everybody live, one person a second leaving and coming back.
+    """500 sends a second in 20 chats of 10, everybody live, one person a second leaving
+    and coming back.
 
-    The page cache is made small, so that everything that is allowed to fill up has done so in the first tenth.
+    The page cache is made small, so that everything that is allowed to fill up has done
+    so in the first tenth.
     """
     small = json.dumps({"durability.sqlite.cache_bytes": 4 * 1024 * 1024})
     total = options.minutes * 60
@@ -284,7 +333,10 @@ def measure_soak(report: Report, options: Options) -> None:
 
     async def load(child: Child, url: str) -> list[tuple[float, float]]:
         tokens = tell(child, do="mint", count=connections)["tokens"]
-        chats = [tell(child, do="create", first=n, count=10)["chat_id"] for n in range(0, connections, 10)]
+        chats = [
+            tell(child, do="create", first=n, count=10)["chat_id"]
+            for n in range(0, connections, 10)
+        ]
 
         async def arrive(number: int) -> Client:
             client = await connect(url, tokens[number], {chats[number // 10]: (1, 0)})

@@ -1,12 +1,15 @@
-"""How long a change takes from the primary to the nodes of another region, which has a Redis and a replica of its own.
+"""How long a change takes from the primary to the nodes of another region, which has a
+Redis and a replica of its own.
 
-Two regions, each with its Redis and its follower; ten nodes of the far one read from a streaming replica and hear their
-Redis alone. A change is timed from the beginning of its transaction on the primary, a little before its commit, until
-a node has the rule in force. Everything is on one machine: between regions the network's way comes on top, once from
-the primary to the follower.
+Two regions, each with its Redis and its follower; ten nodes of the far one read from a
+streaming replica and hear their Redis alone. A change is timed from the beginning of
+its transaction on the primary, a little before its commit, until a node has the rule in
+force. Everything is on one machine: between regions the network's way comes on top,
+once from the primary to the follower.
 
-Two figures beside it tell a slow machine from a notification that was missed: how long the changes themselves took
-until their commit was answered, and the longest time in which the event loop did not run.
+Two figures beside it tell a slow machine from a notification that was missed: how long
+the changes themselves took until their commit was answered, and the longest time in
+which the event loop did not run.
 """
 
 from __future__ import annotations
@@ -21,7 +24,12 @@ from holdfast.clock import SystemClock
 from holdfast.limits.feed import FeedSettings, RuleFeed
 from holdfast.limits.rule_changes import Change
 from holdfast.limits.rules import RuleName, RuleSet
-from holdfast.limits.rulestore.postgres import LogFollower, PostgresRuleReader, PostgresRuleStore, PostgresSettings
+from holdfast.limits.rulestore.postgres import (
+    LogFollower,
+    PostgresRuleReader,
+    PostgresRuleStore,
+    PostgresSettings,
+)
 from holdfast.limits.rulestore.redis import RedisNotifications
 
 NODES = 10
@@ -37,7 +45,9 @@ async def measure(quick: bool, figures: dict[str, float]) -> None:
         started.append(primary := postgres.start(shared_buffers="32MB"))
         started.append(replica := postgres.standby(primary, shared_buffers="32MB"))
         started += [near := redis.start(), far := redis.start()]
-        times = await _propagation(primary.url, replica.url, (near.url, far.url), 40 if quick else 300)
+        times = await _propagation(
+            primary.url, replica.url, (near.url, far.url), 40 if quick else 300
+        )
         figures["region_propagation_p99_ms"] = percentile(times.arrivals, 99) * 1000
         figures["region_propagation_commit_p99_ms"] = percentile(times.commits, 99) * 1000
         figures["region_propagation_loop_stall_max_ms"] = times.stall * 1000
@@ -62,7 +72,9 @@ class _Times:
             self.stall = max(self.stall, time.perf_counter() - start - LOOP_WATCH_SECONDS)
 
 
-async def _propagation(primary: str, replica: str, redis_urls: tuple[str, str], changes: int) -> _Times:
+async def _propagation(
+    primary: str, replica: str, redis_urls: tuple[str, str], changes: int
+) -> _Times:
     settings, name, times = PostgresSettings(primary), RuleName("acme", "send"), _Times()
     begun: dict[int, float] = {}  # by the version that a change makes
 
@@ -81,10 +93,14 @@ async def _propagation(primary: str, replica: str, redis_urls: tuple[str, str], 
             follower = LogFollower(settings, bell.publish, region=region)
             followers.append(await stack.enter_async_context(follower))
         for _ in range(NODES):
-            reader = await stack.enter_async_context(PostgresRuleReader(PostgresSettings(replica, connections_max=1)))
+            reader = await stack.enter_async_context(
+                PostgresRuleReader(PostgresSettings(replica, connections_max=1))
+            )
             bell = RedisNotifications(redis_urls[1])
             stack.push_async_callback(bell.aclose)
-            await stack.enter_async_context(RuleFeed(reader, [bell], applied, SystemClock(), settings=NO_SYNC))
+            await stack.enter_async_context(
+                RuleFeed(reader, [bell], applied, SystemClock(), settings=NO_SYNC)
+            )
         async with asyncio.timeout(30):
             while not all(follower.follows for follower in followers):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)

@@ -1,6 +1,8 @@
-"""One check per HTTP request: a Holdfast node beside a bare ASGI application on the same uvicorn, one after the other.
+"""One check per HTTP request: a Holdfast node beside a bare ASGI application on the
+same uvicorn, one after the other.
 
-As a program (`python bench/single_checks.py holdfast|bare`) it is the server; `compare` is the load.
+As a program (`python bench/single_checks.py holdfast|bare`) it is the server; `compare`
+is the load.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from children import obey, used
 from harness import CORES, Child, median, process, say, tell
 
 CONNECTIONS = 32
-"""Each asks for a tenant of its own, so that no rule for one tenant is what is measured."""
+"""Each asks for a tenant of its own, so that no rule for one tenant is what is
+measured.
+"""
 BODY = b'{"resource":"send","subject":"user-1"}'
 ANSWER = (
     b'{"allowed":true,"limit":1000000,"remaining":999999,"retry_after":0.0,"reset_after":0.00006,"rule":"*/send",'
@@ -39,10 +43,19 @@ async def holdfast() -> None:
     from holdfast.node.lifecycle import running, settle_heap
     from holdfast.settings import load
 
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as state, Path(os.devnull).open("w") as log:  # noqa: ASYNC230
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-bench-") as state,
+        Path(os.devnull).open("w") as log,  # noqa: ASYNC230
+    ):
         telemetry.configure_logging(json=True, stream=log)
         async with running(load(None, {}, {"server.port": 0, "server.state_dir": state})) as node:
-            rule = {"tenantID": "*", "resource": "send", "algorithm": "token_bucket", "limit": 10**9, "window": "60s"}
+            rule = {
+                "tenantID": "*",
+                "resource": "send",
+                "algorithm": "token_bucket",
+                "limit": 10**9,
+                "window": "60s",
+            }
             await node.limits.control.create(rule, "bench")
             await node.limits.feed.sync()
             settle_heap()
@@ -56,7 +69,9 @@ async def bare() -> None:
     """The least an ASGI application can do: read the body, answer."""
     import uvicorn
 
-    async def app(scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:
+    async def app(
+        scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
+    ) -> None:
         while (await receive()).get("more_body"):
             pass
         length = str(len(ANSWER)).encode()
@@ -120,11 +135,13 @@ class Load:
         address, asking = urlsplit(ready["url"]), []
         for key in ready["keys"]:
             head = (
-                f"POST /v1/limits/check HTTP/1.1\r\nHost: {address.netloc}\r\nAuthorization: Bearer {key}\r\n"
-                f"Content-Type: application/json\r\nContent-Length: {len(BODY)}\r\n\r\n"
+                f"POST /v1/limits/check HTTP/1.1\r\nHost: {address.netloc}\r\nAuthorization: Bearer"
+                f" {key}\r\nContent-Type: application/json\r\nContent-Length: {len(BODY)}\r\n\r\n"
             )
             one = Asking(head.encode() + BODY)
-            await asyncio.get_running_loop().create_connection(lambda one=one: one, address.hostname, address.port)
+            await asyncio.get_running_loop().create_connection(
+                lambda one=one: one, address.hostname, address.port
+            )
             asking.append(one)
         return cls(child, asking)
 
@@ -133,7 +150,11 @@ class Load:
         for one in self._asking:
             one.begin()
         await asyncio.sleep(0.2)
-        cpu, answers, began = tell(self._child, do="used")["loop_cpu"], self._answers(), time.perf_counter()
+        cpu, answers, began = (
+            tell(self._child, do="used")["loop_cpu"],
+            self._answers(),
+            time.perf_counter(),
+        )
         await asyncio.sleep(seconds)
         cpu, took = tell(self._child, do="used")["loop_cpu"] - cpu, time.perf_counter() - began
         done = self._answers() - answers
@@ -149,7 +170,9 @@ class Load:
 
 
 async def compare(quick: bool, figures: dict[str, float], ratios: dict[str, float]) -> None:
-    """Turn by turn; a ratio is the median of its rounds. The servers have one core, the load another."""
+    """Turn by turn; a ratio is the median of its rounds. The servers have one core, the
+    load another.
+    """
     seconds, rounds = (1.0, 5) if quick else (3.0, 9)
     results: dict[str, list[tuple[float, float]]] = {"holdfast": [], "bare": []}
     with process(__file__, "holdfast") as ours, process(__file__, "bare") as peer:
@@ -171,7 +194,10 @@ async def compare(quick: bool, figures: dict[str, float], ratios: dict[str, floa
         figures[f"{prefix}_cpu_us"] = median([cpu for _, cpu in results[name]])
     both = zip(results["holdfast"], results["bare"], strict=True)
     ratios["single_http_check_vs_bare"] = median([mine[0] / theirs[0] for mine, theirs in both])
-    say(f"  one check a request: {json.dumps({name: [round(r[0]) for r in turns] for name, turns in results.items()})}")
+    say(
+        "  one check a request:"
+        f" {json.dumps({name: [round(r[0]) for r in turns] for name, turns in results.items()})}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""What the SQLite store alone reaches: acknowledged sends per second by group size, on the real path.
+"""What the SQLite store alone reaches: acknowledged sends per second by group size, on
+the real path.
 
     python bench/store.py [--quick] [--json] [--only alone,busy]
 
-Key check, membership, counter and message insert, synchronous=FULL. ``busy`` runs it beside a thread that never gives
-up the interpreter by itself, as a saturated event loop would be. CPU is that of the process per send.
+Key check, membership, counter and message insert, synchronous=FULL. ``busy`` runs it
+beside a thread that never gives up the interpreter by itself, as a saturated event loop
+would be. CPU is that of the process per send.
 """
 
 from __future__ import annotations
@@ -34,9 +36,20 @@ def drafts(rng: random.Random, count: int) -> list[Draft]:
         chat = rng.randrange(CHATS)
         sender = User("default", f"user_{chat}_{rng.randrange(MEMBERS)}")
         key = f"{rng.getrandbits(128):032x}"
-        text = "a message of a usual length, a little more than a hundred characters, as people write them in a chat"
+        text = (
+            "a message of a usual length, a little more than a hundred characters, as people write"
+            " them in a chat"
+        )
         made.append(
-            Draft(sender, f"chat_{chat}", key, text, "text/plain", "msg_" + key[:26], "2026-01-01T00:00:00.000Z")
+            Draft(
+                sender,
+                f"chat_{chat}",
+                key,
+                text,
+                "text/plain",
+                "msg_" + key[:26],
+                "2026-01-01T00:00:00.000Z",
+            )
         )
     return made
 
@@ -47,7 +60,9 @@ async def appended(directory: Path, group: int, seconds: float) -> tuple[float, 
         for chat in range(CHATS):
             owner = User("default", f"user_{chat}_0")
             members = [f"user_{chat}_{n}" for n in range(1, MEMBERS)]
-            await store.change(CreateChat(CommandContext(owner, "", ""), f"chat_{chat}", "group", "bench", members))
+            await store.change(
+                CreateChat(CommandContext(owner, "", ""), f"chat_{chat}", "group", "bench", members)
+            )
         prepared = [drafts(rng, group) for _ in range(max(20, int(seconds * 100_000 / group)))]
         began, cpu, done = time.perf_counter(), time.process_time(), 0
         for each in prepared:

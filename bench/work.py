@@ -1,10 +1,11 @@
 """Jobs per second beside PgQueuer, Procrastinate and (in the full run) Graphile Worker.
 
-The same PostgreSQL, the same run, a handler awaited. Holdfast keeps the order of 500 streams, retries what fails (one
-job in 499 fails once) and sweeps for late commits; the peers do what they do by default. Synchronous commit is on for
-all. Rates are for draining a filled queue, with the garbage of filling it collected before; every arm, a peer's too,
-begins with an empty database and a checkpoint. A ratio is the median of the rounds' own ratios; the order within a
-round changes from round to round.
+The same PostgreSQL, the same run, a handler awaited. Holdfast keeps the order of 500
+streams, retries what fails (one job in 499 fails once) and sweeps for late commits; the
+peers do what they do by default. Synchronous commit is on for all. Rates are for
+draining a filled queue, with the garbage of filling it collected before; every arm, a
+peer's too, begins with an empty database and a checkpoint. A ratio is the median of the
+rounds' own ratios; the order within a round changes from round to round.
 
     python bench/work.py --quick --json
 """
@@ -71,7 +72,9 @@ class Piece(msgspec.Struct):
 
 
 async def drain(store: WorkStore, total: int, batch: int = 500) -> float:
-    """Fill, then measure until every job was handled in order and reported; jobs per second."""
+    """Fill, then measure until every job was handled in order and reported; jobs per
+    second.
+    """
     handlers, done, last = Handlers(), 0, dict[str, int]()
     finished = asyncio.Event()
 
@@ -100,9 +103,12 @@ async def drain(store: WorkStore, total: int, batch: int = 500) -> float:
 
 
 async def empty(url: str) -> None:
-    """Before every arm alike: nothing is left of the others, on disk or in memory, that it would have to pay for."""
+    """Before every arm alike: nothing is left of the others, on disk or in memory, that
+    it would have to pay for.
+    """
     connection = await asyncpg.connect(url)
-    for name in ("holdfast_work", "graphile_worker", "public"):  # in public: PgQueuer, Procrastinate
+    # in public: PgQueuer, Procrastinate
+    for name in ("holdfast_work", "graphile_worker", "public"):
         await connection.execute(f"DROP SCHEMA IF EXISTS {name} CASCADE")
     await connection.execute("CREATE SCHEMA public")
     await connection.execute("CHECKPOINT")
@@ -129,11 +135,11 @@ async def with_blocked(url: str, total: int, blocked: int) -> float:
     async with opened(url) as store:
         connection = await asyncpg.connect(url)
         await connection.execute(
-            "INSERT INTO holdfast_work.job (partition, state, type, payload, stream) "
-            "SELECT n % 100, CASE WHEN n <= 100 THEN 3 ELSE 2 END, 'Piece', '{}', 'parked' || n % 100 "
-            f"FROM generate_series(1, {blocked}) AS n; "
-            "INSERT INTO holdfast_work.block (head, stream, partition, policy) "
-            "SELECT seq, stream, partition, 2 FROM holdfast_work.job WHERE state = 3"
+            "INSERT INTO holdfast_work.job (partition, state, type, payload, stream) SELECT n %"
+            " 100, CASE WHEN n <= 100 THEN 3 ELSE 2 END, 'Piece', '{}', 'parked' || n % 100 FROM"
+            f" generate_series(1, {blocked}) AS n; INSERT INTO holdfast_work.block (head, stream,"
+            " partition, policy) SELECT seq, stream, partition, 2 FROM holdfast_work.job WHERE"
+            " state = 3"
         )
         # They have been there for long: on the disk, and known to the planner.
         await connection.execute("VACUUM ANALYZE holdfast_work.job")
@@ -157,7 +163,9 @@ async def with_held(url: str, total: int) -> float:
 
 
 async def latency(url: str, seconds: float, per_second: int = 1000) -> float:
-    """p99 in milliseconds from before the enqueue to the handler, at a steady rate in calls of ten."""
+    """p99 in milliseconds from before the enqueue to the handler, at a steady rate in
+    calls of ten.
+    """
     async with opened(url) as store:
         handlers, seen = Handlers(), list[float]()
 
@@ -177,7 +185,9 @@ async def latency(url: str, seconds: float, per_second: int = 1000) -> float:
             for n in range(0, total, 10):
                 await asyncio.sleep(max(0.0, start + n / 10 * tick - time.perf_counter()))
                 now = time.perf_counter()
-                pieces = [handlers.draft(Piece(f"s{(n + i) % STREAMS}", n + i, now)) for i in range(10)]
+                pieces = [
+                    handlers.draft(Piece(f"s{(n + i) % STREAMS}", n + i, now)) for i in range(10)
+                ]
                 calls.append(asyncio.create_task(store.enqueue(pieces)))
             await asyncio.gather(*calls)
             async with asyncio.timeout(20):
@@ -218,16 +228,25 @@ class Runs:
 
     def medians(self, names: Mapping[str, str]) -> dict[str, float]:
         """By another name, of what was measured."""
-        return {told: median(self.values[name]) for name, told in names.items() if name in self.values}
+        return {
+            told: median(self.values[name]) for name, told in names.items() if name in self.values
+        }
 
     def ratios(self, names: Mapping[str, str], base: str = "holdfast") -> dict[str, float]:
-        """By another name, the median of each round's ratio to the base in the same round: noise hits both."""
+        """By another name, the median of each round's ratio to the base in the same
+        round: noise hits both.
+        """
         known = {told: self.values[name] for name, told in names.items() if name in self.values}
         whole = self.values[base]  # peers are measured in the first rounds only
-        return {told: median([a / b for a, b in zip(values, whole, strict=False)]) for told, values in known.items()}
+        return {
+            told: median([a / b for a, b in zip(values, whole, strict=False)])
+            for told, values in known.items()
+        }
 
 
-async def measure(url: str, parts: set[str], quick: bool) -> tuple[dict[str, float], dict[str, float]]:
+async def measure(
+    url: str, parts: set[str], quick: bool
+) -> tuple[dict[str, float], dict[str, float]]:
     rounds, peer_rounds, jobs = (5, 2, 12_000) if quick else (5, 3, 60_000)
     runs = Runs(url)
     own: dict[str, Callable[[], Awaitable[float]]] = {"holdfast": lambda: holdfast(url, jobs)}
@@ -255,14 +274,19 @@ async def measure(url: str, parts: set[str], quick: bool) -> tuple[dict[str, flo
         await runs.add("rounds after a crash", lambda: crash_recovery_rounds(url))
     if "producers" in parts:
         await runs.add(
-            "producers beside a held one", lambda: held_transaction_ratio(url, *((5, 0.3) if quick else (7, 2.0)))
+            "producers beside a held one",
+            lambda: held_transaction_ratio(url, *((5, 0.3) if quick else (7, 2.0))),
         )
     return runs.medians(FIGURES), _ratios(runs)
 
 
 def _ratios(runs: Runs) -> dict[str, float]:
     beside = runs.medians({"producers beside a held one": "held_transaction_producers"})
-    return {name: 1 / slower for name, slower in runs.ratios(PEERS).items()} | runs.ratios(COSTS) | beside
+    return (
+        {name: 1 / slower for name, slower in runs.ratios(PEERS).items()}
+        | runs.ratios(COSTS)
+        | beside
+    )
 
 
 def main() -> None:

@@ -1,4 +1,6 @@
-"""The crash of ``bench/work.py``: how soon the jobs of a worker that was killed are done."""
+"""The crash of ``bench/work.py``: how soon the jobs of a worker that was killed are
+done.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,10 @@ QUICK = WorkerSessionSettings(0.2, dead_after_seconds=1.0, no_start_after_second
 
 
 async def crash_recovery_rounds(url: str) -> float:
-    """60 jobs of half a second are in flight when their worker is killed: how many of them run one after another, in
-    the longest chain, until the next worker has done them all."""
+    """60 jobs of half a second are in flight when their worker is killed: how many of
+    them run one after another, in the longest chain, until the next worker has done
+    them all.
+    """
     store = await PostgresWork.open(url, seat_settings=QUICK)
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -41,7 +45,8 @@ async def crash_recovery_rounds(url: str) -> float:
 async def _killed_while_all_are_in_flight(url: str, folder: str) -> None:
     connection = await asyncpg.connect(url)
     victim = subprocess.Popen(  # noqa: ASYNC220 - nothing else runs meanwhile
-        [sys.executable, str(CHILD), url, f"{folder}/log", "victim", "1", "64"], stdout=subprocess.DEVNULL
+        [sys.executable, str(CHILD), url, f"{folder}/log", "victim", "1", "64"],
+        stdout=subprocess.DEVNULL,
     )
     try:
         async with asyncio.timeout(20):
@@ -57,7 +62,9 @@ async def _killed_while_all_are_in_flight(url: str, folder: str) -> None:
 async def _rounds(store: PostgresWork) -> int:
     handlers, finished = Handlers(), asyncio.Event()
     levels = list[int]()
-    """Of each job that is done: how many before it were done one after another, and itself."""
+    """Of each job that is done: how many before it were done one after another, and
+    itself.
+    """
 
     @handlers.handle(dict, type="Deed", stream=lambda _: None)
     async def handle(ctx: Context, deed: dict[str, Any]) -> None:
@@ -67,6 +74,9 @@ async def _rounds(store: PostgresWork) -> int:
         if len(levels) == JOBS:
             finished.set()
 
-    async with Worker(store, handlers, settings=WorkerSettings(balance_seconds=0.2)).running(), asyncio.timeout(60):
+    async with (
+        Worker(store, handlers, settings=WorkerSettings(balance_seconds=0.2)).running(),
+        asyncio.timeout(60),
+    ):
         await finished.wait()
     return max(levels)

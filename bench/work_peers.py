@@ -1,4 +1,6 @@
-"""The peers of ``bench/work.py``, each as its documentation runs it: fill an empty queue, drain it, jobs per second."""
+"""The peers of ``bench/work.py``, each as its documentation runs it: fill an empty
+queue, drain it, jobs per second.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,15 @@ def _imported() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise PeerMissing(f"{error.name} is not installed: see the group 'bench' in pyproject.toml") from error
+        raise PeerMissing(
+            f"{error.name} is not installed: see the group 'bench' in pyproject.toml"
+        ) from error
 
 
 async def pgqueuer(url: str, total: int, batch: int) -> float:
-    """Its documented benchmark: five queue managers, each with a connection and a batch size."""
+    """Its documented benchmark: five queue managers, each with a connection and a batch
+    size.
+    """
     with _imported():
         from pgqueuer.db import AsyncpgDriver
         from pgqueuer.qm import QueueManager
@@ -48,7 +54,9 @@ async def pgqueuer(url: str, total: int, batch: int) -> float:
         for start in range(0, total, 500):
             count = min(500, total - start)
             await queries.enqueue(["fetch"] * count, [b"{}"] * count, [0] * count)
-        managers = [QueueManager(Queries(AsyncpgDriver(connection))) for connection in connections[1:]]
+        managers = [
+            QueueManager(Queries(AsyncpgDriver(connection))) for connection in connections[1:]
+        ]
         done = 0
         for manager in managers:
 
@@ -60,7 +68,9 @@ async def pgqueuer(url: str, total: int, batch: int) -> float:
 
         gc.collect()
         started = time.perf_counter()
-        await asyncio.gather(*(m.run(batch_size=batch, mode=QueueExecutionMode.drain) for m in managers))
+        await asyncio.gather(
+            *(m.run(batch_size=batch, mode=QueueExecutionMode.drain) for m in managers)
+        )
         seconds = time.perf_counter() - started
         assert done == total, f"pgqueuer handled {done} of {total}"
         return total / seconds
@@ -87,14 +97,18 @@ async def procrastinate(url: str, total: int) -> float:
         await fetch.batch_defer_async(*({} for _ in range(total)))
         gc.collect()
         started = time.perf_counter()
-        await app.run_worker_async(concurrency=100, wait=False, install_signal_handlers=False, listen_notify=False)
+        await app.run_worker_async(
+            concurrency=100, wait=False, install_signal_handlers=False, listen_notify=False
+        )
         seconds = time.perf_counter() - started
     assert done == total, f"procrastinate handled {done} of {total}"
     return total / seconds
 
 
 async def graphile(url: str, total: int) -> float:
-    """Graphile Worker on Node, one process; what it needs is installed into a temporary folder once."""
+    """Graphile Worker on Node, one process; what it needs is installed into a temporary
+    folder once.
+    """
     command = ["node", "--expose-gc", "graphile.mjs", url, str(total), str(GRAPHILE_CONCURRENCY)]
     folder = await asyncio.to_thread(_graphile_folder)
     return float(await asyncio.to_thread(_output, command, folder))
@@ -106,12 +120,18 @@ def _graphile_folder() -> Path:
         raise PeerMissing("node and npm are not on this machine")
     folder = Path(_KEPT.name)
     shutil.copy(Path(__file__).parent / "graphile.mjs", folder)
-    _output(["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), GRAPHILE], folder)
+    _output(
+        ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), GRAPHILE], folder
+    )
     return folder
 
 
 def _output(command: list[str], folder: Path) -> str:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
     if done.returncode != 0:
-        raise PeerMissing(f"{command[0]} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
+        raise PeerMissing(
+            f"{command[0]} ended with {done.returncode}: {done.stderr.strip()[-300:]}"
+        )
     return done.stdout

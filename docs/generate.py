@@ -1,7 +1,7 @@
 """Writes the reference pages that are made from the code: ``python docs/generate.py``.
 
-A page is a function that returns its text; a test compares each with the file, so that none can go stale. The pages
-that are not in PAGES (``seeds*.md``) are written by hand.
+A page is a function that returns its text; a test compares each with the file, so that
+none can go stale. The pages that are not in PAGES (``seeds*.md``) are written by hand.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ def cli_page() -> str:
     parts = [
         "# The command line\n",
         "Made from the program's own help by `python docs/generate.py`; do not edit.\n",
-        "Exit codes: 0 done; 1 refused or failed, with a sentence on stderr that says what to do; 2 the command was "
-        "not understood. With `--json` results are JSON on stdout and errors JSON on stderr. The options under "
-        "`--url` may stand before or after the command.\n",
+        (
+            "Exit codes: 0 done; 1 refused or failed, with a sentence on stderr that says what to"
+            " do; 2 the command was not understood. With `--json` results are JSON on stdout and"
+            " errors JSON on stderr. The options under `--url` may stand before or after the"
+            " command.\n"
+        ),
     ]
     for words in commands():
         parts.append(f"## holdfast {' '.join(words)}".rstrip() + "\n")

@@ -1,7 +1,9 @@
-"""docs/reference/metrics.md: every metric of ``telemetry.REGISTRY``, its tier, its alert and the seed's name.
+"""docs/reference/metrics.md: every metric of ``telemetry.REGISTRY``, its tier, its
+alert and the seed's name.
 
-Names, types, labels and texts come from the registry; tiers 1 and 2 and their alerts stand in CATALOGUE, everything
-else is tier 3. ``page`` refuses to be written when an entry has no metric.
+Names, types, labels and texts come from the registry; tiers 1 and 2 and their alerts
+stand in CATALOGUE, everything else is tier 3. ``page`` refuses to be written when an
+entry has no metric.
 """
 
 from __future__ import annotations
@@ -97,8 +99,12 @@ The names in the last column are those of the two design documents Holdfast grew
 
 
 def page() -> str:
-    metrics = {metric.name.removeprefix("holdfast_"): metric for metric in telemetry.REGISTRY.collect()}
-    assert set(CATALOGUE) <= set(metrics), f"alerts without a metric: {set(CATALOGUE) - set(metrics)}"
+    metrics = {
+        metric.name.removeprefix("holdfast_"): metric for metric in telemetry.REGISTRY.collect()
+    }
+    assert set(CATALOGUE) <= set(metrics), (
+        f"alerts without a metric: {set(CATALOGUE) - set(metrics)}"
+    )
     tiers = {**CATALOGUE, **{name: (3, NO_ALERT) for name in metrics if name not in CATALOGUE}}
     lines = [INTRODUCTION]
     for tier, meaning in TIERS.items():
@@ -108,7 +114,9 @@ def page() -> str:
             "| metric | what | alert | warning | seed |",
             "|---|---|---|---|---|",
         ]
-        lines += [_row(metrics[name], alert) for name, (where, alert) in tiers.items() if where == tier]
+        lines += [
+            _row(metrics[name], alert) for name, (where, alert) in tiers.items() if where == tier
+        ]
         lines.append("")
     lines += ["## Names of the seeds that come later", "", "| seed | what brings it |", "|---|---|"]
     lines += [f"| `{name}` | {what} |" for name, what in LATER.items()]
@@ -125,9 +133,16 @@ def seed_names() -> dict[str, str]:
 
 
 def _labels() -> dict[str, tuple[str, ...]]:
-    """A registry tells labels only with samples; the metrics themselves know them always."""
+    """A registry tells labels only with samples; the metrics themselves know them
+    always.
+    """
     parts = [part for part in vars(telemetry).values() if isinstance(part, ModuleType)]
-    made = [value for part in parts for value in vars(part).values() if isinstance(value, MetricWrapperBase)]
+    made = [
+        value
+        for part in parts
+        for value in vars(part).values()
+        if isinstance(value, MetricWrapperBase)
+    ]
     return {metric._name: tuple(metric._labelnames) for metric in made}
 
 

@@ -1,4 +1,6 @@
-"""docs/reference/protocol.md: frames, close codes and error codes, from the types that decode and encode them."""
+"""docs/reference/protocol.md: frames, close codes and error codes, from the types that
+decode and encode them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from holdfast import errors
 from holdfast.message import Message, Page
 from holdfast.session.settings import SessionSettings
 from holdfast.wire.close_codes import CloseReason
-from holdfast.wire.frames import CLIENT_FRAMES, PROTOCOL_VERSION, SERVER_PAYLOADS, ChatHead, Nothing, ResumedChat
+from holdfast.wire.frames import (
+    CLIENT_FRAMES,
+    PROTOCOL_VERSION,
+    SERVER_PAYLOADS,
+    ChatHead,
+    Nothing,
+    ResumedChat,
+)
 
 REPLIES = {
     "authenticate": "`connection_established` (first frame) or `authenticated` (refresh)",
@@ -222,7 +231,9 @@ LIMITS = {
 def page() -> str:
     lines = [INTRODUCTION, "## From the client", ""]
     for name, frame in CLIENT_FRAMES.items():
-        body = next(field.type for field in msgspec.structs.fields(frame) if field.name == "payload")
+        body = next(
+            field.type for field in msgspec.structs.fields(frame) if field.name == "payload"
+        )
         reply = REPLIES.get(name, "none")
         lines += _frame(
             name,
@@ -232,7 +243,9 @@ def page() -> str:
         )
     lines += ["## From the server", ""]
     for name, payload in SERVER_PAYLOADS.items():
-        way = "A reply." if name in ANSWERS else "A reply or a push." if name in EITHER else "A push."
+        way = (
+            "A reply." if name in ANSWERS else "A reply or a push." if name in EITHER else "A push."
+        )
         lines += _frame(name, payload, payload, way)
     lines += ["### Within them", ""]
     for shape in (ResumedChat, ChatHead):
@@ -242,9 +255,10 @@ def page() -> str:
 
 
 def _frame(name: str, documented: type, body: Any, way: str) -> list[str]:
-    text = {"sync_response": f"The answer to a pull. {_sentence(Page)}", "message": _sentence(Message)}.get(
-        name
-    ) or _sentence(documented)
+    text = {
+        "sync_response": f"The answer to a pull. {_sentence(Page)}",
+        "message": _sentence(Message),
+    }.get(name) or _sentence(documented)
     return [f"### `{name}`", "", f"{text} {way}", "", *_fields(body), ""]
 
 
@@ -273,7 +287,9 @@ def _schema(schema: dict[str, Any], defs: dict[str, Any]) -> str:
     if "$ref" in schema:
         return f"`{schema['$ref'].rsplit('/', 1)[-1]}`"
     if "anyOf" in schema:
-        return " or ".join(_schema(one, defs) for one in schema["anyOf"] if one.get("type") != "null")
+        return " or ".join(
+            _schema(one, defs) for one in schema["anyOf"] if one.get("type") != "null"
+        )
     if "enum" in schema:
         return " or ".join(f"`{value}`" for value in schema["enum"] if value is not None)
     match schema.get("type"):
@@ -301,7 +317,12 @@ def _sentence(shape: type) -> str:
 
 
 def _limits() -> Iterator[str]:
-    yield from ("## Limits", "", "`connection_established.limits`; a server may have others than these defaults.", "")
+    yield from (
+        "## Limits",
+        "",
+        "`connection_established.limits`; a server may have others than these defaults.",
+        "",
+    )
     yield from ("| name | default | of what |", "|---|---|---|")
     announced = SessionSettings().announced()
     assert announced.keys() == LIMITS.keys()
@@ -328,14 +349,24 @@ def _closings() -> Iterator[str]:
 
 
 def _errors() -> Iterator[str]:
-    yield from ("## Errors", "", "The same codes in `error` frames, in REST bodies and in refused handshakes.", "")
-    yield from ("| code | whose fault | retry | outcome of a send | meaning |", "|---|---|---|---|---|")
+    yield from (
+        "## Errors",
+        "",
+        "The same codes in `error` frames, in REST bodies and in refused handshakes.",
+        "",
+    )
+    yield from (
+        "| code | whose fault | retry | outcome of a send | meaning |",
+        "|---|---|---|---|---|",
+    )
     meanings = _meanings()
     for kind in _kinds(errors.HoldfastError):
         if "code" not in vars(kind) or issubclass(kind, errors.OperatorError):
             continue
         fault = "yours" if issubclass(kind, errors.Refused) else "ours"
-        retry = "the same key" if kind is errors.OutcomeUnknown else "later" if kind.retryable else "no"
+        retry = (
+            "the same key" if kind is errors.OutcomeUnknown else "later" if kind.retryable else "no"
+        )
         yield f"| `{kind.code}` | {fault} | {retry} | {kind.outcome} | {meanings[kind.__name__]} |"
     yield "| `SLOW_CONSUMER` | yours | – | – | a warning: the connection does not take what is sent to it; it closes after `grace_period_seconds` |"
 
@@ -355,7 +386,9 @@ def _meanings() -> dict[str, str]:
         if words and words[0] in vars(errors):
             rest = " ".join(words[1:])
             code = getattr(vars(errors)[words[0]], "code", "")
-            found[words[0]] = (rest.removeprefix(code).strip() or MEANINGS.get(words[0], "")).replace("``", "`")
+            found[words[0]] = (
+                rest.removeprefix(code).strip() or MEANINGS.get(words[0], "")
+            ).replace("``", "`")
     return {**found, **{name: text for name, text in MEANINGS.items() if not found.get(name)}}
 
 

@@ -1,7 +1,8 @@
-"""docs/reference/settings.md: every setting, its type, its default and what happens at the limit.
+"""docs/reference/settings.md: every setting, its type, its default and what happens at
+the limit.
 
-Paths, types and defaults come from ``holdfast.settings``; what a value means is the text under its field. ``page``
-refuses to be written when a setting has none.
+Paths, types and defaults come from ``holdfast.settings``; what a value means is the
+text under its field. ``page`` refuses to be written when a setting has none.
 """
 
 from __future__ import annotations
@@ -50,9 +51,18 @@ def page() -> str:
         if head != group:
             group = head
             about = [text, ""] if (text := _text_under(group)) else []
-            lines += ["", f"## {group}", "", *about, "| setting | type | default | what happens |", "|---|---|---|---|"]
+            lines += [
+                "",
+                f"## {group}",
+                "",
+                *about,
+                "| setting | type | default | what happens |",
+                "|---|---|---|---|",
+            ]
         idle = (
-            " *Accepted; without effect until that engine exists.*" if path.startswith(UNUSED_WITHOUT_ENGINES) else ""
+            " *Accepted; without effect until that engine exists.*"
+            if path.startswith(UNUSED_WITHOUT_ENGINES)
+            else ""
         )
         name, text = path.removeprefix(f"{head}."), _text_under(path)
         assert text, f"nothing says what {path} means"
@@ -61,7 +71,9 @@ def page() -> str:
 
 
 def _with_listed(found: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Every setting; behind a list of groups (``[[access.issuers]]``) the settings of each."""
+    """Every setting; behind a list of groups (``[[access.issuers]]``) the settings of
+    each.
+    """
     for path, default in found:
         yield path, default
         if is_dataclass(kind := _listed(_kind(path))):
@@ -86,7 +98,9 @@ def _under_fields(kind: Any) -> dict[str, str]:
     return {
         field.target.id: text.value.value
         for field, text in pairwise(body)
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
     }
 
 

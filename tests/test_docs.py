@@ -1,7 +1,8 @@
-"""The documentation is true: links lead somewhere, commands exist, the seeds' names are mapped.
+"""The documentation is true: links lead somewhere, commands exist, the seeds' names are
+mapped.
 
-Generated pages are compared by tests/unit/test_generated_pages.py, commands of guides run by
-tests/integration/test_guides.py.
+Generated pages are compared by tests/unit/test_generated_pages.py, commands of guides
+run by tests/integration/test_guides.py.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 COMMAND: Any = typer.main.get_command(app)
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
-# Every name of a metric in the seeds (failure handling and backpressure; sequencing; the control plane of limits).
+# Every name of a metric in the seeds (failure handling and backpressure; sequencing;
+# the control plane of limits).
 SEED_METRICS = [
     "gateway.connection.timeout", "gateway.slow_consumer.disconnects", "gateway.redis.connection_errors",
     "gateway.redis.available", "gateway.instances.healthy", "gateway.circuit_breaker.open",
@@ -84,11 +86,15 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 def test_no_page_tells_what_concerns_nobody(page: Path) -> None:
     text = page.read_text()
     for word in FORBIDDEN:
-        assert not (found := re.search(word, text, re.IGNORECASE)), f"{name_of(page)}: {found.group()}"
+        assert not (found := re.search(word, text, re.IGNORECASE)), (
+            f"{name_of(page)}: {found.group()}"
+        )
 
 
 def commands_in(text: str) -> Iterator[list[str]]:
-    """Every ``holdfast …`` of a page: in blocks of commands, after a prompt, and between backticks."""
+    """Every ``holdfast …`` of a page: in blocks of commands, after a prompt, and
+    between backticks.
+    """
     for language, block in FENCE.findall(text):
         if language in ("sh", "text", "console", ""):
             joined = re.sub(r"\\\n\s*", " ", block)
@@ -99,7 +105,9 @@ def commands_in(text: str) -> Iterator[list[str]]:
 
 
 def _commands_of_line(line: str) -> Iterator[list[str]]:
-    for found in re.finditer(r"(?:^|[|&;(] ?|\$ |bin/)holdfast ((?:[^|&;()]|\$\([^)]*\))*)", line.strip()):
+    for found in re.finditer(
+        r"(?:^|[|&;(] ?|\$ |bin/)holdfast ((?:[^|&;()]|\$\([^)]*\))*)", line.strip()
+    ):
         try:
             words = shlex.split(found.group(1).split("    ")[0], comments=True)
         except ValueError:
@@ -131,7 +139,9 @@ def complaint_about(words: list[str]) -> str | None:
 
 
 def _options(command: Any) -> set[str]:
-    named = {name for parameter in command.params for name in parameter.opts if name.startswith("-")}
+    named = {
+        name for parameter in command.params for name in parameter.opts if name.startswith("-")
+    }
     return named | {"-h", "--help"}
 
 
@@ -139,8 +149,14 @@ def test_the_check_of_commands_finds_what_is_wrong() -> None:
     assert complaint_about(["chat", "inspect", "chat_1"]) is None
     assert complaint_about(["chat", "explode"]) == "holdfast chat has no command explode"
     assert complaint_about(["status", "--loud"]) == "holdfast status has no option --loud"
-    shown = "Say `holdfast chat ls`.\n```sh\ndate | holdfast chat send lobby - --user a \\\n  --key k\n```\n"
-    assert list(commands_in(shown)) == [["chat", "send", "lobby", "-", "--user", "a", "--key", "k"], ["chat", "ls"]]
+    shown = (
+        "Say `holdfast chat ls`.\n```sh\ndate | holdfast chat send lobby - --user a \\\n  --key"
+        " k\n```\n"
+    )
+    assert list(commands_in(shown)) == [
+        ["chat", "send", "lobby", "-", "--user", "a", "--key", "k"],
+        ["chat", "ls"],
+    ]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "cli.md"], ids=name_of)
@@ -197,7 +213,10 @@ def test_promises_name_tests_that_exist() -> None:
 
 def test_the_index_names_every_page() -> None:
     index = ROOT / "docs/README.md"
-    linked = {(index.parent / target.partition("#")[0]).resolve() for target in LINK.findall(index.read_text())}
+    linked = {
+        (index.parent / target.partition("#")[0]).resolve()
+        for target in LINK.findall(index.read_text())
+    }
     behind = {"decisions", "runbooks"}  # these have an index of their own
     missing = [
         name_of(page)
@@ -213,13 +232,25 @@ ON_A_COMMAND_LINE = re.compile(
 
 
 def test_the_check_of_credentials_finds_them() -> None:
-    for line in ("holdfast status --token hf_admin_x", 'curl -H "Authorization: Bearer $KEY" http://x/', "--token=$T"):
+    for line in (
+        "holdfast status --token hf_admin_x",
+        'curl -H "Authorization: Bearer $KEY" http://x/',
+        "--token=$T",
+    ):
         assert ON_A_COMMAND_LINE.search(line), line
-    assert not ON_A_COMMAND_LINE.search("holdfast status --token-file admin.key; curl -H @auth.txt http://x/")
+    assert not ON_A_COMMAND_LINE.search(
+        "holdfast status --token-file admin.key; curl -H @auth.txt http://x/"
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_no_example_puts_a_key_on_a_command_line(page: Path) -> None:
-    """Everybody on the machine sees it there; the pages of the reference show every ``--help``."""
-    for block in re.findall(r"^ *```(?:sh|text|bash)?\n(.*?)^ *```$", page.read_text(), re.MULTILINE | re.DOTALL):
-        assert not (found := ON_A_COMMAND_LINE.search(block)), f"{name_of(page)}: {found.group() if found else ''}"
+    """Everybody on the machine sees it there; the pages of the reference show every
+    ``--help``.
+    """
+    for block in re.findall(
+        r"^ *```(?:sh|text|bash)?\n(.*?)^ *```$", page.read_text(), re.MULTILINE | re.DOTALL
+    ):
+        assert not (found := ON_A_COMMAND_LINE.search(block)), (
+            f"{name_of(page)}: {found.group() if found else ''}"
+        )

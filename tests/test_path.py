@@ -1,6 +1,8 @@
-"""The life of one message, step by step, as ``holdfast/__init__.py`` tells it: read this test first.
+"""The life of one message, step by step, as ``holdfast/__init__.py`` tells it: read
+this test first.
 
-Every part is the real one, on memory adapters and virtual time; between the steps stands what one hands to the next.
+Every part is the real one, on memory adapters and virtual time; between the steps
+stands what one hands to the next.
 """
 
 from __future__ import annotations
@@ -33,9 +35,17 @@ ALICE, BOB = User("default", "alice"), User("default", "bob")
 
 def session_of(user: User, chat_id: str) -> Session:
     """A client that is connected, has resumed, and had everything there was: nothing."""
-    session = Session(SessionSettings(), f"conn_{user.user_id}", Principal(*user, USER_SCOPES, "user"), "phone", now=0)
+    session = Session(
+        SessionSettings(),
+        f"conn_{user.user_id}",
+        Principal(*user, USER_SCOPES, "user"),
+        "phone",
+        now=0,
+    )
     session.established({chat_id: Cursor(1, 0)}, "2026-01-01T00:00:00.000Z")
-    (fetch,) = session.receive(Resume(request_id="r", payload=ResumeBody({chat_id: CursorClaim(1, 0)})), now=0)
+    (fetch,) = session.receive(
+        Resume(request_id="r", payload=ResumeBody({chat_id: CursorClaim(1, 0)})), now=0
+    )
     assert isinstance(fetch, FetchResume)
     session.on_page(fetch.token, ResumeRead([], [], [], {chat_id: Cursor(1, 0)}), now=0)
     assert [frame["type"] for frame in written(session)] == ["connection_established", "resumed"]
@@ -44,7 +54,9 @@ def session_of(user: User, chat_id: str) -> Session:
 
 def written(session: Session) -> list[dict[str, Any]]:
     """What its gateway would write now."""
-    return decode_frames(b"".join(chunk for chunks in iter(lambda: session.take(1 << 20), []) for chunk in chunks))
+    return decode_frames(
+        b"".join(chunk for chunks in iter(lambda: session.take(1 << 20), []) for chunk in chunks)
+    )
 
 
 async def test_the_life_of_a_message() -> None:
@@ -55,22 +67,34 @@ async def test_the_life_of_a_message() -> None:
     intake = Intake(StoreDurability(store, clock), clock, ids)
     ingest = asyncio.create_task(intake.run())
     await store.change(
-        CreateChat(CommandContext(ALICE, timestamp(clock.now()), "msg_0"), "chat_1", "group", "lobby", ("bob",))
+        CreateChat(
+            CommandContext(ALICE, timestamp(clock.now()), "msg_0"),
+            "chat_1",
+            "group",
+            "lobby",
+            ("bob",),
+        )
     )
     alice, bob = session_of(ALICE, "chat_1"), session_of(BOB, "chat_1")
 
     # 1. wire: bytes become a typed frame.
     body = {"chat_id": "chat_1", "client_message_id": "c1", "content": "hello"}
-    frame = decode_client_frame(msgspec.json.encode({"type": "send_message", "request_id": "r", "payload": body}))
+    frame = decode_client_frame(
+        msgspec.json.encode({"type": "send_message", "request_id": "r", "payload": body})
+    )
     assert isinstance(frame, SendMessage)
 
-    # 3. session (called by 2, the gateway, which owns the socket): what may this client do? It may send.
+    # 3. session (called by 2, the gateway, which owns the socket): what may this client
+    #    do? It may send.
     (submit,) = alice.receive(frame, clock.monotonic())
     assert isinstance(submit, Submit)
 
-    # 4. ingest and 5. store: one commit gives it its number, and only then there is an outcome.
+    # 4. ingest and 5. store: one commit gives it its number, and only then there is an
+    #    outcome.
     answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-    intake.submit(submit.body, ALICE, alice.connection_id, clock.monotonic() + 5, answered.set_result)
+    intake.submit(
+        submit.body, ALICE, alice.connection_id, clock.monotonic() + 5, answered.set_result
+    )
     assert await log.end() == 0 and not answered.done(), "nothing is said before the commit"
     outcome = await answered
     page = await store.read_after("chat_1", 0, 10, 1 << 20, BOB)

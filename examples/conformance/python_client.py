@@ -1,8 +1,10 @@
-"""Drives the Python client for the conformance suite: commands in, events out, one JSON object a line.
+"""Drives the Python client for the conformance suite: commands in, events out, one JSON
+object a line.
 
     holdfast conformance -- python examples/conformance/python_client.py
 
-A program for a client in another language does the same; docs/guides/client-conformance.md has the lines.
+A program for a client in another language does the same;
+docs/guides/client-conformance.md has the lines.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ class Driver:
     """One client, from ``start`` to ``stop``."""
 
     def __init__(self, start: dict[str, Any]) -> None:
-        seconds = {name.removesuffix("_ms"): value / 1000 for name, value in start["timings"].items()}
+        seconds = {
+            name.removesuffix("_ms"): value / 1000 for name, value in start["timings"].items()
+        }
         settings = ClientSettings(
             reconnect_initial_seconds=seconds["reconnect_initial"],
             reconnect_cap_seconds=seconds["reconnect_cap"],
@@ -45,7 +49,9 @@ class Driver:
 
     async def send(self, content: str, client_message_id: str) -> None:
         try:
-            sent = await self.client.send(self.chat_id, content, client_message_id=client_message_id)
+            sent = await self.client.send(
+                self.chat_id, content, client_message_id=client_message_id
+            )
             tell("sent", client_message_id=sent.client_message_id)
         except HoldfastError as error:
             tell("refused", client_message_id=client_message_id, code=error.code)
@@ -55,7 +61,12 @@ class Driver:
             async for event in self.client.events():
                 match event:
                     case Message():
-                        tell("message", epoch=self._epoch, sequence=event.sequence, content=event.content)
+                        tell(
+                            "message",
+                            epoch=self._epoch,
+                            sequence=event.sequence,
+                            content=event.content,
+                        )
                     case ChatReset(epoch=epoch):
                         self._epoch = epoch
                         tell("reset")
@@ -67,7 +78,9 @@ class Driver:
 
 async def main() -> None:
     lines = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(lines), sys.stdin
+    )
     driver = Driver(json.loads(await lines.readline()))
     tasks: set[asyncio.Task[None]] = set()
 

@@ -1,13 +1,15 @@
-"""A shop that must not lose an order: FastAPI, PostgreSQL and ``holdfast.work`` as a library.
+"""A shop that must not lose an order: FastAPI, PostgreSQL and ``holdfast.work`` as a
+library.
 
     pip install 'holdfast[postgres]' fastapi uvicorn
     DATABASE_URL=postgresql://localhost/shop uvicorn service:app
 
-- ``POST /orders`` writes the order and the job in one transaction: there is no order without its job, and no job
-  without its order.
-- ``POST /payments/{id}`` is called by a payment provider, perhaps twice: the inbox stores it once.
-- Shipping asks a carrier that is sometimes away: it is retried, in the order of the customer's orders, and booked once
-  per order though the run may be repeated.
+- ``POST /orders`` writes the order and the job in one transaction: there is no order
+  without its job, and no job without its order.
+- ``POST /payments/{id}`` is called by a payment provider, perhaps twice: the inbox
+  stores it once.
+- Shipping asks a carrier that is sometimes away: it is retried, in the order of the
+  customer's orders, and booked once per order though the run may be repeated.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class Paid(msgspec.Struct):
 
 
 class Carrier:
-    """Somebody else's system; replace it with yours. ``key`` lets it recognise a repetition."""
+    """Somebody else's system; replace it with yours. ``key`` lets it recognise a
+    repetition.
+    """
 
     async def book(self, order_id: str, key: int) -> None: ...
 
@@ -59,15 +63,21 @@ carrier = Carrier()
 async def ship(ctx: Context, placed: OrderPlaced) -> None:
     await ctx.step(BOOKED, lambda: carrier.book(placed.order_id, ctx.key))
     async with ctx.transaction() as connection:
-        await connection.execute("UPDATE orders SET state = 'shipped' WHERE id = $1", placed.order_id)
-        await connection.execute("INSERT INTO ledger (order_id, entry) VALUES ($1, 'shipped')", placed.order_id)
+        await connection.execute(
+            "UPDATE orders SET state = 'shipped' WHERE id = $1", placed.order_id
+        )
+        await connection.execute(
+            "INSERT INTO ledger (order_id, entry) VALUES ($1, 'shipped')", placed.order_id
+        )
 
 
 @handlers.handle(Paid, stream=lambda paid: paid.order_id)
 async def book_payment(ctx: Context, paid: Paid) -> None:
     async with ctx.transaction() as connection:
         entry = f"paid {paid.cents}"
-        await connection.execute("INSERT INTO ledger (order_id, entry) VALUES ($1, $2)", paid.order_id, entry)
+        await connection.execute(
+            "INSERT INTO ledger (order_id, entry) VALUES ($1, $2)", paid.order_id, entry
+        )
 
 
 @asynccontextmanager
@@ -91,7 +101,9 @@ async def place_order(request: Request) -> dict[str, Any]:
     placed = OrderPlaced(body["order_id"], body["customer"])
     try:
         async with request.app.state.pool.acquire() as connection, connection.transaction():
-            await connection.execute("INSERT INTO orders VALUES ($1, $2, 'placed')", placed.order_id, placed.customer)
+            await connection.execute(
+                "INSERT INTO orders VALUES ($1, $2, 'placed')", placed.order_id, placed.customer
+            )
             (job,) = await enqueue(connection, handlers.draft(placed))
     except asyncpg.UniqueViolationError:
         raise HTTPException(409, "there is an order with this id") from None
@@ -109,7 +121,8 @@ async def payment(payment_id: str, request: Request) -> dict[str, bool]:
 @app.get("/orders/{order_id}")
 async def get_order(order_id: str, request: Request) -> dict[str, Any]:
     ledger = "SELECT entry FROM ledger WHERE order_id = orders.id ORDER BY ledger.id"
-    order = f"SELECT customer, state, ARRAY({ledger}) AS ledger FROM orders WHERE id = $1"  # as of one moment
+    # as of one moment
+    order = f"SELECT customer, state, ARRAY({ledger}) AS ledger FROM orders WHERE id = $1"
     row = await request.app.state.pool.fetchrow(order, order_id)
     if row is None:
         raise HTTPException(404)

@@ -82,7 +82,11 @@ class Ids:
         if millisecond > self._millisecond:
             self._millisecond = millisecond
             # One draw for both, because a draw may be a system call.
-            self._begin(*divmod(self._rng.getrandbits(60 + self._COUNTED_BITS - 1), 1 << self._COUNTED_BITS - 1))
+            self._begin(
+                *divmod(
+                    self._rng.getrandbits(60 + self._COUNTED_BITS - 1), 1 << self._COUNTED_BITS - 1
+                )
+            )
         else:
             self._low += 1
             if self._low >> self._COUNTED_BITS:
@@ -149,4 +153,7 @@ def start_thread(work: Callable[[], None], name: str) -> asyncio.Event:
 
 def timestamp(now: float) -> str:
     """A wall-clock time as stored and sent: RFC 3339, UTC, milliseconds."""
-    return datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+    return (
+        datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").removesuffix("+00:00")
+        + "Z"
+    )

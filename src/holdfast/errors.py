@@ -48,7 +48,9 @@ class HoldfastError(Exception):
     private: ClassVar[bool] = False
     """Whether its text is only for the log."""
 
-    def __init__(self, message: str = "", *, retry_after_seconds: float | None = None, **details: Any) -> None:
+    def __init__(
+        self, message: str = "", *, retry_after_seconds: float | None = None, **details: Any
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.retry_after_seconds = retry_after_seconds
@@ -147,7 +149,9 @@ class InternalError(HoldfastError):
 
 
 class UnreadableEvent(HoldfastError):
-    """The entry at ``position`` of the event log cannot be decoded; ``data`` is what is there."""
+    """The entry at ``position`` of the event log cannot be decoded; ``data`` is what is
+    there.
+    """
 
     private = True
 
@@ -165,7 +169,9 @@ class OperatorError(HoldfastError):
 
 
 class BadSetting(OperatorError):
-    """A setting is unknown, of the wrong type or out of range; the message carries its path."""
+    """A setting is unknown, of the wrong type or out of range; the message carries its
+    path.
+    """
 
 
 class StateDirectory(OperatorError):
@@ -177,7 +183,9 @@ class StateInUse(StateDirectory):
 
 
 class DiskFull(StateDirectory):
-    """There is no room for what was to be written, and nothing is left of it; the message says where to make some."""
+    """There is no room for what was to be written, and nothing is left of it; the
+    message says where to make some.
+    """
 
     code = "INSUFFICIENT_STORAGE"
     outcome = "rejected"
@@ -187,7 +195,11 @@ class StateCorrupted(OperatorError):
     """A state file is damaged, or was written by a newer Holdfast."""
 
 
-_KINDS: list[type[HoldfastError]] = [*Refused.__subclasses__(), *Deferred.__subclasses__(), InternalError]
+_KINDS: list[type[HoldfastError]] = [
+    *Refused.__subclasses__(),
+    *Deferred.__subclasses__(),
+    InternalError,
+]
 _BY_CODE = {kind.code: kind for kind in _KINDS}
 
 
@@ -218,6 +230,7 @@ def extra(name: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise BadSetting(
-            f"{error.name} is not installed: in a checkout of Holdfast run `pip install '.[{name}]'`, "
-            f"or for the locked version `pip install --require-hashes --no-deps -r requirements/{name}.lock`"
+            f"{error.name} is not installed: in a checkout of Holdfast run `pip install"
+            f" '.[{name}]'`, or for the locked version `pip install --require-hashes --no-deps -r"
+            f" requirements/{name}.lock`"
         ) from None

@@ -1,4 +1,5 @@
-"""The frozen values everything speaks, from the store to the wire; there is no copy of them per layer. (Pure.)
+"""The frozen values everything speaks, from the store to the wire; there is no copy of
+them per layer. (Pure.)
 
 A *chat* is an ordered, durable list of messages with members. A *message* is immutable
 and numbered: its ``sequence`` is dense within its chat, starts at 1 and stays below
@@ -39,9 +40,11 @@ class Cursor(NamedTuple):
 
 
 class Message(Struct, frozen=True):
-    """One stored message, exactly as it is sent. ``content`` of a redacted message is empty.
+    """One stored message, exactly as it is sent. ``content`` of a redacted message is
+    empty.
 
-    ``proof``, only in a push: shown with the cursor ``[epoch, sequence]``, it proves that the server had sent so much.
+    ``proof``, only in a push: shown with the cursor ``[epoch, sequence]``, it proves
+    that the server had sent so much.
     """
 
     message_id: str
@@ -76,23 +79,33 @@ class Draft(Struct, frozen=True, gc=False):
 
     @property
     def content_hash(self) -> bytes:
-        """Tells a retry from another message under the same key; goes with the content when that is redacted."""
-        return hashlib.blake2b(f"{self.content_type}\0{self.content}".encode(), digest_size=16).digest()
+        """Tells a retry from another message under the same key; goes with the content
+        when that is redacted.
+        """
+        return hashlib.blake2b(
+            f"{self.content_type}\0{self.content}".encode(), digest_size=16
+        ).digest()
 
 
 class Acked(Struct, frozen=True, gc=False):
-    """The send is on stable storage as ``message``; ``deduplicated`` if it had been before."""
+    """The send is on stable storage as ``message``; ``deduplicated`` if it had been
+    before.
+    """
 
     message: Message
     deduplicated: bool
 
 
 Outcome = Acked | HoldfastError
-"""What became of a send: Acked; a Refused or Deferred (not stored); or an OutcomeUnknown."""
+"""What became of a send: Acked; a Refused or Deferred (not stored); or an
+OutcomeUnknown.
+"""
 
 
 class LogEntry(Struct, frozen=True, gc=False):
-    """A place in the event log: what was committed, in commit order. ``epoch``: the chat's when it was read."""
+    """A place in the event log: what was committed, in commit order. ``epoch``: the
+    chat's when it was read.
+    """
 
     position: int
     tenant: str
@@ -101,10 +114,12 @@ class LogEntry(Struct, frozen=True, gc=False):
 
 
 class Page(Struct, frozen=True):
-    """A stretch of a chat; authoritative: what it does not hold up to ``through`` does not exist.
+    """A stretch of a chat; authoritative: what it does not hold up to ``through`` does
+    not exist.
 
-    ``reset`` tells a client whose cursor has another epoch, or is beyond the head, to drop its copy and start at 0.
-    ``proof``, where a client reads it: of the cursor ``[epoch, through]``.
+    ``reset`` tells a client whose cursor has another epoch, or is beyond the head, to
+    drop its copy and start at 0. ``proof``, where a client reads it: of the cursor
+    ``[epoch, through]``.
     """
 
     chat_id: str
@@ -120,9 +135,11 @@ class Page(Struct, frozen=True):
 class ResumeRead(Struct, frozen=True):
     """What the store says to a resume, read after it was asked.
 
-    ``pages``: the first page of chats that moved past their cursor, or whose epoch differs (``reset``, from 0),
-    as many as fit one budget of bytes. ``joined``: chats the user is in without having sent a cursor. ``gone``:
-    cursors of chats the user is not in. ``heads``: the (epoch, head) of every other chat the user is in, moved or not.
+    ``pages``: the first page of chats that moved past their cursor, or whose epoch
+    differs (``reset``, from 0), as many as fit one budget of bytes. ``joined``: chats
+    the user is in without having sent a cursor. ``gone``: cursors of chats the user is
+    not in. ``heads``: the (epoch, head) of every other chat the user is in, moved or
+    not.
     """
 
     pages: Sequence[Page]
@@ -154,7 +171,9 @@ class Ban(Struct, frozen=True):
 
 
 class Mute(Struct, frozen=True):
-    """Somebody who may not send in a chat until the mute is lifted, also after leaving and coming back."""
+    """Somebody who may not send in a chat until the mute is lifted, also after leaving
+    and coming back.
+    """
 
     user_id: str
     by_operator: bool = False
@@ -177,7 +196,8 @@ class Chat(Struct, frozen=True):
 
 
 class Watermark(Struct, frozen=True):
-    """How far one device has stored (``delivered``) and its user has read (``read``) a chat.
+    """How far one device has stored (``delivered``) and its user has read (``read``) a
+    chat.
 
     Two of the same epoch merge to their maxima; of a newer epoch the newer wins.
     """
@@ -191,12 +211,18 @@ class Watermark(Struct, frozen=True):
 
 
 def check_tenant(value: str, name: str = "tenant") -> str | None:
-    """Why no credential can be of tenant ``value``, or None. ``*`` counts what belongs to none."""
-    return check_id(value, name) or (f"{name} must not be *, which means every tenant" if value == "*" else None)
+    """Why no credential can be of tenant ``value``, or None. ``*`` counts what belongs
+    to none.
+    """
+    return check_id(value, name) or (
+        f"{name} must not be *, which means every tenant" if value == "*" else None
+    )
 
 
 def check_id(value: str, name: str) -> str | None:
-    """Why ``value`` cannot be an id, or None. Ids are 1..64 printable ASCII characters without spaces."""
+    """Why ``value`` cannot be an id, or None. Ids are 1..64 printable ASCII characters
+    without spaces.
+    """
     if not value:
         return f"{name} must not be empty"
     if len(value) > ID_BYTES_MAX:

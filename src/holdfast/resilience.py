@@ -20,7 +20,9 @@ from holdfast.errors import Unavailable
 
 
 class BreakerState(Enum):
-    """CLOSED → OPEN after too many failures; OPEN → HALF_OPEN after a rest; one probe then decides."""
+    """CLOSED → OPEN after too many failures; OPEN → HALF_OPEN after a rest; one probe
+    then decides.
+    """
 
     CLOSED = "closed"
     OPEN = "open"
@@ -36,23 +38,35 @@ class BreakerSettings:
     failure_window_seconds: float = 30
     """How far back failures count."""
     open_duration_seconds: float = 30
-    """How long calls are refused at once (SERVICE_UNAVAILABLE + retry_after_seconds) before a probe."""
+    """How long calls are refused at once (SERVICE_UNAVAILABLE + retry_after_seconds)
+    before a probe.
+    """
     half_open_probe_count: int = 1
-    """Probes that must succeed before the breaker closes; one failed probe opens it again."""
+    """Probes that must succeed before the breaker closes; one failed probe opens it
+    again.
+    """
     min_failure_ratio: float = 0.5
     """The failures must also be this share of the calls; 0 opens by the count alone."""
 
     def __post_init__(self) -> None:
-        positive(self, "failure_threshold", "half_open_probe_count", "failure_window_seconds", "open_duration_seconds")
+        positive(
+            self,
+            "failure_threshold",
+            "half_open_probe_count",
+            "failure_window_seconds",
+            "open_duration_seconds",
+        )
         if not 0 <= self.min_failure_ratio <= 1:
             raise ValueError("min_failure_ratio must be between 0 and 1")
 
 
 class Breaker:
-    """Stops asking a dependency that fails. Only infrastructure failures count: never a caller's mistake.
+    """Stops asking a dependency that fails. Only infrastructure failures count: never a
+    caller's mistake.
 
-    Every ``admit`` that said yes must be followed by exactly one ``success``, ``failure`` or ``neither``.
-    The window is kept in ten slices, so its cost does not grow with the rate.
+    Every ``admit`` that said yes must be followed by exactly one ``success``,
+    ``failure`` or ``neither``. The window is kept in ten slices, so its cost does not
+    grow with the rate.
     """
 
     _SLICES = 10
@@ -114,13 +128,17 @@ class Breaker:
             recent = [s for s in self._slices if s[0] >= oldest]
             failures = sum(s[2] for s in recent)
             calls = failures + sum(s[1] for s in recent)
-            if failures >= self._settings.failure_threshold and failures >= self._settings.min_failure_ratio * calls:
+            if (
+                failures >= self._settings.failure_threshold
+                and failures >= self._settings.min_failure_ratio * calls
+            ):
                 self._open(now)
 
     def neither(self) -> None:
         """The call proves nothing: it was cancelled, or was the caller's mistake."""
         if self._state is BreakerState.HALF_OPEN:
-            self._probes = max(self._probes - 1, 0)  # it may have gone out before the breaker opened
+            # it may have gone out before the breaker opened
+            self._probes = max(self._probes - 1, 0)
 
     def _open(self, now: float) -> None:
         self._state = BreakerState.OPEN
@@ -140,7 +158,9 @@ class Breaker:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long to wait before try n+1: doubling from ``initial`` to ``cap`` seconds, with full jitter."""
+    """How long to wait before try n+1: doubling from ``initial`` to ``cap`` seconds,
+    with full jitter.
+    """
 
     initial_seconds: float
     cap_seconds: float
@@ -229,7 +249,12 @@ class DependencyBreaker:
     """
 
     def __init__(
-        self, dependency: str, refusal: str, settings: BreakerSettings, clock: Clock, report: ReportState
+        self,
+        dependency: str,
+        refusal: str,
+        settings: BreakerSettings,
+        clock: Clock,
+        report: ReportState,
     ) -> None:
         self._dependency = dependency
         self._refusal = refusal
@@ -276,7 +301,9 @@ class DependencyBreaker:
         self._show()
         if admitted:
             return None
-        return Unavailable(self._refusal, retry_after_seconds=round(self._breaker.retry_after(now), 1))
+        return Unavailable(
+            self._refusal, retry_after_seconds=round(self._breaker.retry_after(now), 1)
+        )
 
     def hangs(self, hanging: bool) -> None:
         """Whether a call goes on past its deadline."""

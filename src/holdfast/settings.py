@@ -46,10 +46,13 @@ from holdfast.webhooks.parts import WorkSettings
 
 PREFIX = "HOLDFAST_"
 NOT_SETTINGS = frozenset(
-    f"HOLDFAST_{name}" for name in ("CONFIG", "INSTALL_ENGINES", "REQUIRE_ENGINES", "SEED", "SEEDS", "TOKEN", "URL")
+    f"HOLDFAST_{name}"
+    for name in ("CONFIG", "INSTALL_ENGINES", "REQUIRE_ENGINES", "SEED", "SEEDS", "TOKEN", "URL")
 )
 """Variables that other parts read: the tests and the command line's client side."""
-SERVICE_LINKS = re.compile(r"HOLDFAST_(SERVICE_(HOST|PORT(_.+)?)|PORT_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)")
+SERVICE_LINKS = re.compile(
+    r"HOLDFAST_(SERVICE_(HOST|PORT(_.+)?)|PORT_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)"
+)
 """Variables that Kubernetes sets in every container if a Service is named holdfast;
 also HOLDFAST_PORT, with a URL."""
 SHORT_NAMES = {"HOST": "server.host", "PORT": "server.port", "STATE_DIR": "server.state_dir"}
@@ -63,26 +66,34 @@ class ServerSettings:
     """Where the one port for HTTP and WebSocket is, and who may stand in front of it."""
 
     host: str = "127.0.0.1"
-    """Where to listen. An address that other machines can reach is refused unless ``server.trusted_proxies`` names the
-    TLS proxy in front.
+    """Where to listen. An address that other machines can reach is refused unless
+    ``server.trusted_proxies`` names the TLS proxy in front.
     """
     port: int = 8080
-    """The one port for HTTP and WebSocket; 0 takes a free one and prints it. A busy port stops the start."""
+    """The one port for HTTP and WebSocket; 0 takes a free one and prints it. A busy
+    port stops the start.
+    """
     state_dir: str = ""
-    """Everything that is kept. Left empty: ``$XDG_STATE_HOME/holdfast``, without that variable
-    ``~/.local/state/holdfast``. One process at a time: a second one is refused and told the first one's process id.
+    """Everything that is kept. Left empty: ``$XDG_STATE_HOME/holdfast``, without that
+    variable ``~/.local/state/holdfast``. One process at a time: a second one is refused
+    and told the first one's process id.
     """
     trusted_proxies: tuple[str, ...] = ()
-    """Networks whose X-Forwarded-For is believed. Anybody else is counted by their own address."""
+    """Networks whose X-Forwarded-For is believed. Anybody else is counted by their own
+    address.
+    """
     allowed_origins: tuple[str, ...] = ()
-    """Further origins whose pages may connect, exactly as browsers send them; others get 403. ``*`` is refused."""
+    """Further origins whose pages may connect, exactly as browsers send them; others
+    get 403. ``*`` is refused.
+    """
     log_format: Literal["text", "json"] = "text"
     """``json`` for machines, ``text`` for people; always on stderr."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Quieter lines are not written."""
     node_id: str = ""
-    """This node's name in status, traces, jobs and among the nodes that share limits: each must have its own. Left
-    empty, one is made up at the first start and kept in the state directory (``name.json``).
+    """This node's name in status, traces, jobs and among the nodes that share limits:
+    each must have its own. Left empty, one is made up at the first start and kept in
+    the state directory (``name.json``).
     """
 
     def __post_init__(self) -> None:
@@ -95,8 +106,9 @@ class ServerSettings:
             raise ValueError("allowed_origins are exact: * is not one")
         if self.host not in LOOPBACK and not self.trusted_proxies:
             raise ValueError(
-                f"host {self.host} can be reached from other machines and this port speaks no TLS: put a TLS proxy in "
-                "front of it and name the proxy's address in server.trusted_proxies, or bind 127.0.0.1"
+                f"host {self.host} can be reached from other machines and this port speaks no TLS:"
+                " put a TLS proxy in front of it and name the proxy's address in"
+                " server.trusted_proxies, or bind 127.0.0.1"
             )
 
     @property
@@ -120,14 +132,16 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True)
 class AccessSettings:
-    """Who may come in, and how often. Secrets are not settings: they live in the state directory."""
+    """Who may come in, and how often. Secrets are not settings: they live in the state
+    directory.
+    """
 
     tokens: TokenSettings = field(default_factory=TokenSettings)
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     http: HttpLimits = field(default_factory=HttpLimits)
     issuers: tuple[IssuerSettings, ...] = ()
-    """Your own sign-ins whose tokens are taken beside this server's: ``[[access.issuers]]`` for each; in a variable a
-    JSON array.
+    """Your own sign-ins whose tokens are taken beside this server's:
+    ``[[access.issuers]]`` for each; in a variable a JSON array.
     """
 
     def __post_init__(self) -> None:
@@ -240,13 +254,15 @@ class Settings:
         ):
             if bytes_max < inbound.max_message_size_bytes + AROUND_A_MESSAGE_BYTES:
                 raise ValueError(
-                    f"{name} must be at least {AROUND_A_MESSAGE_BYTES} bytes above "
-                    "gateway.backpressure.inbound.max_message_size_bytes: a message comes with its ids around it"
+                    f"{name} must be at least {AROUND_A_MESSAGE_BYTES} bytes above"
+                    " gateway.backpressure.inbound.max_message_size_bytes: a message comes with"
+                    " its ids around it"
                 )
         if self.gateway.pages.resume_chats_max < self.durability.chats.chats_per_user_max:
             raise ValueError(
-                "gateway.pages.resume_chats_max must not be below durability.chats.chats_per_user_max: "
-                "whoever is in that many chats could not resume"
+                "gateway.pages.resume_chats_max must not be below"
+                " durability.chats.chats_per_user_max: whoever is in that many chats could not"
+                " resume"
             )
 
 
@@ -279,7 +295,11 @@ def load(file: Path | None, environ: Mapping[str, str], overrides: Mapping[str, 
     tree: dict[str, Any] = _read_file(file) if file else {}
     _check_names(tree, Settings, "", str(file))
     for name, value in environ.items():
-        if name.startswith(PREFIX) and name not in NOT_SETTINGS and not _is_service_link(name, value):
+        if (
+            name.startswith(PREFIX)
+            and name not in NOT_SETTINGS
+            and not _is_service_link(name, value)
+        ):
             short = name.removeprefix(PREFIX)
             _put(tree, SHORT_NAMES.get(short, short.lower().replace("__", ".")), value, name)
     for path, value in overrides.items():
@@ -293,7 +313,8 @@ def load(file: Path | None, environ: Mapping[str, str], overrides: Mapping[str, 
         raise BadSetting(error.message) from None
     for path, value in _leaves("", settings):
         if isinstance(value, float) and not math.isfinite(value):
-            raise BadSetting(f"{path} must be a number, not {value}")  # it would pass every comparison
+            # it would pass every comparison
+            raise BadSetting(f"{path} must be a number, not {value}")
     return settings
 
 
@@ -342,11 +363,15 @@ def _read_file(file: Path) -> dict[str, Any]:
     try:
         tree = tomllib.loads(text) if file.suffix == ".toml" else _read_yaml(text)
     except ValueError as error:
-        raise BadSetting(f"the settings file {file} is not valid {file.suffix[1:] or 'YAML'}: {error}") from None
+        raise BadSetting(
+            f"the settings file {file} is not valid {file.suffix[1:] or 'YAML'}: {error}"
+        ) from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise BadSetting(f"the settings file {file} must hold a table of settings, not a {type(tree).__name__}")
+        raise BadSetting(
+            f"the settings file {file} must hold a table of settings, not a {type(tree).__name__}"
+        )
     return tree
 
 
@@ -384,7 +409,8 @@ def _listed(kind: Any) -> Any:
 def _no_setting(path: str, source: str) -> BadSetting:
     if rule := REMOVED.get(path):
         return BadSetting(
-            f"{source}: {path} was removed: the rule {rule} decides alone; take the setting out and set the rule: "
+            f"{source}: {path} was removed: the rule {rule} decides alone; take the setting out and"
+            " set the rule: "
             f'holdfast rules set "*" {rule} limit=… window=60s burstSize=…'
         )
     return BadSetting(f"{source}: there is no setting {path}")

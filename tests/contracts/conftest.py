@@ -21,7 +21,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A real file system of 2 MiB."""
     place = tmp_path / "small"
     place.mkdir()
-    mounting = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", place], capture_output=True, text=True)
+    mounting = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", place], capture_output=True, text=True
+    )
     if mounting.returncode != 0:
         pytest.skip(f"a small file system needs root and mount: {mounting.stderr.strip()}")
     yield place

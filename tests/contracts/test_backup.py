@@ -1,4 +1,6 @@
-"""Backups of a whole state directory: taken while it is written, put back whole or not at all."""
+"""Backups of a whole state directory: taken while it is written, put back whole or not
+at all.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ FILES = {"work.db", "webhooks.db", "limits.db", "chats.db", "keys.json", MANIFES
 
 @pytest.fixture
 def tmp_path(tmp_path: Path) -> Iterator[Path]:
-    """In memory where that is to be had: processes are killed here, no power is cut, and syncs would take the time."""
+    """In memory where that is to be had: processes are killed here, no power is cut,
+    and syncs would take the time.
+    """
     if not Path("/dev/shm").is_dir():
         yield tmp_path
         return
@@ -65,7 +69,10 @@ class Parts:
 @asynccontextmanager
 async def opened(state: Path) -> AsyncIterator[Parts]:
     clock = SystemClock()
-    async with SqliteStore(state / "chats.db") as chats, SqliteRuleStore(state / "limits.db", clock) as rules:
+    async with (
+        SqliteStore(state / "chats.db") as chats,
+        SqliteRuleStore(state / "limits.db", clock) as rules,
+    ):
         work = await SqliteWork.open(state / "work.db", clock)
         try:
             yield Parts(chats, work, rules)
@@ -79,11 +86,17 @@ async def _fill(state: Path, messages: int) -> None:
         await create(parts.chats, chat_id="chat_b")
         await fill(parts.chats, messages)
         await parts.chats.mark([Watermark(BOB, "phone", "chat_a", 1, messages, messages - 1)])
-        await parts.work.enqueue([JobDraft("mail", b"{}")], ReaderMark("webhooks", await parts.chats.log_end()))
+        await parts.work.enqueue(
+            [JobDraft("mail", b"{}")], ReaderMark("webhooks", await parts.chats.log_end())
+        )
         body = {"algorithm": "token_bucket", "limit": messages, "window": "60s"}
-        await parts.rules.change(Change("create", RuleName("acme", "/x"), "op", AT, body, reason="test"))
+        await parts.rules.change(
+            Change("create", RuleName("acme", "/x"), "op", AT, body, reason="test")
+        )
     endpoints = await SqliteEndpoints.open(state / "webhooks.db")
-    await endpoints.add(WebhookEndpoint("hook_1", "acme", "https://example.com", "whsec_x", "", AT, ""))
+    await endpoints.add(
+        WebhookEndpoint("hook_1", "acme", "https://example.com", "whsec_x", "", AT, "")
+    )
     await endpoints.close()
 
 
@@ -108,7 +121,9 @@ def back_up(state: Path, name: str = "backup-1") -> Path:
     return folder
 
 
-def put_back(state: Path, backup: Path, *, overwrite: bool = True, restored: Restored = LATER) -> Manifest:
+def put_back(
+    state: Path, backup: Path, *, overwrite: bool = True, restored: Restored = LATER
+) -> Manifest:
     state.mkdir(exist_ok=True)
     with held(state):
         return restore(state, backup, CONTENTS, restored, overwrite=overwrite)
@@ -120,12 +135,16 @@ def look(state: Path) -> dict[str, Any]:
     async def read() -> dict[str, Any]:
         async with opened(state) as parts:
             inspection = await parts.chats.inspect("chat_a")
-            assert inspection.counter == inspection.highest == inspection.count and not inspection.gaps
+            assert (
+                inspection.counter == inspection.highest == inspection.count and not inspection.gaps
+            )
             rule = await parts.rules.get(RuleName("acme", "/x"))
             return {
                 "messages": inspection.count,
                 "epoch": inspection.chat.epoch,
-                "marks": [(mark.delivered, mark.read) for mark in await parts.chats.watermarks("chat_a")],
+                "marks": [
+                    (mark.delivered, mark.read) for mark in await parts.chats.watermarks("chat_a")
+                ],
                 "log_end": await parts.chats.log_end(),
                 "read_through": await parts.work.position("webhooks"),
                 "jobs": sum((await parts.work.stats()).by_state.values()),
@@ -148,7 +167,9 @@ def reaching(reached: Callable[[str], None]) -> Iterator[None]:
 
 
 def killed_at(point: str, work: Callable[[], object]) -> bool:
-    """Whether ``work``, done by a child that is killed when it reaches ``point``, came that far."""
+    """Whether ``work``, done by a child that is killed when it reaches ``point``, came
+    that far.
+    """
     pid = os.fork()
     if pid == 0:
         points.install(lambda name: os.kill(os.getpid(), signal.SIGKILL) if name == point else None)
@@ -159,7 +180,9 @@ def killed_at(point: str, work: Callable[[], object]) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
 
 
-def test_a_backup_holds_every_file_but_the_secrets_and_a_restore_brings_them_back(tmp_path: Path) -> None:
+def test_a_backup_holds_every_file_but_the_secrets_and_a_restore_brings_them_back(
+    tmp_path: Path,
+) -> None:
     state = make_state(tmp_path / "state", 7)
     backup = back_up(state)
     assert {file.name for file in backup.iterdir()} == FILES
@@ -188,7 +211,9 @@ def test_the_same_backup_restored_twice_never_gives_an_epoch_twice(tmp_path: Pat
     backup = back_up(make_state(tmp_path / "state", 3))
     epochs = []
     for n, moment in enumerate((1_000, 1_001)):
-        put_back(tmp_path / f"fresh{n}", backup, restored=Restored(AT, moment, "op", "", "backup-1"))
+        put_back(
+            tmp_path / f"fresh{n}", backup, restored=Restored(AT, moment, "op", "", "backup-1")
+        )
         found = look(tmp_path / f"fresh{n}")
         epochs.append((found["epoch"], found["rules_epoch"]))
     assert epochs[0][0] < epochs[1][0] and epochs[0][1] < epochs[1][1]
@@ -204,13 +229,21 @@ def test_a_backup_taken_while_everything_is_written_is_whole(tmp_path: Path) -> 
             await parts.chats.append([draft(f"big-{n}", "x" * 4_000) for n in range(1_000)])
             taking = asyncio.create_task(
                 asyncio.to_thread(
-                    take, state, backup, CONTENTS, at=AT, program="", progress=lambda what, *_: steps.append(what)
+                    take,
+                    state,
+                    backup,
+                    CONTENTS,
+                    at=AT,
+                    program="",
+                    progress=lambda what, *_: steps.append(what),
                 )
             )
             during = 0
             while not taking.done():
                 acked(await send(parts.chats, f"during-{during}"))
-                await parts.work.enqueue([JobDraft("mail", b"{}")], ReaderMark("webhooks", await parts.chats.log_end()))
+                await parts.work.enqueue(
+                    [JobDraft("mail", b"{}")], ReaderMark("webhooks", await parts.chats.log_end())
+                )
                 during += 1
             await taking
             return during
@@ -224,7 +257,9 @@ def test_a_backup_taken_while_everything_is_written_is_whole(tmp_path: Path) -> 
 
 
 def test_jobs_lag_behind_the_chats_they_are_made_of_and_never_run_ahead(tmp_path: Path) -> None:
-    """What is committed between the copies of two files is made into jobs again, not left out."""
+    """What is committed between the copies of two files is made into jobs again, not
+    left out.
+    """
     state = make_state(tmp_path / "state", 5)
 
     async def serve() -> None:
@@ -233,7 +268,9 @@ def test_jobs_lag_behind_the_chats_they_are_made_of_and_never_run_ahead(tmp_path
 
             async def more() -> None:
                 acked(await send(parts.chats, "in between"))
-                await parts.work.enqueue([JobDraft("mail", b"{}")], ReaderMark("webhooks", await parts.chats.log_end()))
+                await parts.work.enqueue(
+                    [JobDraft("mail", b"{}")], ReaderMark("webhooks", await parts.chats.log_end())
+                )
 
             def reached(point: str) -> None:
                 if point in ("backup.work.db", "backup.chats.db"):
@@ -264,7 +301,9 @@ def test_what_is_replaced_is_moved_aside_and_what_gives_access_stays(tmp_path: P
     assert look(state)["messages"] == 9
     put_back(state, backup)
     assert look(state)["messages"] == 2 and look(state)["limit"] == 2
-    assert (state / "keys.json").read_text() == '["keys of 9"]', "a revoked key must not come back with the messages"
+    assert (state / "keys.json").read_text() == '["keys of 9"]', (
+        "a revoked key must not come back with the messages"
+    )
     assert not (state / "rules.json").exists()
     [aside] = state.glob("before-restore-*")
     assert (aside / "rules.json").exists()
@@ -295,7 +334,10 @@ def flip(path: Path, at: float = 0.5) -> None:
 
 
 def rewrite(backup: Path, seal: bool = True, **changes: Any) -> None:
-    manifest = Manifest(**{name: getattr(read_manifest(backup), name) for name in Manifest.__struct_fields__} | changes)
+    manifest = Manifest(
+        **{name: getattr(read_manifest(backup), name) for name in Manifest.__struct_fields__}
+        | changes
+    )
     (backup / MANIFEST).write_bytes(msgspec.json.encode(manifest.sealed() if seal else manifest))
 
 
@@ -382,7 +424,9 @@ def test_a_damaged_file_is_not_backed_up_and_is_named(tmp_path: Path) -> None:
     with (state / "chats.db").open("r+b") as file:
         file.seek(4096 * 20)
         file.write(os.urandom(4096 * 3))
-    with pytest.raises(StateCorrupted, match=r"no backup was taken, because .*state/chats.db is damaged"):
+    with pytest.raises(
+        StateCorrupted, match=r"no backup was taken, because .*state/chats.db is damaged"
+    ):
         back_up(state)
     assert not list((state / "backups").iterdir())
 
@@ -390,14 +434,19 @@ def test_a_damaged_file_is_not_backed_up_and_is_named(tmp_path: Path) -> None:
 def test_there_is_no_backup_without_the_messages(tmp_path: Path) -> None:
     state = make_state(tmp_path / "state", 2)
     (state / "chats.db").unlink()
-    with pytest.raises(StateCorrupted, match=r"no backup was taken, because .*state/chats.db is gone"):
+    with pytest.raises(
+        StateCorrupted, match=r"no backup was taken, because .*state/chats.db is gone"
+    ):
         back_up(state)
     assert not list((state / "backups").iterdir())
 
 
 def test_a_running_server_is_not_restored_over(tmp_path: Path) -> None:
     backup = back_up(make_state(tmp_path / "old", 2))
-    with held(tmp_path / "old"), pytest.raises(StateDirectory, match=f"in use by process {os.getpid()}; stop it"):
+    with (
+        held(tmp_path / "old"),
+        pytest.raises(StateDirectory, match=f"in use by process {os.getpid()}; stop it"),
+    ):
         restore_backup(tmp_path / "old", backup, overwrite=True)
 
 
@@ -427,7 +476,9 @@ RESTORE_POINTS = [
 
 @pytest.mark.parametrize("point", RESTORE_POINTS)
 def test_a_restore_killed_anywhere_is_done_or_not_done(point: str, tmp_path: Path) -> None:
-    """From ``ready`` on it is completed by whoever comes next; before, nothing has happened."""
+    """From ``ready`` on it is completed by whoever comes next; before, nothing has
+    happened.
+    """
     backup = back_up(make_state(tmp_path / "old", 2))
     state = make_state(tmp_path / "state", 8)
     (state / "keys.json").unlink()
@@ -436,7 +487,11 @@ def test_a_restore_killed_anywhere_is_done_or_not_done(point: str, tmp_path: Pat
     found = look(state)
     done = RESTORE_POINTS.index(point) >= RESTORE_POINTS.index("restore.ready")
     expected = 2 if done else 8
-    assert (found["messages"], found["limit"], found["read_through"]) == (expected, expected, expected)
+    assert (found["messages"], found["limit"], found["read_through"]) == (
+        expected,
+        expected,
+        expected,
+    )
     assert (found["epoch"] > 1) == done and (state / "keys.json").exists() == done
     assert not (state / "restore.ready").exists()
     put_back(state, backup)
@@ -444,7 +499,9 @@ def test_a_restore_killed_anywhere_is_done_or_not_done(point: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("point", ["backup.work.db", "backup.chats.db", "backup.complete"])
-def test_a_backup_killed_anywhere_leaves_nothing_that_looks_like_one(point: str, tmp_path: Path) -> None:
+def test_a_backup_killed_anywhere_leaves_nothing_that_looks_like_one(
+    point: str, tmp_path: Path
+) -> None:
     state = make_state(tmp_path / "state", 2)
     assert killed_at(point, lambda: back_up(state))
     [left] = (state / "backups").iterdir()
@@ -503,4 +560,7 @@ def test_a_caller_who_goes_away_does_not_stop_a_backup(tmp_path: Path) -> None:
         task.cancel()
 
     asyncio.run(scenario())  # which waits for its threads
-    assert json.loads(next(state.glob("backups/*/manifest.json")).read_text())["format"] == "holdfast-backup"
+    assert (
+        json.loads(next(state.glob("backups/*/manifest.json")).read_text())["format"]
+        == "holdfast-backup"
+    )

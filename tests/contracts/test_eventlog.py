@@ -1,4 +1,6 @@
-"""What every event log promises its readers; the memory reference and the embedded one alike."""
+"""What every event log promises its readers; the memory reference and the embedded one
+alike.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ TEXT = Message("msg_6", "chat_a", 6, "text", "ann", None, "hi", "text/plain", "n
 
 @asynccontextmanager
 async def opened(adapter: str, path: Path) -> AsyncIterator[tuple[Any, Any]]:
-    """A store and its log; ``small`` keeps next to nothing in memory, so that reading goes to the table."""
+    """A store and its log; ``small`` keeps next to nothing in memory, so that reading
+    goes to the table.
+    """
     if adapter == "memory":
         store, log = MemoryStore(), MemoryEventLog()
         store.on_commit(log.committed)
@@ -82,7 +86,9 @@ async def test_an_empty_log_ends_at_0_and_reads_nothing(store: Any, log: Any) ->
 
 
 @on_every_log
-async def test_reading_goes_on_after_any_position_and_stops_at_its_limit(store: Any, log: Any) -> None:
+async def test_reading_goes_on_after_any_position_and_stops_at_its_limit(
+    store: Any, log: Any
+) -> None:
     await create(store)
     for n in range(7):
         await send(store, f"k{n}")
@@ -93,7 +99,9 @@ async def test_reading_goes_on_after_any_position_and_stops_at_its_limit(store: 
 
 
 @on_every_log
-async def test_waiting_returns_when_something_is_committed_and_at_once_if_it_already_is(store: Any, log: Any) -> None:
+async def test_waiting_returns_when_something_is_committed_and_at_once_if_it_already_is(
+    store: Any, log: Any
+) -> None:
     await create(store)
     waiting = asyncio.create_task(log.wait(0))
     await asyncio.sleep(0)
@@ -104,7 +112,9 @@ async def test_waiting_returns_when_something_is_committed_and_at_once_if_it_alr
     cancelled = asyncio.create_task(log.wait(await log.end()))
     await asyncio.sleep(0)
     cancelled.cancel()
-    assert (await asyncio.gather(cancelled, return_exceptions=True))[0].__class__ is asyncio.CancelledError
+    assert (await asyncio.gather(cancelled, return_exceptions=True))[
+        0
+    ].__class__ is asyncio.CancelledError
 
 
 @pytest.mark.parametrize("adapter", ["sqlite", "small"])
@@ -122,7 +132,9 @@ def test_a_log_opened_again_has_everything(adapter: str, tmp_path: Path) -> None
             assert await read_all(log) == before
             await asyncio.wait_for(log.wait(0), 5)
             acked(await send(store, "new"))
-            assert [e.position for e in await read_all(log, before[-1].position)] == [before[-1].position + 1]
+            assert [e.position for e in await read_all(log, before[-1].position)] == [
+                before[-1].position + 1
+            ]
 
     asyncio.run(second(asyncio.run(first())))
 
@@ -139,7 +151,9 @@ async def test_what_was_redacted_is_not_read_from_memory(adapter: str, tmp_path:
         assert [e.message.content for e in await read_all(log, 2)] == ["secret 2", "more"]
 
 
-async def test_the_tail_stays_within_its_bounds_and_the_usual_reader_touches_no_disk(tmp_path: Path) -> None:
+async def test_the_tail_stays_within_its_bounds_and_the_usual_reader_touches_no_disk(
+    tmp_path: Path,
+) -> None:
     async with SqliteStore(tmp_path / "chats.db") as store:
         log = SqliteEventLog(store, entries_max=100, content_bytes_max=2_000)
         await create(store)
@@ -155,7 +169,9 @@ async def test_the_tail_stays_within_its_bounds_and_the_usual_reader_touches_no_
 
 
 @pytest.mark.parametrize("damage", ["content = CAST(x'68ff69' AS TEXT)", "kind = 'nonsense'"])
-async def test_an_entry_that_makes_no_sense_is_named_and_those_around_it_are_read(damage: str, tmp_path: Path) -> None:
+async def test_an_entry_that_makes_no_sense_is_named_and_those_around_it_are_read(
+    damage: str, tmp_path: Path
+) -> None:
     async with SqliteStore(tmp_path / "chats.db") as store:
         await create(store)
         for n in range(4):
@@ -196,7 +212,9 @@ class SlowSource:
 
 @pytest.mark.parametrize("announced", [True, False])
 async def test_an_end_that_was_read_before_a_commit_hides_it_from_nobody(announced: bool) -> None:
-    """Announced, or one whose outcome nobody knows: who waits for it would wait until the next one."""
+    """Announced, or one whose outcome nobody knows: who waits for it would wait until
+    the next one.
+    """
     source = SlowSource()
     log = SqliteEventLog(source)
     asking = asyncio.create_task(log.end())

@@ -1,4 +1,6 @@
-"""One suite for every place that counts; the pure algorithms judge what it answers, to the last bit."""
+"""One suite for every place that counts; the pure algorithms judge what it answers, to
+the last bit.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,11 @@ YEAR_MS = 366 * 86_400_000.0
 
 
 def terms(
-    algorithm: Algorithm, limit: int = 10, version: int = 1, window_ms: float = YEAR_MS, burst: int = 0
+    algorithm: Algorithm,
+    limit: int = 10,
+    version: int = 1,
+    window_ms: float = YEAR_MS,
+    burst: int = 0,
 ) -> LimitParams:
     """By default nothing drains and no window ends while a test runs."""
     return LimitParams(algorithm, RuleVersion(1, version), limit, window_ms, burst or limit)
@@ -102,7 +108,9 @@ async def one(counters: Counters, ask: CounterRequest) -> CounterReading:
 
 
 class Judge:
-    """The same history on the pure algorithms. A counter is forgotten so long after nothing of it is used any more."""
+    """The same history on the pure algorithms. A counter is forgotten so long after
+    nothing of it is used any more.
+    """
 
     def __init__(self, forgets_ms: float = math.inf) -> None:
         self.counters: dict[CounterKey, Counter] = {}
@@ -114,7 +122,8 @@ class Judge:
             if math.floor(now) > self._until.get(ask.key, math.inf):
                 del self.counters[ask.key], self._until[ask.key]
         answers = self._decide(entry, now)
-        for ask, answer in zip(entry, answers, strict=True):  # in whole milliseconds, as Redis counts them
+        # in whole milliseconds, as Redis counts them
+        for ask, answer in zip(entry, answers, strict=True):
             self._until[ask.key] = math.floor(now) + math.ceil(answer.reset_ms) + self._forgets_ms
         return answers
 
@@ -125,11 +134,16 @@ class Judge:
         fits = [peek(c, ask.terms, now, ask.cost) or self.held(ask, c) for ask, c in opened]
         if all(fits):
             return tuple(self.take(ask, counter, now) for ask, counter in opened)
-        return tuple(reading(c, now, 0, 0 if fit else ask.cost) for (ask, c), fit in zip(opened, fits, strict=True))
+        return tuple(
+            reading(c, now, 0, 0 if fit else ask.cost)
+            for (ask, c), fit in zip(opened, fits, strict=True)
+        )
 
     def counter(self, key: CounterKey, rule: LimitParams, now: float) -> Counter:
         there = self.counters.get(key)
-        self.counters[key] = COUNTERS[rule.algorithm](rule) if there is None else carried_over(there, rule, now)
+        self.counters[key] = (
+            COUNTERS[rule.algorithm](rule) if there is None else carried_over(there, rule, now)
+        )
         return self.counters[key]
 
     def held(self, ask: CounterRequest, counter: Counter) -> bool:
@@ -146,26 +160,41 @@ def random_ask(rng: random.Random, key: int) -> CounterRequest:
     version = rng.choice([1, 1, 1, 2, 3])
     algorithm: Algorithm = [*AMOUNTS, "concurrency"][(key + (key % 2) * version) % 4]  # type: ignore[assignment]
     window = (40.0, 30.0, 70.0)[version - 1]
-    rule = terms(algorithm, (2 if algorithm == "concurrency" else 5) * version, version, window_ms=window)
+    rule = terms(
+        algorithm, (2 if algorithm == "concurrency" else 5) * version, version, window_ms=window
+    )
     rule = structs.replace(rule, store=rng.choice([0, 7, 7, 7, 4_000_000_000]))
     if algorithm == "concurrency":
-        return CounterRequest(at(str(key)), rule, hold=f"h{rng.randint(0, 12)}", spent=rng.choice([0, 0, 0, 1]))
+        return CounterRequest(
+            at(str(key)), rule, hold=f"h{rng.randint(0, 12)}", spent=rng.choice([0, 0, 0, 1])
+        )
     times = rng.randint(0, 3)
     spent = rng.choice([0, 0, 0, times])
-    return CounterRequest(at(str(key)), rule, rng.randint(1, 3), times, rng.choice([0, 0, 1, 2]), spent=spent)
+    return CounterRequest(
+        at(str(key)), rule, rng.randint(1, 3), times, rng.choice([0, 0, 1, 2]), spent=spent
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_every_answer_is_the_oracles(counting: Callable[[Scenario], None], seed: int) -> None:
     async def scenario(counters: Counters) -> None:
-        rng, judge = random.Random(seed), Judge(math.inf if isinstance(counters, MemoryCounters) else 1000)
+        rng, judge = (
+            random.Random(seed),
+            Judge(math.inf if isinstance(counters, MemoryCounters) else 1000),
+        )
         verdicts: set[bool] = set()
         for step in range(150):
-            groups = [rng.sample(range(12), rng.choice([1, 1, 1, 2, 3])) for _ in range(rng.randint(1, 6))]
-            if step == 0:  # all there from the beginning: who comes later makes memory forget the idle
+            groups = [
+                rng.sample(range(12), rng.choice([1, 1, 1, 2, 3])) for _ in range(rng.randint(1, 6))
+            ]
+            # all there from the beginning: who comes later makes memory forget the idle
+            if step == 0:
                 groups = [list(range(12))]
             entries = [[random_ask(rng, key) for key in group] for group in groups]
-            entries = [[structs.replace(a, times=1, want=0, spent=0) for a in e] if len(e) > 1 else e for e in entries]
+            entries = [
+                [structs.replace(a, times=1, want=0, spent=0) for a in e] if len(e) > 1 else e
+                for e in entries
+            ]
             taken = await counters.take(entries)
             for entry, answers in zip(entries, taken.readings, strict=True):
                 expected = judge.entry(entry, taken.now)
@@ -177,19 +206,25 @@ def test_every_answer_is_the_oracles(counting: Callable[[Scenario], None], seed:
 
 
 class AtAnyTime(RedisCounters):
-    """Redis, asked as if it were the time that a test says. Counters are kept long enough for the test."""
+    """Redis, asked as if it were the time that a test says. Counters are kept long
+    enough for the test.
+    """
 
     now = 1_700_000_000_000.0
     script = Script("head", *CODES, "tail")
     for written, meant in {
-        "local time = call('TIME')\nlocal now = time[1] * 1000 + time[2] / 1000": "local now = tonumber(ARGV[2])",
+        "local time = call('TIME')\nlocal now = time[1] * 1000 + time[2] / 1000": (
+            "local now = tonumber(ARGV[2])"
+        ),
         "'PX', min(ceil(reset), KEPT_MS_MAX) + 1000": "'PX', 600000",
     }.items():
         assert written in script.source
         script.source = script.source.replace(written, meant)
     script.sha = hashlib.sha1(script.source.encode(), usedforsecurity=False).hexdigest()
 
-    def _run(self, script: Script, keys: list[bytes], arguments: tuple[Any, ...], read: Any) -> Awaitable[Any]:
+    def _run(
+        self, script: Script, keys: list[bytes], arguments: tuple[Any, ...], read: Any
+    ) -> Awaitable[Any]:
         return super()._run(self.script, keys, (*arguments, repr(self.now)), read)
 
 
@@ -209,21 +244,33 @@ def test_any_text_is_a_subject(counting: Callable[[Scenario], None]) -> None:
     async def scenario(counters: Counters) -> None:
         for subject in ("\ud800", "\udfff", "\0", "\u2028", "ß" * 1024):
             asks = [CounterRequest(at(subject), terms("token_bucket", 2)) for _ in range(3)]
-            assert [(await one(counters, ask)).admitted for ask in asks] == [1, 1, 0], ascii(subject)
+            assert [(await one(counters, ask)).admitted for ask in asks] == [1, 1, 0], ascii(
+                subject
+            )
 
     counting(scenario)
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_redis_and_memory_tell_one_story_whatever_their_clock_does(redis_server: Server, seed: int) -> None:
-    """Takes, groups, gifts, charges and holds, changed rules, two stores, hours that pass and hours that come back."""
+async def test_redis_and_memory_tell_one_story_whatever_their_clock_does(
+    redis_server: Server, seed: int
+) -> None:
+    """Takes, groups, gifts, charges and holds, changed rules, two stores, hours that
+    pass and hours that come back.
+    """
     client = redis.asyncio.Redis.from_url(redis_server.url)
     await client.flushall()
     await client.aclose()
-    rng, table, counters = random.Random(seed), CounterTable(), AtAnyTime(RedisSettings(redis_server.url))
+    rng, table, counters = (
+        random.Random(seed),
+        CounterTable(),
+        AtAnyTime(RedisSettings(redis_server.url)),
+    )
     found: set[bool] = set()
     for _ in range(400):
-        counters.now = now = counters.now + rng.choice([0, 0, 0.25, 7, 33, 41, 70, 3_600_000, -1, -35, -3_600_000])
+        counters.now = now = counters.now + rng.choice(
+            [0, 0, 0.25, 7, 33, 41, 70, 3_600_000, -1, -35, -3_600_000]
+        )
         if rng.random() < 0.3:
             adjustment = random_adjustment(rng, rng.randrange(12), now)
             expected = table.adjust(adjustment, now)
@@ -242,16 +289,26 @@ async def test_redis_and_memory_tell_one_story_whatever_their_clock_does(redis_s
 @pytest.mark.parametrize("algorithm", [*AMOUNTS, "concurrency"])
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
-def test_the_short_way_in_memory_says_what_the_oracle_says(algorithm: Algorithm, data: st.DataObject) -> None:
+def test_the_short_way_in_memory_says_what_the_oracle_says(
+    algorithm: Algorithm, data: st.DataObject
+) -> None:
     clock, judge = ManualClock(), Judge()
     counters = MemoryCounters(clock)
     steps = st.tuples(st.floats(0, 0.08), st.integers(1, 4), st.sampled_from([1, 1, 2, 3]))
     for pause, cost, version in data.draw(st.lists(steps, max_size=40)):
         clock.advance(pause)
-        rule = terms(algorithm, 5 * version, version, window_ms=(40.0, 30.0, 70.0)[version - 1], burst=4 * version)
+        rule = terms(
+            algorithm,
+            5 * version,
+            version,
+            window_ms=(40.0, 30.0, 70.0)[version - 1],
+            burst=4 * version,
+        )
         hold = f"h{cost}" if algorithm == "concurrency" else ""
         ask = CounterRequest(at("k"), rule, 1 if hold else cost, hold=hold)
-        assert (counters.take_now(ask.key, rule, ask.cost, hold),) == judge.entry([ask], clock.monotonic() * 1000)
+        assert (counters.take_now(ask.key, rule, ask.cost, hold),) == judge.entry(
+            [ask], clock.monotonic() * 1000
+        )
 
 
 @pytest.mark.parametrize("algorithm", AMOUNTS)
@@ -262,7 +319,9 @@ def test_used_carries_over_and_the_newer_rule_decides(
         await one(counters, CounterRequest(at("k"), terms(algorithm, 100), cost=80))
         raised = await one(counters, CounterRequest(at("k"), terms(algorithm, 500, version=2)))
         assert raised.remaining == 419
-        behind = await one(counters, CounterRequest(at("k"), terms(algorithm, 100, version=1), cost=50))
+        behind = await one(
+            counters, CounterRequest(at("k"), terms(algorithm, 100, version=1), cost=50)
+        )
         assert (behind.admitted, behind.limit, behind.stamp) == (1, 500, RuleVersion(1, 2))
 
     counting(scenario)
@@ -273,7 +332,9 @@ def test_used_carries_over_and_the_newer_rule_decides(
 def test_what_is_used_carries_over_to_another_algorithm_and_back(
     counting: Callable[[Scenario], None], before: Algorithm, after: Algorithm
 ) -> None:
-    """Changing the algorithm back and forth granted the limit each time. Who is behind decides by the stored one."""
+    """Changing the algorithm back and forth granted the limit each time. Who is behind
+    decides by the stored one.
+    """
 
     async def scenario(counters: Counters) -> None:
         admitted = 0
@@ -281,7 +342,9 @@ def test_what_is_used_carries_over_to_another_algorithm_and_back(
             rule = terms((before, after)[version % 2], 100, version)
             admitted += (await one(counters, CounterRequest(at("k"), rule, times=99))).admitted
         assert admitted == 100
-        behind = await one(counters, CounterRequest(at("k"), terms("concurrency", 5, version=1), hold="h"))
+        behind = await one(
+            counters, CounterRequest(at("k"), terms("concurrency", 5, version=1), hold="h")
+        )
         assert (behind.admitted, behind.limit, behind.stamp) == (0, 100, RuleVersion(1, 4))
 
     counting(scenario)
@@ -292,16 +355,23 @@ def test_what_is_used_carries_over_to_another_algorithm_and_back(
 def test_what_is_used_is_capped_at_a_lower_capacity_and_stays_so(
     counting: Callable[[Scenario], None], before: Algorithm, after: Algorithm
 ) -> None:
-    """Lowering a limit locked subjects out for as long as all they had used took to drain at the new rate."""
+    """Lowering a limit locked subjects out for as long as all they had used took to
+    drain at the new rate.
+    """
 
     async def scenario(counters: Counters) -> None:
         day = 86_400_000.0
-        await one(counters, CounterRequest(at("k"), terms(before, 10_000, window_ms=day), cost=9_900))
-        lowered = await one(counters, CounterRequest(at("k"), terms(after, 10, version=2, window_ms=day)))
+        await one(
+            counters, CounterRequest(at("k"), terms(before, 10_000, window_ms=day), cost=9_900)
+        )
+        lowered = await one(
+            counters, CounterRequest(at("k"), terms(after, 10, version=2, window_ms=day))
+        )
         assert (lowered.admitted, lowered.remaining) == (0, 0)
         assert lowered.reset_ms <= 2 * day and lowered.wait_ms <= 2 * day
         raised = await one(
-            counters, CounterRequest(at("k"), terms(after, 10_000, version=3, window_ms=day), cost=9_980)
+            counters,
+            CounterRequest(at("k"), terms(after, 10_000, version=3, window_ms=day), cost=9_980),
         )
         assert raised.admitted == 1, "ten are used, no more"
 
@@ -333,14 +403,23 @@ def test_holds_and_amounts_are_no_measure_of_each_other(
             "holders begin with nobody"
         )
         behind = await one(counters, CounterRequest(at("k"), amounts, times=2))
-        assert (behind.admitted, behind.wait_ms > 0, behind.limit) == (0, True, 1), "who is behind decides by holders"
+        assert (behind.admitted, behind.wait_ms > 0, behind.limit) == (
+            0,
+            True,
+            1,
+        ), "who is behind decides by holders"
         newer = terms(algorithm, 3, 3)
-        assert await counters.adjust([Adjustment(at("k"), newer, released="a")]) == 1, "by whatever rule it is asked"
+        assert await counters.adjust([Adjustment(at("k"), newer, released="a")]) == 1, (
+            "by whatever rule it is asked"
+        )
         assert (await one(counters, CounterRequest(at("k"), amounts, times=2))).admitted == 1, (
             "a place is free, and he takes none"
         )
         assert (await one(counters, CounterRequest(at("k"), newer, times=9))).admitted == 3
-        debts = [Adjustment(at("k"), slots, held="b", held_ms=1e6), Adjustment(at("k"), slots, released="b")]
+        debts = [
+            Adjustment(at("k"), slots, held="b", held_ms=1e6),
+            Adjustment(at("k"), slots, released="b"),
+        ]
         assert await counters.adjust(debts) == 0
         assert (await one(counters, CounterRequest(at("k"), newer))).admitted == 0
 
@@ -356,7 +435,9 @@ def test_what_was_let_through_already_is_taken_also_beyond_the_limit(
         first = await one(counters, CounterRequest(at("k"), rule, times=16, spent=15))
         assert (first.admitted, first.remaining) == (10, 0)
         if algorithm == "token_bucket":
-            assert first.wait_ms == pytest.approx(6 * YEAR_MS / 10, abs=60_000), "the wait covers what is owed"
+            assert first.wait_ms == pytest.approx(6 * YEAR_MS / 10, abs=60_000), (
+                "the wait covers what is owed"
+            )
         raised = await one(counters, CounterRequest(at("k"), terms(algorithm, 20, version=2)))
         assert (raised.admitted, raised.remaining) == (1, 4)
 
@@ -364,7 +445,9 @@ def test_what_was_let_through_already_is_taken_also_beyond_the_limit(
 
 
 @pytest.mark.parametrize("algorithm", [*AMOUNTS, "concurrency"])
-def test_a_reset_forgets_what_one_counter_has_used(counting: Callable[[Scenario], None], algorithm: Algorithm) -> None:
+def test_a_reset_forgets_what_one_counter_has_used(
+    counting: Callable[[Scenario], None], algorithm: Algorithm
+) -> None:
     async def scenario(counters: Counters) -> None:
         rule, hold = terms(algorithm, 2), "h" if algorithm == "concurrency" else ""
         for name in ("a", "b"):
@@ -372,7 +455,10 @@ def test_a_reset_forgets_what_one_counter_has_used(counting: Callable[[Scenario]
                 await one(counters, CounterRequest(at(name), rule, hold=hold and f"h{n}"))
         assert (await counters.announce("n", 30)).resets == frozenset()
         assert await counters.reset(at("a")) and not await counters.reset(at("nobody"))
-        left = {name: (await one(counters, CounterRequest(at(name), rule, 1, 0))).remaining for name in ("a", "b")}
+        left = {
+            name: (await one(counters, CounterRequest(at(name), rule, 1, 0))).remaining
+            for name in ("a", "b")
+        }
         assert left == {"a": 2, "b": 0}
         if isinstance(counters, RedisCounters):
             expected = frozenset(counters.name(at(name)) for name in ("a", "nobody"))
@@ -392,7 +478,10 @@ def test_several_rules_are_all_taken_or_none(counting: Callable[[Scenario], None
         assert [r.admitted for r in first.readings[0]] == [1, 1]
         second = await counters.take([[wide, narrow]])
         assert [r.admitted for r in second.readings[0]] == [0, 0]
-        assert [r.wait_ms > 0 for r in second.readings[0]] == [False, True], "the refusing rule is named"
+        assert [r.wait_ms > 0 for r in second.readings[0]] == [
+            False,
+            True,
+        ], "the refusing rule is named"
         assert (await one(counters, wide)).remaining == 98, "a refused group uses nothing"
 
     counting(scenario)
@@ -400,19 +489,27 @@ def test_several_rules_are_all_taken_or_none(counting: Callable[[Scenario], None
 
 def test_a_hold_that_is_over_is_no_place_in_a_group(counting: Callable[[Scenario], None]) -> None:
     async def scenario(counters: Counters) -> None:
-        brief, slots, wide = terms("concurrency", 1, window_ms=20), terms("concurrency", 1, 2), terms("fixed_window")
+        brief, slots, wide = (
+            terms("concurrency", 1, window_ms=20),
+            terms("concurrency", 1, 2),
+            terms("fixed_window"),
+        )
         await one(counters, CounterRequest(at("slots"), brief, hold="old"))
         await counters.adjust([Adjustment(at("slots"), brief, held="new", held_ms=60_000)])
         await asyncio.sleep(0.03)
         told = (
-            await counters.take([[CounterRequest(at("slots"), slots, hold="old"), CounterRequest(at("wide"), wide)]])
+            await counters.take(
+                [[CounterRequest(at("slots"), slots, hold="old"), CounterRequest(at("wide"), wide)]]
+            )
         ).readings[0]
         assert [reading.admitted for reading in told] == [0, 0]
 
     counting(scenario)
 
 
-def test_gifts_charges_and_releases_put_counters_right(counting: Callable[[Scenario], None]) -> None:
+def test_gifts_charges_and_releases_put_counters_right(
+    counting: Callable[[Scenario], None],
+) -> None:
     async def scenario(counters: Counters) -> None:
         rule, slots = terms("fixed_window", 10), terms("concurrency", 1)
         taken = await counters.take(
@@ -436,7 +533,9 @@ def test_gifts_charges_and_releases_put_counters_right(counting: Callable[[Scena
         old = structs.replace(rule, stamp=RuleVersion(1, 0))
         assert await counters.adjust([Adjustment(at("a"), old, given=5, taken_at=taken.now)]) == 0
         theirs = structs.replace(rule, store=7)
-        assert await counters.adjust([Adjustment(at("a"), theirs, given=5, taken_at=taken.now)]) == 0
+        assert (
+            await counters.adjust([Adjustment(at("a"), theirs, given=5, taken_at=taken.now)]) == 0
+        )
         assert (await one(counters, CounterRequest(at("a"), rule))).remaining == 3, (
             "an old lease is charged, not given back"
         )
@@ -458,14 +557,22 @@ def test_a_charge_costs_at_most_what_the_rule_grants_at_once(
     counting(scenario)
 
 
-def test_a_hold_granted_elsewhere_counts_also_beyond_the_limit(counting: Callable[[Scenario], None]) -> None:
+def test_a_hold_granted_elsewhere_counts_also_beyond_the_limit(
+    counting: Callable[[Scenario], None],
+) -> None:
     async def scenario(counters: Counters) -> None:
         slots = terms("concurrency", 2)
         left = {"a": 30_000.0, "b": 40_000.0, "c": 50_000.0}
-        await counters.adjust([Adjustment(at("new"), slots, held=hold, held_ms=ms) for hold, ms in left.items()])
+        await counters.adjust(
+            [Adjustment(at("new"), slots, held=hold, held_ms=ms) for hold, ms in left.items()]
+        )
         refused = await one(counters, CounterRequest(at("new"), slots, hold="d"))
-        assert refused.admitted == 0 and 35_000 < refused.wait_ms <= 40_000, "when the second of them ends"
-        assert (await one(counters, CounterRequest(at("new"), slots, hold="c"))).admitted == 1, "it is its holder's"
+        assert refused.admitted == 0 and 35_000 < refused.wait_ms <= 40_000, (
+            "when the second of them ends"
+        )
+        assert (await one(counters, CounterRequest(at("new"), slots, hold="c"))).admitted == 1, (
+            "it is its holder's"
+        )
         await counters.adjust([Adjustment(at("new"), slots, released=hold) for hold in "ab"])
         assert (await one(counters, CounterRequest(at("new"), slots, hold="d"))).admitted == 1
 
@@ -474,7 +581,9 @@ def test_a_hold_granted_elsewhere_counts_also_beyond_the_limit(counting: Callabl
 
 def test_a_full_call_is_one_call(counting: Callable[[Scenario], None]) -> None:
     async def scenario(counters: Counters) -> None:
-        entries = [[CounterRequest(at(f"k{n}"), terms("token_bucket"))] for n in range(KEYS_PER_CALL_MAX)]
+        entries = [
+            [CounterRequest(at(f"k{n}"), terms("token_bucket"))] for n in range(KEYS_PER_CALL_MAX)
+        ]
         taken = await counters.take(entries)
         assert len(taken.readings) == KEYS_PER_CALL_MAX
         assert all(answers[0].admitted == 1 for answers in taken.readings)
@@ -490,10 +599,14 @@ def test_a_call_without_entries_is_answered(counting: Callable[[Scenario], None]
     counting(asked)
 
 
-async def test_a_call_asks_redis_for_the_time_once_however_many_keys_it_has(redis_server: Server) -> None:
+async def test_a_call_asks_redis_for_the_time_once_however_many_keys_it_has(
+    redis_server: Server,
+) -> None:
     client = redis.asyncio.Redis.from_url(redis_server.url)
     counters = RedisCounters(RedisSettings(redis_server.url))
-    entries = [[CounterRequest(at(f"k{n}"), terms("token_bucket"))] for n in range(KEYS_PER_CALL_MAX)]
+    entries = [
+        [CounterRequest(at(f"k{n}"), terms("token_bucket"))] for n in range(KEYS_PER_CALL_MAX)
+    ]
     await counters.take(entries)
     await client.config_resetstat()
     await counters.take(entries)
@@ -530,7 +643,9 @@ async def test_a_counter_in_redis_is_named_by_tenant_and_rule_and_tells_no_subje
 def test_the_most_absurd_counter_is_nobody_elses_trouble(
     counting: Callable[[Scenario], None], algorithm: Algorithm
 ) -> None:
-    """A billion used, then a rule that gives one back a year: a debt of a billion years, longer than Redis keeps."""
+    """A billion used, then a rule that gives one back a year: a debt of a billion
+    years, longer than Redis keeps.
+    """
 
     async def scenario(counters: Counters) -> None:
         full = terms(algorithm, 1_000_000_000, 1, YEAR_MS)
@@ -544,7 +659,10 @@ def test_the_most_absurd_counter_is_nobody_elses_trouble(
             assert taken.readings == [judge.entry(entry, taken.now) for entry in entries]
         charge = Adjustment(absurd, slow, charged=10_000_000_000)
         await counters.adjust([Adjustment(absurd, slow, released="h") if hold else charge])
-        group = [CounterRequest(absurd, slow, hold=hold), CounterRequest(at("third"), terms("token_bucket"))]
+        group = [
+            CounterRequest(absurd, slow, hold=hold),
+            CounterRequest(at("third"), terms("token_bucket")),
+        ]
         told = (await counters.take([group, [other]])).readings
         assert [reading.admitted for reading in told[0]] == ([1, 1] if hold else [0, 0])
         assert (told[1][0].admitted, told[1][0].remaining) == (1, 6)
@@ -571,7 +689,9 @@ async def test_a_node_that_announces_itself_no_more_is_not_counted(redis_server:
     await counters.aclose()
 
 
-async def test_of_many_resets_the_newest_are_told(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_many_resets_the_newest_are_told(
+    redis_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(redis_counters, "RESETS_MAX", 2)
 
     counters = RedisCounters(RedisSettings(redis_server.url, prefix="bounded"))
@@ -582,7 +702,9 @@ async def test_of_many_resets_the_newest_are_told(redis_server: Server, monkeypa
     await counters.aclose()
 
 
-async def test_redis_away_before_the_send_is_unavailable_and_after_it_unknown(redis_server: Server) -> None:
+async def test_redis_away_before_the_send_is_unavailable_and_after_it_unknown(
+    redis_server: Server,
+) -> None:
     nobody = RedisCounters(RedisSettings("redis://127.0.0.1:1/0"))
     with pytest.raises(Unavailable):
         await one(nobody, CounterRequest(at("k"), terms("token_bucket")))
@@ -674,7 +796,10 @@ async def test_calls_under_way_together_each_get_their_own_answer(redis_server: 
     client = redis.asyncio.Redis.from_url(redis_server.url)
     await one(counters, CounterRequest(at("first"), terms("token_bucket")))
     await client.script_flush()  # so that some are made twice, behind others
-    calls = [counters.take([[CounterRequest(at(f"pipe{n}"), terms("token_bucket", 20), cost=n)]]) for n in range(1, 9)]
+    calls = [
+        counters.take([[CounterRequest(at(f"pipe{n}"), terms("token_bucket", 20), cost=n)]])
+        for n in range(1, 9)
+    ]
     abandoned = asyncio.ensure_future(calls[3])
     abandoned.cancel()
     answers = [await call for n, call in enumerate(calls) if n != 3]
@@ -729,7 +854,9 @@ async def test_a_redis_that_accepts_and_says_nothing_does_not_hold_up_the_start(
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    counters = RedisCounters(RedisSettings(f"redis://127.0.0.1:{port}/0", socket_timeout_seconds=3600.0))
+    counters = RedisCounters(
+        RedisSettings(f"redis://127.0.0.1:{port}/0", socket_timeout_seconds=3600.0)
+    )
     async with asyncio.timeout(30):
         await counters.check()
     trouble = counters.take_trouble()
@@ -738,18 +865,28 @@ async def test_a_redis_that_accepts_and_says_nothing_does_not_hold_up_the_start(
     server.close()
 
 
-async def test_a_script_that_broke_off_is_unknown_and_one_that_was_refused_is_unavailable(redis_server: Server) -> None:
+async def test_a_script_that_broke_off_is_unknown_and_one_that_was_refused_is_unavailable(
+    redis_server: Server,
+) -> None:
     counters = RedisCounters(RedisSettings(redis_server.url))
     client = redis.asyncio.Redis.from_url(redis_server.url)
     await client.hset(counters._name(at("foreign")).decode(), "not", "ours")
     bucket = terms("token_bucket")
     with pytest.raises(OutcomeUnknown):
-        await counters.take([[CounterRequest(at("before"), bucket)], [CounterRequest(at("foreign"), bucket)]])
+        await counters.take(
+            [[CounterRequest(at("before"), bucket)], [CounterRequest(at("foreign"), bucket)]]
+        )
     with pytest.raises(OutcomeUnknown):
-        await counters.adjust([Adjustment(at(name), bucket, charged=1) for name in ("before", "foreign")])
-    assert (await one(counters, CounterRequest(at("before"), bucket))).remaining == 7, "what came before was counted"
+        await counters.adjust(
+            [Adjustment(at(name), bucket, charged=1) for name in ("before", "foreign")]
+        )
+    assert (await one(counters, CounterRequest(at("before"), bucket))).remaining == 7, (
+        "what came before was counted"
+    )
 
-    await client.acl_setuser("reader", enabled=True, nopass=True, keys=["*"], commands=["+get", "+client", "+hello"])
+    await client.acl_setuser(
+        "reader", enabled=True, nopass=True, keys=["*"], commands=["+get", "+client", "+hello"]
+    )
     url = redis_server.url.replace("://", "://reader:x@", 1)
     refused = RedisCounters(RedisSettings(url))
     with pytest.raises(Unavailable):

@@ -1,4 +1,6 @@
-"""One suite for every store of rules: changes, conflicts, keys, history, log, snapshot, doorbell."""
+"""One suite for every store of rules: changes, conflicts, keys, history, log, snapshot,
+doorbell.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,25 @@ from holdfast.errors import (
 from holdfast.limits.entry_rules import ADMIN
 from holdfast.limits.rule_changes import Change, _Action, rollback_body
 from holdfast.limits.rule_import import RULES_MAX, RuleImport
-from holdfast.limits.rules import Rule, RuleName, RuleSet, UnreadableRule, digest_without, fingerprint
-from holdfast.limits.rulestore.contract import DOORBELL_BYTES_MAX, ChangeNotification, RetentionSettings, RuleStore
-from holdfast.limits.rulestore.postgres import PostgresNotifications, PostgresRuleStore, PostgresSettings
+from holdfast.limits.rules import (
+    Rule,
+    RuleName,
+    RuleSet,
+    UnreadableRule,
+    digest_without,
+    fingerprint,
+)
+from holdfast.limits.rulestore.contract import (
+    DOORBELL_BYTES_MAX,
+    ChangeNotification,
+    RetentionSettings,
+    RuleStore,
+)
+from holdfast.limits.rulestore.postgres import (
+    PostgresNotifications,
+    PostgresRuleStore,
+    PostgresSettings,
+)
 from holdfast.limits.rulestore.postgres.store import payload
 from holdfast.limits.rulestore.serialization import heard_ring
 from holdfast.limits.rulestore.sqlite import LIMITS, SqliteRuleStore
@@ -47,7 +65,9 @@ BODY = {"algorithm": "token_bucket", "limit": 100, "window": "60s"}
 async def empty_database(url: str) -> None:
     connection = await asyncpg.connect(url)
     names = ("rules", "rule_changes", "rule_keys", "rules_head", "limits_schema")
-    await connection.execute("DROP TABLE IF EXISTS " + ", ".join(f"holdfast_{name}" for name in names))
+    await connection.execute(
+        "DROP TABLE IF EXISTS " + ", ".join(f"holdfast_{name}" for name in names)
+    )
     await connection.close()
 
 
@@ -59,11 +79,14 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[
     @asynccontextmanager
     async def fresh(retention: RetentionSettings | None) -> AsyncIterator[tuple[RuleStore, Any]]:
         if not url:
-            async with SqliteRuleStore(tmp_path / "limits.db", SystemClock(), retention=retention) as embedded:
+            async with SqliteRuleStore(
+                tmp_path / "limits.db", SystemClock(), retention=retention
+            ) as embedded:
                 yield embedded, embedded
             return
         await empty_database(url)
-        settings = PostgresSettings(url, timeout_seconds=20)  # forty writers in line, on a disk that may be slow
+        # forty writers in line, on a disk that may be slow
+        settings = PostgresSettings(url, timeout_seconds=20)
         async with PostgresRuleStore(settings, retention) as store:
             await store.prepare()
             await store.prepare()
@@ -94,12 +117,22 @@ async def refused(store: RuleStore, change: Change, kind: type[HoldfastError]) -
     return raised.value
 
 
-def test_a_rule_lives_from_creation_to_tombstone_and_again(stored: Callable[[Scenario], None]) -> None:
+def test_a_rule_lives_from_creation_to_tombstone_and_again(
+    stored: Callable[[Scenario], None],
+) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
         created = await store.change(change("create"))
-        assert (created.rule.version, created.rule.limit, created.rule.updated_by) == (1, 100, "olga")
+        assert (created.rule.version, created.rule.limit, created.rule.updated_by) == (
+            1,
+            100,
+            "olga",
+        )
         updated = await store.change(change("update", body={"limit": 500}, expected_version=1))
-        assert (updated.rule.version, updated.rule.limit, updated.rule.window_seconds) == (2, 500, 60.0)
+        assert (updated.rule.version, updated.rule.limit, updated.rule.window_seconds) == (
+            2,
+            500,
+            60.0,
+        )
         deleted = await store.change(change("delete", expected_version=2))
         assert (deleted.rule.version, deleted.rule.deleted) == (3, True)
         assert await store.page(None, None, 10) == []
@@ -123,7 +156,9 @@ def test_who_is_late_is_told_what_is_there_now(stored: Callable[[Scenario], None
         await refused(store, change("delete"), NotFound)
         await store.change(change("create"))
         await store.change(change("update", body={"limit": 500}, expected_version=1))
-        error = await refused(store, change("update", body={"limit": 200}, expected_version=1), VersionConflict)
+        error = await refused(
+            store, change("update", body={"limit": 200}, expected_version=1), VersionConflict
+        )
         assert error.details["currentVersion"] == 2
         assert error.details["rule"]["limit"] == 500
         await refused(store, change("delete", expected_version=1), VersionConflict)
@@ -133,11 +168,16 @@ def test_who_is_late_is_told_what_is_there_now(stored: Callable[[Scenario], None
     stored(scenario)
 
 
-def test_of_two_operators_with_the_same_version_one_wins(stored: Callable[[Scenario], None]) -> None:
+def test_of_two_operators_with_the_same_version_one_wins(
+    stored: Callable[[Scenario], None],
+) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
         await store.change(change("create"))
         outcomes = await asyncio.gather(
-            *[store.change(change("update", body={"limit": 10 + n}, expected_version=1)) for n in range(8)],
+            *[
+                store.change(change("update", body={"limit": 10 + n}, expected_version=1))
+                for n in range(8)
+            ],
             return_exceptions=True,
         )
         assert sum(isinstance(outcome, VersionConflict) for outcome in outcomes) == 7
@@ -153,7 +193,9 @@ def test_of_two_changes_that_would_lock_operators_out_together_one_is_refused(
     stored: Callable[[Scenario], None],
 ) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
-        """One rule that locks out was made before there was an admin entrance; two stand before it."""
+        """One rule that locks out was made before there was an admin entrance; two
+        stand before it.
+        """
         await store.change(change("create", RuleName("*", "admin:*"), body=NEXT_TO_NOTHING))
         pair = (ADMIN, RuleName("*", "admin:k*"))
         for attempt in range(5):
@@ -180,12 +222,16 @@ def test_a_repeated_change_gets_its_answer_even_if_it_would_lock_operators_out_n
         await store.change(change("delete", RuleName("*", "admin:*")))
         await store.change(change("delete", ADMIN))
         assert (await store.change(first)).repeated
-        await refused(store, change("create", RuleName("*", "admin:*"), body=NEXT_TO_NOTHING), InvalidRule)
+        await refused(
+            store, change("create", RuleName("*", "admin:*"), body=NEXT_TO_NOTHING), InvalidRule
+        )
 
     stored(scenario)
 
 
-def test_where_there_is_no_admin_entrance_any_rule_for_everybody_is_made(stored: Callable[[Scenario], None]) -> None:
+def test_where_there_is_no_admin_entrance_any_rule_for_everybody_is_made(
+    stored: Callable[[Scenario], None],
+) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
         made = await store.change(change("create", RuleName("*", "admin:*"), body=NEXT_TO_NOTHING))
         assert made.rule.limit == 1
@@ -193,8 +239,12 @@ def test_where_there_is_no_admin_entrance_any_rule_for_everybody_is_made(stored:
     stored(scenario)
 
 
-def test_a_reader_of_the_log_misses_nothing_of_writers_who_commit_at_once(stored: Callable[[Scenario], None]) -> None:
-    """Whoever begins first may commit last: were the log in the order of beginnings, its change would never be read."""
+def test_a_reader_of_the_log_misses_nothing_of_writers_who_commit_at_once(
+    stored: Callable[[Scenario], None],
+) -> None:
+    """Whoever begins first may commit last: were the log in the order of beginnings,
+    its change would never be read.
+    """
 
     async def scenario(store: RuleStore, _: Any) -> None:
         read: list[int] = []
@@ -205,7 +255,9 @@ def test_a_reader_of_the_log_misses_nothing_of_writers_who_commit_at_once(stored
                 await asyncio.sleep(0)
 
         following = asyncio.create_task(follow())
-        await asyncio.gather(*(store.change(change("create", RuleName("acme", f"/r{n}"))) for n in range(40)))
+        await asyncio.gather(
+            *(store.change(change("create", RuleName("acme", f"/r{n}"))) for n in range(40))
+        )
         await asyncio.wait_for(following, 20)
         assert read == list(range(1, 41))
 
@@ -223,7 +275,9 @@ def test_the_same_key_gets_the_first_answer_for_ever(stored: Callable[[Scenario]
         assert (await store.change(update)).rule == second.rule
         assert (await store.change(change("delete", key="k3"))).repeated
         assert (await store.head()).seq == 3
-        await refused(store, change("update", body={"limit": 8}, expected_version=1, key="k2"), KeyReused)
+        await refused(
+            store, change("update", body={"limit": 8}, expected_version=1, key="k2"), KeyReused
+        )
 
     stored(scenario)
 
@@ -249,7 +303,9 @@ def test_a_snapshot_and_the_log_tell_the_same(stored: Callable[[Scenario], None]
     stored(scenario)
 
 
-def test_a_rollback_is_a_new_version_and_can_bring_back_what_was_deleted(stored: Callable[[Scenario], None]) -> None:
+def test_a_rollback_is_a_new_version_and_can_bring_back_what_was_deleted(
+    stored: Callable[[Scenario], None],
+) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
         first = await store.change(change("create"))
         await store.change(change("update", body={"limit": 1, "mode": "shadow"}))
@@ -257,8 +313,15 @@ def test_a_rollback_is_a_new_version_and_can_bring_back_what_was_deleted(stored:
         stale = change("rollback", body=rollback_body(first.rule), expected_version=2)
         error = await refused(store, stale, VersionConflict)
         assert (error.details["currentVersion"], error.details["rule"]["deleted"]) == (3, True)
-        back = await store.change(change("rollback", body=rollback_body(first.rule), expected_version=3))
-        assert (back.rule.version, back.rule.limit, back.rule.mode, back.rule.deleted) == (4, 100, "enforce", False)
+        back = await store.change(
+            change("rollback", body=rollback_body(first.rule), expected_version=3)
+        )
+        assert (back.rule.version, back.rule.limit, back.rule.mode, back.rule.deleted) == (
+            4,
+            100,
+            "enforce",
+            False,
+        )
 
     stored(scenario)
 
@@ -279,17 +342,25 @@ def test_the_doorbell_rings_with_the_rule(stored: Callable[[Scenario], None]) ->
 
 
 def test_a_rule_that_is_too_long_for_a_doorbell_stays_at_home() -> None:
-    """PostgreSQL ends a transaction whose NOTIFY is above 8,000 bytes, and the change with it."""
+    """PostgreSQL ends a transaction whose NOTIFY is above 8,000 bytes, and the change
+    with it.
+    """
     longest = Rule("t" * 64, '"' * 256, "token_bucket", 10**9, 366 * 86_400.0, updated_by="\\" * 64)
     assert heard_ring(payload(ChangeNotification(1, 7, longest, "ours"))).rule == longest, (
         "no rule that there can be is"
     )
-    absurd = payload(ChangeNotification(1, 8, structs.replace(longest, updated_by="u" * DOORBELL_BYTES_MAX), "ours"))
+    absurd = payload(
+        ChangeNotification(
+            1, 8, structs.replace(longest, updated_by="u" * DOORBELL_BYTES_MAX), "ours"
+        )
+    )
     assert len(absurd) < DOORBELL_BYTES_MAX == 4096
     assert heard_ring(absurd) == ChangeNotification(1, 8, None, "ours")
 
 
-def test_a_store_has_a_name_of_its_own_that_it_keeps(stored: Callable[[Scenario], None], tmp_path: Path) -> None:
+def test_a_store_has_a_name_of_its_own_that_it_keeps(
+    stored: Callable[[Scenario], None], tmp_path: Path
+) -> None:
     names: set[str] = set()
 
     async def scenario(store: RuleStore, _: Any) -> None:
@@ -305,9 +376,13 @@ def test_a_store_has_a_name_of_its_own_that_it_keeps(stored: Callable[[Scenario]
     assert len(names) == 2
 
 
-async def test_stores_that_are_older_than_their_names_are_given_one(postgres_server: Server, tmp_path: Path) -> None:
+async def test_stores_that_are_older_than_their_names_are_given_one(
+    postgres_server: Server, tmp_path: Path
+) -> None:
     file = tmp_path / "limits.db"
-    open_and_migrate(file, SqliteSettings(), migrations("holdfast.limits.rulestore.sqlite")[:2]).close()
+    open_and_migrate(
+        file, SqliteSettings(), migrations("holdfast.limits.rulestore.sqlite")[:2]
+    ).close()
     async with SqliteRuleStore(file, SystemClock()) as embedded:
         assert len((await embedded.head()).store) == 32
     await empty_database(postgres_server.url)
@@ -357,7 +432,9 @@ async def test_a_newer_schema_is_refused(postgres_server: Server) -> None:
     await empty_database(postgres_server.url)
 
 
-def test_the_log_forgets_its_oldest_and_versions_still_never_restart(stored: Callable[..., None]) -> None:
+def test_the_log_forgets_its_oldest_and_versions_still_never_restart(
+    stored: Callable[..., None],
+) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
         other, everybodys = RuleName("acme", "/api/other"), RuleName("*", "send:user")
         await store.change(change("create"))
@@ -366,12 +443,17 @@ def test_the_log_forgets_its_oldest_and_versions_still_never_restart(stored: Cal
         await store.change(change("create", everybodys))
         await store.change(change("delete", everybodys, expected_version=1))
         for version in range(1, 102):
-            await store.change(change("update", other, body={"limit": version}, expected_version=version))
+            await store.change(
+                change("update", other, body={"limit": version}, expected_version=version)
+            )
         log = await store.changes_after(0, 1000)
         assert [c.seq for c in log] == list(range(7, 107)), "the last hundred, without a gap"
         assert await store.get(SEARCH) is None, "its tombstone went with the change that left it"
         snapshot, head = await store.snapshot(), await store.head()
-        assert {rule.name for rule in snapshot.rules} == {other, everybodys}, "a deleted default stays deleted"
+        assert {rule.name for rule in snapshot.rules} == {
+            other,
+            everybodys,
+        }, "a deleted default stays deleted"
         assert RuleSet.of(snapshot.rules).digest == head.digest
         again = await store.change(change("create"))
         assert again.rule.version == 3, "what a name had before is forgotten, its version is not"
@@ -383,7 +465,9 @@ def test_the_log_forgets_its_oldest_and_versions_still_never_restart(stored: Cal
     stored(scenario, RetentionSettings(changes_kept=100))
 
 
-def test_a_rule_that_came_back_is_not_forgotten_with_its_deletion(stored: Callable[..., None]) -> None:
+def test_a_rule_that_came_back_is_not_forgotten_with_its_deletion(
+    stored: Callable[..., None],
+) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
         await store.change(change("create"))
         await store.change(change("delete", expected_version=1))
@@ -408,7 +492,9 @@ def test_a_key_is_forgotten_after_its_time(stored: Callable[..., None]) -> None:
 
 
 async def spoil(store: RuleStore, file: Path, resource: str) -> None:
-    """Make a rule, its place in the log and the digest what a newer Holdfast would have written."""
+    """Make a rule, its place in the log and the digest what a newer Holdfast would have
+    written.
+    """
     known, word = "token_bucket", "of_next_year"
     (was,) = [rule for rule in (await store.snapshot()).rules if rule.resource == resource]
     of_others = int(digest_without((await store.head()).digest, was), 16)
@@ -426,7 +512,9 @@ async def spoil(store: RuleStore, file: Path, resource: str) -> None:
                 db.execute("UPDATE rules_head SET digest = ?", (digest,))
 
 
-def test_a_rule_that_cannot_be_read_is_left_out_and_said_so(stored: Callable[[Scenario], None], tmp_path: Path) -> None:
+def test_a_rule_that_cannot_be_read_is_left_out_and_said_so(
+    stored: Callable[[Scenario], None], tmp_path: Path
+) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
         newer = RuleName("acme", "newer")
         await store.change(change("create", newer))
@@ -436,7 +524,10 @@ def test_a_rule_that_cannot_be_read_is_left_out_and_said_so(stored: Callable[[Sc
         with capture_logs() as logs:
             snapshot = await store.snapshot()
             assert (snapshot.rules, snapshot.whole) == ((known.rule,), False)
-            assert [type(each.rule) for each in await store.changes_after(0)] == [UnreadableRule, Rule]
+            assert [type(each.rule) for each in await store.changes_after(0)] == [
+                UnreadableRule,
+                Rule,
+            ]
         assert {entry["event"] for entry in logs} == {"limits.rule_unreadable"}
 
     stored(scenario)
@@ -458,7 +549,9 @@ def test_operators_see_replace_and_delete_what_cannot_be_read(
         assert (await store.change(change("create", replaced, key="replaced"))).repeated
         conflict = await refused(store, change("create", replaced), VersionConflict)
         assert "of_next_year" in conflict.details["rule"]["unreadable"]
-        partly = await refused(store, change("update", replaced, body={"limit": 5}, expected_version=1), InvalidRule)
+        partly = await refused(
+            store, change("update", replaced, body={"limit": 5}, expected_version=1), InvalidRule
+        )
         assert set(partly.details["fields"]) == {"algorithm", "window"}
         anew = await store.change(change("update", replaced, body=BODY, expected_version=1))
         gone = await store.change(change("delete", deleted, expected_version=1))
@@ -469,7 +562,9 @@ def test_operators_see_replace_and_delete_what_cannot_be_read(
     stored(scenario)
 
 
-def test_changes_go_on_when_one_that_cannot_be_read_leaves_the_log(stored: Callable[..., None], tmp_path: Path) -> None:
+def test_changes_go_on_when_one_that_cannot_be_read_leaves_the_log(
+    stored: Callable[..., None], tmp_path: Path
+) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
         living, dead = RuleName("acme", "living"), RuleName("acme", "dead")
         for name in (living, dead):
@@ -488,15 +583,21 @@ def test_changes_go_on_when_one_that_cannot_be_read_leaves_the_log(stored: Calla
     stored(scenario, RetentionSettings(changes_kept=100))
 
 
-async def test_writers_are_in_line_whatever_isolation_the_database_starts_with(postgres_server: Server) -> None:
+async def test_writers_are_in_line_whatever_isolation_the_database_starts_with(
+    postgres_server: Server,
+) -> None:
     await empty_database(postgres_server.url)
     connection = await asyncpg.connect(postgres_server.url)
     name = await connection.fetchval("SELECT current_database()")
-    await connection.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
+    await connection.execute(
+        f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'"
+    )
     try:
         async with PostgresRuleStore(PostgresSettings(postgres_server.url)) as store:
             await store.prepare()
-            made = await asyncio.gather(*[store.change(change("create", RuleName("a", f"/{n}"))) for n in range(8)])
+            made = await asyncio.gather(
+                *[store.change(change("create", RuleName("a", f"/{n}"))) for n in range(8)]
+            )
             assert sorted(each.seq for each in made) == list(range(1, 9))
     finally:
         await connection.execute(f"ALTER DATABASE {name} RESET default_transaction_isolation")
@@ -514,27 +615,39 @@ async def test_many_may_be_the_first_to_need_the_database(postgres_server: Serve
 
 
 def wanted(*rules: Rule, **given: Any) -> RuleImport:
-    return RuleImport(rules, **{"actor": "olga", "at": "2026-01-02T10:00:00.000Z", "change_id": "chg_1", **given})
+    return RuleImport(
+        rules, **{"actor": "olga", "at": "2026-01-02T10:00:00.000Z", "change_id": "chg_1", **given}
+    )
 
 
 def rule_to_import(resource: str, limit: int = 100, **fields: Any) -> Rule:
     return Rule("acme", resource, "token_bucket", limit, 60.0, **fields)
 
 
-async def refused_import(store: RuleStore, wanted: RuleImport, kind: type[HoldfastError]) -> HoldfastError:
+async def refused_import(
+    store: RuleStore, wanted: RuleImport, kind: type[HoldfastError]
+) -> HoldfastError:
     before = (await store.snapshot(), await store.head())
     with pytest.raises(kind) as raised:
         await store.import_rules(wanted)
-    assert (await store.snapshot(), await store.head()) == before, "a refused import changes nothing"
+    assert (
+        await store.snapshot(),
+        await store.head(),
+    ) == before, "a refused import changes nothing"
     return raised.value
 
 
-def test_an_import_is_one_change_and_a_dry_run_tells_the_difference(stored: Callable[[Scenario], None]) -> None:
+def test_an_import_is_one_change_and_a_dry_run_tells_the_difference(
+    stored: Callable[[Scenario], None],
+) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
         for name in ("same", "other", "gone"):
             await store.change(change("create", RuleName("acme", name)))
         await store.change(change("delete", RuleName("acme", "gone")))
-        rules = [rule_to_import(name, limit) for name, limit in (("same", 100), ("other", 7), ("gone", 8), ("new", 9))]
+        rules = [
+            rule_to_import(name, limit)
+            for name, limit in (("same", 100), ("other", 7), ("gone", 8), ("new", 9))
+        ]
         before = await store.head()
         told, differences = await store.import_rules(wanted(*rules, dry_run=True))
         assert (told.change_id, told.digest, told.seq) == ("", before.digest, before.seq)
@@ -542,16 +655,26 @@ def test_an_import_is_one_change_and_a_dry_run_tells_the_difference(stored: Call
             ("other", False, {"limit": (100, 7)}), ("gone", True, {}), ("new", True, {}),
         ]  # fmt: skip
         assert await store.head() == before, "a dry run changes nothing"
-        result, again = await store.import_rules(wanted(*rules, expected_digest=told.digest, reason="from git"))
-        assert again == differences and (result.created, result.updated, result.unchanged) == (2, 1, 1)
+        result, again = await store.import_rules(
+            wanted(*rules, expected_digest=told.digest, reason="from git")
+        )
+        assert again == differences and (result.created, result.updated, result.unchanged) == (
+            2,
+            1,
+            1,
+        )
         log = await store.changes_after(before.seq)
         assert [(c.seq - before.seq, c.action, c.rule.resource, c.rule.version, c.change_id) for c in log] == [
             (1, "update", "other", 2, "chg_1"), (2, "create", "gone", 3, "chg_1"), (3, "create", "new", 1, "chg_1"),
         ]  # fmt: skip
-        assert {(c.actor, c.reason, c.at) for c in log} == {("olga", "from git", "2026-01-02T10:00:00.000Z")}
+        assert {(c.actor, c.reason, c.at) for c in log} == {
+            ("olga", "from git", "2026-01-02T10:00:00.000Z")
+        }
         head, snapshot = await store.head(), await store.snapshot()
         assert (
-            (result.digest, result.seq) == (head.digest, head.seq) == (RuleSet.of(snapshot.rules).digest, log[-1].seq)
+            (result.digest, result.seq)
+            == (head.digest, head.seq)
+            == (RuleSet.of(snapshot.rules).digest, log[-1].seq)
         )
         nothing, _ = await store.import_rules(wanted(*rules, change_id="chg_2"))
         assert (nothing.change_id, nothing.unchanged) == ("", 4) and await store.head() == head
@@ -569,25 +692,36 @@ def test_an_import_of_rules_that_moved_meanwhile_is_refused_and_two_at_once_leav
             *(store.import_rules(structs.replace(each, expected_digest=digest)) for each in sets),
             return_exceptions=True,
         )
-        assert sorted(type(outcome).__name__ for outcome in outcomes) == ["VersionConflict", "tuple"]
+        assert sorted(type(outcome).__name__ for outcome in outcomes) == [
+            "VersionConflict",
+            "tuple",
+        ]
         assert len({rule.limit for rule in await store.page("acme", None, 100)}) == 1
         for each in (sets[0], sets[1]):  # without a digest the later one wins, whole
             await store.import_rules(each)
-            assert {rule.limit for rule in await store.page("acme", None, 100)} == {each.rules[0].limit}
+            assert {rule.limit for rule in await store.page("acme", None, 100)} == {
+                each.rules[0].limit
+            }
         seen = (await store.head()).digest
         await store.change(change("create", RuleName("acme", "beside")))
-        error = await refused_import(store, structs.replace(sets[0], expected_digest=seen), VersionConflict)
+        error = await refused_import(
+            store, structs.replace(sets[0], expected_digest=seen), VersionConflict
+        )
         assert error.details["digest"] == (await store.head()).digest
 
     stored(scenario)
 
 
-def test_an_import_that_would_lock_operators_out_changes_nothing(stored: Callable[[Scenario], None]) -> None:
+def test_an_import_that_would_lock_operators_out_changes_nothing(
+    stored: Callable[[Scenario], None],
+) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
         await store.change(change("create", ADMIN))
         few = Rule(*ADMIN, "token_bucket", 1, 60.0)
         for dry_run in (True, False):
-            await refused_import(store, wanted(rule_to_import("a"), few, dry_run=dry_run), InvalidRule)
+            await refused_import(
+                store, wanted(rule_to_import("a"), few, dry_run=dry_run), InvalidRule
+            )
         await store.import_rules(wanted(rule_to_import("a"), structs.replace(few, mode="shadow")))
 
     stored(scenario)
@@ -601,8 +735,14 @@ def test_a_repeated_import_gets_its_first_answer_and_its_key_is_of_no_other_requ
         result, _differences = await store.import_rules(first)
         await store.change(change("update", RuleName("acme", "a"), body={"limit": 5}))
         head = await store.head()
-        again, nothing = await store.import_rules(structs.replace(first, change_id="chg_2", at="later"))
-        assert again == structs.replace(result, repeated=True) and not nothing and await store.head() == head
+        again, nothing = await store.import_rules(
+            structs.replace(first, change_id="chg_2", at="later")
+        )
+        assert (
+            again == structs.replace(result, repeated=True)
+            and not nothing
+            and await store.head() == head
+        )
         await refused_import(store, wanted(rule_to_import("b"), key="k1"), KeyReused)
         await refused(store, change("create", RuleName("acme", "b"), key="k1"), KeyReused)
         await store.change(change("create", RuleName("acme", "b"), key="k2"))
@@ -619,7 +759,9 @@ def test_ten_thousand_rules_are_imported_in_seconds_and_the_log_forgets_as_many(
         await anext(rings)
         for limit in (1, 2):
             began = time.monotonic()
-            result, _ = await store.import_rules(wanted(*(rule_to_import(f"/{n}", limit) for n in range(RULES_MAX))))
+            result, _ = await store.import_rules(
+                wanted(*(rule_to_import(f"/{n}", limit) for n in range(RULES_MAX)))
+            )
             assert time.monotonic() - began < 10, "800 one by one took a minute"
             ring = await anext(rings)
             assert (ring.seq, ring.rule) == (result.seq, None), "one ring for all"

@@ -1,4 +1,6 @@
-"""What every link to gateways promises. A bench connects named gateways through the adapter under test."""
+"""What every link to gateways promises. A bench connects named gateways through the
+adapter under test.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ def bench(request: pytest.FixtureRequest) -> tuple[Link, Connect, Callable[[str]
 
 
 def envelope(*sequences: int) -> Envelope:
-    messages = [Message(f"msg_{n}", "c", n, "text", "anna", None, "hi", "text/plain", "now") for n in sequences]
+    messages = [
+        Message(f"msg_{n}", "c", n, "text", "anna", None, "hi", "text/plain", "now")
+        for n in sequences
+    ]
     return Envelope([Stretch("default", messages, frozenset({ANNA}))])
 
 

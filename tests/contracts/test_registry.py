@@ -39,7 +39,9 @@ async def test_announcing_again_changes_nothing(registry: Registry) -> None:
     assert await registry.gateways_of([ANNA]) == {}
 
 
-async def test_withdrawing_concerns_one_gateway_and_the_unknown_is_harmless(registry: Registry) -> None:
+async def test_withdrawing_concerns_one_gateway_and_the_unknown_is_harmless(
+    registry: Registry,
+) -> None:
     await registry.announce("east", [ANNA])
     await registry.announce("west", [ANNA])
     await registry.withdraw("east", [ANNA, CLEO])

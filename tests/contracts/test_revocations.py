@@ -52,17 +52,31 @@ def on_every_store(scenario: Scenario) -> Any:
     return test
 
 
-def entry(kind: RevocationKind = "user", user_id: str = "alice", item: str = "", **fields: Any) -> Revocation:
+def entry(
+    kind: RevocationKind = "user", user_id: str = "alice", item: str = "", **fields: Any
+) -> Revocation:
     return Revocation(
-        kind, "acme", user_id, item, **{"issued_before": START, "made_at": "t", "ends_at": None, **fields}
+        kind,
+        "acme",
+        user_id,
+        item,
+        **{"issued_before": START, "made_at": "t", "ends_at": None, **fields},
     )
 
 
 @on_every_store
-async def test_entries_are_listed_as_they_were_added_until_they_are_removed(store: Revocations, clock: Any) -> None:
+async def test_entries_are_listed_as_they_were_added_until_they_are_removed(
+    store: Revocations, clock: Any
+) -> None:
     kinds: list[RevocationKind] = ["token", "user", "device", "ban", "mute", "tenant"]
     added = [
-        await store.add(entry(kind, "" if kind == "tenant" else "alice", "x" if kind in ("token", "device") else ""))
+        await store.add(
+            entry(
+                kind,
+                "" if kind == "tenant" else "alice",
+                "x" if kind in ("token", "device") else "",
+            )
+        )
         for kind in kinds
     ]
     assert [one.number for one in added] == [1, 2, 3, 4, 5, 6]
@@ -77,14 +91,18 @@ async def test_entries_are_listed_as_they_were_added_until_they_are_removed(stor
 
 
 @on_every_store
-async def test_entry_of_the_same_key_is_merged_and_refuses_no_less(store: Revocations, clock: Any) -> None:
+async def test_entry_of_the_same_key_is_merged_and_refuses_no_less(
+    store: Revocations, clock: Any
+) -> None:
     first = await store.add(entry(issued_before=START + 10, ends_at=START + 100, made_at="one"))
     second = await store.add(entry(issued_before=START + 5, ends_at=START + 200, made_at="two"))
     assert second == replace(first, made_at="two", ends_at=START + 200)
     assert list(await store.all()) == [second]
     token = await store.add(entry("token", "", "jti-1", issued_before=0))
     known = await store.add(entry("token", "bob", "jti-1", issued_before=0))
-    assert (known.number, known.user_id) == (token.number, "bob"), "a token is one, whoever it belongs to"
+    assert (known.number, known.user_id) == (token.number, "bob"), (
+        "a token is one, whoever it belongs to"
+    )
     assert (await store.add(entry("token", "", "jti-1", issued_before=0))).user_id == "bob"
     await store.add(entry("device", item="phone"))
     await store.add(entry("device", item="tablet"))
@@ -94,7 +112,9 @@ async def test_entry_of_the_same_key_is_merged_and_refuses_no_less(store: Revoca
 
 
 @on_every_store
-async def test_version_rises_by_one_with_every_change_and_with_nothing_else(store: Revocations, clock: Any) -> None:
+async def test_version_rises_by_one_with_every_change_and_with_nothing_else(
+    store: Revocations, clock: Any
+) -> None:
     before = await store.version()
     await store.add(entry())
     await store.add(entry())
@@ -107,7 +127,9 @@ async def test_version_rises_by_one_with_every_change_and_with_nothing_else(stor
 
 
 @on_every_store
-async def test_entry_that_has_ended_is_gone_and_makes_room(store: Revocations, clock: ManualClock) -> None:
+async def test_entry_that_has_ended_is_gone_and_makes_room(
+    store: Revocations, clock: ManualClock
+) -> None:
     await store.add(entry(ends_at=START + 10))
     stays = await store.add(entry("ban"))
     clock.advance(10)
@@ -118,7 +140,9 @@ async def test_entry_that_has_ended_is_gone_and_makes_room(store: Revocations, c
 
 
 @on_every_store
-async def test_full_store_refuses_the_next_entry_and_drops_none(store: Revocations, clock: ManualClock) -> None:
+async def test_full_store_refuses_the_next_entry_and_drops_none(
+    store: Revocations, clock: ManualClock
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(contract, "ENTRIES_MAX", 3)
         for name in ("a", "b"):
@@ -128,7 +152,11 @@ async def test_full_store_refuses_the_next_entry_and_drops_none(store: Revocatio
         with pytest.raises(Forbidden, match=r"3 revocations.*lift some first") as caught:
             await store.add(entry(user_id="d"))
         assert caught.value.details["limit"] == 3
-        assert [one.user_id for one in await store.all()] == ["a", "b", "c"] and await store.version() == version
+        assert [one.user_id for one in await store.all()] == [
+            "a",
+            "b",
+            "c",
+        ] and await store.version() == version
         await store.add(entry(user_id="a", issued_before=START + 1))
         clock.advance(10)
         await store.add(entry(user_id="d"))
@@ -153,14 +181,27 @@ async def test_file_of_version_1_keeps_its_entries_and_their_numbers(tmp_path: P
     open_and_migrate(path, SqliteSettings(), ACCESS.migrations[:1]).close()
     with apsw.Connection(str(path)) as db:
         for number, kind in enumerate(("ban", "user", "mute", "device"), 1):
-            row = (number, kind, "acme", "alice", "alice", "", START, "t", START + 9 if kind == "user" else None)
+            row = (
+                number,
+                kind,
+                "acme",
+                "alice",
+                "alice",
+                "",
+                START,
+                "t",
+                START + 9 if kind == "user" else None,
+            )
             db.execute("INSERT INTO revocations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
         db.execute("DELETE FROM revocations WHERE number > 2")
         db.execute("UPDATE version SET value = 7")
     store = await SqliteRevocations.open(path, ManualClock(START))
     try:
         assert await store.version() == 7
-        assert await store.all() == [entry("ban", number=1), entry("user", ends_at=START + 9, number=2)]
+        assert await store.all() == [
+            entry("ban", number=1),
+            entry("user", ends_at=START + 9, number=2),
+        ]
         assert (await store.add(entry("tenant", ""))).number == 5, "3 and 4 were given before"
     finally:
         await store.close()

@@ -1,6 +1,8 @@
-"""A database that is moved, removed or replaced under the process that has it open: nothing is acknowledged into it.
+"""A database that is moved, removed or replaced under the process that has it open:
+nothing is acknowledged into it.
 
-The open file lives on without its name, takes every write, and is gone with the process.
+The open file lives on without its name, takes every write, and is gone with the
+process.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ def test_another_file_under_its_name_is_not_taken_for_it(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("write", [True, False])
 @pytest.mark.parametrize("other", [True, False])
-def test_a_handle_is_not_opened_again_on_another_file_and_makes_none(write: bool, other: bool, tmp_path: Path) -> None:
+def test_a_handle_is_not_opened_again_on_another_file_and_makes_none(
+    write: bool, other: bool, tmp_path: Path
+) -> None:
     path, settings = tmp_path / "some.db", SqliteSettings()
     open_and_migrate(path, settings, SCHEMA).close()
     handle = Handle(path, settings, None, write=write)

@@ -21,7 +21,9 @@ FRAME = FRAME_HEADER_BYTES + 4096
 
 
 def crashed(directory: Path, sends: int = 6) -> Path:
-    """The files of a store as a process that was killed leaves them: everything is in the log."""
+    """The files of a store as a process that was killed leaves them: everything is in
+    the log.
+    """
     place = directory / "crashed"
     place.mkdir()
 
@@ -63,14 +65,20 @@ def test_a_log_that_is_whole_is_read_to_its_end(tmp_path: Path) -> None:
     assert count(crashed(tmp_path)) == 6
 
 
-@pytest.mark.parametrize("where", [lambda n: 0, lambda n: n // 2, lambda n: n - 8], ids=["first", "middle", "late"])
-@pytest.mark.parametrize("offset", [0, 8, 100], ids=["the frame's page number", "its salts", "its content"])
+@pytest.mark.parametrize(
+    "where", [lambda n: 0, lambda n: n // 2, lambda n: n - 8], ids=["first", "middle", "late"]
+)
+@pytest.mark.parametrize(
+    "offset", [0, 8, 100], ids=["the frame's page number", "its salts", "its content"]
+)
 def test_damage_before_the_last_transaction_is_refused_and_says_where_to_cut(
     where: Callable[[int], int], offset: int, tmp_path: Path
 ) -> None:
     place = crashed(tmp_path)
     spoil(place, where(frames(place)), offset)
-    with pytest.raises(StateCorrupted, match=r"chats.db-wal is damaged.*holdfast restore.*truncate -s \d+") as caught:
+    with pytest.raises(
+        StateCorrupted, match=r"chats.db-wal is damaged.*holdfast restore.*truncate -s \d+"
+    ) as caught:
         count(place)
     with pytest.raises(StateCorrupted):
         count(place)  # and nothing was changed by having looked
@@ -95,7 +103,9 @@ def test_what_a_crash_left_behind_is_not_taken_for_damage_by_a_later_one(tmp_pat
     assert count(place) == 5
 
 
-def test_without_full_syncs_many_transactions_may_be_torn_and_none_is_called_damage(tmp_path: Path) -> None:
+def test_without_full_syncs_many_transactions_may_be_torn_and_none_is_called_damage(
+    tmp_path: Path,
+) -> None:
     place = crashed(tmp_path)
     spoil(place, frames(place) - 8)
     assert count(place, SqliteSettings(synchronous="NORMAL")) < 6

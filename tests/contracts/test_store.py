@@ -1,4 +1,6 @@
-"""What every store promises about sends, numbers and pages; the memory reference and each adapter alike."""
+"""What every store promises about sends, numbers and pages; the memory reference and
+each adapter alike.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,14 @@ from chats import (
 )
 
 from holdfast import telemetry
-from holdfast.errors import ChatHalted, InvalidMessage, KeyReused, NotAMember, NotFound, OutcomeUnknown
+from holdfast.errors import (
+    ChatHalted,
+    InvalidMessage,
+    KeyReused,
+    NotAMember,
+    NotFound,
+    OutcomeUnknown,
+)
 from holdfast.message import Acked, Cursor, LogEntry, Message, User, Watermark
 from holdfast.store.commands import (
     RETAIN_AT_ONCE,
@@ -114,7 +123,9 @@ async def test_scenario_6_new_chat_first_message(store: Any, rig: Rig) -> None:
 @pytest.mark.seed("001 appendix D scenario 7")
 @on_every_store
 async def test_scenario_7_counter_missing(store: Any, rig: Rig) -> None:
-    """Stronger than the seed: SEV-1, and the chat is halted until an operator recovers it."""
+    """Stronger than the seed: SEV-1, and the chat is halted until an operator recovers
+    it.
+    """
     await create(store)
     await fill(store, 3)
     rig.lose_counter("chat_a")
@@ -122,7 +133,9 @@ async def test_scenario_7_counter_missing(store: Any, rig: Rig) -> None:
     assert isinstance(await send(store, "uuid-1"), ChatHalted)
     assert metric("durability_counter_corruption") == alarms + 1
     inspection = await store.inspect("chat_a")
-    assert (inspection.counter, inspection.count) == (None, 3), "not created here, nothing persisted"
+    assert (inspection.counter, inspection.count) == (None, 3), (
+        "not created here, nothing persisted"
+    )
     assert inspection.chat.halted
     assert isinstance(await send(store, "uuid-2"), ChatHalted)
     await store.change(RecoverChat(operator(reason="restored wrongly"), "chat_a"))
@@ -155,7 +168,9 @@ async def test_an_empty_group_is_nothing(store: Any, rig: Rig) -> None:
 @on_every_store
 async def test_equal_keys_in_one_group_are_merged(store: Any, rig: Rig) -> None:
     await create(store)
-    first, second, other = await store.append([draft("k"), draft("k"), draft("k", "something else")])
+    first, second, other = await store.append(
+        [draft("k"), draft("k"), draft("k", "something else")]
+    )
     assert (first.deduplicated, second.deduplicated) == (False, True)
     assert first.message == second.message
     assert isinstance(other, KeyReused)
@@ -196,14 +211,18 @@ async def test_one_bad_send_fails_alone(store: Any, rig: Rig) -> None:
 
 
 @on_every_store
-async def test_another_tenants_user_of_the_same_name_gets_no_answer_to_a_key(store: Any, rig: Rig) -> None:
+async def test_another_tenants_user_of_the_same_name_gets_no_answer_to_a_key(
+    store: Any, rig: Rig
+) -> None:
     await create(store)
     acked(await send(store, "k"))
     assert isinstance(await send(store, "k", sender=STRANGER), NotFound)
 
 
 @on_every_store
-async def test_a_sender_who_has_left_gets_the_first_answer_and_nothing_new(store: Any, rig: Rig) -> None:
+async def test_a_sender_who_has_left_gets_the_first_answer_and_nothing_new(
+    store: Any, rig: Rig
+) -> None:
     await create(store, "bob")
     first = acked(await send(store, "k", sender=BOB))
     await store.change(RemoveMember(act(), "chat_a", "bob"))
@@ -217,22 +236,30 @@ async def test_a_halted_chat_answers_known_keys_and_takes_nothing_new(store: Any
     await create(store, chat_id="chat_b")
     first = acked(await send(store, "k"))
     await store.change(HaltChat(operator(reason="looks odd"), "chat_a"))
-    known, new, elsewhere = await store.append([draft("k"), draft("new"), draft("k", chat_id="chat_b")])
+    known, new, elsewhere = await store.append(
+        [draft("k"), draft("new"), draft("k", chat_id="chat_b")]
+    )
     assert known == Acked(first, deduplicated=True)
     assert isinstance(new, ChatHalted) and "holdfast chat recover" in new.message
-    assert "looks odd" not in repr((new.message, new.details)), "an operator's words are for operators"
+    assert "looks odd" not in repr((new.message, new.details)), (
+        "an operator's words are for operators"
+    )
     assert acked(elsewhere).sequence == 1
 
 
 @on_every_store
-async def test_a_taken_sequence_halts_its_chat_alone_and_overwrites_nothing(store: Any, rig: Rig) -> None:
+async def test_a_taken_sequence_halts_its_chat_alone_and_overwrites_nothing(
+    store: Any, rig: Rig
+) -> None:
     await create(store)
     await create(store, chat_id="chat_b")
     await fill(store, 3)
     before = (await store.read_after("chat_a", 0, *PAGE)).messages
     rig.set_counter("chat_a", 1)
     alarms = metric("durability_duplicate_sequence")
-    outcomes = await store.append([draft("1", chat_id="chat_b"), draft("2"), draft("3"), draft("4", chat_id="chat_b")])
+    outcomes = await store.append(
+        [draft("1", chat_id="chat_b"), draft("2"), draft("3"), draft("4", chat_id="chat_b")]
+    )
     assert [type(o) for o in outcomes] == [Acked, ChatHalted, ChatHalted, Acked]
     assert metric("durability_duplicate_sequence") == alarms + 1
     assert (await store.read_after("chat_a", 0, *PAGE)).messages == before
@@ -272,7 +299,9 @@ async def test_any_text_comes_back_as_it_was_sent(store: Any, rig: Rig) -> None:
 
 
 @on_every_store
-async def test_pages_are_cut_by_number_and_by_bytes_and_hold_one_message_at_least(store: Any, rig: Rig) -> None:
+async def test_pages_are_cut_by_number_and_by_bytes_and_hold_one_message_at_least(
+    store: Any, rig: Rig
+) -> None:
     await create(store)
     await store.append([draft(f"k{n}", "x" * 1000) for n in range(200)])
     first = await store.read_after("chat_a", 0, 100, 1 << 20)
@@ -284,16 +313,25 @@ async def test_pages_are_cut_by_number_and_by_bytes_and_hold_one_message_at_leas
     one = await store.read_after("chat_a", 105, 100, 1)
     assert (len(one.messages), one.through, one.has_more) == (1, 106, True)
     last = await store.read_after("chat_a", 198, 100, 1 << 20)
-    assert ([m.sequence for m in last.messages], last.through, last.has_more) == ([199, 200], 200, False)
+    assert ([m.sequence for m in last.messages], last.through, last.has_more) == (
+        [199, 200],
+        200,
+        False,
+    )
     none = await store.read_after("chat_a", 200, 100, 1 << 20)
     assert (list(none.messages), none.through, none.has_more) == ([], 200, False)
     long = await store.read_after("chat_a", 0, 500, bytes_of(whole.messages[:150]))
     assert (len(long.messages), long.through) == (150, 150), "cut by bytes in a later slice too"
-    assert len((await store.read_after("chat_a", 0, 500, bytes_of(whole.messages[:150]) - 1)).messages) == 149
+    assert (
+        len((await store.read_after("chat_a", 0, 500, bytes_of(whole.messages[:150]) - 1)).messages)
+        == 149
+    )
 
 
 def bytes_of(messages: Sequence[Message]) -> int:
-    """What a page of them takes on the wire, commas and the largest frame around them included."""
+    """What a page of them takes on the wire, commas and the largest frame around them
+    included.
+    """
     return ENVELOPE_BYTES + sum(len(msgspec.json.encode(message)) + 1 for message in messages)
 
 
@@ -302,7 +340,9 @@ HARD = ["\x01" * 4096, '"' * 4096, "\\" * 4096, "ü" * 2048, "\x7f" * 4096, "\n"
 
 
 @on_every_store
-async def test_a_page_s_bytes_are_those_on_the_wire_whatever_the_messages_are_made_of(store: Any, rig: Rig) -> None:
+async def test_a_page_s_bytes_are_those_on_the_wire_whatever_the_messages_are_made_of(
+    store: Any, rig: Rig
+) -> None:
     await create(store, LONG_ID, chat_id=LONG_ID)
     for kind, text in enumerate(HARD):
         sender = User("default", LONG_ID)
@@ -316,7 +356,9 @@ async def test_a_page_s_bytes_are_those_on_the_wire_whatever_the_messages_are_ma
         assert max(size, len(encode_frame(back, LONG_ID))) <= bytes_max
         if page.has_more:
             following = (await store.read_after(LONG_ID, page.through, 1, 1)).messages[0]
-            assert size + len(msgspec.json.encode(following)) > bytes_max - ENVELOPE_BYTES, "and no page is cut early"
+            assert size + len(msgspec.json.encode(following)) > bytes_max - ENVELOPE_BYTES, (
+                "and no page is cut early"
+            )
             cut += 1
         after = page.through
     assert cut > 20
@@ -355,9 +397,16 @@ async def test_heads_and_memberships_name_what_is_there(store: Any, rig: Rig) ->
     await create(store, "bob")
     await create(store, chat_id="chat_b")
     await fill(store, 4)
-    assert await store.heads(["chat_a", "chat_b", "chat_none"]) == {"chat_a": Cursor(1, 4), "chat_b": Cursor(1, 0)}
+    assert await store.heads(["chat_a", "chat_b", "chat_none"]) == {
+        "chat_a": Cursor(1, 4),
+        "chat_b": Cursor(1, 0),
+    }
     anns = {"chat_a": Cursor(1, 4), "chat_b": Cursor(1, 0)}
-    assert await store.memberships([BOB, STRANGER, ANN]) == {BOB: {"chat_a": Cursor(1, 4)}, STRANGER: {}, ANN: anns}
+    assert await store.memberships([BOB, STRANGER, ANN]) == {
+        BOB: {"chat_a": Cursor(1, 4)},
+        STRANGER: {},
+        ANN: anns,
+    }
     assert await store.memberships([]) == {}
     for chats_max, answered in ((0, [ANN]), (2, [ANN]), (3, [ANN, BOB, STRANGER])):
         assert list(await store.memberships([ANN, BOB, STRANGER], chats_max)) == answered
@@ -366,12 +415,16 @@ async def test_heads_and_memberships_name_what_is_there(store: Any, rig: Rig) ->
 
 
 @on_every_store
-async def test_chats_are_listed_by_newest_activity_with_unread_and_last_message(store: Any, rig: Rig) -> None:
+async def test_chats_are_listed_by_newest_activity_with_unread_and_last_message(
+    store: Any, rig: Rig
+) -> None:
     for name in "abc":
         await create(store, "bob", chat_id=f"chat_{name}", name=name.upper())
     await fill(store, 3, "chat_a")
     await fill(store, 1, "chat_b")
-    await store.mark([Watermark(BOB, "phone", "chat_a", 1, 3, 1), Watermark(BOB, "laptop", "chat_a", 1, 3, 2)])
+    await store.mark(
+        [Watermark(BOB, "phone", "chat_a", 1, 3, 1), Watermark(BOB, "laptop", "chat_a", 1, 3, 2)]
+    )
     listed = await store.chats_of(BOB, 10)
     seen = [(s.chat.chat_id, s.title, s.role, s.members, s.unread, s.read) for s in listed]
     assert seen == [
@@ -382,15 +435,24 @@ async def test_chats_are_listed_by_newest_activity_with_unread_and_last_message(
     assert [s.last_message and s.last_message.sequence for s in listed] == [1, 3, None]
     places = (None, ("chat_b", 1), ("chat_a", 3), ("chat_c", 0))
     pages = [await store.chats_of(BOB, 1, after) for after in places]
-    assert [[s.chat.chat_id for s in page] for page in pages] == [["chat_b"], ["chat_a"], ["chat_c"], []]
+    assert [[s.chat.chat_id for s in page] for page in pages] == [
+        ["chat_b"],
+        ["chat_a"],
+        ["chat_c"],
+        [],
+    ]
     await send(store, "again", chat_id="chat_b")
     (entry,) = await store.chats_of(BOB, 1, ("chat_b", 1))
     assert entry.chat.chat_id == "chat_a", "where the page ended, not where its last chat is by now"
     await create(store, "bob", chat_id="chat_d")
     assert (await store.chats_of(BOB, 1))[0].chat.chat_id == "chat_d", "a new chat is on top"
     some = await store.chats_of(BOB, 1, None, {"chat_a", "chat_b", "chat_of_nobody"})
-    more = await store.chats_of(BOB, 9, (some[0].chat.chat_id, some[0].chat.head), {"chat_a", "chat_b"})
-    assert {entry.chat.chat_id for entry in (*some, *more)} == {"chat_a", "chat_b"} and len(more) == 1
+    more = await store.chats_of(
+        BOB, 9, (some[0].chat.chat_id, some[0].chat.head), {"chat_a", "chat_b"}
+    )
+    assert {entry.chat.chat_id for entry in (*some, *more)} == {"chat_a", "chat_b"} and len(
+        more
+    ) == 1
     assert await store.chats_of(BOB, 9, None, set()) == []
 
 
@@ -403,7 +465,9 @@ async def unread(store: Any, user: User) -> tuple[int, bool]:
 async def test_unread_is_what_others_wrote_and_can_still_be_read(store: Any, rig: Rig) -> None:
     await create(store, "bob")
     await fill(store, 3)
-    assert (await unread(store, ANN), await unread(store, BOB)) == ((0, False), (3, False)), "ann wrote them"
+    assert (await unread(store, ANN), await unread(store, BOB)) == ((0, False), (3, False)), (
+        "ann wrote them"
+    )
     await store.change(RenameChat(act(), "chat_a", "renamed"))
     assert await unread(store, BOB) == (3, False), "a new name is nothing to read"
     await store.change(Redact(act(), "chat_a", 2))
@@ -414,7 +478,9 @@ async def test_unread_is_what_others_wrote_and_can_still_be_read(store: Any, rig
 
 @on_every_store
 async def test_unread_is_exact_or_says_that_there_may_be_more(store: Any, rig: Rig) -> None:
-    """However long a chat is, so many of its newest messages are looked at, and nothing is said about the others."""
+    """However long a chat is, so many of its newest messages are looked at, and nothing
+    is said about the others.
+    """
     await create(store, "bob")
     await send(store, "bobs own", sender=BOB)
     await fill(store, UNREAD_LOOKED_AT - 1)
@@ -423,7 +489,9 @@ async def test_unread_is_exact_or_says_that_there_may_be_more(store: Any, rig: R
     assert await unread(store, BOB) == (UNREAD_LOOKED_AT, True), "the oldest is out of sight"
     for n in range(10):
         await send(store, f"bobs {n}", sender=BOB)
-    assert await unread(store, BOB) == (UNREAD_LOOKED_AT - 10, True), "at least so many: his own are not among them"
+    assert await unread(store, BOB) == (UNREAD_LOOKED_AT - 10, True), (
+        "at least so many: his own are not among them"
+    )
     await store.mark([Watermark(BOB, "phone", "chat_a", 1, 11, 11)])
     assert await unread(store, BOB) == (UNREAD_LOOKED_AT - 10, False)
 
@@ -439,7 +507,9 @@ async def test_what_retention_took_is_not_unread(store: Any, rig: Rig) -> None:
 
 
 @on_every_store
-async def test_watermarks_merge_to_their_maxima_and_what_is_no_members_is_ignored(store: Any, rig: Rig) -> None:
+async def test_watermarks_merge_to_their_maxima_and_what_is_no_members_is_ignored(
+    store: Any, rig: Rig
+) -> None:
     await create(store, "bob")
     await fill(store, 9)
     marks = [
@@ -454,42 +524,73 @@ async def test_watermarks_merge_to_their_maxima_and_what_is_no_members_is_ignore
     ]
     await store.mark(marks)
     await store.mark([Watermark(BOB, "phone", "chat_a", 1, 4, 1)])
-    expected = [Watermark(BOB, "laptop", "chat_a", 1, 1, 0), Watermark(BOB, "phone", "chat_a", 1, 5, 4)]
+    expected = [
+        Watermark(BOB, "laptop", "chat_a", 1, 1, 0),
+        Watermark(BOB, "phone", "chat_a", 1, 5, 4),
+    ]
     assert await store.watermarks("chat_a") == expected
 
 
 @on_every_store
-async def test_a_new_epoch_takes_the_watermarks_along_as_far_as_the_chat_goes(store: Any, rig: Rig) -> None:
-    """Its numbers mean the same messages as before: whoever had read them has, and nobody can make them unread."""
+async def test_a_new_epoch_takes_the_watermarks_along_as_far_as_the_chat_goes(
+    store: Any, rig: Rig
+) -> None:
+    """Its numbers mean the same messages as before: whoever had read them has, and
+    nobody can make them unread.
+    """
     await create(store, "bob")
     await fill(store, 9)
-    await store.mark([Watermark(BOB, "phone", "chat_a", 1, 12, 4), Watermark(ANN, "phone", "chat_a", 1, 9, 11)])
-    for epoch, command in enumerate((RaiseEpoch(act(), "chat_a", 1), RecoverChat(operator(), "chat_a")), 2):
+    await store.mark(
+        [Watermark(BOB, "phone", "chat_a", 1, 12, 4), Watermark(ANN, "phone", "chat_a", 1, 9, 11)]
+    )
+    for epoch, command in enumerate(
+        (RaiseEpoch(act(), "chat_a", 1), RecoverChat(operator(), "chat_a")), 2
+    ):
         await store.change(command)
         await store.change(RaiseEpoch(act(), "chat_a", 1))
-        marks = [Watermark(ANN, "phone", "chat_a", epoch, 9, 9), Watermark(BOB, "phone", "chat_a", epoch, 9, 4)]
+        marks = [
+            Watermark(ANN, "phone", "chat_a", epoch, 9, 9),
+            Watermark(BOB, "phone", "chat_a", epoch, 9, 4),
+        ]
         assert await store.watermarks("chat_a") == marks
         (summary,) = await store.chats_of(BOB, 10)
         assert (summary.read, summary.unread) == (4, 5)
-    await store.mark([Watermark(BOB, "phone", "chat_a", 2, 9, 9), Watermark(BOB, "phone", "chat_a", 3, 1, 5)])
+    await store.mark(
+        [Watermark(BOB, "phone", "chat_a", 2, 9, 9), Watermark(BOB, "phone", "chat_a", 3, 1, 5)]
+    )
     assert (await store.watermarks("chat_a"))[1] == Watermark(BOB, "phone", "chat_a", 3, 9, 5)
 
 
-def test_a_member_has_so_many_devices_and_what_the_forgotten_ones_had_is_kept_under_none(rig: Rig) -> None:
+def test_a_member_has_so_many_devices_and_what_the_forgotten_ones_had_is_kept_under_none(
+    rig: Rig,
+) -> None:
     rig.limits = ChatSettings(devices_per_member_max=2)
 
     async def scenario(store: Any) -> None:
         await create(store, "bob")
         await fill(store, 9)
-        await store.mark([Watermark(BOB, "read-on", "chat_a", 1, 1, 5), Watermark(ANN, "other", "chat_a", 1, 1, 1)])
+        await store.mark(
+            [
+                Watermark(BOB, "read-on", "chat_a", 1, 1, 5),
+                Watermark(ANN, "other", "chat_a", 1, 1, 1),
+            ]
+        )
         await store.mark([Watermark(BOB, f"phone-{n}", "chat_a", 1, n, 0) for n in range(2, 8)])
         kept = [
             Watermark(BOB, "", "chat_a", 1, 5, 5),
             *(Watermark(BOB, f"phone-{n}", "chat_a", 1, n, 0) for n in (6, 7)),
         ]
-        assert await store.watermarks("chat_a") == [Watermark(ANN, "other", "chat_a", 1, 1, 1), *kept]
+        assert await store.watermarks("chat_a") == [
+            Watermark(ANN, "other", "chat_a", 1, 1, 1),
+            *kept,
+        ]
         await store.change(RecoverChat(operator(), "chat_a"))
-        await store.mark([Watermark(BOB, "phone-8", "chat_a", 2, 1, 6), Watermark(BOB, "phone-9", "chat_a", 2, 8, 1)])
+        await store.mark(
+            [
+                Watermark(BOB, "phone-8", "chat_a", 2, 1, 6),
+                Watermark(BOB, "phone-9", "chat_a", 2, 8, 1),
+            ]
+        )
         assert [w for w in await store.watermarks("chat_a") if w.user == BOB] == [
             Watermark(BOB, "", "chat_a", 2, 6, 6),
             Watermark(BOB, "phone-7", "chat_a", 2, 7, 0),
@@ -516,7 +617,9 @@ async def test_listeners_hear_every_commit_in_order_before_the_answer(store: Any
 
 
 @on_every_store
-async def test_retention_moves_the_first_sequence_and_keeps_the_numbering(store: Any, rig: Rig) -> None:
+async def test_retention_moves_the_first_sequence_and_keeps_the_numbering(
+    store: Any, rig: Rig
+) -> None:
     await create(store)
     await fill(store, 5)
     changed = await store.change(Retain(operator(reason="30 days"), "chat_a", 4))
@@ -524,7 +627,12 @@ async def test_retention_moves_the_first_sequence_and_keeps_the_numbering(store:
     page = await store.read_after("chat_a", 0, *PAGE)
     assert ([m.sequence for m in page.messages], page.through) == ([4, 5], 5)
     inspection = await store.inspect("chat_a")
-    assert (inspection.counter, inspection.highest, inspection.count, list(inspection.gaps)) == (5, 5, 2, [])
+    assert (inspection.counter, inspection.highest, inspection.count, list(inspection.gaps)) == (
+        5,
+        5,
+        2,
+        [],
+    )
     await store.change(Retain(operator(), "chat_a", 6))
     assert acked(await send(store, "new")).sequence == 6, "a number is never given twice"
 
@@ -534,7 +642,10 @@ async def test_retention_goes_in_bounded_steps(store: Any, rig: Rig) -> None:
     await create(store)
     for start in range(0, RETAIN_AT_ONCE + 10, 1_000):
         await store.append([draft(f"k{start + n}") for n in range(1_000)])
-    steps = [(await store.change(Retain(operator(), "chat_a", RETAIN_AT_ONCE + 5))).chat.first_sequence for _ in "abc"]
+    steps = [
+        (await store.change(Retain(operator(), "chat_a", RETAIN_AT_ONCE + 5))).chat.first_sequence
+        for _ in "abc"
+    ]
     assert steps == [RETAIN_AT_ONCE + 1, RETAIN_AT_ONCE + 5, RETAIN_AT_ONCE + 5]
     assert (await store.read_after("chat_a", 0, *PAGE)).messages[0].sequence == RETAIN_AT_ONCE + 5
 
@@ -552,7 +663,9 @@ async def test_holes_are_found_wherever_they_are(store: Any, rig: Rig) -> None:
 
 
 @on_every_store
-async def test_recovery_restores_a_lost_counter_records_holes_and_raises_the_epoch(store: Any, rig: Rig) -> None:
+async def test_recovery_restores_a_lost_counter_records_holes_and_raises_the_epoch(
+    store: Any, rig: Rig
+) -> None:
     await create(store)
     await fill(store, 6)
     rig.lose_message("chat_a", 3)
@@ -561,17 +674,32 @@ async def test_recovery_restores_a_lost_counter_records_holes_and_raises_the_epo
     changed = await store.change(RecoverChat(operator(reason="why"), "chat_a"))
     assert (changed.chat.epoch, changed.chat.head, changed.chat.halted) == (2, 6, None)
     inspection = await store.inspect("chat_a")
-    assert [tuple(g) for g in inspection.gaps] == [tuple(g) for g in inspection.recorded_gaps] == [(3, 3)]
+    assert (
+        [tuple(g) for g in inspection.gaps]
+        == [tuple(g) for g in inspection.recorded_gaps]
+        == [(3, 3)]
+    )
     page = await store.read_after("chat_a", 0, *PAGE)
-    assert ([m.sequence for m in page.messages], page.epoch, page.through) == ([1, 2, 4, 5, 6], 2, 6)
+    assert ([m.sequence for m in page.messages], page.epoch, page.through) == (
+        [1, 2, 4, 5, 6],
+        2,
+        6,
+    )
     record = (await store.audit(0, 10))[-1]
-    assert (record.action, record.target, record.actor, record.reason) == ("chat.recover", "chat_a", "op", "why")
+    assert (record.action, record.target, record.actor, record.reason) == (
+        "chat.recover",
+        "chat_a",
+        "op",
+        "why",
+    )
     assert '"counter":[null,6]' in record.details and "[3,3]" in record.details
     assert acked(await send(store, "k")).sequence == 7
 
 
 @on_every_store
-async def test_a_reply_lost_after_the_commit_is_found_again_by_the_retry(store: Any, rig: Rig) -> None:
+async def test_a_reply_lost_after_the_commit_is_found_again_by_the_retry(
+    store: Any, rig: Rig
+) -> None:
     lossy = faulty(store, FaultPlan(random.Random(1), script={"append": [Fault.LOST_REPLY]}))
     await create(store)
     with pytest.raises(OutcomeUnknown):

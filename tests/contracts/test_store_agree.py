@@ -1,4 +1,6 @@
-"""The reference and the adapter agree: the same seeded commands and sends, the same answers and the same end."""
+"""The reference and the adapter agree: the same seeded commands and sends, the same
+answers and the same end.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ from holdfast.store.plan import ChatSettings
 
 USERS = [User("default", name) for name in ("ann", "bob", "carl", "dora")] + [User("other", "ann")]
 CHATS = [f"chat_{n}" for n in range(6)]
-LIMITS = ChatSettings(members_max=4, members_at_creation_max=3, chats_per_user_max=4, devices_per_member_max=2)
+LIMITS = ChatSettings(
+    members_max=4, members_at_creation_max=3, chats_per_user_max=4, devices_per_member_max=2
+)
 STEPS = 150
 
 
@@ -56,7 +60,13 @@ class Steps:
         content = self.rng.choice(("one", "two", "three" * 50))
         key = f"k{self.rng.randrange(30)}"
         return Draft(
-            self.rng.choice(USERS), self.rng.choice(CHATS), key, content, "text/plain", f"msg_{self.number}", AT
+            self.rng.choice(USERS),
+            self.rng.choice(CHATS),
+            key,
+            content,
+            "text/plain",
+            f"msg_{self.number}",
+            AT,
         )
 
     def command(self) -> Any:
@@ -64,7 +74,9 @@ class Steps:
         role = self.rng.choice(("owner", "admin", "member"))
         number = self.rng.randrange(12)
         makers = [
-            lambda: CreateChat(act, chat, self.rng.choice(("group", "group", "direct")), "T", [user]),
+            lambda: CreateChat(
+                act, chat, self.rng.choice(("group", "group", "direct")), "T", [user]
+            ),
             lambda: CreateChat(act, chat, "direct", "", [user]),
             lambda: AddMember(act, chat, user, role),
             lambda: AddMember(act, chat, user),
@@ -96,7 +108,10 @@ class Steps:
         """Do the next thing; what came of it."""
         dice = self.rng.random()
         if dice < 0.5:
-            return [answer(o) for o in await store.append([self.draft() for _ in range(self.rng.randint(1, 8))])]
+            return [
+                answer(o)
+                for o in await store.append([self.draft() for _ in range(self.rng.randint(1, 8))])
+            ]
         if dice < 0.95:
             return await attempt(store.change(self.command()))
         if dice < 0.97 and (known := sorted(await store.heads(CHATS))):
@@ -106,7 +121,11 @@ class Steps:
 
 
 def answer(outcome: Any) -> Any:
-    return (type(outcome), outcome.message, outcome.details) if isinstance(outcome, HoldfastError) else outcome
+    return (
+        (type(outcome), outcome.message, outcome.details)
+        if isinstance(outcome, HoldfastError)
+        else outcome
+    )
 
 
 async def attempt(call: Any) -> Any:
@@ -125,8 +144,13 @@ async def everything(store: Any) -> list[Any]:
         seen.append(list(await store.watermarks(chat)))
         inspection = await attempt(store.inspect(chat))
         if not isinstance(inspection, tuple):
-            gaps = ([tuple(g) for g in inspection.gaps], [tuple(g) for g in inspection.recorded_gaps])
-            seen.append((inspection.chat, inspection.counter, inspection.highest, inspection.count, gaps))
+            gaps = (
+                [tuple(g) for g in inspection.gaps],
+                [tuple(g) for g in inspection.recorded_gaps],
+            )
+            seen.append(
+                (inspection.chat, inspection.counter, inspection.highest, inspection.count, gaps)
+            )
         for user in (None, *USERS):
             seen.append(await attempt(store.read_after(chat, 4, 3, 700, user)))
             seen.append(await attempt(store.read_before(chat, 4, 3, 700, user)))
@@ -135,7 +159,9 @@ async def everything(store: Any) -> list[Any]:
     return seen
 
 
-def members_by_the_log(created: dict[str, set[str]], commits: list[list[LogEntry]]) -> dict[str, set[str]]:
+def members_by_the_log(
+    created: dict[str, set[str]], commits: list[list[LogEntry]]
+) -> dict[str, set[str]]:
     """Who is in which chat, for somebody who saw the creations and reads the log."""
     members = {chat_id: set(users) for chat_id, users in created.items()}
     muted: dict[str, set[str]] = {chat_id: set() for chat_id in created}
@@ -154,7 +180,9 @@ def members_by_the_log(created: dict[str, set[str]], commits: list[list[LogEntry
                 muted[message.chat_id].discard(event.user_id or "")
         else:
             assert message.sender_id not in muted[message.chat_id], "nor who is muted there"
-            assert message.sender_id in members[message.chat_id], "nobody posts who is not in at that place of the log"
+            assert message.sender_id in members[message.chat_id], (
+                "nobody posts who is not in at that place of the log"
+            )
     return members
 
 
@@ -175,15 +203,23 @@ async def test_the_member_set_is_exact_at_each_place_of_the_log(seed: int) -> No
         for chat_id in created:
             members = {m.user_id: m.role for m in await store.members(chat_id)}
             assert by_the_log[chat_id] == set(members)
-            assert not members.keys() & {ban.user_id for ban in await store.bans(chat_id)}, "nobody banned is in"
+            assert not members.keys() & {ban.user_id for ban in await store.bans(chat_id)}, (
+                "nobody banned is in"
+            )
             assert not any(m.muted and m.role == "owner" for m in await store.members(chat_id))
             chat = await store.chat(chat_id)
-            assert len(members) == 2 if chat.kind == "direct" else len(members) <= LIMITS.members_max
-            assert chat.kind == "direct" or not members or "owner" in members.values(), "somebody rules"
+            assert (
+                len(members) == 2 if chat.kind == "direct" else len(members) <= LIMITS.members_max
+            )
+            assert chat.kind == "direct" or not members or "owner" in members.values(), (
+                "somebody rules"
+            )
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_memory_and_sqlite_agree_on_every_answer_and_on_the_end(seed: int, tmp_path: Path) -> None:
+async def test_memory_and_sqlite_agree_on_every_answer_and_on_the_end(
+    seed: int, tmp_path: Path
+) -> None:
     memory, sqlite = MemoryRig(), SqliteRig(tmp_path)
     memory.limits = sqlite.limits = LIMITS
     async with memory.open() as reference, sqlite.open() as store:

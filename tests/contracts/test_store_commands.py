@@ -1,4 +1,6 @@
-"""What every store promises about commands: chats, members, roles, records; memory and each adapter alike."""
+"""What every store promises about commands: chats, members, roles, records; memory and
+each adapter alike.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ import msgspec
 import pytest
 from chats import ANN, BOB, CARL, EVE, PAGE, STRANGER, Rig, acked, act, create, operator, send
 
-from holdfast.errors import ChatHalted, Forbidden, HoldfastError, InvalidMessage, KeyReused, NotAMember, NotFound
+from holdfast.errors import (
+    ChatHalted,
+    Forbidden,
+    HoldfastError,
+    InvalidMessage,
+    KeyReused,
+    NotAMember,
+    NotFound,
+)
 from holdfast.message import Acked, User, Watermark
 from holdfast.store.commands import (
     AddMember,
@@ -28,7 +38,9 @@ from holdfast.store.commands import (
 )
 from holdfast.store.plan import ChatSettings
 
-LIMITS = ChatSettings(members_max=4, members_at_creation_max=3, chats_per_user_max=3, name_characters_max=10)
+LIMITS = ChatSettings(
+    members_max=4, members_at_creation_max=3, chats_per_user_max=3, name_characters_max=10
+)
 on_every_store = partial(chats.on_every_store, limits=LIMITS)
 
 
@@ -44,7 +56,11 @@ async def refused(store: Any, command: Command, error: type[HoldfastError], *wor
     assert type(caught.value) is error
     for word in words:
         assert word in caught.value.message
-    assert (await roles(store), await store.heads([command.chat_id]), await store.audit(0, 100)) == before
+    assert (
+        await roles(store),
+        await store.heads([command.chat_id]),
+        await store.audit(0, 100),
+    ) == before
 
 
 def event_of(changed: Any) -> MembershipEvent:
@@ -54,12 +70,20 @@ def event_of(changed: Any) -> MembershipEvent:
 
 
 @on_every_store
-async def test_creation_makes_the_chat_its_counter_its_owner_and_first_members_at_once(store: Any, rig: Rig) -> None:
+async def test_creation_makes_the_chat_its_counter_its_owner_and_first_members_at_once(
+    store: Any, rig: Rig
+) -> None:
     changed = await create(store, "bob", "bob", "ann")
     assert changed.event is None and not changed.repeated
     chat = await store.chat("chat_a")
     assert chat == changed.chat
-    assert (chat.tenant, chat.kind, chat.name, chat.epoch, chat.head) == ("default", "group", "Team", 1, 0)
+    assert (chat.tenant, chat.kind, chat.name, chat.epoch, chat.head) == (
+        "default",
+        "group",
+        "Team",
+        1,
+        0,
+    )
     assert (chat.first_sequence, chat.halted, chat.created_by) == (1, None, "ann")
     assert await roles(store) == {"ann": "owner", "bob": "member"}
     assert (await store.inspect("chat_a")).counter == 0
@@ -68,16 +92,29 @@ async def test_creation_makes_the_chat_its_counter_its_owner_and_first_members_a
 @on_every_store
 async def test_a_chat_that_cannot_be_is_refused_with_the_reason(store: Any, rig: Rig) -> None:
     def new(**fields: Any) -> CreateChat:
-        return CreateChat(**{"act": act(), "chat_id": "chat_a", "kind": "group", "name": "T", "members": [], **fields})
+        return CreateChat(
+            **{
+                "act": act(),
+                "chat_id": "chat_a",
+                "kind": "group",
+                "name": "T",
+                "members": [],
+                **fields,
+            }
+        )
 
     await refused(store, new(name=""), InvalidMessage, "1 to 10")
     await refused(store, new(name="x" * 11), InvalidMessage, "1 to 10")
     await refused(store, new(name="a\nb"), InvalidMessage, "printable")
     await refused(store, new(members=["b c"]), InvalidMessage, "printable ASCII")
     await refused(store, new(chat_id="x" * 65), InvalidMessage, "64")
-    await refused(store, new(members=["b", "c", "d"]), InvalidMessage, "at most 3 members", "afterwards")
+    await refused(
+        store, new(members=["b", "c", "d"]), InvalidMessage, "at most 3 members", "afterwards"
+    )
     await refused(store, new(kind="direct", name=""), InvalidMessage, "exactly two")
-    await refused(store, new(kind="direct", name="", members=["ann"]), InvalidMessage, "exactly two")
+    await refused(
+        store, new(kind="direct", name="", members=["ann"]), InvalidMessage, "exactly two"
+    )
     await refused(store, new(kind="direct", members=["bob"]), InvalidMessage, "no name")
     await create(store)
     await refused(store, new(), InvalidMessage, "taken")
@@ -92,7 +129,9 @@ async def test_a_direct_chat_is_unique_per_pair_and_belongs_to_both(store: Any, 
     assert [s.title for s in await store.chats_of(ANN, 10)] == ["bob"]
     other = await store.change(CreateChat(act(STRANGER), "chat_o", "direct", "", ["bob"]))
     assert other.chat.chat_id == "chat_o", "pairs are a tenant's own"
-    await refused(store, CreateChat(act(ANN), "chat_a", "direct", "", ["carl"]), InvalidMessage, "taken")
+    await refused(
+        store, CreateChat(act(ANN), "chat_a", "direct", "", ["carl"]), InvalidMessage, "taken"
+    )
     for command in (
         AddMember(act(), "chat_a", "carl"),
         RemoveMember(act(), "chat_a", "bob"),
@@ -105,7 +144,9 @@ async def test_a_direct_chat_is_unique_per_pair_and_belongs_to_both(store: Any, 
 
 
 @on_every_store
-async def test_joining_leaving_renaming_and_roles_are_numbered_messages(store: Any, rig: Rig) -> None:
+async def test_joining_leaving_renaming_and_roles_are_numbered_messages(
+    store: Any, rig: Rig
+) -> None:
     await create(store)
     added = await store.change(AddMember(act(), "chat_a", "bob"))
     assert event_of(added) == MembershipEvent("member_added", user_id="bob", role="member")
@@ -118,7 +159,9 @@ async def test_joining_leaving_renaming_and_roles_are_numbered_messages(store: A
     left = await store.change(RemoveMember(act(BOB), "chat_a", "bob"))
     assert event_of(left) == MembershipEvent("member_removed", user_id="bob")
     page = await store.read_after("chat_a", 0, *PAGE)
-    assert [(m.sequence, m.kind) for m in page.messages] == [(n, "text" if n == 2 else "event") for n in range(1, 6)]
+    assert [(m.sequence, m.kind) for m in page.messages] == [
+        (n, "text" if n == 2 else "event") for n in range(1, 6)
+    ]
     assert (await store.chat("chat_a")).name == "Crew"
     assert await roles(store) == {"ann": "owner"}
 
@@ -144,7 +187,9 @@ async def test_a_command_that_changes_nothing_leaves_no_event(store: Any, rig: R
     ):
         changed = await store.change(command)
         assert (changed.event, changed.chat.head) == (None, 0)
-    await refused(store, AddMember(act(), "chat_a", "bob", "admin"), InvalidMessage, "change the role")
+    await refused(
+        store, AddMember(act(), "chat_a", "bob", "admin"), InvalidMessage, "change the role"
+    )
 
 
 @on_every_store
@@ -219,11 +264,17 @@ async def test_limits_are_refused_by_name(store: Any, rig: Rig) -> None:
     await store.change(AddMember(act(), "chat_a", "dora"))
     await refused(store, AddMember(act(), "chat_a", "emil"), Forbidden, "at most 4 members")
     for name in "bc":
-        await store.change(CreateChat(act(EVE, backend=True), f"chat_{name}", "group", "B", ["bob"]))
-    await refused(store, CreateChat(act(EVE), "chat_d", "group", "D", ["bob"]), Forbidden, "bob is in 3 chats")
+        await store.change(
+            CreateChat(act(EVE, backend=True), f"chat_{name}", "group", "B", ["bob"])
+        )
+    await refused(
+        store, CreateChat(act(EVE), "chat_d", "group", "D", ["bob"]), Forbidden, "bob is in 3 chats"
+    )
     await create(store, chat_id="chat_d", creator=EVE)
     await refused(store, AddMember(act(EVE), "chat_d", "bob"), Forbidden, "bob is in 3 chats")
-    await refused(store, AddMember(act(EVE, backend=True), "chat_d", "bob"), Forbidden, "bob is in 3 chats")
+    await refused(
+        store, AddMember(act(EVE, backend=True), "chat_d", "bob"), Forbidden, "bob is in 3 chats"
+    )
     await store.change(RemoveMember(act(BOB), "chat_b", "bob"))
     await store.change(AddMember(act(EVE, backend=True), "chat_d", "bob"))
 
@@ -238,7 +289,9 @@ async def test_other_users_fill_at_most_half_of_a_users_chats(store: Any, rig: R
     await create(store, chat_id="chat_3", creator=EVE)
     await store.change(AddMember(act(EVE), "chat_3", "bob"))
     spam = "bob was put into 3 chats by other users"
-    await refused(store, CreateChat(act(EVE), "chat_4", "group", "G", ["bob"]), Forbidden, spam, "tenant key")
+    await refused(
+        store, CreateChat(act(EVE), "chat_4", "group", "G", ["bob"]), Forbidden, spam, "tenant key"
+    )
     await refused(store, CreateChat(act(CARL), "chat_4", "direct", "", ["bob"]), Forbidden, spam)
     await create(store, chat_id="chat_4", creator=EVE)
     await refused(store, AddMember(act(EVE), "chat_4", "bob"), Forbidden, spam)
@@ -247,7 +300,9 @@ async def test_other_users_fill_at_most_half_of_a_users_chats(store: Any, rig: R
     await invite("chat_5", backend=True)
     await store.change(AddMember(operator(), "chat_4", "bob"))
     await create(store, chat_id="chat_6", creator=BOB)
-    assert len(await store.chats_of(BOB, 10)) == 6, "the other half is for the backend, operators and oneself"
+    assert len(await store.chats_of(BOB, 10)) == 6, (
+        "the other half is for the backend, operators and oneself"
+    )
     await store.change(RemoveMember(act(BOB), "chat_2", "bob"))
     await store.change(AddMember(act(CARL, backend=True), "chat_2", "bob"))
     await store.change(RemoveMember(act(BOB), "chat_5", "bob"))
@@ -291,21 +346,34 @@ async def test_redaction_takes_the_content_and_leaves_a_record(store: Any, rig: 
     after = (await store.read_after("chat_a", 0, *PAGE)).messages[0]
     assert (after.content, after.message_id, after.sequence) == ("", message.message_id, 1)
     record = (await store.audit(0, 10))[-1]
-    assert (record.action, record.target, record.actor, record.reason) == ("message.redact", "chat_a/1", "ann", "rude")
+    assert (record.action, record.target, record.actor, record.reason) == (
+        "message.redact",
+        "chat_a/1",
+        "ann",
+        "rude",
+    )
     assert message.message_id in record.details and "secret" not in record.details
     assert told == [1, 0], "holders of copies are told"
     assert (await store.change(Redact(act(), "chat_a", 1))).event is None
     assert len(await store.audit(0, 10)) == 1, "what is done is not done again"
     added = await store.change(AddMember(act(), "chat_a", "carl"))
-    await refused(store, Redact(act(), "chat_a", added.event.sequence), Forbidden, "cannot be redacted")
+    await refused(
+        store, Redact(act(), "chat_a", added.event.sequence), Forbidden, "cannot be redacted"
+    )
     await refused(store, Redact(act(), "chat_a", 9), NotFound)
 
 
 @on_every_store
-async def test_what_only_operators_do_is_refused_to_owners_and_recorded(store: Any, rig: Rig) -> None:
+async def test_what_only_operators_do_is_refused_to_owners_and_recorded(
+    store: Any, rig: Rig
+) -> None:
     await create(store)
     acked(await send(store, "k"))
-    for command in (HaltChat(act(), "chat_a"), RecoverChat(act(), "chat_a"), Retain(act(), "chat_a", 2)):
+    for command in (
+        HaltChat(act(), "chat_a"),
+        RecoverChat(act(), "chat_a"),
+        Retain(act(), "chat_a", 2),
+    ):
         await refused(store, command, Forbidden, "operators")
     await refused(store, Retain(operator(), "chat_a", 3), InvalidMessage, "between 1 and 2")
     await store.change(HaltChat(operator(reason="r1"), "chat_a"))

@@ -1,4 +1,6 @@
-"""What stores forget: idempotency keys with time, a person on request. Every adapter alike."""
+"""What stores forget: idempotency keys with time, a person on request. Every adapter
+alike.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ from msgspec.structs import replace
 
 from holdfast.clock import timestamp
 from holdfast.errors import Forbidden, InvalidMessage, KeyReused
-from holdfast.ingest.expiry import DAY_SECONDS, FORGOTTEN_AT_ONCE, SWEEP_SECONDS, KeyExpiry, KeySettings
+from holdfast.ingest.expiry import (
+    DAY_SECONDS,
+    FORGOTTEN_AT_ONCE,
+    SWEEP_SECONDS,
+    KeyExpiry,
+    KeySettings,
+)
 from holdfast.message import User, Watermark
 from holdfast.store.commands import ERASE_AT_ONCE, AddMember, CreateChat, Erase, RenameChat, Retain
 from holdfast.store.contract import LOOKED_AT_ONCE
@@ -71,13 +79,17 @@ def test_the_key_of_a_message_stays_unless_a_bound_is_set_and_passed(rig: Rig) -
         again = acked(await send(store, "k1", "same"))
         assert again.sequence == 4 and again.client_message_id == "k1"
         assert acked(await send(store, "k2", "same")).sequence != second.sequence
-        assert acked(await send(store, "k1", "same")).sequence == again.sequence, "the new one has a key of its own"
+        assert acked(await send(store, "k1", "same")).sequence == again.sequence, (
+            "the new one has a key of its own"
+        )
 
     rig.run(scenario)
 
 
 def test_a_younger_message_keeps_its_key_and_those_behind_it(rig: Rig) -> None:
-    """The order is the log's: a clock that stood wrong for a moment must not take away a younger key."""
+    """The order is the log's: a clock that stood wrong for a moment must not take away
+    a younger key.
+    """
 
     async def scenario(store: Any) -> None:
         await create(store)
@@ -86,7 +98,10 @@ def test_a_younger_message_keeps_its_key_and_those_behind_it(rig: Rig) -> None:
             acked(outcome)
         assert await store.forget_keys("", LATER, 10) == 1
         assert acked(await send(store, "k1")).sequence == 4
-        assert acked(await send(store, "k2")).sequence == 2 and acked(await send(store, "k3")).sequence == 3
+        assert (
+            acked(await send(store, "k2")).sequence == 2
+            and acked(await send(store, "k3")).sequence == 3
+        )
 
     rig.run(scenario)
 
@@ -132,7 +147,9 @@ async def test_housekeeping_bounds_the_keys_of_messages_where_that_is_set() -> N
     store = MemoryStore()
     await store.change(CreateChat(act(), "chat_a", "group", "Team", []))
     acked((await store.append([_at(draft("k"), timestamp(clock.now()))]))[0])
-    running = asyncio.create_task(KeyExpiry(store, clock, KeySettings(idempotency_ttl_days=7)).run())
+    running = asyncio.create_task(
+        KeyExpiry(store, clock, KeySettings(idempotency_ttl_days=7)).run()
+    )
     await asyncio.sleep(7 * DAY_SECONDS - SWEEP_SECONDS)
     assert acked(await send(store, "k")).sequence == 1
     await asyncio.sleep(3 * SWEEP_SECONDS)
@@ -140,7 +157,9 @@ async def test_housekeeping_bounds_the_keys_of_messages_where_that_is_set() -> N
     running.cancel()
 
 
-@pytest.mark.parametrize("wrong", [{"idempotency_ttl_days": -1}, {"answers_ttl_days": 0}, {"answers_ttl_days": -7}])
+@pytest.mark.parametrize(
+    "wrong", [{"idempotency_ttl_days": -1}, {"answers_ttl_days": 0}, {"answers_ttl_days": -7}]
+)
 def test_a_bound_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         KeySettings(**wrong)
@@ -179,9 +198,9 @@ def test_what_older_versions_redacted_loses_its_hash_and_nothing_else_does(tmp_p
     rig.run(before)
     connection = apsw.Connection(str(rig.path))
     connection.execute(
-        "UPDATE messages SET content = '' WHERE sequence = 2; DELETE FROM schema_version WHERE version > 2;"
-        "DROP TABLE bans; DROP VIEW member_values; DROP TABLE mutes;"
-        "DROP INDEX members_by_invitation; ALTER TABLE members DROP COLUMN invited"
+        "UPDATE messages SET content = '' WHERE sequence = 2; DELETE FROM schema_version WHERE"
+        " version > 2;DROP TABLE bans; DROP VIEW member_values; DROP TABLE mutes;DROP INDEX"
+        " members_by_invitation; ALTER TABLE members DROP COLUMN invited"
     )
     connection.close()
     rig.run(after)
@@ -207,7 +226,9 @@ def test_a_users_texts_are_found_in_every_chat_of_the_tenant_and_erased_for_good
         assert [m.content for m in page.messages] == ["ann's own", ""], "only the user's own"
         assert list((await store.sent_by(BOB, 0)).places) == [("chat_b", 1)]
         assert acked(await send(store, "b1", "secret", BOB)).sequence == 2, "the key stays"
-        assert acked(await send(store, "b1", "a guess", BOB)).sequence == 2, "and tells nobody what it was for"
+        assert acked(await send(store, "b1", "a guess", BOB)).sequence == 2, (
+            "and tells nobody what it was for"
+        )
         record = (await store.audit(0, 10))[-1]
         assert (record.action, record.target, record.reason) == ("user.erase", "chat_a", "asked to")
         assert record.details == '{"user_id":"bob","sequences":[1,2,99]}'
@@ -233,7 +254,9 @@ def test_the_log_is_looked_through_in_bounded_steps(rig: Rig) -> None:
         acked(await send(store, "b", "late", BOB))
         first = await store.sent_by(BOB, 0)
         assert (list(first.places), first.through, first.ended) == ([], LOOKED_AT_ONCE, False)
-        assert list((await store.sent_by(BOB, first.through)).places) == [("chat_a", LOOKED_AT_ONCE + 1)]
+        assert list((await store.sent_by(BOB, first.through)).places) == [
+            ("chat_a", LOOKED_AT_ONCE + 1)
+        ]
 
     rig.run(scenario)
 
@@ -244,17 +267,23 @@ def test_a_users_devices_and_answers_are_forgotten_and_nobody_elses(rig: Rig) ->
         acked(await send(store, "k"))
         for user in (BOB, User("default", "ann")):
             await store.mark([Watermark(user, "phone", "chat_a", 1, 1, 1)])
-        await store.change(CreateChat(act(BOB, key="c", fingerprint="x"), "chat_bob", "group", "Bob's", []))
+        await store.change(
+            CreateChat(act(BOB, key="c", fingerprint="x"), "chat_bob", "group", "Bob's", [])
+        )
         await rename(store, "renamed", "c")
         await store.forget_user(BOB)
         assert [mark.user.user_id for mark in await store.watermarks("chat_a")] == ["ann"]
-        changed = await store.change(CreateChat(act(BOB, key="c", fingerprint="y"), "chat_bob2", "group", "B", []))
+        changed = await store.change(
+            CreateChat(act(BOB, key="c", fingerprint="y"), "chat_bob2", "group", "B", [])
+        )
         assert not changed.repeated and (await rename(store, "renamed", "c")).repeated
 
     rig.run(scenario)
 
 
-def test_a_key_taken_for_a_request_is_taken_once_answers_with_what_is_kept_and_grows_old(rig: Rig) -> None:
+def test_a_key_taken_for_a_request_is_taken_once_answers_with_what_is_kept_and_grows_old(
+    rig: Rig,
+) -> None:
     async def scenario(store: Any) -> None:
         once = operator(key="k1", fingerprint="f")
         assert await store.begin(once) is None
@@ -265,7 +294,9 @@ def test_a_key_taken_for_a_request_is_taken_once_answers_with_what_is_kept_and_g
             await store.begin(replace(once, fingerprint="g"))
         assert await store.begin(operator(key="k2", fingerprint="f")) is None
         await store.keep(operator(key="k2", fingerprint="f"), None)
-        assert await store.begin(operator(key="k2", fingerprint="f")) is None, "it did nothing: the key is new again"
+        assert await store.begin(operator(key="k2", fingerprint="f")) is None, (
+            "it did nothing: the key is new again"
+        )
         assert await store.forget_keys(LATER, "", 10) == 2
         assert await store.begin(once) is None
 

@@ -1,7 +1,9 @@
-"""The eleven named invariants of the sequencing document, after seeded workloads on every store.
+"""The eleven named invariants of the sequencing document, after seeded workloads on
+every store.
 
-The workload sends concurrently and in groups, retries, reuses keys, loses replies after the commit, joins, leaves,
-redacts, and has an operator recover a damaged chat. The invariants are the ones users run (``holdfast.verify``).
+The workload sends concurrently and in groups, retries, reuses keys, loses replies after
+the commit, joins, leaves, redacts, and has an operator recover a damaged chat. The
+invariants are the ones users run (``holdfast.verify``).
 """
 
 from __future__ import annotations
@@ -59,11 +61,17 @@ class Workload:
     def committed(self, entries: list[LogEntry]) -> None:
         for entry in entries:
             message = entry.message
-            self.recorder.note(CommitSeen(at=self.now(), chat_id=message.chat_id, sequence=message.sequence))
+            self.recorder.note(
+                CommitSeen(at=self.now(), chat_id=message.chat_id, sequence=message.sequence)
+            )
 
     async def run(self) -> History:
         for user in (ANN, BOB, CARL):
-            self.recorder.note(ClientSeen(client=user.user_id, tenant="default", user_id=user.user_id, device_id="d"))
+            self.recorder.note(
+                ClientSeen(
+                    client=user.user_id, tenant="default", user_id=user.user_id, device_id="d"
+                )
+            )
         for chat_id in CHATS:
             await create(self.inner, "bob", chat_id=chat_id)
         for _ in range(30):
@@ -90,7 +98,9 @@ class Workload:
                 return again
             return draft(again.client_message_id, "other", again.sender, again.chat_id)
         sender = self.rng.choice((ANN, BOB, CARL))
-        return draft(f"k{self.rng.getrandbits(40)}", f"text {len(self.sent)}", sender, self.rng.choice(CHATS))
+        return draft(
+            f"k{self.rng.getrandbits(40)}", f"text {len(self.sent)}", sender, self.rng.choice(CHATS)
+        )
 
     async def send(self, group: list[Draft]) -> None:
         operations = [
@@ -119,7 +129,11 @@ class Workload:
         chat_id = self.rng.choice(CHATS)
         head = (await self.inner.chat(chat_id)).head
         members = {m.user_id for m in await self.inner.members(chat_id)}
-        change = RemoveMember(act(), chat_id, "carl") if "carl" in members else AddMember(act(), chat_id, "carl")
+        change = (
+            RemoveMember(act(), chat_id, "carl")
+            if "carl" in members
+            else AddMember(act(), chat_id, "carl")
+        )
         await self.inner.change(change)
         page = await self.inner.read_before(chat_id, head + 1, 1, 1 << 20)
         if page.messages and page.messages[0].kind == "text" and self.rng.random() < 0.3:
@@ -128,7 +142,9 @@ class Workload:
     async def at_end(self, chat_id: str) -> ChatAtEnd:
         page = await self.inner.read_after(chat_id, 0, 10_000, 1 << 30)
         inspection = await self.inner.inspect(chat_id)
-        redactions = [r.target for r in await self.inner.audit(0, 1_000) if r.action == "message.redact"]
+        redactions = [
+            r.target for r in await self.inner.audit(0, 1_000) if r.action == "message.redact"
+        ]
         stored = {(chat_id, m.sender_id, m.client_message_id) for m in page.messages}
         keys = []
         for again in [d for d in self.sent if d.key in stored]:
@@ -136,7 +152,12 @@ class Workload:
             if isinstance(outcome, Acked):
                 message = outcome.message
                 keys.append(
-                    KeySeen(again.sender.user_id, again.client_message_id, message.sequence, message.message_id)
+                    KeySeen(
+                        again.sender.user_id,
+                        again.client_message_id,
+                        message.sequence,
+                        message.message_id,
+                    )
                 )
         return ChatAtEnd(
             chat_id=chat_id,
@@ -179,7 +200,9 @@ def adapter(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.seed("001 appendix C counter_must_exist")
 def test_counter_must_exist(adapter: str) -> None:
-    """Stronger: it is made with its chat, a trigger refuses its deletion, and without it nothing is sent."""
+    """Stronger: it is made with its chat, a trigger refuses its deletion, and without
+    it nothing is sent.
+    """
     holds("counter_must_exist", adapter)
 
 
@@ -190,13 +213,17 @@ def test_sequence_uniqueness(adapter: str) -> None:
 
 @pytest.mark.seed("001 appendix C allocation_monotonicity")
 def test_allocation_monotonicity(adapter: str) -> None:
-    """Stronger: an allocation is a commit, so no reader ever sees a number before a lower one."""
+    """Stronger: an allocation is a commit, so no reader ever sees a number before a
+    lower one.
+    """
     holds("allocation_monotonicity", adapter)
 
 
 @pytest.mark.seed("001 appendix C counter_is_last_allocated")
 def test_counter_is_last_allocated(adapter: str) -> None:
-    """Stronger: it is the last stored sequence too, because nothing is allocated outside a commit."""
+    """Stronger: it is the last stored sequence too, because nothing is allocated
+    outside a commit.
+    """
     holds("counter_is_last_allocated", adapter)
 
 
@@ -231,7 +258,9 @@ def test_no_zero_sequence(adapter: str) -> None:
 
 @pytest.mark.seed("001 appendix C gap_is_allocation_without_persistence")
 def test_gap_is_allocation_without_persistence(adapter: str) -> None:
-    """Stronger: it holds because there is no gap at all; nothing is allocated without being persisted."""
+    """Stronger: it holds because there is no gap at all; nothing is allocated without
+    being persisted.
+    """
     holds("gap_is_allocation_without_persistence", adapter)
 
 
@@ -245,5 +274,9 @@ def test_the_workload_met_what_it_is_for(adapter: str) -> None:
     events = [event for history in histories(adapter) for event in history.events]
     assert any(isinstance(e, Ok) and e.deduplicated for e in events)
     assert any(isinstance(e, Unknown) for e in events)
-    assert {e.code for e in events if isinstance(e, Fail)} >= {"NOT_A_MEMBER", "IDEMPOTENCY_KEY_REUSED", "CHAT_HALTED"}
+    assert {e.code for e in events if isinstance(e, Fail)} >= {
+        "NOT_A_MEMBER",
+        "IDEMPOTENCY_KEY_REUSED",
+        "CHAT_HALTED",
+    }
     assert any(isinstance(e, ChatAtEnd) and e.redacted for e in events)

@@ -1,4 +1,6 @@
-"""What every store promises about bans and mutes in a chat; memory and each adapter alike."""
+"""What every store promises about bans and mutes in a chat; memory and each adapter
+alike.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def ban(user_id: str, by: User = ANN, *, banned: bool = True, chat_id: str = "ch
     return ChangeBan(act(by), chat_id, user_id, banned)
 
 
-def mute(user_id: str, by: User = ANN, *, muted: bool = True, chat_id: str = "chat_a") -> ChangeMute:
+def mute(
+    user_id: str, by: User = ANN, *, muted: bool = True, chat_id: str = "chat_a"
+) -> ChangeMute:
     return ChangeMute(act(by), chat_id, user_id, muted)
 
 
@@ -57,7 +61,11 @@ async def refused(store: Any, command: Command, error: type[HoldfastError], *wor
 
     async def everything() -> Any:
         chat_id = command.chat_id
-        return await members(store, chat_id), await banned(store, chat_id), await store.heads([chat_id])
+        return (
+            await members(store, chat_id),
+            await banned(store, chat_id),
+            await store.heads([chat_id]),
+        )
 
     before = await everything()
     with pytest.raises(error) as caught:
@@ -79,7 +87,9 @@ async def staffed(store: Any) -> None:
 
 
 @on_every_store
-async def test_banned_member_is_removed_and_cannot_be_added_until_unbanned(store: Any, rig: Rig) -> None:
+async def test_banned_member_is_removed_and_cannot_be_added_until_unbanned(
+    store: Any, rig: Rig
+) -> None:
     await staffed(store)
     changed = await store.change(ban("carl", BOB))
     assert event_of(changed) == MembershipEvent("member_removed", user_id="carl", banned=True)
@@ -89,11 +99,16 @@ async def test_banned_member_is_removed_and_cannot_be_added_until_unbanned(store
     assert isinstance(await send(store, "k", sender=CARL), NotAMember)
     with pytest.raises(NotAMember):
         await store.read_after("chat_a", 0, *PAGE, CARL)
-    for adding in (AddMember(act(), "chat_a", "carl"), AddMember(operator(), "chat_a", "carl", "owner")):
+    for adding in (
+        AddMember(act(), "chat_a", "carl"),
+        AddMember(operator(), "chat_a", "carl", "owner"),
+    ):
         await refused(store, adding, Forbidden, "carl is banned", "lift the ban")
     lifted = await store.change(ban("carl", BOB, banned=False))
     assert event_of(lifted) == MembershipEvent("user_unbanned", user_id="carl")
-    assert await banned(store) == [] and "carl" not in await members(store), "lifting a ban adds nobody"
+    assert await banned(store) == [] and "carl" not in await members(store), (
+        "lifting a ban adds nobody"
+    )
     await store.change(AddMember(act(), "chat_a", "carl"))
     acked(await send(store, "k", sender=CARL))
 
@@ -104,9 +119,14 @@ async def test_somebody_who_is_no_member_can_be_banned_beforehand(store: Any, ri
     changed = await store.change(ban("eve"))
     assert event_of(changed) == MembershipEvent("user_banned", user_id="eve"), "nobody was removed"
     again = await store.change(ban("eve"))
-    assert (again.event, again.chat.head) == (None, changed.chat.head), "what is done is not done again"
+    assert (again.event, again.chat.head) == (
+        None,
+        changed.chat.head,
+    ), "what is done is not done again"
     await refused(store, AddMember(act(), "chat_a", "eve"), Forbidden, "eve is banned")
-    await refused(store, ban("carl", banned=False), NotFound, "carl is not banned", "nothing was changed")
+    await refused(
+        store, ban("carl", banned=False), NotFound, "carl is not banned", "nothing was changed"
+    )
     await store.change(ban("fred"))
     await refused(store, ban("gina"), Forbidden, "at most 2 bans")
     await refused(store, ChangeBan(act(), "chat_none", "eve", True), NotFound)
@@ -122,24 +142,40 @@ async def test_muted_member_reads_and_cannot_send(store: Any, rig: Rig) -> None:
     assert (await members(store))["carl"] == ("member", True)
     answer = await send(store, "k2", sender=CARL)
     assert isinstance(answer, Forbidden) and "muted" in answer.message and answer.details["muted"]
-    assert acked(await send(store, "k", "before", CARL)) == first, "what was stored is still answered so"
+    assert acked(await send(store, "k", "before", CARL)) == first, (
+        "what was stored is still answered so"
+    )
     page = await store.read_after("chat_a", 0, *PAGE, CARL)
-    assert page.messages[-1].sequence == changed.event.sequence, "nothing was stored, and it may read"
+    assert page.messages[-1].sequence == changed.event.sequence, (
+        "nothing was stored, and it may read"
+    )
     assert (await store.change(mute("carl"))).event is None
     lifted = await store.change(mute("carl", muted=False))
     assert event_of(lifted) == MembershipEvent("member_unmuted", user_id="carl")
     acked(await send(store, "k2", sender=CARL))
-    await refused(store, mute("carl", muted=False), NotFound, "carl is not muted", "nothing was changed")
+    await refused(
+        store, mute("carl", muted=False), NotFound, "carl is not muted", "nothing was changed"
+    )
     await refused(store, mute("eve"), NotFound, "not a member")
 
 
 @on_every_store
-async def test_sender_who_is_muted_in_the_tenant_is_refused_in_the_commit(store: Any, rig: Rig) -> None:
+async def test_sender_who_is_muted_in_the_tenant_is_refused_in_the_commit(
+    store: Any, rig: Rig
+) -> None:
     await create(store, "bob")
-    drafts = [chats.draft("1"), msgspec.structs.replace(chats.draft("2", sender=BOB), muted=True), chats.draft("3")]
+    drafts = [
+        chats.draft("1"),
+        msgspec.structs.replace(chats.draft("2", sender=BOB), muted=True),
+        chats.draft("3"),
+    ]
     one, two, three = await store.append(drafts)
     assert (acked(one).sequence, acked(three).sequence) == (1, 2)
-    assert isinstance(two, Forbidden) and two.details["muted"] and "muted in the tenant default" in two.message
+    assert (
+        isinstance(two, Forbidden)
+        and two.details["muted"]
+        and "muted in the tenant default" in two.message
+    )
 
 
 async def puts_nothing_before_others(store: Any, by: CommandContext, where: str) -> None:
@@ -170,7 +206,9 @@ async def test_who_is_muted_in_a_chat_puts_nothing_before_others(store: Any, rig
 @on_every_store
 async def test_who_is_muted_in_the_tenant_puts_nothing_before_others(store: Any, rig: Rig) -> None:
     await staffed(store)
-    await puts_nothing_before_others(store, msgspec.structs.replace(act(BOB), muted=True), "the tenant default")
+    await puts_nothing_before_others(
+        store, msgspec.structs.replace(act(BOB), muted=True), "the tenant default"
+    )
 
 
 @on_every_store
@@ -201,7 +239,13 @@ async def test_who_may_ban_and_mute_whom(store: Any, rig: Rig) -> None:
     await store.change(ChangeRole(act(), "chat_a", "carl", "owner"))
     for kind, by in ((ban, act()), (ban, operator()), (mute, act()), (mute, operator())):
         name = ChangeBan if kind is ban else ChangeMute
-        await refused(store, name(by, "chat_a", "carl", True), Forbidden, "carl is an owner", "change the role first")
+        await refused(
+            store,
+            name(by, "chat_a", "carl", True),
+            Forbidden,
+            "carl is an owner",
+            "change the role first",
+        )
     await store.change(ChangeRole(act(), "chat_a", "dora", "admin"))
     await refused(store, mute("dora", BOB), Forbidden, "role")
     await store.change(mute("dora", CARL))
@@ -212,7 +256,9 @@ async def test_who_may_ban_and_mute_whom(store: Any, rig: Rig) -> None:
 
 
 @on_every_store
-async def test_member_of_a_direct_chat_declines_it_by_muting_the_other(store: Any, rig: Rig) -> None:
+async def test_member_of_a_direct_chat_declines_it_by_muting_the_other(
+    store: Any, rig: Rig
+) -> None:
     await store.change(CreateChat(act(ANN), "chat_a", "direct", "", ["bob"]))
     await store.change(mute("ann", BOB))
     assert isinstance(await send(store, "1", sender=ANN), Forbidden)
@@ -236,14 +282,18 @@ async def test_mute_outlives_the_membership_until_it_is_lifted(store: Any, rig: 
             if isinstance(leaving, ChangeBan):
                 await store.change(ban(name, banned=False))
             added = await store.change(AddMember(act(), "chat_a", name))
-            assert event_of(added) == MembershipEvent("member_added", user_id=name, role="member", muted=True)
+            assert event_of(added) == MembershipEvent(
+                "member_added", user_id=name, role="member", muted=True
+            )
             assert (await members(store))[name] == ("member", True)
             refusal = await send(store, "1", sender=user)
             assert isinstance(refusal, Forbidden) and refusal.details["muted"]
         await store.change(RemoveMember(act(user), "chat_a", name))
     assert await store.mutes("chat_a") == [Mute("carl"), Mute("dora", by_operator=True)]
     await refused(store, mute("dora", muted=False), Forbidden, "only an operator lifts")
-    await refused(store, AddMember(act(), "chat_a", "dora", "owner"), Forbidden, "only an operator lifts")
+    await refused(
+        store, AddMember(act(), "chat_a", "dora", "owner"), Forbidden, "only an operator lifts"
+    )
     lifted = await store.change(ChangeMute(operator(), "chat_a", "dora", False))
     assert event_of(lifted) == MembershipEvent("member_unmuted", user_id="dora")
     assert "dora" not in await members(store), "lifting a mute adds nobody"
@@ -278,13 +328,18 @@ async def test_mutes_of_a_chat_are_bounded_with_those_who_left(store: Any, rig: 
         await store.change(mute(name))
         await store.change(RemoveMember(act(), "chat_a", name))
     await refused(store, mute("bob"), Forbidden, "at most 2 mutes")
-    await store.change(ChangeMute(operator(), "chat_a", "carl", True)), "taking over makes no more of them"
+    (
+        await store.change(ChangeMute(operator(), "chat_a", "carl", True)),
+        "taking over makes no more of them",
+    )
     await store.change(mute("dora", muted=False))
     await store.change(mute("bob"))
 
 
 @on_every_store
-async def test_owner_who_fills_the_bans_and_mutes_keeps_no_operator_from_more(store: Any, rig: Rig) -> None:
+async def test_owner_who_fills_the_bans_and_mutes_keeps_no_operator_from_more(
+    store: Any, rig: Rig
+) -> None:
     await create(store, *(f"u{n}" for n in range(6)))
     for command, what in ((ChangeMute, "mutes"), (ChangeBan, "bans")):
         for n in range(2):
@@ -292,11 +347,15 @@ async def test_owner_who_fills_the_bans_and_mutes_keeps_no_operator_from_more(st
         await refused(store, command(act(), "chat_a", "u2", True), Forbidden, f"at most 2 {what}")
         for n in range(2, 4):
             await store.change(command(operator(), "chat_a", f"u{n}", True))
-        await refused(store, command(operator(), "chat_a", "u4", True), Forbidden, f"at most 4 {what}")
+        await refused(
+            store, command(operator(), "chat_a", "u4", True), Forbidden, f"at most 4 {what}"
+        )
 
 
 @on_every_store
-async def test_operators_acts_are_recorded_and_a_halted_chat_takes_none(store: Any, rig: Rig) -> None:
+async def test_operators_acts_are_recorded_and_a_halted_chat_takes_none(
+    store: Any, rig: Rig
+) -> None:
     await staffed(store)
     for command in (
         ChangeBan(operator(reason="r1"), "chat_a", "carl", True),
@@ -317,7 +376,9 @@ async def test_operators_acts_are_recorded_and_a_halted_chat_takes_none(store: A
 
 @on_every_store
 async def test_members_see_an_operator_and_the_audit_log_which_key(store: Any, rig: Rig) -> None:
-    """Of every command that leaves an event, so that no admin key's id is in a chat, a page or a list."""
+    """Of every command that leaves an event, so that no admin key's id is in a chat, a
+    page or a list.
+    """
     await staffed(store)
     for command in (
         RenameChat(operator(), "chat_a", "Crew"),
@@ -333,7 +394,9 @@ async def test_members_see_an_operator_and_the_audit_log_which_key(store: Any, r
         changed = await store.change(command)
         assert changed.event.sender_id == OPERATOR
     page = await store.read_after("chat_a", 0, *PAGE, ANN)
-    assert {message.sender_id for message in page.messages[1:]} == {OPERATOR} and len(page.messages) == 10
+    assert {message.sender_id for message in page.messages[1:]} == {OPERATOR} and len(
+        page.messages
+    ) == 10
     assert [one.banned_by for one in await store.bans("chat_a")] == [OPERATOR]
     assert check_id(OPERATOR, "user_id") is not None, "no user has this name"
     assert {record.actor for record in await store.audit(0, 20)} == {operator().actor.user_id}
@@ -346,18 +409,39 @@ async def test_what_an_operator_restricted_only_an_operator_lifts(store: Any, ri
     for user_id in ("carl", "eve"):
         await store.change(ChangeBan(operator(), "chat_a", user_id, True))
         await refused(
-            store, ban(user_id, banned=False), Forbidden, "only an operator lifts", f"unban {user_id} --chat chat_a"
+            store,
+            ban(user_id, banned=False),
+            Forbidden,
+            "only an operator lifts",
+            f"unban {user_id} --chat chat_a",
         )
         await store.change(ban(user_id))
-    assert [(one.user_id, one.by_operator) for one in await store.bans("chat_a")] == [("carl", True), ("eve", True)]
+    assert [(one.user_id, one.by_operator) for one in await store.bans("chat_a")] == [
+        ("carl", True),
+        ("eve", True),
+    ]
     await store.change(mute("bob"))
     for user_id in ("bob", "dora"):
         await store.change(ChangeMute(operator(), "chat_a", user_id, True))
         await store.change(mute(user_id))
-        await refused(store, mute(user_id, muted=False), Forbidden, "only an operator lifts", f"unmute {user_id}")
-        await refused(store, ChangeRole(act(), "chat_a", user_id, "owner"), Forbidden, "only an operator lifts")
+        await refused(
+            store,
+            mute(user_id, muted=False),
+            Forbidden,
+            "only an operator lifts",
+            f"unmute {user_id}",
+        )
+        await refused(
+            store,
+            ChangeRole(act(), "chat_a", user_id, "owner"),
+            Forbidden,
+            "only an operator lifts",
+        )
     await store.change(ChangeRole(act(), "chat_a", "bob", "member"))
-    assert {m.user_id for m in await store.members("chat_a") if m.muted_by_operator} == {"bob", "dora"}
+    assert {m.user_id for m in await store.members("chat_a") if m.muted_by_operator} == {
+        "bob",
+        "dora",
+    }
     assert [r.action for r in await store.audit(0, 10)] == ["member.ban"] * 2 + ["member.mute"] * 2
     head = (await store.heads(["chat_a"]))["chat_a"].sequence
     for lifting in (ChangeBan, ChangeMute):
@@ -371,7 +455,9 @@ async def test_what_an_operator_restricted_only_an_operator_lifts(store: Any, ri
 
 
 @on_every_store
-async def test_other_member_of_a_direct_chat_does_not_lift_an_operators_mute(store: Any, rig: Rig) -> None:
+async def test_other_member_of_a_direct_chat_does_not_lift_an_operators_mute(
+    store: Any, rig: Rig
+) -> None:
     await store.change(CreateChat(act(ANN), "chat_a", "direct", "", ["bob"]))
     await store.change(ChangeMute(operator(), "chat_a", "ann", True))
     await refused(store, mute("ann", BOB, muted=False), Forbidden, "only an operator lifts")
@@ -395,12 +481,14 @@ def old_chats_file(path: Path, version: int) -> apsw.Connection:
         old.execute(script)
         old.execute("INSERT INTO schema_version VALUES (?)", (number,))
     old.execute(
-        "INSERT INTO chats VALUES (1, 'chat_a', 'default', 'group', 'Team', NULL, 1, 1, NULL, 2, 'ann', 'then')"
+        "INSERT INTO chats VALUES (1, 'chat_a', 'default', 'group', 'Team', NULL, 1, 1, NULL, 2,"
+        " 'ann', 'then')"
     )
     old.execute("INSERT INTO counters VALUES (1, 0, 0)")
     for name, role in (("ann", "owner"), ("bob", "member")):
         old.execute(
-            "INSERT INTO members (chat, user_id, tenant, role, joined_at) VALUES (1, ?, 'default', ?, 'then')",
+            "INSERT INTO members (chat, user_id, tenant, role, joined_at) VALUES (1, ?, 'default',"
+            " ?, 'then')",
             (name, role),
         )
     return old
@@ -419,7 +507,9 @@ async def test_chats_file_from_before_bans_opens_with_its_members(tmp_path: Path
 
 async def test_chats_file_with_mutes_of_members_keeps_them(tmp_path: Path) -> None:
     old = old_chats_file(tmp_path / "chats.db", 6)
-    old.execute("UPDATE members SET muted = 1, muted_by_operator = 1, invited = 1 WHERE user_id = 'bob'")
+    old.execute(
+        "UPDATE members SET muted = 1, muted_by_operator = 1, invited = 1 WHERE user_id = 'bob'"
+    )
     old.close()
 
     async with SqliteStore(tmp_path / "chats.db") as store:

@@ -1,4 +1,6 @@
-"""What only a store on a disk has to promise: its schema, its threads, its deadlines, and honesty in disk trouble."""
+"""What only a store on a disk has to promise: its schema, its threads, its deadlines,
+and honesty in disk trouble.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ from holdfast.store.sqlite import store as sqlite_store
 from proof.powercut import FaultyDisk
 
 APSW_ERRORS = sorted(
-    (e for e in vars(apsw).values() if isinstance(e, type) and issubclass(e, apsw.Error)), key=lambda e: e.__name__
+    (e for e in vars(apsw).values() if isinstance(e, type) and issubclass(e, apsw.Error)),
+    key=lambda e: e.__name__,
 )
 MISUSE = {
     "BindingsError", "ConnectionClosedError", "ConnectionNotClosedError", "ConstraintError", "CursorClosedError",
@@ -101,11 +104,15 @@ def test_a_newer_schema_is_refused_with_what_to_do(tmp_path: Path) -> None:
     connection = apsw.Connection(str(tmp_path / "chats.db"))
     connection.execute("INSERT INTO schema_version VALUES (?)", (newest + 1,))
     connection.close()
-    with pytest.raises(StateCorrupted, match=f"version {newest + 1}.*up to {newest}.*newer Holdfast; run that one"):
+    with pytest.raises(
+        StateCorrupted, match=f"version {newest + 1}.*up to {newest}.*newer Holdfast; run that one"
+    ):
         with_store(tmp_path, nothing)
 
 
-def test_an_older_schema_is_brought_forward_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_schema_is_brought_forward_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def first(store: SqliteStore) -> None:
         await create(store)
         await fill(store, 3)
@@ -114,7 +121,10 @@ def test_an_older_schema_is_brought_forward_once(tmp_path: Path, monkeypatch: py
         assert (await store.inspect("chat_a")).counter == 3
 
     with_store(tmp_path, first)
-    grown = [*chats_file.MIGRATIONS, "CREATE TABLE more (n INTEGER) STRICT; INSERT INTO more VALUES (1);"]
+    grown = [
+        *chats_file.MIGRATIONS,
+        "CREATE TABLE more (n INTEGER) STRICT; INSERT INTO more VALUES (1);",
+    ]
     monkeypatch.setattr(chats_file, "MIGRATIONS", grown)
     with_store(tmp_path, second)
     with_store(tmp_path, second)
@@ -123,13 +133,19 @@ def test_an_older_schema_is_brought_forward_once(tmp_path: Path, monkeypatch: py
     assert connection.execute("SELECT max(version) FROM schema_version").get == len(grown)
 
 
-def test_a_failed_migration_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_migration_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def first(store: SqliteStore) -> None:
         await create(store)
 
     with_store(tmp_path, first)
     before = list(chats_file.MIGRATIONS)
-    monkeypatch.setattr(chats_file, "MIGRATIONS", [*before, "CREATE TABLE more (n); INSERT INTO no_such VALUES (1);"])
+    monkeypatch.setattr(
+        chats_file,
+        "MIGRATIONS",
+        [*before, "CREATE TABLE more (n); INSERT INTO no_such VALUES (1);"],
+    )
     with pytest.raises(HoldfastError):
         with_store(tmp_path, first)
     connection = apsw.Connection(str(tmp_path / "chats.db"))
@@ -192,9 +208,15 @@ def test_a_send_that_cannot_be_written_fails_alone(tmp_path: Path) -> None:
     with_store(tmp_path, scenario)
 
 
-def test_two_keys_with_one_hash_are_never_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The index holds a hash of the key: a collision refuses the second send, and answers neither with the other."""
-    monkeypatch.setattr("holdfast.store.sqlite.append.send_key", lambda sender_id, client_message_id: 7)
+def test_two_keys_with_one_hash_are_never_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index holds a hash of the key: a collision refuses the second send, and
+    answers neither with the other.
+    """
+    monkeypatch.setattr(
+        "holdfast.store.sqlite.append.send_key", lambda sender_id, client_message_id: 7
+    )
 
     async def scenario(store: SqliteStore) -> None:
         await create(store)
@@ -211,7 +233,9 @@ def test_two_keys_with_one_hash_are_never_merged(tmp_path: Path, monkeypatch: py
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=20))
 def test_any_text_survives_the_way_through_json(texts: list[str]) -> None:
-    """Messages go in and come out as JSON inside SQLite: whatever it escapes must come back."""
+    """Messages go in and come out as JSON inside SQLite: whatever it escapes must come
+    back.
+    """
     connection = apsw.Connection(":memory:")
     connection.execute("CREATE TABLE t (n INTEGER PRIMARY KEY, x TEXT NOT NULL) STRICT")
     rows = encode(list(enumerate(texts))).decode()
@@ -249,7 +273,9 @@ def gate() -> Iterator[Gate]:
     made.open()
 
 
-def test_reads_neither_wait_for_a_commit_nor_see_it_before_it_is_done(tmp_path: Path, gate: Gate) -> None:
+def test_reads_neither_wait_for_a_commit_nor_see_it_before_it_is_done(
+    tmp_path: Path, gate: Gate
+) -> None:
     async def scenario(store: SqliteStore) -> None:
         await create(store)
         await fill(store, 2)
@@ -266,7 +292,9 @@ def test_reads_neither_wait_for_a_commit_nor_see_it_before_it_is_done(tmp_path: 
     with_store(tmp_path, scenario)
 
 
-def test_writes_beyond_the_queue_are_refused_and_those_within_are_done(tmp_path: Path, gate: Gate) -> None:
+def test_writes_beyond_the_queue_are_refused_and_those_within_are_done(
+    tmp_path: Path, gate: Gate
+) -> None:
     async def scenario(store: SqliteStore) -> None:
         await create(store)
         gate.shut()
@@ -281,7 +309,9 @@ def test_writes_beyond_the_queue_are_refused_and_those_within_are_done(tmp_path:
     with_store(tmp_path, scenario, settings=SqliteSettings(writes_waiting_max=3))
 
 
-def test_a_cancelled_send_may_have_happened_and_is_told_to_listeners(tmp_path: Path, gate: Gate) -> None:
+def test_a_cancelled_send_may_have_happened_and_is_told_to_listeners(
+    tmp_path: Path, gate: Gate
+) -> None:
     async def scenario(store: SqliteStore) -> None:
         await create(store)
         heard: list[LogEntry] = []
@@ -333,7 +363,9 @@ class Runaway(ManualClock):
         return super().monotonic()
 
 
-def test_a_page_that_meets_its_deadline_holds_what_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_meets_its_deadline_holds_what_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("holdfast.store.sqlite.reads.OPERATIONS_BETWEEN_LOOKS", 500)
     clock = Runaway()
 
@@ -363,7 +395,9 @@ SCANS_EVERYTHING = {"raise_all_epochs", "take_all_watermarks_along"}
 
 @pytest.mark.parametrize("name", sorted(set(chats_file.SQL) - SCANS_EVERYTHING))
 def test_no_statement_scans_a_table(name: str, tmp_path: Path) -> None:
-    """So no cost grows with chats, members elsewhere or stored messages: every table is reached by a key."""
+    """So no cost grows with chats, members elsewhere or stored messages: every table is
+    reached by a key.
+    """
 
     async def nothing(store: SqliteStore) -> None: ...
 
@@ -373,7 +407,11 @@ def test_no_statement_scans_a_table(name: str, tmp_path: Path) -> None:
     plan = [row[3] for row in connection.execute("EXPLAIN QUERY PLAN " + statement, AnyBinding())]
     tables = {"messages", "chats", "counters", "members", "watermarks", "gaps", "answers", "audit"}
     aliases = tables | {"m", "c", "k", "w", "v", "o", "l"}
-    scans = [step for step in plan if step.startswith("SCAN") and step.split()[1] in aliases and "VIRTUAL" not in step]
+    scans = [
+        step
+        for step in plan
+        if step.startswith("SCAN") and step.split()[1] in aliases and "VIRTUAL" not in step
+    ]
     assert not scans, plan
 
 
@@ -428,12 +466,15 @@ def test_disk_trouble_is_never_acknowledged_and_heals(
         reopened = telemetry.REGISTRY.get_sample_value("holdfast_store_reopened_total") or 0
         trouble.begin()
         for n in range(3):
-            # Later ones may not even find the file usable: nothing is tried before its log is settled.
+            # Later ones may not even find the file usable: nothing is tried before its
+            # log is settled.
             with pytest.raises(answer if n == 0 else HoldfastError) as caught:
                 await send(store, f"bad-{n}")
             assert isinstance(caught.value, Unavailable | OutcomeUnknown) and caught.value.retryable
             assert ";" in caught.value.message
-        assert (telemetry.REGISTRY.get_sample_value("holdfast_store_reopened_total") or 0) > reopened
+        assert (
+            telemetry.REGISTRY.get_sample_value("holdfast_store_reopened_total") or 0
+        ) > reopened
         trouble.heal()
         opened = trouble.opened
         for n in range(3):
@@ -441,7 +482,9 @@ def test_disk_trouble_is_never_acknowledged_and_heals(
         assert trouble.opened > opened, "never again on the same handle"
         page = await store.read_after("chat_a", 0, *PAGE)
         keys = [m.client_message_id for m in page.messages]
-        assert sorted(keys) == sorted({*(f"fill-{n}" for n in range(5)), *(f"bad-{n}" for n in range(3))})
+        assert sorted(keys) == sorted(
+            {*(f"fill-{n}" for n in range(5)), *(f"bad-{n}" for n in range(3))}
+        )
         inspection = await store.inspect("chat_a")
         assert inspection.counter == inspection.count == 8 and not inspection.gaps
 
@@ -451,7 +494,9 @@ def test_disk_trouble_is_never_acknowledged_and_heals(
         disk.unregister()
 
 
-def test_a_touch_is_a_commit_that_changes_nothing_and_meets_what_a_commit_meets(tmp_path: Path) -> None:
+def test_a_touch_is_a_commit_that_changes_nothing_and_meets_what_a_commit_meets(
+    tmp_path: Path,
+) -> None:
     trouble = Trouble(apsw.FullError, {"write"})
     disk = FaultyDisk(f"touched-{os.getpid()}", random.Random(1), trouble=trouble)
 
@@ -480,14 +525,18 @@ def _rows(directory: Path) -> list[Any]:
 
 
 def test_what_is_refused_on_a_full_disk_is_not_there_after_a_power_cut(tmp_path: Path) -> None:
-    """Unavailable promises that nothing happened: also when the power goes before anything else is written."""
+    """Unavailable promises that nothing happened: also when the power goes before
+    anything else is written.
+    """
     for seed in range(20):
         trouble = Trouble(apsw.FullError, {"write"})
         disk = FaultyDisk(f"full-{seed}", random.Random(seed), trouble=trouble)
         place = tmp_path / str(seed)
         place.mkdir()
 
-        async def before(store: SqliteStore, trouble: Trouble = trouble, disk: FaultyDisk = disk) -> None:
+        async def before(
+            store: SqliteStore, trouble: Trouble = trouble, disk: FaultyDisk = disk
+        ) -> None:
             await create(store)
             await fill(store, 3)
             trouble.begin()
@@ -506,7 +555,9 @@ def test_what_is_refused_on_a_full_disk_is_not_there_after_a_power_cut(tmp_path:
 
 
 def test_what_is_acknowledged_after_a_failed_sync_survives_a_power_cut(tmp_path: Path) -> None:
-    """The kernel forgets what a failed sync did not write, but still shows it: nothing may be built upon it."""
+    """The kernel forgets what a failed sync did not write, but still shows it: nothing
+    may be built upon it.
+    """
     for seed in range(20):
         trouble = Trouble(apsw.IOError, {"sync", "truncate", "delete"})
         disk = FaultyDisk(f"sync-{seed}", random.Random(seed), trouble=trouble)
@@ -514,7 +565,10 @@ def test_what_is_acknowledged_after_a_failed_sync_survives_a_power_cut(tmp_path:
         place.mkdir()
 
         async def before(
-            store: SqliteStore, trouble: Trouble = trouble, disk: FaultyDisk = disk, with_reader: bool = seed % 2 == 0
+            store: SqliteStore,
+            trouble: Trouble = trouble,
+            disk: FaultyDisk = disk,
+            with_reader: bool = seed % 2 == 0,
         ) -> None:
             await create(store)
             await fill(store, 3)
@@ -530,7 +584,9 @@ def test_what_is_acknowledged_after_a_failed_sync_survives_a_power_cut(tmp_path:
             disk.is_dead = True
 
         async def after(store: SqliteStore) -> None:
-            keys = {m.client_message_id for m in (await store.read_after("chat_a", 0, *PAGE)).messages}
+            keys = {
+                m.client_message_id for m in (await store.read_after("chat_a", 0, *PAGE)).messages
+            }
             assert keys >= {"fill-0", "fill-1", "fill-2", "acked"}
             inspection = await store.inspect("chat_a")
             assert inspection.counter == inspection.count and not inspection.gaps
@@ -561,7 +617,9 @@ def test_reads_on_a_dead_disk_are_unavailable_and_heal(tmp_path: Path) -> None:
 
 
 def test_a_group_that_was_unknown_and_is_stored_after_all_stands_in_the_log(tmp_path: Path) -> None:
-    """Nobody was told of its commit, and its repetition is an old message: the log must look for itself."""
+    """Nobody was told of its commit, and its repetition is an old message: the log must
+    look for itself.
+    """
     trouble = Trouble(apsw.IOError, {"sync", "truncate", "delete", "read"})
     disk = FaultyDisk(f"unknown-{os.getpid()}", random.Random(1), trouble=trouble)
 
@@ -611,7 +669,8 @@ def test_redacted_content_is_nowhere_in_the_file(tmp_path: Path) -> None:
     with_store(tmp_path, second)
     hashes = [draft("", content).content_hash for content in secrets.values()]
     for file in tmp_path.glob("chats.db*"):
-        for trace in (b"S3cret-", b"L0ng-s3cret-", *hashes):  # a text that can be guessed is proved by its hash
+        # a text that can be guessed is proved by its hash
+        for trace in (b"S3cret-", b"L0ng-s3cret-", *hashes):
             assert trace not in file.read_bytes(), file
 
 
@@ -625,7 +684,9 @@ async def until_gone(directory: Path, trace: bytes) -> None:
 def test_redacted_content_leaves_the_log_too_while_the_store_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not before its readers allow it; what a crash leaves until then is gone after the next start."""
+    """Not before its readers allow it; what a crash leaves until then is gone after the
+    next start.
+    """
     monkeypatch.setattr(sqlite_store, "WIPE_AGAIN_SECONDS", 0.01)
     crashed = tmp_path / "crashed"
     crashed.mkdir()
@@ -650,7 +711,9 @@ def test_redacted_content_leaves_the_log_too_while_the_store_runs(
     with_store(crashed, after_the_crash)
 
 
-def test_a_really_full_disk_refuses_loses_nothing_and_goes_on_when_there_is_space(small_disk: Path) -> None:
+def test_a_really_full_disk_refuses_loses_nothing_and_goes_on_when_there_is_space(
+    small_disk: Path,
+) -> None:
     async def scenario(store: SqliteStore) -> None:
         await create(store)
         stored: list[str] = []
@@ -662,7 +725,10 @@ def test_a_really_full_disk_refuses_loses_nothing_and_goes_on_when_there_is_spac
         acked(await send(store, "after"))
         read: list[str | None] = []
         while len(read) < len(stored) + 1:
-            read += [m.client_message_id for m in (await store.read_after("chat_a", len(read), *PAGE)).messages]
+            read += [
+                m.client_message_id
+                for m in (await store.read_after("chat_a", len(read), *PAGE)).messages
+            ]
         assert read == [*stored, "after"]
 
     (small_disk / "ballast").write_bytes(bytes(1024 * 1024))
@@ -698,7 +764,12 @@ def test_a_page_damaged_on_disk_is_an_answer_not_a_crash(tmp_path: Path) -> None
 
 
 def test_settings_are_checked_when_built() -> None:
-    for wrong in ({"synchronous": "OFF"}, {"readers": 0}, {"writes_waiting_max": 0}, {"read_deadline_seconds": 0}):
+    for wrong in (
+        {"synchronous": "OFF"},
+        {"readers": 0},
+        {"writes_waiting_max": 0},
+        {"read_deadline_seconds": 0},
+    ):
         with pytest.raises(ValueError, match="must be"):
             SqliteSettings(**wrong)  # type: ignore[arg-type]
 
@@ -714,9 +785,19 @@ COSTS: dict[str, dict[str, Any]] = {
         "only": None,
     },
     "memberships": {"users": '[["default","ann"]]', "chats_max": 100},
-    "known": {"senders": '[["chat_mine_1", "ann"]]', "keys": '[["chat_mine_1", 12345, "ann", "k"]]'},
+    "known": {
+        "senders": '[["chat_mine_1", "ann"]]',
+        "keys": '[["chat_mine_1", 12345, "ann", "k"]]',
+    },
     "advance_counters": {"counters": "[[1, 9, 9], [2, 9, 9]]"},
-    "messages_after": {"chat": 1, "after": 0, "limit": 64, "one": 1, "bytes_max": 1 << 20, "envelope": 256},
+    "messages_after": {
+        "chat": 1,
+        "after": 0,
+        "limit": 64,
+        "one": 1,
+        "bytes_max": 1 << 20,
+        "envelope": 256,
+    },
     "heads": {"chat_ids": '["chat_mine_1", "chat_mine_2"]'},
     "log_after": {"after": 5, "limit": 10},
 }
@@ -724,7 +805,9 @@ COSTS: dict[str, dict[str, Any]] = {
 
 
 def test_costs_do_not_grow_with_what_others_store(tmp_path: Path) -> None:
-    """Ten times the chats, members and messages elsewhere: each statement costs SQLite about the same work."""
+    """Ten times the chats, members and messages elsewhere: each statement costs SQLite
+    about the same work.
+    """
 
     async def scenario(store: SqliteStore) -> None:
         for n in range(20):
@@ -735,7 +818,9 @@ def test_costs_do_not_grow_with_what_others_store(tmp_path: Path) -> None:
             for n in range(10 * 10**step):
                 other = ANN._replace(user_id=f"other_{step}_{n}")
                 await create(store, chat_id=f"chat_{step}_{n}", creator=other)
-                await store.append([draft(f"{i}", sender=other, chat_id=f"chat_{step}_{n}") for i in range(20)])
+                await store.append(
+                    [draft(f"{i}", sender=other, chat_id=f"chat_{step}_{n}") for i in range(20)]
+                )
             costs.append({name: operations_of(tmp_path / "chats.db", name) for name in COSTS})
         for name, before in costs[0].items():
             assert costs[1][name] <= before * 1.2 + 5, f"{name}: {costs}"
@@ -748,7 +833,9 @@ def test_a_list_costs_the_same_however_much_of_its_chats_is_unread(tmp_path: Pat
         await create(store, "bob", chat_id="chat_mine_1")
         costs = []
         for many in (UNREAD_LOOKED_AT * 2, UNREAD_LOOKED_AT * 20):
-            await store.append([draft(f"{many}-{n}", chat_id="chat_mine_1", sender=BOB) for n in range(many)])
+            await store.append(
+                [draft(f"{many}-{n}", chat_id="chat_mine_1", sender=BOB) for n in range(many)]
+            )
             costs.append(operations_of(tmp_path / "chats.db", "chats_of"))
         assert costs[1] <= costs[0] * 1.05 + 5
 

@@ -22,14 +22,19 @@ def test_the_directory_is_made_private_and_held_by_one(tmp_path: Path) -> None:
     with held(directory):
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700
         assert holder(directory) == os.getpid()
-        with pytest.raises(StateDirectory, match=f"in use by process {os.getpid()}; stop it"), held(directory):
+        with (
+            pytest.raises(StateDirectory, match=f"in use by process {os.getpid()}; stop it"),
+            held(directory),
+        ):
             pass
     assert holder(directory) is None
     with held(directory):
         pass
 
 
-def test_what_is_made_in_a_directory_that_others_may_read_is_private_all_the_same(tmp_path: Path) -> None:
+def test_what_is_made_in_a_directory_that_others_may_read_is_private_all_the_same(
+    tmp_path: Path,
+) -> None:
     def modes() -> set[int]:
         return {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.glob("chats.db*")}
 
@@ -47,7 +52,9 @@ def test_what_is_made_in_a_directory_that_others_may_read_is_private_all_the_sam
         os.umask(before)
 
 
-def test_files_are_made_as_before_when_no_directory_is_held_whichever_ended_last(tmp_path: Path) -> None:
+def test_files_are_made_as_before_when_no_directory_is_held_whichever_ended_last(
+    tmp_path: Path,
+) -> None:
     before = os.umask(0o022)
     try:
         first, second = held(tmp_path / "first"), held(tmp_path / "second")
@@ -63,8 +70,8 @@ def test_files_are_made_as_before_when_no_directory_is_held_whichever_ended_last
 
 def test_the_lock_names_another_process_and_dies_with_it(tmp_path: Path) -> None:
     program = (
-        "import sys, pathlib\nfrom holdfast.node.state_dir import held\n"
-        "with held(pathlib.Path(sys.argv[1])):\n    print('held', flush=True)\n    sys.stdin.read()\n"
+        "import sys, pathlib\nfrom holdfast.node.state_dir import held\nwith"
+        " held(pathlib.Path(sys.argv[1])):\n    print('held', flush=True)\n    sys.stdin.read()\n"
     )
     other = subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -83,14 +90,22 @@ def test_what_is_no_directory_or_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StateDirectory, match="not a directory"), held(tmp_path / "file"):
         pass
-    with pytest.raises(StateDirectory, match="choose another --state-dir"), held(tmp_path / "file" / "below"):
+    with (
+        pytest.raises(StateDirectory, match="choose another --state-dir"),
+        held(tmp_path / "file" / "below"),
+    ):
         pass
-    with pytest.raises(StateDirectory, match=r"cannot be (made|written)"), held(Path("/proc/nowhere")):
+    with (
+        pytest.raises(StateDirectory, match=r"cannot be (made|written)"),
+        held(Path("/proc/nowhere")),
+    ):
         pass
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o707, 0o1777, 0o720])
-def test_a_directory_that_others_can_write_to_is_refused_with_what_to_run(tmp_path: Path, mode: int) -> None:
+def test_a_directory_that_others_can_write_to_is_refused_with_what_to_run(
+    tmp_path: Path, mode: int
+) -> None:
     directory = tmp_path / "with spaces"
     directory.mkdir()
     (directory / "chats.db").write_text("")
@@ -105,7 +120,9 @@ def test_a_directory_that_others_can_write_to_is_refused_with_what_to_run(tmp_pa
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700
 
 
-def test_an_empty_one_that_others_can_write_to_gets_a_private_directory_of_its_own(tmp_path: Path) -> None:
+def test_an_empty_one_that_others_can_write_to_gets_a_private_directory_of_its_own(
+    tmp_path: Path,
+) -> None:
     """As a volume is when it is mounted; a file system may have its own folder in it."""
     (tmp_path / "lost+found").mkdir()
     tmp_path.chmod(0o777)

@@ -1,4 +1,6 @@
-"""One behaviour, every store of jobs: failure and retry, blocks and releases, dead letters, inbox, takeover."""
+"""One behaviour, every store of jobs: failure and retry, blocks and releases, dead
+letters, inbox, takeover.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,39 @@ from typing import Any
 
 import apsw
 import pytest
-from work_stores import WORK_STORES, Hand, Opened, Opener, draft, embedded_work, opener_of, run, steps_of
+from work_stores import (
+    WORK_STORES,
+    Hand,
+    Opened,
+    Opener,
+    draft,
+    embedded_work,
+    opener_of,
+    run,
+    steps_of,
+)
 
 from holdfast.errors import NotFound
-from holdfast.work.contract import Child, ClaimRequest, Failed, JobGone, LeaseLost, Query, ReaderMark, Report
-from holdfast.work.job import Failure, FailureAction, FailureVerdict, OnFailure, Policies, Reason, Stage, State
+from holdfast.work.contract import (
+    Child,
+    ClaimRequest,
+    Failed,
+    JobGone,
+    LeaseLost,
+    Query,
+    ReaderMark,
+    Report,
+)
+from holdfast.work.job import (
+    Failure,
+    FailureAction,
+    FailureVerdict,
+    OnFailure,
+    Policies,
+    Reason,
+    Stage,
+    State,
+)
 
 
 @pytest.fixture(params=WORK_STORES)
@@ -106,12 +136,16 @@ def test_due_and_held_jobs_are_bounded_in_bytes_too(opened: Opener) -> None:
 
 
 @pytest.mark.seed("003 ProcessWorkBatch_FailsOutboxMessages_MarksAsFailedWithErrorAsync")
-def test_process_work_batch_fails_outbox_messages_marks_as_failed_with_error(opened: Opener) -> None:
+def test_process_work_batch_fails_outbox_messages_marks_as_failed_with_error(
+    opened: Opener,
+) -> None:
     async def body(o: Opened) -> None:
         (m1,) = await o.store.enqueue([draft()])
         hand = await Hand.sit(o.store)
         await hand.turn()
-        failure = hand.failure(m1, Reason.TRANSPORT_UNAVAILABLE, stages=int(Stage.STORED), error="Network timeout")
+        failure = hand.failure(
+            m1, Reason.TRANSPORT_UNAVAILABLE, stages=int(Stage.STORED), error="Network timeout"
+        )
         assert await hand.turn(failed=[failure]) == []
         (entry,) = await o.store.find(Query())
         assert (entry.state, entry.attempt, entry.error) == (State.RETRY, 1, "Network timeout")
@@ -161,8 +195,12 @@ def test_process_work_batch_scheduled_retry_expires_unblocks_stream(opened: Open
     check(opened, body)
 
 
-@pytest.mark.seed("003 ProcessWorkBatch_StreamBasedFailureCascade_ReleasesLaterMessagesInSameStreamAsync")
-def test_process_work_batch_stream_based_failure_cascade_releases_later_messages_in_same_stream(opened: Opener) -> None:
+@pytest.mark.seed(
+    "003 ProcessWorkBatch_StreamBasedFailureCascade_ReleasesLaterMessagesInSameStreamAsync"
+)
+def test_process_work_batch_stream_based_failure_cascade_releases_later_messages_in_same_stream(
+    opened: Opener,
+) -> None:
     async def body(o: Opened) -> None:
         m1, m2, m3, m4 = await o.store.enqueue([draft() for _ in range(4)])
         hand = await Hand.sit(o.store)
@@ -214,7 +252,9 @@ def test_matrix_failed_and_scheduled_with_release_continues_without_m1(opened: O
 def test_matrix_failed_and_not_scheduled_with_release_continues(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2 = await o.store.enqueue([draft(), draft()])
-        hand = await Hand.sit(o.store, policies=Policies().with_type("order", stream=OnFailure.PARK))
+        hand = await Hand.sit(
+            o.store, policies=Policies().with_type("order", stream=OnFailure.PARK)
+        )
         await hand.turn()
         await hand.turn(failed=[hand.failure(m1)], held=[m2])
         (head,) = await o.store.find(Query(seqs=[m1]))
@@ -302,7 +342,9 @@ def test_a_release_of_a_stream_that_is_not_blocked_is_refused(opened: Opener) ->
 def test_skip_lets_the_stream_go_on_and_retries_the_head_out_of_order(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2 = await o.store.enqueue([draft(), draft()])
-        hand = await Hand.sit(o.store, policies=Policies.preset("seed").with_type("order", stream=OnFailure.SKIP))
+        hand = await Hand.sit(
+            o.store, policies=Policies.preset("seed").with_type("order", stream=OnFailure.SKIP)
+        )
         await hand.turn()
         await hand.turn(failed=[hand.failure(m1)], completed=[m2])
         assert await o.store.streams() == []
@@ -324,7 +366,9 @@ def test_poison_is_a_dead_letter_with_everything_known_and_lifts_the_block(opene
             await hand.turn(failed=[hand.failure(m1)])
         await o.pass_time(1e6)
         assert await hand.turn() == [m1]
-        assert await hand.turn(failed=[hand.failure(m1, error="the tenth")], backlogs={"s": 0}) == [m2]
+        assert await hand.turn(failed=[hand.failure(m1, error="the tenth")], backlogs={"s": 0}) == [
+            m2
+        ]
         (dead,) = await o.store.dead(Query())
         assert (dead.seq, dead.attempt, dead.strikes) == (m1, 10, 10)
         assert (dead.reason, dead.error) == (Reason.POISON_MESSAGE, "the tenth")
@@ -338,7 +382,10 @@ def test_serialization_and_validation_failures_are_dead_at_once(opened: Opener) 
         m1, m2 = await o.store.enqueue([draft(None), draft(None)])
         hand = await Hand.sit(o.store, policies=Policies())
         await hand.turn()
-        failures = [hand.failure(m1, Reason.SERIALIZATION_ERROR), hand.failure(m2, Reason.VALIDATION_FAILURE)]
+        failures = [
+            hand.failure(m1, Reason.SERIALIZATION_ERROR),
+            hand.failure(m2, Reason.VALIDATION_FAILURE),
+        ]
         await hand.turn(failed=failures)
         assert {entry.reason for entry in await o.store.dead(Query())} == {
             Reason.SERIALIZATION_ERROR,
@@ -408,7 +455,9 @@ def test_a_delayed_job_comes_when_it_is_due(opened: Opener) -> None:
 def test_the_inbox_stores_a_message_once_also_within_one_call(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         shop = {"source": "shop", "source_id": "42"}
-        first = await o.store.enqueue([draft(**shop), draft(**shop), draft(source="shop", source_id="43"), draft()])
+        first = await o.store.enqueue(
+            [draft(**shop), draft(**shop), draft(source="shop", source_id="43"), draft()]
+        )
         assert first[1] == 0 and first[0] and first[2] and first[3]
         assert await o.store.enqueue([draft(**shop)]) == [0]
         hand = await Hand.sit(o.store)
@@ -439,17 +488,23 @@ def test_children_are_stored_exactly_with_their_parents_completion(opened: Opene
         children = [Child(m1, draft("next", "mail")), Child(m1, draft(None, "log"))]
         born = await hand.turn(completed=[m1], children=children)
         assert len(born) == 2
-        assert await hand.turn(completed=[m1], children=children) == [], "a repeated report stores nothing"
+        assert await hand.turn(completed=[m1], children=children) == [], (
+            "a repeated report stores nothing"
+        )
 
     check(opened, body)
 
 
 def test_dead_letters_are_replayed_in_order_with_who_and_why(opened: Opener) -> None:
     async def body(o: Opened) -> None:
-        seqs = await o.store.enqueue([draft("a", payload=b"1"), draft("a", payload=b"2"), draft("b", "other")])
+        seqs = await o.store.enqueue(
+            [draft("a", payload=b"1"), draft("a", payload=b"2"), draft("b", "other")]
+        )
         hand = await Hand.sit(o.store, policies=Policies())
         await hand.turn()
-        await hand.turn(failed=[hand.failure(seq, Reason.VALIDATION_FAILURE, stages=4) for seq in seqs])
+        await hand.turn(
+            failed=[hand.failure(seq, Reason.VALIDATION_FAILURE, stages=4) for seq in seqs]
+        )
         assert await o.store.replay(Query(type="order"), limit=10, by="ann", why="fixed") == 2
         assert [hand.jobs[seq].payload for seq in await hand.turn()] == [b"1", b"2"]
         replayed = [job for job in hand.jobs.values() if job.origin]
@@ -477,7 +532,9 @@ def test_dead_letters_are_replayed_in_order_with_who_and_why(opened: Opener) -> 
         (Query(fingerprint="another"), []),
     ],
 )
-def test_a_filter_means_the_same_to_everybody(opened: Opener, query: Query, meant: list[int]) -> None:
+def test_a_filter_means_the_same_to_everybody(
+    opened: Opener, query: Query, meant: list[int]
+) -> None:
     async def body(o: Opened) -> None:
         kinds = [("a", "order"), ("a", "mail"), ("b", "order"), ("b", "mail")]
         seqs = await o.store.enqueue([draft(stream, type) for stream, type in kinds])
@@ -486,7 +543,9 @@ def test_a_filter_means_the_same_to_everybody(opened: Opener, query: Query, mean
         await hand.turn()
         invalid, unreadable = Reason.VALIDATION_FAILURE, Reason.SERIALIZATION_ERROR
         reasons = [invalid, unreadable, unreadable, invalid]
-        await hand.turn(failed=[hand.failure(seq, reason) for seq, reason in zip(seqs, reasons, strict=True)])
+        await hand.turn(
+            failed=[hand.failure(seq, reason) for seq, reason in zip(seqs, reasons, strict=True)]
+        )
         assert [entry.seq for entry in await o.store.dead(query)] == asked[::-1]
         if asked:
             assert await o.store.replay(query, limit=10, by="ann", why="fixed") == len(asked)
@@ -544,7 +603,12 @@ def test_a_job_that_is_parked_while_it_runs_stays_parked_when_it_fails(
         await o.store.park([fails, succeeds], by="ann", why="look first")
         await hand.turn(failed=[hand.failure(fails)], completed=[succeeds])
         (entry,) = await o.store.find(Query())
-        assert (entry.seq, entry.state, entry.due_at, entry.attempt) == (fails, State.PARKED, None, 1)
+        assert (entry.seq, entry.state, entry.due_at, entry.attempt) == (
+            fails,
+            State.PARKED,
+            None,
+            1,
+        )
         assert [blocked.block.head for blocked in await o.store.streams()] == [fails]
 
     check(opened, body)
@@ -564,12 +628,18 @@ def test_a_job_that_is_put_off_keeps_what_is_known_of_its_own_failure(opened: Op
         await hand.turn(failed=put_off)
         known, unknown = await o.store.find(Query())
         assert (known.reason, known.error, known.attempt) == (Reason.THROTTLED, "too fast", 1)
-        assert (unknown.reason, unknown.error_type, unknown.attempt) == (Reason.DEPENDENCY_FAILURE, "BreakerOpen", 0)
+        assert (unknown.reason, unknown.error_type, unknown.attempt) == (
+            Reason.DEPENDENCY_FAILURE,
+            "BreakerOpen",
+            0,
+        )
 
     check(opened, body)
 
 
-def test_a_failure_of_a_job_that_was_reset_while_it_ran_lets_the_worker_read_it_again(opened: Opener) -> None:
+def test_a_failure_of_a_job_that_was_reset_while_it_ran_lets_the_worker_read_it_again(
+    opened: Opener,
+) -> None:
     async def body(o: Opened) -> None:
         (m1,) = await o.store.enqueue([draft()])
         hand = await Hand.sit(o.store)
@@ -604,7 +674,12 @@ def test_the_numbers_people_look_at(opened: Opener) -> None:
         assert stats.by_state == {State.READY: 1, State.RETRY: 1, State.HELD: 1}
         assert stats.by_reason == {Reason.THROTTLED: 1}
         assert stats.by_attempt == {1: 1}
-        assert (stats.dead, stats.scheduled, stats.blocked_streams, stats.poison_candidates) == (1, 1, 1, 0)
+        assert (stats.dead, stats.scheduled, stats.blocked_streams, stats.poison_candidates) == (
+            1,
+            1,
+            1,
+            0,
+        )
         assert stats.next_due_at is not None and stats.next_due_at == stats.last_due_at
         assert 3600 - 0.001 <= stats.oldest_age_seconds <= oldest + 0.001
 
@@ -644,12 +719,16 @@ def test_looking_at_blocked_streams_passes_over_the_jobs_once_however_many_there
             return await steps_of(o.store, o.store.streams())
 
     async def body() -> None:
-        assert await cost(100) < 10 * await cost(1), "not a hundred times: then each stream would pass over all jobs"
+        assert await cost(100) < 10 * await cost(1), (
+            "not a hundred times: then each stream would pass over all jobs"
+        )
 
     run(body())
 
 
-def test_the_record_of_acts_forgets_the_oldest(opened: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_record_of_acts_forgets_the_oldest(
+    opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in ("sqlite.verbs", "postgres.store"):
         monkeypatch.setattr(f"holdfast.work.{module}.ACTS_KEPT_MAX", 3)
 
@@ -657,7 +736,9 @@ def test_the_record_of_acts_forgets_the_oldest(opened: Opener, monkeypatch: pyte
         seqs = await o.store.enqueue([draft(None) for _ in range(5)])
         for seq in seqs:
             await o.store.park([seq], by="ann", why=f"the {seq}th")
-        assert [act.why for act in await o.store.acts()] == [f"the {seq}th" for seq in reversed(seqs[2:])]
+        assert [act.why for act in await o.store.acts()] == [
+            f"the {seq}th" for seq in reversed(seqs[2:])
+        ]
 
     check(opened, body)
 
@@ -689,7 +770,9 @@ def test_a_job_that_kills_its_process_is_counted_and_isolated_after_three(opened
                 assert claimed.started != {killer}, "a suspect is not started unannounced"
                 await hand.call(running=[killer])
             job = hand.jobs[killer]
-            assert (job.crashes, job.attempt, job.strikes) == (crash, 1, 0), "a death costs no attempt and no strike"
+            assert (job.crashes, job.attempt, job.strikes) == (crash, 1, 0), (
+                "a death costs no attempt and no strike"
+            )
             await o.kill(hand.seat)
         survivor = await Hand.sit(o.store, "survivor")
         assert await survivor.turn() == [innocent]
@@ -745,13 +828,23 @@ def test_a_death_does_not_hide_a_failure_of_the_job_itself(opened: Opener) -> No
                 assert (entries[0].reason, entries[0].error) == (Reason.HANDLER_EXCEPTION, "boom")
         await Hand.sit(o.store)
         (dead,) = await o.store.dead(Query())
-        assert (dead.attempt, dead.strikes, dead.crashes, dead.reason) == (1, 1, 3, Reason.POISON_MESSAGE)
-        assert dead.error == "its worker died 3 times while it was in flight; before that: ValueError: boom"
+        assert (dead.attempt, dead.strikes, dead.crashes, dead.reason) == (
+            1,
+            1,
+            3,
+            Reason.POISON_MESSAGE,
+        )
+        assert (
+            dead.error
+            == "its worker died 3 times while it was in flight; before that: ValueError: boom"
+        )
 
     check(opened, body)
 
 
-def test_a_suspect_that_ran_alone_and_failed_runs_beside_others_until_the_next_death(opened: Opener) -> None:
+def test_a_suspect_that_ran_alone_and_failed_runs_beside_others_until_the_next_death(
+    opened: Opener,
+) -> None:
     async def body(o: Opened) -> None:
         (seq,) = await o.store.enqueue([draft()])
 

@@ -1,4 +1,6 @@
-"""What is kept of a job's failures: every reason, in order, also when it dies; and the record of operators' acts."""
+"""What is kept of a job's failures: every reason, in order, also when it dies; and the
+record of operators' acts.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ async def fail(o: Opened, hand: Hand, seq: int, reason: Reason) -> None:
 def test_a_dead_letter_keeps_every_reason_in_order_and_poison_hides_none(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         (seq,) = await o.store.enqueue([draft()])
-        hand = await Hand.sit(o.store, policies=Policies.preset("seed").with_type("order", strikes_max=5))
+        hand = await Hand.sit(
+            o.store, policies=Policies.preset("seed").with_type("order", strikes_max=5)
+        )
         await hand.turn()
         for reason in (TIMEOUT, TIMEOUT, Reason.THROTTLED, RAISED):
             await fail(o, hand, seq, reason)
@@ -64,7 +68,9 @@ def test_a_dead_letter_keeps_every_reason_in_order_and_poison_hides_none(opened:
     check(opened, body)
 
 
-def test_what_ended_processes_keeps_its_reasons_too_and_what_an_operator_buries(opened: Opener) -> None:
+def test_what_ended_processes_keeps_its_reasons_too_and_what_an_operator_buries(
+    opened: Opener,
+) -> None:
     async def body(o: Opened) -> None:
         killer, buried, named = await o.store.enqueue([draft("a"), draft("b"), draft("c")])
         hand = await Hand.sit(o.store)
@@ -72,7 +78,9 @@ def test_what_ended_processes_keeps_its_reasons_too_and_what_an_operator_buries(
         await fail(o, hand, killer, TIMEOUT)
         await fail(o, hand, buried, RAISED)
         await o.store.bury([buried], by="ann", why="hopeless")
-        given = Failure(Reason.DEPENDENCY_FAILURE, "Disabled", "its endpoint was disabled for too long")
+        given = Failure(
+            Reason.DEPENDENCY_FAILURE, "Disabled", "its endpoint was disabled for too long"
+        )
         await o.store.bury([named], by="ann", why="too old", failure=given)
         for _ in range(3):
             await hand.turn(running=[killer])
@@ -80,7 +88,11 @@ def test_what_ended_processes_keeps_its_reasons_too_and_what_an_operator_buries(
             hand = await Hand.sit(o.store)
             await hand.turn()
         dead = {entry.seq: list(entry.reasons) for entry in await o.store.dead(Query())}
-        assert dead == {killer: [TIMEOUT, DIED, POISON], buried: [RAISED], named: [Reason.DEPENDENCY_FAILURE]}
+        assert dead == {
+            killer: [TIMEOUT, DIED, POISON],
+            buried: [RAISED],
+            named: [Reason.DEPENDENCY_FAILURE],
+        }
 
     check(opened, body)
 
@@ -89,7 +101,8 @@ def test_of_more_reasons_than_are_kept_the_first_stay_and_the_last(opened: Opene
     async def body(o: Opened) -> None:
         (seq,) = await o.store.enqueue([draft()])
         hand = await Hand.sit(
-            o.store, policies=Policies.preset("seed").with_type("order", strikes_max=1000, factor=1.0)
+            o.store,
+            policies=Policies.preset("seed").with_type("order", strikes_max=1000, factor=1.0),
         )
         await hand.turn()
         for reason in itertools.islice(itertools.cycle([TIMEOUT, RAISED]), 70):
@@ -115,7 +128,9 @@ def test_the_record_of_acts_is_read_page_by_page(opened: Opener) -> None:
 
 
 @pytest.mark.parametrize("wrong", [2**70, 0, -1, "12", True, None])
-def test_what_is_no_jobs_sequence_is_refused_and_changes_nothing(opened: Opener, wrong: Any) -> None:
+def test_what_is_no_jobs_sequence_is_refused_and_changes_nothing(
+    opened: Opener, wrong: Any
+) -> None:
     async def body(o: Opened) -> None:
         (seq,) = await o.store.enqueue([draft()])
         who = {"by": "ann", "why": "a mistake"}
@@ -131,7 +146,9 @@ def test_what_is_no_jobs_sequence_is_refused_and_changes_nothing(opened: Opener,
     check(opened, body)
 
 
-async def test_a_file_of_the_version_before_keeps_its_dead_letters_and_their_reason(tmp_path: Path) -> None:
+async def test_a_file_of_the_version_before_keeps_its_dead_letters_and_their_reason(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "work.db"
     connection = apsw.Connection(str(path))
     connection.execute("CREATE TABLE schema_version (version INTEGER NOT NULL) STRICT")
@@ -139,8 +156,8 @@ async def test_a_file_of_the_version_before_keeps_its_dead_letters_and_their_rea
         connection.execute(script)
         connection.execute("INSERT INTO schema_version VALUES (?)", (version,))
     connection.execute(
-        "INSERT INTO dead VALUES (1, 't', x'7b7d', NULL, '', 0, 3, 3, 0, 1, 0, 1.0, NULL, NULL, NULL, 4, 'E', 'e', '',"
-        " '', 5.0)"
+        "INSERT INTO dead VALUES (1, 't', x'7b7d', NULL, '', 0, 3, 3, 0, 1, 0, 1.0, NULL, NULL,"
+        " NULL, 4, 'E', 'e', '', '', 5.0)"
     )
     connection.close()
 
@@ -152,22 +169,26 @@ async def test_a_file_of_the_version_before_keeps_its_dead_letters_and_their_rea
         await store.close()
 
 
-def test_a_schema_of_the_version_before_keeps_its_dead_letters_and_their_reason(postgres_server: Server) -> None:
+def test_a_schema_of_the_version_before_keeps_its_dead_letters_and_their_reason(
+    postgres_server: Server,
+) -> None:
     async def main() -> None:
         connection = await asyncpg.connect(postgres_server.url)
         await connection.execute("DROP SCHEMA IF EXISTS holdfast_work CASCADE")
         for script in MIGRATIONS[:4]:
             await connection.execute(script)
         await connection.execute(
-            "INSERT INTO holdfast_work.dead (xid, seq, created_at, origin, attempt, strikes, crashes, stages,"
-            " partition, state, type, destination, payload, reason, dead_at)"
+            "INSERT INTO holdfast_work.dead (xid, seq, created_at, origin, attempt, strikes,"
+            " crashes, stages, partition, state, type, destination, payload, reason, dead_at)"
             " VALUES ('1', 1, now(), 0, 3, 3, 0, 1, 0, 0, 't', '', '', 4, '2026-01-01')"
         )
         store = await PostgresWork.open(postgres_server.url)
         try:
             (dead,) = await store.dead(Query())
             assert (list(dead.reasons), dead.attempt) == ([TIMEOUT], 3)
-            at = await connection.fetchval("SELECT dead_at = '2026-01-01'::timestamptz FROM holdfast_work.dead")
+            at = await connection.fetchval(
+                "SELECT dead_at = '2026-01-01'::timestamptz FROM holdfast_work.dead"
+            )
             assert at is True
         finally:
             await store.close()

@@ -1,4 +1,6 @@
-"""Job types whose breaker is not closed: their due retries stay where they are, and cost the other types nothing."""
+"""Job types whose breaker is not closed: their due retries stay where they are, and
+cost the other types nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,17 @@ from typing import Any
 
 import asyncpg
 import pytest
-from work_stores import WORK_STORES, Hand, Opener, draft, embedded_work, opener_of, postgres_work, run, steps_of
+from work_stores import (
+    WORK_STORES,
+    Hand,
+    Opener,
+    draft,
+    embedded_work,
+    opener_of,
+    postgres_work,
+    run,
+    steps_of,
+)
 
 from engines import Server
 from holdfast.drivers.sqlite.database import SqliteSettings, open_and_migrate
@@ -25,7 +37,9 @@ def test_due_jobs_of_shut_types_stay_but_for_their_probes(opened: Opener) -> Non
     async def main() -> None:
         async with opened() as o:
             drafts = [
-                draft(None, kind, delay_seconds=1.0 + n / 10) for n in range(3) for kind in ("down", "mail", "ship")
+                draft(None, kind, delay_seconds=1.0 + n / 10)
+                for n in range(3)
+                for kind in ("down", "mail", "ship")
             ]
             seqs = await o.store.enqueue(drafts)
             (later,) = await o.store.enqueue([draft(None, "mail", delay_seconds=500.0)])
@@ -37,11 +51,17 @@ def test_due_jobs_of_shut_types_stay_but_for_their_probes(opened: Opener) -> Non
                 return await hand.seat.process(Report(), ClaimRequest(jobs=jobs, **more))
 
             few = await call(3, shut=["down"])
-            assert [job.seq for job in few.jobs] == [seq for seq in seqs[:5] if kinds[seq] != "down"][:3]
+            assert [job.seq for job in few.jobs] == [
+                seq for seq in seqs[:5] if kinds[seq] != "down"
+            ][:3]
             rest = await call(100, shut=["down"])
-            assert {job.seq for job in [*few.jobs, *rest.jobs]} == {seq for seq in seqs if kinds[seq] != "down"}
+            assert {job.seq for job in [*few.jobs, *rest.jobs]} == {
+                seq for seq in seqs if kinds[seq] != "down"
+            }
             assert rest.next_due_seconds is not None
-            assert rest.next_due_seconds > 400, "that is the mail's: what is due of a shut type wakes nobody"
+            assert rest.next_due_seconds > 400, (
+                "that is the mail's: what is due of a shut type wakes nobody"
+            )
             assert (await call(100, shut=["down", "mail"])).next_due_seconds is None
             probe = await call(100, shut=["down"], probing=["down"])
             assert [job.seq for job in probe.jobs] == seqs[:1]
@@ -58,7 +78,9 @@ def test_many_due_jobs_of_a_shut_type_are_not_walked_over_in_sqlite() -> None:
             hand = await Hand.sit(o.store)
 
             async def steps() -> int:
-                return await steps_of(o.store, hand.seat.process(Report(), ClaimRequest(jobs=100, shut=["down"])))
+                return await steps_of(
+                    o.store, hand.seat.process(Report(), ClaimRequest(jobs=100, shut=["down"]))
+                )
 
             await o.store.enqueue([draft(None, "mail", delay_seconds=1000.0)])
             await steps()
@@ -71,7 +93,9 @@ def test_many_due_jobs_of_a_shut_type_are_not_walked_over_in_sqlite() -> None:
     run(main())
 
 
-def test_many_due_jobs_of_a_shut_type_are_not_walked_over_in_postgres(postgres_server: Server) -> None:
+def test_many_due_jobs_of_a_shut_type_are_not_walked_over_in_postgres(
+    postgres_server: Server,
+) -> None:
     async def main() -> None:
         async with postgres_work(postgres_server.url) as o:
             await o.store.enqueue([draft(None, "mail", delay_seconds=1000.0)])
@@ -91,7 +115,9 @@ def test_many_due_jobs_of_a_shut_type_are_not_walked_over_in_postgres(postgres_s
     run(main())
 
 
-def test_a_database_of_the_version_before_is_brought_up_to_date_with_its_jobs(postgres_server: Server) -> None:
+def test_a_database_of_the_version_before_is_brought_up_to_date_with_its_jobs(
+    postgres_server: Server,
+) -> None:
     async def main() -> None:
         connection = await asyncpg.connect(postgres_server.url)
         await connection.execute("DROP SCHEMA IF EXISTS holdfast_work CASCADE")
@@ -101,8 +127,13 @@ def test_a_database_of_the_version_before_is_brought_up_to_date_with_its_jobs(po
         old = "(partition, state, due_at, type, payload) VALUES (0, 1, now(), 'order', '{}')"
         await connection.execute(f"INSERT INTO holdfast_work.job {old}")
         store = await postgres.PostgresWork.open(postgres_server.url)
-        assert await connection.fetchval("SELECT number FROM holdfast_work.version") == postgres.SCHEMA_VERSION
-        indexes = await connection.fetch("SELECT indexname FROM pg_indexes WHERE schemaname = 'holdfast_work'")
+        assert (
+            await connection.fetchval("SELECT number FROM holdfast_work.version")
+            == postgres.SCHEMA_VERSION
+        )
+        indexes = await connection.fetch(
+            "SELECT indexname FROM pg_indexes WHERE schemaname = 'holdfast_work'"
+        )
         assert "job_due_by_type" in {row["indexname"] for row in indexes}
         assert await store.retry([1], reset=True, by="ann", why="functions are replaced, too") == 1
         hand = await Hand.sit(store)
@@ -118,14 +149,18 @@ def test_a_file_of_the_version_before_is_brought_up_to_date_with_its_jobs(tmp_pa
     async def main() -> None:
         old = open_and_migrate(tmp_path / "work.db", SqliteSettings(), WORK.migrations[:1])
         old.execute(
-            "INSERT INTO job (type, payload, destination, state, created_at) VALUES ('order', x'7b7d', '', 0, 1)"
+            "INSERT INTO job (type, payload, destination, state, created_at) VALUES ('order',"
+            " x'7b7d', '', 0, 1)"
         )
         old.close()
         store = await SqliteWork.open(tmp_path / "work.db")
         hand = await Hand.sit(store)
         assert await hand.turn() == [1]
         async with store.transaction() as db:
-            assert db.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'job_due_by_type'").get == 1
+            assert (
+                db.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'job_due_by_type'").get
+                == 1
+            )
         await store.close()
 
     run(main())

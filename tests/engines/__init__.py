@@ -1,10 +1,13 @@
-"""Real servers for tests and for developers: found on this machine, else installed, else missing with the reason.
+"""Real servers for tests and for developers: found on this machine, else installed,
+else missing with the reason.
 
-One module per engine, each with ``start(folder) -> Server``. ``fixtures`` hands them to pytest;
-``python -m engines`` (``make dev-engines``) leaves them running for a developer.
+One module per engine, each with ``start(folder) -> Server``. ``fixtures`` hands them to
+pytest; ``python -m engines`` (``make dev-engines``) leaves them running for a
+developer.
 
-A server has its own data directory in a temporary folder and a free loopback port, and is stopped by its pid; one
-whose run was killed is stopped by ``warden``. Nothing here uses a server that happens to run.
+A server has its own data directory in a temporary folder and a free loopback port, and
+is stopped by its pid; one whose run was killed is stopped by ``warden``. Nothing here
+uses a server that happens to run.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ STOP_TIMEOUT_SECONDS = 20.0
 POLICY = Path("/usr/sbin/policy-rc.d")
 INSTALL_LOCK = Path(tempfile.gettempdir()) / "holdfast-install-engines.lock"
 PORTS = range(20_000, 32_768)
-"""Below those that Linux gives to outgoing connections: one of them could take a port before its server does."""
+"""Below those that Linux gives to outgoing connections: one of them could take a port
+before its server does.
+"""
 PORT_PARTS = 8
 PORTS_REMEMBERED = 512
 KEPT_LOGS = Path(__file__).resolve().parents[2] / ".engines" / "logs"
@@ -47,12 +52,16 @@ class Missing(Exception):
 
 
 class Impossible(Missing):
-    """It is there and may not be used: this machine cannot provide it, so it cannot be required."""
+    """It is there and may not be used: this machine cannot provide it, so it cannot be
+    required.
+    """
 
 
 @dataclass(slots=True)
 class Server:
-    """A started engine. ``stop`` ends the process and removes its folder; the log survives if asked to."""
+    """A started engine. ``stop`` ends the process and removes its folder; the log
+    survives if asked to.
+    """
 
     name: str
     url: str
@@ -93,7 +102,9 @@ class Server:
 
 
 def program(name: str, package: str, folders: Sequence[str | Path] = ()) -> Path:
-    """The program's path; installs ``package`` with apt when this machine lacks it and allows that."""
+    """The program's path; installs ``package`` with apt when this machine lacks it and
+    allows that.
+    """
     path = os.pathsep.join([*map(str, folders), os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
     return Path(_found(name, package, lambda: shutil.which(name, path=path)))
 
@@ -106,7 +117,8 @@ def library(pattern: str, package: str) -> Path:
 def _found(name: str, package: str, look: Callable[[], T | None]) -> T:
     if (found := look()) is None:
         with INSTALL_LOCK.open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # apt refuses a second one; who waited may find what the first installed
+            # apt refuses a second one; who waited may find what the first installed
+            fcntl.flock(lock, fcntl.LOCK_EX)
             if (found := look()) is None:
                 _install(package, f"{name} is not on this machine")
                 found = look()
@@ -123,10 +135,17 @@ def _install(package: str, reason: str) -> None:
     print(f"{reason}: installing {package} with apt-get", file=sys.stderr, flush=True)
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     with _no_services():
-        for command in (["update", "-q"], ["install", "-q", "-y", "--no-install-recommends", package]):
-            done = subprocess.run(["apt-get", *command], env=environment, capture_output=True, text=True)
+        for command in (
+            ["update", "-q"],
+            ["install", "-q", "-y", "--no-install-recommends", package],
+        ):
+            done = subprocess.run(
+                ["apt-get", *command], env=environment, capture_output=True, text=True
+            )
             if done.returncode:
-                raise Missing(f"{reason}, and apt-get {command[0]} failed: {done.stderr.strip()[-300:]}")
+                raise Missing(
+                    f"{reason}, and apt-get {command[0]} failed: {done.stderr.strip()[-300:]}"
+                )
 
 
 @contextlib.contextmanager
@@ -144,9 +163,11 @@ def _no_services() -> Iterator[None]:
 
 
 def free_port() -> int:
-    """A loopback port that nothing listens on, from the part of ``PORTS`` that is this test process's own.
+    """A loopback port that nothing listens on, from the part of ``PORTS`` that is this
+    test process's own.
 
-    Not one that was given lately: whoever has it may not listen yet, or not at the moment.
+    Not one that was given lately: whoever has it may not listen yet, or not at the
+    moment.
     """
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     mine = PORTS[worker % PORT_PARTS :: PORT_PARTS]

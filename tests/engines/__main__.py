@@ -1,4 +1,6 @@
-"""``python -m engines [name ...]``: start engines and leave them running until Ctrl-C, for a developer."""
+"""``python -m engines [name ...]``: start engines and leave them running until Ctrl-C,
+for a developer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""libfaketime: a process whose wall clock we set, and whose monotonic clock stays the machine's."""
+"""libfaketime: a process whose wall clock we set, and whose monotonic clock stays the
+machine's.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,13 @@ PACKAGE = "libfaketime"
 
 
 class WallClock:
-    """The wall clock of the processes that are started with ``environment``; every change reaches them at once."""
+    """The wall clock of the processes that are started with ``environment``; every
+    change reaches them at once.
+    """
 
     def __init__(self, directory: Path) -> None:
-        # The variant for threads takes a lock around each question; a server asks from several.
+        # The variant for threads takes a lock around each question; a server asks from
+        # several.
         self._library = library("**/faketime/libfaketimeMT.so.1", PACKAGE)
         self._file = directory / "wall-clock"
         self.set(0)
@@ -29,7 +34,9 @@ class WallClock:
         }
 
     def set(self, offset_seconds: int) -> None:
-        """How far it is from the machine's own; atomically, for somebody may be looking."""
+        """How far it is from the machine's own; atomically, for somebody may be
+        looking.
+        """
         new = self._file.with_suffix(".new")
         new.write_text(f"{offset_seconds:+d}s\n")
         new.replace(self._file)

@@ -1,4 +1,5 @@
-"""The engines as pytest fixtures, one server per test session; a missing one skips, or fails if it is required.
+"""The engines as pytest fixtures, one server per test session; a missing one skips, or
+fails if it is required.
 
 ``HOLDFAST_REQUIRE_ENGINES=all`` (or a list of names) turns the skip into a failure.
 """
@@ -20,7 +21,9 @@ T = TypeVar("T")
 
 
 def had(name: str, get: Callable[[], T]) -> T:
-    """What this machine has or can get; otherwise the test is skipped, or fails if it is required."""
+    """What this machine has or can get; otherwise the test is skipped, or fails if it
+    is required.
+    """
     try:
         return get()
     except Missing as error:
@@ -53,11 +56,15 @@ def redis_server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 @pytest.fixture
 def pooler(postgres_server: Server) -> Iterator[Callable[..., Server]]:
-    """Start PgBouncer before the session's PostgreSQL, with a ``pool_mode`` and other settings of its own."""
+    """Start PgBouncer before the session's PostgreSQL, with a ``pool_mode`` and other
+    settings of its own.
+    """
     started = list[Server]()
 
     def start(pool_mode: str, **settings: str) -> Server:
-        started.append(had("pgbouncer", lambda: pgbouncer.start(postgres_server, pool_mode, **settings)))
+        started.append(
+            had("pgbouncer", lambda: pgbouncer.start(postgres_server, pool_mode, **settings))
+        )
         return started[-1]
 
     yield start

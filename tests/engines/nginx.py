@@ -1,4 +1,6 @@
-"""NGINX with the configuration that is shipped, as a user who is not root, loopback only."""
+"""NGINX with the configuration that is shipped, as a user who is not root, loopback
+only.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,11 @@ http {{
 
 
 def start(upstream: int, plain_port: int, changes: Mapping[str, str] | None = None) -> Server:
-    """The shipped configuration before a server on this port; only addresses and the certificate are others.
+    """The shipped configuration before a server on this port; only addresses and the
+    certificate are others.
 
-    ``changes`` are further texts of it to be replaced. ``.url`` is its HTTPS address; ``cert.pem`` in ``.folder`` is
-    its certificate, of chat.example.com.
+    ``changes`` are further texts of it to be replaced. ``.url`` is its HTTPS address;
+    ``cert.pem`` in ``.folder`` is its certificate, of chat.example.com.
     """
     binary, openssl = program("nginx", PACKAGE), program("openssl", "openssl")
     owner = unprivileged("www-data")
@@ -71,7 +74,15 @@ def _listens(port: int) -> bool:
 
 def _certify(openssl: Path, folder: Path) -> None:
     """A certificate that vouches for itself."""
-    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", str(folder / "key.pem")]
+    key = [
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-keyout",
+        str(folder / "key.pem"),
+    ]
     name = ["-subj", "/CN=chat.example.com", "-addext", "subjectAltName=DNS:chat.example.com"]
     subprocess.run(
         [openssl, "req", "-x509", *key, "-out", str(folder / "cert.pem"), "-days", "2", *name],

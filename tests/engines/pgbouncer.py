@@ -11,7 +11,9 @@ PACKAGE = "pgbouncer"
 
 
 def start(postgres: Server, pool_mode: str, **settings: str) -> Server:
-    """A pooler whose ``.url`` leads to the database of ``postgres``; ``settings`` override the defaults."""
+    """A pooler whose ``.url`` leads to the database of ``postgres``; ``settings``
+    override the defaults.
+    """
     binary = program("pgbouncer", PACKAGE)
     owner = unprivileged("postgres")
     folder, port = own_folder("pgbouncer", owner), free_port()
@@ -21,12 +23,16 @@ def start(postgres: Server, pool_mode: str, **settings: str) -> Server:
     }  # fmt: skip
     (folder / "users").write_text('"postgres" ""\n')
     lines = ["[databases]", f"* = host=127.0.0.1 port={postgres.port}", "[pgbouncer]"]
-    (folder / "pgbouncer.ini").write_text("\n".join([*lines, *(f"{k} = {v}" for k, v in options.items()), ""]))
+    (folder / "pgbouncer.ini").write_text(
+        "\n".join([*lines, *(f"{k} = {v}" for k, v in options.items()), ""])
+    )
     with (folder / "server.log").open("wb") as log:
         process = subprocess.Popen(
             [binary, str(folder / "pgbouncer.ini")], stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=folder,
             start_new_session=True, **as_user(owner),  # type: ignore[call-overload]
         )  # fmt: skip
-    server = Server("pgbouncer", f"postgresql://postgres@127.0.0.1:{port}/postgres", port, folder, process)
+    server = Server(
+        "pgbouncer", f"postgresql://postgres@127.0.0.1:{port}/postgres", port, folder, process
+    )
     wait_until(lambda: accepts(port), process, server.log)
     return server

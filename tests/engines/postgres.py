@@ -1,4 +1,6 @@
-"""PostgreSQL: ``initdb`` and ``postgres`` as a user who is not root, fsync on, loopback only."""
+"""PostgreSQL: ``initdb`` and ``postgres`` as a user who is not root, fsync on, loopback
+only.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,15 @@ SETTINGS = {
 
 def binaries() -> list[Path]:
     """Where Debian puts them, newest first; PATH is asked after."""
-    return sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: path.parent.name, reverse=True)
+    return sorted(
+        Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: path.parent.name, reverse=True
+    )
 
 
 def start(**settings: str) -> Server:
-    """A new cluster with the database ``postgres``, trusting loopback; ``settings`` override the defaults."""
+    """A new cluster with the database ``postgres``, trusting loopback; ``settings``
+    override the defaults.
+    """
     owner = unprivileged("postgres")
     initdb = program("initdb", PACKAGE, binaries())
     folder = own_folder("postgres", owner)
@@ -44,7 +50,9 @@ def start(**settings: str) -> Server:
 
 
 def standby(primary: Server, **settings: str) -> Server:
-    """A streaming replica of ``primary``; ``pg_wal_replay_pause()`` on it makes it lag, ``pg_promote()`` a primary."""
+    """A streaming replica of ``primary``; ``pg_wal_replay_pause()`` on it makes it lag,
+    ``pg_promote()`` a primary.
+    """
     owner = unprivileged("postgres")
     folder = own_folder("standby", owner)
     subprocess.run(

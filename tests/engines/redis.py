@@ -15,7 +15,9 @@ CLUSTER = {"cluster-enabled": "yes"}
 
 
 def start(port: int = 0, **settings: str) -> Server:
-    """An empty Redis; ``port`` to begin again where another one was; ``settings`` override the defaults."""
+    """An empty Redis; ``port`` to begin again where another one was; ``settings``
+    override the defaults.
+    """
     binary = program("redis-server", PACKAGE)
     folder = own_folder("redis", None)
     port = port or free_port()
@@ -26,7 +28,12 @@ def start(port: int = 0, **settings: str) -> Server:
     arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
     with (folder / "server.log").open("wb") as log:
         process = subprocess.Popen(
-            [binary, *arguments], stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=folder, start_new_session=True
+            [binary, *arguments],
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            cwd=folder,
+            start_new_session=True,
         )
     server = Server("redis", f"redis://127.0.0.1:{port}/0", port, folder, process)
     wait_until(lambda: _answers(port), process, server.log)
@@ -47,12 +54,16 @@ def cluster() -> Server:
     """One server in cluster mode that has all slots."""
     server = start(**CLUSTER, **{"cluster-port": str(free_port())})
     say(server, "CLUSTER", "ADDSLOTSRANGE", "0", "16383")
-    wait_until(lambda: say(server, "CLUSTER INFO")["cluster_state"] == "ok", server.process, server.log)
+    wait_until(
+        lambda: say(server, "CLUSTER INFO")["cluster_state"] == "ok", server.process, server.log
+    )
     return server
 
 
 def sentinel(primary: Server, service: str, quorum: int = 2, *lines: str) -> Server:
-    """A sentinel that looks after ``primary`` under this name; ``lines`` are added to its configuration."""
+    """A sentinel that looks after ``primary`` under this name; ``lines`` are added to
+    its configuration.
+    """
     binary = program("redis-server", PACKAGE)
     folder = own_folder("sentinel", None)
     port = free_port()

@@ -1,4 +1,6 @@
-"""strace as a fault injector: a running process whose system calls fail or take long, for as long as we want."""
+"""strace as a fault injector: a running process whose system calls fail or take long,
+for as long as we want.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Injection:
 
 
 class Strace:
-    """Attaches to processes of this user; Impossible where the system does not allow it."""
+    """Attaches to processes of this user; Impossible where the system does not allow
+    it.
+    """
 
     def __init__(self) -> None:
         self._program = program("strace", PACKAGE)
@@ -51,10 +55,26 @@ class Strace:
             raise Impossible(f"strace may not attach to a process here: {said.strip()[-200:]}")
 
     @asynccontextmanager
-    async def injecting(self, pid: int, calls: str, fault: str, output: Path) -> AsyncIterator[Injection]:
-        """While inside, these calls of all threads are disturbed: ``error=EIO``, ``delay_enter=MICROSECONDS``."""
-        command = ["-f", "-p", str(pid), "-o", str(output), "-e", f"trace={calls}", "-e", f"inject={calls}:{fault}"]
-        tracing = await asyncio.create_subprocess_exec(self._program, *command, stderr=asyncio.subprocess.PIPE)
+    async def injecting(
+        self, pid: int, calls: str, fault: str, output: Path
+    ) -> AsyncIterator[Injection]:
+        """While inside, these calls of all threads are disturbed: ``error=EIO``,
+        ``delay_enter=MICROSECONDS``.
+        """
+        command = [
+            "-f",
+            "-p",
+            str(pid),
+            "-o",
+            str(output),
+            "-e",
+            f"trace={calls}",
+            "-e",
+            f"inject={calls}:{fault}",
+        ]
+        tracing = await asyncio.create_subprocess_exec(
+            self._program, *command, stderr=asyncio.subprocess.PIPE
+        )
         assert tracing.stderr is not None
         async with asyncio.timeout(ATTACH_SECONDS_MAX):
             said = await tracing.stderr.readline()

@@ -1,11 +1,14 @@
 """Ends the engines of a run that was killed, which can no longer do it itself.
 
-A small process per run, started with its first engine and in a session of its own, so that what kills the run does
-not kill it too. On its input it is told of each engine (``PID SIGNAL FOLDER`` when it starts, ``PID`` when it was
-stopped), and it watches the run. When that has ended, by whatever means, what is left is stopped and its folder goes.
+A small process per run, started with its first engine and in a session of its own, so
+that what kills the run does not kill it too. On its input it is told of each engine
+(``PID SIGNAL FOLDER`` when it starts, ``PID`` when it was stopped), and it watches the
+run. When that has ended, by whatever means, what is left is stopped and its folder
+goes.
 
-It holds processes by pidfd: a number that was given to another process since is never signalled. Where the system has
-no pidfd (Linux has) there is no warden, and a killed run leaves its engines behind.
+It holds processes by pidfd: a number that was given to another process since is never
+signalled. Where the system has no pidfd (Linux has) there is no warden, and a killed
+run leaves its engines behind.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ def watch(pid: int, stop_signal: signal.Signals, folder: os.PathLike[str]) -> No
     if _warden is None or _owner != os.getpid():
         _owner = os.getpid()
         _warden = subprocess.Popen(
-            [sys.executable, "-I", __file__, str(_owner)], stdin=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-I", __file__, str(_owner)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
         )
     _tell(f"{pid} {int(stop_signal)} {os.fspath(folder)}")
 
@@ -98,8 +103,9 @@ def _ended(pidfd: int, timeout_ms: int) -> bool:
 
 
 def main(run: int) -> None:
-    """Listen until the run has ended. Its end of the pipe may live on in a process that it forked, so its own does not
-    tell."""
+    """Listen until the run has ended. Its end of the pipe may live on in a process that
+    it forked, so its own does not tell.
+    """
     wards = Wards()
     poll = select.poll()
     poll.register(sys.stdin.fileno(), select.POLLIN)

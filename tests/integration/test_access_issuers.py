@@ -1,4 +1,6 @@
-"""A whole node that takes the tokens of somebody else's sign-in, whose keys come from a real server on loopback."""
+"""A whole node that takes the tokens of somebody else's sign-in, whose keys come from a
+real server on loopback.
+"""
 
 from __future__ import annotations
 
@@ -83,12 +85,16 @@ BAD: dict[str, tuple[bytes, str, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_an_address_that_answers_otherwise_is_named_by_its_reason(case: str, sign_in: SignIn) -> None:
+def test_an_address_that_answers_otherwise_is_named_by_its_reason(
+    case: str, sign_in: SignIn
+) -> None:
     sign_in.says, reason, words = BAD[case]
     with pytest.raises(BadJwks, match=words) as caught:
         asyncio.run(fetch_jwks(sign_in.url))
     assert caught.value.reason == reason
-    assert len(sign_in.asked) == (2 if case == "nothing" else 1), "aiohttp asks a server once more that hangs up"
+    assert len(sign_in.asked) == (2 if case == "nothing" else 1), (
+        "aiohttp asks a server once more that hangs up"
+    )
 
 
 def test_no_more_is_read_than_a_set_may_have_and_nothing_of_ours_is_sent(
@@ -112,7 +118,9 @@ def test_who_never_answers_is_given_up(sign_in: SignIn) -> None:
         asyncio.run(story())
 
 
-def test_a_file_is_read_within_the_same_bound_and_what_is_not_there_is_unreachable(tmp_path: Path) -> None:
+def test_a_file_is_read_within_the_same_bound_and_what_is_not_there_is_unreachable(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "jwks.json"
     for gone in (f"http://127.0.0.1:{free_port()}/jwks.json", str(file), str(tmp_path)):
         with pytest.raises(BadJwks) as caught:
@@ -126,7 +134,9 @@ def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-async def trouble_with(http: httpx.AsyncClient, node: Node, words: str | None, issuer: str = ISSUER) -> dict[str, Any]:
+async def trouble_with(
+    http: httpx.AsyncClient, node: Node, words: str | None, issuer: str = ISSUER
+) -> dict[str, Any]:
     """The status of the issuer, as soon as its trouble is this one."""
     async with asyncio.timeout(30):
         while True:
@@ -157,35 +167,51 @@ def test_the_example_of_the_guide_works(tmp_path: Path) -> None:
     serve(tmp_path / "state", story, file)
 
 
-def test_a_node_takes_the_tokens_of_another_sign_in_on_every_way_in(sign_in: SignIn, tmp_path: Path) -> None:
+def test_a_node_takes_the_tokens_of_another_sign_in_on_every_way_in(
+    sign_in: SignIn, tmp_path: Path
+) -> None:
     unknown = signed("EdDSA", "b", now=time.time())
 
     async def known(node: Node) -> None:
-        alice = signed("ES256", now=time.time(), holdfast_scopes=["chats:read", "chats:send", "chats:create"])
+        alice = signed(
+            "ES256", now=time.time(), holdfast_scopes=["chats:read", "chats:send", "chats:create"]
+        )
         async with httpx.AsyncClient(base_url=node.url) as http:
             assert (await trouble_with(http, node, None))["keys"] == 1
             made = await http.post("/v1/chats", json={"name": "x"}, headers=bearer(alice))
             assert made.json()["chat"]["tenant"] == "acme"
             refused = await http.get("/v1/chats", headers=bearer(unknown))
             assert (refused.status_code, refused.json()["error"]["code"]) == (401, "UNAUTHORIZED")
-        async with websockets.connect(ws_url(node), additional_headers=bearer(alice), compression=None) as client:
+        async with websockets.connect(
+            ws_url(node), additional_headers=bearer(alice), compression=None
+        ) as client:
             assert json.loads(await client.recv())["payload"]["user_id"] == "alice"
             assert (await ask(client, "authenticate", token=alice))["type"] == "authenticated"
-            assert (await ask(client, "authenticate", token=unknown))["payload"]["code"] == "UNAUTHORIZED"
+            assert (await ask(client, "authenticate", token=unknown))["payload"][
+                "code"
+            ] == "UNAUTHORIZED"
         assert len(sign_in.asked) == 1
 
     async def in_trouble(node: Node) -> None:
         async with httpx.AsyncClient(base_url=node.url) as http:
             alice = bearer(signed("ES256", now=time.time()))
-            assert len((await http.get("/v1/chats", headers=alice)).json()["chats"]) == 1, "its keys were kept"
+            assert len((await http.get("/v1/chats", headers=alice)).json()["chats"]) == 1, (
+                "its keys were kept"
+            )
             assert (await trouble_with(http, node, "redirect"))["keys"] == 1
             refused = await http.get("/v1/chats", headers=bearer(unknown))
-            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "SERVICE_UNAVAILABLE")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (
+                503,
+                "SERVICE_UNAVAILABLE",
+            )
             assert 1 <= int(refused.headers["retry-after"]) <= 30
             assert (await http.get("/health/live", headers=bearer(unknown))).status_code == 200
         with pytest.raises(websockets.InvalidStatus) as caught:
             await websockets.connect(ws_url(node), additional_headers=bearer(unknown))
-        assert caught.value.response.status_code == 503 and "Retry-After" in caught.value.response.headers
+        assert (
+            caught.value.response.status_code == 503
+            and "Retry-After" in caught.value.response.headers
+        )
         async with websockets.connect(ws_url(node), compression=None) as client:
             said = (await ask(client, "authenticate", token=unknown))["payload"]
             assert (said["code"], said["retryable"]) == ("SERVICE_UNAVAILABLE", True)

@@ -42,7 +42,9 @@ def with_node(state: Path, scenario: Scenario, settings: Settings | None = None)
 
     async def run() -> None:
         async with (
-            running(replace(settings or Settings(), server=ServerSettings(port=0, state_dir=str(state)))) as node,
+            running(
+                replace(settings or Settings(), server=ServerSettings(port=0, state_dir=str(state)))
+            ) as node,
             httpx.AsyncClient(base_url=node.url) as client,
         ):
             await scenario(node, client)
@@ -51,7 +53,9 @@ def with_node(state: Path, scenario: Scenario, settings: Settings | None = None)
 
 
 def bearer(credential: str, **more: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {credential}"} | {k.replace("_", "-"): v for k, v in more.items()}
+    return {"Authorization": f"Bearer {credential}"} | {
+        k.replace("_", "-"): v for k, v in more.items()
+    }
 
 
 async def tenant_key(node: Node, client: httpx.AsyncClient) -> str:
@@ -61,7 +65,9 @@ async def tenant_key(node: Node, client: httpx.AsyncClient) -> str:
     return str(answer.json()["secret"])
 
 
-def test_a_backend_makes_a_chat_and_its_users_talk_and_all_of_it_survives_a_restart(tmp_path: Path) -> None:
+def test_a_backend_makes_a_chat_and_its_users_talk_and_all_of_it_survives_a_restart(
+    tmp_path: Path,
+) -> None:
     kept: dict[str, str] = {}
 
     async def talk(node: Node, client: httpx.AsyncClient) -> None:
@@ -69,7 +75,9 @@ def test_a_backend_makes_a_chat_and_its_users_talk_and_all_of_it_survives_a_rest
         made = await client.post("/v1/chats", json={"name": "Lobby", "members": ["bob"]},
                                  headers=bearer(key, X_Act_As="alice"))  # fmt: skip
         chat = kept["chat"] = made.json()["chat"]["chat_id"]
-        token = (await client.post("/v1/tokens", json={"user_id": "bob"}, headers=bearer(key))).json()["token"]
+        token = (
+            await client.post("/v1/tokens", json={"user_id": "bob"}, headers=bearer(key))
+        ).json()["token"]
         sends = [
             client.post(f"/v1/chats/{chat}/messages", json={"content": f"m{n}"},
                         headers=bearer(token, Idempotency_Key=f"k{n}"))
@@ -83,7 +91,9 @@ def test_a_backend_makes_a_chat_and_its_users_talk_and_all_of_it_survives_a_rest
         page = (await client.get(f"/v1/chats/{chat}/messages", headers=alice)).json()
         assert sorted(m["content"] for m in page["messages"]) == sorted(f"m{n}" for n in range(20))
         bob = bearer(kept["key"], X_Act_As="bob", Idempotency_Key="k7")
-        retried = await client.post(f"/v1/chats/{chat}/messages", json={"content": "m7"}, headers=bob)
+        retried = await client.post(
+            f"/v1/chats/{chat}/messages", json={"content": "m7"}, headers=bob
+        )
         assert retried.json()["deduplicated"] is True
         listed = (await client.get("/v1/chats", headers=alice)).json()["chats"]
         assert (listed[0]["title"], listed[0]["chat"]["head"]) == ("Lobby", 20)
@@ -92,11 +102,22 @@ def test_a_backend_makes_a_chat_and_its_users_talk_and_all_of_it_survives_a_rest
     with_node(tmp_path / "state", again)
 
 
-def test_an_operator_sees_health_status_metrics_and_audit_and_takes_a_backup(tmp_path: Path) -> None:
+def test_an_operator_sees_health_status_metrics_and_audit_and_takes_a_backup(
+    tmp_path: Path,
+) -> None:
     def look_at_backup(answer: dict[str, Any]) -> None:
         backup = Path(answer["path"])
-        assert sum((backup / file["name"]).stat().st_size for file in answer["files"]) == answer["size_bytes"] > 0
-        assert {file["name"] for file in answer["files"]} >= {"chats.db", "work.db", "webhooks.db", "limits.db"}
+        assert (
+            sum((backup / file["name"]).stat().st_size for file in answer["files"])
+            == answer["size_bytes"]
+            > 0
+        )
+        assert {file["name"] for file in answer["files"]} >= {
+            "chats.db",
+            "work.db",
+            "webhooks.db",
+            "limits.db",
+        }
         assert not (backup / "secrets.json").exists()
         assert (tmp_path / "state").resolve() in backup.resolve().parents
         assert not stat.S_IMODE(backup.parent.stat().st_mode) & 0o077
@@ -104,7 +125,9 @@ def test_an_operator_sees_health_status_metrics_and_audit_and_takes_a_backup(tmp
     async def scenario(node: Node, client: httpx.AsyncClient) -> None:
         admin = bearer(node.secrets.admin_key)
         assert (await client.get("/health/ready")).json() == {"status": "ready"}
-        assert (await client.get("/health/ready", headers=admin)).json()["dependencies"]["store"] == "up"
+        assert (await client.get("/health/ready", headers=admin)).json()["dependencies"][
+            "store"
+        ] == "up"
         assert (await client.get("/admin/status", headers=admin)).json()["ready"] is True
         assert "holdfast_api_requests_total" in (await client.get("/metrics", headers=admin)).text
         assert (await client.get("/metrics")).status_code == 401
@@ -124,9 +147,15 @@ def test_a_backup_without_room_says_so_leaves_nothing_and_writes_no_traceback(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
 
     async def scenario(node: Node, client: httpx.AsyncClient) -> None:
-        answer = await client.post("/admin/backup", json={"reason": "nightly"}, headers=bearer(node.secrets.admin_key))
+        answer = await client.post(
+            "/admin/backup", json={"reason": "nightly"}, headers=bearer(node.secrets.admin_key)
+        )
         error = answer.json()["error"]
-        assert (answer.status_code, error["code"], error["outcome"]) == (507, "INSUFFICIENT_STORAGE", "rejected")
+        assert (answer.status_code, error["code"], error["outcome"]) == (
+            507,
+            "INSUFFICIENT_STORAGE",
+            "rejected",
+        )
         assert "No space left on device; make room" in error["message"]
         assert not [*(tmp_path / "state" / "backups").iterdir()]
 
@@ -138,12 +167,18 @@ def test_a_backup_without_room_says_so_leaves_nothing_and_writes_no_traceback(
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-async def test_the_commands_that_a_start_prints_work_as_they_are_printed(host: str, tmp_path: Path) -> None:
-    settings = Settings(server=ServerSettings(host=host, port=0, state_dir=str(tmp_path / "a state")))
+async def test_the_commands_that_a_start_prints_work_as_they_are_printed(
+    host: str, tmp_path: Path
+) -> None:
+    settings = Settings(
+        server=ServerSettings(host=host, port=0, state_dir=str(tmp_path / "a state"))
+    )
     async with running(settings) as node:
         lines = list(posture(node.settings))
         start = next(i for i, line in enumerate(lines) if line.startswith("  try "))
-        printed = [line[len("  try       ") :].partition("    (")[0] for line in lines[start : start + 3]]
+        printed = [
+            line[len("  try       ") :].partition("    (")[0] for line in lines[start : start + 3]
+        ]
         create, open_, token = [shlex.split(command)[1:] for command in printed]
         for command in (create, token, [*open_, "--json"]):
             done = await asyncio.to_thread(CliRunner().invoke, app, command)
@@ -184,10 +219,14 @@ SAID = [
 
 
 @pytest.mark.parametrize("environment", SAID, ids=lambda said: ",".join(said) or "nothing")
-def test_every_command_goes_where_a_server_of_the_same_environment_is(environment: dict[str, str]) -> None:
+def test_every_command_goes_where_a_server_of_the_same_environment_is(
+    environment: dict[str, str],
+) -> None:
     with patched_environment(environment):
         server = settings_of(None).server
-        given = Path(environment["HOLDFAST_STATE_DIR"]) if "HOLDFAST_STATE_DIR" in environment else None
+        given = (
+            Path(environment["HOLDFAST_STATE_DIR"]) if "HOLDFAST_STATE_DIR" in environment else None
+        )
         reach = CliContext(state_dir=given)  # as the option's own variable gives it
         assert (reach.address, reach.state_path) == (server.url, server.state_path)
 
@@ -196,7 +235,9 @@ def test_what_http_itself_can_get_wrong_is_answered_in_our_shape(tmp_path: Path)
     async def scenario(node: Node, client: httpx.AsyncClient) -> None:
         token = bearer(node.tokens.mint(User("default", "alice"), 60, USER_SCOPES))
         large = await client.post(
-            "/v1/chats", content=b" " * 70_000, headers={**token, "Content-Type": "application/json"}
+            "/v1/chats",
+            content=b" " * 70_000,
+            headers={**token, "Content-Type": "application/json"},
         )
         assert large.status_code == 413 and large.json()["error"]["code"] == "MESSAGE_TOO_LARGE"
         head = await client.head("/v1/chats", headers=token)
@@ -210,13 +251,17 @@ def test_what_http_itself_can_get_wrong_is_answered_in_our_shape(tmp_path: Path)
     with_node(tmp_path / "state", scenario)
 
 
-def test_a_client_that_goes_away_in_the_middle_of_its_request_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_client_that_goes_away_in_the_middle_of_its_request_leaves_nothing_behind(
+    tmp_path: Path,
+) -> None:
     async def scenario(node: Node, client: httpx.AsyncClient) -> None:
         token = node.tokens.mint(User("default", "alice"), 60, USER_SCOPES)
         server = node.settings.server
         _, writer = await asyncio.open_connection(server.host, server.port)
         head = f"POST /v1/chats HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
-        writer.write(f'{head}Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{{"name":'.encode())
+        writer.write(
+            f'{head}Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{{"name":'.encode()
+        )
         await writer.drain()
         writer.close()
         await writer.wait_closed()
@@ -227,7 +272,9 @@ def test_a_client_that_goes_away_in_the_middle_of_its_request_leaves_nothing_beh
     with_node(tmp_path / "state", scenario)
 
 
-def test_an_operator_says_how_many_changes_may_be_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operator_says_how_many_changes_may_be_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     change, begun, may_end = SqliteStore.change, asyncio.Event(), asyncio.Event()
 
     async def later(self: SqliteStore, command: Command) -> CommandResult:
@@ -245,7 +292,11 @@ def test_an_operator_says_how_many_changes_may_be_under_way(tmp_path: Path, monk
         may_end.set()
         assert (await first).status_code == 201
 
-    with_node(tmp_path / "state", scenario, load(None, {"HOLDFAST_DURABILITY__CHANGES__MAX_AT_ONCE": "1"}, {}))
+    with_node(
+        tmp_path / "state",
+        scenario,
+        load(None, {"HOLDFAST_DURABILITY__CHANGES__MAX_AT_ONCE": "1"}, {}),
+    )
 
 
 def test_a_node_tells_the_registry_who_is_here_with_each_heartbeat(
@@ -262,10 +313,16 @@ def test_a_node_tells_the_registry_who_is_here_with_each_heartbeat(
             await asyncio.wait_for(told.wait(), 5)
 
     monkeypatch.setattr(MemoryRegistry, "announce", announce)
-    with_node(tmp_path / "state", scenario, load(None, {}, {"gateway.timeouts.heartbeat_interval_seconds": 0.1}))
+    with_node(
+        tmp_path / "state",
+        scenario,
+        load(None, {}, {"gateway.timeouts.heartbeat_interval_seconds": 0.1}),
+    )
 
 
-def test_the_status_is_told_also_while_the_log_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_status_is_told_also_while_the_log_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def away(self: SqliteEventLog) -> int:
         raise Unavailable("the server's files are damaged")
 

@@ -1,6 +1,8 @@
-"""The server is what its OpenAPI says: requests made up from the description, good and bad, by schemathesis.
+"""The server is what its OpenAPI says: requests made up from the description, good and
+bad, by schemathesis.
 
-The application runs in this process on a loop of its own; the cases are seeded, so that a red run is red again.
+The application runs in this process on a loop of its own; the cases are seeded, so that
+a red run is red again.
 """
 
 from __future__ import annotations
@@ -45,9 +47,14 @@ MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 BY_PLACE = {(e.method, plain_path(e)): e for e in ENDPOINTS}
 
 
-# What to put into a path that has more than the chat in it, so that a good request meets something that exists.
+# What to put into a path that has more than the chat in it, so that a good request
+# meets something that exists.
 PATHS: dict[str, dict[str, Any]] = {
-    e.path: {"user_id": "bob"} if "user_id" in e.path else {"sequence": 1} if "sequence" in e.path else {}
+    e.path: {"user_id": "bob"}
+    if "user_id" in e.path
+    else {"sequence": 1}
+    if "sequence" in e.path
+    else {}
     for e in ENDPOINTS
     if "chat_id" in e.path
 }
@@ -63,12 +70,22 @@ class Served:
     keys: dict[str, str]
 
     def ask(self, case: Any, endpoint: Endpoint) -> httpx.Response:
-        case.headers = dict(case.headers or {}) | {"Authorization": f"Bearer {self._bearer(case, endpoint)}"}
-        made = requests.Request(**case.as_transport_kwargs(base_url="http://holdfast.test")).prepare()
-        return self._run(self.rest.client.request(made.method, made.url, headers=dict(made.headers), content=made.body))
+        case.headers = dict(case.headers or {}) | {
+            "Authorization": f"Bearer {self._bearer(case, endpoint)}"
+        }
+        made = requests.Request(
+            **case.as_transport_kwargs(base_url="http://holdfast.test")
+        ).prepare()
+        return self._run(
+            self.rest.client.request(
+                made.method, made.url, headers=dict(made.headers), content=made.body
+            )
+        )
 
     def _bearer(self, case: Any, endpoint: Endpoint) -> str:
-        if endpoint.caller == "user" and not any(name.lower() == "x-act-as" for name in case.headers or ()):
+        if endpoint.caller == "user" and not any(
+            name.lower() == "x-act-as" for name in case.headers or ()
+        ):
             return self.keys["user"]
         return self.keys["operator" if endpoint.caller == "operator" else "tenant"]
 
@@ -107,21 +124,31 @@ def test_every_endpoint_is_tried() -> None:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=[o.label for o in OPERATIONS])
-def test_requests_made_up_from_the_description_are_answered_as_it_says(operation: Any, served: Served) -> None:
+def test_requests_made_up_from_the_description_are_answered_as_it_says(
+    operation: Any, served: Served
+) -> None:
     endpoint = BY_PLACE[operation.method.upper(), operation.path]
 
-    known = {"path_parameters": {**PATHS[endpoint.path], "chat_id": served.chat}} if endpoint.path in PATHS else {}
+    known = (
+        {"path_parameters": {**PATHS[endpoint.path], "chat_id": served.chat}}
+        if endpoint.path in PATHS
+        else {}
+    )
     strategies = [operation.as_strategy(GenerationMode.POSITIVE)]
     strategies += [operation.as_strategy(mode, **known) for mode in MODES]
 
     @seed(7)
-    @settings(max_examples=20, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=20, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
     @given(case=st.one_of(strategies))
     def try_one(case: Any) -> None:
         answer = served.ask(case, endpoint)
         met.add(answer.status_code)
         case.validate_response(answer, checks=CHECKS)
-        assert "Expected `" not in answer.text and "Object " not in answer.text, "a library's words, not ours"
+        assert "Expected `" not in answer.text and "Object " not in answer.text, (
+            "a library's words, not ours"
+        )
 
     met: set[int] = set()
     try_one()

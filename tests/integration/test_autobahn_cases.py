@@ -1,9 +1,11 @@
-"""The cases of the Autobahn WebSocket test suite, by their numbers, against a real server.
+"""The cases of the Autobahn WebSocket test suite, by their numbers, against a real
+server.
 
-The suite itself runs on Python 2 only and expects an echo server. Ours answers requests instead, so a case's message is
-a request here and its echo the answer. Where the suite allows a range of behaviours we name the one we chose. Not here:
-9 (performance: messages above 64 KiB are refused, see 9.1.2 below) and 12, 13 (compression is never agreed to:
-``test_gateway_sockets.py::test_compression_is_not_agreed_to``).
+The suite itself runs on Python 2 only and expects an echo server. Ours answers requests
+instead, so a case's message is a request here and its echo the answer. Where the suite
+allows a range of behaviours we name the one we chose. Not here: 9 (performance:
+messages above 64 KiB are refused, see 9.1.2 below) and 12, 13 (compression is never
+agreed to: ``test_gateway_sockets.py::test_compression_is_not_agreed_to``).
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ TEXT, BINARY, CONTINUATION, CLOSE, PING, PONG = 0x1, 0x2, 0x0, 0x8, 0x9, 0xA
 MASK = b"\x0a\x0b\x0c\x0d"
 WAIT = b""
 ANSWER, FAILS, THE_END = "answer", "fails", "the end"
-"""The request is answered; the connection is failed: a close frame that says so, and the end."""
+"""The request is answered; the connection is failed: a close frame that says so, and
+the end.
+"""
 FAILURE = 4501
 """Whatever it was; the library beneath us has no word of its own in it."""
 
@@ -37,15 +41,20 @@ def frame(opcode: int, payload: bytes = b"", *, fin: bool = True, rsv: int = 0) 
     if size < 126:
         length = bytes([0x80 | size])
     else:
-        length = b"\xfe" + size.to_bytes(2, "big") if size < 65536 else b"\xff" + size.to_bytes(8, "big")
+        length = (
+            b"\xfe" + size.to_bytes(2, "big") if size < 65536 else b"\xff" + size.to_bytes(8, "big")
+        )
     masked = bytes(byte ^ MASK[index % 4] for index, byte in enumerate(payload))
     return bytes([(0x80 if fin else 0) | rsv << 4 | opcode]) + length + MASK + masked
 
 
 def asking(word: str = "x", size: int = 0) -> bytes:
-    """A request that holds this word; with a size, filled up with spaces, which JSON allows."""
+    """A request that holds this word; with a size, filled up with spaces, which JSON
+    allows.
+    """
     text = json.dumps(
-        {"type": "resume", "request_id": "q", "payload": {"cursors": {}}, "note": word}, ensure_ascii=False
+        {"type": "resume", "request_id": "q", "payload": {"cursors": {}}, "note": word},
+        ensure_ascii=False,
     )
     return text.encode().ljust(size)
 
@@ -68,9 +77,11 @@ def pong(payload: bytes = b"") -> bytes:
 
 @dataclass(frozen=True)
 class Case:
-    """What is sent (``WAIT``: for an answer), and what must come back, in order; ``chop``: so many bytes at a time.
+    """What is sent (``WAIT``: for an answer), and what must come back, in order;
+    ``chop``: so many bytes at a time.
 
-    Bytes are expected as they stand. If nothing says that the connection ends, it must still answer a ping.
+    Bytes are expected as they stand. If nothing says that the connection ends, it must
+    still answer a ping.
     """
 
     sent: Sequence[bytes]
@@ -102,7 +113,9 @@ PINGS = {
     "2.8": Case([frame(PONG, b"unsolicited")], []),
     "2.9": Case([frame(PONG, b"unsolicited"), frame(PING, b"ping")], [pong(b"ping")]),
     "2.10": Case([frame(PING, b"%d" % n) for n in range(10)], [pong(b"%d" % n) for n in range(10)]),
-    "2.11": Case([frame(PING, b"%d" % n) for n in range(10)], [pong(b"%d" % n) for n in range(10)], chop=1),
+    "2.11": Case(
+        [frame(PING, b"%d" % n) for n in range(10)], [pong(b"%d" % n) for n in range(10)], chop=1
+    ),
 }
 
 RESERVED = {
@@ -162,7 +175,10 @@ UTF8 = {
     "6.2.2": Case(fragments(asking(WORDS["6.2.1"]), 70, 5), [ANSWER]),
     "6.2.3": Case(fragments(asking("µß"), *[12] * 6), [ANSWER]),
     "6.2.4": Case(fragments(asking("κόσμε"), *[11] * 7), [ANSWER], chop=1),
-    **{number: Case([frame(TEXT, b'{"type":"' + bad + b'"}')], [FAILS]) for number, bad in BROKEN_UTF8.items()},
+    **{
+        number: Case([frame(TEXT, b'{"type":"' + bad + b'"}')], [FAILS])
+        for number, bad in BROKEN_UTF8.items()
+    },
     "6.3.2": Case(fragments(BAD_TEXT, *[3] * 8), [FAILS]),
 }
 
@@ -193,7 +209,9 @@ CASES = {**FRAMING, **PINGS, **RESERVED, **OPCODES, **FRAGMENTS, **UTF8, **CLOSE
 
 
 class Peer(asyncio.Protocol):
-    """Reads what came even if a reset came right behind it, where a StreamReader tells of the reset alone."""
+    """Reads what came even if a reset came right behind it, where a StreamReader tells
+    of the reset alone.
+    """
 
     def __init__(self) -> None:
         self._came = bytearray()
@@ -245,9 +263,10 @@ async def played(node: Node, case: Case, user: str) -> list[str | bytes]:
     loop = asyncio.get_running_loop()
     _, peer = await loop.create_connection(Peer, "127.0.0.1", node.settings.server.port)
     head = (
-        "GET /v1/ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        f"Sec-WebSocket-Key: {base64.b64encode(os.urandom(16)).decode()}\r\nSec-WebSocket-Version: 13\r\n"
-        f"Authorization: Bearer {token(node, user)}\r\n\r\n"
+        "GET /v1/ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection:"
+        " Upgrade\r\nSec-WebSocket-Key:"
+        f" {base64.b64encode(os.urandom(16)).decode()}\r\nSec-WebSocket-Version:"
+        f" 13\r\nAuthorization: Bearer {token(node, user)}\r\n\r\n"
     )
     peer.write(head.encode())
     assert (await peer.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 101")
@@ -286,14 +305,20 @@ async def _next(peer: Peer) -> list[str | bytes]:
         extra = await peer.exactly(2 if size == 126 else 8)
     payload = await peer.exactly(int.from_bytes(extra, "big") if extra else size)
     if first & 0x0F != TEXT:
-        failed = first == 0x88 and int.from_bytes(payload[:2], "big") == FAILURE and len(payload) > 2
+        failed = (
+            first == 0x88 and int.from_bytes(payload[:2], "big") == FAILURE and len(payload) > 2
+        )
         return [FAILS if failed else bytes([first, size]) + payload]
     return [ANSWER] if json.loads(payload).get("request_id") == "q" else []
 
 
 def in_one_piece(case: Case) -> Case:
-    """The same, with whatever need not wait in one write: how bytes come together must change nothing."""
-    runs = (b"".join(run) for waits, run in groupby(case.sent, lambda data: data == WAIT) if not waits)
+    """The same, with whatever need not wait in one write: how bytes come together must
+    change nothing.
+    """
+    runs = (
+        b"".join(run) for waits, run in groupby(case.sent, lambda data: data == WAIT) if not waits
+    )
     return replace(case, sent=[piece for run in runs for piece in (WAIT, run)][1:], chop=0)
 
 
@@ -302,7 +327,9 @@ def frame_by_frame(case: Case) -> Case:
 
 
 @pytest.mark.parametrize("delivered", [frame_by_frame, in_one_piece])
-def test_every_case_of_the_suite_ends_as_it_says(tmp_path: Path, delivered: Callable[[Case], Case]) -> None:
+def test_every_case_of_the_suite_ends_as_it_says(
+    tmp_path: Path, delivered: Callable[[Case], Case]
+) -> None:
     wrong: dict[str, tuple[object, object]] = {}
 
     async def story(node: Node) -> None:
@@ -311,9 +338,11 @@ def test_every_case_of_the_suite_ends_as_it_says(tmp_path: Path, delivered: Call
             async with asyncio.timeout(30):
                 came = await played(node, case, f"user-{index}")
             if FAILS in case.expected:
-                came = [each for each in came if each in (FAILS, THE_END)]  # what was answered before is not judged
+                # what was answered before is not judged
+                came = [each for each in came if each in (FAILS, THE_END)]
             expected = [*case.expected, *([THE_END] if _ends(case.expected) else [])]
-            cut = case.chop and FAILS in expected and came == [THE_END]  # bytes that nobody reads reset a connection
+            # bytes that nobody reads reset a connection
+            cut = case.chop and FAILS in expected and came == [THE_END]
             if came != expected and not cut:
                 wrong[number] = (came, expected)
 

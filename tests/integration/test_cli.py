@@ -1,4 +1,6 @@
-"""The command line against a real server: every command, and every failure a newcomer meets."""
+"""The command line against a real server: every command, and every failure a newcomer
+meets.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def nowhere(tmp_path: Path) -> Program:
 
 @pytest.fixture(scope="module")
 def lobby(program: Program) -> str:
-    return program.ok("chat", "create", "--user", "alice", "--name", "lobby", "--member", "bob").strip()
+    return program.ok(
+        "chat", "create", "--user", "alice", "--name", "lobby", "--member", "bob"
+    ).strip()
 
 
 # Help
@@ -61,15 +65,20 @@ def test_the_help_lists_every_command_and_a_tour(nowhere: Program) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_every_command_explains_itself_with_an_example(command: tuple[str, ...], nowhere: Program) -> None:
+def test_every_command_explains_itself_with_an_example(
+    command: tuple[str, ...], nowhere: Program
+) -> None:
     text = nowhere.ok(*command, "--help")
     assert f"holdfast {' '.join(command)}" in text.split("Example", 1)[1]
 
 
 def test_completion_is_offered(nowhere: Program) -> None:
-    environment = {**nowhere.environment, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # any shell may run us
+    # any shell may run us
+    environment = {**nowhere.environment, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     command = [sys.executable, "-m", "holdfast.cli", "--show-completion", "bash"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
     assert "holdfast" in done.stdout
 
 
@@ -88,7 +97,9 @@ def test_without_a_state_directory_the_error_says_how_to_get_one(nowhere: Progra
 
 
 def test_without_a_server_the_error_says_how_to_start_one(program: Program) -> None:
-    error = failed(program.run("chat", "list", "--user", "alice", "--url", f"http://127.0.0.1:{free_port()}"))
+    error = failed(
+        program.run("chat", "list", "--user", "alice", "--url", f"http://127.0.0.1:{free_port()}")
+    )
     assert "there is no server at" in error and "holdfast serve" in error
 
 
@@ -97,7 +108,9 @@ def test_what_is_no_holdfast_server_is_said_to_be_none(program: Program) -> None
     assert "NOT_FOUND" in error or "no Holdfast server" in error or "there is no" in error
 
 
-@pytest.mark.parametrize("url", ["nonsense", "http://[::1", "http://127.0.0.1:abc", "http://127.0.0.1:99999"])
+@pytest.mark.parametrize(
+    "url", ["nonsense", "http://[::1", "http://127.0.0.1:abc", "http://127.0.0.1:99999"]
+)
 def test_a_bad_address_is_named(program: Program, url: str) -> None:
     assert "http://127.0.0.1:8080" in failed(program.run("status", "--url", url))
 
@@ -112,7 +125,9 @@ def test_a_bad_address_is_named(program: Program, url: str) -> None:
         ("list", "--token", "€"),
     ],
 )
-def test_what_cannot_be_sent_is_said_and_is_not(program: Program, lobby: str, given: tuple[str, ...]) -> None:
+def test_what_cannot_be_sent_is_said_and_is_not(
+    program: Program, lobby: str, given: tuple[str, ...]
+) -> None:
     before = program.ok("chat", "history", lobby, "--user", "alice", "--json")
     assert "UTF-8" in failed(program.run("chat", *given))
     assert program.ok("chat", "history", lobby, "--user", "alice", "--json") == before
@@ -130,7 +145,14 @@ def test_a_bad_token_says_how_to_make_a_good_one(program: Program) -> None:
 
 def test_an_expired_token_says_so(program: Program) -> None:
     secret = json.loads((program.state_dir / "secrets.json").read_text())["jwt_secret"]
-    claims = {"iss": "holdfast", "aud": "holdfast", "sub": "alice", "tenant": "default", "iat": 1, "exp": 2}
+    claims = {
+        "iss": "holdfast",
+        "aud": "holdfast",
+        "sub": "alice",
+        "tenant": "default",
+        "iat": 1,
+        "exp": 2,
+    }
     error = failed(program.run("chat", "list", "--token", jwt.encode(claims, secret, "HS256")))
     assert "expired" in error and "holdfast token" in error
 
@@ -169,13 +191,17 @@ def test_a_public_address_is_refused_and_the_setting_named(nowhere: Program) -> 
 
 def test_a_missing_settings_file_is_named(nowhere: Program) -> None:
     assert "nowhere.toml" in failed(nowhere.run("serve", "-c", "nowhere.toml"))
-    assert "nowhere.toml" in failed(nowhere.run("-c", "nowhere.toml", "serve")), "it means the same before the command"
+    assert "nowhere.toml" in failed(nowhere.run("-c", "nowhere.toml", "serve")), (
+        "it means the same before the command"
+    )
 
 
 # What works
 
 
-def test_the_hot_chats_are_listed_for_operators_by_what_the_server_calls_hot(program: Program) -> None:
+def test_the_hot_chats_are_listed_for_operators_by_what_the_server_calls_hot(
+    program: Program,
+) -> None:
     assert program.ok("chat", "list", "--hot").startswith("No chat had more than 90 messages")
     assert json.loads(program.ok("--json", "chat", "list", "--hot")) == []
     token = json.loads(program.ok("--json", "token", "--user", "alice"))["token"]
@@ -191,23 +217,34 @@ def test_a_token_works_everywhere(program: Program, lobby: str) -> None:
     assert made["user_id"] == "alice"
     listed = json.loads(program.ok("--json", "chat", "list", "--token", made["token"]))
     assert lobby in [entry["chat"]["chat_id"] for entry in listed]
-    assert "speaks for alice" in failed(program.run("chat", "list", "--token", made["token"], "--user", "bob"))
+    assert "speaks for alice" in failed(
+        program.run("chat", "list", "--token", made["token"], "--user", "bob")
+    )
 
 
 def test_a_token_carries_every_scope_unless_some_are_named(program: Program, lobby: str) -> None:
-    claims = jwt.decode(program.ok("token", "-u", "alice").strip(), options={"verify_signature": False})
+    claims = jwt.decode(
+        program.ok("token", "-u", "alice").strip(), options={"verify_signature": False}
+    )
     assert claims["holdfast_scopes"] == sorted(USER_SCOPES) and "chats" not in claims
     small = program.ok("token", "-u", "alice", "--scope", "chats:read", "--chat", lobby).strip()
     claims = jwt.decode(small, options={"verify_signature": False})
     assert (claims["holdfast_scopes"], claims["chats"]) == (["chats:read"], [lobby])
-    assert "lacks the scope chats:create" in failed(program.run("chat", "create", "--name", "New", "--token", small))
-    assert "no scope 'chats:all'" in failed(program.run("token", "-u", "alice", "--scope", "chats:all"))
+    assert "lacks the scope chats:create" in failed(
+        program.run("chat", "create", "--name", "New", "--token", small)
+    )
+    assert "no scope 'chats:all'" in failed(
+        program.run("token", "-u", "alice", "--scope", "chats:all")
+    )
 
 
-def test_a_token_is_made_for_the_issuer_of_the_settings_file(program: Program, tmp_path: Path) -> None:
+def test_a_token_is_made_for_the_issuer_of_the_settings_file(
+    program: Program, tmp_path: Path
+) -> None:
     file = tmp_path / "holdfast.toml"
     file.write_text(
-        f'[server]\nport = {program.port}\nstate_dir = "{program.state_dir}"\n[access.tokens]\nissuer = "elsewhere"\n'
+        f"[server]\nport = {program.port}\nstate_dir ="
+        f' "{program.state_dir}"\n[access.tokens]\nissuer = "elsewhere"\n'
     )
     token = program.ok("token", "-u", "alice", "-c", str(file)).strip()
     assert jwt.decode(token, options={"verify_signature": False})["iss"] == "elsewhere"
@@ -232,13 +269,20 @@ def test_a_signal_ends_a_start_that_takes_long(number: signal.Signals, tmp_path:
     patient = ("--set", "durability.sqlite.busy_timeout_seconds=60")
     starting = program.start("serve", *patient, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        eventually(lambda: (program.state_dir / "secrets.json").exists(), "the start to come to the database")
+        eventually(
+            lambda: (program.state_dir / "secrets.json").exists(),
+            "the start to come to the database",
+        )
         starting.send_signal(number)
         said, errors = starting.communicate(timeout=50)  # sooner than it would give up by itself
     finally:
         starting.kill()
         held.close()
-    assert (starting.returncode, said, errors) == (128 + number, "", "Stopped before it had started.\n")
+    assert (starting.returncode, said, errors) == (
+        128 + number,
+        "",
+        "Stopped before it had started.\n",
+    )
 
 
 STOPPED_AS_SOON_AS_IT_ANSWERS = """
@@ -261,7 +305,9 @@ main()
 
 
 def test_a_server_that_answers_can_be_stopped_and_drains(tmp_path: Path) -> None:
-    """Whoever saw that it is ready may stop it at once: that is no start that is cut short any more."""
+    """Whoever saw that it is ready may stop it at once: that is no start that is cut
+    short any more.
+    """
     program = Program(tmp_path / "state")
     stopped = subprocess.run(
         [sys.executable, "-c", STOPPED_AS_SOON_AS_IT_ANSWERS],
@@ -279,17 +325,25 @@ def test_status_tells_that_the_server_is_ready(program: Program) -> None:
 def test_a_chat_is_made_found_by_title_written_to_and_read(program: Program) -> None:
     chat_id = program.ok("chat", "create", "-u", "alice", "-n", "den").strip()
     assert "dave is now member of den" in program.ok("chat", "invite", "den", "dave", "-u", "alice")
-    assert "sent as message 2" in program.ok("chat", "send", "den", "-", "-u", "dave", stdin="from a pipe\n")
+    assert "sent as message 2" in program.ok(
+        "chat", "send", "den", "-", "-u", "dave", stdin="from a pipe\n"
+    )
     assert "den" in program.ok("chat", "list", "-u", "dave")
     text = program.ok("chat", "history", "den", "-u", "alice")
     assert "alice added dave" in text and "dave: from a pipe" in text
-    page = json.loads(program.ok("chat", "history", chat_id, "-u", "alice", "--json", "--after", "1"))
+    page = json.loads(
+        program.ok("chat", "history", chat_id, "-u", "alice", "--json", "--after", "1")
+    )
     assert [message["content"] for message in page["messages"]] == ["from a pipe"]
 
 
 def test_a_key_makes_a_send_happen_once(program: Program, lobby: str) -> None:
-    first = json.loads(program.ok("chat", "send", lobby, "once", "-u", "bob", "--key", "k", "--json"))
-    again = json.loads(program.ok("chat", "send", lobby, "once", "-u", "bob", "--key", "k", "--json"))
+    first = json.loads(
+        program.ok("chat", "send", lobby, "once", "-u", "bob", "--key", "k", "--json")
+    )
+    again = json.loads(
+        program.ok("chat", "send", lobby, "once", "-u", "bob", "--key", "k", "--json")
+    )
     assert (first["deduplicated"], again["deduplicated"]) == (False, True)
     assert first["sequence"] == again["sequence"]
     assert "used" in failed(program.run("chat", "send", lobby, "other", "-u", "bob", "--key", "k"))
@@ -298,7 +352,9 @@ def test_a_key_makes_a_send_happen_once(program: Program, lobby: str) -> None:
 def test_a_direct_chat_is_unique(program: Program) -> None:
     one = program.ok("chat", "create", "-u", "alice", "--direct", "erin")
     assert program.ok("chat", "create", "-u", "erin", "--direct", "alice") == one
-    assert "--direct alone" in failed(program.run("chat", "create", "-u", "alice", "--direct", "x", "-n", "y"))
+    assert "--direct alone" in failed(
+        program.run("chat", "create", "-u", "alice", "--direct", "x", "-n", "y")
+    )
 
 
 def test_strangers_are_told_that_they_are_none_of_it(program: Program, lobby: str) -> None:
@@ -322,18 +378,24 @@ def test_an_operator_inspects_halts_and_recovers(program: Program) -> None:
 
 
 def test_keys_are_made_used_listed_and_revoked(program: Program) -> None:
-    made = json.loads(program.ok("key", "create", "admin", "--label", "watch", "--scope", "status:read", "--json"))
+    made = json.loads(
+        program.ok("key", "create", "admin", "--label", "watch", "--scope", "status:read", "--json")
+    )
     secret, key_id = made["secret"], made["key"]["key_id"]
     assert program.run("status", "--token", secret).returncode == 0
     refused = failed(program.run("key", "list", "--token", secret))
     assert "lacks the scope keys:write" in refused
     command = refused.strip().partition("make one that has it: holdfast ")[2].split()
-    assert program.ok("key", "list", "--token", program.ok(*command).split()[0]), "what it says can be typed"
+    assert program.ok("key", "list", "--token", program.ok(*command).split()[0]), (
+        "what it says can be typed"
+    )
     listed = program.ok("key", "list")
     assert key_id in listed and secret not in listed
     assert "is revoked" in program.ok("key", "revoke", key_id, "--reason", "done")
     assert failed(program.run("status", "--token", secret))
-    assert "belongs to no tenant" in failed(program.run("key", "create", "admin", "--label", "x", "--tenant", "t"))
+    assert "belongs to no tenant" in failed(
+        program.run("key", "create", "admin", "--label", "x", "--tenant", "t")
+    )
     tenant = program.run("key", "create", "tenant", "--label", "shop")
     assert tenant.stdout.startswith("hf_tenant_") and "cannot be shown again" in tenant.stderr
 
@@ -344,19 +406,31 @@ def test_who_locked_themselves_out_comes_back_and_nothing_is_void(tmp_path: Path
     try:
         token = program.ok("token", "-u", "alice").strip()
         backend = program.ok("key", "create", "tenant", "--label", "shop").split()[0]
-        (own,) = [key for key in json.loads(program.ok("--json", "key", "list")) if key["kind"] == "admin"]
+        (own,) = [
+            key for key in json.loads(program.ok("--json", "key", "list")) if key["kind"] == "admin"
+        ]
         assert "last key that can make keys" in failed(program.run("key", "revoke", own["key_id"]))
         program.ok("key", "revoke", own["key_id"], "--force")
-        assert "stop the server, then `holdfast key create admin" in failed(program.run("key", "list"))
+        assert "stop the server, then `holdfast key create admin" in failed(
+            program.run("key", "list")
+        )
         assert failed(program.run("key", "create", "admin", "--label", "back"))
         program.stop()
-        named = failed(program.run("key", "create", "admin", "--label", "back", "--url", program.url))
+        named = failed(
+            program.run("key", "create", "admin", "--label", "back", "--url", program.url)
+        )
         assert f"the server of {program.state_dir} is stopped" in named
         assert "leave out --url and unset HOLDFAST_URL" in named and "--token" not in named
-        named = failed(program.run("key", "create", "admin", "--label", "back", "--token", "hf_admin_old"))
+        named = failed(
+            program.run("key", "create", "admin", "--label", "back", "--token", "hf_admin_old")
+        )
         assert "leave out --token and unset HOLDFAST_TOKEN and HOLDFAST_TOKEN_FILE" in named
         back = program.run("key", "create", "admin", "--label", "back", "--reason", "locked out")
-        assert back.returncode == 0 and "is stopped" in back.stderr and back.stdout.startswith("hf_admin_")
+        assert (
+            back.returncode == 0
+            and "is stopped" in back.stderr
+            and back.stdout.startswith("hf_admin_")
+        )
         program.serve()
         assert program.ok("key", "list", "--token", back.stdout.strip())
         assert "back" in program.ok("key", "list"), "the state directory's own key works again"
@@ -368,7 +442,9 @@ def test_who_locked_themselves_out_comes_back_and_nothing_is_void(tmp_path: Path
         program.stop()
 
 
-def test_a_backup_is_taken_while_serving_and_restored_elsewhere(program: Program, tmp_path: Path) -> None:
+def test_a_backup_is_taken_while_serving_and_restored_elsewhere(
+    program: Program, tmp_path: Path
+) -> None:
     chat_id = program.ok("chat", "create", "-u", "alice", "-n", "kept").strip()
     program.ok("chat", "send", chat_id, "before the backup", "-u", "alice")
     taken = json.loads(program.ok("backup", "--reason", "a test", "--json"))
@@ -376,9 +452,13 @@ def test_a_backup_is_taken_while_serving_and_restored_elsewhere(program: Program
     assert "in use by process" in failed(program.run("restore", taken["path"], "--overwrite"))
     other = Program(tmp_path / "other")
     done = other.run("restore", taken["path"])
-    assert "chats" in done.stdout and "in place in" in done.stdout and "no secrets.json" in done.stderr
+    assert (
+        "chats" in done.stdout and "in place in" in done.stdout and "no secrets.json" in done.stderr
+    )
     assert "--overwrite" in failed(other.run("restore", taken["path"]))
-    again = json.loads(other.ok("restore", taken["path"], "--overwrite", "--json", "--reason", "once more"))
+    again = json.loads(
+        other.ok("restore", taken["path"], "--overwrite", "--json", "--reason", "once more")
+    )
     assert again["taken_at"] == taken["taken_at"]
     other.serve()
     try:
@@ -399,7 +479,9 @@ def test_a_person_is_erased_after_being_asked_twice(program: Program) -> None:
     assert "1 messages of dora are erased, 1 chats left" in done
     history = program.ok("chat", "history", chat_id, "-u", "bob")
     assert "dear diary" not in history and "(removed)" in history
-    again = json.loads(program.ok("erase", "--user", "dora", "--reason", "ticket 1", "--yes", "--json"))
+    again = json.loads(
+        program.ok("erase", "--user", "dora", "--reason", "ticket 1", "--yes", "--json")
+    )
     assert again == {"messages": 0, "chats_left": 0, "kept": []}
 
 
@@ -416,7 +498,9 @@ def test_hostile_text_cannot_drive_the_terminal(program: Program, lobby: str) ->
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_every_shell_can_complete_commands(shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_shell_can_complete_commands(
+    shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = Program(tmp_path / "state")
     monkeypatch.setenv("_HOLDFAST_COMPLETE", f"source_{shell}")
     assert f"_HOLDFAST_COMPLETE=complete_{shell}" in program.run_process().stdout
@@ -431,15 +515,25 @@ def test_every_shell_can_complete_commands(shell: str, tmp_path: Path, monkeypat
 # Credentials and the state directory
 
 
-def test_a_credential_comes_from_a_file_or_the_environment(program: Program, nowhere: Program, tmp_path: Path) -> None:
+def test_a_credential_comes_from_a_file_or_the_environment(
+    program: Program, nowhere: Program, tmp_path: Path
+) -> None:
     file = tmp_path / "admin.key"
-    file.write_text(json.loads((program.state_dir / "secrets.json").read_text())["admin_key"] + "\n")
-    assert "node_id" in nowhere.ok("status", "--json", "--url", program.url, "--token-file", str(file))
+    file.write_text(
+        json.loads((program.state_dir / "secrets.json").read_text())["admin_key"] + "\n"
+    )
+    assert "node_id" in nowhere.ok(
+        "status", "--json", "--url", program.url, "--token-file", str(file)
+    )
     with patched_environment({**nowhere.environment, "HOLDFAST_TOKEN_FILE": str(file)}):
         assert CliRunner().invoke(app, ["status", "--url", program.url]).exit_code == 0
     both = nowhere.run("status", "--token", "x", "--token-file", str(file))
     assert both.returncode == 1 and "not both" in both.stderr
-    for text, why in (("", "holds no token"), ("two\nlines", "holds no token"), (None, "cannot be read")):
+    for text, why in (
+        ("", "holds no token"),
+        ("two\nlines", "holds no token"),
+        (None, "cannot be read"),
+    ):
         bad = tmp_path / "bad.key"
         bad.unlink(missing_ok=True)
         if text is not None:
@@ -448,13 +542,18 @@ def test_a_credential_comes_from_a_file_or_the_environment(program: Program, now
         assert refused.returncode == 1 and why in refused.stderr
 
 
-def test_a_server_on_an_empty_volume_keeps_its_state_in_a_directory_of_its_own(tmp_path: Path) -> None:
+def test_a_server_on_an_empty_volume_keeps_its_state_in_a_directory_of_its_own(
+    tmp_path: Path,
+) -> None:
     volume = tmp_path / "volume"
     volume.mkdir()
     volume.chmod(0o777)
     program = Program(volume)
     server = program.serve()
-    assert f"others can write to {volume}: everything is in {volume / 'state'}" in (tmp_path / "serve.log").read_text()
+    assert (
+        f"others can write to {volume}: everything is in {volume / 'state'}"
+        in (tmp_path / "serve.log").read_text()
+    )
     assert [path.name for path in volume.iterdir()] == ["state"]
     assert "node_id" in program.ok("status", "--json"), "commands find it with the same option"
     server.terminate()

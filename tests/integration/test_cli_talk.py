@@ -61,7 +61,9 @@ def contents(lines: list[str]) -> list[str]:
 
 
 def unsent(program: Program) -> list[str]:
-    """What all windows would find in their files if they were killed now: half a commit does not count."""
+    """What all windows would find in their files if they were killed now: half a commit
+    does not count.
+    """
     found = []
     with TemporaryDirectory() as folder:
         for file in (program.state_dir / "cli").glob("*.db"):
@@ -75,7 +77,9 @@ def unsent(program: Program) -> list[str]:
 def test_killing_the_server_in_mid_conversation_loses_and_repeats_nothing(program: Program) -> None:
     server = program.serve()
     chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby", "-m", "bob").strip()
-    talkers = {name: Terminal(program, chat_id, "--user", name, "--json") for name in ("alice", "bob")}
+    talkers = {
+        name: Terminal(program, chat_id, "--user", name, "--json") for name in ("alice", "bob")
+    }
     for talker in talkers.values():
         eventually(lambda talker=talker: "-- online" in talker.states, "a connection")
     written: dict[str, list[str]] = {name: [] for name in talkers}
@@ -93,21 +97,27 @@ def test_killing_the_server_in_mid_conversation_loses_and_repeats_nothing(progra
     for talker in talkers.values():
         eventually(lambda talker=talker: len(talker.lines) >= total, f"{total} lines")
     assert [talker.leave() for talker in talkers.values()] == [0, 0]
-    page = json.loads(program.ok("chat", "history", chat_id, "-u", "alice", "--limit", "500", "--json"))
+    page = json.loads(
+        program.ok("chat", "history", chat_id, "-u", "alice", "--limit", "500", "--json")
+    )
     stored = [message["content"] for message in page["messages"]]
     for name, talker in talkers.items():
         assert contents(talker.lines) == stored
         assert [line for line in stored if line.startswith(name)] == written[name]
 
 
-def test_what_was_typed_while_the_server_was_down_leaves_after_the_next_start(program: Program) -> None:
+def test_what_was_typed_while_the_server_was_down_leaves_after_the_next_start(
+    program: Program,
+) -> None:
     server = program.serve()
     chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
     alice = Terminal(program, chat_id, "--user", "alice", "--json")
     eventually(lambda: "-- online" in alice.states, "a connection")
     server.kill()
     server.wait()
-    eventually(lambda: any(state.startswith("-- offline") for state in alice.states), "the loss to be told")
+    eventually(
+        lambda: any(state.startswith("-- offline") for state in alice.states), "the loss to be told"
+    )
     alice.type("into the dark")
     eventually(lambda: "into the dark" in unsent(program), "the outbox on disk")
     alice.process.kill()
@@ -137,14 +147,19 @@ def test_what_was_left_unsent_in_any_window_leaves_with_the_next_one(program: Pr
     program.ok("chat", "open", chat_id, "-u", "alice", "--json")
     history = program.ok("chat", "history", chat_id, "-u", "alice")
     assert [history.count(line) for line in said] == [1, 1]
-    assert not program.ok("chat", "open", chat_id, "-u", "alice", "--history", "0", "--json"), "nothing is left"
+    assert not program.ok("chat", "open", chat_id, "-u", "alice", "--history", "0", "--json"), (
+        "nothing is left"
+    )
 
 
 def test_a_sixth_window_is_told_that_five_are_enough(serving: Program) -> None:
     chat_id = serving.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
     serving.ok("chat", "open", chat_id, "-u", "alice")
     (first,) = (serving.state_dir / "cli").glob("*-1.db")
-    windows = [apsw.Connection(str(first.with_name(first.name.replace("-1", f"-{n}")))) for n in range(1, 6)]
+    windows = [
+        apsw.Connection(str(first.with_name(first.name.replace("-1", f"-{n}"))))
+        for n in range(1, 6)
+    ]
     for window in windows:
         window.execute("BEGIN EXCLUSIVE")
     refused = serving.run("chat", "open", chat_id, "-u", "alice")
@@ -155,7 +170,9 @@ def test_a_sixth_window_is_told_that_five_are_enough(serving: Program) -> None:
 
 
 @pytest.mark.parametrize("window", [1, 2])
-def test_a_damaged_file_of_a_window_is_told_and_does_not_keep_the_chat_closed(serving: Program, window: int) -> None:
+def test_a_damaged_file_of_a_window_is_told_and_does_not_keep_the_chat_closed(
+    serving: Program, window: int
+) -> None:
     chat_id = serving.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
     serving.ok("chat", "open", chat_id, "-u", "alice")
     (first,) = (serving.state_dir / "cli").glob("*-1.db")
@@ -175,20 +192,25 @@ def leave_in_another_window(program: Program, chat_id: str, *contents: str) -> P
     with closing(apsw.Connection(str(other))) as state:
         for content in contents:
             state.execute(
-                "INSERT INTO outbox (client_message_id, chat_id, content, content_type) VALUES (?, ?, ?, ?)",
+                "INSERT INTO outbox (client_message_id, chat_id, content, content_type) VALUES (?,"
+                " ?, ?, ?)",
                 (f"key-{len(content)}", chat_id, content, "text/plain"),
             )
     return other
 
 
-def test_what_another_window_left_and_nobody_takes_is_told_and_stays_there(serving: Program) -> None:
+def test_what_another_window_left_and_nobody_takes_is_told_and_stays_there(
+    serving: Program,
+) -> None:
     chat_id = serving.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
     other = leave_in_another_window(serving, chat_id, "x" * 5000, "hello")
     talked = serving.run("chat", "open", chat_id, "-u", "alice")
     assert talked.returncode == 0 and "alice: hello" in talked.stdout
     assert "5000 bytes" in talked.stderr and str(other) in talked.stderr
     with closing(apsw.Connection(str(other))) as state:
-        assert state.execute("SELECT client_message_id FROM outbox").get == "key-5000", "kept, and not locked"
+        assert state.execute("SELECT client_message_id FROM outbox").get == "key-5000", (
+            "kept, and not locked"
+        )
 
 
 def test_what_another_window_left_is_shown_even_if_it_is_sent_before_the_talk_begins(
@@ -198,7 +220,13 @@ def test_what_another_window_left_is_shown_even_if_it_is_sent_before_the_talk_be
     leave_in_another_window(serving, chat_id, "hello")
     token = serving.ok("token", "-u", "alice").strip()
     room = terminal_chat.Room(
-        RestClient(serving.url, token), lambda: token, False, chat_id, 20, serving.state_dir, as_json=False
+        RestClient(serving.url, token),
+        lambda: token,
+        False,
+        chat_id,
+        20,
+        serving.state_dir,
+        as_json=False,
     )
 
     async def late(client: Client) -> None:
@@ -244,7 +272,9 @@ def test_a_token_that_ends_while_talking_ends_the_talk_and_says_what_to_do(
     secret = read_secrets(serving.state_dir).jwt_secret.encode()
     monkeypatch.setattr(terminal_chat, "screen_for", lambda name: StillTyping())
     # In this process: starting another one may take longer than the token lasts.
-    token = Tokens(TokenSettings(), shared_secret(secret), SystemClock()).mint(User("default", "alice"), 5)
+    token = Tokens(TokenSettings(), shared_secret(secret), SystemClock()).mint(
+        User("default", "alice"), 5
+    )
     talked = serving.run("chat", "open", chat_id, "--token", token)
     assert talked.returncode == 1 and "just in time ✓" in talked.stdout
     last = talked.stderr.splitlines()[-1]
@@ -296,7 +326,9 @@ def test_a_terminal_shows_that_it_is_offline_and_what_waits(program: Program) ->
         assert seen.count("✓".encode()) == 1
 
 
-def test_a_terminal_opens_without_a_server_and_catches_up_when_there_is_one(program: Program) -> None:
+def test_a_terminal_opens_without_a_server_and_catches_up_when_there_is_one(
+    program: Program,
+) -> None:
     server = program.serve()
     chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby", "-m", "bob").strip()
     program.ok("chat", "send", chat_id, "said before", "-u", "bob")
@@ -341,7 +373,9 @@ def test_a_terminal_shows_history_a_prompt_and_what_comes(serving: Program) -> N
         assert os.waitstatus_to_exitcode(status) == 0
 
 
-def test_a_line_that_begins_with_a_slash_is_a_command_and_how_to_leave_is_said(serving: Program) -> None:
+def test_a_line_that_begins_with_a_slash_is_a_command_and_how_to_leave_is_said(
+    serving: Program,
+) -> None:
     chat_id = serving.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
     with pseudo_terminal(serving, chat_id) as (pid, terminal):
         assert b"/quit or Ctrl+D leaves" in read_until(terminal, b"alice> ")
@@ -355,10 +389,14 @@ def test_a_line_that_begins_with_a_slash_is_a_command_and_how_to_leave_is_said(s
         _, status = os.waitpid(pid, 0)
         assert os.waitstatus_to_exitcode(status) == 0
     said = json.loads(serving.ok("chat", "history", chat_id, "-u", "alice", "--json"))
-    assert [message["content"] for message in said["messages"] if message["kind"] == "text"] == ["/shrug"]
+    assert [message["content"] for message in said["messages"] if message["kind"] == "text"] == [
+        "/shrug"
+    ]
 
 
-def test_whatever_is_pasted_while_the_server_is_away_is_kept_and_the_user_can_leave(program: Program) -> None:
+def test_whatever_is_pasted_while_the_server_is_away_is_kept_and_the_user_can_leave(
+    program: Program,
+) -> None:
     server = program.serve()
     chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
     said = [f"line {number}" for number in range(2000)]
@@ -376,16 +414,23 @@ def test_whatever_is_pasted_while_the_server_is_away_is_kept_and_the_user_can_le
         assert os.waitstatus_to_exitcode(status) == 0
     (file,) = (program.state_dir / "cli").glob("*-1.db")
     with closing(apsw.Connection(str(file))) as state:
-        assert [content for (content,) in state.execute("SELECT content FROM outbox ORDER BY number")] == said
+        assert [
+            content for (content,) in state.execute("SELECT content FROM outbox ORDER BY number")
+        ] == said
 
 
 @contextmanager
 def pseudo_terminal(program: Program, chat_id: str) -> Iterator[tuple[int, int]]:
-    """``chat open`` of Alice where it believes to be at a terminal: its process and the terminal's other end."""
+    """``chat open`` of Alice where it believes to be at a terminal: its process and the
+    terminal's other end.
+    """
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ.update(program.environment)
-        os.execv(sys.executable, [sys.executable, "-m", "holdfast.cli", "chat", "open", chat_id, "-u", "alice"])
+        os.execv(
+            sys.executable,
+            [sys.executable, "-m", "holdfast.cli", "chat", "open", chat_id, "-u", "alice"],
+        )
     try:
         yield pid, terminal
     finally:

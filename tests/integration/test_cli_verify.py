@@ -1,4 +1,6 @@
-"""``holdfast verify`` against a real server: what it judges, what it leaves, and that a broken promise is seen."""
+"""``holdfast verify`` against a real server: what it judges, what it leaves, and that a
+broken promise is seen.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,26 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
 def saved(program: Program, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The history of one trial, which kept every promise and left its chats empty."""
     path = tmp_path_factory.mktemp("history") / "history.jsonl"
-    said = json.loads(program.ok("verify", program.url, "--seconds", "2", "--history", str(path), "--json"))
+    said = json.loads(
+        program.ok("verify", program.url, "--seconds", "2", "--history", str(path), "--json")
+    )
     assert said["kept"] and said["operations"] > 10
-    assert {p["number"] for p in said["promises"] if p["kept"] and p["facts"]} == {1, 2, 3, 4, 5, 7, 8, 9, 12}
+    assert {p["number"] for p in said["promises"] if p["kept"] and p["facts"]} == {
+        1,
+        2,
+        3,
+        4,
+        5,
+        7,
+        8,
+        9,
+        12,
+    }
     assert len(said["left"]) == 2
     for left in said["left"]:
-        assert "holdfast verify 20" in left and "an empty chat, without members and messages" in left
+        assert (
+            "holdfast verify 20" in left and "an empty chat, without members and messages" in left
+        )
         shown = json.loads(program.ok("chat", "inspect", left.split()[0], "--json"))
         assert shown["count"] == 0 and shown["chat"]["head"] > 0, "deleted, and numbered on"
     return path
@@ -48,10 +64,23 @@ def _lose_a_message(lines: Lines) -> None:
 
 
 def _serve_the_stranger(lines: Lines) -> None:
-    asked = [line for line in lines if line.get("client") == "stranger over REST" and line.get("verb") == "send"]
-    end = next(line for line in lines if line.get("op") == asked[0]["op"] and line["event"] == "fail")
+    asked = [
+        line
+        for line in lines
+        if line.get("client") == "stranger over REST" and line.get("verb") == "send"
+    ]
+    end = next(
+        line for line in lines if line.get("op") == asked[0]["op"] and line["event"] == "fail"
+    )
     end.clear()
-    end.update({"event": "ok", "at": asked[0]["at"], "op": asked[0]["op"], "acked": {"sequence": 1, "message_id": "m"}})
+    end.update(
+        {
+            "event": "ok",
+            "at": asked[0]["at"],
+            "op": asked[0]["op"],
+            "acked": {"sequence": 1, "message_id": "m"},
+        }
+    )
 
 
 def _close_without_a_word(lines: Lines) -> None:
@@ -65,7 +94,12 @@ def _answer_late(lines: Lines) -> None:
 
 @pytest.mark.parametrize(
     ("change", "number"),
-    [(_lose_a_message, 1), (_serve_the_stranger, 12), (_close_without_a_word, 7), (_answer_late, 8)],
+    [
+        (_lose_a_message, 1),
+        (_serve_the_stranger, 12),
+        (_close_without_a_word, 7),
+        (_answer_late, 8),
+    ],
 )
 def test_a_broken_promise_is_said_and_is_the_exit_code(
     program: Program, saved: Path, tmp_path: Path, change: Callable[[Lines], None], number: int
@@ -83,14 +117,20 @@ def test_a_broken_promise_is_said_and_is_the_exit_code(
 
 
 def test_a_tenant_key_mints_its_own_users(program: Program) -> None:
-    key = json.loads(program.ok("key", "create", "tenant", "--tenant", "acme", "--label", "verify", "--json"))
-    said = json.loads(program.ok("verify", program.url, "--token", key["secret"], "--seconds", "1", "--json"))
+    key = json.loads(
+        program.ok("key", "create", "tenant", "--tenant", "acme", "--label", "verify", "--json")
+    )
+    said = json.loads(
+        program.ok("verify", program.url, "--token", key["secret"], "--seconds", "1", "--json")
+    )
     assert said["kept"] and 12 in {p["number"] for p in said["promises"]}
 
 
 def test_a_user_token_talks_to_itself_and_knows_no_stranger(program: Program) -> None:
     token = program.ok("token", "--user", "alice").strip()
-    said = json.loads(program.ok("verify", program.url, "--token", token, "--seconds", "1", "--json"))
+    said = json.loads(
+        program.ok("verify", program.url, "--token", token, "--seconds", "1", "--json")
+    )
     assert said["kept"] and 12 not in {p["number"] for p in said["promises"]}
 
 
@@ -100,7 +140,11 @@ def test_the_same_seed_draws_the_same_first_sends(program: Program, tmp_path: Pa
         program.ok("verify", program.url, "--seconds", "1", "--seed", "7", "--history", str(path))
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         assert lines[0]["seed"] == 7
-        return [line["key"] for line in lines if line.get("verb") == "send" and "stranger" not in line["client"]][:3]
+        return [
+            line["key"]
+            for line in lines
+            if line.get("verb") == "send" and "stranger" not in line["client"]
+        ][:3]
 
     assert first_keys("a") == first_keys("b")
 
@@ -116,7 +160,9 @@ def test_the_same_seed_draws_the_same_first_sends(program: Program, tmp_path: Pa
         (("nonsense",), "is no server address"),
     ],
 )
-def test_what_cannot_be_done_is_said(program: Program, arguments: tuple[str, ...], says: str) -> None:
+def test_what_cannot_be_done_is_said(
+    program: Program, arguments: tuple[str, ...], says: str
+) -> None:
     done = program.run("verify", *arguments)
     assert done.returncode != 0 and says in done.stderr
 

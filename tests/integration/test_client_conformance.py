@@ -1,4 +1,6 @@
-"""The Python client passes the conformance suite, over real sockets and a real state file."""
+"""The Python client passes the conformance suite, over real sockets and a real state
+file.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,10 @@ class PythonSubject:
 
     async def restart(self, hard: bool) -> None:
         if hard:
-            copy = self._state.read_bytes(), self._state.with_name(self._state.name + "-wal").read_bytes()
+            copy = (
+                self._state.read_bytes(),
+                self._state.with_name(self._state.name + "-wal").read_bytes(),
+            )
             await self.stop()
             self._state.write_bytes(copy[0])
             self._state.with_name(self._state.name + "-wal").write_bytes(copy[1])
@@ -116,9 +121,13 @@ async def test_the_python_client_conforms(scenario: Scenario, tmp_path: Path) ->
 def test_the_guide_names_every_scenario_and_no_other() -> None:
     page = ROOT / "docs/guides/client-conformance.md"
     named = re.findall(r"^\| (\w+) \|", page.read_text(), re.MULTILINE)
-    assert [name for name in named if name not in ("scenario", "command", "event")] == list(map(name_of, SCENARIOS))
+    assert [name for name in named if name not in ("scenario", "command", "event")] == list(
+        map(name_of, SCENARIOS)
+    )
     for name, value in asdict(TIMINGS).items():
-        assert re.search(rf"`{name}` {value}\b", page.read_text()), f"the guide does not say {name} {value}"
+        assert re.search(rf"`{name}` {value}\b", page.read_text()), (
+            f"the guide does not say {name} {value}"
+        )
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,16 +149,26 @@ def test_a_program_that_speaks_json_lines_is_driven_and_judged() -> None:
 
 
 def test_the_suite_finds_a_client_that_handles_answers_late_every_time() -> None:
-    """It shows duplicates or a wrong order only where an answer and a push arrive in one piece."""
+    """It shows duplicates or a wrong order only where an answer and a push arrive in
+    one piece.
+    """
     late = str(ROOT / "tests/support/late_client.py")
-    apart = conformance("--scenario", "rotation", "--scenario", "duplicate_pushes", "--", sys.executable, late)
+    apart = conformance(
+        "--scenario", "rotation", "--scenario", "duplicate_pushes", "--", sys.executable, late
+    )
     assert apart.returncode == 0, apart.stdout
     together = ("resumed_then_messages", "empty_resumed_then_message", "reset_then_messages")
     chosen = [argument for name in together for argument in ("--scenario", name)]
     ended = conformance("--json", "--patience", "2", *chosen, "--", sys.executable, late)
-    judged = {result["scenario"]: result["passed"] for result in json.loads(ended.stdout)["scenarios"]}
+    judged = {
+        result["scenario"]: result["passed"] for result in json.loads(ended.stdout)["scenarios"]
+    }
     assert ended.returncode == 1
-    assert judged == {"resumed_then_messages": False, "empty_resumed_then_message": True, "reset_then_messages": False}
+    assert judged == {
+        "resumed_then_messages": False,
+        "empty_resumed_then_message": True,
+        "reset_then_messages": False,
+    }
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,16 @@ from engines import free_port
 from holdfast.access.principal import USER_SCOPES
 from holdfast.access.tokens import Tokens, TokenSettings, shared_secret
 from holdfast.cli.rest import RestClient
-from holdfast.client import ChatGone, ChatJoined, ChatReset, Client, ClientEvent, ClientSettings, Message, Receipt
+from holdfast.client import (
+    ChatGone,
+    ChatJoined,
+    ChatReset,
+    Client,
+    ClientEvent,
+    ClientSettings,
+    Message,
+    Receipt,
+)
 from holdfast.clock import SystemClock
 from holdfast.errors import MessageTooLarge, NotAMember, NotFound, Unauthorized
 from holdfast.message import User
@@ -34,13 +43,19 @@ class World:
         self._secrets = node.secrets
 
     def token(self, user: str) -> str:
-        tokens = Tokens(TokenSettings(), shared_secret(self._secrets.jwt_secret.encode()), SystemClock())
+        tokens = Tokens(
+            TokenSettings(), shared_secret(self._secrets.jwt_secret.encode()), SystemClock()
+        )
         return tokens.mint(User("default", user), 3600, USER_SCOPES)
 
-    def client(self, user: str, state: Path | None = None, settings: ClientSettings = QUICK) -> Client:
+    def client(
+        self, user: str, state: Path | None = None, settings: ClientSettings = QUICK
+    ) -> Client:
         return Client(self.url, self.token(user), state=state, settings=settings)
 
-    async def ask(self, user: str | None, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    async def ask(
+        self, user: str | None, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> Any:
         rest = RestClient(self.url, self._secrets.admin_key if user is None else self.token(user))
         return await asyncio.to_thread(rest.ask, method, path, body)
 
@@ -50,12 +65,20 @@ class World:
 
 
 def served(
-    tmp_path: Path, scenario: Callable[[World], Awaitable[None]], changes: Mapping[str, float] | None = None
+    tmp_path: Path,
+    scenario: Callable[[World], Awaitable[None]],
+    changes: Mapping[str, float] | None = None,
 ) -> None:
-    """A node with heartbeats far apart, unless ``changes`` say else, so that what waits for one is too late."""
+    """A node with heartbeats far apart, unless ``changes`` say else, so that what waits
+    for one is too late.
+    """
 
     async def main() -> None:
-        server = {"server.port": 0, "server.state_dir": str(tmp_path / "state"), "server.log_level": "error"}
+        server = {
+            "server.port": 0,
+            "server.state_dir": str(tmp_path / "state"),
+            "server.log_level": "error",
+        }
         rare = {"gateway.timeouts.heartbeat_interval_seconds": 600}
         settings = load(None, {}, {**server, **rare, **(changes or {})})
         async with asyncio.timeout(100), running(settings) as node:
@@ -82,7 +105,9 @@ def test_two_people_talk_in_one_order(tmp_path: Path) -> None:
             sends = [client.send(chat_id, f"{n}") for n in range(8) for client in (alice, bob)]
             sent = await asyncio.gather(*sends)
             assert sorted(one.sequence for one in sent) == list(range(1, 17))
-            heard_by_alice, heard_by_bob = await asyncio.gather(next_of(alice, Message, 16), next_of(bob, Message, 16))
+            heard_by_alice, heard_by_bob = await asyncio.gather(
+                next_of(alice, Message, 16), next_of(bob, Message, 16)
+            )
             assert heard_by_alice == heard_by_bob
             assert [message.sequence for message in heard_by_alice] == list(range(1, 17))
 
@@ -100,12 +125,16 @@ def test_a_device_that_was_away_gets_what_it_missed_and_only_that(tmp_path: Path
             for n in range(15):
                 await alice.send(chat_id, f"missed {n}")
             async with world.client("bob", state) as bob:
-                assert [m.content for m in await next_of(bob, Message, 15)] == [f"missed {n}" for n in range(15)]
+                assert [m.content for m in await next_of(bob, Message, 15)] == [
+                    f"missed {n}" for n in range(15)
+                ]
 
     served(tmp_path, scenario)
 
 
-def test_a_chat_that_is_not_followed_is_not_told_to_its_senders_as_delivered(tmp_path: Path) -> None:
+def test_a_chat_that_is_not_followed_is_not_told_to_its_senders_as_delivered(
+    tmp_path: Path,
+) -> None:
     async def scenario(world: World) -> None:
         lobby, den = await world.chat("alice", "bob"), await world.chat("alice", "bob")
         bob = Client(world.url, world.token("bob"), settings=QUICK, follow={lobby})
@@ -113,13 +142,17 @@ def test_a_chat_that_is_not_followed_is_not_told_to_its_senders_as_delivered(tmp
             await bob.connected()
             await alice.send(den, "nobody reads this")
             await alice.send(lobby, "bob reads this")
-            reading = asyncio.create_task(next_of(bob, Message, 2))  # asking for a second ends the first
+            # asking for a second ends the first
+            reading = asyncio.create_task(next_of(bob, Message, 2))
             async for event in alice.events():
                 if isinstance(event, Receipt) and event.user_id == "bob":
                     assert event.chat_id == lobby
                     break
             reading.cancel()
-            status = {c: await world.ask("alice", "GET", f"/v1/chats/{c}/messages/1/status") for c in (lobby, den)}
+            status = {
+                c: await world.ask("alice", "GET", f"/v1/chats/{c}/messages/1/status")
+                for c in (lobby, den)
+            }
             assert "bob" in status[lobby]["delivered"] and "bob" not in status[den]["delivered"]
 
     served(tmp_path, scenario)
@@ -220,18 +253,24 @@ def test_a_handshake_that_the_server_itself_refuses_for_good_is_the_end(tmp_path
 
 
 def test_who_only_sends_stays_connected_and_may_still_begin_to_read(tmp_path: Path) -> None:
-    """Nobody reads its events, so nothing can be acked, and a server doubts who does not ack."""
+    """Nobody reads its events, so nothing can be acked, and a server doubts who does
+    not ack.
+    """
 
     async def scenario(world: World) -> None:
         chat_id = await world.chat("alice", "bob")
         async with Proxy("127.0.0.1", int(world.url.rpartition(":")[2])) as proxy:
             settings = replace(QUICK, buffer_messages_max=5)
-            async with Client(f"http://127.0.0.1:{proxy.port}", world.token("alice"), settings=settings) as alice:
+            async with Client(
+                f"http://127.0.0.1:{proxy.port}", world.token("alice"), settings=settings
+            ) as alice:
                 for n in range(30):
                     await alice.send(chat_id, f"{n}")
                     await asyncio.sleep(0.05)
                 assert proxy.accepted == 1
-                assert [m.content for m in await next_of(alice, Message, 30)] == [f"{n}" for n in range(30)]
+                assert [m.content for m in await next_of(alice, Message, 30)] == [
+                    f"{n}" for n in range(30)
+                ]
 
     changes = {
         "gateway.timeouts.heartbeat_interval_seconds": 0.1,
@@ -242,9 +281,11 @@ def test_who_only_sends_stays_connected_and_may_still_begin_to_read(tmp_path: Pa
 
 
 def test_over_a_slow_link_everything_comes_on_one_connection(tmp_path: Path) -> None:
-    """The deadlines of both sides are far shorter than a page takes: what counts is whether bytes come.
+    """The deadlines of both sides are far shorter than a page takes: what counts is
+    whether bytes come.
 
-    And they are longer than a busy machine lets this process wait: no byte moves meanwhile.
+    And they are longer than a busy machine lets this process wait: no byte moves
+    meanwhile.
     """
 
     async def scenario(world: World) -> None:
@@ -255,7 +296,9 @@ def test_over_a_slow_link_everything_comes_on_one_connection(tmp_path: Path) -> 
         slow = NetworkConditions(bytes_per_second=50_000, slice_bytes=1024)
         settings = replace(QUICK, reply_timeout_seconds=1.5, silence_grace_seconds=0.5)
         async with Proxy("127.0.0.1", int(world.url.rpartition(":")[2]), slow) as proxy:
-            async with Client(f"http://127.0.0.1:{proxy.port}", world.token("bob"), settings=settings) as bob:
+            async with Client(
+                f"http://127.0.0.1:{proxy.port}", world.token("bob"), settings=settings
+            ) as bob:
                 texts = [m.content[:4] for m in await next_of(bob, Message, 60)]
                 await bob.send(chat_id, "all of it")
             assert texts == [f"{n:04}" for n in range(60)]
@@ -269,7 +312,9 @@ def test_over_a_slow_link_everything_comes_on_one_connection(tmp_path: Path) -> 
     served(tmp_path, scenario, changes)
 
 
-async def test_a_drained_server_sends_its_clients_away_and_they_find_the_next_one(tmp_path: Path) -> None:
+async def test_a_drained_server_sends_its_clients_away_and_they_find_the_next_one(
+    tmp_path: Path,
+) -> None:
     state = str(tmp_path / "state")
     settings = Settings(server=ServerSettings(port=free_port(), state_dir=state, log_level="error"))
     async with asyncio.timeout(100):
@@ -282,6 +327,9 @@ async def test_a_drained_server_sends_its_clients_away_and_they_find_the_next_on
             waiting = asyncio.create_task(alice.send(chat_id, "between"))
             async with running(settings):
                 assert (await waiting).sequence == 2
-                assert [m.content for m in await next_of(alice, Message, 2)] == ["before", "between"]
+                assert [m.content for m in await next_of(alice, Message, 2)] == [
+                    "before",
+                    "between",
+                ]
         finally:
             await alice.__aexit__(None, None, None)

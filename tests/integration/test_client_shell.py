@@ -25,7 +25,9 @@ from holdfast.errors import (
 )
 from holdfast.verify.scripted_server import CHAT, ScriptedServer
 
-QUICK = ClientSettings(reconnect_initial_seconds=0.05, reconnect_cap_seconds=0.2, ack_interval_seconds=0.02)
+QUICK = ClientSettings(
+    reconnect_initial_seconds=0.05, reconnect_cap_seconds=0.2, ack_interval_seconds=0.02
+)
 
 
 def jwt(expires_at: float) -> str:
@@ -73,7 +75,9 @@ def test_equal_calls_join_and_unequal_ones_under_one_key_are_refused() -> None:
     async def scenario(server: ScriptedServer) -> None:
         server.script.silent = True
         async with Client(server.url, "token", settings=QUICK) as client:
-            both = [asyncio.create_task(client.send(CHAT, "x", client_message_id="k")) for _ in range(2)]
+            both = [
+                asyncio.create_task(client.send(CHAT, "x", client_message_id="k")) for _ in range(2)
+            ]
             await asyncio.sleep(0)
             with pytest.raises(KeyReused):
                 await client.send(CHAT, "y", client_message_id="k")
@@ -120,7 +124,9 @@ def test_a_post_returns_when_it_is_on_disk_and_survives_the_process(tmp_path: Pa
 
 def test_a_refusal_nobody_waits_for_comes_as_an_event() -> None:
     async def scenario(server: ScriptedServer) -> None:
-        server.script.send_errors = [{"code": "FORBIDDEN", "message": "no", "retryable": False, "outcome": "rejected"}]
+        server.script.send_errors = [
+            {"code": "FORBIDDEN", "message": "no", "retryable": False, "outcome": "rejected"}
+        ]
         async with Client(server.url, "token") as client:
             key = await client.post(CHAT, "x")
             async for event in client.events():
@@ -142,7 +148,9 @@ def test_a_refusal_nobody_waits_for_comes_as_an_event() -> None:
         (("c", "x", "text/plain", "two words"), InvalidMessage),
     ],
 )
-def test_what_the_server_would_refuse_is_refused_at_once(arguments: tuple[str, ...], error: type[Exception]) -> None:
+def test_what_the_server_would_refuse_is_refused_at_once(
+    arguments: tuple[str, ...], error: type[Exception]
+) -> None:
     async def scenario(server: ScriptedServer) -> None:
         async with Client(server.url, "token") as client:
             with pytest.raises(error):
@@ -153,7 +161,9 @@ def test_what_the_server_would_refuse_is_refused_at_once(arguments: tuple[str, .
 
 
 async def test_a_full_outbox_takes_no_more() -> None:
-    async with Client("http://127.0.0.1:9", "t", settings=ClientSettings(outbox_messages_max=2)) as client:
+    async with Client(
+        "http://127.0.0.1:9", "t", settings=ClientSettings(outbox_messages_max=2)
+    ) as client:
         await client.post("c", "1")
         await client.post("c", "2")
         with pytest.raises(Unavailable, match="2 messages wait"):
@@ -178,7 +188,9 @@ def test_a_refused_token_stops_the_client_and_everybody_hears() -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize("body", [b"<h1>Not Found</h1>", b'{"error": {}}', b'{"error": "not found"}', b""])
+@pytest.mark.parametrize(
+    "body", [b"<h1>Not Found</h1>", b'{"error": {}}', b'{"error": "not found"}', b""]
+)
 def test_a_refusal_that_is_not_the_server_s_own_is_not_the_end(body: bytes) -> None:
     async def scenario(server: ScriptedServer) -> None:
         server.script.refuse_handshakes = [(status, {}) for status in (400, 403, 404)]
@@ -191,7 +203,13 @@ def test_a_refusal_that_is_not_the_server_s_own_is_not_the_end(body: bytes) -> N
 
 
 @pytest.mark.parametrize(
-    "failure", [Unavailable("no tokens now"), OutcomeUnknown("?"), ConnectionResetError(), ValueError("not JSON")]
+    "failure",
+    [
+        Unavailable("no tokens now"),
+        OutcomeUnknown("?"),
+        ConnectionResetError(),
+        ValueError("not JSON"),
+    ],
 )
 def test_a_token_that_cannot_be_had_now_is_asked_for_again(failure: Exception) -> None:
     async def scenario(server: ScriptedServer) -> None:
@@ -274,7 +292,9 @@ def test_a_state_file_of_another_user_is_not_sent_in_this_one_s_name(tmp_path: P
     run(scenario)
 
 
-def test_an_event_interrupted_by_an_error_comes_again_and_a_finished_one_does_not(tmp_path: Path) -> None:
+def test_an_event_interrupted_by_an_error_comes_again_and_a_finished_one_does_not(
+    tmp_path: Path,
+) -> None:
     async def scenario(server: ScriptedServer) -> None:
         state = tmp_path / "client.db"
         for n in range(3):
@@ -351,7 +371,9 @@ def test_a_token_is_renewed_in_band_before_it_ends() -> None:
             return made[-1]
 
         async with Client(server.url, provide):
-            await server.until(lambda: len(made) == 2 and server.here.token == made[1], "the new token")
+            await server.until(
+                lambda: len(made) == 2 and server.here.token == made[1], "the new token"
+            )
         assert len(server.connections) == 1
 
     run(scenario)

@@ -1,7 +1,9 @@
-"""The wall clock of a serving node jumps by an hour and more, forth and back: nothing that is owed depends on it.
+"""The wall clock of a serving node jumps by an hour and more, forth and back: nothing
+that is owed depends on it.
 
-A real process under libfaketime. People stay connected and talk, webhooks leave once each although one is on its way
-during every jump, and limits count the time that passed, not the time it says.
+A real process under libfaketime. People stay connected and talk, webhooks leave once
+each although one is on its way during every jump, and limits count the time that
+passed, not the time it says.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ WEBHOOK_SECONDS_MAX = 20.0
 
 
 class Hook:
-    """Where webhooks arrive; while ``hold`` is set it does not answer, so that they stay on their way."""
+    """Where webhooks arrive; while ``hold`` is set it does not answer, so that they
+    stay on their way.
+    """
 
     def __init__(self) -> None:
         self.taken: Counter[str] = Counter()
@@ -71,7 +75,9 @@ class Hook:
 
 
 def _minutes() -> int:
-    """A window shorter than a jump that does not end by itself during the test; the monotonic clock aligns it."""
+    """A window shorter than a jump that does not end by itself during the test; the
+    monotonic clock aligns it.
+    """
     now = time.monotonic()
     return next(minutes for minutes in range(45, 60) if now % (minutes * 60) < minutes * 60 - 400)
 
@@ -84,13 +90,21 @@ class Operator:
         self._admin = {"Authorization": f"Bearer {admin_key}"}
 
     async def set_up(self, hook: str) -> None:
-        """A webhook; of each algorithm a rule that allows three in less than an hour, and one that allows very many."""
+        """A webhook; of each algorithm a rule that allows three in less than an hour,
+        and one that allows very many.
+        """
         await self._done("POST", "/admin/webhooks", {"url": hook})
-        key = await self._done("POST", "/admin/keys", {"kind": "tenant", "label": "checks", "tenant": "default"})
+        key = await self._done(
+            "POST", "/admin/keys", {"kind": "tenant", "label": "checks", "tenant": "default"}
+        )
         self._tenant = {"Authorization": f"Bearer {key['secret']}"}
         for algorithm in SLOW:
             for name, limit, window in (("slow", 3, f"{_minutes()}m"), ("fast", 10_000, "1s")):
-                rule = {"tenantID": "default", "resource": f"{name}-{algorithm}", "algorithm": algorithm}
+                rule = {
+                    "tenantID": "default",
+                    "resource": f"{name}-{algorithm}",
+                    "algorithm": algorithm,
+                }
                 await self._done("POST", "/admin/rules", {**rule, "limit": limit, "window": window})
 
     async def allowed(self, resource: str) -> bool:
@@ -102,35 +116,53 @@ class Operator:
         return bool(said["allowed"])
 
     async def _done(self, method: str, path: str, body: dict[str, object]) -> dict[str, object]:
-        answer = await self._client.request(method, path, json={**body, "reason": "test"}, headers=self._admin)
+        answer = await self._client.request(
+            method, path, json={**body, "reason": "test"}, headers=self._admin
+        )
         assert answer.is_success, answer.text
         done: dict[str, object] = answer.json()
         return done
 
 
 @pytest.mark.long
-def test_jumps_of_the_wall_clock_lose_close_repeat_and_admit_nothing(tmp_path: Path, wall_clock: WallClock) -> None:
+def test_jumps_of_the_wall_clock_lose_close_repeat_and_admit_nothing(
+    tmp_path: Path, wall_clock: WallClock
+) -> None:
     began = time.monotonic()
     record = Recorder(Header(seed=SEED))
     texts = asyncio.run(_story(tmp_path, wall_clock, record))
     verdicts = check(record.history())
-    closings = [event for event in record.events if isinstance(event, Closed) and (event.by != "client" or event.why)]
+    closings = [
+        event
+        for event in record.events
+        if isinstance(event, Closed) and (event.by != "client" or event.why)
+    ]
     print("\n".join(map(str, [*closings, *(verdict for verdict in verdicts if not verdict.ok)])))
     tally(
         Row(
             name="clock jumps",
-            how="a real node under libfaketime; its wall clock jumps by one or two hours, forth and back, while people "
-            "talk and a webhook is on its way",
+            how=(
+                "a real node under libfaketime; its wall clock jumps by one or two hours, forth and"
+                " back, while people talk and a webhook is on its way"
+            ),
             runs=JUMPS,
             failures=int(bool(red(verdicts) or closings)),
-            requirement="all checkers green, no connection closed, every webhook once, no rule admits more or less",
+            requirement=(
+                "all checkers green, no connection closed, every webhook once, no rule admits more"
+                " or less"
+            ),
             seed=str(SEED),
             seconds=time.monotonic() - began,
-            figures={"messages": len(texts), "facts examined": f"{sum(verdict.examined for verdict in verdicts):,}"},
+            figures={
+                "messages": len(texts),
+                "facts examined": f"{sum(verdict.examined for verdict in verdicts):,}",
+            },
         )
     )
     assert not closings
-    assert sum(isinstance(event, Opened) for event in record.events) == 2, "each connected once, and stayed"
+    assert sum(isinstance(event, Opened) for event in record.events) == 2, (
+        "each connected once, and stayed"
+    )
 
 
 async def _story(tmp_path: Path, wall_clock: WallClock, record: Recorder) -> list[str]:
@@ -170,11 +202,15 @@ async def _jump_and_talk(
     operator: Operator,
     chat_id: str,
 ) -> list[str]:
-    """Every jump comes while a webhook waits for its answer; what is said before and after it leaves as usual."""
+    """Every jump comes while a webhook waits for its answer; what is said before and
+    after it leaves as usual.
+    """
     rng = random.Random(SEED)
     texts: list[str] = []
     for algorithm in SLOW:
-        assert [await operator.allowed(f"slow-{algorithm}") for _ in range(4)] == [True] * 3 + [False], algorithm
+        assert [await operator.allowed(f"slow-{algorithm}") for _ in range(4)] == [True] * 3 + [
+            False
+        ], algorithm
     offset = 0
     for jump in range(JUMPS):
         hook.go_on.clear()
@@ -186,9 +222,13 @@ async def _jump_and_talk(
         hook.go_on.set()
         await hook.has(len(texts))
         at = time.time() + offset
-        assert timestamp(at - 60) < hook.stamped < timestamp(at + 60), "it did jump, for people to see"
+        assert timestamp(at - 60) < hook.stamped < timestamp(at + 60), (
+            "it did jump, for people to see"
+        )
         for algorithm in SLOW:
-            assert not await operator.allowed(f"slow-{algorithm}"), f"{algorithm} took the jump for time"
+            assert not await operator.allowed(f"slow-{algorithm}"), (
+                f"{algorithm} took the jump for time"
+            )
             assert await operator.allowed(f"fast-{algorithm}"), f"{algorithm} waits for the clock"
     assert supervisor.kills == 0
     return texts
@@ -198,6 +238,8 @@ async def _all_say(people: list[Person], what: str, chat_id: str, texts: list[st
     """Each says one thing, and all have it."""
     said = [f"{person.user} {what}" for person in people]
     async with asyncio.timeout(CHAT_SECONDS_MAX):
-        await asyncio.gather(*(person.say(chat_id, text) for person, text in zip(people, said, strict=True)))
+        await asyncio.gather(
+            *(person.say(chat_id, text) for person, text in zip(people, said, strict=True))
+        )
         texts += said
         await asyncio.gather(*(person.has(chat_id, len(texts)) for person in people))

@@ -1,7 +1,9 @@
-"""What both messaging documents say will confirm them, where no other test carries the item.
+"""What both messaging documents say will confirm them, where no other test carries the
+item.
 
-The documents' bounds on latency are judged on virtual time, with a disk of a known speed: what the path adds to it is
-ours, whatever the machine. On the real path, from intake to a synced SQLite file, latencies are measured and shown.
+The documents' bounds on latency are judged on virtual time, with a disk of a known
+speed: what the path adds to it is ours, whatever the machine. On the real path, from
+intake to a synced SQLite file, latencies are measured and shown.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ async def found(store: Store) -> None:
 
 
 class Writers:
-    """People who send to one chat through the intake, each the next when the last was answered."""
+    """People who send to one chat through the intake, each the next when the last was
+    answered.
+    """
 
     def __init__(self, intake: Intake) -> None:
         self._intake = intake
@@ -83,9 +87,13 @@ async def intake_of(store: Store, clock: Clock) -> AsyncIterator[Writers]:
     await running
 
 
-@pytest.mark.seed("001 confirmation: 100 concurrent writers to same chat receive 100 unique sequences")
+@pytest.mark.seed(
+    "001 confirmation: 100 concurrent writers to same chat receive 100 unique sequences"
+)
 @pytest.mark.seed("001 confirmation: no sequence collisions under any test scenario")
-async def test_a_hundred_concurrent_writers_receive_a_hundred_unique_sequences(tmp_path: Path) -> None:
+async def test_a_hundred_concurrent_writers_receive_a_hundred_unique_sequences(
+    tmp_path: Path,
+) -> None:
     async with writing(tmp_path) as writers:
         await writers.all(100, 1)
     numbers = [answer.message.sequence for answer in writers.answers if isinstance(answer, Acked)]
@@ -106,7 +114,9 @@ async def test_a_key_that_exists_answers_as_the_first_time_or_refuses_other_cont
 
 
 class Disk(MemoryStore):
-    """A store whose commit takes as long as the documents allow an allocation to take, and no longer."""
+    """A store whose commit takes as long as the documents allow an allocation to take,
+    and no longer.
+    """
 
     COMMIT_SECONDS = 0.049
 
@@ -138,14 +148,20 @@ class Observed:
 @pytest.mark.seed("001 confirmation: total persist path P99 < 100ms under normal load")
 @pytest.mark.seed("001 confirmation: measure latency degradation under 10x, 100x contention")
 @pytest.mark.parametrize("contention", [1, 10, 100])
-async def test_the_path_adds_no_more_than_one_commit_to_an_allocation_at_any_contention(contention: int) -> None:
-    """Stronger: all of them, not 99 %, and the same bounds under a hundredfold contention.
+async def test_the_path_adds_no_more_than_one_commit_to_an_allocation_at_any_contention(
+    contention: int,
+) -> None:
+    """Stronger: all of them, not 99 %, and the same bounds under a hundredfold
+    contention.
 
-    Allocation is part of the commit and has a histogram of its own. Whoever comes while a commit is open waits for it
-    and is in the next one, because groups grow and queues do not: so a disk that allocates within 50 ms persists
-    within 100 ms.
+    Allocation is part of the commit and has a histogram of its own. Whoever comes while
+    a commit is open waits for it and is in the next one, because groups grow and queues
+    do not: so a disk that allocates within 50 ms persists within 100 ms.
     """
-    allocation, persist = Observed("sequence_allocation_latency"), Observed("durability_persist_latency")
+    allocation, persist = (
+        Observed("sequence_allocation_latency"),
+        Observed("durability_persist_latency"),
+    )
     async with intake_of(Disk(), LoopClock()) as writers:
         await writers.all(contention, 20)
     assert all(isinstance(answer, Acked) for answer in writers.answers)
@@ -155,10 +171,13 @@ async def test_the_path_adds_no_more_than_one_commit_to_an_allocation_at_any_con
 
 
 @pytest.mark.seed("000 confirmation: measure persist latency P99 under load")
-async def test_persist_latency_on_a_real_disk_is_measured_and_within_its_objective(tmp_path: Path) -> None:
+async def test_persist_latency_on_a_real_disk_is_measured_and_within_its_objective(
+    tmp_path: Path,
+) -> None:
     """The objective is that of the document, 500 ms; the figures go into the results.
 
-    In most of the turns: one moment in which the machine does something else is not how long we take.
+    In most of the turns: one moment in which the machine does something else is not how
+    long we take.
     """
     figures, slow, sends = {}, 0, 0
     async with writing(tmp_path) as writers:
@@ -171,12 +190,17 @@ async def test_persist_latency_on_a_real_disk_is_measured_and_within_its_objecti
                 sends += len(writers.seconds)
             p99 = statistics.median(turns)
             share = allocation.within("0.05") / allocation.count
-            figures[f"{contention} writers"] = f"p99 {p99 * 1000:.1f} ms ({share:.0%} allocated within 50 ms)"
+            figures[f"{contention} writers"] = (
+                f"p99 {p99 * 1000:.1f} ms ({share:.0%} allocated within 50 ms)"
+            )
             slow += p99 >= 0.5
     tally(
         Row(
             name="persist latency",
-            how=f"intake to a synced SQLite file, one chat, writers at once; the median of {TURNS} turns",
+            how=(
+                f"intake to a synced SQLite file, one chat, writers at once; the median of {TURNS}"
+                " turns"
+            ),
             runs=sends,
             failures=slow,
             requirement="p99 < 500 ms",
@@ -203,4 +227,6 @@ async def test_there_is_no_gap_at_any_rate_of_failures(failing: float) -> None:
         await durability.persist([draft], asyncio.get_running_loop().time() + 5)
         await asyncio.sleep(31)  # longer than a breaker rests
     inspected = await store.inspect("c")
-    assert inspected.count > 20 and inspected.counter == inspected.count and list(inspected.gaps) == []
+    assert (
+        inspected.count > 20 and inspected.counter == inspected.count and list(inspected.gaps) == []
+    )

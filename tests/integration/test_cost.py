@@ -1,8 +1,9 @@
-"""Nothing cheap costs everybody: the processor time of the most expensive requests, frames and handshakes found.
+"""Nothing cheap costs everybody: the processor time of the most expensive requests,
+frames and handshakes found.
 
-The bounds: 25 ms in one turn of the loop, 2 ms without a credential. A new endpoint or frame needs a row in
-``support/cost_table.py``. What nobody thought of is looked for with random inputs (``support/cost_fuzz.py``):
-``HOLDFAST_SEED=n`` tries others.
+The bounds: 25 ms in one turn of the loop, 2 ms without a credential. A new endpoint or
+frame needs a row in ``support/cost_table.py``. What nobody thought of is looked for
+with random inputs (``support/cost_fuzz.py``): ``HOLDFAST_SEED=n`` tries others.
 """
 
 from __future__ import annotations
@@ -27,7 +28,12 @@ from msgspec import Raw
 from holdfast.access.revocations.contract import ENTRIES_MAX, Revocation
 from holdfast.api.endpoint import Endpoint
 from holdfast.api.routes import ENDPOINTS
-from holdfast.gateway.transport.http import HEAD_BYTES_MAX, HEADERS_MAX, PATH_BYTES_MAX, URL_BYTES_MAX
+from holdfast.gateway.transport.http import (
+    HEAD_BYTES_MAX,
+    HEADERS_MAX,
+    PATH_BYTES_MAX,
+    URL_BYTES_MAX,
+)
 from holdfast.limits.admin import ImportRequest
 from holdfast.limits.entry_rules import DEFAULT_RULES
 from holdfast.message import Draft, User
@@ -84,17 +90,22 @@ AT = "2026-01-01T00:00:00.000Z"
 
 
 async def furnish(world: CostedNode) -> None:
-    """One chat with as many members and messages as a page can hold, one user with many chats, rules and jobs."""
+    """One chat with as many members and messages as a page can hold, one user with many
+    chats, rules and jobs.
+    """
     node, tenant = world.node, TENANT
 
     def act(user_id: str = USER) -> CommandContext:
         return CommandContext(User(tenant, user_id), AT, node._ids.new("msg_"), operator=True)
 
-    await node._store.change(CreateChat(act(), CHAT, "group", "everybody", [f"m{n}" for n in range(80)]))
+    await node._store.change(
+        CreateChat(act(), CHAT, "group", "everybody", [f"m{n}" for n in range(80)])
+    )
     for n in range(80, 300):
         await node._store.change(AddMember(act(), CHAT, f"m{n}", "member"))
     drafts = [
-        Draft(User(tenant, USER), CHAT, f"c{n}", "€" * 340, "text/plain", node._ids.new("msg_"), AT) for n in range(250)
+        Draft(User(tenant, USER), CHAT, f"c{n}", "€" * 340, "text/plain", node._ids.new("msg_"), AT)
+        for n in range(250)
     ]
     await node._store.append(drafts)
     for n in range(300):
@@ -107,16 +118,30 @@ async def furnish(world: CostedNode) -> None:
         await node._store.change(CreateChat(act(), f"chat_{n}", "group", "x" * 60, []))
     rule = {"resource": "r" * 200, "algorithm": "token_bucket", "limit": 10, "window": "60s"}
     rules = [{"tenantID": f"t{n}", **rule} for n in range(600)]
-    wide = {"tenantID": "*", "algorithm": "token_bucket", "limit": 10**9, "window": "60s", "burstSize": 10**9}
-    rules += [{**wide, "resource": rule.resource} for rule in DEFAULT_RULES]  # no rate is what is measured here
-    await node.limits.control.import_rules(Raw(msgspec.json.encode(rules)), "cost", ImportRequest(False, None, ""))
+    wide = {
+        "tenantID": "*",
+        "algorithm": "token_bucket",
+        "limit": 10**9,
+        "window": "60s",
+        "burstSize": 10**9,
+    }
+    # no rate is what is measured here
+    rules += [{**wide, "resource": rule.resource} for rule in DEFAULT_RULES]
+    await node.limits.control.import_rules(
+        Raw(msgspec.json.encode(rules)), "cost", ImportRequest(False, None, "")
+    )
     await node.limits.feed.sync()
-    await node._work.jobs.enqueue([JobDraft("not.yet", b"x" * 200, f"s{n}", delay_seconds=3600) for n in range(1_000)])
+    await node._work.jobs.enqueue(
+        [JobDraft("not.yet", b"x" * 200, f"s{n}", delay_seconds=3600) for n in range(1_000)]
+    )
 
 
 def request(method: str, target: str, *headers: str, body: bytes = b"") -> bytes:
     length = [f"Content-Length: {len(body)}", "Content-Type: application/json"] if body else []
-    return "\r\n".join([f"{method} {target} HTTP/1.1", "Host: x", *headers, *length, "", ""]).encode() + body
+    return (
+        "\r\n".join([f"{method} {target} HTTP/1.1", "Host: x", *headers, *length, "", ""]).encode()
+        + body
+    )
 
 
 def target_of(endpoint: Endpoint, row: Row = PLAIN) -> str:
@@ -143,19 +168,29 @@ def strange(method: str, target: str) -> Mapping[str, bytes]:
         "a path of line breaks": request(method, filled(target + "/", "%0a", PATH_BYTES_MAX - 10)),
         "a path beyond its bound": request(method, filled(target + "/", "%0a", 60_000)),
         "many headers": request(method, target, *some),
-        "headers beyond their bound": request(method, target, *(f"X-{n}: {n}" for n in range(5_000))),
+        "headers beyond their bound": request(
+            method, target, *(f"X-{n}: {n}" for n in range(5_000))
+        ),
         "many requests in one segment": request(method, target) * 4_000,
         "a long header": request(method, target, "X-Long: " + "x" * (HEAD_BYTES_MAX - 500)),
-        "an endless list of proxies": request(method, target, "X-Forwarded-For: " + "," * (HEAD_BYTES_MAX - 500)),
-        "a long credential": request(method, target, "Authorization: Bearer " + "e" * (HEAD_BYTES_MAX - 500)),
+        "an endless list of proxies": request(
+            method, target, "X-Forwarded-For: " + "," * (HEAD_BYTES_MAX - 500)
+        ),
+        "a long credential": request(
+            method, target, "Authorization: Bearer " + "e" * (HEAD_BYTES_MAX - 500)
+        ),
         "a long token": request(method, target, "Authorization: Bearer " + "a." * 2_047),
-        "an API key": request(method, target, "Authorization: Bearer hf_admin_" + "e" * (HEAD_BYTES_MAX - 500)),
+        "an API key": request(
+            method, target, "Authorization: Bearer hf_admin_" + "e" * (HEAD_BYTES_MAX - 500)
+        ),
         "a long origin": request(method, target, "Origin: " + "e" * (HEAD_BYTES_MAX - 500)),
     }
 
 
 def judge(costs: Mapping[str, float], bounds_ms: Mapping[str, float]) -> None:
-    beyond = {what: round(cost * 1000, 2) for what, cost in costs.items() if cost * 1000 > bounds_ms[what]}
+    beyond = {
+        what: round(cost * 1000, 2) for what, cost in costs.items() if cost * 1000 > bounds_ms[what]
+    }
     assert not beyond, f"milliseconds in one turn of the loop: {beyond} (HOLDFAST_SEED={SEED})"
 
 
@@ -169,7 +204,13 @@ def test_a_request_is_cheap_whatever_its_bytes(world: CostedNode, endpoint: Endp
         if endpoint.key != "none":
             headers.append(f"Idempotency-Key: {os.urandom(8).hex()}")
         answer = world.request(request(endpoint.method, where, *headers, body=body))
-        assert answer[9:12] not in (b"401", b"403", b"429", b"500", b"503"), f"this measures a refusal: {answer!r}"
+        assert answer[9:12] not in (
+            b"401",
+            b"403",
+            b"429",
+            b"500",
+            b"503",
+        ), f"this measures a refusal: {answer!r}"
 
     body = b"" if row.body is None else msgspec.json.encode(row.body)
     costs["its row"] = world.cost(lambda: ask(target_of(endpoint, row), body))
@@ -190,7 +231,12 @@ def test_a_stranger_costs_little_at_every_address(world: CostedNode) -> None:
     for header in ("Accept-Encoding", "If-None-Match"):
         data = request("GET", PAGES[-1], f"{header}: " + "a," * (HEAD_BYTES_MAX // 2 - 100))
         costs[f"a page, {header}"] = world.cost(lambda data=data: world.request(data))
-    for method, target in [("GET", "/health/live"), ("GET", "/v1/chats"), ("POST", "/v1/limits/check"), ("GET", "/x")]:
+    for method, target in [
+        ("GET", "/health/live"),
+        ("GET", "/v1/chats"),
+        ("POST", "/v1/limits/check"),
+        ("GET", "/x"),
+    ]:
         for what, data in strange(method, target).items():
             costs[f"{method} {target}, {what}"] = world.cost(lambda data=data: world.request(data))
     judge(costs, dict.fromkeys(costs, STRANGER_MS))
@@ -198,11 +244,17 @@ def test_a_stranger_costs_little_at_every_address(world: CostedNode) -> None:
 
 def test_a_user_costs_little_by_the_shape_of_a_request(world: CostedNode) -> None:
     costs: dict[str, float] = {}
-    for method, target in [("GET", "/v1/chats"), ("GET", f"/v1/chats/{CHAT}/messages"), ("GET", "/admin/rules")]:
+    for method, target in [
+        ("GET", "/v1/chats"),
+        ("GET", f"/v1/chats/{CHAT}/messages"),
+        ("GET", "/admin/rules"),
+    ]:
         for what, data in strange(method, target).items():
             who = world.credential("operator" if target.startswith("/admin") else "user")
             if b"Authorization" not in data:
-                data = data.replace(b"Host: x\r\n", ("\r\n".join(["Host: x", *who]) + "\r\n").encode(), 1)
+                data = data.replace(
+                    b"Host: x\r\n", ("\r\n".join(["Host: x", *who]) + "\r\n").encode(), 1
+                )
             costs[f"{target}, {what}"] = world.cost(lambda data=data: world.request(data))
     judge(costs, dict.fromkeys(costs, 25.0))
 
@@ -213,11 +265,18 @@ def fuzzed(endpoint: Endpoint, fuzz: Fuzz) -> Iterator[tuple[str, str, list[str]
     valid = b"" if row.body is None else msgspec.json.encode(row.body)
     yield "query", f"{target}?{fuzz.text(URL_BYTES_MAX - len(target) - 1)}", [], valid
     yield "header", target, [fuzz.header(HEAD_BYTES_MAX - 1_000)], valid
-    for name in {"chat_id", "user_id", "sequence", "seq", "name"} & set(re.findall(r"{(\w+)", endpoint.path)):
+    for name in {"chat_id", "user_id", "sequence", "seq", "name"} & set(
+        re.findall(r"{(\w+)", endpoint.path)
+    ):
         odd = row._replace(path={name: fuzz.text(PATH_BYTES_MAX - len(target))}, query="")
         yield name, target_of(endpoint, odd), [], valid
     for number in range(FUZZED_BODIES if endpoint.body is not None else 0):
-        yield f"body {number}", target, [], fuzz.body(row.body or {}, endpoint.body_bytes_max or BODY_BYTES)
+        yield (
+            f"body {number}",
+            target,
+            [],
+            fuzz.body(row.body or {}, endpoint.body_bytes_max or BODY_BYTES),
+        )
 
 
 def test_no_random_request_is_expensive(world: CostedNode) -> None:
@@ -226,7 +285,11 @@ def test_no_random_request_is_expensive(world: CostedNode) -> None:
 
     def ask(data: bytes) -> None:
         answer = world.request(data)
-        assert answer[9:12] not in (b"429", b"500", b"503"), f"HOLDFAST_SEED={SEED}: {data[:300]!r} {answer!r}"
+        assert answer[9:12] not in (
+            b"429",
+            b"500",
+            b"503",
+        ), f"HOLDFAST_SEED={SEED}: {data[:300]!r} {answer!r}"
 
     for endpoint in ENDPOINTS:
         method, bound = endpoint.method, ROWS[endpoint.name].milliseconds_max
@@ -243,7 +306,8 @@ def test_no_random_request_is_expensive(world: CostedNode) -> None:
     judge(costs, bounds)
 
 
-# --- WebSockets --------------------------------------------------------------------------------------------------
+# --- WebSockets
+# --------------------------------------------------------------------------------------------------
 
 
 def upgrade(*headers: str, path: str = "/v1/ws") -> bytes:
@@ -297,17 +361,23 @@ def test_a_handshake_is_cheap_with_and_without_a_credential(world: CostedNode) -
 
     for what, headers in strangers.items():
         costs[what] = world.cost(lambda headers=headers: shake(*headers, world.address()))
-    costs["a long query"] = world.cost(lambda: shake(world.address(), path=filled("/v1/ws?", "token=&", URL_BYTES_MAX)))
+    costs["a long query"] = world.cost(
+        lambda: shake(world.address(), path=filled("/v1/ws?", "token=&", URL_BYTES_MAX))
+    )
     bounds = dict.fromkeys(costs, STRANGER_MS)
     users = iter(range(1_000))
     costs["with a credential"] = world.cost(
-        lambda: shake(world.address(), f"Authorization: Bearer {token_of(world, f'm{next(users)}')}")
+        lambda: shake(
+            world.address(), f"Authorization: Bearer {token_of(world, f'm{next(users)}')}"
+        )
     )
     judge(costs, {**bounds, "with a credential": 25.0})
 
 
 def send_frames(world: CostedNode, data: bytes, *, authenticated: bool, answered: bool) -> None:
-    """On a connection of its own, which the client ends: when the server has, it has read everything."""
+    """On a connection of its own, which the client ends: when the server has, it has
+    read everything.
+    """
     credential = [f"Authorization: Bearer {token_of(world, USER)}"] if authenticated else []
     with world.connected() as sock:
         sock.sendall(upgrade(world.address(), *credential))
@@ -336,7 +406,9 @@ def test_a_frame_is_cheap_whatever_its_bytes(world: CostedNode, authenticated: b
     costs: dict[str, float] = {}
 
     def cost(data: bytes, *, answered: bool = False) -> float:
-        return world.cost(lambda: send_frames(world, data, authenticated=authenticated, answered=answered))
+        return world.cost(
+            lambda: send_frames(world, data, authenticated=authenticated, answered=answered)
+        )
 
     for kind in FRAMES:
         costs[kind] = cost(frame(1, msgspec.json.encode(said(kind))), answered=kind in ANSWERED)
@@ -357,8 +429,12 @@ def test_no_random_frame_is_expensive(world: CostedNode, authenticated: bool) ->
         for number in range(FUZZED_FRAMES):
             pieces = fuzz.pieces(fuzz.body(said(kind), BODY_BYTES - 64), 16)
             last = len(pieces) - 1
-            data = b"".join(frame(0 if n else 1, piece, fin=n == last) for n, piece in enumerate(pieces))
+            data = b"".join(
+                frame(0 if n else 1, piece, fin=n == last) for n, piece in enumerate(pieces)
+            )
             costs[f"{kind} {number}"] = world.cost(
-                lambda data=data: send_frames(world, data, authenticated=authenticated, answered=False)
+                lambda data=data: send_frames(
+                    world, data, authenticated=authenticated, answered=False
+                )
             )
     judge(costs, dict.fromkeys(costs, 25.0 if authenticated else STRANGER_MS))

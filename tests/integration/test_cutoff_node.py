@@ -1,4 +1,6 @@
-"""Cutting somebody off a real server: commands in, sockets closed, files that remember it."""
+"""Cutting somebody off a real server: commands in, sockets closed, files that remember
+it.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ async def run(program: Program, *arguments: str, stdin: str = "") -> Ran:
     return await asyncio.to_thread(lambda: program.run(*arguments, stdin=stdin))
 
 
-async def test_socket_of_a_revoked_token_closes_within_a_second_and_cannot_come_back(program: Program) -> None:
+async def test_socket_of_a_revoked_token_closes_within_a_second_and_cannot_come_back(
+    program: Program,
+) -> None:
     made = json.loads(program.ok("token", "--user", "alice", "--json"))
     token, other = made["token"], program.ok("token", "--user", "alice").strip()
 
@@ -67,7 +71,8 @@ async def test_socket_of_a_revoked_token_closes_within_a_second_and_cannot_come_
     done = await run(program, "revoke", "token", "--file", "-", stdin=token + "\n")
     assert f"token {made['jti']} is revoked; undo it with: holdfast revoke undo" in done.stdout
     code, last = await closing(phone)
-    assert code == 4502 and time.monotonic() - began < 5  # the command and its process are in it, too
+    # the command and its process are in it, too
+    assert code == 4502 and time.monotonic() - began < 5
     assert (last["reason"], last["reconnect_allowed"]) == ("unauthorized", False)
     assert "revoked" in last["message"]
     with pytest.raises(websockets.InvalidStatus, match="401"):
@@ -94,8 +99,12 @@ async def test_user_and_device_are_cut_off_until_that_is_undone(program: Program
     assert program.run("chat", "list", "--token", token).returncode == 0
 
 
-def test_tokens_minted_with_a_tenant_key_outlive_it_until_those_of_the_tenant_are_revoked(program: Program) -> None:
-    made = json.loads(program.ok("key", "create", "tenant", "--label", "leaked", "--tenant", "shop", "--json"))
+def test_tokens_minted_with_a_tenant_key_outlive_it_until_those_of_the_tenant_are_revoked(
+    program: Program,
+) -> None:
+    made = json.loads(
+        program.ok("key", "create", "tenant", "--label", "leaked", "--tenant", "shop", "--json")
+    )
     headers = {"Authorization": f"Bearer {made['secret']}", "Content-Type": "application/json"}
     asked = urllib.request.Request(f"{program.url}/v1/tokens", b'{"user_id": "ceo"}', headers)
     with urllib.request.urlopen(asked) as answer:
@@ -109,7 +118,10 @@ def test_tokens_minted_with_a_tenant_key_outlive_it_until_those_of_the_tenant_ar
     async def story() -> None:
         client = await connect(program, token)
         done = await run(program, *command.split()[1:], "--reason", "key leaked")
-        assert "tokens of the tenant shop issued before" in done.stdout and "holdfast revoke undo" in done.stdout
+        assert (
+            "tokens of the tenant shop issued before" in done.stdout
+            and "holdfast revoke undo" in done.stdout
+        )
         assert (await closing(client))[0] == 4502
         with pytest.raises(websockets.InvalidStatus, match="401"):
             await connect(program, token)
@@ -123,7 +135,9 @@ async def test_disconnected_user_may_come_back(program: Program) -> None:
     token = program.ok("token", "--user", "dave").strip()
 
     client = await connect(program, token, "phone")
-    assert "nobody matched" in (await run(program, "disconnect", "dave", "--device", "tablet")).stdout
+    assert (
+        "nobody matched" in (await run(program, "disconnect", "dave", "--device", "tablet")).stdout
+    )
     done = await run(program, "disconnect", "dave", "--json")
     assert json.loads(done.stdout) == {"closed": 1}
     code, last = await closing(client)
@@ -141,7 +155,9 @@ def test_ban_and_mute_in_a_chat_and_in_the_tenant_are_made_and_lifted(program: P
     assert "banned" in failed(program.run("chat", "invite", chat, "mallory", "-u", "owner"))
     token = program.ok("token", "--user", "owner").strip()
     lifting = urllib.request.Request(
-        f"{program.url}/v1/chats/{chat}/bans/mallory", headers={"Authorization": f"Bearer {token}"}, method="DELETE"
+        f"{program.url}/v1/chats/{chat}/bans/mallory",
+        headers={"Authorization": f"Bearer {token}"},
+        method="DELETE",
     )
     with pytest.raises(urllib.error.HTTPError, match="403"):
         urllib.request.urlopen(lifting)
@@ -153,7 +169,10 @@ def test_ban_and_mute_in_a_chat_and_in_the_tenant_are_made_and_lifted(program: P
     assert "muted" in failed(program.run("chat", "send", chat, "again", "-u", "mallory"))
     program.ok("ban", "mallory", "--reason", "spam")
     refusal = failed(program.run("chat", "list", "-u", "mallory"))
-    assert "banned (an operator lifts it with `holdfast unban`)" in refusal and "admin key" not in refusal
+    assert (
+        "banned (an operator lifts it with `holdfast unban`)" in refusal
+        and "admin key" not in refusal
+    )
     listed = json.loads(program.ok("revoke", "ls", "--user", "mallory", "--json"))
     assert [entry["kind"] for entry in listed] == ["mute", "ban"]
     assert "when lifted" in program.ok("revoke", "ls", "--user", "mallory")
@@ -165,7 +184,9 @@ def test_ban_and_mute_in_a_chat_and_in_the_tenant_are_made_and_lifted(program: P
     assert program.ok("revoke", "ls", "--user", "mallory").strip() == "Nobody is cut off."
 
 
-async def test_client_of_a_muted_user_hears_why_and_that_of_a_revoked_one_ends(program: Program) -> None:
+async def test_client_of_a_muted_user_hears_why_and_that_of_a_revoked_one_ends(
+    program: Program,
+) -> None:
     chat = program.ok("chat", "create", "-u", "host", "-n", "hall", "-m", "guest").strip()
     token = program.ok("token", "--user", "guest").strip()
 
@@ -182,7 +203,10 @@ async def test_client_of_a_muted_user_hears_why_and_that_of_a_revoked_one_ends(p
             with pytest.raises(Unauthorized):
                 await client.send(chat, "four")
     texts = json.loads(program.ok("chat", "history", chat, "-u", "host", "--json"))["messages"]
-    assert [message["content"] for message in texts if message["kind"] == "text"] == ["one", "three"]
+    assert [message["content"] for message in texts if message["kind"] == "text"] == [
+        "one",
+        "three",
+    ]
 
 
 def test_whoever_is_cut_off_stays_so_through_a_kill_a_backup_and_a_restore(tmp_path: Path) -> None:
@@ -190,7 +214,9 @@ def test_whoever_is_cut_off_stays_so_through_a_kill_a_backup_and_a_restore(tmp_p
     server = program.serve()
     program.ok("ban", "mallory")
     taken = json.loads(program.ok("backup", "--json"))
-    assert {"access.db": {"revocations": 1}}.items() <= {f["name"]: f["counts"] for f in taken["files"]}.items()
+    assert {"access.db": {"revocations": 1}}.items() <= {
+        f["name"]: f["counts"] for f in taken["files"]
+    }.items()
     number = json.loads(program.ok("ban", "eve", "--json"))["number"]
     server.kill()
     server.wait()
@@ -201,7 +227,9 @@ def test_whoever_is_cut_off_stays_so_through_a_kill_a_backup_and_a_restore(tmp_p
         program.stop()
         program.ok("restore", taken["path"], "--overwrite")
         program.serve()
-        assert "banned" in failed(program.run("chat", "list", "-u", "eve")), "a restore undoes no ban"
+        assert "banned" in failed(program.run("chat", "list", "-u", "eve")), (
+            "a restore undoes no ban"
+        )
         program.ok("revoke", "undo", str(number))
     finally:
         program.stop()
@@ -209,7 +237,9 @@ def test_whoever_is_cut_off_stays_so_through_a_kill_a_backup_and_a_restore(tmp_p
     elsewhere.ok("restore", taken["path"])
     elsewhere.serve()
     try:
-        assert "banned" in failed(elsewhere.run("chat", "list", "-u", "mallory")), "where there is none it is brought"
+        assert "banned" in failed(elsewhere.run("chat", "list", "-u", "mallory")), (
+            "where there is none it is brought"
+        )
         assert elsewhere.run("chat", "list", "-u", "eve").returncode == 0
     finally:
         elsewhere.stop()

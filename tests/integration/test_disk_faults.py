@@ -1,7 +1,9 @@
-"""A disk that is slow, fails or is full under a serving node: late or typed answers, and no false one.
+"""A disk that is slow, fails or is full under a serving node: late or typed answers,
+and no false one.
 
-A real process whose own system calls are disturbed (strace) while people talk; then the disk heals and it goes on by
-itself. In the end it is killed, so that only what reached the disk is judged.
+A real process whose own system calls are disturbed (strace) while people talk; then the
+disk heals and it goes on by itself. In the end it is killed, so that only what reached
+the disk is judged.
 """
 
 from __future__ import annotations
@@ -54,14 +56,21 @@ def test_a_disk_in_trouble_makes_no_false_ack_and_the_server_goes_on_when_it_hea
     tally(
         Row(
             name="disk faults",
-            how="a real node whose syncs are slow or hang, whose syncs or writes fail with EIO or ENOSPC (strace), "
-            "while people talk; then SIGKILL",
+            how=(
+                "a real node whose syncs are slow or hang, whose syncs or writes fail with EIO or"
+                " ENOSPC (strace), while people talk; then SIGKILL"
+            ),
             runs=len(met),
             failures=len(red(verdicts)),
-            requirement="all checkers green: 0 false acks, typed answers in time; serves again by itself",
+            requirement=(
+                "all checkers green: 0 false acks, typed answers in time; serves again by itself"
+            ),
             seed=str(SEED),
             seconds=time.monotonic() - began,
-            figures={"operations": f"{len(history.operations):,}", "calls disturbed": f"{sum(met):,}"},
+            figures={
+                "operations": f"{len(history.operations):,}",
+                "calls disturbed": f"{sum(met):,}",
+            },
         ),
         supervisor.marks(),
     )
@@ -79,18 +88,28 @@ async def _story(tmp_path: Path, supervisor: Supervisor, strace: Strace) -> list
     people = [Person(supervisor, user, tmp_path) for user in ("ann", "bob")]
     people_talk.set()
     async with asyncio.timeout(300), people[0].online(), people[1].online():
-        talking = [asyncio.create_task(talk(person, chat_id, rng, people_talk)) for person in people]
+        talking = [
+            asyncio.create_task(talk(person, chat_id, rng, people_talk)) for person in people
+        ]
         for name, (calls, fault) in rng.sample([*DISKS.items()] * ROUNDS, len(DISKS) * ROUNDS):
             at = time.monotonic()
-            async with strace.injecting(supervisor.pid, calls, fault, tmp_path / "strace") as injection:
+            async with strace.injecting(
+                supervisor.pid, calls, fault, tmp_path / "strace"
+            ) as injection:
                 await asyncio.sleep(FAULT_SECONDS)  # how long the trouble lasts
-                await injection.meets()  # or longer: every disk must have been asked while it was in trouble
+                # or longer: every disk must have been asked while it was in trouble
+                await injection.meets()
             met.append(injection.met)
-            # Until its breaker has rested and a probe went well, sends may still be turned away.
+            # Until its breaker has rested and a probe went well, sends may still be
+            # turned away.
             async with asyncio.timeout(HEALED_SECONDS_MAX):
-                await asyncio.gather(*(person.say(chat_id, f"after {name} {len(met)}") for person in people))
+                await asyncio.gather(
+                    *(person.say(chat_id, f"after {name} {len(met)}") for person in people)
+                )
             supervisor.record.note(
-                FaultWindow(at=at, until=time.monotonic(), plane="durability", name=f"the disk is {name}")
+                FaultWindow(
+                    at=at, until=time.monotonic(), plane="durability", name=f"the disk is {name}"
+                )
             )
         people_talk.clear()
         await asyncio.gather(*talking)

@@ -1,4 +1,6 @@
-"""The engine helper itself: what it starts works, what it cannot have it says, what it stops is gone."""
+"""The engine helper itself: what it starts works, what it cannot have it says, what it
+stops is gone.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def test_a_stopped_server_leaves_nothing(postgres_server: Server) -> None:
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the warden needs pidfd")
 @pytest.mark.usefixtures("postgres_server", "redis_server")
 def test_the_engines_of_a_run_that_is_killed_end_with_it_and_leave_nothing(tmp_path: Path) -> None:
-    """Even one that is stopped, and although a process that the run forked still holds its pipes."""
+    """Even one that is stopped, and although a process that the run forked still holds
+    its pipes.
+    """
     (tmp_path / "test_hanging.py").write_text(HANGING_TEST)
     run = subprocess.Popen(
         [sys.executable, "-m", "pytest", "-s", "-q", "-p", "engines.fixtures", "test_hanging.py"],
@@ -67,7 +71,9 @@ def test_the_engines_of_a_run_that_is_killed_end_with_it_and_leave_nothing(tmp_p
         run.send_signal(signal.SIGKILL)
         run.wait()
         eventually(lambda: not any(map(_runs, engines.values())), "the engines to end")
-        eventually(lambda: not any(Path(folder).exists() for folder in engines), "their folders to go")
+        eventually(
+            lambda: not any(Path(folder).exists() for folder in engines), "their folders to go"
+        )
     finally:
         os.kill(forked, signal.SIGKILL)
         run.stdout.close()
@@ -85,7 +91,9 @@ def test_nobody_is_given_a_port_that_another_one_was_given_and_does_not_use_yet(
     assert len(set(ports)) == 400
 
 
-def test_a_program_that_may_not_be_installed_is_missing_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_may_not_be_installed_is_missing_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("HOLDFAST_INSTALL_ENGINES", "0")
     with pytest.raises(Missing, match="HOLDFAST_INSTALL_ENGINES=0 forbids to install some-package"):
         program("no-such-program-here", "some-package")

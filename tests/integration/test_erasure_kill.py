@@ -1,4 +1,6 @@
-"""An erasure whose process is killed in the middle, at every commit, is completed by the next one."""
+"""An erasure whose process is killed in the middle, at every commit, is completed by
+the next one.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ async def erase(path: Path) -> Erasure:
 
 @pytest.mark.parametrize("point", ["chats.commit.before", "chats.commit.after"])
 @pytest.mark.parametrize("nth", range(1, 6))
-def test_an_erasure_killed_at_any_commit_is_completed_by_the_next(point: str, nth: int, tmp_path: Path) -> None:
+def test_an_erasure_killed_at_any_commit_is_completed_by_the_next(
+    point: str, nth: int, tmp_path: Path
+) -> None:
     path = tmp_path / "chats.db"
 
     async def prepare() -> None:
@@ -70,7 +74,9 @@ def test_an_erasure_killed_at_any_commit_is_completed_by_the_next(point: str, nt
                 messages = (await store.read_after(chat_id, 0, 100, 1 << 20)).messages
                 assert [m.content for m in messages if m.kind == "text"] == ["", "ann's own"]
                 assert [m.user_id for m in await store.members(chat_id)] == ["ann"]
-                removals = [m for m in messages if m.kind == "event" and "member_removed" in m.content]
+                removals = [
+                    m for m in messages if m.kind == "event" and "member_removed" in m.content
+                ]
                 assert len(removals) == 1, "left once"
 
     assert asyncio.run(erase(path)).done

@@ -1,10 +1,13 @@
-"""Four clients at full speed with each kind of frame: nobody else notices, and memory stays where it was.
+"""Four clients at full speed with each kind of frame: nobody else notices, and memory
+stays where it was.
 
-One real server and four flooder processes (``tests/support/flooder.py``) of the lowest priority. In each round all four
-send the same kind, two of them reading and two not: in the first round of a kind all are authenticated, in the second
-none is. Whoever is closed comes back at once. Meanwhile healthy clients send eight messages a second each and wait for
-the acks. A round in which they waited too long is played once more: a pause of the machine or of its disk hits one of
-the two, what the flood does hits both. The state directory is in memory, so that a slow disk does not count.
+One real server and four flooder processes (``tests/support/flooder.py``) of the lowest
+priority. In each round all four send the same kind, two of them reading and two not: in
+the first round of a kind all are authenticated, in the second none is. Whoever is
+closed comes back at once. Meanwhile healthy clients send eight messages a second each
+and wait for the acks. A round in which they waited too long is played once more: a
+pause of the machine or of its disk hits one of the two, what the flood does hits both.
+The state directory is in memory, so that a slow disk does not count.
 """
 
 from __future__ import annotations
@@ -45,7 +48,9 @@ NEWCOMER_SECONDS = 3.0
 
 
 class Healthy:
-    """One client that keeps within its rates: sends eight messages a second, and waits for the ack."""
+    """One client that keeps within its rates: sends eight messages a second, and waits
+    for the ack.
+    """
 
     def __init__(self, socket: websockets.ClientConnection, chat_id: str, name: str) -> None:
         self._socket = socket
@@ -66,7 +71,9 @@ class Healthy:
             number += 1
             self._sent_at[f"{number}"] = time.monotonic()
             with suppress(websockets.ConnectionClosed):
-                await self._socket.send(send_message(self._chat_id, f"{self._name}-{number}", f"{number}"))
+                await self._socket.send(
+                    send_message(self._chat_id, f"{self._name}-{number}", f"{number}")
+                )
             await asyncio.sleep(SEND_SECONDS)
 
     async def _listen(self) -> None:
@@ -85,12 +92,19 @@ class Healthy:
 
 
 def send_message(chat_id: str, key: str, request_id: str) -> str:
-    payload = {"chat_id": chat_id, "client_message_id": key, "content": "hello", "content_type": "text/plain"}
+    payload = {
+        "chat_id": chat_id,
+        "client_message_id": key,
+        "content": "hello",
+        "content_type": "text/plain",
+    }
     return json.dumps({"type": "send_message", "request_id": request_id, "payload": payload})
 
 
 def late(quiet: float) -> float:
-    """What is too long to wait for an ack, where 99 of 100 take no longer than ``quiet`` without a flood."""
+    """What is too long to wait for an ack, where 99 of 100 take no longer than
+    ``quiet`` without a flood.
+    """
     return max(SLOWER_MAX * quiet, FLOOR_SECONDS)
 
 
@@ -102,7 +116,9 @@ def percentile(waited: list[float], percent: int) -> float:
 def flooders() -> Iterator[list[subprocess.Popen[str]]]:
     command = [sys.executable, str(Path(__file__).parent.parent / "support" / "flooder.py")]
     pipe = subprocess.PIPE
-    started = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(FLOODERS)]
+    started = [
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(FLOODERS)
+    ]
     try:
         yield started
     finally:
@@ -128,13 +144,17 @@ class World:
 
     def chat(self, owner: str, *members: str) -> str:
         named = [word for member in members for word in ("--member", member)]
-        made = self.program.ok("chat", "create", "--user", owner, "--name", "lobby", *named, "--url", self.program.url)
+        made = self.program.ok(
+            "chat", "create", "--user", owner, "--name", "lobby", *named, "--url", self.program.url
+        )
         return made.split()[-1]
 
     def connect(self, user_id: str, address: str) -> websockets.connect:
         headers = {"Authorization": f"Bearer {self._token(user_id)}"}
         url = self.program.url.replace("http", "ws") + "/v1/ws"
-        return websockets.connect(url, additional_headers=headers, compression=None, local_addr=(address, 0))
+        return websockets.connect(
+            url, additional_headers=headers, compression=None, local_addr=(address, 0)
+        )
 
     def waited_for_a_core(self) -> float:
         """Seconds for which the server could have run and another process did."""
@@ -159,7 +179,9 @@ class World:
         )
 
     async def newcomer(self, chat_id: str) -> float:
-        """Somebody who comes in the middle of it; how long they waited for the ack of a first message."""
+        """Somebody who comes in the middle of it; how long they waited for the ack of a
+        first message.
+        """
         began = time.monotonic()
         async with self.connect("newcomer", NEWCOMER_ADDRESS) as socket:
             await socket.send(send_message(chat_id, f"{began}", "first"))
@@ -171,16 +193,26 @@ class World:
 
 
 async def flood(
-    world: World, processes: list[subprocess.Popen[str]], kind: str, authenticated: bool, chat_id: str
+    world: World,
+    processes: list[subprocess.Popen[str]],
+    kind: str,
+    authenticated: bool,
+    chat_id: str,
 ) -> dict[str, Any]:
-    """One round; what the flooders did, how long a newcomer waited, and the server for the machine."""
+    """One round; what the flooders did, how long a newcomer waited, and the server for
+    the machine.
+    """
     before = world.waited_for_a_core()
     for number, process in enumerate(processes):
         assert process.stdin is not None
         process.stdin.write(world.order(kind, number, authenticated) + "\n")
         process.stdin.flush()
     newcomer = asyncio.create_task(world.newcomer(chat_id))
-    done = [json.loads(await asyncio.to_thread(process.stdout.readline)) for process in processes if process.stdout]
+    done = [
+        json.loads(await asyncio.to_thread(process.stdout.readline))
+        for process in processes
+        if process.stdout
+    ]
     return {
         "connections": sum(d["connections"] for d in done),
         "bytes": sum(d["bytes"] for d in done),
@@ -191,7 +223,9 @@ async def flood(
 
 @pytest.fixture
 def memory_path(tmp_path: Path) -> Iterator[Path]:
-    """A directory in memory, where there is one: a commit that waits for a slow disk is no flooder's doing."""
+    """A directory in memory, where there is one: a commit that waits for a slow disk is
+    no flooder's doing.
+    """
     memory = Path("/dev/shm")
     if not os.access(memory, os.W_OK):
         yield tmp_path
@@ -211,7 +245,10 @@ def test_floods_of_any_frame_kind_leave_healthy_clients_alone(memory_path: Path)
         async with AsyncExitStack() as stack:
             names = [f"healthy{n}" for n in range(HEALTHY)]
             chats = [world.chat(name, names[n ^ 1], "newcomer") for n, name in enumerate(names)]
-            sockets = [await stack.enter_async_context(world.connect(name, HEALTHY_ADDRESS)) for name in names]
+            sockets = [
+                await stack.enter_async_context(world.connect(name, HEALTHY_ADDRESS))
+                for name in names
+            ]
             healthy = [Healthy(*given) for given in zip(sockets, chats, names, strict=True)]
             lives = [asyncio.create_task(client.live()) for client in healthy]
             processes = stack.enter_context(flooders())
@@ -254,9 +291,23 @@ def test_floods_of_any_frame_kind_leave_healthy_clients_alone(memory_path: Path)
         "memory": f"+{max(row['growth'] for row in report) >> 20} MB",
     }
     how = (
-        "four clients of the lowest priority send one kind of frame at full speed, authenticated or not, reading or not"
+        "four clients of the lowest priority send one kind of frame at full speed, authenticated or"
+        " not, reading or not"
     )
-    must = f"others' ack p99 within {SLOWER_MAX} x quiet or {FLOOR_SECONDS} s, nobody else closed, at most 64 MB more"
-    tally(Row("floods", how, len(report), len(slow), must, seconds=time.monotonic() - began, figures=figures))
+    must = (
+        f"others' ack p99 within {SLOWER_MAX} x quiet or {FLOOR_SECONDS} s, nobody else closed, at"
+        " most 64 MB more"
+    )
+    tally(
+        Row(
+            "floods",
+            how,
+            len(report),
+            len(slow),
+            must,
+            seconds=time.monotonic() - began,
+            figures=figures,
+        )
+    )
     assert {row["kind"]: row["growth"] for row in report if row["growth"] > GROWTH_BYTES_MAX} == {}
     assert {row["kind"]: row["new"] for row in report if row["new"] > NEWCOMER_SECONDS} == {}

@@ -28,8 +28,12 @@ STRICT = {
 }
 
 
-async def closing_of(client: websockets.ClientConnection, *, answering: bool = True) -> tuple[str, int, bool]:
-    """Read to the end, answering heartbeats or not: the announced reason, the code, and whether to come back."""
+async def closing_of(
+    client: websockets.ClientConnection, *, answering: bool = True
+) -> tuple[str, int, bool]:
+    """Read to the end, answering heartbeats or not: the announced reason, the code, and
+    whether to come back.
+    """
     announced = ("", False)
     try:
         while True:
@@ -107,7 +111,9 @@ Client = Callable[[Node], Awaitable[tuple[str, int, bool]]]
 def test_each_reason_has_its_code_and_is_announced(
     tmp_path: Path, settings: dict[str, float], clients: dict[Client, tuple[str, int, bool]]
 ) -> None:
-    """Together are those of which none can meet another's reason first, however slow the machine is."""
+    """Together are those of which none can meet another's reason first, however slow
+    the machine is.
+    """
 
     async def story(node: Node) -> None:
         found = await asyncio.gather(*(client(node) for client in clients))

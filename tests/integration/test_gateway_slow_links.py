@@ -18,9 +18,11 @@ from holdfast.session import heartbeat
 
 MESSAGES, CONTENT_BYTES = 10, 4_000
 READ_BYTES, READ_SECONDS = 2_048, 0.1
-"""20 KB a second: the page, which fits into the buffers of the kernels, is on its way for two seconds.
+"""20 KB a second: the page, which fits into the buffers of the kernels, is on its way
+for two seconds.
 
-Meanwhile every heartbeat must begin again: what a proxy may still hold is allowed the time of a link ten times as fast.
+Meanwhile every heartbeat must begin again: what a proxy may still hold is allowed the
+time of a link ten times as fast.
 """
 SETTINGS: dict[str, Any] = {
     "gateway__timeouts__heartbeat_interval_seconds": 0.4,
@@ -39,11 +41,15 @@ def test_a_client_that_takes_a_page_slowly_is_not_idle_though_it_says_nothing(
         async with httpx.AsyncClient(base_url=node.url, headers=headers) as http:
             for n in range(MESSAGES):
                 body = {"content": "x" * CONTENT_BYTES}
-                sent = await http.post(f"/v1/chats/{chat_id}/messages", json=body, headers={"Idempotency-Key": f"k{n}"})
+                sent = await http.post(
+                    f"/v1/chats/{chat_id}/messages", json=body, headers={"Idempotency-Key": f"k{n}"}
+                )
                 assert sent.status_code < 300, sent.text
         reader = Sender(node.settings.server.port, token(node, "alice"), receive_buffer=4_096)
         await reader.connect(b"connection_established")
-        await reader.send(frame(TEXT, said("sync_request", chat_id=chat_id, epoch=0, after_sequence=0)))
+        await reader.send(
+            frame(TEXT, said("sync_request", chat_id=chat_id, epoch=0, after_sequence=0))
+        )
         loop = asyncio.get_running_loop()
         began, got = loop.time(), b""
         while len(got) < MESSAGES * CONTENT_BYTES:
@@ -56,7 +62,9 @@ def test_a_client_that_takes_a_page_slowly_is_not_idle_though_it_says_nothing(
         assert connection.closing is None
         rest = await reader.read_to_end()
         closing = (got + rest)[(got + rest).rindex(b'{"type":"connection_closing"') :]
-        assert json.loads(closing.rpartition(b"\x88")[0])["payload"]["reason"] == "idle_timeout", "it took everything"
+        assert json.loads(closing.rpartition(b"\x88")[0])["payload"]["reason"] == "idle_timeout", (
+            "it took everything"
+        )
         reader.socket.close()
 
     serve(tmp_path, story, **SETTINGS)

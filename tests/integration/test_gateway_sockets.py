@@ -1,4 +1,6 @@
-"""Real sockets: one port for HTTP and WebSocket, the protocol's edges, and a reader that stops reading."""
+"""Real sockets: one port for HTTP and WebSocket, the protocol's edges, and a reader
+that stops reading.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +39,19 @@ class Raw:
         self._writer = writer
 
     @classmethod
-    async def connect(cls, node: Node, *extra: str, connection: str = "Upgrade", size: int = 0) -> tuple[Raw, str]:
+    async def connect(
+        cls, node: Node, *extra: str, connection: str = "Upgrade", size: int = 0
+    ) -> tuple[Raw, str]:
         """Handshake by hand; returns the status line too."""
         sock = socket.socket()
         if size:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
         sock.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", node.settings.server.port))
-        # With a small limit the reader stops taking from the socket when nobody reads from it.
+        await asyncio.get_running_loop().sock_connect(
+            sock, ("127.0.0.1", node.settings.server.port)
+        )
+        # With a small limit the reader stops taking from the socket when nobody reads
+        # from it.
         reader, writer = await asyncio.open_connection(sock=sock, limit=4096 if size else 1 << 20)
         lines = [
             "GET /v1/ws HTTP/1.1",
@@ -59,22 +66,31 @@ class Raw:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         return cls(reader, writer), head
 
-    def send(self, opcode: int, payload: bytes, *, fin: bool = True, masked: bool = True, rsv: int = 0) -> None:
+    def send(
+        self, opcode: int, payload: bytes, *, fin: bool = True, masked: bool = True, rsv: int = 0
+    ) -> None:
         first = (0x80 if fin else 0) | rsv << 4 | opcode
         size = len(payload)
         if size < 126:
             length = bytes([size])
         else:
-            length = b"\x7e" + size.to_bytes(2, "big") if size < 65536 else b"\x7f" + size.to_bytes(8, "big")
+            length = (
+                b"\x7e" + size.to_bytes(2, "big")
+                if size < 65536
+                else b"\x7f" + size.to_bytes(8, "big")
+            )
         if masked:
             mask = b"\x01\x02\x03\x04"
             length = bytes([length[0] | 0x80]) + length[1:]
             payload = mask + bytes(byte ^ mask[index % 4] for index, byte in enumerate(payload))
-        if not self._writer.is_closing():  # a write to a peer that is gone is lost, here as on any network
+        # a write to a peer that is gone is lost, here as on any network
+        if not self._writer.is_closing():
             self._writer.write(bytes([first]) + length + payload)
 
     async def rest(self) -> bytes:
-        """Everything until the server closes; also if it had closed before our last bytes came, and reset."""
+        """Everything until the server closes; also if it had closed before our last
+        bytes came, and reset.
+        """
         data = b""
         async with asyncio.timeout(10):
             try:
@@ -100,7 +116,9 @@ class Raw:
 
 
 async def raw(node: Node, user_id: str, size: int = 0) -> Raw:
-    client, head = await Raw.connect(node, f"Authorization: Bearer {token(node, user_id)}", size=size)
+    client, head = await Raw.connect(
+        node, f"Authorization: Bearer {token(node, user_id)}", size=size
+    )
     assert head.startswith("HTTP/1.1 101"), head
     assert (await client.frame())["type"] == "connection_established"
     return client
@@ -119,7 +137,11 @@ def test_http_and_websocket_share_one_port(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("whole", "begun"),
-    [(b"", b""), (b"", b"GET /v1/ws HTTP/1.1\r\nHost: lo"), (b"GET /no HTTP/1.1\r\nHost: x\r\n\r\n", b"GET / H")],
+    [
+        (b"", b""),
+        (b"", b"GET /v1/ws HTTP/1.1\r\nHost: lo"),
+        (b"GET /no HTTP/1.1\r\nHost: x\r\n\r\n", b"GET / H"),
+    ],
 )
 def test_who_never_finishes_a_request_is_cut_off(
     tmp_path: Path, whole: bytes, begun: bytes, monkeypatch: pytest.MonkeyPatch
@@ -130,7 +152,9 @@ def test_who_never_finishes_a_request_is_cut_off(
         reader, writer = await asyncio.open_connection("127.0.0.1", node.settings.server.port)
         if whole:
             writer.write(whole)
-            assert (await reader.readuntil(b"}}")).startswith(b"HTTP/1.1 404"), "what was whole is answered"
+            assert (await reader.readuntil(b"}}")).startswith(b"HTTP/1.1 404"), (
+                "what was whole is answered"
+            )
             monkeypatch.setattr(http, "HEAD_SECONDS", 0.1)
         writer.write(begun)
         assert await asyncio.wait_for(reader.read(-1), 4) == b""
@@ -139,7 +163,9 @@ def test_who_never_finishes_a_request_is_cut_off(
     serve(tmp_path, story)
 
 
-def test_who_was_answered_and_never_ends_the_body_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_was_answered_and_never_ends_the_body_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(http, "REST_SECONDS", 30)
 
     async def story(node: Node) -> None:
@@ -149,7 +175,8 @@ def test_who_was_answered_and_never_ends_the_body_is_cut_off(tmp_path: Path, mon
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 401")
         await reader.readuntil(b"}}")
         monkeypatch.setattr(http, "REST_SECONDS", 0.3)
-        writer.write(b"{}" + head % 100)  # the end of that body, late but in time: the next request is taken
+        # the end of that body, late but in time: the next request is taken
+        writer.write(b"{}" + head % 100)
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 401")
         await reader.readuntil(b"}}")
         trickle = asyncio.create_task(_trickle(writer))
@@ -161,13 +188,17 @@ def test_who_was_answered_and_never_ends_the_body_is_cut_off(tmp_path: Path, mon
 
 
 async def _trickle(writer: asyncio.StreamWriter) -> None:
-    """So slowly that every pause between requests is shorter than that of the keep-alive."""
+    """So slowly that every pause between requests is shorter than that of the
+    keep-alive.
+    """
     for _ in range(99):
         writer.write(b"x")
         await asyncio.sleep(0.1)
 
 
-def test_who_asks_and_does_not_take_the_answers_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_asks_and_does_not_take_the_answers_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(http, "TAKEN_SECONDS", 0.3)
 
     async def story(node: Node) -> None:
@@ -187,9 +218,12 @@ def test_who_asks_and_does_not_take_the_answers_is_cut_off(tmp_path: Path, monke
     serve(tmp_path, story)
 
 
-def test_who_does_not_take_a_whole_answer_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing more is awaited of it, yet it is not closed as an idle connection is: that would wait for the answer to
-    leave."""
+def test_who_does_not_take_a_whole_answer_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing more is awaited of it, yet it is not closed as an idle connection is:
+    that would wait for the answer to leave.
+    """
     monkeypatch.setattr(http, "TAKEN_SECONDS", 0.3)
     monkeypatch.setattr(http, "HEAD_SECONDS", 0.1)
     connect = http._Requests.connection_made
@@ -221,7 +255,8 @@ def test_a_head_without_end_is_refused(tmp_path: Path) -> None:
         answer = await asyncio.wait_for(reader.read(-1), 4)
         assert answer.startswith(b"HTTP/1.1 431")
         assert (
-            f"at most {http.HEAD_BYTES_MAX} bytes" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+            f"at most {http.HEAD_BYTES_MAX} bytes"
+            in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
         )
         writer.close()
 
@@ -229,7 +264,9 @@ def test_a_head_without_end_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_refusal_is_read_by_who_goes_on_sending(tmp_path: Path) -> None:
-    """Closed with bytes on their way, a socket is reset, and the answer is lost with it."""
+    """Closed with bytes on their way, a socket is reset, and the answer is lost with
+    it.
+    """
 
     async def story(node: Node) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", node.settings.server.port)
@@ -238,7 +275,10 @@ def test_a_refusal_is_read_by_who_goes_on_sending(tmp_path: Path) -> None:
         for _ in range(50):
             writer.write(b"x" * 10_000)
             await writer.drain()
-        assert json.loads(await asyncio.wait_for(reader.read(-1), 4))["error"]["code"] == "MESSAGE_TOO_LARGE"
+        assert (
+            json.loads(await asyncio.wait_for(reader.read(-1), 4))["error"]["code"]
+            == "MESSAGE_TOO_LARGE"
+        )
         writer.close()
 
     serve(tmp_path, story)
@@ -249,19 +289,36 @@ UPGRADE = (
     "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
 )
 NO_HANDSHAKES = {
-    "POST": (f"POST /v1/ws HTTP/1.1\r\nHost: x\r\n{UPGRADE}\r\nContent-Length: 0\r\n\r\n", "with GET"),
+    "POST": (
+        f"POST /v1/ws HTTP/1.1\r\nHost: x\r\n{UPGRADE}\r\nContent-Length: 0\r\n\r\n",
+        "with GET",
+    ),
     "OPTIONS": (f"OPTIONS /v1/ws HTTP/1.1\r\nHost: x\r\n{UPGRADE}\r\n\r\n", "with GET"),
     "HEAD": (f"HEAD /v1/ws HTTP/1.1\r\nHost: x\r\n{UPGRADE}\r\n\r\n", "with GET"),
     "an old version": (f"GET /v1/ws HTTP/1.0\r\nHost: x\r\n{UPGRADE}\r\n\r\n", "with HTTP/1.1"),
     "no host": (f"GET /v1/ws HTTP/1.1\r\n{UPGRADE}\r\n\r\n", "Host header"),
-    "chunks": (f"GET /v1/ws HTTP/1.1\r\nHost: x\r\n{UPGRADE}\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "body"),
-    "a body": (f"GET /v1/ws HTTP/1.1\r\nHost: x\r\n{UPGRADE}\r\nContent-Length: 9\r\n\r\n", "no body"),
-    "a frame": (f"GET /v1/ws HTTP/1.1\r\nHost: x\r\n{UPGRADE}\r\n\r\n\x01\x00", "wait for the answer"),
+    "chunks": (
+        (
+            f"GET /v1/ws HTTP/1.1\r\nHost: x\r\n{UPGRADE}\r\nTransfer-Encoding:"
+            " chunked\r\n\r\n0\r\n\r\n"
+        ),
+        "body",
+    ),
+    "a body": (
+        f"GET /v1/ws HTTP/1.1\r\nHost: x\r\n{UPGRADE}\r\nContent-Length: 9\r\n\r\n",
+        "no body",
+    ),
+    "a frame": (
+        f"GET /v1/ws HTTP/1.1\r\nHost: x\r\n{UPGRADE}\r\n\r\n\x01\x00",
+        "wait for the answer",
+    ),
 }
 
 
 @pytest.mark.parametrize("what", NO_HANDSHAKES)
-def test_what_is_no_opening_handshake_is_refused_with_our_error_body(tmp_path: Path, what: str) -> None:
+def test_what_is_no_opening_handshake_is_refused_with_our_error_body(
+    tmp_path: Path, what: str
+) -> None:
     request, why = NO_HANDSHAKES[what]
 
     async def story(node: Node) -> None:
@@ -280,7 +337,10 @@ def test_the_memory_of_a_connection_goes_with_it(tmp_path: Path) -> None:
     """The collector comes by seldom; what waited for it would look like a leak."""
 
     def sessions() -> int:
-        return sum(isinstance(thing, Session) and thing.user.user_id == "forgotten" for thing in gc.get_objects())
+        return sum(
+            isinstance(thing, Session) and thing.user.user_id == "forgotten"
+            for thing in gc.get_objects()
+        )
 
     async def story(node: Node) -> None:
         gc.collect()
@@ -299,23 +359,36 @@ def test_the_memory_of_a_connection_goes_with_it(tmp_path: Path) -> None:
 
 
 def test_the_credential_of_a_handshake_is_not_kept_with_the_connection(tmp_path: Path) -> None:
-    """A process that lives for weeks would hold the tokens of everybody, and two kilobytes more for each."""
+    """A process that lives for weeks would hold the tokens of everybody, and two
+    kilobytes more for each.
+    """
 
     async def story(node: Node) -> None:
         credential = token(node, "alice")
-        client, _ = await Raw.connect(node, f"Authorization: Bearer {credential}", f"X-Odd: {credential}")
+        client, _ = await Raw.connect(
+            node, f"Authorization: Bearer {credential}", f"X-Odd: {credential}"
+        )
         await client.frame()
         [connection] = node.gateway.open_connections
         near: list[Any] = [connection]
         found: dict[int, Any] = {}
         for _ in range(6):  # steps from the connection; further away is all of the process
-            near = [thing for holder in near for thing in gc.get_referents(holder) if id(thing) not in found]
             near = [
-                thing for thing in near if not isinstance(thing, type | ModuleType | AbstractEventLoop | GatewayDeps)
+                thing
+                for holder in near
+                for thing in gc.get_referents(holder)
+                if id(thing) not in found
+            ]
+            near = [
+                thing
+                for thing in near
+                if not isinstance(thing, type | ModuleType | AbstractEventLoop | GatewayDeps)
             ]
             found |= {id(thing): thing for thing in near}
         assert connection.connection_id in found.values() and connection._socket in found.values()
-        assert not [thing for thing in found.values() if isinstance(thing, str) and credential in thing]
+        assert not [
+            thing for thing in found.values() if isinstance(thing, str) and credential in thing
+        ]
         client.close()
 
     serve(tmp_path, story)
@@ -331,7 +404,10 @@ def test_a_socket_is_set_as_we_want_it_whatever_its_library_would_ask(tmp_path: 
         sock = transport.get_extra_info("socket")
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         wanted = node.settings.gateway.backpressure.outbound.socket_send_buffer_bytes
-        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) in (wanted, 2 * wanted), "Linux tells twice as much"
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) in (
+            wanted,
+            2 * wanted,
+        ), "Linux tells twice as much"
         client.close()
 
     serve(tmp_path, story)
@@ -343,7 +419,9 @@ def test_two_sockets_chat(tmp_path: Path) -> None:
         async with connected(node, "alice") as alice, connected(node, "bob") as bob:
             for client in (alice, bob):
                 assert (await ask(client, "resume", cursors={}))["type"] == "resumed"
-            ack = await ask(alice, "send_message", client_message_id="c1", chat_id=chat_id, content="hello")
+            ack = await ask(
+                alice, "send_message", client_message_id="c1", chat_id=chat_id, content="hello"
+            )
             assert ack["payload"]["sequence"] == 1
             while (frame := json.loads(await bob.recv()))["type"] != "message":
                 pass
@@ -366,7 +444,9 @@ def test_firefoxs_connection_header_is_understood(tmp_path: Path) -> None:
 def test_compression_is_not_agreed_to(tmp_path: Path) -> None:
     async def story(node: Node) -> None:
         client, head = await Raw.connect(
-            node, f"Authorization: Bearer {token(node, 'alice')}", "Sec-WebSocket-Extensions: permessage-deflate"
+            node,
+            f"Authorization: Bearer {token(node, 'alice')}",
+            "Sec-WebSocket-Extensions: permessage-deflate",
         )
         assert "extensions" not in head.lower()
         client.close()
@@ -377,7 +457,9 @@ def test_compression_is_not_agreed_to(tmp_path: Path) -> None:
 def test_the_token_of_a_subprotocol_is_never_echoed(tmp_path: Path) -> None:
     async def story(node: Node) -> None:
         secret = token(node, "alice")
-        client, head = await Raw.connect(node, f"Sec-WebSocket-Protocol: holdfast.v1, bearer.{secret}")
+        client, head = await Raw.connect(
+            node, f"Sec-WebSocket-Protocol: holdfast.v1, bearer.{secret}"
+        )
         assert "Sec-WebSocket-Protocol: holdfast.v1\r\n" in head
         assert secret not in head
         client.close()
@@ -406,7 +488,12 @@ def test_a_refused_handshake_is_an_http_answer_with_our_error_body(
 
 def test_too_many_handshakes_are_told_when_to_come_back(tmp_path: Path) -> None:
     async def story(node: Node) -> None:
-        rule = {"tenantID": "*", "resource": "connect:address", "expectedVersion": 1, "burstSize": 1}
+        rule = {
+            "tenantID": "*",
+            "resource": "connect:address",
+            "expectedVersion": 1,
+            "burstSize": 1,
+        }
         await node.limits.control.update(rule, "test")
         await node.limits.feed.sync()
         client, head = await Raw.connect(node)
@@ -454,7 +541,9 @@ async def http_connections_are(many: int) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_an_address_holds_so_many_http_connections_and_the_next_is_told_and_closed(tmp_path: Path) -> None:
+def test_an_address_holds_so_many_http_connections_and_the_next_is_told_and_closed(
+    tmp_path: Path,
+) -> None:
     async def story(node: Node) -> None:
         refused = "holdfast_gateway_http_connections_refused_total"
         before = REGISTRY.get_sample_value(refused) or 0
@@ -479,7 +568,9 @@ def test_an_address_holds_so_many_http_connections_and_the_next_is_told_and_clos
     serve(tmp_path, story, access__http__per_address_max=2)
 
 
-def test_a_connection_that_became_a_websocket_is_no_http_connection_any_more(tmp_path: Path) -> None:
+def test_a_connection_that_became_a_websocket_is_no_http_connection_any_more(
+    tmp_path: Path,
+) -> None:
     async def story(node: Node) -> None:
         async with connected(node, "alice"), connected(node, "bob"):
             await http_connections_are(0)
@@ -491,7 +582,9 @@ def test_a_connection_that_became_a_websocket_is_no_http_connection_any_more(tmp
     serve(tmp_path, story, access__http__per_address_max=1)
 
 
-def test_the_connections_of_a_declared_proxy_are_bounded_with_all_others_only(tmp_path: Path) -> None:
+def test_the_connections_of_a_declared_proxy_are_bounded_with_all_others_only(
+    tmp_path: Path,
+) -> None:
     async def story(node: Node) -> None:
         clients = [await Idle.connect(node) for _ in range(3)]
         assert [(await client.ask()).split()[1] for client in clients] == ["200"] * 3
@@ -507,7 +600,9 @@ def test_the_connections_of_a_declared_proxy_are_bounded_with_all_others_only(tm
 def test_fragments_become_one_message_with_a_ping_in_between(tmp_path: Path) -> None:
     async def story(node: Node) -> None:
         client = await raw(node, "alice")
-        frame = json.dumps({"type": "resume", "request_id": "q", "payload": {"cursors": {}}}).encode()
+        frame = json.dumps(
+            {"type": "resume", "request_id": "q", "payload": {"cursors": {}}}
+        ).encode()
         client.send(0x1, frame[:10], fin=False)
         client.send(0x9, b"")
         client.send(0x0, frame[10:20], fin=False)
@@ -606,33 +701,50 @@ def test_a_frame_above_the_limit_ends_with_our_closing_however_large_it_is(
 
 
 @pytest.mark.parametrize("breaks", BREAKS)
-def test_a_broken_protocol_ends_that_connection_and_no_other(tmp_path: Path, breaks: Callable[[Raw], None]) -> None:
+def test_a_broken_protocol_ends_that_connection_and_no_other(
+    tmp_path: Path, breaks: Callable[[Raw], None]
+) -> None:
     async def story(node: Node) -> None:
         async with connected(node, "bob") as bob:
             client = await raw(node, "alice")
             breaks(client)
             rest = await client.rest()
-            assert b'"reason":"protocol_error"' in rest and b"\x88" in rest, "it is said why before the close frame"
-            assert int.from_bytes(rest[rest.rindex(b"\x88") + 2 :][:2], "big") == CloseReason.PROTOCOL_ERROR.code
+            assert b'"reason":"protocol_error"' in rest and b"\x88" in rest, (
+                "it is said why before the close frame"
+            )
+            assert (
+                int.from_bytes(rest[rest.rindex(b"\x88") + 2 :][:2], "big")
+                == CloseReason.PROTOCOL_ERROR.code
+            )
             assert (await ask(bob, "resume", cursors={}))["type"] == "resumed"
 
     serve(tmp_path, story)
 
 
-def test_a_stopped_reader_is_warned_then_closed_after_its_grace_and_resumes_complete(tmp_path: Path) -> None:
-    messages = 300  # much more than a transport hides, which takes 64 KiB even if the client reads nothing
+def test_a_stopped_reader_is_warned_then_closed_after_its_grace_and_resumes_complete(
+    tmp_path: Path,
+) -> None:
+    # much more than a transport hides, which takes 64 KiB even if the client reads
+    # nothing
+    messages = 300
 
     async def story(node: Node) -> None:
         chat_id = await create_chat(node, "alice", "bob")
         stopped = await raw(node, "bob", size=4096)
         stopped.send(0x1, json.dumps({"type": "resume", "payload": {"cursors": {}}}).encode())
         while (await stopped.frame())["type"] != "resumed":
-            pass  # a presence may come first; said before the resume is answered, the messages would be a page of it
+            # a presence may come first; said before the resume is answered, the
+            # messages would be a page of it
+            pass
 
         async def talk() -> None:
             async with connected(node, "alice") as alice:
                 for n in range(messages):
-                    said = {"client_message_id": f"c{n}", "chat_id": chat_id, "content": f"{n:03d}" + "x" * 4000}
+                    said = {
+                        "client_message_id": f"c{n}",
+                        "chat_id": chat_id,
+                        "content": f"{n:03d}" + "x" * 4000,
+                    }
                     ack = await ask(alice, "send_message", **said)
                     assert ack["type"] == "message_ack", ack
 
@@ -649,14 +761,20 @@ def test_a_stopped_reader_is_warned_then_closed_after_its_grace_and_resumes_comp
             elif frame["type"] == "connection_closing":
                 closing = frame["payload"]
         assert any(f["type"] == "error" and f["payload"]["code"] == "SLOW_CONSUMER" for f in frames)
-        assert closing is not None and closing["reason"] == "slow_consumer" and closing["reconnect_allowed"]
+        assert (
+            closing is not None
+            and closing["reason"] == "slow_consumer"
+            and closing["reconnect_allowed"]
+        )
         assert got == list(range(1, len(got) + 1)), "what was delivered has no hole"
         assert len(got) < messages
         await talking
         async with connected(node, "bob") as again:
             page = {"has_more": True, "through": len(got)}
             while page["has_more"]:
-                answer = await ask(again, "sync_request", chat_id=chat_id, epoch=1, after_sequence=page["through"])
+                answer = await ask(
+                    again, "sync_request", chat_id=chat_id, epoch=1, after_sequence=page["through"]
+                )
                 page = answer["payload"]
                 got += [message["sequence"] for message in page["messages"]]
         assert got == list(range(1, messages + 1))
@@ -676,8 +794,11 @@ def test_a_stopped_reader_is_warned_then_closed_after_its_grace_and_resumes_comp
 async def closed(node: Node, user_id: str) -> None:
     """Wait until the server has closed the user's connection."""
     async with asyncio.timeout(30):
-        while any(c.user.user_id == user_id and c.closing is None for c in node.gateway.open_connections):  # noqa: ASYNC110
-            await asyncio.sleep(0.1)  # a real socket against a real clock: there is nothing to be told by
+        while any(  # noqa: ASYNC110
+            c.user.user_id == user_id and c.closing is None for c in node.gateway.open_connections
+        ):
+            # a real socket against a real clock: there is nothing to be told by
+            await asyncio.sleep(0.1)
 
 
 def decode_all(data: bytes) -> list[dict[str, Any]]:
@@ -687,7 +808,8 @@ def decode_all(data: bytes) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("opcode", "payload", "fin"), [(3, b"", True), (9, b"x" * 126, True), (9, b"", False), (8, b"x", True)]
+    ("opcode", "payload", "fin"),
+    [(3, b"", True), (9, b"x" * 126, True), (9, b"", False), (8, b"x", True)],
 )
 def test_a_frame_of_which_the_library_makes_nothing_is_told_closed_by_us_and_no_line_per_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, opcode: int, payload: bytes, fin: bool
@@ -703,7 +825,10 @@ def test_a_frame_of_which_the_library_makes_nothing_is_told_closed_by_us_and_no_
         frames, close = (await client.rest()).rsplit(b"\x88", 1)
         said = decode_frames(frames)
         assert said[-1]["payload"]["reason"] == "protocol_error"
-        assert [frame.get("request_id") for frame in said[:-1]] in ([], ["open"]), "answered, if it was read before"
+        assert [frame.get("request_id") for frame in said[:-1]] in (
+            [],
+            ["open"],
+        ), "answered, if it was read before"
         assert close[1:3] == (4501).to_bytes(2, "big")
 
     serve(tmp_path, story)
@@ -716,17 +841,29 @@ def test_one_frame_of_made_up_cursors_raises_no_epoch_and_a_proven_one_does(tmp_
         before = await node.history.heads(chats)
         async with connected(node, "bob") as bob:
             answer = await ask(
-                bob, "resume", cursors={chat_id: [before[chat_id].epoch, 1_000_000] for chat_id in chats}
+                bob,
+                "resume",
+                cursors={chat_id: [before[chat_id].epoch, 1_000_000] for chat_id in chats},
             )
-            assert all(chat["reset"] for chat in answer["payload"]["chats"]) and len(answer["payload"]["chats"]) == 20
+            assert (
+                all(chat["reset"] for chat in answer["payload"]["chats"])
+                and len(answer["payload"]["chats"]) == 20
+            )
             assert await node.history.heads(chats) == before
-            sent = await ask(bob, "send_message", client_message_id="c1", chat_id=chats[0], content="hello")
+            sent = await ask(
+                bob, "send_message", client_message_id="c1", chat_id=chats[0], content="hello"
+            )
             pushed = json.loads(await bob.recv())
-            assert (pushed["type"], pushed["payload"]["sequence"]) == ("message", sent["payload"]["sequence"])
+            assert (pushed["type"], pushed["payload"]["sequence"]) == (
+                "message",
+                sent["payload"]["sequence"],
+            )
         epoch, sequence = before[chats[0]].epoch, pushed["payload"]["sequence"]
         await lose_the_last_message(node, chats[0])
         async with connected(node, "bob") as bob:
-            answer = await ask(bob, "resume", cursors={chats[0]: [epoch, sequence, pushed["payload"]["proof"]]})
+            answer = await ask(
+                bob, "resume", cursors={chats[0]: [epoch, sequence, pushed["payload"]["proof"]]}
+            )
             (chat,) = (chat for chat in answer["payload"]["chats"] if chat["chat_id"] == chats[0])
             assert (chat["reset"], chat["epoch"]) == (True, epoch + 1)
 
@@ -740,7 +877,9 @@ async def lose_the_last_message(node: Node, chat_id: str) -> None:
     database.set_busy_timeout(5_000)
     chat = database.execute("SELECT chat FROM chats WHERE chat_id = ?", (chat_id,)).get
     with database:
-        for trigger in database.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+        for trigger in database.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'trigger'"
+        ).fetchall():
             database.execute(f"DROP TRIGGER {trigger[0]}")  # a counter never goes back otherwise
         database.execute("DELETE FROM messages WHERE chat = ? AND sequence = 1", (chat,))
         database.execute("UPDATE counters SET sequence_counter = 0 WHERE chat = ?", (chat,))

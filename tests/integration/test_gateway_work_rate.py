@@ -1,5 +1,6 @@
-"""Real sockets that send more than they may: little is read of them at a time, nothing piles up for them, and every
-closing reaches who goes on sending."""
+"""Real sockets that send more than they may: little is read of them at a time, nothing
+piles up for them, and every closing reaches who goes on sending.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +37,14 @@ UNBOUNDED = {
 }
 """No rate keeps a flood from being read."""
 QUEUED_BYTES_MAX = 1024
-"""What may wait in the transport of a socket that takes nothing: the rest of one frame."""
+"""What may wait in the transport of a socket that takes nothing: the rest of one frame.
+"""
 
 
 def closing_of(data: bytes) -> tuple[str, int]:
-    """The reason of the ``connection_closing`` and the code of the close frame at the end of what a client got."""
+    """The reason of the ``connection_closing`` and the code of the close frame at the
+    end of what a client got.
+    """
     at = data.rindex(b'{"type":"connection_closing"')
     text, _, close = data[at:].rpartition(b"\x88")
     (code,) = struct.unpack("!H", close[1:3])
@@ -48,7 +52,9 @@ def closing_of(data: bytes) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("authenticated", [True, False])
-def test_pings_of_a_client_that_does_not_read_pile_up_nowhere(tmp_path: Path, authenticated: bool) -> None:
+def test_pings_of_a_client_that_does_not_read_pile_up_nowhere(
+    tmp_path: Path, authenticated: bool
+) -> None:
     async def story(node: Node) -> None:
         credential = token(node, "alice") if authenticated else ""
         sender = Sender(node.settings.server.port, credential, receive_buffer=4096)
@@ -66,7 +72,9 @@ def test_pings_of_a_client_that_does_not_read_pile_up_nowhere(tmp_path: Path, au
     serve(tmp_path, story, **UNBOUNDED)
 
 
-def test_little_of_a_socket_is_handled_in_one_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_of_a_socket_is_handled_in_one_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reads: list[tuple[int, int]] = []
     begun, all_read = asyncio.Event(), asyncio.Event()
     turn = 0
@@ -89,7 +97,9 @@ def test_little_of_a_socket_is_handled_in_one_turn(tmp_path: Path, monkeypatch: 
                 await asyncio.sleep(0)
 
         counting = asyncio.create_task(turns())
-        sender = await Sender(node.settings.server.port, token(node, "alice")).connect(b"connection_established")
+        sender = await Sender(node.settings.server.port, token(node, "alice")).connect(
+            b"connection_established"
+        )
         await sender.send(frame(PING)[:3])
         await begun.wait()
         await sender.send(frame(PING)[3:] + frame(PING) * PINGS)
@@ -100,12 +110,16 @@ def test_little_of_a_socket_is_handled_in_one_turn(tmp_path: Path, monkeypatch: 
     serve(tmp_path, story, **UNBOUNDED)
     assert reads[0][1] == 1, "half of a frame is work, too: it had to be read"
     assert max(work for _, work in reads) <= READ_BYTES_MAX // 6 + 1
-    assert len({turn for turn, _ in reads}) == len(reads), "one read a turn, though more was there to be read"
+    assert len({turn for turn, _ in reads}) == len(reads), (
+        "one read a turn, though more was there to be read"
+    )
 
 
 def test_a_flood_is_told_why_it_is_closed_though_it_goes_on_sending(tmp_path: Path) -> None:
     async def story(node: Node) -> None:
-        sender = await Sender(node.settings.server.port, token(node, "alice")).connect(b"connection_established")
+        sender = await Sender(node.settings.server.port, token(node, "alice")).connect(
+            b"connection_established"
+        )
 
         async def send() -> None:
             with suppress(ConnectionError):
@@ -133,7 +147,9 @@ def test_a_close_frame_is_read_by_who_goes_on_sending(
         raise RuntimeError("a defect")
 
     async def story(node: Node) -> None:
-        sender = await Sender(node.settings.server.port, token(node, "alice")).connect(b"connection_established")
+        sender = await Sender(node.settings.server.port, token(node, "alice")).connect(
+            b"connection_established"
+        )
         if defect:
             monkeypatch.setattr(Connection, "frame_received", meet_defect)
         ending = frame(TEXT, b"{}") if defect else frame(CLOSE, b"\x03\xe8bye")
@@ -158,7 +174,9 @@ def test_a_refused_handshake_is_told_why_though_it_goes_on_sending(
     senders: list[Sender] = []
     decide = WebSocketUpgrade._decide
 
-    def decide_late(entrance: WebSocketUpgrade, request: UpgradeRequest, transport: Transport) -> Any:
+    def decide_late(
+        entrance: WebSocketUpgrade, request: UpgradeRequest, transport: Transport
+    ) -> Any:
         senders[-1].socket.send(frame(PING))  # comes behind what was read, and before the answer
         return decide(entrance, request, transport)
 
@@ -186,11 +204,13 @@ def test_answers_that_nobody_reads_are_in_the_memory_budget_and_the_fullest_is_c
         await asking.send(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 100)
         async with asyncio.timeout(10):
             while shed() == before:
-                async with httpx.AsyncClient(base_url=node.url) as http:  # who reads is not concerned
+                # who reads is not concerned
+                async with httpx.AsyncClient(base_url=node.url) as http:
                     assert len((await http.get("/openapi.json")).content) > 20_000
                 await asyncio.sleep(0.05)
         with suppress(ConnectionError):
-            async with asyncio.timeout(3):  # sooner than a connection is closed that asks nothing more
+            # sooner than a connection is closed that asks nothing more
+            async with asyncio.timeout(3):
                 await asking.read_to_end()
         asking.socket.close()
         assert list(node.gateway.unread_answers.sizes()) == []
@@ -204,7 +224,9 @@ def test_everybody_who_is_sending_hears_of_a_shutdown(tmp_path: Path) -> None:
     server = program.serve()
 
     async def send(sender: Sender) -> None:
-        data = frame(TEXT, said("send_message", chat_id="none", client_message_id="k", content="x" * 500))
+        data = frame(
+            TEXT, said("send_message", chat_id="none", client_message_id="k", content="x" * 500)
+        )
         with suppress(ConnectionError):
             while True:
                 await sender.send(data)
@@ -214,21 +236,28 @@ def test_everybody_who_is_sending_hears_of_a_shutdown(tmp_path: Path) -> None:
         senders = []
         for n in range(10):
             credential = program.ok("token", "--user", f"user{n}").strip()
-            senders.append(await Sender(program.port, credential).connect(b"connection_established"))
+            senders.append(
+                await Sender(program.port, credential).connect(b"connection_established")
+            )
         sending = [asyncio.create_task(send(sender)) for sender in senders]
         await asyncio.sleep(0.3)
-        server.send_signal(signal.SIGSTOP)  # a busy moment: there is more to be read than one turn of the loop takes
+        # a busy moment: there is more to be read than one turn of the loop takes
+        server.send_signal(signal.SIGSTOP)
         await asyncio.sleep(0.3)
         server.send_signal(signal.SIGTERM)
         server.send_signal(signal.SIGCONT)
-        ends = await asyncio.gather(*(sender.read_to_end() for sender in senders), return_exceptions=True)
+        ends = await asyncio.gather(
+            *(sender.read_to_end() for sender in senders), return_exceptions=True
+        )
         for task in sending:
             task.cancel()
         for sender in senders:
             sender.socket.close()
         lost = [end for end in ends if isinstance(end, BaseException)]
         assert lost == []
-        assert {closing_of(end) for end in ends if isinstance(end, bytes)} == {("server_shutdown", 4000)}
+        assert {closing_of(end) for end in ends if isinstance(end, bytes)} == {
+            ("server_shutdown", 4000)
+        }
 
     try:
         asyncio.run(story())

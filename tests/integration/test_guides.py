@@ -1,6 +1,8 @@
-"""The guides are true: every block of commands in them is run, as it stands, against a real server.
+"""The guides are true: every block of commands in them is run, as it stands, against a
+real server.
 
-Blocks marked ``sh`` are run, in order, in one shell per page; ``text`` blocks are what people see.
+Blocks marked ``sh`` are run, in order, in one shell per page; ``text`` blocks are what
+people see.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
 
 @pytest.fixture(scope="module")
 def chat(program: Program) -> str:
-    return program.ok("chat", "create", "--user", "carol", "--name", "a chat to look at", "--member", "dave").strip()
+    return program.ok(
+        "chat", "create", "--user", "carol", "--name", "a chat to look at", "--member", "dave"
+    ).strip()
 
 
 def blocks(page: str) -> list[str]:
@@ -59,7 +63,11 @@ def shell(program: Program, script: str, chat: str) -> subprocess.CompletedProce
     holdfast = tools / "holdfast"
     holdfast.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m holdfast.cli "$@"\n')
     holdfast.chmod(0o755)
-    environment = {**program.environment, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "CHAT": chat}
+    environment = {
+        **program.environment,
+        "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
+        "CHAT": chat,
+    }
     return subprocess.run(
         ["bash", "-e", "-o", "pipefail", "-c", script.replace("http://127.0.0.1:8080", program.url)],
         env=environment, capture_output=True, text=True, timeout=3 * PATIENCE_SECONDS,
@@ -78,10 +86,21 @@ def test_the_commands_of_a_guide_do_what_it_says(page: str, program: Program, ch
 
 def test_the_program_of_the_readme_runs_as_printed(program: Program, tmp_path: Path) -> None:
     chat = program.ok("chat", "create", "--user", "frank", "--name", "of the readme").strip()
-    (example, *_) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+    example, *_ = re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S
+    )
     token = program.ok("token", "--user", "frank").strip()
-    command = [sys.executable, "-u", "-c", example.replace("http://127.0.0.1:8080", program.url), token, chat]
-    running = subprocess.Popen(command, env=program.environment, cwd=tmp_path, text=True, stdout=subprocess.PIPE)
+    command = [
+        sys.executable,
+        "-u",
+        "-c",
+        example.replace("http://127.0.0.1:8080", program.url),
+        token,
+        chat,
+    ]
+    running = subprocess.Popen(
+        command, env=program.environment, cwd=tmp_path, text=True, stdout=subprocess.PIPE
+    )
     try:
         assert running.stdout is not None
         while "hello" not in (line := running.stdout.readline()):
@@ -93,12 +112,20 @@ def test_the_program_of_the_readme_runs_as_printed(program: Program, tmp_path: P
 
 def test_the_program_of_the_python_guide_does_what_it_says(program: Program) -> None:
     chat = program.ok("chat", "create", "--user", "erin", "--name", "of a program").strip()
-    (example, *_) = re.findall(r"^```python\n(.*?)^```$", (GUIDES / "python-client.md").read_text(), re.M | re.S)
+    example, *_ = re.findall(
+        r"^```python\n(.*?)^```$", (GUIDES / "python-client.md").read_text(), re.M | re.S
+    )
     token = program.ok("token", "--user", "erin").strip()
-    given = f"token = {token!r}\nchat_id = {chat!r}\n" + example.replace("http://127.0.0.1:8080", program.url)
+    given = f"token = {token!r}\nchat_id = {chat!r}\n" + example.replace(
+        "http://127.0.0.1:8080", program.url
+    )
     directory = program.state_dir.parent
     running = subprocess.Popen(
-        [sys.executable, "-u", "-c", given], env=program.environment, cwd=directory, text=True, stdout=subprocess.PIPE
+        [sys.executable, "-u", "-c", given],
+        env=program.environment,
+        cwd=directory,
+        text=True,
+        stdout=subprocess.PIPE,
     )
     try:
         assert running.stdout is not None
@@ -115,9 +142,15 @@ def test_the_server_says_at_its_start_what_the_pages_show(page: str, tmp_path: P
     program.stop()
     shown = re.search(r"\$ make run\n(.*?)```", (ROOT / page).read_text(), re.S)
     assert shown is not None
-    said = (tmp_path / "serve.log").read_text().replace(str(program.state_dir), "/home/you/.local/state/holdfast")
+    said = (
+        (tmp_path / "serve.log")
+        .read_text()
+        .replace(str(program.state_dir), "/home/you/.local/state/holdfast")
+    )
     said = said.replace(f":{program.port}", ":8080")
-    lines = [line for line in shown.group(1).splitlines() if not re.match(r"  settings|  try|   ", line)]
+    lines = [
+        line for line in shown.group(1).splitlines() if not re.match(r"  settings|  try|   ", line)
+    ]
     assert len(lines) == 6
     for line in lines:  # the others name the port and the directory of this test
         assert line in said.splitlines(), said
@@ -126,7 +159,9 @@ def test_the_server_says_at_its_start_what_the_pages_show(page: str, tmp_path: P
 def test_the_runbook_of_counter_corruption_repairs_a_corrupted_counter(tmp_path: Path) -> None:
     program = Program(tmp_path / "state")
     server = program.serve()
-    chat = program.ok("chat", "create", "--user", "alice", "--name", "lobby", "--member", "bob").strip()
+    chat = program.ok(
+        "chat", "create", "--user", "alice", "--name", "lobby", "--member", "bob"
+    ).strip()
     program.ok("chat", "send", chat, "one", "--user", "alice")
     server.terminate()
     server.wait(PATIENCE_SECONDS)
@@ -138,7 +173,9 @@ def test_the_runbook_of_counter_corruption_repairs_a_corrupted_counter(tmp_path:
         assert corruptions(program) == 1
         done = shell(program, "\n".join(blocks("runbooks/counter-corruption.md")), chat)
         assert done.returncode == 0, done.stderr
-        assert re.search(r"^counter +MISSING", done.stdout, re.MULTILINE), "as the page shows it before the repair"
+        assert re.search(r"^counter +MISSING", done.stdout, re.MULTILINE), (
+            "as the page shows it before the repair"
+        )
         program.ok("chat", "send", chat, "two", "--user", "alice", "--key", "k2")
         history = program.ok("chat", "history", chat, "--user", "bob")
         assert [line.split()[0] for line in history.splitlines()] == ["1", "2"]
@@ -147,10 +184,14 @@ def test_the_runbook_of_counter_corruption_repairs_a_corrupted_counter(tmp_path:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="the page is about Linux")
-def test_the_runbook_of_a_removed_file_saves_everything_that_was_acknowledged(tmp_path: Path) -> None:
+def test_the_runbook_of_a_removed_file_saves_everything_that_was_acknowledged(
+    tmp_path: Path,
+) -> None:
     program = Program(tmp_path / "state")
     program.serve()
-    chat = program.ok("chat", "create", "--user", "alice", "--name", "lobby", "--member", "bob").strip()
+    chat = program.ok(
+        "chat", "create", "--user", "alice", "--name", "lobby", "--member", "bob"
+    ).strip()
     program.ok("chat", "send", chat, "one", "--user", "alice")
     for file in program.state_dir.glob("chats.db*"):
         file.unlink()
@@ -178,9 +219,13 @@ def lose_the_counter(file: Path) -> None:
 
 
 def corruptions(program: Program) -> float:
-    key = program.ok("key", "create", "admin", "--label", "test", "--scope", "status:read").split()[0]
+    key = program.ok("key", "create", "admin", "--label", "test", "--scope", "status:read").split()[
+        0
+    ]
     request = Request(f"{program.url}/metrics", headers={"Authorization": f"Bearer {key}"})
     with urlopen(request) as answer:
         text = answer.read().decode()
-    (line,) = re.findall(r"^holdfast_durability_counter_corruption_total (\S+)$", text, re.MULTILINE)
+    (line,) = re.findall(
+        r"^holdfast_durability_counter_corruption_total (\S+)$", text, re.MULTILINE
+    )
     return float(line)

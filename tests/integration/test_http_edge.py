@@ -1,4 +1,6 @@
-"""What a stranger may send to the port, byte by byte: bounds, order, and a log that stays readable."""
+"""What a stranger may send to the port, byte by byte: bounds, order, and a log that
+stays readable.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,19 @@ from log_capture import logging_to
 from sockets import serve
 
 from holdfast.gateway.transport import http
-from holdfast.gateway.transport.http import HEAD_BYTES_MAX, HEADERS_MAX, PATH_BYTES_MAX, PIPELINED_MAX, URL_BYTES_MAX
+from holdfast.gateway.transport.http import (
+    HEAD_BYTES_MAX,
+    HEADERS_MAX,
+    PATH_BYTES_MAX,
+    PIPELINED_MAX,
+    URL_BYTES_MAX,
+)
 from holdfast.node.node import Node
 
 GET = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 UPGRADE = (
-    b"GET /v1/ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    b"GET /v1/ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection:"
+    b" Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
 )
 
 
@@ -84,7 +92,9 @@ BOUNDS = {
 
 
 async def exchange(node: Node, pieces: Sequence[bytes], count: int = 1) -> list[tuple[int, bytes]]:
-    """Send the pieces, each a segment of its own; the first ``count`` answers, and whatever came with them."""
+    """Send the pieces, each a segment of its own; the first ``count`` answers, and
+    whatever came with them.
+    """
     reader, writer = await asyncio.open_connection("127.0.0.1", node.settings.server.port)
     received = b""
     try:
@@ -104,7 +114,9 @@ def answers(received: bytes) -> list[tuple[int, bytes]]:
     """The status and the body of each whole answer."""
     found = []
     while b"\r\n\r\n" in received:
-        assert received.startswith(b"HTTP/1.1 "), f"bytes that belong to no answer: {received[:200]!r}"
+        assert received.startswith(b"HTTP/1.1 "), (
+            f"bytes that belong to no answer: {received[:200]!r}"
+        )
         head, _, rest = received.partition(b"\r\n\r\n")
         fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
         size = int(fields.get(b"content-length", b"0"))
@@ -123,13 +135,20 @@ def test_bounds_of_a_request_hold_however_its_bytes_arrive(tmp_path: Path) -> No
     async def story(node: Node) -> None:
         for what, (within, beyond, status, words) in BOUNDS.items():
             [(first, _)] = await exchange(node, [within])
-            assert first == (101 if "handshake" in what else first) and first not in (414, 431), what
+            assert first == (101 if "handshake" in what else first) and first not in (
+                414,
+                431,
+            ), what
             for pieces in ([beyond], cut(beyond, 1_460), cut(beyond, 20_000)):
                 *_, (refused, body) = await exchange(node, pieces)
                 error = json.loads(body)["error"]
                 if what == "trailers" and refused == 401:
                     continue  # answered before its trailers came
-                assert (refused, error["code"]) == (status, "MESSAGE_TOO_LARGE"), (what, len(pieces), body)
+                assert (refused, error["code"]) == (status, "MESSAGE_TOO_LARGE"), (
+                    what,
+                    len(pieces),
+                    body,
+                )
                 assert words in error["message"], what
 
     serve(tmp_path, story)
@@ -199,15 +218,22 @@ def test_strange_requests_are_answered_in_order_and_write_no_traceback(tmp_path:
             for what, (pieces, expected) in STRANGE.items():
                 found = await exchange(node, pieces, len(expected))
                 assert [status for status, _ in found] == expected, (what, found)
-                assert ("two" in what) <= (b"given more than once" in found[-1][1] or what == "two lengths"), what
-        assert "raceback" not in lines.getvalue() and "exception" not in lines.getvalue(), lines.getvalue()
+                assert ("two" in what) <= (
+                    b"given more than once" in found[-1][1] or what == "two lengths"
+                ), what
+        assert "raceback" not in lines.getvalue() and "exception" not in lines.getvalue(), (
+            lines.getvalue()
+        )
 
     serve(tmp_path, story)
 
 
 COUNTED = {
     "a handshake at another path": ([UPGRADE.replace(b"/v1/ws", b"/else") + b"\r\n"], 404),
-    "a handshake of another version": ([UPGRADE.replace(b"Version: 13", b"Version: 12") + b"\r\n"], 426),
+    "a handshake of another version": (
+        [UPGRADE.replace(b"Version: 13", b"Version: 12") + b"\r\n"],
+        426,
+    ),
     "a handshake without a key": ([UPGRADE.replace(b"ZQ==", b"") + b"\r\n"], 400),
     "a handshake with POST": ([UPGRADE.replace(b"GET", b"POST") + b"\r\n"], 400),
     "a handshake with two devices": ([UPGRADE + b"X-Device-ID: a\r\nX-Device-ID: b\r\n\r\n"], 400),
@@ -223,7 +249,12 @@ COUNTED = {
 
 def test_whatever_a_stranger_is_answered_was_counted_against_its_address(tmp_path: Path) -> None:
     async def story(node: Node) -> None:
-        rule = {"tenantID": "*", "resource": "connect:address", "expectedVersion": 1, "burstSize": len(COUNTED)}
+        rule = {
+            "tenantID": "*",
+            "resource": "connect:address",
+            "expectedVersion": 1,
+            "burstSize": len(COUNTED),
+        }
         await node.limits.control.update({**rule, "limit": 1}, "test")
         await node.limits.feed.sync()
         for what, (pieces, status) in COUNTED.items():
@@ -245,10 +276,15 @@ def test_whatever_a_stranger_is_answered_was_counted_against_its_address(tmp_pat
 def test_requests_of_a_client_that_has_ended_its_side_are_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "HEAD_SECONDS", 60)  # it is closed when everything is answered, not when time is up
+    # it is closed when everything is answered, not when time is up
+    monkeypatch.setattr(http, "HEAD_SECONDS", 60)
 
     async def story(node: Node) -> None:
-        for then in (b"", b"GET /health/li", b"POST /v1/tokens HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"):
+        for then in (
+            b"",
+            b"GET /health/li",
+            b"POST /v1/tokens HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{",
+        ):
             reader, writer = await asyncio.open_connection("127.0.0.1", node.settings.server.port)
             writer.write(GET + get("/health/ready") * 9 + GET + then)
             writer.write_eof()
@@ -260,8 +296,12 @@ def test_requests_of_a_client_that_has_ended_its_side_are_answered(
     serve(tmp_path, story)
 
 
-def test_no_head_is_awaited_while_answers_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that takes its time with the answers is not late with the request behind them."""
+def test_no_head_is_awaited_while_answers_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that takes its time with the answers is not late with the request behind
+    them.
+    """
     monkeypatch.setattr(http, "HEAD_SECONDS", 0.1)
     monkeypatch.setattr(http, "REST_SECONDS", 0.1)
     pages = get("/openapi.json", "Accept-Encoding: identity") * 40
@@ -339,11 +379,17 @@ def test_mutilated_requests_write_no_traceback(tmp_path: Path) -> None:
         lines = io.StringIO()
         with logging_to(lines):
             for _ in range(20):
-                await asyncio.gather(*(send(node, mutilated()) for _ in range(20)), return_exceptions=True)
+                await asyncio.gather(
+                    *(send(node, mutilated()) for _ in range(20)), return_exceptions=True
+                )
             [(alive, _)] = await exchange(node, [GET])
             assert alive == 200
-            assert len(lines.getvalue().splitlines()) < 100, "of 400 requests the first are told, then a sum"
-        assert "raceback" not in lines.getvalue() and "exception" not in lines.getvalue(), lines.getvalue()
+            assert len(lines.getvalue().splitlines()) < 100, (
+                "of 400 requests the first are told, then a sum"
+            )
+        assert "raceback" not in lines.getvalue() and "exception" not in lines.getvalue(), (
+            lines.getvalue()
+        )
 
     serve(tmp_path, story)
 
@@ -365,12 +411,20 @@ def test_garbage_on_an_open_websocket_writes_no_traceback(tmp_path: Path) -> Non
         writer.close()
 
     async def story(node: Node) -> None:
-        garbage = [GET, GARBAGE, UPGRADE + b"\r\n", b"\x81\xfe\xff\xff" + b"x" * 70_000, b"\x89\x80abcd" * 50]
+        garbage = [
+            GET,
+            GARBAGE,
+            UPGRADE + b"\r\n",
+            b"\x81\xfe\xff\xff" + b"x" * 70_000,
+            b"\x89\x80abcd" * 50,
+        ]
         garbage += [rng.randbytes(rng.randrange(1, 300)) for _ in range(60)]
         lines = io.StringIO()
         with logging_to(lines):
             async with asyncio.timeout(30):
                 await asyncio.gather(*(send(node, data) for data in garbage))
-        assert "raceback" not in lines.getvalue() and '"exception"' not in lines.getvalue(), lines.getvalue()
+        assert "raceback" not in lines.getvalue() and '"exception"' not in lines.getvalue(), (
+            lines.getvalue()
+        )
 
     serve(tmp_path, story)

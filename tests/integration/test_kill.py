@@ -1,4 +1,6 @@
-"""kill -9, again and again, while people talk: nothing acknowledged is lost, nothing is there twice."""
+"""kill -9, again and again, while people talk: nothing acknowledged is lost, nothing is
+there twice.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from supervisor import START_SECONDS_MAX, Again, Forks, Person, Supervisor, all_have_all, executed, percentile, talk
+from supervisor import (
+    START_SECONDS_MAX,
+    Again,
+    Forks,
+    Person,
+    Supervisor,
+    all_have_all,
+    executed,
+    percentile,
+    talk,
+)
 from tally import tally
 
 from holdfast.verify.checkers import CHECKERS, check, red
@@ -29,11 +41,16 @@ LANES = 2
 SEED = 20_000
 SERVING_SECONDS_MAX = 2.0
 """On a machine such as ``MEASURE`` was taken on; on a slower one as much more."""
-MEASURE = "import argparse, asyncio, decimal, http.server, json, logging.config, sqlite3, ssl, tarfile, unittest.mock"
+MEASURE = (
+    "import argparse, asyncio, decimal, http.server, json, logging.config, sqlite3, ssl, tarfile,"
+    " unittest.mock"
+)
 MEASURE_CPU_SECONDS = 0.14
 """What a new interpreter computes for it there."""
 BUSY_LOAD_PER_CORE = 2.0
-"""Above it the wall clock tells of the other programs: this test alone keeps each core busy once or twice."""
+"""Above it the wall clock tells of the other programs: this test alone keeps each core
+busy once or twice.
+"""
 
 
 def slowness() -> float:
@@ -53,7 +70,9 @@ def slowness() -> float:
 
 @pytest.mark.seed("000 confirmation: kill gateway, verify client reconnects and syncs")
 @pytest.mark.seed("000 invariant: reconnect_heals")
-async def test_two_people_talk_the_server_is_killed_and_neither_does_anything(tmp_path: Path) -> None:
+async def test_two_people_talk_the_server_is_killed_and_neither_does_anything(
+    tmp_path: Path,
+) -> None:
     """The story of the README: the conversation goes on where it was, on both sides."""
     supervisor = Supervisor(tmp_path, Recorder(), SEED)
     chat_id = await supervisor.prepare("ann", "bob")
@@ -116,11 +135,17 @@ def test_a_hundred_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None
     tally(
         Row(
             name="kill -9",
-            how="the real server, forked or a new interpreter, real clients; at named points of a commit or any moment",
+            how=(
+                "the real server, forked or a new interpreter, real clients; at named points of a"
+                " commit or any moment"
+            ),
             runs=sum(lane.kills for lane in lanes),
             failures=failed,
-            requirement="all checkers green; serves again within 2 s of its own CPU time (a slower machine: longer), "
-            "99 of 100 forked ones also by the wall clock unless other programs keep the machine busy",
+            requirement=(
+                "all checkers green; serves again within 2 s of its own CPU time (a slower machine:"
+                " longer), 99 of 100 forked ones also by the wall clock unless other programs keep"
+                " the machine busy"
+            ),
             seed=f"{SEED}..{SEED + LANES - 1}",
             seconds=time.perf_counter() - began,
             figures={
@@ -128,8 +153,10 @@ def test_a_hundred_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None
                 "facts examined": f"{facts:,}",
                 "died at a named point": sum(lane.named for lane in lanes),
                 "forked server serves again p99": f"{percentile(forked, 0.99):.2f} s",
-                f"{len(new)} new interpreters serve again after at most": f"{max(each.seconds for each in new):.2f} s "
-                f"({max(each.cpu_seconds for each in new):.2f} s of CPU)",
+                f"{len(new)} new interpreters serve again after at most": (
+                    f"{max(each.seconds for each in new):.2f} s "
+                    f"({max(each.cpu_seconds for each in new):.2f} s of CPU)"
+                ),
             },
         ),
         sum((lane.marks for lane in lanes), Counter()),
@@ -142,13 +169,21 @@ def test_a_hundred_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None
 
 
 def test_the_history_of_the_kills_shows_every_checker_something(tmp_path: Path) -> None:
-    """One lane of a few kills: deliveries, acks, cursors, resumes and closes are in it, and not only sends."""
+    """One lane of a few kills: deliveries, acks, cursors, resumes and closes are in it,
+    and not only sends.
+    """
     lane = asyncio.run(_lane(tmp_path, SEED - 1, 3))
     verdicts = dict(zip(CHECKERS, check(lane.record.history()), strict=True))
     assert not red(list(verdicts.values())), "\n".join(map(str, verdicts.values()))
     assert all(verdicts[number].examined > 0 for number in (1, 2, 3, 4, 5, 7, 8, 9, 10, 12))
-    assert {Pushed, CursorMoved, Opened, Closed, Held} <= {type(event) for event in lane.record.events}
-    assert {"send", "sync", "resume"} >= {o.invoke.verb for o in lane.record.history().operations} >= {"send", "resume"}
+    assert {Pushed, CursorMoved, Opened, Closed, Held} <= {
+        type(event) for event in lane.record.events
+    }
+    assert (
+        {"send", "sync", "resume"}
+        >= {o.invoke.verb for o in lane.record.history().operations}
+        >= {"send", "resume"}
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +217,9 @@ async def _lane(directory: Path, seed: int, kills: int) -> Lane:
         for person in people:
             await stack.enter_async_context(person.online())
         rng = random.Random(seed)
-        talking = [asyncio.create_task(talk(person, chat_id, rng, people_talk)) for person in people]
+        talking = [
+            asyncio.create_task(talk(person, chat_id, rng, people_talk)) for person in people
+        ]
         while supervisor.kills < kills:
             await _one_life(supervisor)
         await supervisor.spawn()
@@ -192,11 +229,18 @@ async def _lane(directory: Path, seed: int, kills: int) -> Lane:
         await all_have_all(supervisor, people, chat_id)
         await supervisor.stop()
         await supervisor.note_state()
-    return Lane(supervisor.record, supervisor.kills, supervisor.named, supervisor.serving_again, supervisor.marks())
+    return Lane(
+        supervisor.record,
+        supervisor.kills,
+        supervisor.named,
+        supervisor.serving_again,
+        supervisor.marks(),
+    )
 
 
 async def _one_life(supervisor: Supervisor) -> None:
-    """Start, serve for a moment, die: at a named point, at any moment, or while starting.
+    """Start, serve for a moment, die: at a named point, at any moment, or while
+    starting.
 
     Every twentieth life is a new interpreter, as when a service manager restarts it.
     """
@@ -207,7 +251,9 @@ async def _one_life(supervisor: Supervisor) -> None:
         await supervisor.serving()
         await asyncio.sleep(rng.uniform(0.0, 0.2))
     elif how < 0.55:
-        await supervisor.spawn(f"{rng.choice(['commit.before', 'commit.after'])}:{rng.randint(1, 8)}")
+        await supervisor.spawn(
+            f"{rng.choice(['commit.before', 'commit.after'])}:{rng.randint(1, 8)}"
+        )
         await supervisor.serving()
         await supervisor.dead(5.0)
         supervisor.named += supervisor.died()

@@ -1,7 +1,9 @@
-"""The eight failure points of the sequencing document (001 section 10), each by name, on the real parts.
+"""The eight failure points of the sequencing document (001 section 10), each by name,
+on the real parts.
 
-There, two phases and a publish make five places to crash, two of which leave a gap. Here counter, key and message
-are one commit and the log is its order, so that only two places are left: before the commit, and after it.
+There, two phases and a publish make five places to crash, two of which leave a gap.
+Here counter, key and message are one commit and the log is its order, so that only two
+places are left: before the commit, and after it.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ async def inspected(supervisor: Supervisor, chat_id: str) -> Inspection:
 
 
 async def die_at(supervisor: Supervisor, chat_id: str, directory: Path, point: str) -> Person:
-    """Ann sends one message; the server dies at the point of its commit. Ann is offline then, her message unsent."""
+    """Ann sends one message; the server dies at the point of its commit. Ann is offline
+    then, her message unsent.
+    """
     await supervisor.spawn(f"{point}:1")
     assert await supervisor.serving()
     ann = Person(supervisor, "ann", directory)
@@ -65,7 +69,9 @@ async def die_at(supervisor: Supervisor, chat_id: str, directory: Path, point: s
 
 
 async def retried(supervisor: Supervisor, chat_id: str, directory: Path) -> Person:
-    """The server is back and so is Ann's device, which sends what it still has by itself."""
+    """The server is back and so is Ann's device, which sends what it still has by
+    itself.
+    """
     await supervisor.spawn()
     assert await supervisor.serving()
     ann = Person(supervisor, "ann", directory)
@@ -92,7 +98,9 @@ def test_crash_before_allocation(tmp_path: Path) -> None:
 @pytest.mark.seed("001 section 10: crash after step 3, before step 4")
 @pytest.mark.seed("001 confirmation: kill process after step 3, verify gap created, retry succeeds")
 def test_crash_after_allocation_before_persistence(tmp_path: Path) -> None:
-    """Stronger: the number is allocated inside the commit that is lost, so there is no gap; the retry gets 1."""
+    """Stronger: the number is allocated inside the commit that is lost, so there is no
+    gap; the retry gets 1.
+    """
 
     async def story(supervisor: Supervisor, chat_id: str, directory: Path) -> None:
         await die_at(supervisor, chat_id, directory, "commit.before")
@@ -113,7 +121,11 @@ def test_crash_during_the_transaction(tmp_path: Path) -> None:
         assert await supervisor.serving()
         people = [Person(supervisor, user, directory) for user in ("ann", "bob")]
         async with people[0].online(), people[1].online():
-            saying = [asyncio.create_task(person.say(chat_id, "hello")) for person in people for _ in range(3)]
+            saying = [
+                asyncio.create_task(person.say(chat_id, "hello"))
+                for person in people
+                for _ in range(3)
+            ]
             await supervisor.dead(30)
             await supervisor.kill()
             await supervisor.spawn()
@@ -128,7 +140,9 @@ def test_crash_during_the_transaction(tmp_path: Path) -> None:
 
 
 @pytest.mark.seed("001 section 10: crash after step 4, before step 5")
-@pytest.mark.seed("001 confirmation: kill process after step 4, verify idempotency returns cached response")
+@pytest.mark.seed(
+    "001 confirmation: kill process after step 4, verify idempotency returns cached response"
+)
 def test_crash_after_persistence_before_the_ack(tmp_path: Path) -> None:
     """As written: the message is stored, and the retry is answered from its key."""
 
@@ -155,7 +169,9 @@ def test_crash_after_persistence_before_the_ack(tmp_path: Path) -> None:
 
 @pytest.mark.seed("001 section 10: crash during step 5 (Kafka)")
 def test_crash_during_the_publish(tmp_path: Path) -> None:
-    """Stronger: what is committed is in the log. Bob gets it although Ann never comes back to retry."""
+    """Stronger: what is committed is in the log. Bob gets it although Ann never comes
+    back to retry.
+    """
 
     async def story(supervisor: Supervisor, chat_id: str, directory: Path) -> None:
         await die_at(supervisor, chat_id, directory, "commit.after")
@@ -184,14 +200,21 @@ async def chat() -> MemoryStore:
 
 
 def corruptions() -> float:
-    return telemetry.REGISTRY.get_sample_value("holdfast_durability_counter_corruption_total") or 0.0
+    return (
+        telemetry.REGISTRY.get_sample_value("holdfast_durability_counter_corruption_total") or 0.0
+    )
 
 
 @pytest.mark.virtual_time
 @pytest.mark.seed("001 section 10: DynamoDB unavailable")
 async def test_store_unavailable() -> None:
-    """As written: every operation fails, nothing is allocated, a retry succeeds when the store is back."""
-    store, plan = await chat(), FaultPlan(random.Random(1), script={"append": [Fault.FAIL, Fault.FAIL]})
+    """As written: every operation fails, nothing is allocated, a retry succeeds when
+    the store is back.
+    """
+    store, plan = (
+        await chat(),
+        FaultPlan(random.Random(1), script={"append": [Fault.FAIL, Fault.FAIL]}),
+    )
     durability = StoreDurability(faulty(store, plan), LoopClock())
     answers: list[Outcome] = []
     for _ in range(3):
@@ -202,8 +225,9 @@ async def test_store_unavailable() -> None:
 
 @pytest.mark.seed("001 section 10: Kafka unavailable")
 def test_log_unavailable() -> None:
-    """Stronger: sends are acknowledged all the while, and everybody has everything soon after the log is back,
-    whether or not anybody retries."""
+    """Stronger: sends are acknowledged all the while, and everybody has everything soon
+    after the log is back, whether or not anybody retries.
+    """
     history = play(3, Parts(options=weather(fanout=Odds(fail=0.95))))
     sends = [operation for operation in history.operations if operation.invoke.verb == "send"]
     assert sends and len(list(history.acks())) == len(sends)
@@ -213,7 +237,9 @@ def test_log_unavailable() -> None:
 @pytest.mark.seed("001 section 10: counter item missing")
 @pytest.mark.seed("000 2.3: counter corruption recovery")
 async def test_counter_missing() -> None:
-    """Stronger: SEV-1, the chat alone halts, and recovery restores the highest stored number under a new epoch."""
+    """Stronger: SEV-1, the chat alone halts, and recovery restores the highest stored
+    number under a new epoch.
+    """
     store = await chat()
     await store.append([draft("before")])
     store._chats["c"].counter = None  # as a bad restore would leave it

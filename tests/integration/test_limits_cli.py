@@ -1,4 +1,6 @@
-"""``holdfast rules`` against a real server: every command, and what it says when it cannot."""
+"""``holdfast rules`` against a real server: every command, and what it says when it
+cannot.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,19 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
 
 
 def test_a_rules_life_on_the_command_line(program: Program, tmp_path: Path) -> None:
-    made = program.ok("rules", "set", *RULE, "algorithm=token_bucket", "limit=100", "window=60s", "--json")
+    made = program.ok(
+        "rules", "set", *RULE, "algorithm=token_bucket", "limit=100", "window=60s", "--json"
+    )
     assert (json.loads(made)["limit"], json.loads(made)["version"]) == (100, 1)
     assert "limit" in program.ok("rules", "get", *RULE)
     program.ok("rules", "set", *RULE, "limit=500", "--version", "1", "--reason", "the sale")
-    defaults = program.run("rules", "set", "acme", "s*", "algorithm=token_bucket", "limit=1", "window=60s", "--json")
-    assert "note: s* does not apply to Holdfast's own entry points; for those set send:*" in defaults.stderr
+    defaults = program.run(
+        "rules", "set", "acme", "s*", "algorithm=token_bucket", "limit=1", "window=60s", "--json"
+    )
+    assert (
+        "note: s* does not apply to Holdfast's own entry points; for those set send:*"
+        in defaults.stderr
+    )
     assert json.loads(defaults.stdout)["limit"] == 1
     program.ok("rules", "delete", "acme", "s*")
     assert "100 → 500" in program.ok("rules", "diff", *RULE)
@@ -57,7 +66,10 @@ def test_a_rules_life_on_the_command_line(program: Program, tmp_path: Path) -> N
     file = tmp_path / "rules.json"
     file.write_text(program.ok("rules", "export", "--tenant", "acme"))
     assert "Nothing to change" in program.ok("rules", "import", str(file))
-    wanted = [{**json.loads(file.read_text())[0], "limit": 7}, {**json.loads(file.read_text())[0], "resource": "/new"}]
+    wanted = [
+        {**json.loads(file.read_text())[0], "limit": 7},
+        {**json.loads(file.read_text())[0], "resource": "/new"},
+    ]
     file.write_text(json.dumps(wanted))
     assert "limit" in program.ok("rules", "import", str(file), "--dry-run")
     assert json.loads(program.ok("rules", "get", *RULE, "--json"))["limit"] == 500
@@ -77,19 +89,32 @@ class Narrow(Program):
 def test_rules_are_readable_on_an_ordinary_terminal(tmp_path: Path) -> None:
     program = Narrow(tmp_path / "state")
     program.serve()
-    program.ok("rules", "set", *RULE, "algorithm=sliding_window", "limit=100", "window=5m", "mode=shadow")
+    program.ok(
+        "rules", "set", *RULE, "algorithm=sliding_window", "limit=100", "window=5m", "mode=shadow"
+    )
     listed = program.ok("rules", "ls").splitlines()
-    assert any(line.split() == ["*", "send:user", "token_bucket", "3000/60s", "500", "1"] for line in listed), listed
-    assert any(line.split() == [*RULE, "sliding_window", "100/300s", "shadow", "1"] for line in listed), listed
+    assert any(
+        line.split() == ["*", "send:user", "token_bucket", "3000/60s", "500", "1"]
+        for line in listed
+    ), listed
+    assert any(
+        line.split() == [*RULE, "sliding_window", "100/300s", "shadow", "1"] for line in listed
+    ), listed
     assert "100/300s" in program.ok("rules", "history", *RULE)
     program.stop()
 
 
-def test_long_lists_and_long_histories_are_read_to_their_end(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_lists_and_long_histories_are_read_to_their_end(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("holdfast.cli.rules.requests.PAGE", 2)
     for resource in ("a", "b", "c", "d", "e"):
-        program.ok("rules", "set", "pages", resource, "algorithm=fixed_window", "limit=1", "window=1s")
-    assert [r["resource"] for r in json.loads(program.ok("rules", "ls", "--tenant", "pages", "--json"))] == [*"abcde"]
+        program.ok(
+            "rules", "set", "pages", resource, "algorithm=fixed_window", "limit=1", "window=1s"
+        )
+    assert [
+        r["resource"] for r in json.loads(program.ok("rules", "ls", "--tenant", "pages", "--json"))
+    ] == [*"abcde"]
     for limit in range(2, 6):
         program.ok("rules", "set", "pages", "a", f"limit={limit}")
     history = json.loads(program.ok("rules", "history", "pages", "a", "--json"))
@@ -100,7 +125,10 @@ def test_long_lists_and_long_histories_are_read_to_their_end(program: Program, m
 def test_a_conflict_tells_what_is_there_now(program: Program) -> None:
     program.ok("rules", "set", "acme", "late", "algorithm=fixed_window", "limit=1", "window=1s")
     program.ok("rules", "set", "acme", "late", "limit=7")
-    for words in (("set", "acme", "late", "limit=2", "--version", "1"), ("delete", "acme", "late", "--version", "1")):
+    for words in (
+        ("set", "acme", "late", "limit=2", "--version", "1"),
+        ("delete", "acme", "late", "--version", "1"),
+    ):
         ran = program.run("rules", *words)
         assert ran.returncode == 1
         assert "it is version 2 now: fixed_window, 7/1s" in ran.stderr, ran.stderr
@@ -108,26 +136,42 @@ def test_a_conflict_tells_what_is_there_now(program: Program) -> None:
 
 def test_a_watch_that_ends_has_told_all(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     rest, now = CliContext(program.url, program.state_dir).as_operator(), 0.0
-    rule = {"tenantID": "acme", "resource": "last", "algorithm": "fixed_window", "limit": 1, "window": "1s"}
+    rule = {
+        "tenantID": "acme",
+        "resource": "last",
+        "algorithm": "fixed_window",
+        "limit": 1,
+        "window": "1s",
+    }
     rest.post("/admin/rules", body=rule)
 
     def sleep(seconds: float) -> None:
         nonlocal now
         now += seconds
-        rest.ask("PUT", "/admin/rules", {**rule, "limit": round(now) + 1, "expectedVersion": round(now)})
+        rest.ask(
+            "PUT", "/admin/rules", {**rule, "limit": round(now) + 1, "expectedVersion": round(now)}
+        )
 
-    monkeypatch.setattr("holdfast.cli.rules.commands.time", SimpleNamespace(sleep=sleep, monotonic=lambda: now))
+    monkeypatch.setattr(
+        "holdfast.cli.rules.commands.time", SimpleNamespace(sleep=sleep, monotonic=lambda: now)
+    )
     seen = program.ok("rules", "watch", "--seconds", "2", "--json").splitlines()
     assert [json.loads(line)["rule"]["limit"] for line in seen] == [2, 3]
 
 
 def test_a_burst_is_set_and_unset(program: Program) -> None:
     rule = ("acme", "bursting")
-    program.ok("rules", "set", *rule, "algorithm=token_bucket", "limit=100", "window=60s", "burstSize=500")
+    program.ok(
+        "rules", "set", *rule, "algorithm=token_bucket", "limit=100", "window=60s", "burstSize=500"
+    )
     assert json.loads(program.ok("rules", "get", *rule, "--json"))["burstSize"] == 500
-    assert "burstSize" not in json.loads(program.ok("rules", "set", *rule, "burstSize=none", "--json"))
+    assert "burstSize" not in json.loads(
+        program.ok("rules", "set", *rule, "burstSize=none", "--json")
+    )
     program.ok("rules", "set", *rule, "burstSize=500")
-    assert "burstSize" not in json.loads(program.ok("rules", "set", *rule, "algorithm=fixed_window", "--json"))
+    assert "burstSize" not in json.loads(
+        program.ok("rules", "set", *rule, "algorithm=fixed_window", "--json")
+    )
 
 
 def test_mistakes_are_told_in_a_sentence(program: Program) -> None:
@@ -157,14 +201,20 @@ def test_a_subjects_use_is_shown_and_reset_on_the_record(program: Program) -> No
     program.ok("rules", "set", "peeked", "x", "algorithm=token_bucket", "limit=100", "window=1h")
     subject = ("peeked", "x", "ann")
     assert json.loads(program.ok("rules", "peek", *subject, "--json"))["used"] == 0
-    key = program.ok("key", "create", "tenant", "--tenant", "peeked", "--label", "test").splitlines()[0]
+    key = program.ok(
+        "key", "create", "tenant", "--tenant", "peeked", "--label", "test"
+    ).splitlines()[0]
     body = {"resource": "x", "subject": "ann", "cost": 80}
     RestClient(program.url, key).post("/v1/limits/check", body=body)
     standing = json.loads(program.ok("rules", "peek", *subject, "--json"))
     assert (standing["used"], standing["remaining"], standing["rule"]) == (80, 20, "peeked/x")
     assert "used" in program.ok("rules", "reset", *subject, "--reason", "their import ran twice")
     assert json.loads(program.ok("rules", "peek", *subject, "--json"))["used"] == 0
-    records = CliContext(program.url, program.state_dir).as_operator().get("/admin/audit", limit=500)["records"]
+    records = (
+        CliContext(program.url, program.state_dir)
+        .as_operator()
+        .get("/admin/audit", limit=500)["records"]
+    )
     assert [(r["target"], r["reason"]) for r in records if r["action"] == "limit.reset"] == [
         ("peeked/x/ann", "their import ran twice")
     ]
@@ -177,7 +227,10 @@ def written(file: Path, *rules: dict[str, Any]) -> str:
 
 
 def versions(program: Program, tenant: str) -> dict[str, int]:
-    return {r["resource"]: r["version"] for r in json.loads(program.ok("rules", "ls", "--tenant", tenant, "--json"))}
+    return {
+        r["resource"]: r["version"]
+        for r in json.loads(program.ok("rules", "ls", "--tenant", tenant, "--json"))
+    }
 
 
 def test_an_import_makes_the_rules_what_the_file_says_and_then_has_nothing_to_do(
@@ -186,13 +239,25 @@ def test_an_import_makes_the_rules_what_the_file_says_and_then_has_nothing_to_do
     file = written(
         tmp_path / "rules.json",
         {"tenantID": "git", "resource": "a", **PLAIN},
-        {"tenantID": "git", "resource": "b", **PLAIN, "window": "60000ms", "mode": "enforce", "burstSize": None},
+        {
+            "tenantID": "git",
+            "resource": "b",
+            **PLAIN,
+            "window": "60000ms",
+            "mode": "enforce",
+            "burstSize": None,
+        },
     )
     assert "2 rules changed" in program.ok("rules", "import", file)
-    assert "Nothing to change" in program.ok("rules", "import", file), "other words for the same change nothing"
+    assert "Nothing to change" in program.ok("rules", "import", file), (
+        "other words for the same change nothing"
+    )
     program.ok("rules", "set", "git", "a", "burstSize=500", "mode=shadow", "precision=leased")
     dry = program.ok("rules", "import", file, "--dry-run")
-    assert "burstSize: 500 → none, mode: shadow → enforce, precision: leased → strict" in dry and "dry run" in dry
+    assert (
+        "burstSize: 500 → none, mode: shadow → enforce, precision: leased → strict" in dry
+        and "dry run" in dry
+    )
     assert versions(program, "git") == {"a": 2, "b": 1}
     program.ok("rules", "import", file)
     assert "Nothing to change" in program.ok("rules", "import", file)
@@ -230,12 +295,16 @@ def test_an_import_that_is_refused_changes_nothing(program: Program, tmp_path: P
     )
     for words in (("--dry-run",), ()):
         ran = program.run("rules", "import", file, *words)
-        assert ran.returncode == 1 and "this would lock operators out" in ran.stderr and not ran.stdout
+        assert (
+            ran.returncode == 1 and "this would lock operators out" in ran.stderr and not ran.stdout
+        )
     assert versions(program, "half") == {}
 
 
 def test_an_import_of_many_rules_is_one_change(program: Program, tmp_path: Path) -> None:
-    """More than one body of another request could hold, and more than operators may call in a minute."""
+    """More than one body of another request could hold, and more than operators may
+    call in a minute.
+    """
     rules = [{"tenantID": "many", "resource": f"/{n}", **PLAIN} for n in range(2_000)]
     told = program.ok("rules", "import", written(tmp_path / "rules.json", *rules), "--json")
     done = json.loads(told)
@@ -251,12 +320,16 @@ def test_an_import_that_another_overtook_says_so(
 ) -> None:
     def compared_and_overtaken(rest: RestClient, rules: Any) -> Any:
         plan = compared(rest, rules)
-        program.ok("rules", "set", "moved", "beside", "algorithm=fixed_window", "limit=1", "window=1s")
+        program.ok(
+            "rules", "set", "moved", "beside", "algorithm=fixed_window", "limit=1", "window=1s"
+        )
         return plan
 
     monkeypatch.setattr(commands, "compared", compared_and_overtaken)
     ran = program.run(
-        "rules", "import", written(tmp_path / "rules.json", {"tenantID": "moved", "resource": "a", **PLAIN})
+        "rules",
+        "import",
+        written(tmp_path / "rules.json", {"tenantID": "moved", "resource": "a", **PLAIN}),
     )
     assert ran.returncode == 1 and "the rules have changed since" in ran.stderr
     assert versions(program, "moved") == {"beside": 1}
@@ -268,7 +341,9 @@ def test_watch_prints_what_is_changed_meanwhile(program: Program) -> None:
     watching = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=program.environment)
     seen: list[str] = []
     assert watching.stdout is not None
-    reader = threading.Thread(target=lambda out: seen.append(out.readline()), args=(watching.stdout,))
+    reader = threading.Thread(
+        target=lambda out: seen.append(out.readline()), args=(watching.stdout,)
+    )
     reader.start()
     limit = 1
 
@@ -291,13 +366,23 @@ def test_a_watch_goes_on_where_it_was_when_the_server_comes_back(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rest, now, waits = CliContext(program.url, program.state_dir).as_operator(), 0.0, list[float]()
-    rule = {"tenantID": "acme", "resource": "meanwhile", "algorithm": "fixed_window", "limit": 1, "window": "1s"}
+    rule = {
+        "tenantID": "acme",
+        "resource": "meanwhile",
+        "algorithm": "fixed_window",
+        "limit": 1,
+        "window": "1s",
+    }
     rest.post("/admin/rules", body=rule)
 
     class Away(RestClient):
         def get(self, *path: str, **query: Any) -> Any:
             if 1.0 < now < 20.0:
-                raise Unavailable("nobody is there") if len(waits) % 2 else OutcomeUnknown("no answer")
+                raise (
+                    Unavailable("nobody is there")
+                    if len(waits) % 2
+                    else OutcomeUnknown("no answer")
+                )
             return super().get(*path, **query)
 
     def sleep(seconds: float) -> None:
@@ -308,17 +393,25 @@ def test_a_watch_goes_on_where_it_was_when_the_server_comes_back(
         rest.ask("PUT", "/admin/rules", {**rule, "limit": version + 1, "expectedVersion": version})
 
     monkeypatch.setattr("holdfast.cli.context.RestClient", Away)
-    monkeypatch.setattr("holdfast.cli.rules.commands.time", SimpleNamespace(sleep=sleep, monotonic=lambda: now))
+    monkeypatch.setattr(
+        "holdfast.cli.rules.commands.time", SimpleNamespace(sleep=sleep, monotonic=lambda: now)
+    )
     ran = program.run("rules", "watch", "--seconds", "30", "--json")
     assert ran.returncode == 0, ran.stderr
-    assert [json.loads(line)["version"] for line in ran.stdout.splitlines()] == list(range(2, len(waits) + 2))
+    assert [json.loads(line)["version"] for line in ran.stdout.splitlines()] == list(
+        range(2, len(waits) + 2)
+    )
     assert waits[:7] == [1.0, 1.0, 1.0, 2.0, 4.0, 8.0, 10.0], "ever longer, and not for ever"
     assert ran.stderr.count("still watching") == 1
 
 
 def test_the_documented_line_makes_rules_put_back_by_hand_new_to_everybody(tmp_path: Path) -> None:
     guide = Path(__file__).parents[2] / "docs" / "guides" / "limits.md"
-    (line,) = [line for line in guide.read_text().splitlines() if line.startswith("holdfast rules raise-epoch")]
+    (line,) = [
+        line
+        for line in guide.read_text().splitlines()
+        if line.startswith("holdfast rules raise-epoch")
+    ]
     command = shlex.split(line)[1:]
     program = Program(tmp_path / "state")
     missing = program.run(*command)

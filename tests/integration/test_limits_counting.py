@@ -1,4 +1,6 @@
-"""Limits that count in a real Redis: what slips through on the way there, and what is known after it forgot."""
+"""Limits that count in a real Redis: what slips through on the way there, and what is
+known after it forgot.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ async def test_sends_of_many_connections_slip_through_once(redis_server: Server)
     assert sent == 50, "one round trip's worth, and then it is paid back"
 
 
-async def test_a_redis_that_was_emptied_does_not_make_nodes_think_that_they_are_alone(redis_server: Server) -> None:
+async def test_a_redis_that_was_emptied_does_not_make_nodes_think_that_they_are_alone(
+    redis_server: Server,
+) -> None:
     client = redis.asyncio.Redis.from_url(redis_server.url)
     async with AsyncExitStack() as stack:
         nodes = []
@@ -54,26 +58,40 @@ async def test_a_redis_that_was_emptied_does_not_make_nodes_think_that_they_are_
     await client.aclose()
 
 
-async def test_counters_that_were_lost_grant_one_more_limit_for_each_loss_and_no_more(redis_server: Server) -> None:
-    """FLUSHALL, a restart without persistence, a failover to an empty replica: the bound that the guide names."""
+async def test_counters_that_were_lost_grant_one_more_limit_for_each_loss_and_no_more(
+    redis_server: Server,
+) -> None:
+    """FLUSHALL, a restart without persistence, a failover to an empty replica: the
+    bound that the guide names.
+    """
     client = redis.asyncio.Redis.from_url(redis_server.url)
     counters, limit = RedisCounters(RedisSettings(redis_server.url, prefix="flushed")), 50
-    rules = RuleSet.of([Rule("acme", name, "fixed_window", limit, 366 * 86_400.0) for name in ("x", "kept")])
+    rules = RuleSet.of(
+        [Rule("acme", name, "fixed_window", limit, 366 * 86_400.0) for name in ("x", "kept")]
+    )
     remembers, admitted = Limiter(counters, SystemClock(), PATIENT, rules), 0
     await asyncio.gather(*(remembers.check("acme", "kept", "ann") for _ in range(limit + 1)))
     for losses in range(4):
-        fresh = [Limiter(counters, SystemClock(), PATIENT, rules) for _ in range(2)]  # these remember no refusal
+        # these remember no refusal
+        fresh = [Limiter(counters, SystemClock(), PATIENT, rules) for _ in range(2)]
         asked = [node.check("acme", "x", "ann") for node in fresh for _ in range(2 * limit)]
         admitted += sum(decision.allowed for decision in await asyncio.gather(*asked))
         assert admitted == limit * (1 + losses)
         await client.flushall()
-        assert not (await remembers.check("acme", "kept", "ann")).allowed, "who remembers a refusal keeps to it"
+        assert not (await remembers.check("acme", "kept", "ann")).allowed, (
+            "who remembers a refusal keeps to it"
+        )
     await counters.aclose()
     await client.aclose()
 
 
-async def test_a_subject_that_was_reset_is_admitted_by_every_node_within_a_heartbeat(redis_server: Server) -> None:
-    rules, ann = RuleSet.of([Rule("acme", "x", "fixed_window", 5, 366 * 86_400.0)]), Check("acme", "x", "ann")
+async def test_a_subject_that_was_reset_is_admitted_by_every_node_within_a_heartbeat(
+    redis_server: Server,
+) -> None:
+    rules, ann = (
+        RuleSet.of([Rule("acme", "x", "fixed_window", 5, 366 * 86_400.0)]),
+        Check("acme", "x", "ann"),
+    )
     settings = LimiterSettings(heartbeat_seconds=0.1, batch=PATIENT.batch)
     async with AsyncExitStack() as stack:
         nodes = []
@@ -95,7 +113,10 @@ async def test_a_subject_that_was_reset_is_admitted_by_every_node_within_a_heart
 
 
 async def test_a_hold_is_released_once_and_only_if_it_is_one(redis_server: Server) -> None:
-    counters, ann = RedisCounters(RedisSettings(redis_server.url, prefix="hold")), Check("acme", "x", "ann")
+    counters, ann = (
+        RedisCounters(RedisSettings(redis_server.url, prefix="hold")),
+        Check("acme", "x", "ann"),
+    )
     rules = RuleSet.of([Rule("acme", "x", "concurrency", 1, 60.0)])
     limits = Limiter(counters, SystemClock(), PATIENT, rules)
     held = await limits.check(*ann)

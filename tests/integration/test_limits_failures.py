@@ -1,6 +1,8 @@
-"""The failure table of the limits, on real PostgreSQL (with a streaming replica) and real Redis.
+"""The failure table of the limits, on real PostgreSQL (with a streaming replica) and
+real Redis.
 
-Limiting never stops, is never unbounded and never goes back; the admin answers as said; staleness is measured.
+Limiting never stops, is never unbounded and never goes back; the admin answers as said;
+staleness is measured.
 """
 
 from __future__ import annotations
@@ -51,18 +53,24 @@ from proof.proxy import Proxy
 RULE: dict[str, Any] = {
     "tenantID": "acme", "resource": "search", "algorithm": "fixed_window", "limit": 100, "window": "366d",
 }  # fmt: skip
-"""A window that does not end while a test runs: windows begin when the clock says so, not with the first use."""
+"""A window that does not end while a test runs: windows begin when the clock says so,
+not with the first use.
+"""
 NAME = {"tenantID": "acme", "resource": "search"}
 QUICK = FeedSettings(sync_seconds=1.0, retry_seconds=0.2, stale_seconds=2.0)
 RUNG_FOR = FeedSettings(sync_seconds=3600.0, stale_seconds=7200.0)
 """Nothing comes by a sync: only doorbells bring news."""
-PATIENT = LimiterSettings(heartbeat_seconds=0.2, node_ttl_seconds=2.0, batch=BatchSettings(deadline_seconds=10.0))
+PATIENT = LimiterSettings(
+    heartbeat_seconds=0.2, node_ttl_seconds=2.0, batch=BatchSettings(deadline_seconds=10.0)
+)
 """Redis may take its time, as on a busy machine."""
 PATIENCE_SECONDS = 30.0
 
 
 class Engines:
-    """A primary, its streaming replica and a Redis, of this module alone: they get killed."""
+    """A primary, its streaming replica and a Redis, of this module alone: they get
+    killed.
+    """
 
     def __init__(self) -> None:
         self.primary = postgres.start(shared_buffers="32MB", wal_receiver_status_interval="1s")
@@ -102,7 +110,9 @@ def engines_(request: pytest.FixtureRequest) -> Iterator[Engines]:
 class Node:
     """What limits a node runs: limiter, feed, counters."""
 
-    def __init__(self, stack: AsyncExitStack, redis_url: str, name: str, settings: LimiterSettings = PATIENT) -> None:
+    def __init__(
+        self, stack: AsyncExitStack, redis_url: str, name: str, settings: LimiterSettings = PATIENT
+    ) -> None:
         self.stack = stack
         self.counters = RedisCounters(RedisSettings(redis_url))
         self.limiter = Limiter(self.counters, SystemClock(), settings, place=NodeIdentity(name))
@@ -138,7 +148,9 @@ class World:
     def __init__(self, engines: Engines, stack: AsyncExitStack) -> None:
         self.engines = engines
         self.stack = stack
-        self.settings = PostgresSettings(engines.primary.url, connect_timeout_seconds=10.0, timeout_seconds=20.0)
+        self.settings = PostgresSettings(
+            engines.primary.url, connect_timeout_seconds=10.0, timeout_seconds=20.0
+        )
         self.impatient = replace(self.settings, timeout_seconds=2.0)
         self.store = PostgresRuleStore(self.settings)
         self.control = RuleAdmin(self.store, SystemClock(), "postgres")
@@ -171,7 +183,9 @@ class World:
         return bell
 
     async def set_limit(self, limit: int, seen: int) -> int:
-        changed = await self.control.update({**NAME, "limit": limit, "expectedVersion": seen}, "olga")
+        changed = await self.control.update(
+            {**NAME, "limit": limit, "expectedVersion": seen}, "olga"
+        )
         return changed.rule.version
 
 
@@ -179,7 +193,9 @@ class World:
 async def world(engines: Engines) -> AsyncIterator[World]:
     connection = await asyncpg.connect(engines.primary.url)
     names = ("rules", "rule_changes", "rule_keys", "rules_head", "limits_schema")
-    await connection.execute("DROP TABLE IF EXISTS " + ", ".join(f"holdfast_{name}" for name in names))
+    await connection.execute(
+        "DROP TABLE IF EXISTS " + ", ".join(f"holdfast_{name}" for name in names)
+    )
     await connection.close()
     client = redis.asyncio.Redis.from_url(engines.redis.url)
     await client.flushall()
@@ -189,7 +205,9 @@ async def world(engines: Engines) -> AsyncIterator[World]:
         await stack.enter_async_context(made.store)
         await made.store.prepare()
         body = {key: value for key, value in RULE.items() if key not in NAME}
-        created = Change("create", RuleName("acme", "search"), "olga", "2026-01-01T00:00:00.000Z", body)
+        created = Change(
+            "create", RuleName("acme", "search"), "olga", "2026-01-01T00:00:00.000Z", body
+        )
         await made.store.change(created)
         yield made
 
@@ -258,12 +276,16 @@ def test_primary_down_stops_the_admin_and_nothing_else(engines_: Engines) -> Non
 def test_two_operators_with_the_same_version(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
         node = await w.node()
-        outcomes = await asyncio.gather(w.set_limit(500, 1), w.set_limit(200, 1), return_exceptions=True)
+        outcomes = await asyncio.gather(
+            w.set_limit(500, 1), w.set_limit(200, 1), return_exceptions=True
+        )
         losers = [outcome for outcome in outcomes if isinstance(outcome, VersionConflict)]
         assert len(losers) == 1
         assert losers[0].details["currentVersion"] == 2
         assert losers[0].details["rule"]["limit"] in (500, 200)
-        await until(lambda: node.limit() == losers[0].details["rule"]["limit"], "the winner is applied")
+        await until(
+            lambda: node.limit() == losers[0].details["rule"]["limit"], "the winner is applied"
+        )
 
     play(engines_, scenario)
 
@@ -272,15 +294,22 @@ def test_a_failure_inside_the_transaction_changes_nothing(engines_: Engines) -> 
     async def scenario(w: World) -> None:
         await w.node()
         connection = await asyncpg.connect(engines_.primary.url)
-        await connection.execute("ALTER TABLE holdfast_rule_changes ADD CONSTRAINT refuse CHECK (version < 2)")
+        await connection.execute(
+            "ALTER TABLE holdfast_rule_changes ADD CONSTRAINT refuse CHECK (version < 2)"
+        )
         before = await w.store.snapshot()
         with pytest.raises(Unavailable):
             await w.control.update({**NAME, "limit": 500, "expectedVersion": 1}, "olga", key="k")
         assert await w.store.snapshot() == before
         await connection.execute("ALTER TABLE holdfast_rule_changes DROP CONSTRAINT refuse")
         await connection.close()
-        changed = await w.control.update({**NAME, "limit": 500, "expectedVersion": 1}, "olga", key="k")
-        assert (changed.rule.version, changed.repeated) == (2, False), "the key of a failed call was not remembered"
+        changed = await w.control.update(
+            {**NAME, "limit": 500, "expectedVersion": 1}, "olga", key="k"
+        )
+        assert (changed.rule.version, changed.repeated) == (
+            2,
+            False,
+        ), "the key of a failed call was not remembered"
 
     play(engines_, scenario)
 
@@ -294,7 +323,9 @@ def test_after_a_lost_commit_answer_the_same_key_tells(engines_: Engines) -> Non
                 committed = _swallow_commit_answers(store, proxy)
                 control = RuleAdmin(store, SystemClock(), "postgres")
                 with pytest.raises(OutcomeUnknown):
-                    await control.update({**NAME, "limit": 500, "expectedVersion": 1}, "olga", key="k")
+                    await control.update(
+                        {**NAME, "limit": 500, "expectedVersion": 1}, "olga", key="k"
+                    )
                 assert committed == [True]
         told = await w.control.update({**NAME, "limit": 500, "expectedVersion": 1}, "olga", key="k")
         assert (told.repeated, told.rule.version, told.rule.limit) == (True, 2, 500)
@@ -303,7 +334,9 @@ def test_after_a_lost_commit_answer_the_same_key_tells(engines_: Engines) -> Non
 
 
 @pytest.mark.parametrize("swallowed", ["commit", "first answer"])
-def test_a_change_that_is_given_up_waits_for_nobody_however_dead_the_wire(engines_: Engines, swallowed: str) -> None:
+def test_a_change_that_is_given_up_waits_for_nobody_however_dead_the_wire(
+    engines_: Engines, swallowed: str
+) -> None:
     async def scenario(w: World) -> None:
         await w.node()
         async with Proxy("127.0.0.1", engines_.primary.port) as proxy:
@@ -315,12 +348,17 @@ def test_a_change_that_is_given_up_waits_for_nobody_however_dead_the_wire(engine
                     _swallow_commit_answers(store, proxy)
                 else:
                     proxy.set(blackhole=True)
-                change = Change("update", name, "olga", "2026-01-01T00:00:00.000Z", {"limit": 500}, 1, "", "k")
+                change = Change(
+                    "update", name, "olga", "2026-01-01T00:00:00.000Z", {"limit": 500}, 1, "", "k"
+                )
                 changing = asyncio.ensure_future(store.change(change))
                 if swallowed == "commit":
                     await _committed(w, name, 2)
                 else:
-                    await until(lambda: any(pair.has_hole for pair in proxy._pairs), "a word that nobody hears")
+                    await until(
+                        lambda: any(pair.has_hole for pair in proxy._pairs),
+                        "a word that nobody hears",
+                    )
                 changing.cancel()
                 await asyncio.wait([changing], timeout=10)
                 assert changing.cancelled(), "at once, on a machine that has the time"
@@ -361,7 +399,8 @@ def test_a_node_that_dies_after_the_commit_is_not_needed(engines_: Engines) -> N
         await first.__aenter__()
         await until(lambda: first.follows, "one follower works")
         async with second:
-            await first.__aexit__(None, None, None)  # the admin node dies; nobody has rung for what comes now
+            # the admin node dies; nobody has rung for what comes now
+            await first.__aexit__(None, None, None)
             await w.set_limit(500, 1)
             await until(lambda: node.limit() == 500, "rung by the one that took over")
             assert second.follows
@@ -370,14 +409,18 @@ def test_a_node_that_dies_after_the_commit_is_not_needed(engines_: Engines) -> N
 
 
 def test_a_follower_whose_host_vanishes_is_replaced_by_another(engines_: Engines) -> None:
-    """Nobody closes its connection, so the server itself must notice that it has fallen silent."""
+    """Nobody closes its connection, so the server itself must notice that it has fallen
+    silent.
+    """
 
     async def scenario(w: World) -> None:
         async with Proxy("127.0.0.1", engines_.primary.port) as wire:
             url = f"postgresql://postgres@127.0.0.1:{wire.port}/postgres"
             async with LogFollower(replace(w.impatient, url=url), None) as gone:
                 await until(lambda: gone.beats, "one follower works")
-                await _beats(w, 3)  # not in the middle of its first words: there only TCP keepalives would tell
+                # not in the middle of its first words: there only TCP keepalives would
+                # tell
+                await _beats(w, 3)
                 async with LogFollower(w.settings, None) as other:
                     wire.set(blackhole=True)
                     await until(lambda: other.beats, "another follows")
@@ -439,7 +482,8 @@ def test_a_follower_may_take_its_time_before_it_leads(engines_: Engines) -> None
         async def slow() -> None:
             nonlocal led
             led += 1
-            await asyncio.sleep(w.impatient.timeout_seconds + 1)  # longer than a leader may be silent
+            # longer than a leader may be silent
+            await asyncio.sleep(w.impatient.timeout_seconds + 1)
 
         async with LogFollower(w.impatient, None, slow) as follower:
             await until(lambda: follower.beats, "it leads")
@@ -450,12 +494,20 @@ def test_a_follower_may_take_its_time_before_it_leads(engines_: Engines) -> None
 
 
 def test_who_waits_to_follow_the_log_asks_again_on_the_connection_it_has(engines_: Engines) -> None:
-    """Twenty nodes that connect anew each time would be forty authentications a second on the primary."""
-    asking = "SELECT pid, query_start FROM pg_stat_activity WHERE query LIKE '%pg_try_advisory_lock%' AND pid != $1"
+    """Twenty nodes that connect anew each time would be forty authentications a second
+    on the primary.
+    """
+    asking = (
+        "SELECT pid, query_start FROM pg_stat_activity WHERE query LIKE '%pg_try_advisory_lock%'"
+        " AND pid != $1"
+    )
 
     async def scenario(w: World) -> None:
         asked: set[tuple[int, Any]] = set()
-        async with w.store.database.connection("be read") as db, LogFollower(w.settings, None) as first:
+        async with (
+            w.store.database.connection("be read") as db,
+            LogFollower(w.settings, None) as first,
+        ):
             await until(lambda: first.beats, "one follower works")
             async with LogFollower(w.settings, None) as second, asyncio.timeout(20):
                 while len(asked) < 4:
@@ -490,7 +542,10 @@ def test_a_doorbell_that_swallows_everything_does_not_stop_the_beat(engines_: En
 
         await w.node(bells=())
         await w.set_limit(500, 1)
-        async with w.store.database.connection("be read") as db, LogFollower(w.settings, swallow) as follower:
+        async with (
+            w.store.database.connection("be read") as db,
+            LogFollower(w.settings, swallow) as follower,
+        ):
             await until(lambda: follower.follows, "it follows")
             beats = set()
             async with asyncio.timeout(PATIENCE_SECONDS):
@@ -501,7 +556,9 @@ def test_a_doorbell_that_swallows_everything_does_not_stop_the_beat(engines_: En
     play(engines_, scenario)
 
 
-def test_without_redis_pubsub_a_change_comes_by_notify_and_without_both_by_sync(engines_: Engines) -> None:
+def test_without_redis_pubsub_a_change_comes_by_notify_and_without_both_by_sync(
+    engines_: Engines,
+) -> None:
     async def scenario(w: World) -> None:
         by_notify = await w.node(feed=RUNG_FOR)
         by_sync = await w.node(bells=("redis",))
@@ -535,8 +592,12 @@ def test_a_publish_that_nobody_receives_loses_nothing(engines_: Engines) -> None
     play(engines_, scenario)
 
 
-def test_two_deployments_that_share_a_redis_keep_their_rules_apart(engines_: Engines, tmp_path: Path) -> None:
-    """Each has a database of its own and a database number of its own, but Redis channels know no numbers."""
+def test_two_deployments_that_share_a_redis_keep_their_rules_apart(
+    engines_: Engines, tmp_path: Path
+) -> None:
+    """Each has a database of its own and a database number of its own, but Redis
+    channels know no numbers.
+    """
 
     async def scenario(w: World) -> None:
         admin = await asyncpg.connect(engines_.primary.url)
@@ -545,17 +606,25 @@ def test_two_deployments_that_share_a_redis_keep_their_rules_apart(engines_: Eng
         await admin.close()
         quick = partial(LimitsSettings, feed=QUICK)
         ours = quick(engines_.redis.url, engines_.primary.url)
-        theirs = quick(engines_.redis.url[:-1] + "1", engines_.primary.url[: -len("postgres")] + "staging")
-        async with open_limits(ours, tmp_path / "1") as prod, open_limits(theirs, tmp_path / "2") as staging:
+        theirs = quick(
+            engines_.redis.url[:-1] + "1", engines_.primary.url[: -len("postgres")] + "staging"
+        )
+        async with (
+            open_limits(ours, tmp_path / "1") as prod,
+            open_limits(theirs, tmp_path / "2") as staging,
+        ):
             bell = RedisNotifications(ours.counters_url)
             w.stack.push_async_callback(bell.aclose)
             rings = bell.rings()
             assert (await anext(rings)).seq == 0
             await staging.control.create({**RULE, "limit": 1}, "tess")
             for version in range(1, 5):
-                await staging.control.update({**NAME, "limit": 10**version, "expectedVersion": version}, "tess")
+                await staging.control.update(
+                    {**NAME, "limit": 10**version, "expectedVersion": version}, "tess"
+                )
             await staging.control.create({**RULE, "resource": "*", "limit": 1}, "tess")
-            while (await asyncio.wait_for(anext(rings), 10)).seq < 6:  # what the others rang is heard here too
+            # what the others rang is heard here too
+            while (await asyncio.wait_for(anext(rings), 10)).seq < 6:
                 pass
             await rings.aclose()
             await prod.control.update({**NAME, "limit": 70, "expectedVersion": 1}, "olga")
@@ -594,7 +663,9 @@ def test_a_lagging_replica_never_takes_a_rule_back(engines_: Engines, heard: boo
     play(engines_, scenario)
 
 
-def test_a_restart_on_a_lagging_replica_goes_on_with_what_the_node_knew(engines_: Engines, tmp_path: Path) -> None:
+def test_a_restart_on_a_lagging_replica_goes_on_with_what_the_node_knew(
+    engines_: Engines, tmp_path: Path
+) -> None:
     async def scenario(w: World) -> None:
         file = tmp_path / "rules.json"
         await replica_caught_up(engines_)
@@ -618,7 +689,9 @@ def test_a_node_that_missed_everything_starts_complete(engines_: Engines) -> Non
     async def scenario(w: World) -> None:
         for seen, limit in enumerate((200, 300, 400), 1):
             name = RuleName("acme", "search")
-            await w.store.change(Change("update", name, "olga", "2026-01-01T00:00:00.000Z", {"limit": limit}, seen))
+            await w.store.change(
+                Change("update", name, "olga", "2026-01-01T00:00:00.000Z", {"limit": limit}, seen)
+            )
         node = await w.node(feed=FeedSettings())
         assert node.limit() == 400
         assert not node.feed.stale
@@ -646,7 +719,9 @@ def test_counters_down_means_the_local_share_and_back_again(engines_: Engines) -
         await _until_counted(nodes)
         asked, told = 0, (await nodes[0].ask(1, "bob"))[0]
         while told.remaining > 200 - 100 or told.degraded:
-            asked += 1  # each counts, too: it takes a hundred to use up as much as was admitted without them
+            # each counts, too: it takes a hundred to use up as much as was admitted
+            # without them
+            asked += 1
             assert asked < 90, "what was admitted without them was not charged to the counters"
             await asyncio.sleep(0.1)
             told = (await nodes[0].ask(1, "bob"))[0]
@@ -712,14 +787,18 @@ def test_a_region_that_is_cut_off_goes_on_and_converges(engines_: Engines) -> No
 
 
 @pytest.mark.parametrize("kind", ["notify", "redis"])
-def test_a_doorbell_behind_a_network_that_swallows_everything_is_given_up(engines_: Engines, kind: str) -> None:
+def test_a_doorbell_behind_a_network_that_swallows_everything_is_given_up(
+    engines_: Engines, kind: str
+) -> None:
     async def scenario(w: World) -> None:
         port = engines_.primary.port if kind == "notify" else engines_.redis.port
         async with Proxy("127.0.0.1", port) as wire:
             bell: ChangeNotifications
             if kind == "notify":
                 url = f"postgresql://postgres@127.0.0.1:{wire.port}/postgres"
-                bell = PostgresNotifications(PostgresSettings(url, connect_timeout_seconds=10.0), quiet_seconds=1.0)
+                bell = PostgresNotifications(
+                    PostgresSettings(url, connect_timeout_seconds=10.0), quiet_seconds=1.0
+                )
             else:
                 bell = RedisNotifications(f"redis://127.0.0.1:{wire.port}/0", quiet_seconds=1.0)
                 w.stack.push_async_callback(bell.aclose)
@@ -754,7 +833,9 @@ async def _asked_thrice(engines: Engines, kind: str) -> None:
                 query = "SELECT max(query_start) FROM pg_stat_activity WHERE query = 'SELECT 1'"
                 seen.add(await db.fetchval(query))
             else:
-                seen.add((await client.info("commandstats")).get("cmdstat_ping", {}).get("calls", 0))
+                seen.add(
+                    (await client.info("commandstats")).get("cmdstat_ping", {}).get("calls", 0)
+                )
             await asyncio.sleep(0.02)
 
 
@@ -766,7 +847,9 @@ def test_a_stopped_redis_costs_one_deadline_and_never_more(engines_: Engines) ->
         try:
             start = time.monotonic()
             decisions = await node.ask(500, "ann")
-            assert time.monotonic() - start < 10.0, "50 ms, on a machine that has the time; each for itself is 25 s"
+            assert time.monotonic() - start < 10.0, (
+                "50 ms, on a machine that has the time; each for itself is 25 s"
+            )
             assert {d.decided_by for d in decisions} == {"local_share"}
         finally:
             os.kill(engines_.redis.pid, signal.SIGCONT)
@@ -781,22 +864,32 @@ def test_a_change_reaches_a_crowd_within_a_tenth_of_a_second(engines_: Engines) 
         version, fastest = 1, PATIENCE_SECONDS
         for limit in (200, 300, 400):
             version = await w.set_limit(limit, version)
-            took = await until(lambda limit=limit: all(n.limit() == limit for n in crowd), "everywhere")  # type: ignore[misc]
+            took = await until(
+                lambda limit=limit: all(n.limit() == limit for n in crowd), "everywhere"
+            )  # type: ignore[misc]
             fastest = min(fastest, took)
-        assert fastest < 1.0, "a tenth of a second is measured by bench/limits.py; here the machine is busy"
+        assert fastest < 1.0, (
+            "a tenth of a second is measured by bench/limits.py; here the machine is busy"
+        )
 
     play(engines_, scenario)
 
 
-def test_a_database_put_back_from_a_dump_is_followed_again_after_raise_epoch(engines_: Engines, tmp_path: Path) -> None:
-    """A new cluster begins with timeline 1, and the dump is older than what the nodes know."""
+def test_a_database_put_back_from_a_dump_is_followed_again_after_raise_epoch(
+    engines_: Engines, tmp_path: Path
+) -> None:
+    """A new cluster begins with timeline 1, and the dump is older than what the nodes
+    know.
+    """
 
     async def scenario(w: World) -> None:
         node = await w.node(bells=())
         dump = await asyncio.to_thread(_dumped, engines_.primary)
         await w.set_limit(500, 1)
         await w.store.raise_epoch(7)  # as seven failovers would
-        await until(lambda: node.limit() == 500 and node.feed.cursor[0] == 7, "it knows more than the dump")
+        await until(
+            lambda: node.limit() == 500 and node.feed.cursor[0] == 7, "it knows more than the dump"
+        )
         fresh = await asyncio.to_thread(postgres.start, shared_buffers="32MB")
         try:
             await asyncio.to_thread(_put_back, fresh, dump)
@@ -809,7 +902,12 @@ def test_a_database_put_back_from_a_dump_is_followed_again_after_raise_epoch(eng
                 await until(lambda: node.limit() == 100 and not node.feed.stale, "told to, it does")
                 assert node.feed.cursor == (raised, 1)
                 change = Change(
-                    "update", RuleName("acme", "search"), "olga", "2026-01-01T00:00:00.000Z", {"limit": 9}, 1
+                    "update",
+                    RuleName("acme", "search"),
+                    "olga",
+                    "2026-01-01T00:00:00.000Z",
+                    {"limit": 9},
+                    1,
                 )
                 assert (await store.change(change)).rule.epoch == raised
                 await until(lambda: node.limit() == 9, "and goes on from there")
@@ -821,7 +919,9 @@ def test_a_database_put_back_from_a_dump_is_followed_again_after_raise_epoch(eng
     play(engines_, scenario)
 
 
-def test_a_dump_that_holds_everything_goes_on_with_its_epoch_and_a_failover_still_raises_it(engines_: Engines) -> None:
+def test_a_dump_that_holds_everything_goes_on_with_its_epoch_and_a_failover_still_raises_it(
+    engines_: Engines,
+) -> None:
     async def scenario(w: World) -> None:
         node = await w.node(bells=())
         await w.store.raise_epoch(7)
@@ -834,12 +934,22 @@ def test_a_dump_that_holds_everything_goes_on_with_its_epoch_and_a_failover_stil
             async with PostgresRuleStore(moved) as store, LogFollower(moved, None):
                 node.feed._reader = store
                 change = Change(
-                    "update", RuleName("acme", "search"), "olga", "2026-01-01T00:00:00.000Z", {"limit": 9}, 1
+                    "update",
+                    RuleName("acme", "search"),
+                    "olga",
+                    "2026-01-01T00:00:00.000Z",
+                    {"limit": 9},
+                    1,
                 )
                 assert (await store.change(change)).rule.stamp == (7, 2)
-                await until(lambda: node.limit() == 9 and not node.feed.stale, "followed, with nothing done")
+                await until(
+                    lambda: node.limit() == 9 and not node.feed.stale, "followed, with nothing done"
+                )
                 bases: set[int] = set()
-                async with store.database.connection("be read") as db, asyncio.timeout(PATIENCE_SECONDS):
+                async with (
+                    store.database.connection("be read") as db,
+                    asyncio.timeout(PATIENCE_SECONDS),
+                ):
                     while 6 not in bases:  # with timeline 1; a failover to timeline 2 makes epoch 8
                         bases.add(await db.fetchval("SELECT epoch_base FROM holdfast_rules_head"))
                         await asyncio.sleep(0.05)
@@ -858,17 +968,37 @@ def _dumped(server: Server) -> bytes:
 
 def _put_back(server: Server, dump: bytes) -> None:
     tool = program("psql", postgres.PACKAGE, postgres.binaries())
-    subprocess.run([tool, "-q", "-v", "ON_ERROR_STOP=1", server.url], input=dump, check=True, capture_output=True)
+    subprocess.run(
+        [tool, "-q", "-v", "ON_ERROR_STOP=1", server.url],
+        input=dump,
+        check=True,
+        capture_output=True,
+    )
 
 
 def _raise_epoch(url: str, state: Path) -> int:
-    command = [sys.executable, "-m", "holdfast.cli", "rules", "raise-epoch", "--json", "--state-dir", str(state)]
+    command = [
+        sys.executable,
+        "-m",
+        "holdfast.cli",
+        "rules",
+        "raise-epoch",
+        "--json",
+        "--state-dir",
+        str(state),
+    ]
     environment = {**os.environ, "HOLDFAST_LIMITS__RULES_URL": url}
-    return int(json.loads(subprocess.run(command, check=True, capture_output=True, env=environment).stdout)["epoch"])
+    return int(
+        json.loads(
+            subprocess.run(command, check=True, capture_output=True, env=environment).stdout
+        )["epoch"]
+    )
 
 
 def test_a_failover_that_lost_a_write_ends_on_what_survived_and_goes_on(engines_: Engines) -> None:
-    """A real promotion: the standby never got the last change, and its version is given out again under a new epoch."""
+    """A real promotion: the standby never got the last change, and its version is given
+    out again under a new epoch.
+    """
 
     async def scenario(w: World) -> None:
         async with Proxy("127.0.0.1", engines_.primary.port) as wire:
@@ -908,10 +1038,18 @@ async def _lose_and_promote(w: World, wire: Proxy, standby: Server) -> None:
         assert survivor is not None and survivor.limit == 100, "this test is about a lost write"
         async with LogFollower(promoted, None):
             await until(lambda: node.limit() == 100, "the beat of the new primary brings its epoch")
-        assert await _decided_by(node) == (100, 1), "counters that have seen the lost rule go by the surviving one"
-        change = Change("update", survivor.name, "olga", "2026-01-01T00:00:00.000Z", {"limit": 300}, 1)
+        assert await _decided_by(node) == (
+            100,
+            1,
+        ), "counters that have seen the lost rule go by the surviving one"
+        change = Change(
+            "update", survivor.name, "olga", "2026-01-01T00:00:00.000Z", {"limit": 300}, 1
+        )
         again = await store.change(change)
-        assert (again.rule.version, again.rule.epoch) == (2, 2), "the same version, of a newer epoch"
+        assert (again.rule.version, again.rule.epoch) == (
+            2,
+            2,
+        ), "the same version, of a newer epoch"
         await until(lambda: node.limit() == 300, "and the node follows it")
         assert await _decided_by(node) == (300, 2)
         node.feed._reader = PostgresRuleReader(w.settings)

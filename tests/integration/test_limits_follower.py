@@ -1,4 +1,6 @@
-"""The follower of the log, on a real PostgreSQL: how often it looks, and how much it takes at a time."""
+"""The follower of the log, on a real PostgreSQL: how often it looks, and how much it
+takes at a time.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ from engines import Server
 from holdfast.errors import Unavailable
 from holdfast.limits.rule_changes import Change
 from holdfast.limits.rules import RuleName
-from holdfast.limits.rulestore.postgres import LogFollower, PostgresRuleStore, PostgresSettings, notifications
+from holdfast.limits.rulestore.postgres import (
+    LogFollower,
+    PostgresRuleStore,
+    PostgresSettings,
+    notifications,
+)
 
 BODY = {"algorithm": "fixed_window", "limit": 5, "window": "60s"}
 CHANGES = 450
@@ -25,7 +32,9 @@ FROM holdfast_rule_changes, generate_series(2, $1::int) place WHERE seq = 1
 
 
 class Channel:
-    """A doorbell that is away until it is called again after ``may_return``; it notes rings, and pauses between."""
+    """A doorbell that is away until it is called again after ``may_return``; it notes
+    rings, and pauses between.
+    """
 
     def __init__(self) -> None:
         self.away, self.may_return = True, False

@@ -1,4 +1,6 @@
-"""Limits in another program: the same call a node opens its limits by, and the guide's own words for it."""
+"""Limits in another program: the same call a node opens its limits by, and the guide's
+own words for it.
+"""
 
 from __future__ import annotations
 
@@ -35,15 +37,23 @@ async def test_a_program_has_the_rules_it_starts_with_and_no_others(tmp_path: Pa
         assert limits.limiter.rules.live()[0].limit == 5, "it stays what an operator made of it"
 
 
-async def test_a_program_without_operators_may_limit_everybody_to_next_to_nothing(tmp_path: Path) -> None:
+async def test_a_program_without_operators_may_limit_everybody_to_next_to_nothing(
+    tmp_path: Path,
+) -> None:
     once = Rule("*", "*", "fixed_window", 1, 366 * 86_400.0)
     async with open_limits(LimitsSettings(), tmp_path, starts_with=[once]) as limits:
-        assert [(await limits.limiter.check("acme", "x", "ann")).allowed for _ in range(2)] == [True, False]
+        assert [(await limits.limiter.check("acme", "x", "ann")).allowed for _ in range(2)] == [
+            True,
+            False,
+        ]
 
 
 async def test_programs_without_a_name_are_told_apart(tmp_path: Path, redis_server: Any) -> None:
     settings = LimitsSettings(redis_server.url)
-    async with open_limits(settings, tmp_path / "a") as one, open_limits(settings, tmp_path / "b") as two:
+    async with (
+        open_limits(settings, tmp_path / "a") as one,
+        open_limits(settings, tmp_path / "b") as two,
+    ):
         assert one.limiter.place.node != two.limiter.place.node
         assert two.limiter.nodes >= 2
 
@@ -71,13 +81,19 @@ async def test_counters_in_redis_go_by_the_rules_that_are_there_after_a_restore_
     database = apsw.Connection(str(state / "limits.db"))
     LIMITS.renew(database, Restored("", 1000, "olga", "", "backup"))
     database.close()
-    assert await decided() == (2, 1, False), "the restored rule, and nothing makes the node look for a newer one"
+    assert await decided() == (
+        2,
+        1,
+        False,
+    ), "the restored rule, and nothing makes the node look for a newer one"
     assert await decided({"limit": 7, "expectedVersion": 1}) == (7, 2, False)
     shutil.rmtree(state)
     assert await decided() == (2, 1, False), "an emptied state directory has its own rules"
 
 
-async def test_rules_of_a_newer_version_are_not_touched(tmp_path: Path, postgres_server: Any) -> None:
+async def test_rules_of_a_newer_version_are_not_touched(
+    tmp_path: Path, postgres_server: Any
+) -> None:
     settings = LimitsSettings(rules_url=postgres_server.url)
     async with open_limits(settings, tmp_path):
         pass
@@ -92,7 +108,9 @@ async def test_rules_of_a_newer_version_are_not_touched(tmp_path: Path, postgres
         await connection.close()
 
 
-def test_the_guide_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_guide_is_true(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     block = BLOCK.findall((ROOT / "docs" / "guides" / "limits.md").read_text())[0]
     code = compile(block, "docs/guides/limits.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)

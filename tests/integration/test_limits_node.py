@@ -40,13 +40,17 @@ def with_node(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scena
     limits = LimitsSettings()
     if request.param == "engines":
         database: Engine = request.getfixturevalue("postgres_server")
-        limits = LimitsSettings(request.getfixturevalue("redis_server").url, database.url, limiter=PATIENT)
+        limits = LimitsSettings(
+            request.getfixturevalue("redis_server").url, database.url, limiter=PATIENT
+        )
 
     def run(scenario: Scenario) -> None:
         async def main() -> None:
             if limits.rules_url != "sqlite:":
                 await forget(limits)
-            settings = Settings(server=ServerSettings(port=0, state_dir=str(tmp_path / "state")), limits=limits)
+            settings = Settings(
+                server=ServerSettings(port=0, state_dir=str(tmp_path / "state")), limits=limits
+            )
             async with running(settings) as node, httpx.AsyncClient(base_url=node.url) as client:
                 client.headers["Authorization"] = f"Bearer {node.secrets.admin_key}"
                 await scenario(node, client)
@@ -57,7 +61,9 @@ def with_node(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scena
 
 
 async def forget(limits: LimitsSettings) -> None:
-    """Empty engines: counters remember the newest version they were counted by, and versions start again here."""
+    """Empty engines: counters remember the newest version they were counted by, and
+    versions start again here.
+    """
     await _empty(limits.counters_url)
     await _drop_tables(limits.rules_url)
 
@@ -72,13 +78,21 @@ async def _empty(url: str) -> None:
 async def _drop_tables(url: str) -> None:
     connection = await asyncpg.connect(url)
     names = ("rules", "rule_changes", "rule_keys", "rules_head", "limits_schema")
-    await connection.execute("DROP TABLE IF EXISTS " + ", ".join(f"holdfast_{name}" for name in names))
+    await connection.execute(
+        "DROP TABLE IF EXISTS " + ", ".join(f"holdfast_{name}" for name in names)
+    )
     await connection.close()
 
 
 async def set_limit(client: httpx.AsyncClient, node: Node, resource: str, limit: int) -> None:
     """Edit a default rule and wait until this node has it."""
-    body = {"tenantID": "*", "resource": resource, "limit": limit, "burstSize": limit, "expectedVersion": 1}
+    body = {
+        "tenantID": "*",
+        "resource": resource,
+        "limit": limit,
+        "burstSize": limit,
+        "expectedVersion": 1,
+    }
     answer = await client.put("/admin/rules", json={**body, "window": "1h", "reason": "test"})
     assert answer.status_code == 200, answer.text
 
@@ -97,11 +111,15 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 
 def as_user(node: Node, user_id: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {node.tokens.mint(User('default', user_id), 600, USER_SCOPES)}"}
+    return {
+        "Authorization": f"Bearer {node.tokens.mint(User('default', user_id), 600, USER_SCOPES)}"
+    }
 
 
 async def refused(node: Node, ask: Callable[[], Awaitable[Any]], tries: int) -> int:
-    """How many are let in before the first refusal, one after each round trip to the counters."""
+    """How many are let in before the first refusal, one after each round trip to the
+    counters.
+    """
     for number in range(tries):
         if await ask():
             return number
@@ -112,7 +130,9 @@ async def refused(node: Node, ask: Callable[[], Awaitable[Any]], tries: int) -> 
 def test_the_default_rules_are_there_to_see(with_node: Callable[[Scenario], None]) -> None:
     async def scenario(node: Node, client: httpx.AsyncClient) -> None:
         page = (await client.get("/admin/rules")).json()
-        assert {rule["resource"] for rule in page["rules"]} == {rule.resource for rule in DEFAULT_RULES}
+        assert {rule["resource"] for rule in page["rules"]} == {
+            rule.resource for rule in DEFAULT_RULES
+        }
         status = (await client.get("/admin/status")).json()["limits"]
         assert (status["counters"], status["stale"], status["nodes"]) == ("up", False, 1)
         health = (await client.get("/health/admin")).json()
@@ -146,7 +166,9 @@ def test_handshakes_ask(with_node: Callable[[Scenario], None]) -> None:
 
         async def connect() -> bool:
             try:
-                async with websockets.connect(url, additional_headers=headers, subprotocols=["holdfast.v1"]):  # type: ignore[list-item]
+                async with websockets.connect(
+                    url, additional_headers=headers, subprotocols=["holdfast.v1"]
+                ):  # type: ignore[list-item]
                     return False
             except websockets.InvalidStatus as answer:
                 told.append(answer.response)
@@ -163,7 +185,11 @@ def test_handshakes_ask(with_node: Callable[[Scenario], None]) -> None:
             rest = await client.get("/v1/chats", headers=headers)
             if rest.status_code == 429:
                 break
-        assert answer.headers["Content-Type"] == rest.headers["Content-Type"] == "application/problem+json"
+        assert (
+            answer.headers["Content-Type"]
+            == rest.headers["Content-Type"]
+            == "application/problem+json"
+        )
         ours, theirs = json.loads(answer.body or b""), rest.json()
         assert ours["violated-policies"] == ["*/connect:user"]
         assert {**ours, "error": 0, "detail": 0, "violated-policies": 0} == {
@@ -186,33 +212,46 @@ def test_sends_ask_and_a_refused_send_is_not_stored(with_node: Callable[[Scenari
             nonlocal sent
             sent += 1
             answer = await client.post(
-                f"/v1/chats/{chat}/messages", json={"content": "hi"}, headers={**alice, "Idempotency-Key": f"k{sent}"}
+                f"/v1/chats/{chat}/messages",
+                json={"content": "hi"},
+                headers={**alice, "Idempotency-Key": f"k{sent}"},
             )
             if answer.status_code == 429:
                 assert answer.json()["error"]["code"] == "RATE_LIMITED"
                 assert answer.json()["error"]["details"]["rule"] == "*/send:user"
                 assert answer.json()["violated-policies"] == ["*/send:user"]
                 assert '"*/send:user";q=2' in answer.headers["RateLimit-Policy"]
-                assert f'"*/send:user";r=0;t={answer.headers["Retry-After"]}' in answer.headers["RateLimit"]
+                assert (
+                    f'"*/send:user";r=0;t={answer.headers["Retry-After"]}'
+                    in answer.headers["RateLimit"]
+                )
             return answer.status_code == 429
 
         stored = await refused(node, send, 6)
-        assert stored in (2, 3), "exact where the counters are in the process, one round trip late where they are not"
+        assert stored in (2, 3), (
+            "exact where the counters are in the process, one round trip late where they are not"
+        )
         page = (await client.get(f"/v1/chats/{chat}/messages", headers=alice)).json()
         assert len(page["messages"]) == stored
 
     with_node(scenario)
 
 
-async def test_a_primary_that_comes_later_gets_its_tables_and_rules(tmp_path: Path, postgres_server: Engine) -> None:
+async def test_a_primary_that_comes_later_gets_its_tables_and_rules(
+    tmp_path: Path, postgres_server: Engine
+) -> None:
     async with Proxy("127.0.0.1", postgres_server.port) as wire:
         wire.set(down=True)
         url = f"postgresql://postgres@127.0.0.1:{wire.port}/postgres"
         limits = LimitsSettings(rules_url=url)
         await _drop_tables(postgres_server.url)
-        settings = Settings(server=ServerSettings(port=0, state_dir=str(tmp_path / "state")), limits=limits)
+        settings = Settings(
+            server=ServerSettings(port=0, state_dir=str(tmp_path / "state")), limits=limits
+        )
         async with running(settings) as node:
-            assert {rule.stamp for rule in node.limits.limiter.rules.live()} == {(0, 0)}, "it limits"
+            assert {rule.stamp for rule in node.limits.limiter.rules.live()} == {(0, 0)}, (
+                "it limits"
+            )
             wire.set(down=False)
 
             def arrived() -> bool:
@@ -224,7 +263,9 @@ async def test_a_primary_that_comes_later_gets_its_tables_and_rules(tmp_path: Pa
 
 async def test_it_starts_and_limits_while_every_engine_is_away(tmp_path: Path) -> None:
     limits = LimitsSettings("redis://127.0.0.1:1/0", "postgresql://nobody@127.0.0.1:1/none")
-    settings = Settings(server=ServerSettings(port=0, state_dir=str(tmp_path / "state")), limits=limits)
+    settings = Settings(
+        server=ServerSettings(port=0, state_dir=str(tmp_path / "state")), limits=limits
+    )
     async with running(settings) as node, httpx.AsyncClient(base_url=node.url) as client:
         assert (await client.get("/v1/chats", headers=as_user(node, "alice"))).status_code == 200
         client.headers["Authorization"] = f"Bearer {node.secrets.admin_key}"
@@ -234,7 +275,9 @@ async def test_it_starts_and_limits_while_every_engine_is_away(tmp_path: Path) -
         assert answer.status_code in (422, 503)
 
 
-async def test_nodes_that_were_given_no_name_count_as_many(redis_server: Engine, tmp_path: Path) -> None:
+async def test_nodes_that_were_given_no_name_count_as_many(
+    redis_server: Engine, tmp_path: Path
+) -> None:
     limits = LimitsSettings(redis_server.url)
     await _empty(redis_server.url)
     one, two = (
@@ -244,7 +287,10 @@ async def test_nodes_that_were_given_no_name_count_as_many(redis_server: Engine,
     async with running(one) as first, running(two) as second:
         assert first.node_id != second.node_id
         limiters = (first.limits.limiter, second.limits.limiter)
-        await until(lambda: all(each.nodes == 2 for each in limiters), "each other: both take the whole limit")
+        await until(
+            lambda: all(each.nodes == 2 for each in limiters),
+            "each other: both take the whole limit",
+        )
     async with running(
         Settings(server=ServerSettings(port=0, state_dir=str(tmp_path / "one"), node_id="web-1"))
     ) as named:
@@ -255,7 +301,11 @@ async def test_nodes_that_start_while_redis_is_away_still_admit_one_limit_togeth
     redis_server: Engine, tmp_path: Path
 ) -> None:
     """Each knows from its disk how many they are."""
-    async with Proxy("127.0.0.1", redis_server.port) as wire, AsyncExitStack() as first, AsyncExitStack() as again:
+    async with (
+        Proxy("127.0.0.1", redis_server.port) as wire,
+        AsyncExitStack() as first,
+        AsyncExitStack() as again,
+    ):
         limits = LimitsSettings(f"redis://127.0.0.1:{wire.port}/5")
         states = [
             Settings(server=ServerSettings(port=0, state_dir=str(tmp_path / name)), limits=limits)
@@ -264,7 +314,9 @@ async def test_nodes_that_start_while_redis_is_away_still_admit_one_limit_togeth
         nodes = [await first.enter_async_context(running(settings)) for settings in states]
         names = tuple(sorted(node.node_id for node in nodes))
         async with asyncio.timeout(10):
-            while {load_nodes(tmp_path / name / NODES_NAME) for name in "ab"} != {SavedNodes(2, names)}:  # noqa: ASYNC110
+            while {load_nodes(tmp_path / name / NODES_NAME) for name in "ab"} != {  # noqa: ASYNC110
+                SavedNodes(2, names)
+            }:
                 await asyncio.sleep(0.05)
         assert [node.limits.limiter.nodes for node in nodes] == [2, 2]
         await first.aclose()
@@ -273,7 +325,9 @@ async def test_nodes_that_start_while_redis_is_away_still_admit_one_limit_togeth
         assert [node.limits.limiter.nodes for node in nodes] == [2, 2]
         rule = next(rule for rule in DEFAULT_RULES if rule.resource == "connect:user")
         checks = [
-            node.limits.limiter.check("acme", rule.resource, "ann") for node in nodes for _ in range(rule.capacity)
+            node.limits.limiter.check("acme", rule.resource, "ann")
+            for node in nodes
+            for _ in range(rule.capacity)
         ]
         decisions = await asyncio.gather(*checks)
         assert {decision.decided_by for decision in decisions} == {"local_share"}

@@ -1,4 +1,6 @@
-"""Power cuts under limits.db: a change that was answered is there; for the one that was not, the same key tells."""
+"""Power cuts under limits.db: a change that was answered is there; for the one that was
+not, the same key tells.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +26,33 @@ def change(rng: random.Random, number: int, versions: dict[str, int]) -> Change:
     body = {"algorithm": "token_bucket", "limit": number + 1, "window": "60s"}
     action: Literal["create", "update"] = "update" if resource in versions else "create"
     at = "2026-01-01T00:00:00.000Z"
-    return Change(action, RuleName("acme", resource), "olga", at, body, versions.get(resource), key=f"key-{number}")
+    return Change(
+        action,
+        RuleName("acme", resource),
+        "olga",
+        at,
+        body,
+        versions.get(resource),
+        key=f"key-{number}",
+    )
 
 
 async def cut(folder: Path, seed: int, synchronous: Synchronous) -> tuple[int, int, int]:
-    """How many changes were answered, how many of them are lost, and how much is unsound after one cut."""
+    """How many changes were answered, how many of them are lost, and how much is
+    unsound after one cut.
+    """
     rng = random.Random(seed)
     disk = FaultyDisk(f"rules-{synchronous}-{seed}", rng, rng.randint(1, OPERATIONS_MAX))
-    settings = SqliteSettings(synchronous=synchronous, readers=1, checkpoint_pages=rng.choice((4, 16, 4_000)))
+    settings = SqliteSettings(
+        synchronous=synchronous, readers=1, checkpoint_pages=rng.choice((4, 16, 4_000))
+    )
     answered: list[RuleChangeResult] = []
     versions: dict[str, int] = {}
     open_call = change(rng, 0, versions)
     with disk.until_the_cut():
-        async with SqliteRuleStore(folder / "limits.db", SystemClock(), settings, disk.name) as store:
+        async with SqliteRuleStore(
+            folder / "limits.db", SystemClock(), settings, disk.name
+        ) as store:
             while True:
                 open_call = change(rng, len(answered), versions)
                 changed = await store.change(open_call)
@@ -48,7 +64,9 @@ async def cut(folder: Path, seed: int, synchronous: Synchronous) -> tuple[int, i
         unsound = await _unsound(store)
         if not lost:
             again = await store.change(open_call)
-            unsound += (await store.change(open_call)) != RuleChangeResult(again.rule, again.seq, repeated=True)
+            unsound += (await store.change(open_call)) != RuleChangeResult(
+                again.rule, again.seq, repeated=True
+            )
             unsound += again.seq != len(answered) + 1
         return len(answered), lost, unsound
 

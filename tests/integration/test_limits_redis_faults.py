@@ -1,7 +1,9 @@
-"""A Redis that is flushed, stopped, killed or put back as it was earlier: what limits admit, counted over many runs.
+"""A Redis that is flushed, stopped, killed or put back as it was earlier: what limits
+admit, counted over many runs.
 
-Redis holds nothing that cannot be rebuilt. Losing it costs at most one more limit, its absence at most another (the
-shares of all nodes), nobody waits for it, and nobody is stopped by it.
+Redis holds nothing that cannot be rebuilt. Losing it costs at most one more limit, its
+absence at most another (the shares of all nodes), nobody waits for it, and nobody is
+stopped by it.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ RULES = RuleSet.of([Rule("acme", "search", "fixed_window", LIMIT, 366 * 86_400.0
 SETTINGS = LimiterSettings(
     heartbeat_seconds=0.05,
     node_ttl_seconds=5.0,
-    batch=BatchSettings(breaker=BreakerSettings(3, failure_window_seconds=1.0, open_duration_seconds=0.1)),
+    batch=BatchSettings(
+        breaker=BreakerSettings(3, failure_window_seconds=1.0, open_duration_seconds=0.1)
+    ),
 )
 ANSWER_SECONDS_MAX = 5.5
 PATIENCE_SECONDS = 30.0
@@ -68,7 +72,10 @@ class Redis:
         if fault == "stop":
             os.kill(self.server.pid, signal.SIGCONT)
         elif fault in ("kill", "old RDB"):
-            before, self.server = self.server, redis_engine.start(self.server.port, dir=str(self._folder))
+            before, self.server = (
+                self.server,
+                redis_engine.start(self.server.port, dir=str(self._folder)),
+            )
             before.stop()
             (self._folder / "dump.rdb").unlink(missing_ok=True)
 
@@ -88,7 +95,9 @@ class Nodes:
         self._limiters = limiters
         self.answers = 0
         self.alone = 0
-        """Answers without Redis: on a busy machine one may be slower than the deadline also while all is well."""
+        """Answers without Redis: on a busy machine one may be slower than the deadline
+        also while all is well.
+        """
         self.slowest = 0.0
 
     async def admitted(self, count: int, subject: str) -> int:
@@ -97,7 +106,9 @@ class Nodes:
         return sum(await asyncio.gather(*[self._ask(limiter, subject) for limiter in chosen]))
 
     async def counted(self, count: int, subject: str) -> int:
-        """The same by Redis alone; of another subject if it was too slow for one of the answers."""
+        """The same by Redis alone; of another subject if it was too slow for one of the
+        answers.
+        """
         async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 before, subject = self.alone, f"{subject}'"
@@ -117,7 +128,9 @@ class Nodes:
         """Until every node knows of the other and is answered by the counters."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             for limiter in self._limiters:
-                while limiter.nodes < 2 or (await limiter.check("acme", "search", subject)).degraded:  # noqa: ASYNC110
+                while (  # noqa: ASYNC110
+                    limiter.nodes < 2 or (await limiter.check("acme", "search", subject)).degraded
+                ):
                     await asyncio.sleep(0.01)
 
 
@@ -185,14 +198,21 @@ def test_whatever_becomes_of_redis_limits_stay_bounded_and_nobody_is_stopped(ser
     tally(
         Row(
             name="redis faults",
-            how="two limiters on a real Redis that is flushed, stopped, killed and empty, or killed and put back from "
-            "an old RDB",
+            how=(
+                "two limiters on a real Redis that is flushed, stopped, killed and empty, or killed"
+                " and put back from an old RDB"
+            ),
             runs=RUNS,
             failures=len(wrong),
-            requirement="at most one more limit for what Redis lost and one for its absence; somebody is admitted "
-            "meanwhile; exact again afterwards; no check waits 5.5 s",
+            requirement=(
+                "at most one more limit for what Redis lost and one for its absence; somebody is"
+                " admitted meanwhile; exact again afterwards; no check waits 5.5 s"
+            ),
             seed=f"0..{RUNS - 1}",
             seconds=time.monotonic() - began,
-            figures={"checks": f"{nodes.answers:,}", "slowest answer ms": round(nodes.slowest * 1000)},
+            figures={
+                "checks": f"{nodes.answers:,}",
+                "slowest answer ms": round(nodes.slowest * 1000),
+            },
         )
     )

@@ -1,4 +1,6 @@
-"""A real Redis that is wrong in every way: limiting goes on, and everybody is told why, once, without a secret."""
+"""A real Redis that is wrong in every way: limiting goes on, and everybody is told why,
+once, without a secret.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ SEARCH = Rule("acme", "/api/search", "fixed_window", 1_000_000, 366 * 86_400.0)
 QUICK = LimiterSettings(
     heartbeat_seconds=0.05,
     node_ttl_seconds=5.0,
-    batch=BatchSettings(breaker=BreakerSettings(3, failure_window_seconds=1.0, open_duration_seconds=0.1)),
+    batch=BatchSettings(
+        breaker=BreakerSettings(3, failure_window_seconds=1.0, open_duration_seconds=0.1)
+    ),
 )
 PATIENCE_SECONDS = 30.0
 POLICY = "CONFIG SET maxmemory-policy"
@@ -47,7 +51,9 @@ RIGHT, WRONG = "r1ght-S3CRET", "wr0ng-S3CRET"
 
 
 class Wrong:
-    """One Redis with a password, TLS and a user who may do nothing; ``say`` is an operator at its prompt."""
+    """One Redis with a password, TLS and a user who may do nothing; ``say`` is an
+    operator at its prompt.
+    """
 
     def __init__(self, folder: Path) -> None:
         cert, key = certificate(folder)
@@ -87,7 +93,9 @@ async def until(limits: LimitsParts, condition: Callable[[], bool], what: str) -
     """Ask until it holds: whatever becomes of Redis, every check is answered."""
     start = time.monotonic()
     while not condition():
-        assert time.monotonic() - start < PATIENCE_SECONDS, f"waited in vain for: {what}; {limits.status()}"
+        assert time.monotonic() - start < PATIENCE_SECONDS, (
+            f"waited in vain for: {what}; {limits.status()}"
+        )
         assert (await limits.limiter.check("acme", "/api/search", "ann")).allowed
         await asyncio.sleep(0.01)
 
@@ -97,15 +105,25 @@ def said(lines: list[MutableMapping[str, Any]], event: str) -> list[Any]:
 
 
 def judge(
-    url: str, state: Path, reason: str, begin: Callable[[], None] | None = None, end: Callable[[], None] | None = None
+    url: str,
+    state: Path,
+    reason: str,
+    begin: Callable[[], None] | None = None,
+    end: Callable[[], None] | None = None,
 ) -> None:
-    """Open limits on a Redis that is wrong, or becomes so, and, with ``end``, is put right."""
+    """Open limits on a Redis that is wrong, or becomes so, and, with ``end``, is put
+    right.
+    """
 
     async def main() -> None:
         before = counted("counters", reason)
-        async with open_limits(LimitsSettings(url, limiter=QUICK), state, starts_with=[SEARCH]) as limits:
+        async with open_limits(
+            LimitsSettings(url, limiter=QUICK), state, starts_with=[SEARCH]
+        ) as limits:
             if begin is not None:
-                await until(limits, lambda: limits.status()["counters"] == "up", "it works at first")
+                await until(
+                    limits, lambda: limits.status()["counters"] == "up", "it works at first"
+                )
                 begin()
             await until(limits, lambda: limits.status()["counters_reason"] == reason, reason)
             status = limits.status()
@@ -191,7 +209,9 @@ def test_a_redis_that_does_not_answer_and_comes_back(wrong: Wrong, tmp_path: Pat
 def test_checks_are_quick_again_while_redis_hangs_and_counted_again_when_it_goes_on(
     wrong: Wrong, tmp_path: Path
 ) -> None:
-    """With the batches and the breaker of every node: only the first checks wait for the deadline."""
+    """With the batches and the breaker of every node: only the first checks wait for
+    the deadline.
+    """
 
     async def asked(limits: LimitsParts, seconds: float) -> tuple[list[float], str]:
         spent, until, by = [], time.monotonic() + seconds, ""
@@ -219,14 +239,20 @@ def test_checks_are_quick_again_while_redis_hangs_and_counted_again_when_it_goes
         os.kill(wrong.server.pid, signal.SIGCONT)
 
 
-def test_a_user_who_may_count_and_not_subscribe(wrong: Wrong, tmp_path: Path, postgres_server: Server) -> None:
-    """Since Redis 7 a new user may use no channel: changes of rules come by the sync alone."""
+def test_a_user_who_may_count_and_not_subscribe(
+    wrong: Wrong, tmp_path: Path, postgres_server: Server
+) -> None:
+    """Since Redis 7 a new user may use no channel: changes of rules come by the sync
+    alone.
+    """
 
     async def main() -> None:
         before = counted("notifications", "permission")
         chosen = LimitsSettings(wrong.url("deaf"), postgres_server.url, limiter=QUICK)
         async with open_limits(chosen, tmp_path, starts_with=[SEARCH]) as limits:
-            await until(limits, lambda: counted("notifications", "permission") >= before + 2, "tried twice")
+            await until(
+                limits, lambda: counted("notifications", "permission") >= before + 2, "tried twice"
+            )
             status = limits.status()
             assert status["counters"] == "up" and status["notifications"].startswith("permission: ")
             (alarm,) = alarms({"limits": status})
@@ -239,22 +265,30 @@ def test_a_user_who_may_count_and_not_subscribe(wrong: Wrong, tmp_path: Path, po
             asyncio.run(asyncio.wait_for(main(), 2 * PATIENCE_SECONDS))
     finally:
         wrong.say("ACL SETUSER deaf resetchannels")
-    heard = [line["command"] for line in lines if line["event"] == "limits.notifications_unavailable"]
+    heard = [
+        line["command"] for line in lines if line["event"] == "limits.notifications_unavailable"
+    ]
     assert sorted(set(heard)) == sorted(heard), "each once"
     assert "S3CRET" not in repr(lines)
 
 
-def test_the_commands_of_the_runbook_work_and_the_rights_it_names_are_enough(wrong: Wrong, tmp_path: Path) -> None:
+def test_the_commands_of_the_runbook_work_and_the_rights_it_names_are_enough(
+    wrong: Wrong, tmp_path: Path
+) -> None:
     page = (ROOT / "docs" / "guides" / "runbooks" / "limits-redis.md").read_text()
     blocks = re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     environment = {**os.environ, "REDIS": wrong.url()}
     for command in "".join(blocks).splitlines():
-        done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=20)
+        done = subprocess.run(
+            ["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=20
+        )
         assert done.returncode == 0 and "ERR" not in done.stdout, command
     url = f"redis://holdfast:a%20password@127.0.0.1:{wrong.server.port}/0"
 
     async def main() -> None:
-        async with open_limits(LimitsSettings(url, limiter=QUICK), tmp_path, starts_with=[SEARCH]) as limits:
+        async with open_limits(
+            LimitsSettings(url, limiter=QUICK), tmp_path, starts_with=[SEARCH]
+        ) as limits:
             assert not (await limits.limiter.check("acme", "/api/search", "bob")).degraded
             assert limits.status()["counters"] == "up"
             await limits.limiter.reset(Check("acme", "/api/search", "bob"))

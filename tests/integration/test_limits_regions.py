@@ -1,6 +1,8 @@
-"""Two regions, each with a Redis of its own and a replica to read from: one follower per region publishes every change.
+"""Two regions, each with a Redis of its own and a replica to read from: one follower
+per region publishes every change.
 
-Nothing comes by a sync here: the interval is an hour. So what arrives was published by the follower of the region.
+Nothing comes by a sync here: the interval is an hour. So what arrives was published by
+the follower of the region.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ class Engines:
             started.append(server)
             return server
 
-        self.primary = kept(postgres.start(shared_buffers="32MB", wal_receiver_status_interval="1s"))
+        self.primary = kept(
+            postgres.start(shared_buffers="32MB", wal_receiver_status_interval="1s")
+        )
         self.replica = kept(postgres.standby(self.primary, shared_buffers="32MB"))
         self.redis = {region: kept(redis_engine.start()) for region in REGIONS}
 
@@ -77,7 +81,9 @@ class World:
     async def node(self, name: str, region: str, **how: bool) -> LimitsParts:
         stack = self._own[name] = await self._stack.enter_async_context(AsyncExitStack())
         chosen = self.engines.settings(region, **how)
-        self.nodes[name] = await stack.enter_async_context(open_limits(chosen, self._folder / name, name))
+        self.nodes[name] = await stack.enter_async_context(
+            open_limits(chosen, self._folder / name, name)
+        )
         return self.nodes[name]
 
     async def stop(self, name: str) -> None:
@@ -102,8 +108,8 @@ class World:
         key = lock & 0xFFFF_FFFF_FFFF_FFFF
         return int(
             await self.db.fetchval(
-                "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1"
-                " AND classid = $1::bigint::oid AND objid = $2::bigint::oid",
+                "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid"
+                " = 1 AND classid = $1::bigint::oid AND objid = $2::bigint::oid",
                 key >> 32,
                 key & 0xFFFF_FFFF,
             )
@@ -135,7 +141,9 @@ def play(engines: Engines, folder: Path, scenario: Callable[[World], Awaitable[N
             world.db = await asyncpg.connect(engines.primary.url)
             stack.push_async_callback(world.db.close)
             names = ("rules", "rule_changes", "rule_keys", "rules_head", "limits_schema")
-            await world.db.execute("DROP TABLE IF EXISTS " + ", ".join(f"holdfast_{name}" for name in names))
+            await world.db.execute(
+                "DROP TABLE IF EXISTS " + ", ".join(f"holdfast_{name}" for name in names)
+            )
             await asyncio.wait_for(scenario(world), 4 * PATIENCE_SECONDS)
 
     asyncio.run(main())
@@ -159,14 +167,20 @@ def test_a_change_reaches_every_region_by_notification_and_else_by_the_tick(
             await w.change(limit)
             await w.arrived(limit, *w.nodes)
         for region in REGIONS:
-            assert await w.holders(notifications.region_lock(region)) == 1, "one follower for each region"
+            assert await w.holders(notifications.region_lock(region)) == 1, (
+                "one follower for each region"
+            )
         assert await w.holders(HEARTBEAT_LOCK) == 1, "one heartbeat for all"
 
     play(engines_, tmp_path, scenario)
 
 
-def test_an_import_reaches_every_region_with_all_its_rules(engines_: Engines, tmp_path: Path) -> None:
-    """Its one notification carries no rule, and the replica may not have them yet: the follower reads the log."""
+def test_an_import_reaches_every_region_with_all_its_rules(
+    engines_: Engines, tmp_path: Path
+) -> None:
+    """Its one notification carries no rule, and the replica may not have them yet: the
+    follower reads the log.
+    """
 
     async def scenario(w: World) -> None:
         for region in REGIONS:
@@ -174,14 +188,21 @@ def test_an_import_reaches_every_region_with_all_its_rules(engines_: Engines, tm
         await w.followed(*REGIONS)
         names = [f"/r{n}" for n in range(150)]
         rules = [{"tenantID": "acme", "resource": name, **RULE} for name in names]
-        await w.nodes["east"].control.import_rules(Raw(msgspec.json.encode(rules)), "olga", ImportRequest())
+        await w.nodes["east"].control.import_rules(
+            Raw(msgspec.json.encode(rules)), "olga", ImportRequest()
+        )
         for node in w.nodes.values():
-            await until(lambda node=node: all(node.limiter.rules.lookup("acme", name) for name in names), "all rules")
+            await until(
+                lambda node=node: all(node.limiter.rules.lookup("acme", name) for name in names),
+                "all rules",
+            )
 
     play(engines_, tmp_path, scenario)
 
 
-def test_a_region_whose_follower_dies_gets_another_and_misses_nothing(engines_: Engines, tmp_path: Path) -> None:
+def test_a_region_whose_follower_dies_gets_another_and_misses_nothing(
+    engines_: Engines, tmp_path: Path
+) -> None:
     async def scenario(w: World) -> None:
         await w.node("east", "east")
         await w.node("west-1", "west")
@@ -196,7 +217,9 @@ def test_a_region_whose_follower_dies_gets_another_and_misses_nothing(engines_: 
     play(engines_, tmp_path, scenario)
 
 
-def test_a_node_without_redis_never_follows_and_keeps_the_heartbeat(engines_: Engines, tmp_path: Path) -> None:
+def test_a_node_without_redis_never_follows_and_keeps_the_heartbeat(
+    engines_: Engines, tmp_path: Path
+) -> None:
     async def scenario(w: World) -> None:
         await w.node("without", "east", redis=False)
         async with asyncio.timeout(PATIENCE_SECONDS):

@@ -1,4 +1,6 @@
-"""Redis as it is run in production: behind Sentinel, as a cluster, with a policy that evicts. All of them real."""
+"""Redis as it is run in production: behind Sentinel, as a cluster, with a policy that
+evicts. All of them real.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ SEARCH = Rule("*", "/api/search", "fixed_window", LIMIT, 366 * 86_400.0)
 QUICK = LimiterSettings(
     heartbeat_seconds=0.05,
     node_ttl_seconds=5.0,
-    batch=BatchSettings(breaker=BreakerSettings(3, failure_window_seconds=1.0, open_duration_seconds=0.1)),
+    batch=BatchSettings(
+        breaker=BreakerSettings(3, failure_window_seconds=1.0, open_duration_seconds=0.1)
+    ),
 )
 PATIENCE_SECONDS = 30.0
 SERVICE = "limits"
@@ -57,7 +61,9 @@ class Service:
             started.append(redis_engine.sentinel(self.primary, SERVICE, 2, *lines))
             self.sentinels.append(started[-1])
         for sentinel in self.sentinels:
-            self._wait(lambda sentinel=sentinel: self._knows_all(sentinel), "the sentinels know each other")
+            self._wait(
+                lambda sentinel=sentinel: self._knows_all(sentinel), "the sentinels know each other"
+            )
 
     @property
     def url(self) -> str:
@@ -112,16 +118,24 @@ def short_window(monkeypatch: pytest.MonkeyPatch) -> None:
 async def until(limits: LimitsParts, condition: Callable[[], bool], what: str) -> None:
     start = time.monotonic()
     while not condition():
-        assert time.monotonic() - start < PATIENCE_SECONDS, f"waited in vain for: {what}; {limits.status()}"
+        assert time.monotonic() - start < PATIENCE_SECONDS, (
+            f"waited in vain for: {what}; {limits.status()}"
+        )
         await limits.limiter.check("acme", "/api/search", "somebody")
         await asyncio.sleep(0.01)
 
 
-def test_a_service_that_no_sentinel_knows_shows_as_no_primary(service: Service, tmp_path: Path) -> None:
+def test_a_service_that_no_sentinel_knows_shows_as_no_primary(
+    service: Service, tmp_path: Path
+) -> None:
     async def main() -> None:
         url = service.url.replace(f"/{SERVICE}/", "/other/")
-        async with open_limits(LimitsSettings(url, limiter=QUICK), tmp_path, starts_with=[SEARCH]) as limits:
-            await until(limits, lambda: limits.status()["counters_reason"] == "no_primary", "the reason")
+        async with open_limits(
+            LimitsSettings(url, limiter=QUICK), tmp_path, starts_with=[SEARCH]
+        ) as limits:
+            await until(
+                limits, lambda: limits.status()["counters_reason"] == "no_primary", "the reason"
+            )
             assert SECRET not in str(limits.status())
 
     asyncio.run(asyncio.wait_for(main(), 2 * PATIENCE_SECONDS))
@@ -134,13 +148,19 @@ def test_sentinel_and_server_are_reached_with_tls(tmp_path: Path) -> None:
     try:
         tls = {**common, "tls-auth-clients": "no", "tls-port": str(ports[0])}
         started.append(had("redis", lambda: redis_engine.start(**tls)))
-        lines = [*(f"{name} {value}" for name, value in common.items()), "tls-auth-clients no", "tls-replication yes"]
+        lines = [
+            *(f"{name} {value}" for name, value in common.items()),
+            "tls-auth-clients no",
+            "tls-replication yes",
+        ]
         watched = replace(started[0], port=ports[0])
         started.append(redis_engine.sentinel(watched, SERVICE, 1, *lines, f"tls-port {ports[1]}"))
 
         async def main(ca: str) -> bool:
             url = f"rediss+sentinel://127.0.0.1:{ports[1]}/{SERVICE}?{ca}"
-            async with open_limits(LimitsSettings(url), tmp_path / "state", starts_with=[SEARCH]) as limits:
+            async with open_limits(
+                LimitsSettings(url), tmp_path / "state", starts_with=[SEARCH]
+            ) as limits:
                 return (await limits.limiter.check("acme", "/api/search", "ann")).degraded
 
         assert not asyncio.run(main(f"ssl_ca_certs={cert}"))
@@ -150,10 +170,14 @@ def test_sentinel_and_server_are_reached_with_tls(tmp_path: Path) -> None:
             server.stop()
 
 
-def test_a_failover_by_sentinel_is_followed_by_counters_and_notifications(service: Service, tmp_path: Path) -> None:
+def test_a_failover_by_sentinel_is_followed_by_counters_and_notifications(
+    service: Service, tmp_path: Path
+) -> None:
     async def main() -> None:
         bell = RedisNotifications(service.url)
-        async with open_limits(LimitsSettings(service.url, limiter=QUICK), tmp_path, starts_with=[SEARCH]) as limits:
+        async with open_limits(
+            LimitsSettings(service.url, limiter=QUICK), tmp_path, starts_with=[SEARCH]
+        ) as limits:
             used = [await limits.limiter.check("acme", "/api/search", "ann") for _ in range(10)]
             assert not any(decision.degraded for decision in used)
             await heard(bell, 1)
@@ -162,10 +186,14 @@ def test_a_failover_by_sentinel_is_followed_by_counters_and_notifications(servic
             service.primary.process.kill()
             service.primary.process.wait()
             await until(limits, lambda: limits.status()["counters"] != "up", "its absence shows")
-            await until(limits, lambda: limits.status()["counters"] == "up", "the new primary counts")
+            await until(
+                limits, lambda: limits.status()["counters"] == "up", "the new primary counts"
+            )
             assert service.primary_port() == service.replica.port
             after = await limits.limiter.check("acme", "/api/search", "ann")
-            assert (after.degraded, after.remaining) == (False, LIMIT - 11), "the replica had what was counted"
+            assert (after.degraded, after.remaining) == (False, LIMIT - 11), (
+                "the replica had what was counted"
+            )
             await heard(bell, 2)
         await bell.aclose()
 
@@ -176,7 +204,9 @@ def test_a_failover_by_sentinel_is_followed_by_counters_and_notifications(servic
 
 
 async def heard(bell: RedisNotifications, seq: int) -> None:
-    """Subscribe, publish, hear; as the feed does, again if a connection was to the primary that is gone."""
+    """Subscribe, publish, hear; as the feed does, again if a connection was to the
+    primary that is gone.
+    """
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             rings = bell.rings()
@@ -198,27 +228,41 @@ def cluster() -> Iterator[Server]:
     server.stop()
 
 
-def test_redis_cluster_is_refused_at_the_start_with_what_to_do(cluster: Server, tmp_path: Path) -> None:
+def test_redis_cluster_is_refused_at_the_start_with_what_to_do(
+    cluster: Server, tmp_path: Path
+) -> None:
     async def main() -> None:
         async with open_limits(LimitsSettings(cluster.url), tmp_path):
             raise AssertionError("it was opened")
 
-    with pytest.raises(BadSetting, match=r"limits.counters_url: this is Redis Cluster.*redis\+sentinel://"):
+    with pytest.raises(
+        BadSetting, match=r"limits.counters_url: this is Redis Cluster.*redis\+sentinel://"
+    ):
         asyncio.run(main())
 
 
-def test_a_cluster_that_may_not_be_asked_what_it_is_shows_by_its_ratio(cluster: Server, tmp_path: Path) -> None:
-    """Calls for keys of one slot succeed: among them are heartbeats, or not, but never most checks."""
+def test_a_cluster_that_may_not_be_asked_what_it_is_shows_by_its_ratio(
+    cluster: Server, tmp_path: Path
+) -> None:
+    """Calls for keys of one slot succeed: among them are heartbeats, or not, but never
+    most checks.
+    """
     rules = "ACL SETUSER quiet on nopass ~* &* +@all -info"
     redis_engine.say(cluster, *rules.split(" "))
 
     async def main() -> None:
         url = cluster.url.replace("://", "://quiet:x@")
-        async with open_limits(LimitsSettings(url, limiter=QUICK), tmp_path, starts_with=[SEARCH]) as limits:
+        async with open_limits(
+            LimitsSettings(url, limiter=QUICK), tmp_path, starts_with=[SEARCH]
+        ) as limits:
             degraded = list[bool]()
             for _ in range(10):
-                for turn in range(8):  # a tenant's keys are of one slot, those of several tenants are not
-                    asked = [limits.limiter.check(f"tenant-{n}", "/api/search", "ann") for n in range(turn % 2 * 9 + 1)]
+                # a tenant's keys are of one slot, those of several tenants are not
+                for turn in range(8):
+                    asked = [
+                        limits.limiter.check(f"tenant-{n}", "/api/search", "ann")
+                        for n in range(turn % 2 * 9 + 1)
+                    ]
                     degraded += [decision.degraded for decision in await asyncio.gather(*asked)]
                 await asyncio.sleep(0.05)
             assert any(degraded) and not all(degraded)
@@ -229,7 +273,9 @@ def test_a_cluster_that_may_not_be_asked_what_it_is_shows_by_its_ratio(cluster: 
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
-def test_a_redis_that_evicts_is_refused_at_the_start(redis_server: Server, tmp_path: Path, policy: str) -> None:
+def test_a_redis_that_evicts_is_refused_at_the_start(
+    redis_server: Server, tmp_path: Path, policy: str
+) -> None:
     async def main() -> None:
         async with open_limits(LimitsSettings(redis_server.url), tmp_path):
             pass
@@ -241,7 +287,9 @@ def test_a_redis_that_evicts_is_refused_at_the_start(redis_server: Server, tmp_p
         with pytest.raises(BadSetting, match=f"maxmemory-policy {policy}.*noeviction"):
             asyncio.run(main())
     finally:
-        redis_engine.say(redis_server, "CONFIG", "SET", "maxmemory", "0", "maxmemory-policy", "noeviction")
+        redis_engine.say(
+            redis_server, "CONFIG", "SET", "maxmemory", "0", "maxmemory-policy", "noeviction"
+        )
 
 
 @pytest.mark.parametrize("reason", ["cluster", "eviction"])
@@ -255,7 +303,9 @@ def test_one_that_is_found_later_is_not_counted_on(tmp_path: Path, reason: str) 
     async def main() -> None:
         chosen = LimitsSettings(f"redis://127.0.0.1:{port}/0", limiter=QUICK)
         async with open_limits(chosen, tmp_path, starts_with=[SEARCH]) as limits:
-            await until(limits, lambda: limits.status()["counters_reason"] == "unreachable", "nobody there")
+            await until(
+                limits, lambda: limits.status()["counters_reason"] == "unreachable", "nobody there"
+            )
             servers.append(await asyncio.to_thread(redis_engine.start, port, **settings))
             await until(limits, lambda: limits.status()["counters_reason"] == reason, "what it is")
             assert (await limits.limiter.check("acme", "/api/search", "ann")).degraded

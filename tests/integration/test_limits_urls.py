@@ -1,4 +1,6 @@
-"""Every kind of URL that ``limits.counters_url`` takes, at a real Redis: counters and doorbell."""
+"""Every kind of URL that ``limits.counters_url`` takes, at a real Redis: counters and
+doorbell.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,18 @@ SEARCH = Rule("acme", "/api/search", "fixed_window", 2, 366 * 86_400.0)
 
 @pytest.fixture(scope="module")
 def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """One Redis that listens in three ways, and on the third as somebody nobody vouches for."""
+    """One Redis that listens in three ways, and on the third as somebody nobody vouches
+    for.
+    """
     folder = tmp_path_factory.mktemp("redis")
     cert, key = certificate(folder)
     port = free_port()
-    tls = {"tls-port": str(port), "tls-cert-file": str(cert), "tls-key-file": str(key), "tls-auth-clients": "no"}
+    tls = {
+        "tls-port": str(port),
+        "tls-cert-file": str(cert),
+        "tls-key-file": str(key),
+        "tls-auth-clients": "no",
+    }
     server = had("redis", lambda: redis.start(unixsocket=str(folder / "socket"), **tls))
     try:
         yield {
@@ -42,7 +51,9 @@ def test_counters_and_doorbell_are_reached_by_every_kind_of_url(
     urls: dict[str, str], kind: str, tmp_path: Path
 ) -> None:
     async def main() -> None:
-        async with open_limits(LimitsSettings(urls[kind]), tmp_path, starts_with=[SEARCH]) as limits:
+        async with open_limits(
+            LimitsSettings(urls[kind]), tmp_path, starts_with=[SEARCH]
+        ) as limits:
             decisions = [await limits.limiter.check("acme", "/api/search", kind) for _ in range(3)]
             assert [d.allowed for d in decisions] == [True, True, False]
             assert not any(d.degraded for d in decisions)
@@ -59,7 +70,9 @@ def test_counters_and_doorbell_are_reached_by_every_kind_of_url(
 
 def test_a_redis_that_nobody_vouches_for_is_not_asked(urls: dict[str, str], tmp_path: Path) -> None:
     async def main() -> None:
-        async with open_limits(LimitsSettings(urls["stranger"]), tmp_path, starts_with=[SEARCH]) as limits:
+        async with open_limits(
+            LimitsSettings(urls["stranger"]), tmp_path, starts_with=[SEARCH]
+        ) as limits:
             assert (await limits.limiter.check("acme", "/api/search", "ann")).degraded
 
     asyncio.run(asyncio.wait_for(main(), 30))

@@ -1,4 +1,6 @@
-"""What /metrics of a whole node shows: every metric of the message path, also when a part stands still."""
+"""What /metrics of a whole node shows: every metric of the message path, also when a
+part stands still.
+"""
 
 from __future__ import annotations
 
@@ -57,20 +59,28 @@ class Operator:
         }
 
     async def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = (await self._client.get("/admin/status", headers=self._headers)).json()
+        found: dict[str, Any] = (
+            await self._client.get("/admin/status", headers=self._headers)
+        ).json()
         return found
 
     async def become_alice(self) -> str:
         body = {"kind": "tenant", "tenant": "default", "label": "backend", "reason": "test"}
-        key = (await self._client.post("/admin/keys", json=body, headers=self._headers)).json()["secret"]
+        key = (await self._client.post("/admin/keys", json=body, headers=self._headers)).json()[
+            "secret"
+        ]
         self._alice = {"Authorization": f"Bearer {key}", "X-Act-As": "alice"}
-        made = await self._client.post("/v1/chats", json={"name": "lobby", "members": ["bob"]}, headers=self._alice)
+        made = await self._client.post(
+            "/v1/chats", json={"name": "lobby", "members": ["bob"]}, headers=self._alice
+        )
         return str(made.json()["chat"]["chat_id"])
 
     async def send(self, chat_id: str) -> None:
         self._sent += 1
         headers = {**self._alice, "Idempotency-Key": f"k{self._sent}"}
-        answer = await self._client.post(f"/v1/chats/{chat_id}/messages", json={"content": "hello"}, headers=headers)
+        answer = await self._client.post(
+            f"/v1/chats/{chat_id}/messages", json={"content": "hello"}, headers=headers
+        )
         assert answer.status_code == 201, answer.text
 
 
@@ -135,5 +145,7 @@ async def test_a_store_that_is_gone_while_nobody_uses_it_is_shown_and_so_is_its_
 
 async def until(operator: Operator, name: str, holds, **labels: str) -> None:  # type: ignore[no-untyped-def]
     async with asyncio.timeout(20):
-        while (found := (await operator.metrics()).get((name, frozenset(labels.items())))) is None or not holds(found):  # noqa: ASYNC110
+        while (  # noqa: ASYNC110
+            found := (await operator.metrics()).get((name, frozenset(labels.items())))
+        ) is None or not holds(found):
             await asyncio.sleep(0.05)

@@ -1,4 +1,6 @@
-"""The NGINX configuration that is shipped, before a real server: what passes, what is denied, what is bounded."""
+"""The NGINX configuration that is shipped, before a real server: what passes, what is
+denied, what is bounded.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +48,16 @@ def session(proxy: Server) -> aiohttp.ClientSession:
     """A client that knows the certificate, and the name by which it is to be reached."""
     known = ssl.create_default_context(cafile=str(proxy.folder / "cert.pem"))
     return aiohttp.ClientSession(
-        proxy.url, headers={"Host": HOST}, connector=aiohttp.TCPConnector(ssl=known, limit=0), cookie_jar=None
+        proxy.url,
+        headers={"Host": HOST},
+        connector=aiohttp.TCPConnector(ssl=known, limit=0),
+        cookie_jar=None,
     )
 
 
-def with_client(proxy: Server, body: Callable[[aiohttp.ClientSession], Coroutine[Any, Any, None]]) -> None:
+def with_client(
+    proxy: Server, body: Callable[[aiohttp.ClientSession], Coroutine[Any, Any, None]]
+) -> None:
     async def main() -> None:
         async with session(proxy) as client:
             await body(client)
@@ -58,12 +65,20 @@ def with_client(proxy: Server, body: Callable[[aiohttp.ClientSession], Coroutine
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def get(proxy: Server, target: str, *, method: str = "GET", headers: str = "", body: bytes = b"") -> tuple[int, str]:
-    """The status and the head of the answer to a request whose target is sent as it stands."""
+def get(
+    proxy: Server, target: str, *, method: str = "GET", headers: str = "", body: bytes = b""
+) -> tuple[int, str]:
+    """The status and the head of the answer to a request whose target is sent as it
+    stands.
+    """
     known = ssl.create_default_context(cafile=str(proxy.folder / "cert.pem"))
     length = f"Content-Length: {len(body)}\r\n" if body else ""
-    request = f"{method} {target} HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n{length}{headers}\r\n"
-    with closing(known.wrap_socket(socket.create_connection(("127.0.0.1", proxy.port)), server_hostname=HOST)) as line:
+    request = (
+        f"{method} {target} HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n{length}{headers}\r\n"
+    )
+    with closing(
+        known.wrap_socket(socket.create_connection(("127.0.0.1", proxy.port)), server_hostname=HOST)
+    ) as line:
         line.settimeout(20)
         line.sendall(request.encode() + body)
         answer = b""
@@ -72,7 +87,9 @@ def get(proxy: Server, target: str, *, method: str = "GET", headers: str = "", b
     return int(answer.split(b" ", 2)[1]), answer.split(b"\r\n\r\n")[0].decode()
 
 
-def test_requests_and_sockets_pass_and_browsers_are_told_to_use_tls_only(proxy: Server, program: Program) -> None:
+def test_requests_and_sockets_pass_and_browsers_are_told_to_use_tls_only(
+    proxy: Server, program: Program
+) -> None:
     status, head = get(proxy, "/health/ready")
     assert status == 200 and "strict-transport-security: max-age=31536000" in head.lower()
     assert "server: nginx\r\n" in head.lower() + "\r\n", "no version"
@@ -82,9 +99,10 @@ def test_requests_and_sockets_pass_and_browsers_are_told_to_use_tls_only(proxy: 
         known = ssl.create_default_context(cafile=str(proxy.folder / "cert.pem"))
         reader, writer = await asyncio.open_connection(sock=line, ssl=known, server_hostname=HOST)
         writer.write(
-            f"GET /v1/ws HTTP/1.1\r\nHost: {HOST}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
-            f"Sec-WebSocket-Protocol: holdfast.v1\r\nX-Device-ID: d1\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
+            f"GET /v1/ws HTTP/1.1\r\nHost: {HOST}\r\nUpgrade: websocket\r\nConnection:"
+            " Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key:"
+            " dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Protocol: holdfast.v1\r\nX-Device-ID:"
+            f" d1\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
         )
         head = await reader.readuntil(b"\r\n\r\n")
         assert b" 101 " in head, head
@@ -108,7 +126,9 @@ def test_requests_and_sockets_pass_and_browsers_are_told_to_use_tls_only(proxy: 
 def test_what_is_for_operators_is_denied_from_outside_whatever_the_key(
     proxy: Server, program: Program, target: str
 ) -> None:
-    key = program.ok("key", "create", "admin", "--label", "outside", "--scope", "status:read").split()[0]
+    key = program.ok(
+        "key", "create", "admin", "--label", "outside", "--scope", "status:read"
+    ).split()[0]
     status, _ = get(proxy, target, headers=f"Authorization: Bearer {key}\r\n")
     assert status == 403
     assert "node_id" in program.ok("status", "--json"), "on the machine itself it goes on"
@@ -118,12 +138,16 @@ def test_bodies_and_heads_are_bounded(proxy: Server) -> None:
     assert get(proxy, "/v1/chats", method="POST", body=b"x" * 65_537)[0] == 413
     assert get(proxy, "/v1/chats?" + "x" * 9000)[0] == 414
     assert get(proxy, "/v1/chats", headers=f"X-Long: {'x' * 9000}\r\n")[0] in (400, 431)
-    assert get(proxy, "/v1/chats", method="POST", body=b"x" * 65_000)[0] == 401, "what is allowed comes through"
+    assert get(proxy, "/v1/chats", method="POST", body=b"x" * 65_000)[0] == 401, (
+        "what is allowed comes through"
+    )
 
 
 def test_plain_http_is_sent_to_https_by_name(proxy: Server, plain_port: int) -> None:
     with closing(socket.create_connection(("127.0.0.1", plain_port))) as line:
-        line.sendall(b"GET /v1/chats?limit=1 HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n")
+        line.sendall(
+            b"GET /v1/chats?limit=1 HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n"
+        )
         head = line.recv(65536).decode()
     assert " 308 " in head and "Location: https://chat.example.com/v1/chats?limit=1\r\n" in head
 
@@ -134,11 +158,16 @@ def test_old_tls_is_refused(proxy: Server) -> None:
         old.minimum_version = ssl.TLSVersion.TLSv1
         old.maximum_version = ssl.TLSVersion.TLSv1_1
     old.set_ciphers("ALL:@SECLEVEL=0")
-    with closing(socket.create_connection(("127.0.0.1", proxy.port))) as line, pytest.raises(ssl.SSLError):
+    with (
+        closing(socket.create_connection(("127.0.0.1", proxy.port))) as line,
+        pytest.raises(ssl.SSLError),
+    ):
         old.wrap_socket(line, server_hostname=HOST)
 
 
-def test_who_asks_too_often_waits_and_who_holds_too_many_connections_gets_no_more(program: Program) -> None:
+def test_who_asks_too_often_waits_and_who_holds_too_many_connections_gets_no_more(
+    program: Program,
+) -> None:
     """With a proxy of its own: the others' requests come from the same address."""
     few = {"limit_conn holdfast_connections 200;": "limit_conn holdfast_connections 5;"}
     proxy = had("nginx", lambda: nginx.start(program.port, free_port(), few))
@@ -147,8 +176,12 @@ def test_who_asks_too_often_waits_and_who_holds_too_many_connections_gets_no_mor
         held = list[asyncio.StreamWriter]()
         for _ in range(5):  # a request whose body does not come yet
             known = ssl.create_default_context(cafile=str(proxy.folder / "cert.pem"))
-            _, writer = await asyncio.open_connection("127.0.0.1", proxy.port, ssl=known, server_hostname=HOST)
-            writer.write(f"POST /v1/chats HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 10\r\n\r\nx".encode())
+            _, writer = await asyncio.open_connection(
+                "127.0.0.1", proxy.port, ssl=known, server_hostname=HOST
+            )
+            writer.write(
+                f"POST /v1/chats HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 10\r\n\r\nx".encode()
+            )
             await writer.drain()
             held.append(writer)
         await until(lambda: _answers(client, 429))
@@ -156,8 +189,15 @@ def test_who_asks_too_often_waits_and_who_holds_too_many_connections_gets_no_mor
             writer.close()
         await until(lambda: _answers(client, 200))
         statuses = await asyncio.gather(*(_status(client) for _ in range(5)))
-        many = [status for _ in range(120) for status in await asyncio.gather(*(_status(client) for _ in range(3)))]
-        assert set(statuses) == {200} and set(many) == {200, 429}, "a burst passes, more than that does not"
+        many = [
+            status
+            for _ in range(120)
+            for status in await asyncio.gather(*(_status(client) for _ in range(3)))
+        ]
+        assert set(statuses) == {200} and set(many) == {
+            200,
+            429,
+        }, "a burst passes, more than that does not"
 
     try:
         with_client(proxy, body)
@@ -182,14 +222,18 @@ def test_nobody_says_where_they_come_from(tmp_path: Path) -> None:
             seen = list[bytes]()
 
             async def main() -> None:
-                async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                async def accept(
+                    reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+                ) -> None:
                     seen.append(await reader.readuntil(b"\r\n\r\n"))
                     writer.write(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
                     writer.close()
 
                 async with await asyncio.start_server(accept, sock=upstream):
                     forged = "X-Forwarded-For: 203.0.113.9\r\n"
-                    assert (await asyncio.to_thread(get, proxy, "/v1/chats", headers=forged))[0] == 204
+                    assert (await asyncio.to_thread(get, proxy, "/v1/chats", headers=forged))[
+                        0
+                    ] == 204
 
             asyncio.run(asyncio.wait_for(main(), 20))
             assert b"X-Forwarded-For: 127.0.0.1\r\n" in seen[0] and b"203.0.113.9" not in seen[0]

@@ -1,4 +1,6 @@
-"""Servers that Holdfast calls and that never end their answer: a call costs little, and nobody else notices."""
+"""Servers that Holdfast calls and that never end their answer: a call costs little, and
+nobody else notices.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ from holdfast.work.job import Reason
 from proof.virtual_loop import LoopClock
 
 HELD_SECONDS_MAX = 0.25
-"""How long an answer may hold the event loop. Without the bounds it holds it for seconds."""
+"""How long an answer may hold the event loop. Without the bounds it holds it for
+seconds.
+"""
 CALLS_SECONDS_MAX = 5.0
 GROWTH_BYTES_MAX = 48 * 1024 * 1024
 
@@ -54,7 +58,9 @@ OUTCOMES = {
     "chunk_extension": "500",
     "trailers": "500|Too many headers",
 }
-"""What the log of deliveries says of a call: the status that was answered, whatever came behind it, or the error."""
+"""What the log of deliveries says of a call: the status that was answered, whatever
+came behind it, or the error.
+"""
 
 
 def run(coroutine: Any) -> Any:
@@ -63,7 +69,9 @@ def run(coroutine: Any) -> Any:
 
 
 def a_caller(**changes: float) -> WebhookCaller:
-    return WebhookCaller(**{"timeout_seconds": 30, "connect_timeout_seconds": 30, **changes}, private_allowed=True)
+    return WebhookCaller(
+        **{"timeout_seconds": 30, "connect_timeout_seconds": 30, **changes}, private_allowed=True
+    )
 
 
 def resident_bytes(pid: int) -> int:
@@ -72,15 +80,18 @@ def resident_bytes(pid: int) -> int:
 
 def connections_to(url: str) -> int:
     """How many this machine has open to the server at this address."""
-    port, used = f":{int(url.split(':')[2].split('/')[0]):04X}", ("01", "08")  # ESTABLISHED, CLOSE_WAIT
+    # ESTABLISHED, CLOSE_WAIT
+    port, used = f":{int(url.split(':')[2].split('/')[0]):04X}", ("01", "08")
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return sum(row[2].endswith(port) and row[3] in used for row in rows)
 
 
 async def loop_held(work: Awaitable[None]) -> float:
-    """For how much processor time at most nothing else ran on the loop while ``work`` did.
+    """For how much processor time at most nothing else ran on the loop while ``work``
+    did.
 
-    Without the collector: with the objects of all collected tests one pass of it takes most of a second.
+    Without the collector: with the objects of all collected tests one pass of it takes
+    most of a second.
     """
     gc.disable()
     try:
@@ -106,7 +117,8 @@ def hostile() -> Iterator[dict[str, str]]:
         yield urls
 
 
-# --- servers without an end ---------------------------------------------------------------------------
+# --- servers without an end
+# ---------------------------------------------------------------------------
 
 
 def test_every_kind_of_a_hostile_receiver_has_its_outcome() -> None:
@@ -172,7 +184,9 @@ def test_keys_that_never_come_to_a_status_are_given_up_at_the_start_and_whenever
 
 
 @pytest.mark.parametrize("kind", ["continue", "blank_lines"])
-def test_a_chat_transport_says_what_the_server_did_and_the_job_comes_again(kind: str, hostile: dict[str, str]) -> None:
+def test_a_chat_transport_says_what_the_server_did_and_the_job_comes_again(
+    kind: str, hostile: dict[str, str]
+) -> None:
     context: Any = SimpleNamespace(job=SimpleNamespace(payload=b"hi"), key="k")
 
     async def story() -> None:
@@ -188,21 +202,33 @@ def test_a_chat_transport_says_what_the_server_did_and_the_job_comes_again(kind:
 def test_another_tenant_notices_nothing_of_hostile_receivers_and_of_a_hostile_sign_in(
     tmp_path: Path, hostile: dict[str, str]
 ) -> None:
-    """One server: an endpoint of each kind, four chats each, and an issuer whose keys are behind endless 1xx."""
+    """One server: an endpoint of each kind, four chats each, and an issuer whose keys
+    are behind endless 1xx.
+    """
     issuers = json.dumps([{"issuer": ISSUER, "jwks": hostile["continue"], "tenants": ["acme"]}])
     program = Program(tmp_path / "state")
     try:
-        server = program.serve("--set", "work.webhooks.private_allowed=true", "--set", f"access.issuers={issuers}")
+        server = program.serve(
+            "--set", "work.webhooks.private_allowed=true", "--set", f"access.issuers={issuers}"
+        )
         run(_story(program, server.pid, hostile))
     finally:
         program.stop()
 
 
 async def _story(program: Program, pid: int, hostile: dict[str, str]) -> None:
-    admin = {"Authorization": f"Bearer {json.loads((program.state_dir / 'secrets.json').read_text())['admin_key']}"}
+    admin = {
+        "Authorization": (
+            f"Bearer {json.loads((program.state_dir / 'secrets.json').read_text())['admin_key']}"
+        )
+    }
 
     def user(tenant: str) -> dict[str, str]:
-        return {"Authorization": f"Bearer {program.ok('token', '--user', 'u', '--tenant', tenant).strip()}"}
+        return {
+            "Authorization": (
+                f"Bearer {program.ok('token', '--user', 'u', '--tenant', tenant).strip()}"
+            )
+        }
 
     async with httpx.AsyncClient(base_url=program.url, timeout=30) as http:
 
@@ -237,12 +263,15 @@ async def _story(program: Program, pid: int, hostile: dict[str, str]) -> None:
                 await get("/v1/chats", good)
                 waited.append(time.monotonic() - asked)
                 await asyncio.sleep(0.01)  # within the rate of a user
-                logs[kind] = (await get(f"/admin/webhooks/{hooks[kind]}/deliveries", admin))["deliveries"]
+                logs[kind] = (await get(f"/admin/webhooks/{hooks[kind]}/deliveries", admin))[
+                    "deliveries"
+                ]
         await asyncio.gather(*sends)
         for kind, log in logs.items():
             for each in log:
                 outcome = f"{each['status']} {each['error']}"
-                # A call that takes over a connection before the blank lines have come gets them in front of its answer.
+                # A call that takes over a connection before the blank lines have come
+                # gets them in front of its answer.
                 reused = kind == "blank_lines_after_answer" and _AROUND in outcome
                 assert re.search(OUTCOMES[kind], outcome) or reused, each
         assert _INTERIM in (await get("/admin/status", admin))["issuers"][ISSUER]["trouble"]
@@ -256,7 +285,8 @@ async def _chat(http: httpx.AsyncClient, headers: dict[str, str]) -> str:
     return str(made.json()["chat"]["chat_id"])
 
 
-# --- how a connection is used -------------------------------------------------------------------------
+# --- how a connection is used
+# -------------------------------------------------------------------------
 
 Answers = Callable[[int, int], bytes]
 """What is sent for the nth request of the mth connection."""
@@ -302,11 +332,16 @@ def test_a_connection_is_used_again_and_a_few_interim_answers_are_none() -> None
     run(main())
 
 
-@pytest.mark.parametrize("unasked", [OK, b"x", b"\r\n", b"HTTP/1.1 101 Switching Protocols\r\n\r\n"])
+@pytest.mark.parametrize(
+    "unasked", [OK, b"x", b"\r\n", b"HTTP/1.1 101 Switching Protocols\r\n\r\n"]
+)
 def test_a_connection_on_which_anything_comes_unasked_is_not_used_again(unasked: bytes) -> None:
     async def main() -> None:
         caller = a_caller()
-        async with answering(lambda connection, _: OK.replace(b"200", b"20%d" % connection)) as (url, connections):
+        async with answering(lambda connection, _: OK.replace(b"200", b"20%d" % connection)) as (
+            url,
+            connections,
+        ):
             assert (await caller.post(url, b"{}", {}, 100))[0] == 201
             connections[0].write(unasked)
             await none_open_to(url)
@@ -334,7 +369,9 @@ def test_a_long_body_in_chunks_is_read_up_to_the_callers_bound(chunk: int) -> No
 
 
 @pytest.mark.parametrize("around", [b"1;" + b"a" * 70_000 + b"\r\n{\r\n", b"1\r\n{\r\n" * 14_000])
-def test_what_stands_around_the_chunks_of_a_body_is_bounded_even_if_the_answer_ends(around: bytes) -> None:
+def test_what_stands_around_the_chunks_of_a_body_is_bounded_even_if_the_answer_ends(
+    around: bytes,
+) -> None:
     async def main() -> None:
         head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
         async with answering(lambda *_: head + around + b"0\r\n\r\n") as (url, _):
@@ -352,7 +389,10 @@ def test_a_receiver_that_does_not_read_keeps_no_connection_after_the_call() -> N
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        caller, url = a_caller(timeout_seconds=0.1), f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        caller, url = (
+            a_caller(timeout_seconds=0.1),
+            f"http://127.0.0.1:{listener.getsockname()[1]}/",
+        )
         with pytest.raises(OSError, match=r"no answer within 0\.1 s"):
             await caller.post(url, b"x" * (8 << 20), {}, 100)
         await none_open_to(url)

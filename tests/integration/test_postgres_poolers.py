@@ -1,4 +1,6 @@
-"""PostgreSQL behind a real PgBouncer: in session mode everything works, in transaction mode it is refused at open."""
+"""PostgreSQL behind a real PgBouncer: in session mode everything works, in transaction
+mode it is refused at open.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def test_a_replica_behind_a_pooler_in_transaction_mode_is_refused(
     postgres_server: Server, pooler: Pooler, tmp_path: Path
 ) -> None:
     async def main() -> None:
-        settings = LimitsSettings(rules_url=postgres_server.url, replica_url=pooler("transaction").url)
+        settings = LimitsSettings(
+            rules_url=postgres_server.url, replica_url=pooler("transaction").url
+        )
         with pytest.raises(BadSetting, match=REFUSED):
             async with open_limits(settings, tmp_path):
                 pass
@@ -78,11 +82,14 @@ def test_jobs_run_behind_a_pooler_in_session_mode(postgres_server: Server, poole
             async def handle(ctx: Context, payload: dict[str, Any]) -> None:
                 async with ctx.transaction() as connection:
                     idle = await connection.fetchval("SHOW idle_in_transaction_session_timeout")
-                    assert idle == "20s", "settings that the pooler refuses at startup are set after it"
+                    assert idle == "20s", (
+                        "settings that the pooler refuses at startup are set after it"
+                    )
                 seen.append(ctx.job.seq)
                 woken.set()
 
-            # It looks by itself only after a minute: whatever comes sooner was told by NOTIFY.
+            # It looks by itself only after a minute: whatever comes sooner was told by
+            # NOTIFY.
             settings = WorkerSettings(poll_min_seconds=60, poll_max_seconds=60)
             async with Worker(store, handlers, settings=settings).running():
                 for _ in range(3):
@@ -99,7 +106,10 @@ def test_jobs_run_behind_a_pooler_in_session_mode(postgres_server: Server, poole
 
 def test_rules_are_followed_behind_a_pooler_in_session_mode(pooler: Pooler, tmp_path: Path) -> None:
     async def main() -> None:
-        settings, rule = LimitsSettings(rules_url=pooler("session").url), Rule("acme", "/x", "fixed_window", 2, 60.0)
+        settings, rule = (
+            LimitsSettings(rules_url=pooler("session").url),
+            Rule("acme", "/x", "fixed_window", 2, 60.0),
+        )
         async with (
             open_limits(settings, tmp_path / "a") as one,
             open_limits(settings, tmp_path / "b", starts_with=[rule]),
@@ -109,7 +119,9 @@ def test_rules_are_followed_behind_a_pooler_in_session_mode(pooler: Pooler, tmp_
     run(main())
 
 
-def test_a_producer_may_use_a_pooler_in_transaction_mode(postgres_server: Server, pooler: Pooler) -> None:
+def test_a_producer_may_use_a_pooler_in_transaction_mode(
+    postgres_server: Server, pooler: Pooler
+) -> None:
     """Its locks end with its transaction."""
 
     async def main() -> None:
@@ -129,9 +141,13 @@ async def _several_server_connections(url: str) -> None:
         connections = [await asyncpg.connect(url, statement_cache_size=0) for _ in range(3)]
         for connection in connections:
             stack.callback(connection.terminate)
-        await asyncio.gather(*(connection.execute("SELECT pg_sleep(0.05)") for connection in connections))
+        await asyncio.gather(
+            *(connection.execute("SELECT pg_sleep(0.05)") for connection in connections)
+        )
 
 
 async def _is_asleep(store: Any) -> bool:
     async with store._pools.calls.acquire() as connection:
-        return bool(await connection.fetchval("SELECT bool_and(sleeping) FROM holdfast_work.instance"))
+        return bool(
+            await connection.fetchval("SELECT bool_and(sleeping) FROM holdfast_work.instance")
+        )

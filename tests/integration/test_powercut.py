@@ -1,4 +1,6 @@
-"""Power cuts under the product's own connections: what was acknowledged is there, or the test is red."""
+"""Power cuts under the product's own connections: what was acknowledged is there, or
+the test is red.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +22,37 @@ def test_200_power_cuts_lose_no_acknowledged_message(tmp_path: Path) -> None:
     cuts = Cuts.made(power_cut, tmp_path, CUTS)
     broken = [r for r in cuts.reports if r.lost or r.changed or r.unsound]
     acked = sum(r.acked for r in cuts.reports)
-    how = "an SQLite VFS that loses, keeps or tears unsynced writes, in half of the runs after failed syncs; FULL"
-    cuts.tally("power cut", how, "0 acknowledged messages lost or changed", len(broken), acked=acked)
+    how = (
+        "an SQLite VFS that loses, keeps or tears unsynced writes, in half of the runs after failed"
+        " syncs; FULL"
+    )
+    cuts.tally(
+        "power cut", how, "0 acknowledged messages lost or changed", len(broken), acked=acked
+    )
     assert not broken, broken[:3]
     assert acked > 10 * CUTS, "the workload must have something to lose"
 
 
 def test_control_without_a_sync_per_commit_power_cuts_do_lose_messages(tmp_path: Path) -> None:
-    """Proves that the cuts cut: the same workload with synchronous=NORMAL must lose acknowledged messages."""
+    """Proves that the cuts cut: the same workload with synchronous=NORMAL must lose
+    acknowledged messages.
+    """
     cuts = Cuts.made(power_cut, tmp_path, CONTROL_CUTS, "NORMAL")
     acked, lost = sum(r.acked for r in cuts.reports), sum(r.lost for r in cuts.reports)
-    how, must = "the same with synchronous=NORMAL, which must lose", "at least one acknowledged message lost"
+    how, must = (
+        "the same with synchronous=NORMAL, which must lose",
+        "at least one acknowledged message lost",
+    )
     cuts.tally("power cut control", how, must, 0 if lost else 1, acked=acked, lost=lost)
-    assert not any(r.unsound for r in cuts.reports), "NORMAL loses the newest commits, it does not damage the rest"
+    assert not any(r.unsound for r in cuts.reports), (
+        "NORMAL loses the newest commits, it does not damage the rest"
+    )
 
 
 def test_a_cut_keeps_what_was_synced_and_may_take_what_was_not(tmp_path: Path) -> None:
-    """The disk itself: synced bytes always survive; over seeds, unsynced ones are lost, kept and torn."""
+    """The disk itself: synced bytes always survive; over seeds, unsynced ones are lost,
+    kept and torn.
+    """
     outcomes = set()
     for seed in range(30):
         disk = FaultyDisk(f"disk-{seed}", random.Random(seed))

@@ -27,13 +27,16 @@ def test_proves():
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_a_run_prints_the_proofs_it_made_and_not_those_of_earlier_runs(workers: str, tmp_path: Path) -> None:
+def test_a_run_prints_the_proofs_it_made_and_not_those_of_earlier_runs(
+    workers: str, tmp_path: Path
+) -> None:
     write(Row("made before", "by hand", 7, 0, "nothing"), tmp_path / "results")
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_proof.py").write_text(PROOF)
     path = os.pathsep.join(str(ROOT / folder) for folder in ("src", "tests", "tests/support"))
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # loading them all takes longer than all the rest
+    # loading them all takes longer than all the rest
+    plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "xdist.plugin", "-n", workers, "-p", "no:cacheprovider", tmp_path],
         cwd=tmp_path, env={**kept, **plugins, "PYTHONPATH": path}, capture_output=True, text=True,

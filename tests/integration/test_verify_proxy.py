@@ -59,7 +59,9 @@ def within(story: Callable[[], Awaitable[None]], seconds: float = 10.0) -> None:
     complaints: list[dict[str, Any]] = []
 
     async def main() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, complaint: complaints.append(complaint)
+        )
         async with asyncio.timeout(seconds):
             await story()
         gc.collect()  # which tells of exceptions that nobody looked at
@@ -149,7 +151,9 @@ def test_a_connection_that_its_client_resets_is_at_its_end() -> None:
 
 
 @pytest.mark.parametrize("one_way", [None, "up", "down"])
-def test_a_blackhole_swallows_silently_and_a_swallowed_stream_never_goes_on(one_way: str | None) -> None:
+def test_a_blackhole_swallows_silently_and_a_swallowed_stream_never_goes_on(
+    one_way: str | None,
+) -> None:
     async def story() -> None:
         async with proxied() as (proxy, connect):
             reader, writer = await connect()

@@ -19,7 +19,12 @@ from webhook_scene import SECRET, Log, Receiver, Scene, entry, receiving, scene,
 from holdfast.clock import SystemClock
 from holdfast.errors import InvalidMessage, NotFound, Unauthorized
 from holdfast.webhooks.address_guard import check_url, is_public
-from holdfast.webhooks.contract import DELIVERIES_KEPT_PER_ENDPOINT, JOB_TYPE, Delivery, WebhookEndpoint
+from holdfast.webhooks.contract import (
+    DELIVERIES_KEPT_PER_ENDPOINT,
+    JOB_TYPE,
+    Delivery,
+    WebhookEndpoint,
+)
 from holdfast.webhooks.delivery import DeliveryNotice, draft_of, with_webhooks
 from holdfast.webhooks.http_client import WebhookCaller, public_socket
 from holdfast.webhooks.reader import NAME, WebhookReader
@@ -52,7 +57,11 @@ def test_messages_arrive_signed_and_in_order_and_are_logged(tmp_path: Path) -> N
         sent, data = receiver.calls[0]
         verify(SECRET, sent, time.time(), data)
         event = msgspec.json.decode(data)
-        assert (event["type"], event["data"]["content"], event["data"]["tenant"]) == ("message.created", "hi", "acme")
+        assert (event["type"], event["data"]["content"], event["data"]["tenant"]) == (
+            "message.created",
+            "hi",
+            "acme",
+        )
         assert sent["webhook-id"] == "msg_1_ep_1"
 
         async def all_logged() -> bool:
@@ -66,7 +75,9 @@ def test_messages_arrive_signed_and_in_order_and_are_logged(tmp_path: Path) -> N
     check(tmp_path, body)
 
 
-def test_a_failing_endpoint_is_tried_again_with_the_same_id_and_order_is_kept(tmp_path: Path) -> None:
+def test_a_failing_endpoint_is_tried_again_with_the_same_id_and_order_is_kept(
+    tmp_path: Path,
+) -> None:
     async def body(stage: Scene, receiver: Receiver) -> None:
         receiver.answer = lambda calls: web.Response(status=500 if calls <= 2 else 200, text="oh")
         await stage.add(receiver.url)
@@ -80,7 +91,9 @@ def test_a_failing_endpoint_is_tried_again_with_the_same_id_and_order_is_kept(tm
     check(tmp_path, body)
 
 
-def test_what_was_redacted_or_removed_before_its_delivery_is_not_sent_and_no_job_holds_it(tmp_path: Path) -> None:
+def test_what_was_redacted_or_removed_before_its_delivery_is_not_sent_and_no_job_holds_it(
+    tmp_path: Path,
+) -> None:
     async def body(stage: Scene, receiver: Receiver) -> None:
         let_through = asyncio.Event()
         receiver.answer = lambda _: web.Response(status=200 if let_through.is_set() else 500)
@@ -88,7 +101,9 @@ def test_what_was_redacted_or_removed_before_its_delivery_is_not_sent_and_no_job
         stage.log.entries += [entry(n) for n in range(1, 5)]
         await until(lambda: bool(receiver.calls))
         waiting = await stage.jobs.find(Query())
-        assert all(b'"hi"' not in job.payload for job in waiting), "a job names its message, it does not carry it"
+        assert all(b'"hi"' not in job.payload for job in waiting), (
+            "a job names its message, it does not carry it"
+        )
         stage.log.now["c1", 2] = msgspec.structs.replace(stage.log.entries[1].message, content="")
         stage.log.now["c1", 3] = None
         let_through.set()
@@ -108,7 +123,9 @@ def test_our_own_stores_failure_is_no_strike_of_the_endpoint() -> None:
     assert policies.lookup(JOB_TYPE, Reason.TRANSPORT_UNAVAILABLE).strike
     assert not policies.lookup(JOB_TYPE, Reason.TRANSPORT_UNAVAILABLE).feeds_breaker
     assert not policies.lookup(JOB_TYPE, Reason.DEPENDENCY_FAILURE).strike
-    assert policies.lookup("Order", Reason.HANDLER_EXCEPTION) == Policies().lookup("Order", Reason.HANDLER_EXCEPTION)
+    assert policies.lookup("Order", Reason.HANDLER_EXCEPTION) == Policies().lookup(
+        "Order", Reason.HANDLER_EXCEPTION
+    )
 
 
 def test_a_dead_endpoint_harms_no_other(tmp_path: Path) -> None:
@@ -162,7 +179,10 @@ def test_a_job_of_an_endpoint_that_never_was_here_is_not_called_done(tmp_path: P
     async def body(stage: Scene, receiver: Receiver) -> None:
         await stage.add(receiver.url, endpoint_id="ep_gone")
         await stage.endpoints.remove("ep_gone")
-        notices = [DeliveryNotice(endpoint, "acme", "2026-01-01") for endpoint in ("ep_gone", "ep_elsewhere")]
+        notices = [
+            DeliveryNotice(endpoint, "acme", "2026-01-01")
+            for endpoint in ("ep_gone", "ep_elsewhere")
+        ]
         await stage.jobs.enqueue([draft_of(notice) for notice in notices])
 
         async def over() -> bool:
@@ -179,7 +199,9 @@ def test_a_job_of_an_endpoint_that_never_was_here_is_not_called_done(tmp_path: P
 def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
     async def body(stage: Scene, receiver: Receiver) -> None:
         receiver.answer = lambda calls: (
-            web.Response(status=302, headers={"location": "http://169.254.169.254/"}) if calls == 1 else web.Response()
+            web.Response(status=302, headers={"location": "http://169.254.169.254/"})
+            if calls == 1
+            else web.Response()
         )
         await stage.add(receiver.url)
         stage.log.entries.append(entry(1))
@@ -189,8 +211,14 @@ def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
 
 
 async def test_the_reader_repeats_nothing_after_a_restart(tmp_path: Path) -> None:
-    endpoints, jobs, log = await SqliteEndpoints.open(tmp_path / "w.db"), MemoryWork(), Log([entry(1)])
-    await endpoints.add(WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01"))
+    endpoints, jobs, log = (
+        await SqliteEndpoints.open(tmp_path / "w.db"),
+        MemoryWork(),
+        Log([entry(1)]),
+    )
+    await endpoints.add(
+        WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01")
+    )
     first = WebhookReader(log, endpoints, jobs, SystemClock())
     await jobs.enqueue([])
     assert await first.advance(0) == 1
@@ -208,10 +236,16 @@ async def test_the_reader_repeats_nothing_after_a_restart(tmp_path: Path) -> Non
     await endpoints.close()
 
 
-async def test_chats_restored_without_their_jobs_leave_no_later_message_out_and_repeat_none(tmp_path: Path) -> None:
-    """Jobs in PostgreSQL are not in a backup: their position is then past the end of the restored log."""
+async def test_chats_restored_without_their_jobs_leave_no_later_message_out_and_repeat_none(
+    tmp_path: Path,
+) -> None:
+    """Jobs in PostgreSQL are not in a backup: their position is then past the end of
+    the restored log.
+    """
     endpoints, jobs = await SqliteEndpoints.open(tmp_path / "w.db"), MemoryWork()
-    await endpoints.add(WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01"))
+    await endpoints.add(
+        WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01")
+    )
     log = Log([entry(n) for n in range(1, 4)])
     await jobs.enqueue([], ReaderMark(NAME, 6))
     wanted: list[int] = []
@@ -252,7 +286,9 @@ def test_private_addresses_are_not_public(address: str) -> None:
     assert not is_public(address)
 
 
-@pytest.mark.parametrize("address", ["1.1.1.1", "93.184.216.34", "2606:4700:4700::1111", "64:ff9b::101:101"])
+@pytest.mark.parametrize(
+    "address", ["1.1.1.1", "93.184.216.34", "2606:4700:4700::1111", "64:ff9b::101:101"]
+)
 def test_public_addresses_are(address: str) -> None:
     assert is_public(address)
 
@@ -263,7 +299,9 @@ INSIDE = [
     "[::1]", "[::1%25lo]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[0:0:0:0:0:ffff:7f00:1]", "[::127.0.0.1]",
     "[64:ff9b::7f00:1]", "[2002:7f00:1::]", "%31%32%37.0.0.1", "%EF%BC%9127.0.0.1",
 ]  # fmt: skip
-"""This machine, as people have written it to slip past a guard that reads less than what connects."""
+"""This machine, as people have written it to slip past a guard that reads less than
+what connects.
+"""
 
 
 @asynccontextmanager
@@ -276,7 +314,9 @@ async def inside() -> AsyncIterator[tuple[int, list[str]]]:
         writer.close()
 
     async with AsyncExitStack() as servers:
-        server = await servers.enter_async_context(await asyncio.start_server(accept, "127.0.0.1", 0))
+        server = await servers.enter_async_context(
+            await asyncio.start_server(accept, "127.0.0.1", 0)
+        )
         port = server.sockets[0].getsockname()[1]
         with suppress(OSError):  # a machine without IPv6
             await servers.enter_async_context(await asyncio.start_server(accept, "::1", port))
@@ -293,7 +333,9 @@ async def call(url: str) -> tuple[int, bytes, str]:
 
 @pytest.fixture
 def names_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No name server is asked: an address in any spelling that the resolver reads, or this machine's name."""
+    """No name server is asked: an address in any spelling that the resolver reads, or
+    this machine's name.
+    """
     resolve = socket.getaddrinfo
 
     def numeric(host: str, port: int, *rest: Any, flags: int = 0, **more: Any) -> Any:
@@ -320,27 +362,39 @@ def test_an_address_inside_is_refused_when_the_url_is_given(host: str) -> None:
     assert refused.value.details["field"] == "url"
 
 
-@pytest.mark.parametrize("host", ["169.254.169.254", "１６９.254.169.254", "①⑥⑨.254.169.254", "10.0.0.1", "[fd00::1]"])
+@pytest.mark.parametrize(
+    "host", ["169.254.169.254", "１６９.254.169.254", "①⑥⑨.254.169.254", "10.0.0.1", "[fd00::1]"]
+)
 def test_an_address_of_the_network_inside_is_refused_when_the_url_is_given(host: str) -> None:
     with pytest.raises(InvalidMessage):
         check_url(f"https://{host}/", private_allowed=False)
 
 
-@pytest.mark.parametrize("address", ["169.254.169.254", "10.0.0.1", "fd00::1", "fe80::1%eth0", "::ffff:10.0.0.1"])
+@pytest.mark.parametrize(
+    "address", ["169.254.169.254", "10.0.0.1", "fd00::1", "fe80::1%eth0", "::ffff:10.0.0.1"]
+)
 def test_no_socket_is_made_for_an_address_of_the_network_inside(address: str) -> None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with pytest.raises(OSError, match="not public"):
         public_socket((family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, 443)))
 
 
-async def test_a_name_that_changes_its_mind_is_judged_by_what_is_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_name_that_changes_its_mind_is_judged_by_what_is_connected_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """DNS rebinding: what the name was when the URL was given does not count."""
     answers = iter([["127.0.0.2", "127.0.0.1"], ["127.0.0.1"], ["::1", "127.0.0.1"]])
 
     def resolve(host: str, port: int, *_: Any, **__: Any) -> list[Any]:
         assert host == "rebind.example"
         return [
-            (socket.AF_INET6 if ":" in each else socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port))
+            (
+                socket.AF_INET6 if ":" in each else socket.AF_INET,
+                socket.SOCK_STREAM,
+                6,
+                "",
+                (each, port),
+            )
             for each in next(answers)
         ]
 
@@ -396,7 +450,9 @@ def test_a_public_url_is_one_a_webhook_may_have(url: str) -> None:
      ("a-.example", "letters, digits"), ("xn--.example", "letters, digits"), ("xn--99zzz99.example", "cannot be"),
      ("xn--abc-.example", "letters, digits"), ("ex!ample.example", "letters, digits"), ("example..", "empty label")],
 )  # fmt: skip
-def test_a_host_that_cannot_exist_is_refused_when_the_url_is_given(host: str, why: str, private_allowed: bool) -> None:
+def test_a_host_that_cannot_exist_is_refused_when_the_url_is_given(
+    host: str, why: str, private_allowed: bool
+) -> None:
     with pytest.raises(InvalidMessage, match=why) as refused:
         check_url(f"https://{host}/", private_allowed=private_allowed)
     assert refused.value.details["field"] == "url"
@@ -409,7 +465,9 @@ def test_nor_one_that_cannot_be_written_as_ascii(label: str) -> None:
 
 
 def test_whatever_fails_before_it_is_sent_is_in_the_log_of_deliveries(tmp_path: Path) -> None:
-    """An endpoint from before its host was checked; and a message that cannot be read for now."""
+    """An endpoint from before its host was checked; and a message that cannot be read
+    for now.
+    """
 
     async def body(stage: Scene, receiver: Receiver) -> None:
         await stage.add(f"https://{'a' * 64}.example/hook", endpoint_id="ep_bad")
@@ -424,9 +482,18 @@ def test_whatever_fails_before_it_is_sent_is_in_the_log_of_deliveries(tmp_path: 
         await until(buried)
         (dead,) = await stage.jobs.dead(Query())
         assert (dead.destination, dead.reason) == ("ep_bad", Reason.VALIDATION_FAILURE)
-        tries = [*await stage.endpoints.deliveries("ep_bad"), *await stage.endpoints.deliveries("ep_1")]
+        tries = [
+            *await stage.endpoints.deliveries("ep_bad"),
+            *await stage.endpoints.deliveries("ep_1"),
+        ]
         told = [each.error for each in tries if each.status == 0]
-        assert sum("not sent: InvalidMessage: the host of the URL cannot exist" in each for each in told) == 1
+        assert (
+            sum(
+                "not sent: InvalidMessage: the host of the URL cannot exist" in each
+                for each in told
+            )
+            == 1
+        )
         assert sum("not sent: Unavailable: the store is away" in each for each in told) == 2
 
     check(tmp_path, body)
@@ -469,7 +536,9 @@ def test_the_published_example_of_standard_webhooks_verifies() -> None:
 
 async def test_the_log_of_deliveries_is_bounded_and_goes_with_its_endpoint(tmp_path: Path) -> None:
     endpoints = await SqliteEndpoints.open(tmp_path / "w.db")
-    await endpoints.add(WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01"))
+    await endpoints.add(
+        WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01")
+    )
     for n in range(DELIVERIES_KEPT_PER_ENDPOINT + 5):
         await endpoints.log(Delivery("ep_1", "m", "c", n, 1, "2026", 200, 0.1))
     kept = await endpoints.deliveries("ep_1", 5000)
@@ -487,12 +556,18 @@ async def test_the_log_of_deliveries_is_bounded_and_goes_with_its_endpoint(tmp_p
 async def test_a_server_without_endpoints_pays_no_commit_per_batch_and_an_endpoint_gets_nothing_older(
     tmp_path: Path,
 ) -> None:
-    endpoints, jobs, log = await SqliteEndpoints.open(tmp_path / "w.db"), MemoryWork(), Log([entry(1), entry(2)])
+    endpoints, jobs, log = (
+        await SqliteEndpoints.open(tmp_path / "w.db"),
+        MemoryWork(),
+        Log([entry(1), entry(2)]),
+    )
     await jobs.enqueue([], ReaderMark("webhooks", 0))
     reader = WebhookReader(log, endpoints, jobs, SystemClock())
     assert await reader.advance(0) == 2
     assert await jobs.position("webhooks") == 0, "nothing was made, so nothing was stored"
-    await endpoints.add(WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01"))
+    await endpoints.add(
+        WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01")
+    )
     log.entries.append(entry(3))
     assert await reader.advance(2) == 3
     assert len(await jobs.find(Query())) == 1, "what comes after it was added"
@@ -500,13 +575,21 @@ async def test_a_server_without_endpoints_pays_no_commit_per_batch_and_an_endpoi
     await endpoints.close()
 
 
-async def test_an_endpoint_gets_nothing_older_than_itself_from_a_reader_that_lags(tmp_path: Path) -> None:
-    endpoints, jobs, log = await SqliteEndpoints.open(tmp_path / "w.db"), MemoryWork(), Log([entry(1)])
+async def test_an_endpoint_gets_nothing_older_than_itself_from_a_reader_that_lags(
+    tmp_path: Path,
+) -> None:
+    endpoints, jobs, log = (
+        await SqliteEndpoints.open(tmp_path / "w.db"),
+        MemoryWork(),
+        Log([entry(1)]),
+    )
     await jobs.enqueue([], ReaderMark("webhooks", 0))
     reader = WebhookReader(log, endpoints, jobs, SystemClock())
     assert await reader.advance(0) == 1
     log.entries += [entry(2), entry(3)]
-    await endpoints.add(WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-06-01"))
+    await endpoints.add(
+        WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-06-01")
+    )
     assert await reader.advance(1) == 3
     assert not await jobs.find(Query()), "both are from before it was added"
     log.entries.append(entry(4))

@@ -1,4 +1,6 @@
-"""A whole node: a message goes in by REST and comes out as a signed webhook; the command line sees and repairs jobs."""
+"""A whole node: a message goes in by REST and comes out as a signed webhook; the
+command line sees and repairs jobs.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 class Command:
-    """The command line against a running node, in a thread of its own. What succeeds prints JSON and nothing else."""
+    """The command line against a running node, in a thread of its own. What succeeds
+    prints JSON and nothing else.
+    """
 
     def __init__(self, node: Node) -> None:
         self.used: set[tuple[str, str]] = set()
@@ -61,8 +65,12 @@ class Command:
         return json.loads(said)
 
 
-async def test_two_servers_do_not_share_one_store_of_jobs(tmp_path: Path, postgres_server: Engine) -> None:
-    """Each knows its own endpoints and reads its own log: together they would lose each other's webhooks."""
+async def test_two_servers_do_not_share_one_store_of_jobs(
+    tmp_path: Path, postgres_server: Engine
+) -> None:
+    """Each knows its own endpoints and reads its own log: together they would lose each
+    other's webhooks.
+    """
 
     def settings(name: str) -> Settings:
         server = ServerSettings(port=0, state_dir=str(tmp_path / name), node_id=name)
@@ -77,8 +85,12 @@ async def test_two_servers_do_not_share_one_store_of_jobs(tmp_path: Path, postgr
             pass
 
 
-def test_a_node_serves_chats_while_the_jobs_database_is_away_and_its_webhooks_follow(tmp_path: Path) -> None:
-    """It is a plane of its own: a node that restarts during its outage must not stay away with it."""
+def test_a_node_serves_chats_while_the_jobs_database_is_away_and_its_webhooks_follow(
+    tmp_path: Path,
+) -> None:
+    """It is a plane of its own: a node that restarts during its outage must not stay
+    away with it.
+    """
 
     async def main(engine: Engine) -> None:
         calls = list[str]()
@@ -92,17 +104,27 @@ def test_a_node_serves_chats_while_the_jobs_database_is_away_and_its_webhooks_fo
         runner = web.AppRunner(receiver)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        hook = {"url": f"http://127.0.0.1:{runner.addresses[0][1]}/hook", "tenant": "acme", "reason": "test"}
+        hook = {
+            "url": f"http://127.0.0.1:{runner.addresses[0][1]}/hook",
+            "tenant": "acme",
+            "reason": "test",
+        }
         settings = Settings(
             server=ServerSettings(port=0, state_dir=str(tmp_path / "state")),
             work=WorkSettings(url=engine.url, webhooks=WebhookSettings(private_allowed=True)),
         )
-        async with running(settings) as node, httpx.AsyncClient(base_url=node.url, headers=_admin(node)) as admin:
+        async with (
+            running(settings) as node,
+            httpx.AsyncClient(base_url=node.url, headers=_admin(node)) as admin,
+        ):
             await until(lambda: _jobs_up(admin))
             assert (await admin.post("/admin/webhooks", json=hook)).status_code == 201
             chat = await _made_chat(node)
         postgres.kill(engine)
-        async with running(settings) as node, httpx.AsyncClient(base_url=node.url, headers=_admin(node)) as admin:
+        async with (
+            running(settings) as node,
+            httpx.AsyncClient(base_url=node.url, headers=_admin(node)) as admin,
+        ):
             await _say(node, chat, "while it was away")
             assert (await admin.get("/admin/jobs")).status_code == 503
             assert (await admin.post("/admin/webhooks", json=hook)).status_code == 503
@@ -156,7 +178,9 @@ async def _say(node: Node, chat: str, text: str) -> None:
     await _as_alice(node, f"/v1/chats/{chat}/messages", {"content": text})
 
 
-@pytest.mark.parametrize("wrong", ["postgresql://127.0.0.1:notaport/x", "postgresql://127.0.0.1/x?sslmode=maybe"])
+@pytest.mark.parametrize(
+    "wrong", ["postgresql://127.0.0.1:notaport/x", "postgresql://127.0.0.1/x?sslmode=maybe"]
+)
 def test_an_address_that_cannot_be_one_is_refused_at_the_start(tmp_path: Path, wrong: str) -> None:
     async def main() -> None:
         server = ServerSettings(port=0, state_dir=str(tmp_path / "state"))
@@ -167,13 +191,20 @@ def test_an_address_that_cannot_be_one_is_refused_at_the_start(tmp_path: Path, w
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
-def test_a_message_leaves_as_a_signed_webhook_and_trouble_is_repaired_by_command(tmp_path: Path) -> None:
+def test_a_message_leaves_as_a_signed_webhook_and_trouble_is_repaired_by_command(
+    tmp_path: Path,
+) -> None:
     async def main() -> None:
         calls: list[tuple[dict[str, str], bytes]] = []
         status = 200
 
         async def take(request: web.Request) -> web.Response:
-            calls.append(({name.lower(): value for name, value in request.headers.items()}, await request.read()))
+            calls.append(
+                (
+                    {name.lower(): value for name, value in request.headers.items()},
+                    await request.read(),
+                )
+            )
             return web.Response(status=status, text="not now")
 
         receiver = web.Application()
@@ -191,12 +222,16 @@ def test_a_message_leaves_as_a_signed_webhook_and_trouble_is_repaired_by_command
             made = await command("webhooks", "add", hook, "--tenant", "acme")
             token = node.tokens.mint(User("acme", "alice"), 3600, USER_SCOPES)
             client.headers["Authorization"] = f"Bearer {token}"
-            chat = (await client.post("/v1/chats", json={"name": "lobby"})).json()["chat"]["chat_id"]
+            chat = (await client.post("/v1/chats", json={"name": "lobby"})).json()["chat"][
+                "chat_id"
+            ]
 
             async def say(text: str) -> None:
                 body = {"content": text}
                 answer = await client.post(
-                    f"/v1/chats/{chat}/messages", json=body, headers={"Idempotency-Key": text.replace(" ", "-")}
+                    f"/v1/chats/{chat}/messages",
+                    json=body,
+                    headers={"Idempotency-Key": text.replace(" ", "-")},
                 )
                 assert answer.status_code == 201, answer.text
 
@@ -237,7 +272,9 @@ def test_a_message_leaves_as_a_signed_webhook_and_trouble_is_repaired_by_command
             follower = str((await command("jobs", "ls", "--stream", name))[1]["seq"])
             assert await command("jobs", "release", name, "--job", follower) == {"count": 1}
             await until(lambda: len(calls) == 1)
-            assert await command("jobs", "release", name, "--type", "webhook", "--through", follower) == {"count": 1}
+            assert await command(
+                "jobs", "release", name, "--type", "webhook", "--through", follower
+            ) == {"count": 1}
             assert await command("jobs", "retry", seq, "--now", "--reset") == {"count": 1}
             await until(lambda: len(calls) == 2)
             assert [json.loads(body)["data"]["content"] for _, body in calls] == ["", "first"]
@@ -255,12 +292,16 @@ def test_a_message_leaves_as_a_signed_webhook_and_trouble_is_repaired_by_command
             await say("doomed")
             await until(blocked)
             (head,) = await command("jobs", "ls", "--state", "retry")
-            assert await command("jobs", "bury", str(head["seq"]), "--reason", "hopeless") == {"count": 1}
+            assert await command("jobs", "bury", str(head["seq"]), "--reason", "hopeless") == {
+                "count": 1
+            }
             acts = await command("jobs", "acts")
             assert {"retry", "release", "dead"} <= {act["verb"] for act in acts["acts"]}
             (dead,) = await command("jobs", "dead")
             status = 200
-            assert (await command("jobs", "replay", "--type", "webhook", "--rate", "1"))["count"] == 1
+            assert (await command("jobs", "replay", "--type", "webhook", "--rate", "1"))[
+                "count"
+            ] == 1
             gone = await command("jobs", "replay", str(dead["seq"]), code=1)
             assert json.loads(gone) == {"count": 0, "missing": [dead["seq"]]}
             await until(lambda: json.loads(calls[-1][1])["data"].get("content") == "doomed")
@@ -283,7 +324,9 @@ def test_a_message_leaves_as_a_signed_webhook_and_trouble_is_repaired_by_command
             await command("jobs", "release", "nowhere", "--through", "9", code=1)
             await until(nothing_left)
             calls.clear()
-            off = await command("webhooks", "disable", made["endpoint_id"], "--reason", "maintenance")
+            off = await command(
+                "webhooks", "disable", made["endpoint_id"], "--reason", "maintenance"
+            )
             assert off["disabled"] == "by an operator: maintenance" and off["disabled_at"]
             await say("parked one")
             await say("parked two")
@@ -300,10 +343,17 @@ def test_a_message_leaves_as_a_signed_webhook_and_trouble_is_repaired_by_command
             assert not calls
             assert (await command("webhooks", "enable", made["endpoint_id"]))["disabled"] == ""
             await until(lambda: len(calls) == 2)
-            assert [json.loads(body)["data"]["content"] for _, body in calls] == ["parked one", "parked two"]
+            assert [json.loads(body)["data"]["content"] for _, body in calls] == [
+                "parked one",
+                "parked two",
+            ]
             assert (await command("webhooks", "rm", made["endpoint_id"]))["url"] == hook
             groups = {"jobs": jobs, "webhooks": webhooks}
-            known = {(name, each.name) for name, group in groups.items() for each in group.registered_commands}
+            known = {
+                (name, each.name)
+                for name, group in groups.items()
+                for each in group.registered_commands
+            }
             assert command.used == known, "every one of them was seen to print JSON"
 
             async def counted() -> bool:

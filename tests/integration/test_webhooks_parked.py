@@ -1,4 +1,6 @@
-"""A disabled endpoint: what comes due is parked, what is new too, and all of it is sent in order when it is enabled."""
+"""A disabled endpoint: what comes due is parked, what is new too, and all of it is sent
+in order when it is enabled.
+"""
 
 from __future__ import annotations
 
@@ -57,13 +59,25 @@ async def parked(stage: Scene, jobs: int) -> bool:
     """Whether so many wait for the endpoint and none of them is about to run."""
     waiting = await stage.jobs.waiting(["ep_1"])
     found = await stage.jobs.find(Query(), 1000)
-    assert [each.attempt for each in found] == [0] * len(found), "what was not sent has no attempt and no strike"
-    return "ep_1" in waiting and waiting["ep_1"].jobs == jobs and {each.state.name for each in found} == {"HELD"}
+    assert [each.attempt for each in found] == [0] * len(found), (
+        "what was not sent has no attempt and no strike"
+    )
+    return (
+        "ep_1" in waiting
+        and waiting["ep_1"].jobs == jobs
+        and {each.state.name for each in found} == {"HELD"}
+    )
 
 
-def test_after_a_410_nothing_is_dropped_and_enable_sends_it_in_order(opener: Opener, tmp_path: Path) -> None:
+def test_after_a_410_nothing_is_dropped_and_enable_sends_it_in_order(
+    opener: Opener, tmp_path: Path
+) -> None:
     async def main() -> None:
-        async with opener() as opened, receiving() as receiver, scene(tmp_path, jobs=opened.store) as stage:
+        async with (
+            opener() as opened,
+            receiving() as receiver,
+            scene(tmp_path, jobs=opened.store) as stage,
+        ):
             await until(lambda: _started(stage))
             gone = asyncio.Event()
             receiver.answer = lambda _: web.Response(status=410 if gone.is_set() else 204)
@@ -98,7 +112,9 @@ async def _empty(stage: Scene) -> bool:
 
 
 @pytest.mark.parametrize("opener", ["sqlite", "postgres"], indirect=True)
-def test_what_is_parked_survives_a_restart_and_other_endpoints_go_on(opener: Opener, tmp_path: Path) -> None:
+def test_what_is_parked_survives_a_restart_and_other_endpoints_go_on(
+    opener: Opener, tmp_path: Path
+) -> None:
     async def main() -> None:
         log = Log()
         async with opener() as opened, receiving() as receiver, receiving() as other:
@@ -106,7 +122,9 @@ def test_what_is_parked_survives_a_restart_and_other_endpoints_go_on(opener: Ope
                 await until(lambda: _started(stage))
                 await stage.add(receiver.url)
                 await stage.add(other.url, endpoint_id="ep_2")
-                await stage.endpoints.disable("ep_1", "by an operator", timestamp(SystemClock().now()))
+                await stage.endpoints.disable(
+                    "ep_1", "by an operator", timestamp(SystemClock().now())
+                )
                 log.entries += messages(1, 9)
                 await until(lambda: in_order(other, 9))
                 await until(lambda: _waiting(stage, 9))
@@ -126,9 +144,16 @@ async def _waiting(stage: Scene, jobs: int) -> bool:
     return {name: each.jobs for name, each in waiting.items()} == {"ep_1": jobs}
 
 
-def test_a_worker_starts_nothing_of_a_destination_that_is_paused_while_it_runs_and_all_when_it_is_resumed() -> None:
+def test_a_worker_starts_nothing_of_a_destination_that_is_paused_while_it_runs_and_all_when_it_is_resumed() -> (
+    None
+):
     async def main() -> None:
-        store, handlers, ran, go_on = MemoryWork(), Handlers(), list[tuple[str, int]](), asyncio.Event()
+        store, handlers, ran, go_on = (
+            MemoryWork(),
+            Handlers(),
+            list[tuple[str, int]](),
+            asyncio.Event(),
+        )
 
         @handlers.handle(DeliveryNotice, type="hook", per_destination_max=4)
         async def handle(ctx: Context, notice: DeliveryNotice) -> None:
@@ -155,7 +180,9 @@ def test_a_worker_starts_nothing_of_a_destination_that_is_paused_while_it_runs_a
     run(main())
 
 
-def test_disabling_and_enabling_at_any_moment_loses_nothing_and_keeps_each_chat_in_order(tmp_path: Path) -> None:
+def test_disabling_and_enabling_at_any_moment_loses_nothing_and_keeps_each_chat_in_order(
+    tmp_path: Path,
+) -> None:
     async def main() -> None:
         async with receiving() as receiver, scene(tmp_path) as stage:
             await until(lambda: _started(stage))
@@ -165,32 +192,44 @@ def test_disabling_and_enabling_at_any_moment_loses_nothing_and_keeps_each_chat_
                 if turn % 2:
                     await stage.endpoints.enable("ep_1")
                 else:
-                    await stage.endpoints.disable("ep_1", "by an operator", timestamp(SystemClock().now()))
+                    await stage.endpoints.disable(
+                        "ep_1", "by an operator", timestamp(SystemClock().now())
+                    )
                 await until(_moved(stage, receiver, len(receiver.calls)))
             await until(lambda: in_order(receiver, 120))
 
     run(main())
 
 
-def _moved(stage: Scene, receiver: Receiver, before: int) -> Callable[[], Coroutine[Any, Any, bool]]:
+def _moved(
+    stage: Scene, receiver: Receiver, before: int
+) -> Callable[[], Coroutine[Any, Any, bool]]:
     """A few calls more, or disabled: each turn ends at another moment."""
 
     async def moved() -> bool:
-        return len(receiver.calls) > before + 4 or bool((await stage.endpoints.get("ep_1")).disabled)
+        return len(receiver.calls) > before + 4 or bool(
+            (await stage.endpoints.get("ep_1")).disabled
+        )
 
     return moved
 
 
 @pytest.mark.parametrize("aged", [False, True])
-def test_too_many_and_too_old_become_dead_letters_that_say_why(opener: Opener, tmp_path: Path, aged: bool) -> None:
+def test_too_many_and_too_old_become_dead_letters_that_say_why(
+    opener: Opener, tmp_path: Path, aged: bool
+) -> None:
     async def main() -> None:
         clock = ShiftedClock()
         endpoints = await SqliteEndpoints.open(tmp_path / "webhooks.db")
-        await endpoints.add(WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01"))
+        await endpoints.add(
+            WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01")
+        )
         await endpoints.disable("ep_1", "by an operator: gone", timestamp(clock.now()))
         settings = WebhookSettings(parked_max=1000 if aged else 5)
         async with opener() as opened:
-            parking = Parking(endpoints, opened.store, lambda _: None, lambda _: None, clock, settings)
+            parking = Parking(
+                endpoints, opened.store, lambda _: None, lambda _: None, clock, settings
+            )
             seqs = await opened.store.enqueue([_draft("ep_1", n) for n in range(8)])
             others = await opened.store.enqueue([_draft("ep_2", n) for n in range(8)])
             await parking.update()
@@ -205,7 +244,9 @@ def test_too_many_and_too_old_become_dead_letters_that_say_why(opener: Opener, t
             assert {(letter.reason, letter.error_type) for letter in dead} == {
                 (Reason.TRANSPORT_UNAVAILABLE, "EndpointDisabled")
             }
-            assert {letter.error for letter in dead} == {f"ep_1 is disabled (by an operator: gone): {why}"}
+            assert {letter.error for letter in dead} == {
+                f"ep_1 is disabled (by an operator: gone): {why}"
+            }
             kept = [] if aged else seqs[3:]
             assert [job.seq for job in await opened.store.find(Query())] == kept + others
             assert (await opened.store.acts())[0].by == "holdfast"
@@ -224,13 +265,19 @@ def test_what_came_before_an_endpoint_was_disabled_is_kept_from_then_on(tmp_path
     async def main() -> None:
         clock = ShiftedClock()
         endpoints = await SqliteEndpoints.open(tmp_path / "webhooks.db")
-        await endpoints.add(WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01"))
+        await endpoints.add(
+            WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01")
+        )
         async with opener_of_memory() as opened:
             await opened.store.enqueue([_draft("ep_1", 1)])
             clock.ahead = 30 * DAY
             await endpoints.disable("ep_1", "by an operator", timestamp(clock.now()))
-            await endpoints.disable("ep_1", "the endpoint answered 410 Gone", timestamp(clock.now() + DAY))
-            parking = Parking(endpoints, opened.store, lambda _: None, lambda _: None, clock, WebhookSettings())
+            await endpoints.disable(
+                "ep_1", "the endpoint answered 410 Gone", timestamp(clock.now() + DAY)
+            )
+            parking = Parking(
+                endpoints, opened.store, lambda _: None, lambda _: None, clock, WebhookSettings()
+            )
             await parking.update()
             for days, left in ((30, 1), (36.9, 1), (37.1, 0)):
                 clock.ahead = days * DAY

@@ -1,4 +1,6 @@
-"""One slow, silent or dripping receiver: it is called a few times at once, and no other endpoint waits for it."""
+"""One slow, silent or dripping receiver: it is called a few times at once, and no other
+endpoint waits for it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from holdfast.work.contract import Query
 from holdfast.work.worker import WorkerSettings
 
 CHATS = 24
-WORKER = WorkerSettings(concurrency=32, jobs_max=128, poll_max_seconds=0.02, balance_seconds=0.5, drain_seconds=0.1)
+WORKER = WorkerSettings(
+    concurrency=32, jobs_max=128, poll_max_seconds=0.02, balance_seconds=0.5, drain_seconds=0.1
+)
 MANY = replace(WORKER, concurrency=100, jobs_max=4096)
 PATIENT = WebhookSettings(private_allowed=True, timeout_seconds=120, connect_timeout_seconds=120)
 
@@ -70,7 +74,9 @@ async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 @asynccontextmanager
 async def misbehaving(talk: Talk) -> AsyncIterator[tuple[str, list[int]]]:
-    """The URL of a server that misbehaves, and one element for each of its open connections."""
+    """The URL of a server that misbehaves, and one element for each of its open
+    connections.
+    """
     calls: list[int] = []
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -91,8 +97,12 @@ async def misbehaving(talk: Talk) -> AsyncIterator[tuple[str, list[int]]]:
 
 
 @pytest.mark.parametrize("talk", [read_all_and_wait, never_read, drip])
-def test_a_neighbour_gets_everything_while_a_receiver_never_answers(tmp_path: Path, talk: Talk) -> None:
-    """It is called as often at once as it may be, and not even all that waits for it fills the worker's memory."""
+def test_a_neighbour_gets_everything_while_a_receiver_never_answers(
+    tmp_path: Path, talk: Talk
+) -> None:
+    """It is called as often at once as it may be, and not even all that waits for it
+    fills the worker's memory.
+    """
 
     async def main() -> None:
         async with (
@@ -114,8 +124,12 @@ def test_a_neighbour_gets_everything_while_a_receiver_never_answers(tmp_path: Pa
 
 
 @pytest.mark.parametrize("tenants", [1, 120])
-def test_endpoints_get_everything_while_more_others_hang_than_there_are_runners(tmp_path: Path, tenants: int) -> None:
-    """What the log says of their last calls counts from the start; nothing here ever times out."""
+def test_endpoints_get_everything_while_more_others_hang_than_there_are_runners(
+    tmp_path: Path, tenants: int
+) -> None:
+    """What the log says of their last calls counts from the start; nothing here ever
+    times out.
+    """
 
     async def main() -> None:
         async with misbehaving(read_all_and_wait) as (url, calls), receiving() as good:
@@ -136,8 +150,12 @@ def test_endpoints_get_everything_while_more_others_hang_than_there_are_runners(
     run(main())
 
 
-def test_a_slow_receiver_is_a_success_every_time_gets_nothing_twice_and_each_chat_in_order(tmp_path: Path) -> None:
-    """The time to answer begins when a call is sent: here all calls together take longer than that."""
+def test_a_slow_receiver_is_a_success_every_time_gets_nothing_twice_and_each_chat_in_order(
+    tmp_path: Path,
+) -> None:
+    """The time to answer begins when a call is sent: here all calls together take
+    longer than that.
+    """
 
     async def main() -> None:
         quick = WebhookSettings(private_allowed=True, timeout_seconds=1.0)
@@ -155,7 +173,9 @@ def test_a_slow_receiver_is_a_success_every_time_gets_nothing_twice_and_each_cha
 
 
 async def _done(stage: Scene, deliveries: int) -> bool:
-    return len(await stage.endpoints.deliveries("ep_slow")) == deliveries and not await stage.jobs.find(Query())
+    return len(
+        await stage.endpoints.deliveries("ep_slow")
+    ) == deliveries and not await stage.jobs.find(Query())
 
 
 def test_an_answer_counts_even_if_its_text_never_ends(tmp_path: Path) -> None:
@@ -166,7 +186,9 @@ def test_an_answer_counts_even_if_its_text_never_ends(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with misbehaving(endless) as (url, _):
-            caller = WebhookCaller(timeout_seconds=30, connect_timeout_seconds=30, private_allowed=True)
+            caller = WebhookCaller(
+                timeout_seconds=30, connect_timeout_seconds=30, private_allowed=True
+            )
             assert await caller.post(url, b"{}", {}, 100) == (200, b"thanks", "")
             await caller.close()
 
@@ -176,12 +198,16 @@ def test_an_answer_counts_even_if_its_text_never_ends(tmp_path: Path) -> None:
 def test_no_answer_in_time_and_no_connection_in_time_are_told_apart() -> None:
     async def main() -> None:
         async with misbehaving(read_all_and_wait) as (url, _):
-            caller = WebhookCaller(timeout_seconds=0.05, connect_timeout_seconds=30, private_allowed=True)
+            caller = WebhookCaller(
+                timeout_seconds=0.05, connect_timeout_seconds=30, private_allowed=True
+            )
             for _ in range(2):
                 with pytest.raises(OSError, match=r"no answer within 0\.05 s"):
                     await caller.post(url, b"{}", {}, 100)
             await caller.close()
-            caller = WebhookCaller(timeout_seconds=30, connect_timeout_seconds=0.05, private_allowed=True)
+            caller = WebhookCaller(
+                timeout_seconds=30, connect_timeout_seconds=0.05, private_allowed=True
+            )
             with pytest.raises(OSError, match=r"no connection within 0\.05 s"):
                 await caller.post(url.replace("http", "https"), b"{}", {}, 100)
             await caller.close()
@@ -189,8 +215,12 @@ def test_no_answer_in_time_and_no_connection_in_time_are_told_apart() -> None:
     run(main())
 
 
-def test_a_name_server_that_does_not_answer_holds_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names are looked up in threads of their own, one for each name however often it is asked for."""
+def test_a_name_server_that_does_not_answer_holds_up_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Names are looked up in threads of their own, one for each name however often it
+    is asked for.
+    """
     looked_up, answer = list[str](), threading.Event()
 
     def resolve(host: str, port: int, *_: Any, **__: Any) -> list[Any]:
@@ -201,10 +231,14 @@ def test_a_name_server_that_does_not_answer_holds_up_nobody_else(monkeypatch: py
 
     async def main() -> None:
         async with receiving() as receiver:
-            caller = WebhookCaller(timeout_seconds=30, connect_timeout_seconds=30, private_allowed=True)
+            caller = WebhookCaller(
+                timeout_seconds=30, connect_timeout_seconds=30, private_allowed=True
+            )
             monkeypatch.setattr(socket, "getaddrinfo", resolve)
             hosts = [f"bad{n % 10}.example" for n in range(40)]
-            stuck = [asyncio.create_task(caller.post(f"http://{host}:9/", b"", {}, 1)) for host in hosts]
+            stuck = [
+                asyncio.create_task(caller.post(f"http://{host}:9/", b"", {}, 1)) for host in hosts
+            ]
             await until(lambda: len(looked_up) == 10)
             url = receiver.url.replace("127.0.0.1", "good.example")
             assert (await caller.post(url, b"{}", {}, 100))[0] == 204

@@ -1,4 +1,6 @@
-"""A service's outbox whose destination is the event log: jobs become messages of a real server's chats, once each."""
+"""A service's outbox whose destination is the event log: jobs become messages of a real
+server's chats, once each.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ SOON = Policies().with_type("Shipped", base_seconds=0.01, cap_seconds=0.05)
 
 
 class Front:
-    """Stands before the server, and loses the answers of what is named in ``losing`` after the server gave them."""
+    """Stands before the server, and loses the answers of what is named in ``losing``
+    after the server gave them.
+    """
 
     def __init__(self, node: Node) -> None:
         self._node, self.losing = node, set[str]()
@@ -50,7 +54,9 @@ class Front:
         headers = {name: request.headers[name] for name in names if name in request.headers}
         body = await request.read()
         async with httpx.AsyncClient() as client:
-            answer = await client.post(f"{self._node.url}{request.raw_path}", content=body, headers=headers)
+            answer = await client.post(
+                f"{self._node.url}{request.raw_path}", content=body, headers=headers
+            )
         self.keys.append(headers["idempotency-key"])
         if any(word.encode() in body for word in self.losing):
             self.losing = {word for word in self.losing if word.encode() not in body}
@@ -99,13 +105,18 @@ def shipped(text: str, chat: str) -> JobDraft:
     return JobDraft("Shipped", text.encode(), chat, f"chat:{chat}")
 
 
-def test_jobs_become_messages_in_order_and_once_though_answers_are_lost(opened: Any, tmp_path: Path) -> None:
+def test_jobs_become_messages_in_order_and_once_though_answers_are_lost(
+    opened: Any, tmp_path: Path
+) -> None:
     async def main() -> None:
         async with opened() as o, Place.opened(tmp_path / "state") as place:
             front = Front(place.node)
             front.losing = {"parcel 2", "parcel 5"}
             texts = [f"parcel {n}" for n in range(8)]
-            async with front.listening() as url, ChatTransport(url, place.key, source="eu", act_as="shop") as chats:
+            async with (
+                front.listening() as url,
+                ChatTransport(url, place.key, source="eu", act_as="shop") as chats,
+            ):
                 handlers = Handlers()
                 handlers.carry("chat", chats)
                 seqs = await o.store.enqueue([shipped(text, place.chat) for text in texts])
@@ -120,19 +131,31 @@ def test_jobs_become_messages_in_order_and_once_though_answers_are_lost(opened: 
 
 def test_a_transport_says_what_its_payloads_are(tmp_path: Path) -> None:
     async def main() -> None:
-        async with embedded_work(tmp_path / "work.db") as o, Place.opened(tmp_path / "state") as place:
+        async with (
+            embedded_work(tmp_path / "work.db") as o,
+            Place.opened(tmp_path / "state") as place,
+        ):
             marked_up = ChatTransport(
                 place.node.url, place.key, source="eu", act_as="shop", content_type="text/markdown"
             )
-            async with ChatTransport(place.node.url, place.key, source="eu", act_as="shop") as plain, marked_up:
+            async with (
+                ChatTransport(place.node.url, place.key, source="eu", act_as="shop") as plain,
+                marked_up,
+            ):
                 handlers = Handlers()
                 handlers.carry("chat", plain)
                 handlers.carry("markdown", marked_up)
-                drafts = [JobDraft("Shipped", b"*soon*", "s", f"{way}:{place.chat}") for way in ("chat", "markdown")]
+                drafts = [
+                    JobDraft("Shipped", b"*soon*", "s", f"{way}:{place.chat}")
+                    for way in ("chat", "markdown")
+                ]
                 await o.store.enqueue(drafts)
                 async with Worker(o.store, handlers, settings=QUICK).running():
                     await until(lambda: _none_left(o))
-            assert [said["content_type"] for said in await place.messages()] == ["text/plain", "text/markdown"]
+            assert [said["content_type"] for said in await place.messages()] == [
+                "text/plain",
+                "text/markdown",
+            ]
 
     run(main())
 
@@ -141,12 +164,17 @@ async def _none_left(o: Opened) -> bool:
     return not await o.store.find(Query(), 1)
 
 
-def test_a_dead_letter_that_was_stored_after_all_adds_nothing_when_it_is_replayed(opened: Any, tmp_path: Path) -> None:
+def test_a_dead_letter_that_was_stored_after_all_adds_nothing_when_it_is_replayed(
+    opened: Any, tmp_path: Path
+) -> None:
     async def main() -> None:
         async with opened() as o, Place.opened(tmp_path / "state") as place:
             front, policies = Front(place.node), SOON.with_type("Shipped", retry=False)
             front.losing = {"parcel"}
-            async with front.listening() as url, ChatTransport(url, place.key, source="eu", act_as="shop") as chats:
+            async with (
+                front.listening() as url,
+                ChatTransport(url, place.key, source="eu", act_as="shop") as chats,
+            ):
                 handlers = Handlers()
                 handlers.carry("chat", chats)
                 await o.store.enqueue([shipped("parcel", place.chat)])
@@ -161,7 +189,9 @@ def test_a_dead_letter_that_was_stored_after_all_adds_nothing_when_it_is_replaye
     run(main())
 
 
-def test_what_a_chat_refuses_is_a_dead_letter_and_a_bad_credential_waits(opened: Any, tmp_path: Path) -> None:
+def test_what_a_chat_refuses_is_a_dead_letter_and_a_bad_credential_waits(
+    opened: Any, tmp_path: Path
+) -> None:
     async def main() -> None:
         async with opened() as o, Place.opened(tmp_path / "state") as place:
             drafts = [
@@ -173,7 +203,9 @@ def test_what_a_chat_refuses_is_a_dead_letter_and_a_bad_credential_waits(opened:
             ]
             async with (
                 ChatTransport(place.node.url, place.key, source="eu", act_as="shop") as chats,
-                ChatTransport(place.node.url, "hf_tenant_stolen", source="eu", act_as="shop") as stolen,
+                ChatTransport(
+                    place.node.url, "hf_tenant_stolen", source="eu", act_as="shop"
+                ) as stolen,
                 ChatTransport("http://127.0.0.1:1", place.key, source="eu", act_as="shop") as away,
             ):
                 handlers = Handlers()
@@ -185,9 +217,15 @@ def test_what_a_chat_refuses_is_a_dead_letter_and_a_bad_credential_waits(opened:
                     await until(lambda: _dead(o, 2))
                     await until(lambda: _said(place, ["heard"]))
             reasons = {entry.seq: entry.reason for entry in await o.store.dead(Query())}
-            assert reasons == {seqs[0]: Reason.VALIDATION_FAILURE, seqs[1]: Reason.SERIALIZATION_ERROR}
+            assert reasons == {
+                seqs[0]: Reason.VALIDATION_FAILURE,
+                seqs[1]: Reason.SERIALIZATION_ERROR,
+            }
             left = {entry.seq: entry for entry in await o.store.find(Query())}
-            assert left[seqs[2]].reason is Reason.DEPENDENCY_FAILURE and "UNAUTHORIZED" in left[seqs[2]].error
+            assert (
+                left[seqs[2]].reason is Reason.DEPENDENCY_FAILURE
+                and "UNAUTHORIZED" in left[seqs[2]].error
+            )
             assert left[seqs[3]].reason is Reason.TRANSPORT_UNAVAILABLE
             assert {entry.strikes for entry in left.values()} == {0}
 
@@ -229,7 +267,12 @@ def test_each_answer_of_the_server_has_its_reason(status: int, code: str, reason
 
 
 def test_an_answer_that_is_not_of_a_holdfast_server_is_no_verdict_on_the_message() -> None:
-    for status, text in ((404, b"<html>no such site"), (301, b""), (502, b"\xff"), (400, b'{"error": "no"}')):
+    for status, text in (
+        (404, b"<html>no such site"),
+        (301, b""),
+        (502, b"\xff"),
+        (400, b'{"error": "no"}'),
+    ):
         failure = judged(status, text, 0.0)
         assert failure is not None and failure.reason is Reason.DEPENDENCY_FAILURE
     assert judged(200, b"", 0.0) is None and judged(201, b"{}", 0.0) is None

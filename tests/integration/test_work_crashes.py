@@ -1,4 +1,6 @@
-"""Worker processes that are really killed, on both engines: the innocent go free soon, the culprit is isolated."""
+"""Worker processes that are really killed, on both engines: the innocent go free soon,
+the culprit is isolated.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,17 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 @dataclass
 class Site:
-    """An engine with jobs, and the worker processes that come and go. Its store is open only while none of them is."""
+    """An engine with jobs, and the worker processes that come and go. Its store is open
+    only while none of them is.
+    """
 
     url: str
     folder: Path
     opened: Callable[[], Coroutine[Any, Any, WorkStore]]
     ask: Callable[[str], Coroutine[Any, Any, Any]]
-    """One value from the database; the statement is the same for both engines but for ``SCHEMA``."""
+    """One value from the database; the statement is the same for both engines but for
+    ``SCHEMA``.
+    """
     children: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     async def enqueue(self, *deeds: Deed) -> list[int]:
@@ -53,7 +59,15 @@ class Site:
 
     def start(self, name: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.out").open("ab") as out:
-            command = [sys.executable, str(CHILD), self.url, str(self.folder / f"{name}.jsonl"), name, "1", "64"]
+            command = [
+                sys.executable,
+                str(CHILD),
+                self.url,
+                str(self.folder / f"{name}.jsonl"),
+                name,
+                "1",
+                "64",
+            ]
             env = {**os.environ, "PYTHONPATH": str(SOURCE)}
             self.children.append(subprocess.Popen(command, stdout=out, stderr=out, env=env))
         return self.children[-1]
@@ -77,7 +91,12 @@ class Site:
 async def site(engine: str, request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[Site]:
     if engine == "sqlite":
         path = folder / "work.db"
-        place = Site(f"sqlite:{path}", folder, lambda: SqliteWork.open(path), lambda sql: _ask_sqlite(path, sql))
+        place = Site(
+            f"sqlite:{path}",
+            folder,
+            lambda: SqliteWork.open(path),
+            lambda sql: _ask_sqlite(path, sql),
+        )
         try:
             yield place
         finally:
@@ -88,7 +107,9 @@ async def site(engine: str, request: pytest.FixtureRequest, folder: Path) -> Asy
     url = request.getfixturevalue("postgres_server").url
     async with postgres_work(url):
         connection = await asyncpg.connect(url)
-        place = Site(url, folder, lambda: PostgresWork.open(url), lambda sql: _ask_postgres(connection, sql))
+        place = Site(
+            url, folder, lambda: PostgresWork.open(url), lambda sql: _ask_postgres(connection, sql)
+        )
         try:
             yield place
         finally:
@@ -124,7 +145,9 @@ def test_sixty_jobs_of_a_killed_worker_are_done_in_eight_rounds(
     async def main() -> None:
         async with site(engine, request, tmp_path) as place:
             gates = [tmp_path / f"gate{n}" for n in range(60)]
-            seqs = await place.enqueue(*(Deed(f"s{n}", gate=str(gates[n]), transaction=False) for n in range(60)))
+            seqs = await place.enqueue(
+                *(Deed(f"s{n}", gate=str(gates[n]), transaction=False) for n in range(60))
+            )
             victim = place.start("victim")
             await _in_flight(place, "victim", 60)
             victim.kill()
@@ -152,7 +175,9 @@ def test_a_job_that_kills_its_worker_is_isolated_and_all_others_are_done(
 
     async def main() -> None:
         async with site("sqlite", request, tmp_path) as place:
-            seqs = await place.enqueue(*(Deed(f"s{n % 25}", transaction=False, kill=n == 20) for n in range(60)))
+            seqs = await place.enqueue(
+                *(Deed(f"s{n % 25}", transaction=False, kill=n == 20) for n in range(60))
+            )
             deaths, child = 0, place.start("worker")
             async with asyncio.timeout(60):
                 while await place.left():
@@ -200,8 +225,12 @@ def test_nothing_that_comes_is_started_beside_a_job_that_runs_alone() -> None:
     run(main())
 
 
-async def _in_flight(place: Site, name: str, count: int, apart_from: Set[int] = frozenset()) -> set[int]:
-    """What is in flight at this worker, once it is that many, and nothing of what was before."""
+async def _in_flight(
+    place: Site, name: str, count: int, apart_from: Set[int] = frozenset()
+) -> set[int]:
+    """What is in flight at this worker, once it is that many, and nothing of what was
+    before.
+    """
     running = set[int]()
 
     async def is_there() -> bool:

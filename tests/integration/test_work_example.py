@@ -1,4 +1,6 @@
-"""The example service as its README tells: run by uvicorn in a process of its own, on a real PostgreSQL."""
+"""The example service as its README tells: run by uvicorn in a process of its own, on a
+real PostgreSQL.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def serve(url: str, port: int, log: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "uvicorn", "service:app", "--port", str(port), "--log-level", "warning"]
+    command = [
+        sys.executable,
+        "-m",
+        "uvicorn",
+        "service:app",
+        "--port",
+        str(port),
+        "--log-level",
+        "warning",
+    ]
     with log.open("ab") as out:
         return subprocess.Popen(
             command,
@@ -42,9 +53,13 @@ async def until_it_listens(port: int, child: subprocess.Popen[bytes], log: Path)
             await asyncio.sleep(0.05)
 
 
-async def test_orders_are_shipped_and_payments_are_booked_once(postgres_server: Server, tmp_path: Path) -> None:
+async def test_orders_are_shipped_and_payments_are_booked_once(
+    postgres_server: Server, tmp_path: Path
+) -> None:
     connection = await asyncpg.connect(postgres_server.url)
-    await connection.execute("DROP SCHEMA IF EXISTS holdfast_work CASCADE; DROP TABLE IF EXISTS orders, ledger")
+    await connection.execute(
+        "DROP SCHEMA IF EXISTS holdfast_work CASCADE; DROP TABLE IF EXISTS orders, ledger"
+    )
     port, log = free_port(), tmp_path / "uvicorn.log"
     child = serve(postgres_server.url, port, log)
     try:

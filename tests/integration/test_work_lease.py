@@ -1,4 +1,6 @@
-"""Leases on a real PostgreSQL: who sleeps is woken, who is unsure starts nothing, who is gone is forgotten."""
+"""Leases on a real PostgreSQL: who sleeps is woken, who is unsure starts nothing, who
+is gone is forgotten.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def test_only_a_sleeper_is_notified(postgres_server: Server) -> None:
             await connection.fetchval("SELECT 1")
             assert heard == [], "it found something, so it did not fall asleep"
             await hand.turn()
-            assert not (await hand.seat.process(Report(), ClaimRequest(jobs=10, sleeping=True))).jobs
+            assert not (
+                await hand.seat.process(Report(), ClaimRequest(jobs=10, sleeping=True))
+            ).jobs
             await o.store.enqueue([draft()])
             await connection.fetchval("SELECT 1")
             assert heard == [str(hand.seat.instance)]
@@ -97,7 +101,9 @@ def test_the_inbox_forgets_after_seven_days(postgres_server: Server) -> None:
             await o.pass_time(6 * 86400)
             await hand.seat.owners()
             assert await o.store.enqueue([shop]) == [0]
-            many = [JobDraft("Order", b"{}", source="shop", source_id=str(n)) for n in range(2, 2502)]
+            many = [
+                JobDraft("Order", b"{}", source="shop", source_id=str(n)) for n in range(2, 2502)
+            ]
             await o.store.enqueue(many)
             await o.pass_time(8 * 86400)
             await hand.seat.owners()
@@ -107,7 +113,9 @@ def test_the_inbox_forgets_after_seven_days(postgres_server: Server) -> None:
     run(main())
 
 
-def test_children_of_a_locked_stream_wait_without_holding_up_the_worker(postgres_server: Server) -> None:
+def test_children_of_a_locked_stream_wait_without_holding_up_the_worker(
+    postgres_server: Server,
+) -> None:
     async def main() -> None:
         from holdfast.work.contract import Child
 
@@ -155,7 +163,9 @@ def test_a_seat_hears_of_new_jobs_however_short_its_waits_are(
     run(main())
 
 
-def test_a_late_transaction_with_more_jobs_than_there_is_room_for_is_read_in_pieces(postgres_server: Server) -> None:
+def test_a_late_transaction_with_more_jobs_than_there_is_room_for_is_read_in_pieces(
+    postgres_server: Server,
+) -> None:
     async def main() -> None:
         async with postgres_work(postgres_server.url) as o:
             connection = await asyncpg.connect(postgres_server.url)
@@ -180,8 +190,12 @@ def test_a_late_transaction_with_more_jobs_than_there_is_room_for_is_read_in_pie
     run(main())
 
 
-def test_who_enqueues_while_a_worker_falls_asleep_is_looked_for_soon(postgres_server: Server) -> None:
-    """It looked whether anybody sleeps before the worker had said so, and commits after the worker has looked."""
+def test_who_enqueues_while_a_worker_falls_asleep_is_looked_for_soon(
+    postgres_server: Server,
+) -> None:
+    """It looked whether anybody sleeps before the worker had said so, and commits after
+    the worker has looked.
+    """
 
     async def main() -> None:
         async with postgres_work(postgres_server.url) as o:
@@ -191,18 +205,29 @@ def test_who_enqueues_while_a_worker_falls_asleep_is_looked_for_soon(postgres_se
             transaction = connection.transaction()
             await transaction.start()
             (seq,) = await enqueue(connection, draft())
-            looks = [(await hand.seat.process(Report(), sleeping)).next_due_seconds for _ in range(4)]
-            assert looks == [0.002, 0.004, 0.008, 0.016], "a long one is waited for ever more rarely"
+            looks = [
+                (await hand.seat.process(Report(), sleeping)).next_due_seconds for _ in range(4)
+            ]
+            assert looks == [
+                0.002,
+                0.004,
+                0.008,
+                0.016,
+            ], "a long one is waited for ever more rarely"
             await transaction.commit()
             await connection.close()
             assert await hand.turn() == [seq]
-            looks = [(await hand.seat.process(Report(), sleeping)).next_due_seconds for _ in range(3)]
+            looks = [
+                (await hand.seat.process(Report(), sleeping)).next_due_seconds for _ in range(3)
+            ]
             assert looks[-1] is None, "nobody is left who would not wake it"
 
     run(main())
 
 
-def test_a_backlog_of_a_partition_that_was_given_away_is_not_handed_out(postgres_server: Server) -> None:
+def test_a_backlog_of_a_partition_that_was_given_away_is_not_handed_out(
+    postgres_server: Server,
+) -> None:
     async def main() -> None:
         async with postgres_work(postgres_server.url) as o:
             seqs = await o.store.enqueue([draft("deep") for _ in range(4)])
@@ -211,7 +236,9 @@ def test_a_backlog_of_a_partition_that_was_given_away_is_not_handed_out(postgres
             await first.turn(held=seqs[2:])
             await first.turn(completed=seqs[:2])
             kept = (first.jobs[seqs[0]].partition + 1) % PARTITIONS
-            await first.seat.give([partition for partition in range(PARTITIONS) if partition != kept])
+            await first.seat.give(
+                [partition for partition in range(PARTITIONS) if partition != kept]
+            )
             assert await first.turn(backlogs={"deep": seqs[1]}) == []
             await second.seat.take(range(PARTITIONS))
             await second.rewind()
@@ -220,8 +247,12 @@ def test_a_backlog_of_a_partition_that_was_given_away_is_not_handed_out(postgres
     run(main())
 
 
-def test_who_reads_from_the_start_waits_for_a_call_whose_answer_was_lost(postgres_server: Server) -> None:
-    """It may mark jobs as held after they were read as ready: then newer ones of the stream would pass them."""
+def test_who_reads_from_the_start_waits_for_a_call_whose_answer_was_lost(
+    postgres_server: Server,
+) -> None:
+    """It may mark jobs as held after they were read as ready: then newer ones of the
+    stream would pass them.
+    """
 
     async def main() -> None:
         async with postgres_work(postgres_server.url) as o:
@@ -235,7 +266,10 @@ def test_who_reads_from_the_start_waits_for_a_call_whose_answer_was_lost(postgre
                 await hand.seat.process(Report(held=seqs[1:]), ClaimRequest())
                 seat._connection = seat_again
                 reading = asyncio.ensure_future(hand.rewind())
-                waits = "SELECT count(*) FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock'"
+                waits = (
+                    "SELECT count(*) FROM pg_stat_activity WHERE pid = $1 AND wait_event_type ="
+                    " 'Lock'"
+                )
                 await until(lambda: watcher.fetchval(waits, seat_again.get_server_pid()))
                 assert not reading.done()
             await reading
@@ -247,7 +281,9 @@ def test_who_reads_from_the_start_waits_for_a_call_whose_answer_was_lost(postgre
 
 
 def test_held_jobs_are_not_even_looked_at(postgres_server: Server) -> None:
-    """A hundred thousand blocked jobs must cost nothing: the claim reads ready ones by an index of their own."""
+    """A hundred thousand blocked jobs must cost nothing: the claim reads ready ones by
+    an index of their own.
+    """
 
     async def main() -> None:
         async with postgres_work(postgres_server.url) as o:
@@ -261,7 +297,10 @@ def test_held_jobs_are_not_even_looked_at(postgres_server: Server) -> None:
 
             async def rows_read() -> int:
                 await seat._connection.execute("SELECT pg_stat_force_next_flush()")
-                sql = "SELECT idx_tup_fetch FROM pg_stat_user_tables WHERE relid = 'holdfast_work.job'::regclass"
+                sql = (
+                    "SELECT idx_tup_fetch FROM pg_stat_user_tables WHERE relid ="
+                    " 'holdfast_work.job'::regclass"
+                )
                 return int(await seat._connection.fetchval(sql))
 
             before = await rows_read()
@@ -274,7 +313,9 @@ def test_held_jobs_are_not_even_looked_at(postgres_server: Server) -> None:
     run(main())
 
 
-def test_claiming_and_running_write_nothing_and_a_held_job_is_marked_once(postgres_server: Server) -> None:
+def test_claiming_and_running_write_nothing_and_a_held_job_is_marked_once(
+    postgres_server: Server,
+) -> None:
     """A row that is never updated has the version its INSERT made: ``ctid`` tells."""
 
     async def main() -> None:
@@ -283,7 +324,9 @@ def test_claiming_and_running_write_nothing_and_a_held_job_is_marked_once(postgr
             connection = await asyncpg.connect(postgres_server.url)
 
             async def versions() -> dict[int, str]:
-                rows = await connection.fetch("SELECT seq, ctid::text AS version FROM holdfast_work.job")
+                rows = await connection.fetch(
+                    "SELECT seq, ctid::text AS version FROM holdfast_work.job"
+                )
                 return {row["seq"]: row["version"] for row in rows}
 
             inserted = await versions()
@@ -303,7 +346,9 @@ def test_claiming_and_running_write_nothing_and_a_held_job_is_marked_once(postgr
     run(main())
 
 
-def test_a_transaction_may_enqueue_for_more_streams_than_the_server_has_locks(postgres_server: Server) -> None:
+def test_a_transaction_may_enqueue_for_more_streams_than_the_server_has_locks(
+    postgres_server: Server,
+) -> None:
     async def main() -> None:
         async with postgres_work(postgres_server.url) as o:
             seqs = await o.store.enqueue([draft(f"s{number}") for number in range(20_000)])
@@ -319,21 +364,26 @@ def test_sequences_are_drawn_one_by_one_after_the_transactions_id(postgres_serve
         async with postgres_work(postgres_server.url):
             connection = await asyncpg.connect(postgres_server.url)
             cached = (
-                "SELECT cache_size FROM pg_sequences WHERE schemaname = 'holdfast_work' AND sequencename = 'job_seq'"
+                "SELECT cache_size FROM pg_sequences WHERE schemaname = 'holdfast_work' AND"
+                " sequencename = 'job_seq'"
             )
             assert await connection.fetchval(cached) == 1
             columns = await connection.fetch(
-                "SELECT attname FROM pg_attribute WHERE attrelid = 'holdfast_work.job'::regclass AND attnum > 0 "
-                "ORDER BY attnum"
+                "SELECT attname FROM pg_attribute WHERE attrelid = 'holdfast_work.job'::regclass"
+                " AND attnum > 0 ORDER BY attnum"
             )
             names = [row["attname"] for row in columns]
-            assert names.index("xid") < names.index("seq"), "defaults are computed in the order of the columns"
+            assert names.index("xid") < names.index("seq"), (
+                "defaults are computed in the order of the columns"
+            )
             await connection.close()
 
     run(main())
 
 
-def test_a_retry_is_due_by_the_databases_clock(postgres_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_retry_is_due_by_the_databases_clock(
+    postgres_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main() -> None:
         async with postgres_work(postgres_server.url) as o:
             (seq,) = await o.store.enqueue([draft()])
@@ -342,7 +392,10 @@ def test_a_retry_is_due_by_the_databases_clock(postgres_server: Server, monkeypa
             monkeypatch.setattr(SystemClock, "now", staticmethod(lambda: 0.0))
             await hand.turn(failed=[hand.failure(seq)])
             connection = await asyncpg.connect(postgres_server.url)
-            left = "SELECT extract(epoch FROM due_at - clock_timestamp())::float8 FROM holdfast_work.job"
+            left = (
+                "SELECT extract(epoch FROM due_at - clock_timestamp())::float8 FROM"
+                " holdfast_work.job"
+            )
             assert 50 < await connection.fetchval(left) <= 60
             await connection.close()
 
@@ -359,7 +412,9 @@ def test_a_partition_is_not_taken_from_an_owner_who_lives(postgres_server: Serve
             assert await other.take(range(PARTITIONS)) == {}
             assert await owner.turn() == [seq]
             await owner.seat.give([owner.jobs[seq].partition])
-            assert list(await other.take(range(PARTITIONS))) == [owner.jobs[seq].partition], "with its consent it is"
+            assert list(await other.take(range(PARTITIONS))) == [owner.jobs[seq].partition], (
+                "with its consent it is"
+            )
 
     run(main())
 
@@ -368,11 +423,13 @@ def test_a_partition_is_not_taken_from_an_owner_who_lives(postgres_server: Serve
 def test_an_operator_and_a_worker_that_meet_at_a_job_do_not_wait_for_each_other(
     postgres_server: Server, verb: str
 ) -> None:
-    """Both lock the worker's row first: the act waits until the call has ended, and finds what it left."""
+    """Both lock the worker's row first: the act waits until the call has ended, and
+    finds what it left.
+    """
 
     async def main() -> None:
         async with postgres_work(postgres_server.url) as o:
-            (head, _) = await o.store.enqueue([draft("s"), draft("s")])
+            head, _ = await o.store.enqueue([draft("s"), draft("s")])
             hand = await Hand.sit(o.store)
             await hand.turn()
             await hand.turn(failed=[hand.failure(head)])
@@ -385,9 +442,12 @@ def test_an_operator_and_a_worker_that_meet_at_a_job_do_not_wait_for_each_other(
             connection = hand.seat._connection  # type: ignore[attr-defined]
             watcher = await asyncpg.connect(postgres_server.url)
             async with connection.transaction():
-                await hand.seat.process(Report(), ClaimRequest())  # holds the worker's row until the transaction ends
+                # holds the worker's row until the transaction ends
+                await hand.seat.process(Report(), ClaimRequest())
                 acting = asyncio.ensure_future(acts[verb]())
-                await until(lambda: watcher.fetchval("SELECT count(*) > 0 FROM pg_locks WHERE NOT granted"))
+                await until(
+                    lambda: watcher.fetchval("SELECT count(*) > 0 FROM pg_locks WHERE NOT granted")
+                )
                 await hand.seat.process(Report(completed=[head]), ClaimRequest())
             with pytest.raises(NotFound):
                 await acting

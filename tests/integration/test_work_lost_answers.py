@@ -1,7 +1,9 @@
-"""Workers on a shared store whose connections break, statement by statement and by chance: nothing is stuck or doubled.
+"""Workers on a shared store whose connections break, statement by statement and by
+chance: nothing is stuck or doubled.
 
-``test_work_faults`` does the same with one embedded worker on virtual time. Here several workers come and go on a real
-PostgreSQL, so that partitions move while the answers about them are lost.
+``test_work_faults`` does the same with one embedded worker on virtual time. Here
+several workers come and go on a real PostgreSQL, so that partitions move while the
+answers about them are lost.
 """
 
 from __future__ import annotations
@@ -20,7 +22,13 @@ from work_stores import Opened, postgres_work, run, until
 
 from engines import Server
 from holdfast.drivers.statements import statements
-from holdfast.verify.checkers.jobs import EffectSeen, Enqueued, JobHistory, Ran, effects_once_in_order
+from holdfast.verify.checkers.jobs import (
+    EffectSeen,
+    Enqueued,
+    JobHistory,
+    Ran,
+    effects_once_in_order,
+)
 from holdfast.work import job
 from holdfast.work.contract import Query
 from holdfast.work.handlers import Context, Handlers
@@ -30,10 +38,27 @@ from proof.faults import Fault, FaultPlan, Odds, faulty
 
 NAMES = {text: name for name, text in statements("holdfast.work.postgres").items()}
 PATIENT = {"no_start_after_seconds": 4.0, "dead_after_seconds": 6.0, "stuck_after_seconds": 8.0}
-"""Who is held up for a second or two is not taken for dead: then its jobs would rightly run again."""
-CALLS = ("process", "bury_dead", "blocks", "backlogs", "open_breakers", "alive", "owners", "take", "give", "bury_left")
-SETTINGS = WorkerSettings(concurrency=8, balance_seconds=0.1, poll_max_seconds=0.05, drain_seconds=10, jobs_max=32)
-POLICIES = Policies().with_type("Deed", strikes_max=1000, base_seconds=0.01, cap_seconds=0.05, feeds_breaker=False)
+"""Who is held up for a second or two is not taken for dead: then its jobs would rightly
+run again.
+"""
+CALLS = (
+    "process",
+    "bury_dead",
+    "blocks",
+    "backlogs",
+    "open_breakers",
+    "alive",
+    "owners",
+    "take",
+    "give",
+    "bury_left",
+)
+SETTINGS = WorkerSettings(
+    concurrency=8, balance_seconds=0.1, poll_max_seconds=0.05, drain_seconds=10, jobs_max=32
+)
+POLICIES = Policies().with_type(
+    "Deed", strikes_max=1000, base_seconds=0.01, cap_seconds=0.05, feeds_breaker=False
+)
 
 
 class Deed(msgspec.Struct):
@@ -41,7 +66,9 @@ class Deed(msgspec.Struct):
 
 
 class Breaking:
-    """A connection that is lost before a statement or after it, as the plan has it for the statement's name."""
+    """A connection that is lost before a statement or after it, as the plan has it for
+    the statement's name.
+    """
 
     def __init__(self, connection: Any, plan: FaultPlan) -> None:
         self._connection, self._plan = connection, plan
@@ -61,7 +88,9 @@ class Breaking:
 
 
 def breaking(seat: Any, plan: FaultPlan) -> Any:
-    """The seat, on connections that break; ``step``, which uses the pool, fails at the seat's own edge."""
+    """The seat, on connections that break; ``step``, which uses the pool, fails at the
+    seat's own edge.
+    """
     plain = seat._call
 
     @asynccontextmanager
@@ -90,7 +119,9 @@ class World:
         self.handlers.handle(Deed, stream=lambda deed: deed.stream)(self._handle)
 
     async def _handle(self, ctx: Context, deed: Deed) -> None:
-        """The effect is a step: its bit is lost when ``step`` fails, so the resource knows the job's key."""
+        """The effect is a step: its bit is lost when ``step`` fails, so the resource
+        knows the job's key.
+        """
         started, succeeded = time.monotonic(), False
         self.waiting.add(ctx.job.seq)
         await self.gate.wait()
@@ -104,7 +135,14 @@ class World:
             await ctx.step(Stage.USER, effect)
             succeeded = True
         finally:
-            ran = Ran(deed.stream, ctx.job.seq, str(ctx.seat.instance), started, time.monotonic(), succeeded)
+            ran = Ran(
+                deed.stream,
+                ctx.job.seq,
+                str(ctx.seat.instance),
+                started,
+                time.monotonic(),
+                succeeded,
+            )
             self.history.runs.append(ran)
 
     def worker(self) -> Any:
@@ -113,11 +151,15 @@ class World:
     async def enqueue(self, streams: int) -> None:
         drafts = [self.handlers.draft(Deed(f"s{n}")) for n in range(streams)]
         seqs = await self.store.enqueue(drafts)
-        self.history.enqueued += [Enqueued(d.stream or "", seq) for d, seq in zip(drafts, seqs, strict=True)]
+        self.history.enqueued += [
+            Enqueued(d.stream or "", seq) for d, seq in zip(drafts, seqs, strict=True)
+        ]
 
     async def shared_by(self, workers: int) -> None:
         """Until so many own every partition between them."""
-        owners = "SELECT count(owner) = 256 AND count(DISTINCT owner) = $1 FROM holdfast_work.partition"
+        owners = (
+            "SELECT count(owner) = 256 AND count(DISTINCT owner) = $1 FROM holdfast_work.partition"
+        )
         await until(lambda: self.store._pools.calls.fetchval(owners, workers))  # type: ignore[attr-defined]
 
     async def done(self) -> None:
@@ -169,7 +211,9 @@ def test_a_call_that_fails_or_whose_answer_is_lost_leaves_no_stream_behind(
     check(postgres_server, plan, body)
 
 
-def test_who_leaves_reports_what_it_did_though_nothing_else_can_be_asked(postgres_server: Server) -> None:
+def test_who_leaves_reports_what_it_did_though_nothing_else_can_be_asked(
+    postgres_server: Server,
+) -> None:
     async def body(world: World) -> None:
         async with world.worker():
             await world.shared_by(1)

@@ -1,4 +1,6 @@
-"""Two workers on one embedded store: the second says who has it, waits, and takes over when the first is gone."""
+"""Two workers on one embedded store: the second says who has it, waits, and takes over
+when the first is gone.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ async def test_the_second_worker_of_a_file_waits_until_the_first_has_died(
         ran.set()
 
     pipe = asyncio.subprocess.PIPE
-    child = await asyncio.create_subprocess_exec(sys.executable, "-c", CHILD, str(path), stdout=pipe)
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CHILD, str(path), stdout=pipe
+    )
     assert child.stdout is not None and await child.stdout.readline() == b"joined\n"
     store = await SqliteWork.open(path)
     with pytest.raises(SessionTaken, match=f"process {child.pid} runs the jobs of work.db"):
@@ -60,7 +64,10 @@ async def test_the_second_worker_of_a_file_waits_until_the_first_has_died(
 
 
 async def test_a_seat_is_free_for_others_when_its_worker_has_left(tmp_path: Path) -> None:
-    one, two = await SqliteWork.open(tmp_path / "work.db"), await SqliteWork.open(tmp_path / "work.db")
+    one, two = (
+        await SqliteWork.open(tmp_path / "work.db"),
+        await SqliteWork.open(tmp_path / "work.db"),
+    )
     seat = await one.join("one")
     with pytest.raises(SessionTaken, match=f"process {os.getpid()} "):
         await two.join("two")
@@ -86,7 +93,9 @@ async def test_the_second_worker_of_a_store_waits_until_the_first_has_left(
         async with first.running():
             await o.store.enqueue([JobDraft("Good", b"{}")])
             await until(lambda: ran)
-            with pytest.raises(SessionTaken, match="the worker 'first' runs the jobs of this store"):
+            with pytest.raises(
+                SessionTaken, match="the worker 'first' runs the jobs of this store"
+            ):
                 await o.store.join("by hand")
             async with Worker(o.store, handlers, name="second").running():
                 await until(lambda: "work.seat_taken" in caplog.text)
@@ -100,7 +109,10 @@ async def test_the_second_worker_of_a_store_waits_until_the_first_has_left(
 
 
 async def test_a_join_that_fails_leaves_the_seat_free(tmp_path: Path) -> None:
-    one, two = await SqliteWork.open(tmp_path / "work.db"), await SqliteWork.open(tmp_path / "work.db")
+    one, two = (
+        await SqliteWork.open(tmp_path / "work.db"),
+        await SqliteWork.open(tmp_path / "work.db"),
+    )
     with pytest.raises(InternalError):
         await one.join(object())  # type: ignore[arg-type]
     for store in (one, two):

@@ -1,4 +1,6 @@
-"""The outbox in the caller's own transaction, the inbox, and what PostgreSQL may refuse."""
+"""The outbox in the caller's own transaction, the inbox, and what PostgreSQL may
+refuse.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def test_asyncpg_commits_or_rolls_back_the_job_with_the_data(postgres_server: Se
             async with connection.transaction():
                 (seq,) = await enqueue(connection, draft(payload=b"kept"))
                 assert await stored(o.store) == [], "nothing is seen before the commit"
-                assert await enqueue(connection, *[]) == [], "a transaction may have nothing to tell"
+                assert await enqueue(connection, *[]) == [], (
+                    "a transaction may have nothing to tell"
+                )
             with pytest.raises(ZeroDivisionError):
                 async with connection.transaction():
                     await enqueue(connection, draft(payload=b"lost"))
@@ -50,10 +54,14 @@ def test_asyncpg_commits_or_rolls_back_the_job_with_the_data(postgres_server: Se
 
 
 @pytest.mark.parametrize("rows", [tuple_row, dict_row])
-def test_psycopg_commits_or_rolls_back_the_job_with_the_data(postgres_server: Server, rows: Any) -> None:
+def test_psycopg_commits_or_rolls_back_the_job_with_the_data(
+    postgres_server: Server, rows: Any
+) -> None:
     async def main() -> None:
         async with postgres_work(postgres_server.url) as o:
-            connection = await psycopg.AsyncConnection.connect(postgres_server.url, row_factory=rows)
+            connection = await psycopg.AsyncConnection.connect(
+                postgres_server.url, row_factory=rows
+            )
             await enqueue(connection, draft(payload=b"async"), draft(None, payload=b"two"))
             await connection.commit()
             await enqueue(connection, draft(payload=b"lost"))
@@ -68,10 +76,14 @@ def test_psycopg_commits_or_rolls_back_the_job_with_the_data(postgres_server: Se
 
 
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
-def test_sqlalchemy_commits_or_rolls_back_the_job_with_the_data(postgres_server: Server, driver: str) -> None:
+def test_sqlalchemy_commits_or_rolls_back_the_job_with_the_data(
+    postgres_server: Server, driver: str
+) -> None:
     async def main() -> None:
         async with postgres_work(postgres_server.url) as o:
-            engine = create_async_engine(postgres_server.url.replace("postgresql:", f"postgresql+{driver}:"))
+            engine = create_async_engine(
+                postgres_server.url.replace("postgresql:", f"postgresql+{driver}:")
+            )
             async with engine.begin() as connection:
                 await enqueue(connection, draft(payload=b"kept", delay_seconds=5))
             with pytest.raises(ZeroDivisionError):
@@ -92,7 +104,9 @@ def test_an_unknown_kind_of_connection_is_refused() -> None:
     run(main())
 
 
-def test_two_producers_of_one_stream_are_serialised_and_others_are_not(postgres_server: Server) -> None:
+def test_two_producers_of_one_stream_are_serialised_and_others_are_not(
+    postgres_server: Server,
+) -> None:
     async def main() -> None:
         async with postgres_work(postgres_server.url) as o:
             first, second = [await asyncpg.connect(postgres_server.url) for _ in range(2)]
@@ -103,7 +117,9 @@ def test_two_producers_of_one_stream_are_serialised_and_others_are_not(postgres_
             waiting = asyncio.create_task(enqueue(second, draft("a", payload=b"2")))
             hand = await Hand.sit(o.store)
             claimed = await hand.call()
-            assert [job.payload for job in claimed.jobs] == [b"other stream"], "a held transaction delays nobody else"
+            assert [job.payload for job in claimed.jobs] == [b"other stream"], (
+                "a held transaction delays nobody else"
+            )
             assert not waiting.done()
             await transaction.commit()
             await waiting
@@ -122,7 +138,9 @@ def test_an_inbox_message_is_received_once_whoever_repeats_it(postgres_server: S
 
             async def receive(connection: Any) -> bool:
                 async with connection.transaction():
-                    return await received(connection, "shop", "order-7", JobDraft("Order", b"{}", "order-7"))
+                    return await received(
+                        connection, "shop", "order-7", JobDraft("Order", b"{}", "order-7")
+                    )
 
             assert sum(await asyncio.gather(*map(receive, connections))) == 1
             assert len(await stored(o.store)) == 1
@@ -139,7 +157,10 @@ def test_a_schema_of_a_newer_program_is_refused(postgres_server: Server) -> None
         async with postgres_work(postgres_server.url) as o:
             connection = await asyncpg.connect(postgres_server.url)
             await connection.execute("UPDATE holdfast_work.version SET number = 99")
-            with pytest.raises(StateCorrupted, match=f"version 99; this program knows up to {SCHEMA_VERSION}: upgrade"):
+            with pytest.raises(
+                StateCorrupted,
+                match=f"version 99; this program knows up to {SCHEMA_VERSION}: upgrade",
+            ):
                 await PostgresWork.open(postgres_server.url)
             await connection.close()
             assert o.store is not None
@@ -161,7 +182,9 @@ def test_a_server_that_is_away_is_unavailable() -> None:
         asyncio.run(PostgresWork.open("postgresql://postgres@127.0.0.1:1/postgres"))
 
 
-def test_a_server_that_does_not_answer_is_told_from_one_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_answer_is_told_from_one_that_refuses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("holdfast.work.postgres.store.CONNECT_SECONDS_MAX", 0.05)
     silent = socket.create_server(("127.0.0.1", 0))
     away = pytest.raises(Unavailable, match="cannot connect to PostgreSQL: TimeoutError")
@@ -174,7 +197,9 @@ def test_many_processes_may_migrate_at_once(postgres_server: Server) -> None:
         connection = await asyncpg.connect(postgres_server.url)
         await connection.execute("DROP SCHEMA IF EXISTS holdfast_work CASCADE")
         stores = await asyncio.gather(*(PostgresWork.open(postgres_server.url) for _ in range(4)))
-        assert await connection.fetchval("SELECT number FROM holdfast_work.version") == SCHEMA_VERSION
+        assert (
+            await connection.fetchval("SELECT number FROM holdfast_work.version") == SCHEMA_VERSION
+        )
         for store in stores:
             await store.close()
         await connection.close()

@@ -1,4 +1,6 @@
-"""The outbox on SQLite: your data and your jobs in one file, one transaction, one writer."""
+"""The outbox on SQLite: your data and your jobs in one file, one transaction, one
+writer.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ def test_a_waiting_worker_is_woken_by_the_commit(opened: Any) -> None:
     check(opened, body)
 
 
-def test_who_asks_for_something_else_inside_is_told_and_does_not_wait_for_himself(opened: Any) -> None:
+def test_who_asks_for_something_else_inside_is_told_and_does_not_wait_for_himself(
+    opened: Any,
+) -> None:
     async def body(o: Opened) -> None:
         store: Any = o.store
         with pytest.raises(BadSetting, match="use its connection"):

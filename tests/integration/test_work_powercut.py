@@ -1,4 +1,6 @@
-"""Power cuts under work.db and webhooks.db: what was enqueued is there, what was completed does not run again."""
+"""Power cuts under work.db and webhooks.db: what was enqueued is there, what was
+completed does not run again.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ READER = "log"
 
 @dataclass
 class Told:
-    """What the store has said is done; ``asked``: what it may or may not have done when the power went."""
+    """What the store has said is done; ``asked``: what it may or may not have done when
+    the power went.
+    """
 
     enqueued: dict[int, str] = field(default_factory=dict)
     completed: set[int] = field(default_factory=set)
@@ -36,7 +40,10 @@ class Told:
 async def work_until_the_cut(store: SqliteWork, rng: random.Random, told: Told) -> None:
     hand, number = await Hand.sit(store), 0
     while True:
-        drafts = [draft(f"s{rng.randrange(4)}", payload=f"{number + n}".encode()) for n in range(rng.choice((1, 2, 7)))]
+        drafts = [
+            draft(f"s{rng.randrange(4)}", payload=f"{number + n}".encode())
+            for n in range(rng.choice((1, 2, 7)))
+        ]
         number += len(drafts)
         seqs = await store.enqueue(drafts, ReaderMark(READER, number))
         told.enqueued.update((seq, d.payload.decode()) for seq, d in zip(seqs, drafts, strict=True))
@@ -52,10 +59,14 @@ async def work_until_the_cut(store: SqliteWork, rng: random.Random, told: Told) 
 
 
 async def cut(folder: Path, seed: int, synchronous: Synchronous) -> tuple[int, int]:
-    """How many jobs were acknowledged before one cut, and how many promises about them are broken after it."""
+    """How many jobs were acknowledged before one cut, and how many promises about them
+    are broken after it.
+    """
     rng, told = random.Random(seed), Told()
     disk = FaultyDisk(f"work-{synchronous}-{seed}", rng, rng.randint(1, OPERATIONS_MAX))
-    settings = SqliteSettings(synchronous=synchronous, readers=1, checkpoint_pages=rng.choice((4, 16, 4_000)))
+    settings = SqliteSettings(
+        synchronous=synchronous, readers=1, checkpoint_pages=rng.choice((4, 16, 4_000))
+    )
     with disk.until_the_cut():
         store = await SqliteWork.open(folder / "work.db", settings=settings, vfs=disk.name)
         try:
@@ -72,9 +83,13 @@ async def cut(folder: Path, seed: int, synchronous: Synchronous) -> tuple[int, i
 async def _broken(store: SqliteWork, told: Told) -> int:
     left = {job.seq: job for job in await store.find(Query(), 100_000)}
     owed = told.enqueued.keys() - told.completed - told.asked
-    broken = sum(seq not in left or left[seq].payload.decode() != told.enqueued[seq] for seq in owed)
+    broken = sum(
+        seq not in left or left[seq].payload.decode() != told.enqueued[seq] for seq in owed
+    )
     for seq, attempt in told.failed.items():
-        broken += seq in left and (left[seq].state is not State.RETRY or left[seq].attempt < attempt)
+        broken += seq in left and (
+            left[seq].state is not State.RETRY or left[seq].attempt < attempt
+        )
     broken += (await store.position(READER) or 0) < told.position
     heir = await Hand.sit(store, "heir")
     again = set(await heir.turn(100_000))
@@ -86,7 +101,13 @@ def test_power_cuts_lose_no_job_and_repeat_none_that_was_completed(tmp_path: Pat
     enqueued = sum(enqueued for enqueued, _ in cuts.reports)
     how = "an SQLite VFS that loses, keeps or tears unsynced writes; FULL"
     must = "0 acknowledged enqueues lost, 0 completed jobs run again, failures and marks kept"
-    cuts.tally("power cut of work.db", how, must, sum(broken > 0 for _, broken in cuts.reports), enqueued=enqueued)
+    cuts.tally(
+        "power cut of work.db",
+        how,
+        must,
+        sum(broken > 0 for _, broken in cuts.reports),
+        enqueued=enqueued,
+    )
     assert enqueued > 20 * CUTS
 
 
@@ -95,18 +116,28 @@ def test_control_without_a_sync_per_commit_power_cuts_do_lose_jobs(tmp_path: Pat
 
 
 async def endpoint_cut(folder: Path, seed: int, synchronous: Synchronous) -> tuple[int, int]:
-    """Endpoints added, disabled and removed before one cut, and how many of them are not as was answered."""
+    """Endpoints added, disabled and removed before one cut, and how many of them are
+    not as was answered.
+    """
     rng, known = random.Random(seed), dict[str, WebhookEndpoint]()
     disk = FaultyDisk(f"webhooks-{synchronous}-{seed}", rng, rng.randint(1, OPERATIONS_MAX))
     settings = SqliteSettings(synchronous=synchronous, readers=1)
     asked, answered = "", 0
     with disk.until_the_cut():
-        endpoints = await SqliteEndpoints.open(folder / "webhooks.db", settings=settings, vfs=disk.name)
+        endpoints = await SqliteEndpoints.open(
+            folder / "webhooks.db", settings=settings, vfs=disk.name
+        )
         try:
             while True:
-                asked = f"ep_{answered}" if rng.random() < 0.6 or not known else rng.choice(sorted(known))
+                asked = (
+                    f"ep_{answered}"
+                    if rng.random() < 0.6 or not known
+                    else rng.choice(sorted(known))
+                )
                 if asked not in known:
-                    endpoint = WebhookEndpoint(asked, "acme", "https://example.com/", "whsec_", "", "2026-01-01")
+                    endpoint = WebhookEndpoint(
+                        asked, "acme", "https://example.com/", "whsec_", "", "2026-01-01"
+                    )
                     await endpoints.add(endpoint)
                     known[asked] = endpoint
                 else:
@@ -129,4 +160,7 @@ def test_power_cuts_lose_no_endpoint_and_bring_none_back(tmp_path: Path) -> None
 
 
 def test_control_without_a_sync_per_commit_power_cuts_do_lose_endpoints(tmp_path: Path) -> None:
-    assert sum(differing for _, differing in Cuts.made(endpoint_cut, tmp_path, 12, "NORMAL").reports) > 0
+    assert (
+        sum(differing for _, differing in Cuts.made(endpoint_cut, tmp_path, 12, "NORMAL").reports)
+        > 0
+    )

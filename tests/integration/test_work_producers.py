@@ -1,4 +1,6 @@
-"""Producers on a real PostgreSQL: they wait for producers of the same streams only, not for long, and in one order."""
+"""Producers on a real PostgreSQL: they wait for producers of the same streams only, not
+for long, and in one order.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def test_producers_of_other_streams_go_on_while_a_transaction_stays_open(
 
                 async def produce(number: int, connection: Any) -> None:
                     for start in range(number, len(NEIGHBOURS), 4):
-                        streams = [NEIGHBOURS[(start + n) % len(NEIGHBOURS)] for n in range(per_call)]
+                        streams = [
+                            NEIGHBOURS[(start + n) % len(NEIGHBOURS)] for n in range(per_call)
+                        ]
                         await enqueue(connection, *map(draft, streams))
 
                 await asyncio.gather(*(produce(n, each) for n, each in enumerate(producers)))
@@ -63,8 +67,12 @@ def test_producers_of_other_streams_go_on_while_a_transaction_stays_open(
     run(main())
 
 
-def test_a_producer_waits_five_seconds_in_all_and_a_big_call_one_second(postgres_server: Server) -> None:
-    """However many locks it waits for one after another; what it is told says what to do."""
+def test_a_producer_waits_five_seconds_in_all_and_a_big_call_one_second(
+    postgres_server: Server,
+) -> None:
+    """However many locks it waits for one after another; what it is told says what to
+    do.
+    """
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -103,7 +111,9 @@ def test_a_producer_waits_five_seconds_in_all_and_a_big_call_one_second(postgres
 def test_small_and_big_calls_and_a_workers_children_neither_deadlock_nor_break_the_order(
     postgres_server: Server,
 ) -> None:
-    """A stream that is locked by its lane and one that is locked by itself exclude each other."""
+    """A stream that is locked by its lane and one that is locked by itself exclude each
+    other.
+    """
 
     async def main() -> None:
         async with (
@@ -127,12 +137,19 @@ def test_small_and_big_calls_and_a_workers_children_neither_deadlock_nor_break_t
             ended = list[int]()
             end = asyncio.get_running_loop().time() + 3
             while asyncio.get_running_loop().time() < end:
-                children = [Child(seq, draft(stream)) for seq in ended for stream in rng.sample(streams, 2)]
+                children = [
+                    Child(seq, draft(stream)) for seq in ended for stream in rng.sample(streams, 2)
+                ]
                 claimed = await hand.call(2000, completed=ended, children=children)
                 for job in claimed.jobs:
-                    assert job.stream is not None and last.get(job.stream, 0) < job.seq, "an earlier one came later"
+                    assert job.stream is not None and last.get(job.stream, 0) < job.seq, (
+                        "an earlier one came later"
+                    )
                     last[job.stream] = job.seq
-                ended = [*claimed.busy, *(job.seq for job in rng.sample(claimed.jobs, min(40, len(claimed.jobs))))]
+                ended = [
+                    *claimed.busy,
+                    *(job.seq for job in rng.sample(claimed.jobs, min(40, len(claimed.jobs)))),
+                ]
                 turns += 1
             going_on = False
             await producing
@@ -143,11 +160,16 @@ def test_small_and_big_calls_and_a_workers_children_neither_deadlock_nor_break_t
     run(main())
 
 
-def test_as_many_transactions_as_there_are_connections_may_hold_64_streams_each(postgres_server: Server) -> None:
+def test_as_many_transactions_as_there_are_connections_may_hold_64_streams_each(
+    postgres_server: Server,
+) -> None:
     """The lock table has room for them, by PostgreSQL's defaults."""
 
     async def main() -> None:
-        async with postgres_work(postgres_server.url) as o, connections(postgres_server, 85) as producers:
+        async with (
+            postgres_work(postgres_server.url) as o,
+            connections(postgres_server, 85) as producers,
+        ):
             for number, connection in enumerate(producers):
                 await connection.execute("BEGIN")
                 await enqueue(connection, *(draft(f"c{number}-{n}") for n in range(64)))
@@ -158,7 +180,9 @@ def test_as_many_transactions_as_there_are_connections_may_hold_64_streams_each(
     run(main())
 
 
-def test_only_the_children_of_a_locked_stream_are_put_off_however_many_there_are(postgres_server: Server) -> None:
+def test_only_the_children_of_a_locked_stream_are_put_off_however_many_there_are(
+    postgres_server: Server,
+) -> None:
     async def main() -> None:
         async with postgres_work(postgres_server.url) as o:
             parents = await o.store.enqueue([draft(None) for _ in range(200)])
@@ -166,7 +190,9 @@ def test_only_the_children_of_a_locked_stream_are_put_off_however_many_there_are
             await hand.turn(200)
             async with held(postgres_server, HELD):
                 streams = [HELD, *NEIGHBOURS, *(f"other{n}" for n in range(179))]
-                children = [Child(seq, draft(stream)) for seq, stream in zip(parents, streams, strict=True)]
+                children = [
+                    Child(seq, draft(stream)) for seq, stream in zip(parents, streams, strict=True)
+                ]
                 claimed = await hand.call(0, completed=parents, children=children)
                 assert claimed.busy == [parents[0]]
             stored = {entry.stream for entry in await o.store.find(Query(), 1000) if entry.stream}
@@ -175,32 +201,48 @@ def test_only_the_children_of_a_locked_stream_are_put_off_however_many_there_are
     run(main())
 
 
-def test_streams_are_locked_from_the_lowest_whatever_the_order_of_the_jobs(postgres_server: Server) -> None:
+def test_streams_are_locked_from_the_lowest_whatever_the_order_of_the_jobs(
+    postgres_server: Server,
+) -> None:
     """In the order of their jobs two producers would wait for each other."""
 
     async def main() -> None:
-        async with postgres_work(postgres_server.url) as o, connections(postgres_server, 1) as (looker,):
+        async with (
+            postgres_work(postgres_server.url) as o,
+            connections(postgres_server, 1) as (looker,),
+        ):
             few = await _by_hash(looker, [f"s{number}" for number in range(20)])
-            many = sorted((f"s{number}" for number in range(80)), key=lambda stream: place_of(stream)[1])
+            many = sorted(
+                (f"s{number}" for number in range(80)), key=lambda stream: place_of(stream)[1]
+            )
             waiting = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
             locked = (
-                "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock' "
-                f"AND pid IN ({waiting})"
+                "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND mode ="
+                f" 'ExclusiveLock' AND pid IN ({waiting})"
             )
             for streams in (few, many):
                 async with held(postgres_server, streams[0]) as transaction:
-                    calling = asyncio.create_task(o.store.enqueue([draft(stream) for stream in reversed(streams)]))
+                    calling = asyncio.create_task(
+                        o.store.enqueue([draft(stream) for stream in reversed(streams)])
+                    )
                     await until(lambda: looker.fetchval(waiting))
-                    assert await looker.fetchval(locked) == 0, "who waits for the lowest holds no higher one"
+                    assert await looker.fetchval(locked) == 0, (
+                        "who waits for the lowest holds no higher one"
+                    )
                     await transaction.rollback()
                 assert len(await calling) == len(streams)
 
     run(main())
 
 
-def test_of_two_transactions_that_enqueue_twice_one_may_be_aborted_and_can_be_repeated(postgres_server: Server) -> None:
+def test_of_two_transactions_that_enqueue_twice_one_may_be_aborted_and_can_be_repeated(
+    postgres_server: Server,
+) -> None:
     async def main() -> None:
-        async with postgres_work(postgres_server.url) as o, connections(postgres_server, 2) as producers:
+        async with (
+            postgres_work(postgres_server.url) as o,
+            connections(postgres_server, 2) as producers,
+        ):
 
             async def twice(connection: Any, first: str, then: str, met: asyncio.Barrier) -> bool:
                 async with connection.transaction():
@@ -219,22 +261,35 @@ def test_of_two_transactions_that_enqueue_twice_one_may_be_aborted_and_can_be_re
     run(main())
 
 
-def test_who_waits_behind_a_transaction_with_many_streams_is_told_so(postgres_server: Server) -> None:
-    """Not that somebody has stored jobs of the same stream. The wait is cut short: it is 5 s otherwise."""
+def test_who_waits_behind_a_transaction_with_many_streams_is_told_so(
+    postgres_server: Server,
+) -> None:
+    """Not that somebody has stored jobs of the same stream. The wait is cut short: it
+    is 5 s otherwise.
+    """
 
     async def main() -> None:
-        async with postgres_work(postgres_server.url), connections(postgres_server, 2) as (many, one):
+        async with (
+            postgres_work(postgres_server.url),
+            connections(postgres_server, 2) as (many, one),
+        ):
             async with many.transaction():
                 await enqueue(many, *(draft(f"many-{n}") for n in range(65)))
                 soon = "clock_timestamp() + interval '50 milliseconds'"
-                with pytest.raises(asyncpg.LockNotAvailableError, match="more than 64 streams is still open"):
+                with pytest.raises(
+                    asyncpg.LockNotAvailableError, match="more than 64 streams is still open"
+                ):
                     await one.execute(
-                        f"SELECT holdfast_work.wait_for_lock(1214869099, $1, true, {soon})", place_of("many-0")[1]
+                        f"SELECT holdfast_work.wait_for_lock(1214869099, $1, true, {soon})",
+                        place_of("many-0")[1],
                     )
             async with held(postgres_server, "held"):
-                with pytest.raises(asyncpg.LockNotAvailableError, match="jobs of one of these streams"):
+                with pytest.raises(
+                    asyncpg.LockNotAvailableError, match="jobs of one of these streams"
+                ):
                     await one.execute(
-                        f"SELECT holdfast_work.wait_for_lock(1214869101, hashtext('held'), false, {soon})"
+                        "SELECT holdfast_work.wait_for_lock(1214869101, hashtext('held'), false,"
+                        f" {soon})"
                     )
 
     run(main())
@@ -242,5 +297,7 @@ def test_who_waits_behind_a_transaction_with_many_streams_is_told_so(postgres_se
 
 async def _by_hash(connection: Any, streams: list[str]) -> list[str]:
     """In the order in which they are locked."""
-    rows = await connection.fetch("SELECT s FROM unnest($1::text[]) AS u(s) ORDER BY hashtext(s)", streams)
+    rows = await connection.fetch(
+        "SELECT s FROM unnest($1::text[]) AS u(s) ORDER BY hashtext(s)", streams
+    )
     return [row["s"] for row in rows]

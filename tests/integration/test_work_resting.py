@@ -1,4 +1,6 @@
-"""A worker that has nothing to do, is not sure of its lease, or does not know what became of its call."""
+"""A worker that has nothing to do, is not sure of its lease, or does not know what
+became of its call.
+"""
 
 from __future__ import annotations
 
@@ -174,8 +176,12 @@ class Stalling(EmbeddedSession):
 
 
 @pytest.mark.virtual_time
-async def test_what_is_given_back_for_want_of_room_keeps_its_place_though_all_is_read_again_at_that_moment() -> None:
-    """It would be marked as held behind the back of the new reading, which knows of nothing that is held."""
+async def test_what_is_given_back_for_want_of_room_keeps_its_place_though_all_is_read_again_at_that_moment() -> (
+    None
+):
+    """It would be marked as held behind the back of the new reading, which knows of
+    nothing that is held.
+    """
     clock = LoopClock()
     store, handlers, ran, go = MemoryWork(clock), Handlers(), list[int](), asyncio.Event()
     join = store.join
@@ -210,5 +216,8 @@ async def test_a_runner_outlives_any_number_of_overdue_jobs() -> None:
         ended.set()
 
     await store.enqueue([handlers.draft(Order(n)) for n in range(4)])
-    async with asyncio.timeout(20), Worker(store, handlers, settings=WorkerSettings(concurrency=1)).running():
+    async with (
+        asyncio.timeout(20),
+        Worker(store, handlers, settings=WorkerSettings(concurrency=1)).running(),
+    ):
         await ended.wait()

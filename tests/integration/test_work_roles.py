@@ -54,7 +54,9 @@ async def _prepared(urls: dict[str, str]) -> None:
 def test_the_three_roles_of_the_guide_are_enough_for_their_work(postgres_server: Server) -> None:
     async def main() -> None:
         async with database(postgres_server) as urls:
-            with pytest.raises(BadSetting, match="permission denied for database app: see the roles"):
+            with pytest.raises(
+                BadSetting, match="permission denied for database app: see the roles"
+            ):
                 await PostgresWork.open(urls["jobs_worker"])
             await _prepared(urls)
             handlers, seen = Handlers(), list[str]()
@@ -73,12 +75,19 @@ def test_the_three_roles_of_the_guide_are_enough_for_their_work(postgres_server:
 
             producer = await asyncpg.connect(urls["jobs_producer"])
             todo = ["nothing", "fail", "child", "transaction"]
-            drafts = [JobDraft("order", b'{"stream": "%s", "do": "%s"}' % (d.encode(), d.encode()), d) for d in todo]
+            drafts = [
+                JobDraft("order", b'{"stream": "%s", "do": "%s"}' % (d.encode(), d.encode()), d)
+                for d in todo
+            ]
             store = await PostgresWork.open(urls["jobs_worker"], server="this one")
             async with producer.transaction():
                 await enqueue(producer, *drafts)
-                assert await received(producer, "shop", "1", JobDraft("order", b'{"stream":"i","do":"inbox"}', "i"))
-            async with Worker(store, handlers, settings=WorkerSettings(balance_seconds=0.2)).running():
+                assert await received(
+                    producer, "shop", "1", JobDraft("order", b'{"stream":"i","do":"inbox"}', "i")
+                )
+            async with Worker(
+                store, handlers, settings=WorkerSettings(balance_seconds=0.2)
+            ).running():
                 await until(lambda: len(seen) >= 5)
                 (failed,) = await store.find(Query())
                 assert await store.retry([failed.seq], reset=False, by="ann", why="now") == 1
@@ -128,7 +137,9 @@ def test_no_role_can_do_more_than_its_work(postgres_server: Server) -> None:
                     with pytest.raises(asyncpg.InsufficientPrivilegeError):
                         await connection.execute(statement)
                 await connection.close()
-            with pytest.raises(BadSetting, match="permission denied for table version: see the roles"):
+            with pytest.raises(
+                BadSetting, match="permission denied for table version: see the roles"
+            ):
                 await PostgresWork.open(urls["jobs_producer"])
             await _only_the_granted_may_enqueue(urls)
 
@@ -136,14 +147,19 @@ def test_no_role_can_do_more_than_its_work(postgres_server: Server) -> None:
 
 
 async def _only_the_granted_may_enqueue(urls: dict[str, str]) -> None:
-    """Who may read the schema, for the views, say, cannot enqueue; who may enqueue cannot stop the workers by it."""
+    """Who may read the schema, for the views, say, cannot enqueue; who may enqueue
+    cannot stop the workers by it.
+    """
     owner = await asyncpg.connect(urls["jobs_owner"])
     await owner.execute("REVOKE EXECUTE ON FUNCTION holdfast_work.enqueue FROM jobs_producer")
     producer = await asyncpg.connect(urls["jobs_producer"])
     with pytest.raises(asyncpg.InsufficientPrivilegeError):
         await enqueue(producer, JobDraft("order", b"{}"))
     await owner.execute("GRANT EXECUTE ON FUNCTION holdfast_work.enqueue TO jobs_producer")
-    nowhere = "SELECT holdfast_work.enqueue('{256}', '{NULL}', '{NULL}', '{order}', '{\"\"}', ARRAY[''::bytea], '{0}')"
+    nowhere = (
+        "SELECT holdfast_work.enqueue('{256}', '{NULL}', '{NULL}', '{order}', '{\"\"}',"
+        " ARRAY[''::bytea], '{0}')"
+    )
     with pytest.raises(asyncpg.CheckViolationError, match="job_partition"):
         await producer.execute(nowhere)
     await producer.close()
@@ -181,7 +197,10 @@ def test_a_worker_opens_no_more_connections_than_the_guide_says(postgres_server:
                 await store.enqueue([JobDraft("order", b"{}") for _ in range(100)])
                 while not await _none_left(store):
                     await asyncio.gather(
-                        *(store.enqueue([JobDraft("other", b"{}", None, delay_seconds=9)]) for _ in "12345")
+                        *(
+                            store.enqueue([JobDraft("other", b"{}", None, delay_seconds=9)])
+                            for _ in "12345"
+                        )
                     )
                     most = max(most, await watcher.fetchval(here))
             await store.close()

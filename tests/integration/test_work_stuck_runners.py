@@ -1,4 +1,6 @@
-"""A worker that has lost all its runners to handlers that never end, or its own task to the program around it."""
+"""A worker that has lost all its runners to handlers that never end, or its own task to
+the program around it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,12 @@ from holdfast.work.watchdog import EXIT_CODE
 from holdfast.work.worker import Worker, WorkerSettings
 
 SETTINGS = WorkerSettings(
-    concurrency=2, stuck_max=1, cancel_seconds=0.1, balance_seconds=0.2, poll_max_seconds=0.05, drain_seconds=2
+    concurrency=2,
+    stuck_max=1,
+    cancel_seconds=0.1,
+    balance_seconds=0.2,
+    poll_max_seconds=0.05,
+    drain_seconds=2,
 )
 OTHERS = "FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
 SEATS = "SELECT array_agg(id) FROM holdfast_work.instance"
@@ -123,7 +130,9 @@ async def test_where_a_stuck_loop_ends_the_process_so_do_stuck_runners(tmp_path:
             assert (entry.reason, entry.attempt, entry.crashes) == (Reason.TIMEOUT_EXCEEDED, 1, 0)
 
 
-async def test_a_worker_whose_task_the_program_cancels_is_started_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_worker_whose_task_the_program_cancels_is_started_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     ran = list[int]()
     async with embedded_work(None) as o:
         worker = Worker(o.store, _handlers(ran, asyncio.Event()), settings=SETTINGS)
@@ -139,7 +148,9 @@ async def test_a_worker_whose_task_the_program_cancels_is_started_again(caplog: 
 async def test_a_handler_that_cancels_every_task_while_connections_are_lost_costs_no_seat_and_no_connection(
     postgres_server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of asyncpg it can cancel the tasks in which connections go back to their pool: they go back all the same."""
+    """Of asyncpg it can cancel the tasks in which connections go back to their pool:
+    they go back all the same.
+    """
     ran, judge, ended = list[int](), asyncio.current_task(), asyncio.Event()
     handlers, asking = _handlers(ran, asyncio.Event()), set[asyncio.Task[Any]]()
     async with postgres_work(postgres_server.url, dead_after_seconds=60) as o:
@@ -177,7 +188,9 @@ async def test_a_handler_that_cancels_every_task_while_connections_are_lost_cost
 async def test_run_ends_when_its_caller_is_cancelled() -> None:
     ran, seats = list[int](), list[Any]()
     async with embedded_work(None) as o:
-        running = asyncio.create_task(Worker(o.store, _handlers(ran, asyncio.Event()), settings=SETTINGS).run())
+        running = asyncio.create_task(
+            Worker(o.store, _handlers(ran, asyncio.Event()), settings=SETTINGS).run()
+        )
         await o.store.enqueue(_good(1))
         await until(lambda: ran)
         running.cancel()

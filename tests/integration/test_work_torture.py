@@ -1,4 +1,6 @@
-"""Real processes, a real PostgreSQL: zombies, crash loops, rebalancing, late commits, kills. Checker 11 judges."""
+"""Real processes, a real PostgreSQL: zombies, crash loops, rebalancing, late commits,
+kills. Checker 11 judges.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,13 @@ from work_child import Deed
 from work_stores import postgres_work
 
 from engines import Server
-from holdfast.verify.checkers.jobs import EffectSeen, Enqueued, JobHistory, Ran, effects_once_in_order
+from holdfast.verify.checkers.jobs import (
+    EffectSeen,
+    Enqueued,
+    JobHistory,
+    Ran,
+    effects_once_in_order,
+)
 from holdfast.work.contract import Query, WorkStore
 from holdfast.work.job import JobDraft, Reason
 from holdfast.work.outbox import enqueue
@@ -30,7 +38,9 @@ from holdfast.work.outbox import enqueue
 CHILD = Path(__file__).resolve().parents[1] / "support" / "work_child.py"
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 NOBODY_DIES = 60.0
-"""Who is held up for a moment, among eight that start at once on a busy machine, is not taken for dead."""
+"""Who is held up for a moment, among eight that start at once on a busy machine, is not
+taken for dead.
+"""
 
 
 def deed(stream: str, **what: Any) -> JobDraft:
@@ -62,7 +72,9 @@ class Yard:
 
     async def enqueue(self, *drafts: JobDraft) -> list[int]:
         seqs = await self.store.enqueue(drafts)
-        self.history.enqueued += [Enqueued(d.stream or "", seq) for d, seq in zip(drafts, seqs, strict=True)]
+        self.history.enqueued += [
+            Enqueued(d.stream or "", seq) for d, seq in zip(drafts, seqs, strict=True)
+        ]
         return seqs
 
     async def drained(self, seconds: float = 60.0) -> None:
@@ -80,7 +92,9 @@ class Yard:
         assert verdict.examined >= len(self.history.enqueued)
 
     def runs(self) -> list[Ran]:
-        lines = [line for path in self.folder.glob("*.jsonl") for line in path.read_text().splitlines()]
+        lines = [
+            line for path in self.folder.glob("*.jsonl") for line in path.read_text().splitlines()
+        ]
         return [Ran(*json.loads(line)) for line in lines]
 
     def said(self, name: str) -> str:
@@ -92,8 +106,8 @@ async def yard(server: Server, folder: Path) -> AsyncIterator[Yard]:
     async with postgres_work(server.url) as opened:
         connection = await asyncpg.connect(server.url)
         await connection.execute(
-            "DROP TABLE IF EXISTS effects; "
-            "CREATE TABLE effects (id bigserial, stream text, seq bigint, fence bigint, at timestamptz DEFAULT now())"
+            "DROP TABLE IF EXISTS effects; CREATE TABLE effects (id bigserial, stream text, seq"
+            " bigint, fence bigint, at timestamptz DEFAULT now())"
         )
         place = Yard(server.url, folder, opened.store, connection)
         try:
@@ -116,10 +130,14 @@ async def until(condition: Any, seconds: float = 60.0) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_zombie_that_wakes_after_its_takeover_changes_nothing(postgres_server: Server, tmp_path: Path) -> None:
+async def test_a_zombie_that_wakes_after_its_takeover_changes_nothing(
+    postgres_server: Server, tmp_path: Path
+) -> None:
     async with yard(postgres_server, tmp_path) as place:
         zombie, gate = place.start("zombie"), tmp_path / "gate"
-        await place.enqueue(*(deed(f"s{n % 10}", gate=str(gate) if n >= 20 else "") for n in range(60)))
+        await place.enqueue(
+            *(deed(f"s{n % 10}", gate=str(gate) if n >= 20 else "") for n in range(60))
+        )
         effects = "SELECT count(*) FROM effects"
 
         async def ten_at_the_gate() -> bool:
@@ -139,7 +157,9 @@ async def test_a_zombie_that_wakes_after_its_takeover_changes_nothing(postgres_s
         assert len(fences) > 1, "the takeover raised the fence"
 
 
-async def test_a_crash_loop_is_isolated_and_everything_else_is_done(postgres_server: Server, tmp_path: Path) -> None:
+async def test_a_crash_loop_is_isolated_and_everything_else_is_done(
+    postgres_server: Server, tmp_path: Path
+) -> None:
     async with yard(postgres_server, tmp_path) as place:
         seqs = await place.enqueue(*(deed(f"s{n % 8}", kill=n == 20) for n in range(100)))
         killer = seqs[20]
@@ -166,7 +186,10 @@ async def test_rebalance_from_one_to_eight_and_back_never_overlaps_in_a_stream(
 
         async def feed() -> None:
             while feeding:
-                drafts = [deed(f"s{rng.randrange(60)}", transaction=False, seconds=0.002) for _ in range(20)]
+                drafts = [
+                    deed(f"s{rng.randrange(60)}", transaction=False, seconds=0.002)
+                    for _ in range(20)
+                ]
                 await place.enqueue(*drafts)
                 await asyncio.sleep(0.05)
 
@@ -175,7 +198,9 @@ async def test_rebalance_from_one_to_eight_and_back_never_overlaps_in_a_stream(
         owners = "SELECT count(DISTINCT owner) FROM holdfast_work.partition WHERE owner IS NOT NULL"
 
         async def owned_by(count: int) -> bool:
-            free = await place.connection.fetchval("SELECT count(*) FROM holdfast_work.partition WHERE owner IS NULL")
+            free = await place.connection.fetchval(
+                "SELECT count(*) FROM holdfast_work.partition WHERE owner IS NULL"
+            )
             return free == 0 and await place.connection.fetchval(owners) == count
 
         async def one() -> bool:
@@ -201,7 +226,9 @@ async def test_rebalance_from_one_to_eight_and_back_never_overlaps_in_a_stream(
         await place.verdict(runs=True)
 
 
-async def test_late_commits_and_kills_lose_nothing_and_keep_the_order(postgres_server: Server, tmp_path: Path) -> None:
+async def test_late_commits_and_kills_lose_nothing_and_keep_the_order(
+    postgres_server: Server, tmp_path: Path
+) -> None:
     async with yard(postgres_server, tmp_path) as place:
         least_until = time.monotonic() + 12
         workers = [place.start("w0"), place.start("w1")]
@@ -228,7 +255,9 @@ async def test_late_commits_and_kills_lose_nothing_and_keep_the_order(postgres_s
 
 
 async def _produce(place: Yard, number: int, going_on: Callable[[], bool]) -> None:
-    """Transactions that enqueue once or twice, wait, and commit, roll back or are cut off."""
+    """Transactions that enqueue once or twice, wait, and commit, roll back or are cut
+    off.
+    """
     rng = random.Random(number)
     connection = await asyncpg.connect(place.url)
     while going_on():
@@ -240,11 +269,16 @@ async def _produce(place: Yard, number: int, going_on: Callable[[], bool]) -> No
         stored: list[Enqueued] = []
         try:
             for _ in range(rng.choice([1, 1, 2])):
-                # Each producer has streams of its own, so that two enqueues of one transaction cannot deadlock.
+                # Each producer has streams of its own, so that two enqueues of one
+                # transaction cannot deadlock.
                 drafts = [deed(f"p{number}-{rng.randrange(6)}") for _ in range(rng.choice([1, 3]))]
                 seqs = await enqueue(connection, *drafts)
-                stored += [Enqueued(d.stream or "", seq) for d, seq in zip(drafts, seqs, strict=True)]
-                await asyncio.sleep(rng.choice([0, 0, 0.005, 0.05, 0.3 if rng.random() < 0.1 else 0]))
+                stored += [
+                    Enqueued(d.stream or "", seq) for d, seq in zip(drafts, seqs, strict=True)
+                ]
+                await asyncio.sleep(
+                    rng.choice([0, 0, 0.005, 0.05, 0.3 if rng.random() < 0.1 else 0])
+                )
             if fate < 0.05:
                 connection.terminate()
             elif fate < 0.15:

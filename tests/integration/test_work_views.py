@@ -1,4 +1,6 @@
-"""The ten queries of document 003 on the views `wh_outbox` and `wh_inbox`; in SQLite all but one word for word."""
+"""The ten queries of document 003 on the views `wh_outbox` and `wh_inbox`; in SQLite
+all but one word for word.
+"""
 
 from __future__ import annotations
 
@@ -85,8 +87,11 @@ THROTTLED_OFTEN = Policies().with_type("order", Reason.THROTTLED, base_seconds=1
 
 
 async def scene(o: Opened, ask: Ask) -> None:
-    """One job with ten throttled attempts and a held follower, one parked, one ready, one from outside."""
-    # In a call of its own: rows of one transaction have one time, and the ninth query orders by it.
+    """One job with ten throttled attempts and a held follower, one parked, one ready,
+    one from outside.
+    """
+    # In a call of its own: rows of one transaction have one time, and the ninth query
+    # orders by it.
     (stuck,) = await o.store.enqueue([draft("blocked", payload=b'{"n": 1}', destination="mail")])
     _follower, parked, _ready, inbox = await o.store.enqueue(
         [
@@ -98,7 +103,9 @@ async def scene(o: Opened, ask: Ask) -> None:
     )
     hand = await Hand.sit(o.store, policies=THROTTLED_OFTEN)
     await hand.turn()
-    await hand.turn(failed=[hand.failure(stuck, Reason.THROTTLED, error="slow down")], held=[stuck + 1])
+    await hand.turn(
+        failed=[hand.failure(stuck, Reason.THROTTLED, error="slow down")], held=[stuck + 1]
+    )
     for _ in range(9):
         await o.pass_time(4000)
         assert await hand.turn() == [stuck]
@@ -110,7 +117,10 @@ async def scene(o: Opened, ask: Ask) -> None:
     (poison,) = await ask(POISON)
     assert poison[:5] == (str(stuck), "mail", "order", 10, "slow down")
     assert await ask(RETRY_COUNTS) == [(1, 1), (10, 1)]
-    assert sorted(await ask(REASONS)) == [(int(Reason.HANDLER_EXCEPTION), 1), (int(Reason.THROTTLED), 1)]
+    assert sorted(await ask(REASONS)) == [
+        (int(Reason.HANDLER_EXCEPTION), 1),
+        (int(Reason.THROTTLED), 1),
+    ]
     ((count, next_retry, latest_retry),) = await ask(BACKLOG)
     assert (count, next_retry) == (1, latest_retry)
     assert await ask(POISON_COUNT) == [(1,)]
@@ -148,7 +158,9 @@ def test_the_ten_queries_on_postgresql(postgres_server: Server) -> None:
     run(main())
 
 
-def test_nine_of_the_ten_queries_on_sqlite_and_the_backlog_with_the_time_written_out(tmp_path: Path) -> None:
+def test_nine_of_the_ten_queries_on_sqlite_and_the_backlog_with_the_time_written_out(
+    tmp_path: Path,
+) -> None:
     """SQLite has no NOW()."""
 
     async def main() -> None:
@@ -156,7 +168,11 @@ def test_nine_of_the_ten_queries_on_sqlite_and_the_backlog_with_the_time_written
             connection = apsw.Connection(str(tmp_path / "work.db"), flags=apsw.SQLITE_OPEN_READONLY)
 
             async def ask(query: str, **names: Any) -> list[tuple[Any, ...]]:
-                return list(connection.execute(filled(query, names).replace("NOW()", str(o.store._clock.now()))))
+                return list(
+                    connection.execute(
+                        filled(query, names).replace("NOW()", str(o.store._clock.now()))
+                    )
+                )
 
             for query in TEN:
                 if query is not BACKLOG:
@@ -169,12 +185,18 @@ def test_nine_of_the_ten_queries_on_sqlite_and_the_backlog_with_the_time_written
     run(main())
 
 
-def test_a_payload_that_is_no_text_does_not_make_the_views_unreadable(postgres_server: Server) -> None:
+def test_a_payload_that_is_no_text_does_not_make_the_views_unreadable(
+    postgres_server: Server,
+) -> None:
     async def main() -> None:
         async with postgres_work(postgres_server.url) as o:
-            await o.store.enqueue([draft(payload=b"plain"), draft(payload=b"\xff\x00\x01"), draft(payload=b"")])
+            await o.store.enqueue(
+                [draft(payload=b"plain"), draft(payload=b"\xff\x00\x01"), draft(payload=b"")]
+            )
             connection = await asyncpg.connect(postgres_server.url)
-            rows = await connection.fetch("SELECT event_data FROM holdfast_work.wh_outbox ORDER BY message_id::bigint")
+            rows = await connection.fetch(
+                "SELECT event_data FROM holdfast_work.wh_outbox ORDER BY message_id::bigint"
+            )
             await connection.close()
             assert [row["event_data"] for row in rows] == ["plain", "\\377\\000\x01", ""]
 

@@ -1,4 +1,6 @@
-"""Handlers that end their process, or are stuck in synchronous code until it is ended: who is blamed, who is free."""
+"""Handlers that end their process, or are stuck in synchronous code until it is ended:
+who is blamed, who is free.
+"""
 
 from __future__ import annotations
 
@@ -60,22 +62,40 @@ asyncio.run(main(sys.argv[1]))
 async def test_a_stuck_loop_ends_its_process_with_70_and_the_reason_is_recorded(
     engine: str, inside: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    where = str(tmp_path / "work.db") if engine == "sqlite" else request.getfixturevalue("postgres_server").url
+    where = (
+        str(tmp_path / "work.db")
+        if engine == "sqlite"
+        else request.getfixturevalue("postgres_server").url
+    )
 
-    async with embedded_work(tmp_path / "work.db") if engine == "sqlite" else postgres_work(where) as o:
+    async with (
+        embedded_work(tmp_path / "work.db") if engine == "sqlite" else postgres_work(where)
+    ) as o:
         payload = b'{"inside":%s}' % inside.encode()
-        innocent, stuck = await o.store.enqueue([JobDraft("Wait", b"{}"), JobDraft("Stuck", payload)])
+        innocent, stuck = await o.store.enqueue(
+            [JobDraft("Wait", b"{}"), JobDraft("Stuck", payload)]
+        )
         pipe = asyncio.subprocess.PIPE
-        child = await asyncio.create_subprocess_exec(sys.executable, "-c", CHILD, where, stderr=pipe)
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", CHILD, where, stderr=pipe
+        )
         _, told = await asyncio.wait_for(child.communicate(), 60)
         assert child.returncode == EXIT_CODE == 70, told
         assert b"work.loop_stuck" in told and b"in stuck_handler" in told
         (entry,) = await o.store.find(Query(seqs=[stuck]))
-        assert (entry.state, entry.reason, entry.error_type) == (State.RETRY, Reason.TIMEOUT_EXCEEDED, "LoopStuck")
+        assert (entry.state, entry.reason, entry.error_type) == (
+            State.RETRY,
+            Reason.TIMEOUT_EXCEEDED,
+            "LoopStuck",
+        )
         assert (entry.attempt, entry.strikes, entry.crashes) == (1, 1, 1)
         assert "in stuck_handler" in entry.trace
         (other,) = await o.store.find(Query(seqs=[innocent]))
-        assert (other.state, other.attempt, other.crashes) == (State.READY, 0, 0), "nobody else is to blame"
+        assert (other.state, other.attempt, other.crashes) == (
+            State.READY,
+            0,
+            0,
+        ), "nobody else is to blame"
         await _taken_at_once(o.store, innocent)
 
 
@@ -97,7 +117,11 @@ async def test_the_crash_of_a_stuck_loop_counts_though_its_failure_is_reported(
     engine: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """A failure alone would leave a suspect one crash: it did not kill its worker."""
-    where = tmp_path / "work.db" if engine == "sqlite" else request.getfixturevalue("postgres_server").url
+    where = (
+        tmp_path / "work.db"
+        if engine == "sqlite"
+        else request.getfixturevalue("postgres_server").url
+    )
 
     async with embedded_work(where) if engine == "sqlite" else postgres_work(where) as o:
         (seq,) = await o.store.enqueue([draft()])
@@ -108,7 +132,10 @@ async def test_the_crash_of_a_stuck_loop_counts_though_its_failure_is_reported(
             assert hand.jobs[seq].crashes == crashes
             failed = hand.failure(seq)
             if crashes == 2:
-                failed = replace(failed, verdict=FailureVerdict(FailureAction.DEAD, Reason.POISON_MESSAGE, strike=True))
+                failed = replace(
+                    failed,
+                    verdict=FailureVerdict(FailureAction.DEAD, Reason.POISON_MESSAGE, strike=True),
+                )
             await asyncio.to_thread(hand.seat.give_up, Report(failed=[failed]), seq)
             await o.kill(hand.seat)
         (dead,) = await o.store.dead(Query())
@@ -202,13 +229,21 @@ asyncio.run(main(sys.argv[1]))
 async def test_a_handler_that_ends_its_process_is_a_crash_of_its_job(
     engine: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    where = str(tmp_path / "work.db") if engine == "sqlite" else request.getfixturevalue("postgres_server").url
+    where = (
+        str(tmp_path / "work.db")
+        if engine == "sqlite"
+        else request.getfixturevalue("postgres_server").url
+    )
 
-    async with embedded_work(tmp_path / "work.db") if engine == "sqlite" else postgres_work(where) as o:
+    async with (
+        embedded_work(tmp_path / "work.db") if engine == "sqlite" else postgres_work(where)
+    ) as o:
         (seq,) = await o.store.enqueue([JobDraft("Exit", b"{}")])
         child = await asyncio.create_subprocess_exec(sys.executable, "-c", EXITS, where)
         assert await asyncio.wait_for(child.wait(), 60) == 3
-        async with Worker(o.store, Handlers(), settings=WorkerSettings(poll_max_seconds=0.05)).running():
+        async with Worker(
+            o.store, Handlers(), settings=WorkerSettings(poll_max_seconds=0.05)
+        ).running():
             await until(lambda: _crashed(o, seq))
 
 

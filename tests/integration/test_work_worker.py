@@ -1,4 +1,6 @@
-"""A worker with real handlers on a real store: order, retries, steps, transactions, deadlines, breakers, drain."""
+"""A worker with real handlers on a real store: order, retries, steps, transactions,
+deadlines, breakers, drain.
+"""
 
 from __future__ import annotations
 
@@ -224,7 +226,9 @@ def test_a_failure_of_the_job_store_itself_costs_a_second_and_no_strike_and_open
                         await transaction.execute("SELECT 1 / 0")
                     if ctx.job.attempt == 1:
                         kill = "SELECT pg_terminate_backend($1)"
-                        await asyncpg_execute(postgres_server.url, kill, transaction.get_server_pid())
+                        await asyncpg_execute(
+                            postgres_server.url, kill, transaction.get_server_pid()
+                        )
                         if order.order_id == "used":
                             await transaction.execute("SELECT 1")
             except OutcomeUnknown as error:
@@ -237,7 +241,9 @@ def test_a_failure_of_the_job_store_itself_costs_a_second_and_no_strike_and_open
 
         orders = ["left", "used", "wrapped", "grouped", "own"]
         seqs = await o.store.enqueue([handlers.draft(Order(order)) for order in orders])
-        settings = replace(QUICK, breaker=BreakerSettings(failure_threshold=1, open_duration_seconds=60))
+        settings = replace(
+            QUICK, breaker=BreakerSettings(failure_threshold=1, open_duration_seconds=60)
+        )
         async with Worker(o.store, handlers, settings=settings).running():
             await until(lambda: _waiting_for_retry(o, 5))
             entries = {entry.seq: entry for entry in await o.store.find(Query())}
@@ -245,7 +251,10 @@ def test_a_failure_of_the_job_store_itself_costs_a_second_and_no_strike_and_open
                 entry = entries[seq]
                 assert (entry.reason, entry.strikes) == (Reason.DEPENDENCY_FAILURE, 0), entry.error
                 assert entry.due_at is not None and entry.due_at - time.time() < 1.2
-            assert entries[seqs[4]].error_type == "DivisionByZeroError" and entries[seqs[4]].strikes == 1
+            assert (
+                entries[seqs[4]].error_type == "DivisionByZeroError"
+                and entries[seqs[4]].strikes == 1
+            )
             await until(lambda: len(done) == 4)
             assert await o.store.open_breakers() == []
         assert done == [0, 0, 0, 0]
@@ -271,7 +280,9 @@ def test_a_handler_that_swallows_every_cancellation_cannot_hold_up_the_stop(
                         await asyncio.sleep(0.02)
 
         (seq,) = await o.store.enqueue([handlers.draft(Order("a"))])
-        worker = Worker(o.store, handlers, settings=replace(QUICK, drain_seconds=0.3, cancel_seconds=0.2))
+        worker = Worker(
+            o.store, handlers, settings=replace(QUICK, drain_seconds=0.3, cancel_seconds=0.2)
+        )
         task = asyncio.create_task(worker.run())
         await running.wait()
         worker.stop()
@@ -279,12 +290,18 @@ def test_a_handler_that_swallows_every_cancellation_cannot_hold_up_the_stop(
         hand = await Hand.sit(o.store)
         assert await hand.turn() == [seq], "it was given back"
         assert (hand.jobs[seq].attempt, hand.jobs[seq].crashes) == (1, 0)
-        assert "work.handler_stuck" in caplog.text and "given back" in caplog.text and "in handle" in caplog.text
+        assert (
+            "work.handler_stuck" in caplog.text
+            and "given back" in caplog.text
+            and "in handle" in caplog.text
+        )
 
     check(opened, body)
 
 
-def test_each_stuck_handler_beyond_the_bound_costs_a_runner_and_its_end_gives_it_back(opened: Any) -> None:
+def test_each_stuck_handler_beyond_the_bound_costs_a_runner_and_its_end_gives_it_back(
+    opened: Any,
+) -> None:
     async def body(o: Opened) -> None:
         handlers, release, done = Handlers(), asyncio.Event(), list[int]()
 
@@ -309,7 +326,9 @@ def test_each_stuck_handler_beyond_the_bound_costs_a_runner_and_its_end_gives_it
     check(opened, body)
 
 
-def test_a_refused_report_is_isolated_and_all_others_of_its_round_trip_go_through(opened: Any) -> None:
+def test_a_refused_report_is_isolated_and_all_others_of_its_round_trip_go_through(
+    opened: Any,
+) -> None:
     async def body(o: Opened) -> None:
         handlers, ready, later = Handlers(), asyncio.Barrier(8), list[str]()
 
@@ -334,12 +353,18 @@ def test_a_refused_report_is_isolated_and_all_others_of_its_round_trip_go_throug
         entries = await o.store.find(Query(seqs=seqs))
         assert {entry.seq for entry in entries} == {seqs[3], seqs[5]}
         for entry in entries:
-            assert (entry.reason, entry.strikes, entry.error_type) == (Reason.HANDLER_EXCEPTION, 1, "ReportRefused")
+            assert (entry.reason, entry.strikes, entry.error_type) == (
+                Reason.HANDLER_EXCEPTION,
+                1,
+                "ReportRefused",
+            )
 
     check(opened, body)
 
 
-def test_handlers_that_hold_all_transactions_can_still_step_and_enqueue(postgres_server: Server) -> None:
+def test_handlers_that_hold_all_transactions_can_still_step_and_enqueue(
+    postgres_server: Server,
+) -> None:
     async def body(o: Opened) -> None:
         handlers, inside, all_inside = Handlers(), 0, asyncio.Event()
 
@@ -397,7 +422,9 @@ def test_effects_in_the_handlers_transaction_happen_exactly_once(postgres_server
     check(lambda: postgres_work(postgres_server.url), body)
 
 
-def test_a_handler_that_swallows_its_deadline_is_late_all_the_same_and_harms_no_later_job(opened: Any) -> None:
+def test_a_handler_that_swallows_its_deadline_is_late_all_the_same_and_harms_no_later_job(
+    opened: Any,
+) -> None:
     async def body(o: Opened) -> None:
         handlers, done = Handlers(), list[int]()
 
@@ -411,7 +438,9 @@ def test_a_handler_that_swallows_its_deadline_is_late_all_the_same_and_harms_no_
             await asyncio.sleep(0)
             done.append(order.number)
 
-        settings = WorkerSettings(concurrency=1, jobs_max=8, balance_seconds=0.3, poll_max_seconds=0.05)
+        settings = WorkerSettings(
+            concurrency=1, jobs_max=8, balance_seconds=0.3, poll_max_seconds=0.05
+        )
         seqs = await o.store.enqueue([handlers.draft(Order("a", n)) for n in range(4)])
         async with Worker(o.store, handlers, settings=settings).running():
             await until(lambda: len(done) == 3)
@@ -514,7 +543,9 @@ def test_an_open_type_is_left_alone_but_for_its_probes(opened: Any) -> None:
             plain = seat.process
 
             async def process(report: Report, want: ClaimRequest) -> Claimed:
-                put_off.extend(f.seq for f in report.failed if f.verdict.action is FailureAction.POSTPONE)
+                put_off.extend(
+                    f.seq for f in report.failed if f.verdict.action is FailureAction.POSTPONE
+                )
                 return await plain(report, want)
 
             seat.process = process  # type: ignore[method-assign]
@@ -570,7 +601,9 @@ def test_children_are_enqueued_with_the_success_of_their_parent(opened: Any) -> 
     check(opened, body)
 
 
-def test_a_parent_waits_longer_and_longer_for_the_lane_of_its_child(postgres_server: Server) -> None:
+def test_a_parent_waits_longer_and_longer_for_the_lane_of_its_child(
+    postgres_server: Server,
+) -> None:
     async def body(o: Opened) -> None:
         handlers, calls, refused = Handlers(), 0, list[tuple[float, int]]()
         clock = asyncio.get_running_loop().time
@@ -609,13 +642,17 @@ def test_a_parent_waits_longer_and_longer_for_the_lane_of_its_child(postgres_ser
             await until(lambda: empty(o))
         await caller.close()
         waits = [later[0] - sooner[0] for sooner, later in itertools.pairwise(refused)]
-        assert all(wait >= least for wait, least in zip(waits, (0.02, 0.04, 0.05, 0.05), strict=True))
+        assert all(
+            wait >= least for wait, least in zip(waits, (0.02, 0.04, 0.05, 0.05), strict=True)
+        )
         assert refused[-1][1] - refused[0][1] < 30, "meanwhile the store was left in peace"
 
     check(lambda: postgres_work(postgres_server.url), body)
 
 
-def test_a_job_without_a_handler_goes_where_its_destination_says_in_order_and_is_retried(opened: Any) -> None:
+def test_a_job_without_a_handler_goes_where_its_destination_says_in_order_and_is_retried(
+    opened: Any,
+) -> None:
     async def body(o: Opened) -> None:
         handlers, sent = Handlers(), list[tuple[str, bytes, int]]()
 
@@ -626,7 +663,9 @@ def test_a_job_without_a_handler_goes_where_its_destination_says_in_order_and_is
                 sent.append((address, ctx.job.payload, ctx.key))
 
         handlers.carry("topic", Topic())
-        drafts = [JobDraft("OrderPlaced", str(n).encode(), "o1", "topic:orders:eu") for n in range(3)]
+        drafts = [
+            JobDraft("OrderPlaced", str(n).encode(), "o1", "topic:orders:eu") for n in range(3)
+        ]
         seqs = await o.store.enqueue([*drafts, JobDraft("OrderPlaced", b"", None, "fax:17")])
         policies = Policies.preset("seed").with_type("OrderPlaced", base_seconds=0.02)
         async with Worker(o.store, handlers, settings=QUICK, policies=policies).running():
@@ -733,7 +772,10 @@ def test_a_job_that_is_buried_while_it_runs_ends_no_other_run(opened: Any, ends:
             after.append(order.number)
 
         buried, *_ = await o.store.enqueue(
-            [handlers.draft(Order("buried", 0)), *(handlers.draft(Order(f"s{n}", n)) for n in range(1, 6))]
+            [
+                handlers.draft(Order("buried", 0)),
+                *(handlers.draft(Order(f"s{n}", n)) for n in range(1, 6)),
+            ]
         )
         async with Worker(o.store, handlers, settings=QUICK).running():
             await until(lambda: len(starts) == 6)
@@ -741,7 +783,9 @@ def test_a_job_that_is_buried_while_it_runs_ends_no_other_run(opened: Any, ends:
             await o.store.enqueue([handlers.draft(Order("buried", 6))])
             go.set()
             await until(lambda: empty(o))
-        assert sorted(starts) == [0, 1, 2, 3, 4, 5, 6], "nobody else's run was ended, the stream goes on"
+        assert sorted(starts) == [0, 1, 2, 3, 4, 5, 6], (
+            "nobody else's run was ended, the stream goes on"
+        )
         assert sorted(after) == [1, 2, 3, 4, 5, 6]
 
     check(opened, body)
@@ -781,7 +825,9 @@ def test_a_job_ends_once_and_what_its_handler_does_after_that_harms_nobody(opene
             await until(lambda: _left(o, 1))
             go.set()
             await until(lambda: empty(o))
-        assert sorted(starts) == [0, 1, 2, 3, 4, 4], "each once, but for the one that was rolled back"
+        assert sorted(starts) == [0, 1, 2, 3, 4, 4], (
+            "each once, but for the one that was rolled back"
+        )
         assert sorted(refused) == ["error", "step", "twice"]
 
     check(opened, body)
@@ -845,7 +891,11 @@ def test_a_deep_stream_and_a_parked_stream_do_not_stop_the_others(opened: Any) -
         settings = WorkerSettings(
             concurrency=4, jobs_max=32, per_stream_max=8, balance_seconds=0.3, poll_max_seconds=0.05
         )
-        jobs = [Order("parked", n) for n in range(100)] + [Order("deep", n) for n in range(200)] + [Order("b", 1)]
+        jobs = (
+            [Order("parked", n) for n in range(100)]
+            + [Order("deep", n) for n in range(200)]
+            + [Order("b", 1)]
+        )
         await o.store.enqueue([handlers.draft(order) for order in jobs])
         policies = Policies().with_type("Order", stream=OnFailure.PARK)
         async with Worker(o.store, handlers, settings=settings, policies=policies).running():
@@ -857,8 +907,12 @@ def test_a_deep_stream_and_a_parked_stream_do_not_stop_the_others(opened: Any) -
     check(opened, body)
 
 
-def test_what_a_worker_left_half_held_goes_on_in_order_with_another_that_has_much_else_to_do(opened: Any) -> None:
-    """The first of the stream were in the memory of the one who left, the others it had given back for want of room."""
+def test_what_a_worker_left_half_held_goes_on_in_order_with_another_that_has_much_else_to_do(
+    opened: Any,
+) -> None:
+    """The first of the stream were in the memory of the one who left, the others it had
+    given back for want of room.
+    """
 
     async def body(o: Opened) -> None:
         handlers, done = Handlers(), list[int]()
@@ -874,7 +928,9 @@ def test_what_a_worker_left_half_held_goes_on_in_order_with_another_that_has_muc
         await hand.turn(200)
         await hand.turn(held=deep[6:])
         await hand.seat.leave()
-        settings = WorkerSettings(concurrency=2, jobs_max=8, balance_seconds=0.3, poll_max_seconds=0.05)
+        settings = WorkerSettings(
+            concurrency=2, jobs_max=8, balance_seconds=0.3, poll_max_seconds=0.05
+        )
         async with Worker(o.store, handlers, settings=settings).running():
             await until(lambda: empty(o))
         assert done == list(range(10))
@@ -882,7 +938,9 @@ def test_what_a_worker_left_half_held_goes_on_in_order_with_another_that_has_muc
     check(opened, body)
 
 
-def test_streams_that_stand_still_keep_no_other_waiting_and_their_followers_are_not_in_flight(opened: Any) -> None:
+def test_streams_that_stand_still_keep_no_other_waiting_and_their_followers_are_not_in_flight(
+    opened: Any,
+) -> None:
     async def body(o: Opened) -> None:
         handlers, go, done, running = Handlers(), asyncio.Event(), 0, set[int]()
 
@@ -914,7 +972,9 @@ def test_streams_that_stand_still_keep_no_other_waiting_and_their_followers_are_
         settings = WorkerSettings(concurrency=8, jobs_max=64, drain_seconds=5, balance_seconds=0.3)
         async with Worker(o.store, handlers, settings=settings).running():
             await until(lambda: done == 60)
-            assert len(running & set(seqs[:400])) <= 8, "no crash is laid to what no runner could get"
+            assert len(running & set(seqs[:400])) <= 8, (
+                "no crash is laid to what no runner could get"
+            )
             go.set()
             await until(lambda: empty(o))
 
@@ -923,7 +983,12 @@ def test_streams_that_stand_still_keep_no_other_waiting_and_their_followers_are_
 
 def test_a_new_job_need_not_wait_for_the_poll_while_another_runs_long(opened: Any) -> None:
     async def body(o: Opened) -> None:
-        handlers, started, over, warm = Handlers(), asyncio.Event(), asyncio.Event(), asyncio.Event()
+        handlers, started, over, warm = (
+            Handlers(),
+            asyncio.Event(),
+            asyncio.Event(),
+            asyncio.Event(),
+        )
 
         @handlers.handle(Order)
         async def handle(ctx: Context, order: Order) -> None:
@@ -933,7 +998,9 @@ def test_a_new_job_need_not_wait_for_the_poll_while_another_runs_long(opened: An
             else:
                 (warm if order.order_id == "warm" else over).set()
 
-        lazy = WorkerSettings(concurrency=2, poll_min_seconds=50, poll_max_seconds=50, balance_seconds=50)
+        lazy = WorkerSettings(
+            concurrency=2, poll_min_seconds=50, poll_max_seconds=50, balance_seconds=50
+        )
         async with Worker(o.store, handlers, settings=lazy).running():
             for _ in range(3):
                 warm.clear()
@@ -950,7 +1017,9 @@ def test_a_new_job_need_not_wait_for_the_poll_while_another_runs_long(opened: An
 def test_what_was_being_committed_when_the_worker_fell_asleep_need_not_wait_for_the_poll(
     postgres_server: Server,
 ) -> None:
-    """Its writer looked whom to wake before this worker said that it sleeps, and looks no more."""
+    """Its writer looked whom to wake before this worker said that it sleeps, and looks
+    no more.
+    """
 
     async def body(o: Opened) -> None:
         handlers, found, looks = Handlers(), asyncio.Event(), 0
@@ -974,7 +1043,9 @@ def test_what_was_being_committed_when_the_worker_fell_asleep_need_not_wait_for_
         async def handle(ctx: Context, order: Order) -> None:
             found.set()
 
-        lazy = WorkerSettings(concurrency=2, poll_min_seconds=50, poll_max_seconds=50, balance_seconds=50)
+        lazy = WorkerSettings(
+            concurrency=2, poll_min_seconds=50, poll_max_seconds=50, balance_seconds=50
+        )
         connection = await asyncpg.connect(postgres_server.url)
         try:
             async with connection.transaction():

@@ -1,8 +1,9 @@
 """The handler zoo: whatever a handler does ends as an outcome of its own job.
 
-One worker on each engine meets every misbehaviour, one after another. One rule judges all of them: the job has a true
-outcome, then as many jobs as there are runners run side by side (so all others run, and no runner is lost), the store
-is never blamed, and in the end the worker is as fast as it was at the beginning.
+One worker on each engine meets every misbehaviour, one after another. One rule judges
+all of them: the job has a true outcome, then as many jobs as there are runners run side
+by side (so all others run, and no runner is lost), the store is never blamed, and in
+the end the worker is as fast as it was at the beginning.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ Act = Callable[["Zoo", Context], Awaitable[Any]]
 
 @dataclass
 class Case:
-    """``ends``: DONE, or the failure's reason; ``says`` is in its type or text; ``hasty``: its deadline is 0.15 s."""
+    """``ends``: DONE, or the failure's reason; ``says`` is in its type or text;
+    ``hasty``: its deadline is 0.15 s.
+    """
 
     act: Act
     ends: Reason | str = Reason.HANDLER_EXCEPTION
@@ -55,8 +58,12 @@ class Case:
 CASES: dict[str, Case] = {}
 
 
-def case(*, of: list[Any] | None = None, **expected: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """List a misbehaviour, or one for each value ``of`` which it is given as its last argument."""
+def case(
+    *, of: list[Any] | None = None, **expected: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """List a misbehaviour, or one for each value ``of`` which it is given as its last
+    argument.
+    """
 
     def register(act: Callable[..., Any]) -> Callable[..., Any]:
         for number, value in enumerate(of or [None]):
@@ -103,9 +110,13 @@ class Zoo:
         assert self.ready.wait(60)
 
     def judge_worker(self) -> None:
-        """In the end: it is as fast as before, and stops in time though some handlers still hang."""
+        """In the end: it is as fast as before, and stops in time though some handlers
+        still hang.
+        """
         seconds = min(self.do(self.batch()) for _ in range(3))
-        assert seconds < 3 * self.seconds + 0.5, f"{BATCH} jobs took {self.seconds:.2f} s before, {seconds:.2f} s after"
+        assert seconds < 3 * self.seconds + 0.5, (
+            f"{BATCH} jobs took {self.seconds:.2f} s before, {seconds:.2f} s after"
+        )
         started = time.monotonic()
         self.loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(20)
@@ -116,11 +127,18 @@ class Zoo:
         return asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, 30), self.loop).result(40)
 
     async def _main(self) -> None:
-        self.loop, self._closing, self.barrier = asyncio.get_running_loop(), asyncio.Event(), asyncio.Barrier(RUNNERS)
+        self.loop, self._closing, self.barrier = (
+            asyncio.get_running_loop(),
+            asyncio.Event(),
+            asyncio.Barrier(RUNNERS),
+        )
         self.handlers.handle(Animal)(self._run)
         self.handlers.handle(Hasty, deadline_seconds=0.15)(self._run)
         self.handlers.handle(Good)(self._run_good)
-        async with self._opened() as self.o, Worker(self.o.store, self.handlers, settings=SETTINGS).running():
+        async with (
+            self._opened() as self.o,
+            Worker(self.o.store, self.handlers, settings=SETTINGS).running(),
+        ):
             self.seconds = await self.batch()
             self.ready.set()
             await self._closing.wait()
@@ -146,14 +164,18 @@ class Zoo:
 
     async def all_runners_meet(self) -> None:
         before = self.met
-        await self.o.store.enqueue([self.handlers.draft(Good(n, meet=True)) for n in range(RUNNERS)])
+        await self.o.store.enqueue(
+            [self.handlers.draft(Good(n, meet=True)) for n in range(RUNNERS)]
+        )
         await until(lambda: self.met == before + RUNNERS)
 
     async def judge(self, name: str) -> None:
         wanted = CASES[name]
         kind = Hasty if wanted.hasty else Animal
         (seq,) = await self.o.store.enqueue([self.handlers.draft(kind(name))])
-        entry = await self._outcome(seq, dead=wanted.dead or wanted.ends == Reason.VALIDATION_FAILURE)
+        entry = await self._outcome(
+            seq, dead=wanted.dead or wanted.ends == Reason.VALIDATION_FAILURE
+        )
         await self.all_runners_meet()
         if entry is None:
             assert wanted.ends == DONE, f"it was done, not {wanted.ends!r}"
@@ -486,7 +508,11 @@ async def works_on_after_it_was_given_up(zoo: Zoo, ctx: Context) -> None:
     while zoo.loop.time() < started + 0.8:
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(0.02)
-    for verb in (lambda: ctx.enqueue(JobDraft("Good", b"{}")), lambda: ctx.release(1), lambda: ctx.fence):
+    for verb in (
+        lambda: ctx.enqueue(JobDraft("Good", b"{}")),
+        lambda: ctx.release(1),
+        lambda: ctx.fence,
+    ):
         with pytest.raises(RunEnded):
             verb()
     with pytest.raises(RunEnded):
@@ -581,7 +607,13 @@ async def ends_its_own_transaction(zoo: Zoo, ctx: Context, value: str) -> None:
 @case(ends=DONE)
 async def uses_savepoints_in_its_transaction(zoo: Zoo, ctx: Context) -> None:
     async with ctx.transaction() as connection:
-        for statement in ("SAVEPOINT one", "SAVEPOINT two", "ROLLBACK TO two", "RELEASE one", "SAVEPOINT left_open"):
+        for statement in (
+            "SAVEPOINT one",
+            "SAVEPOINT two",
+            "ROLLBACK TO two",
+            "RELEASE one",
+            "SAVEPOINT left_open",
+        ):
             await execute(connection, statement)
 
 
@@ -621,8 +653,12 @@ async def raises_after_it_closed_the_connection(zoo: Zoo, ctx: Context) -> None:
 async def leaves_what_a_deferred_constraint_refuses(zoo: Zoo, ctx: Context) -> None:
     async with ctx.transaction() as connection:
         if not zoo.o.store.shared:
-            raise ValueError("SQLite has none but foreign keys, which are off: no UniqueViolationError")
-        await execute(connection, "CREATE TEMP TABLE twice (id integer UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+            raise ValueError(
+                "SQLite has none but foreign keys, which are off: no UniqueViolationError"
+            )
+        await execute(
+            connection, "CREATE TEMP TABLE twice (id integer UNIQUE DEFERRABLE INITIALLY DEFERRED)"
+        )
         await execute(connection, "INSERT INTO twice VALUES (1), (1)")
 
 

@@ -103,4 +103,6 @@ def read_marks(path: Path) -> Counter[str]:
 
 def missed(proof: str, reached: Mapping[str, int]) -> list[str]:
     """The marks that this proof must reach and did not."""
-    return sorted(MUST_HAPPEN.get(proof, frozenset()) - {name for name, times in reached.items() if times > 0})
+    return sorted(
+        MUST_HAPPEN.get(proof, frozenset()) - {name for name, times in reached.items() if times > 0}
+    )

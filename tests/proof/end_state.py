@@ -11,7 +11,15 @@ from holdfast.eventlog.contract import EventLog
 from holdfast.message import Message
 from holdfast.store.commands import membership_event
 from holdfast.store.contract import Store
-from holdfast.verify.history import ChatAtEnd, KeySeen, LogAtEnd, Logged, MembershipSpan, Recorder, Sighting
+from holdfast.verify.history import (
+    ChatAtEnd,
+    KeySeen,
+    LogAtEnd,
+    Logged,
+    MembershipSpan,
+    Recorder,
+    Sighting,
+)
 
 _BATCH = 500
 _BYTES = 2**22
@@ -52,7 +60,9 @@ async def note_log(record: Recorder, log: EventLog) -> None:
     while entries := await log.read(after, _BATCH):
         for entry in entries:
             message = entry.message
-            record.note(Logged(position=entry.position, chat_id=message.chat_id, sequence=message.sequence))
+            record.note(
+                Logged(position=entry.position, chat_id=message.chat_id, sequence=message.sequence)
+            )
         after = entries[-1].position
     record.note(LogAtEnd(position=after))
 

@@ -122,7 +122,9 @@ class _Faulty:
 def _answers_later(verb: Any) -> bool:
     if not callable(verb):
         return False
-    return inspect.iscoroutinefunction(verb) or str(inspect.signature(verb).return_annotation).startswith("Awaitable")
+    return inspect.iscoroutinefunction(verb) or str(
+        inspect.signature(verb).return_annotation
+    ).startswith("Awaitable")
 
 
 async def _disturbed(plan: FaultPlan, verb: str, call: Callable[[], Awaitable[T]]) -> T:
@@ -133,7 +135,9 @@ async def _disturbed(plan: FaultPlan, verb: str, call: Callable[[], Awaitable[T]
         return await _carried_out(plan, verb, call, fault, seconds)
 
 
-async def _carried_out(plan: FaultPlan, verb: str, call: Callable[[], Awaitable[T]], fault: Fault, seconds: float) -> T:
+async def _carried_out(
+    plan: FaultPlan, verb: str, call: Callable[[], Awaitable[T]], fault: Fault, seconds: float
+) -> T:
     match fault:
         case Fault.FAIL:
             raise Unavailable(f"injected: {verb} failed")

@@ -37,7 +37,9 @@ def bounded_buffer(history: History) -> Verdict:
     """
     verdict = Verdict("bounded_buffer")
     for level in history.of(Level):
-        verdict.require(level.value <= level.bound, f"{level.where} holds {level.value} of {level.bound}", level)
+        verdict.require(
+            level.value <= level.bound, f"{level.where} holds {level.value} of {level.bound}", level
+        )
     return verdict
 
 
@@ -64,7 +66,9 @@ def failfast_persistence(history: History) -> Verdict:
     committed = {(c.chat_id, c.sequence): c.at for c in reversed(history.of(CommitSeen))}
     for invoke, ok, acked in history.acks():
         at = committed.get((invoke.chat_id, acked.sequence))
-        verdict.require(at is not None and at <= ok.at, f"acked at {ok.at}, committed at {at}", invoke, ok)
+        verdict.require(
+            at is not None and at <= ok.at, f"acked at {ok.at}, committed at {at}", invoke, ok
+        )
     return verdict
 
 
@@ -132,7 +136,9 @@ def counter_is_last_allocated(history: History) -> Verdict:
     """
     verdict = Verdict("counter_is_last_allocated")
     for chat in history.chats.values():
-        highest = max([m.sequence for m in chat.messages] + [end for _, end in chat.holes], default=0)
+        highest = max(
+            [m.sequence for m in chat.messages] + [end for _, end in chat.holes], default=0
+        )
         verdict.require(
             chat.counter == max(highest, chat.first_sequence - 1),
             f"{chat.chat_id} has counter {chat.counter}, last number {highest}",
@@ -144,14 +150,19 @@ def sequence_monotonicity(history: History) -> Verdict:
     verdict = Verdict("sequence_monotonicity")
     for chat in history.chats.values():
         highest = max((m.sequence for m in chat.messages), default=0)
-        verdict.require(highest <= (chat.counter or 0), f"{chat.chat_id} has {highest} above {chat.counter}")
+        verdict.require(
+            highest <= (chat.counter or 0), f"{chat.chat_id} has {highest} above {chat.counter}"
+        )
     return verdict
 
 
 def counter_lower_bound(history: History) -> Verdict:
     verdict = Verdict("counter_lower_bound")
     for chat in history.chats.values():
-        verdict.require(len(chat.messages) <= (chat.counter or 0), f"{chat.chat_id} has more messages than numbers")
+        verdict.require(
+            len(chat.messages) <= (chat.counter or 0),
+            f"{chat.chat_id} has more messages than numbers",
+        )
     return verdict
 
 
@@ -168,7 +179,12 @@ def idempotency_sequence_consistency(history: History) -> Verdict:
         for message in chat.messages:
             if message.key is not None:
                 key = keys.get((message.sender_id or "", message.key))
-                verdict.require(key == (message.sequence, message.message_id), "key and message differ", message, key)
+                verdict.require(
+                    key == (message.sequence, message.message_id),
+                    "key and message differ",
+                    message,
+                    key,
+                )
     return verdict
 
 
@@ -182,7 +198,9 @@ def no_zero_sequence(history: History) -> Verdict:
     verdict = Verdict("no_zero_sequence")
     for chat in history.chats.values():
         for message in chat.messages:
-            verdict.require(message.sequence >= 1, f"{chat.chat_id} has message {message.sequence}", message)
+            verdict.require(
+                message.sequence >= 1, f"{chat.chat_id} has message {message.sequence}", message
+            )
     return verdict
 
 
@@ -205,7 +223,9 @@ def add_operation_atomicity(history: History) -> Verdict:
     verdict = Verdict("add_operation_atomicity")
     given: dict[str, dict[int, str]] = defaultdict(dict)
     for invoke, ok, acked in history.acks():
-        same = given[invoke.chat_id].setdefault(acked.sequence, acked.message_id) == acked.message_id
+        same = (
+            given[invoke.chat_id].setdefault(acked.sequence, acked.message_id) == acked.message_id
+        )
         verdict.require(same, f"{invoke.chat_id} {acked.sequence} was given twice", invoke, ok)
     return verdict
 

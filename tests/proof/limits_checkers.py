@@ -42,7 +42,9 @@ class Bound(NamedTuple):
     per_second: float
 
 
-def bound(capacity: int, per_second: float, nodes: int = 1, lease: int = 0, outages: bool = False) -> Bound:
+def bound(
+    capacity: int, per_second: float, nodes: int = 1, lease: int = 0, outages: bool = False
+) -> Bound:
     """capacity + rate × t + nodes × lease; with outages also the local shares.
 
     While the counters are unavailable each node admits its share; the shares of all
@@ -76,13 +78,17 @@ def rules_monotone_and_converging(history: LimitsHistory) -> Verdict:
             _forward(before, now, history.forgotten, verdict)
         last[now.node] = now
     for node, final in sorted(last.items()):
-        different = {n for n in {*final.rules, *history.truth} if final.rules.get(n) != history.truth.get(n)}
+        different = {
+            n for n in {*final.rules, *history.truth} if final.rules.get(n) != history.truth.get(n)
+        }
         verdict.require(not different, f"{node} ended with other rules: {sorted(different)[:3]}")
     return verdict
 
 
 def _forward(before: InForce, now: InForce, forgotten: set[RuleName], verdict: Verdict) -> None:
-    verdict.require(now.epoch >= before.epoch, f"{now.node} went back to epoch {now.epoch}", before, now)
+    verdict.require(
+        now.epoch >= before.epoch, f"{now.node} went back to epoch {now.epoch}", before, now
+    )
     if now.epoch > before.epoch:
         return  # a failover may lose changes: the new primary's rules replace all
     for name, stamp in before.rules.items():
@@ -99,7 +105,10 @@ def admitted_within_bound(history: LimitsHistory, allowed: Bound) -> Verdict:
         by_subject[each.subject].append(each)
     for subject, admissions in sorted(by_subject.items()):
         most = most_over_rate(sorted(admissions, key=lambda a: a.at), allowed.per_second)
-        verdict.require(most <= allowed.at_once + 1e-6, f"{subject}: {most:.1f} at once, {allowed.at_once} allowed")
+        verdict.require(
+            most <= allowed.at_once + 1e-6,
+            f"{subject}: {most:.1f} at once, {allowed.at_once} allowed",
+        )
     return verdict
 
 

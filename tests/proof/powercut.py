@@ -85,7 +85,11 @@ class FaultyDisk(apsw.VFS):
     """
 
     def __init__(
-        self, name: str, rng: random.Random, cut_at: int | None = None, trouble: _Trouble | None = None
+        self,
+        name: str,
+        rng: random.Random,
+        cut_at: int | None = None,
+        trouble: _Trouble | None = None,
     ) -> None:
         self.name = name
         self.operations = 0
@@ -100,7 +104,9 @@ class FaultyDisk(apsw.VFS):
         path = name.filename() if isinstance(name, apsw.URIFilename) else name
         self.alive("open", path or "")
         if path is not None and path not in self._files:
-            self._files[path] = _File(bytearray(Path(path).read_bytes() if Path(path).exists() else b""))
+            self._files[path] = _File(
+                bytearray(Path(path).read_bytes() if Path(path).exists() else b"")
+            )
         return _OpenFile(self, name, flags, self._files[path] if path is not None else None)
 
     def xDelete(self, name: str, syncdir: bool) -> None:
@@ -145,7 +151,11 @@ class _OpenFile(apsw.VFSFile):
     """One open file of a disk."""
 
     def __init__(
-        self, disk: FaultyDisk, name: str | apsw.URIFilename | None, flags: list[int], file: _File | None
+        self,
+        disk: FaultyDisk,
+        name: str | apsw.URIFilename | None,
+        flags: list[int],
+        file: _File | None,
     ) -> None:
         self._disk = disk
         self._file = file or _File(bytearray())
@@ -211,7 +221,9 @@ class _Workload:
     async def run(self, store: SqliteStore) -> None:
         """Ends with the first failure after the cut."""
         for chat in ("chat_a", "chat_b"):
-            await self._insist(store.change, CreateChat(self._act(), chat, "group", "Team", ["bob"]))
+            await self._insist(
+                store.change, CreateChat(self._act(), chat, "group", "Team", ["bob"])
+            )
         while True:
             if self.rng.random() < 0.1:
                 joining = AddMember(self._act(), self._chat(), f"user-{self._number()}")
@@ -248,16 +260,22 @@ class _Workload:
 
     def _act(self) -> CommandContext:
         number = self._number()
-        return CommandContext(USER, "2026-01-01T00:00:00.000Z", f"msg_{number}", key=f"key-{number}")
+        return CommandContext(
+            USER, "2026-01-01T00:00:00.000Z", f"msg_{number}", key=f"key-{number}"
+        )
 
     def _draft(self) -> Draft:
         number = self._number()
         text = f"{number} " + "x" * self.rng.choice((10, 200, 3_000))
         stamp = "2026-01-01T00:00:00.000Z"
-        return Draft(USER, self._chat(), f"key-{number}", text, "text/plain", f"msg_{number}", stamp)
+        return Draft(
+            USER, self._chat(), f"key-{number}", text, "text/plain", f"msg_{number}", stamp
+        )
 
 
-async def power_cut(directory: Path, seed: int, synchronous: Literal["FULL", "NORMAL"] = "FULL") -> CutReport:
+async def power_cut(
+    directory: Path, seed: int, synchronous: Literal["FULL", "NORMAL"] = "FULL"
+) -> CutReport:
     """Run the store on a disk that loses power, and check what remains in it.
 
     The directory must be empty. With an odd seed some syncs fail before the cut, and
@@ -274,7 +292,9 @@ async def power_cut(directory: Path, seed: int, synchronous: Literal["FULL", "NO
 
     path = directory / "chats.db"
     workload = _Workload(rng, disk)
-    settings = SqliteSettings(synchronous=synchronous, readers=1, checkpoint_pages=rng.choice((4, 16, 4_000)))
+    settings = SqliteSettings(
+        synchronous=synchronous, readers=1, checkpoint_pages=rng.choice((4, 16, 4_000))
+    )
     with disk.until_the_cut():
         async with SqliteStore(path, settings, vfs=disk.name) as store:
             disk.trouble = fail_some_syncs if seed % 2 and synchronous == "FULL" else None

@@ -81,7 +81,10 @@ class Proxy:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         assert self._server is not None
         self._server.close()
@@ -126,7 +129,9 @@ class Proxy:
 class _Pair:
     """One connection through the proxy: two pumps that end together."""
 
-    def __init__(self, proxy: Proxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, proxy: Proxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self._proxy = proxy
         self._near = (reader, writer)
         self._far: asyncio.StreamWriter | None = None
@@ -163,7 +168,10 @@ class _Pair:
                 pumps.create_task(self._give(flight, writer))
 
     async def _take(
-        self, direction: Direction, reader: asyncio.StreamReader, flight: asyncio.Queue[tuple[float, bytes]]
+        self,
+        direction: Direction,
+        reader: asyncio.StreamReader,
+        flight: asyncio.Queue[tuple[float, bytes]],
     ) -> None:
         loop = asyncio.get_running_loop()
         try:
@@ -180,7 +188,9 @@ class _Pair:
         except OSError:
             self.reset()
 
-    async def _give(self, flight: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
+    async def _give(
+        self, flight: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter
+    ) -> None:
         loop = asyncio.get_running_loop()
         try:
             while True:

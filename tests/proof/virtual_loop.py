@@ -100,7 +100,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if self._at_work or timeout == 0:
             return timeout if timeout == 0 else None
         if timeout is None:
-            raise Deadlock("nothing is ready and no timer is set; every task waits for something that cannot happen")
+            raise Deadlock(
+                "nothing is ready and no timer is set; every task waits for something that cannot"
+                " happen"
+            )
         self._virtual_now += timeout
         return 0
 
@@ -128,7 +131,8 @@ class _JumpingSelector(selectors.BaseSelector):
         self._real = selectors.DefaultSelector()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if self._loop.alone and len(self._real.get_map()) == 1:  # only its own wake-up pipe, without a writer
+        # only its own wake-up pipe, without a writer
+        if self._loop.alone and len(self._real.get_map()) == 1:
             self._loop.next_turn(timeout)
             return []
         events = self._real.select(0)
@@ -136,13 +140,17 @@ class _JumpingSelector(selectors.BaseSelector):
             return events
         return self._real.select(self._loop.next_turn(timeout))
 
-    def register(self, fileobj: FileDescriptorLike, events: int, data: Any = None) -> selectors.SelectorKey:
+    def register(
+        self, fileobj: FileDescriptorLike, events: int, data: Any = None
+    ) -> selectors.SelectorKey:
         return self._real.register(fileobj, events, data)
 
     def unregister(self, fileobj: FileDescriptorLike) -> selectors.SelectorKey:
         return self._real.unregister(fileobj)
 
-    def modify(self, fileobj: FileDescriptorLike, events: int, data: Any = None) -> selectors.SelectorKey:
+    def modify(
+        self, fileobj: FileDescriptorLike, events: int, data: Any = None
+    ) -> selectors.SelectorKey:
         return self._real.modify(fileobj, events, data)
 
     def get_map(self) -> Mapping[FileDescriptorLike, selectors.SelectorKey]:

@@ -12,9 +12,15 @@ from proof.controls.jobs import JOB_CONTROLS
 
 @pytest.mark.long
 def test_each_control_turns_its_own_checkers_red_and_no_other() -> None:
-    how, requirement = "broken variants in the simulation", "each turns its checkers red, and no other"
+    how, requirement = (
+        "broken variants in the simulation",
+        "each turns its checkers red, and no other",
+    )
     tally_controls("negative controls", how, requirement, CONTROLS, SEEDS, turned_red)
 
 
 def test_every_checker_is_turned_red_by_some_control() -> None:
-    assert frozenset().union(*(control.red for control in [*CONTROLS, *JOB_CONTROLS])) == CHECKERS.keys()
+    assert (
+        frozenset().union(*(control.red for control in [*CONTROLS, *JOB_CONTROLS]))
+        == CHECKERS.keys()
+    )

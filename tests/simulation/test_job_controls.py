@@ -1,4 +1,6 @@
-"""Checker 11 on workers with one defect each: every one turns it red and no other, and what is whole stays green."""
+"""Checker 11 on workers with one defect each: every one turns it red and no other, and
+what is whole stays green.
+"""
 
 from __future__ import annotations
 

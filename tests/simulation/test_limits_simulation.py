@@ -1,4 +1,5 @@
-"""Three nodes, a database that lags, fails over and loses rings, counters that come and go: checkers 13 and 14.
+"""Three nodes, a database that lags, fails over and loses rings, counters that come and
+go: checkers 13 and 14.
 
 Every control breaks one thing on purpose and must turn its checker red, and no other.
 """
@@ -46,9 +47,12 @@ LIMIT, WINDOW = 60, 60.0
 LOAD = Rule("acme", "load", "token_bucket", LIMIT, WINDOW)
 LEASED = Rule("acme", "leased", "token_bucket", LIMIT, WINDOW, precision="leased")
 RULES = (LOAD, LEASED)
-"""The first of the log, which no replica has not seen: so whoever finds no rule for them has lost it."""
+"""The first of the log, which no replica has not seen: so whoever finds no rule for
+them has lost it.
+"""
 WINDOW_MIN = 30.0
-"""Changed rules have this or that window, and this or that limit, none above the first."""
+"""Changed rules have this or that window, and this or that limit, none above the first.
+"""
 ALGORITHMS: tuple[Algorithm, ...] = ("token_bucket", "fixed_window", "sliding_window")
 LEASE_PERCENT = 10.0
 SOON_MAX = 10
@@ -95,7 +99,9 @@ class Reader:
 
 
 class ReplacingFeed(RuleFeed):
-    """Control: a full sync replaces everything, so one from a lagging replica moves rules backwards."""
+    """Control: a full sync replaces everything, so one from a lagging replica moves
+    rules backwards.
+    """
 
     async def sync(self) -> None:
         snapshot = await self._reader.snapshot()
@@ -107,7 +113,11 @@ class UpsertOnlyFeed(RuleFeed):
     """Control: deletions do not travel, so deleted rules live on."""
 
     def _put(self, rules: RuleSet, by: str, names: Set[RuleName] | None = None) -> None:
-        super()._put(RuleSet.of([structs.replace(r, deleted=False) for r in rules.all()], rules.epoch), by, names)
+        super()._put(
+            RuleSet.of([structs.replace(r, deleted=False) for r in rules.all()], rules.epoch),
+            by,
+            names,
+        )
 
     async def _take_snapshot(self, head: RuleLogHead) -> None:
         if self.cursor == (0, 0):
@@ -115,7 +125,8 @@ class UpsertOnlyFeed(RuleFeed):
 
 
 class Node:
-    """One node, which can die without a word and come back under its name, knowing only what all start with.
+    """One node, which can die without a word and come back under its name, knowing only
+    what all start with.
 
     What it knew of the others is on its disk.
     """
@@ -135,13 +146,17 @@ class Node:
             place=NodeIdentity(self.name),
             file=world.disk / f"{self.name}.json",
         )
-        self.feed = world.feed(self.reader, [self.reader], self._apply, clock, starts_with=world.rules)
+        self.feed = world.feed(
+            self.reader, [self.reader], self._apply, clock, starts_with=world.rules
+        )
         await self.limiter.__aenter__()
         await self.feed.__aenter__()
         self.alive = True
 
     async def die(self) -> None:
-        """Nothing is given back, nothing charged; what it knew need not converge any more."""
+        """Nothing is given back, nothing charged; what it knew need not converge any
+        more.
+        """
         self.alive = False
         history = self.world.history
         history.in_force = [each for each in history.in_force if each.node != self.name]
@@ -155,7 +170,11 @@ class Node:
 
     def _apply(self, rules: RuleSet) -> None:
         self.limiter.use(rules)
-        stamps = {rule.name: rule.stamp for rule in rules.all() if not rule.deleted or self.world.feed is RuleFeed}
+        stamps = {
+            rule.name: rule.stamp
+            for rule in rules.all()
+            if not rule.deleted or self.world.feed is RuleFeed
+        }
         now = asyncio.get_running_loop().time()
         self.world.history.in_force.append(InForce(self.name, now, rules.epoch, stamps))
 
@@ -172,7 +191,9 @@ class Forgiving(Members):
     """Control: what slipped through before it was asked for is not charged."""
 
     async def take(self, entries: Sequence[Sequence[CounterRequest]]) -> CounterResponse:
-        return await super().take([[structs.replace(ask, spent=0) for ask in entry] for entry in entries])
+        return await super().take(
+            [[structs.replace(ask, spent=0) for ask in entry] for entry in entries]
+        )
 
 
 class World:
@@ -189,7 +210,9 @@ class World:
         algorithm: Algorithm = "token_bucket",
         changing: bool = False,
     ) -> None:
-        """``changing``: the rules that limit are changed too, and a failover or a restore may lose the changes."""
+        """``changing``: the rules that limit are changed too, and a failover or a
+        restore may lose the changes.
+        """
         self.rng = random.Random(seed)
         self.rules = [structs.replace(rule, algorithm=algorithm) for rule in RULES]
         self.changing = changing
@@ -257,7 +280,11 @@ class World:
 
     def _change_a_limit(self) -> None:
         rng = self.rng
-        rule, limit, window = rng.choice(self.rules), rng.choice([20, LIMIT]), rng.choice([WINDOW_MIN, WINDOW])
+        rule, limit, window = (
+            rng.choice(self.rules),
+            rng.choice([20, LIMIT]),
+            rng.choice([WINDOW_MIN, WINDOW]),
+        )
         self.log.commit(structs.replace(rule, limit=limit, window_seconds=window))
         self.changed += 1
 
@@ -280,7 +307,9 @@ class World:
     def _note(self, subject: str, decision: Decision) -> None:
         """Whatever decided, and if it was that there is no rule."""
         if decision.allowed:
-            self.history.admitted.append(AdmittedAmount(subject, asyncio.get_running_loop().time(), 1))
+            self.history.admitted.append(
+                AdmittedAmount(subject, asyncio.get_running_loop().time(), 1)
+            )
 
     async def _heal(self, nodes: list[Node]) -> None:
         self.counters.mood = "well"
@@ -298,22 +327,29 @@ class World:
                 assert decision.rule_version == there.version, "a lost rule decides"
                 assert decision.degraded or decision.limit == there.limit, "a lost rule decides"
         self.history.truth = {
-            name: rule.stamp for name, rule in truth.items() if not rule.deleted or self.feed is RuleFeed
+            name: rule.stamp
+            for name, rule in truth.items()
+            if not rule.deleted or self.feed is RuleFeed
         }
 
     def bounds(self) -> dict[str, Bound]:
         """What each subject may have got at most.
 
-        Where a node may be dead, the others share the limit among fewer, and who is started has a new share. What
-        does not wait slips through for one round trip, of the counters and of the share.
+        Where a node may be dead, the others share the limit among fewer, and who is
+        started has a new share. What does not wait slips through for one round trip, of
+        the counters and of the share.
         """
         seen = NODES - 1 if self.mortal else NODES
         share = math.ceil(LIMIT / seen)
         window = WINDOW_MIN if self.changing else WINDOW
-        at_once, per_second = LIMIT + (NODES + self.starts) * share, LIMIT / window * (1 + NODES / seen)
+        at_once, per_second = (
+            LIMIT + (NODES + self.starts) * share,
+            LIMIT / window * (1 + NODES / seen),
+        )
         slip = NODES * SOON_MAX
         slips, slips_per_second = 2 * slip, 0.0
-        if self.rules[0].algorithm != "token_bucket":  # two windows meet, and each forgets what slipped through
+        # two windows meet, and each forgets what slipped through
+        if self.rules[0].algorithm != "token_bucket":
             at_once, slips_per_second = 2 * at_once, slip / window
             slips += slip * self.changed
         leases = NODES * int(LIMIT * LEASE_PERCENT / 100)
@@ -331,7 +367,9 @@ def judged(world: World, seed: int) -> tuple[Verdict, Verdict]:
         history = virtual_loop.run(world.run(), seed=seed)
     admission = Verdict("admitted_within_bound")
     for subject, bound in world.bounds().items():
-        theirs = LimitsHistory(admitted=[each for each in history.admitted if each.subject == subject])
+        theirs = LimitsHistory(
+            admitted=[each for each in history.admitted if each.subject == subject]
+        )
         verdict = admitted_within_bound(theirs, bound)
         admission.examined += verdict.examined
         admission.violations += verdict.violations
@@ -354,12 +392,18 @@ def test_rules_converge_and_admission_is_bounded_whatever_happens() -> None:
     began = time.monotonic()
     for seed in range(SEEDS):
         changing = seed % 4 > 1
-        held(World(seed, mortal=seed % 2 == 1, algorithm=ALGORITHMS[seed % 3], changing=changing), seed)
+        held(
+            World(seed, mortal=seed % 2 == 1, algorithm=ALGORITHMS[seed % 3], changing=changing),
+            seed,
+        )
     tally(
         Row(
             name="limits simulation",
-            how="three nodes that die and return; exact, leased and not waiting; buckets and windows; limits that are "
-            "changed; lagging readers, lost rings, failovers that lose writes, counters away, lost or silent",
+            how=(
+                "three nodes that die and return; exact, leased and not waiting; buckets and"
+                " windows; limits that are changed; lagging readers, lost rings, failovers that"
+                " lose writes, counters away, lost or silent"
+            ),
             runs=SEEDS,
             failures=0,
             requirement="checkers 13 and 14 green",
@@ -389,7 +433,11 @@ def test_counters_that_forgive_what_slipped_through_turn_checker_14_red_and_no_o
 
 
 def test_the_bound_finds_the_worst_stretch() -> None:
-    burst = [AdmittedAmount("a", 0.0, 5), AdmittedAmount("a", 1.0, 5), AdmittedAmount("a", 100.0, 9)]
+    burst = [
+        AdmittedAmount("a", 0.0, 5),
+        AdmittedAmount("a", 1.0, 5),
+        AdmittedAmount("a", 100.0, 9),
+    ]
     assert most_over_rate(burst, 1.0) == 9
     assert most_over_rate(burst, 0.0) == 19
     assert most_over_rate([], 1.0) == 0
@@ -398,7 +446,9 @@ def test_the_bound_finds_the_worst_stretch() -> None:
 def test_a_name_that_vanishes_and_an_epoch_that_goes_back_are_found() -> None:
     name, stamp = RuleName("acme", "a"), RuleSet.of([LOAD]).get(LOAD.name)
     assert stamp is not None
-    history = LimitsHistory([InForce("n", 0.0, 2, {name: stamp.stamp}), InForce("n", 1.0, 2, {})], truth={})
+    history = LimitsHistory(
+        [InForce("n", 0.0, 2, {name: stamp.stamp}), InForce("n", 1.0, 2, {})], truth={}
+    )
     assert not rules_monotone_and_converging(history).ok
     history = LimitsHistory([InForce("n", 0.0, 2, {}), InForce("n", 1.0, 1, {})], truth={})
     assert not rules_monotone_and_converging(history).ok

@@ -1,8 +1,10 @@
-"""The seven testing scenarios of the sequencing document, literally, on the sequencing it describes.
+"""The seven testing scenarios of the sequencing document, literally, on the sequencing
+it describes.
 
-That sequencing ships as a negative control: these tests show that the control is faithful to the document, and
-the last ones show what the scenarios do not ask: the defects for which this design left it. The same scenarios on
-our own store, where gaps cannot arise, are in ``tests/contracts``.
+That sequencing ships as a negative control: these tests show that the control is
+faithful to the document, and the last ones show what the scenarios do not ask: the
+defects for which this design left it. The same scenarios on our own store, where gaps
+cannot arise, are in ``tests/contracts``.
 """
 
 from __future__ import annotations
@@ -94,7 +96,10 @@ async def test_scenario_3_concurrent_writers() -> None:
 @pytest.mark.seed("001 appendix D scenario 4")
 async def test_scenario_4_race_condition_on_idempotency() -> None:
     made = tables(10)
-    first, second = draft("uuid-1"), Draft(ANN, "A", "uuid-1", "hello", "text/plain", "msg_retry", "now")
+    first, second = (
+        draft("uuid-1"),
+        Draft(ANN, "A", "uuid-1", "hello", "text/plain", "msg_retry", "now"),
+    )
     gate = Gate(("persist", first.message_id))
     ingest = TwoPhaseIngest(made, gate)
     slow = asyncio.create_task(ingest.persist(first))
@@ -158,7 +163,9 @@ async def test_what_the_scenarios_do_not_ask_43_is_visible_before_42_without_any
 
 
 @pytest.mark.real_time
-async def test_what_the_scenarios_do_not_ask_a_retry_after_a_failed_publish_publishes_nothing() -> None:
+async def test_what_the_scenarios_do_not_ask_a_retry_after_a_failed_publish_publishes_nothing() -> (
+    None
+):
     made = tables(0)
 
     async def log_down(step: str, _send: Draft) -> None:
@@ -181,7 +188,9 @@ async def test_what_the_scenarios_do_not_ask_another_members_message_is_swallowe
 
 
 @pytest.mark.real_time
-async def test_what_the_scenarios_do_not_ask_a_repaired_counter_overwrites_an_acknowledged_message() -> None:
+async def test_what_the_scenarios_do_not_ask_a_repaired_counter_overwrites_an_acknowledged_message() -> (
+    None
+):
     made = tables(0)
     gate = Gate(("persist", draft("late").message_id))
     ingest = TwoPhaseIngest(made, gate)

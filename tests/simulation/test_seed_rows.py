@@ -1,4 +1,6 @@
-"""Rows of the messaging documents that only a whole story can show: a store that hangs, a reader that stops."""
+"""Rows of the messaging documents that only a whole story can show: a store that hangs,
+a reader that stops.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def sent(history: History) -> dict[str, list[Ok | Fail | Unknown | None]]:
     tries: dict[str, list[Ok | Fail | Unknown | None]] = {}
     for operation in history.operations:
         if operation.invoke.verb == "send":
-            tries.setdefault(f"{operation.invoke.client} {operation.invoke.key}", []).append(operation.end)
+            tries.setdefault(f"{operation.invoke.client} {operation.invoke.key}", []).append(
+                operation.end
+            )
     return tries
 
 
@@ -36,8 +40,12 @@ def sent(history: History) -> dict[str, list[Ok | Fail | Unknown | None]]:
         ("reads", Odds(delay=0.9, seconds_max=4.0)),
     ],
 )
-def test_whatever_hangs_every_request_is_answered_within_5_5_seconds(plane: str, odds: Odds) -> None:
-    """No fault of the store is an excuse, and no client has to give up: the answer may be that nobody knows."""
+def test_whatever_hangs_every_request_is_answered_within_5_5_seconds(
+    plane: str, odds: Odds
+) -> None:
+    """No fault of the store is an excuse, and no client has to give up: the answer may
+    be that nobody knows.
+    """
     answers: list[Ok | Fail | Unknown] = []
     for seed in SEEDS:
         history = play(seed, Parts(options=weather(bursts=3, **{plane: odds})))
@@ -58,7 +66,9 @@ def test_whatever_hangs_every_request_is_answered_within_5_5_seconds(plane: str,
 @pytest.mark.seed("000 taxonomy: DynamoDB throttling")
 @pytest.mark.seed("001 confirmation: DynamoDB throttling, graceful degradation with retries")
 def test_a_throttled_store_delays_sends_and_loses_none() -> None:
-    """The client does the retrying, as told: RATE_LIMITED, then the ack. Nobody is closed, no breaker opens."""
+    """The client does the retrying, as told: RATE_LIMITED, then the ack. Nobody is
+    closed, no breaker opens.
+    """
     retried = 0
     for seed in SEEDS:
         history = play(seed, Parts(options=weather(writes=Odds(throttle=0.4))))
@@ -74,7 +84,9 @@ def test_a_throttled_store_delays_sends_and_loses_none() -> None:
 def test_clients_that_do_not_read_slow_nobody_elses_sends() -> None:
     warned = 0
     for seed in SEEDS:
-        history = play(seed, Parts(options=weather(stalls=6, buffer_messages=5, sends_per_device=30)))
+        history = play(
+            seed, Parts(options=weather(stalls=6, buffer_messages=5, sends_per_device=30))
+        )
         away = FaultTimeline(history)
         for operation in history.operations:
             invoke, end = operation.invoke, operation.end

@@ -71,7 +71,9 @@ def play_many(seeds: Sequence[int]) -> Played:
 
 
 @pytest.mark.long
-def test_every_promise_holds_in_a_thousand_stories_and_every_rare_moment_was_met(tmp_path: Path) -> None:
+def test_every_promise_holds_in_a_thousand_stories_and_every_rare_moment_was_met(
+    tmp_path: Path,
+) -> None:
     if (only := os.environ.get("HOLDFAST_SEED")) is not None:
         history = play(int(only))
         (tmp_path / "history.jsonl").write_bytes(encode(history.events))
@@ -80,7 +82,9 @@ def test_every_promise_holds_in_a_thousand_stories_and_every_rare_moment_was_met
         return
     began, played = time.perf_counter(), Played()
     with ProcessPoolExecutor() as cores:
-        for part in cores.map(play_many, (SEEDS[start : start + 50] for start in range(0, len(SEEDS), 50))):
+        for part in cores.map(
+            play_many, (SEEDS[start : start + 50] for start in range(0, len(SEEDS), 50))
+        ):
             played += part
     for found in list(played.failed.values())[:3]:
         print("\n".join(found))
@@ -113,7 +117,11 @@ def test_a_seed_that_fails_prints_itself_and_everything_derived_from_it() -> Non
     control = next(each for each in CONTROLS if each.name == "two-phase allocation")
     history = next(h for h in (play(seed, control.parts) for seed in SEEDS) if red(check(h)))
     first, *broken = complaints(7, history, check(history))
-    assert first == f"HOLDFAST_SEED=7: {Options.derive(7)}" and "writes=Odds(" in first and "latency_seconds" in first
+    assert (
+        first == f"HOLDFAST_SEED=7: {Options.derive(7)}"
+        and "writes=Odds(" in first
+        and "latency_seconds" in first
+    )
     assert any("BROKEN" in verdict for verdict in broken)
 
 
@@ -123,7 +131,9 @@ def test_different_seeds_are_different_stories() -> None:
 
 @pytest.mark.parametrize("seed", [84, 111, 245, 278, 281, 295])
 def test_who_was_added_while_fanout_failed_gets_the_chat_without_another_message(seed: int) -> None:
-    """In these stories the event of joining was skipped, the removal before it was not, and the chat stayed quiet."""
+    """In these stories the event of joining was skipped, the removal before it was not,
+    and the chat stayed quiet.
+    """
     often = weather(fanout=Odds(fail=0.75), membership_changes=4, sends_per_device=1)
     verdicts = check(play(seed, Parts(options=often)))
     assert red(verdicts) == set(), "\n".join(map(str, verdicts))

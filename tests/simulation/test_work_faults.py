@@ -1,8 +1,10 @@
-"""A worker on virtual time against a store that fails, loses answers and dies: seeded, judged by checker 11.
+"""A worker on virtual time against a store that fails, loses answers and dies: seeded,
+judged by checker 11.
 
-The store's faults are of the two kinds that matter: nothing happened, or it happened and the answer was lost. Neither
-may lose, double or reorder a job while the process lives; a killed process, or one whose seat was taken while it ran,
-may repeat what it had in flight. Some messages come from outside, and some of these twice.
+The store's faults are of the two kinds that matter: nothing happened, or it happened
+and the answer was lost. Neither may lose, double or reorder a job while the process
+lives; a killed process, or one whose seat was taken while it ran, may repeat what it
+had in flight. Some messages come from outside, and some of these twice.
 """
 
 from __future__ import annotations
@@ -16,7 +18,13 @@ import msgspec
 from tally import tally
 
 from holdfast.errors import InternalError, OutcomeUnknown, ServerBusy, Unavailable
-from holdfast.verify.checkers.jobs import EffectSeen, Enqueued, JobHistory, Ran, effects_once_in_order
+from holdfast.verify.checkers.jobs import (
+    EffectSeen,
+    Enqueued,
+    JobHistory,
+    Ran,
+    effects_once_in_order,
+)
 from holdfast.work.contract import Claimed, ClaimRequest, Query, Report
 from holdfast.work.handlers import Context, Handlers
 from holdfast.work.job import Policies
@@ -43,7 +51,9 @@ class FaultyWork(MemoryWork):
         self._chance, self._rate = rng, rate
 
     async def join(self, name: str) -> Any:
-        self.on_left()  # whoever comes takes the seat, as if the worker before were dead and did not know it
+        # whoever comes takes the seat, as if the worker before were dead and did not
+        # know it
+        self.on_left()
         seat = await super().join(name)
         plain = seat.process
 
@@ -63,7 +73,9 @@ class FaultyWork(MemoryWork):
 
 
 async def world(seed: int, *, rate: float, kills: bool) -> JobHistory:
-    """``kills``: workers are killed, or another takes their seat and they find out when they report."""
+    """``kills``: workers are killed, or another takes their seat and they find out when
+    they report.
+    """
     rng, clock, history = random.Random(seed), LoopClock(), JobHistory()
     store, handlers = FaultyWork(clock, rng, rate), Handlers()
     began, outage = clock.monotonic(), rng.uniform(0, 4)
@@ -76,11 +88,15 @@ async def world(seed: int, *, rate: float, kills: bool) -> JobHistory:
             if outage <= clock.monotonic() - began < outage + 2:
                 raise ConnectionError("away")
             if rng.random() < 0.1:
-                raise rng.choice([RuntimeError("by chance"), ConnectionError("away"), TimeoutError()])
+                raise rng.choice(
+                    [RuntimeError("by chance"), ConnectionError("away"), TimeoutError()]
+                )
             history.effects.append(EffectSeen(deed.stream, ctx.job.seq, ctx.fence))
             succeeded = True
         finally:
-            history.runs.append(Ran(deed.stream, ctx.job.seq, "w", started, clock.monotonic(), succeeded))
+            history.runs.append(
+                Ran(deed.stream, ctx.job.seq, "w", started, clock.monotonic(), succeeded)
+            )
 
     settings = WorkerSettings(concurrency=6, jobs_max=24, per_stream_max=4, drain_seconds=2)
     policies = Policies().with_type("Deed", strikes_max=1000, base_seconds=0.5, cap_seconds=4.0)
@@ -92,10 +108,14 @@ async def world(seed: int, *, rate: float, kills: bool) -> JobHistory:
     worker, task = new_worker()
     zombies: list[asyncio.Task[None]] = []
     for number in range(60):
-        drafts = [handlers.draft(Deed(f"s{rng.randrange(5)}", number)) for _ in range(rng.choice([1, 3]))]
+        drafts = [
+            handlers.draft(Deed(f"s{rng.randrange(5)}", number)) for _ in range(rng.choice([1, 3]))
+        ]
         drafts.append(handlers.draft(Deed("s0", number), source="shop", source_id=str(number // 2)))
         seqs = await store.enqueue(drafts)
-        history.enqueued += [Enqueued(d.stream or "", seq) for d, seq in zip(drafts, seqs, strict=True) if seq]
+        history.enqueued += [
+            Enqueued(d.stream or "", seq) for d, seq in zip(drafts, seqs, strict=True) if seq
+        ]
         await asyncio.sleep(rng.choice([0, 0.01, 0.2]))
         if kills and rng.random() < 0.05:
             if rng.random() < 0.5:
@@ -122,13 +142,18 @@ def test_jobs_keep_their_place_whatever_the_store_does_and_whoever_dies() -> Non
             verdict = effects_once_in_order(run(world(seed, rate=0.1, kills=False), seed=seed))
             broken += [] if verdict.ok else [f"seed {seed}\n{verdict}"]
         for seed in range(FAULTY_SEEDS, FAULTY_SEEDS + DEADLY_SEEDS):
-            verdict = effects_once_in_order(without_repetitions(run(world(seed, rate=0.05, kills=True), seed=seed)))
+            verdict = effects_once_in_order(
+                without_repetitions(run(world(seed, rate=0.05, kills=True), seed=seed))
+            )
             broken += [] if verdict.ok else [f"seed {seed}\n{verdict}"]
     print(*broken, sep="\n")
     tally(
         Row(
             name="simulation of jobs",
-            how="a worker on virtual time; the store fails or loses answers, workers die or lose their seat",
+            how=(
+                "a worker on virtual time; the store fails or loses answers, workers die or lose"
+                " their seat"
+            ),
             runs=FAULTY_SEEDS + DEADLY_SEEDS,
             failures=len(broken),
             requirement="checker 11; only what was in flight when a worker ended may come twice",
@@ -140,7 +165,9 @@ def test_jobs_keep_their_place_whatever_the_store_does_and_whoever_dies() -> Non
 
 
 def without_repetitions(history: JobHistory) -> JobHistory:
-    """The first effect of each job: whoever dies may repeat what it had in flight, if nothing makes it exactly once."""
+    """The first effect of each job: whoever dies may repeat what it had in flight, if
+    nothing makes it exactly once.
+    """
     first: dict[int, EffectSeen] = {}
     for effect in history.effects:
         first.setdefault(effect.seq, effect)

@@ -1,7 +1,7 @@
 """Stores for tests: every adapter behind one rig, and short ways to say who does what.
 
-``rig.run(test)`` opens the adapter's store, runs ``test(store)`` on it and closes it; ``rig.damage`` breaks a chat's
-numbering from outside, as a bad restore would.
+``rig.run(test)`` opens the adapter's store, runs ``test(store)`` on it and closes it;
+``rig.damage`` breaks a chat's numbering from outside, as a bad restore would.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ async def create(
     return changed
 
 
-async def send(store: Any, key: str, content: str = "hello", sender: User = ANN, chat_id: str = "chat_a") -> Outcome:
+async def send(
+    store: Any, key: str, content: str = "hello", sender: User = ANN, chat_id: str = "chat_a"
+) -> Outcome:
     outcome: Outcome = (await store.append([draft(key, content, sender, chat_id)]))[0]
     return outcome
 
@@ -118,13 +120,17 @@ class SqliteRig:
         self._damage("counters_never_go_back", change, chat_id)
 
     def lose_message(self, chat_id: str, sequence: int) -> None:
-        self._damage(None, f"DELETE FROM messages WHERE chat = ? AND sequence = {sequence}", chat_id)
+        self._damage(
+            None, f"DELETE FROM messages WHERE chat = ? AND sequence = {sequence}", chat_id
+        )
 
     def _damage(self, trigger: str | None, statement: str, chat_id: str) -> None:
         connection = apsw.Connection(str(self.path))
         connection.set_busy_timeout(5_000)
         with connection:
-            guard = connection.execute("SELECT sql FROM sqlite_schema WHERE name = ?", (trigger,)).get
+            guard = connection.execute(
+                "SELECT sql FROM sqlite_schema WHERE name = ?", (trigger,)
+            ).get
             if guard:
                 connection.execute(f"DROP TRIGGER {trigger}")
             chat = connection.execute("SELECT chat FROM chats WHERE chat_id = ?", (chat_id,)).get
@@ -150,6 +156,8 @@ def on_every_store(
     return test
 
 
-async def _run(opening: AbstractAsyncContextManager[Any], test: Callable[[Any], Awaitable[None]]) -> None:
+async def _run(
+    opening: AbstractAsyncContextManager[Any], test: Callable[[Any], Awaitable[None]]
+) -> None:
     async with opening as store:
         await test(store)

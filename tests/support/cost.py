@@ -1,8 +1,11 @@
-"""What a request, a frame or a handshake costs a running node: processor time in one turn of its loop.
+"""What a request, a frame or a handshake costs a running node: processor time in one
+turn of its loop.
 
-The node runs on a thread of its own, on a loop that times each of its turns by ``thread_time``; whoever asks is on
-another thread and speaks raw bytes. A cost is the longest turn between the first byte and the answer, the least of
-five tries, and is divided by how much slower than usual the same process decodes a reference document at that moment.
+The node runs on a thread of its own, on a loop that times each of its turns by
+``thread_time``; whoever asks is on another thread and speaks raw bytes. A cost is the
+longest turn between the first byte and the answer, the least of five tries, and is
+divided by how much slower than usual the same process decodes a reference document at
+that moment.
 """
 
 from __future__ import annotations
@@ -28,9 +31,13 @@ from holdfast.settings import load
 T = TypeVar("T")
 TENANT, USER = "tenant", "heavy"
 TRIES = 5
-REFERENCE = msgspec.json.encode([{"id": n, "name": f"user-{n}", "tags": ["a", "b"]} for n in range(4_000)])
+REFERENCE = msgspec.json.encode(
+    [{"id": n, "name": f"user-{n}", "tags": ["a", "b"]} for n in range(4_000)]
+)
 REFERENCE_SECONDS = 0.0026
-"""What decoding it takes on the machine on which the bounds were set, when that is quiet."""
+"""What decoding it takes on the machine on which the bounds were set, when that is
+quiet.
+"""
 ANSWER_SECONDS_MAX = 10.0
 
 
@@ -76,7 +83,10 @@ class CostedNode:
         """Headers of a caller of this kind."""
         if caller == "operator":
             return [f"Authorization: Bearer {self._admin_key}"]
-        return [f"Authorization: Bearer {self._tenant_key}", *([f"X-Act-As: {USER}"] if caller == "user" else [])]
+        return [
+            f"Authorization: Bearer {self._tenant_key}",
+            *([f"X-Act-As: {USER}"] if caller == "user" else []),
+        ]
 
     def address(self) -> str:
         """Another one each time."""
@@ -107,7 +117,9 @@ class CostedNode:
 
     @contextmanager
     def connected(self) -> Iterator[socket.socket]:
-        with socket.create_connection(("127.0.0.1", self.node.settings.server.port), ANSWER_SECONDS_MAX) as sock:
+        with socket.create_connection(
+            ("127.0.0.1", self.node.settings.server.port), ANSWER_SECONDS_MAX
+        ) as sock:
             yield sock
 
     def request(self, data: bytes) -> bytes:
@@ -141,7 +153,9 @@ def _whole(received: bytes) -> bool:
 
 @contextmanager
 def costed_node(state: Path) -> Iterator[CostedNode]:
-    """A node with the default settings, but that this machine is its proxy: so everybody can be somebody else."""
+    """A node with the default settings, but that this machine is its proxy: so
+    everybody can be somebody else.
+    """
     settings = load(
         None,
         {},

@@ -1,4 +1,5 @@
-"""Random inputs for the cost table: what is expensive to read somewhere, in any field, at any size up to its bound.
+"""Random inputs for the cost table: what is expensive to read somewhere, in any field,
+at any size up to its bound.
 
 The same seed makes the same inputs.
 """
@@ -27,7 +28,19 @@ STRINGS = (
     b"*:",
 )
 DIGITS = (b"9", b"0", b"-9", b"0.3", b"1e9", b"1.0E-9")
-ELEMENTS = (b"1", b'""', b"{}", b"[]", b"null", b"true", b'"m123"', b"-1.5", b"[[]]", b'{"a":1}', b'["x",1]')
+ELEMENTS = (
+    b"1",
+    b'""',
+    b"{}",
+    b"[]",
+    b"null",
+    b"true",
+    b'"m123"',
+    b"-1.5",
+    b"[[]]",
+    b'{"a":1}',
+    b'["x",1]',
+)
 NESTS = ((b"[", b"]"), (b'{"a":', b"}"), (b'[{"a":', b"}]"), (b"[[],", b"]"))
 HEADERS = (
     "Accept",
@@ -93,12 +106,18 @@ class Fuzz:
 
     def pieces(self, data: bytes, pieces_max: int) -> list[bytes]:
         """The same in a few pieces."""
-        cuts = sorted(self._random.randrange(len(data) + 1) for _ in range(self._random.randrange(pieces_max)))
+        cuts = sorted(
+            self._random.randrange(len(data) + 1) for _ in range(self._random.randrange(pieces_max))
+        )
         return [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
 
     def _size(self, bytes_max: int) -> int:
         """The bound itself half of the time."""
-        return bytes_max if self._random.random() < 0.5 else int(2 ** self._random.uniform(4, log2(bytes_max)))
+        return (
+            bytes_max
+            if self._random.random() < 0.5
+            else int(2 ** self._random.uniform(4, log2(bytes_max)))
+        )
 
     def _value(self, valid: Any, size: int) -> bytes:
         """Instead of ``valid``: more of the same, or something else."""
@@ -106,7 +125,10 @@ class Fuzz:
         same = msgspec.json.encode(valid)
         if isinstance(valid, (list, dict)) and len(same) > 2:
             same = choose(
-                [msgspec.json.encode(item) for item in (valid if isinstance(valid, list) else valid.values())]
+                [
+                    msgspec.json.encode(item)
+                    for item in (valid if isinstance(valid, list) else valid.values())
+                ]
             )
         unit, element = choose(STRINGS), choose([*ELEMENTS, same])
         before, behind = choose(NESTS)
@@ -117,7 +139,8 @@ class Fuzz:
             "elements": b"[" + b",".join([element] * (size // (len(element) + 1))) + b"]",
             "names": b"{" + b",".join(self._names(size, element)) + b"}",
             "one name": b"{" + b",".join([b'"a":' + element] * (size // (len(element) + 5))) + b"}",
-            "nested": before * (size // len(before + behind)) + behind * (size // len(before + behind)),
+            "nested": before * (size // len(before + behind))
+            + behind * (size // len(before + behind)),
             "open": before * (size // len(before)),
             "space": choose((b" ", b"\n\t")) * (size // 2) + same,
         }
@@ -130,11 +153,19 @@ class Fuzz:
 
 
 def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place in a JSON value; of a list its first two. Switches stay as they are: they choose what is asked."""
+    """Every place in a JSON value; of a list its first two. Switches stay as they are:
+    they choose what is asked.
+    """
     if isinstance(value, bool):
         return
     yield path
-    items = enumerate(value[:2]) if isinstance(value, list) else value.items() if isinstance(value, dict) else ()
+    items = (
+        enumerate(value[:2])
+        if isinstance(value, list)
+        else value.items()
+        if isinstance(value, dict)
+        else ()
+    )
     for key, item in items:
         yield from _places(item, (*path, key))
 

@@ -1,7 +1,9 @@
-"""The most expensive inputs found, for every endpoint and every frame. See CONTRIBUTING.md, "A new endpoint or frame".
+"""The most expensive inputs found, for every endpoint and every frame. See
+CONTRIBUTING.md, "A new endpoint or frame".
 
-Every endpoint is also asked with what is expensive anywhere (``test_cost.py``): long queries, paths and heads, and
-bodies up to their bound. A row says what is expensive *here*: a valid body or query, as large as it may be.
+Every endpoint is also asked with what is expensive anywhere (``test_cost.py``): long
+queries, paths and heads, and bodies up to their bound. A row says what is expensive
+*here*: a valid body or query, as large as it may be.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from typing import Any, NamedTuple
 
 
 class Row(NamedTuple):
-    """``{chat}`` in a path or a query is a chat with all the members and messages a page can hold."""
+    """``{chat}`` in a path or a query is a chat with all the members and messages a
+    page can hold.
+    """
 
     body: Any = None
     query: str = ""
@@ -23,7 +27,13 @@ def many(name: str, number: int) -> list[str]:
     return [f"{name}-{n}" for n in range(number)]
 
 
-RULE = {"tenantID": "t" * 60, "resource": "r" * 250, "algorithm": "token_bucket", "limit": 10, "window": "60s"}
+RULE = {
+    "tenantID": "t" * 60,
+    "resource": "r" * 250,
+    "algorithm": "token_bucket",
+    "limit": 10,
+    "window": "60s",
+}
 SEQS = list(range(2**53 - 1001, 2**53 - 1))
 WHY = {"reason": "€" * 500}
 CHECK = {"resource": "send", "subject": "s" * 250}
@@ -111,7 +121,8 @@ ENDPOINTS: Mapping[str, Row] = {
     "get_admin_health": Row(),
     "get_metrics": Row(),
 }  # fmt: skip
-"""By the name of the endpoint. A request without a credential may take 2 ms anywhere."""
+"""By the name of the endpoint. A request without a credential may take 2 ms anywhere.
+"""
 
 FRAMES: Mapping[str, Any] = {
     "authenticate": {"token": "a." * 16_000 + "a", "device_id": "d"},

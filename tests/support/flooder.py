@@ -1,9 +1,12 @@
-"""A client that sends frames as fast as the network takes them, and comes back at once when it is closed.
+"""A client that sends frames as fast as the network takes them, and comes back at once
+when it is closed.
 
-A program of raw sockets and prebuilt bytes, so that a test measures the server and not the load generator. It runs at
-the lowest priority and reads orders from its input, one JSON object a line: ``{"port", "address", "kind", "token",
-"chat_id", "reads", "seconds"}``. ``address`` is where it connects from; without a ``token`` it never authenticates; one
-that does not read leaves everything it is sent in the kernel. The answer is one line: ``{"connections", "bytes"}``.
+A program of raw sockets and prebuilt bytes, so that a test measures the server and not
+the load generator. It runs at the lowest priority and reads orders from its input, one
+JSON object a line: ``{"port", "address", "kind", "token", "chat_id", "reads",
+"seconds"}``. ``address`` is where it connects from; without a ``token`` it never
+authenticates; one that does not read leaves everything it is sent in the kernel. The
+answer is one line: ``{"connections", "bytes"}``.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ from collections.abc import Callable
 
 CHUNK_BYTES = 64 * 1024
 SOCKET_BUFFER_BYTES = 4096
-"""What a connection that does not read takes into its kernel: little, so that it soon takes nothing."""
+"""What a connection that does not read takes into its kernel: little, so that it soon
+takes nothing.
+"""
 PING, PONG, BINARY, TEXT, CONTINUATION, CLOSE = 0x9, 0xA, 0x2, 0x1, 0x0, 0x8
 
 
@@ -38,14 +43,19 @@ def fragmented(data: bytes, parts: int = 16) -> bytes:
     size = -(-len(data) // parts)
     pieces = [data[start : start + size] for start in range(0, len(data), size)]
     last = len(pieces) - 1
-    return b"".join(frame(CONTINUATION if i else TEXT, piece, fin=i == last) for i, piece in enumerate(pieces))
+    return b"".join(
+        frame(CONTINUATION if i else TEXT, piece, fin=i == last) for i, piece in enumerate(pieces)
+    )
 
 
 def sends(chat_id: str) -> bytes:
     """A hundred sends, each under a key of its own."""
     prefix = os.urandom(8).hex()
     body = {"chat_id": chat_id, "content": "x", "content_type": "text/plain"}
-    return b"".join(frame(TEXT, said("send_message", client_message_id=f"{prefix}{n}", **body)) for n in range(100))
+    return b"".join(
+        frame(TEXT, said("send_message", client_message_id=f"{prefix}{n}", **body))
+        for n in range(100)
+    )
 
 
 Build = Callable[[str, str], bytes]
@@ -54,11 +64,15 @@ KINDS: dict[str, Build] = {
     "ping with a body": lambda token, chat: frame(PING, b"x" * 125),
     "pong": lambda token, chat: frame(PONG),
     "send_message": lambda token, chat: sends(chat),
-    "send_message, invalid": lambda token, chat: frame(TEXT, said("send_message", chat_id=chat, content="")),
+    "send_message, invalid": lambda token, chat: frame(
+        TEXT, said("send_message", chat_id=chat, content="")
+    ),
     "typing_start": lambda token, chat: frame(TEXT, said("typing_start", chat_id=chat)),
     "ack": lambda token, chat: frame(TEXT, said("ack", chat_id=chat, epoch=0, sequence=0)),
     "read": lambda token, chat: frame(TEXT, said("read", chat_id=chat, sequence=1)),
-    "sync_request": lambda token, chat: frame(TEXT, said("sync_request", chat_id=chat, epoch=0, after_sequence=0)),
+    "sync_request": lambda token, chat: frame(
+        TEXT, said("sync_request", chat_id=chat, epoch=0, after_sequence=0)
+    ),
     "resume": lambda token, chat: frame(TEXT, said("resume", cursors={})),
     "resume with 500 cursors": lambda token, chat: frame(
         TEXT, said("resume", cursors={f"chat_{n}": [0, 0] for n in range(500)}, more=True)
@@ -132,7 +146,9 @@ class Flooder:
         sock.setblocking(False)
         rest = memoryview(self._chunk)
         while rest and (left := self._until - time.monotonic()) > 0:
-            readable, writable, _ = select.select([sock] if self._reads else [], [sock], [], min(left, 0.05))
+            readable, writable, _ = select.select(
+                [sock] if self._reads else [], [sock], [], min(left, 0.05)
+            )
             if readable and not sock.recv(1 << 20):
                 return
             if writable:

@@ -1,7 +1,9 @@
-"""HTTP servers that never end their answer, one for each way of ``ENDLESS``, as fast as it is read.
+"""HTTP servers that never end their answer, one for each way of ``ENDLESS``, as fast as
+it is read.
 
-A program of its own, at the lowest priority, so that a test measures the server that calls it. It prints their ports.
-Each has its own, because connections are kept by address: what one sent behind an answer would be another's answer.
+A program of its own, at the lowest priority, so that a test measures the server that
+calls it. It prints their ports. Each has its own, because connections are kept by
+address: what one sent behind an answer would be another's answer.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ class _Server(ThreadingTCPServer):
 @contextmanager
 def hostile_receivers() -> Iterator[dict[str, str]]:
     """The addresses of those that run, by kind."""
-    process = subprocess.Popen([sys.executable, str(Path(__file__))], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, str(Path(__file__))], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     try:
         ports = [int(port) for port in process.stdout.readline().split()]

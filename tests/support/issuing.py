@@ -1,4 +1,6 @@
-"""An issuer of tokens for tests: keys of every kind, the set it publishes, and tokens signed with them."""
+"""An issuer of tokens for tests: keys of every kind, the set it publishes, and tokens
+signed with them.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def private_key(kind: str, name: str = "a") -> PrivateKeyTypes:
 
 
 def jwk(kind: str, name: str = "a", **changes: Any) -> dict[str, Any]:
-    """The public key as it is published, under its name; a change to None leaves the field out."""
+    """The public key as it is published, under its name; a change to None leaves the
+    field out.
+    """
     public: Any = private_key(kind, name).public_key()  # type: ignore[union-attr]
     made = jwt.PyJWS().get_algorithm_by_name(kind).to_jwk(public, as_dict=True)
     made.pop("key_ops", None)
@@ -40,9 +44,20 @@ def jwks(*keys: dict[str, Any]) -> bytes:
     return json.dumps({"keys": keys}).encode()
 
 
-def signed(kind: str, name: str | None = "a", key: str = "", now: float = 1_700_000_000, **claims: Any) -> str:
-    """A token of the key ``key`` (by default the one that ``name``, its kid, says); a claim of None is left out."""
-    given = {"iss": ISSUER, "aud": "holdfast", "sub": "alice", "iat": int(now), "exp": int(now) + 600, **claims}
+def signed(
+    kind: str, name: str | None = "a", key: str = "", now: float = 1_700_000_000, **claims: Any
+) -> str:
+    """A token of the key ``key`` (by default the one that ``name``, its kid, says); a
+    claim of None is left out.
+    """
+    given = {
+        "iss": ISSUER,
+        "aud": "holdfast",
+        "sub": "alice",
+        "iat": int(now),
+        "exp": int(now) + 600,
+        **claims,
+    }
     payload = {claim: value for claim, value in given.items() if value is not None}
     headers = {} if name is None else {"kid": name}
     return jwt.encode(payload, private_key(kind, key or name or "a"), kind, headers)  # type: ignore[arg-type]

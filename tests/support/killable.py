@@ -1,14 +1,19 @@
-"""The server's own command line with three additions for tests; the product knows nothing of them.
+"""The server's own command line with three additions for tests; the product knows
+nothing of them.
 
-``HOLDFAST_TEST_KILL_AT=commit.after:17:FILE`` kills the process with SIGKILL behind the 17th commit to ``chats.db``
-that reached ``commit.after`` (``holdfast.drivers.sqlite.points`` offers the places) since FILE is there: what a server
-commits while it starts does not count. Its last words, in FILE, are the monotonic time.
+``HOLDFAST_TEST_KILL_AT=commit.after:17:FILE`` kills the process with SIGKILL behind the
+17th commit to ``chats.db`` that reached ``commit.after``
+(``holdfast.drivers.sqlite.points`` offers the places) since FILE is there: what a
+server commits while it starts does not count. Its last words, in FILE, are the
+monotonic time.
 
-``HOLDFAST_TEST_MARKS=path`` appends the rare moments that the process meets to this file.
+``HOLDFAST_TEST_MARKS=path`` appends the rare moments that the process meets to this
+file.
 
-``python -m killable fork`` imports the server once and then forks one child per line of JSON on its input
-(``{"settings": {…}, "kill_at": "…", "log": "…", "marks": "…"}``), so that a hundred kills do not pay for a hundred
-imports. A child is a server like any other. It answers ``pid N``, and ``exit N`` when that child has ended.
+``python -m killable fork`` imports the server once and then forks one child per line of
+JSON on its input (``{"settings": {…}, "kill_at": "…", "log": "…", "marks": "…"}``), so
+that a hundred kills do not pay for a hundred imports. A child is a server like any
+other. It answers ``pid N``, and ``exit N`` when that child has ended.
 """
 
 from __future__ import annotations

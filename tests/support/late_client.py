@@ -1,7 +1,9 @@
-"""A client with the commonest defect: it handles an answer later than the frame behind it.
+"""A client with the commonest defect: it handles an answer later than the frame behind
+it.
 
-Pushes are handled where the socket is read; answers in a task of their own, as code with promises or ``await`` does
-that asks and then waits. Driven by the conformance suite, which must find it.
+Pushes are handled where the socket is read; answers in a task of their own, as code
+with promises or ``await`` does that asks and then waits. Driven by the conformance
+suite, which must find it.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class LateClient:
             tell("token_wanted")
             headers = {"Authorization": f"Bearer {await self.tokens.get()}", "X-Device-ID": "late"}
             try:
-                connecting = websockets.connect(self.url, additional_headers=headers, compression=None)
+                connecting = websockets.connect(
+                    self.url, additional_headers=headers, compression=None
+                )
                 async with connecting as self.socket, asyncio.TaskGroup() as tasks:
                     tasks.create_task(self.resume())
                     tasks.create_task(self.read())
@@ -43,7 +47,9 @@ class LateClient:
         self.asked += 1
         request_id = str(self.asked)
         answer = self.answers[request_id] = asyncio.get_running_loop().create_future()
-        await self.socket.send(json.dumps({"type": kind, "request_id": request_id, "payload": payload}))
+        await self.socket.send(
+            json.dumps({"type": kind, "request_id": request_id, "payload": payload})
+        )
         return await answer
 
     async def resume(self) -> None:
@@ -84,7 +90,9 @@ class LateClient:
 
 async def main() -> None:
     lines = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(lines), sys.stdin
+    )
     client = LateClient(json.loads(await lines.readline()))
     running = asyncio.create_task(client.run())
     while line := await lines.readline():

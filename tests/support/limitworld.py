@@ -1,4 +1,6 @@
-"""A database of rules and shared counters whose failures a test chooses, for virtual time."""
+"""A database of rules and shared counters whose failures a test chooses, for virtual
+time.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,12 @@ from collections.abc import AsyncIterator, Sequence
 from msgspec import structs
 
 from holdfast.errors import OutcomeUnknown, Unavailable
-from holdfast.limits.counters.contract import Adjustment, CounterRequest, CounterResponse, NodesAnnounced
+from holdfast.limits.counters.contract import (
+    Adjustment,
+    CounterRequest,
+    CounterResponse,
+    NodesAnnounced,
+)
 from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.rule_changes import RuleChange
 from holdfast.limits.rules import Rule, RuleName, RuleSet, RuleSnapshot
@@ -18,7 +25,9 @@ from proof import virtual_loop
 
 
 class Log:
-    """A database with a log, which can be away, lag behind, or fail over and lose its last changes."""
+    """A database with a log, which can be away, lag behind, or fail over and lose its
+    last changes.
+    """
 
     def __init__(self, store: str = "ours") -> None:
         self.store = store
@@ -32,10 +41,14 @@ class Log:
         self.bell = LocalNotifications()
         self.deaf = False
         self.forgettings: list[tuple[int, int]] = []
-        """At which place of the log it forgot up to which: its changes, and the tombstones that are older."""
+        """At which place of the log it forgot up to which: its changes, and the
+        tombstones that are older.
+        """
 
     def put(self, resource: str, limit: int, deleted: bool = False, ring: bool = True) -> Rule:
-        return self.commit(Rule("acme", resource, "token_bucket", limit, 60.0, deleted=deleted), ring)
+        return self.commit(
+            Rule("acme", resource, "token_bucket", limit, 60.0, deleted=deleted), ring
+        )
 
     def commit(self, rule: Rule, ring: bool = True) -> Rule:
         """The rule in its next version."""
@@ -69,17 +82,31 @@ class Log:
 
     def rules(self) -> dict[RuleName, Rule]:
         last = {change.rule.name: change for change in self._seen()}
-        return {n: c.rule for n, c in last.items() if not (c.rule.deleted and c.seq <= self._forgotten())}
+        return {
+            n: c.rule
+            for n, c in last.items()
+            if not (c.rule.deleted and c.seq <= self._forgotten())
+        }
 
     async def head(self) -> RuleLogHead:
-        return RuleLogHead(self.epoch, len(self._seen()), RuleSet(self.rules()).digest, self.lag_seconds, self.store)
+        return RuleLogHead(
+            self.epoch,
+            len(self._seen()),
+            RuleSet(self.rules()).digest,
+            self.lag_seconds,
+            self.store,
+        )
 
     async def changes_after(self, seq: int, limit: int = 100) -> Sequence[RuleChange]:
-        return [change for change in self._seen() if change.seq > max(seq, self._forgotten())][:limit]
+        return [change for change in self._seen() if change.seq > max(seq, self._forgotten())][
+            :limit
+        ]
 
     async def snapshot(self) -> RuleSnapshot:
         self.snapshots += 1
-        return RuleSnapshot(self.epoch, len(self._seen()), tuple(self.rules().values()), store=self.store)
+        return RuleSnapshot(
+            self.epoch, len(self._seen()), tuple(self.rules().values()), store=self.store
+        )
 
     def rings(self) -> AsyncIterator[ChangeNotification]:
         if self.deaf:
@@ -88,7 +115,9 @@ class Log:
 
 
 class Shared(MemoryCounters):
-    """Counters a round trip away, which can be away (refuse), lost (count, no answer), silent (hang) or broken."""
+    """Counters a round trip away, which can be away (refuse), lost (count, no answer),
+    silent (hang) or broken.
+    """
 
     immediate = False
 

@@ -140,7 +140,9 @@ class Bench:
     watermarks: Watermarks
     sockets: list[FakeSocket] = field(default_factory=list)
 
-    def connect(self, user_id: str | None, device_id: str = "", expires_at: float | None = None) -> FakeSocket:
+    def connect(
+        self, user_id: str | None, device_id: str = "", expires_at: float | None = None
+    ) -> FakeSocket:
         socket = FakeSocket()
         who = None if user_id is None else principal(user_id, expires_at)
         socket.connection = self.gateway.accept(socket, who, device_id)
@@ -150,13 +152,17 @@ class Bench:
     async def chat(self, *users: str) -> str:
         """A chat of these users; the first is its owner."""
         chat_id = self.ids.new("chat_")
-        act = CommandContext(User(TENANT, users[0]), timestamp(self.clock.now()), self.ids.new("msg_"))
+        act = CommandContext(
+            User(TENANT, users[0]), timestamp(self.clock.now()), self.ids.new("msg_")
+        )
         await self.store.change(CreateChat(act, chat_id, "group", "a chat", users[1:]))
         return chat_id
 
     async def remove(self, chat_id: str, user_id: str) -> None:
         """An operator removes a member, and nobody here hears of it."""
-        act = CommandContext(User(TENANT, "op"), timestamp(self.clock.now()), self.ids.new("msg_"), operator=True)
+        act = CommandContext(
+            User(TENANT, "op"), timestamp(self.clock.now()), self.ids.new("msg_"), operator=True
+        )
         await self.store.change(RemoveMember(act, chat_id, user_id))
 
 

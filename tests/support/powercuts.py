@@ -16,7 +16,9 @@ from proof.results import Row
 Synchronous = Literal["FULL", "NORMAL"]
 Report = TypeVar("Report")
 Cut = Callable[[Path, int, Synchronous], Coroutine[Any, Any, Report]]
-"""Works on a file in an empty folder until the power goes, by the seed, and reports what is left."""
+"""Works on a file in an empty folder until the power goes, by the seed, and reports
+what is left.
+"""
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,9 @@ class Cuts(Generic[Report]):
     seconds: float
 
     @classmethod
-    def made(cls, cut: Cut[Report], folder: Path, count: int, synchronous: Synchronous = "FULL") -> Cuts[Report]:
+    def made(
+        cls, cut: Cut[Report], folder: Path, count: int, synchronous: Synchronous = "FULL"
+    ) -> Cuts[Report]:
         """With the seeds from 0, each in a folder of its own."""
         began, reports = time.monotonic(), list[Report]()
         for seed in range(count):
@@ -39,4 +43,6 @@ class Cuts(Generic[Report]):
     def tally(self, name: str, how: str, requirement: str, failures: int, **figures: int) -> None:
         """Keep the counts of this proof; fails if a promise was broken."""
         runs = len(self.reports)
-        tally(Row(name, how, runs, failures, requirement, f"0..{runs - 1}", "", self.seconds, figures))
+        tally(
+            Row(name, how, runs, failures, requirement, f"0..{runs - 1}", "", self.seconds, figures)
+        )

@@ -1,4 +1,6 @@
-"""The ``holdfast`` program as people run it: real processes, real sockets, real signals."""
+"""The ``holdfast`` program as people run it: real processes, real sockets, real
+signals.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from holdfast.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 100.0
-"""After which something will not come any more; nothing that is judged by its speed waits so long."""
+"""After which something will not come any more; nothing that is judged by its speed
+waits so long.
+"""
 
 
 def eventually(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
@@ -64,7 +68,9 @@ class Program:
 
     @property
     def environment(self) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")
+        }
         return {
             **kept,
             "PYTHONPATH": str(ROOT / "src"),
@@ -74,7 +80,9 @@ class Program:
         }
 
     def run(self, *arguments: str, stdin: str | bytes = "") -> Ran:
-        """A command, in this process: starting an interpreter for each would take most of the tests' time."""
+        """A command, in this process: starting an interpreter for each would take most
+        of the tests' time.
+        """
         with patched_environment(self.environment):
             result = CliRunner().invoke(app, [*arguments], input=stdin, prog_name="holdfast")
         if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -94,7 +102,10 @@ class Program:
 
     def start(self, *arguments: str, **pipes: int) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "holdfast.cli", *arguments], env=self.environment, text=True, **pipes
+            [sys.executable, "-m", "holdfast.cli", *arguments],
+            env=self.environment,
+            text=True,
+            **pipes,
         )
 
     def serve(self, *options: str) -> subprocess.Popen[str]:
@@ -125,12 +136,18 @@ class Terminal:
 
     def __init__(self, program: Program, *arguments: str) -> None:
         pipe = subprocess.PIPE
-        self.process = program.start("chat", "open", *arguments, stdin=pipe, stdout=pipe, stderr=pipe)
+        self.process = program.start(
+            "chat", "open", *arguments, stdin=pipe, stdout=pipe, stderr=pipe
+        )
         self.lines: list[str] = []
         self.states: list[str] = []
         self._threads = [
-            threading.Thread(target=self._collect, args=(self.process.stdout, self.lines), daemon=True),
-            threading.Thread(target=self._collect, args=(self.process.stderr, self.states), daemon=True),
+            threading.Thread(
+                target=self._collect, args=(self.process.stdout, self.lines), daemon=True
+            ),
+            threading.Thread(
+                target=self._collect, args=(self.process.stderr, self.states), daemon=True
+            ),
         ]
         for thread in self._threads:
             thread.start()

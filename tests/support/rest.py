@@ -1,4 +1,6 @@
-"""The REST surface in this process: the real application over the real intake and the memory store, no socket."""
+"""The REST surface in this process: the real application over the real intake and the
+memory store, no socket.
+"""
 
 from __future__ import annotations
 
@@ -85,14 +87,18 @@ class Rest:
             return await self.client.request(method, path, headers=named)
         return await self.client.request(method, path, headers=named, json=json)
 
-    async def chat(self, owner: str = "alice", members: Sequence[str] = (), tenant: str = "acme") -> str:
+    async def chat(
+        self, owner: str = "alice", members: Sequence[str] = (), tenant: str = "acme"
+    ) -> str:
         """A new group; its id."""
         body = {"name": "Team", "members": list(members)}
         answer = await self.ask("POST", "/v1/chats", self.token(owner, tenant), body)
         assert answer.status_code == 201, answer.text
         return str(answer.json()["chat"]["chat_id"])
 
-    async def send(self, chat_id: str, content: str, key: str, who: str | None = None) -> httpx.Response:
+    async def send(
+        self, chat_id: str, content: str, key: str, who: str | None = None
+    ) -> httpx.Response:
         return await self.ask(
             "POST",
             f"/v1/chats/{chat_id}/messages",
@@ -103,13 +109,17 @@ class Rest:
 
 
 def error_of(answer: httpx.Response) -> tuple[int, str]:
-    """The status and code of an error, whose body must have the one shape; too many requests are a problem besides."""
+    """The status and code of an error, whose body must have the one shape; too many
+    requests are a problem besides.
+    """
     body = answer.json()
     if answer.status_code == 429:
         assert body.pop("status") == 429 and body.pop("detail") == body["error"]["message"]
         assert body.pop("type").endswith("#quota-exceeded") and body.pop("title")
         policies = body.pop("violated-policies", [])
-        assert policies or "rule" not in body["error"].get("details", {}), "the rule is named in both"
+        assert policies or "rule" not in body["error"].get("details", {}), (
+            "the rule is named in both"
+        )
         assert answer.headers["content-type"] == "application/problem+json"
         assert int(answer.headers["retry-after"]) >= 1
     else:
@@ -119,7 +129,9 @@ def error_of(answer: httpx.Response) -> tuple[int, str]:
 
 
 class Away:
-    """A file that cannot be opened: its part is there, and none of its verbs is answered."""
+    """A file that cannot be opened: its part is there, and none of its verbs is
+    answered.
+    """
 
     def __getattr__(self, verb: str) -> Any:
         async def away(*given: Any, **named: Any) -> None:
@@ -132,7 +144,10 @@ def limits_by(clock: Clock, rules: Sequence[Rule] = ()) -> LimitsParts:
     """Limits by these rules, which nobody can change."""
     limiter, away = Limiter(MemoryCounters(clock), clock, rules=RuleSet.of(rules)), Away()
     return LimitsParts(
-        limiter, RuleAdmin(away, clock, "none"), RuleFeed(Log(), [], limiter.use, clock), EntryPoints(limiter)
+        limiter,
+        RuleAdmin(away, clock, "none"),
+        RuleFeed(Log(), [], limiter.use, clock),
+        EntryPoints(limiter),
     )
 
 
@@ -140,12 +155,16 @@ def limits_by(clock: Clock, rules: Sequence[Rule] = ()) -> LimitsParts:
 async def beside(
     folder: Path | None, clock: Clock, rules: Sequence[Rule]
 ) -> AsyncIterator[tuple[LimitsParts, WorkParts]]:
-    """Limits and work. Without a folder, which costs time, no rule and no webhook can be made."""
+    """Limits and work. Without a folder, which costs time, no rule and no webhook can
+    be made.
+    """
     if folder is None:
         yield limits_by(clock, rules), WorkParts(MemoryWork(), WebhookParts(Away()), lambda: True)
         return
     async with AsyncExitStack() as stack:
-        limits = await stack.enter_async_context(open_limits(LimitsSettings(), folder, starts_with=rules, clock=clock))
+        limits = await stack.enter_async_context(
+            open_limits(LimitsSettings(), folder, starts_with=rules, clock=clock)
+        )
         endpoints = await SqliteEndpoints.open(folder / "webhooks.db")
         stack.push_async_callback(endpoints.close)
         yield limits, WorkParts(MemoryWork(), WebhookParts(endpoints), lambda: True)
@@ -172,7 +191,9 @@ async def serving(
     ready = {"store": "up"}
 
     async def presence(users: Sequence[User]) -> PresenceView:
-        return PresenceView([Presence(u.user_id, "online", online[u]) for u in users if u in online])
+        return PresenceView(
+            [Presence(u.user_id, "online", online[u]) for u in users if u in online]
+        )
 
     async def status() -> Mapping[str, Any]:
         return {"planes": {"durability": "up"}}
@@ -210,8 +231,12 @@ async def serving(
         )
         deps = replace(deps, **changed)
         running = asyncio.create_task(intake.run())
-        transport = httpx.ASGITransport(make_app(deps, Strangers(deps.settings, deps.clock, deps.proxies)))
-        async with httpx.AsyncClient(transport=transport, base_url="http://holdfast.test") as client:
+        transport = httpx.ASGITransport(
+            make_app(deps, Strangers(deps.settings, deps.clock, deps.proxies))
+        )
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://holdfast.test"
+        ) as client:
             try:
                 yield Rest(client, deps, store, clock, online, ready)
             finally:
@@ -219,7 +244,9 @@ async def serving(
                 await running
 
 
-def with_rest(scenario: Callable[[Rest], Awaitable[None]], settings: ApiSettings | None = None, **server: Any) -> None:
+def with_rest(
+    scenario: Callable[[Rest], Awaitable[None]], settings: ApiSettings | None = None, **server: Any
+) -> None:
     """Run a scenario against a fresh server."""
 
     async def run() -> None:

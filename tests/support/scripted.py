@@ -1,4 +1,6 @@
-"""Stand-ins for the durability plane whose every answer a test decides, and the values tests speak."""
+"""Stand-ins for the durability plane whose every answer a test decides, and the values
+tests speak.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def body(key: str, chat_id: str = CHAT, content: str = "hello") -> SendBody:
     return SendBody(client_message_id=key, chat_id=chat_id, content=content)
 
 
-async def create_chat(store: MemoryStore, *members: User, chat_id: str = CHAT, owner: User = ANNA) -> None:
+async def create_chat(
+    store: MemoryStore, *members: User, chat_id: str = CHAT, owner: User = ANNA
+) -> None:
     others = tuple(user.user_id for user in members if user != owner)
     await create(store, *others, chat_id=chat_id, creator=owner)
 
@@ -45,7 +49,9 @@ def acks(drafts: Sequence[Draft]) -> list[Outcome]:
 
 
 class ScriptedStore:
-    """The writing verbs of a store; each call waits for its gate, then gives what the test put in place."""
+    """The writing verbs of a store; each call waits for its gate, then gives what the
+    test put in place.
+    """
 
     def __init__(self) -> None:
         self.groups: list[Sequence[Draft]] = []

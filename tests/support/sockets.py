@@ -25,7 +25,11 @@ Story = Callable[[Node], Awaitable[None]]
 def serve(tmp_path: Path, story: Story, file: Path | None = None, **settings: Any) -> None:
     """Run a story against a whole node on SQLite and a free port."""
     paths = {name.replace("__", "."): value for name, value in settings.items()}
-    loaded = load(file, {}, {"server.port": 0, "server.state_dir": str(tmp_path), "server.log_level": "error", **paths})
+    loaded = load(
+        file,
+        {},
+        {"server.port": 0, "server.state_dir": str(tmp_path), "server.log_level": "error", **paths},
+    )
 
     async def run() -> None:
         async with asyncio.timeout(120), running(loaded) as node:
@@ -43,10 +47,14 @@ def ws_url(node: Node) -> str:
 
 
 @asynccontextmanager
-async def connected(node: Node, user_id: str, seconds: float = 3600) -> AsyncIterator[websockets.ClientConnection]:
+async def connected(
+    node: Node, user_id: str, seconds: float = 3600
+) -> AsyncIterator[websockets.ClientConnection]:
     """A client with a token of so many seconds, greeted."""
     headers = {"Authorization": f"Bearer {token(node, user_id, seconds)}"}
-    async with websockets.connect(ws_url(node), additional_headers=headers, compression=None) as client:
+    async with websockets.connect(
+        ws_url(node), additional_headers=headers, compression=None
+    ) as client:
         hello = json.loads(await client.recv())
         assert hello["type"] == "connection_established"
         yield client

@@ -1,7 +1,9 @@
-"""A real server that is killed and started again, and real clients that go on by themselves.
+"""A real server that is killed and started again, and real clients that go on by
+themselves.
 
-``Supervisor`` owns the process: start, wait until it serves, SIGKILL, start again. ``Person`` is a client that
-sends and keeps a copy of what it receives; whatever crosses its wire goes into one history for the checkers.
+``Supervisor`` owns the process: start, wait until it serves, SIGKILL, start again.
+``Person`` is a client that sends and keeps a copy of what it receives; whatever crosses
+its wire goes into one history for the checkers.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ START_SECONDS_MAX = 90.0
 """When it will not come any more; how fast it is, is judged elsewhere."""
 TENANT = "default"
 LOG, MARKS, ARMED = "server.log", "marks", "armed"
-QUICK = ClientSettings(reconnect_initial_seconds=0.02, reconnect_cap_seconds=0.1, ack_interval_seconds=0.05)
+QUICK = ClientSettings(
+    reconnect_initial_seconds=0.02, reconnect_cap_seconds=0.1, ack_interval_seconds=0.05
+)
 SETTINGS = {
     "gateway.backpressure.inbound.rate_limit_per_second": 2000,
     "gateway.backpressure.inbound.work_rate_limit_per_second": 4000,
@@ -51,11 +55,15 @@ SETTINGS = {
 
 Settings = Mapping[str, str | int]
 Start = Callable[[Settings, str, Path], "Awaitable[Life]"]
-"""How a server is started: its settings, where it kills itself, the directory of its output and its marks."""
+"""How a server is started: its settings, where it kills itself, the directory of its
+output and its marks.
+"""
 
 
 class Again(NamedTuple):
-    """How long it took from a kill until it served again, and how much of it was its own work."""
+    """How long it took from a kill until it served again, and how much of it was its
+    own work.
+    """
 
     seconds: float
     cpu_seconds: float
@@ -63,7 +71,9 @@ class Again(NamedTuple):
 
 
 class Forks:
-    """Starts servers by forking a process that has imported them already; one child at a time."""
+    """Starts servers by forking a process that has imported them already; one child at
+    a time.
+    """
 
     async def __aenter__(self) -> Forks:
         self._parent = await asyncio.create_subprocess_exec(
@@ -81,7 +91,12 @@ class Forks:
 
     async def start(self, settings: Settings, kill_at: str, directory: Path) -> Life:
         assert self._parent.stdin is not None
-        order = {"settings": settings, "kill_at": kill_at, "log": str(directory / LOG), "marks": str(directory / MARKS)}
+        order = {
+            "settings": settings,
+            "kill_at": kill_at,
+            "log": str(directory / LOG),
+            "marks": str(directory / MARKS),
+        }
         self._parent.stdin.write(json.dumps(order).encode() + b"\n")
         self._life = Life(await self._answer("pid"), self._answer("exit"))
         return self._life
@@ -94,7 +109,9 @@ class Forks:
 
 
 class Life:
-    """One process, from its start to its end; it does not outlive the loop of a story that failed."""
+    """One process, from its start to its end; it does not outlive the loop of a story
+    that failed.
+    """
 
     def __init__(self, pid: int, ends: Coroutine[Any, Any, int]) -> None:
         self.pid = pid
@@ -141,7 +158,9 @@ def _environment() -> dict[str, str]:
 class Supervisor:
     """One state directory and port; at most one server at a time."""
 
-    def __init__(self, directory: Path, record: Recorder, seed: int, start: Start = executed) -> None:
+    def __init__(
+        self, directory: Path, record: Recorder, seed: int, start: Start = executed
+    ) -> None:
         self.state_dir = directory / "state"
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -157,17 +176,23 @@ class Supervisor:
         self._executed = False
         self._life: Life | None = None
         self._down_since: float | None = time.monotonic()
-        """Since when nobody could be connected; several may have been killed since, before they served."""
+        """Since when nobody could be connected; several may have been killed since,
+        before they served.
+        """
         self._dead_since = time.monotonic()
 
     async def prepare(self, *users: str) -> str:
         """Make the state directory and a chat of these users."""
         with held(self.state_dir) as state:
             secrets, _ = open_secrets(state, "now")
-            self._tokens = Tokens(TokenSettings(), shared_secret(secrets.jwt_secret.encode()), SystemClock())
+            self._tokens = Tokens(
+                TokenSettings(), shared_secret(secrets.jwt_secret.encode()), SystemClock()
+            )
             async with SqliteStore(state / CHATS.name) as store:
                 chat_id = f"chat_{len(self.chats)}"
-                act = CommandContext(User(TENANT, users[0]), timestamp(time.time()), f"msg_{chat_id}")
+                act = CommandContext(
+                    User(TENANT, users[0]), timestamp(time.time()), f"msg_{chat_id}"
+                )
                 await store.change(CreateChat(act, chat_id, "group", "kills", users[1:]))
         self.chats[chat_id] = list(users)
         return chat_id
@@ -176,7 +201,9 @@ class Supervisor:
         return self._tokens.mint(User(TENANT, user), 3600, USER_SCOPES)
 
     async def spawn(self, kill_at: str = "", start: Start | None = None) -> None:
-        """Start the server, which kills itself at a named point if one is given, counted from when it serves."""
+        """Start the server, which kills itself at a named point if one is given,
+        counted from when it serves.
+        """
         armed = self.directory / ARMED
         armed.unlink(missing_ok=True)
         kill_at = kill_at and f"{kill_at}:{armed}"
@@ -185,7 +212,9 @@ class Supervisor:
         self._life = await (start or self._start)(settings, kill_at, self.directory)
 
     async def serving(self) -> bool:
-        """Wait until the server answers; False if it died before. Notes for how long there was none."""
+        """Wait until the server answers; False if it died before. Notes for how long
+        there was none.
+        """
         async with asyncio.timeout(START_SECONDS_MAX):
             while not await _ready(self.port):
                 if self.died():
@@ -193,10 +222,15 @@ class Supervisor:
                 await asyncio.sleep(0.01)
         now = time.monotonic()
         assert self._life is not None
-        self.serving_again.append(Again(now - self._dead_since, _cpu_seconds(self._life.pid), self._executed))
-        (self.directory / ARMED).touch()  # from here on it may kill itself, and leave nothing to look at
+        self.serving_again.append(
+            Again(now - self._dead_since, _cpu_seconds(self._life.pid), self._executed)
+        )
+        # from here on it may kill itself, and leave nothing to look at
+        (self.directory / ARMED).touch()
         assert self._down_since is not None
-        self.record.note(FaultWindow(at=self._down_since, until=now, plane="process", name="no server"))
+        self.record.note(
+            FaultWindow(at=self._down_since, until=now, plane="process", name="no server")
+        )
         self._down_since = None
         return True
 
@@ -220,7 +254,8 @@ class Supervisor:
         code = await self._life.end(signal.SIGKILL)
         assert code == -signal.SIGKILL, f"exit code {code}; see {self.log_path}"
         armed = self.directory / ARMED
-        if armed.exists() and (last_words := armed.read_text()):  # its clients may have known sooner than we
+        # its clients may have known sooner than we
+        if armed.exists() and (last_words := armed.read_text()):
             down_since = float(last_words)
         if self._down_since is None:
             self._down_since = down_since
@@ -261,7 +296,9 @@ async def _ready(port: int) -> bool:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """What a process has computed so far, which other processes of a busy machine do not make longer."""
+    """What a process has computed so far, which other processes of a busy machine do
+    not make longer.
+    """
     after_its_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, after_its_name[11:13])) / os.sysconf("SC_CLK_TCK")
 
@@ -332,7 +369,9 @@ class Person:
 
 
 async def talk(person: Person, chat_id: str, rng: random.Random, go_on: asyncio.Event) -> None:
-    """Several sends are always on their way while ``go_on`` is set; whoever is interrupted retries by itself."""
+    """Several sends are always on their way while ``go_on`` is set; whoever is
+    interrupted retries by itself.
+    """
 
     async def say(name: int) -> None:
         number = 0

@@ -1,4 +1,6 @@
-"""A session and its connection's part, without a socket: carries out effects, decodes what is written."""
+"""A session and its connection's part, without a socket: carries out effects, decodes
+what is written.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +35,35 @@ E = TypeVar("E")
 
 
 def message(sequence: int, chat_id: str = "chat_1", content: str = "hello") -> Message:
-    return Message(f"msg_{sequence}", chat_id, sequence, "text", "bob", f"c{sequence}", content, "text/plain", AT)
+    return Message(
+        f"msg_{sequence}",
+        chat_id,
+        sequence,
+        "text",
+        "bob",
+        f"c{sequence}",
+        content,
+        "text/plain",
+        AT,
+    )
 
 
-def run(first: int, last: int | None = None, chat_id: str = "chat_1", content: str = "hello") -> EncodedRun:
-    return EncodedRun([message(sequence, chat_id, content) for sequence in range(first, (last or first) + 1)])
+def run(
+    first: int, last: int | None = None, chat_id: str = "chat_1", content: str = "hello"
+) -> EncodedRun:
+    return EncodedRun(
+        [message(sequence, chat_id, content) for sequence in range(first, (last or first) + 1)]
+    )
 
 
 def page(
-    after: int, through: int, head: int | None = None, *, chat_id: str = "chat_1", epoch: int = 1, reset: bool = False
+    after: int,
+    through: int,
+    head: int | None = None,
+    *,
+    chat_id: str = "chat_1",
+    epoch: int = 1,
+    reset: bool = False,
 ) -> Page:
     """Messages after+1..through of a chat that ends at ``head``."""
     head = through if head is None else head
@@ -49,12 +71,18 @@ def page(
     return Page(chat_id, epoch, messages, through, head > through, head, reset)
 
 
-def send(key: str = "c1", *, chat_id: str = "chat_1", content: str = "hello", kind: str = "text/plain") -> SendMessage:
+def send(
+    key: str = "c1", *, chat_id: str = "chat_1", content: str = "hello", kind: str = "text/plain"
+) -> SendMessage:
     return SendMessage(request_id=f"r-{key}", payload=SendBody(key, chat_id, content, kind))
 
 
-def sync(after: int, *, chat_id: str = "chat_1", epoch: int = 1, limit: int | None = None) -> SyncRequest:
-    return SyncRequest(request_id=f"r-{chat_id}-{after}", payload=SyncBody(chat_id, epoch, after, limit))
+def sync(
+    after: int, *, chat_id: str = "chat_1", epoch: int = 1, limit: int | None = None
+) -> SyncRequest:
+    return SyncRequest(
+        request_id=f"r-{chat_id}-{after}", payload=SyncBody(chat_id, epoch, after, limit)
+    )
 
 
 def split_frames(data: bytes) -> Iterator[bytes]:
@@ -96,7 +124,9 @@ class Talk:
         self.effects: list[Effect] = []
         self.session = Session(self.limits, "conn_1", principal, "phone", self.now, expires_at, rng)
         if established:
-            self.do(self.session.established({"chat_1": Cursor(1, 0)} if chats is None else chats, AT))
+            self.do(
+                self.session.established({"chat_1": Cursor(1, 0)} if chats is None else chats, AT)
+            )
             self.read()
 
     def do(self, effects: Effects) -> list[Effect]:
@@ -114,7 +144,9 @@ class Talk:
         return self.do(self.session.tick(self.now, Transmission.of_buffer(self.unsent)))
 
     def wait(self, seconds: float) -> list[Effect]:
-        """Let time pass as a gateway does: tick whenever the session has something to do."""
+        """Let time pass as a gateway does: tick whenever the session has something to
+        do.
+        """
         end, effects = self.now + seconds, list[Effect]()
         for _ in range(1000):
             due = max(self.session.next_tick, self.now)
@@ -166,7 +198,9 @@ class Talk:
         self.receive(
             Resume(
                 request_id="r-resume",
-                payload=ResumeBody({chat_id: CursorClaim(*cursor) for chat_id, cursor in cursors.items()}),
+                payload=ResumeBody(
+                    {chat_id: CursorClaim(*cursor) for chat_id, cursor in cursors.items()}
+                ),
             )
         )
         self.do(self.session.on_page(self.last(FetchResume).token, read, self.now))

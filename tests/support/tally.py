@@ -1,4 +1,6 @@
-"""Where the proofs of a test run leave their counts; printed at its end, and by ``make results`` as RESULTS.md."""
+"""Where the proofs of a test run leave their counts; printed at its end, and by
+``make results`` as RESULTS.md.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ _kept: set[str] = set()
 
 
 def tally(row: Row, reached: Mapping[str, int] | None = None, *, whole: bool = True) -> None:
-    """Keep the count of one proof; fail if a promise was broken, or a rare moment never came.
+    """Keep the count of one proof; fail if a promise was broken, or a rare moment never
+    came.
 
     ``whole`` False: a shortened run, which need not meet all of its moments.
     """
@@ -28,7 +31,9 @@ def tally(row: Row, reached: Mapping[str, int] | None = None, *, whole: bool = T
     write(replace(row, commit=this_commit(DIRECTORY.parent), moments=moments), DIRECTORY)
     _kept.add(row.name)
     assert row.failures == 0, f"{row.name}: {row.failures} of {row.runs} failed"
-    assert not whole or not missed(row.name, counts), f"{row.name} never met: {missed(row.name, counts)}"
+    assert not whole or not missed(row.name, counts), (
+        f"{row.name} never met: {missed(row.name, counts)}"
+    )
 
 
 class Control(Protocol):
@@ -49,13 +54,27 @@ def tally_controls(
     seeds: Sequence[int],
     turned_red: Callable[[C], Set[int]],
 ) -> None:
-    """Try each control, and keep the count of those that turned red what they must and no more."""
+    """Try each control, and keep the count of those that turned red what they must and
+    no more.
+    """
     began = time.perf_counter()
     found = {control.name: turned_red(control) for control in controls}
-    wrong = {c.name: (sorted(found[c.name]), sorted(c.red)) for c in controls if found[c.name] != c.red}
+    wrong = {
+        c.name: (sorted(found[c.name]), sorted(c.red)) for c in controls if found[c.name] != c.red
+    }
     print("control: (turned red, ought to)", wrong)
     seconds = time.perf_counter() - began
-    tally(Row(name, how, len(controls), len(wrong), requirement, f"{seeds[0]}..{seeds[-1]} each", seconds=seconds))
+    tally(
+        Row(
+            name,
+            how,
+            len(controls),
+            len(wrong),
+            requirement,
+            f"{seeds[0]}..{seeds[-1]} each",
+            seconds=seconds,
+        )
+    )
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -1,4 +1,6 @@
-"""Webhooks for tests: a log that a test fills, real receivers on loopback, endpoints, jobs and a worker."""
+"""Webhooks for tests: a log that a test fills, real receivers on loopback, endpoints,
+jobs and a worker.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,17 @@ SECRET = new_secret(bytes(range(32)))
 
 
 def entry(position: int, chat: str = "c1", tenant: str = "acme") -> LogEntry:
-    text = Message(f"msg_{position}", chat, position, "text", "alice", f"k{position}", "hi", "text/plain", "2026-01-01")
+    text = Message(
+        f"msg_{position}",
+        chat,
+        position,
+        "text",
+        "alice",
+        f"k{position}",
+        "hi",
+        "text/plain",
+        "2026-01-01",
+    )
     return LogEntry(position, tenant, 1, text)
 
 
@@ -65,7 +77,11 @@ class Log:
         return self.now.get(
             (chat_id, sequence),
             next(
-                (e.message for e in self.entries if (e.message.chat_id, e.message.sequence) == (chat_id, sequence)),
+                (
+                    e.message
+                    for e in self.entries
+                    if (e.message.chat_id, e.message.sequence) == (chat_id, sequence)
+                ),
                 None,
             ),
         )
@@ -73,7 +89,9 @@ class Log:
 
 @dataclass
 class Receiver:
-    """What the other side got; ``answers`` decides the status by how many calls came before."""
+    """What the other side got; ``answers`` decides the status by how many calls came
+    before.
+    """
 
     url: str = ""
     calls: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
@@ -85,7 +103,9 @@ class Receiver:
         return [msgspec.json.decode(body)["data"]["sequence"] for _, body in self.calls]
 
     async def _take(self, request: web.Request) -> web.Response:
-        self.calls.append(({name.lower(): value for name, value in request.headers.items()}, await request.read()))
+        self.calls.append(
+            ({name.lower(): value for name, value in request.headers.items()}, await request.read())
+        )
         number = len(self.calls)
         await asyncio.sleep(self.seconds)
         return self.answer(number)
@@ -124,7 +144,9 @@ class Scene:
     log: Log
     reader: WebhookReader
 
-    async def add(self, url: str, tenant: str = "acme", endpoint_id: str = "ep_1") -> WebhookEndpoint:
+    async def add(
+        self, url: str, tenant: str = "acme", endpoint_id: str = "ep_1"
+    ) -> WebhookEndpoint:
         endpoint = WebhookEndpoint(endpoint_id, tenant, url, SECRET, "", "2026-01-01")
         await self.endpoints.add(endpoint)
         return endpoint
@@ -141,8 +163,14 @@ async def scene(
     **policy: Any,
 ) -> AsyncIterator[Scene]:
     clock = SystemClock()
-    endpoints, jobs, log = await SqliteEndpoints.open(folder / "webhooks.db"), jobs or MemoryWork(clock), log or Log()
-    policies = with_webhooks(Policies()).with_type(JOB_TYPE, base_seconds=0.02, cap_seconds=0.05, **policy)
+    endpoints, jobs, log = (
+        await SqliteEndpoints.open(folder / "webhooks.db"),
+        jobs or MemoryWork(clock),
+        log or Log(),
+    )
+    policies = with_webhooks(Policies()).with_type(
+        JOB_TYPE, base_seconds=0.02, cap_seconds=0.05, **policy
+    )
     handlers = Handlers()
     settings = settings or WebhookSettings(private_allowed=True, timeout_seconds=30)
     async with WebhookSender.opened(endpoints, log.find, clock, settings) as deliveries:

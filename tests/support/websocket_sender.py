@@ -1,4 +1,6 @@
-"""A WebSocket client on a raw socket: it sends bytes as they are, and reads them when it is told to."""
+"""A WebSocket client on a raw socket: it sends bytes as they are, and reads them when
+it is told to.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,8 @@ import asyncio
 import socket
 
 UPGRADE = (
-    "GET /v1/ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-    "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+    "GET /v1/ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection:"
+    " Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
 )
 
 
@@ -20,7 +22,9 @@ class Sender:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.socket.setblocking(False)
         self._port = port
-        self._head = UPGRADE + (f"Authorization: Bearer {credential}\r\n" if credential else "") + "\r\n"
+        self._head = (
+            UPGRADE + (f"Authorization: Bearer {credential}\r\n" if credential else "") + "\r\n"
+        )
         self._loop = asyncio.get_running_loop()
         self.got = b""
 

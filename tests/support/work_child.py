@@ -1,8 +1,10 @@
-"""A worker process for tests: ``python work_child.py URL LOG NAME DEAD_AFTER [CONCURRENCY]``, with ``sqlite:PATH`` or a
-URL of PostgreSQL. It logs its runs as JSON lines.
+"""A worker process for tests: ``python work_child.py URL LOG NAME DEAD_AFTER
+[CONCURRENCY]``, with ``sqlite:PATH`` or a URL of PostgreSQL. It logs its runs as JSON
+lines.
 
-What a job does is in its payload: how long it takes, which file it waits for, whether its effect is applied in a
-transaction (table ``effects``), whether it kills its process. Without a beat for DEAD_AFTER seconds it is taken over.
+What a job does is in its payload: how long it takes, which file it waits for, whether
+its effect is applied in a transaction (table ``effects``), whether it kills its
+process. Without a beat for DEAD_AFTER seconds it is taken over.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ async def opened(url: str, dead: float) -> WorkStore:
     return await PostgresWork.open(url, seat_settings=seat, connections_max=12)
 
 
-async def main(url: str, log_path: str, name: str, dead_after: str, concurrency: str = "16") -> None:
+async def main(
+    url: str, log_path: str, name: str, dead_after: str, concurrency: str = "16"
+) -> None:
     store = await opened(url, float(dead_after))
     handlers = Handlers()
     with Path(log_path).open("a", buffering=1) as log:  # noqa: ASYNC230 - a log line per run, in a test
@@ -73,7 +77,10 @@ async def main(url: str, log_path: str, name: str, dead_after: str, concurrency:
 
         runners = int(concurrency)
         settings = WorkerSettings(
-            concurrency=runners, balance_seconds=0.2, poll_max_seconds=0.1, jobs_max=max(64, runners)
+            concurrency=runners,
+            balance_seconds=0.2,
+            poll_max_seconds=0.1,
+            jobs_max=max(64, runners),
         )
         policies = Policies.preset("seed").with_type("Deed", base_seconds=0.01)
         worker = Worker(store, handlers, name=name, settings=settings, policies=policies)

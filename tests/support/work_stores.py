@@ -1,4 +1,6 @@
-"""Stores of jobs for tests: each adapter opened fresh, with a way to let time pass in it."""
+"""Stores of jobs for tests: each adapter opened fresh, with a way to let time pass in
+it.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,25 @@ import asyncpg
 import pytest
 
 from holdfast.clock import SystemClock
-from holdfast.work.contract import Claimed, ClaimRequest, Failed, Report, Rewound, WorkerSession, WorkStore
+from holdfast.work.contract import (
+    Claimed,
+    ClaimRequest,
+    Failed,
+    Report,
+    Rewound,
+    WorkerSession,
+    WorkStore,
+)
 from holdfast.work.job import PARTITIONS, Block, Failure, Job, JobDraft, Policies, Reason, decide
 from holdfast.work.sqlite import SqliteWork
 from holdfast.work.sqlite.store import MemoryWork
 
-QUICK = {"beat_seconds": 0.2, "no_start_after_seconds": 1.0, "dead_after_seconds": 1.5, "stuck_after_seconds": 2.0}
+QUICK = {
+    "beat_seconds": 0.2,
+    "no_start_after_seconds": 1.0,
+    "dead_after_seconds": 1.5,
+    "stuck_after_seconds": 2.0,
+}
 
 
 @dataclass
@@ -36,7 +51,9 @@ WORK_STORES = ("memory", "sqlite", "postgres")
 
 
 def opener_of(request: pytest.FixtureRequest, folder: Path) -> Opener:
-    """How to open the store that a fixture with ``WORK_STORES`` as its parameters is asked for."""
+    """How to open the store that a fixture with ``WORK_STORES`` as its parameters is
+    asked for.
+    """
     if request.param == "memory":
         return lambda: embedded_work(None)
     if request.param == "sqlite":
@@ -68,15 +85,20 @@ async def postgres_work(url: str, **seat: float):  # type: ignore[no-untyped-def
             " created_at = created_at - $1 * interval '1 second'",
             seconds,
         )
-        await connection.execute("UPDATE holdfast_work.seen SET seen_at = seen_at - $1 * interval '1 second'", seconds)
         await connection.execute(
-            "UPDATE holdfast_work.breaker SET open_until = open_until - $1 * interval '1 second'", seconds
+            "UPDATE holdfast_work.seen SET seen_at = seen_at - $1 * interval '1 second'", seconds
+        )
+        await connection.execute(
+            "UPDATE holdfast_work.breaker SET open_until = open_until - $1 * interval '1 second'",
+            seconds,
         )
 
     async def kill(seat: Any) -> None:
         await seat._stack.aclose()
         await connection.execute(
-            "UPDATE holdfast_work.instance SET beat_at = beat_at - interval '1 minute' WHERE id = $1", seat.instance
+            "UPDATE holdfast_work.instance SET beat_at = beat_at - interval '1 minute' WHERE id"
+            " = $1",
+            seat.instance,
         )
 
     try:
@@ -108,7 +130,9 @@ async def embedded_work(path: Path | None):  # type: ignore[no-untyped-def]
         clock.ahead += seconds
 
     async def kill(seat: Any) -> None:
-        """Its process is gone, and with it the seat's hold: the next one to sit down finds the record."""
+        """Its process is gone, and with it the seat's hold: the next one to sit down
+        finds the record.
+        """
         store.on_left()
 
     try:
@@ -127,7 +151,9 @@ class Hand:
     rewound: Rewound = field(default_factory=Rewound)
 
     @classmethod
-    async def sit(cls, store: WorkStore, name: str = "hand", policies: Policies | None = None) -> Hand:
+    async def sit(
+        cls, store: WorkStore, name: str = "hand", policies: Policies | None = None
+    ) -> Hand:
         hand = cls(await store.join(name), policies or Policies.preset("seed"))
         await hand.seat.owners()
         await hand.seat.take(range(PARTITIONS))
@@ -140,25 +166,44 @@ class Hand:
         return self.rewound.blocks
 
     async def turn(
-        self, want: int = 100, *, starting: int = 0, backlogs: dict[str, int] | None = None, **report: Any
+        self,
+        want: int = 100,
+        *,
+        starting: int = 0,
+        backlogs: dict[str, int] | None = None,
+        **report: Any,
     ) -> list[int]:
-        """One process call; the sequences that were handed out (backlogs included), in order."""
+        """One process call; the sequences that were handed out (backlogs included), in
+        order.
+        """
         claimed = await self.call(want, starting=starting, backlogs=backlogs, **report)
         return [job.seq for job in [*claimed.backlog, *claimed.jobs]]
 
     async def call(
-        self, want: int = 100, *, starting: int = 0, backlogs: dict[str, int] | None = None, **report: Any
+        self,
+        want: int = 100,
+        *,
+        starting: int = 0,
+        backlogs: dict[str, int] | None = None,
+        **report: Any,
     ) -> Claimed:
         rewound, self.rewound = self.rewound, Rewound()
         asked = {**dict.fromkeys(rewound.backlogs, 0), **(backlogs or {})}
         wanted = ClaimRequest(jobs=want, starting=starting, backlogs=asked)
         claimed = await self.seat.process(Report(**report), wanted)
-        claimed.backlog = [j for j in claimed.backlog if not any(b.holds(j.seq, j.type) for b in rewound.blocks)]
+        claimed.backlog = [
+            j for j in claimed.backlog if not any(b.holds(j.seq, j.type) for b in rewound.blocks)
+        ]
         self.jobs.update({job.seq: job for job in [*claimed.backlog, *claimed.jobs]})
         return claimed
 
     def failure(
-        self, seq: int, reason: Reason = Reason.HANDLER_EXCEPTION, *, stages: int = 0, error: str = "boom"
+        self,
+        seq: int,
+        reason: Reason = Reason.HANDLER_EXCEPTION,
+        *,
+        stages: int = 0,
+        error: str = "boom",
     ) -> Failed:
         import random
 
@@ -167,7 +212,9 @@ class Hand:
         return Failed(seq, job.attempt, verdict, what, stages)
 
 
-def draft(stream: str | None = "s", type: str = "order", payload: bytes = b"{}", **more: Any) -> JobDraft:
+def draft(
+    stream: str | None = "s", type: str = "order", payload: bytes = b"{}", **more: Any
+) -> JobDraft:
     return JobDraft(type, payload, stream, **more)
 
 
@@ -186,7 +233,9 @@ async def until(condition: Any) -> None:
 
 
 async def steps_of(store: MemoryWork, call: Awaitable[Any]) -> int:
-    """What a call costs, in tens of steps of SQLite's machine: the same on every computer."""
+    """What a call costs, in tens of steps of SQLite's machine: the same on every
+    computer.
+    """
     counted = 0
 
     def count() -> bool:

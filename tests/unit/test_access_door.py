@@ -44,7 +44,9 @@ PROXIES = [ip_network("10.0.0.0/8"), ip_network("fd00::/8")]
         ("*", False),
     ],
 )
-def test_an_origin_is_allowed_only_if_it_is_listed_exactly(origin: str | None, allowed: bool) -> None:
+def test_an_origin_is_allowed_only_if_it_is_listed_exactly(
+    origin: str | None, allowed: bool
+) -> None:
     assert origin_allowed(origin, ALLOWED) is allowed
 
 
@@ -66,7 +68,9 @@ def test_an_origin_is_allowed_only_if_it_is_listed_exactly(origin: str | None, a
         ("", ["198.51.100.7"], ""),
     ],
 )
-def test_the_client_address_comes_only_from_declared_proxies(peer: str, forwarded: list[str], client: str) -> None:
+def test_the_client_address_comes_only_from_declared_proxies(
+    peer: str, forwarded: list[str], client: str
+) -> None:
     assert client_ip(peer, ",".join(forwarded), PROXIES) == client
 
 
@@ -82,7 +86,9 @@ def test_addresses_are_counted_by_customer() -> None:
     assert address_group("unix") == "unix"
 
 
-def test_a_flood_from_many_addresses_stays_within_its_memory_and_forgets_the_longest_unused() -> None:
+def test_a_flood_from_many_addresses_stays_within_its_memory_and_forgets_the_longest_unused() -> (
+    None
+):
     buckets = Buckets(1, 1, keys_max=100)
     buckets.take("mine", 0.0)
     for n in range(10_000):
@@ -98,7 +104,9 @@ def test_buckets_without_a_bound_are_refused(bad: tuple[float, int, int]) -> Non
 
 
 def test_each_connection_limit_is_named_when_it_is_reached_and_freed_when_one_closes() -> None:
-    counts = ConnectionCounts(ConnectionLimits(connections_max=4, per_address_max=2, per_tenant_max=3))
+    counts = ConnectionCounts(
+        ConnectionLimits(connections_max=4, per_address_max=2, per_tenant_max=3)
+    )
     assert counts.open("192.0.2.1", "a") is None
     assert counts.open("192.0.2.1", "a") is None
     assert "address" in (counts.open("192.0.2.1", "b") or "")
@@ -112,12 +120,20 @@ def test_each_connection_limit_is_named_when_it_is_reached_and_freed_when_one_cl
 
 
 def test_http_connections_are_bounded_per_address_and_in_all_and_a_proxys_in_all_only() -> None:
-    """A declared proxy speaks for many people; one of its connections may serve each of them in turn."""
-    counts = HttpCounts(HttpLimits(connections_max=5, per_address_max=2), [ip_network("10.0.0.0/8")])
+    """A declared proxy speaks for many people; one of its connections may serve each of
+    them in turn.
+    """
+    counts = HttpCounts(
+        HttpLimits(connections_max=5, per_address_max=2), [ip_network("10.0.0.0/8")]
+    )
     assert [counts.open("192.0.2.1") for _ in range(2)] == [None, None]
     assert counts.open("192.0.2.1") == "this address holds its 2 HTTP connections"
     assert [counts.open("10.1.2.3") for _ in range(3)] == [None] * 3
-    assert counts.open("10.1.2.3") == counts.open("192.0.2.9") == "this node holds its 5 HTTP connections"
+    assert (
+        counts.open("10.1.2.3")
+        == counts.open("192.0.2.9")
+        == "this node holds its 5 HTTP connections"
+    )
     counts.close("10.1.2.3")
     counts.close("192.0.2.1")
     assert (counts.open("192.0.2.1"), counts.total) == (None, 4)
@@ -128,7 +144,9 @@ def test_http_connections_are_bounded_per_address_and_in_all_and_a_proxys_in_all
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from("xyz"), st.sampled_from("ab"))))
 def test_counts_are_exactly_what_is_open(steps: list[tuple[bool, str, str]]) -> None:
-    counts = ConnectionCounts(ConnectionLimits(connections_max=5, per_address_max=3, per_tenant_max=4))
+    counts = ConnectionCounts(
+        ConnectionLimits(connections_max=5, per_address_max=3, per_tenant_max=4)
+    )
     held: list[tuple[str, str]] = []
     for opens, address, tenant in steps:
         if opens:
@@ -174,7 +192,8 @@ def test_a_missing_scope_is_named() -> None:
         require_scope(principal, "chats:write")
 
 
-# Written out, so that a slip in the table is a red line here: (action, role of the other) -> who may.
+# Written out, so that a slip in the table is a red line here: (action, role of the
+# other) -> who may.
 EXPECTED: dict[tuple[str, str], str] = {
     ("read", "member"): "owner admin member",
     ("send", "member"): "owner admin member",

@@ -1,4 +1,6 @@
-"""Tokens of other issuers: which keys are taken, how they are kept fresh, and what an unknown one costs."""
+"""Tokens of other issuers: which keys are taken, how they are kept fresh, and what an
+unknown one costs.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed448, rsa
 from issuing import ISSUER, KINDS, jwk, jwks, private_key, signed
 from structlog.testing import capture_logs
 
-from holdfast.access.issuers import FETCH_SECONDS, REFETCH_SECONDS, Issuers, IssuerSettings, check_issuers
+from holdfast.access.issuers import (
+    FETCH_SECONDS,
+    REFETCH_SECONDS,
+    Issuers,
+    IssuerSettings,
+    check_issuers,
+)
 from holdfast.access.jwks import JWKS_BYTES_MAX, JWKS_KEYS_MAX, BadJwks, read_jwks
 from holdfast.access.tokens import Tokens, TokenSettings, shared_secret
 from holdfast.errors import BadSetting, Unauthorized, Unavailable
@@ -30,7 +38,8 @@ SECRET = b"a secret of at least thirty-two bytes"
 URL = "https://sign-in.example/jwks.json"
 
 
-# --- what a set says ----------------------------------------------------------------------------------
+# --- what a set says
+# ----------------------------------------------------------------------------------
 
 
 def test_each_kind_of_key_gets_the_one_algorithm_that_its_type_allows() -> None:
@@ -44,13 +53,24 @@ def test_each_kind_of_key_gets_the_one_algorithm_that_its_type_allows() -> None:
 def of(key: Any, **fields: Any) -> dict[str, Any]:
     """A key of a kind that is not taken."""
     kind = (
-        "RS256" if isinstance(key, rsa.RSAPublicKey) else "EdDSA" if isinstance(key, ed448.Ed448PublicKey) else "ES384"
+        "RS256"
+        if isinstance(key, rsa.RSAPublicKey)
+        else "EdDSA"
+        if isinstance(key, ed448.Ed448PublicKey)
+        else "ES384"
     )
-    return {**jwt.PyJWS().get_algorithm_by_name(kind).to_jwk(key, as_dict=True), "kid": "x", **fields}
+    return {
+        **jwt.PyJWS().get_algorithm_by_name(kind).to_jwk(key, as_dict=True),
+        "kid": "x",
+        **fields,
+    }
 
 
 def private_jwk() -> dict[str, Any]:
-    return dict(jwt.PyJWS().get_algorithm_by_name("ES256").to_jwk(private_key("ES256"), as_dict=True), kid="x")
+    return dict(
+        jwt.PyJWS().get_algorithm_by_name("ES256").to_jwk(private_key("ES256"), as_dict=True),
+        kid="x",
+    )
 
 
 UNUSABLE: dict[str, Any] = {
@@ -92,7 +112,9 @@ def test_a_key_that_cannot_be_used_is_left_out_and_the_others_count(case: str) -
 def test_a_name_that_two_keys_carry_names_neither() -> None:
     twice = [jwk("ES256", "b"), jwk("EdDSA", "b")]
     assert set(read_jwks(jwks(*twice, jwk("RS256")))) == {"a"}
-    assert set(read_jwks(jwks(jwk("ES256", kid=None), jwk("RS256")))) == {"a"}, "nor does none beside others"
+    assert set(read_jwks(jwks(jwk("ES256", kid=None), jwk("RS256")))) == {"a"}, (
+        "nor does none beside others"
+    )
     with pytest.raises(BadJwks, match="twice"):
         read_jwks(jwks(*twice))
 
@@ -118,11 +140,14 @@ def test_what_is_no_set_is_refused_by_its_reason(data: bytes, reason: str) -> No
     assert caught.value.reason == reason
 
 
-# --- whose tokens are taken ---------------------------------------------------------------------------
+# --- whose tokens are taken
+# ---------------------------------------------------------------------------
 
 
 class Source:
-    """Where keys come from: what it serves now, or how it fails; every fetch is counted."""
+    """Where keys come from: what it serves now, or how it fails; every fetch is
+    counted.
+    """
 
     def __init__(self, *keys: dict[str, Any]) -> None:
         self.answer: bytes | BadJwks | None = jwks(*keys)
@@ -141,9 +166,13 @@ class Source:
 class World:
     def __init__(self, source: Source, file: Path | None = None, **changes: Any) -> None:
         self.clock = LoopClock()
-        settings = IssuerSettings(**{"issuer": ISSUER, "jwks": URL, "tenants": ("acme",), **changes})
+        settings = IssuerSettings(
+            **{"issuer": ISSUER, "jwks": URL, "tenants": ("acme",), **changes}
+        )
         self.issuers = Issuers([settings], source, self.clock, file)
-        self.tokens = Tokens(TokenSettings(), shared_secret(SECRET), self.clock, issuers=self.issuers)
+        self.tokens = Tokens(
+            TokenSettings(), shared_secret(SECRET), self.clock, issuers=self.issuers
+        )
         self.source = source
 
     async def __aenter__(self) -> World:
@@ -171,14 +200,21 @@ class World:
 async def test_a_token_of_a_published_key_is_taken_and_mapped(kind: str) -> None:
     async with World(Source(*[jwk(k, k) for k in KINDS])) as world:
         principal = world.tokens.verify(world.token(kind, kind))
-        assert principal.user == User("acme", "alice") and principal.scopes == {"chats:read", "chats:send"}
+        assert principal.user == User("acme", "alice") and principal.scopes == {
+            "chats:read",
+            "chats:send",
+        }
         own = world.tokens.mint(User("default", "bob"), 60)
-        assert world.tokens.verify(own).user == User("default", "bob"), "the server's own tokens go on"
+        assert world.tokens.verify(own).user == User("default", "bob"), (
+            "the server's own tokens go on"
+        )
 
 
 def forged(now: int) -> Mapping[str, str]:
     public: Any = private_key("RS256").public_key()  # type: ignore[union-attr]
-    pem = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    pem = public.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
     claims = {"iss": ISSUER, "aud": "holdfast", "sub": "alice", "iat": now, "exp": now + 60}
     theirs: Any = private_key("RS256")
 
@@ -199,7 +235,9 @@ def forged(now: int) -> Mapping[str, str]:
         "another algorithm under an RSA key's kid": signed("ES256", "a", now=now),
         "PS256 with the RSA key": jwt.encode(claims, theirs, "PS256", {"kid": "a"}),
         "our issuer with their key": signed("RS256", "a", now=now, iss="holdfast"),
-        "an unknown issuer with their key": signed("RS256", "a", now=now, iss="https://other.example"),
+        "an unknown issuer with their key": signed(
+            "RS256", "a", now=now, iss="https://other.example"
+        ),
         "an issuer in a list": jwt.api_jws.encode(
             json.dumps({**claims, "iss": [ISSUER]}).encode(), theirs, "RS256", {"kid": "a"}
         ),
@@ -220,7 +258,10 @@ async def test_the_claims_must_be_those_of_the_issuer() -> None:
     async with World(Source(jwk("ES256")), audience="chat", scope_claim="may") as world:
         good = {"aud": "chat"}
         assert world.tokens.verify(world.token(**good, may=["chats:read"])).scopes == {"chats:read"}
-        assert world.tokens.verify(world.token(**good, holdfast_scopes=7)).scopes == {"chats:read", "chats:send"}
+        assert world.tokens.verify(world.token(**good, holdfast_scopes=7)).scopes == {
+            "chats:read",
+            "chats:send",
+        }
         for claims, claim in (
             ({"aud": "holdfast"}, "aud"), ({**good, "sub": None}, "sub"), ({**good, "sub": "a b"}, "sub"),
             ({**good, "exp": 1}, "exp"), ({**good, "tenant": "other"}, "tenant"), ({**good, "may": ["x"]}, "may"),
@@ -246,7 +287,8 @@ async def test_a_token_without_a_kid_is_taken_where_only_one_key_can_be_meant() 
         assert world.source.fetches == 1
 
 
-# --- how keys are kept fresh --------------------------------------------------------------------------
+# --- how keys are kept fresh
+# --------------------------------------------------------------------------
 
 
 async def test_an_unknown_kid_is_fetched_once_in_30_seconds_and_then_refused() -> None:
@@ -289,17 +331,23 @@ BAD: dict[str, bytes | BadJwks | None] = {
 
 
 def fetched(result: str) -> float:
-    return REGISTRY.get_sample_value("holdfast_access_jwks_fetches_total", {"outcome": result}) or 0.0
+    return (
+        REGISTRY.get_sample_value("holdfast_access_jwks_fetches_total", {"outcome": result}) or 0.0
+    )
 
 
 @pytest.mark.parametrize("reason", BAD)
-async def test_keys_go_on_when_they_cannot_be_fetched_and_the_reason_is_told_once(reason: str) -> None:
+async def test_keys_go_on_when_they_cannot_be_fetched_and_the_reason_is_told_once(
+    reason: str,
+) -> None:
     async with World(Source(jwk("ES256")), refresh_seconds=40) as world:
         world.source.answer, before = BAD[reason], fetched(reason)
         with capture_logs() as logs:
             await world.settle(40 + 4 * (REFETCH_SECONDS + FETCH_SECONDS))
         (line,) = [line for line in logs if line["event"] == "access.jwks_fetch_failed"]
-        assert (line["issuer"], line["reason"], line["keys_known"]) == (ISSUER, reason, 1) and line["detail"]
+        assert (line["issuer"], line["reason"], line["keys_known"]) == (ISSUER, reason, 1) and line[
+            "detail"
+        ]
         assert fetched(reason) - before >= 3, "each is counted"
         assert world.tokens.verify(world.token()).user_id == "alice"
         trouble = world.issuers.status()[ISSUER]
@@ -316,7 +364,9 @@ async def test_keys_go_on_when_they_cannot_be_fetched_and_the_reason_is_told_onc
 
 
 @pytest.mark.parametrize("reason", BAD)
-async def test_without_any_known_key_the_start_goes_on_and_tokens_are_unavailable(reason: str) -> None:
+async def test_without_any_known_key_the_start_goes_on_and_tokens_are_unavailable(
+    reason: str,
+) -> None:
     source = Source()
     source.answer = BAD[reason]
     async with World(source) as world:
@@ -324,7 +374,9 @@ async def test_without_any_known_key_the_start_goes_on_and_tokens_are_unavailabl
         assert isinstance(refusal, Unavailable) and refusal.retry_after_seconds
         await world.settle(FETCH_SECONDS)
         assert isinstance(world.refusal(world.token()), Unavailable)
-        assert world.tokens.verify(world.tokens.mint(User("default", "bob"), 60)), "others are not concerned"
+        assert world.tokens.verify(world.tokens.mint(User("default", "bob"), 60)), (
+            "others are not concerned"
+        )
         assert world.issuers.status()[ISSUER]["keys"] == 0
 
 
@@ -365,7 +417,10 @@ async def test_issuers_do_not_depend_on_each_other(tmp_path: Path) -> None:
             await asyncio.Event().wait()
         return jwks(jwk("ES256"))
 
-    settings = [IssuerSettings("https://one.example", "/hangs", ("one",)), IssuerSettings(ISSUER, URL, ("acme",))]
+    settings = [
+        IssuerSettings("https://one.example", "/hangs", ("one",)),
+        IssuerSettings(ISSUER, URL, ("acme",)),
+    ]
     issuers = Issuers(settings, fetch, clock, tmp_path / "issuers.json")
     tokens = Tokens(TokenSettings(), shared_secret(SECRET), clock, issuers=issuers)
     task = asyncio.create_task(issuers.run())
@@ -377,7 +432,8 @@ async def test_issuers_do_not_depend_on_each_other(tmp_path: Path) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-# --- settings -----------------------------------------------------------------------------------------
+# --- settings
+# -----------------------------------------------------------------------------------------
 
 GOOD = {"issuer": ISSUER, "jwks": URL, "tenants": ["acme"]}
 
@@ -405,7 +461,9 @@ GOOD = {"issuer": ISSUER, "jwks": URL, "tenants": ["acme"]}
         ({"jwsk": "x"}, r"no setting access.issuers\[0\].jwsk"),
     ],
 )
-def test_an_issuer_that_cannot_be_is_refused_at_the_start(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_an_issuer_that_cannot_be_is_refused_at_the_start(
+    changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     wrong = {name: value for name, value in {**GOOD, **changes}.items() if value is not None}
     with pytest.raises(BadSetting, match=words):
         load(None, {"HOLDFAST_ACCESS__ISSUERS": json.dumps([wrong])}, {})
@@ -420,13 +478,19 @@ def test_an_issuer_that_cannot_be_is_refused_at_the_start(changes: dict[str, Any
 def test_issuers_come_from_a_file_or_a_variable(tmp_path: Path) -> None:
     file = tmp_path / "holdfast.toml"
     table = f'[[access.issuers]]\nissuer = "{ISSUER}"\njwks = "{URL}"\ntenants = ["acme"]\n'
-    file.write_text(table + table.replace(ISSUER, "https://two.example").replace(URL, "http://127.0.0.1:9/jwks"))
+    file.write_text(
+        table + table.replace(ISSUER, "https://two.example").replace(URL, "http://127.0.0.1:9/jwks")
+    )
     one, two = load(file, {}, {}).access.issuers
     assert one == IssuerSettings(ISSUER, URL, ("acme",)) and two.issuer == "https://two.example"
     (given,) = load(None, {"HOLDFAST_ACCESS__ISSUERS": json.dumps([GOOD])}, {}).access.issuers
     assert given == one
-    ((path, shown, _),) = differences(load(None, {"HOLDFAST_ACCESS__ISSUERS": json.dumps([GOOD])}, {}))
-    assert path == "access.issuers" and load(None, {"HOLDFAST_ACCESS__ISSUERS": shown}, {}).access.issuers == (one,)
+    ((path, shown, _),) = differences(
+        load(None, {"HOLDFAST_ACCESS__ISSUERS": json.dumps([GOOD])}, {})
+    )
+    assert path == "access.issuers" and load(
+        None, {"HOLDFAST_ACCESS__ISSUERS": shown}, {}
+    ).access.issuers == (one,)
     for wrong in ("x", "{}", "[1]"):
         with pytest.raises(BadSetting, match=r"access\.issuers"):
             load(None, {"HOLDFAST_ACCESS__ISSUERS": wrong}, {})

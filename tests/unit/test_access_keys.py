@@ -13,7 +13,14 @@ from msgspec import structs
 
 from holdfast.access.keys import ApiKey, KeyRing, is_api_key, load_keys, save_keys
 from holdfast.access.principal import ADMIN_SCOPES, TENANT_SCOPES, USER_SCOPES, KeyScope
-from holdfast.errors import Forbidden, InvalidMessage, InvalidRule, NotFound, StateCorrupted, Unauthorized
+from holdfast.errors import (
+    Forbidden,
+    InvalidMessage,
+    InvalidRule,
+    NotFound,
+    StateCorrupted,
+    Unauthorized,
+)
 from holdfast.limits.rule_json import check_names
 
 AT = "2026-01-01T00:00:00.000Z"
@@ -26,7 +33,9 @@ def test_a_tenant_key_is_found_by_its_secret_and_acts_for_the_user_it_names() ->
     assert ring.find(secret) == key
     principal = key.principal("alice")
     assert (principal.tenant, principal.user_id, principal.kind) == ("acme", "alice", "tenant_key")
-    assert principal.scopes == TENANT_SCOPES | USER_SCOPES, "chats:write includes what users' tokens name one by one"
+    assert principal.scopes == TENANT_SCOPES | USER_SCOPES, (
+        "chats:write includes what users' tokens name one by one"
+    )
 
 
 def test_an_admin_key_belongs_to_no_tenant_and_can_act_for_nobody() -> None:
@@ -47,7 +56,9 @@ def test_a_secret_has_256_random_bits_and_is_never_kept() -> None:
         assert secret not in repr(key) and key.last_four == secret[-4:]
 
 
-@pytest.mark.parametrize("guess", ["", "hf_tenant_", "hf_tenant_" + "A" * 43, "hf_admin_\ud800", "é"])
+@pytest.mark.parametrize(
+    "guess", ["", "hf_tenant_", "hf_tenant_" + "A" * 43, "hf_admin_\ud800", "é"]
+)
 def test_an_unknown_key_is_unauthorized(guess: str) -> None:
     ring = KeyRing()
     ring.issue("tenant", "backend", AT, tenant="acme")
@@ -144,7 +155,10 @@ def test_the_last_key_that_can_make_keys_is_revoked_by_force_only() -> None:
 
 def test_there_is_a_bound_on_keys() -> None:
     key, _ = KeyRing().issue("tenant", "backend", AT, tenant="acme")
-    many = [ApiKey(f"key_{n}", "tenant", "acme", "x", key.scopes, AT, f"{n:064x}", "abcd") for n in range(1000)]
+    many = [
+        ApiKey(f"key_{n}", "tenant", "acme", "x", key.scopes, AT, f"{n:064x}", "abcd")
+        for n in range(1000)
+    ]
     with pytest.raises(InvalidMessage, match="1000 keys"):
         KeyRing(many).issue("tenant", "backend", AT, tenant="acme")
 

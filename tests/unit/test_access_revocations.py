@@ -24,11 +24,21 @@ def principal(user_id: str = "alice", issued_at: float = START, **fields: Any) -
     return Principal(user_id=user_id, issued_at=issued_at, **given)
 
 
-def entry(kind: RevocationKind, user_id: str = "alice", item: str = "", **fields: Any) -> Revocation:
-    return Revocation(kind, "acme", user_id, item, **{"issued_before": 0, "made_at": "t", "ends_at": None, **fields})
+def entry(
+    kind: RevocationKind, user_id: str = "alice", item: str = "", **fields: Any
+) -> Revocation:
+    return Revocation(
+        kind,
+        "acme",
+        user_id,
+        item,
+        **{"issued_before": 0, "made_at": "t", "ends_at": None, **fields},
+    )
 
 
-def with_list(scenario: Callable[[RevocationsInForce, MemoryRevocations, ManualClock], Awaitable[None]]) -> None:
+def with_list(
+    scenario: Callable[[RevocationsInForce, MemoryRevocations, ManualClock], Awaitable[None]],
+) -> None:
     clock = ManualClock(START)
     store = MemoryRevocations(clock)
 
@@ -51,7 +61,9 @@ def test_revoked_token_is_refused_and_no_other() -> None:
         assert refused(held, principal()) == "token"
         assert refused(held, principal(token_id="jti-2")) is None
         assert refused(held, principal(tenant="other")) is None, "ids are a tenant's own"
-        assert refused(held, principal(kind="tenant_key")) is None, "a key is revoked by removing it"
+        assert refused(held, principal(kind="tenant_key")) is None, (
+            "a key is revoked by removing it"
+        )
 
     with_list(scenario)
 
@@ -60,7 +72,9 @@ def test_tokens_of_a_user_issued_before_a_moment_are_refused() -> None:
     async def scenario(held: RevocationsInForce, store: Any, clock: Any) -> None:
         await held.add(entry("user", issued_before=START + 1))
         assert refused(held, principal()) == "user"
-        assert refused(held, principal(issued_at=0)) == "user", "a token that does not say when is old"
+        assert refused(held, principal(issued_at=0)) == "user", (
+            "a token that does not say when is old"
+        )
         assert refused(held, principal(issued_at=START + 1)) is None
         assert refused(held, principal("bob")) is None
 
@@ -70,7 +84,9 @@ def test_tokens_of_a_user_issued_before_a_moment_are_refused() -> None:
 def test_tokens_of_a_whole_tenant_issued_before_a_moment_are_refused() -> None:
     async def scenario(held: RevocationsInForce, store: Any, clock: Any) -> None:
         made = await held.add(entry("tenant", "", issued_before=START + 1))
-        assert refused(held, principal()) == refused(held, principal("bob", issued_at=0)) == "tenant"
+        assert (
+            refused(held, principal()) == refused(held, principal("bob", issued_at=0)) == "tenant"
+        )
         assert refused(held, principal(issued_at=START + 1)) is None
         assert refused(held, principal(tenant="other")) is None
         await held.remove(made.number)
@@ -129,7 +145,9 @@ def test_entry_that_has_ended_refuses_nothing() -> None:
 def test_listener_hears_of_new_entries_after_they_count() -> None:
     async def scenario(held: RevocationsInForce, store: Any, clock: Any) -> None:
         heard: list[tuple[str, str | None]] = []
-        held.on_added = lambda entries: heard.extend((one.kind, refused(held, principal())) for one in entries)
+        held.on_added = lambda entries: heard.extend(
+            (one.kind, refused(held, principal())) for one in entries
+        )
         made = await held.add(entry("ban"))
         await held.remove(made.number)
         assert heard == [("ban", "ban")]

@@ -1,4 +1,6 @@
-"""What a token may do, on every way in: each endpoint and each frame, by scope and by chat."""
+"""What a token may do, on every way in: each endpoint and each frame, by scope and by
+chat.
+"""
 
 from __future__ import annotations
 
@@ -78,15 +80,23 @@ ROWS = [
     Row("get_status", "GET", C + "/messages/1/status", (READ,)),
 ]
 OF_NO_CHAT = {"create_chat", "list_chats"}
-"""What a token that is good for some chats may ask without naming one: see below what becomes of it."""
+"""What a token that is good for some chats may ask without naming one: see below what
+becomes of it.
+"""
 
 
 def test_the_table_has_every_endpoint_that_users_ask() -> None:
-    assert {row.name for row in ROWS} == {endpoint.name for endpoint in ENDPOINTS if endpoint.caller == "user"}
-    assert {e.name for e in ENDPOINTS if e.caller == "user" and "{chat_id}" not in e.path} == OF_NO_CHAT
+    assert {row.name for row in ROWS} == {
+        endpoint.name for endpoint in ENDPOINTS if endpoint.caller == "user"
+    }
+    assert {
+        e.name for e in ENDPOINTS if e.caller == "user" and "{chat_id}" not in e.path
+    } == OF_NO_CHAT
 
 
-async def ask(rest: Rest, row: Row, chat: str, scopes: frozenset[UserScope], chats: Any = None) -> Any:
+async def ask(
+    rest: Rest, row: Row, chat: str, scopes: frozenset[UserScope], chats: Any = None
+) -> Any:
     key = {"Idempotency_Key": row.key} if row.key else {}
     token = rest.token("alice", scopes=scopes, chats=chats)
     return await rest.ask(row.method, row.path.format(chat=chat), token, row.body, **key)
@@ -98,11 +108,15 @@ def test_an_endpoint_needs_its_scopes_and_no_other(row: Row) -> None:
         chat = await rest.chat("alice", ["bob", "mia"])
         assert (await rest.send(chat, "one", "k0")).status_code == 201
         for act, user_id in (("bans", "eve"), ("mutes", "mia")):
-            done = await rest.ask("POST", f"/v1/chats/{chat}/{act}", rest.token("alice"), {"user_id": user_id})
+            done = await rest.ask(
+                "POST", f"/v1/chats/{chat}/{act}", rest.token("alice"), {"user_id": user_id}
+            )
             assert done.status_code == 200
         if "members/alice" in row.path:
             path = f"/v1/chats/{chat}/members/bob"
-            assert (await rest.ask("PATCH", path, rest.token("alice"), {"role": "owner"})).status_code == 200
+            assert (
+                await rest.ask("PATCH", path, rest.token("alice"), {"role": "owner"})
+            ).status_code == 200
         before = await rest.store.chat(chat)
         for lacking in row.needs:
             answer = await ask(rest, row, chat, USER_SCOPES - {lacking})
@@ -111,9 +125,14 @@ def test_an_endpoint_needs_its_scopes_and_no_other(row: Row) -> None:
             assert lacking in error["message"] and error["details"]["scope"] == lacking
         outside = await ask(rest, row, chat, USER_SCOPES, ["chat_other"])
         if row.name not in OF_NO_CHAT:
-            assert error_of(outside) == (403, "FORBIDDEN") and chat in outside.json()["error"]["message"]
+            assert (
+                error_of(outside) == (403, "FORBIDDEN")
+                and chat in outside.json()["error"]["message"]
+            )
         assert await rest.store.chat(chat) == before, "nothing changed"
-        allowed = await ask(rest, row, chat, frozenset(row.needs), None if row.name in OF_NO_CHAT else [chat])
+        allowed = await ask(
+            rest, row, chat, frozenset(row.needs), None if row.name in OF_NO_CHAT else [chat]
+        )
         assert allowed.status_code in (200, 201), allowed.text
 
     with_rest(scenario)
@@ -124,7 +143,10 @@ def test_a_token_that_is_good_for_some_chats_lists_them_alone_and_creates_none()
         mine = [await rest.chat("alice") for _ in range(4)]
         token = rest.token("alice", chats=mine[:2])
         answer = await rest.ask("POST", "/v1/chats", token, {"name": "New"})
-        assert error_of(answer) == (403, "FORBIDDEN") and "claim chats" in answer.json()["error"]["message"]
+        assert (
+            error_of(answer) == (403, "FORBIDDEN")
+            and "claim chats" in answer.json()["error"]["message"]
+        )
         first = (await rest.ask("GET", "/v1/chats?limit=1", token)).json()
         second = (await rest.ask("GET", f"/v1/chats?limit=1&after={first['next']}", token)).json()
         listed = [entry["chat"]["chat_id"] for page in (first, second) for entry in page["chats"]]
@@ -147,7 +169,9 @@ def test_a_backend_mints_what_it_names_and_safe_tokens_else() -> None:
         assert (await minted()).scopes == {READ, SEND} and (await minted()).chats is None
         some = await minted(scopes=[READ, CREATE, READ], chats=[chat])
         assert (some.scopes, some.chats) == ({READ, CREATE}, {chat})
-        assert (await minted(scopes=[])).scopes == frozenset() and (await minted(chats=[])).chats == frozenset()
+        assert (await minted(scopes=[])).scopes == frozenset() and (
+            await minted(chats=[])
+        ).chats == frozenset()
         for wrong in (
             {"scopes": ["chats:write"]}, {"scopes": "chats:read"}, {"scopes": ["replies:write"]}, {"scopes": [1]},
             {"chats": "chat_a"}, {"chats": ["a b"]}, {"chats": [f"c{n}" for n in range(CHATS_MAX + 1)]},
@@ -164,7 +188,9 @@ def test_a_token_has_room_for_as_many_chats_as_it_may_name() -> None:
     clock = ManualClock(1_700_000_000)
     ids, tokens = Ids(clock), Tokens(TokenSettings(), shared_secret(SECRET), clock)
     chats = {ids.new("chat_") for _ in range(CHATS_MAX)}
-    assert tokens.verify(tokens.mint(User("t" * 64, "u" * 64), 60, USER_SCOPES, chats)).chats == chats
+    assert (
+        tokens.verify(tokens.mint(User("t" * 64, "u" * 64), 60, USER_SCOPES, chats)).chats == chats
+    )
     with pytest.raises(InvalidMessage, match="name fewer chats"):
         tokens.mint(User("acme", "alice"), 60, None, [f"{n:064}" for n in range(CHATS_MAX)])
 
@@ -176,26 +202,40 @@ def test_a_tenant_keys_writing_includes_every_writing_scope_and_no_reading() -> 
             key = {"Idempotency_Key": row.key} if row.key else {}
             writer = rest.tenant_key(scopes=["chats:write"])
             headers = {"X_Act_As": "alice", **key}
-            answer = await rest.ask(row.method, row.path.format(chat=chat), writer, row.body, **headers)
+            answer = await rest.ask(
+                row.method, row.path.format(chat=chat), writer, row.body, **headers
+            )
             if READ in row.needs:
-                assert error_of(answer) == (403, "FORBIDDEN") and "--scope chats:read" in answer.text
+                assert (
+                    error_of(answer) == (403, "FORBIDDEN") and "--scope chats:read" in answer.text
+                )
             else:
                 assert "scope" not in answer.text, row.name
         reader = rest.tenant_key(scopes=["chats:read"])
         answer = await rest.ask("POST", "/v1/chats", reader, {"name": "New"}, X_Act_As="alice")
-        assert "lacks the scope chats:create" in answer.text and "--scope chats:write" in answer.text
+        assert (
+            "lacks the scope chats:create" in answer.text and "--scope chats:write" in answer.text
+        )
 
     with_rest(scenario)
 
 
-# --- the claims ---------------------------------------------------------------------------------------
+# --- the claims
+# ---------------------------------------------------------------------------------------
 
 
 def claimed(settings: TokenSettings, **claims: Any) -> Principal:
     import jwt
 
     clock = ManualClock(1_700_000_000)
-    given = {"iss": "holdfast", "aud": "holdfast", "sub": "alice", "iat": 1_700_000_000, "exp": 1_700_000_060, **claims}
+    given = {
+        "iss": "holdfast",
+        "aud": "holdfast",
+        "sub": "alice",
+        "iat": 1_700_000_000,
+        "exp": 1_700_000_060,
+        **claims,
+    }
     return Tokens(settings, shared_secret(SECRET), clock).verify(jwt.encode(given, SECRET, "HS256"))
 
 
@@ -204,7 +244,11 @@ def test_a_token_without_the_claim_reads_and_sends_and_the_operator_may_decide_o
     assert claimed(TokenSettings(default_scopes=(READ,))).scopes == {READ}
     named = claimed(TokenSettings(scope_claim="may"), may=[CREATE], holdfast_scopes=7)
     assert named.scopes == {CREATE}
-    for wrong in ({"default_scopes": ("chats:write",)}, {"scope_claim": ""}, {"scope_claim": "sub"}):
+    for wrong in (
+        {"default_scopes": ("chats:write",)},
+        {"scope_claim": ""},
+        {"scope_claim": "sub"},
+    ):
         with pytest.raises(BadSetting, match="scope"):
             TokenSettings(**wrong)
 
@@ -224,13 +268,16 @@ def test_a_token_without_the_claim_reads_and_sends_and_the_operator_may_decide_o
         ("chats", [f"c{n}" for n in range(CHATS_MAX + 1)], "more than 100"),
     ],
 )
-def test_a_claim_of_another_type_or_an_unknown_scope_is_401_and_named(claim: str, value: Any, named: str) -> None:
+def test_a_claim_of_another_type_or_an_unknown_scope_is_401_and_named(
+    claim: str, value: Any, named: str
+) -> None:
     with pytest.raises(Unauthorized, match=claim) as caught:
         claimed(TokenSettings(), **{claim: value})
     assert named in caught.value.message and caught.value.details["claim"] == claim
 
 
-# --- the socket ---------------------------------------------------------------------------------------
+# --- the socket
+# ---------------------------------------------------------------------------------------
 
 FRAMES: list[tuple[AnyClientFrame, tuple[UserScope, ...]]] = [
     (Authenticate(payload=AuthenticateBody("token")), ()),
@@ -258,8 +305,12 @@ def test_the_table_has_every_frame() -> None:
     assert {type(frame) for frame, _ in FRAMES} == kinds == set(FRAME_SCOPES)
 
 
-@pytest.mark.parametrize(("frame", "needs"), FRAMES, ids=[type(frame).__name__ for frame, _ in FRAMES])
-def test_a_frame_needs_its_scopes_and_no_other(frame: AnyClientFrame, needs: tuple[UserScope, ...]) -> None:
+@pytest.mark.parametrize(
+    ("frame", "needs"), FRAMES, ids=[type(frame).__name__ for frame, _ in FRAMES]
+)
+def test_a_frame_needs_its_scopes_and_no_other(
+    frame: AnyClientFrame, needs: tuple[UserScope, ...]
+) -> None:
     for lacking in needs:
         talk = Talk(principal=as_ann(USER_SCOPES - {lacking}))
         talk.receive(frame)
@@ -307,12 +358,18 @@ async def test_a_socket_is_in_no_chat_that_its_token_is_not_good_for() -> None:
         for chat_id in (mine, other, late):
             push(parts, chat_id, 1)
             await parts.gateway.push_to_chats([chat_id], ("typing",), b"\x81\x02{}")
-            parts.gateway.push_to_user(User("default", "alice"), chat_id, ("receipt", chat_id), b"\x81\x02{}")
+            parts.gateway.push_to_user(
+                User("default", "alice"), chat_id, ("receipt", chat_id), b"\x81\x02{}"
+            )
         await parts.gateway.belonging.ask_memberships()
         await parts.gateway.belonging.ask_heads()
         await settle()
         seen = socket.take()
-        assert [frame.get("type") for frame in seen] == ["message", None, None], "of its own chat alone"
+        assert [frame.get("type") for frame in seen] == [
+            "message",
+            None,
+            None,
+        ], "of its own chat alone"
         assert parts.gateway.roster.in_chat(other) == parts.gateway.roster.in_chat(late) == ()
         push(parts, mine, 2)
         await settle()

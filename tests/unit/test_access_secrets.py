@@ -31,12 +31,16 @@ def test_the_next_start_finds_the_same_secrets(tmp_path: Path) -> None:
     assert len(ring.list()) == 1
 
 
-def test_the_key_of_the_state_directory_carries_the_scopes_that_were_added_since_it_was_made(tmp_path: Path) -> None:
+def test_the_key_of_the_state_directory_carries_the_scopes_that_were_added_since_it_was_made(
+    tmp_path: Path,
+) -> None:
     """Nobody else could hand them out: a key issues only what it carries."""
     made, ring = open_secrets(tmp_path, AT)
     other, _ = ring.issue("admin", "monitoring", AT, scopes=["status:read"])
     older = ("audit:read", "keys:write", "status:read")
-    save_keys(tmp_path / "keys.json", [structs.replace(ring.find(made.admin_key), scopes=older), other])
+    save_keys(
+        tmp_path / "keys.json", [structs.replace(ring.find(made.admin_key), scopes=older), other]
+    )
     _, ring = open_secrets(tmp_path, AT)
     assert set(ring.find(made.admin_key).scopes) == ADMIN_SCOPES
     assert other in ring.list(), "a key somebody made narrow stays so"
@@ -52,7 +56,9 @@ def test_a_revoked_key_of_the_state_directory_stays_revoked(tmp_path: Path) -> N
 
 
 def test_new_secrets_put_the_old_admin_key_out_of_force_and_no_other(tmp_path: Path) -> None:
-    """Removing a file that others may have read is how its secrets are made void; its key once lived on."""
+    """Removing a file that others may have read is how its secrets are made void; its
+    key once lived on.
+    """
     leaked, ring = open_secrets(tmp_path, AT)
     other, _ = ring.issue("admin", "monitoring", AT, scopes=["status:read"])
     (tmp_path / "secrets.json").unlink()
@@ -76,7 +82,9 @@ def test_a_directory_without_secrets_says_what_to_do(tmp_path: Path) -> None:
 def test_broken_secrets_are_named_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "secrets.json").write_text("{")
     (tmp_path / "secrets.json").chmod(0o600)
-    with pytest.raises(StateCorrupted, match=r"secrets\.json is not a file of secrets .*put a copy of it back"):
+    with pytest.raises(
+        StateCorrupted, match=r"secrets\.json is not a file of secrets .*put a copy of it back"
+    ):
         open_secrets(tmp_path, "2026-01-01T00:00:00.000Z")
     assert (tmp_path / "secrets.json").read_text() == "{"
 

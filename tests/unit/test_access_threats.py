@@ -1,4 +1,6 @@
-"""The threat model is kept honest: every row of SECURITY.md names tests, and they exist."""
+"""The threat model is kept honest: every row of SECURITY.md names tests, and they
+exist.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +21,36 @@ from holdfast.session.settings import TimeoutSettings
 from holdfast.store.rollbacks import RESETS_PER_MINUTE
 
 ROOT = Path(__file__).resolve().parents[2]
-ROWS = [line for line in (ROOT / "SECURITY.md").read_text().splitlines() if re.match(r"\| (?!actor|-)", line)]
+ROWS = [
+    line
+    for line in (ROOT / "SECURITY.md").read_text().splitlines()
+    if re.match(r"\| (?!actor|-)", line)
+]
 
 
 @cache
 def names_in(path: str) -> frozenset[str]:
     tree = ast.parse((ROOT / path).read_text())
-    return frozenset(n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+    return frozenset(
+        n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
 
 
 def test_the_times_that_the_page_gives_are_those_of_the_code() -> None:
-    page = (ROOT / "SECURITY.md").read_text()
-    head, body, login = HEAD_SECONDS, ApiSettings().body_seconds_max, TimeoutSettings().authentication_seconds
-    assert f"{head:g} s for the head of a request, {body:g} s for its body" in page and f"{login:g} s to auth" in page
-    assert "last an hour unless another time is asked for" in page and NewToken("alice").ttl_seconds == 3600
+    page = " ".join((ROOT / "SECURITY.md").read_text().split())
+    head, body, login = (
+        HEAD_SECONDS,
+        ApiSettings().body_seconds_max,
+        TimeoutSettings().authentication_seconds,
+    )
+    assert (
+        f"{head:g} s for the head of a request, {body:g} s for its body" in page
+        and f"{login:g} s to auth" in page
+    )
+    assert (
+        "last an hour unless another time is asked for" in page
+        and NewToken("alice").ttl_seconds == 3600
+    )
     assert f"`holdfast token` {TOKEN_HOURS:g} hours" in page
     (asked,) = [p for p in get_command(app).commands["token"].params if p.name == "hours"]
     assert asked.default == TOKEN_HOURS

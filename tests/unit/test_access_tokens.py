@@ -64,25 +64,39 @@ def unsigned(header: dict[str, Any]) -> str:
     return f"{segment(header)}.{segment(claims())}."
 
 
-def test_a_minted_token_speaks_for_its_user_until_it_expires(tokens: Tokens, clock: ManualClock) -> None:
+def test_a_minted_token_speaks_for_its_user_until_it_expires(
+    tokens: Tokens, clock: ManualClock
+) -> None:
     principal = tokens.verify(tokens.mint(ALICE, 60))
-    expected = Principal("acme", "alice", frozenset({"chats:read", "chats:send"}), "user", 1_700_000_060.0)
+    expected = Principal(
+        "acme", "alice", frozenset({"chats:read", "chats:send"}), "user", 1_700_000_060.0
+    )
     assert principal == replace(expected, issued_at=1_700_000_000.0, token_id=principal.token_id)
     assert principal.user == ALICE
     assert (
-        principal.token_id.startswith("tok_") and principal.token_id != tokens.verify(tokens.mint(ALICE, 60)).token_id
+        principal.token_id.startswith("tok_")
+        and principal.token_id != tokens.verify(tokens.mint(ALICE, 60)).token_id
     )
 
 
-def test_a_token_that_lives_longer_than_any_may_is_refused(tokens: Tokens, clock: ManualClock) -> None:
+def test_a_token_that_lives_longer_than_any_may_is_refused(
+    tokens: Tokens, clock: ManualClock
+) -> None:
     now, longest = 1_700_000_000, 30 * 86400
     tokens.verify(sign(claims(exp=now + longest)))
     forever = sign(claims(exp=now + 2 * longest))
-    for exp, iat in ((now + longest + 6, now), (now + longest + 6, now + 5), (now + longest, now - 6)):
-        with pytest.raises(Unauthorized, match=r"longer than 2592000 s.*access\.tokens\.ttl_seconds_max"):
+    for exp, iat in (
+        (now + longest + 6, now),
+        (now + longest + 6, now + 5),
+        (now + longest, now - 6),
+    ):
+        with pytest.raises(
+            Unauthorized, match=r"longer than 2592000 s.*access\.tokens\.ttl_seconds_max"
+        ):
             tokens.verify(sign(claims(exp=exp, iat=iat)))
     clock.advance(1.5 * longest)
-    with pytest.raises(Unauthorized, match="lives longer"):  # also near its end: a revocation may have ended before it
+    # also near its end: a revocation may have ended before it
+    with pytest.raises(Unauthorized, match="lives longer"):
         tokens.verify(forever)
 
 
@@ -96,18 +110,30 @@ def test_a_token_has_an_id_to_be_revoked_by_whoever_made_it(tokens: Tokens) -> N
 
 
 @pytest.mark.parametrize("leeway", [0, 5, 60])
-def test_no_token_is_good_after_a_revocation_of_it_has_ended(clock: ManualClock, leeway: float) -> None:
-    """Of every token that may be shown when it is revoked, or later: at each moment at which it could be good again."""
+def test_no_token_is_good_after_a_revocation_of_it_has_ended(
+    clock: ManualClock, leeway: float
+) -> None:
+    """Of every token that may be shown when it is revoked, or later: at each moment at
+    which it could be good again.
+    """
     ttl, now = 100.0, clock.now()
-    tokens = Tokens(TokenSettings(leeway_seconds=leeway, ttl_seconds_max=ttl), shared_secret(SECRET), clock)
+    tokens = Tokens(
+        TokenSettings(leeway_seconds=leeway, ttl_seconds_max=ttl), shared_secret(SECRET), clock
+    )
     times = [now + offset for offset in (-ttl, -1, 0, 1, leeway, leeway + 1)]
     lives = [1, ttl, ttl + leeway, ttl + leeway + 1, 2 * ttl, 5 * ttl]
     made = [sign(claims(iat=iat, exp=iat + life)) for iat in times for life in lives]
     made += [sign(claims(iat=None, exp=now + life)) for life in lives]
     good = [token for token in made if readable(tokens, token)]
     ends_at = now + tokens.longest_seconds
-    assert len(good) >= 8 and max(tokens.read(token).expires_at for token in good) + leeway <= ends_at
-    found = {token: tokens.read(token, early=True).issued_at for token in made if readable(tokens, token, early=True)}
+    assert (
+        len(good) >= 8 and max(tokens.read(token).expires_at for token in good) + leeway <= ends_at
+    )
+    found = {
+        token: tokens.read(token, early=True).issued_at
+        for token in made
+        if readable(tokens, token, early=True)
+    }
     early = {token: issued_at for token, issued_at in found.items() if issued_at > now + leeway}
     while clock.now() < now + 8 * ttl:
         clock.advance(ttl / 4)
@@ -124,7 +150,9 @@ def readable(tokens: Tokens, token: str, *, early: bool = False) -> bool:
     return True
 
 
-def test_a_revoked_token_is_refused_and_can_still_be_read_by_whoever_revokes_it(clock: ManualClock) -> None:
+def test_a_revoked_token_is_refused_and_can_still_be_read_by_whoever_revokes_it(
+    clock: ManualClock,
+) -> None:
     def check(principal: Principal) -> None:
         raise Unauthorized(f"{principal.token_id} was revoked")
 
@@ -144,7 +172,9 @@ def test_a_token_dies_when_its_leeway_is_over(tokens: Tokens, clock: ManualClock
         tokens.verify(token)
 
 
-def test_a_token_without_a_tenant_belongs_to_the_default_tenant_of_the_embedded_server(tokens: Tokens) -> None:
+def test_a_token_without_a_tenant_belongs_to_the_default_tenant_of_the_embedded_server(
+    tokens: Tokens,
+) -> None:
     assert tokens.verify(sign(claims(tenant=None))).tenant == "default"
 
 
@@ -216,7 +246,9 @@ ATTACKS: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_a_forged_or_broken_token_is_refused_with_a_reason_that_leaks_nothing(attack: str, tokens: Tokens) -> None:
+def test_a_forged_or_broken_token_is_refused_with_a_reason_that_leaks_nothing(
+    attack: str, tokens: Tokens
+) -> None:
     token, reason = ATTACKS[attack]
     with pytest.raises(Unauthorized, match=reason) as caught:
         tokens.verify(token)
@@ -238,20 +270,42 @@ def written_otherwise(token: str) -> Iterator[str]:
             *(
                 part[:-1] + character for character in ALPHABET + "+/" if character != last
             ),  # bits that count for nothing
-            *(part + tail for tail in ("=", "==", "===", "A", "AA", "\n", " ", "\x00", "!", ".", ".A", "é")),
-            *(padded, part[:5] + "=" + part[5:], part[:5] + "\n" + part[5:], part[:5] + "!!!!" + part[5:]),
-            *(" " + part, "=" + part, part[:-1], part[:-2], "", part.replace("-", "+").replace("_", "/")),
+            *(
+                part + tail
+                for tail in ("=", "==", "===", "A", "AA", "\n", " ", "\x00", "!", ".", ".A", "é")
+            ),
+            *(
+                padded,
+                part[:5] + "=" + part[5:],
+                part[:5] + "\n" + part[5:],
+                part[:5] + "!!!!" + part[5:],
+            ),
+            *(
+                " " + part,
+                "=" + part,
+                part[:-1],
+                part[:-2],
+                "",
+                part.replace("-", "+").replace("_", "/"),
+            ),
         ):
             yield ".".join((*parts[:place], other, *parts[place + 1 :]))
 
 
-def test_every_way_to_write_a_token_is_taken_or_refused_as_the_library_would(tokens: Tokens) -> None:
+def test_every_way_to_write_a_token_is_taken_or_refused_as_the_library_would(
+    tokens: Tokens,
+) -> None:
     seen = set()
     for sub in ("alice", "alice1", "alice12", "???>>>~~~"):
         for other in written_otherwise(sign(claims(sub=sub))):
             try:
                 expected: str | None = jwt.decode(
-                    other, SECRET, ["HS256"], audience="holdfast", issuer="holdfast", options={"verify_exp": False}
+                    other,
+                    SECRET,
+                    ["HS256"],
+                    audience="holdfast",
+                    issuer="holdfast",
+                    options={"verify_exp": False},
                 )["sub"]
             except (jwt.PyJWTError, ValueError):
                 expected = None
@@ -272,9 +326,13 @@ def test_a_depth_bomb_under_a_good_signature_is_refused(tokens: Tokens) -> None:
 
 
 def test_a_public_key_cannot_be_used_as_an_hmac_secret(clock: ManualClock) -> None:
-    """The classic confusion: the attacker signs HS256 with the PEM text of the server's public key."""
+    """The classic confusion: the attacker signs HS256 with the PEM text of the server's
+    public key.
+    """
     private = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    pem = private.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    pem = private.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
     key = TokenKey("RS256", private.public_key())
     tokens = Tokens(TokenSettings(), lambda kid: key, clock)
     with pytest.raises(Unauthorized):
@@ -286,8 +344,16 @@ def test_a_public_key_cannot_be_used_as_an_hmac_secret(clock: ManualClock) -> No
 
 def test_a_key_that_cannot_be_used_is_refused_when_it_is_made() -> None:
     private = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    pem = private.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    for algorithm, key in (("HS256", pem), ("HS256", b"short"), ("RS256", SECRET), ("none", None), ("HS257", SECRET)):
+    pem = private.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    for algorithm, key in (
+        ("HS256", pem),
+        ("HS256", b"short"),
+        ("RS256", SECRET),
+        ("none", None),
+        ("HS257", SECRET),
+    ):
         with pytest.raises(BadSetting, match="cannot be used"):
             TokenKey(algorithm, key)
 
@@ -303,7 +369,9 @@ def test_a_token_cannot_live_for_ever(ttl: float, tokens: Tokens) -> None:
         tokens.mint(ALICE, ttl)
 
 
-@pytest.mark.parametrize("bad", [{"issuer": ""}, {"audience": ""}, {"leeway_seconds": 61}, {"ttl_seconds_max": 0}])
+@pytest.mark.parametrize(
+    "bad", [{"issuer": ""}, {"audience": ""}, {"leeway_seconds": 61}, {"ttl_seconds_max": 0}]
+)
 def test_bad_token_settings_are_refused_when_built(bad: dict[str, Any]) -> None:
     with pytest.raises(BadSetting):
         TokenSettings(**bad)

@@ -11,7 +11,14 @@ from rest import Rest, error_of, serving, with_rest
 from holdfast.access.keys import KeyRing, load_keys, save_keys
 from holdfast.api.deps import ApiSettings, Backup, BackupStep, PresenceView
 from holdfast.clock import ManualClock
-from holdfast.errors import DiskFull, HoldfastError, InternalError, OutcomeUnknown, StateDirectory, Unavailable
+from holdfast.errors import (
+    DiskFull,
+    HoldfastError,
+    InternalError,
+    OutcomeUnknown,
+    StateDirectory,
+    Unavailable,
+)
 from holdfast.message import Chat, Draft, User
 from holdfast.store import command_rules
 from holdfast.store.commands import RETAIN_AT_ONCE, Command, CommandContext, CommandResult, Retain
@@ -29,9 +36,13 @@ def test_halting_and_recovering_a_chat_is_recorded_with_who_and_why() -> None:
     async def scenario(rest: Rest) -> None:
         chat, admin = await rest.chat(), rest.admin_key()
         await rest.send(chat, "before", "k1")
-        assert (await rest.ask("POST", f"/admin/chats/{chat}/halt", admin, {"reason": "looks odd"})).status_code == 200
+        assert (
+            await rest.ask("POST", f"/admin/chats/{chat}/halt", admin, {"reason": "looks odd"})
+        ).status_code == 200
         assert error_of(await rest.send(chat, "during", "k2")) == (503, "CHAT_HALTED")
-        recovered = await rest.ask("POST", f"/admin/chats/{chat}/recover", admin, {"reason": "was fine"})
+        recovered = await rest.ask(
+            "POST", f"/admin/chats/{chat}/recover", admin, {"reason": "was fine"}
+        )
         assert recovered.json()["chat"]["epoch"] == 2
         assert (await rest.send(chat, "after", "k3")).status_code == 201
         records = (await rest.ask("GET", "/admin/audit", admin)).json()["records"]
@@ -49,14 +60,18 @@ def test_halting_and_recovering_a_chat_is_recorded_with_who_and_why() -> None:
 def test_why_a_chat_was_halted_is_between_operators() -> None:
     async def scenario(rest: Rest) -> None:
         chat, admin, alice = await rest.chat(), rest.admin_key(), rest.token("alice")
-        halted = await rest.ask("POST", f"/admin/chats/{chat}/halt", admin, {"reason": "carl is under suspicion"})
+        halted = await rest.ask(
+            "POST", f"/admin/chats/{chat}/halt", admin, {"reason": "carl is under suspicion"}
+        )
         assert halted.json()["chat"]["halted"] == "carl is under suspicion"
         shown = [await rest.ask("GET", path, alice) for path in ("/v1/chats", f"/v1/chats/{chat}")]
         shown.append(await rest.ask("PATCH", f"/v1/chats/{chat}", alice, {"name": "other"}))
         shown.append(await rest.send(chat, "during", "k1"))
         for answer in shown:
             assert "carl" not in answer.text, answer.text
-        assert (await rest.ask("GET", f"/v1/chats/{chat}", alice)).json()["chat"]["halted"] == "ask the operator"
+        assert (await rest.ask("GET", f"/v1/chats/{chat}", alice)).json()["chat"][
+            "halted"
+        ] == "ask the operator"
         inspected = await rest.ask("GET", f"/admin/chats/{chat}", admin)
         assert inspected.json()["chat"]["halted"] == "carl is under suspicion"
 
@@ -72,8 +87,12 @@ async def test_inspections_that_take_too_long_do_not_shut_the_reads_of_users() -
     async with serving(store=Slow()) as rest:
         chat = await rest.chat("alice")
         for _ in range(20):
-            assert (await rest.ask("GET", f"/admin/chats/{chat}", rest.admin_key())).status_code == 503
-        assert (await rest.ask("GET", f"/v1/chats/{chat}/messages", rest.token("alice"))).status_code == 200
+            assert (
+                await rest.ask("GET", f"/admin/chats/{chat}", rest.admin_key())
+            ).status_code == 503
+        assert (
+            await rest.ask("GET", f"/v1/chats/{chat}/messages", rest.token("alice"))
+        ).status_code == 200
 
 
 def test_an_operator_inspects_a_chat_of_any_tenant_but_reads_no_message() -> None:
@@ -84,8 +103,14 @@ def test_an_operator_inspects_a_chat_of_any_tenant_but_reads_no_message() -> Non
         body = answer.json()
         assert (body["counter"], body["highest"], body["count"], body["gaps"]) == (1, 1, 1, [])
         assert "private words" not in answer.text
-        assert error_of(await rest.ask("GET", f"/v1/chats/{chat}/messages", admin)) == (403, "FORBIDDEN")
-        assert error_of(await rest.ask("GET", "/admin/chats/chat_none", admin)) == (404, "NOT_FOUND")
+        assert error_of(await rest.ask("GET", f"/v1/chats/{chat}/messages", admin)) == (
+            403,
+            "FORBIDDEN",
+        )
+        assert error_of(await rest.ask("GET", "/admin/chats/chat_none", admin)) == (
+            404,
+            "NOT_FOUND",
+        )
 
     with_rest(scenario)
 
@@ -95,7 +120,9 @@ def test_an_operator_redacts_a_message_by_a_recorded_act() -> None:
         chat = await rest.chat()
         await rest.send(chat, "a secret", "k1")
         body = {"sequence": 1, "reason": "ticket 42"}
-        assert (await rest.ask("POST", f"/admin/chats/{chat}/redact", rest.admin_key(), body)).status_code == 200
+        assert (
+            await rest.ask("POST", f"/admin/chats/{chat}/redact", rest.admin_key(), body)
+        ).status_code == 200
         page = await rest.ask("GET", f"/v1/chats/{chat}/messages", rest.token("alice"))
         assert "a secret" not in page.text
         assert await actions(rest) == [("message.redact", "ticket 42")]
@@ -108,15 +135,22 @@ def test_an_operator_deletes_the_oldest_messages_in_bounded_recorded_steps() -> 
         chat = await rest.chat()
         user, many = User("acme", "alice"), RETAIN_AT_ONCE + 10
         for start in range(0, many, 500):
-            sends = [Draft(user, chat, f"k{n}", "x", "text/plain", f"msg_{n}", AT) for n in range(start, start + 500)]
+            sends = [
+                Draft(user, chat, f"k{n}", "x", "text/plain", f"msg_{n}", AT)
+                for n in range(start, start + 500)
+            ]
             await rest.store.append(sends)
         path, body = f"/admin/chats/{chat}/retain", {"first_sequence": many, "reason": "90 days"}
         answer = await rest.ask("POST", path, rest.admin_key(), body)
         assert answer.json()["chat"]["first_sequence"] == many
-        page = await rest.ask("GET", f"/v1/chats/{chat}/messages?after=0&limit=1", rest.token("alice"))
+        page = await rest.ask(
+            "GET", f"/v1/chats/{chat}/messages?after=0&limit=1", rest.token("alice")
+        )
         assert page.json()["messages"][0]["sequence"] == many
         assert await actions(rest) == [("chat.retain", "90 days")] * 2
-        too_far = await rest.ask("POST", path, rest.admin_key(), {"first_sequence": 10**6, "reason": "all"})
+        too_far = await rest.ask(
+            "POST", path, rest.admin_key(), {"first_sequence": 10**6, "reason": "all"}
+        )
         assert error_of(too_far) == (400, "INVALID_MESSAGE")
 
     with_rest(scenario)
@@ -139,7 +173,9 @@ class Slow(MemoryStore):
 
 
 @pytest.mark.parametrize("act", ["read", "halt"])
-def test_what_comes_late_in_a_request_has_what_is_left_of_its_time_and_no_time_of_its_own(act: str) -> None:
+def test_what_comes_late_in_a_request_has_what_is_left_of_its_time_and_no_time_of_its_own(
+    act: str,
+) -> None:
     store = Slow()
 
     async def scenario(rest: Rest) -> None:
@@ -147,14 +183,18 @@ def test_what_comes_late_in_a_request_has_what_is_left_of_its_time_and_no_time_o
         if act == "read":
             answer = await rest.ask("GET", f"/v1/chats/{chat}/messages", rest.token("alice"))
         else:
-            answer = await rest.ask("POST", f"/admin/chats/{chat}/halt", rest.admin_key(), {"reason": "odd"})
+            answer = await rest.ask(
+                "POST", f"/admin/chats/{chat}/halt", rest.admin_key(), {"reason": "odd"}
+            )
             assert answer.json()["error"]["outcome"] == "rejected" and await actions(rest) == []
         assert error_of(answer) == (503, "SERVICE_UNAVAILABLE")
 
     with_rest(scenario, ApiSettings(request_seconds_max=5), store=store)
 
 
-def test_a_deletion_that_takes_long_ends_in_time_and_the_next_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deletion_that_takes_long_ends_in_time_and_the_next_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     store = Slow()
     monkeypatch.setattr(command_rules, "RETAIN_AT_ONCE", 1)
 
@@ -173,7 +213,9 @@ def test_a_deletion_that_takes_long_ends_in_time_and_the_next_goes_on(monkeypatc
 
 
 @pytest.mark.parametrize("body", [{}, {"reason": ""}, {"reason": "x" * 501}, {"reason": 1}])
-@pytest.mark.parametrize("path", ["/admin/chats/{chat}/halt", "/admin/chats/{chat}/recover", "/admin/backup"])
+@pytest.mark.parametrize(
+    "path", ["/admin/chats/{chat}/halt", "/admin/chats/{chat}/recover", "/admin/backup"]
+)
 def test_an_act_without_a_reason_is_refused(path: str, body: object) -> None:
     async def scenario(rest: Rest) -> None:
         chat = await rest.chat()
@@ -189,16 +231,27 @@ def test_a_key_is_shown_once_works_at_once_and_is_recorded() -> None:
         admin = rest.admin_key()
         body = {"kind": "tenant", "tenant": "acme", "label": "backend", "reason": "new shop"}
         issued = (await rest.ask("POST", "/admin/keys", admin, body)).json()
-        assert (await rest.ask("GET", "/v1/chats", issued["secret"], X_Act_As="alice")).status_code == 200
+        assert (
+            await rest.ask("GET", "/v1/chats", issued["secret"], X_Act_As="alice")
+        ).status_code == 200
         listed = await rest.ask("GET", "/admin/keys", admin)
         assert issued["secret"] not in listed.text and "digest" not in listed.text
         assert issued["key"] in listed.json()["keys"]
         key_id = issued["key"]["key_id"]
         gone = await rest.ask("DELETE", f"/admin/keys/{key_id}?reason=leaked", admin)
         assert gone.json() == issued["key"]
-        assert error_of(await rest.ask("GET", "/v1/chats", issued["secret"], X_Act_As="alice"))[0] == 401
-        assert error_of(await rest.ask("DELETE", f"/admin/keys/{key_id}?reason=again", admin)) == (404, "NOT_FOUND")
-        assert error_of(await rest.ask("DELETE", f"/admin/keys/{key_id}", admin)) == (400, "INVALID_MESSAGE")
+        assert (
+            error_of(await rest.ask("GET", "/v1/chats", issued["secret"], X_Act_As="alice"))[0]
+            == 401
+        )
+        assert error_of(await rest.ask("DELETE", f"/admin/keys/{key_id}?reason=again", admin)) == (
+            404,
+            "NOT_FOUND",
+        )
+        assert error_of(await rest.ask("DELETE", f"/admin/keys/{key_id}", admin)) == (
+            400,
+            "INVALID_MESSAGE",
+        )
         assert await actions(rest) == [("key_issued", "new shop"), ("key_revoked", "leaked")]
         assert issued["secret"] not in repr(await rest.store.audit(0, 10))
 
@@ -209,7 +262,12 @@ def test_who_lacks_a_scope_is_told_which_command_makes_a_key_that_has_it() -> No
     async def scenario(rest: Rest) -> None:
         admin, backend = rest.admin_key("status:read"), rest.tenant_key(scopes=["chats:read"])
         for method, path, who, command in (
-            ("GET", "/admin/rules", admin, "holdfast key create admin --label LABEL --scope rules:read"),
+            (
+                "GET",
+                "/admin/rules",
+                admin,
+                "holdfast key create admin --label LABEL --scope rules:read",
+            ),
             (
                 "POST",
                 "/v1/tokens",
@@ -252,7 +310,10 @@ def test_a_key_that_cannot_be_is_refused(changed: dict[str, object]) -> None:
     async def scenario(rest: Rest) -> None:
         body = {"kind": "tenant", "tenant": "acme", "label": "backend", "reason": "test", **changed}
         admin = rest.admin_key()
-        assert error_of(await rest.ask("POST", "/admin/keys", admin, body)) == (400, "INVALID_MESSAGE")
+        assert error_of(await rest.ask("POST", "/admin/keys", admin, body)) == (
+            400,
+            "INVALID_MESSAGE",
+        )
         assert len(rest.deps.keys.list()) == 1 and await actions(rest) == []
 
     with_rest(scenario)
@@ -264,8 +325,14 @@ def test_the_last_key_that_can_make_keys_is_revoked_by_force_only() -> None:
         path = f"/admin/keys/{rest.deps.keys.list()[0].key_id}?reason=x"
         for unforced in ("", "&force=false"):
             answer = await rest.ask("DELETE", path + unforced, admin)
-            assert error_of(answer) == (403, "FORBIDDEN") and "last key" in answer.json()["error"]["message"]
-        assert error_of(await rest.ask("DELETE", path + "&force=perhaps", admin)) == (400, "INVALID_MESSAGE")
+            assert (
+                error_of(answer) == (403, "FORBIDDEN")
+                and "last key" in answer.json()["error"]["message"]
+            )
+        assert error_of(await rest.ask("DELETE", path + "&force=perhaps", admin)) == (
+            400,
+            "INVALID_MESSAGE",
+        )
         assert await rest.store.audit(0, 10) == [], "what is refused is not recorded as done"
         assert (await rest.ask("DELETE", path + "&force=true", admin)).status_code == 200
         assert error_of(await rest.ask("GET", "/admin/keys", admin)) == (401, "UNAUTHORIZED")
@@ -280,11 +347,15 @@ class Unrecording(MemoryStore):
         super().__init__()
         self.error = error
 
-    async def record(self, act: CommandContext, action: str, target: str, details: str = "") -> None:
+    async def record(
+        self, act: CommandContext, action: str, target: str, details: str = ""
+    ) -> None:
         raise self.error
 
 
-@pytest.mark.parametrize("error", [Unavailable("the audit log is away"), OutcomeUnknown("no answer in time")])
+@pytest.mark.parametrize(
+    "error", [Unavailable("the audit log is away"), OutcomeUnknown("no answer in time")]
+)
 def test_without_a_record_there_is_no_key_no_revocation_and_no_backup(error: HoldfastError) -> None:
     taken: list[int] = []
 
@@ -311,19 +382,29 @@ def test_without_a_record_there_is_no_key_no_revocation_and_no_backup(error: Hol
 
 def test_a_backup_is_recorded_and_says_where_it_lies() -> None:
     async def scenario(rest: Rest) -> None:
-        answer = await rest.ask("POST", "/admin/backup", rest.admin_key("backup"), {"reason": "nightly"})
-        assert answer.json()["path"] == "backups/one" and answer.json()["files"][0]["counts"] == {"chats": 1}
+        answer = await rest.ask(
+            "POST", "/admin/backup", rest.admin_key("backup"), {"reason": "nightly"}
+        )
+        assert answer.json()["path"] == "backups/one" and answer.json()["files"][0]["counts"] == {
+            "chats": 1
+        }
         assert await actions(rest) == [("backup", "nightly")]
-        assert (await rest.ask("GET", "/admin/backup", rest.admin_key("backup"))).json() == {"step": None}
+        assert (await rest.ask("GET", "/admin/backup", rest.admin_key("backup"))).json() == {
+            "step": None
+        }
 
     with_rest(scenario)
 
 
-def test_a_backup_that_is_being_taken_shows_its_step_and_a_second_is_neither_taken_nor_recorded() -> None:
+def test_a_backup_that_is_being_taken_shows_its_step_and_a_second_is_neither_taken_nor_recorded() -> (
+    None
+):
     async def scenario(rest: Rest) -> None:
         key = rest.admin_key("backup")
         answer = await rest.ask("GET", "/admin/backup", key)
-        assert answer.json() == {"step": {"doing": "copying chats.db", "done_bytes": 1, "total_bytes": 2}}
+        assert answer.json() == {
+            "step": {"doing": "copying chats.db", "done_bytes": 1, "total_bytes": 2}
+        }
         refused = await rest.ask("POST", "/admin/backup", key, {"reason": "nightly"})
         assert error_of(refused) == (503, "SERVER_BUSY") and "copying chats.db" in refused.text
         assert await actions(rest) == []
@@ -335,10 +416,14 @@ def test_keys_issued_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
     async def scenario(rest: Rest) -> None:
         admin = rest.admin_key()
         body = {"kind": "tenant", "tenant": "acme", "label": "backend", "reason": "test"}
-        answers = await asyncio.gather(*(rest.ask("POST", "/admin/keys", admin, body) for _ in range(10)))
+        answers = await asyncio.gather(
+            *(rest.ask("POST", "/admin/keys", admin, body) for _ in range(10))
+        )
         again = load_keys(tmp_path / "keys.json")
         for answer in answers:
-            assert again.find(answer.json()["secret"]).principal("alice").user == User("acme", "alice")
+            assert again.find(answer.json()["secret"]).principal("alice").user == User(
+                "acme", "alice"
+            )
 
     with_rest(scenario, keys=load_keys(tmp_path / "keys.json"))
 
@@ -355,11 +440,18 @@ def test_a_keyed_halt_is_done_once() -> None:
     with_rest(scenario)
 
 
-def test_trouble_inside_is_told_to_operators_where_it_is_theirs_and_to_nobody_else(tmp_path: Path) -> None:
+def test_trouble_inside_is_told_to_operators_where_it_is_theirs_and_to_nobody_else(
+    tmp_path: Path,
+) -> None:
     async def full() -> Backup:
-        raise DiskFull("/srv/backups cannot be written: No space left on device; make room, and do it again")
+        raise DiskFull(
+            "/srv/backups cannot be written: No space left on device; make room, and do it again"
+        )
 
-    troubles = [StateDirectory("/srv/secret/place is read-only"), InternalError("KeyError: /srv/secret/place")]
+    troubles = [
+        StateDirectory("/srv/secret/place is read-only"),
+        InternalError("KeyError: /srv/secret/place"),
+    ]
 
     async def unmintable(users: object) -> PresenceView:
         raise troubles.pop()
@@ -377,7 +469,9 @@ def test_trouble_inside_is_told_to_operators_where_it_is_theirs_and_to_nobody_el
     with_rest(scenario, backup=full, presence=unmintable)
 
 
-def test_a_key_that_cannot_be_saved_is_not_issued_and_the_operator_learns_why(tmp_path: Path) -> None:
+def test_a_key_that_cannot_be_saved_is_not_issued_and_the_operator_learns_why(
+    tmp_path: Path,
+) -> None:
     gone = tmp_path / "not there" / "keys.json"
 
     async def scenario(rest: Rest) -> None:

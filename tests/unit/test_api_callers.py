@@ -1,8 +1,9 @@
 """Every endpoint × every kind of caller: one matrix, written out.
 
-The world: tenant acme has a group of alice (owner), adam (admin), mia (member) and once had eve, who was removed;
-nobody knows nora there; zed is banned from it, and mum is muted in it. Tenant evil has users of the same names.
-Messages 1 (alice), 2 (mia) and 3 (eve's removal) are in the group.
+The world: tenant acme has a group of alice (owner), adam (admin), mia (member) and once
+had eve, who was removed; nobody knows nora there; zed is banned from it, and mum is
+muted in it. Tenant evil has users of the same names. Messages 1 (alice), 2 (mia) and 3
+(eve's removal) are in the group.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ CHECKER = {**ANONYMOUS, "alice": "FORBIDDEN", "admin key": "FORBIDDEN", "tenant 
 NONE_THERE = frozenset({404})
 """What an act answers that finds nothing to do; it is in the audit log all the same."""
 READ_ONLY = {"read-only key as alice": "FORBIDDEN"}
-EVERYBODY = dict.fromkeys([*ANONYMOUS, "alice", "nora", "evil's alice", "tenant key", "admin key"], OK)
+EVERYBODY = dict.fromkeys(
+    [*ANONYMOUS, "alice", "nora", "evil's alice", "tenant key", "admin key"], OK
+)
 
 
 @dataclass(frozen=True)
@@ -197,7 +200,9 @@ async def world(rest: Rest) -> dict[str, str]:
     assert answer.status_code == 200
     assert (await rest.ask("DELETE", f"/v1/chats/{chat}/members/eve", alice)).status_code == 200
     for verb, user_id in (("bans", "zed"), ("mutes", "mum")):
-        assert (await rest.ask("POST", f"/v1/chats/{chat}/{verb}", alice, {"user_id": user_id})).status_code == 200
+        assert (
+            await rest.ask("POST", f"/v1/chats/{chat}/{verb}", alice, {"user_id": user_id})
+        ).status_code == 200
     await rest.deps.revocations.add(Revocation("ban", "acme", "zed", "", 0, "then", None))
     key, _ = rest.deps.keys.issue("tenant", "spare", "2026-01-01T00:00:00.000Z", tenant="acme")
     return {"chat": chat, "key": key.key_id}
@@ -259,11 +264,15 @@ def test_who_may_not_is_refused_by_name_and_nothing_changes(row: Row, tmp_path: 
     with_rest(scenario, folder=folder_of(row, tmp_path))
 
 
-GRANTED = [(row, caller) for row in ROWS for caller, expected in row.callers.items() if expected == OK]
+GRANTED = [
+    (row, caller) for row in ROWS for caller, expected in row.callers.items() if expected == OK
+]
 
 
 @pytest.mark.parametrize(
-    ("row", "caller"), GRANTED, ids=[f"{i}-{row.name}-{caller}" for i, (row, caller) in enumerate(GRANTED)]
+    ("row", "caller"),
+    GRANTED,
+    ids=[f"{i}-{row.name}-{caller}" for i, (row, caller) in enumerate(GRANTED)],
 )
 def test_who_may_is_answered(row: Row, caller: str, tmp_path: Path) -> None:
     async def scenario(rest: Rest) -> None:
@@ -276,13 +285,19 @@ def test_who_may_is_answered(row: Row, caller: str, tmp_path: Path) -> None:
 async def everything(rest: Rest) -> list[object]:
     """All the state there is, to see that a refusal left it alone."""
     users = [User("acme", "alice"), User("acme", "mia")]
-    chats = [summary.chat.chat_id for user in users for summary in await rest.store.chats_of(user, 100)]
+    chats = [
+        summary.chat.chat_id for user in users for summary in await rest.store.chats_of(user, 100)
+    ]
     state: list[object] = [
         await rest.store.audit(0, 1000),
         [key.label for key in rest.deps.keys.list() if key.label == "spare"],
         len(rest.deps.revocations),
     ]
     for chat in sorted(set(chats)):
-        state += [await rest.store.inspect(chat), await rest.store.members(chat), await rest.store.bans(chat)]
+        state += [
+            await rest.store.inspect(chat),
+            await rest.store.members(chat),
+            await rest.store.bans(chat),
+        ]
         state += [await rest.store.read_after(chat, 0, 100, 1 << 20)]
     return state

@@ -20,7 +20,10 @@ def test_a_chat_is_created_with_its_creator_as_owner_and_its_first_members() -> 
         body = answer.json()
         assert chat.startswith("chat_")
         assert (body["role"], body["chat"]["name"], body["chat"]["head"]) == ("member", "Team", 0)
-        assert {m["user_id"]: m["role"] for m in body["members"]} == {"alice": "owner", "bob": "member"}
+        assert {m["user_id"]: m["role"] for m in body["members"]} == {
+            "alice": "owner",
+            "bob": "member",
+        }
 
     with_rest(scenario)
 
@@ -28,7 +31,9 @@ def test_a_chat_is_created_with_its_creator_as_owner_and_its_first_members() -> 
 def test_a_chat_created_twice_under_one_key_is_one_chat() -> None:
     async def scenario(rest: Rest) -> None:
         async def create(name: str) -> httpx.Response:
-            return await rest.ask("POST", "/v1/chats", rest.token("alice"), {"name": name}, Idempotency_Key="c1")
+            return await rest.ask(
+                "POST", "/v1/chats", rest.token("alice"), {"name": name}, Idempotency_Key="c1"
+            )
 
         first, again, other = await create("A"), await create("A"), await create("B")
         assert (first.status_code, again.status_code) == (201, 200)
@@ -42,7 +47,9 @@ def test_a_chat_created_twice_under_one_key_is_one_chat() -> None:
 def test_one_key_of_two_users_is_two_keys() -> None:
     async def scenario(rest: Rest) -> None:
         for user in ("alice", "bob"):
-            answer = await rest.ask("POST", "/v1/chats", rest.token(user), {"name": user}, Idempotency_Key="c1")
+            answer = await rest.ask(
+                "POST", "/v1/chats", rest.token(user), {"name": user}, Idempotency_Key="c1"
+            )
             assert answer.status_code == 201 and answer.json()["chat"]["name"] == user
 
     with_rest(scenario)
@@ -51,7 +58,9 @@ def test_one_key_of_two_users_is_two_keys() -> None:
 def test_a_repeated_creation_says_that_it_is_one() -> None:
     async def scenario(rest: Rest) -> None:
         made = [
-            await rest.ask("POST", "/v1/chats", rest.token("alice"), {"name": "lobby"}, Idempotency_Key="c1")
+            await rest.ask(
+                "POST", "/v1/chats", rest.token("alice"), {"name": "lobby"}, Idempotency_Key="c1"
+            )
             for _ in range(2)
         ]
         assert [answer.status_code for answer in made] == [201, 200]
@@ -67,7 +76,9 @@ def test_a_keyed_change_answers_a_repetition_as_the_first_time_and_does_nothing_
         path, who = f"/v1/chats/{chat}/members", rest.token("alice")
         first = await rest.ask("POST", path, who, {"user_id": "bob"}, Idempotency_Key="m1")
         await rest.ask("DELETE", path + "/bob", who)
-        again = await rest.ask("POST", path, who, {"role": "member", "user_id": "bob"}, Idempotency_Key="m1")
+        again = await rest.ask(
+            "POST", path, who, {"role": "member", "user_id": "bob"}, Idempotency_Key="m1"
+        )
         assert first.json() == again.json() and again.headers["Idempotency-Replayed"] == "true"
         members = (await rest.ask("GET", path, who)).json()["members"]
         assert [m["user_id"] for m in members] == ["alice"]
@@ -80,14 +91,20 @@ def test_a_keyed_change_answers_a_repetition_as_the_first_time_and_does_nothing_
 def test_a_direct_chat_is_unique_per_pair_whoever_asks() -> None:
     async def scenario(rest: Rest) -> None:
         ids = set()
-        for user, other, status in (("alice", "bob", 201), ("bob", "alice", 200), ("alice", "bob", 200)):
+        for user, other, status in (
+            ("alice", "bob", 201),
+            ("bob", "alice", 200),
+            ("alice", "bob", 200),
+        ):
             body = {"kind": "direct", "members": [other]}
             answer = await rest.ask("POST", "/v1/chats", rest.token(user), body)
             assert answer.status_code == status
             ids.add(answer.json()["chat"]["chat_id"])
         assert len(ids) == 1
         other_tenant = rest.token("alice", "evil")
-        answer = await rest.ask("POST", "/v1/chats", other_tenant, {"kind": "direct", "members": ["bob"]})
+        answer = await rest.ask(
+            "POST", "/v1/chats", other_tenant, {"kind": "direct", "members": ["bob"]}
+        )
         assert answer.status_code == 201
 
     with_rest(scenario)
@@ -97,7 +114,9 @@ def test_the_list_shows_titles_unread_counts_and_the_last_message_newest_first()
     async def scenario(rest: Rest) -> None:
         old = await rest.chat("alice", ["bob"])
         body = {"kind": "direct", "members": ["bob"]}
-        direct = (await rest.ask("POST", "/v1/chats", rest.token("alice"), body)).json()["chat"]["chat_id"]
+        direct = (await rest.ask("POST", "/v1/chats", rest.token("alice"), body)).json()["chat"][
+            "chat_id"
+        ]
         for n in range(3):
             await rest.send(old, f"message {n}", f"k{n}")
         await rest.store.mark([Watermark(User("acme", "bob"), "phone", old, 1, 3, 1)])
@@ -105,7 +124,9 @@ def test_the_list_shows_titles_unread_counts_and_the_last_message_newest_first()
         assert [c["chat"]["chat_id"] for c in chats] == [old, direct]
         assert [c["title"] for c in chats] == ["Team", "alice"]
         assert [(c["unread"], c["unread_capped"]) for c in chats] == [(2, False), (0, False)]
-        assert chats[0]["last_message"]["content"] == "message 2" and chats[1]["last_message"] is None
+        assert (
+            chats[0]["last_message"]["content"] == "message 2" and chats[1]["last_message"] is None
+        )
 
     with_rest(scenario)
 
@@ -134,14 +155,18 @@ def test_a_message_to_the_chat_where_a_page_ended_does_not_move_the_place() -> N
         first = (await rest.ask("GET", "/v1/chats?limit=2", rest.token("alice"))).json()
         await rest.send(made[2], "again", "k5")
         after = first["next"]
-        rest_of = (await rest.ask("GET", f"/v1/chats?limit=2&after={after}", rest.token("alice"))).json()
+        rest_of = (
+            await rest.ask("GET", f"/v1/chats?limit=2&after={after}", rest.token("alice"))
+        ).json()
         pages = [[entry["chat"]["chat_id"] for entry in page["chats"]] for page in (first, rest_of)]
         assert pages == [[made[3], made[2]], [made[1], made[0]]]
 
     with_rest(scenario)
 
 
-@pytest.mark.parametrize("after", ["chat_a", "x.chat_a", "-1.chat_a", "\u0663.chat_a", f"{2**53}.chat_a", ".", ""])
+@pytest.mark.parametrize(
+    "after", ["chat_a", "x.chat_a", "-1.chat_a", "\u0663.chat_a", f"{2**53}.chat_a", ".", ""]
+)
 def test_a_place_that_no_page_named_is_refused(after: str) -> None:
     async def scenario(rest: Rest) -> None:
         refused = await rest.ask("GET", f"/v1/chats?after={after}", rest.token("alice"))
@@ -168,8 +193,18 @@ def test_leaving_ends_reading_and_sending() -> None:
         chat, bob = await rest.chat("alice", ["bob"]), rest.token("bob")
         await rest.send(chat, "before", "k1")
         assert (await rest.ask("DELETE", f"/v1/chats/{chat}/members/bob", bob)).status_code == 200
-        for path in ("", "/messages", "/messages?after=0", "/messages?around=1", "/members", "/presence"):
-            assert error_of(await rest.ask("GET", f"/v1/chats/{chat}{path}", bob)) == (403, "NOT_A_MEMBER")
+        for path in (
+            "",
+            "/messages",
+            "/messages?after=0",
+            "/messages?around=1",
+            "/members",
+            "/presence",
+        ):
+            assert error_of(await rest.ask("GET", f"/v1/chats/{chat}{path}", bob)) == (
+                403,
+                "NOT_A_MEMBER",
+            )
         assert error_of(await rest.send(chat, "after", "k2", bob)) == (403, "NOT_A_MEMBER")
 
     with_rest(scenario)
@@ -191,7 +226,9 @@ def test_a_rename_and_a_new_role_are_events_in_the_chat() -> None:
 def test_a_user_id_with_a_slash_can_be_removed() -> None:
     async def scenario(rest: Rest) -> None:
         chat = await rest.chat("alice", ["org/bob"])
-        answer = await rest.ask("DELETE", f"/v1/chats/{chat}/members/org%2Fbob", rest.token("alice"))
+        answer = await rest.ask(
+            "DELETE", f"/v1/chats/{chat}/members/org%2Fbob", rest.token("alice")
+        )
         assert answer.status_code == 200
 
     with_rest(scenario)
@@ -200,7 +237,9 @@ def test_a_user_id_with_a_slash_can_be_removed() -> None:
 def test_presence_is_told_of_the_members_only() -> None:
     async def scenario(rest: Rest) -> None:
         chat = await rest.chat("alice", ["bob"])
-        rest.online.update({User("acme", name): "2026-01-01T00:00:00.000Z" for name in ("bob", "nora")})
+        rest.online.update(
+            {User("acme", name): "2026-01-01T00:00:00.000Z" for name in ("bob", "nora")}
+        )
         rest.online[User("evil", "alice")] = "2026-01-01T00:00:00.000Z"
         body = (await rest.ask("GET", f"/v1/chats/{chat}/presence", rest.token("alice"))).json()
         assert [u["user_id"] for u in body["users"]] == ["bob"] and body["stale"] is False
@@ -226,7 +265,9 @@ def test_a_backend_mints_tokens_of_its_own_tenant_only() -> None:
         answer = await rest.ask("POST", "/v1/tokens", key, {"user_id": "zoe", "ttl_seconds": 60})
         assert answer.status_code == 201
         principal = rest.deps.tokens.verify(answer.json()["token"])
-        assert principal.user == User("acme", "zoe") and principal.expires_at == rest.clock.now() + 60
+        assert (
+            principal.user == User("acme", "zoe") and principal.expires_at == rest.clock.now() + 60
+        )
         refused = await rest.ask("POST", "/v1/tokens", key, {"user_id": "zoe", "tenant": "evil"})
         assert error_of(refused) == (400, "INVALID_MESSAGE")
 
@@ -238,6 +279,9 @@ def test_a_revoked_key_is_refused_at_the_next_request() -> None:
         key = rest.tenant_key()
         assert (await rest.ask("GET", "/v1/chats", key, X_Act_As="alice")).status_code == 200
         rest.deps.keys.revoke(rest.deps.keys.list()[0].key_id)
-        assert error_of(await rest.ask("GET", "/v1/chats", key, X_Act_As="alice")) == (401, "UNAUTHORIZED")
+        assert error_of(await rest.ask("GET", "/v1/chats", key, X_Act_As="alice")) == (
+            401,
+            "UNAUTHORIZED",
+        )
 
     with_rest(scenario)

@@ -1,4 +1,6 @@
-"""What comes in from strangers: bodies, headers, methods, floods; and what never goes out."""
+"""What comes in from strangers: bodies, headers, methods, floods; and what never goes
+out.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,9 @@ def test_a_body_that_never_ends_in_time_is_refused() -> None:
     with_rest(scenario, ApiSettings(body_seconds_max=0.01))
 
 
-@pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonp"])
+@pytest.mark.parametrize(
+    "media_type", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonp"]
+)
 def test_only_json_is_taken(media_type: str) -> None:
     async def scenario(rest: Rest) -> None:
         headers = {"Content-Type": media_type, "Authorization": f"Bearer {rest.token('alice')}"}
@@ -122,7 +126,9 @@ def test_only_json_is_taken(media_type: str) -> None:
 def test_of_a_key_given_twice_the_last_counts() -> None:
     async def scenario(rest: Rest) -> None:
         headers = {**JSON, "Authorization": f"Bearer {rest.token('alice')}"}
-        answer = await rest.client.post("/v1/chats", content=b'{"name": "a", "name": "b"}', headers=headers)
+        answer = await rest.client.post(
+            "/v1/chats", content=b'{"name": "a", "name": "b"}', headers=headers
+        )
         assert answer.json()["chat"]["name"] == "b"
 
     with_rest(scenario)
@@ -131,8 +137,14 @@ def test_of_a_key_given_twice_the_last_counts() -> None:
 def test_what_an_endpoint_does_not_take_is_refused_not_ignored() -> None:
     async def scenario(rest: Rest) -> None:
         alice, key = rest.token("alice"), rest.tenant_key()
-        assert error_of(await rest.ask("GET", "/v1/chats", alice, {"x": 1})) == (400, "INVALID_MESSAGE")
-        assert error_of(await rest.ask("POST", "/v1/chats?x=1", alice, {"name": "x"})) == (400, "INVALID_MESSAGE")
+        assert error_of(await rest.ask("GET", "/v1/chats", alice, {"x": 1})) == (
+            400,
+            "INVALID_MESSAGE",
+        )
+        assert error_of(await rest.ask("POST", "/v1/chats?x=1", alice, {"name": "x"})) == (
+            400,
+            "INVALID_MESSAGE",
+        )
         keyed = await rest.ask("POST", "/v1/tokens", key, {"user_id": "zoe"}, Idempotency_Key="k")
         assert error_of(keyed) == (400, "INVALID_MESSAGE")
 
@@ -146,8 +158,13 @@ def test_a_query_of_too_many_parameters_is_refused_before_it_is_parsed() -> None
         for path in ("/v1/chats", "/v1/chats/none/messages"):
             began = time.thread_time()
             answer = await rest.ask("GET", f"{path}?{many}", alice)
-            assert time.thread_time() - began < 1, "linear in its length: it took 5 s when it was not"
-            assert error_of(answer) == (400, "INVALID_MESSAGE") and "at most 32 parameters" in answer.text
+            assert time.thread_time() - began < 1, (
+                "linear in its length: it took 5 s when it was not"
+            )
+            assert (
+                error_of(answer) == (400, "INVALID_MESSAGE")
+                and "at most 32 parameters" in answer.text
+            )
         twice = await rest.ask("GET", "/v1/chats?limit=1&limit=2", alice)
         assert error_of(twice) == (400, "INVALID_MESSAGE") and "given twice" in twice.text
 
@@ -158,9 +175,14 @@ def test_a_query_of_too_many_parameters_is_refused_before_it_is_parsed() -> None
 def test_a_header_that_says_who_asks_or_what_is_refused_if_given_twice(name: str) -> None:
     async def scenario(rest: Rest) -> None:
         key = ("Authorization", f"Bearer {rest.tenant_key()}")
-        twice = {"Authorization": [key, key], "X-Act-As": [key, ("X-Act-As", "alice"), ("X-Act-As", "bob")]}
+        twice = {
+            "Authorization": [key, key],
+            "X-Act-As": [key, ("X-Act-As", "alice"), ("X-Act-As", "bob")],
+        }
         once = [key, ("X-Act-As", "alice"), ("Idempotency-Key", "a"), ("Idempotency-Key", "b")]
-        answer = await rest.client.post("/v1/chats", json={"name": "x"}, headers=twice.get(name, once))
+        answer = await rest.client.post(
+            "/v1/chats", json={"name": "x"}, headers=twice.get(name, once)
+        )
         assert error_of(answer) == (400, "INVALID_MESSAGE") and name in answer.text
         assert (await rest.ask("GET", "/v1/chats", rest.token("alice"))).json()["chats"] == []
 
@@ -191,12 +213,17 @@ def test_head_answers_like_get() -> None:
 def test_a_plain_request_for_the_socket_is_told_to_upgrade() -> None:
     async def scenario(rest: Rest) -> None:
         answer = await rest.ask("GET", "/v1/ws")
-        assert error_of(answer) == (426, "INVALID_MESSAGE") and answer.headers["Upgrade"] == "websocket"
+        assert (
+            error_of(answer) == (426, "INVALID_MESSAGE")
+            and answer.headers["Upgrade"] == "websocket"
+        )
 
     with_rest(scenario)
 
 
-@pytest.mark.parametrize("path", ["/v1/chats", "/nowhere", "/docs", "/openapi.json", "/health/live", "/metrics"])
+@pytest.mark.parametrize(
+    "path", ["/v1/chats", "/nowhere", "/docs", "/openapi.json", "/health/live", "/metrics"]
+)
 def test_every_answer_carries_the_security_headers(path: str) -> None:
     async def scenario(rest: Rest) -> None:
         answer = await rest.ask("GET", path)
@@ -215,8 +242,13 @@ def test_a_401_says_how_to_authenticate_and_a_token_in_the_url_is_no_credential(
         token = rest.token("alice")
         for attempt in (f"/v1/chats?token={token}", f"/v1/chats?access_token={token}"):
             answer = await rest.ask("GET", attempt)
-            assert error_of(answer) == (401, "UNAUTHORIZED") and answer.headers["WWW-Authenticate"] == "Bearer"
-        cookie = await rest.client.get("/v1/chats", headers={"Cookie": f"token={token}; Authorization=Bearer {token}"})
+            assert (
+                error_of(answer) == (401, "UNAUTHORIZED")
+                and answer.headers["WWW-Authenticate"] == "Bearer"
+            )
+        cookie = await rest.client.get(
+            "/v1/chats", headers={"Cookie": f"token={token}; Authorization=Bearer {token}"}
+        )
         assert error_of(cookie) == (401, "UNAUTHORIZED")
 
     with_rest(scenario)
@@ -246,14 +278,19 @@ def test_a_tenant_key_that_names_no_user_is_held_to_what_the_tenant_may() -> Non
         assert answers == [201, 201, 201, 429]
 
     by_user = Rule("*", "rest:user", "token_bucket", 1, 1.0)
-    with_rest(scenario, rules=[by_user, Rule("*", "rest:tenant", "token_bucket", 1, 1.0, burst_size=3)])
+    with_rest(
+        scenario, rules=[by_user, Rule("*", "rest:tenant", "token_bucket", 1, 1.0, burst_size=3)]
+    )
 
 
 def test_a_tenant_that_asks_too_often_waits_and_others_do_not() -> None:
     async def scenario(rest: Rest) -> None:
         for n in range(3):
             assert (await rest.ask("GET", "/v1/chats", rest.token(f"user{n}"))).status_code == 200
-        assert error_of(await rest.ask("GET", "/v1/chats", rest.token("user3"))) == (429, "RATE_LIMITED")
+        assert error_of(await rest.ask("GET", "/v1/chats", rest.token("user3"))) == (
+            429,
+            "RATE_LIMITED",
+        )
         assert (await rest.ask("GET", "/v1/chats", rest.token("user3", "evil"))).status_code == 200
 
     with_rest(scenario, rules=[Rule("*", "rest:tenant", "token_bucket", 1, 1.0, burst_size=3)])
@@ -265,14 +302,26 @@ def test_an_address_that_keeps_guessing_is_slowed_and_good_credentials_behind_it
         assert answers == [401, 401, 401, 429]
         refused = await rest.ask("GET", "/v1/chats", "garbage")
         assert refused.headers["RateLimit-Policy"] == '"failed-logins";q=3;w=60'
-        assert refused.headers["RateLimit"] == f'"failed-logins";r=0;t={refused.headers["Retry-After"]}'
+        assert (
+            refused.headers["RateLimit"]
+            == f'"failed-logins";r=0;t={refused.headers["Retry-After"]}'
+        )
         assert refused.json()["violated-policies"] == ["failed-logins"]
         assert (await rest.ask("GET", "/v1/chats", rest.token("alice"))).status_code == 200
 
     with_rest(scenario, ApiSettings(failed_logins_per_minute=3))
 
 
-OPEN = ("/health/live", "/health/ready", "/openapi.json", "/docs", "/nowhere", "/v1/chats", "/v1/ws", "/health/admin")
+OPEN = (
+    "/health/live",
+    "/health/ready",
+    "/openapi.json",
+    "/docs",
+    "/nowhere",
+    "/v1/chats",
+    "/v1/ws",
+    "/health/admin",
+)
 
 
 @pytest.mark.parametrize("path", OPEN)
@@ -288,7 +337,9 @@ def test_requests_without_a_credential_have_a_bucket_per_address(path: str) -> N
         assert refused.headers["RateLimit-Policy"] == '"unauthenticated";q=60;w=60'
         assert refused.json()["violated-policies"] == ["unauthenticated"]
         assert (await ask("198.51.100.2")).status_code != 429, "another address"
-        good = await rest.ask("GET", "/v1/chats", rest.token("alice"), X_Forwarded_For="198.51.100.1")
+        good = await rest.ask(
+            "GET", "/v1/chats", rest.token("alice"), X_Forwarded_For="198.51.100.1"
+        )
         assert good.status_code == 200, "and whoever has a credential"
         guess = await rest.ask("GET", "/v1/chats", "garbage", X_Forwarded_For="198.51.100.1")
         assert guess.status_code == 401, "bad credentials are counted apart"
@@ -305,7 +356,9 @@ def test_what_is_refused_before_a_credential_is_looked_at_is_counted(credential:
         asked = [await rest.ask("GET", "/v1/chats", credential, X_Act_As="anna") for _ in range(4)]
         assert [answer.status_code for answer in asked][-1] == 429
 
-    settings = ApiSettings(unauthenticated_per_minute=60, unauthenticated_burst=3, failed_logins_per_minute=3)
+    settings = ApiSettings(
+        unauthenticated_per_minute=60, unauthenticated_burst=3, failed_logins_per_minute=3
+    )
     with_rest(scenario, settings)
 
 
@@ -313,9 +366,15 @@ def test_what_is_refused_before_a_credential_is_looked_at_is_counted(credential:
 def test_health_is_always_told_to_this_machine_and_to_declared_proxies(address: str) -> None:
     async def scenario(rest: Rest) -> None:
         for _ in range(5):
-            assert (await rest.ask("GET", "/health/live", X_Forwarded_For=address)).status_code == 200
-            assert (await rest.ask("GET", "/health/ready", "garbage", X_Forwarded_For=address)).status_code == 200
-        asked = [(await rest.ask("GET", "/docs", X_Forwarded_For=address)).status_code for _ in range(3)]
+            assert (
+                await rest.ask("GET", "/health/live", X_Forwarded_For=address)
+            ).status_code == 200
+            assert (
+                await rest.ask("GET", "/health/ready", "garbage", X_Forwarded_For=address)
+            ).status_code == 200
+        asked = [
+            (await rest.ask("GET", "/docs", X_Forwarded_For=address)).status_code for _ in range(3)
+        ]
         assert asked == [200, 200, 429]
 
     settings = ApiSettings(unauthenticated_per_minute=60, unauthenticated_burst=2)
@@ -326,7 +385,11 @@ def test_requests_of_strangers_fill_no_log() -> None:
     output = io.StringIO()
 
     def lines() -> list[dict[str, Any]]:
-        return [line for line in map(json.loads, output.getvalue().splitlines()) if line["event"] == "request"]
+        return [
+            line
+            for line in map(json.loads, output.getvalue().splitlines())
+            if line["event"] == "request"
+        ]
 
     async def scenario(rest: Rest) -> None:
         for n in range(100):
@@ -352,16 +415,22 @@ def test_the_address_that_is_slowed_is_the_clients_not_the_proxys() -> None:
         for address in ("198.51.100.1", "198.51.100.2"):
             answer = await rest.ask("GET", "/v1/chats", "garbage", X_Forwarded_For=address)
             assert answer.status_code == 401
-        again = await rest.ask("GET", "/v1/chats", "garbage", X_Forwarded_For="6.6.6.6, 198.51.100.1")
+        again = await rest.ask(
+            "GET", "/v1/chats", "garbage", X_Forwarded_For="6.6.6.6, 198.51.100.1"
+        )
         assert again.status_code == 429
 
-    with_rest(scenario, ApiSettings(failed_logins_per_minute=1), proxies=(ip_network("127.0.0.0/8"),))
+    with_rest(
+        scenario, ApiSettings(failed_logins_per_minute=1), proxies=(ip_network("127.0.0.0/8"),)
+    )
 
 
 def test_moving_through_ones_own_ipv6_network_is_no_way_around() -> None:
     async def scenario(rest: Rest) -> None:
         answers = [
-            (await rest.ask("GET", "/v1/chats", "garbage", X_Forwarded_For=f"2001:db8::{n:x}")).status_code
+            (
+                await rest.ask("GET", "/v1/chats", "garbage", X_Forwarded_For=f"2001:db8::{n:x}")
+            ).status_code
             for n in range(1, 4)
         ]
         assert answers == [401, 429, 429]
@@ -410,7 +479,11 @@ def test_a_defect_is_answered_without_its_internals() -> None:
     async def scenario(rest: Rest) -> None:
         answer = await rest.ask("GET", "/admin/status", rest.admin_key())
         assert error_of(answer) == (500, "INTERNAL_ERROR")
-        assert "hunter2" not in answer.text and "path.py" not in answer.text and "Runtime" not in answer.text
+        assert (
+            "hunter2" not in answer.text
+            and "path.py" not in answer.text
+            and "Runtime" not in answer.text
+        )
 
     with_rest(scenario, status=broken)
 
@@ -426,11 +499,17 @@ def test_the_access_log_is_json_capped_escaped_and_holds_no_secret() -> None:
         await rest.ask("GET", f"/v1/chats?token={token}", token)
         await rest.ask("GET", f"/{token}")
         await rest.ask("GET", "/a%0Ab%1b[31m" + "x" * 9000)
-        telemetry.log.warning("a careless line", authorization=f"Bearer {token}", headers={"authorization": key})
+        telemetry.log.warning(
+            "a careless line", authorization=f"Bearer {token}", headers={"authorization": key}
+        )
         text = output.getvalue()
         assert token not in text and token.split(".")[2] not in text and key not in text
         assert SECRET.decode() not in text and "\x1b" not in text
-        lines = [line for line in map(json.loads, text.splitlines()) if line["event"] in ("request", "a careless line")]
+        lines = [
+            line
+            for line in map(json.loads, text.splitlines())
+            if line["event"] in ("request", "a careless line")
+        ]
         assert len(lines) == 6
         first = lines[0]
         assert (first["method"], first["path"], first["status"]) == ("GET", "/v1/chats", 200)
@@ -474,12 +553,16 @@ def test_health_tells_strangers_a_word_and_operators_the_dependencies() -> None:
     async def scenario(rest: Rest) -> None:
         assert (await rest.ask("GET", "/health/live")).json() == {"status": "live"}
         assert (await rest.ask("GET", "/healthz")).json() == {"status": "live"}
-        assert (await rest.ask("GET", "/readyz")).json() == (await rest.ask("GET", "/health/ready")).json()
+        assert (await rest.ask("GET", "/readyz")).json() == (
+            await rest.ask("GET", "/health/ready")
+        ).json()
         assert (await rest.ask("GET", "/health/ready")).json() == {"status": "ready"}
         told = await rest.ask("GET", "/health/ready", rest.admin_key("status:read"))
         assert told.json() == {"status": "ready", "dependencies": {"store": "up"}}
         rest.ready["store"] = "down"
-        assert (await rest.ask("GET", "/health/ready")).json() == {"status": "ready"}, "asked once a second"
+        assert (await rest.ask("GET", "/health/ready")).json() == {"status": "ready"}, (
+            "asked once a second"
+        )
         rest.clock.advance(1)
         for who in (None, rest.token("alice"), rest.tenant_key(), rest.admin_key("audit:read")):
             answer = await rest.ask("GET", "/health/ready", who)
@@ -496,13 +579,21 @@ PROBLEMS: dict[str, tuple[bytes, str, str | None]] = {
     "cut off": (b'{"content": "x', "the body is not valid JSON: it ends too early", None),
     "no JSON": (b"content=x", "the body is not valid JSON: invalid character (byte 0)", None),
     "half a pair": (b'{"content": "\\ud83d"}', "one half of a surrogate pair", None),
-    "half a pair before text": (b'{"content": "\\uD83D and so on"}', "one half of a surrogate pair", None),
+    "half a pair before text": (
+        b'{"content": "\\uD83D and so on"}',
+        "one half of a surrogate pair",
+        None,
+    ),
     "the other half": (b'{"content": "\\ude00"}', "one half of a surrogate pair", None),
     "a list": (b"[]", "the body must be an object, not a list", None),
     "an empty message": (b'{"content": ""}', "content must not be empty", "content"),
     "no content": (b"{}", "content is missing", "content"),
     "a number": (b'{"content": 7}', "content must be text, not a whole number", "content"),
-    "a field too many": (b'{"content": "x", "to": 1}', "there is no field to: there are content, content_type", "to"),
+    "a field too many": (
+        b'{"content": "x", "to": 1}',
+        "there is no field to: there are content, content_type",
+        "to",
+    ),
 }
 
 
@@ -526,11 +617,23 @@ OTHER_PROBLEMS: list[tuple[str, str, object, str, str]] = [
     ("GET", "/v1/chats?limit=201", None, "limit must be at most 200", "limit"),
     ("GET", "/v1/chats?limit=1.5", None, "limit must be a whole number", "limit"),
     ("GET", "/v1/chats?limit=1&limit=2", None, "limit was given twice", "limit"),
-    ("GET", "/v1/chats?limits=1", None, "there is no field limits: there are limit, after", "limits"),
+    (
+        "GET",
+        "/v1/chats?limits=1",
+        None,
+        "there is no field limits: there are limit, after",
+        "limits",
+    ),
     ("GET", "/v1/chats?after=a%20b", None, "after is the `next` of the page before", "after"),
     ("POST", "/v1/chats", {"kind": "public"}, "kind must be one of direct, group", "kind"),
     ("POST", "/v1/chats", {"name": "x" * 201}, "a name has 1 to 200 printable characters", "name"),
-    ("POST", "/v1/chats", {"members": ["a", "b c"]}, "members[1] must be printable ASCII", "members[1]"),
+    (
+        "POST",
+        "/v1/chats",
+        {"members": ["a", "b c"]},
+        "members[1] must be printable ASCII",
+        "members[1]",
+    ),
 ]
 
 
@@ -553,7 +656,13 @@ def test_every_path_of_the_table_refuses_a_stranger_before_it_reads_the_body() -
             if endpoint.caller == "anybody":
                 continue
             path = endpoint.path.replace(":path", "").format(
-                chat_id="c", user_id="u", sequence="1", key_id="k", seq="1", endpoint_id="e", number="1"
+                chat_id="c",
+                user_id="u",
+                sequence="1",
+                key_id="k",
+                seq="1",
+                endpoint_id="e",
+                number="1",
             )
             answer = await rest.client.request(endpoint.method, path, content=b"garbage")
             assert error_of(answer) == (401, "UNAUTHORIZED"), endpoint.name

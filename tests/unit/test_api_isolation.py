@@ -1,7 +1,9 @@
-"""Nobody sees another tenant's data, or a chat they are not in: whatever is asked, by whom, in whatever order.
+"""Nobody sees another tenant's data, or a chat they are not in: whatever is asked, by
+whom, in whatever order.
 
-Every chat's name and every message carries a mark. After each request of a random history the answer may hold only
-marks of chats whose member the asking user is, by a model kept beside the server.
+Every chat's name and every message carries a mark. After each request of a random
+history the answer may hold only marks of chats whose member the asking user is, by a
+model kept beside the server.
 """
 
 from __future__ import annotations
@@ -82,9 +84,13 @@ async def request(rest: Rest, model: Model, step: tuple[object, ...]) -> httpx.R
             return await rest.ask("GET", f"/v1/chats?limit=1&after={chat}", bearer, **headers)
         case "send":
             headers["Idempotency_Key"] = f"key-{rest_of[1]}"
-            return await rest.ask("POST", at + "/messages", bearer, {"content": mark + str(rest_of[1])}, **headers)
+            return await rest.ask(
+                "POST", at + "/messages", bearer, {"content": mark + str(rest_of[1])}, **headers
+            )
         case "add":
-            return await rest.ask("POST", at + "/members", bearer, {"user_id": rest_of[1]}, **headers)
+            return await rest.ask(
+                "POST", at + "/members", bearer, {"user_id": rest_of[1]}, **headers
+            )
         case "remove":
             return await rest.ask("DELETE", f"{at}/members/{rest_of[1]}", bearer, **headers)
         case "rename":
@@ -105,12 +111,24 @@ async def check(rest: Rest, model: Model, step: tuple[object, ...]) -> None:
     before = [set(members) for members in model.members]
     if answer.status_code in (200, 201):
         follow(model, step, answer)
-    inside = {n for n in range(len(model.chats)) if user in model.members[n] or (n < len(before) and user in before[n])}
+    inside = {
+        n
+        for n in range(len(model.chats))
+        if user in model.members[n] or (n < len(before) and user in before[n])
+    }
     shown = {int(n) for n in MARK.findall(answer.text)}
     shown |= {model.number_of(chat) for chat in re.findall(r'"chat_id":"(chat_\w+)"', answer.text)
               if answer.status_code < 400}  # fmt: skip
     assert shown <= inside, f"{user} was shown chats {shown - inside} by {step}: {answer.text}"
-    if answer.status_code in (200, 201) and kind in ("send", "add", "rename", "redact", "read", "look", "remove"):
+    if answer.status_code in (200, 201) and kind in (
+        "send",
+        "add",
+        "rename",
+        "redact",
+        "read",
+        "look",
+        "remove",
+    ):
         assert isinstance(step[3], int)
         assert user in before[step[3] % len(before)], f"{user} did {step} without being a member"
     model.seen |= {answer.status_code}
@@ -131,8 +149,12 @@ def follow(model: Model, step: tuple[object, ...], answer: httpx.Response) -> No
 
 
 @given(st.lists(step, min_size=20, max_size=50))
-@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-def test_no_history_of_requests_shows_anybody_what_is_not_theirs(steps: list[tuple[object, ...]]) -> None:
+@settings(
+    max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+def test_no_history_of_requests_shows_anybody_what_is_not_theirs(
+    steps: list[tuple[object, ...]],
+) -> None:
     async def scenario(rest: Rest) -> None:
         model = Model()
         await check(rest, model, ("create", PEOPLE[0], False, "ben"))

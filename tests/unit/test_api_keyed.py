@@ -1,4 +1,6 @@
-"""An Idempotency-Key on requests that are no commit of the store: done once, answered alike."""
+"""An Idempotency-Key on requests that are no commit of the store: done once, answered
+alike.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,11 @@ class Backups:
 
 
 def test_every_post_takes_a_key_but_those_that_make_nothing_to_be_made_twice() -> None:
-    without = {endpoint.path for endpoint in ENDPOINTS if endpoint.method == "POST" and endpoint.key == "none"}
+    without = {
+        endpoint.path
+        for endpoint in ENDPOINTS
+        if endpoint.method == "POST" and endpoint.key == "none"
+    }
     assert without == {
         "/v1/tokens",
         "/v1/limits/check",
@@ -53,13 +59,20 @@ def test_a_repetition_gets_the_first_answer_and_does_nothing() -> None:
         first = await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
         again = await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
         assert first.status_code == again.status_code == 200 and first.json() == again.json()
-        assert "idempotency-replayed" not in first.headers and again.headers["idempotency-replayed"] == "true"
+        assert (
+            "idempotency-replayed" not in first.headers
+            and again.headers["idempotency-replayed"] == "true"
+        )
         assert backups.taken == 1 and len(await rest.store.audit(0, 10)) == 1
-        other = await rest.ask("POST", "/admin/backup", admin, {"reason": "weekly"}, Idempotency_Key="b1")
+        other = await rest.ask(
+            "POST", "/admin/backup", admin, {"reason": "weekly"}, Idempotency_Key="b1"
+        )
         assert error_of(other) == (409, "IDEMPOTENCY_KEY_REUSED")
         elsewhere = await rest.ask("POST", "/admin/keys", admin, NEW_KEY, Idempotency_Key="b1")
         assert error_of(elsewhere) == (409, "IDEMPOTENCY_KEY_REUSED")
-        colleague = await rest.ask("POST", "/admin/backup", rest.admin_key(), NIGHTLY, Idempotency_Key="b1")
+        colleague = await rest.ask(
+            "POST", "/admin/backup", rest.admin_key(), NIGHTLY, Idempotency_Key="b1"
+        )
         assert colleague.json()["path"] == "backups/2", "a key belongs to who uses it"
 
     with_rest(scenario, backup=backups)
@@ -71,7 +84,9 @@ def test_a_key_issued_twice_under_one_key_is_one_and_its_secret_is_kept_nowhere(
         first = await rest.ask("POST", "/admin/keys", admin, NEW_KEY, Idempotency_Key="k1")
         again = await rest.ask("POST", "/admin/keys", admin, NEW_KEY, Idempotency_Key="k1")
         assert first.status_code == 201 and error_of(again) == (409, "IDEMPOTENCY_KEY_REUSED")
-        assert again.json()["error"]["details"]["answer"] == {"key": first.json()["key"]}, "so it can be revoked"
+        assert again.json()["error"]["details"]["answer"] == {"key": first.json()["key"]}, (
+            "so it can be revoked"
+        )
         assert len(rest.deps.keys.list()) == 2
         secret = first.json()["secret"]
         assert secret not in again.text and secret not in repr(vars(rest.store))
@@ -79,13 +94,19 @@ def test_a_key_issued_twice_under_one_key_is_one_and_its_secret_is_kept_nowhere(
     with_rest(scenario)
 
 
-@pytest.mark.parametrize(("trouble", "runs"), [(Unavailable("away"), 2), (OutcomeUnknown("who knows"), 1)])
-def test_what_did_not_happen_may_come_again_and_what_nobody_knows_may_not(trouble: Exception, runs: int) -> None:
+@pytest.mark.parametrize(
+    ("trouble", "runs"), [(Unavailable("away"), 2), (OutcomeUnknown("who knows"), 1)]
+)
+def test_what_did_not_happen_may_come_again_and_what_nobody_knows_may_not(
+    trouble: Exception, runs: int
+) -> None:
     backups = Backups(trouble)
 
     async def scenario(rest: Rest) -> None:
         admin = rest.admin_key()
-        assert (await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")).status_code == 503
+        assert (
+            await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
+        ).status_code == 503
         again = await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
         assert again.status_code == (200 if runs == 2 else 409)
         assert backups.taken == runs
@@ -99,10 +120,15 @@ def test_a_repetition_while_the_first_still_runs_waits_for_it() -> None:
     async def scenario(rest: Rest) -> None:
         backups.may_end.clear()
         admin = rest.admin_key()
-        first = asyncio.create_task(rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1"))
+        first = asyncio.create_task(
+            rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
+        )
         await backups.begun.wait()
         meanwhile = await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
-        assert error_of(meanwhile) == (503, ServerBusy.code) and meanwhile.headers["retry-after"] == "1"
+        assert (
+            error_of(meanwhile) == (503, ServerBusy.code)
+            and meanwhile.headers["retry-after"] == "1"
+        )
         backups.may_end.set()
         assert (await first).status_code == 200
         again = await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
@@ -112,7 +138,9 @@ def test_a_repetition_while_the_first_still_runs_waits_for_it() -> None:
 
 
 class Slow(MemoryStore):
-    """Takes keys when ``may_begin`` says so and gives them back when ``may_end`` does, whether or not anybody waits."""
+    """Takes keys when ``may_begin`` says so and gives them back when ``may_end`` does,
+    whether or not anybody waits.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,13 +164,19 @@ class Slow(MemoryStore):
 
 
 @pytest.mark.parametrize("gives_up", ["the server", "the client"])
-def test_a_key_that_was_taken_too_late_is_given_back_and_belongs_to_the_first_until_then(gives_up: str) -> None:
-    """The writer was busy for longer than the request has time, or than its client waits: nothing ran."""
+def test_a_key_that_was_taken_too_late_is_given_back_and_belongs_to_the_first_until_then(
+    gives_up: str,
+) -> None:
+    """The writer was busy for longer than the request has time, or than its client
+    waits: nothing ran.
+    """
     backups, store = Backups(), Slow()
 
     async def scenario(rest: Rest) -> None:
         admin = rest.admin_key()
-        first = asyncio.create_task(rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1"))
+        first = asyncio.create_task(
+            rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
+        )
         await store.begun.wait()
         if gives_up == "the server":
             assert error_of(await first) == (503, Unavailable.code)
@@ -150,7 +184,9 @@ def test_a_key_that_was_taken_too_late_is_given_back_and_belongs_to_the_first_un
             first.cancel()
             await asyncio.wait((first,))
         for goes_on in (store.may_begin.set, store.may_end.set):
-            meanwhile = await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
+            meanwhile = await rest.ask(
+                "POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1"
+            )
             assert error_of(meanwhile) == (503, ServerBusy.code) and backups.taken == 0
             goes_on()
         await store.given_back.wait()
@@ -184,7 +220,9 @@ def test_an_answer_that_came_too_late_is_kept() -> None:
     with_rest(scenario, ApiSettings(request_seconds_max=0.3), store=store, backup=backups)
 
 
-def test_an_answer_that_cannot_be_kept_is_given_all_the_same_and_the_work_is_not_done_again() -> None:
+def test_an_answer_that_cannot_be_kept_is_given_all_the_same_and_the_work_is_not_done_again() -> (
+    None
+):
     backups = Backups()
 
     class Forgetful(MemoryStore):
@@ -193,7 +231,9 @@ def test_an_answer_that_cannot_be_kept_is_given_all_the_same_and_the_work_is_not
 
     async def scenario(rest: Rest) -> None:
         admin = rest.admin_key()
-        assert (await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")).status_code == 200
+        assert (
+            await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
+        ).status_code == 200
         again = await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
         assert error_of(again) == (409, "IDEMPOTENCY_KEY_REUSED") and backups.taken == 1
 

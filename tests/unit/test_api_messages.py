@@ -53,7 +53,9 @@ def test_a_page_lies_before_after_or_around_a_sequence(
 ) -> None:
     async def scenario(rest: Rest) -> None:
         chat = await chat_of(rest, 9)
-        page = (await rest.ask("GET", f"/v1/chats/{chat}/messages{query}", rest.token("bob"))).json()
+        page = (
+            await rest.ask("GET", f"/v1/chats/{chat}/messages{query}", rest.token("bob"))
+        ).json()
         assert [m["sequence"] for m in page["messages"]] == sequences
         assert (page["has_older"], page["has_newer"], page["head"]) == (has_older, has_newer, 9)
 
@@ -64,7 +66,9 @@ def test_a_page_lies_before_after_or_around_a_sequence(
 def test_a_chat_without_a_message_has_none_on_either_side(query: str) -> None:
     async def scenario(rest: Rest) -> None:
         chat = await rest.chat()
-        page = (await rest.ask("GET", f"/v1/chats/{chat}/messages{query}", rest.token("alice"))).json()
+        page = (
+            await rest.ask("GET", f"/v1/chats/{chat}/messages{query}", rest.token("alice"))
+        ).json()
         assert (page["messages"], page["has_older"], page["has_newer"]) == ([], False, False)
 
     with_rest(scenario)
@@ -75,7 +79,9 @@ def test_a_page_ends_at_its_bytes_and_says_that_there_is_more() -> None:
         chat = await rest.chat()
         for n in range(4):
             await rest.send(chat, "x" * 4000, f"k{n}")
-        page = (await rest.ask("GET", f"/v1/chats/{chat}/messages?after=0", rest.token("alice"))).json()
+        page = (
+            await rest.ask("GET", f"/v1/chats/{chat}/messages?after=0", rest.token("alice"))
+        ).json()
         assert 1 <= len(page["messages"]) < 4 and page["has_newer"]
 
     with_rest(scenario, pages=PageSettings(max_bytes=9000))
@@ -84,7 +90,9 @@ def test_a_page_ends_at_its_bytes_and_says_that_there_is_more() -> None:
 def test_the_limits_of_the_sockets_hold_over_rest() -> None:
     async def scenario(rest: Rest) -> None:
         chat = await chat_of(rest, 3)
-        page = (await rest.ask("GET", f"/v1/chats/{chat}/messages?after=0&limit=500", rest.token("bob"))).json()
+        page = (
+            await rest.ask("GET", f"/v1/chats/{chat}/messages?after=0&limit=500", rest.token("bob"))
+        ).json()
         assert len(page["messages"]) == 2 and page["has_newer"]
         assert error_of(await rest.send(chat, "x" * 11, "k")) == (413, "MESSAGE_TOO_LARGE")
 
@@ -94,9 +102,13 @@ def test_the_limits_of_the_sockets_hold_over_rest() -> None:
 def test_a_page_of_a_chat_whose_beginning_was_deleted_knows_where_it_begins() -> None:
     async def scenario(rest: Rest) -> None:
         chat = await chat_of(rest, 5)
-        act = CommandContext(User("acme", "key_1"), "2026-01-01T00:00:00.000Z", "msg_1", operator=True)
+        act = CommandContext(
+            User("acme", "key_1"), "2026-01-01T00:00:00.000Z", "msg_1", operator=True
+        )
         await rest.store.change(Retain(act, chat, 3))
-        page = (await rest.ask("GET", f"/v1/chats/{chat}/messages?after=2", rest.token("bob"))).json()
+        page = (
+            await rest.ask("GET", f"/v1/chats/{chat}/messages?after=2", rest.token("bob"))
+        ).json()
         assert [m["sequence"] for m in page["messages"]] == [3, 4, 5] and page["has_older"] is False
 
     with_rest(scenario)
@@ -122,7 +134,9 @@ def numbered(sequences: range) -> list[Message]:
 
 @given(st.integers(0, 12), st.integers(1, 12), st.integers(1, 14), st.integers(1, 14))
 @settings(max_examples=300)
-def test_has_older_and_has_newer_are_exact_around_any_place(head: int, first: int, around: int, limit: int) -> None:
+def test_has_older_and_has_newer_are_exact_around_any_place(
+    head: int, first: int, around: int, limit: int
+) -> None:
     first = min(first, head + 1)
     stored = range(first, head + 1)
     half = limit // 2
@@ -168,11 +182,15 @@ def test_a_retried_send_gets_its_first_answer_marked_deduplicated() -> None:
         ({"content": "x"}, "", (400, "INVALID_MESSAGE")),
     ],
 )
-def test_a_bad_send_is_refused_by_name(body: object, key: str | None, expected: tuple[int, str]) -> None:
+def test_a_bad_send_is_refused_by_name(
+    body: object, key: str | None, expected: tuple[int, str]
+) -> None:
     async def scenario(rest: Rest) -> None:
         chat = await rest.chat()
         headers = {} if key is None else {"Idempotency_Key": key}
-        answer = await rest.ask("POST", f"/v1/chats/{chat}/messages", rest.token("alice"), body, **headers)
+        answer = await rest.ask(
+            "POST", f"/v1/chats/{chat}/messages", rest.token("alice"), body, **headers
+        )
         assert error_of(answer) == expected
         assert answer.json()["error"]["outcome"] == "rejected"
         assert (await rest.store.inspect(chat)).count == 0
@@ -194,7 +212,12 @@ class Answering:
         self.outcome = outcome
 
     def submit(
-        self, body: SendBody, sender: User, source: str, deadline: float, answer: Callable[[Outcome], None]
+        self,
+        body: SendBody,
+        sender: User,
+        source: str,
+        deadline: float,
+        answer: Callable[[Outcome], None],
     ) -> None:
         if self.outcome is not None:
             answer(self.outcome)
@@ -204,7 +227,13 @@ class Answering:
     ("outcome", "status", "code", "said", "wait"),
     [
         (OutcomeUnknown("?"), 503, "SERVICE_UNAVAILABLE", "unknown", "1"),
-        (Unavailable("down", retry_after_seconds=12.3), 503, "SERVICE_UNAVAILABLE", "rejected", "13"),
+        (
+            Unavailable("down", retry_after_seconds=12.3),
+            503,
+            "SERVICE_UNAVAILABLE",
+            "rejected",
+            "13",
+        ),
         (ServerBusy("full"), 503, "SERVER_BUSY", "rejected", "1"),
         (None, 503, "SERVICE_UNAVAILABLE", "unknown", "1"),
     ],
@@ -215,7 +244,10 @@ def test_a_send_that_was_not_stored_says_so_and_one_nobody_knows_of_says_that(
     async def scenario(rest: Rest) -> None:
         answer = await rest.send(await rest.chat(), "hi", "k1")
         assert error_of(answer) == (status, code)
-        assert answer.json()["error"]["outcome"] == said and answer.json()["error"]["retryable"] is True
+        assert (
+            answer.json()["error"]["outcome"] == said
+            and answer.json()["error"]["retryable"] is True
+        )
         assert answer.headers["Retry-After"] == wait
 
     with_rest(scenario, ApiSettings(request_seconds_max=0.01), sends=Answering(outcome))
@@ -249,7 +281,10 @@ def test_a_message_that_is_not_there_is_not_found(sequence: str) -> None:
         chat = await chat_of(rest, 1)
         path = f"/v1/chats/{chat}/messages/{sequence}"
         assert error_of(await rest.ask("DELETE", path, rest.token("alice"))) == (404, "NOT_FOUND")
-        assert error_of(await rest.ask("GET", path + "/status", rest.token("alice"))) == (404, "NOT_FOUND")
+        assert error_of(await rest.ask("GET", path + "/status", rest.token("alice"))) == (
+            404,
+            "NOT_FOUND",
+        )
 
     with_rest(scenario)
 

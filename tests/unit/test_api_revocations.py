@@ -1,4 +1,6 @@
-"""Cutting somebody off over REST: what counts at once, what is recorded, what is refused."""
+"""Cutting somebody off over REST: what counts at once, what is recorded, what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def test_revoked_token_is_refused_at_once_and_no_other_until_it_is_lifted() -> N
 
 
 def signed(rest: Rest, issued_in: float, ttl_seconds: float = 30 * 86400) -> str:
-    """A token of alice that says it is issued so many seconds from now, by a sign-in with another clock."""
+    """A token of alice that says it is issued so many seconds from now, by a sign-in
+    with another clock.
+    """
     iat = rest.clock.now() + issued_in
     claims = {"iss": "holdfast", "aud": "holdfast", "sub": "alice", "tenant": "acme", "iat": iat}
     return jwt.encode({**claims, "exp": iat + ttl_seconds}, SECRET, "HS256")
@@ -70,7 +74,10 @@ def test_tokens_of_a_user_issued_until_now_are_refused_and_later_ones_are_not() 
         rest.clock.advance(10.4)
         same_second = rest.token("alice")
         made = (await revoke(rest, key, kind="user", user_id="alice")).json()
-        assert (made["issued_before"], made["ends_at"]) == ("2023-11-14T22:13:31.000Z", "2023-12-14T22:13:46.000Z")
+        assert (made["issued_before"], made["ends_at"]) == (
+            "2023-11-14T22:13:31.000Z",
+            "2023-12-14T22:13:46.000Z",
+        )
         assert [await status(rest, token) for token in (old, same_second, bob)] == [401, 401, 200]
         rest.clock.advance(1)
         assert await status(rest, rest.token("alice")) == 200
@@ -105,7 +112,9 @@ def test_tokens_minted_with_a_leaked_tenant_key_end_with_those_of_the_tenant() -
         assert await status(rest, elsewhere) == 200
         rest.clock.advance(1)
         assert await status(rest, rest.token("ceo")) == 200, "those made afterwards are good"
-        found = (await rest.ask("GET", f"{PATH}?kind=tenant&tenant=acme", admin)).json()["revocations"]
+        found = (await rest.ask("GET", f"{PATH}?kind=tenant&tenant=acme", admin)).json()[
+            "revocations"
+        ]
         assert found == [made.json()]
         assert (await rest.ask("DELETE", f"{PATH}/1?reason=mistake", admin)).status_code == 200
         assert await status(rest, stolen) == 200
@@ -120,7 +129,9 @@ def test_moment_can_be_given_and_must_be_one() -> None:
         key, old = rest.admin_key(), rest.token("alice")
         rest.clock.advance(600)
         new = rest.token("alice")
-        made = await revoke(rest, key, kind="user", user_id="alice", issued_before="2023-11-14T22:14:00+00:00")
+        made = await revoke(
+            rest, key, kind="user", user_id="alice", issued_before="2023-11-14T22:14:00+00:00"
+        )
         assert made.status_code == 201
         assert (await status(rest, old), await status(rest, new)) == (401, 200)
         for bad in ("yesterday", "2023-11-14T22:14:00", "2023-11-14T22:30:00Z", "", "0"):
@@ -140,13 +151,21 @@ def test_banned_user_is_refused_and_a_muted_one_reads_and_cannot_send() -> None:
         mute = (await revoke(rest, key, kind="mute", user_id="bob")).json()
         bob = rest.token("bob")
         refused = await rest.send(chat, "hi", "k", bob)
-        assert error_of(refused) == (403, "FORBIDDEN") and refused.json()["error"]["details"]["muted"]
+        assert (
+            error_of(refused) == (403, "FORBIDDEN") and refused.json()["error"]["details"]["muted"]
+        )
         assert await status(rest, bob) == 200
         acting = {"Idempotency_Key": "k2", "X_Act_As": "bob"}
-        sending = await rest.ask("POST", f"/v1/chats/{chat}/messages", rest.tenant_key(), {"content": "x"}, **acting)
-        assert error_of(sending) == (403, "FORBIDDEN"), "a backend does not send for a muted user either"
+        sending = await rest.ask(
+            "POST", f"/v1/chats/{chat}/messages", rest.tenant_key(), {"content": "x"}, **acting
+        )
+        assert error_of(sending) == (403, "FORBIDDEN"), (
+            "a backend does not send for a muted user either"
+        )
         for number in (ban["number"], mute["number"]):
-            assert (await rest.ask("DELETE", f"{PATH}/{number}?reason=over", key)).status_code == 200
+            assert (
+                await rest.ask("DELETE", f"{PATH}/{number}?reason=over", key)
+            ).status_code == 200
         assert await status(rest, rest.token("alice")) == 200
         assert (await rest.send(chat, "hi", "k", bob)).status_code == 201
 
@@ -164,7 +183,10 @@ def test_user_muted_in_the_tenant_speaks_by_no_name_either_also_not_through_a_ba
             ("POST", f"/v1/chats/{chat}/messages", {"content": "SHOUTING"}),
         )
         for n, (method, path, body) in enumerate(speech):
-            for who, acting in ((rest.token("alice"), {}), (rest.tenant_key(), {"X_Act_As": "alice"})):
+            for who, acting in (
+                (rest.token("alice"), {}),
+                (rest.tenant_key(), {"X_Act_As": "alice"}),
+            ):
                 keyed = {"Idempotency_Key": f"k{n}"} if method == "POST" else {}
                 answer = await rest.ask(method, path, who, body, **keyed, **acting)
                 assert error_of(answer) == (403, "FORBIDDEN"), path
@@ -192,7 +214,10 @@ def test_user_muted_in_the_tenant_speaks_by_no_name_either_also_not_through_a_ba
         ({"kind": "tenant", "user_id": "alice"}, "user_id"),
         ({"kind": "tenant", "tenant": None}, "tenant"),
         ({"kind": "tenant", "issued_before": "yesterday"}, "issued_before"),
-        ({"kind": "ban", "user_id": "alice", "issued_before": "2023-11-14T22:14:00Z"}, "issued_before"),
+        (
+            {"kind": "ban", "user_id": "alice", "issued_before": "2023-11-14T22:14:00Z"},
+            "issued_before",
+        ),
         ({"kind": "mute", "user_id": "a b"}, "user_id"),
         ({"kind": "exile", "user_id": "alice"}, "kind"),
     ],
@@ -209,11 +234,21 @@ def test_wrong_fields_are_named_and_nothing_changes(body: dict[str, Any], field:
 
 def test_token_that_is_refused_anyway_is_not_revoked() -> None:
     async def scenario(rest: Rest) -> None:
-        key, token, foreign = rest.admin_key(), rest.token("alice", ttl_seconds=60), rest.token("alice", "other")
-        assert error_of(await revoke(rest, key, kind="token", token=foreign)) == (400, "INVALID_MESSAGE")
+        key, token, foreign = (
+            rest.admin_key(),
+            rest.token("alice", ttl_seconds=60),
+            rest.token("alice", "other"),
+        )
+        assert error_of(await revoke(rest, key, kind="token", token=foreign)) == (
+            400,
+            "INVALID_MESSAGE",
+        )
         rest.clock.advance(70)
         answer = await revoke(rest, key, kind="token", token=token)
-        assert error_of(answer) == (400, "INVALID_MESSAGE") and "expired" in answer.json()["error"]["message"]
+        assert (
+            error_of(answer) == (400, "INVALID_MESSAGE")
+            and "expired" in answer.json()["error"]["message"]
+        )
         assert token not in answer.text and not await rest.store.audit(0, 10)
 
     with_rest(scenario)
@@ -232,13 +267,18 @@ def test_what_does_not_exist_cannot_be_lifted_and_leaves_no_record() -> None:
 def test_every_act_is_recorded_before_it_is_done() -> None:
     async def scenario(rest: Rest) -> None:
         key = rest.admin_key()
-        for body in ({"kind": "device", "user_id": "alice", "device_id": "phone"}, {"kind": "ban", "user_id": "bob"}):
+        for body in (
+            {"kind": "device", "user_id": "alice", "device_id": "phone"},
+            {"kind": "ban", "user_id": "bob"},
+        ):
             await revoke(rest, key, **body)
         await rest.ask("DELETE", f"{PATH}/2?reason=over", key)
         rest.online[User("acme", "alice")] = "now"
         body = {"tenant": "acme", "user_id": "alice", "device_id": "phone", "reason": "look"}
         assert (await rest.ask("POST", "/admin/disconnect", key, body)).json() == {"closed": 1}
-        assert (await rest.ask("POST", "/admin/disconnect", key, {**body, "user_id": "eve"})).json() == {"closed": 0}
+        assert (
+            await rest.ask("POST", "/admin/disconnect", key, {**body, "user_id": "eve"})
+        ).json() == {"closed": 0}
         records = [(r.action, r.target) for r in await rest.store.audit(0, 10)]
         assert records == [
             ("device.revoke", "acme/alice/phone"),
@@ -260,7 +300,10 @@ def test_every_act_is_recorded_before_it_is_done() -> None:
 
 def test_repetition_under_one_key_is_answered_alike_and_done_once() -> None:
     async def scenario(rest: Rest) -> None:
-        key, body = rest.admin_key(), {"reason": "abuse", "tenant": "acme", "kind": "ban", "user_id": "bob"}
+        key, body = (
+            rest.admin_key(),
+            {"reason": "abuse", "tenant": "acme", "kind": "ban", "user_id": "bob"},
+        )
         first = await rest.ask("POST", PATH, key, body, Idempotency_Key="k")
         await rest.ask("DELETE", f"{PATH}/{first.json()['number']}?reason=over", key)
         again = await rest.ask("POST", PATH, key, body, Idempotency_Key="k")
@@ -280,10 +323,15 @@ def test_list_comes_in_pages_and_can_be_narrowed() -> None:
         page = (await rest.ask("GET", f"{PATH}?limit=2", key)).json()
         assert ([e["user_id"] for e in page["revocations"]], page["next"]) == (["u0", "u1"], 2)
         page = (await rest.ask("GET", f"{PATH}?limit=3&after=2", key)).json()
-        assert ([e["user_id"] for e in page["revocations"]], page["next"]) == (["u2", "u3", "u4"], None)
+        assert ([e["user_id"] for e in page["revocations"]], page["next"]) == (
+            ["u2", "u3", "u4"],
+            None,
+        )
         found = (await rest.ask("GET", f"{PATH}?kind=ban&tenant=acme", key)).json()["revocations"]
         assert [e["user_id"] for e in found] == ["u1", "u3"]
-        found = (await rest.ask("GET", f"{PATH}?user_id=u3&tenant=other", key)).json()["revocations"]
+        found = (await rest.ask("GET", f"{PATH}?user_id=u3&tenant=other", key)).json()[
+            "revocations"
+        ]
         assert found == []
 
     with_rest(scenario)
@@ -292,7 +340,10 @@ def test_list_comes_in_pages_and_can_be_narrowed() -> None:
 def test_only_a_key_with_the_scope_may() -> None:
     async def scenario(rest: Rest) -> None:
         body = {"kind": "ban", "user_id": "bob"}
-        assert error_of(await revoke(rest, rest.admin_key("keys:write"), **body)) == (403, "FORBIDDEN")
+        assert error_of(await revoke(rest, rest.admin_key("keys:write"), **body)) == (
+            403,
+            "FORBIDDEN",
+        )
         assert error_of(await revoke(rest, rest.tenant_key(), **body)) == (403, "FORBIDDEN")
         assert error_of(await revoke(rest, rest.token("alice"), **body)) == (403, "FORBIDDEN")
         assert (await revoke(rest, rest.admin_key("access:write"), **body)).status_code == 201
@@ -308,7 +359,10 @@ def test_full_list_refuses_the_next_entry_without_a_record(monkeypatch: pytest.M
         for name in ("a", "b", "a"):
             assert (await revoke(rest, key, kind="ban", user_id=name)).status_code == 201
         answer = await revoke(rest, key, kind="ban", user_id="c")
-        assert error_of(answer) == (403, "FORBIDDEN") and "lift some first" in answer.json()["error"]["message"]
+        assert (
+            error_of(answer) == (403, "FORBIDDEN")
+            and "lift some first" in answer.json()["error"]["message"]
+        )
         assert len(await rest.store.audit(0, 10)) == 3
 
     with_rest(scenario)
@@ -324,8 +378,13 @@ def test_erased_user_keeps_no_device_and_no_token_among_the_entries() -> None:
         erase = {"tenant": "acme", "user_id": "alice", "reason": "asked"}
         assert (await rest.ask("POST", "/admin/erase", key, erase)).json()["done"]
         left = (await rest.ask("GET", PATH, key)).json()["revocations"]
-        assert sorted(entry["kind"] for entry in left) == ["ban", "user"] and "alices-phone" not in str(left)
+        assert sorted(entry["kind"] for entry in left) == [
+            "ban",
+            "user",
+        ] and "alices-phone" not in str(left)
         assert (await rest.ask("DELETE", f"{PATH}/4?reason=over", key)).status_code == 200
-        assert [await status(rest, one) for one in (token, ahead)] == [401, 401], "what was revoked stays so"
+        assert [await status(rest, one) for one in (token, ahead)] == [401, 401], (
+            "what was revoked stays so"
+        )
 
     with_rest(scenario)

@@ -15,12 +15,16 @@ YEAR = 365 * 86400
 
 
 def test_a_token_lives_as_long_as_the_setting_allows() -> None:
-    tokens = Tokens(TokenSettings(ttl_seconds_max=YEAR), shared_secret(SECRET), ManualClock(1_700_000_000))
+    tokens = Tokens(
+        TokenSettings(ttl_seconds_max=YEAR), shared_secret(SECRET), ManualClock(1_700_000_000)
+    )
 
     async def scenario(rest: Rest) -> None:
         for ttl, status in ((YEAR, 201), (YEAR + 1, 400)):
             body = {"user_id": "alice", "ttl_seconds": ttl}
-            assert (await rest.ask("POST", "/v1/tokens", rest.tenant_key(), body)).status_code == status
+            assert (
+                await rest.ask("POST", "/v1/tokens", rest.tenant_key(), body)
+            ).status_code == status
 
     with_rest(scenario, tokens=tokens)
 
@@ -36,7 +40,9 @@ def test_a_chat_is_as_large_and_its_name_as_long_as_the_settings_allow() -> None
         assert (await rest.ask("PATCH", where, alice, {"name": "m" * 300})).status_code == 200
         too_long = await rest.ask("PATCH", where, alice, {"name": "m" * 301})
         assert error_of(too_long) == (400, "INVALID_MESSAGE") and "300" in too_long.text
-        too_many = await rest.ask("POST", "/v1/chats", alice, {"name": "n", "members": [*many, "one", "two"]})
+        too_many = await rest.ask(
+            "POST", "/v1/chats", alice, {"name": "n", "members": [*many, "one", "two"]}
+        )
         assert error_of(too_many) == (400, "INVALID_MESSAGE")
         assert too_many.json()["error"]["details"] == {"field": "members", "limit": 1500}
 
@@ -64,7 +70,9 @@ def test_more_than_the_usual_maximum_can_be_allowed() -> None:
     async def scenario(rest: Rest) -> None:
         chat = await rest.chat()
         user = User("acme", "alice")
-        await rest.store.append([Draft(user, chat, f"k{n}", "x", "text/plain", f"msg_{n}", AT) for n in range(600)])
+        await rest.store.append(
+            [Draft(user, chat, f"k{n}", "x", "text/plain", f"msg_{n}", AT) for n in range(600)]
+        )
         path = f"/v1/chats/{chat}/messages?after=0&limit=600"
         assert len((await rest.ask("GET", path, rest.token("alice"))).json()["messages"]) == 600
 

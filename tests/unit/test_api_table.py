@@ -48,7 +48,9 @@ def test_everything_else_needs_a_scope() -> None:
 def test_every_operators_write_asks_for_a_reason() -> None:
     for endpoint in ENDPOINTS:
         if endpoint.caller == "operator" and endpoint.writes:
-            assert re.search(r"\breason\b", fields_of(endpoint.body or endpoint.query)), endpoint.name
+            assert re.search(r"\breason\b", fields_of(endpoint.body or endpoint.query)), (
+                endpoint.name
+            )
 
 
 def test_names_of_endpoints_are_unique_because_metrics_and_openapi_use_them() -> None:
@@ -69,7 +71,9 @@ def test_the_docs_page_loads_nothing_from_elsewhere_and_runs_nothing() -> None:
     assert "<script" not in page and "http://" not in page and "https://" not in page
 
 
-@pytest.mark.parametrize("bad", [{"body_bytes_max": 0}, {"failed_logins_per_minute": 0}, {"request_seconds_max": -1}])
+@pytest.mark.parametrize(
+    "bad", [{"body_bytes_max": 0}, {"failed_logins_per_minute": 0}, {"request_seconds_max": -1}]
+)
 def test_bad_settings_are_refused_when_built(bad: dict[str, object]) -> None:
     with pytest.raises(ValueError):
         ApiSettings(**bad)  # type: ignore[arg-type]
@@ -81,13 +85,18 @@ def test_static_pages_are_compressed_once_and_cached() -> None:
             plain = await rest.client.get(path, headers={"Accept-Encoding": "identity"})
             packed = await rest.client.get(path, headers={"Accept-Encoding": "br, gzip"})
             assert packed.headers["content-encoding"] == "gzip" and packed.content == plain.content
-            assert "content-encoding" not in plain.headers and plain.headers["cache-control"] == "public, max-age=300"
+            assert (
+                "content-encoding" not in plain.headers
+                and plain.headers["cache-control"] == "public, max-age=300"
+            )
             assert plain.headers["vary"] == packed.headers["vary"] == "Accept-Encoding"
             known = await rest.client.get(path, headers={"If-None-Match": plain.headers["etag"]})
             assert (known.status_code, known.content) == (304, b"")
             assert known.headers["etag"] == plain.headers["etag"] == packed.headers["etag"]
             assert plain.headers["etag"].startswith('W/"'), "of two bodies: no strong one"
-            assert (await rest.client.get(path, headers={"If-None-Match": '"older"'})).status_code == 200
+            assert (
+                await rest.client.get(path, headers={"If-None-Match": '"older"'})
+            ).status_code == 200
         openapi = await rest.client.get("/openapi.json", headers={"Accept-Encoding": "gzip"})
         assert int(openapi.headers["content-length"]) < len(openapi.content) / 5
 
@@ -102,7 +111,9 @@ def test_static_pages_are_compressed_once_and_cached() -> None:
         ("gzipped", False), ("identity;q=1, not-gzip", False),
     ],
 )  # fmt: skip
-def test_a_static_page_is_compressed_only_where_that_is_taken(accepted: str, compressed: bool) -> None:
+def test_a_static_page_is_compressed_only_where_that_is_taken(
+    accepted: str, compressed: bool
+) -> None:
     async def scenario(rest: Rest) -> None:
         answer = await rest.client.get("/docs/style.css", headers={"Accept-Encoding": accepted})
         assert ("content-encoding" in answer.headers) == compressed
@@ -112,7 +123,15 @@ def test_a_static_page_is_compressed_only_where_that_is_taken(accepted: str, com
 
 @pytest.mark.parametrize(
     ("known", "status"),
-    [("*", 304), ('"a", {tag}', 304), ("{strong}", 304), ('"a"', 200), ("x{tag}x", 200), ('"*"', 200), ("{bare}", 200)],
+    [
+        ("*", 304),
+        ('"a", {tag}', 304),
+        ("{strong}", 304),
+        ('"a"', 200),
+        ("x{tag}x", 200),
+        ('"*"', 200),
+        ("{bare}", 200),
+    ],
 )
 def test_a_static_page_that_is_known_is_not_sent_again(known: str, status: int) -> None:
     async def scenario(rest: Rest) -> None:
@@ -126,7 +145,9 @@ def test_a_static_page_that_is_known_is_not_sent_again(known: str, status: int) 
 
 
 def test_a_path_is_routed_by_its_exact_form_first() -> None:
-    routes = Routes({"/jobs/{seq}": "one", "/jobs/stats": "stats", "/c/{chat}/m/{user:path}": "member"})
+    routes = Routes(
+        {"/jobs/{seq}": "one", "/jobs/stats": "stats", "/c/{chat}/m/{user:path}": "member"}
+    )
     assert routes.find("/jobs/stats") == ("stats", {})
     assert routes.find("/jobs/7") == ("one", {"seq": "7"})
     assert routes.find("/c/a/m/b/c\n") == ("member", {"chat": "a", "user": "b/c\n"})

@@ -14,4 +14,7 @@ def test_the_busiest_chat_comes_first() -> None:
 
 
 def test_a_count_that_may_be_higher_says_so() -> None:
-    assert [_unread({"unread": 40, "unread_capped": capped}) for capped in (False, True)] == ["40", "40+"]
+    assert [_unread({"unread": 40, "unread_capped": capped}) for capped in (False, True)] == [
+        "40",
+        "40+",
+    ]

@@ -57,16 +57,30 @@ def test_what_others_wrote_cannot_drive_the_terminal(text: str) -> None:
 
 def test_events_are_told_in_words() -> None:
     def event(content: str) -> str:
-        message = {"created_at": "2026-01-01T12:34:56.000Z", "kind": "event", "sender_id": "ann", "content": content}
+        message = {
+            "created_at": "2026-01-01T12:34:56.000Z",
+            "kind": "event",
+            "sender_id": "ann",
+            "content": content,
+        }
         return message_line(message)
 
     assert event('{"event":"member_added","user_id":"bob"}') == "12:34 — ann added bob"
-    assert event('{"event":"member_added","user_id":"bob","muted":true}') == "12:34 — ann added bob, still muted"
+    assert (
+        event('{"event":"member_added","user_id":"bob","muted":true}')
+        == "12:34 — ann added bob, still muted"
+    )
     assert event('{"event":"member_removed","user_id":"ann"}') == "12:34 — ann left"
     assert event('{"event":"member_removed","user_id":"bob"}') == "12:34 — ann removed bob"
-    assert event('{"event":"member_removed","user_id":"bob","banned":true}') == "12:34 — ann banned bob"
+    assert (
+        event('{"event":"member_removed","user_id":"bob","banned":true}')
+        == "12:34 — ann banned bob"
+    )
     assert event('{"event":"user_unbanned","user_id":"bob"}') == "12:34 — ann unbanned bob"
     assert event('{"event":"member_muted","user_id":"bob"}') == "12:34 — ann muted bob"
-    assert event('{"event":"role_changed","user_id":"bob","role":"admin"}') == "12:34 — ann made bob admin"
+    assert (
+        event('{"event":"role_changed","user_id":"bob","role":"admin"}')
+        == "12:34 — ann made bob admin"
+    )
     assert event('{"event":"chat_renamed","name":"den"}') == "12:34 — ann named the chat den"
     assert event("not json") == "12:34 — ann changed the chat"

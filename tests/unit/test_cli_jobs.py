@@ -39,7 +39,9 @@ def test_every_named_dead_letter_is_asked_for_oldest_first_within_the_rate_thoug
 
     rest = cast(RestClient, Server())
     told = list[tuple[int, int | None]]()
-    done = _one_by_one(rest, "replay", {"reason": "r"}, [4, 1, 2, 3, 3], rate, lambda *step: told.append(step))
+    done = _one_by_one(
+        rest, "replay", {"reason": "r"}, [4, 1, 2, 3, 3], rate, lambda *step: told.append(step)
+    )
     assert done == (3, [2])
     assert told == [(1, 4), (1, 4), (2, 4), (3, 4)]
     assert asked == [[1], [2], [3], [4]]
@@ -66,13 +68,19 @@ def test_a_replay_of_many_tells_after_each_second_how_far_it_is(
 
 
 @pytest.mark.parametrize(
-    ("terminal", "as_json", "seen"), [(True, False, True), (True, True, False), (False, False, False)]
+    ("terminal", "as_json", "seen"),
+    [(True, False, True), (True, True, False), (False, False, False)],
 )
 def test_progress_is_for_people_at_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool, as_json: bool, seen: bool
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    terminal: bool,
+    as_json: bool,
+    seen: bool,
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("TTY_COMPATIBLE", str(int(terminal)))  # which is how one tells rich whether it has a terminal
+    # which is how one tells rich whether it has a terminal
+    monkeypatch.setenv("TTY_COMPATIBLE", str(int(terminal)))
     with output.progress(CliContext(as_json=as_json)) as moved:
         moved("3 enqueued again", 3, 5)
     out, err = capsys.readouterr()
@@ -83,14 +91,20 @@ def test_progress_is_for_people_at_a_terminal(
 LONG = "order-" + "0123456789" * 12
 
 
-def test_a_table_in_a_pipe_has_a_line_for_each_row_and_cuts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    output.table(("job", "stream", "error"), [(4711, LONG, "e" * 300), (4712, "s", "x")], empty="none")
+def test_a_table_in_a_pipe_has_a_line_for_each_row_and_cuts_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output.table(
+        ("job", "stream", "error"), [(4711, LONG, "e" * 300), (4712, "s", "x")], empty="none"
+    )
     header, first, second = capsys.readouterr().out.splitlines()
     assert header.split() == ["job", "stream", "error"]
     assert first.split() == ["4711", LONG, "e" * 300] and second.split() == ["4712", "s", "x"]
 
 
-def test_a_terminal_folds_free_text_only(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_folds_free_text_only(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "80")
     output.table(("job", "stream", "error"), [(4711, LONG, "e" * 300)], empty="none")
@@ -102,7 +116,13 @@ def test_a_terminal_folds_free_text_only(capsys: pytest.CaptureFixture[str], mon
 
 
 def test_acts_are_shown_with_how_to_read_on(capsys: pytest.CaptureFixture[str]) -> None:
-    act = {"number": 9, "at": "2026-11-17T10:00:00.000Z", "verb": "park", "target": "4711", "count": 1}
+    act = {
+        "number": 9,
+        "at": "2026-11-17T10:00:00.000Z",
+        "verb": "park",
+        "target": "4711",
+        "count": 1,
+    }
     found = {"acts": [{**act, "by": "ann", "why": "look at it"}], "next_before": 9}
     _show_acts(cast(CliContext, SimpleNamespace(as_json=False)), found)
     told = capsys.readouterr().out

@@ -9,7 +9,12 @@ from holdfast.errors import RateLimited
 
 
 def test_a_rule_that_the_server_cannot_read_is_marked_in_lists() -> None:
-    rule = {"precision": "strict", "onStoreFailure": "local_share", "mode": "of_next_year", "deleted": False}
+    rule = {
+        "precision": "strict",
+        "onStoreFailure": "local_share",
+        "mode": "of_next_year",
+        "deleted": False,
+    }
     assert requests.besides({**rule, "unreadable": "why"}) == "unreadable, of_next_year"
 
 

@@ -23,7 +23,17 @@ from holdfast.client import (
     Warned,
 )
 from holdfast.client.chats import PASSED_OVER_SECONDS
-from holdfast.client.events import Announced, Drop, Keep, MachineAction, Online, RenewToken, Settled, Synced, Write
+from holdfast.client.events import (
+    Announced,
+    Drop,
+    Keep,
+    MachineAction,
+    Online,
+    RenewToken,
+    Settled,
+    Synced,
+    Write,
+)
 from holdfast.client.inbox import Inbox
 from holdfast.client.machine import Machine
 from holdfast.client.outbox import Outbox, OutboxEntry
@@ -58,14 +68,26 @@ SETTINGS = ClientSettings(buffer_messages_max=10, page_messages=4, resume_chats_
 
 
 def message(sequence: int, chat_id: str = "c") -> Message:
-    return Message(f"m{sequence}", chat_id, sequence, "text", "bob", f"k{sequence}", f"t{sequence}", "text/plain", "")
+    return Message(
+        f"m{sequence}",
+        chat_id,
+        sequence,
+        "text",
+        "bob",
+        f"k{sequence}",
+        f"t{sequence}",
+        "text/plain",
+        "",
+    )
 
 
 def messages(first: int, last: int, chat_id: str = "c") -> list[Message]:
     return [message(sequence, chat_id) for sequence in range(first, last + 1)]
 
 
-def page(first: int, last: int, head: int, epoch: int = 1, reset: bool = False, chat_id: str = "c") -> Page:
+def page(
+    first: int, last: int, head: int, epoch: int = 1, reset: bool = False, chat_id: str = "c"
+) -> Page:
     return Page(chat_id, epoch, messages(first, last, chat_id), last, last < head, head, reset)
 
 
@@ -99,14 +121,18 @@ class Bench:
             self.do(self.machine.kept(kept, self.now))
         return actions
 
-    def open(self, expires_at: float | None = None, limits: Mapping[str, float] | None = None) -> list[AnyClientFrame]:
+    def open(
+        self, expires_at: float | None = None, limits: Mapping[str, float] | None = None
+    ) -> list[AnyClientFrame]:
         self.do(self.machine.opened(expires_at, self.now))
         return self.get(ConnectionEstablished("conn", "alice", "dev", "", 30_000, 1, limits or {}))
 
     def get(self, payload: Sendable, request_id: str | None = None) -> list[AnyClientFrame]:
         return written(self.do(self.machine.receive(ServerFrame(payload, request_id), self.now)))
 
-    def resume(self, *chats: ResumedChat, joined: Sequence[str] = (), gone: Sequence[str] = ()) -> list[AnyClientFrame]:
+    def resume(
+        self, *chats: ResumedChat, joined: Sequence[str] = (), gone: Sequence[str] = ()
+    ) -> list[AnyClientFrame]:
         frames = self.open()
         return self.get(Resumed(chats, joined, gone), frames[-1].request_id)
 
@@ -217,13 +243,19 @@ def test_heads_above_the_cursor_are_pulled_and_the_heartbeat_is_answered() -> No
     bench = Bench(at(3))
     bench.resume()
     assert [type(frame) for frame in bench.get(Heartbeat({"c": (1, 3)}))] == [HeartbeatAck]
-    assert [type(frame) for frame in bench.get(Heartbeat({"c": (1, 4)}))] == [HeartbeatAck, SyncRequest]
+    assert [type(frame) for frame in bench.get(Heartbeat({"c": (1, 4)}))] == [
+        HeartbeatAck,
+        SyncRequest,
+    ]
 
 
 def test_heads_of_another_epoch_are_pulled_even_below_the_cursor() -> None:
     bench = Bench(at(3))
     bench.resume()
-    assert [type(frame) for frame in bench.get(Heartbeat({"c": (2, 1)}))] == [HeartbeatAck, SyncRequest]
+    assert [type(frame) for frame in bench.get(Heartbeat({"c": (2, 1)}))] == [
+        HeartbeatAck,
+        SyncRequest,
+    ]
 
 
 def test_what_is_heard_of_while_a_page_is_under_way_is_pulled_after_it() -> None:
@@ -255,7 +287,10 @@ def test_reset_of_this_device_alone_keeps_the_epoch_and_starts_at_zero() -> None
     bench.resume()
     [sync] = bench.get(Resync([ChatHead("c", 3)]))
     [again] = bench.get(page(1, 3, 3, reset=True), sync.request_id)
-    assert isinstance(again, SyncRequest) and (again.payload.epoch, again.payload.after_sequence) == (1, 0)
+    assert isinstance(again, SyncRequest) and (
+        again.payload.epoch,
+        again.payload.after_sequence,
+    ) == (1, 0)
     bench.get(page(1, 3, 3), again.request_id)
     assert bench.take() == ChatReset("c", 1)
     assert sequences(bench.take_all()) == [1, 2, 3]
@@ -276,7 +311,10 @@ def test_cursor_is_kept_and_shown_with_the_proof_that_came_with_it() -> None:
     bench.take()
     assert bench.kept["c"] == CursorClaim(1, 6, "six")
     [sync] = bench.get(Resync([ChatHead("c", 7)]))
-    assert isinstance(sync, SyncRequest) and (sync.payload.after_sequence, sync.payload.proof) == (7, "seven")
+    assert isinstance(sync, SyncRequest) and (sync.payload.after_sequence, sync.payload.proof) == (
+        7,
+        "seven",
+    )
     bench.drop()
     [resume] = bench.open()
     assert isinstance(resume, Resume) and resume.payload.cursors == {"c": (1, 7, "seven")}
@@ -387,7 +425,9 @@ def test_a_resume_refused_again_and_again_waits_longer_up_to_the_cap(refusal: Er
     for _ in range(300):
         bench.get(refusal, asked)
         began = bench.now
-        while not (again := written(bench.pass_time((bench.machine.wake_at() or 0.0) - bench.now + 0.001))):
+        while not (
+            again := written(bench.pass_time((bench.machine.wake_at() or 0.0) - bench.now + 0.001))
+        ):
             bench.get(Heartbeat({}))
         waits.append(bench.now - began)
         asked = again[-1].request_id
@@ -454,7 +494,9 @@ def test_thousands_of_chats_are_pulled_and_acked_within_the_server_s_rate() -> N
 def test_a_pull_that_waits_for_its_turn_is_woken_also_at_the_clock_s_zero() -> None:
     bench = Bench()
     bench.now = 0.0
-    (resume,) = bench.open(limits={"other_rate_limit_per_second": 1.0, "other_rate_limit_burst": 1.0})
+    (resume,) = bench.open(
+        limits={"other_rate_limit_per_second": 1.0, "other_rate_limit_burst": 1.0}
+    )
     assert bench.get(Resumed([], ["c"], []), resume.request_id) == []
     bench.now = bench.machine.wake_at() or bench.now
     assert 1.0 < bench.now < 2.0
@@ -492,7 +534,9 @@ def test_resumed_pages_are_taken_and_the_rest_is_pulled() -> None:
 
 def resumed_chats(names: Sequence[str], brought: int) -> list[ResumedChat]:
     """One message of the first ones; of the others only that there is one."""
-    with_message = [ResumedChat(name, 1, 1, [message(1, name)], 1, False, False) for name in names[:brought]]
+    with_message = [
+        ResumedChat(name, 1, 1, [message(1, name)], 1, False, False) for name in names[:brought]
+    ]
     return with_message + [ResumedChat(name, 1, 1, [], 0, True, False) for name in names[brought:]]
 
 
@@ -513,7 +557,9 @@ def test_a_device_that_is_behind_in_thousands_of_chats_resumes_until_few_are_lef
                 bench.get(page(1, 1, 1, chat_id=pull.payload.chat_id), pull.request_id)
                 behind.pop(pull.payload.chat_id, None)
             else:
-                bench.get(Resumed(resumed_chats(list(behind), 400), list(behind), []), pull.request_id)
+                bench.get(
+                    Resumed(resumed_chats(list(behind), 400), list(behind), []), pull.request_id
+                )
                 behind = dict.fromkeys(list(behind)[400:])
         asked += pulls
         bench.take_all()
@@ -546,16 +592,22 @@ def test_nothing_more_is_resumed_than_there_is_room_for() -> None:
     assert [type(frame) for frame in frames if is_pull(frame)] == [Resume]
 
 
-def test_a_chat_whose_page_promised_more_and_brought_nothing_waits_a_moment_and_lets_others_go_first() -> None:
+def test_a_chat_whose_page_promised_more_and_brought_nothing_waits_a_moment_and_lets_others_go_first() -> (
+    None
+):
     bench = Bench({"c": CursorClaim(1, 3), "d": CursorClaim(1, 5)})
     bench.resume()
     (pull,) = bench.get(Resync([ChatHead("c", 9)]))
-    assert bench.get(Page("c", 1, (), 3, True, 9), pull.request_id) == [], "not at once, or it would be asked for ever"
+    assert bench.get(Page("c", 1, (), 3, True, 9), pull.request_id) == [], (
+        "not at once, or it would be asked for ever"
+    )
     assert written(bench.pass_time(0.9)) == []
     (pull,) = written(bench.pass_time(0.2))
     assert isinstance(pull, SyncRequest) and pull.payload.chat_id == "c"
     (pull,) = bench.get(page(4, 6, 9), pull.request_id)
-    assert isinstance(pull, SyncRequest) and pull.payload.after_sequence == 6, "at once: this one brought something"
+    assert isinstance(pull, SyncRequest) and pull.payload.after_sequence == 6, (
+        "at once: this one brought something"
+    )
 
 
 def test_joined_and_gone_chats_are_told_and_kept_or_forgotten() -> None:
@@ -740,7 +792,9 @@ def test_a_full_buffer_does_not_keep_the_answer_of_a_send() -> None:
         bench.get(message(sequence))
     bench.send(1)
     bench.get(ack(1))
-    assert [type(action.outcome) for action in bench.actions if isinstance(action, Settled)] == [Sent]
+    assert [type(action.outcome) for action in bench.actions if isinstance(action, Settled)] == [
+        Sent
+    ]
 
 
 def test_ephemeral_events_keep_the_newest_only() -> None:
@@ -780,13 +834,18 @@ def test_a_server_that_waits_for_acks_of_a_chat_that_is_not_followed_is_asked_in
     bench.pass_time(20)
     bench.get(Heartbeat({}))
     [sync] = written(bench.pass_time(20))
-    assert isinstance(sync, SyncRequest) and (sync.payload.chat_id, sync.payload.after_sequence) == ("d", 2)
+    assert isinstance(sync, SyncRequest) and (
+        sync.payload.chat_id,
+        sync.payload.after_sequence,
+    ) == ("d", 2)
     assert bench.get(Page("d", 1, [], 2, False, 2), sync.request_id) == []
     for number in range(3, 6):
         bench.get(message(number, "d"))
         assert written(bench.pass_time(8)) == []
     [sync] = written(bench.pass_time(8))
-    assert isinstance(sync, SyncRequest) and sync.payload.after_sequence == 5, "once for all that came meanwhile"
+    assert isinstance(sync, SyncRequest) and sync.payload.after_sequence == 5, (
+        "once for all that came meanwhile"
+    )
 
 
 def test_a_chat_that_is_followed_is_pulled_before_those_that_are_not() -> None:
@@ -798,7 +857,9 @@ def test_a_chat_that_is_followed_is_pulled_before_those_that_are_not() -> None:
     assert isinstance(sync, SyncRequest) and sync.payload.chat_id == "c"
 
 
-def test_a_session_whose_client_pulls_instead_of_acking_stays_open_and_counts_nothing_as_delivered() -> None:
+def test_a_session_whose_client_pulls_instead_of_acking_stays_open_and_counts_nothing_as_delivered() -> (
+    None
+):
     talk = Talk().live(0)
     for number in range(1, 20):
         talk.deliver(run(number))
@@ -837,7 +898,9 @@ def test_a_send_without_an_answer_leaves_again_first_with_the_same_id() -> None:
     bench.drop()
     bench.actions.clear()
     bench.resume()
-    assert [f.payload.client_message_id for f in bench.frames(SendMessage) if isinstance(f, SendMessage)] == ["k1"]
+    assert [
+        f.payload.client_message_id for f in bench.frames(SendMessage) if isinstance(f, SendMessage)
+    ] == ["k1"]
 
 
 def test_a_retryable_failure_waits_as_told_and_its_followers_wait_behind_it() -> None:
@@ -863,7 +926,9 @@ def test_a_send_that_meets_a_defect_is_settled_and_does_not_hold_up_its_chat() -
     bench = Bench(entries=[entry(1), entry(2)])
     bench.resume()
     [first] = bench.frames(SendMessage)
-    [second] = bench.get(Error("INTERNAL_ERROR", "it is logged", False, "unknown"), first.request_id)
+    [second] = bench.get(
+        Error("INTERNAL_ERROR", "it is logged", False, "unknown"), first.request_id
+    )
     [settled] = [action for action in bench.actions if isinstance(action, Settled)]
     assert settled.entry == entry(1) and isinstance(settled.outcome, InternalError)
     assert settled.outcome.outcome == "unknown" and "may be stored" in str(settled.outcome)
@@ -917,7 +982,10 @@ def test_an_answer_that_is_still_coming_in_is_waited_for_however_slowly_it_comes
     bench = Bench(at(0), entries=[entry(1)])
     [_, resume] = bench.open()
     assert not [a for a in bench.trickle(300) if isinstance(a, Drop)]
-    bench.get(Resumed([ResumedChat("c", 1, 2, messages(1, 2), 2, False, False)], [], []), resume.request_id)
+    bench.get(
+        Resumed([ResumedChat("c", 1, 2, messages(1, 2), 2, False, False)], [], []),
+        resume.request_id,
+    )
     assert sequences(bench.take_all()) == [1, 2]
 
 
@@ -934,7 +1002,9 @@ def test_whole_frames_are_no_answer_to_a_question() -> None:
     bench.open()
     bench.pass_time(14)
     bench.get(message(1))
-    assert [a for a in bench.pass_time(1) if isinstance(a, Drop)], "a question that was lost would never be asked again"
+    assert [a for a in bench.pass_time(1) if isinstance(a, Drop)], (
+        "a question that was lost would never be asked again"
+    )
 
 
 def test_an_announced_closing_that_does_not_come_drops_the_connection() -> None:
@@ -975,7 +1045,9 @@ def test_watermarks_of_hundreds_of_chats_leave_within_the_server_s_rate_and_all_
     bench.get(Resumed([], [], []), frames[0].request_id)
     began = bench.now
     while len(bench.frames(Read)) < 300:
-        assert len(bench.frames(Read)) <= 20 + 10 * (bench.now - began), "more than the server allows"
+        assert len(bench.frames(Read)) <= 20 + 10 * (bench.now - began), (
+            "more than the server allows"
+        )
         bench.now = bench.machine.wake_at() or bench.now
         bench.get(Heartbeat({}))
 

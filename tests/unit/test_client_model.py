@@ -1,9 +1,12 @@
-"""The client's machine against a model server, over every interleaving hypothesis can think of.
+"""The client's machine against a model server, over every interleaving hypothesis can
+think of.
 
-The network loses the tail of both directions when a connection breaks; the server skips, repeats and renumbers; the
-user leaves chats and joins them again; the disk lags; the application lags and crashes. Always: what the application
-has of a chat is a prefix of what the server has, in order, once, and no ack says more than the disk. In the end,
-healed: it is everything, and every send that was not refused is stored once, in the order of the calls.
+The network loses the tail of both directions when a connection breaks; the server
+skips, repeats and renumbers; the user leaves chats and joins them again; the disk lags;
+the application lags and crashes. Always: what the application has of a chat is a prefix
+of what the server has, in order, once, and no ack says more than the disk. In the end,
+healed: it is everything, and every send that was not refused is stored once, in the
+order of the calls.
 """
 
 from __future__ import annotations
@@ -48,7 +51,9 @@ from holdfast.wire.frames import (
 
 CHATS = ("c", "d")
 chats = st.sampled_from(CHATS)
-SETTINGS = ClientSettings(buffer_messages_max=5, page_messages=3, resume_chats_per_frame=1, sends_in_flight_max=2)
+SETTINGS = ClientSettings(
+    buffer_messages_max=5, page_messages=3, resume_chats_per_frame=1, sends_in_flight_max=2
+)
 
 
 class ModelServer:
@@ -65,7 +70,9 @@ class ModelServer:
 
     def append(self, chat_id: str, sender: str, key: str) -> Message:
         sequence = len(self.stored[chat_id]) + 1
-        message = Message(f"m-{key}", chat_id, sequence, "text", sender, key, f"text {key}", "text/plain", "")
+        message = Message(
+            f"m-{key}", chat_id, sequence, "text", sender, key, f"text {key}", "text/plain", ""
+        )
         self.stored[chat_id].append(message)
         self.keys[chat_id, key] = message
         return message
@@ -75,7 +82,15 @@ class ModelServer:
         start = 0 if reset else after
         messages = stored[start : start + limit]
         through = start + len(messages)
-        return Page(chat_id, self.epochs[chat_id], messages, through, through < len(stored), len(stored), reset)
+        return Page(
+            chat_id,
+            self.epochs[chat_id],
+            messages,
+            through,
+            through < len(stored),
+            len(stored),
+            reset,
+        )
 
     def resumed(self, cursors: dict[str, CursorClaim]) -> Resumed:
         ours = {chat_id: cursor for chat_id, cursor in cursors.items() if chat_id in self.members}
@@ -85,8 +100,12 @@ class ModelServer:
             for p in pages
             if p.messages or p.reset
         ]
-        joined = [chat_id for chat_id in CHATS if chat_id in self.members and chat_id not in cursors]
-        return Resumed(chats, joined, [chat_id for chat_id in cursors if chat_id not in self.members])
+        joined = [
+            chat_id for chat_id in CHATS if chat_id in self.members and chat_id not in cursors
+        ]
+        return Resumed(
+            chats, joined, [chat_id for chat_id in cursors if chat_id not in self.members]
+        )
 
     def answer(self, frame: AnyClientFrame) -> Sendable | None:
         match frame:
@@ -109,7 +128,12 @@ class ModelServer:
                     return not_a_member(body.chat_id)
                 message = known or self.append(body.chat_id, "alice", body.client_message_id)
                 return MessageAck(
-                    body.client_message_id, message.message_id, body.chat_id, message.sequence, "", known is not None
+                    body.client_message_id,
+                    message.message_id,
+                    body.chat_id,
+                    message.sequence,
+                    "",
+                    known is not None,
                 )
             case Ack(payload=body):
                 if body.chat_id not in self.members:
@@ -151,7 +175,10 @@ class ClientAgainstServer(RuleBasedStateMachine):
             match action:
                 case Write(frame):
                     if isinstance(frame, Ack):
-                        self.is_on_disk(frame.payload.chat_id, CursorClaim(frame.payload.epoch, frame.payload.sequence))
+                        self.is_on_disk(
+                            frame.payload.chat_id,
+                            CursorClaim(frame.payload.epoch, frame.payload.sequence),
+                        )
                     self.up.append(encode_client_frame(frame))
                 case Keep() as keep:
                     self.disk_waits.append(keep)
@@ -232,7 +259,10 @@ class ClientAgainstServer(RuleBasedStateMachine):
             answer = self.server.answer(frame)
             if answer is not None:
                 self.push(answer, frame.request_id)
-            if isinstance(frame, SendMessage) and len(self.server.stored["c"]) + len(self.server.stored["d"]) > before:
+            if (
+                isinstance(frame, SendMessage)
+                and len(self.server.stored["c"]) + len(self.server.stored["d"]) > before
+            ):
                 self.push(self.server.stored[frame.payload.chat_id][-1])
 
     @rule(count=st.integers(1, 6))
@@ -305,12 +335,15 @@ class ClientAgainstServer(RuleBasedStateMachine):
         del self.server.stored[chat_id][keep:]
         self.server.epochs[chat_id] += 1
         stored = set(self.server.stored[chat_id])
-        self.server.keys = {k: m for k, m in self.server.keys.items() if k[0] != chat_id or m in stored}
+        self.server.keys = {
+            k: m for k, m in self.server.keys.items() if k[0] != chat_id or m in stored
+        }
         lost = [key for key in self.sent_order[chat_id] if (chat_id, key) not in self.server.keys]
         self.sent_order[chat_id] = [
             key for key in self.sent_order[chat_id] if key not in lost or key in self.disk_outbox
         ]
-        if self.connected:  # the connection of an operator's restore ends, as a restarted server's does
+        # the connection of an operator's restore ends, as a restarted server's does
+        if self.connected:
             self.break_connection()
 
     @rule(seconds=st.floats(0.1, 20))
@@ -325,7 +358,14 @@ class ClientAgainstServer(RuleBasedStateMachine):
         if resync:
             self.push(Resync([ChatHead(chat_id, head) for chat_id, head in heads.items()]))
         else:
-            self.push(Heartbeat({chat_id: (self.server.epochs[chat_id], head) for chat_id, head in heads.items()}))
+            self.push(
+                Heartbeat(
+                    {
+                        chat_id: (self.server.epochs[chat_id], head)
+                        for chat_id, head in heads.items()
+                    }
+                )
+            )
 
     # What must hold
 
@@ -364,7 +404,9 @@ class ClientAgainstServer(RuleBasedStateMachine):
         assert self.shown == self.server.stored
         assert not self.disk_outbox
         for chat_id in CHATS:
-            mine = [m.client_message_id for m in self.server.stored[chat_id] if m.sender_id == "alice"]
+            mine = [
+                m.client_message_id for m in self.server.stored[chat_id] if m.sender_id == "alice"
+            ]
             assert mine == self.sent_order[chat_id]
 
 

@@ -19,7 +19,9 @@ def reconnect(can_renew: bool = True, seed: int = 1) -> Reconnect:
 
 
 def announced(closing: CloseReason, delay_ms: int = 0) -> ConnectionClosing:
-    return ConnectionClosing(closing.reason, closing.message, closing.reconnect_allowed, delay_ms, {})
+    return ConnectionClosing(
+        closing.reason, closing.message, closing.reconnect_allowed, delay_ms, {}
+    )
 
 
 @pytest.mark.parametrize("closing", CloseReason, ids=lambda closing: closing.reason)
@@ -73,10 +75,14 @@ def test_after_a_restart_that_was_announced_the_first_retry_comes_within_a_secon
     assert machine.unreachable("it has not started yet").delay_seconds <= 1
     machine.announced(announced(CloseReason.SERVER_SHUTDOWN, 20))
     machine.closed(4000)
-    assert max(machine.unreachable("and again").delay_seconds for _ in range(50)) > 1, "one that did not last counts"
+    assert max(machine.unreachable("and again").delay_seconds for _ in range(50)) > 1, (
+        "one that did not last counts"
+    )
 
 
-def test_after_too_many_frames_a_client_stays_away_for_thirty_seconds_though_nothing_was_announced() -> None:
+def test_after_too_many_frames_a_client_stays_away_for_thirty_seconds_though_nothing_was_announced() -> (
+    None
+):
     verdict = reconnect().closed(4009)
     assert isinstance(verdict, Retry)
     assert verdict.delay_seconds >= 30
@@ -106,7 +112,8 @@ def test_an_expired_token_that_cannot_be_renewed_is_the_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "error"), [(400, InvalidMessage), (403, Forbidden), (404, NotFound), (426, InvalidMessage)]
+    ("status", "error"),
+    [(400, InvalidMessage), (403, Forbidden), (404, NotFound), (426, InvalidMessage)],
 )
 def test_a_handshake_refused_for_good_stops(status: int, error: type[Exception]) -> None:
     verdict = reconnect().refused(status, None, "FORBIDDEN: no")
@@ -119,9 +126,15 @@ def test_a_handshake_refused_for_now_is_tried_again_after_what_the_server_says(s
     assert isinstance(verdict, Retry) and 20 <= verdict.delay_seconds <= 25
 
 
-def test_those_who_are_refused_again_and_again_come_less_and_less_often_though_never_before_the_server_says() -> None:
+def test_those_who_are_refused_again_and_again_come_less_and_less_often_though_never_before_the_server_says() -> (
+    None
+):
     machine = reconnect()
-    delays = [verdict.delay_seconds for _ in range(300) if isinstance(verdict := machine.refused(503, 1, ""), Retry)]
+    delays = [
+        verdict.delay_seconds
+        for _ in range(300)
+        if isinstance(verdict := machine.refused(503, 1, ""), Retry)
+    ]
     assert all(1 <= delay <= 16 for delay in delays) and len(delays) == 300
     assert max(delays[:1]) <= 1.25 < 7 < sum(delays) / 300, (
         "at a second each, ten thousand clients are a storm without end"
@@ -129,7 +142,9 @@ def test_those_who_are_refused_again_and_again_come_less_and_less_often_though_n
 
 
 @pytest.mark.parametrize("status", [301, 308])
-def test_an_address_that_has_moved_for_good_is_named_and_not_followed_with_a_token_in_hand(status: int) -> None:
+def test_an_address_that_has_moved_for_good_is_named_and_not_followed_with_a_token_in_hand(
+    status: int,
+) -> None:
     verdict = reconnect().refused(status, None, "https://elsewhere.example/")
     assert isinstance(verdict, Stop) and "elsewhere.example" in str(verdict.error)
 
@@ -148,15 +163,23 @@ def test_what_a_proxy_says_while_the_server_is_away_is_not_the_end(status: int) 
         assert isinstance(verdict, Retry) and f"answered with {status}; " in verdict.reason
 
 
-@pytest.mark.parametrize("code", ["FORBIDDEN", "NOT_A_MEMBER", "NOT_FOUND", "IDEMPOTENCY_KEY_REUSED", "UNHEARD_OF"])
+@pytest.mark.parametrize(
+    "code", ["FORBIDDEN", "NOT_A_MEMBER", "NOT_FOUND", "IDEMPOTENCY_KEY_REUSED", "UNHEARD_OF"]
+)
 def test_a_refused_send_says_why_and_what_to_do(code: str) -> None:
-    error = refusal(Error(code, "so it is", False, details={"message": "a detail may have any name"}))
-    assert re.fullmatch(r"(UNHEARD_OF: )?so it is; .{8,}", str(error)) and str(error) == error.message
+    error = refusal(
+        Error(code, "so it is", False, details={"message": "a detail may have any name"})
+    )
+    assert (
+        re.fullmatch(r"(UNHEARD_OF: )?so it is; .{8,}", str(error)) and str(error) == error.message
+    )
     assert error.code == (code if code != "UNHEARD_OF" else "INTERNAL_ERROR")
     assert error.details == {"message": "a detail may have any name"}
 
 
-@pytest.mark.parametrize("closing", [c for c in CloseReason if not c.reconnect_allowed], ids=lambda c: c.reason)
+@pytest.mark.parametrize(
+    "closing", [c for c in CloseReason if not c.reconnect_allowed], ids=lambda c: c.reason
+)
 def test_a_connection_closed_for_good_says_why_and_what_to_do(closing: CloseReason) -> None:
     machine = reconnect()
     machine.announced(announced(closing))

@@ -27,7 +27,9 @@ class Notes:
         self.cursors: list[Keep] = []
         self.errors: list[HoldfastError] = []
 
-    def __call__(self, entries: Iterable[OutboxEntry], cursors: Iterable[Keep], error: HoldfastError | None) -> None:
+    def __call__(
+        self, entries: Iterable[OutboxEntry], cursors: Iterable[Keep], error: HoldfastError | None
+    ) -> None:
         self.entries += entries
         self.cursors += cursors
         self.errors += [error] if error is not None else []
@@ -80,7 +82,9 @@ async def test_an_entry_is_on_disk_before_it_is_said_to_be(tmp_path: Path) -> No
         copy = tmp_path / "copy.db"
         copy.write_bytes(path.read_bytes())
         copy.with_name("copy.db-wal").write_bytes(path.with_name("client.db-wal").read_bytes())
-        found = apsw.Connection(str(copy)).execute("SELECT client_message_id FROM outbox").fetchall()
+        found = (
+            apsw.Connection(str(copy)).execute("SELECT client_message_id FROM outbox").fetchall()
+        )
         seen.append([(entry.client_message_id,) for entry in entries] == found)
 
     state = FileState(path)
@@ -126,8 +130,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 def test_file_of_the_first_version_keeps_its_cursors_and_gains_proofs(tmp_path: Path) -> None:
     path = tmp_path / "client.db"
     database = apsw.Connection(str(path))
-    database.execute(
-        """
+    database.execute("""
         CREATE TABLE outbox (number INTEGER PRIMARY KEY, client_message_id TEXT NOT NULL, chat_id TEXT NOT NULL,
           content TEXT NOT NULL, content_type TEXT NOT NULL, UNIQUE (chat_id, client_message_id)) STRICT;
         CREATE TABLE cursors (
@@ -135,8 +138,7 @@ def test_file_of_the_first_version_keeps_its_cursors_and_gains_proofs(tmp_path: 
         CREATE TABLE identity (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
         INSERT INTO cursors VALUES ('c', 2, 7);
         PRAGMA user_version = 1;
-        """
-    )
+        """)
     database.close()
 
     async def main() -> None:
@@ -180,7 +182,9 @@ def test_a_failing_disk_is_told_to_whoever_waits(tmp_path: Path) -> None:
     assert [type(error) for error in notes.errors] == [StateDirectory]
 
 
-def test_what_the_database_cannot_take_is_told_to_whoever_waits_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_what_the_database_cannot_take_is_told_to_whoever_waits_and_the_rest_goes_on(
+    tmp_path: Path,
+) -> None:
     async def main() -> Notes:
         notes = Notes()
         state = FileState(tmp_path / "client.db")
@@ -196,8 +200,12 @@ def test_what_the_database_cannot_take_is_told_to_whoever_waits_and_the_rest_goe
     assert list(reopened(tmp_path / "client.db").outbox) == [entry(1)]
 
 
-def test_a_file_that_was_cut_off_opens_as_new_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """SQLite takes an empty file for a new one, and so it may be: a crash can leave it so before anything was in it."""
+def test_a_file_that_was_cut_off_opens_as_new_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SQLite takes an empty file for a new one, and so it may be: a crash can leave it
+    so before anything was in it.
+    """
     path = tmp_path / "client.db"
     assert reopened(path) == reopened(path) == SavedState() and caplog.messages == []
     os.truncate(path, 0)

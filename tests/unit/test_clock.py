@@ -21,7 +21,9 @@ def test_ids_rise_within_a_millisecond_and_when_the_clock_steps_back() -> None:
 
 
 def test_a_busy_millisecond_runs_out_of_nothing() -> None:
-    """Two million ids in one millisecond: more than are counted on from one draw of randomness."""
+    """Two million ids in one millisecond: more than are counted on from one draw of
+    randomness.
+    """
     ids = Ids(ManualClock(), random.Random(1))
     last = ids.new("")
     for _ in range(2**21):
@@ -40,7 +42,8 @@ def test_two_makers_do_not_make_the_same_ids() -> None:
 
 def test_an_id_is_a_prefix_and_a_ulid() -> None:
     value = Ids(ManualClock(1_469_918_176.385)).new("chat_")
-    assert value.startswith("chat_01ARYZ6S41")  # the time part of the ULID specification's own example
+    # the time part of the ULID specification's own example
+    assert value.startswith("chat_01ARYZ6S41")
     assert len(value) == len("chat_") + 26
 
 

@@ -1,6 +1,8 @@
-"""The life of a chat as decided command by command: whoever asks for what, the rules of a chat hold after it.
+"""The life of a chat as decided command by command: whoever asks for what, the rules of
+a chat hold after it.
 
-Every plan is applied to a model of the chat; what the model allows was decided here from the documented rules.
+Every plan is applied to a model of the chat; what the model allows was decided here
+from the documented rules.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from holdfast.store.commands import (
 )
 from holdfast.store.plan import ChangePlan, ChatSettings, CommandInputs, joining, target_of
 
-LIMITS = ChatSettings(members_max=4, members_at_creation_max=2, chats_per_user_max=2, bans_max=2, mutes_max=2)
+LIMITS = ChatSettings(
+    members_max=4, members_at_creation_max=2, chats_per_user_max=2, bans_max=2, mutes_max=2
+)
 USERS = st.sampled_from(["ann", "bob", "cyd", "dan", "eve"])
 ROLES = st.sampled_from(["owner", "admin", "member"])
 BY = st.tuples(USERS, st.booleans())
@@ -92,7 +96,11 @@ class ChatLife(RuleBasedStateMachine):
         return plan
 
     def member(self, user: str) -> Member | None:
-        return Member(user, self.members[user], "now", user in self.mutes) if user in self.members else None
+        return (
+            Member(user, self.members[user], "now", user in self.mutes)
+            if user in self.members
+            else None
+        )
 
     def operators_mute(self, by: tuple[str, bool], user: str) -> bool:
         """Whether the user's mute is an operator's, and somebody else is asking."""
@@ -111,20 +119,32 @@ class ChatLife(RuleBasedStateMachine):
         before, halted, muted = dict(self.members), self.halted, user in self.mutes
         kept = role == "owner" and self.operators_mute(by, user)
         said = self.ask(AddMember(self.act(*by), "c", user, role))
-        assert (user in self.mutes) is (muted and not (isinstance(said, ChangePlan) and role == "owner"))
+        assert (user in self.mutes) is (
+            muted and not (isinstance(said, ChangePlan) and role == "owner")
+        )
         if isinstance(said, ChangePlan):
             assert by[1] or before[by[0]] in ("owner", "admin")
             if user in before:
                 assert before[user] == role and said.event is None and self.members == before
             else:
-                assert not halted and len(before) < LIMITS.members_max and self.members == {**before, user: role}
+                assert (
+                    not halted
+                    and len(before) < LIMITS.members_max
+                    and self.members == {**before, user: role}
+                )
                 assert said.event is not None and (said.record is not None) is by[1]
                 assert said.event.muted is (user in self.mutes)
         else:
             assert self.members == before
-            room = len(before) < LIMITS.members_max and user not in before and (before or role == "owner")
+            room = (
+                len(before) < LIMITS.members_max
+                and user not in before
+                and (before or role == "owner")
+            )
             room = room and user not in self.banned and not kept
-            assert not (room and not halted and before.get(by[0]) == "owner"), f"an owner was refused: {said}"
+            assert not (room and not halted and before.get(by[0]) == "owner"), (
+                f"an owner was refused: {said}"
+            )
             if before.get(by[0]) == "member" and not by[1]:
                 assert said is Forbidden
 
@@ -132,14 +152,20 @@ class ChatLife(RuleBasedStateMachine):
     def remove(self, by: tuple[str, bool], user: str) -> None:
         before, halted = dict(self.members), self.halted
         allowed = user == by[0] or (user in before and self.outranks(by, before[user]))
-        last_owner = before.get(user) == "owner" and [*before.values()].count("owner") == 1 and len(before) > 1
+        last_owner = (
+            before.get(user) == "owner"
+            and [*before.values()].count("owner") == 1
+            and len(before) > 1
+        )
         said = self.ask(RemoveMember(self.act(*by), "c", user))
         if isinstance(said, ChangePlan):
             assert allowed and not last_owner and not halted
             assert self.members == {name: role for name, role in before.items() if name != user}
         else:
             assert self.members == before
-            assert self.outside(by) or user not in before or not allowed or last_owner or halted, said
+            assert self.outside(by) or user not in before or not allowed or last_owner or halted, (
+                said
+            )
 
     @rule(by=BY, user=USERS, role=ROLES)
     def change_role(self, by: tuple[str, bool], user: str, role: Role) -> None:
@@ -154,13 +180,23 @@ class ChatLife(RuleBasedStateMachine):
             assert self.members == before
             owners = [*before.values()].count("owner")
             losing = before.get(user) == "owner" and owners == 1
-            assert halted or losing or kept or user not in before or not (by[1] or before.get(by[0]) == "owner"), said
+            assert (
+                halted
+                or losing
+                or kept
+                or user not in before
+                or not (by[1] or before.get(by[0]) == "owner")
+            ), said
 
     @rule(by=BY, name=st.sampled_from(["Team", "Crew", "", "x" * 201, "a\nb"]))
     def rename(self, by: tuple[str, bool], name: str) -> None:
         before, halted = self.chat, self.halted
         said = self.ask(RenameChat(self.act(*by), "c", name))
-        assert self.chat is not None and self.chat.name.isprintable() and 1 <= len(self.chat.name) <= 200
+        assert (
+            self.chat is not None
+            and self.chat.name.isprintable()
+            and 1 <= len(self.chat.name) <= 200
+        )
         if isinstance(said, ChangePlan):
             assert self.outranks(by, "member") and self.chat.name == name
             assert by[1] or by[0] not in self.mutes, "a name is heard by everybody"
@@ -176,9 +212,15 @@ class ChatLife(RuleBasedStateMachine):
         allowed = self.outranks(by, role) and role != "owner" and (by[1] or by[0] != user)
         said = self.ask(ChangeBan(self.act(*by), "c", user, banned))
         if isinstance(said, ChangePlan):
-            assert allowed and (user in self.banned) is banned and (said.event is None) is (was == banned)
+            assert (
+                allowed
+                and (user in self.banned) is banned
+                and (said.event is None) is (was == banned)
+            )
             assert said.event is None or not halted
-            assert self.members == {name: role for name, role in before.items() if name != user or not banned}
+            assert self.members == {
+                name: role for name, role in before.items() if name != user or not banned
+            }
         else:
             assert self.members == before and (user in self.banned) is was
             full = banned and len(self.banned) >= LIMITS.bans_max * (2 if by[1] else 1)
@@ -208,7 +250,9 @@ class ChatLife(RuleBasedStateMachine):
 
     @rule(by=BY, lost=st.booleans())
     def recover(self, by: tuple[str, bool], lost: bool) -> None:
-        """An operator finds the counter right, or lost; numbers go on above whatever is stored."""
+        """An operator finds the counter right, or lost; numbers go on above whatever is
+        stored.
+        """
         assert self.chat is not None
         before, epoch, kept = self.highest, self.chat.epoch, self.counter
         self.counter = None if lost else kept
@@ -218,7 +262,9 @@ class ChatLife(RuleBasedStateMachine):
             self.counter = kept
             return
         assert by[1] and not self.halted and self.chat.epoch == epoch + 1
-        assert self.counter is not None and self.counter >= before and self.chat.head == self.counter
+        assert (
+            self.counter is not None and self.counter >= before and self.chat.head == self.counter
+        )
 
     @rule(behind=st.integers(0, 2))
     def raise_epoch(self, behind: int) -> None:
@@ -236,10 +282,14 @@ class ChatLife(RuleBasedStateMachine):
     def the_chat_stays_one(self) -> None:
         if getattr(self, "chat", None) is not None:
             assert len(self.members) <= LIMITS.members_max
-            assert not self.members or "owner" in self.members.values(), "nobody is left who could add anybody"
+            assert not self.members or "owner" in self.members.values(), (
+                "nobody is left who could add anybody"
+            )
             assert self.counter is not None and self.counter >= self.highest
             assert not self.banned & self.members.keys() and len(self.banned) <= 2 * LIMITS.bans_max
-            assert all(self.members.get(user) != "owner" for user in self.mutes), "an owner is never muted"
+            assert all(self.members.get(user) != "owner" for user in self.mutes), (
+                "an owner is never muted"
+            )
 
 
 TestChatLife = ChatLife.TestCase
@@ -247,7 +297,9 @@ TestChatLife.settings = settings(max_examples=40, deadline=None)
 
 
 def test_a_chat_whose_messages_were_all_retained_away_recovers_above_them() -> None:
-    """With its counter lost and nothing stored, only the first sequence still tells which numbers were given."""
+    """With its counter lost and nothing stored, only the first sequence still tells
+    which numbers were given.
+    """
     chat = Chat("c", "t", "group", "Team", 1, 7, 8, "lost", "ann", "now")
     act = CommandContext(User("t", "ann"), "now", "m", operator=True)
     plan = decide(RecoverChat(act, "c"), CommandInputs(chat, counter=None, highest=0), LIMITS)

@@ -1,4 +1,6 @@
-"""Which connections are sessions, by the server processes that they are told and that they meet."""
+"""Which connections are sessions, by the server processes that they are told and that
+they meet.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def test_postgresql_itself_is_not_asked_twice(monkeypatch: pytest.MonkeyPatch) -
     assert not second.is_ended, "there was no second connection"
 
 
-def test_two_connections_with_processes_of_their_own_are_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_connections_with_processes_of_their_own_are_sessions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     second = Connection(2, 72)
     check(Connection(1, 71), second, monkeypatch)
     assert second.is_ended
@@ -60,7 +64,14 @@ def test_two_connections_with_processes_of_their_own_are_sessions(monkeypatch: p
         ((71, asyncpg.InvalidSQLStatementNameError()), (72,)),
         ((71,), (asyncpg.DuplicatePreparedStatementError(),)),
     ],
-    ids=["one for both", "changes", "changes later", "the other one changes", "statement gone", "statement of another"],
+    ids=[
+        "one for both",
+        "changes",
+        "changes later",
+        "the other one changes",
+        "statement gone",
+        "statement of another",
+    ],
 )
 def test_connections_that_share_processes_are_refused(
     first: tuple[Any, ...], second: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch

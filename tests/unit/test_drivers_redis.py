@@ -1,11 +1,17 @@
-"""Addresses of Redis, and why it does not answer: no part of a password is in an error or a reason."""
+"""Addresses of Redis, and why it does not answer: no part of a password is in an error
+or a reason.
+"""
 
 from __future__ import annotations
 
 import ssl
 
 import pytest
-from redis.asyncio.sentinel import MasterNotFoundError, SentinelConnectionPool, SentinelManagedSSLConnection
+from redis.asyncio.sentinel import (
+    MasterNotFoundError,
+    SentinelConnectionPool,
+    SentinelManagedSSLConnection,
+)
 from redis.exceptions import AuthenticationError, InvalidResponse, NoPermissionError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeout
@@ -22,13 +28,20 @@ def test_a_sentinel_url_names_sentinels_service_database_and_credentials() -> No
     assert service is not None
     assert service.sentinels == (("a", 1), ("b", 26379), ("::1", 3))
     assert (service.service, service.username, service.password) == ("my/master", None, "s&p")
-    pool = connection_pool("redis+sentinel://ann:p%40ss@a:1/m/7?sentinel_password=q&socket_keepalive=true")
+    pool = connection_pool(
+        "redis+sentinel://ann:p%40ss@a:1/m/7?sentinel_password=q&socket_keepalive=true"
+    )
     assert isinstance(pool, SentinelConnectionPool)
     kwargs = pool.connection_kwargs
     assert (kwargs["username"], kwargs["password"], kwargs["db"]) == ("ann", "p@ss", 7)
     (sentinel,) = pool.sentinel_manager.sentinels
     asked = sentinel.connection_pool.connection_kwargs
-    assert (asked["host"], asked["port"], asked["username"], asked["password"]) == ("a", 1, None, "q")
+    assert (asked["host"], asked["port"], asked["username"], asked["password"]) == (
+        "a",
+        1,
+        None,
+        "q",
+    )
 
 
 def test_a_sentinel_url_with_tls_is_tls_to_sentinels_and_servers() -> None:
@@ -52,7 +65,9 @@ def test_a_wrong_url_is_refused_without_showing_any_of_it(url: str) -> None:
         check_redis_url(url)
     with pytest.raises(ValueError) as refused:
         LimitsSettings(counters_url=url)
-    assert not {"S3C", "RET"} & {part for part in ("S3C", "RET") if part in f"{raised.value} {refused.value}"}
+    assert not {"S3C", "RET"} & {
+        part for part in ("S3C", "RET") if part in f"{raised.value} {refused.value}"
+    }
 
 
 @pytest.mark.parametrize(
@@ -62,9 +77,18 @@ def test_a_wrong_url_is_refused_without_showing_any_of_it(url: str) -> None:
         ("NOAUTH Authentication required.", "auth"),
         (AuthenticationError("invalid username-password pair"), "auth"),
         ("NOPERM User x has no permissions to run the 'evalsha' command", "permission"),
-        ("ERR ACL failure in script: User x has no permissions to run the 'time' command", "permission"),
+        (
+            "ERR ACL failure in script: User x has no permissions to run the 'time' command",
+            "permission",
+        ),
         (NoPermissionError("this user has no permissions"), "permission"),
-        ("OOM command not allowed when used memory > 'maxmemory'. script: 1f, on @user_script:9.", "full"),
+        (
+            (
+                "OOM command not allowed when used memory > 'maxmemory'. script: 1f, on"
+                " @user_script:9."
+            ),
+            "full",
+        ),
         ("READONLY You can't write against a read only replica.", "read_only"),
         ("LOADING Redis is loading the dataset in memory", "loading"),
         ("MASTERDOWN Link with MASTER is down", "loading"),
@@ -104,6 +128,11 @@ def test_a_tls_error_is_found_behind_the_one_that_redis_py_raises() -> None:
 def test_a_password_that_redis_repeats_is_taken_out(written: str) -> None:
     """An old server, or a proxy, that does not know AUTH answers with its arguments."""
     meant = written.replace("%40", "@")
-    for url in (f"redis://ann:{written}@host/0", f"redis+sentinel://a:1/m?sentinel_password={written}"):
-        _, detail = trouble_of(f"ERR unknown command 'AUTH', with args beginning with: '{meant}' '{written}'", url)
+    for url in (
+        f"redis://ann:{written}@host/0",
+        f"redis+sentinel://a:1/m?sentinel_password={written}",
+    ):
+        _, detail = trouble_of(
+            f"ERR unknown command 'AUTH', with args beginning with: '{meant}' '{written}'", url
+        )
         assert "S3CRET" not in detail and "AUTH" in detail

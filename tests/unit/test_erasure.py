@@ -1,4 +1,6 @@
-"""Erasing a person over REST: everything they wrote, in steps that can be cut off anywhere and asked for again."""
+"""Erasing a person over REST: everything they wrote, in steps that can be cut off
+anywhere and asked for again.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ async def erase(rest: Rest, **changed: Any) -> dict[str, Any]:
 
 
 async def contents(rest: Rest, chat: str) -> list[str]:
-    return [m.content for m in (await rest.store.read_after(chat, 0, 100, 1 << 20)).messages if m.kind == "text"]
+    return [
+        m.content
+        for m in (await rest.store.read_after(chat, 0, 100, 1 << 20)).messages
+        if m.kind == "text"
+    ]
 
 
 async def members(rest: Rest, chat: str) -> dict[str, str]:
@@ -42,12 +48,19 @@ def test_everything_a_user_wrote_goes_also_in_chats_they_have_left() -> None:
         await rest.ask("DELETE", f"/v1/chats/{left}/members/alice", rest.token("alice"))
         await rest.store.mark([Watermark(User("acme", "alice"), "phone", now, 1, 1, 1)])
         done = await erase(rest)
-        assert (done["messages"], done["chats_left"], done["kept"], done["done"]) == (2, 1, [], True)
+        assert (done["messages"], done["chats_left"], done["kept"], done["done"]) == (
+            2,
+            1,
+            [],
+            True,
+        )
         assert await contents(rest, left) == [""] and await contents(rest, now) == ["", "bob's own"]
         assert await members(rest, now) == {"bob": "owner"} and not await rest.store.watermarks(now)
         again = await erase(rest)
         assert (again["messages"], again["chats_left"], again["done"]) == (0, 0, True)
-        records = [r for r in await rest.store.audit(0, 50) if r.action in ("user.erase", "member.remove")]
+        records = [
+            r for r in await rest.store.audit(0, 50) if r.action in ("user.erase", "member.remove")
+        ]
         assert {r.reason for r in records} == {"ticket 4711"} and records[0].target == "acme/alice"
         assert all(r.actor.startswith("key_") for r in records)
 
@@ -59,7 +72,9 @@ def test_another_tenants_user_of_the_same_name_is_left_alone() -> None:
         chat = await rest.chat("alice", tenant="other")
         await rest.send(chat, "mine", "k", rest.token("alice", "other"))
         assert (await erase(rest))["messages"] == 0
-        assert await contents(rest, chat) == ["mine"] and await members(rest, chat) == {"alice": "owner"}
+        assert await contents(rest, chat) == ["mine"] and await members(rest, chat) == {
+            "alice": "owner"
+        }
 
     with_rest(scenario)
 
@@ -67,7 +82,9 @@ def test_another_tenants_user_of_the_same_name_is_left_alone() -> None:
 def test_a_chat_whose_last_owner_is_erased_goes_to_the_next_in_line() -> None:
     async def scenario(rest: Rest) -> None:
         chat, alone = await rest.chat("alice", ["bob", "carol"]), await rest.chat("alice")
-        await rest.ask("PATCH", f"/v1/chats/{chat}/members/carol", rest.token("alice"), {"role": "admin"})
+        await rest.ask(
+            "PATCH", f"/v1/chats/{chat}/members/carol", rest.token("alice"), {"role": "admin"}
+        )
         await erase(rest)
         assert await members(rest, chat) == {"bob": "member", "carol": "owner"}
         assert await members(rest, alone) == {}
@@ -78,11 +95,17 @@ def test_a_chat_whose_last_owner_is_erased_goes_to_the_next_in_line() -> None:
 def test_a_direct_chat_keeps_its_two_members_and_loses_the_words_of_one() -> None:
     async def scenario(rest: Rest) -> None:
         body = {"kind": "direct", "members": ["bob"]}
-        chat = (await rest.ask("POST", "/v1/chats", rest.token("alice"), body)).json()["chat"]["chat_id"]
+        chat = (await rest.ask("POST", "/v1/chats", rest.token("alice"), body)).json()["chat"][
+            "chat_id"
+        ]
         await rest.send(chat, "secret", "k")
         await rest.send(chat, "from bob", "k", rest.token("bob"))
         done = await erase(rest)
-        assert done["kept"] == [chat] and done["done"] and await contents(rest, chat) == ["", "from bob"]
+        assert (
+            done["kept"] == [chat]
+            and done["done"]
+            and await contents(rest, chat) == ["", "from bob"]
+        )
         assert set(await members(rest, chat)) == {"alice", "bob"}
 
     with_rest(scenario)
@@ -163,7 +186,9 @@ def test_an_erasure_ends_in_time_and_says_where_to_go_on() -> None:
 
 
 def test_what_was_erased_counts_as_redacted_by_a_recorded_act() -> None:
-    """Checker 1: an acknowledged message is stored unchanged, or was redacted by a recorded act."""
+    """Checker 1: an acknowledged message is stored unchanged, or was redacted by a
+    recorded act.
+    """
 
     async def scenario(rest: Rest) -> None:
         chat = await rest.chat("bob", ["alice"])
@@ -174,7 +199,9 @@ def test_what_was_erased_counts_as_redacted_by_a_recorded_act() -> None:
         recorder.note(ClientSeen(client="a", user_id="alice", tenant="acme", device_id="d"))
         for n in range(3):
             stored = (await rest.store.read_after(chat, n, 1, 1 << 20)).messages[0]
-            op = recorder.invoke(0, "a", "send", chat, key=f"k{n}", digest=digest(f"secret {n}", "text/plain"))
+            op = recorder.invoke(
+                0, "a", "send", chat, key=f"k{n}", digest=digest(f"secret {n}", "text/plain")
+            )
             recorder.note(Ok(op=op, acked=Sighting(stored.sequence, stored.message_id)))
         await note_store(recorder, rest.store, {chat: ["bob", "alice"]})
         assert list(recorder.history().chats[chat].redacted) == [1, 2, 3]

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.errors import Deferred, HoldfastError, InternalError, OutcomeUnknown, Refused, error_of
+from holdfast.errors import (
+    Deferred,
+    HoldfastError,
+    InternalError,
+    OutcomeUnknown,
+    Refused,
+    error_of,
+)
 from holdfast.wire.codec import error_payload
 
 TOLD = [*Refused.__subclasses__(), *Deferred.__subclasses__(), OutcomeUnknown, InternalError]
@@ -24,7 +31,10 @@ def test_what_one_side_raises_the_other_side_raises_too(kind: type[HoldfastError
     assert told.retry_after_seconds == (None if kind.private else 2.5)
     assert (heard.code, heard.retryable, heard.message) == (told.code, told.retryable, told.message)
     assert heard.outcome == told.outcome
-    assert (heard.retry_after_seconds, heard.details) == (told.retry_after_seconds, dict(told.details or {}))
+    assert (heard.retry_after_seconds, heard.details) == (
+        told.retry_after_seconds,
+        dict(told.details or {}),
+    )
 
 
 def test_a_code_of_a_newer_server_is_named() -> None:

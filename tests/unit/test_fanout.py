@@ -1,4 +1,6 @@
-"""The fanout role on virtual time: reading on, retrying within bounds, skipping, dying clearly."""
+"""The fanout role on virtual time: reading on, retrying within bounds, skipping, dying
+clearly.
+"""
 
 from __future__ import annotations
 
@@ -90,9 +92,17 @@ class Bench:
         for gateway in self.got:
             self.link.connect(gateway, lambda envelope, to=gateway: self.note(to, envelope))
         around = FanoutDeps(
-            self.log, self.members, self.registry, self.link, self.letters, CursorProofs(b"test"), "east"
+            self.log,
+            self.members,
+            self.registry,
+            self.link,
+            self.letters,
+            CursorProofs(b"test"),
+            "east",
         )
-        self.fanout = Fanout(around, LoopClock(), random.Random(1), max_poll_records=max_poll_records)
+        self.fanout = Fanout(
+            around, LoopClock(), random.Random(1), max_poll_records=max_poll_records
+        )
 
     async def load(self, chat_id: str) -> Sequence[Member]:
         self.loads.append(chat_id)
@@ -101,11 +111,18 @@ class Bench:
         return await self.store.members(chat_id)
 
     def note(self, gateway: str, envelope: Envelope) -> None:
-        self.got[gateway] += [(m.chat_id, m.sequence) for s in envelope.stretches for m in s.messages]
+        self.got[gateway] += [
+            (m.chat_id, m.sequence) for s in envelope.stretches for m in s.messages
+        ]
 
     async def send(self, *keys: str, chat_id: str = CHAT) -> None:
         await self.store.append(
-            [Draft(ANNA, chat_id, key, "hi", "text/plain", f"msg_{key}", "2027-01-15T08:00:00.000Z") for key in keys]
+            [
+                Draft(
+                    ANNA, chat_id, key, "hi", "text/plain", f"msg_{key}", "2027-01-15T08:00:00.000Z"
+                )
+                for key in keys
+            ]
         )
 
 
@@ -138,12 +155,15 @@ def test_each_message_is_delivered_with_the_proof_of_its_cursor() -> None:
     async def test(bench: Bench) -> None:
         proofs: list[object] = []
         bench.link.connect(
-            "east", lambda envelope: proofs.extend(m.proof for s in envelope.stretches for m in s.messages)
+            "east",
+            lambda envelope: proofs.extend(m.proof for s in envelope.stretches for m in s.messages),
         )
         await bench.send("a", "b")
         await asyncio.sleep(0.01)
         epoch = (await bench.store.heads([CHAT]))[CHAT].epoch
-        assert proofs == [CursorProofs(b"test").of(ANNA.tenant, CHAT, Cursor(epoch, n)) for n in (1, 2)]
+        assert proofs == [
+            CursorProofs(b"test").of(ANNA.tenant, CHAT, Cursor(epoch, n)) for n in (1, 2)
+        ]
 
     on_virtual_time(test)
 
@@ -170,7 +190,10 @@ def test_members_are_loaded_once_and_follow_the_log() -> None:
 @pytest.mark.seed("000 3.2: gateway unreachable, skip")
 def test_graceful_fanout_at_most_three_tries_then_skip() -> None:
     async def test(bench: Bench) -> None:
-        skipped, retried = metric("fanout_delivery_skipped_total", reason="unreachable"), metric("fanout_retries_total")
+        skipped, retried = (
+            metric("fanout_delivery_skipped_total", reason="unreachable"),
+            metric("fanout_retries_total"),
+        )
         bench.link.fail["west"] = Unavailable("connection reset")
         await bench.send("a")
         await asyncio.sleep(10)
@@ -299,7 +322,9 @@ async def test_a_fatal_error_ends_the_role_clearly_and_is_counted(where: str) ->
     assert bench.fanout.position == 0, "what was not attempted is read again after the restart"
 
 
-async def test_a_role_that_is_started_again_goes_on_where_it_ended_even_at_the_beginning_of_the_log() -> None:
+async def test_a_role_that_is_started_again_goes_on_where_it_ended_even_at_the_beginning_of_the_log() -> (
+    None
+):
     bench = Bench()
     await create_chat(bench.store, ANNA)
     await bench.registry.announce("east", [ANNA])
@@ -379,7 +404,10 @@ def test_a_full_batch_shows_how_far_behind_the_reader_is() -> None:
 
 async def test_members_learned_during_a_load_are_not_overwritten_by_it() -> None:
     gate = asyncio.Event()
-    states = [[Member("anna", "owner", "now")], [Member("anna", "owner", "now"), Member("bela", "member", "now")]]
+    states = [
+        [Member("anna", "owner", "now")],
+        [Member("anna", "owner", "now"), Member("bela", "member", "now")],
+    ]
 
     async def load(chat_id: str) -> Sequence[Member]:
         state = states.pop(0)
@@ -408,7 +436,9 @@ async def test_the_members_kept_are_bounded_and_the_least_used_go_first() -> Non
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_under_random_faults_nobody_gets_a_message_twice_in_a_row_or_out_of_order(seed: int) -> None:
+def test_under_random_faults_nobody_gets_a_message_twice_in_a_row_or_out_of_order(
+    seed: int,
+) -> None:
     async def main() -> None:
         bench, rng = Bench(), random.Random(seed)
         await create_chat(bench.store, ANNA, BELA)

@@ -1,4 +1,6 @@
-"""Typing, presence and receipts: newest wins, one a second, none in large chats, bounded, never in the way."""
+"""Typing, presence and receipts: newest wins, one a second, none in large chats,
+bounded, never in the way.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ class Bench:
         self.told: list[tuple[object, dict[str, Any]]] = []
         self.at: list[float] = []
 
-    async def push_to_chats(self, chat_ids: Iterable[str], key: tuple[str, ...], frame: bytes) -> None:
+    async def push_to_chats(
+        self, chat_ids: Iterable[str], key: tuple[str, ...], frame: bytes
+    ) -> None:
         for chat_id in chat_ids:
             self._note(chat_id, frame)
         self.clock.worked += self.seconds_of_a_push
@@ -69,7 +73,9 @@ class Bench:
         return told
 
 
-def on_virtual_time(test: Callable[[Bench], Awaitable[None]], settings: EphemeralSettings | None = None) -> None:
+def on_virtual_time(
+    test: Callable[[Bench], Awaitable[None]], settings: EphemeralSettings | None = None
+) -> None:
     async def main() -> None:
         bench = Bench(settings)
         await create_chat(bench.store, ANNA, BELA)
@@ -83,15 +89,30 @@ def on_virtual_time(test: Callable[[Bench], Awaitable[None]], settings: Ephemera
 
 
 def typing(user: User, active: bool, chat_id: str = CHAT) -> tuple[object, dict[str, Any]]:
-    return (chat_id, {"type": "typing", "chat_id": chat_id, "user_id": user.user_id, "active": active})
+    return (
+        chat_id,
+        {"type": "typing", "chat_id": chat_id, "user_id": user.user_id, "active": active},
+    )
 
 
 def message(position: int, sender: User, chat_id: str = CHAT) -> LogEntry:
-    text = Message(f"msg_{position}", chat_id, position, "text", sender.user_id, None, "hi", "text/plain", "now")
+    text = Message(
+        f"msg_{position}",
+        chat_id,
+        position,
+        "text",
+        sender.user_id,
+        None,
+        "hi",
+        "text/plain",
+        "now",
+    )
     return LogEntry(position, sender.tenant, 1, text)
 
 
-def mark(user: User, delivered: int, read: int = 0, device: str = "phone", epoch: int = 1) -> Watermark:
+def mark(
+    user: User, delivered: int, read: int = 0, device: str = "phone", epoch: int = 1
+) -> Watermark:
     return Watermark(user, device, CHAT, epoch, delivered, read)
 
 
@@ -129,7 +150,11 @@ def test_the_newest_wins_and_at_most_one_a_second_leaves() -> None:
             bench.ephemeral.typing(BELA, CHAT, True)
             await asyncio.sleep(0.05)
         await asyncio.sleep(2)
-        annas = [at for at, (_, payload) in zip(bench.at, bench.told, strict=True) if payload["user_id"] == "anna"]
+        annas = [
+            at
+            for at, (_, payload) in zip(bench.at, bench.told, strict=True)
+            if payload["user_id"] == "anna"
+        ]
         assert all(later - earlier >= 1 for earlier, later in pairwise(annas))
         assert 4 <= len(annas) <= 7
         assert [p for _, p in bench.take() if p["user_id"] == "anna"][-1]["active"] is False
@@ -149,11 +174,17 @@ def test_a_user_who_types_everywhere_is_told_of_in_few_chats_and_others_as_ever(
         bench.ephemeral.typing(BELA, CHAT, True)
         await asyncio.sleep(0.01)
         told = bench.take()
-        most = settings.typing_burst + settings.typing_per_second * (asyncio.get_running_loop().time() - began)
+        most = settings.typing_burst + settings.typing_per_second * (
+            asyncio.get_running_loop().time() - began
+        )
         assert settings.typing_burst < len(told) <= most + 1
         assert told[-1] == typing(BELA, True)
         await asyncio.sleep(settings.typing_seconds + 1)
-        last = {to: payload["active"] for to, payload in [*told, *bench.take()] if payload["user_id"] == "anna"}
+        last = {
+            to: payload["active"]
+            for to, payload in [*told, *bench.take()]
+            if payload["user_id"] == "anna"
+        }
         assert not any(last.values()), "whatever was dropped: nobody types for ever"
 
     on_virtual_time(test)
@@ -282,7 +313,9 @@ def test_what_is_too_much_is_dropped() -> None:
 
 def test_a_note_costs_the_same_however_many_were_told_a_moment_ago() -> None:
     def cost(told_before: int) -> int:
-        """Steps of the interpreter: seconds would count whatever else the process does, its collector first."""
+        """Steps of the interpreter: seconds would count whatever else the process does,
+        its collector first.
+        """
         steps = 0
 
         def count(frame: FrameType, event: str, argument: object) -> Any:
@@ -313,7 +346,9 @@ def test_a_note_costs_the_same_however_many_were_told_a_moment_ago() -> None:
     assert few > 0 and cost(5000) < 1.1 * few, "the rest is not looked at"
 
 
-def test_who_types_while_there_is_no_room_to_remember_it_is_not_told_for_it_would_never_end() -> None:
+def test_who_types_while_there_is_no_room_to_remember_it_is_not_told_for_it_would_never_end() -> (
+    None
+):
     async def test(bench: Bench) -> None:
         for n in range(5):
             bench.ephemeral.typing(User("default", f"user-{n}"), CHAT, True)
@@ -333,7 +368,9 @@ def test_a_stop_for_which_there_is_no_room_is_told_when_typing_ends_by_itself() 
             bench.ephemeral.typing(User("default", f"user-{n}"), CHAT, False)
         bench.ephemeral.typing(ANNA, CHAT, False)
         await asyncio.sleep(30)
-        assert [payload["active"] for _, payload in bench.take() if payload["user_id"] == "anna"] == [True, False]
+        assert [
+            payload["active"] for _, payload in bench.take() if payload["user_id"] == "anna"
+        ] == [True, False]
 
     on_virtual_time(test, EphemeralSettings(max_waiting=3))
 
@@ -410,19 +447,27 @@ def test_what_receipts_remember_is_bounded() -> None:
 
 def test_of_many_chats_the_quiet_ones_are_forgotten_and_not_the_busy_ones() -> None:
     receipts = Receipts(max_chats=2)
-    receipts.saw(message(n, ANNA, chat_id) for n, chat_id in enumerate(("busy", "quiet", "busy", "new"), 1))
-    told = receipts.of([Watermark(BELA, "phone", chat_id, 1, 9, 0) for chat_id in ("busy", "quiet", "new")])
+    receipts.saw(
+        message(n, ANNA, chat_id) for n, chat_id in enumerate(("busy", "quiet", "busy", "new"), 1)
+    )
+    told = receipts.of(
+        [Watermark(BELA, "phone", chat_id, 1, 9, 0) for chat_id in ("busy", "quiet", "new")]
+    )
     assert [receipt.chat_id for _, _, receipt in told] == ["busy", "new"]
 
 
 HEARTBEAT_SECONDS = 20.0
 
 
-def attending(test: Callable[[PresenceReporter, MemoryRegistry, Bench], Awaitable[None]], **odds: Odds) -> None:
+def attending(
+    test: Callable[[PresenceReporter, MemoryRegistry, Bench], Awaitable[None]], **odds: Odds
+) -> None:
     async def main() -> None:
         bench, registry = Bench(), MemoryRegistry()
         bench.plan.odds = odds
-        attendance = PresenceReporter("east", faulty(registry, bench.plan), bench.ephemeral, HEARTBEAT_SECONDS)
+        attendance = PresenceReporter(
+            "east", faulty(registry, bench.plan), bench.ephemeral, HEARTBEAT_SECONDS
+        )
         task = asyncio.create_task(attendance.run())
         await asyncio.sleep(0)
         await test(attendance, registry, bench)

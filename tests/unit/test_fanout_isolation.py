@@ -1,7 +1,8 @@
-"""Seed 000: the isolation rules and the failure taxonomy, row by row, over the real parts of the planes.
+"""Seed 000: the isolation rules and the failure taxonomy, row by row, over the real
+parts of the planes.
 
-Ingest, fanout, store and log are the product's own, on memory adapters and virtual time; what fails is injected at our
-own edge of each dependency.
+Ingest, fanout, store and log are the product's own, on memory adapters and virtual
+time; what fails is injected at our own edge of each dependency.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def metric(name: str, **labels: str) -> float:
 
 
 class Planes:
-    """All three planes; ``store_faults``, ``log_faults``, ``registry_faults`` and ``link_faults`` break their edges."""
+    """All three planes; ``store_faults``, ``log_faults``, ``registry_faults`` and
+    ``link_faults`` break their edges.
+    """
 
     def __init__(self) -> None:
         self.clock = LoopClock()
@@ -72,10 +75,14 @@ class Planes:
         raise AssertionError("no rollback here")
 
     def note(self, gateway: str, envelope: Envelope) -> None:
-        self.got[gateway] += [message for stretch in envelope.stretches for message in stretch.messages]
+        self.got[gateway] += [
+            message for stretch in envelope.stretches for message in stretch.messages
+        ]
 
     def send(self, key: str, chat: str = CHAT, source: str = "conn_1", user: User = ANNA) -> None:
-        self.intake.submit(body(key, chat), user, source, self.clock.monotonic() + 5, self.answers.to(key))
+        self.intake.submit(
+            body(key, chat), user, source, self.clock.monotonic() + 5, self.answers.to(key)
+        )
 
     def code(self, key: str) -> str | None:
         return self.answers.codes().get(key)
@@ -170,7 +177,9 @@ def test_a_store_that_is_down_is_answered_fast_and_detected_within_ten_seconds()
 @pytest.mark.seed("000 taxonomy: Kafka cluster down")
 @pytest.mark.seed("000 confirmation: kill Kafka, verify request failure (not hang)")
 def test_a_log_that_is_down_delays_delivery_and_no_answer() -> None:
-    """In the embedded server the log is the store's own commit order: an ack does not wait for its readers."""
+    """In the embedded server the log is the store's own commit order: an ack does not
+    wait for its readers.
+    """
 
     async def test(planes: Planes) -> None:
         planes.log_faults.odds = {"read": Odds(fail=1.0)}
@@ -267,7 +276,9 @@ def test_a_registry_whose_connection_is_reset_costs_one_lookup() -> None:
         planes.registry_faults.script["gateways_of"] = [Fault.LOST_REPLY]
         planes.send("reset")
         await asyncio.sleep(0.1)
-        assert (planes.seen("east"), planes.seen("west")) == (["reset"], []), "degraded to local delivery"
+        assert (planes.seen("east"), planes.seen("west")) == (["reset"], []), (
+            "degraded to local delivery"
+        )
         assert metric("dependency_up", dependency="registry") == 0
         assert await planes.synced(BELA) == ["reset"]
         planes.send("next")
@@ -322,10 +333,17 @@ def test_a_chat_without_its_counter_halts_alone() -> None:
 
 @pytest.mark.seed("000 confirmation: verify tier 1 metrics alert correctly")
 def test_every_tier_1_metric_meets_its_alert_when_it_must_and_not_before() -> None:
-    """Counters move at the first occurrence; a gauge is down for as long as its alert waits, and up afterwards."""
+    """Counters move at the first occurrence; a gauge is down for as long as its alert
+    waits, and up afterwards.
+    """
     page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md").read_text()
-    tier_1 = re.findall(r"^\| `holdfast_(\w+)`", page.split("## Tier 1")[1].split("## Tier 2")[0], re.MULTILINE)
-    alerts = [f"durability_{what}_total" for what in ("counter_corruption", "duplicate_sequence", "rollbacks_proven")]
+    tier_1 = re.findall(
+        r"^\| `holdfast_(\w+)`", page.split("## Tier 1")[1].split("## Tier 2")[0], re.MULTILINE
+    )
+    alerts = [
+        f"durability_{what}_total"
+        for what in ("counter_corruption", "duplicate_sequence", "rollbacks_proven")
+    ]
     assert tier_1 == [*alerts, "dependency_up"]
 
     def counted() -> list[float]:
@@ -345,7 +363,10 @@ def test_every_tier_1_metric_meets_its_alert_when_it_must_and_not_before() -> No
             planes.send(f"first in {chat}", chat=chat)
         await asyncio.sleep(0.01)
         assert counted() == before
-        assert [metric("dependency_up", dependency=name) for name in ("store", "eventlog")] == [1, 1]
+        assert [metric("dependency_up", dependency=name) for name in ("store", "eventlog")] == [
+            1,
+            1,
+        ]
 
         rig.lose_counter(CHAT)
         planes.send("without a counter")
@@ -369,7 +390,10 @@ def test_every_tier_1_metric_meets_its_alert_when_it_must_and_not_before() -> No
         await stays_down(planes, "eventlog", 30)
         planes.log_faults.heal()
         await asyncio.sleep(10)
-        assert [metric("dependency_up", dependency=name) for name in ("store", "eventlog")] == [1, 1]
+        assert [metric("dependency_up", dependency=name) for name in ("store", "eventlog")] == [
+            1,
+            1,
+        ]
         assert counted() == [number + 1 for number in before], "what is only away is not damaged"
 
     over_planes(test)
@@ -380,10 +404,14 @@ def test_a_retry_is_answered_as_the_first_time_and_delivered_once() -> None:
     async def test(planes: Planes) -> None:
         hits = metric("durability_idempotency_hits_total")
         planes.store_faults.script["append"] = [Fault.LOST_REPLY]
-        planes.intake.submit(body("key"), ANNA, "conn_1", planes.clock.monotonic() + 5, planes.answers.to("first"))
+        planes.intake.submit(
+            body("key"), ANNA, "conn_1", planes.clock.monotonic() + 5, planes.answers.to("first")
+        )
         await asyncio.sleep(0.01)
         assert planes.answers.by_key["first"].outcome == "unknown"
-        planes.intake.submit(body("key"), ANNA, "conn_1", planes.clock.monotonic() + 5, planes.answers.to("retry"))
+        planes.intake.submit(
+            body("key"), ANNA, "conn_1", planes.clock.monotonic() + 5, planes.answers.to("retry")
+        )
         await asyncio.sleep(0.01)
         again = planes.answers.by_key["retry"]
         assert isinstance(again, Acked) and again.deduplicated

@@ -14,12 +14,18 @@ from holdfast.message import LogEntry, Message, User
 from holdfast.store.commands import MembershipEvent
 
 
-def entry(position: int, sequence: int, chat_id: str = CHAT, content: str = "hello", kind: str = "text") -> LogEntry:
-    message = Message(f"msg_{position}", chat_id, sequence, kind, "anna", None, content, "text/plain", "now")  # type: ignore[arg-type]
+def entry(
+    position: int, sequence: int, chat_id: str = CHAT, content: str = "hello", kind: str = "text"
+) -> LogEntry:
+    message = Message(
+        f"msg_{position}", chat_id, sequence, kind, "anna", None, content, "text/plain", "now"
+    )  # type: ignore[arg-type]
     return LogEntry(position, "default", 1, message)
 
 
-def event(position: int, sequence: int, name: str, user: User | None, chat_id: str = CHAT) -> LogEntry:
+def event(
+    position: int, sequence: int, name: str, user: User | None, chat_id: str = CHAT
+) -> LogEntry:
     content = msgspec.json.encode(MembershipEvent(name, user.user_id if user else None)).decode()
     return entry(position, sequence, chat_id, content, "event")
 
@@ -34,7 +40,9 @@ def test_one_envelope_per_gateway_with_only_what_concerns_it() -> None:
     members = {"a": frozenset({ANNA, BELA}), "b": frozenset({BELA, CLEO})}
     cut = legs([entry(1, 1, "a"), entry(2, 1, "b"), entry(3, 2, "a")], members)
     made = envelopes(cut.legs, {"east": {ANNA}, "west": {BELA, CLEO}, "north": set()})
-    assert {g: [(s.messages[0].chat_id, len(s.messages)) for s in e.stretches] for g, e in made.items()} == {
+    assert {
+        g: [(s.messages[0].chat_id, len(s.messages)) for s in e.stretches] for g, e in made.items()
+    } == {
         "east": [("a", 2)],
         "west": [("a", 2), ("b", 1)],
     }
@@ -56,11 +64,18 @@ def test_an_added_member_gets_the_event_and_what_follows() -> None:
     assert heard(entries, members, ANNA) == [1, 2, 3]
     (stretch,) = envelopes(legs(entries, members).legs, {"g": {BELA}})["g"].stretches
     assert stretch.users == {BELA}
-    assert members == {CHAT: frozenset({ANNA, BELA})}, "the members are moved on to the end of the batch"
+    assert members == {CHAT: frozenset({ANNA, BELA})}, (
+        "the members are moved on to the end of the batch"
+    )
 
 
 def test_a_gateway_that_stays_concerned_gets_one_stretch() -> None:
-    entries = [entry(1, 1), event(2, 2, "member_added", BELA), entry(3, 3), event(4, 4, "member_removed", BELA)]
+    entries = [
+        entry(1, 1),
+        event(2, 2, "member_added", BELA),
+        entry(3, 3),
+        event(4, 4, "member_removed", BELA),
+    ]
     made = envelopes(legs(entries, {CHAT: frozenset({ANNA})}).legs, {"g": {ANNA, BELA}})
     (stretch,) = made["g"].stretches
     assert [m.sequence for m in stretch.messages] == [1, 2, 3, 4]
@@ -100,7 +115,9 @@ def test_an_unreadable_event_is_delivered_and_its_chat_is_to_be_loaded_anew() ->
 
 
 def test_messages_that_nobody_online_gets_are_counted() -> None:
-    cut = legs([entry(1, 1, "a"), entry(2, 1, "b")], {"a": frozenset({ANNA}), "b": frozenset({BELA})})
+    cut = legs(
+        [entry(1, 1, "a"), entry(2, 1, "b")], {"a": frozenset({ANNA}), "b": frozenset({BELA})}
+    )
     assert undeliverable(cut.legs, {"g": {ANNA}}) == 1
     assert undeliverable(cut.legs, {}) == 2
 
@@ -113,11 +130,17 @@ step = st.one_of(
 history = st.lists(st.tuples(st.sampled_from(["a", "b"]), step), max_size=40)
 
 
-@given(history, st.lists(st.integers(0, 40), max_size=5), st.lists(st.sets(st.sampled_from(USERS)), max_size=3))
+@given(
+    history,
+    st.lists(st.integers(0, 40), max_size=5),
+    st.lists(st.sets(st.sampled_from(USERS)), max_size=3),
+)
 def test_every_gateway_gets_exactly_what_its_users_are_owed(
     steps: list, cuts: list[int], gateways: list[set[User]]
 ) -> None:
-    """Against a model that keeps one member set per chat and walks the log message by message."""
+    """Against a model that keeps one member set per chat and walks the log message by
+    message.
+    """
     members = {"a": frozenset({ANNA}), "b": frozenset({ANNA, BELA})}
     sequences = {"a": 0, "b": 0}
     now = {chat: set(users) for chat, users in members.items()}
@@ -151,13 +174,17 @@ def test_every_gateway_gets_exactly_what_its_users_are_owed(
                 got[gateway] += [(m.chat_id, m.sequence) for m in stretch.messages]
     for gateway in online:
         for chat in "ab":
-            assert [x for x in got[gateway] if x[0] == chat] == [x for x in owed[gateway] if x[0] == chat]
+            assert [x for x in got[gateway] if x[0] == chat] == [
+                x for x in owed[gateway] if x[0] == chat
+            ]
     assert {chat: set(users) for chat, users in members.items()} == now
 
 
 @given(st.lists(step, max_size=20), st.data())
 def test_members_loaded_ahead_of_the_log_end_up_right(steps: list, data: st.DataObject) -> None:
-    """Load at any later moment, then read the log from any earlier place: the end is the same."""
+    """Load at any later moment, then read the log from any earlier place: the end is
+    the same.
+    """
     states = [frozenset({ANNA})]
     for what in steps:
         state = states[-1]
@@ -167,7 +194,10 @@ def test_members_loaded_ahead_of_the_log_end_up_right(steps: list, data: st.Data
     start = data.draw(st.integers(0, len(steps)))
     loaded = states[data.draw(st.integers(start, len(steps)))]
     members = {CHAT: loaded}
-    entries = [entry(n, n) if what == "text" else event(n, n, what[0], what[1]) for n, what in enumerate(steps, 1)]
+    entries = [
+        entry(n, n) if what == "text" else event(n, n, what[0], what[1])
+        for n, what in enumerate(steps, 1)
+    ]
     legs(entries[start:], members)
     assert members[CHAT] == states[-1]
 

@@ -41,7 +41,9 @@ def test_a_file_shows_the_time_it_is_given(tmp_path: Path) -> None:
     assert (tmp_path / "a").stat().st_mtime == 1_700_000_000.0
 
 
-def test_a_disk_that_refuses_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_refuses_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"old")
 

@@ -1,4 +1,6 @@
-"""A gateway and its connections, with the real parts behind them, on virtual time and without sockets."""
+"""A gateway and its connections, with the real parts behind them, on virtual time and
+without sockets.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ async def live(parts: Bench, user_id: str) -> FakeSocket:
     return socket
 
 
-def envelope(chat_id: str, *sequences: int, users: frozenset[User] = frozenset({ALICE, BOB})) -> Envelope:
+def envelope(
+    chat_id: str, *sequences: int, users: frozenset[User] = frozenset({ALICE, BOB})
+) -> Envelope:
     return Envelope([Stretch("default", [message(chat_id, n) for n in sequences], users)])
 
 
@@ -82,7 +86,9 @@ async def test_frames_of_one_turn_leave_in_one_write() -> None:
     async with bench() as parts:
         chats = [await parts.chat("alice", "bob") for _ in range(3)]
         socket = await live(parts, "alice")
-        stretches = [Stretch("default", [message(chat_id, 1)], frozenset({ALICE})) for chat_id in chats]
+        stretches = [
+            Stretch("default", [message(chat_id, 1)], frozenset({ALICE})) for chat_id in chats
+        ]
         parts.gateway.deliver(Envelope(stretches))
         await settle()
         assert len(socket.writes) == 1
@@ -116,8 +122,12 @@ async def test_who_is_removed_gets_the_event_and_nothing_after_it() -> None:
     async with bench() as parts:
         chat_id = await parts.chat("alice", "bob")
         alice, bob = await live(parts, "alice"), await live(parts, "bob")
-        left = message(chat_id, 2, kind="event", content='{"event":"member_removed","user_id":"bob"}')
-        stretch = Stretch("default", [message(chat_id, 1), left, message(chat_id, 3)], frozenset({ALICE, BOB}))
+        left = message(
+            chat_id, 2, kind="event", content='{"event":"member_removed","user_id":"bob"}'
+        )
+        stretch = Stretch(
+            "default", [message(chat_id, 1), left, message(chat_id, 3)], frozenset({ALICE, BOB})
+        )
         parts.gateway.deliver(Envelope([stretch]))
         await settle()
         assert [f["payload"]["sequence"] for f in alice.take()] == [1, 2, 3]
@@ -128,13 +138,19 @@ async def test_who_joins_is_told_to_sync_and_gets_what_follows() -> None:
     async with bench() as parts:
         chat_id = await parts.chat("alice")
         bob = await live(parts, "bob")
-        joined = message(chat_id, 1, kind="event", content='{"event":"member_added","user_id":"bob"}')
+        joined = message(
+            chat_id, 1, kind="event", content='{"event":"member_added","user_id":"bob"}'
+        )
         parts.gateway.deliver(Envelope([Stretch("default", [joined], frozenset({ALICE, BOB}))]))
         await settle()
-        assert bob.take() == [{"type": "resync", "payload": {"chats": [{"chat_id": chat_id, "head": 1}]}}]
+        assert bob.take() == [
+            {"type": "resync", "payload": {"chats": [{"chat_id": chat_id, "head": 1}]}}
+        ]
 
 
-async def test_the_first_message_of_a_chat_created_since_they_connected_reaches_its_members() -> None:
+async def test_the_first_message_of_a_chat_created_since_they_connected_reaches_its_members() -> (
+    None
+):
     async with bench() as parts:
         bob = await live(parts, "bob")
         chat_id = await parts.chat("alice", "bob")
@@ -166,8 +182,12 @@ async def test_a_paused_socket_is_not_written_to_and_catches_up_when_it_takes_ag
         assert [f["payload"]["sequence"] for f in socket.take()] == [1, 2]
 
 
-async def test_a_stopped_reader_is_warned_then_closed_after_its_grace_and_told_from_where_to_sync() -> None:
-    limits = GatewaySettings(backpressure=BackpressureSettings(outbound=OutboundSettings(max_buffer_messages=20)))
+async def test_a_stopped_reader_is_warned_then_closed_after_its_grace_and_told_from_where_to_sync() -> (
+    None
+):
+    limits = GatewaySettings(
+        backpressure=BackpressureSettings(outbound=OutboundSettings(max_buffer_messages=20))
+    )
     async with bench(limits) as parts:
         chat_id = await parts.chat("alice", "bob")
         socket = await live(parts, "alice")
@@ -250,11 +270,15 @@ async def test_what_comes_before_the_hello_is_bounded_in_bytes_too() -> None:
         socket = parts.connect("alice")
         for n in range(5):
             assert socket.closed is None
-            socket.say("send_message", f"q{n}", client_message_id="c", chat_id="x", content="x" * 60_000)
+            socket.say(
+                "send_message", f"q{n}", client_message_id="c", chat_id="x", content="x" * 60_000
+            )
         assert socket.closed == (4501, "protocol_error")
 
 
-async def test_a_new_socket_of_a_device_replaces_the_old_one_and_a_sixth_device_the_oldest() -> None:
+async def test_a_new_socket_of_a_device_replaces_the_old_one_and_a_sixth_device_the_oldest() -> (
+    None
+):
     async with bench() as parts:
         first = parts.connect("alice", "phone")
         parts.connect("alice", "phone")
@@ -324,7 +348,9 @@ async def test_a_client_that_sends_anything_is_not_idle() -> None:
         assert socket.closed == (4001, "idle_timeout")
 
 
-async def test_a_heartbeat_that_has_not_left_yet_waits_for_its_answer_as_long_as_bytes_leave() -> None:
+async def test_a_heartbeat_that_has_not_left_yet_waits_for_its_answer_as_long_as_bytes_leave() -> (
+    None
+):
     async with bench() as parts:
         socket = parts.connect("alice")
         await settle()
@@ -341,7 +367,9 @@ async def test_a_skipped_last_delivery_is_found_by_the_heads() -> None:
         chat_id = await parts.chat("alice", "bob")
         bob = await live(parts, "bob")
         alice = await live(parts, "alice")
-        alice.say("send_message", client_message_id="c1", chat_id=chat_id, content="nobody delivers this")
+        alice.say(
+            "send_message", client_message_id="c1", chat_id=chat_id, content="nobody delivers this"
+        )
         await settle()
         heads: dict[str, Any] = {}
         while not heads:
@@ -372,7 +400,9 @@ async def test_a_join_of_which_nobody_was_told_is_found_without_another_message(
 
 
 async def test_above_the_memory_budget_the_fullest_connection_is_shed() -> None:
-    """It learns why, and when to come back: those who are shed together do not return together."""
+    """It learns why, and when to come back: those who are shed together do not return
+    together.
+    """
     async with bench(memory_budget_bytes=10_000) as parts:
         chat_id = await parts.chat("alice", "bob")
         alice, bob = await live(parts, "alice"), await live(parts, "bob")
@@ -392,7 +422,9 @@ async def test_above_the_memory_budget_the_fullest_connection_is_shed() -> None:
 
 
 async def test_what_a_socket_has_not_passed_on_counts_against_the_memory_budget() -> None:
-    """A page leaves its lane in one piece: with a client that reads nothing it stays in the transport."""
+    """A page leaves its lane in one piece: with a client that reads nothing it stays in
+    the transport.
+    """
     async with bench(memory_budget_bytes=10_000) as parts:
         alice, bob = await live(parts, "alice"), await live(parts, "bob")
         alice.unsent, bob.unsent = 8_000, 6_000
@@ -420,7 +452,9 @@ async def test_a_drain_answers_open_requests_before_it_closes() -> None:
     async with bench(limits) as parts:
         chat_id = await parts.chat("alice")
         socket = await live(parts, "alice")
-        socket.say("send_message", "q1", client_message_id="c1", chat_id=chat_id, content="last words")
+        socket.say(
+            "send_message", "q1", client_message_id="c1", chat_id=chat_id, content="last words"
+        )
         draining = asyncio.create_task(parts.gateway.drain())
         await asyncio.sleep(1)
         frames = socket.take()
@@ -496,10 +530,14 @@ async def test_what_was_asked_before_the_hello_is_answered_before_the_close(drai
         frames = socket.take()
         assert frames[-1]["type"] == "connection_closing"
         answers = [frame["payload"] for frame in frames if frame.get("request_id") == "q1"]
-        assert [(answer["code"], answer["retryable"]) for answer in answers] == [("SERVICE_UNAVAILABLE", True)]
+        assert [(answer["code"], answer["retryable"]) for answer in answers] == [
+            ("SERVICE_UNAVAILABLE", True)
+        ]
 
 
-async def test_who_was_removed_without_hearing_of_it_gets_no_more_of_the_chat_and_is_told_to_sync_it() -> None:
+async def test_who_was_removed_without_hearing_of_it_gets_no_more_of_the_chat_and_is_told_to_sync_it() -> (
+    None
+):
     async with bench() as parts:
         chat_id = await parts.chat("alice", "bob")
         stays = await parts.chat("alice", "bob")
@@ -508,7 +546,9 @@ async def test_who_was_removed_without_hearing_of_it_gets_no_more_of_the_chat_an
         await parts.gateway.belonging.ask_memberships()
         await parts.gateway.push_to_chats([chat_id], ("typing",), TYPING)
         await settle()
-        assert bob.take() == [{"type": "resync", "payload": {"chats": [{"chat_id": chat_id, "head": 0}]}}]
+        assert bob.take() == [
+            {"type": "resync", "payload": {"chats": [{"chat_id": chat_id, "head": 0}]}}
+        ]
         assert types_of(alice.take()) == ["typing"]
         bob.say("sync_request", "q", chat_id=chat_id, epoch=1, after_sequence=0)
         await parts.gateway.push_to_chats([stays], ("typing",), TYPING)
@@ -553,12 +593,16 @@ async def test_memberships_read_before_an_event_do_not_take_it_back(what: str) -
         assert (bob.connection in parts.gateway.roster.in_chat(chat_id)) is is_in
 
 
-async def test_who_leaves_while_memberships_are_told_to_others_is_not_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_leaves_while_memberships_are_told_to_others_is_not_put_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with bench() as parts:
         chat_id = await parts.chat("alice", "bob")
         for user_id in ("alice", "bob"):
             await live(parts, user_id)
-        event = message(chat_id, 1, kind="event", content='{"event":"member_removed","user_id":"bob"}')
+        event = message(
+            chat_id, 1, kind="event", content='{"event":"member_removed","user_id":"bob"}'
+        )
 
         async def give_way(turns: Turns) -> None:
             parts.gateway.deliver(Envelope([Stretch("default", [event], frozenset({ALICE}))]))
@@ -569,7 +613,9 @@ async def test_who_leaves_while_memberships_are_told_to_others_is_not_put_back(m
 
 
 async def test_memberships_that_are_read_for_a_hello_are_not_asked_for_again() -> None:
-    """They would be told chat by chat to a connection that is about to learn all of them."""
+    """They would be told chat by chat to a connection that is about to learn all of
+    them.
+    """
     store = SlowMemberships()
     async with bench(store=store) as parts:
         await live(parts, "alice")
@@ -595,7 +641,9 @@ async def turns_of(work: Coroutine[Any, Any, None]) -> int:
 
 
 @pytest.mark.parametrize("ask", ["ask_heads", "ask_memberships"])
-async def test_what_the_store_says_of_many_is_told_in_turns(ask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_the_store_says_of_many_is_told_in_turns(
+    ask: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with bench() as parts:
         for n in range(40):
             await parts.chat(f"user_{n}", "alice")
@@ -650,7 +698,9 @@ async def test_memberships_read_before_a_connection_came_say_nothing_about_it() 
         assert list(tablet.connection.chats) == []
 
 
-async def test_one_part_that_cannot_be_read_keeps_nobody_else_from_their_chats(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_part_that_cannot_be_read_keeps_nobody_else_from_their_chats(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Partly(MemoryStore):
         async def memberships(self, users: Sequence[User]) -> Mapping[User, Mapping[str, Cursor]]:
             if broken and ALICE in users:
@@ -690,7 +740,9 @@ async def test_the_memberships_of_many_are_asked_for_in_few_reads() -> None:
 
 def test_the_log_says_whose_buffer_rose_who_was_warned_and_why_a_connection_was_closed() -> None:
     async def story() -> None:
-        limits = GatewaySettings(backpressure=BackpressureSettings(outbound=OutboundSettings(max_buffer_messages=20)))
+        limits = GatewaySettings(
+            backpressure=BackpressureSettings(outbound=OutboundSettings(max_buffer_messages=20))
+        )
         async with bench(limits) as parts:
             chat_id = await parts.chat("alice", "bob")
             socket = await live(parts, "alice")
@@ -707,7 +759,9 @@ def test_the_log_says_whose_buffer_rose_who_was_warned_and_why_a_connection_was_
     events = ["outbound_buffer_above_warning", "slow_consumer_warned", "connection_closed"]
     assert [line["event"] for line in alices] == events, "each once"
     assert alices[-1]["reason"] == "slow_consumer"
-    assert {(line["tenant"], line["connection_id"][:5]) for line in alices} == {("default", "conn_")}
+    assert {(line["tenant"], line["connection_id"][:5]) for line in alices} == {
+        ("default", "conn_")
+    }
 
 
 def test_a_storm_of_closings_does_not_flood_the_log_and_says_what_it_left_out() -> None:

@@ -22,7 +22,9 @@ ALICE = User("default", "alice")
 UNAUTHORIZED = (4502, "unauthorized")
 
 
-def entry(kind: RevocationKind, user_id: str = "alice", item: str = "", issued_before: float = 1.0) -> Revocation:
+def entry(
+    kind: RevocationKind, user_id: str = "alice", item: str = "", issued_before: float = 1.0
+) -> Revocation:
     return Revocation(kind, "default", user_id, item, issued_before, "t", None)
 
 
@@ -75,7 +77,9 @@ async def test_device_and_token_are_cut_off_alone() -> None:
         parts.sockets.append(socket)
         await settle()
         await cut.add(parts, entry("token", "", "jti-1"))
-        assert socket.closed is None, "whose token it is nobody said: everybody is looked at, in turns"
+        assert socket.closed is None, (
+            "whose token it is nobody said: everybody is looked at, in turns"
+        )
         await settle()
         assert socket.closed == UNAUTHORIZED and tablet.closed is None
 
@@ -127,7 +131,9 @@ async def test_send_in_flight_is_answered_before_the_close_and_nothing_more_is_t
         socket, chat_id = await sending(parts)
         await cut.add(parts, entry("ban"))
         assert socket.closed is None and not socket.reading
-        socket.say("send_message", "q2", client_message_id="c2", chat_id=chat_id, content="too late")
+        socket.say(
+            "send_message", "q2", client_message_id="c2", chat_id=chat_id, content="too late"
+        )
         store.go_on.set()
         await asyncio.sleep(0.3)
         frames = socket.take()
@@ -179,7 +185,10 @@ async def test_somebody_cut_off_between_handshake_and_opening_does_not_get_in() 
         socket = parts.connect("alice")
         await settle()
         (error, closing) = socket.take()
-        assert (error["payload"]["code"], error["payload"]["details"]) == ("UNAUTHORIZED", {"revoked": "ban"})
+        assert (error["payload"]["code"], error["payload"]["details"]) == (
+            "UNAUTHORIZED",
+            {"revoked": "ban"},
+        )
         assert closing["type"] == "connection_closing" and socket.closed == UNAUTHORIZED
         assert not parts.gateway.roster.of_user(ALICE)
 
@@ -222,5 +231,7 @@ async def test_disconnect_closes_a_user_or_a_device_who_may_come_back() -> None:
         assert closings(phone.take())[0][2] is True
         phone.connection.lost()
         assert parts.gateway.cutoff.disconnect(ALICE) == 1 and tablet.closed is not None
-        assert parts.gateway.cutoff.disconnect(User("default", "nobody")) == 0 and bob.closed is None
+        assert (
+            parts.gateway.cutoff.disconnect(User("default", "nobody")) == 0 and bob.closed is None
+        )
         assert (await live(parts, "alice", "phone")).closed is None

@@ -1,4 +1,6 @@
-"""Clients whose headers cannot carry a credential: the first frame is judged as a header would be."""
+"""Clients whose headers cannot carry a credential: the first frame is judged as a
+header would be.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ async def test_who_meets_a_limit_is_asked_back_later_and_not_for_ever_away() -> 
         socket.say("authenticate", "a", token="alice")
         await settle()
         error, closing = socket.take()
-        assert (error["payload"]["code"], closing["payload"]["reason"]) == ("RATE_LIMITED", "overloaded")
+        assert (error["payload"]["code"], closing["payload"]["reason"]) == (
+            "RATE_LIMITED",
+            "overloaded",
+        )
         assert socket.closed == (4005, "overloaded")
 
 
@@ -54,7 +59,9 @@ async def test_an_expired_token_asks_for_a_new_one_and_any_other_bad_one_is_the_
     keys = shared_secret(SECRET)
     tokens = Tokens(TokenSettings(), keys, clock)
     async with bench(verify=tokens.verify) as parts:
-        token = Tokens(TokenSettings(audience=audience), keys, clock).mint(User("acme", "alice"), 60)
+        token = Tokens(TokenSettings(audience=audience), keys, clock).mint(
+            User("acme", "alice"), 60
+        )
         await asyncio.sleep(66)
         socket = parts.connect(None)
         socket.say("authenticate", "a", token=token)

@@ -59,7 +59,9 @@ def decide(door: Handshake, path: str = "/v1/ws", **headers: str) -> AcceptedHan
 
 
 def request(path: str, **headers: str) -> UpgradeRequest:
-    sent = [(name.replace("_", "-").lower().encode(), value.encode()) for name, value in headers.items()]
+    sent = [
+        (name.replace("_", "-").lower().encode(), value.encode()) for name, value in headers.items()
+    ]
     path, _, query = path.partition("?")
     return UpgradeRequest("GET", "1.1", path, query, sent)
 
@@ -77,7 +79,11 @@ def test_a_token_in_the_header_lets_in() -> None:
 
 
 def test_a_browser_carries_its_token_in_a_subprotocol() -> None:
-    answer = decide(handshake(), Sec_WebSocket_Protocol="holdfast.v1, bearer.good", Origin="http://127.0.0.1:8080")
+    answer = decide(
+        handshake(),
+        Sec_WebSocket_Protocol="holdfast.v1, bearer.good",
+        Origin="http://127.0.0.1:8080",
+    )
     assert isinstance(answer, AcceptedHandshake)
     assert answer.principal == ALICE
     assert answer.subprotocol
@@ -124,7 +130,9 @@ def test_a_bad_device_id_is_400() -> None:
 
 
 def entrances(*rules: Rule) -> EntryPoints:
-    return EntryPoints(Limiter(MemoryCounters(ManualClock()), ManualClock(), rules=RuleSet.of(rules)))
+    return EntryPoints(
+        Limiter(MemoryCounters(ManualClock()), ManualClock(), rules=RuleSet.of(rules))
+    )
 
 
 def test_handshakes_of_an_address_are_counted_before_the_credential_is_read() -> None:
@@ -144,7 +152,13 @@ def test_handshakes_of_an_address_are_counted_before_the_credential_is_read() ->
 
 
 @pytest.mark.parametrize(
-    "changed", [{"path": "/else"}, {"Sec_WebSocket_Version": "12"}, {"Sec_WebSocket_Key": "short"}, {"Origin": "x"}]
+    "changed",
+    [
+        {"path": "/else"},
+        {"Sec_WebSocket_Version": "12"},
+        {"Sec_WebSocket_Key": "short"},
+        {"Origin": "x"},
+    ],
 )
 def test_handshakes_that_are_refused_are_counted_too(changed: dict[str, str]) -> None:
     door = handshake(rules=entrances(Rule("*", "connect:address", "fixed_window", 3, 60.0)))
@@ -156,12 +170,21 @@ def test_handshakes_that_are_refused_are_counted_too(changed: dict[str, str]) ->
 
 
 def test_a_tenants_own_rule_for_addresses_is_asked_besides_that_of_all_tenants() -> None:
-    """Once who it is is known, by a header or by the first frame; without such a rule nothing is counted twice."""
+    """Once who it is is known, by a header or by the first frame; without such a rule
+    nothing is counted twice.
+    """
     ours = Rule("default", "connect:*", "fixed_window", 2, 60.0)
-    for own, admitted in ((ours, 2), (Rule("other", "connect:address", "fixed_window", 1, 60.0), 5)):
-        door = handshake(rules=entrances(Rule("*", "connect:address", "fixed_window", 5, 60.0), own))
+    for own, admitted in (
+        (ours, 2),
+        (Rule("other", "connect:address", "fixed_window", 1, 60.0), 5),
+    ):
+        door = handshake(
+            rules=entrances(Rule("*", "connect:address", "fixed_window", 5, 60.0), own)
+        )
         answers = [decide(door, Authorization="Bearer good") for _ in range(4)] + [decide(door)]
-        assert sum(isinstance(answer, AcceptedHandshake) for answer in answers) == min(admitted + 1, 5)
+        assert sum(isinstance(answer, AcceptedHandshake) for answer in answers) == min(
+            admitted + 1, 5
+        )
         by_frame = answers[-1]
         assert isinstance(by_frame, AcceptedHandshake), "of an unknown tenant"
         if own is ours:
@@ -175,7 +198,9 @@ def test_a_tenants_own_rule_for_addresses_is_asked_besides_that_of_all_tenants()
 @pytest.mark.parametrize("legacy", [False, True])
 def test_a_rule_that_refuses_is_told_in_headers_and_in_a_problem_document(legacy: bool) -> None:
     rule = Rule("*", "connect:user", "fixed_window", 1, 3600.0)
-    rules = EntryPoints(Limiter(MemoryCounters(SystemClock()), SystemClock(), rules=RuleSet.of([rule])))
+    rules = EntryPoints(
+        Limiter(MemoryCounters(SystemClock()), SystemClock(), rules=RuleSet.of([rule]))
+    )
     door = handshake(rules=rules, legacy=legacy)
     assert isinstance(decide(door, Authorization="Bearer good"), AcceptedHandshake)
     answer = decide(door, Authorization="Bearer good")
@@ -186,7 +211,9 @@ def test_a_rule_that_refuses_is_told_in_headers_and_in_a_problem_document(legacy
     assert answer.headers["RateLimit"] == f'"*/connect:user";r=0;t={wait}'
     assert answer.headers.get("X-RateLimit-Limit") == ("1" if legacy else None)
     body = msgspec.json.decode(answer.body)
-    assert body["violated-policies"] == ["*/connect:user"] and body["type"].endswith("#quota-exceeded")
+    assert body["violated-policies"] == ["*/connect:user"] and body["type"].endswith(
+        "#quota-exceeded"
+    )
     assert body["error"]["code"] == "RATE_LIMITED" and body["detail"] == body["error"]["message"]
     others = decide(door, Authorization="Bearer bad")
     assert isinstance(others, Refusal) and others.headers["Content-Type"] == "application/json"
@@ -230,7 +257,11 @@ def test_a_bad_websocket_key_is_400() -> None:
 def test_who_says_only_in_the_first_frame_who_it_is_counts_for_its_tenant_from_then_on() -> None:
     door = handshake(limits=ConnectionLimits(per_tenant_max=1))
     by_header, by_frame = decide(door, Authorization="Bearer good"), decide(door)
-    assert isinstance(by_header, AcceptedHandshake) and isinstance(by_frame, AcceptedHandshake) and by_header.principal
+    assert (
+        isinstance(by_header, AcceptedHandshake)
+        and isinstance(by_frame, AcceptedHandshake)
+        and by_header.principal
+    )
     with pytest.raises(Unavailable, match="this tenant holds its 1 connections"):
         by_frame.seat.identify(by_header.principal)
     by_header.seat.leave()

@@ -48,7 +48,9 @@ def test_a_connection_that_cannot_be_written_is_aborted_and_the_others_are_serve
             assert [len(socket.take()) for socket in (alice, carol)] == [chats, chats]
             parts.gateway.deliver(Envelope([Stretch("default", [message(made[0], 2)], USERS)]))
             await settle()
-            assert [f["payload"]["sequence"] for f in carol.take()] == [2], "and so is what comes later"
+            assert [f["payload"]["sequence"] for f in carol.take()] == [2], (
+                "and so is what comes later"
+            )
 
     run(story(1))  # written past the lanes
     run(story(2))  # written by the flush at the end of the turn
@@ -61,7 +63,9 @@ class BrokenReads(MemoryStore):
         return None  # type: ignore[return-value]
 
 
-async def test_a_defect_while_a_page_is_read_ends_the_connection_instead_of_leaving_a_request_open() -> None:
+async def test_a_defect_while_a_page_is_read_ends_the_connection_instead_of_leaving_a_request_open() -> (
+    None
+):
     async with bench(store=BrokenReads()) as parts:
         chat_id = await parts.chat("alice", "bob", "carol")
         alice = parts.connect("alice")

@@ -1,4 +1,6 @@
-"""Connections above the work rate are not read, then closed; of one that does not read only one pong is kept."""
+"""Connections above the work rate are not read, then closed; of one that does not read
+only one pong is kept.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ PONG = b"\x8a"
 
 
 async def flood(socket: FakeSocket, seconds: float) -> None:
-    """A client that always has something to read: as much as is read at a time, whenever the socket is read."""
+    """A client that always has something to read: as much as is read at a time,
+    whenever the socket is read.
+    """
     for _ in range(int(seconds * 4)):
         if socket.reading and socket.closed is None:
             socket.connection.work_done(682)
@@ -27,12 +31,19 @@ async def test_above_the_work_rate_a_socket_is_not_read_until_the_rate_allows_it
     async with bench() as parts:
         socket = parts.connect("alice")
         await settle()
-        before = REGISTRY.get_sample_value("holdfast_gateway_signs_total", {"sign": "work_rate_exceeded"}) or 0
+        before = (
+            REGISTRY.get_sample_value(
+                "holdfast_gateway_signs_total", {"sign": "work_rate_exceeded"}
+            )
+            or 0
+        )
         socket.connection.work_done(BURST)
         assert socket.reading
         socket.connection.work_done(100)
         assert not socket.reading
-        after = REGISTRY.get_sample_value("holdfast_gateway_signs_total", {"sign": "work_rate_exceeded"})
+        after = REGISTRY.get_sample_value(
+            "holdfast_gateway_signs_total", {"sign": "work_rate_exceeded"}
+        )
         assert after == before + 1
         await asyncio.sleep(0.4)
         assert not socket.reading, "100 frames are half a second"
@@ -41,7 +52,9 @@ async def test_above_the_work_rate_a_socket_is_not_read_until_the_rate_allows_it
         assert socket.closed is None
 
 
-async def test_a_client_that_floods_for_ten_seconds_is_closed_and_asked_to_stay_away_for_thirty() -> None:
+async def test_a_client_that_floods_for_ten_seconds_is_closed_and_asked_to_stay_away_for_thirty() -> (
+    None
+):
     async with bench() as parts:
         socket = parts.connect("alice")
         await settle()
@@ -77,7 +90,9 @@ async def test_a_socket_is_read_again_only_when_no_reason_is_left_to_pause_it() 
 
 
 @pytest.mark.parametrize("user_id", ["alice", None])
-async def test_while_a_socket_takes_nothing_only_the_last_ping_is_answered(user_id: str | None) -> None:
+async def test_while_a_socket_takes_nothing_only_the_last_ping_is_answered(
+    user_id: str | None,
+) -> None:
     async with bench() as parts:
         socket = parts.connect(user_id)
         await settle()

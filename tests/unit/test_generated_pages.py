@@ -16,7 +16,13 @@ _spec.loader.exec_module(generate)
 
 @pytest.mark.parametrize("name", generate.PAGES)
 def test_the_page_is_current(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("HOLDFAST_URL", "HOLDFAST_STATE_DIR", "HOLDFAST_TOKEN", "HOLDFAST_CONFIG", "COLUMNS"):
+    for variable in (
+        "HOLDFAST_URL",
+        "HOLDFAST_STATE_DIR",
+        "HOLDFAST_TOKEN",
+        "HOLDFAST_CONFIG",
+        "COLUMNS",
+    ):
         monkeypatch.delenv(variable, raising=False)
     assert (DOCS / "reference" / name).read_text() == generate.PAGES[name](), "run `make docs`"
 

@@ -1,4 +1,6 @@
-"""Reads for sessions: pages, resets, proofs of a rollback, resumes within a budget, bounds, the reads' own breaker."""
+"""Reads for sessions: pages, resets, proofs of a rollback, resumes within a budget,
+bounds, the reads' own breaker.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Bench:
         self.store = MemoryStore()
         self.plan = FaultPlan(random.Random(1), odds)
         self.raised: list[tuple[str, int]] = []
-        self.history = ChatHistory(faulty(self.store, self.plan), self.raise_epoch, PROOFS, LoopClock(), settings)  # type: ignore[arg-type]
+        self.history = ChatHistory(
+            faulty(self.store, self.plan), self.raise_epoch, PROOFS, LoopClock(), settings
+        )  # type: ignore[arg-type]
 
     async def raise_epoch(self, user: User, chat_id: str, epoch: int, deadline: float) -> None:
         self.raised.append((chat_id, epoch))
@@ -49,13 +53,26 @@ class Bench:
     async def fill(self, count: int, chat_id: str = CHAT, content: str = "hello") -> Cursor:
         for n in range(count):
             await self.store.append(
-                [Draft(ANNA, chat_id, f"key-{n}", content, "text/plain", f"msg_{n}", "2027-01-15T08:00:00.000Z")]
+                [
+                    Draft(
+                        ANNA,
+                        chat_id,
+                        f"key-{n}",
+                        content,
+                        "text/plain",
+                        f"msg_{n}",
+                        "2027-01-15T08:00:00.000Z",
+                    )
+                ]
             )
         return (await self.store.heads([chat_id]))[chat_id]
 
 
 def on_virtual_time(
-    test: Any, settings: HistorySettings | None = None, page_bytes_max: int = 256 * KIB, **odds: Odds
+    test: Any,
+    settings: HistorySettings | None = None,
+    page_bytes_max: int = 256 * KIB,
+    **odds: Odds,
 ) -> None:
     async def main() -> None:
         bench = Bench(settings, **odds)
@@ -78,7 +95,13 @@ def test_a_page_follows_its_cursor() -> None:
     async def test(bench: Bench) -> None:
         head = await bench.fill(5)
         page = await bench.history.sync(BELA, CHAT, Cursor(head.epoch, 2), 2)
-        assert (sequences(page), page.through, page.has_more, page.head, page.reset) == ([3, 4], 4, True, 5, False)
+        assert (sequences(page), page.through, page.has_more, page.head, page.reset) == (
+            [3, 4],
+            4,
+            True,
+            5,
+            False,
+        )
 
     on_virtual_time(test)
 
@@ -104,7 +127,9 @@ def test_proven_cursor_beyond_the_head_raises_the_epoch_and_is_never_clamped() -
         assert again.reset and bench.raised == [(CHAT, head.epoch)], "many proofs raise it once"
         second = Cursor(head.epoch + 1, 7)
         page = await bench.history.sync(BELA, CHAT, second, 100, proof=proof_of(second))
-        assert page.reset and page.epoch == head.epoch + 2, "a second rollback is as real as the first"
+        assert page.reset and page.epoch == head.epoch + 2, (
+            "a second rollback is as real as the first"
+        )
 
     on_virtual_time(test)
 
@@ -120,7 +145,9 @@ OF_OTHERS = [
 
 @pytest.mark.parametrize("verb", ["sync", "resume"])
 @pytest.mark.parametrize("proof", [None, "", "é", "0" * 16, *OF_OTHERS])
-def test_made_up_cursor_resets_the_device_that_shows_it_and_nobody_else(verb: str, proof: str | None) -> None:
+def test_made_up_cursor_resets_the_device_that_shows_it_and_nobody_else(
+    verb: str, proof: str | None
+) -> None:
     async def test(bench: Bench) -> None:
         head = await bench.fill(5)
         beyond = Cursor(head.epoch, 9)
@@ -145,11 +172,16 @@ def test_user_gets_ten_resets_a_minute_for_made_up_cursors() -> None:
         for _ in range(5):
             assert (await bench.history.sync(BELA, CHAT, beyond, 100)).reset
             assert (await bench.history.resume(BELA, {CHAT: beyond})).pages[0].reset
-        for ask in (bench.history.sync(BELA, CHAT, beyond, 100), bench.history.resume(BELA, {CHAT: beyond})):
+        for ask in (
+            bench.history.sync(BELA, CHAT, beyond, 100),
+            bench.history.resume(BELA, {CHAT: beyond}),
+        ):
             with pytest.raises(RateLimited) as refused:
                 await ask
             assert 1 <= (refused.value.retry_after_seconds or 0) <= 6
-        assert (await bench.history.sync(ANNA, CHAT, beyond, 100)).reset, "another user is not concerned"
+        assert (await bench.history.sync(ANNA, CHAT, beyond, 100)).reset, (
+            "another user is not concerned"
+        )
         page = await bench.history.sync(BELA, CHAT, beyond, 100, proof=proof_of(beyond))
         assert page.epoch == head.epoch + 1, "nor is who has a proof"
         await asyncio.sleep(6)
@@ -198,8 +230,12 @@ def test_every_page_carries_the_proof_of_its_end() -> None:
     on_virtual_time(test)
 
 
-def test_members_who_prove_the_same_rollback_together_share_one_raise_and_all_are_answered() -> None:
-    """After a rollback everybody reconnects; one who gives up meanwhile takes nobody along."""
+def test_members_who_prove_the_same_rollback_together_share_one_raise_and_all_are_answered() -> (
+    None
+):
+    """After a rollback everybody reconnects; one who gives up meanwhile takes nobody
+    along.
+    """
 
     async def test(bench: Bench) -> None:
         head, begun, may_end = await bench.fill(5), asyncio.Event(), asyncio.Event()
@@ -209,11 +245,19 @@ def test_members_who_prove_the_same_rollback_together_share_one_raise_and_all_ar
             await may_end.wait()
             await bench.raise_epoch(user, chat_id, epoch, deadline)
 
-        history, beyond = ChatHistory(bench.store, slowly, PROOFS, LoopClock()), Cursor(head.epoch, 9)
-        first = asyncio.create_task(history.resume(ANNA, {CHAT: beyond}, proofs={CHAT: proof_of(beyond)}))
+        history, beyond = (
+            ChatHistory(bench.store, slowly, PROOFS, LoopClock()),
+            Cursor(head.epoch, 9),
+        )
+        first = asyncio.create_task(
+            history.resume(ANNA, {CHAT: beyond}, proofs={CHAT: proof_of(beyond)})
+        )
         await begun.wait()
         others = [
-            asyncio.create_task(history.resume(BELA, {CHAT: beyond}, proofs={CHAT: proof_of(beyond)})) for _ in range(3)
+            asyncio.create_task(
+                history.resume(BELA, {CHAT: beyond}, proofs={CHAT: proof_of(beyond)})
+            )
+            for _ in range(3)
         ]
         stale = asyncio.create_task(history._rollbacks.raise_epoch(ANNA, CHAT, beyond, head, 5.0))
         await asyncio.sleep(0.1)
@@ -239,10 +283,15 @@ def test_a_raise_that_did_not_last_is_done_again() -> None:
             else:
                 await bench.raise_epoch(user, chat_id, epoch, deadline)
 
-        history, beyond = ChatHistory(bench.store, raise_epoch, PROOFS, LoopClock()), Cursor(head.epoch, 9)
+        history, beyond = (
+            ChatHistory(bench.store, raise_epoch, PROOFS, LoopClock()),
+            Cursor(head.epoch, 9),
+        )
         with pytest.raises(Unavailable):
             await history.sync(BELA, CHAT, beyond, 100, proof=proof_of(beyond))
-        assert (await history.sync(BELA, CHAT, beyond, 100, proof=proof_of(beyond))).epoch == head.epoch + 1
+        assert (
+            await history.sync(BELA, CHAT, beyond, 100, proof=proof_of(beyond))
+        ).epoch == head.epoch + 1
 
     on_virtual_time(test)
 
@@ -254,7 +303,10 @@ def test_who_joins_a_raise_waits_no_longer_than_its_own_time() -> None:
         async def hanging(user: User, chat_id: str, epoch: int, deadline: float) -> None:
             await asyncio.sleep(60)
 
-        history, beyond = ChatHistory(bench.store, hanging, PROOFS, LoopClock()), Cursor(head.epoch, 9)
+        history, beyond = (
+            ChatHistory(bench.store, hanging, PROOFS, LoopClock()),
+            Cursor(head.epoch, 9),
+        )
         asking = [
             asyncio.create_task(history.sync(ANNA, CHAT, beyond, 100, asked_at, proof_of(beyond)))
             for asked_at in (0.0, -3.0)
@@ -280,12 +332,16 @@ def test_a_sync_is_answered_within_five_seconds_however_many_reads_it_takes() ->
             assert LoopClock().monotonic() - started <= 5.001
             started = LoopClock().monotonic()
 
-    on_virtual_time(test, HistorySettings(read_timeout_seconds=4.5), read_after=Odds(delay=1.0, seconds_max=4.4))
+    on_virtual_time(
+        test, HistorySettings(read_timeout_seconds=4.5), read_after=Odds(delay=1.0, seconds_max=4.4)
+    )
 
 
 @pytest.mark.parametrize("verb", ["sync", "resume"])
 def test_the_time_of_a_request_runs_from_when_it_was_asked_and_through_a_repair(verb: str) -> None:
-    """It waited two seconds for its turn, its cursor proves a rollback, and every step takes almost its own limit."""
+    """It waited two seconds for its turn, its cursor proves a rollback, and every step
+    takes almost its own limit.
+    """
 
     async def test(bench: Bench) -> None:
         head, clock = await bench.fill(5), LoopClock()
@@ -303,7 +359,9 @@ def test_the_time_of_a_request_runs_from_when_it_was_asked_and_through_a_repair(
             if verb == "sync":
                 await history.sync(BELA, CHAT, beyond, 100, asked_at, proof_of(beyond))
             else:
-                await history.resume(BELA, {CHAT: beyond}, asked_at, proofs={CHAT: proof_of(beyond)})
+                await history.resume(
+                    BELA, {CHAT: beyond}, asked_at, proofs={CHAT: proof_of(beyond)}
+                )
         assert clock.monotonic() <= asked_at + 5.001
 
     always = Odds(delay=1.0, seconds_max=2.4)
@@ -328,7 +386,10 @@ def test_if_the_epoch_cannot_be_raised_nothing_is_answered_in_the_old_one() -> N
         async def cannot(user: User, chat_id: str, epoch: int, deadline: float) -> None:
             raise Unavailable("the writer is away")
 
-        history, beyond = ChatHistory(bench.store, cannot, PROOFS, LoopClock()), Cursor(head.epoch, 9)
+        history, beyond = (
+            ChatHistory(bench.store, cannot, PROOFS, LoopClock()),
+            Cursor(head.epoch, 9),
+        )
         for _ in range(2):
             with pytest.raises(Unavailable, match="the writer is away"):
                 await history.sync(BELA, CHAT, beyond, 100, proof=proof_of(beyond))
@@ -351,7 +412,9 @@ def test_a_resume_lists_only_what_moved_what_was_joined_and_what_is_gone() -> No
     async def test(bench: Bench) -> None:
         for chat_id in ("still", "moved", "joined", "left", "other_epoch", "empty"):
             await create_chat(bench.store, ANNA, BELA, chat_id=chat_id)
-        heads = {c: await bench.fill(3, c) for c in ("still", "moved", "joined", "left", "other_epoch")}
+        heads = {
+            c: await bench.fill(3, c) for c in ("still", "moved", "joined", "left", "other_epoch")
+        }
         await bench.store.change(RemoveMember(act(ANNA), "left", "bela"))
         read = await bench.history.resume(
             BELA,
@@ -401,7 +464,9 @@ def test_a_rollback_is_proved_by_a_resume_too_whatever_the_budget() -> None:
         beyond = Cursor(head.epoch, 7)
         read = await bench.history.resume(BELA, {CHAT: beyond}, proofs={CHAT: proof_of(beyond)})
         assert bench.raised == [(CHAT, head.epoch)]
-        places = {p.chat_id: p.epoch for p in read.pages} | {c: h.epoch for c, h in read.heads.items()}
+        places = {p.chat_id: p.epoch for p in read.pages} | {
+            c: h.epoch for c, h in read.heads.items()
+        }
         assert places[CHAT] == head.epoch + 1
 
     on_virtual_time(test, page_bytes_max=1000)
@@ -421,7 +486,9 @@ def test_a_resume_that_meets_its_deadline_answers_what_it_has() -> None:
     on_virtual_time(test, read_after=Odds(delay=1.0, seconds_max=1.0))
 
 
-def test_fifty_who_resume_where_one_may_are_asked_back_at_times_of_their_own_and_all_get_through() -> None:
+def test_fifty_who_resume_where_one_may_are_asked_back_at_times_of_their_own_and_all_get_through() -> (
+    None
+):
     async def test(bench: Bench) -> None:
         bench.plan.odds = {"memberships": Odds(delay=1.0, seconds_max=0.5)}
         asked_back: list[float] = []
@@ -438,28 +505,42 @@ def test_fifty_who_resume_where_one_may_are_asked_back_at_times_of_their_own_and
 
         await asyncio.gather(*(come_back() for _ in range(50)))
         first = asked_back[:30]
-        assert len(set(first)) > 25 and max(first) - min(first) > 5, "spread, and the more wait the further"
+        assert len(set(first)) > 25 and max(first) - min(first) > 5, (
+            "spread, and the more wait the further"
+        )
         assert len(asked_back) < 200
 
     on_virtual_time(test, HistorySettings(max_resumes=1))
 
 
 def test_a_tenant_that_wants_everything_keeps_another_waiting_for_one_read_not_for_all() -> None:
-    """Two places, each read takes a second, and one tenant has forty waiting when another comes."""
+    """Two places, each read takes a second, and one tenant has forty waiting when
+    another comes.
+    """
 
     async def test(bench: Bench) -> None:
         await bench.store.change(CreateChat(act(OTHER), "chat_o", "group", "Other", []))
-        asked = [asyncio.create_task(bench.history.sync(BELA, CHAT, Cursor(1, 0), 100)) for _ in range(40)]
+        asked = [
+            asyncio.create_task(bench.history.sync(BELA, CHAT, Cursor(1, 0), 100))
+            for _ in range(40)
+        ]
         await asyncio.sleep(0.5)
         before = LoopClock().monotonic()
         await bench.history.sync(OTHER, "chat_o", Cursor(1, 0), 100)
         assert LoopClock().monotonic() - before <= 2, "what was under way, and one's own"
-        more = [asyncio.create_task(bench.history.sync(OTHER, "chat_o", Cursor(1, 0), 100)) for _ in range(4)]
+        more = [
+            asyncio.create_task(bench.history.sync(OTHER, "chat_o", Cursor(1, 0), 100))
+            for _ in range(4)
+        ]
         answers = await asyncio.gather(*asked, *more, return_exceptions=True)
-        assert not any(isinstance(answer, BaseException) for answer in answers), "and nobody is forgotten"
+        assert not any(isinstance(answer, BaseException) for answer in answers), (
+            "and nobody is forgotten"
+        )
 
     slow = Odds(delay=1.0, seconds_max=1.0)
-    settings = HistorySettings(max_reads=2, max_wait_seconds=60, read_timeout_seconds=60, request_timeout_seconds=60)
+    settings = HistorySettings(
+        max_reads=2, max_wait_seconds=60, read_timeout_seconds=60, request_timeout_seconds=60
+    )
     on_virtual_time(test, settings, read_after=slow)
 
 

@@ -1,4 +1,6 @@
-"""The durability plane over a store that fails in every way: breaker, deadline, honest answers."""
+"""The durability plane over a store that fails in every way: breaker, deadline, honest
+answers.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ class Bench:
         return await self.plane.persist(drafts(count), self.clock.monotonic() + seconds)
 
 
-def on_virtual_time(test: Callable[[Bench], Awaitable[None]], changes: ChangeSettings | None = None) -> None:
+def on_virtual_time(
+    test: Callable[[Bench], Awaitable[None]], changes: ChangeSettings | None = None
+) -> None:
     async def main() -> None:
         await test(Bench(changes))
 
@@ -144,7 +148,9 @@ def test_after_its_rest_one_probe_decides() -> None:
         await bench.persist()
         assert bench.plane.breaker is BreakerState.OPEN
         await asyncio.sleep(30)
-        assert bench.plane.breaker_open_seconds == pytest.approx(60), "a failed probe does not start the count anew"
+        assert bench.plane.breaker_open_seconds == pytest.approx(60), (
+            "a failed probe does not start the count anew"
+        )
         bench.store.error = None
         bench.store.gate.clear()
         probe = asyncio.create_task(bench.persist())
@@ -163,7 +169,9 @@ def test_after_its_rest_one_probe_decides() -> None:
     [NotAMember("no"), KeyReused("no"), ChatHalted("halted"), RateLimited("quota")],
     ids=lambda e: type(e).__name__,
 )
-def test_refusals_a_full_quota_and_a_halted_chat_never_count_against_the_breaker(error: HoldfastError) -> None:
+def test_refusals_a_full_quota_and_a_halted_chat_never_count_against_the_breaker(
+    error: HoldfastError,
+) -> None:
     async def test(bench: Bench) -> None:
         bench.store.answer = lambda group: [error] * len(group)
         for _ in range(20):
@@ -178,7 +186,10 @@ def test_refusals_a_full_quota_and_a_halted_chat_never_count_against_the_breaker
 
 def test_a_group_of_which_one_send_got_through_is_no_failure() -> None:
     async def test(bench: Bench) -> None:
-        bench.store.answer = lambda group: [*acks(group[:1]), *[Unavailable("throttled")] * (len(group) - 1)]
+        bench.store.answer = lambda group: [
+            *acks(group[:1]),
+            *[Unavailable("throttled")] * (len(group) - 1),
+        ]
         for _ in range(20):
             assert kinds(await bench.persist(3)) == {Acked, Unavailable}
         assert bench.plane.breaker is BreakerState.CLOSED
@@ -191,7 +202,9 @@ def test_a_group_of_which_one_send_got_through_is_no_failure() -> None:
 
 
 def test_a_commit_that_hangs_holds_the_breaker_open_until_it_ends() -> None:
-    """Nothing is sent after it, so nothing else fails: operators would see a store that works and refuses everybody."""
+    """Nothing is sent after it, so nothing else fails: operators would see a store that
+    works and refuses everybody.
+    """
 
     async def test(bench: Bench) -> None:
         bench.store.gate.clear()
@@ -222,7 +235,9 @@ def test_a_hanging_commit_is_unknown_at_its_deadline_and_goes_on_to_its_end() ->
         bench.store.gate.set()
         await asyncio.sleep(0.01)
         assert (bench.store.ended, bench.plane.overdue) == (1, 0)
-        assert kinds(await bench.persist()) == {Acked}, "it serves again as soon as the write has ended"
+        assert kinds(await bench.persist()) == {Acked}, (
+            "it serves again as soon as the write has ended"
+        )
 
     on_virtual_time(test)
 

@@ -33,7 +33,9 @@ class Bench:
         self.durability = StoreDurability(self.store, clock)  # type: ignore[arg-type]
         self.intake = Intake(self.durability, clock, Ids(clock, random.Random(1)), settings)
 
-    def send(self, key: str, chat: str = CHAT, source: str = "conn_1", seconds: float = 5.0) -> None:
+    def send(
+        self, key: str, chat: str = CHAT, source: str = "conn_1", seconds: float = 5.0
+    ) -> None:
         deadline = self.clock.monotonic() + seconds
         self.intake.submit(body(key, chat), ANNA, source, deadline, self.answers.to(key))
 
@@ -42,7 +44,9 @@ class Bench:
         return [[draft.client_message_id for draft in group] for group in self.store.groups]
 
 
-def on_virtual_time(test: Callable[[Bench], Awaitable[None]], settings: IntakeSettings | None = None) -> None:
+def on_virtual_time(
+    test: Callable[[Bench], Awaitable[None]], settings: IntakeSettings | None = None
+) -> None:
     async def main() -> None:
         bench = Bench(settings)
         task = asyncio.create_task(bench.intake.run())
@@ -148,7 +152,11 @@ def test_a_full_queue_refuses_before_an_open_breaker_does() -> None:
             bench.send(key, source=key)
         assert bench.answers.order[5:] == ["c"], "at once"
         await asyncio.sleep(0.01)
-        told = {key: (o.code, o.retry_after_seconds) for key, o in bench.answers.by_key.items() if key in "abc"}
+        told = {
+            key: (o.code, o.retry_after_seconds)
+            for key, o in bench.answers.by_key.items()
+            if key in "abc"
+        }
         refused = ("SERVICE_UNAVAILABLE", pytest.approx(30, abs=0.1))
         assert told == {"a": refused, "b": refused, "c": ("SERVER_BUSY", 1)}
 
@@ -171,7 +179,9 @@ def test_a_full_queue_is_busy_at_once() -> None:
 @pytest.mark.parametrize("error", [Unavailable("down"), OutcomeUnknown("?"), ChatHalted("halted")])
 def test_followers_of_a_retryable_failure_get_the_same_answer(error: Exception) -> None:
     async def test(bench: Bench) -> None:
-        bench.store.answer = lambda drafts: [error if d.client_message_id == "a" else acks([d])[0] for d in drafts]
+        bench.store.answer = lambda drafts: [
+            error if d.client_message_id == "a" else acks([d])[0] for d in drafts
+        ]
         bench.store.gate.clear()
         bench.send("a")
         await asyncio.sleep(0.01)
@@ -192,7 +202,9 @@ def test_followers_of_a_retryable_failure_get_the_same_answer(error: Exception) 
 def test_followers_of_a_refusal_go_their_way() -> None:
     async def test(bench: Bench) -> None:
         refusal = NotAMember("no")
-        bench.store.answer = lambda drafts: [refusal if d.client_message_id == "a" else acks([d])[0] for d in drafts]
+        bench.store.answer = lambda drafts: [
+            refusal if d.client_message_id == "a" else acks([d])[0] for d in drafts
+        ]
         bench.store.gate.clear()
         bench.send("a")
         await asyncio.sleep(0.01)
@@ -236,7 +248,9 @@ def test_one_broken_listener_does_not_cost_others_their_answers() -> None:
     on_virtual_time(test)
 
 
-async def test_a_group_that_is_refused_at_once_does_not_cost_the_one_before_it_its_answers() -> None:
+async def test_a_group_that_is_refused_at_once_does_not_cost_the_one_before_it_its_answers() -> (
+    None
+):
     class Refusing:
         def __init__(self) -> None:
             self.go = asyncio.Event()
@@ -261,7 +275,9 @@ async def test_a_group_that_is_refused_at_once_does_not_cost_the_one_before_it_i
     await task
 
 
-@pytest.mark.parametrize("broken", [lambda drafts: 1 / 0, lambda drafts: []], ids=["raises", "loses count"])
+@pytest.mark.parametrize(
+    "broken", [lambda drafts: 1 / 0, lambda drafts: []], ids=["raises", "loses count"]
+)
 async def test_a_durability_plane_that_breaks_its_promise_does_not_end_the_intake(
     broken: Callable[[list], list],
 ) -> None:
@@ -333,7 +349,9 @@ def test_every_send_is_answered_once_whatever_the_interleaving(seed: int) -> Non
         assert all(isinstance(outcome, Acked) for outcome in answers.by_key.values())
         for source in "123":
             sequences = [answers.by_key[f"{source}-{n}"].message.sequence for n in range(20)]
-            assert sequences == sorted(sequences), "one connection's sends to one chat keep their order"
+            assert sequences == sorted(sequences), (
+                "one connection's sends to one chat keep their order"
+            )
         assert {o.message.sequence for o in answers.by_key.values()} == set(range(1, 61))
 
     run(main(), seed=seed)
@@ -391,7 +409,9 @@ async def test_a_group_is_answered_while_the_next_one_is_being_committed() -> No
 
     def send(chat_id: str) -> None:
         body = SendBody(f"c-{chat_id}", chat_id, "hello")
-        intake.submit(body, User("t", "u"), chat_id, clock.monotonic() + 5, lambda o: answers.append(str(o)))
+        intake.submit(
+            body, User("t", "u"), chat_id, clock.monotonic() + 5, lambda o: answers.append(str(o))
+        )
 
     send("a")
     await asyncio.sleep(0.1)

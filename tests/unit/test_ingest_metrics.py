@@ -1,4 +1,6 @@
-"""Every metric that the messaging seeds name exists, and says by which of their names it goes."""
+"""Every metric that the messaging seeds name exists, and says by which of their names
+it goes.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,10 @@ SEED_NAMES = [
     "transaction_conflict_rate",
     "messages_per_chat_per_minute",
 ]
-"""The tables of 000 (taxonomy, tiers, 3.1) and 001 (section 12). ``durability.kafka.produce_latency_p99`` comes with
-the relay: without a log of its own nothing is produced."""
+"""The tables of 000 (taxonomy, tiers, 3.1) and 001 (section 12).
+``durability.kafka.produce_latency_p99`` comes with the relay: without a log of its own
+nothing is produced.
+"""
 
 
 @pytest.mark.parametrize("name", SEED_NAMES)
@@ -52,10 +56,25 @@ def test_a_seed_name_leads_to_its_metric(name: str) -> None:
 
 
 def test_labels_are_closed_sets() -> None:
-    allowed = {"reason", "outcome", "dependency", "state", "ended", "kind", "sign", "status", "part", "le"}
+    allowed = {
+        "reason",
+        "outcome",
+        "dependency",
+        "state",
+        "ended",
+        "kind",
+        "sign",
+        "status",
+        "part",
+        "le",
+    }
     for family in telemetry.REGISTRY.collect():
         assert re.fullmatch(r"holdfast_[a-z0-9_]+", family.name)
         for sample in family.samples:
-            assert not {"user", "user_id", "chat", "chat_id", "token", "device_id"} & set(sample.labels), family.name
-            if family.name.startswith(("holdfast_ingest", "holdfast_durability", "holdfast_fanout")):
+            assert not {"user", "user_id", "chat", "chat_id", "token", "device_id"} & set(
+                sample.labels
+            ), family.name
+            if family.name.startswith(
+                ("holdfast_ingest", "holdfast_durability", "holdfast_fanout")
+            ):
                 assert set(sample.labels) <= allowed, family.name

@@ -24,8 +24,12 @@ async def test_a_rollback_ends_as_a_recorded_act_and_a_reset() -> None:
     proofs, beyond = CursorProofs(b"test"), Cursor(epoch, 3)
     history = ChatHistory(store, raiser, proofs, clock)
     with capture_logs() as logs:
-        page = await history.sync(BELA, CHAT, beyond, 10, proof=proofs.of(BELA.tenant, CHAT, beyond))
-    assert [(entry["log_level"], entry["user_id"], entry["cursor"]) for entry in logs] == [("critical", "bela", 3)]
+        page = await history.sync(
+            BELA, CHAT, beyond, 10, proof=proofs.of(BELA.tenant, CHAT, beyond)
+        )
+    assert [(entry["log_level"], entry["user_id"], entry["cursor"]) for entry in logs] == [
+        ("critical", "bela", 3)
+    ]
     assert page.reset and page.epoch == epoch + 1
     await raiser(BELA, CHAT, epoch, clock.monotonic() + 5)
     assert (await store.heads([CHAT]))[CHAT].epoch == epoch + 1

@@ -12,7 +12,9 @@ from holdfast.errors import HoldfastError, OutcomeUnknown, ServerBusy, Unavailab
 from holdfast.ingest.send_queue import IntakeSettings, Send, SendQueue
 
 
-def send(key: str, chat: str = "c", source: str = "conn", since: float = 0.0, deadline: float = 5.0) -> Send:
+def send(
+    key: str, chat: str = "c", source: str = "conn", since: float = 0.0, deadline: float = 5.0
+) -> Send:
     return Send(body(key, chat), ANNA, source, since, deadline, lambda _: None)
 
 
@@ -26,7 +28,11 @@ def refused(refusals: list[tuple[Send, HoldfastError]]) -> dict[str, type[Holdfa
 
 def test_the_defaults_are_those_of_the_design() -> None:
     settings = IntakeSettings()
-    assert (settings.max_waiting, settings.max_waiting_per_chat, settings.max_age_seconds) == (10_000, 500, 2)
+    assert (settings.max_waiting, settings.max_waiting_per_chat, settings.max_age_seconds) == (
+        10_000,
+        500,
+        2,
+    )
 
 
 def test_the_ten_thousand_and_first_send_is_busy() -> None:
@@ -121,7 +127,9 @@ def test_expire_takes_only_the_old_and_their_followers() -> None:
 
 
 def test_what_is_due_is_taken_at_the_moment_named_whatever_the_rounding() -> None:
-    """2.211 - 0.211 is a little less than 2: a watch that asks again at once would never end on a clock that stands."""
+    """2.211 - 0.211 is a little less than 2: a watch that asks again at once would
+    never end on a clock that stands.
+    """
     waiting = SendQueue(IntakeSettings())
     waiting.admit(send("old", since=0.211))
     due = waiting.next_expiry()
@@ -171,8 +179,12 @@ def test_every_send_leaves_once_in_order_and_the_counts_agree(steps: list[tuple]
             assert numbers == sorted(numbers)
             failed_at: dict[tuple[str, str], int] = {}
             for gone, _ in refusals:
-                failed_at[gone.lane] = min(failed_at.get(gone.lane, number), int(gone.body.client_message_id))
-            assert all(int(s.body.client_message_id) < failed_at.get(s.lane, number + 1) for s in group)
+                failed_at[gone.lane] = min(
+                    failed_at.get(gone.lane, number), int(gone.body.client_message_id)
+                )
+            assert all(
+                int(s.body.client_message_id) < failed_at.get(s.lane, number + 1) for s in group
+            )
             left = group + [s for s, _ in refusals]
         for gone in left:
             assert inside.pop(gone.body.client_message_id) is gone

@@ -116,7 +116,9 @@ async def test_above_the_bound_new_ones_are_dropped_and_old_ones_still_merge() -
 async def test_they_end_in_the_store() -> None:
     store = MemoryStore()
     await create_chat(store, ANNA, BELA)
-    await store.append([Draft(ANNA, CHAT, "k", "hi", "text/plain", "msg_1", "2027-01-15T08:00:00.000Z")])
+    await store.append(
+        [Draft(ANNA, CHAT, "k", "hi", "text/plain", "msg_1", "2027-01-15T08:00:00.000Z")]
+    )
     epoch = (await store.heads([CHAT]))[CHAT].epoch
     marks = Watermarks(StoreDurability(store, LoopClock()), lambda _: None)
     marks.delivered(BELA, "phone", CHAT, epoch, 1)
@@ -133,7 +135,9 @@ marks_of_one = st.builds(
 
 
 @given(marks_of_one, marks_of_one, marks_of_one)
-def test_merging_does_not_depend_on_order_or_repetition(a: Watermark, b: Watermark, c: Watermark) -> None:
+def test_merging_does_not_depend_on_order_or_repetition(
+    a: Watermark, b: Watermark, c: Watermark
+) -> None:
     assert merged(merged(a, b), c) == merged(a, merged(b, c))
     assert merged(a, b) == merged(b, a)
     assert merged(a, a) == a

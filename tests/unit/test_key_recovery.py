@@ -58,7 +58,8 @@ def test_a_narrow_key_does_not_become_the_state_directorys_own(tmp_path: Path) -
 def test_a_ring_that_somebody_filled_keeps_nobody_out(tmp_path: Path) -> None:
     open_secrets(tmp_path, AT)
     full = [
-        ApiKey(f"key_{n}", "tenant", "acme", "x", ("chats:read",), AT, f"{n:064x}", "abcd") for n in range(KEYS_MAX)
+        ApiKey(f"key_{n}", "tenant", "acme", "x", ("chats:read",), AT, f"{n:064x}", "abcd")
+        for n in range(KEYS_MAX)
     ]
     save_keys(tmp_path / "keys.json", full)
     key, _ = create_admin_key(tmp_path, "back in")

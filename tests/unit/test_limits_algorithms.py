@@ -16,7 +16,9 @@ AMOUNTS: list[Algorithm] = ["token_bucket", "fixed_window", "sliding_window"]
 T0 = 1_700_000_040_000.0  # the beginning of a minute
 
 
-def terms(algorithm: Algorithm, limit: int = 100, version: int = 1, window_ms: float = 60_000) -> LimitParams:
+def terms(
+    algorithm: Algorithm, limit: int = 100, version: int = 1, window_ms: float = 60_000
+) -> LimitParams:
     return LimitParams(algorithm, RuleVersion(1, version), limit, window_ms, limit)
 
 
@@ -50,7 +52,11 @@ def test_what_is_used_carries_over_to_a_changed_limit(algorithm: Algorithm) -> N
 @pytest.mark.parametrize("algorithm", [*AMOUNTS, "concurrency"])
 def test_who_asks_with_an_older_rule_is_judged_by_the_newer(algorithm: Algorithm) -> None:
     counter = COUNTERS[algorithm](terms(algorithm, 5, version=8))
-    reading = take(counter, terms(algorithm, 100, version=7), T0, 6) if algorithm != "concurrency" else None
+    reading = (
+        take(counter, terms(algorithm, 100, version=7), T0, 6)
+        if algorithm != "concurrency"
+        else None
+    )
     if reading is None:
         assert isinstance(counter, Concurrency)
         readings = [hold(counter, terms(algorithm, 100, version=7), T0, f"h{n}") for n in range(6)]
@@ -69,7 +75,9 @@ def test_equal_costs_are_admitted_as_far_as_they_fit(algorithm: Algorithm) -> No
 @pytest.mark.parametrize("algorithm", AMOUNTS)
 def test_a_lease_is_taken_only_far_from_the_limit(algorithm: Algorithm) -> None:
     counter, rule = fresh(algorithm), terms(algorithm)
-    assert take(counter, rule, T0, 1, want=10) == structs.replace(take(fresh(algorithm), rule, T0, 11), leased=10)
+    assert take(counter, rule, T0, 1, want=10) == structs.replace(
+        take(fresh(algorithm), rule, T0, 11), leased=10
+    )
     assert take(counter, rule, T0, 75, want=10).leased == 0
     assert take(counter, rule, T0, 1, times=20, want=1).leased == 0
 
@@ -94,12 +102,16 @@ def test_what_has_drained_is_not_given_back_again(algorithm: Algorithm) -> None:
 
 
 @pytest.mark.parametrize("algorithm", AMOUNTS)
-def test_a_window_that_was_a_mistake_is_over_soon_after_it_is_corrected(algorithm: Algorithm) -> None:
+def test_a_window_that_was_a_mistake_is_over_soon_after_it_is_corrected(
+    algorithm: Algorithm,
+) -> None:
     counter = fresh(algorithm, 10, window_ms=86_400_000)
     take(counter, terms(algorithm, 10, window_ms=86_400_000), T0, 10)
     shorter = terms(algorithm, 10, version=2, window_ms=1000)
     refused = take(counter, shorter, T0, 1)
-    assert refused.admitted == 0 and 0 < refused.wait_ms <= 2000, "what was used is used in the new window"
+    assert refused.admitted == 0 and 0 < refused.wait_ms <= 2000, (
+        "what was used is used in the new window"
+    )
     assert take(counter, shorter, T0 + refused.wait_ms + 0.001, 1).admitted == 1
     assert take(counter, shorter, T0 + 10_000, 1, times=20).admitted == 10
 
@@ -129,18 +141,26 @@ def test_a_clock_that_steps_back_neither_refills_nor_raises() -> None:
         refused = take(counter, rule, T0 - 3_600_000, 1)
         assert refused.admitted == 0 and refused.wait_ms <= 120_000
         later = T0 - 3_600_000 + refused.wait_ms + 0.001
-        assert take(counter, rule, later, 1).admitted == 1, "nobody waits for the clock to be where it was"
+        assert take(counter, rule, later, 1).admitted == 1, (
+            "nobody waits for the clock to be where it was"
+        )
 
 
 def test_holders_come_and_go() -> None:
     counter, rule = Concurrency(terms("concurrency", 2)), terms("concurrency", 2)
-    assert hold(counter, rule, T0, "a").admitted == hold(counter, rule, T0 + 1000, "b").admitted == 1
+    assert (
+        hold(counter, rule, T0, "a").admitted == hold(counter, rule, T0 + 1000, "b").admitted == 1
+    )
     refused = hold(counter, rule, T0 + 2000, "c")
     assert (refused.admitted, refused.wait_ms) == (0, 58_000)
-    assert hold(counter, rule, T0 + 2000, "a").admitted == 1, "a holder that renews is never refused"
+    assert hold(counter, rule, T0 + 2000, "a").admitted == 1, (
+        "a holder that renews is never refused"
+    )
     counter.release("b")
     assert hold(counter, rule, T0 + 2000, "c").admitted == 1
-    assert hold(counter, rule, T0 + 2000 + 60_000, "d").remaining == 1, "the silent ones are forgotten"
+    assert hold(counter, rule, T0 + 2000 + 60_000, "d").remaining == 1, (
+        "the silent ones are forgotten"
+    )
 
 
 def test_holders_are_forgotten_after_their_window_also_when_the_clock_steps_back() -> None:
@@ -172,7 +192,9 @@ def test_a_million_counters_are_no_work_for_the_garbage_collector(algorithm: Alg
 @given(
     algorithm=st.sampled_from(AMOUNTS),
     limit=st.integers(1, 50),
-    asks=st.lists(st.tuples(st.floats(0, 30_000), st.integers(1, 5), st.integers(1, 4)), max_size=60),
+    asks=st.lists(
+        st.tuples(st.floats(0, 30_000), st.integers(1, 5), st.integers(1, 4)), max_size=60
+    ),
 )
 def test_no_history_admits_more_than_its_bound(
     algorithm: Algorithm, limit: int, asks: list[tuple[float, int, int]]
@@ -194,14 +216,20 @@ def test_no_history_admits_more_than_its_bound(
     algorithm=st.sampled_from(AMOUNTS),
     limit=st.integers(1, 20),
     asks=st.lists(
-        st.tuples(st.floats(0, 30_000), st.integers(1, 5), st.sampled_from([0, 0, 0, 1, 30_000, 3_600_000])),
+        st.tuples(
+            st.floats(0, 30_000),
+            st.integers(1, 5),
+            st.sampled_from([0, 0, 0, 1, 30_000, 3_600_000]),
+        ),
         max_size=60,
     ),
 )
 def test_a_clock_that_steps_back_admits_no_more_than_its_bound(
     algorithm: Algorithm, limit: int, asks: list[tuple[float, int, float]]
 ) -> None:
-    """In true time. A step may cut a fixed window short, which then grants its limit once more."""
+    """In true time. A step may cut a fixed window short, which then grants its limit
+    once more.
+    """
     counter, rule = fresh(algorithm, limit), terms(algorithm, limit)
     moment, behind, admitted = T0, 0.0, [(T0, 0, 0)]
     for pause, count, back in asks:
@@ -254,23 +282,35 @@ def bound(algorithm: Algorithm, limit: int, elapsed_ms: float) -> float:
     return limit * (elapsed_ms / 60_000 + 2)
 
 
-def admitted_in_a_span(algorithm: Algorithm, asks: list[tuple[float, int]], since: float = T0) -> int:
-    """The most that was admitted within a window's span, of what was asked for at these moments."""
+def admitted_in_a_span(
+    algorithm: Algorithm, asks: list[tuple[float, int]], since: float = T0
+) -> int:
+    """The most that was admitted within a window's span, of what was asked for at these
+    moments.
+    """
     counter, rule = fresh(algorithm), terms(algorithm)
     admitted = [(now, take(counter, rule, now, 1, count).admitted) for now, count in asks]
     spans = [now for now, _ in admitted if now >= since]
-    return max(sum(amount for now, amount in admitted if first <= now < first + 60_000) for first in spans)
+    return max(
+        sum(amount for now, amount in admitted if first <= now < first + 60_000) for first in spans
+    )
 
 
 @pytest.mark.parametrize("algorithm", AMOUNTS)
-def test_a_windows_span_holds_at_most_twice_the_limit_and_can_come_close(algorithm: Algorithm) -> None:
-    """All of one window at its end, then whatever fits: the guide says so of each algorithm."""
+def test_a_windows_span_holds_at_most_twice_the_limit_and_can_come_close(
+    algorithm: Algorithm,
+) -> None:
+    """All of one window at its end, then whatever fits: the guide says so of each
+    algorithm.
+    """
     greedy = [(T0 + 59_999, 100)] + [(T0 + 60_000 + 100 * n, 100) for n in range(600)]
     assert 195 <= admitted_in_a_span(algorithm, greedy) <= 200
 
 
 def test_a_sliding_window_keeps_its_limit_where_use_is_even() -> None:
-    """Unlike the others: whoever asks all the time has no more than the limit in any span."""
+    """Unlike the others: whoever asks all the time has no more than the limit in any
+    span.
+    """
     always = [(T0 + 250 * n, 100) for n in range(4 * 480)]
     assert admitted_in_a_span("sliding_window", always, since=T0 + 120_000) <= 101
     assert admitted_in_a_span("fixed_window", [(T0 + 59_900, 100), (T0 + 60_100, 100)]) == 200

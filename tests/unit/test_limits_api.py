@@ -1,4 +1,6 @@
-"""Rules over REST, as the seed's own requests have it; the check API; headers; the entrance ``rest``."""
+"""Rules over REST, as the seed's own requests have it; the check API; headers; the
+entrance ``rest``.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def limited(
     shared: bool = False,
     **api: Any,
 ) -> None:
-    """Run a scenario against a server with embedded limits, or with counters that are a round trip away."""
+    """Run a scenario against a server with embedded limits, or with counters that are a
+    round trip away.
+    """
 
     async def main() -> None:
         clock = SystemClock()
@@ -73,7 +77,9 @@ def limited(
 
 
 async def applied(plane: LimitsParts, store: SqliteRuleStore) -> None:
-    """Until the node has what the store has: the doorbell takes a turn or two of the loop."""
+    """Until the node has what the store has: the doorbell takes a turn or two of the
+    loop.
+    """
     head = await store.head()
     for _ in range(1_000):
         if plane.limiter.rules.digest == head.digest:
@@ -90,7 +96,9 @@ async def at_version_seven(rest: Rest, key: str) -> None:
 
 
 @pytest.mark.parametrize("act_as", [{}, {"X-Act-As": "ann"}])
-def test_a_service_may_check_as_often_as_its_tenant_may_ask(tmp_path: Path, act_as: dict[str, str]) -> None:
+def test_a_service_may_check_as_often_as_its_tenant_may_ask(
+    tmp_path: Path, act_as: dict[str, str]
+) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         tenant, check = rest.tenant_key(), {"resource": "/api/search", "subject": "ann"}
         for _ in range(1_000):
@@ -108,14 +116,18 @@ def test_a_service_may_check_as_often_as_its_tenant_may_ask(tmp_path: Path, act_
         ("release", {"resource": "/api/search", "subject": "ann", "hold": "h"}),
     ],
 )
-def test_asking_about_limits_has_a_limit_of_its_own(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
+def test_asking_about_limits_has_a_limit_of_its_own(
+    tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         few = next(rule for rule in DEFAULT_RULES if rule.resource == "check:tenant")
         await plane.control.ensure([structs.replace(few, limit=3, burst_size=0)])
         await applied(plane, store)
         service, other = rest.tenant_key(), rest.tenant_key("other")
         for user in ("ann", "bob", "eve"):
-            assert (await rest.ask("POST", f"/v1/limits/{path}", service, body, X_Act_As=user)).status_code != 429
+            assert (
+                await rest.ask("POST", f"/v1/limits/{path}", service, body, X_Act_As=user)
+            ).status_code != 429
         refused = await rest.ask("POST", f"/v1/limits/{path}", service, body)
         assert error_of(refused) == (429, "RATE_LIMITED")
         assert refused.json()["error"]["details"]["rule"] == "*/check:tenant"
@@ -142,7 +154,9 @@ def test_a_call_of_many_checks_counts_as_many(tmp_path: Path) -> None:
         assert error_of(refused) == (429, "RATE_LIMITED")
         assert refused.json()["violated-policies"] == ["acme/check:tenant"]
         assert refused.headers["RateLimit-Policy"].startswith('"acme/check:tenant"')
-        assert (await ask(2)).status_code == 200, "the first of a refused call counts, its others do not"
+        assert (await ask(2)).status_code == 200, (
+            "the first of a refused call counts, its others do not"
+        )
 
     limited(tmp_path, scenario)
 
@@ -152,7 +166,9 @@ def test_a_call_of_more_checks_than_may_ever_be_asked_at_once_says_so(tmp_path: 
         await plane.control.ensure([Rule("acme", "check:tenant", "fixed_window", 10, 86_400.0)])
         await applied(plane, store)
         checks = [{"resource": "/q", "subject": f"{n}"} for n in range(50)]
-        refused = await rest.ask("POST", "/v1/limits/check-many", rest.tenant_key(), {"checks": checks})
+        refused = await rest.ask(
+            "POST", "/v1/limits/check-many", rest.tenant_key(), {"checks": checks}
+        )
         assert error_of(refused) == (422, "INVALID_CHECK") and "ask fewer" in refused.text
 
     limited(tmp_path, scenario)
@@ -163,7 +179,9 @@ def test_a_call_of_more_checks_than_may_ever_be_asked_at_once_says_so(tmp_path: 
 def test_of_many_checks_at_once_no_more_pass_than_the_rule_says(
     tmp_path: Path, algorithm: Algorithm, precision: Precision
 ) -> None:
-    """Also where the counters are a round trip away: who asks about limits can wait for an answer before."""
+    """Also where the counters are a round trip away: who asks about limits can wait for
+    an answer before.
+    """
 
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         own = Rule("acme", "check:tenant", algorithm, 5, 86_400.0, precision=precision)
@@ -172,7 +190,10 @@ def test_of_many_checks_at_once_no_more_pass_than_the_rule_says(
         service, check = rest.tenant_key(), {"resource": "/q", "subject": "x"}
         asked = [rest.ask("POST", "/v1/limits/check", service, check) for _ in range(60)]
         statuses = [answer.status_code for answer in await asyncio.gather(*asked)]
-        statuses += [(await rest.ask("POST", "/v1/limits/check", service, check)).status_code for _ in range(5)]
+        statuses += [
+            (await rest.ask("POST", "/v1/limits/check", service, check)).status_code
+            for _ in range(5)
+        ]
         assert (statuses.count(200), statuses.count(429)) == (5, 60)
 
     limited(tmp_path, scenario, shared=True)
@@ -187,17 +208,26 @@ def test_no_service_can_use_up_what_an_operator_may_ask(tmp_path: Path, tenant: 
         operator, service = rest.admin_key(), rest.tenant_key(tenant)
         (key_id,) = [key.key_id for key in rest.deps.keys.list() if key.kind == "admin"]
         first = await rest.ask("GET", "/admin/rules", operator)
-        assert '"*/admin:key";r=9' in first.headers["ratelimit"], "the rule for every tenant is the one that answers"
+        assert '"*/admin:key";r=9' in first.headers["ratelimit"], (
+            "the rule for every tenant is the one that answers"
+        )
         for _ in range(12):
-            spent = await rest.ask("POST", "/v1/limits/check", service, {"resource": ADMIN.resource, "subject": key_id})
+            spent = await rest.ask(
+                "POST", "/v1/limits/check", service, {"resource": ADMIN.resource, "subject": key_id}
+            )
         assert not spent.json()["allowed"], "its own counter of that name is used up"
-        assert '"*/admin:key";r=8' in (await rest.ask("GET", "/admin/rules", operator)).headers["ratelimit"]
+        assert (
+            '"*/admin:key";r=8'
+            in (await rest.ask("GET", "/admin/rules", operator)).headers["ratelimit"]
+        )
 
     limited(tmp_path, scenario)
 
 
 def test_no_credential_speaks_for_every_tenant(tmp_path: Path) -> None:
-    """``*`` counts what belongs to no tenant: operators, and addresses that have not said who they are."""
+    """``*`` counts what belongs to no tenant: operators, and addresses that have not
+    said who they are.
+    """
 
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         with pytest.raises(InvalidMessage, match="every tenant"):
@@ -213,17 +243,32 @@ def test_the_seeds_own_requests_as_written(tmp_path: Path) -> None:
         key = rest.admin_key()
         await at_version_seven(rest, key)
         updated = await rest.ask("PUT", "/admin/rules", key, SEEDS_PUT)
-        assert (updated.status_code, updated.json()["limit"], updated.json()["version"]) == (200, 500, 8)
-        conflict = await rest.ask("PUT", "/admin/rules", key, {**RULE, "limit": 200, "expectedVersion": 7})
+        assert (updated.status_code, updated.json()["limit"], updated.json()["version"]) == (
+            200,
+            500,
+            8,
+        )
+        conflict = await rest.ask(
+            "PUT", "/admin/rules", key, {**RULE, "limit": 200, "expectedVersion": 7}
+        )
         assert conflict.status_code == 409
         assert conflict.json()["currentVersion"] == 8
         assert conflict.json()["rule"]["limit"] == 500
-        assert conflict.json()["error"]["message"] == (
-            "version conflict: expected version 7, but rule was already updated"
+        assert (
+            conflict.json()["error"]["message"]
+            == "version conflict: expected version 7, but rule was already updated"
         )
         current = await rest.ask("GET", ONE, key)
-        assert {name: current.json()[name] for name in ("limit", "version")} == {"limit": 500, "version": 8}
-        partial = {"tenantID": "acme", "resource": "/api/search", "limit": 200, "expectedVersion": 8}
+        assert {name: current.json()[name] for name in ("limit", "version")} == {
+            "limit": 500,
+            "version": 8,
+        }
+        partial = {
+            "tenantID": "acme",
+            "resource": "/api/search",
+            "limit": 200,
+            "expectedVersion": 8,
+        }
         assert (await rest.ask("PUT", "/admin/rules", key, partial)).json()["version"] == 9
         health = await rest.ask("GET", "/health/admin", key)
         assert health.json() == {
@@ -236,10 +281,16 @@ def test_the_seeds_own_requests_as_written(tmp_path: Path) -> None:
 def test_keys_history_rollback_and_deletion(tmp_path: Path) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         key = rest.admin_key()
-        first = await rest.ask("POST", "/admin/rules", key, {**RULE, "reason": "launch"}, Idempotency_Key="k1")
-        again = await rest.ask("POST", "/admin/rules", key, {**RULE, "reason": "launch"}, Idempotency_Key="k1")
+        first = await rest.ask(
+            "POST", "/admin/rules", key, {**RULE, "reason": "launch"}, Idempotency_Key="k1"
+        )
+        again = await rest.ask(
+            "POST", "/admin/rules", key, {**RULE, "reason": "launch"}, Idempotency_Key="k1"
+        )
         assert (again.json(), again.headers["Idempotency-Replayed"]) == (first.json(), "true")
-        other = await rest.ask("POST", "/admin/rules", key, {**RULE, "limit": 5}, Idempotency_Key="k1")
+        other = await rest.ask(
+            "POST", "/admin/rules", key, {**RULE, "limit": 5}, Idempotency_Key="k1"
+        )
         assert error_of(other) == (409, "IDEMPOTENCY_KEY_REUSED")
         assert "another request" in other.json()["error"]["details"]["fields"]["idempotencyKey"]
         await rest.ask("PUT", "/admin/rules", key, {**RULE, "limit": 7, "expectedVersion": 1})
@@ -248,7 +299,9 @@ def test_keys_history_rollback_and_deletion(tmp_path: Path) -> None:
         gone = await rest.ask("DELETE", ONE + "&expectedVersion=3", key)
         assert (gone.status_code, gone.json()["deleted"], gone.json()["version"]) == (200, True, 4)
         assert error_of(await rest.ask("GET", ONE, key)) == (404, "NOT_FOUND")
-        history = await rest.ask("GET", "/admin/rules/history?tenantID=acme&resource=/api/search", key)
+        history = await rest.ask(
+            "GET", "/admin/rules/history?tenantID=acme&resource=/api/search", key
+        )
         assert [(c["action"], c["version"]) for c in history.json()["changes"]] == [
             ("delete", 4), ("rollback", 3), ("update", 2), ("create", 1),
         ]  # fmt: skip
@@ -263,7 +316,10 @@ def test_who_creates_what_exists_is_told_so(tmp_path: Path) -> None:
         await rest.ask("POST", "/admin/rules", key, RULE)
         again = await rest.ask("POST", "/admin/rules", key, {**RULE, "limit": 7})
         assert again.status_code == 409
-        assert again.json()["error"]["message"] == "version conflict: the rule exists already, at version 1"
+        assert (
+            again.json()["error"]["message"]
+            == "version conflict: the rule exists already, at version 1"
+        )
         assert (again.json()["currentVersion"], again.json()["rule"]["limit"]) == (1, 100)
 
     limited(tmp_path, scenario)
@@ -276,7 +332,9 @@ def test_pages(tmp_path: Path) -> None:
             await rest.ask("POST", "/admin/rules", key, {**RULE, "resource": f"/r/{n}"})
         first = (await rest.ask("GET", "/admin/rules?limit=3", key)).json()
         rest_of = (await rest.ask("GET", f"/admin/rules?limit=3&after={first['next']}", key)).json()
-        assert [r["resource"] for r in (*first["rules"], *rest_of["rules"])] == [f"/r/{n}" for n in range(5)]
+        assert [r["resource"] for r in (*first["rules"], *rest_of["rules"])] == [
+            f"/r/{n}" for n in range(5)
+        ]
         assert rest_of["next"] is None
 
     limited(tmp_path, scenario)
@@ -292,20 +350,39 @@ def test_the_largest_page_goes_on_too(tmp_path: Path) -> None:
             [structs.replace(rule, resource=f"/r/{n:03}") for n in range(RULES_PER_PAGE_MAX + 1)]
         )
         first = (await rest.ask("GET", f"/admin/rules?limit={RULES_PER_PAGE_MAX}", key)).json()
-        last = (await rest.ask("GET", f"/admin/rules?limit={RULES_PER_PAGE_MAX}&after={first['next']}", key)).json()
-        assert (len(first["rules"]), len(last["rules"]), last["next"]) == (RULES_PER_PAGE_MAX, 1, None)
+        last = (
+            await rest.ask(
+                "GET", f"/admin/rules?limit={RULES_PER_PAGE_MAX}&after={first['next']}", key
+            )
+        ).json()
+        assert (len(first["rules"]), len(last["rules"]), last["next"]) == (
+            RULES_PER_PAGE_MAX,
+            1,
+            None,
+        )
 
     limited(tmp_path, scenario)
 
 
 def test_pages_go_on_after_any_name(tmp_path: Path) -> None:
-    """A place in the list can be put into a URL as it is, and no two names have the same."""
+    """A place in the list can be put into a URL as it is, and no two names have the
+    same.
+    """
 
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         key = rest.admin_key()
-        names = [("*", "*"), ("a", "b/c"), ("a/b", "c"), ("a/b", "d"), ("a/b/c", "/"), ("t" * 64, "&?#%+=" + "r" * 250)]
+        names = [
+            ("*", "*"),
+            ("a", "b/c"),
+            ("a/b", "c"),
+            ("a/b", "d"),
+            ("a/b/c", "/"),
+            ("t" * 64, "&?#%+=" + "r" * 250),
+        ]
         for tenant, resource in names:
-            made = await rest.ask("POST", "/admin/rules", key, {**RULE, "tenantID": tenant, "resource": resource})
+            made = await rest.ask(
+                "POST", "/admin/rules", key, {**RULE, "tenantID": tenant, "resource": resource}
+            )
             assert made.status_code == 201, made.text
         seen, after = [], ""
         for _ in names:
@@ -317,7 +394,9 @@ def test_pages_go_on_after_any_name(tmp_path: Path) -> None:
     limited(tmp_path, scenario)
 
 
-@pytest.mark.parametrize("after", ["nonsense", "a/b", "*", "YQ", "AAAg", "_w", "YSBiIGM", "%00", "%C3%A9", "x" * 500])
+@pytest.mark.parametrize(
+    "after", ["nonsense", "a/b", "*", "YQ", "AAAg", "_w", "YSBiIGM", "%00", "%C3%A9", "x" * 500]
+)
 def test_what_is_no_place_in_the_list_is_refused(tmp_path: Path, after: str) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         answer = await rest.ask("GET", f"/admin/rules?after={after}", rest.admin_key())
@@ -341,7 +420,9 @@ def test_what_is_no_place_in_the_list_is_refused(tmp_path: Path, after: str) -> 
         ({"tenantID": "acme"}, "resource"),
     ],
 )
-def test_bad_rules_are_refused_by_field_and_change_nothing(tmp_path: Path, body: dict[str, Any], field: str) -> None:
+def test_bad_rules_are_refused_by_field_and_change_nothing(
+    tmp_path: Path, body: dict[str, Any], field: str
+) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         answer = await rest.ask("POST", "/admin/rules", rest.admin_key(), body)
         assert error_of(answer) == (422, "INVALID_RULE")
@@ -363,7 +444,10 @@ def test_everything_wrong_with_a_request_is_said_at_once(tmp_path: Path, method:
         assert set(answer.json()["error"]["details"]["fields"]) == set(wrong)
         missing = await rest.ask(method, "/admin/rules", rest.admin_key(), {"limit": -5})
         required = {"algorithm", "window"} if method == "POST" else {"expectedVersion"}
-        assert set(missing.json()["error"]["details"]["fields"]) == {"tenantID", "resource", "limit"} | required
+        assert (
+            set(missing.json()["error"]["details"]["fields"])
+            == {"tenantID", "resource", "limit"} | required
+        )
 
     limited(tmp_path, scenario)
 
@@ -377,7 +461,9 @@ def test_without_its_database_the_admin_answers_503_and_limiting_goes_on(
         await applied(plane, store)
 
         async def away(*_: object) -> None:
-            raise Unavailable("the database of the rules cannot be reached now", retry_after_seconds=5.0)
+            raise Unavailable(
+                "the database of the rules cannot be reached now", retry_after_seconds=5.0
+            )
 
         for verb in ("change", "get", "head", "page"):
             monkeypatch.setattr(store, verb, away)
@@ -394,7 +480,10 @@ def test_without_its_database_the_admin_answers_503_and_limiting_goes_on(
         assert (await rest.ask("GET", "/health/admin", key)).json()["rules"] == "stale"
         assert plane.dependencies() == {"counters": "up", "rules": "stale"}
         check = {"resource": "/api/search", "subject": "ann"}
-        answers = [(await rest.ask("POST", "/v1/limits/check", rest.tenant_key(), check)).json() for _ in range(3)]
+        answers = [
+            (await rest.ask("POST", "/v1/limits/check", rest.tenant_key(), check)).json()
+            for _ in range(3)
+        ]
         assert [a["allowed"] for a in answers] == [True, True, False]
 
     limited(tmp_path, scenario)
@@ -403,7 +492,9 @@ def test_without_its_database_the_admin_answers_503_and_limiting_goes_on(
 def test_a_check_answers_200_with_the_decision(tmp_path: Path) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         key, tenant = rest.admin_key(), rest.tenant_key()
-        await rest.ask("POST", "/admin/rules", key, {**RULE, "algorithm": "fixed_window", "limit": 2})
+        await rest.ask(
+            "POST", "/admin/rules", key, {**RULE, "algorithm": "fixed_window", "limit": 2}
+        )
         slots = {**RULE, "resource": "slots", "algorithm": "concurrency", "limit": 1}
         await rest.ask("POST", "/admin/rules", key, slots)
         await applied(plane, store)
@@ -428,14 +519,26 @@ def test_a_check_answers_200_with_the_decision(tmp_path: Path) -> None:
             assert error_of(refused) == (422, "INVALID_CHECK")
             assert refused.json()["error"]["details"]["field"] == next(iter(wrong))
             nobodys = {**check, "resource": "nobody/asks", **wrong}
-            assert (await rest.ask("POST", "/v1/limits/check", tenant, nobodys)).status_code == 422, "rule or not"
-        one = (await rest.ask("POST", "/v1/limits/check", tenant, {"resource": "slots", "subject": "ann"})).json()
+            assert (
+                await rest.ask("POST", "/v1/limits/check", tenant, nobodys)
+            ).status_code == 422, "rule or not"
+        one = (
+            await rest.ask(
+                "POST", "/v1/limits/check", tenant, {"resource": "slots", "subject": "ann"}
+            )
+        ).json()
         assert one["hold"]
         release = {"resource": "slots", "subject": "ann", "hold": one["hold"]}
         renewed = (await rest.ask("POST", "/v1/limits/renew", tenant, release)).json()
         assert (renewed["allowed"], renewed["hold"]) == (True, one["hold"])
-        assert (await rest.ask("POST", "/v1/limits/release", tenant, release)).json() == {"released": True}
-        two = (await rest.ask("POST", "/v1/limits/check", tenant, {"resource": "slots", "subject": "ann"})).json()
+        assert (await rest.ask("POST", "/v1/limits/release", tenant, release)).json() == {
+            "released": True
+        }
+        two = (
+            await rest.ask(
+                "POST", "/v1/limits/check", tenant, {"resource": "slots", "subject": "ann"}
+            )
+        ).json()
         assert two["allowed"]
         status = (await rest.ask("GET", "/admin/limits", key)).json()
         assert (status["rules"], status["stale"], status["counters"]) == (2, False, "up")
@@ -448,11 +551,21 @@ def test_a_check_answers_200_with_the_decision(tmp_path: Path) -> None:
     [
         ("check", {"resource": "a"}, "subject", "is missing"),
         ("check", {"resource": "a", "subject": 7}, "subject", "must be text"),
-        ("check", {"resource": "a", "subject": "ann", "cost": "1"}, "cost", "must be a whole number"),
+        (
+            "check",
+            {"resource": "a", "subject": "ann", "cost": "1"},
+            "cost",
+            "must be a whole number",
+        ),
         ("check", {"resource": "a", "subject": "ann", "colour": 1}, "colour", "there is no field"),
         ("check", {"resource": "", "subject": "ann"}, "resource", "must not be empty"),
         ("check-many", {"checks": []}, "checks", "must not be empty"),
-        ("check-many", {"checks": [{"resource": "a", "subject": "ann", "cost": 1.5}]}, "cost", "whole number"),
+        (
+            "check-many",
+            {"checks": [{"resource": "a", "subject": "ann", "cost": 1.5}]},
+            "cost",
+            "whole number",
+        ),
         ("release", {"resource": "a", "subject": "ann"}, "hold", "is missing"),
     ],
 )
@@ -494,7 +607,10 @@ def test_a_question_about_rules_of_the_wrong_shape_is_refused_by_field(
 
 def test_what_is_no_json_is_no_question(tmp_path: Path) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
-        headers = {"Authorization": f"Bearer {rest.tenant_key()}", "Content-Type": "application/json"}
+        headers = {
+            "Authorization": f"Bearer {rest.tenant_key()}",
+            "Content-Type": "application/json",
+        }
         for body in (b"", b"{", b"[]"):
             answer = await rest.client.post("/v1/limits/check", content=body, headers=headers)
             assert error_of(answer) == (400, "INVALID_MESSAGE")
@@ -504,7 +620,13 @@ def test_what_is_no_json_is_no_question(tmp_path: Path) -> None:
 
 def test_the_entrance_rest_is_limited_and_says_so_in_headers(tmp_path: Path) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
-        rule = {**RULE, "tenantID": "*", "resource": "rest:user", "algorithm": "fixed_window", "limit": 2}
+        rule = {
+            **RULE,
+            "tenantID": "*",
+            "resource": "rest:user",
+            "algorithm": "fixed_window",
+            "limit": 2,
+        }
         await rest.ask("POST", "/admin/rules", rest.admin_key(), rule)
         await applied(plane, store)
         answers = [await rest.ask("GET", "/v1/chats", rest.token("alice")) for _ in range(3)]
@@ -524,7 +646,12 @@ def test_the_entrance_rest_is_limited_and_says_so_in_headers(tmp_path: Path) -> 
 ASKED = {
     "rest:user": ("GET", "/v1/chats", "user", None),
     "rest:tenant": ("POST", "/v1/tokens", "tenant", {"user_id": "ann"}),
-    "check:tenant": ("POST", "/v1/limits/check", "tenant", {"resource": "/api/search", "subject": "ann"}),
+    "check:tenant": (
+        "POST",
+        "/v1/limits/check",
+        "tenant",
+        {"resource": "/api/search", "subject": "ann"},
+    ),
     "admin:key": ("GET", "/admin/limits", "operator", None),
 }
 """What asks each of the rules that limit requests."""
@@ -534,11 +661,17 @@ ONCE_AT_MOST = {"rest:user": 100, "check:tenant": 2_000, "admin:key": 100}
 
 @pytest.mark.parametrize("resource", ASKED)
 def test_a_rule_is_the_one_limiter_of_its_entry_point(tmp_path: Path, resource: str) -> None:
-    """A refusal names its policy and when to come back; a raised rule is in force with the next request."""
+    """A refusal names its policy and when to come back; a raised rule is in force with
+    the next request.
+    """
     method, path, who, body = ASKED[resource]
 
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
-        keys = {"user": rest.token("alice"), "tenant": rest.tenant_key(), "operator": rest.admin_key()}
+        keys = {
+            "user": rest.token("alice"),
+            "tenant": rest.tenant_key(),
+            "operator": rest.admin_key(),
+        }
 
         async def ask() -> httpx.Response:
             return await rest.ask(method, path, keys[who], body)
@@ -551,7 +684,9 @@ def test_a_rule_is_the_one_limiter_of_its_entry_point(tmp_path: Path, resource: 
         assert error_of(refused) == (429, "RATE_LIMITED")
         assert refused.json()["error"]["retry_after_seconds"] > 0
         assert refused.headers["RateLimit-Policy"] == f'"*/{resource}";q=12;w=60'
-        assert refused.headers["RateLimit"] == f'"*/{resource}";r=0;t={refused.headers["Retry-After"]}'
+        assert (
+            refused.headers["RateLimit"] == f'"*/{resource}";r=0;t={refused.headers["Retry-After"]}'
+        )
         assert refused.json()["violated-policies"] == [f"*/{resource}"]
         raised = {**rule, "limit": 600_000, "burstSize": 60_000, "expectedVersion": 1}
         await plane.control.update(raised, "olga")
@@ -571,10 +706,18 @@ def test_a_rule_is_the_one_limiter_of_its_entry_point(tmp_path: Path, resource: 
         ("operator", "/v1/chats", "admin:key"),
     ],
 )
-def test_refusals_of_what_a_caller_may_not_ask_are_counted(tmp_path: Path, who: str, path: str, resource: str) -> None:
+def test_refusals_of_what_a_caller_may_not_ask_are_counted(
+    tmp_path: Path, who: str, path: str, resource: str
+) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
-        keys = {"user": rest.token("alice"), "tenant": rest.tenant_key(), "operator": rest.admin_key()}
-        await plane.control.create({**RULE, "tenantID": "*", "resource": resource, "limit": 12}, "olga")
+        keys = {
+            "user": rest.token("alice"),
+            "tenant": rest.tenant_key(),
+            "operator": rest.admin_key(),
+        }
+        await plane.control.create(
+            {**RULE, "tenantID": "*", "resource": resource, "limit": 12}, "olga"
+        )
         await applied(plane, store)
         method = "POST" if path == "/v1/limits/check" else "GET"
         statuses = [(await rest.ask(method, path, keys[who])).status_code for _ in range(13)]
@@ -584,7 +727,9 @@ def test_refusals_of_what_a_caller_may_not_ask_are_counted(tmp_path: Path, who: 
 
 
 def test_the_default_rules_are_as_tight_as_what_they_replaced() -> None:
-    rules = {rule.resource: (rule.limit, rule.window_seconds, rule.burst_size) for rule in DEFAULT_RULES}
+    rules = {
+        rule.resource: (rule.limit, rule.window_seconds, rule.burst_size) for rule in DEFAULT_RULES
+    }
     assert rules["connect:address"] == (600, 60.0, 600)
     assert rules["rest:user"] == (1_200, 60.0, 100)
     assert rules["rest:tenant"] == (60_000, 60.0, 2_000)
@@ -608,7 +753,13 @@ def test_a_refusal_names_every_rule_that_refuses_and_no_other(tmp_path: Path) ->
 @pytest.mark.parametrize("legacy", [False, True])
 def test_the_old_headers_come_only_where_they_are_asked_for(tmp_path: Path, legacy: bool) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
-        rule = {**RULE, "tenantID": "*", "resource": "rest:user", "algorithm": "fixed_window", "limit": 1}
+        rule = {
+            **RULE,
+            "tenantID": "*",
+            "resource": "rest:user",
+            "algorithm": "fixed_window",
+            "limit": 1,
+        }
         await rest.ask("POST", "/admin/rules", rest.admin_key(), rule)
         await applied(plane, store)
         answers = [await rest.ask("GET", "/v1/chats", rest.token("alice")) for _ in range(2)]
@@ -639,15 +790,21 @@ def test_headers_name_every_rule_and_escape_it() -> None:
 
 
 def test_the_reset_of_a_rule_that_refuses_is_not_after_the_retry() -> None:
-    """The draft: t is when there is more, and Retry-After is not before it; a bucket has room before it is empty."""
-    refused = Decision(False, 100, 0, 60.0, 0.6, "a/x", 1, "counters", exceeded=True, window_seconds=60.0)
+    """The draft: t is when there is more, and Retry-After is not before it; a bucket
+    has room before it is empty.
+    """
+    refused = Decision(
+        False, 100, 0, 60.0, 0.6, "a/x", 1, "counters", exceeded=True, window_seconds=60.0
+    )
     other = Decision(False, 10, 3, 0.2, 0.0, "b/y", 1, "counters", window_seconds=1.0)
     assert dict(rate_limit_headers([refused, other]))["RateLimit"] == '"a/x";r=0;t=1, "b/y";r=3;t=1'
     assert retry_after([refused, other]) == 1
 
 
 def test_a_wait_longer_than_a_header_can_say_is_the_longest_it_can() -> None:
-    """A billion used of a rule that now gives one back a year: structured fields end at 15 digits."""
+    """A billion used of a rule that now gives one back a year: structured fields end at
+    15 digits.
+    """
     decision = Decision(False, 1, 0, 3.2e16, 3.2e16, "acme/x", exceeded=True, window_seconds=60)
     headers = dict(rate_limit_headers([decision]))
     assert headers["RateLimit"] == '"acme/x";r=0;t=999999999999999'
@@ -666,7 +823,9 @@ async def test_any_asgi_application_can_be_limited() -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"ok"})
 
-    guarded = RateLimitMiddleware(app, limiter, lambda scope: [Check("acme", scope["path"], "ann")], legacy=True)
+    guarded = RateLimitMiddleware(
+        app, limiter, lambda scope: [Check("acme", scope["path"], "ann")], legacy=True
+    )
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
@@ -681,7 +840,10 @@ async def test_any_asgi_application_can_be_limited() -> None:
     statuses = [message["status"] for message in sent if "status" in message]
     assert statuses == [200, 429]
     passed = dict(sent[0]["headers"])
-    assert passed[b"ratelimit-policy"] == b'"acme//";q=1;w=60' and passed[b"x-ratelimit-remaining"] == b"0"
+    assert (
+        passed[b"ratelimit-policy"] == b'"acme//";q=1;w=60'
+        and passed[b"x-ratelimit-remaining"] == b"0"
+    )
     assert passed[b"ratelimit"].startswith(b'"acme//";r=0;t=')
     headers = dict(sent[2]["headers"])
     assert headers[b"content-type"] == b"application/problem+json"
@@ -706,7 +868,12 @@ def test_status_names_what_somebody_should_look_at() -> None:
         ("POST", "/admin/rules", RULE, "unknown"),
         ("PUT", "/admin/rules", {**RULE, "expectedVersion": 1}, "unknown"),
         ("DELETE", ONE + "&expectedVersion=1", None, "unknown"),
-        ("POST", "/admin/rules/rollback", {"tenantID": "acme", "resource": "a", "version": 1}, "unknown"),
+        (
+            "POST",
+            "/admin/rules/rollback",
+            {"tenantID": "acme", "resource": "a", "version": 1},
+            "unknown",
+        ),
         ("GET", ONE, None, None),
         ("GET", "/admin/rules", None, None),
         ("GET", "/admin/rules/history?tenantID=acme&resource=a", None, None),
@@ -783,7 +950,9 @@ def test_an_import_is_compared_then_made_and_refused_if_the_rules_moved(tmp_path
         moved = await rest.ask("POST", path, key, body)
         assert error_of(moved) == (409, "VERSION_CONFLICT")
         assert moved.json()["error"]["details"]["digest"] == made.json()["digest"]
-        history = (await rest.ask("GET", "/admin/rules/history?tenantID=acme&resource=/7", key)).json()
+        history = (
+            await rest.ask("GET", "/admin/rules/history?tenantID=acme&resource=/7", key)
+        ).json()
         assert history["changes"][0]["changeID"] == made.json()["changeID"] != ""
         assert (await rest.ask("POST", path, rest.admin_key("rules:read"), body)).status_code == 403
 
@@ -796,13 +965,18 @@ def test_an_import_is_compared_then_made_and_refused_if_the_rules_moved(tmp_path
         ([RULE, {**RULE, "window": "1s"}], "rule 2 (acme /api/search): is in the file twice"),
         ([{**RULE, "limit": 0}], "rule 1 (acme /api/search): limit must be a whole number"),
         ([{**RULE, "tenantID": "*", "resource": "admin:key", "limit": 1}], "lock operators out"),
-        ([{**RULE, "resource": f"/{n}"} for n in range(10_001)], "at most 10000 rules in one import, not 10001"),
+        (
+            [{**RULE, "resource": f"/{n}"} for n in range(10_001)],
+            "at most 10000 rules in one import, not 10001",
+        ),
         ({"acme": RULE}, "must be a list of rules"),
         ([1], "must be a list of rules"),
         (None, "must be a list of rules"),
     ],
 )
-def test_an_import_with_anything_wrong_in_it_changes_nothing(tmp_path: Path, rules: Any, said: str) -> None:
+def test_an_import_with_anything_wrong_in_it_changes_nothing(
+    tmp_path: Path, rules: Any, said: str
+) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         await plane.control.create({**RULE, "tenantID": "*", "resource": "admin:key"}, "olga")
         before = await store.head()
@@ -810,7 +984,10 @@ def test_an_import_with_anything_wrong_in_it_changes_nothing(tmp_path: Path, rul
             answer = await rest.ask(
                 "POST", "/admin/rules/import", rest.admin_key(), {"rules": rules, "dryRun": dry_run}
             )
-            assert error_of(answer) == (422, "INVALID_RULE") and said in answer.json()["error"]["message"]
+            assert (
+                error_of(answer) == (422, "INVALID_RULE")
+                and said in answer.json()["error"]["message"]
+            )
         assert await store.head() == before
 
     limited(tmp_path, scenario)
@@ -827,18 +1004,31 @@ def test_an_import_beyond_its_bytes_is_refused_unread(tmp_path: Path) -> None:
 
 def test_the_description_of_a_rule_is_what_is_taken(tmp_path: Path) -> None:
     """OpenAPI's bodies for rules, against what the server says of each field of them."""
-    described = {e["operationId"]: e for path in describe(ENDPOINTS)["paths"].values() for e in path.values()}
+    described = {
+        e["operationId"]: e for path in describe(ENDPOINTS)["paths"].values() for e in path.values()
+    }
 
     def schema(name: str) -> dict[str, Any]:
-        content: dict[str, Any] = described[name]["requestBody"]["content"]["application/json"]["schema"]
+        content: dict[str, Any] = described[name]["requestBody"]["content"]["application/json"][
+            "schema"
+        ]
         return content
 
     assert {*NAMES, "reason", "idempotencyKey"} == set(schema("create_rule")["properties"])
-    assert {*NAMES, "reason", "idempotencyKey", "expectedVersion"} == set(schema("update_rule")["properties"])
+    assert {*NAMES, "reason", "idempotencyKey", "expectedVersion"} == set(
+        schema("update_rule")["properties"]
+    )
 
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         key = rest.admin_key()
-        whole = {**RULE, "resource": "/one", "burstSize": None, "precision": "strict", "mode": "off", "reason": ""}
+        whole = {
+            **RULE,
+            "resource": "/one",
+            "burstSize": None,
+            "precision": "strict",
+            "mode": "off",
+            "reason": "",
+        }
         texts = ("", "*", "a*", "*a", "{a}", "a b", "é", "60s", "enforce", "x" * 65, "/" * 257)
         validator = jsonschema_rs.Draft202012Validator(schema("create_rule"))
         for name in schema("create_rule")["properties"]:
@@ -859,17 +1049,25 @@ def test_a_rule_that_cannot_be_read_is_told_as_it_was_written_and_set_anew(tmp_p
         key = rest.admin_key()
         await rest.ask("POST", "/admin/rules", key, RULE)
         readable = (await rest.ask("GET", ONE, key)).json()
-        assert validator.is_valid(readable) and not validator.is_valid({**readable, "algorithm": "gcra"})
+        assert validator.is_valid(readable) and not validator.is_valid(
+            {**readable, "algorithm": "gcra"}
+        )
         with closing(apsw.Connection(str(tmp_path / "limits.db"))) as db:
             for table in ("rules", "rule_changes"):
-                db.execute(f"""UPDATE {table} SET body = replace(body, '"token_bucket"', '"gcra"')""")
+                db.execute(
+                    f"""UPDATE {table} SET body = replace(body, '"token_bucket"', '"gcra"')"""
+                )
         told = (await rest.ask("GET", ONE, key)).json()
-        assert (told["algorithm"], told["version"]) == ("gcra", 1) and "set it anew" in told["unreadable"]
+        assert (told["algorithm"], told["version"]) == ("gcra", 1) and "set it anew" in told[
+            "unreadable"
+        ]
         assert validator.is_valid(told)
         assert (await rest.ask("GET", "/admin/rules", key)).json()["rules"] == [told]
         history = "/admin/rules/history?tenantID=acme&resource=/api/search"
         assert (await rest.ask("GET", history, key)).json()["changes"][0]["rule"] == told
-        assert (await rest.ask("GET", "/admin/rules/changes", key)).json()["changes"][0]["rule"] == told
+        assert (await rest.ask("GET", "/admin/rules/changes", key)).json()["changes"][0][
+            "rule"
+        ] == told
         back = {"tenantID": "acme", "resource": "/api/search", "version": 1}
         refused = await rest.ask("POST", "/admin/rules/rollback", key, back)
         assert error_of(refused) == (422, "INVALID_RULE")

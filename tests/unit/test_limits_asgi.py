@@ -1,4 +1,6 @@
-"""Any ASGI application behind limits: what it gives back, what it answers, and whom it names."""
+"""Any ASGI application behind limits: what it gives back, what it answers, and whom it
+names.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What an operator can do, on the embedded store; and what the entrances of Holdfast ask."""
+"""What an operator can do, on the embedded store; and what the entrances of Holdfast
+ask.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ from holdfast.clock import ManualClock, SystemClock
 from holdfast.errors import InvalidRule, NotFound, RateLimited, VersionConflict
 from holdfast.limits.admin import RuleAdmin
 from holdfast.limits.counters.memory import MemoryCounters
-from holdfast.limits.entry_points import AdmissionControl, EntryPoint, EntryPoints, questions, refusal
+from holdfast.limits.entry_points import (
+    AdmissionControl,
+    EntryPoint,
+    EntryPoints,
+    questions,
+    refusal,
+)
 from holdfast.limits.entry_rules import DEFAULT_RULES
 from holdfast.limits.limiter.limiter import Limiter
 from holdfast.limits.rule_changes import Change, decide
@@ -51,7 +59,9 @@ def test_a_rule_is_changed_looked_at_and_rolled_back(tmp_path: Path) -> None:
         with pytest.raises(VersionConflict) as raised:
             await control.update({**update, "limit": 200}, "boris")
         assert raised.value.details["currentVersion"] == 2
-        back = await control.roll_back({"tenantID": "acme", "resource": "/api/search", "version": 1}, "olga")
+        back = await control.roll_back(
+            {"tenantID": "acme", "resource": "/api/search", "version": 1}, "olga"
+        )
         assert (back.rule.version, back.rule.limit) == (3, 100)
         history = await control.history(NAME, None, 10)
         assert [(c.action, c.actor, c.rule.limit) for c in history] == [
@@ -62,7 +72,9 @@ def test_a_rule_is_changed_looked_at_and_rolled_back(tmp_path: Path) -> None:
         with pytest.raises(NotFound):
             await control.get(NAME)
         with pytest.raises(NotFound):
-            await control.roll_back({"tenantID": "acme", "resource": "/api/search", "version": 9}, "olga")
+            await control.roll_back(
+                {"tenantID": "acme", "resource": "/api/search", "version": 9}, "olga"
+            )
 
     with_control(tmp_path, scenario)
 
@@ -79,7 +91,11 @@ def test_a_rule_is_changed_looked_at_and_rolled_back(tmp_path: Path) -> None:
         ("update", {"expectedVersion": 1, "idempotencyKey": "x" * 200}, "idempotencyKey"),
         ("update", {"expectedVersion": 1, "idempotencyKey": "a\0b"}, "idempotencyKey"),
         ("update", {"expectedVersion": 2**53}, "expectedVersion"),
-        ("create", {"algorithm": "token_bucket", "limit": 5, "window": "60s", "expectedVersion": 7}, "expectedVersion"),
+        (
+            "create",
+            {"algorithm": "token_bucket", "limit": 5, "window": "60s", "expectedVersion": 7},
+            "expectedVersion",
+        ),
         ("roll_back", {}, "version"),
         ("roll_back", {"version": -1}, "version"),
         ("roll_back", {"version": 2**53}, "version"),
@@ -93,7 +109,9 @@ def test_a_call_that_makes_no_sense_names_its_field(
 ) -> None:
     async def scenario(control: RuleAdmin) -> None:
         with pytest.raises(InvalidRule) as raised:
-            await getattr(control, verb)({"tenantID": "acme", "resource": "/api/search", **body}, "olga")
+            await getattr(control, verb)(
+                {"tenantID": "acme", "resource": "/api/search", **body}, "olga"
+            )
         assert list(raised.value.details["fields"]) == [field]
 
     with_control(tmp_path, scenario)
@@ -111,7 +129,9 @@ def test_a_call_that_makes_no_sense_names_its_field(
 def test_operators_cannot_lock_themselves_out(tmp_path: Path, body: dict[str, Any]) -> None:
     async def scenario(control: RuleAdmin) -> None:
         await control.ensure(DEFAULT_RULES)
-        await control.delete({"tenantID": "*", "resource": "admin:key", "expectedVersion": 1}, "olga")
+        await control.delete(
+            {"tenantID": "*", "resource": "admin:key", "expectedVersion": 1}, "olga"
+        )
         before = await control.page(None, None, 100)
         with pytest.raises(InvalidRule, match="lock operators out"):
             await control.create({**RULE, **body}, "olga")
@@ -148,7 +168,9 @@ def test_operators_cannot_unveil_a_rule_that_locks_them_out(tmp_path: Path) -> N
         await control.create({**RULE, "tenantID": "*", "resource": "admin:*", "limit": 1}, "olga")
         await control.ensure(DEFAULT_RULES)
         with pytest.raises(InvalidRule, match=re.escape("*/admin:* must allow at least")):
-            await control.delete({"tenantID": "*", "resource": "admin:key", "expectedVersion": 1}, "olga")
+            await control.delete(
+                {"tenantID": "*", "resource": "admin:key", "expectedVersion": 1}, "olga"
+            )
 
     with_control(tmp_path, scenario)
 
@@ -160,7 +182,9 @@ def test_default_rules_are_ordinary_rules_and_stay_deleted(tmp_path: Path) -> No
         rules = await control.page("*", None, 100)
         assert {rule.resource for rule in rules} == {rule.resource for rule in DEFAULT_RULES}
         assert {rule.version for rule in rules} == {1}
-        await control.delete({"tenantID": "*", "resource": "rest:user", "expectedVersion": 1}, "olga")
+        await control.delete(
+            {"tenantID": "*", "resource": "rest:user", "expectedVersion": 1}, "olga"
+        )
         await control.ensure(DEFAULT_RULES)
         assert "rest:user" not in {rule.resource for rule in await control.page("*", None, 100)}
 
@@ -178,7 +202,9 @@ async def test_a_rule_outlives_its_history(tmp_path: Path) -> None:
         for version in range(1, 102):
             await control.update({**busy, "limit": version, "expectedVersion": version}, "robot")
         assert (await control.get(NAME)).version == 1
-        assert await control.history(NAME, None, 10) == [], "it is there; what was done to it is forgotten"
+        assert await control.history(NAME, None, 10) == [], (
+            "it is there; what was done to it is forgotten"
+        )
         with pytest.raises(NotFound):
             await control.history(RuleName("acme", "/never"), None, 10)
         with pytest.raises(NotFound):
@@ -218,7 +244,9 @@ async def test_an_entrance_asks_for_user_tenant_and_address() -> None:
     assert answers[:2] == [None, None]
     assert isinstance(answers[2], RateLimited)
     assert answers[2].retry_after_seconds and answers[2].details["rule"] == "*/rest:tenant"
-    assert refusal(await by_tenant.decide("rest", User("other", "ann"))) is None, "each tenant has the whole limit"
+    assert refusal(await by_tenant.decide("rest", User("other", "ann"))) is None, (
+        "each tenant has the whole limit"
+    )
     by_address = entrances(Rule("*", "connect:address", "fixed_window", 1, 60.0))
     assert by_address.ask_at_once("connect", User("", ""), "10.0.0.1") is None
     assert by_address.ask_at_once("connect", User("", ""), "10.0.0.1") is not None
@@ -255,7 +283,9 @@ def at_the_doors(doors: Doors, *sends: tuple[str, str]) -> Doors:
 
 
 def test_a_refused_send_is_answered_and_goes_no_further() -> None:
-    doors = at_the_doors(Doors(Rule("*", "send:user", "fixed_window", 1, 60.0)), ("ann", "a1"), ("ann", "a2"))
+    doors = at_the_doors(
+        Doors(Rule("*", "send:user", "fixed_window", 1, 60.0)), ("ann", "a1"), ("ann", "a2")
+    )
     assert (doors.admitted, doors.refused) == (["a1"], ["a2"])
 
 
@@ -263,8 +293,17 @@ def test_of_sends_that_come_together_as_many_go_on_as_fit_in_their_order() -> No
     by_user = Rule("*", "send:user", "token_bucket", 3, 60.0, burst_size=3)
     by_tenant = Rule("*", "send:tenant", "fixed_window", 6, 60.0)
     together = [(user, f"{user}{n}") for user in ("ann", "bob", "ann") for n in range(2)]
-    doors = at_the_doors(Doors(by_user, by_tenant), *together, *[("eve", f"eve{n}") for n in range(4)])
-    assert doors.admitted == ["ann0", "ann1", "bob0", "bob1", "ann0", "eve0"], "three of ann's, six of the tenant's"
+    doors = at_the_doors(
+        Doors(by_user, by_tenant), *together, *[("eve", f"eve{n}") for n in range(4)]
+    )
+    assert doors.admitted == [
+        "ann0",
+        "ann1",
+        "bob0",
+        "bob1",
+        "ann0",
+        "eve0",
+    ], "three of ann's, six of the tenant's"
     assert doors.refused == ["ann1", "eve1", "eve2", "eve3"]
 
 
@@ -288,7 +327,9 @@ def test_a_rule_that_counts_holders_is_asked_for_each_send() -> None:
 def test_what_every_door_asks_is_known_as_an_entrance() -> None:
     entrances: tuple[EntryPoint, ...] = ("connect", "send", "rest", "check", "admin")
     asked = [questions(entrance, User("acme", "ann"), "192.0.2.1") for entrance in entrances]
-    assert {check.resource for checks in asked for check in checks} == ENTRANCE_RESOURCES, "no rule that nobody asks"
+    assert {check.resource for checks in asked for check in checks} == ENTRANCE_RESOURCES, (
+        "no rule that nobody asks"
+    )
 
 
 def test_a_rule_that_would_be_refused_today_can_still_be_deleted() -> None:
@@ -301,7 +342,8 @@ def test_a_rule_that_would_be_refused_today_can_still_be_deleted() -> None:
 async def test_what_one_rule_of_an_entrance_refuses_is_not_charged_to_the_others() -> None:
     ann, bob = User("acme", "ann"), User("acme", "bob")
     doors = entrances(
-        Rule("*", "send:user", "fixed_window", 5, 3600.0), Rule("*", "send:tenant", "fixed_window", 2, 60.0)
+        Rule("*", "send:user", "fixed_window", 5, 3600.0),
+        Rule("*", "send:tenant", "fixed_window", 2, 60.0),
     )
     admitted, refused = doors.admit_at_once("send", ann, 4)
     assert admitted == 2 and refused is not None and refused.details["rule"] == "*/send:tenant"
@@ -314,13 +356,20 @@ async def test_what_one_rule_of_an_entrance_refuses_is_not_charged_to_the_others
         Rule("*", "connect:user", "fixed_window", 5, 3600.0),
         Rule("acme", "connect:address", "fixed_window", 1, 60.0),
     )
-    assert [by_address.ask_at_once("connect", ann, "192.0.2.1") is None for _ in range(4)] == [True] + [False] * 3
+    assert [by_address.ask_at_once("connect", ann, "192.0.2.1") is None for _ in range(4)] == [
+        True
+    ] + [False] * 3
     assert (await by_address.decide("connect", ann, "192.0.2.2"))[0].remaining == 3
 
 
-async def test_a_refusal_that_is_known_of_shared_counters_is_not_charged_to_the_other_rules() -> None:
+async def test_a_refusal_that_is_known_of_shared_counters_is_not_charged_to_the_other_rules() -> (
+    None
+):
     counters, ann = Shared(), User("acme", "ann")
-    rules = [Rule("*", "send:user", "fixed_window", 50, 3600.0), Rule("*", "send:tenant", "fixed_window", 1, 60.0)]
+    rules = [
+        Rule("*", "send:user", "fixed_window", 50, 3600.0),
+        Rule("*", "send:tenant", "fixed_window", 1, 60.0),
+    ]
     doors = EntryPoints(Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of(rules)))
     for _ in range(3):
         doors.admit_at_once("send", ann, 1)

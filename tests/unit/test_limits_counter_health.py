@@ -1,4 +1,6 @@
-"""The health of shared counters is a ratio over a window; a change of state is logged once, with its reason."""
+"""The health of shared counters is a ratio over a window; a change of state is logged
+once, with its reason.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,17 @@ FULL = CountersTrouble("full", "OOM command not allowed")
 
 
 def beat(health: CounterHealth, *, counted: int = 0, local: int = 0, alive: bool = True) -> None:
-    health.observe({"counters": [0, counted, 0], "local_share": [0, local, 0], "no_rule": [0, 1000, 0]}, alive, None)
+    health.observe(
+        {"counters": [0, counted, 0], "local_share": [0, local, 0], "no_rule": [0, 1000, 0]},
+        alive,
+        None,
+    )
 
 
 def test_counters_that_answer_every_heartbeat_and_41_of_100_checks_are_not_up() -> None:
-    """Redis Cluster: calls with one key succeed, those with keys of several slots do not."""
+    """Redis Cluster: calls with one key succeed, those with keys of several slots do
+    not.
+    """
     health = CounterHealth(1.0)
     for _ in range(20):
         beat(health, counted=41, local=59)

@@ -1,4 +1,6 @@
-"""Doors that cannot wait, with counters a round trip away: what slips through, and what becomes of it."""
+"""Doors that cannot wait, with counters a round trip away: what slips through, and what
+becomes of it.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,19 @@ from holdfast.wire.frames import SendBody
 from proof import virtual_loop
 
 
-@pytest.mark.parametrize(("algorithm", "slips"), [("token_bucket", 1), ("fixed_window", 4), ("sliding_window", 3)])
+@pytest.mark.parametrize(
+    ("algorithm", "slips"), [("token_bucket", 1), ("fixed_window", 4), ("sliding_window", 3)]
+)
 @pytest.mark.parametrize("sizes", [[10], [1] * 10, list(range(20, 0, -1)), [50, 3]])
 async def test_sends_counted_far_away_are_limited_in_groups_of_any_size(
     sizes: list[int], algorithm: Algorithm, slips: int
 ) -> None:
-    """One round trip's worth slips through, and is paid back before the next; windows forget it when they end."""
-    rule = Rule("*", "send:user", algorithm, 60, 60.0, burst_size=10 if algorithm == "token_bucket" else 0)
+    """One round trip's worth slips through, and is paid back before the next; windows
+    forget it when they end.
+    """
+    rule = Rule(
+        "*", "send:user", algorithm, 60, 60.0, burst_size=10 if algorithm == "token_bucket" else 0
+    )
     doors = EntryPoints(Limiter(Shared(), virtual_loop.LoopClock(), rules=RuleSet.of([rule])))
     loop, sent = asyncio.get_running_loop(), 0
     while loop.time() < 179:
@@ -38,7 +46,9 @@ async def test_sends_counted_far_away_are_limited_in_groups_of_any_size(
     assert rule.capacity + 100 <= sent <= rule.capacity + 180 + slips * max(sizes)
 
 
-async def test_what_slipped_through_before_the_counters_failed_is_charged_to_the_share_beyond_its_room() -> None:
+async def test_what_slipped_through_before_the_counters_failed_is_charged_to_the_share_beyond_its_room() -> (
+    None
+):
     counters, sent = Shared(), []
     counters.mood = "away"
     rule = Rule("*", "send:user", "token_bucket", 60, 60.0, burst_size=10)
@@ -50,7 +60,9 @@ async def test_what_slipped_through_before_the_counters_failed_is_charged_to_the
 
 
 async def test_calls_that_hang_let_nothing_slip_through_twice() -> None:
-    """Two calls hang and the breaker saw no third: checks wait in vain for a place, and heartbeats are answered."""
+    """Two calls hang and the breaker saw no third: checks wait in vain for a place, and
+    heartbeats are answered.
+    """
     counters, sent = Shared(), 0
     rule = Rule("*", "send:user", "token_bucket", 60, 60.0, burst_size=10)
     async with Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule])) as limits:
@@ -72,10 +84,14 @@ def test_all_addresses_of_one_ipv6_customer_are_counted_as_one() -> None:
     doors = EntryPoints(Limiter(MemoryCounters(clock), clock, rules=rules))
 
     def admitted(addresses: list[str]) -> int:
-        return sum(doors.ask_at_once("connect", User("", ""), address) is None for address in addresses)
+        return sum(
+            doors.ask_at_once("connect", User("", ""), address) is None for address in addresses
+        )
 
     assert admitted([f"2001:db8:1:2::{n:x}" for n in range(100)]) == 60
-    assert admitted([f"2001:db8:1:{n:x}::1" for n in range(3, 103)]) == 100, "another /64 is somebody else"
+    assert admitted([f"2001:db8:1:{n:x}::1" for n in range(3, 103)]) == 100, (
+        "another /64 is somebody else"
+    )
     assert admitted(["192.0.2.1", "::ffff:192.0.2.1"] * 50) == 60
     assert admitted([f"192.0.2.{n}" for n in range(2, 102)]) == 100
 
@@ -92,11 +108,15 @@ async def test_no_send_waits_for_limits_whatever_became_of_the_counters(mood: st
     counters, loop, taken = Shared(), asyncio.get_running_loop(), Taken()
     counters.mood = mood
     rule = Rule("*", "send:user", "token_bucket", 1000, 60.0)
-    sends = AdmissionControl(taken, EntryPoints(Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule]))))
+    sends = AdmissionControl(
+        taken, EntryPoints(Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule])))
+    )
     asked = []
     for _ in range(100):
         asked.append(loop.time())
-        sends.submit(SendBody("m1", "lobby", "hi"), User("acme", "ann"), "", 0.0, lambda outcome: None)
+        sends.submit(
+            SendBody("m1", "lobby", "hi"), User("acme", "ann"), "", 0.0, lambda outcome: None
+        )
         await asyncio.sleep(0.01)
     assert taken.at == asked, "in the very turn in which they came"
 
@@ -106,16 +126,27 @@ def tally(limits: Limiter, by: str) -> list[int]:
     return limits._decisions.tally[by]
 
 
-@pytest.mark.parametrize("algorithm", ["token_bucket", "fixed_window", "sliding_window", "concurrency"])
+@pytest.mark.parametrize(
+    "algorithm", ["token_bucket", "fixed_window", "sliding_window", "concurrency"]
+)
 @pytest.mark.parametrize("mode", ["enforce", "shadow"])
-def test_a_shadow_counts_what_its_rule_would_have_and_each_check_once(algorithm: Algorithm, mode: Mode) -> None:
+def test_a_shadow_counts_what_its_rule_would_have_and_each_check_once(
+    algorithm: Algorithm, mode: Mode
+) -> None:
     clock = ManualClock()
     rule = Rule("*", "send:user", algorithm, 15, 3600.0, mode=mode)
     limits = Limiter(MemoryCounters(clock), clock, rules=RuleSet.of([rule]))
-    passed = [EntryPoints(limits).admit_at_once("send", User("acme", "ann"), 10)[0] for _ in range(3)]
+    passed = [
+        EntryPoints(limits).admit_at_once("send", User("acme", "ann"), 10)[0] for _ in range(3)
+    ]
     hold = "h" if algorithm == "concurrency" else ""
     assert passed == ([10, 5, 0] if mode == "enforce" else [10, 10, 10])
-    assert limits._counters.take_now((key_prefix("acme", rule), "ann"), _terms(limits), 1, hold).remaining == 0
+    assert (
+        limits._counters.take_now(
+            (key_prefix("acme", rule), "ann"), _terms(limits), 1, hold
+        ).remaining
+        == 0
+    )
     assert tally(limits, "counters") == ([15, 15, 0] if mode == "enforce" else [0, 15, 15])
 
 
@@ -129,7 +160,9 @@ def _terms(limits: Limiter) -> LimitParams:
 async def test_every_check_is_counted_once_with_what_became_of_it(counters: str) -> None:
     clock, shared = virtual_loop.LoopClock(), Shared()
     shared.mood = "away" if counters == "away" else "well"
-    rules = [Rule("*", f"send:{whose}", "fixed_window", limit, 3600.0) for whose, limit in WHOSE.items()]
+    rules = [
+        Rule("*", f"send:{whose}", "fixed_window", limit, 3600.0) for whose, limit in WHOSE.items()
+    ]
     near = MemoryCounters(clock)
     limits = Limiter(near if counters == "near" else shared, clock, rules=RuleSet.of(rules))
     doors, asked, passed = EntryPoints(limits), 0, 0
@@ -137,7 +170,9 @@ async def test_every_check_is_counted_once_with_what_became_of_it(counters: str)
         asked += size
         passed += doors.admit_at_once("send", User("acme", "ann"), size)[0]
         await asyncio.sleep(0.2)
-    refused, allowed, exceeded = (sum(counts) for counts in zip(*limits._decisions.tally.values(), strict=True))
+    refused, allowed, exceeded = (
+        sum(counts) for counts in zip(*limits._decisions.tally.values(), strict=True)
+    )
     assert (allowed, exceeded) == (2 * passed, 0), "by each of the two rules"
     assert refused == asked - passed, "by the first that refused"
 
@@ -149,20 +184,35 @@ def test_checks_of_a_group_are_counted_one_by_one_also_where_two_ask_for_the_sam
     clock = ManualClock()
     rules = RuleSet.of([Rule("*", name, "fixed_window", 4, 3600.0) for name in ("x", "y")])
     limits = Limiter(MemoryCounters(clock), clock, rules=rules)
-    group = [Check("acme", "x", "ann"), Check("acme", "x", "ann"), Check("acme", "y", "ann"), Check("acme", "-", "ann")]
+    group = [
+        Check("acme", "x", "ann"),
+        Check("acme", "x", "ann"),
+        Check("acme", "y", "ann"),
+        Check("acme", "-", "ann"),
+    ]
     for _ in range(3):
         asyncio.run(limits.check_many(group))
     assert (tally(limits, "counters"), tally(limits, "no_rule")) == ([3, 6, 0], [0, 3, 0])
 
 
 def _without_a_share(limiter: Limiter) -> str:
-    """An operator's key of whose limit this node has nothing while the counters are unavailable."""
+    """An operator's key of whose limit this node has nothing while the counters are
+    unavailable.
+    """
     keys = (f"key-{n}" for n in range(100))
-    return next(key for key in keys if limiter._share._part(ADMIN_CALLS_PER_MINUTE_MIN, ("{*}:*/admin:key:", key)) == 0)
+    return next(
+        key
+        for key in keys
+        if limiter._share._part(ADMIN_CALLS_PER_MINUTE_MIN, ("{*}:*/admin:key:", key)) == 0
+    )
 
 
-async def test_an_operator_has_some_admin_calls_on_every_node_while_the_counters_are_unavailable() -> None:
-    """Ten a minute among twenty nodes are nothing on half of them, and whoever set that must be able to undo it."""
+async def test_an_operator_has_some_admin_calls_on_every_node_while_the_counters_are_unavailable() -> (
+    None
+):
+    """Ten a minute among twenty nodes are nothing on half of them, and whoever set that
+    must be able to undo it.
+    """
     counters = Shared()
     counters.nodes = 20
     rule = Rule(*ADMIN, "token_bucket", ADMIN_CALLS_PER_MINUTE_MIN, 60.0)
@@ -171,7 +221,9 @@ async def test_an_operator_has_some_admin_calls_on_every_node_while_the_counters
         doors, operator = EntryPoints(limiter), User("", _without_a_share(limiter))
 
         async def passed(calls: int) -> int:
-            return [refusal(await doors.decide("admin", operator)) for _ in range(calls)].count(None)
+            return [refusal(await doors.decide("admin", operator)) for _ in range(calls)].count(
+                None
+            )
 
         assert await passed(30) == ADMIN_CALLS_PER_MINUTE_MIN
         await asyncio.sleep(60)

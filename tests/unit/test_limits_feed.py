@@ -61,7 +61,9 @@ class Clinging(Log):
                 await asyncio.Event().wait()
 
 
-async def test_a_doorbell_that_does_not_end_when_it_is_asked_to_does_not_keep_a_node_from_stopping() -> None:
+async def test_a_doorbell_that_does_not_end_when_it_is_asked_to_does_not_keep_a_node_from_stopping() -> (
+    None
+):
     feed, _ = feed_of(Clinging())
     async with feed:
         await asyncio.sleep(1)
@@ -117,7 +119,9 @@ async def test_a_reader_that_lags_never_takes_a_rule_back() -> None:
         assert not feed.stale
 
 
-async def test_a_node_further_behind_than_the_log_reaches_reads_everything_and_forgets_what_is_forgotten() -> None:
+async def test_a_node_further_behind_than_the_log_reaches_reads_everything_and_forgets_what_is_forgotten() -> (
+    None
+):
     log = Log()
     log.put("a", 5)
     feed, _ = feed_of(log)
@@ -130,10 +134,14 @@ async def test_a_node_further_behind_than_the_log_reaches_reads_everything_and_f
         await asyncio.sleep(10.1)
         assert (limit_of(feed, "a"), limit_of(feed, "b"), limit_of(feed, "c")) == (None, 7, 8)
         assert (feed.cursor, log.snapshots) == ((1, 4), 2)
-        assert feed.rules.digest == (await log.head()).digest, "the tombstone is not kept here either"
+        assert feed.rules.digest == (await log.head()).digest, (
+            "the tombstone is not kept here either"
+        )
 
 
-async def test_a_tombstone_forgotten_at_rest_is_forgotten_everywhere_but_not_by_a_reader_that_lags() -> None:
+async def test_a_tombstone_forgotten_at_rest_is_forgotten_everywhere_but_not_by_a_reader_that_lags() -> (
+    None
+):
     log = Log()
     for resource in ("a", "b"):
         log.put(resource, 5)
@@ -295,10 +303,20 @@ async def test_one_sync_that_fails_is_no_alarm_because_there_is_time_for_another
 
 
 @pytest.mark.parametrize(
-    "times", [{"sync_seconds": 10.0}, {"stale_seconds": 9.0}, {"retry_seconds": 2.0}, {"sync_seconds": 60.0}]
+    "times",
+    [
+        {"sync_seconds": 10.0},
+        {"stale_seconds": 9.0},
+        {"retry_seconds": 2.0},
+        {"sync_seconds": 60.0},
+    ],
 )
-def test_settings_under_which_one_late_sync_would_be_an_alarm_are_refused(times: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="stale_seconds must be greater than sync_seconds \\+ retry_seconds"):
+def test_settings_under_which_one_late_sync_would_be_an_alarm_are_refused(
+    times: dict[str, float],
+) -> None:
+    with pytest.raises(
+        ValueError, match="stale_seconds must be greater than sync_seconds \\+ retry_seconds"
+    ):
         FeedSettings(**times)
 
 
@@ -372,7 +390,11 @@ class NewerLog(Log):
     unreadable: str | None = None
 
     async def changes_after(self, seq: int, limit: int = 100) -> Sequence[RuleChange]:
-        return [each for each in await super().changes_after(seq, limit) if each.rule.resource != self.unreadable]
+        return [
+            each
+            for each in await super().changes_after(seq, limit)
+            if each.rule.resource != self.unreadable
+        ]
 
     async def snapshot(self) -> RuleSnapshot:
         all_of_them = await super().snapshot()
@@ -405,9 +427,13 @@ def test_a_ring_that_cannot_be_understood_still_rings() -> None:
     assert heard_ring(b"\xff").rule is None
 
 
-def foreign(log: Log, resource: str, limit: int, epoch: int = 1, version: int = 9, seq: int = 7) -> ChangeNotification:
+def foreign(
+    log: Log, resource: str, limit: int, epoch: int = 1, version: int = 9, seq: int = 7
+) -> ChangeNotification:
     """What another deployment rings on the doorbell it shares with ours."""
-    rule = structs.replace(log.changes[0].rule, resource=resource, limit=limit, epoch=epoch, version=version)
+    rule = structs.replace(
+        log.changes[0].rule, resource=resource, limit=limit, epoch=epoch, version=version
+    )
     return ChangeNotification(epoch, seq, rule, "theirs")
 
 
@@ -452,14 +478,20 @@ async def test_rings_that_come_before_the_first_look_wait_for_it_and_count_then(
 
 
 @pytest.mark.parametrize("epoch", [1, 99])
-async def test_what_a_doorbell_tells_and_the_log_never_does_is_believed_for_a_minute_at_most(epoch: int) -> None:
-    """Two databases that are copies of one have one name; so has whoever rings what was rolled back."""
+async def test_what_a_doorbell_tells_and_the_log_never_does_is_believed_for_a_minute_at_most(
+    epoch: int,
+) -> None:
+    """Two databases that are copies of one have one name; so has whoever rings what was
+    rolled back.
+    """
     log = Log()
     log.put("a", 5)
     feed, _ = feed_of(log)
     async with feed:
         for second in range(70):  # goes on ringing, which proves nothing either
-            feed.on_notification(structs.replace(foreign(log, "a", 999 + second, epoch, 9 + second), store=log.store))
+            feed.on_notification(
+                structs.replace(foreign(log, "a", 999 + second, epoch, 9 + second), store=log.store)
+            )
             await asyncio.sleep(1)
         assert limit_of(feed) == 5
         assert feed.rules.digest == (await log.head()).digest
@@ -483,7 +515,9 @@ async def test_what_a_reader_that_lags_does_not_have_yet_is_no_hearsay() -> None
         assert limits[-1] == 309
 
 
-async def test_a_node_that_is_led_to_another_store_takes_its_rules_and_forgets_the_old_ones(tmp_path: Path) -> None:
+async def test_a_node_that_is_led_to_another_store_takes_its_rules_and_forgets_the_old_ones(
+    tmp_path: Path,
+) -> None:
     old, new, file = Log("old"), Log("new"), tmp_path / "rules.json"
     for _ in range(3):
         old.fail_over(0)
@@ -496,7 +530,9 @@ async def test_a_node_that_is_led_to_another_store_takes_its_rules_and_forgets_t
         assert (limit_of(feed, "a"), limit_of(feed, "b"), feed.cursor) == (None, 6, (1, 1))
         new.put("b", 7, ring=False)
         await asyncio.sleep(0.2)
-        assert limit_of(feed, "b") == 7, "it looks again at once: what it heard meanwhile it took for another's"
+        assert limit_of(feed, "b") == 7, (
+            "it looks again at once: what it heard meanwhile it took for another's"
+        )
         old.put("a", 50)
         await asyncio.sleep(0.2)
         assert limit_of(feed, "a") is None, "the old doorbell is not ours any more"
@@ -518,7 +554,9 @@ async def test_what_was_only_heard_is_awaited_after_a_restart_too(tmp_path: Path
         assert limit_of(again) == 5
 
 
-async def test_a_restart_knows_when_its_rules_were_last_complete_though_they_never_changed(tmp_path: Path) -> None:
+async def test_a_restart_knows_when_its_rules_were_last_complete_though_they_never_changed(
+    tmp_path: Path,
+) -> None:
     log, file = Log(), tmp_path / "rules.json"
     log.put("a", 5)
     feed, _ = feed_of(log, file)
@@ -538,7 +576,10 @@ async def test_a_restart_knows_when_its_rules_were_last_complete_though_they_nev
 
 async def test_rules_put_in_place_are_counted_one_by_one() -> None:
     def applied_by(by: str) -> float:
-        return telemetry.REGISTRY.get_sample_value("holdfast_limits_rules_applied_total", {"by": by}) or 0.0
+        return (
+            telemetry.REGISTRY.get_sample_value("holdfast_limits_rules_applied_total", {"by": by})
+            or 0.0
+        )
 
     before = {by: applied_by(by) for by in ("event", "sync", "snapshot")}
     log = Log()
@@ -558,7 +599,11 @@ async def test_rules_put_in_place_are_counted_one_by_one() -> None:
         log.put("c", 5, ring=False)
         await asyncio.sleep(8.1)
     counts = {by: applied_by(by) - count for by, count in before.items()}
-    assert counts == {"event": 3, "sync": 5, "snapshot": 3 + 1}, "the forgotten tombstone came with a snapshot"
+    assert counts == {
+        "event": 3,
+        "sync": 5,
+        "snapshot": 3 + 1,
+    }, "the forgotten tombstone came with a snapshot"
 
 
 async def test_changes_that_no_doorbell_told_of_show_in_the_lag() -> None:
@@ -598,8 +643,12 @@ async def test_what_is_read_of_the_log_together_is_put_in_place_at_once() -> Non
         assert (len(applied), limit_of(feed, "r1")) == (3, 150), "a hundred at a time"
 
 
-async def test_a_doorbell_whose_closing_fails_does_not_outlive_the_feed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The failed closing once took the place of the cancellation: the feed listened on, and the node never ended."""
+async def test_a_doorbell_whose_closing_fails_does_not_outlive_the_feed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The failed closing once took the place of the cancellation: the feed listened on,
+    and the node never ended.
+    """
 
     async def connects(*_: object) -> None:
         pass
@@ -607,7 +656,8 @@ async def test_a_doorbell_whose_closing_fails_does_not_outlive_the_feed(monkeypa
     async def hears(*_: object, **__: object) -> None:
         await asyncio.sleep(3600)
 
-    failures = [RedisTimeout("Timed out closing connection")]  # one: with more a feed that is wrong would never end
+    # one: with more a feed that is wrong would never end
+    failures = [RedisTimeout("Timed out closing connection")]
 
     async def fails(*_: object) -> None:
         if failures:
@@ -619,6 +669,11 @@ async def test_a_doorbell_whose_closing_fails_does_not_outlive_the_feed(monkeypa
     log = Log()
     async with (
         asyncio.timeout(600),
-        RuleFeed(log, [RedisNotifications("redis://127.0.0.1:1")], lambda _: None, virtual_loop.LoopClock()),
+        RuleFeed(
+            log,
+            [RedisNotifications("redis://127.0.0.1:1")],
+            lambda _: None,
+            virtual_loop.LoopClock(),
+        ),
     ):
         pass

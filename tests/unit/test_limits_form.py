@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import InvalidRule
-from holdfast.limits.rule_json import changed_rule, name_of, new_rule, parse_window, render, render_window, settable
+from holdfast.limits.rule_json import (
+    changed_rule,
+    name_of,
+    new_rule,
+    parse_window,
+    render,
+    render_window,
+    settable,
+)
 
 GOOD: dict[str, Any] = {
     "tenantID": "acme", "resource": "/api/search", "algorithm": "token_bucket", "limit": 100, "window": "60s",
@@ -17,7 +25,8 @@ GOOD: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("60s", 60.0), ("500ms", 0.5), ("5m", 300.0), ("1h", 3600.0), ("2d", 172_800.0)]
+    ("text", "seconds"),
+    [("60s", 60.0), ("500ms", 0.5), ("5m", 300.0), ("1h", 3600.0), ("2d", 172_800.0)],
 )
 def test_windows_are_texts_with_a_unit(text: str, seconds: float) -> None:
     assert parse_window(text) == seconds
@@ -45,7 +54,11 @@ def test_a_wrong_field_is_named_with_the_reason(field: str, value: object) -> No
 
 def test_what_a_rule_does_not_say_is_the_careful_choice() -> None:
     rule = new_rule(GOOD)
-    assert (rule.precision, rule.on_store_failure, rule.mode) == ("strict", "local_share", "enforce")
+    assert (rule.precision, rule.on_store_failure, rule.mode) == (
+        "strict",
+        "local_share",
+        "enforce",
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,13 +103,22 @@ def test_holders_are_not_counted_where_nobody_gives_a_hold_back(resource: str) -
 
 @pytest.mark.parametrize("resource", ["slots", "sending", "send:mail", "/api/*", "s*", "*"])
 def test_holders_are_counted_where_a_service_asks(resource: str) -> None:
-    assert new_rule({**GOOD, "resource": resource, "algorithm": "concurrency"}).algorithm == "concurrency"
+    assert (
+        new_rule({**GOOD, "resource": resource, "algorithm": "concurrency"}).algorithm
+        == "concurrency"
+    )
 
 
 def test_everything_wrong_is_said_at_once() -> None:
     with pytest.raises(InvalidRule) as raised:
         new_rule({"tenantID": "acme", "limit": -1, "colour": "red"})
-    assert set(raised.value.details["fields"]) == {"resource", "algorithm", "window", "limit", "colour"}
+    assert set(raised.value.details["fields"]) == {
+        "resource",
+        "algorithm",
+        "window",
+        "limit",
+        "colour",
+    }
     with pytest.raises(InvalidRule) as raised:
         name_of({"resource": "*x"})
     assert set(raised.value.details["fields"]) == {"tenantID", "resource"}
@@ -105,7 +127,12 @@ def test_everything_wrong_is_said_at_once() -> None:
 def test_an_update_changes_only_what_it_names() -> None:
     rule = new_rule({**GOOD, "burstSize": 150, "mode": "shadow"})
     changed = changed_rule(rule, {"limit": 500})
-    assert (changed.limit, changed.burst_size, changed.mode, changed.window_seconds) == (500, 150, "shadow", 60.0)
+    assert (changed.limit, changed.burst_size, changed.mode, changed.window_seconds) == (
+        500,
+        150,
+        "shadow",
+        60.0,
+    )
 
 
 def test_a_burst_ends_when_it_is_unset_or_the_algorithm_has_none() -> None:
@@ -143,7 +170,11 @@ def test_what_is_shown_makes_the_same_rule_again(body: dict[str, Any]) -> None:
     assert render(rule)["version"] == 1
 
 
-@given(st.dictionaries(st.text(max_size=10), st.none() | st.integers() | st.text() | st.lists(st.integers())))
+@given(
+    st.dictionaries(
+        st.text(max_size=10), st.none() | st.integers() | st.text() | st.lists(st.integers())
+    )
+)
 def test_no_body_raises_anything_else(body: dict[str, Any]) -> None:
     with pytest.raises(InvalidRule):
         new_rule(body)

@@ -20,7 +20,9 @@ def test_what_it_does_not_show_is_overdue_when_the_reader_knows_of_a_minute_more
         hearsay = PendingNotifications()
         hearsay.heard(place, (1, 4), now=0)
         assert not hearsay.overdue((1, 4), known_at=HEARSAY_SECONDS, now=LONG)
-        assert not hearsay.overdue((1, 4), known_at=1, now=9 * LONG), "a reader that lags need not know it"
+        assert not hearsay.overdue((1, 4), known_at=1, now=9 * LONG), (
+            "a reader that lags need not know it"
+        )
         assert hearsay.overdue((1, 4), known_at=LONG, now=LONG)
 
 
@@ -29,7 +31,9 @@ def test_rings_that_go_on_neither_put_the_day_off_nor_bring_it_nearer() -> None:
     for second in range(int(LONG) + 1):
         false.heard((1, 5 + second), (1, 4), now=second)
         true.heard((1, 5 + second), (1, second), now=second)
-        assert not true.overdue((1, 3 + second), known_at=second, now=second), "always two behind, and never for long"
+        assert not true.overdue((1, 3 + second), known_at=second, now=second), (
+            "always two behind, and never for long"
+        )
     assert false.overdue((1, 4), LONG, LONG)
 
 

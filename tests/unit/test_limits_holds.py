@@ -1,4 +1,6 @@
-"""What concurrency rules grant: given back wherever it was granted, by whom it was not taken, and renewed."""
+"""What concurrency rules grant: given back wherever it was granted, by whom it was not
+taken, and renewed.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ def world(scenario: Callable[[Limiter, Shared], Awaitable[None]], rule: Rule = S
 async def free(limits: Limiter) -> int:
     """How many places there are, by taking and leaving them."""
     await asyncio.sleep(2)  # two heartbeats: whatever is owed is settled
-    taken = [decision.hold for decision in [await limits.check(*ANN) for _ in range(3)] if decision.allowed]
+    taken = [
+        decision.hold
+        for decision in [await limits.check(*ANN) for _ in range(3)]
+        if decision.allowed
+    ]
     for hold in taken:
         assert await limits.release(ANN, hold)
     return len(taken)
@@ -39,7 +45,9 @@ async def free(limits: Limiter) -> int:
 
 @pytest.mark.parametrize("turns", range(6))
 def test_a_cancelled_check_holds_nothing(turns: int) -> None:
-    """Whenever it is cancelled: before the counters are asked, before they answer, or before the answer is read."""
+    """Whenever it is cancelled: before the counters are asked, before they answer, or
+    before the answer is read.
+    """
 
     async def scenario(limits: Limiter, counters: Shared) -> None:
         for _ in range(2):
@@ -99,7 +107,9 @@ def test_what_is_released_while_the_counters_are_away_is_released_when_they_are_
         Rule("acme", "slots", "fixed_window", 5, 60.0, version=9),
     ],
 )
-def test_what_was_granted_is_given_back_where_it_was_granted_whatever_the_rule_is_by_now(now: Rule) -> None:
+def test_what_was_granted_is_given_back_where_it_was_granted_whatever_the_rule_is_by_now(
+    now: Rule,
+) -> None:
     general = structs.replace(SLOTS, tenant="*")
 
     async def scenario(limits: Limiter, counters: Shared) -> None:
@@ -163,7 +173,9 @@ def test_a_renewal_that_nobody_answers_gives_nothing_away(mood: str) -> None:
 
 
 @pytest.mark.parametrize("asked_between", ["", "check", "peek"])
-def test_a_hold_is_given_back_on_another_node_after_a_change_of_the_algorithm(asked_between: str) -> None:
+def test_a_hold_is_given_back_on_another_node_after_a_change_of_the_algorithm(
+    asked_between: str,
+) -> None:
     async def scenario(limits: Limiter, counters: Shared) -> None:
         elsewhere = Limiter(counters, virtual_loop.LoopClock(), rules=limits.rules)
         held = await limits.check(*ANN)
@@ -174,7 +186,9 @@ def test_a_hold_is_given_back_on_another_node_after_a_change_of_the_algorithm(as
             assert (await elsewhere.check(*ANN)).remaining == 9
         elif asked_between == "peek":
             assert (standing := await elsewhere.peek(ANN)) is not None and standing.remaining == 10
-        assert (await elsewhere.renew(ANN, held.hold)).decided_by == "no_rule", "a rate has nothing to renew"
+        assert (await elsewhere.renew(ANN, held.hold)).decided_by == "no_rule", (
+            "a rate has nothing to renew"
+        )
         assert await elsewhere.release(ANN, held.hold) is (asked_between == ""), (
             "known until somebody counts by the new rule"
         )

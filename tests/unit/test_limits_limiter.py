@@ -1,4 +1,6 @@
-"""One check, step by step: snapshot, denial cache, lease, batch, breaker, local share. In virtual time."""
+"""One check, step by step: snapshot, denial cache, lease, batch, breaker, local share.
+In virtual time.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,15 @@ def rule(limit: int = 10, resource: str = "send", **changes: Any) -> Rule:
 
 
 def limiter(counters: MemoryCounters, *rules: Rule, **settings: Any) -> Limiter:
-    return Limiter(counters, virtual_loop.LoopClock(), LimiterSettings(**settings), RuleSet.of(rules))
+    return Limiter(
+        counters, virtual_loop.LoopClock(), LimiterSettings(**settings), RuleSet.of(rules)
+    )
 
 
 async def ask(limits: Limiter, times: int, subject: str = "ann", cost: int = 1) -> list[Decision]:
-    return list(await asyncio.gather(*[limits.check("acme", "send", subject, cost) for _ in range(times)]))
+    return list(
+        await asyncio.gather(*[limits.check("acme", "send", subject, cost) for _ in range(times)])
+    )
 
 
 def allowed(decisions: list[Decision]) -> int:
@@ -63,7 +69,9 @@ async def test_the_checks_of_one_turn_are_one_call_merged_by_key() -> None:
     counters = Shared()
     limits = limiter(counters, rule(10))
     decisions = await ask(limits, 15)
-    assert [d.allowed for d in decisions] == [True] * 10 + [False] * 5, "in the order in which they asked"
+    assert [d.allowed for d in decisions] == [True] * 10 + [False] * 5, (
+        "in the order in which they asked"
+    )
     assert len(counters.calls) == 1
     assert [len(entry) for entry in counters.calls[0]] == [1]
     assert counters.calls[0][0][0].times == 15
@@ -74,15 +82,21 @@ async def test_the_checks_of_one_turn_are_one_call_merged_by_key() -> None:
 
 async def test_unequal_costs_on_a_key_are_each_judged_alone() -> None:
     limits = limiter(Shared(), rule(10))
-    big, small = await asyncio.gather(limits.check("acme", "send", "ann", 8), limits.check("acme", "send", "ann", 2))
+    big, small = await asyncio.gather(
+        limits.check("acme", "send", "ann", 8), limits.check("acme", "send", "ann", 2)
+    )
     assert big.allowed and small.allowed
-    first, second = await asyncio.gather(limits.check("acme", "send", "bob", 9), limits.check("acme", "send", "bob", 2))
+    first, second = await asyncio.gather(
+        limits.check("acme", "send", "bob", 9), limits.check("acme", "send", "bob", 2)
+    )
     assert (first.allowed, second.allowed) == (True, False)
 
 
 async def test_a_call_carries_at_most_256_keys_and_as_many_calls_as_allowed() -> None:
     counters = Shared()
-    limits = limiter(counters, rule(10), batch=BatchSettings(calls_max=2, keys_per_call=KEYS_PER_CALL_MAX))
+    limits = limiter(
+        counters, rule(10), batch=BatchSettings(calls_max=2, keys_per_call=KEYS_PER_CALL_MAX)
+    )
     checks = [limits.check("acme", "send", f"u{n}") for n in range(3 * KEYS_PER_CALL_MAX)]
     decisions = await asyncio.gather(*checks)
     assert allowed(list(decisions)) == 3 * KEYS_PER_CALL_MAX
@@ -102,7 +116,9 @@ async def test_a_denial_is_remembered_from_the_send_for_that_cost_and_version() 
     assert again.retry_after < first.retry_after, "counted from the send"
     assert len(counters.calls) == calls
     assert (await ask(limits, 1, cost=2))[0].allowed, "a smaller cost is not covered by the denial"
-    limits.use(limits.rules.merge(rule(50, algorithm="token_bucket", window_seconds=10.0, version=2)))
+    limits.use(
+        limits.rules.merge(rule(50, algorithm="token_bucket", window_seconds=10.0, version=2))
+    )
     assert (await ask(limits, 1, cost=6))[0].allowed, "a denial belongs to its version"
 
 
@@ -117,7 +133,9 @@ async def test_checks_in_flight_across_a_change_of_the_rule_are_answered_and_cou
     before = await asyncio.gather(*in_flight)
     assert (allowed(before), {(d.limit, d.rule_version) for d in before}) == (10, {(10, 1)})
     after = await ask(limits, 50)
-    assert {(d.limit, d.rule_version) for d in after} == {(50, 2)}, "no denial of the old version holds"
+    assert {(d.limit, d.rule_version) for d in after} == {(50, 2)}, (
+        "no denial of the old version holds"
+    )
     assert allowed(after) == 40, "what was admitted across the change is used, and used once"
 
 
@@ -141,7 +159,9 @@ async def test_holders_are_never_denied_from_memory_and_can_leave() -> None:
 
 async def test_a_leased_rule_is_spent_here_and_a_strict_one_never() -> None:
     counters = Shared()
-    limits = limiter(counters, rule(1000, precision="leased"), rule(1000, "strict"), lease_percent=1.0)
+    limits = limiter(
+        counters, rule(1000, precision="leased"), rule(1000, "strict"), lease_percent=1.0
+    )
     for _ in range(30):
         assert (await limits.check("acme", "send", "ann")).allowed
     leased_calls = len(counters.calls)
@@ -153,9 +173,13 @@ async def test_a_leased_rule_is_spent_here_and_a_strict_one_never() -> None:
 
 @pytest.mark.parametrize("nodes", [1, 4])
 @pytest.mark.parametrize("lease", [1.0, 10.0])
-async def test_leases_admit_exactly_the_limit_when_it_is_all_asked_for(nodes: int, lease: float) -> None:
+async def test_leases_admit_exactly_the_limit_when_it_is_all_asked_for(
+    nodes: int, lease: float
+) -> None:
     counters = Shared()
-    crowd = [limiter(counters, rule(1000, precision="leased"), lease_percent=lease) for _ in range(nodes)]
+    crowd = [
+        limiter(counters, rule(1000, precision="leased"), lease_percent=lease) for _ in range(nodes)
+    ]
     total = 0
     for _ in range(500):
         decisions = await asyncio.gather(*[limits.check("acme", "send", "ann") for limits in crowd])
@@ -163,7 +187,9 @@ async def test_leases_admit_exactly_the_limit_when_it_is_all_asked_for(nodes: in
     for _ in range(100):
         total += allowed(await ask(crowd[0], 10))
     assert total <= 1000
-    assert total >= 1000 - nodes * 1000 * lease / 100, "what is held back is at most one lease a node"
+    assert total >= 1000 - nodes * 1000 * lease / 100, (
+        "what is held back is at most one lease a node"
+    )
 
 
 async def test_what_is_left_of_a_lease_is_given_back() -> None:
@@ -267,7 +293,9 @@ async def test_a_changed_rule_applies_to_the_share_at_once() -> None:
     limits.use(limits.rules.merge(rule(5, version=2)))
     assert allowed(await ask(limits, 10)) == 0
     limits.use(limits.rules.merge(rule(12, version=3)))
-    assert allowed(await ask(limits, 10)) == 7, "of the ten that were used, five count: they were above the limit"
+    assert allowed(await ask(limits, 10)) == 7, (
+        "of the ten that were used, five count: they were above the limit"
+    )
 
 
 class Telling(Shared):
@@ -289,10 +317,13 @@ class Telling(Shared):
 
 
 async def test_a_reset_reaches_denials_leases_and_shares_of_every_node() -> None:
-    """A node remembers a refusal for as long as it lasts; it hears of the reset with its next heartbeat."""
+    """A node remembers a refusal for as long as it lasts; it hears of the reset with
+    its next heartbeat.
+    """
     counters, rules = Telling(), RuleSet.of([rule(100), rule(1000, "leased", precision="leased")])
     nodes = [
-        Limiter(counters, virtual_loop.LoopClock(), rules=rules, place=NodeIdentity(name)) for name in ("here", "there")
+        Limiter(counters, virtual_loop.LoopClock(), rules=rules, place=NodeIdentity(name))
+        for name in ("here", "there")
     ]
     here, there = nodes
     async with here, there:
@@ -310,7 +341,11 @@ async def test_a_reset_reaches_denials_leases_and_shares_of_every_node() -> None
         await asyncio.sleep(1.1)
         assert there.lease_stock == 0 and allowed(await ask(there, 1)) == 1
         standing = await there.peek(Check("acme", "send", "ann"))
-        assert standing is not None and (standing.used, standing.remaining, standing.capacity) == (2, 98, 100)
+        assert standing is not None and (standing.used, standing.remaining, standing.capacity) == (
+            2,
+            98,
+            100,
+        )
         assert await there.peek(Check("acme", "nothing", "ann")) is None
 
 
@@ -381,9 +416,14 @@ async def test_several_checks_are_all_or_none_and_the_refusing_rule_is_named() -
     assert [d.exceeded for d in second] == [False, True, True, False]
     alone = await limits.check("acme", "send", "ann")
     assert alone.remaining == 8, "a refused group counts nothing"
-    assert (await limits.check("acme", "connect", "ann")).decided_by == "denial_cache", "and is remembered"
+    assert (await limits.check("acme", "connect", "ann")).decided_by == "denial_cache", (
+        "and is remembered"
+    )
     twice = [Check("acme", "send", "bob", 5), Check("acme", "send", "bob", 4)]
-    assert [d.remaining for d in await limits.check_many(twice)] == [1, 1], "the same rule twice is one sum"
+    assert [d.remaining for d in await limits.check_many(twice)] == [
+        1,
+        1,
+    ], "the same rule twice is one sum"
 
 
 async def test_groups_are_entries_of_their_own_and_never_merged() -> None:
@@ -393,16 +433,23 @@ async def test_groups_are_entries_of_their_own_and_never_merged() -> None:
     single = limits.check("acme", "send", "ann")
     decided = await asyncio.gather(*[limits.check_many(group) for _ in range(4)], single)
     assert [[len(entry) for entry in call] for call in counters.calls] == [[2, 2, 2, 2, 1]]
-    assert [[d.allowed for d in each] for each in decided[:4]] == [[True, True]] * 3 + [[False, False]]
+    assert [[d.allowed for d in each] for each in decided[:4]] == [[True, True]] * 3 + [
+        [False, False]
+    ]
 
 
-async def test_a_check_under_way_ends_with_the_rule_it_began_with_and_the_next_has_the_new_one() -> None:
+async def test_a_check_under_way_ends_with_the_rule_it_began_with_and_the_next_has_the_new_one() -> (
+    None
+):
     limits = limiter(Shared(), rule(1))
     begun = [asyncio.ensure_future(limits.check("acme", "send", "ann")) for _ in range(2)]
     await asyncio.sleep(0)
     limits.use(limits.rules.merge(rule(100, version=2)))
     decisions = await asyncio.gather(*begun)
-    assert [(d.allowed, d.limit, d.rule_version) for d in decisions] == [(True, 1, 1), (False, 1, 1)]
+    assert [(d.allowed, d.limit, d.rule_version) for d in decisions] == [
+        (True, 1, 1),
+        (False, 1, 1),
+    ]
     after = await limits.check("acme", "send", "ann")
     assert (after.allowed, after.limit, after.rule_version) == (True, 100, 2)
 
@@ -421,18 +468,26 @@ def test_a_rule_is_looked_up_once_for_each_resource_and_what_is_remembered_is_bo
     rules = Noted({made.name: made for made in [rule(10), rule(5, "*")]})
     limits = Limiter(MemoryCounters(ManualClock()), ManualClock(), rules=rules)
     for _ in range(3):
-        assert (decision := limits.try_check("acme", "send", "ann")) is not None and decision.limit == 10
+        assert (
+            decision := limits.try_check("acme", "send", "ann")
+        ) is not None and decision.limit == 10
     assert rules.looked == ["send"]
     for n in range(20):
-        assert (decision := limits.try_check("acme", f"r{n}", "ann")) is not None and decision.limit == 5
+        assert (
+            decision := limits.try_check("acme", f"r{n}", "ann")
+        ) is not None and decision.limit == 5
         assert len(limits._found) <= 5
     assert limits.try_check("other", "send", "ann") == limits.try_check("other", "send", "bob")
     assert rules.looked[-2:] == ["send", "send"], "that nothing limits is not remembered"
 
 
 @pytest.mark.parametrize("wildcard", [None, "/*"])
-async def test_long_resources_leave_nothing_in_memory_and_are_answered_by_wildcards(wildcard: str | None) -> None:
-    """An application behind the middleware asks for its paths, which strangers choose: 3,000 of 15 kB kept 46 MB."""
+async def test_long_resources_leave_nothing_in_memory_and_are_answered_by_wildcards(
+    wildcard: str | None,
+) -> None:
+    """An application behind the middleware asks for its paths, which strangers choose:
+    3,000 of 15 kB kept 46 MB.
+    """
     rules = [rule(10**9, "/other"), *([rule(10**9, wildcard)] if wildcard else [])]
     limits = Limiter(Shared(), virtual_loop.LoopClock(), rules=RuleSet.of(rules))
 
@@ -460,7 +515,12 @@ async def test_checks_batches_and_leases_are_told_to_the_metrics_with_each_heart
         return telemetry.REGISTRY.get_sample_value(f"holdfast_limits_{name}", labels) or 0.0
 
     def counted() -> list[float]:
-        told = [("counters", "allowed"), ("counters", "refused"), ("denial_cache", "refused"), ("lease", "allowed")]
+        told = [
+            ("counters", "allowed"),
+            ("counters", "refused"),
+            ("denial_cache", "refused"),
+            ("lease", "allowed"),
+        ]
         return [sample("checks_total", decided_by=by, decision=said) for by, said in told]
 
     counters, before = Shared(), counted()
@@ -472,7 +532,12 @@ async def test_checks_batches_and_leases_are_told_to_the_metrics_with_each_heart
             await limits.check("acme", "leased", "ann")
         await asyncio.gather(*[limits.check("acme", "send", f"u{n}") for n in range(7)])
         await asyncio.sleep(1.1)
-        assert [now - then for now, then in zip(counted(), before, strict=True)] == [2 + 1 + 7, 1, 1, 2]
+        assert [now - then for now, then in zip(counted(), before, strict=True)] == [
+            2 + 1 + 7,
+            1,
+            1,
+            2,
+        ]
         assert (sample("batch_keys"), sample("lease_tokens"), sample("nodes")) == (7, 2, 3)
 
 
@@ -515,7 +580,13 @@ async def test_a_node_that_is_behind_is_told_and_decides_by_the_newer_rule() -> 
 @pytest.mark.parametrize("immediate", [True, False])
 @pytest.mark.parametrize(
     ("subject", "cost", "field"),
-    [("ann", 0, "cost"), ("ann", -1, "cost"), ("ann", 11, "cost"), ("", 1, "subject"), ("x" * 1025, 1, "subject")],
+    [
+        ("ann", 0, "cost"),
+        ("ann", -1, "cost"),
+        ("ann", 11, "cost"),
+        ("", 1, "subject"),
+        ("x" * 1025, 1, "subject"),
+    ],
 )
 async def test_a_check_that_can_never_be_right_is_an_error(
     immediate: bool, subject: str, cost: int, field: str
@@ -545,16 +616,22 @@ async def test_who_cannot_wait_is_answered_at_once_and_counted_later() -> None:
     counters = Shared()
     limits = limiter(counters, rule(10))
     first = [limits.check_optimistic("acme", "send", "ann") for _ in range(15)]
-    assert all(d.allowed and d.decided_by == "counted_later" for d in first), "one round trip's worth slips through"
+    assert all(d.allowed and d.decided_by == "counted_later" for d in first), (
+        "one round trip's worth slips through"
+    )
     await asyncio.sleep(0.01)
     assert len(counters.calls) == 1
     later = limits.check_optimistic("acme", "send", "ann")
     assert (later.allowed, later.decided_by) == (False, "denial_cache")
     exact = limiter(MemoryCounters(virtual_loop.LoopClock()), rule(10))
-    assert [exact.check_optimistic("acme", "send", "ann").allowed for _ in range(12)] == [True] * 10 + [False] * 2
+    assert [exact.check_optimistic("acme", "send", "ann").allowed for _ in range(12)] == [
+        True
+    ] * 10 + [False] * 2
 
 
-async def test_who_cannot_wait_is_bounded_too_while_the_counters_are_away_and_notices_their_return() -> None:
+async def test_who_cannot_wait_is_bounded_too_while_the_counters_are_away_and_notices_their_return() -> (
+    None
+):
     counters = Shared()
     counters.mood = "away"
     limits = limiter(counters, rule(100))
@@ -571,7 +648,9 @@ async def test_who_cannot_wait_is_bounded_too_while_the_counters_are_away_and_no
     assert limits.counters_state == "up"
 
 
-async def test_who_does_not_wait_costs_no_task_and_has_the_first_places_of_who_asks_with_him() -> None:
+async def test_who_does_not_wait_costs_no_task_and_has_the_first_places_of_who_asks_with_him() -> (
+    None
+):
     counters = Shared()
     limits = limiter(counters, rule(10))
     tasks = len(asyncio.all_tasks())
@@ -582,11 +661,15 @@ async def test_who_does_not_wait_costs_no_task_and_has_the_first_places_of_who_a
         limits.check_optimistic("acme", "send", "ann")
     assert len(asyncio.all_tasks()) == tasks
     decisions = await asyncio.gather(*[each for each in begun if isinstance(each, asyncio.Future)])
-    assert [d.allowed for d in decisions] == [True] * 2 + [False] * 2, "the eight were allowed already"
+    assert [d.allowed for d in decisions] == [True] * 2 + [False] * 2, (
+        "the eight were allowed already"
+    )
     assert [call[0][0].times for call in counters.calls] == [12]
 
 
-async def test_what_was_allowed_before_it_was_counted_is_charged_to_the_share_if_nobody_counts_it() -> None:
+async def test_what_was_allowed_before_it_was_counted_is_charged_to_the_share_if_nobody_counts_it() -> (
+    None
+):
     counters = Shared()
     counters.mood = "away"
     limits = limiter(counters, rule(10))
@@ -630,7 +713,9 @@ async def test_a_lease_is_kept_although_who_asked_for_it_went_away() -> None:
     assert limits.lease_stock == 4
 
 
-async def test_a_defect_in_one_answer_leaves_the_others_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_defect_in_one_answer_leaves_the_others_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     limits = limiter(Shared(), rule(10))
     learn = limits._learn
 
@@ -643,7 +728,11 @@ async def test_a_defect_in_one_answer_leaves_the_others_theirs(monkeypatch: pyte
     checks = [limits.check("acme", "send", who) for who in ("ann", "bob", "cid")]
     with capture_logs() as logs:
         ann, bob, cid = await asyncio.gather(*checks, return_exceptions=True)
-    assert isinstance(ann, Decision) and isinstance(bob, ZeroDivisionError) and isinstance(cid, Decision)
+    assert (
+        isinstance(ann, Decision)
+        and isinstance(bob, ZeroDivisionError)
+        and isinstance(cid, Decision)
+    )
     assert len(logs) == 1
     limits.check_optimistic("acme", "send", "bob")
     await asyncio.sleep(0.01)
@@ -664,9 +753,13 @@ async def test_counters_that_fail_before_they_are_asked_keep_nobody_waiting() ->
     assert [entry["log_level"] for entry in logs if "ZeroDivisionError" in str(entry)] == ["error"]
 
 
-async def test_what_needs_no_round_trip_is_answered_without_one_and_the_rest_is_left_alone() -> None:
+async def test_what_needs_no_round_trip_is_answered_without_one_and_the_rest_is_left_alone() -> (
+    None
+):
     counters = Shared()
-    limits = limiter(counters, rule(10), rule(1000, "leased", precision="leased"), rule(1, "off", mode="off"))
+    limits = limiter(
+        counters, rule(10), rule(1000, "leased", precision="leased"), rule(1, "off", mode="off")
+    )
     free = limits.try_check("acme", "off", "ann")
     assert free is not None and free.decided_by == "no_rule"
     assert limits.try_check("acme", "send", "ann") is None, "nothing is known of ann yet"
@@ -677,7 +770,9 @@ async def test_what_needs_no_round_trip_is_answered_without_one_and_the_rest_is_
     assert denied is not None and (denied.allowed, denied.decided_by) == (False, "denial_cache")
     await limits.check("acme", "leased", "ann")
     leased = [limits.try_check("acme", "leased", "ann") for _ in range(5)]
-    assert [d.decided_by if d else None for d in leased] == ["lease"] * 4 + [None], "until it is spent"
+    assert [d.decided_by if d else None for d in leased] == ["lease"] * 4 + [None], (
+        "until it is spent"
+    )
     with pytest.raises(InvalidCheck):
         limits.try_check("acme", "send", "ann", 11)
 
@@ -688,8 +783,15 @@ def test_with_counters_in_this_process_nothing_ever_waits() -> None:
         ManualClock(),
         rules=RuleSet.of([rule(2), rule(1, "hold", algorithm="concurrency", window_seconds=60.0)]),
     )
-    assert [d.allowed for _ in range(3) if (d := limits.try_check("acme", "send", "ann"))] == [True, True, False]
-    held, refused = limits.try_check("acme", "hold", "ann"), limits.check_optimistic("acme", "hold", "ann")
+    assert [d.allowed for _ in range(3) if (d := limits.try_check("acme", "send", "ann"))] == [
+        True,
+        True,
+        False,
+    ]
+    held, refused = (
+        limits.try_check("acme", "hold", "ann"),
+        limits.check_optimistic("acme", "hold", "ann"),
+    )
     assert held is not None and held.allowed and held.hold
     assert (refused.allowed, refused.hold) == (False, "")
 
@@ -704,7 +806,10 @@ async def test_a_lease_that_ended_is_taken_anew_and_what_was_left_of_it_is_given
     await limits.check("acme", "send", "ann")
     await asyncio.sleep(0.2)
     again = await limits.check("acme", "send", "ann")
-    assert (again.decided_by, limits.lease_stock) == ("counters", 10), "a new lease in place of the old"
+    assert (again.decided_by, limits.lease_stock) == (
+        "counters",
+        10,
+    ), "a new lease in place of the old"
     async with limits:
         await asyncio.sleep(1.1)
     assert sum(each.given for each in counters.adjustments) == 9 + 10
@@ -714,13 +819,17 @@ async def test_a_lease_that_ended_is_taken_anew_and_what_was_left_of_it_is_given
 
 @pytest.mark.real_time
 async def test_a_loop_that_was_held_up_reads_the_answer_before_it_gives_up() -> None:
-    """The answer is there in time, the loop is not: a pause of this process is no failure of the counters."""
+    """The answer is there in time, the loop is not: a pause of this process is no
+    failure of the counters.
+    """
 
     class Quick(Shared):
         async def take(self, entries: Sequence[Sequence[CounterRequest]]) -> CounterResponse:
             taken = await MemoryCounters.take(self, entries)
             answered = asyncio.get_running_loop().create_future()
-            thread = threading.Thread(target=loop.call_soon_threadsafe, args=(answered.set_result, taken))
+            thread = threading.Thread(
+                target=loop.call_soon_threadsafe, args=(answered.set_result, taken)
+            )
             loop.call_soon(lambda: (thread.start(), thread.join(), time.sleep(1.1 * deadline)))
             return await answered
 

@@ -34,7 +34,9 @@ def test_the_door_is_what_the_admin_entrance_asks() -> None:
         (Rule(*ADMIN, "concurrency", 1_000_000, 3_600.0), "window"),
     ],
 )
-def test_a_rule_that_leaves_operators_too_little_locks_them_out_where_it_is_enforced(rule: Rule, field: str) -> None:
+def test_a_rule_that_leaves_operators_too_little_locks_them_out_where_it_is_enforced(
+    rule: Rule, field: str
+) -> None:
     assert locks_out(rule) == field
     assert not locks_out(structs.replace(rule, mode="shadow"))
 
@@ -53,17 +55,46 @@ def test_ten_calls_in_every_minute_are_enough(rule: Rule) -> None:
 
 
 def test_what_answers_the_door_is_what_the_limiter_would_find() -> None:
-    """Any rules and one more: it is refused just when it locks out, or lets a rule answer that does."""
+    """Any rules and one more: it is refused just when it locks out, or lets a rule
+    answer that does.
+    """
     chance = random.Random(7)
-    resources = [*ADMIN_RESOURCES, "admin:keys", "admin:key/x", "send:user", "b*", "*", "adm*", "admin*"]
+    resources = [
+        *ADMIN_RESOURCES,
+        "admin:keys",
+        "admin:key/x",
+        "send:user",
+        "b*",
+        "*",
+        "adm*",
+        "admin*",
+    ]
     refused = 0
     for _ in range(2_000):
         rules = {
-            name: Rule("*", name, "fixed_window", chance.choice((1, 600)), 60.0, deleted=chance.random() < 0.3)
+            name: Rule(
+                "*",
+                name,
+                "fixed_window",
+                chance.choice((1, 600)),
+                60.0,
+                deleted=chance.random() < 0.3,
+            )
             for name in chance.sample(resources, 6)
         }
-        made = Rule("*", chance.choice(resources), "fixed_window", 1, 60.0, version=2, deleted=chance.random() < 0.5)
-        before, after = RuleSet.of(rules.values()), RuleSet.of({**rules, made.resource: made}.values())
+        made = Rule(
+            "*",
+            chance.choice(resources),
+            "fixed_window",
+            1,
+            60.0,
+            version=2,
+            deleted=chance.random() < 0.5,
+        )
+        before, after = (
+            RuleSet.of(rules.values()),
+            RuleSet.of({**rules, made.resource: made}.values()),
+        )
         rule = after.lookup(*ADMIN)
         has_door = after.get(ADMIN) is not None
         judged = [made] if made.resource in ADMIN_RESOURCES and not made.deleted else []
@@ -86,7 +117,9 @@ def test_what_was_shut_before_stops_no_other_change() -> None:
 
 
 @pytest.mark.parametrize("resource", [name for name in ADMIN_RESOURCES if name != ADMIN.resource])
-def test_a_wildcard_that_would_lock_operators_out_is_refused_also_while_another_rule_answers(resource: str) -> None:
+def test_a_wildcard_that_would_lock_operators_out_is_refused_also_while_another_rule_answers(
+    resource: str,
+) -> None:
     with pytest.raises(InvalidRule, match="lock operators out"):
         keep_open([structs.replace(TOO_FEW, resource=resource)], [ENOUGH])
 

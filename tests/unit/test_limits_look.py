@@ -1,4 +1,6 @@
-"""How many of a turn's sends fit: no history makes the question raise, and who waits as told is admitted."""
+"""How many of a turn's sends fit: no history makes the question raise, and who waits as
+told is admitted.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ T0 = 1_700_000_040_000.0
 
 
 class Life:
-    """A counter under everything that can happen to one: takes, gifts, charges, changed rules, a clock that steps."""
+    """A counter under everything that can happen to one: takes, gifts, charges, changed
+    rules, a clock that steps.
+    """
 
     def __init__(self, algorithm: Algorithm, seed: int) -> None:
         self.algorithm: Algorithm = algorithm
@@ -38,13 +42,20 @@ class Life:
 
     def change_rule(self) -> None:
         self.version += 1
-        limit, window = self.rng.choice([1, 2, 5, 10, 50]), self.rng.choice([100.0, 1000.0, 60_000.0, 3_600_000.0])
+        limit, window = (
+            self.rng.choice([1, 2, 5, 10, 50]),
+            self.rng.choice([100.0, 1000.0, 60_000.0, 3_600_000.0]),
+        )
         burst = self.rng.choice([0, 0, 3, 50]) if self.algorithm == "token_bucket" else 0
-        self.terms = LimitParams(self.algorithm, RuleVersion(1, self.version), limit, window, burst or limit)
+        self.terms = LimitParams(
+            self.algorithm, RuleVersion(1, self.version), limit, window, burst or limit
+        )
 
     def step(self) -> None:
         rng = self.rng
-        self.now += rng.choice([0, 0, 1, 50, 999, 1000, 60_000, -500, -3_600_000, 2000 * rng.random()])
+        self.now += rng.choice(
+            [0, 0, 1, 50, 999, 1000, 60_000, -500, -3_600_000, 2000 * rng.random()]
+        )
         if rng.random() < 0.1:
             self.change_rule()
         if self.algorithm == "concurrency":
@@ -52,12 +63,19 @@ class Life:
             if rng.random() < 0.3:
                 self.table.adjust(Adjustment(KEY, self.terms, released=hold), self.now)
             else:
-                self.table.take(CounterRequest(KEY, self.terms, hold=hold, spent=rng.choice([0, 1])), self.now)
+                self.table.take(
+                    CounterRequest(KEY, self.terms, hold=hold, spent=rng.choice([0, 1])), self.now
+                )
             return
         cost, times = rng.randint(1, self.terms.capacity), rng.randint(0, 4)
         spent = rng.choice([0, 0, times])
-        self.table.take(CounterRequest(KEY, self.terms, cost, times, rng.choice([0, 0, 5]), spent=spent), self.now)
-        given = Adjustment(KEY, self.terms, given=rng.randint(1, 5), taken_at=self.now - rng.randint(0, 2000))
+        self.table.take(
+            CounterRequest(KEY, self.terms, cost, times, rng.choice([0, 0, 5]), spent=spent),
+            self.now,
+        )
+        given = Adjustment(
+            KEY, self.terms, given=rng.randint(1, 5), taken_at=self.now - rng.randint(0, 2000)
+        )
         charged = Adjustment(KEY, self.terms, charged=rng.randint(1, 50))
         self.table.adjust(rng.choice([given, charged]), self.now)
 
@@ -92,7 +110,9 @@ class Taken:
     def __init__(self) -> None:
         self.senders: list[str] = []
 
-    def submit(self, body: SendBody, sender: User, source: str, deadline: float, answer: object) -> None:
+    def submit(
+        self, body: SendBody, sender: User, source: str, deadline: float, answer: object
+    ) -> None:
         self.senders.append(sender.user_id)
 
 
@@ -114,7 +134,10 @@ def test_every_send_of_a_turn_is_answered_also_when_the_tenants_rule_never_grant
     algorithm: Algorithm, least: float
 ) -> None:
     clock = ManualClock()
-    rules = [Rule("*", "send:user", "token_bucket", 3000, 60.0), Rule("*", "send:tenant", algorithm, 5, 60.0)]
+    rules = [
+        Rule("*", "send:user", "token_bucket", 3000, 60.0),
+        Rule("*", "send:tenant", algorithm, 5, 60.0),
+    ]
     doors = EntryPoints(Limiter(MemoryCounters(clock), clock, rules=RuleSet.of(rules)))
     admitted, told = asyncio.run(send_all(doors, ["ann"] * 12))
     assert len(admitted) == 5
@@ -122,7 +145,9 @@ def test_every_send_of_a_turn_is_answered_also_when_the_tenants_rule_never_grant
     assert isinstance(told[0], RateLimited) and told[0].retry_after_seconds > least
 
 
-def test_a_defect_in_the_question_is_told_to_whom_it_concerns_and_costs_nobody_else_his_answer() -> None:
+def test_a_defect_in_the_question_is_told_to_whom_it_concerns_and_costs_nobody_else_his_answer() -> (
+    None
+):
     class Broken(EntryPoints):
         def admit_at_once(
             self, entrance: object, who: User, count: int, address: str = ""

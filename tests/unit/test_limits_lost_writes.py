@@ -1,4 +1,5 @@
-"""Rules that a failover or a restore has lost decide nowhere any more, and those of another store never did.
+"""Rules that a failover or a restore has lost decide nowhere any more, and those of
+another store never did.
 
 The surviving rule may have a lower version than the lost one. In virtual time.
 """
@@ -41,8 +42,12 @@ async def test_the_surviving_rule_decides_also_where_the_lost_one_was_counted(
     counters = Shared() if shared else MemoryCounters(ManualClock())
     before, after = lost_and_survived(rule(2, 9, algorithm), rule(1000, 8, algorithm))
     behind = [0, 0]
-    heard = Limiter(counters, virtual_loop.LoopClock(), rules=before, on_behind=lambda: _count(behind, 0))
-    unheard = Limiter(counters, virtual_loop.LoopClock(), rules=before, on_behind=lambda: _count(behind, 1))
+    heard = Limiter(
+        counters, virtual_loop.LoopClock(), rules=before, on_behind=lambda: _count(behind, 0)
+    )
+    unheard = Limiter(
+        counters, virtual_loop.LoopClock(), rules=before, on_behind=lambda: _count(behind, 1)
+    )
     assert await admitted(heard, 5) == 2
     heard.use(after)
     decision = await heard.check("acme", "x", "ann")
@@ -50,7 +55,9 @@ async def test_the_surviving_rule_decides_also_where_the_lost_one_was_counted(
     assert behind == [0, 0]
     later = await unheard.check("acme", "x", "bob" if algorithm == "concurrency" else "ann")
     if algorithm != "concurrency":
-        assert (later.allowed, later.limit, later.rule_version) == (True, 1000, 8), "who has not heard is told"
+        assert (later.allowed, later.limit, later.rule_version) == (True, 1000, 8), (
+            "who has not heard is told"
+        )
         assert not shared or behind == [0, 1]
 
 
@@ -88,20 +95,30 @@ async def test_the_share_goes_by_the_surviving_rule() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["token_bucket", "fixed_window", "sliding_window"])
-async def test_who_has_the_rules_of_another_store_is_judged_by_his_own(algorithm: Algorithm) -> None:
-    """A database filled anew, or an emptied state directory: versions begin at 1, and what was used stays used."""
+async def test_who_has_the_rules_of_another_store_is_judged_by_his_own(
+    algorithm: Algorithm,
+) -> None:
+    """A database filled anew, or an emptied state directory: versions begin at 1, and
+    what was used stays used.
+    """
     counters, behind = Shared(), [0]
     old = RuleSet.of([rule(10, 9, algorithm)], 1, "old")
     new = RuleSet.of([rule(100, 1, algorithm)], 1, "new")
-    first = Limiter(counters, virtual_loop.LoopClock(), rules=old, on_behind=lambda: _count(behind, 0))
+    first = Limiter(
+        counters, virtual_loop.LoopClock(), rules=old, on_behind=lambda: _count(behind, 0)
+    )
     assert await admitted(first, 12) == 10
-    second = Limiter(counters, virtual_loop.LoopClock(), rules=new, on_behind=lambda: _count(behind, 0))
+    second = Limiter(
+        counters, virtual_loop.LoopClock(), rules=new, on_behind=lambda: _count(behind, 0)
+    )
     decision = await second.check("acme", "x", "ann")
     assert (decision.limit, decision.rule_version, decision.remaining) == (100, 1, 89)
     still = await first.check("acme", "x", "ann")
     assert (still.allowed, still.limit) == (False, 10), "each has the limit of its own rules"
     first.use(new)
-    assert await admitted(first, 100) == 89, "a node that reads another store forgets what the old one denied"
+    assert await admitted(first, 100) == 89, (
+        "a node that reads another store forgets what the old one denied"
+    )
     assert behind == [0]
 
 
@@ -110,5 +127,7 @@ async def test_rules_that_nobody_stored_yield_to_those_of_any_store() -> None:
     counters = Shared()
     stored = Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule(3, 1)], 1, "ours"))
     await admitted(stored, 1)
-    starting = Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule(100, 0, epoch=0)]))
+    starting = Limiter(
+        counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule(100, 0, epoch=0)])
+    )
     assert await admitted(starting, 10) == 2

@@ -20,11 +20,16 @@ LIMIT = 100
 
 
 @pytest.mark.parametrize("outage_seconds", [0.0, 60.0])
-async def test_counters_that_forgot_everybody_do_not_give_each_node_the_whole_limit(outage_seconds: float) -> None:
-    """Restarted empty, or away for longer than anybody is remembered; then away again before all are back."""
+async def test_counters_that_forgot_everybody_do_not_give_each_node_the_whole_limit(
+    outage_seconds: float,
+) -> None:
+    """Restarted empty, or away for longer than anybody is remembered; then away again
+    before all are back.
+    """
     counters, rules = Members(), RuleSet.of([Rule("acme", "x", "fixed_window", LIMIT, 36_000.0)])
     crowd = [
-        Limiter(counters, virtual_loop.LoopClock(), rules=rules, place=NodeIdentity(f"n{n}")) for n in range(NODES)
+        Limiter(counters, virtual_loop.LoopClock(), rules=rules, place=NodeIdentity(f"n{n}"))
+        for n in range(NODES)
     ]
     for limits in crowd:
         await limits.__aenter__()
@@ -83,14 +88,21 @@ async def test_nodes_that_start_while_the_counters_are_away_share_among_as_many_
         assert one.nodes == 2
 
 
-@pytest.mark.parametrize("algorithm", ["token_bucket", "fixed_window", "sliding_window", "concurrency"])
+@pytest.mark.parametrize(
+    "algorithm", ["token_bucket", "fixed_window", "sliding_window", "concurrency"]
+)
 @pytest.mark.parametrize("limit", [2, 6, 15])
-async def test_shares_add_up_to_the_limit_also_where_it_does_not_divide(algorithm: Algorithm, limit: int) -> None:
-    """A limit of 2 on 6 nodes admitted 6. Who has the remainder differs from subject to subject."""
+async def test_shares_add_up_to_the_limit_also_where_it_does_not_divide(
+    algorithm: Algorithm, limit: int
+) -> None:
+    """A limit of 2 on 6 nodes admitted 6. Who has the remainder differs from subject to
+    subject.
+    """
     counters, rules = Members(), RuleSet.of([Rule("acme", "x", algorithm, limit, 36_000.0)])
     async with AsyncExitStack() as stack:
         crowd = [
-            Limiter(counters, virtual_loop.LoopClock(), rules=rules, place=NodeIdentity(f"n{n}")) for n in range(6)
+            Limiter(counters, virtual_loop.LoopClock(), rules=rules, place=NodeIdentity(f"n{n}"))
+            for n in range(6)
         ]
         for limits in crowd:
             await stack.enter_async_context(limits)
@@ -109,7 +121,9 @@ async def test_shares_add_up_to_the_limit_also_where_it_does_not_divide(algorith
 
 
 async def test_what_an_earlier_version_kept_of_the_nodes_is_still_believed(tmp_path: Path) -> None:
-    """It kept how many there were and not who: the remainder of a limit is then nobody's."""
+    """It kept how many there were and not who: the remainder of a limit is then
+    nobody's.
+    """
     counters, file = Members(), tmp_path / "nodes.json"
     counters.mood = "away"
     file.write_bytes(b'{"nodes":4}')
@@ -119,8 +133,12 @@ async def test_what_an_earlier_version_kept_of_the_nodes_is_still_believed(tmp_p
         assert sum([(await limits.check("acme", "x", "ann")).allowed for _ in range(10)]) == 2
 
 
-@pytest.mark.parametrize("on_disk", [None, b"", b"{", b'{"nodes":0}', b'{"nodes":-3}', b'{"nodes":1e99}', b"\xff"])
-async def test_a_node_that_never_knew_others_counts_itself(tmp_path: Path, on_disk: bytes | None) -> None:
+@pytest.mark.parametrize(
+    "on_disk", [None, b"", b"{", b'{"nodes":0}', b'{"nodes":-3}', b'{"nodes":1e99}', b"\xff"]
+)
+async def test_a_node_that_never_knew_others_counts_itself(
+    tmp_path: Path, on_disk: bytes | None
+) -> None:
     counters, file = Members(), tmp_path / "nodes.json"
     counters.mood = "away"
     if on_disk is not None:
@@ -132,16 +150,22 @@ async def test_a_node_that_never_knew_others_counts_itself(tmp_path: Path, on_di
     assert file.read_bytes() == b'{"nodes":1,"names":["node"]}'
 
 
-async def test_a_disk_that_cannot_keep_the_number_of_nodes_stops_no_heartbeat(tmp_path: Path) -> None:
+async def test_a_disk_that_cannot_keep_the_number_of_nodes_stops_no_heartbeat(
+    tmp_path: Path,
+) -> None:
     counters = Members()
-    async with Limiter(counters, virtual_loop.LoopClock(), file=tmp_path / "nowhere" / "nodes.json") as limits:
+    async with Limiter(
+        counters, virtual_loop.LoopClock(), file=tmp_path / "nowhere" / "nodes.json"
+    ) as limits:
         await asyncio.sleep(10)
         assert counters.members[limits.place.node] > asyncio.get_running_loop().time() + 3
 
 
 async def test_who_died_is_counted_until_it_was_missing_for_a_whole_ttl() -> None:
     counters, settings = Members(), LimiterSettings(heartbeat_seconds=1.0, node_ttl_seconds=5.0)
-    async with Limiter(counters, virtual_loop.LoopClock(), settings, place=NodeIdentity("a")) as alive:
+    async with Limiter(
+        counters, virtual_loop.LoopClock(), settings, place=NodeIdentity("a")
+    ) as alive:
         async with Limiter(counters, virtual_loop.LoopClock(), settings, place=NodeIdentity("b")):
             await asyncio.sleep(1.5)
         assert alive.nodes == 2
@@ -165,7 +189,9 @@ def test_fewer_are_believed_only_while_the_counters_answer_all_the_time() -> Non
     seen(6, 24.0)
     assert members.count == len(members.names) == 10, "begun again"
     seen(2, 25.0)
-    assert members.count == 6 and members.names == tuple(f"n{n}" for n in range(6)), "as many as were seen"
+    assert members.count == 6 and members.names == tuple(f"n{n}" for n in range(6)), (
+        "as many as were seen"
+    )
     seen(7, 25.5)
     assert members.count == len(members.names) == 7, "more at once"
     named = False
@@ -184,7 +210,9 @@ def test_who_comes_while_another_goes_is_one_more_until_the_other_was_missing_fo
 
 
 def test_who_was_missed_before_an_outage_is_not_missed_during_it() -> None:
-    """Fewer are believed after a whole TTL of answers; the time without any proves nothing."""
+    """Fewer are believed after a whole TTL of answers; the time without any proves
+    nothing.
+    """
     members = NodeMembership(5.0, "n0", count=10)
     members.seen(3, (), 0.0)
     members.unseen()

@@ -1,4 +1,6 @@
-"""What becomes of what a node admitted while the shared counters were away. In virtual time."""
+"""What becomes of what a node admitted while the shared counters were away. In virtual
+time.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from msgspec import structs
 
 from holdfast.errors import OutcomeUnknown, Unavailable
 from holdfast.limits.algorithms import terms_of
-from holdfast.limits.counters.contract import Adjustment, CounterRequest, CounterResponse, NodesAnnounced
+from holdfast.limits.counters.contract import (
+    Adjustment,
+    CounterRequest,
+    CounterResponse,
+    NodesAnnounced,
+)
 from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.limiter import fallback as sharing
 from holdfast.limits.limiter.limiter import Limiter
@@ -25,7 +32,11 @@ from proof import virtual_loop
 
 def node(counters: Shared, rule: Rule, name: str = "a", **settings: Any) -> Limiter:
     return Limiter(
-        counters, virtual_loop.LoopClock(), LimiterSettings(**settings), RuleSet.of([rule]), place=NodeIdentity(name)
+        counters,
+        virtual_loop.LoopClock(),
+        LimiterSettings(**settings),
+        RuleSet.of([rule]),
+        place=NodeIdentity(name),
     )
 
 
@@ -36,7 +47,9 @@ async def admitted(limits: Limiter, times: int, subject: str = "ann") -> int:
 HOURLY = Rule("acme", "x", "fixed_window", 100, 36_000.0)
 
 
-async def test_a_node_that_nobody_asks_any_more_charges_what_it_admitted_with_its_next_heartbeat() -> None:
+async def test_a_node_that_nobody_asks_any_more_charges_what_it_admitted_with_its_next_heartbeat() -> (
+    None
+):
     counters = Shared()
     counters.nodes = 2
     async with node(counters, HOURLY) as one, node(counters, HOURLY, "b") as other:
@@ -132,7 +145,9 @@ async def test_holders_admitted_without_the_counters_hold_there_when_they_are_ba
 
 
 async def test_a_hold_that_was_carried_over_ends_when_it_would_have_ended_anyway() -> None:
-    """Whoever took it and vanished is remembered for one window, not for the outage and a window more."""
+    """Whoever took it and vanished is remembered for one window, not for the outage and
+    a window more.
+    """
     counters, rule = Shared(), Rule("acme", "x", "concurrency", 1, 60.0)
     async with node(counters, rule) as one, node(counters, rule, "b") as other:
         counters.mood = "away"
@@ -147,7 +162,9 @@ async def test_a_hold_that_was_carried_over_ends_when_it_would_have_ended_anyway
 
 
 class Elsewhere(Shared):
-    """Counters with a clock of their own, whose windows begin at other moments than a node's."""
+    """Counters with a clock of their own, whose windows begin at other moments than a
+    node's.
+    """
 
     def __init__(self, ahead_seconds: float) -> None:
         super().__init__()
@@ -159,7 +176,9 @@ class Elsewhere(Shared):
 async def test_shares_are_one_more_limit_for_as_long_as_the_counters_are_away_and_cost_nobody_more_than_a_window(
     seed: int,
 ) -> None:
-    """Wherever the windows of nodes and counters lie: a debt counts in the window in which the counters are back."""
+    """Wherever the windows of nodes and counters lie: a debt counts in the window in
+    which the counters are back.
+    """
     chance, window, limit = random.Random(seed), 60.0, 12
     ahead, rule = chance.uniform(0, window), Rule("acme", "x", "fixed_window", limit, window)
     passed: list[float] = []
@@ -188,14 +207,24 @@ async def test_shares_are_one_more_limit_for_as_long_as_the_counters_are_away_an
         assert await admitted(one, limit) == limit, "a window later nobody owes anything"
     for first, begin in enumerate(passed):
         for count, end in enumerate(passed[first:], 1):
-            away = [(max(begin, since), min(end, until)) for since, until in outages if since <= end and until >= begin]
+            away = [
+                (max(begin, since), min(end, until))
+                for since, until in outages
+                if since <= end and until >= begin
+            ]
             shares = windows(away[0][0], away[-1][1]) if away else 0
-            assert count <= limit * (windows(begin + ahead, end + ahead) + shares), (begin, end, outages)
+            assert count <= limit * (windows(begin + ahead, end + ahead) + shares), (
+                begin,
+                end,
+                outages,
+            )
 
 
 @pytest.mark.parametrize("nodes", [1, 4])
 async def test_a_debt_is_never_larger_than_what_the_rule_grants_at_once(nodes: int) -> None:
-    """``open`` admits ten times the limit on each node: nobody pays for that with hours."""
+    """``open`` admits ten times the limit on each node: nobody pays for that with
+    hours.
+    """
     counters, rule = Shared(), Rule("acme", "x", "token_bucket", 10, 60.0, on_store_failure="open")
     crowd = [node(counters, rule, f"n{n}") for n in range(nodes)]
     for limits in crowd:
@@ -223,11 +252,15 @@ async def test_more_subjects_than_a_node_can_count_share_one_more_limit() -> Non
     assert len(limits._share._table) == 101
     await asyncio.sleep(36_000)
     for _ in range(3):
-        assert await admitted(limits, 3, "s149") <= 2, "with a counter of its own again once others are idle"
+        assert await admitted(limits, 3, "s149") <= 2, (
+            "with a counter of its own again once others are idle"
+        )
     assert await admitted(limits, 1, "fresh") == 1
 
 
-def test_shares_of_more_rules_than_are_remembered_are_worked_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shares_of_more_rules_than_are_remembered_are_worked_out_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sharing, "TERMS_MAX", 3)
     share = sharing.FallbackLimiter(100)
     share.share_among(5)
@@ -251,7 +284,11 @@ async def test_a_place_that_was_held_between_all_others_can_be_given_back() -> N
 
 
 async def test_release_says_yes_only_if_the_hold_was_one_and_is_over() -> None:
-    counters, rule, ann = Shared(), Rule("acme", "x", "concurrency", 1, 3600.0), Check("acme", "x", "ann")
+    counters, rule, ann = (
+        Shared(),
+        Rule("acme", "x", "concurrency", 1, 3600.0),
+        Check("acme", "x", "ann"),
+    )
     async with node(counters, rule) as limits:
         held = await limits.check(*ann)
         assert not await limits.release(ann, "nonsense")
@@ -264,12 +301,16 @@ async def test_release_says_yes_only_if_the_hold_was_one_and_is_over() -> None:
         assert not await limits.release(ann, held.hold), "once"
         counters.mood = "away"
         ours = await limits.check(*ann)
-        assert ours.decided_by == "local_share" and await limits.release(ann, ours.hold), "nobody else knew of it"
+        assert ours.decided_by == "local_share" and await limits.release(ann, ours.hold), (
+            "nobody else knew of it"
+        )
         ours = await limits.check(*ann)
         counters.mood = "well"
         await asyncio.sleep(1.5)
         counters.mood = "away"
-        assert not await limits.release(ann, ours.hold), "it was carried over, and is still held there"
+        assert not await limits.release(ann, ours.hold), (
+            "it was carried over, and is still held there"
+        )
 
 
 async def test_a_closed_rule_refuses_a_group_without_a_word_against_the_others() -> None:
@@ -284,11 +325,17 @@ async def test_a_closed_rule_refuses_a_group_without_a_word_against_the_others()
     group = [Check("acme", name, "ann") for name in "xyz"]
     assert (await limits.check(*group[2])).allowed
     refused = await limits.check_many(group)
-    assert [(d.allowed, d.exceeded) for d in refused] == [(False, False), (False, True), (False, True)]
+    assert [(d.allowed, d.exceeded) for d in refused] == [
+        (False, False),
+        (False, True),
+        (False, True),
+    ]
     assert [d.remaining for d in refused] == [10, 0, 0], "and nothing was counted"
 
 
-@pytest.mark.parametrize(("limit", "changed", "left"), [(100, 500, 420), (500, 50, 0), (500, 100, 20), (100, 100, 20)])
+@pytest.mark.parametrize(
+    ("limit", "changed", "left"), [(100, 500, 420), (500, 50, 0), (500, 100, 20), (100, 100, 20)]
+)
 @pytest.mark.parametrize("nodes", [1, 4])
 async def test_a_rule_that_changes_while_the_counters_are_away_carries_over_what_was_used(
     nodes: int, limit: int, changed: int, left: int
@@ -313,7 +360,9 @@ async def test_a_burst_is_not_the_limit_when_what_was_used_carries_over() -> Non
 
 
 @pytest.mark.parametrize(("algorithm", "owed"), [("token_bucket", [40]), ("fixed_window", [60])])
-async def test_what_has_drained_from_a_share_is_not_charged(algorithm: Algorithm, owed: list[int]) -> None:
+async def test_what_has_drained_from_a_share_is_not_charged(
+    algorithm: Algorithm, owed: list[int]
+) -> None:
     counters = Shared()
     async with node(counters, Rule("acme", "x", algorithm, 100, 100.0)) as one:
         await asyncio.sleep(0.5)  # between two heartbeats, and early in a window
@@ -326,7 +375,9 @@ async def test_what_has_drained_from_a_share_is_not_charged(algorithm: Algorithm
 
 
 async def test_a_share_that_began_with_nothing_left_drains_like_any_other() -> None:
-    """What the counters last said is where it begins, once: what has drained since stays drained."""
+    """What the counters last said is where it begins, once: what has drained since
+    stays drained.
+    """
     counters = Shared()
     async with node(counters, Rule("acme", "x", "token_bucket", 100, 100.0)) as one:
         assert await admitted(one, 100) == 100
@@ -337,7 +388,9 @@ async def test_a_share_that_began_with_nothing_left_drains_like_any_other() -> N
 
 
 class Hanging(Shared):
-    """Until ``answers`` is set every call waits; it is answered late, or given up after ``silence`` seconds."""
+    """Until ``answers`` is set every call waits; it is answered late, or given up after
+    ``silence`` seconds.
+    """
 
     silence = 5.0
 
@@ -390,25 +443,43 @@ async def test_counters_that_hang_are_waited_for_a_few_times_and_no_more(clients
 
         assert await one.check("acme", "x", "ann")
         counters.answers.clear()
-        first = [each for part in await asyncio.gather(*[client(0.2) for _ in range(clients)]) for each in part]
+        first = [
+            each
+            for part in await asyncio.gather(*[client(0.2) for _ in range(clients)])
+            for each in part
+        ]
         assert 0.05 <= max(seconds for seconds, _ in first) <= 0.051, "the first ones find out"
-        told = [each for part in await asyncio.gather(*[client(20.0) for _ in range(clients)]) for each in part]
+        told = [
+            each
+            for part in await asyncio.gather(*[client(20.0) for _ in range(clients)])
+            for each in part
+        ]
         assert {decision.decided_by for _, decision in first + told} == {"local_share"}
-        assert max(seconds for seconds, _ in told) == 0.0, "nobody waits: it is asked beside the traffic"
-        assert len(counters.calls) <= 2 * 20 / counters.silence + 3, "and little is sent to who does not answer"
+        assert max(seconds for seconds, _ in told) == 0.0, (
+            "nobody waits: it is asked beside the traffic"
+        )
+        assert len(counters.calls) <= 2 * 20 / counters.silence + 3, (
+            "and little is sent to who does not answer"
+        )
         assert one.counters_state == "down" and one.health.status()["counters_reason"] == "timeout"
         counters.answers.set()
         await asyncio.sleep(0.1)
-        assert (await one.check("acme", "x", "ann")).decided_by == "counters", "it recovers by itself"
+        assert (await one.check("acme", "x", "ann")).decided_by == "counters", (
+            "it recovers by itself"
+        )
         await asyncio.sleep(1.1)
-        assert one.counters_state == "degraded", "of the last ten seconds most was without the counters"
+        assert one.counters_state == "degraded", (
+            "of the last ten seconds most was without the counters"
+        )
         for _ in range(20):
             await one.check("acme", "x", "ann")
             await asyncio.sleep(1.0)
         assert one.counters_state == "up"
 
 
-async def test_counters_that_hung_and_now_refuse_are_found_by_the_breaker_and_not_asked_in_a_loop() -> None:
+async def test_counters_that_hung_and_now_refuse_are_found_by_the_breaker_and_not_asked_in_a_loop() -> (
+    None
+):
     counters = Hanging()
     async with node(counters, HOURLY) as one:
         counters.answers.clear()

@@ -24,8 +24,17 @@ from holdfast.limits.rules import (
 )
 
 
-def rule(tenant: str, resource: str, limit: int = 100, epoch: int = 1, version: int = 1, deleted: bool = False) -> Rule:
-    return Rule(tenant, resource, "token_bucket", limit, 60.0, epoch=epoch, version=version, deleted=deleted)
+def rule(
+    tenant: str,
+    resource: str,
+    limit: int = 100,
+    epoch: int = 1,
+    version: int = 1,
+    deleted: bool = False,
+) -> Rule:
+    return Rule(
+        tenant, resource, "token_bucket", limit, 60.0, epoch=epoch, version=version, deleted=deleted
+    )
 
 
 def test_the_most_specific_rule_answers() -> None:
@@ -50,7 +59,9 @@ def test_the_most_specific_rule_answers() -> None:
 
 
 def test_a_default_rule_never_answers_for_our_own_entry_points() -> None:
-    """Only an exact name or a wildcard with the word and the colon; of a tenant and of all tenants alike."""
+    """Only an exact name or a wildcard with the word and the colon; of a tenant and of
+    all tenants alike.
+    """
     assert {default.resource.partition(":")[0] + ":" for default in DEFAULT_RULES} <= set(RESERVED)
     for word in RESERVED:
         resource, short = f"{word}user", word.rstrip(":")
@@ -58,7 +69,9 @@ def test_a_default_rule_never_answers_for_our_own_entry_points() -> None:
             for beside in ("*", f"{short[0]}*", f"{short}*"):
                 rules = RuleSet.of([rule(tenant, beside, 1)])
                 assert rules.lookup("acme", resource) is None and word in reserved_beside(beside)
-                assert rules.lookup("acme", f"{short}s") == rule(tenant, beside, 1), "what is not reserved"
+                assert rules.lookup("acme", f"{short}s") == rule(tenant, beside, 1), (
+                    "what is not reserved"
+                )
             for by in (f"{word}*", f"{resource}*", resource):
                 rules = RuleSet.of([rule(tenant, "*", 1), rule(tenant, by, 2)])
                 assert rules.lookup("acme", resource) == rule(tenant, by, 2)
@@ -72,9 +85,15 @@ def test_a_rule_answers_alone_for_what_it_reaches() -> None:
     for _ in range(3_000):
         resource = chance.choice(parts) + chance.choice(["x", "user", ":y"])
         by = chance.choice(
-            [resource, resource[: chance.randrange(len(resource) + 1)] + "*", chance.choice(parts) + "*"]
+            [
+                resource,
+                resource[: chance.randrange(len(resource) + 1)] + "*",
+                chance.choice(parts) + "*",
+            ]
         )
-        assert (RuleSet.of([rule("acme", by)]).lookup("acme", resource) is not None) == is_reached(resource, by)
+        assert (RuleSet.of([rule("acme", by)]).lookup("acme", resource) is not None) == is_reached(
+            resource, by
+        )
 
 
 def test_a_tombstone_answers_nothing_and_stays() -> None:
@@ -95,7 +114,11 @@ def test_a_change_leaves_the_old_set_as_it_was() -> None:
 
 
 def test_a_failover_that_lost_a_write_ends_on_the_survivors_rule() -> None:
-    node = RuleSet(epoch=1).merge(rule("acme", "a", 8, version=8)).merge(rule("acme", "a", 9, version=9))
+    node = (
+        RuleSet(epoch=1)
+        .merge(rule("acme", "a", 8, version=8))
+        .merge(rule("acme", "a", 9, version=9))
+    )
     survivor = RuleSnapshot(2, 8, (rule("acme", "a", 8, version=8),))
     node = node.merge_snapshot(survivor)
     assert node.get(RuleName("acme", "a")) == survivor.rules[0]
@@ -107,7 +130,9 @@ def test_a_failover_that_lost_a_write_ends_on_the_survivors_rule() -> None:
 
 def test_a_lagging_snapshot_neither_takes_back_nor_removes() -> None:
     lagging = RuleSnapshot(1, 1, (rule("acme", "a", version=1),))
-    node = RuleSet(epoch=1).merge(rule("acme", "a", 5, version=2)).merge(rule("acme", "b", version=1))
+    node = (
+        RuleSet(epoch=1).merge(rule("acme", "a", 5, version=2)).merge(rule("acme", "b", version=1))
+    )
     assert node.merge_snapshot(lagging) is node
 
 
@@ -189,7 +214,9 @@ steps = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(steps=steps, random=st.randoms(use_true_random=False))
-def test_any_order_repetition_and_loss_of_events_and_syncs_ends_in_the_same_rules(steps, random) -> None:  # type: ignore[no-untyped-def]
+def test_any_order_repetition_and_loss_of_events_and_syncs_ends_in_the_same_rules(
+    steps, random
+) -> None:  # type: ignore[no-untyped-def]
     primary = Primary()
     for step in steps:
         if step[0] == "change":
@@ -253,7 +280,9 @@ def test_a_hundred_changes_cost_one_pass_over_the_other_rules(tenants: int) -> N
 
 
 def yields_to(node: RuleSet, truth: RuleSet) -> None:
-    """Counters that were counted by any node's rule go by the true one; equal stamps are of equal rules."""
+    """Counters that were counted by any node's rule go by the true one; equal stamps
+    are of equal rules.
+    """
     for mine in node.all():
         theirs = truth.get(mine.name)
         if theirs is not None:
@@ -262,7 +291,9 @@ def yields_to(node: RuleSet, truth: RuleSet) -> None:
 
 
 def never_goes_back(before: RuleSet, after: RuleSet) -> None:
-    """A node's rules only become newer: by their own stamps within one epoch, by those they are in force by always."""
+    """A node's rules only become newer: by their own stamps within one epoch, by those
+    they are in force by always.
+    """
     for old in before.all():
         new = after.get(old.name)
         assert new is None or after.in_force(new) >= before.in_force(old)

@@ -1,4 +1,6 @@
-"""Rows of the limits document that no other test carries: regions, a split brain, the start, the admin's own errors."""
+"""Rows of the limits document that no other test carries: regions, a split brain, the
+start, the admin's own errors.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,20 @@ async def admitted(limiter: Limiter, times: int) -> int:
 
 @pytest.mark.seed("004 scenario 8: each region grants the whole limit")
 @pytest.mark.parametrize(("redises", "granted"), [(1, 100), (2, 200)])
-async def test_each_region_grants_the_whole_limit_by_counters_of_its_own_alone(redises: int, granted: int) -> None:
-    """The name of a region is in every decision and separates nothing: regions on one Redis share one limit."""
+async def test_each_region_grants_the_whole_limit_by_counters_of_its_own_alone(
+    redises: int, granted: int
+) -> None:
+    """The name of a region is in every decision and separates nothing: regions on one
+    Redis share one limit.
+    """
     nodes: list[Limiter] = []
     counters = [Shared() for _ in range(redises)]
     for index, region in enumerate(("us-east", "us-east", "eu-west", "eu-west")):
         place = NodeIdentity(f"n{index}", region)
         shared = counters[0 if region == "us-east" else -1]
-        nodes.append(Limiter(shared, virtual_loop.LoopClock(), rules=RuleSet.of([RULE]), place=place))
+        nodes.append(
+            Limiter(shared, virtual_loop.LoopClock(), rules=RuleSet.of([RULE]), place=place)
+        )
     assert sum([await admitted(node, 80) for node in nodes]) == granted
     for node in nodes:
         assert (await node.check("acme", "send", "ann")).region == node.place.region
@@ -50,7 +58,10 @@ async def test_ten_nodes_that_know_of_five_admit_at_most_twice_the_limit() -> No
         counters = Shared()
         counters.nodes = 5
         async with Limiter(
-            counters, virtual_loop.LoopClock(), rules=RuleSet.of([RULE]), place=NodeIdentity(f"n{n}", "here")
+            counters,
+            virtual_loop.LoopClock(),
+            rules=RuleSet.of([RULE]),
+            place=NodeIdentity(f"n{n}", "here"),
         ) as node:
             counters.mood = "away"
             total += await admitted(node, 300)
@@ -70,7 +81,9 @@ class Busy(Log):
 
 @pytest.mark.seed("004 scenario 7: load all, then subscribe")
 async def test_what_changes_while_a_node_loads_its_rules_is_not_lost() -> None:
-    """It listens first: a ring that comes while it loads is heard, and not only at the next sync."""
+    """It listens first: a ring that comes while it loads is heard, and not only at the
+    next sync.
+    """
     log = Busy()
     log.put("a", 5)
     feed = RuleFeed(log, [log], lambda rules: None, virtual_loop.LoopClock(), None)
@@ -87,7 +100,9 @@ class Away(SqliteRuleStore):
 
 
 @pytest.mark.real_time
-@pytest.mark.seed('004 scenario 1: admin_errors_total{operation="update_rule", error="db_connection_failed"}')
+@pytest.mark.seed(
+    '004 scenario 1: admin_errors_total{operation="update_rule", error="db_connection_failed"}'
+)
 async def test_a_database_that_is_away_is_counted_as_the_admins_own_error(tmp_path: Path) -> None:
     def count() -> float:
         labels = {"operation": "update_rule", "error": "db_connection_failed"}
@@ -97,5 +112,7 @@ async def test_a_database_that_is_away_is_counted_as_the_admins_own_error(tmp_pa
     async with Away(tmp_path / "limits.db", clock) as away:
         control = RuleAdmin(away, clock, "embedded")
         with pytest.raises(Unavailable):
-            await control.update({"tenantID": "acme", "resource": "/a", "limit": 1, "expectedVersion": 1}, "olga")
+            await control.update(
+                {"tenantID": "acme", "resource": "/a", "limit": 1, "expectedVersion": 1}, "olga"
+            )
     assert count() == before + 1

@@ -32,7 +32,9 @@ class Memory(RuleBasedStateMachine):
         if key in known and not last:
             self.pairs[known.index(key)] = (key, value)
         else:
-            self.pairs = [*(pair for pair in self.pairs if pair[0] != key), (key, value)][-SIZE_MAX:]
+            self.pairs = [*(pair for pair in self.pairs if pair[0] != key), (key, value)][
+                -SIZE_MAX:
+            ]
         (self.bounded.put_last if last else self.bounded.put)(key, value)
 
     @rule(key=KEYS)
@@ -49,7 +51,9 @@ class Memory(RuleBasedStateMachine):
 
 
 class Shares(RuleBasedStateMachine):
-    """Nodes without their counters, each of which knows of all: together they admit no more than the rule says."""
+    """Nodes without their counters, each of which knows of all: together they admit no
+    more than the rule says.
+    """
 
     @initialize(
         nodes=st.integers(1, 6),
@@ -58,9 +62,13 @@ class Shares(RuleBasedStateMachine):
         algorithm=st.sampled_from(["token_bucket", "fixed_window"]),
         failing=st.sampled_from(["local_share", "local_share", "open", "closed"]),
     )
-    def begin(self, nodes: int, limit: int, burst: int, algorithm: Algorithm, failing: OnStoreFailure) -> None:
+    def begin(
+        self, nodes: int, limit: int, burst: int, algorithm: Algorithm, failing: OnStoreFailure
+    ) -> None:
         burst = burst if algorithm == "token_bucket" else 0
-        self.rule = Rule("*", "r", algorithm, limit, 10.0, burst_size=burst, on_store_failure=failing)
+        self.rule = Rule(
+            "*", "r", algorithm, limit, 10.0, burst_size=burst, on_store_failure=failing
+        )
         names = [f"n{n}" for n in range(nodes)]
         self.nodes = [FallbackLimiter(100, name) for name in names]
         for node in self.nodes:
@@ -79,7 +87,10 @@ class Shares(RuleBasedStateMachine):
         at %= len(self.nodes)
         for _ in range(times):
             reading = self.nodes[at].decide_one(
-                self.rule, CounterRequest(("r", "ann"), terms_of(self.rule, self.rule.stamp)), None, self.now
+                self.rule,
+                CounterRequest(("r", "ann"), terms_of(self.rule, self.rule.stamp)),
+                None,
+                self.now,
             )
             if reading.admitted:
                 self.admitted.append((at, self.now))
@@ -89,7 +100,9 @@ class Shares(RuleBasedStateMachine):
 
     @rule(at=st.integers(0, 3))
     def settle(self, at: int) -> None:
-        """The counters are back: a node owes at most what it admitted since it last told."""
+        """The counters are back: a node owes at most what it admitted since it last
+        told.
+        """
         at %= len(self.nodes)
         charged = sum(debt.charged for debt in self.nodes[at].pending(self.now, 100))
         assert charged <= self.owed[at] and not self.nodes[at].owes
@@ -106,7 +119,8 @@ class Shares(RuleBasedStateMachine):
         for group in nodes:
             times = [at for name, at in self.admitted if name in group]
             for since in times:
-                # What fits at once, and a limit for every window that drains since, or may begin.
+                # What fits at once, and a limit for every window that drains since, or
+                # may begin.
                 windows = (self.now - since) / 10_000 + (self.rule.algorithm == "fixed_window")
                 most = times_of * (self.rule.capacity + self.rule.limit * windows)
                 assert sum(at >= since for at in times) <= most + 1e-6
@@ -120,8 +134,13 @@ TestMemory.settings = TestShares.settings = settings(max_examples=40, deadline=N
 
 
 def test_shares_of_a_bucket_drain_together_as_fast_as_the_rule_says() -> None:
-    """Of 2 a minute each of six nodes would have at least 1; of the burst of 12 each has 2."""
-    names, limited = [f"n{n}" for n in range(6)], Rule("acme", "x", "token_bucket", 2, 60.0, burst_size=12)
+    """Of 2 a minute each of six nodes would have at least 1; of the burst of 12 each
+    has 2.
+    """
+    names, limited = (
+        [f"n{n}" for n in range(6)],
+        Rule("acme", "x", "token_bucket", 2, 60.0, burst_size=12),
+    )
     crowd = [FallbackLimiter(10, name) for name in names]
     admitted, minutes = 0, 10
     for second in range(minutes * 60):

@@ -1,4 +1,6 @@
-"""What is easily lost when the limiter is changed, because nothing else notices. In virtual time."""
+"""What is easily lost when the limiter is changed, because nothing else notices. In
+virtual time.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ QUIET: dict[str, Any] = {"heartbeat_seconds": 1000.0, "node_ttl_seconds": 5000.0
 
 def node(counters: Shared, rule: Rule = RULE, **settings: Any) -> Limiter:
     return Limiter(
-        counters, virtual_loop.LoopClock(), LimiterSettings(**settings), RuleSet.of([rule]), NodeIdentity("a", "eu")
+        counters,
+        virtual_loop.LoopClock(),
+        LimiterSettings(**settings),
+        RuleSet.of([rule]),
+        NodeIdentity("a", "eu"),
     )
 
 
@@ -99,10 +105,15 @@ async def test_a_group_learns_from_its_answer() -> None:
     """That its node is behind, and what was denied."""
     counters, behind = Shared(), []
     rules = [RULE, structs.replace(RULE, resource="y", limit=1)]
-    newer = Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([structs.replace(RULE, version=2)]))
+    newer = Limiter(
+        counters, virtual_loop.LoopClock(), rules=RuleSet.of([structs.replace(RULE, version=2)])
+    )
     await newer.check("acme", "x", "ann")
     limits = Limiter(
-        counters, virtual_loop.LoopClock(), rules=RuleSet.of(rules), on_behind=lambda: behind.append("told")
+        counters,
+        virtual_loop.LoopClock(),
+        rules=RuleSet.of(rules),
+        on_behind=lambda: behind.append("told"),
     )
     group = [Check("acme", "x", "ann"), Check("acme", "y", "ann")]
     assert [d.rule_version for d in await limits.check_many(group)] == [2, 1]
@@ -118,7 +129,9 @@ async def test_checks_of_a_group_that_never_fit_together_are_refused_as_a_mistak
     with pytest.raises(InvalidCheck, match="cost"):
         await limits.check_many([Check("acme", "x", "ann", 60), Check("acme", "x", "ann", 41)])
     assert not counters.calls
-    decisions = await limits.check_many([Check("acme", "x", "ann", 60), Check("acme", "x", "ann", 40)])
+    decisions = await limits.check_many(
+        [Check("acme", "x", "ann", 60), Check("acme", "x", "ann", 40)]
+    )
     assert [d.allowed for d in decisions] == [True, True]
 
 
@@ -130,7 +143,9 @@ async def test_a_node_that_leaves_gives_its_leases_back() -> None:
         stock = limits.lease_stock
         assert stock > 0
     assert sum(gift.given for gift in counters.adjustments) == stock
-    assert (await node(counters, leased, lease_percent=0).check("acme", "x", "ann")).remaining == 100 - 8 - 1
+    assert (
+        await node(counters, leased, lease_percent=0).check("acme", "x", "ann")
+    ).remaining == 100 - 8 - 1
 
 
 async def test_a_decision_by_lease_tells_its_region() -> None:

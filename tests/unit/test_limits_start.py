@@ -1,4 +1,6 @@
-"""How limits start: while their database is away, with nothing on disk or less than nothing."""
+"""How limits start: while their database is away, with nothing on disk or less than
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ async def test_who_never_knew_the_rules_says_that_they_are_stale(tmp_path: Path)
         status = plane.status()
         assert (status["stale"], status["staleness_seconds"]) == (True, None)
         assert "never" in alarms({"limits": status})[0]
-        assert telemetry.REGISTRY.get_sample_value("holdfast_limits_rule_staleness_seconds") == float("inf")
+        assert telemetry.REGISTRY.get_sample_value(
+            "holdfast_limits_rule_staleness_seconds"
+        ) == float("inf")
 
 
 async def test_the_rules_to_start_with_give_way_to_whatever_the_database_has() -> None:
@@ -52,7 +56,9 @@ async def test_the_rules_to_start_with_give_way_to_whatever_the_database_has() -
     log.put("b", 7)
     log.away = True
     start = [Rule("acme", "a", "token_bucket", 1, 60.0), Rule("acme", "c", "token_bucket", 1, 60.0)]
-    async with RuleFeed(log, [log], applied.append, virtual_loop.LoopClock(), starts_with=start) as feed:
+    async with RuleFeed(
+        log, [log], applied.append, virtual_loop.LoopClock(), starts_with=start
+    ) as feed:
         assert {(rule.resource, rule.epoch, rule.version) for rule in applied[0].live()} == {
             ("a", 0, 0),
             ("c", 0, 0),
@@ -60,12 +66,16 @@ async def test_the_rules_to_start_with_give_way_to_whatever_the_database_has() -
         assert feed.stale
         log.away = False
         await asyncio.sleep(1.2)
-        assert [rule.resource for rule in feed.rules.live()] == ["b"], "what was deleted, and what never was"
+        assert [rule.resource for rule in feed.rules.live()] == ["b"], (
+            "what was deleted, and what never was"
+        )
         assert not feed.stale
         assert feed.rules.digest == (await log.head()).digest
 
 
-async def test_a_restart_on_a_reader_that_lags_goes_on_with_what_the_node_knew(tmp_path: Path) -> None:
+async def test_a_restart_on_a_reader_that_lags_goes_on_with_what_the_node_knew(
+    tmp_path: Path,
+) -> None:
     log, file = Log(), tmp_path / RULES_NAME
     log.put("a", 5)
     log.put("a", 50)
@@ -97,7 +107,9 @@ async def test_embedded_rules_need_no_copy_beside_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.real_time
-async def test_a_node_whose_counters_are_away_says_that_it_limits_without_them(tmp_path: Path) -> None:
+async def test_a_node_whose_counters_are_away_says_that_it_limits_without_them(
+    tmp_path: Path,
+) -> None:
     async with open_limits(LimitsSettings(), tmp_path / "whole") as plane:
         assert (await plane.health())["rate_limiting"] == "healthy"
     away = LimitsSettings("redis://127.0.0.1:1/0")
@@ -130,12 +142,17 @@ async def test_a_node_without_a_name_is_given_one_that_it_keeps(tmp_path: Path) 
 
 
 @pytest.mark.real_time
-async def test_a_rule_to_start_with_that_cannot_be_read_any_more_stops_no_start(tmp_path: Path) -> None:
+async def test_a_rule_to_start_with_that_cannot_be_read_any_more_stops_no_start(
+    tmp_path: Path,
+) -> None:
     async with open_limits(LimitsSettings(), tmp_path, starts_with=DEFAULT_RULES):
         pass
     with closing(apsw.Connection(str(tmp_path / "limits.db"))) as db:
-        db.execute("UPDATE rules SET body = replace(body, 'token_bucket', 'gcra') WHERE resource = 'send:user'")
+        db.execute(
+            "UPDATE rules SET body = replace(body, 'token_bucket', 'gcra') WHERE resource ="
+            " 'send:user'"
+        )
     async with open_limits(LimitsSettings(), tmp_path, starts_with=DEFAULT_RULES) as plane:
-        assert {rule.resource for rule in plane.limiter.rules.live()} == {rule.resource for rule in DEFAULT_RULES} - {
-            "send:user"
-        }
+        assert {rule.resource for rule in plane.limiter.rules.live()} == {
+            rule.resource for rule in DEFAULT_RULES
+        } - {"send:user"}

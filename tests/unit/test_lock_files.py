@@ -1,4 +1,6 @@
-"""Whatever can be installed is pinned by version and hash, and no lock file names a registry."""
+"""Whatever can be installed is pinned by version and hash, and no lock file names a
+registry.
+"""
 
 from __future__ import annotations
 

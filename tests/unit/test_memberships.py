@@ -1,4 +1,6 @@
-"""Reads of memberships for a crowd: together where they are asked for together, and nobody at another's expense."""
+"""Reads of memberships for a crowd: together where they are asked for together, and
+nobody at another's expense.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ async def never(user: User, chat_id: str, epoch: int, deadline: float) -> None:
 
 
 def with_history(
-    test: Callable[[Store, ChatHistory], Coroutine[Any, Any, None]], settings: HistorySettings | None = None
+    test: Callable[[Store, ChatHistory], Coroutine[Any, Any, None]],
+    settings: HistorySettings | None = None,
 ) -> None:
     async def main() -> None:
         store = Store()
@@ -73,7 +76,9 @@ class Crowded(Store):
     async def memberships(self, users: Sequence[User]) -> Found:
         self.asked.append(list(users))
         await asyncio.sleep(self.seconds)
-        return {user: {f"chat_{n}": Cursor(1, 0) for n in range(CHATS_PER_TURN)} for user in users[:3]}
+        return {
+            user: {f"chat_{n}": Cursor(1, 0) for n in range(CHATS_PER_TURN)} for user in users[:3]
+        }
 
 
 async def test_users_for_whom_a_read_had_no_room_are_read_for_next() -> None:
@@ -89,13 +94,17 @@ async def test_users_for_whom_a_read_had_no_room_are_read_for_next() -> None:
 async def test_who_waits_for_the_reads_of_a_crowd_is_answered_in_time() -> None:
     store = Crowded()
     history = ChatHistory(store, never, CursorProofs(b"test"), LoopClock())
-    found = await asyncio.gather(*(history.memberships(user) for user in USERS[:20]), return_exceptions=True)
+    found = await asyncio.gather(
+        *(history.memberships(user) for user in USERS[:20]), return_exceptions=True
+    )
     assert LoopClock().monotonic() == pytest.approx(5.0)
     assert [type(each) for each in found] == [dict] * 12 + [Unavailable] * 8
 
 
 async def test_heavy_users_are_let_in_one_in_each_turn_of_the_loop() -> None:
-    """Fifty of them would otherwise make places of a quarter of a million chats before anybody else ran."""
+    """Fifty of them would otherwise make places of a quarter of a million chats before
+    anybody else ran.
+    """
     store = Crowded()
     store.seconds = 0
     history = ChatHistory(store, never, CursorProofs(b"test"), LoopClock())
@@ -116,7 +125,9 @@ async def test_heavy_users_are_let_in_one_in_each_turn_of_the_loop() -> None:
 
 def test_resumes_are_read_together_with_those_who_come() -> None:
     async def test(store: Store, history: ChatHistory) -> None:
-        resumed, came = await asyncio.gather(history.resume(USERS[0], {}), history.memberships(USERS[1]))
+        resumed, came = await asyncio.gather(
+            history.resume(USERS[0], {}), history.memberships(USERS[1])
+        )
         assert (resumed.joined, came) == ([f"chat of {USERS[0].user_id}"], chats_of(USERS[1]))
         assert sorted(store.asked[0]) == USERS[:2]
 
@@ -125,7 +136,10 @@ def test_resumes_are_read_together_with_those_who_come() -> None:
 
 def test_two_devices_of_one_user_are_one_question() -> None:
     async def test(store: Store, history: ChatHistory) -> None:
-        assert await asyncio.gather(*(history.memberships(USERS[0]) for _ in range(2))) == [chats_of(USERS[0])] * 2
+        assert (
+            await asyncio.gather(*(history.memberships(USERS[0]) for _ in range(2)))
+            == [chats_of(USERS[0])] * 2
+        )
         assert store.asked == [[USERS[0]]]
 
     with_history(test)
@@ -144,7 +158,9 @@ def test_a_read_that_is_under_way_answers_nobody_who_asks_later() -> None:
     with_history(test)
 
 
-def test_who_asks_while_a_read_is_under_way_waits_a_moment_for_others_and_not_for_that_read() -> None:
+def test_who_asks_while_a_read_is_under_way_waits_a_moment_for_others_and_not_for_that_read() -> (
+    None
+):
     async def test(store: Store, history: ChatHistory) -> None:
         asked = [asyncio.create_task(history.memberships(USERS[0]))]
         for user in USERS[1:3]:
@@ -160,7 +176,9 @@ def test_who_asks_while_a_read_is_under_way_waits_a_moment_for_others_and_not_fo
 @pytest.mark.parametrize("when", [0.0, 0.5])
 def test_who_gives_up_takes_nobody_along(when: float) -> None:
     async def test(store: Store, history: ChatHistory) -> None:
-        waiting = [asyncio.create_task(history.memberships(user)) for user in [*USERS[:3], USERS[0]]]
+        waiting = [
+            asyncio.create_task(history.memberships(user)) for user in [*USERS[:3], USERS[0]]
+        ]
         await asyncio.sleep(when)
         waiting[0].cancel()
         found = await asyncio.gather(*waiting, return_exceptions=True)
@@ -174,7 +192,9 @@ def test_who_gives_up_takes_nobody_along(when: float) -> None:
 def test_one_whose_chats_cannot_be_read_keeps_nobody_else_out(failure: type[Exception]) -> None:
     async def test(store: Store, history: ChatHistory) -> None:
         store.broken, store.failure = {USERS[1]}, lambda: failure("damaged")
-        found = await asyncio.gather(*(history.memberships(user) for user in USERS[:4]), return_exceptions=True)
+        found = await asyncio.gather(
+            *(history.memberships(user) for user in USERS[:4]), return_exceptions=True
+        )
         assert isinstance(found[1], InternalError | Unavailable)
         assert [found[0], *found[2:]] == [chats_of(USERS[n]) for n in (0, 2, 3)]
 
@@ -198,8 +218,12 @@ def test_everybody_is_answered_in_time_though_a_read_for_all_hangs() -> None:
             return {}
 
         store.memberships = hang  # type: ignore[method-assign]
-        for failed in await asyncio.gather(*(history.memberships(user) for user in USERS), return_exceptions=True):
-            assert isinstance(failed, Unavailable | ServerBusy), "by its own read, or because it found no place for one"
+        for failed in await asyncio.gather(
+            *(history.memberships(user) for user in USERS), return_exceptions=True
+        ):
+            assert isinstance(failed, Unavailable | ServerBusy), (
+                "by its own read, or because it found no place for one"
+            )
         assert LoopClock().monotonic() <= 5.001
 
     with_history(test)

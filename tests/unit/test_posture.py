@@ -31,7 +31,9 @@ def test_the_password_of_an_engine_is_never_shown(path: str, value: str, shown: 
     assert shown is None or shown in told
 
 
-@pytest.mark.parametrize(("synchronous", "said"), [("FULL", "on disk"), ("NORMAL", "A POWER CUT MAY LOSE")])
+@pytest.mark.parametrize(
+    ("synchronous", "said"), [("FULL", "on disk"), ("NORMAL", "A POWER CUT MAY LOSE")]
+)
 def test_what_an_ack_means_is_said_as_it_is_set(synchronous: str, said: str) -> None:
     settings = load(None, {}, {"durability.sqlite.synchronous": synchronous})
     assert said in "\n".join(posture(settings))
@@ -39,7 +41,9 @@ def test_what_an_ack_means_is_said_as_it_is_set(synchronous: str, said: str) -> 
 
 def test_a_machine_that_allows_fewer_sockets_than_connections_is_told() -> None:
     told = "\n".join(posture(Settings(), 4_096))
-    assert "room for about 3,896 connections, not 120,000: raise the hard limit of open files" in told
+    assert (
+        "room for about 3,896 connections, not 120,000: raise the hard limit of open files" in told
+    )
     assert "sockets" not in "\n".join(posture(Settings(), 1_048_576))
 
 
@@ -53,7 +57,9 @@ def test_a_node_takes_all_the_files_it_may_open() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.parametrize("path", [path for path, _ in paths() if path.startswith(UNUSED_WITHOUT_ENGINES)])
+@pytest.mark.parametrize(
+    "path", [path for path, _ in paths() if path.startswith(UNUSED_WITHOUT_ENGINES)]
+)
 def test_a_setting_of_an_engine_that_is_not_here_is_said_to_have_no_effect(path: str) -> None:
     if path in ONE_VALUE_ONLY:
         with pytest.raises(BadSetting, match=path):
@@ -65,4 +71,6 @@ def test_a_setting_of_an_engine_that_is_not_here_is_said_to_have_no_effect(path:
 
 
 def test_no_other_setting_is_said_to_have_no_effect() -> None:
-    assert "no effect" not in "\n".join(posture(load(None, {}, {"fanout.kafka.consumer.max_poll_records": 7})))
+    assert "no effect" not in "\n".join(
+        posture(load(None, {}, {"fanout.kafka.consumer.max_poll_records": 7}))
+    )

@@ -1,4 +1,6 @@
-"""Small pure cores against models that are too simple to be wrong: whatever happens, in whatever order, they agree."""
+"""Small pure cores against models that are too simple to be wrong: whatever happens, in
+whatever order, they agree.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ ANN, BOB = User("t", "ann"), User("t", "bob")
 
 
 class BreakerModel(RuleBasedStateMachine):
-    """Callers come and end in any order while time passes. What the breaker did is judged by every call there was."""
+    """Callers come and end in any order while time passes. What the breaker did is
+    judged by every call there was.
+    """
 
     @initialize(ratio=st.sampled_from([0.0, 0.5, 1.0]), probes=st.integers(1, 3))
     def begin(self, ratio: float, probes: int) -> None:
@@ -51,7 +55,9 @@ class BreakerModel(RuleBasedStateMachine):
 
     @rule(calls=st.integers(2, 8))
     def trouble(self, calls: int) -> None:
-        """Everything fails for a while: without it chance alone would seldom open a breaker."""
+        """Everything fails for a while: without it chance alone would seldom open a
+        breaker.
+        """
         for _ in range(calls):
             self.ask()
             if self.out:
@@ -89,7 +95,10 @@ class BreakerModel(RuleBasedStateMachine):
 
     @invariant()
     def an_open_breaker_rests_its_time(self) -> None:
-        if getattr(self, "opened_at", None) is not None and self.breaker.state(self.now) is BreakerState.OPEN:
+        if (
+            getattr(self, "opened_at", None) is not None
+            and self.breaker.state(self.now) is BreakerState.OPEN
+        ):
             assert self.now < self.opened_at + self.settings.open_duration_seconds
             assert self.breaker.retry_after(self.now) >= 1.0
 
@@ -102,7 +111,9 @@ TestBreaker = BreakerModel.TestCase
 @given(
     st.floats(0.1, 50), st.integers(1, 30), st.lists(st.floats(0, 2), min_size=1, max_size=60)
 )  # fmt: skip
-def test_a_bucket_never_gives_more_than_its_burst_and_its_rate(rate: float, burst: int, waits: list[float]) -> None:
+def test_a_bucket_never_gives_more_than_its_burst_and_its_rate(
+    rate: float, burst: int, waits: list[float]
+) -> None:
     now, given_at = 0.0, []
     bucket = Bucket(rate, burst, now)
     for wait in waits:
@@ -137,13 +148,18 @@ SENDS = st.lists(
 
 
 @given(st.lists(SENDS, max_size=4))
-def test_numbers_are_dense_and_a_key_is_answered_once_however_sends_are_grouped(groups: list[list[tuple]]) -> None:  # type: ignore[type-arg]
+def test_numbers_are_dense_and_a_key_is_answered_once_however_sends_are_grouped(
+    groups: list[list[tuple]],
+) -> None:  # type: ignore[type-arg]
     counters: dict[str, int | None] = {"a": 0, "b": 7, "halted": 3, "lost": None}
     members = {(chat, user) for chat in counters for user in ("ann", "bob")}
     known = KnownKey({}, members, set(), {})
     model: dict[tuple[User, str, str], tuple[str, int]] = {}
     for index, sends in enumerate(groups):
-        known.chats = {c: ChatState("t", "by hand" if c == "halted" else None, n, 1) for c, n in counters.items()}
+        known.chats = {
+            c: ChatState("t", "by hand" if c == "halted" else None, n, 1)
+            for c, n in counters.items()
+        }
         group = [
             Draft(who, chat, key, content, "text/plain", f"m{index}.{n}", "now")
             for n, (who, chat, key, content) in enumerate(sends)
@@ -182,13 +198,19 @@ def _expected(
 
 
 def entry(position: int, chat_id: str, sequence: int, sender: str = "ann") -> LogEntry:
-    message = Message(f"m{position}", chat_id, sequence, "text", sender, f"k{position}", "x", "text/plain", "now")
+    message = Message(
+        f"m{position}", chat_id, sequence, "text", sender, f"k{position}", "x", "text/plain", "now"
+    )
     return LogEntry(position, "t", 1, message)
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 30)), max_size=60), st.integers(1, 5))
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 30)), max_size=60), st.integers(1, 5)
+)
 def test_gaps_are_what_no_neighbour_held(seen: list[tuple[str, int]], size: int) -> None:
-    """As counted over the whole log at once: every jump forward of a chat, once, however it is cut into batches."""
+    """As counted over the whole log at once: every jump forward of a chat, once,
+    however it is cut into batches.
+    """
     entries = [entry(n, chat, sequence) for n, (chat, sequence) in enumerate(seen)]
     gaps = Gaps()
     counted = sum(gaps.missing(entries[at : at + size]) for at in range(0, len(entries), size))
@@ -201,7 +223,11 @@ def test_gaps_are_what_no_neighbour_held(seen: list[tuple[str, int]], size: int)
     assert counted == expected
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 40), st.integers(1, 150)), max_size=30))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(0, 40), st.integers(1, 150)), max_size=30
+    )
+)
 def test_hot_chats_are_those_of_the_last_full_minute(counts: list[tuple[str, int, int]]) -> None:
     hot, now, by_minute = HotChats(100), 0.0, defaultdict[int, Counter[str]](Counter)
     for chat, seconds, messages in counts:
@@ -213,7 +239,9 @@ def test_hot_chats_are_those_of_the_last_full_minute(counts: list[tuple[str, int
 
 
 @given(st.lists(st.tuples(st.integers(1, 2), st.integers(0, 12), st.integers(0, 12)), max_size=30))
-def test_a_sender_hears_of_each_step_once_and_never_of_going_back(marks: list[tuple[int, int, int]]) -> None:
+def test_a_sender_hears_of_each_step_once_and_never_of_going_back(
+    marks: list[tuple[int, int, int]],
+) -> None:
     receipts = Receipts()
     receipts.saw(entry(n, "c", n, "ann" if n % 2 else "bob") for n in range(1, 11))
     told: list[tuple[int, int, int]] = []
@@ -221,7 +249,9 @@ def test_a_sender_hears_of_each_step_once_and_never_of_going_back(marks: list[tu
     for mark_epoch, delivered, read in marks:
         mark = Watermark(BOB, "phone", "c", mark_epoch, delivered, min(read, delivered))
         heard = list(receipts.of([mark]))
-        assert all(sender == ANN and reader == BOB for sender, reader, _ in heard), "nobody hears of themselves"
+        assert all(sender == ANN and reader == BOB for sender, reader, _ in heard), (
+            "nobody hears of themselves"
+        )
         assert len(heard) <= 1
         epoch = max(epoch, mark_epoch if delivered else 0)
         assert not heard or mark_epoch == epoch, "a numbering that is gone is not told of"

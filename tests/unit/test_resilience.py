@@ -6,7 +6,14 @@ import random
 
 import pytest
 
-from holdfast.resilience import Backoff, Breaker, BreakerSettings, BreakerState, Bucket, retry_after_seconds
+from holdfast.resilience import (
+    Backoff,
+    Breaker,
+    BreakerSettings,
+    BreakerState,
+    Bucket,
+    retry_after_seconds,
+)
 
 
 def opened(settings: BreakerSettings | None = None) -> Breaker:
@@ -77,7 +84,9 @@ def test_a_probe_that_told_nothing_makes_room_for_another() -> None:
     assert breaker.admit(30.0)
 
 
-@pytest.mark.parametrize("wrong", [{"failure_threshold": 0}, {"open_duration_seconds": 0}, {"min_failure_ratio": 2}])
+@pytest.mark.parametrize(
+    "wrong", [{"failure_threshold": 0}, {"open_duration_seconds": 0}, {"min_failure_ratio": 2}]
+)
 def test_bad_settings_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError):
         BreakerSettings(**wrong)  # type: ignore[arg-type]
@@ -106,5 +115,7 @@ def test_bucket_allows_the_burst_then_the_rate() -> None:
      ("Sun Nov  6 08:49:37 1994", 60), ("Sun, 06 Nov 1994 08:48:36 GMT", 0), ("Sun, 06 Nov 2094 08:48:36 GMT", 3600),
      ("Sun, 06 Nov 1994 08:49:37 CET", None), ("Sun, 31 Feb 1994 08:49:37 GMT", None), ("1994-11-06T08:49:37Z", None)],
 )  # fmt: skip
-def test_a_server_is_believed_when_to_come_again_for_an_hour_at_most(header: str, seconds: float | None) -> None:
+def test_a_server_is_believed_when_to_come_again_for_an_hour_at_most(
+    header: str, seconds: float | None
+) -> None:
     assert retry_after_seconds(header, now=784111717.0) == seconds

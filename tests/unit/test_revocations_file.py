@@ -1,4 +1,6 @@
-"""A lost file of revocations: the server does not start until it is put back, or given up."""
+"""A lost file of revocations: the server does not start until it is put back, or given
+up.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,18 @@ AT = "2026-01-01T00:00:00.000Z"
 
 
 def opened(state: Path, *recorded: str) -> int:
-    """Open the file as a start does, after these acts were recorded; how many revocations there are."""
+    """Open the file as a start does, after these acts were recorded; how many
+    revocations there are.
+    """
 
     async def start() -> int:
         async with SqliteStore(state / "chats.db") as store:
             for action in recorded:
-                await store.record(CommandContext(User("", "key_1"), AT, "", operator=True), action, "default/mallory")
+                await store.record(
+                    CommandContext(User("", "key_1"), AT, "", operator=True),
+                    action,
+                    "default/mallory",
+                )
             revocations = await open_revocations(state, SystemClock(), store)
             if "user.ban" in recorded:
                 await revocations.add(Revocation("ban", "default", "mallory", "", 0, AT, None))
@@ -41,7 +49,9 @@ def opened(state: Path, *recorded: str) -> int:
 
 
 def reset(state: Path) -> tuple[int, str]:
-    done = CliRunner().invoke(app, ["revoke", "reset", "--state-dir", str(state), "--reason", "disk lost"])
+    done = CliRunner().invoke(
+        app, ["revoke", "reset", "--state-dir", str(state), "--reason", "disk lost"]
+    )
     return done.exit_code, done.output
 
 
@@ -54,7 +64,9 @@ def state(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("lose", [Path.unlink, lambda file: file.write_bytes(b"")], ids=["gone", "empty"])
+@pytest.mark.parametrize(
+    "lose", [Path.unlink, lambda file: file.write_bytes(b"")], ids=["gone", "empty"]
+)
 def test_server_without_the_revocations_it_has_made_does_not_start(
     lose: Callable[[Path], object], state: Path, tmp_path: Path
 ) -> None:
@@ -62,13 +74,17 @@ def test_server_without_the_revocations_it_has_made_does_not_start(
     file, copy = state / "access.db", (state / "access.db").read_bytes()
     lose(file)
     for _ in range(2):
-        with pytest.raises(StateCorrupted, match=r"access\.db is gone.*put it back.*holdfast revoke reset"):
+        with pytest.raises(
+            StateCorrupted, match=r"access\.db is gone.*put it back.*holdfast revoke reset"
+        ):
             opened(state)
     file.write_bytes(copy)
     assert opened(state) == 1
 
 
-@pytest.mark.parametrize("act", ["token.revoke", "user.revoke", "device.revoke", "tenant.revoke", "user.mute"])
+@pytest.mark.parametrize(
+    "act", ["token.revoke", "user.revoke", "device.revoke", "tenant.revoke", "user.mute"]
+)
 def test_every_kind_of_revocation_is_missed(act: str, state: Path) -> None:
     opened(state, act)
     (state / "access.db").unlink()

@@ -48,7 +48,9 @@ def test_a_devices_new_socket_replaces_its_old_one() -> None:
     here.established(new)
     assert here.of_user(ANN) == here.in_chat("chat_1") == (new,)
     here.remove(old)
-    assert here.of_user(ANN) == here.in_chat("chat_1") == (new,), "the old one's end is not the new one's"
+    assert here.of_user(ANN) == here.in_chat("chat_1") == (new,), (
+        "the old one's end is not the new one's"
+    )
 
 
 def test_a_sixth_device_closes_the_oldest() -> None:
@@ -96,7 +98,12 @@ def test_a_session_that_ends_before_its_hello_leaves_nothing_behind() -> None:
     here.joined(ANN, "chat_1")
     here.remove(session)
     here.established(session)
-    assert (here.in_chat("chat_1"), list(here.chats), list(here.users), len(here)) == ((), [], [], 0)
+    assert (here.in_chat("chat_1"), list(here.chats), list(here.users), len(here)) == (
+        (),
+        [],
+        [],
+        0,
+    )
 
 
 def test_a_delivery_goes_through_those_who_were_there_when_it_began() -> None:
@@ -133,7 +140,9 @@ def test_a_user_needs_at_least_one_connection() -> None:
 
 
 class Comings(RuleBasedStateMachine):
-    """The roster against the simplest model: a list of sessions, each with the chats of its user."""
+    """The roster against the simplest model: a list of sessions, each with the chats of
+    its user.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -196,7 +205,9 @@ TestComings = Comings.TestCase
 
 
 def seconds_of_a_storm(size: int) -> float:
-    """Processor time until so many have come into ten chats and gone again, the best of three."""
+    """Processor time until so many have come into ten chats and gone again, the best of
+    three.
+    """
     chats = {f"chat_{n}" for n in range(10)}
     took = []
     for _ in range(3):
@@ -220,7 +231,10 @@ def test_coming_and_going_costs_the_same_however_many_are_there() -> None:
 
 
 def test_who_goes_through_the_sessions_of_a_chat_sees_them_as_they_were() -> None:
-    here, sessions = roster(), [Here(User("default", f"user_{n}"), chats={"chat_1"}) for n in range(3)]
+    here, sessions = (
+        roster(),
+        [Here(User("default", f"user_{n}"), chats={"chat_1"}) for n in range(3)],
+    )
     for session in sessions:
         here.add(session)
         here.established(session)

@@ -1,7 +1,8 @@
-"""Whatever happens in whatever order: a client that follows the protocol ends with every message, in order, once.
+"""Whatever happens in whatever order: a client that follows the protocol ends with
+every message, in order, once.
 
-The machine plays the store, the fanout that skips and repeats, the connection that takes when it likes, the time,
-and a client that knows the protocol and nothing else.
+The machine plays the store, the fanout that skips and repeats, the connection that
+takes when it likes, the time, and a client that knows the protocol and nothing else.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ from talk import AS_ANN, AT, decoded
 
 from holdfast.errors import HoldfastError, NotAMember, Unavailable
 from holdfast.message import Cursor, Message, MessageKind, Page, ResumeRead
-from holdfast.session.effects import Close, Delivered, Effects, Fetch, FetchResume, PauseReading, ResumeReading
+from holdfast.session.effects import (
+    Close,
+    Delivered,
+    Effects,
+    Fetch,
+    FetchResume,
+    PauseReading,
+    ResumeReading,
+)
 from holdfast.session.session import Session
 from holdfast.session.settings import (
     BackpressureSettings,
@@ -67,7 +76,9 @@ class Store:
 
     def message(self, chat_id: str, sequence: int) -> Message:
         kind: MessageKind = "event" if (chat_id, sequence) in self.events else "text"
-        return Message(f"msg_{chat_id}_{sequence}", chat_id, sequence, kind, "bob", None, "x", "text/plain", AT)
+        return Message(
+            f"msg_{chat_id}_{sequence}", chat_id, sequence, kind, "bob", None, "x", "text/plain", AT
+        )
 
     def leave(self, chat_id: str) -> EncodedRun:
         """The user leaves: the chat's next message is the event that says so."""
@@ -121,7 +132,9 @@ class Copy:
 
 
 class Client:
-    """Follows the protocol: takes the next message, pulls what it lacks, answers heartbeats."""
+    """Follows the protocol: takes the next message, pulls what it lacks, answers
+    heartbeats.
+    """
 
     def __init__(self) -> None:
         self.copies: dict[str, Copy] = {}
@@ -142,7 +155,10 @@ class Client:
         frames: list[AnyClientFrame] = []
         for at in range(0, len(chats), 2) or [0]:
             self.resuming = self._request_id()
-            cursors = {chat_id: CursorClaim(copy.epoch, copy.cursor) for chat_id, copy in chats[at : at + 2]}
+            cursors = {
+                chat_id: CursorClaim(copy.epoch, copy.cursor)
+                for chat_id, copy in chats[at : at + 2]
+            }
             body = ResumeBody(cursors, more=at + 2 < len(chats))
             frames.append(Resume(request_id=self.resuming, payload=body))
         return frames
@@ -152,14 +168,20 @@ class Client:
         return f"r{self.requests}"
 
     def pulls(self) -> list[AnyClientFrame]:
-        """A pull for every chat that wants one and has none under way; a resume that failed comes first."""
+        """A pull for every chat that wants one and has none under way; a resume that
+        failed comes first.
+        """
         if self.resume_failed:
             return self.resume()
         frames: list[AnyClientFrame] = []
         for chat_id, copy in self.copies.items():
             if copy.wanted and copy.asked is None and self.resuming is None:
                 copy.asked, copy.wanted = self._request_id(), False
-                frames.append(SyncRequest(request_id=copy.asked, payload=SyncBody(chat_id, copy.epoch, copy.cursor)))
+                frames.append(
+                    SyncRequest(
+                        request_id=copy.asked, payload=SyncBody(chat_id, copy.epoch, copy.cursor)
+                    )
+                )
         return frames
 
     def process(self) -> list[AnyClientFrame]:
@@ -281,12 +303,17 @@ class Protocol(RuleBasedStateMachine):
                     self.closed(closing)
                     return
                 case Delivered(chat_id=chat_id, epoch=epoch, sequence=sequence):
-                    assert (epoch, sequence) <= (self.store.epoch[chat_id], self.store.head[chat_id])
+                    assert (epoch, sequence) <= (
+                        self.store.epoch[chat_id],
+                        self.store.head[chat_id],
+                    )
                 case _:
                     pass
 
     def closed(self, closing: CloseReason) -> None:
-        """The connection is gone: whatever it did not write is lost. The client comes back."""
+        """The connection is gone: whatever it did not write is lost. The client comes
+        back.
+        """
         last = decoded(self.session.take(1 << 30))
         assert isinstance(last[-1].payload, ConnectionClosing)
         self.note_warnings(last)
@@ -297,12 +324,19 @@ class Protocol(RuleBasedStateMachine):
         self.connect()
 
     def note_warnings(self, frames: list[ServerFrame]) -> None:
-        """The warning was queued no later than it was taken, so counting from here is too strict only for the test."""
-        if any(isinstance(frame.payload, Error) and frame.payload.code == "SLOW_CONSUMER" for frame in frames):
+        """The warning was queued no later than it was taken, so counting from here is
+        too strict only for the test.
+        """
+        if any(
+            isinstance(frame.payload, Error) and frame.payload.code == "SLOW_CONSUMER"
+            for frame in frames
+        ):
             self.warned_at = self.warned_at if self.warned_at is not None else self.now
 
     def say(self, frames: list[AnyClientFrame]) -> None:
-        """The client's frames reach the session, or wait in the socket while it does not read."""
+        """The client's frames reach the session, or wait in the socket while it does
+        not read.
+        """
         self.unread += frames
         while self.reading and self.unread:
             self.carry_out(self.session.receive(self.unread.pop(0), self.now))
@@ -332,11 +366,17 @@ class Protocol(RuleBasedStateMachine):
     @rule(chat_id=st.sampled_from(CHATS), back=st.integers(0, 5), count=st.integers(1, 6))
     def deliver_again(self, chat_id: str, back: int, count: int) -> None:
         """Something that was delivered before, alone or with what follows it."""
-        end = self.undelivered[chat_id][0][0] - 1 if self.undelivered[chat_id] else self.store.head[chat_id]
+        end = (
+            self.undelivered[chat_id][0][0] - 1
+            if self.undelivered[chat_id]
+            else self.store.head[chat_id]
+        )
         first = max(1, end - back)
         last = min(end, first + count - 1)
         if last >= first and chat_id in self.store.members:
-            self.carry_out(self.session.deliveries.deliver(self.store.run(chat_id, first, last), self.now))
+            self.carry_out(
+                self.session.deliveries.deliver(self.store.run(chat_id, first, last), self.now)
+            )
 
     @rule(bytes_max=st.sampled_from([1, 200, 1000, 1 << 20]))
     def take(self, bytes_max: int) -> None:
@@ -385,7 +425,9 @@ class Protocol(RuleBasedStateMachine):
 
     @rule()
     def everything_flows(self) -> None:
-        """Nobody is slow for a while, so that chats become live: alone, the other rules rarely bring that about."""
+        """Nobody is slow for a while, so that chats become live: alone, the other rules
+        rarely bring that about.
+        """
         for _ in range(10):
             self.take(1 << 20)
             self.client_reads(1000)
@@ -397,7 +439,9 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 2.5, 6.0, 31.0]))
     def time_passes(self, seconds: float) -> None:
-        """As the gateway's clock: the session is ticked whenever it has something to do."""
+        """As the gateway's clock: the session is ticked whenever it has something to
+        do.
+        """
         end = self.now + seconds
         for _ in range(100):
             due = max(self.session.next_tick, self.now)
@@ -423,7 +467,9 @@ class Protocol(RuleBasedStateMachine):
         else:
             self.store.members.add(chat_id)
             epoch = self.rng.choice([0, self.store.epoch[chat_id]])
-            self.carry_out(self.session.on_membership(chat_id, Cursor(epoch, self.store.head[chat_id])))
+            self.carry_out(
+                self.session.on_membership(chat_id, Cursor(epoch, self.store.head[chat_id]))
+            )
 
     @rule(chat_id=st.sampled_from(CHATS))
     def epoch_is_raised(self, chat_id: str) -> None:
@@ -450,7 +496,9 @@ class Protocol(RuleBasedStateMachine):
             assert copy.cursor <= self.store.head[chat_id]
 
     def teardown(self) -> None:
-        """Let everything come to rest: nothing new is committed, what fanout has not delivered it never will."""
+        """Let everything come to rest: nothing new is committed, what fanout has not
+        delivered it never will.
+        """
         if not hasattr(self, "session"):
             return
         for chat_id in CHATS:
@@ -461,10 +509,14 @@ class Protocol(RuleBasedStateMachine):
                 return
             self.heads_are_asked()
             self.time_passes(6.0)
-        raise AssertionError({c: (m.epoch, m.cursor) for c, m in self.client.copies.items()}, self.store.__dict__)
+        raise AssertionError(
+            {c: (m.epoch, m.cursor) for c, m in self.client.copies.items()}, self.store.__dict__
+        )
 
     def complete(self) -> bool:
-        """The client has every message of every chat it is in, and knows which those are."""
+        """The client has every message of every chat it is in, and knows which those
+        are.
+        """
         return self.client.copies.keys() == self.store.members and all(
             (copy := self.client.copies.get(chat_id)) is not None
             and (copy.epoch, copy.cursor) == self.store.cursor(chat_id)

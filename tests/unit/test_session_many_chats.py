@@ -1,4 +1,6 @@
-"""A user in thousands of chats: every frame stays within its bound, and no chat is forgotten."""
+"""A user in thousands of chats: every frame stays within its bound, and no chat is
+forgotten.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,15 @@ from talk import Talk, decoded, message, page, run
 
 from holdfast.message import Cursor, Message, Page, ResumeRead
 from holdfast.session.effects import FetchResume
-from holdfast.wire.frames import CursorClaim, Heartbeat, HeartbeatAck, Resume, ResumeBody, Resumed, Resync
+from holdfast.wire.frames import (
+    CursorClaim,
+    Heartbeat,
+    HeartbeatAck,
+    Resume,
+    ResumeBody,
+    Resumed,
+    Resync,
+)
 
 LONG = [f"chat_{n:059}" for n in range(5000)]  # ids as long as ids may be
 
@@ -19,18 +29,25 @@ def bounded(frames: list[bytes]) -> list[object]:
     return [frame.payload for frame in decoded(frames)]
 
 
-def take_resumed(talk: Talk, read: ResumeRead, cursors: Mapping[str, tuple[int, int]]) -> tuple[Resumed, list[str]]:
-    """What a resume over many frames is answered with: the one answer, and the chats named in resyncs behind it."""
+def take_resumed(
+    talk: Talk, read: ResumeRead, cursors: Mapping[str, tuple[int, int]]
+) -> tuple[Resumed, list[str]]:
+    """What a resume over many frames is answered with: the one answer, and the chats
+    named in resyncs behind it.
+    """
     names = list(cursors)
     for at in range(0, max(len(names), 1), 500):
         body = ResumeBody(
-            {name: CursorClaim(*cursors[name]) for name in names[at : at + 500]}, more=at + 500 < len(names)
+            {name: CursorClaim(*cursors[name]) for name in names[at : at + 500]},
+            more=at + 500 < len(names),
         )
         talk.receive(Resume(request_id="r", payload=body))
     talk.do(talk.session.on_page(talk.last(FetchResume).token, read, talk.now))
     answer, *resyncs = bounded(talk.session.take(1 << 30))
     assert isinstance(answer, Resumed)
-    return answer, [chat.chat_id for frame in resyncs if isinstance(frame, Resync) for chat in frame.chats]
+    return answer, [
+        chat.chat_id for frame in resyncs if isinstance(frame, Resync) for chat in frame.chats
+    ]
 
 
 def test_of_5000_chats_that_moved_those_that_do_not_fit_the_answer_are_named_in_resyncs() -> None:
@@ -49,7 +66,9 @@ def test_of_5000_chats_joined_even_an_empty_one_that_does_not_fit_is_named() -> 
 
 
 def test_of_5000_chats_that_are_gone_those_that_do_not_fit_are_to_be_synced_which_tells() -> None:
-    answer, later = take_resumed(Talk({}), ResumeRead([], [], LONG, {}), dict.fromkeys(LONG, (1, 3)))
+    answer, later = take_resumed(
+        Talk({}), ResumeRead([], [], LONG, {}), dict.fromkeys(LONG, (1, 3))
+    )
     assert [*answer.gone, *later] == LONG
 
 
@@ -66,7 +85,9 @@ def test_a_full_page_leaves_no_room_for_names() -> None:
     heads = {chat_id: Cursor(1, 9) for chat_id in LONG}
     first = Page("chat_1", 1, [message(n, content="x" * 4000) for n in range(1, 61)], 60, True, 99)
     talk = Talk({"chat_1": Cursor(1, 99), **heads})
-    answer, later = take_resumed(talk, ResumeRead([first], [], [], heads), dict.fromkeys(LONG, (1, 3)))
+    answer, later = take_resumed(
+        talk, ResumeRead([first], [], [], heads), dict.fromkeys(LONG, (1, 3))
+    )
     assert len(answer.chats[0].messages) == 60
     assert len(answer.chats) + len(later) == 5001
 
@@ -76,14 +97,18 @@ def test_a_chat_named_in_a_resync_is_live_after_its_page() -> None:
     talk = Talk(heads)
     _, later = take_resumed(talk, ResumeRead([], list(heads), [], heads), {})
     talk.deliver(run(1, chat_id=later[0]))
-    assert [m for m in talk.read() if isinstance(m, Message)] == [], "the client does not know the chat yet"
+    assert [m for m in talk.read() if isinstance(m, Message)] == [], (
+        "the client does not know the chat yet"
+    )
     talk.pull(0, page(0, 1, chat_id=later[0]))
     talk.deliver(run(2, chat_id=later[0]))
     assert [m.sequence for m in talk.read() if isinstance(m, Message)] == [2]
 
 
 def test_heartbeats_name_every_chat_that_is_behind_in_turn() -> None:
-    """Each names so many; who is behind in more is asked again soon, about the next ones."""
+    """Each names so many; who is behind in more is asked again soon, about the next
+    ones.
+    """
     talk = Talk({chat_id: Cursor(1, 1) for chat_id in LONG})
     for chat_id in LONG:
         talk.session.on_head(chat_id, Cursor(1, 1), talk.now)

@@ -1,4 +1,6 @@
-"""The position check: what is queued to a connection has no hole, whatever fanout skips, repeats or reorders."""
+"""The position check: what is queued to a connection has no hole, whatever fanout
+skips, repeats or reorders.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,15 @@ from talk import Talk, message, page, run, sync
 
 from holdfast.errors import NotAMember, Unavailable
 from holdfast.message import Cursor, Message, Page, ResumeRead
-from holdfast.session.effects import Delivered, Emit, Fetch, FetchResume, SessionEvent, Wake, WasRead
+from holdfast.session.effects import (
+    Delivered,
+    Emit,
+    Fetch,
+    FetchResume,
+    SessionEvent,
+    Wake,
+    WasRead,
+)
 from holdfast.session.progress import ChatProgress
 from holdfast.wire.frames import (
     Ack,
@@ -123,7 +133,9 @@ def test_the_page_that_reaches_the_newest_heard_of_makes_it_live_again() -> None
 
 
 def test_a_push_while_the_page_is_read_is_not_lost() -> None:
-    """The page ends before what was pushed meanwhile: it says that there is more, and the chat stays behind."""
+    """The page ends before what was pushed meanwhile: it says that there is more, and
+    the chat stays behind.
+    """
     talk = Talk({"chat_1": Cursor(1, 4)})
     talk.receive(sync(0))
     talk.deliver(run(5))
@@ -210,7 +222,10 @@ def test_who_left_while_another_chat_is_pulled_is_told_to_sync() -> None:
 
 
 def test_who_left_while_behind_is_not_told_twice_when_the_answer_to_a_pull_says_it() -> None:
-    for frame in (sync(0), Resume(request_id="r", payload=ResumeBody({"chat_1": CursorClaim(1, 2)}))):
+    for frame in (
+        sync(0),
+        Resume(request_id="r", payload=ResumeBody({"chat_1": CursorClaim(1, 2)})),
+    ):
         talk = Talk({"chat_1": Cursor(1, 4)})
         talk.receive(frame)
         talk.do(talk.session.on_membership("chat_1", None))
@@ -219,10 +234,17 @@ def test_who_left_while_behind_is_not_told_twice_when_the_answer_to_a_pull_says_
 
 def test_a_resume_read_before_the_user_left_does_not_show_the_chat() -> None:
     talk = Talk({"chat_1": Cursor(1, 4), "chat_2": Cursor(1, 4)})
-    talk.receive(Resume(request_id="r", payload=ResumeBody({"chat_1": CursorClaim(1, 2), "chat_2": CursorClaim(1, 2)})))
+    talk.receive(
+        Resume(
+            request_id="r",
+            payload=ResumeBody({"chat_1": CursorClaim(1, 2), "chat_2": CursorClaim(1, 2)}),
+        )
+    )
     talk.do(talk.session.on_membership("chat_1", None))
     pages = [page(2, 4), page(2, 4, chat_id="chat_2")]
-    talk.do(talk.session.on_page(talk.last(FetchResume).token, ResumeRead(pages, [], [], {}), talk.now))
+    talk.do(
+        talk.session.on_page(talk.last(FetchResume).token, ResumeRead(pages, [], [], {}), talk.now)
+    )
     (answer,) = talk.read()
     assert isinstance(answer, Resumed)
     assert [chat.chat_id for chat in answer.chats] == ["chat_2"]
@@ -255,8 +277,15 @@ def test_deliveries_and_memberships_before_the_chats_are_known_are_remembered() 
     assert sent.has_more, "sequence 5 was heard of"
 
 
-def test_after_resumed_chats_without_more_are_live_and_the_rest_are_listed_with_their_heads() -> None:
-    heads = {"chat_1": Cursor(1, 4), "chat_2": Cursor(1, 9), "chat_3": Cursor(1, 5), "chat_4": Cursor(1, 2)}
+def test_after_resumed_chats_without_more_are_live_and_the_rest_are_listed_with_their_heads() -> (
+    None
+):
+    heads = {
+        "chat_1": Cursor(1, 4),
+        "chat_2": Cursor(1, 9),
+        "chat_3": Cursor(1, 5),
+        "chat_4": Cursor(1, 2),
+    }
     talk = Talk(heads)
     (answer,) = talk.resume(
         {"chat_1": (1, 2), "chat_2": (1, 3), "chat_3": (1, 5), "chat_9": (1, 1)},
@@ -268,7 +297,10 @@ def test_after_resumed_chats_without_more_are_live_and_the_rest_are_listed_with_
         ),
     )
     assert isinstance(answer, Resumed)
-    listed = {chat.chat_id: (len(chat.messages), chat.through, chat.has_more, chat.head) for chat in answer.chats}
+    listed = {
+        chat.chat_id: (len(chat.messages), chat.through, chat.has_more, chat.head)
+        for chat in answer.chats
+    }
     assert listed == {
         "chat_1": (2, 4, False, 4),
         "chat_2": (0, 3, True, 9),
@@ -296,7 +328,9 @@ def test_a_resume_of_another_epoch_is_reset() -> None:
     read = ResumeRead([], [], [], {"chat_1": Cursor(2, 4)})
     (answer,) = talk.resume({"chat_1": (1, 9)}, read)
     assert isinstance(answer, Resumed)
-    assert [(chat.reset, chat.through, chat.has_more, chat.epoch) for chat in answer.chats] == [(True, 0, True, 2)]
+    assert [(chat.reset, chat.through, chat.has_more, chat.epoch) for chat in answer.chats] == [
+        (True, 0, True, 2)
+    ]
 
 
 def test_cursors_over_several_frames_are_answered_once_with_the_last_request() -> None:
@@ -328,7 +362,11 @@ def test_after_a_reset_only_what_its_page_holds_was_sent() -> None:
     talk = Talk({"chat_1": Cursor(2, 4)})
     talk.pull(4, page(4, 4, epoch=2))
     talk.receive(sync(9, epoch=1))
-    talk.do(talk.session.on_page(talk.last(Fetch).token, page(0, 2, head=4, epoch=2, reset=True), talk.now))
+    talk.do(
+        talk.session.on_page(
+            talk.last(Fetch).token, page(0, 2, head=4, epoch=2, reset=True), talk.now
+        )
+    )
     talk.read()
     talk.receive(Ack(payload=AckBody("chat_1", 2, 3)))
     assert talk.errors() == ["INVALID_MESSAGE"]
@@ -364,7 +402,11 @@ def test_an_ack_is_a_watermark_once() -> None:
 def test_an_ack_beyond_what_was_sent_is_an_error_and_never_a_close() -> None:
     talk = Talk().live(4)
     for _ in range(20):
-        assert not [effect for effect in talk.receive(Ack(payload=AckBody("chat_1", 1, 5))) if effect != Wake()]
+        assert not [
+            effect
+            for effect in talk.receive(Ack(payload=AckBody("chat_1", 1, 5)))
+            if effect != Wake()
+        ]
     assert talk.errors() == ["INVALID_MESSAGE"] * 20
     assert talk.closing is None
 
@@ -427,10 +469,14 @@ def test_client_that_lost_messages_and_pulls_them_while_more_are_pushed_ends_com
     talk = Talk().live(10)
     (first,) = talk.pull(2, page(2, 6, head=10))
     talk.deliver(run(11))
-    assert sequences(talk.read()) == [11], "the client does not store it: it is beyond its cursor + 1"
+    assert sequences(talk.read()) == [11], (
+        "the client does not store it: it is beyond its cursor + 1"
+    )
     (second,) = talk.pull(6, page(6, 10, head=10))
     assert isinstance(first, Page) and isinstance(second, Page)
-    assert first.has_more and second.has_more, "11 was pushed, and dropped: the client must pull once more"
+    assert first.has_more and second.has_more, (
+        "11 was pushed, and dropped: the client must pull once more"
+    )
     (third,) = talk.pull(10, page(10, 11, head=11))
     assert isinstance(third, Page) and not third.has_more
     talk.deliver(run(12))
@@ -455,9 +501,18 @@ def test_a_page_that_ends_one_short_of_what_is_known_to_exist_says_that_there_is
 
 
 @pytest.mark.parametrize(
-    "learned", ["by a page", "by a resume with a page", "by a resume without one", "by an event", "from the store"]
+    "learned",
+    [
+        "by a page",
+        "by a resume with a page",
+        "by a resume without one",
+        "by an event",
+        "from the store",
+    ],
 )
-def test_what_is_read_in_a_chat_joined_while_connected_counts_when_its_epoch_is_known(learned: str) -> None:
+def test_what_is_read_in_a_chat_joined_while_connected_counts_when_its_epoch_is_known(
+    learned: str,
+) -> None:
     talk = Talk({})
     talk.do(talk.session.on_membership("chat_1", Cursor(0, 5)))
     assert talk.receive(Read(payload=ReadBody("chat_1", 5))) == []

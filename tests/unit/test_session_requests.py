@@ -1,4 +1,6 @@
-"""What a client may ask: validation, then rate, then queue; and every request is answered."""
+"""What a client may ask: validation, then rate, then queue; and every request is
+answered.
+"""
 
 from __future__ import annotations
 
@@ -59,13 +61,17 @@ def test_a_send_is_submitted_and_acked_when_it_is_stored() -> None:
     assert frame.request_id == "r-c7"
     assert isinstance(frame.payload, MessageAck)
     assert (frame.payload.sequence, frame.payload.client_message_id) == (7, "c7")
-    assert talk.do(talk.session.on_send_result(submit.token, acked(7), talk.now)) == [], "answered once"
+    assert talk.do(talk.session.on_send_result(submit.token, acked(7), talk.now)) == [], (
+        "answered once"
+    )
 
 
 def test_a_retry_is_acked_as_deduplicated() -> None:
     talk = Talk()
     talk.receive(send())
-    talk.do(talk.session.on_send_result(talk.last(Submit).token, acked(7, deduplicated=True), talk.now))
+    talk.do(
+        talk.session.on_send_result(talk.last(Submit).token, acked(7, deduplicated=True), talk.now)
+    )
     (ack,) = talk.read()
     assert isinstance(ack, MessageAck)
     assert ack.deduplicated
@@ -87,16 +93,23 @@ def test_a_retry_is_acked_as_deduplicated() -> None:
         (TypingStart(payload=ChatBody("")), "INVALID_MESSAGE"),
         (TypingStop(payload=ChatBody("")), "INVALID_MESSAGE"),
         (Resume(payload=ResumeBody({"": CursorClaim(1, 1)})), "INVALID_MESSAGE"),
-        (Resume(payload=ResumeBody({f"c{n}": CursorClaim(1, 1) for n in range(501)})), "INVALID_MESSAGE"),
+        (
+            Resume(payload=ResumeBody({f"c{n}": CursorClaim(1, 1) for n in range(501)})),
+            "INVALID_MESSAGE",
+        ),
         (Authenticate(payload=AuthenticateBody("t", "")), "INVALID_MESSAGE"),
         (Authenticate(payload=AuthenticateBody("t", "laptop")), "INVALID_MESSAGE"),
         (TypingStart(payload=ChatBody("chat_9")), "NOT_A_MEMBER"),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_goes_no_further(frame: AnyClientFrame, code: str) -> None:
+def test_what_makes_no_sense_is_refused_and_goes_no_further(
+    frame: AnyClientFrame, code: str
+) -> None:
     talk = Talk()
     effects = talk.receive(frame)
-    assert not [e for e in effects if isinstance(e, Submit | Fetch | FetchResume | Verify | IsTyping)]
+    assert not [
+        e for e in effects if isinstance(e, Submit | Fetch | FetchResume | Verify | IsTyping)
+    ]
     assert talk.errors() == [code]
     assert talk.session.open_requests == 0
 
@@ -126,7 +139,11 @@ def test_exceed_rate_limit_verify_rate_limited_response() -> None:
     talk.receive(send("c20"))
     (frame,) = talk.take()
     assert isinstance(frame.payload, Error)
-    assert (frame.payload.code, frame.payload.retryable, frame.payload.outcome) == ("RATE_LIMITED", True, "rejected")
+    assert (frame.payload.code, frame.payload.retryable, frame.payload.outcome) == (
+        "RATE_LIMITED",
+        True,
+        "rejected",
+    )
     assert frame.request_id == "r-c20"
     assert frame.payload.details == {"client_message_id": "c20"}
     wait = frame.payload.retry_after_seconds
@@ -290,14 +307,24 @@ def test_a_resume_has_at_most_5000_cursors_over_all_its_frames() -> None:
 
 
 def test_a_resume_of_which_a_frame_was_refused_is_refused_to_its_end_and_may_begin_again() -> None:
-    """Answered from a part of its cursors, it would call chats joined that the client has."""
+    """Answered from a part of its cursors, it would call chats joined that the client
+    has.
+    """
     talk = Talk()
-    talk.receive(Resume(request_id="r1", payload=ResumeBody({"chat_1": CursorClaim(1, 0)}, more=True)))
+    talk.receive(
+        Resume(request_id="r1", payload=ResumeBody({"chat_1": CursorClaim(1, 0)}, more=True))
+    )
     talk.receive(Resume(request_id="r2", payload=ResumeBody({"": CursorClaim(1, 0)}, more=True)))
-    talk.receive(Resume(request_id="r3", payload=ResumeBody({"chat_2": CursorClaim(1, 0)}, more=True)))
+    talk.receive(
+        Resume(request_id="r3", payload=ResumeBody({"chat_2": CursorClaim(1, 0)}, more=True))
+    )
     talk.receive(Resume(request_id="r4", payload=ResumeBody({"chat_3": CursorClaim(1, 0)})))
     refused = [(f.request_id, f.payload.code) for f in talk.take() if isinstance(f.payload, Error)]
-    assert refused == [("r2", "INVALID_MESSAGE"), ("r3", "SERVICE_UNAVAILABLE"), ("r4", "SERVICE_UNAVAILABLE")]
+    assert refused == [
+        ("r2", "INVALID_MESSAGE"),
+        ("r3", "SERVICE_UNAVAILABLE"),
+        ("r4", "SERVICE_UNAVAILABLE"),
+    ]
     assert talk.count(FetchResume) == 0
     talk.receive(Resume(payload=ResumeBody({"chat_1": CursorClaim(1, 0)})))
     assert talk.last(FetchResume).cursors == {"chat_1": Cursor(1, 0)}
@@ -319,7 +346,11 @@ def test_a_refreshed_token_moves_the_expiry() -> None:
 def test_a_refused_token_leaves_the_old_one() -> None:
     talk = Talk(expires_at=10)
     talk.receive(Authenticate(payload=AuthenticateBody("of bob")))
-    talk.do(talk.session.on_token_checked(talk.last(Verify).token, Unauthorized("another user"), talk.now))
+    talk.do(
+        talk.session.on_token_checked(
+            talk.last(Verify).token, Unauthorized("another user"), talk.now
+        )
+    )
     assert talk.errors() == ["UNAUTHORIZED"]
     talk.wait(9.9)
     assert talk.closing is None
@@ -362,7 +393,9 @@ def test_content_that_is_too_large_is_no_reason_to_close() -> None:
 
 @pytest.mark.seed("000 invariant: no_silent_message_loss")
 def test_no_silent_message_loss() -> None:
-    """Every send gets an ack or an error: refused, stored, failed, unknown, or open when the connection closes."""
+    """Every send gets an ack or an error: refused, stored, failed, unknown, or open
+    when the connection closes.
+    """
     talk = Talk()
     asked = [send(f"c{n}", content="x" * (5000 if n % 7 == 0 else 1)) for n in range(40)]
     tokens = []
@@ -378,13 +411,19 @@ def test_no_silent_message_loss() -> None:
     assert sorted(answered, key=str) == sorted((frame.request_id for frame in asked), key=str)
     for frame in frames[:-1]:
         assert isinstance(frame.payload, MessageAck | Error)
-    late = [f.payload for f in frames[:-1] if isinstance(f.payload, Error) and "closes" in f.payload.message]
+    late = [
+        f.payload
+        for f in frames[:-1]
+        if isinstance(f.payload, Error) and "closes" in f.payload.message
+    ]
     assert {(error.code, error.outcome, error.retryable) for error in late} == {
         ("SERVICE_UNAVAILABLE", "unknown", True)
     }
     assert len(late) == len(tokens) - 9
     for token in tokens:
-        assert talk.do(talk.session.on_send_result(token, acked(1), talk.now)) == [], "a late outcome goes nowhere"
+        assert talk.do(talk.session.on_send_result(token, acked(1), talk.now)) == [], (
+            "a late outcome goes nowhere"
+        )
 
 
 def test_before_a_close_pulls_and_refreshes_are_answered_too() -> None:
@@ -396,7 +435,9 @@ def test_before_a_close_pulls_and_refreshes_are_answered_too() -> None:
     talk.do(talk.session.close(CloseReason.ROTATION))
     frames = talk.take()
     assert [frame.request_id for frame in frames] == ["r-chat_1-0", "r-chat_1-1", "r-auth", None]
-    assert {f.payload.code for f in frames[:-1] if isinstance(f.payload, Error)} == {"SERVICE_UNAVAILABLE"}
+    assert {f.payload.code for f in frames[:-1] if isinstance(f.payload, Error)} == {
+        "SERVICE_UNAVAILABLE"
+    }
     late: list[Effect] = [
         *talk.do(talk.session.on_page(fetch.token, page(0, 3), talk.now)),
         *talk.do(talk.session.on_page(fetch.token, ResumeRead([], [], [], {}), talk.now)),
@@ -422,7 +463,9 @@ def test_a_second_close_does_nothing() -> None:
 
 
 def test_the_queue_is_bounded_by_its_setting() -> None:
-    talk = Talk(limits=SessionSettings(BackpressureSettings(inbound=InboundSettings(max_queue_depth=3))))
+    talk = Talk(
+        limits=SessionSettings(BackpressureSettings(inbound=InboundSettings(max_queue_depth=3)))
+    )
     for number in range(5):
         talk.receive(send(f"c{number}"))
     assert talk.count(Submit) == 3

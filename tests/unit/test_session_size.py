@@ -1,4 +1,6 @@
-"""What an idle session weighs. A whole idle connection has 16 KB; the session is the smaller part of it."""
+"""What an idle session weighs. A whole idle connection has 16 KB; the session is the
+smaller part of it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ CHATS = [f"chat_{n:026d}" for n in range(3)]
 
 
 def idle_session(number: int, rng: random.Random) -> Session:
-    """Established, live in three chats, a few heartbeats old: what most connections are most of the time."""
+    """Established, live in three chats, a few heartbeats old: what most connections are
+    most of the time.
+    """
     now = float(number)
     session = Session(LIMITS, f"conn_{number:026d}", AS_ANN, "phone", now, now + 3600.5, rng)
     session.established({chat_id: Cursor(1, 1000 + number) for chat_id in CHATS}, AT)

@@ -8,10 +8,31 @@ import pytest
 from talk import Talk, page, run, send, sync
 
 from holdfast.message import Cursor, Message
-from holdfast.session.effects import Close, Effect, Emit, Fetch, PauseReading, ResumeReading, SessionEvent, Wake
+from holdfast.session.effects import (
+    Close,
+    Effect,
+    Emit,
+    Fetch,
+    PauseReading,
+    ResumeReading,
+    SessionEvent,
+    Wake,
+)
 from holdfast.session.lanes import Lanes
-from holdfast.session.settings import BackpressureSettings, InboundSettings, OutboundSettings, SessionSettings
-from holdfast.session.slow_consumer import MOVES, BufferEvent, Flow, IllegalMove, SlowConsumer, SlowConsumerAction
+from holdfast.session.settings import (
+    BackpressureSettings,
+    InboundSettings,
+    OutboundSettings,
+    SessionSettings,
+)
+from holdfast.session.slow_consumer import (
+    MOVES,
+    BufferEvent,
+    Flow,
+    IllegalMove,
+    SlowConsumer,
+    SlowConsumerAction,
+)
 from holdfast.wire.close_codes import CloseReason
 from holdfast.wire.frames import ChatHead, ConnectionClosing, Error, HeartbeatAck, Resync
 
@@ -49,7 +70,9 @@ def test_above_80_percent_it_is_logged_once() -> None:
     assert talk.count(Emit) == 0
     talk.deliver(run(801))
     talk.deliver(run(802))
-    assert [e.sign for e in talk.effects if isinstance(e, Emit)] == [SessionEvent.BUFFER_ABOVE_WARNING]
+    assert [e.sign for e in talk.effects if isinstance(e, Emit)] == [
+        SessionEvent.BUFFER_ABOVE_WARNING
+    ]
     drain(talk, 10)
     for sequence in range(803, 820):
         talk.deliver(run(sequence))
@@ -69,7 +92,9 @@ def test_slow_consumer_receives_slow_consumer_before_disconnect() -> None:
     assert talk.closing is CloseReason.SLOW_CONSUMER
 
 
-@pytest.mark.seed("000 confirmation: fill outbound buffer, verify warning, verify disconnect after grace")
+@pytest.mark.seed(
+    "000 confirmation: fill outbound buffer, verify warning, verify disconnect after grace"
+)
 def test_fill_outbound_buffer_verify_warning_verify_disconnect_after_grace() -> None:
     talk = filled(950)
     assert Emit(SessionEvent.SLOW_CONSUMER_WARNED) not in talk.effects
@@ -82,13 +107,17 @@ def test_fill_outbound_buffer_verify_warning_verify_disconnect_after_grace() -> 
     assert isinstance(closing, ConnectionClosing)
     assert (closing.reason, closing.reconnect_allowed) == ("slow_consumer", True)
     assert closing.sync_from_sequence == {"chat_1": 0}
-    assert not [payload for payload in payloads if isinstance(payload, Message)], "the rest is for sync"
+    assert not [payload for payload in payloads if isinstance(payload, Message)], (
+        "the rest is for sync"
+    )
 
 
 @pytest.mark.seed("000 invariant: bounded_buffer")
 @pytest.mark.parametrize("size", [1, 7, 30, 300, 2000])
 def test_bounded_buffer(size: int) -> None:
-    """At most 1000 messages and 5 MiB wait, however large the runs are and however long nobody reads."""
+    """At most 1000 messages and 5 MiB wait, however large the runs are and however long
+    nobody reads.
+    """
     talk = Talk().live(0)
     for first in range(1, 8 * size + 3000, size):
         talk.deliver(run(first, first + size - 1))
@@ -97,9 +126,11 @@ def test_bounded_buffer(size: int) -> None:
 
 
 def test_bytes_bound_the_buffer_as_messages_do() -> None:
-    talk = Talk(limits=SessionSettings(BackpressureSettings(outbound=OutboundSettings(max_buffer_bytes=100_000)))).live(
-        0
-    )
+    talk = Talk(
+        limits=SessionSettings(
+            BackpressureSettings(outbound=OutboundSettings(max_buffer_bytes=100_000))
+        )
+    ).live(0)
     for sequence in range(1, 200):
         talk.deliver(run(sequence, content="x" * 2000))
         assert talk.session.waiting_bytes <= 100_000
@@ -109,7 +140,9 @@ def test_bytes_bound_the_buffer_as_messages_do() -> None:
 @pytest.mark.seed("000 invariant: backpressure_signaled")
 @pytest.mark.parametrize("pace", [0.0, 0.4, 1.0, 4.9])
 def test_backpressure_signaled(pace: float) -> None:
-    """No close of a slow consumer sooner than 5 s after its warning, however the ticks fall."""
+    """No close of a slow consumer sooner than 5 s after its warning, however the ticks
+    fall.
+    """
     talk = filled(951)
     warned_at = talk.now
     while talk.closing is None:
@@ -121,7 +154,9 @@ def test_backpressure_signaled(pace: float) -> None:
 
 
 def test_while_slow_no_body_is_queued_and_heads_are_remembered() -> None:
-    talk = filled(951, Talk({"chat_1": Cursor(1, 0), "chat_2": Cursor(1, 0)}).live(0).live(0, "chat_2"))
+    talk = filled(
+        951, Talk({"chat_1": Cursor(1, 0), "chat_2": Cursor(1, 0)}).live(0).live(0, "chat_2")
+    )
     assert talk.session.waiting_messages == 950
     talk.deliver(run(1, 4, chat_id="chat_2"))
     talk.deliver(run(952, 960))
@@ -174,7 +209,9 @@ def test_less_than_5_percent_is_no_new_low() -> None:
 
 def test_sixty_seconds_in_all_are_the_most() -> None:
     limits = SessionSettings(
-        BackpressureSettings(outbound=OutboundSettings(new_low_percent=1, warning_threshold_percent=10))
+        BackpressureSettings(
+            outbound=OutboundSettings(new_low_percent=1, warning_threshold_percent=10)
+        )
     )
     talk = filled(951, Talk(limits=limits).live(0))
     for _ in range(14):
@@ -186,7 +223,9 @@ def test_sixty_seconds_in_all_are_the_most() -> None:
     assert talk.closing is CloseReason.SLOW_CONSUMER
 
 
-def test_a_run_that_does_not_fit_into_a_buffer_that_is_not_full_is_left_to_sync_without_a_warning() -> None:
+def test_a_run_that_does_not_fit_into_a_buffer_that_is_not_full_is_left_to_sync_without_a_warning() -> (
+    None
+):
     talk = Talk().live(0)
     talk.deliver(run(1, 2000))
     assert talk.session.waiting_messages == 0
@@ -336,8 +375,14 @@ def test_the_machine_refuses_what_cannot_be_and_changes_nothing() -> None:
 
 
 def test_every_way_into_slow_warns_and_the_only_way_out_of_it_to_over_closes() -> None:
-    assert {move[1] for (_, _), move in MOVES.items() if move[0] is Flow.OVER} == {SlowConsumerAction.CLOSE}
-    into_slow = {action for (flow, _), (to, action) in MOVES.items() if to is Flow.SLOW and flow is not Flow.SLOW}
+    assert {move[1] for (_, _), move in MOVES.items() if move[0] is Flow.OVER} == {
+        SlowConsumerAction.CLOSE
+    }
+    into_slow = {
+        action
+        for (flow, _), (to, action) in MOVES.items()
+        if to is Flow.SLOW and flow is not Flow.SLOW
+    }
     assert into_slow == {SlowConsumerAction.WARN}
 
 

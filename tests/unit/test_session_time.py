@@ -1,4 +1,6 @@
-"""What time brings: heartbeats with heads, timeouts, rotation, expiry, overload, acks that stay behind."""
+"""What time brings: heartbeats with heads, timeouts, rotation, expiry, overload, acks
+that stay behind.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,15 @@ from holdfast.session.heartbeat import Transmission
 from holdfast.session.progress import ChatProgress
 from holdfast.session.settings import SessionSettings, TimeoutSettings
 from holdfast.wire.close_codes import CloseReason
-from holdfast.wire.frames import Ack, AckBody, ChatHead, ConnectionClosing, Heartbeat, HeartbeatAck, Resync
+from holdfast.wire.frames import (
+    Ack,
+    AckBody,
+    ChatHead,
+    ConnectionClosing,
+    Heartbeat,
+    HeartbeatAck,
+    Resync,
+)
 
 
 def beats(payloads: list[object]) -> list[Heartbeat]:
@@ -71,12 +81,16 @@ SLOW_LINKS = {
     "the page had its time": ([(0, 250_000), *[(0, 250_050)] * 11], False),
     "a proxy takes nothing more": ([(0, 250_000), (50, 250_000)], False),
 }
-"""What was unacknowledged and acknowledged when the heartbeat was sent, and then every ten seconds."""
+"""What was unacknowledged and acknowledged when the heartbeat was sent, and then every
+ten seconds.
+"""
 
 
 @pytest.mark.parametrize("link", SLOW_LINKS)
 def test_an_answer_is_awaited_as_long_as_the_heartbeat_may_be_on_its_way(link: str) -> None:
-    """What the kernel and a proxy hold is seen too: 128 KiB are a minute of a slow link."""
+    """What the kernel and a proxy hold is seen too: 128 KiB are a minute of a slow
+    link.
+    """
     samples, alive = SLOW_LINKS[link]
     talk = Talk()
     talk.now = talk.session.next_tick
@@ -125,7 +139,9 @@ def test_a_skipped_delivery_is_named_five_seconds_after_the_store_knew_of_it() -
     talk.session.on_head("chat_1", Cursor(1, 5), talk.now)
     assert beats(stay(talk, 4)) == []
     assert beats(stay(talk, 1)) == [Heartbeat({"chat_1": (1, 5)})]
-    assert beats(stay(talk, 30)) == [Heartbeat({"chat_1": (1, 5)})], "again, until the client has it"
+    assert beats(stay(talk, 30)) == [Heartbeat({"chat_1": (1, 5)})], (
+        "again, until the client has it"
+    )
     talk.pull(4, page(4, 5))
     assert beats(stay(talk, 30)) == [Heartbeat({})]
 
@@ -168,7 +184,9 @@ def test_heartbeats_of_those_who_came_together_are_spread() -> None:
 
 def test_a_connection_is_rotated_after_24_hours() -> None:
     day = 24 * 3600
-    talk = Talk(limits=SessionSettings(timeouts=TimeoutSettings(heartbeat_interval_seconds=2 * day)))
+    talk = Talk(
+        limits=SessionSettings(timeouts=TimeoutSettings(heartbeat_interval_seconds=2 * day))
+    )
     talk.wait(day - 1)
     assert talk.closing is None
     talk.wait(1)
@@ -299,7 +317,9 @@ def state_of(*things: ChatProgress | Beats) -> list[object]:
 @pytest.mark.parametrize("lagged", [False, True])
 @pytest.mark.parametrize("through", range(4))
 @pytest.mark.parametrize("heard", range(4))
-def test_a_head_is_known_exactly_if_it_would_change_nothing(lagged: bool, through: int, heard: int) -> None:
+def test_a_head_is_known_exactly_if_it_would_change_nothing(
+    lagged: bool, through: int, heard: int
+) -> None:
     for head in (Cursor(epoch, sequence) for epoch in (1, 2) for sequence in range(5)):
         place, heartbeat = ChatProgress(Cursor(1, 0)), Beats(TimeoutSettings(), first=30)
         if lagged:

@@ -1,4 +1,6 @@
-"""The work rate of one connection: what it may cause, when its socket is not read, and when it is closed."""
+"""The work rate of one connection: what it may cause, when its socket is not read, and
+when it is closed.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def test_a_client_within_the_rate_is_never_paused() -> None:
 
 
 def closed_at(arrivals: Callable[[float], float], seconds: float) -> float:
-    """When a client is closed of whom ``arrivals(now)`` frames come at each tick and wait to be read; or inf."""
+    """When a client is closed of whom ``arrivals(now)`` frames come at each tick and
+    wait to be read; or inf.
+    """
     work = WorkRate(INBOUND, 0.0)
     now, waiting = 0.0, 0.0
     while now < seconds:
@@ -77,7 +81,9 @@ def test_pauses_before_the_window_are_forgotten() -> None:
     assert not work.is_exceeded(29.9)
     assert work.is_exceeded(30.0), "9 s then and 1 s now"
     assert work.resume(31.0)
-    assert not work.is_exceeded(37.0), "3 s of the first pause and 2 s of the second are within the last 30 s"
+    assert not work.is_exceeded(37.0), (
+        "3 s of the first pause and 2 s of the second are within the last 30 s"
+    )
 
 
 def test_what_was_long_ago_makes_up_for_nothing() -> None:

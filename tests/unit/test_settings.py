@@ -23,8 +23,12 @@ def test_nothing_configured_is_safe_and_all_defaults() -> None:
 
 def test_the_later_source_wins(tmp_path: Path) -> None:
     file = tmp_path / "holdfast.toml"
-    file.write_text("[server]\nport = 1000\nhost = '::1'\n[gateway.timeouts]\nheartbeat_interval_seconds = 7\n")
-    settings = load(file, {"HOLDFAST_PORT": "2000", "HOLDFAST_SERVER__NODE_ID": "n1"}, {"server.node_id": "n2"})
+    file.write_text(
+        "[server]\nport = 1000\nhost = '::1'\n[gateway.timeouts]\nheartbeat_interval_seconds = 7\n"
+    )
+    settings = load(
+        file, {"HOLDFAST_PORT": "2000", "HOLDFAST_SERVER__NODE_ID": "n1"}, {"server.node_id": "n2"}
+    )
     assert settings.server.host == "::1"
     assert settings.server.port == 2000
     assert settings.server.node_id == "n2"
@@ -66,41 +70,83 @@ def test_lists_in_the_environment_are_separated_by_commas() -> None:
         ({"HOLDFAST_PORT": "eighty"}, {}, "server.port"),
         ({"HOLDFAST_PORT": "70000"}, {}, "between 0 and 65535"),
         ({}, {"gateway.backpressure.inbound.max_queue_depth": 0}, "max_queue_depth"),
-        ({}, {"gateway.backpressure.outbound.warning_threshold_percent": 99}, "warning_threshold_percent"),
+        (
+            {},
+            {"gateway.backpressure.outbound.warning_threshold_percent": 99},
+            "warning_threshold_percent",
+        ),
         ({}, {"gateway.circuit_breaker.min_failure_ratio": 2}, "min_failure_ratio"),
         ({}, {"server.allowed_origins": "*"}, "exact"),
         ({}, {"server.trusted_proxies": "nonsense"}, "nonsense"),
         ({}, {"server.node_id": "two words"}, "node_id must be printable ASCII without spaces"),
-        ({}, {"server.log_level": "loud"}, "server.log_level must be one of debug, error, info, warning"),
+        (
+            {},
+            {"server.log_level": "loud"},
+            "server.log_level must be one of debug, error, info, warning",
+        ),
         ({}, {"api.body_bytes_max": "1.5"}, "api.body_bytes_max must be a whole number, not text"),
         (
             {},
             {"gateway.timeouts.heartbeat_interval_seconds": "nan"},
             "must be a number, not nan",
         ),
-        ({}, {"durability.keys.answers_ttl_days": "inf"}, "durability.keys.answers_ttl_days must be a number, not inf"),
+        (
+            {},
+            {"durability.keys.answers_ttl_days": "inf"},
+            "durability.keys.answers_ttl_days must be a number, not inf",
+        ),
         ({}, {"durability.changes.max_at_once": 0}, "max_at_once must be greater than 0"),
-        ({}, {"durability.intake.hot_messages_per_minute": 0}, "hot_messages_per_minute must be greater than 0"),
+        (
+            {},
+            {"durability.intake.hot_messages_per_minute": 0},
+            "hot_messages_per_minute must be greater than 0",
+        ),
         ({}, {"durability.sqlite.cache_bytes": -5}, "cache_bytes must be greater than 0"),
-        ({}, {"durability.sqlite.readers": 10**9}, "durability.sqlite: readers must be at most 64, not 1000000000"),
-        ({}, {"durability.sqlite.checkpoint_pages": 10**18}, "checkpoint_pages must be at most 1000000"),
-        ({}, {"durability.sqlite.cache_bytes": 10**18}, "cache_bytes must be at most 1099511627776"),
-        ({}, {"durability.sqlite.busy_timeout_seconds": 10**18}, "busy_timeout_seconds must be at most 60"),
+        (
+            {},
+            {"durability.sqlite.readers": 10**9},
+            "durability.sqlite: readers must be at most 64, not 1000000000",
+        ),
+        (
+            {},
+            {"durability.sqlite.checkpoint_pages": 10**18},
+            "checkpoint_pages must be at most 1000000",
+        ),
+        (
+            {},
+            {"durability.sqlite.cache_bytes": 10**18},
+            "cache_bytes must be at most 1099511627776",
+        ),
+        (
+            {},
+            {"durability.sqlite.busy_timeout_seconds": 10**18},
+            "busy_timeout_seconds must be at most 60",
+        ),
     ],
 )
-def test_bad_settings_are_refused_by_name(environ: dict[str, str], overrides: dict[str, object], named: str) -> None:
+def test_bad_settings_are_refused_by_name(
+    environ: dict[str, str], overrides: dict[str, object], named: str
+) -> None:
     with pytest.raises(BadSetting, match=re.escape(named)):
         load(None, environ, overrides)
 
 
 @pytest.mark.parametrize("path", REMOVED)
-def test_a_setting_that_a_rule_replaced_stops_the_start_and_names_the_rule(tmp_path: Path, path: str) -> None:
+def test_a_setting_that_a_rule_replaced_stops_the_start_and_names_the_rule(
+    tmp_path: Path, path: str
+) -> None:
     group, name = path.split(".")
     file = tmp_path / "holdfast.toml"
     file.write_text(f"[{group}]\n{name} = 5\n")
-    sources = ((file, {}, {}), (None, {f"HOLDFAST_{group}__{name}".upper(): "5"}, {}), (None, {}, {path: 5}))
+    sources = (
+        (file, {}, {}),
+        (None, {f"HOLDFAST_{group}__{name}".upper(): "5"}, {}),
+        (None, {}, {path: 5}),
+    )
     for source, environ, overrides in sources:
-        with pytest.raises(BadSetting, match=rf'{path} was removed.*rules set "\*" {REMOVED[path]} limit='):
+        with pytest.raises(
+            BadSetting, match=rf'{path} was removed.*rules set "\*" {REMOVED[path]} limit='
+        ):
             load(source, environ, overrides)
     assert REMOVED[path] in {rule.resource for rule in DEFAULT_RULES}
 
@@ -108,7 +154,10 @@ def test_a_setting_that_a_rule_replaced_stops_the_start_and_names_the_rule(tmp_p
 def test_a_public_address_without_a_declared_proxy_is_refused_and_told_what_to_add() -> None:
     with pytest.raises(BadSetting, match=r"server\.trusted_proxies"):
         load(None, {}, {"server.host": "0.0.0.0"})
-    assert load(None, {}, {"server.host": "0.0.0.0", "server.trusted_proxies": "10.0.0.1"}).server.host == "0.0.0.0"
+    assert (
+        load(None, {}, {"server.host": "0.0.0.0", "server.trusted_proxies": "10.0.0.1"}).server.host
+        == "0.0.0.0"
+    )
 
 
 @pytest.mark.parametrize(
@@ -197,10 +246,14 @@ fanout:
 """The three configuration blocks of the failure-handling seed, as written there."""
 
 
-def test_the_seeds_blocks_load_unchanged_and_are_our_defaults_but_for_the_inverted_timeout(tmp_path: Path) -> None:
+def test_the_seeds_blocks_load_unchanged_and_are_our_defaults_but_for_the_inverted_timeout(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "seed.yaml").write_text(SEED_BLOCKS)
     settings = load(tmp_path / "seed.yaml", {}, {})
-    assert [path for path, _, _ in differences(settings)] == ["durability.kafka.producer.timeout_ms"]
+    assert [path for path, _, _ in differences(settings)] == [
+        "durability.kafka.producer.timeout_ms"
+    ]
 
 
 def test_every_setting_has_a_default_of_its_own_kind() -> None:
@@ -212,7 +265,10 @@ def test_every_setting_has_a_default_of_its_own_kind() -> None:
 def test_nobody_may_be_in_more_chats_than_a_resume_takes() -> None:
     with pytest.raises(BadSetting, match="resume_chats_max must not be below"):
         load(None, {}, {"durability.chats.chats_per_user_max": 20_000})
-    raised = {"durability.chats.chats_per_user_max": 20_000, "gateway.pages.resume_chats_max": 20_000}
+    raised = {
+        "durability.chats.chats_per_user_max": 20_000,
+        "gateway.pages.resume_chats_max": 20_000,
+    }
     assert load(None, {}, raised).gateway.pages.resume_chats_max == 20_000
 
 
@@ -230,6 +286,8 @@ def test_nobody_may_be_in_more_chats_than_a_resume_takes() -> None:
         ),
     ],
 )
-def test_settings_that_break_each_other_are_refused(overrides: dict[str, object], named: str) -> None:
+def test_settings_that_break_each_other_are_refused(
+    overrides: dict[str, object], named: str
+) -> None:
     with pytest.raises(BadSetting, match=named):
         load(None, {}, overrides)

@@ -1,6 +1,8 @@
-"""A setting is where it is obeyed: the parts of a node, put together from settings of which one is changed.
+"""A setting is where it is obeyed: the parts of a node, put together from settings of
+which one is changed.
 
-That each is also read there is the last test's business; what it does when it is read is each part's own.
+That each is also read there is the last test's business; what it does when it is read
+is each part's own.
 """
 
 from __future__ import annotations
@@ -43,13 +45,23 @@ def assembler_of(node: Node) -> Any:
 
 
 REACH: dict[str, Callable[[Node], Any]] = {
-    "gateway.backpressure.inbound.max_queue_age_seconds": lambda n: session_of(n)._pulls._limits.backpressure.inbound,
+    "gateway.backpressure.inbound.max_queue_age_seconds": lambda n: (
+        session_of(n)._pulls._limits.backpressure.inbound
+    ),
     "gateway.backpressure.inbound.max_fragments": assembler_of,
     "gateway.backpressure.inbound.max_invalid_frames": lambda n: session_of(n)._requests._inbound,
-    "gateway.backpressure.inbound.invalid_frames_window_seconds": lambda n: session_of(n)._requests._inbound,
-    "gateway.backpressure.outbound.ephemeral_threshold_percent": lambda n: session_of(n).deliveries._limits,
-    "gateway.backpressure.outbound.max_ephemeral_frames": lambda n: session_of(n).deliveries._limits,
-    "gateway.timeouts.behind_before_heads_seconds": lambda n: session_of(n)._lifetime.heartbeat._timeouts,
+    "gateway.backpressure.inbound.invalid_frames_window_seconds": lambda n: (
+        session_of(n)._requests._inbound
+    ),
+    "gateway.backpressure.outbound.ephemeral_threshold_percent": lambda n: (
+        session_of(n).deliveries._limits
+    ),
+    "gateway.backpressure.outbound.max_ephemeral_frames": lambda n: (
+        session_of(n).deliveries._limits
+    ),
+    "gateway.timeouts.behind_before_heads_seconds": lambda n: (
+        session_of(n)._lifetime.heartbeat._timeouts
+    ),
     "gateway.timeouts.overload_window_seconds": lambda n: session_of(n)._limits.timeouts,
     "gateway.timeouts.overload_requests_min": lambda n: session_of(n)._limits.timeouts,
     "durability.history.resume_page_messages": lambda n: n.history._settings,
@@ -153,15 +165,27 @@ async def test_rules_are_read_from_the_replica_that_is_set(replica: str, tmp_pat
 
 
 def _read_by(node: ast.AST) -> set[str]:
-    """The attributes that are read under a node; what a group asks of itself when it is built does not count."""
+    """The attributes that are read under a node; what a group asks of itself when it is
+    built does not count.
+    """
     if isinstance(node, ast.FunctionDef) and node.name == "__post_init__":
         return set()
-    own = {node.attr} if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) else set()
+    own = (
+        {node.attr} if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) else set()
+    )
     return own.union(*map(_read_by, ast.iter_child_nodes(node)))
 
 
 def test_every_setting_is_read_somewhere() -> None:
     source = Path(holdfast.__file__).parent
-    read = set[str]().union(*(_read_by(ast.parse(path.read_text())) for path in source.rglob("*.py")))
-    told = {path.rpartition(".")[2]: path for path, _ in paths() if not path.startswith(UNUSED_WITHOUT_ENGINES)}
-    assert not (unread := sorted(told[name] for name in set(told) - read)), f"nothing reads {unread}"
+    read = set[str]().union(
+        *(_read_by(ast.parse(path.read_text())) for path in source.rglob("*.py"))
+    )
+    told = {
+        path.rpartition(".")[2]: path
+        for path, _ in paths()
+        if not path.startswith(UNUSED_WITHOUT_ENGINES)
+    }
+    assert not (unread := sorted(told[name] for name in set(told) - read)), (
+        f"nothing reads {unread}"
+    )

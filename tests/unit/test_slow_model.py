@@ -1,4 +1,6 @@
-"""The slow-consumer machine against all that was ever seen of the buffer, in whatever order it fills and drains."""
+"""The slow-consumer machine against all that was ever seen of the buffer, in whatever
+order it fills and drains.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ WARNING, CRITICAL = OUTBOUND.warning_threshold_percent, OUTBOUND.critical_thresh
 
 
 class SlowModel(RuleBasedStateMachine):
-    """A buffer of 100 that a session fills and a reader drains. What is expected is computed from the whole past."""
+    """A buffer of 100 that a session fills and a reader drains. What is expected is
+    computed from the whole past.
+    """
 
     @initialize()
     def begin(self) -> None:
@@ -28,18 +32,22 @@ class SlowModel(RuleBasedStateMachine):
     @precondition(lambda self: self.warned_at is None and not self.closed)
     @rule(amount=st.sampled_from([1, 7, 30, 60]))
     def queue(self, amount: int) -> None:
-        """As the session does: what would go above critical is not queued; it is warned of if the buffer is full."""
+        """As the session does: what would go above critical is not queued; it is warned
+        of if the buffer is full.
+        """
         if self.fill + amount > CRITICAL:
             if self.fill >= WARNING:
-                assert self.machine.rose_above_critical(self.fill, self.now) is SlowConsumerAction.WARN
+                assert (
+                    self.machine.rose_above_critical(self.fill, self.now) is SlowConsumerAction.WARN
+                )
                 self.warned_at, self.seen = self.now, [(self.now, self.fill)]
             return
         self.fill += amount
         if self.fill > WARNING:
             said = self.machine.rose_above_warning()
-            assert said is (SlowConsumerAction.NOTHING if self.logged else SlowConsumerAction.LOG), (
-                "logged once until it has been empty"
-            )
+            assert said is (
+                SlowConsumerAction.NOTHING if self.logged else SlowConsumerAction.LOG
+            ), "logged once until it has been empty"
             self.logged = True
 
     @precondition(lambda self: self.fill)
@@ -63,7 +71,9 @@ class SlowModel(RuleBasedStateMachine):
         self.seen.append((self.now, self.fill))
         said = self.machine.passed(self.fill, self.now)
         assert said is (
-            SlowConsumerAction.CLOSE if self.now >= self.expected_deadline() else SlowConsumerAction.NOTHING
+            SlowConsumerAction.CLOSE
+            if self.now >= self.expected_deadline()
+            else SlowConsumerAction.NOTHING
         )
         if said is SlowConsumerAction.CLOSE:
             self.closed, self.warned_at = True, None
@@ -84,7 +94,9 @@ class SlowModel(RuleBasedStateMachine):
         for at, fill in self.seen:
             if fill <= low - OUTBOUND.new_low_percent:
                 low, since = fill, at
-        return min(since + OUTBOUND.grace_period_seconds, self.warned_at + OUTBOUND.grace_total_seconds)
+        return min(
+            since + OUTBOUND.grace_period_seconds, self.warned_at + OUTBOUND.grace_total_seconds
+        )
 
     @invariant()
     def it_is_slow_from_its_warning_to_its_recovery_or_its_end(self) -> None:

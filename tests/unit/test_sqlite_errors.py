@@ -1,4 +1,6 @@
-"""SQLite's errors on their way to clients; that every one of them is translated is in the store's contract."""
+"""SQLite's errors on their way to clients; that every one of them is translated is in
+the store's contract.
+"""
 
 from __future__ import annotations
 
@@ -26,4 +28,6 @@ def test_clients_learn_neither_the_file_nor_the_librarys_words_and_the_log_has_b
 
 def test_a_disk_without_room_has_an_error_of_its_own() -> None:
     found = translate(apsw.FullError("database or disk is full"), FILE, Doing.OPENING)
-    assert isinstance(found, DiskFull) and FILE in found.message and "free some space" in found.message
+    assert (
+        isinstance(found, DiskFull) and FILE in found.message and "free some space" in found.message
+    )

@@ -1,4 +1,5 @@
-"""Names that other programs, stored data and dashboards depend on: a change of one needs a decision, not a refactoring.
+"""Names that other programs, stored data and dashboards depend on: a change of one
+needs a decision, not a refactoring.
 
 ``golden/names.txt`` lists them. After an intended change write it again with
 ``python tests/unit/test_stable_names.py``, and read the diff of what it wrote.
@@ -57,12 +58,18 @@ def errors(root: type[HoldfastError] = HoldfastError) -> Iterator[str]:
     for kind in root.__subclasses__():
         yield from errors(kind)
     if not root.__subclasses__():
-        yield f"{root.code} retryable={root.retryable} outcome={root.outcome} status={STATUS[root.code]}"
+        yield (
+            f"{root.code} retryable={root.retryable} outcome={root.outcome}"
+            f" status={STATUS[root.code]}"
+        )
 
 
 def closings() -> Iterator[str]:
     for closing in CloseReason:
-        yield f"{closing.code} {closing.reason} reconnect={closing.reconnect_allowed} spread={closing.spread}"
+        yield (
+            f"{closing.code} {closing.reason} reconnect={closing.reconnect_allowed}"
+            f" spread={closing.spread}"
+        )
 
 
 def frames() -> Iterator[str]:
@@ -86,46 +93,75 @@ def metrics() -> Iterator[str]:
 
 
 def label_values() -> Iterator[str]:
-    """Every word on the lines that call a function of ``telemetry``; log lines and marks apart."""
+    """Every word on the lines that call a function of ``telemetry``; log lines and
+    marks apart.
+    """
     for path in SOURCE.rglob("*.py"):
-        for arguments in re.findall(r"\btelemetry\.(?!log\b|sometimes\b)\w+\(([^\n]*)", path.read_text()):
+        for arguments in re.findall(
+            r"\btelemetry\.(?!log\b|sometimes\b)\w+\(([^\n]*)", path.read_text()
+        ):
             yield from re.findall(r'"(\w+)"', arguments)
 
 
 def endpoints() -> Iterator[str]:
     for each in ENDPOINTS:
-        yield f"{each.method} {plain_path(each)} {each.name} {each.caller} {each.scope} key={each.key} {each.status}"
+        yield (
+            f"{each.method} {plain_path(each)} {each.name} {each.caller} {each.scope}"
+            f" key={each.key} {each.status}"
+        )
         for what in ("query", "body", "answer"):
             if (shape := getattr(each, what)) is not None:
                 yield f"{each.method} {plain_path(each)} {what}: {fields_of(shape)}"
 
 
 def shapes() -> Iterator[str]:
-    """The objects within bodies and frames, by their fields alone: what a class is called is nobody's business."""
-    bodies = [shape for each in ENDPOINTS for shape in (each.query, each.body, each.answer) if shape is not None]
-    _, components = msgspec.json.schema_components([*bodies, *CLIENT_FRAMES.values(), *SERVER_PAYLOADS.values()])
+    """The objects within bodies and frames, by their fields alone: what a class is
+    called is nobody's business.
+    """
+    bodies = [
+        shape
+        for each in ENDPOINTS
+        for shape in (each.query, each.body, each.answer)
+        if shape is not None
+    ]
+    _, components = msgspec.json.schema_components(
+        [*bodies, *CLIENT_FRAMES.values(), *SERVER_PAYLOADS.values()]
+    )
     return (fields_in(schema) for schema in components.values())
 
 
 def fields_of(shape: Any) -> str:
     schema = msgspec.json.schema(shape)
-    return fields_in(schema["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema)
+    return fields_in(
+        schema["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    )
 
 
 def fields_in(schema: dict[str, Any]) -> str:
     """The names in its JSON, each with the words that it allows."""
     words = {name: _words_of(inner) for name, inner in schema.get("properties", {}).items()}
-    return " ".join(name + (f"={'|'.join(map(str, allowed))}" if allowed else "") for name, allowed in words.items())
+    return " ".join(
+        name + (f"={'|'.join(map(str, allowed))}" if allowed else "")
+        for name, allowed in words.items()
+    )
 
 
 def _words_of(schema: dict[str, Any]) -> list[Any]:
-    within = [*schema.get("anyOf", ()), *([schema["items"]] if isinstance(schema.get("items"), dict) else ())]
+    within = [
+        *schema.get("anyOf", ()),
+        *([schema["items"]] if isinstance(schema.get("items"), dict) else ()),
+    ]
     return [*schema.get("enum", ()), *(word for inner in within for word in _words_of(inner))]
 
 
 def commands(command: click.Command | None = None, words: str = "holdfast") -> Iterator[str]:
     command = command or typer.main.get_command(app)
-    options = [word for each in command.params for word in (*each.opts, *each.secondary_opts) if word.startswith("-")]
+    options = [
+        word
+        for each in command.params
+        for word in (*each.opts, *each.secondary_opts)
+        if word.startswith("-")
+    ]
     yield f"{words}: {' '.join(options)}"
     for name, inner in getattr(command, "commands", {}).items():
         yield from commands(inner, f"{words} {name}")
@@ -151,13 +187,27 @@ def schemas() -> Iterator[str]:
 
 def history_tags() -> Iterator[str]:
     for kind in vars(history).values():
-        if isinstance(kind, type) and issubclass(kind, history.HistoryEvent) and kind is not history.HistoryEvent:
+        if (
+            isinstance(kind, type)
+            and issubclass(kind, history.HistoryEvent)
+            and kind is not history.HistoryEvent
+        ):
             yield f"{kind.__struct_config__.tag}: {' '.join(kind.__struct_encode_fields__)}"
 
 
 def files() -> Iterator[str]:
-    """In a state directory and a backup; what a server makes by itself is checked where one is started."""
-    yield from (CHATS.name, RULES_NAME, NODES_NAME, NODE_NAME_FILE, SECRETS_FILE, KEYS_FILE, ISSUERS_FILE)
+    """In a state directory and a backup; what a server makes by itself is checked where
+    one is started.
+    """
+    yield from (
+        CHATS.name,
+        RULES_NAME,
+        NODES_NAME,
+        NODE_NAME_FILE,
+        SECRETS_FILE,
+        KEYS_FILE,
+        ISSUERS_FILE,
+    )
     yield from (MANIFEST, PLAN)
 
 
@@ -186,13 +236,16 @@ SECTIONS = {
 
 def today() -> str:
     parts = (
-        f"[{title}]\n" + "\n".join(sorted({line.rstrip() for line in lines()})) for title, lines in SECTIONS.items()
+        f"[{title}]\n" + "\n".join(sorted({line.rstrip() for line in lines()}))
+        for title, lines in SECTIONS.items()
     )
     return "\n\n".join(parts) + "\n"
 
 
 def test_no_name_that_others_depend_on_has_changed() -> None:
-    changed = difflib.unified_diff(GOLDEN.read_text().splitlines(), today().splitlines(), "golden", "now", "", "", 0)
+    changed = difflib.unified_diff(
+        GOLDEN.read_text().splitlines(), today().splitlines(), "golden", "now", "", "", 0
+    )
     assert not (shown := "\n".join(changed)), f"meant to change? {__doc__}\n{shown}"
 
 

@@ -21,7 +21,10 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_statement_is_found_by_its_name_without_what_is_said_about_it(package: Path) -> None:
-    text = "-- of the whole file\n-- name: one\n-- why. $1 what\nSELECT\n  1\n\n-- name: two\nSELECT 2 -- kept\n"
+    text = (
+        "-- of the whole file\n-- name: one\n-- why. $1 what\nSELECT\n  1\n\n-- name: two\nSELECT 2"
+        " -- kept\n"
+    )
     (package / "statements.sql").write_text(text)
     assert statements(package.name) == {"one": "SELECT\n  1", "two": "SELECT 2 -- kept"}
 
@@ -38,8 +41,12 @@ def test_the_nth_migration_makes_version_n(package: Path) -> None:
     assert migrations(package.name) == [str(version) for version in range(1, 11)]
 
 
-@pytest.mark.parametrize("names", [["0002.sql"], ["0001.sql", "0003.sql"], ["0001.sql", "2.sql"], ["0001_rules.sql"]])
-def test_a_migration_that_would_make_another_version_than_it_says_is_refused(package: Path, names: list[str]) -> None:
+@pytest.mark.parametrize(
+    "names", [["0002.sql"], ["0001.sql", "0003.sql"], ["0001.sql", "2.sql"], ["0001_rules.sql"]]
+)
+def test_a_migration_that_would_make_another_version_than_it_says_is_refused(
+    package: Path, names: list[str]
+) -> None:
     for name in names:
         (package / "migrations" / name).touch()
     with pytest.raises(ValueError, match=names[-1]):

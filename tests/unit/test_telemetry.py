@@ -1,4 +1,6 @@
-"""What operators are told: each event is counted where it happens, and gauges follow what they are about."""
+"""What operators are told: each event is counted where it happens, and gauges follow
+what they are about.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,11 @@ def metric(name: str, **labels: str) -> float:
 
 def test_every_function_of_the_catalogue_is_called_somewhere() -> None:
     """A metric that nothing moves would be a promise that nobody keeps."""
-    named = {node.name for node in TOLD if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")}
+    named = {
+        node.name
+        for node in TOLD
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+    }
     texts = [path.read_text() for path in SOURCE.rglob("*.py") if path.parent.name != "telemetry"]
     within = "".join(CATALOGUE)
     unused = {
@@ -52,7 +58,9 @@ def test_every_metric_is_moved_by_a_function_of_the_catalogue() -> None:
     metrics = {
         target.id
         for node in TOLD
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in makers
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Call)
+        and ast.unparse(node.value.func) in makers
         for target in node.targets
         if isinstance(target, ast.Name)
     }
@@ -110,7 +118,9 @@ def test_damage_to_messages_is_logged_as_critical_and_sev_1(event: Any) -> None:
 
 
 async def test_a_dependency_that_was_just_opened_is_up_before_its_first_call() -> None:
-    DependencyBreaker("some_store", "no", BreakerSettings(), LoopClock(), telemetry.dependency_state)
+    DependencyBreaker(
+        "some_store", "no", BreakerSettings(), LoopClock(), telemetry.dependency_state
+    )
     assert metric("dependency_up", dependency="some_store") == 1
 
 
@@ -130,7 +140,9 @@ def test_a_commit_that_meets_another_writer_is_a_conflict(tmp_path: Path) -> Non
 
 
 @pytest.mark.real_time
-async def test_many_dead_letters_in_an_hour_call_the_operator_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_dead_letters_in_an_hour_call_the_operator_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls: list[int] = []
     monkeypatch.setattr(telemetry, "many_dead_letters", calls.append)
 
@@ -181,7 +193,9 @@ try:
 except ValueError as error:
     telemetry.defect("work", error)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout == ""
     assert "event='defect' part='work'" in done.stderr and "ValueError" in done.stderr
     assert "S3CRET" not in done.stderr and "the text of" not in done.stderr
@@ -193,7 +207,10 @@ def test_waiting_jobs_are_shown_by_attempt_and_with_their_times() -> None:
     assert metric("work_jobs_by_attempt", attempt="10") == 7, (
         "a job may be tried for ever; its label may not grow with it"
     )
-    assert (metric("work_next_due_timestamp_seconds"), metric("work_last_due_timestamp_seconds")) == (1000, 2000)
+    assert (
+        metric("work_next_due_timestamp_seconds"),
+        metric("work_last_due_timestamp_seconds"),
+    ) == (1000, 2000)
     telemetry.work_schedule({}, None, None)
     assert metric("work_jobs_by_attempt", attempt="1") == 0
     assert metric("work_next_due_timestamp_seconds") == 0

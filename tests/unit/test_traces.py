@@ -1,4 +1,6 @@
-"""Traces: every admin call with its outcome, nobody's name in them, and nothing at all when they are off."""
+"""Traces: every admin call with its outcome, nobody's name in them, and nothing at all
+when they are off.
+"""
 
 from __future__ import annotations
 
@@ -52,12 +54,18 @@ def test_every_admin_call_is_a_span_with_its_outcome_and_no_name(tmp_path: Path)
         async with SqliteRuleStore(tmp_path / "limits.db", clock) as store:
             control = RuleAdmin(store, clock, "embedded")
             await control.create(RULE, "olga")
-            for body in ({**RULE, "expectedVersion": 9}, {**RULE, "limit": -1, "expectedVersion": 1}, RULE):
+            for body in (
+                {**RULE, "expectedVersion": 9},
+                {**RULE, "limit": -1, "expectedVersion": 1},
+                RULE,
+            ):
                 with pytest.raises(HoldfastError):
                     await control.update(body, "olga")
         async with Away(tmp_path / "limits.db", clock) as away:
             with pytest.raises(Unavailable):
-                await RuleAdmin(away, clock, "embedded").update({**RULE, "expectedVersion": 1}, "olga")
+                await RuleAdmin(away, clock, "embedded").update(
+                    {**RULE, "expectedVersion": 1}, "olga"
+                )
 
     spans = recorded(scenario)
     assert [told(span) for span in spans] == [
@@ -67,7 +75,9 @@ def test_every_admin_call_is_a_span_with_its_outcome_and_no_name(tmp_path: Path)
         ("update_rule", "invalid", StatusCode.UNSET),
         ("update_rule", "db_connection_failed", StatusCode.ERROR),
     ]
-    assert all((span.end_time or 0) >= (span.start_time or 1) for span in spans), "with its duration"
+    assert all((span.end_time or 0) >= (span.start_time or 1) for span in spans), (
+        "with its duration"
+    )
     text = "".join(span.to_json() for span in spans)
     assert not [name for name in ("acme", "search", "olga") if name in text]
     assert '"service.instance.id": "n1"' in text
@@ -84,7 +94,14 @@ def test_an_admin_request_continues_its_callers_trace_and_other_requests_are_not
 
     spans = recorded(scenario)
     assert [(s.name, dict(s.attributes or {})) for s in spans] == [
-        ("list_keys", {"http.request.method": "GET", "http.route": "/admin/keys", "http.response.status_code": status})
+        (
+            "list_keys",
+            {
+                "http.request.method": "GET",
+                "http.route": "/admin/keys",
+                "http.response.status_code": status,
+            },
+        )
         for status in (200, 401)
     ]
     assert {s.context.trace_id for s in spans} == {int("0af7651916cd43dd8448eb211c80319c", 16)}
@@ -102,15 +119,17 @@ def test_what_is_not_sampled_is_not_recorded() -> None:
 
 def test_without_an_endpoint_nothing_of_opentelemetry_is_even_imported() -> None:
     program = (
-        "import sys; from holdfast import telemetry\n"
-        "with telemetry.tracing(telemetry.TraceSettings(), 'n1'), telemetry.span('x', {}) as span: span.tell('a', 1)\n"
-        "assert span is telemetry.span('y', {}), 'one span for all'\n"
-        "assert not [name for name in sys.modules if name.startswith('opentelemetry')]"
+        "import sys; from holdfast import telemetry\nwith"
+        " telemetry.tracing(telemetry.TraceSettings(), 'n1'), telemetry.span('x', {}) as span:"
+        " span.tell('a', 1)\nassert span is telemetry.span('y', {}), 'one span for all'\nassert not"
+        " [name for name in sys.modules if name.startswith('opentelemetry')]"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
-def test_an_endpoint_without_the_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_without_the_library_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with (
         pytest.raises(BadSetting, match=r"pip install '\.\[otel\]'"),
@@ -119,7 +138,9 @@ def test_an_endpoint_without_the_library_says_what_to_install(monkeypatch: pytes
         raise AssertionError("it must not start")
 
 
-@pytest.mark.parametrize("wrong", [{"endpoint": "collector:4317"}, {"sample_ratio": 1.5}, {"service_name": ""}])
+@pytest.mark.parametrize(
+    "wrong", [{"endpoint": "collector:4317"}, {"sample_ratio": 1.5}, {"service_name": ""}]
+)
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         TraceSettings(**wrong)

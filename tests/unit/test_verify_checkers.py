@@ -51,16 +51,31 @@ def ack(n: int) -> Sighting:
     return Sighting(n, f"msg_{n}")
 
 
-def page(after: int, *numbers: int, head: int, through: int | None = None, **changes: Any) -> PageSeen:
+def page(
+    after: int, *numbers: int, head: int, through: int | None = None, **changes: Any
+) -> PageSeen:
     last = numbers[-1] if numbers else after
-    seen = PageSeen("c", Cursor(1, after), 1, [message(n) for n in numbers], through or last, last < head, head, False)
+    seen = PageSeen(
+        "c",
+        Cursor(1, after),
+        1,
+        [message(n) for n in numbers],
+        through or last,
+        last < head,
+        head,
+        False,
+    )
     return replace(seen, **changes)
 
 
 def good() -> dict[str, AnyEvent]:
-    """Ann sends three; Bob resumes, gets one pushed, is slow, is warned and closed; everybody ends complete."""
+    """Ann sends three; Bob resumes, gets one pushed, is slow, is warned and closed;
+    everybody ends complete.
+    """
     send = {
-        n: Invoke(at=n, op=n, client="A", verb="send", chat_id="c", key=f"key-{n}", digest=f"digest-{n}")
+        n: Invoke(
+            at=n, op=n, client="A", verb="send", chat_id="c", key=f"key-{n}", digest=f"digest-{n}"
+        )
         for n in (1, 2, 3)
     }
     return {
@@ -84,7 +99,9 @@ def good() -> dict[str, AnyEvent]:
         "send 3": send[3],
         "commit 3": CommitSeen(at=3.1, chat_id="c", sequence=3),
         "ack 3": Ok(at=3.2, op=3, acked=ack(3)),
-        "sync": Invoke(at=3.5, op=11, client="B", verb="sync", chat_id="c", cursors={"c": Cursor(1, 2)}),
+        "sync": Invoke(
+            at=3.5, op=11, client="B", verb="sync", chat_id="c", cursors={"c": Cursor(1, 2)}
+        ),
         "synced": Ok(at=3.6, op=11, pages=[page(2, 3, head=3)]),
         "level": Level(at=4, where="b1 messages", value=1000, bound=1000),
         "stall": FaultWindow(at=3.9, until=9.5, plane="connection", name="stall", clients=["B"]),
@@ -105,7 +122,12 @@ def good() -> dict[str, AnyEvent]:
             memberships=[MembershipSpan(0, "ann", True), MembershipSpan(0, "bob", True)],
         ),
         "held": Held(
-            at=10, client="B", chat_id="c", epoch=1, cursor=3, messages=[(1, "msg_1"), (2, "msg_2"), (3, "msg_3")]
+            at=10,
+            client="B",
+            chat_id="c",
+            epoch=1,
+            cursor=3,
+            messages=[(1, "msg_1"), (2, "msg_2"), (3, "msg_3")],
         ),
         "job": Enqueued("ep_1/c", 1),
         "job effect": EffectSeen("ep_1/c", 1, 1),
@@ -113,7 +135,9 @@ def good() -> dict[str, AnyEvent]:
 
 
 def broken(drop: tuple[str, ...] = (), **changes: HistoryEvent | dict[str, Any]) -> History:
-    """The good history with some events gone, changed in some fields, or replaced; keys use _ for a space."""
+    """The good history with some events gone, changed in some fields, or replaced; keys
+    use _ for a space.
+    """
     events = good()
     for name in drop:
         del events[name]
@@ -132,7 +156,11 @@ def test_a_kept_promise_is_green_and_every_checker_looked_at_something() -> None
 def test_who_was_removed_a_moment_ago_may_still_hear_who_types() -> None:
     """Longer while something is broken that keeps the gateway from learning it."""
     removed = {
-        "memberships": [MembershipSpan(0, "ann", True), MembershipSpan(0, "bob", True), MembershipSpan(3, "bob", False)]
+        "memberships": [
+            MembershipSpan(0, "ann", True),
+            MembershipSpan(0, "bob", True),
+            MembershipSpan(3, "bob", False),
+        ]
     }
     unasked = ("sync", "synced")
     assert red(check(broken(unasked, whisper={"at": 30.0}, chat=removed))) == set()
@@ -166,7 +194,10 @@ BROKEN: dict[str, tuple[set[int], History]] = {
     "one send is stored twice": (
         {2},
         broken(
-            chat={"messages": [message(1), message(2), message(3), replace(message(4), key="key-1")], "counter": 4},
+            chat={
+                "messages": [message(1), message(2), message(3), replace(message(4), key="key-1")],
+                "counter": 4,
+            },
             log_3=Logged(position=3, chat_id="c", sequence=3),
             log_4=Logged(position=4, chat_id="c", sequence=4),
             held={"messages": [(1, "msg_1"), (2, "msg_2"), (3, "msg_3"), (4, "msg_4")]},
@@ -180,7 +211,10 @@ BROKEN: dict[str, tuple[set[int], History]] = {
             held={"messages": [(1, "msg_1"), (2, "msg_other"), (3, "msg_3")]},
         ),
     ),
-    "a message changed after it was served": ({3}, broken(push_2={"message": replace(message(2), digest="x")})),
+    "a message changed after it was served": (
+        {3},
+        broken(push_2={"message": replace(message(2), digest="x")}),
+    ),
     "the counter is behind": ({3}, broken(chat={"counter": 2})),
     "the counter is gone": ({3}, broken(chat={"counter": None})),
     "a page left out what appeared later": (
@@ -196,7 +230,9 @@ BROKEN: dict[str, tuple[set[int], History]] = {
     ),
     "a message was pushed twice": (
         {4},
-        broken(push_again=Pushed(at=2.4, client="B", connection="b1", chat_id="c", message=message(2))),
+        broken(
+            push_again=Pushed(at=2.4, client="B", connection="b1", chat_id="c", message=message(2))
+        ),
     ),
     "a push came before any page": ({4}, broken(drop=("resume", "resumed"))),
     "a read saw less than was acked": (
@@ -232,7 +268,10 @@ BROKEN: dict[str, tuple[set[int], History]] = {
         broken(warned_again=WarningSeen(at=7, connection="b1", grace_seconds=5)),
     ),
     "a request was never answered": ({8}, broken(drop=("ack 3",))),
-    "a request was answered late": ({8}, broken(ack_1={"at": 7.0}, sync={"at": 7.1}, synced={"at": 7.2})),
+    "a request was answered late": (
+        {8},
+        broken(ack_1={"at": 7.0}, sync={"at": 7.1}, synced={"at": 7.2}),
+    ),
     "a request timed out": (
         {8},
         broken(
@@ -256,7 +295,10 @@ BROKEN: dict[str, tuple[set[int], History]] = {
             closing={"reason": "server_shutdown"},
         ),
     ),
-    "a client gave up although it could be reached": ({8}, broken(ack_3=Unknown(at=5.0, op=3, reason="timeout"))),
+    "a client gave up although it could be reached": (
+        {8},
+        broken(ack_3=Unknown(at=5.0, op=3, reason="timeout")),
+    ),
     "a request was late before its client went away": (
         {8},
         broken(
@@ -267,7 +309,10 @@ BROKEN: dict[str, tuple[set[int], History]] = {
     ),
     "a stored message was never published": ({9}, broken(drop=("log 2",))),
     "nothing was published at all": ({9}, broken(drop=("log 1", "log 2", "log 3"))),
-    "a client at rest lacks a message": ({9}, broken(held={"messages": [(1, "msg_1"), (3, "msg_3")]})),
+    "a client at rest lacks a message": (
+        {9},
+        broken(held={"messages": [(1, "msg_1"), (3, "msg_3")]}),
+    ),
     "a client at rest has a message twice": (
         {9},
         broken(held={"messages": [(1, "msg_1"), (2, "msg_2"), (2, "msg_2"), (3, "msg_3")]}),
@@ -276,7 +321,10 @@ BROKEN: dict[str, tuple[set[int], History]] = {
         {9},
         broken(held={"messages": [(2, "msg_2"), (1, "msg_1"), (3, "msg_3")]}),
     ),
-    "a send failed without a fault": ({10}, broken(ack_3=Fail(at=3.2, op=3, code="SERVICE_UNAVAILABLE"))),
+    "a send failed without a fault": (
+        {10},
+        broken(ack_3=Fail(at=3.2, op=3, code="SERVICE_UNAVAILABLE")),
+    ),
     "a fanout failure stopped sends": (
         {10},
         broken(
@@ -305,7 +353,10 @@ BROKEN: dict[str, tuple[set[int], History]] = {
             fault=FaultWindow(at=1, until=2.9, plane="durability", name="down"),
         ),
     ),
-    "a full queue without a slow store": ({10}, broken(ack_3=Fail(at=3.2, op=3, code="SERVER_BUSY"))),
+    "a full queue without a slow store": (
+        {10},
+        broken(ack_3=Fail(at=3.2, op=3, code="SERVER_BUSY")),
+    ),
     "somebody who reads was called slow": (
         {10},
         broken(stall={"clients": ["A"]}),
@@ -319,7 +370,10 @@ BROKEN: dict[str, tuple[set[int], History]] = {
         broken(drop=("closing", "stall"), closed={"by": "client", "why": "the server is silent"}),
     ),
     "another tenant was served": ({12}, broken(bob={"tenant": "other"})),
-    "a non-member was served": ({12}, broken(chat={"memberships": [MembershipSpan(0, "ann", True)]})),
+    "a non-member was served": (
+        {12},
+        broken(chat={"memberships": [MembershipSpan(0, "ann", True)]}),
+    ),
     "a removed member was pushed to": (
         {12},
         broken(
@@ -337,11 +391,17 @@ BROKEN: dict[str, tuple[set[int], History]] = {
     ),
     "another tenant heard who types": (
         {12},
-        broken(eve=ClientSeen(client="E", tenant="other", user_id="eve", device_id="e"), whisper={"client": "E"}),
+        broken(
+            eve=ClientSeen(client="E", tenant="other", user_id="eve", device_id="e"),
+            whisper={"client": "E"},
+        ),
     ),
     "somebody who never was a member heard who types": (
         {12},
-        broken(eve=ClientSeen(client="E", tenant="t", user_id="eve", device_id="e"), whisper={"client": "E"}),
+        broken(
+            eve=ClientSeen(client="E", tenant="t", user_id="eve", device_id="e"),
+            whisper={"client": "E"},
+        ),
     ),
     "a removed member wrote": (
         {12},
@@ -384,12 +444,18 @@ EXCUSED: dict[str, History] = {
     ),
     "an open breaker explains a failed send for its rest": broken(
         ack_3=Fail(at=3.2, op=3, code="SERVICE_UNAVAILABLE"),
-        **{f"fault_{n}": FaultWindow(at=0, until=n / 2, plane="durability", name="down") for n in range(5)},
+        **{
+            f"fault_{n}": FaultWindow(at=0, until=n / 2, plane="durability", name="down")
+            for n in range(5)
+        },
     ),
     "what hangs has failed long before it ends": broken(
         ack_3=Fail(at=3.2, op=3, code="SERVICE_UNAVAILABLE"),
         hangs=FaultWindow(at=-25, until=2.9, plane="durability", name="hang"),
-        **{f"fault_{n}": FaultWindow(at=-28, until=-28, plane="durability", name="down") for n in range(4)},
+        **{
+            f"fault_{n}": FaultWindow(at=-28, until=-28, plane="durability", name="down")
+            for n in range(4)
+        },
     ),
     "a slow store explains a full queue": broken(
         ack_3=Fail(at=3.2, op=3, code="SERVER_BUSY"),
@@ -397,7 +463,9 @@ EXCUSED: dict[str, History] = {
     ),
     "a client may leave": broken(drop=("closing", "stall"), closed={"by": "client"}),
     "a killed process closes without a word": broken(
-        drop=("closing",), closed={"by": "network"}, fault=FaultWindow(at=9, until=10, plane="process", name="kill -9")
+        drop=("closing",),
+        closed={"by": "network"},
+        fault=FaultWindow(at=9, until=10, plane="process", name="kill -9"),
     ),
     "a request of a broken connection is unknown": broken(
         ack_3=Unknown(at=3.1, op=3, reason="disconnected"),
@@ -425,7 +493,9 @@ INVARIANT_BREAKERS: dict[str, History] = {
     "reconnect_heals": broken(held={"messages": [(1, "msg_1")]}),
     "isolation_holds": broken(ack_3=Fail(at=3.2, op=3, code="SERVICE_UNAVAILABLE")),
     "counter_must_exist": broken(chat={"counter": None}),
-    "sequence_uniqueness": broken(chat={"messages": [message(1), replace(message(1), message_id="msg_x")]}),
+    "sequence_uniqueness": broken(
+        chat={"messages": [message(1), replace(message(1), message_id="msg_x")]}
+    ),
     "allocation_monotonicity": broken(commit_3={"sequence": 1}),
     "counter_is_last_allocated": broken(chat={"counter": 4}),
     "sequence_monotonicity": broken(chat={"counter": 2}),
@@ -439,7 +509,9 @@ INVARIANT_BREAKERS: dict[str, History] = {
 
 
 @pytest.mark.parametrize("name", INVARIANTS)
-def test_each_named_invariant_of_the_seeds_holds_on_a_good_history_and_fails_on_its_broken_one(name: str) -> None:
+def test_each_named_invariant_of_the_seeds_holds_on_a_good_history_and_fails_on_its_broken_one(
+    name: str,
+) -> None:
     kept, violated = INVARIANTS[name](broken()), INVARIANTS[name](INVARIANT_BREAKERS[name])
     assert kept.ok and kept.examined > 0, str(kept)
     assert not violated.ok

@@ -26,7 +26,9 @@ class Counter:
 
 
 def scripted(*faults: Fault, seconds_max: float = 0.0) -> FaultPlan:
-    return FaultPlan(random.Random(1), odds={"add": Odds(seconds_max=seconds_max)}, script={"add": list(faults)})
+    return FaultPlan(
+        random.Random(1), odds={"add": Odds(seconds_max=seconds_max)}, script={"add": list(faults)}
+    )
 
 
 @pytest.mark.real_time

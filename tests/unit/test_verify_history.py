@@ -7,14 +7,26 @@ from pathlib import Path
 import pytest
 
 from holdfast.message import Cursor, Message, Page
-from holdfast.verify.history import Header, Ok, PageSeen, Recorder, Unknown, decode, digest, encode, load
+from holdfast.verify.history import (
+    Header,
+    Ok,
+    PageSeen,
+    Recorder,
+    Unknown,
+    decode,
+    digest,
+    encode,
+    load,
+)
 
 
 def test_a_saved_history_is_loaded_as_it_was(tmp_path: Path) -> None:
     record = Recorder(Header(seed=7, notes={"clients": 3}))
     op = record.invoke(1.5, "A", "resume", cursors={"c": Cursor(1, 4)})
     hello = Message("msg_1", "c", 5, "text", "ann", "k", "hello", "text/plain", "now")
-    record.note(Ok(at=2.0, op=op, pages=[PageSeen.of(Page("c", 1, [hello], 5, False, 5), Cursor(1, 4))]))
+    record.note(
+        Ok(at=2.0, op=op, pages=[PageSeen.of(Page("c", 1, [hello], 5, False, 5), Cursor(1, 4))])
+    )
     late = record.invoke(2.5, "A", "send", "c", key="k2", digest=digest("x", "text/plain"))
     record.note(Unknown(at=9.0, op=late, reason="timeout"))
     path = tmp_path / "history.jsonl"

@@ -1,4 +1,6 @@
-"""Rare moments are counted where they happen, also by a process that dies, and a proof that missed one is not green."""
+"""Rare moments are counted where they happen, also by a process that dies, and a proof
+that missed one is not green.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_the_marks_of_a_process_that_is_killed_are_there(tmp_path: Path) -> None
     assert read_marks(path) == {"the last moment": 1}
 
 
-def test_a_proof_that_missed_a_moment_is_not_green(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proof_that_missed_a_moment_is_not_green(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(coverage_marks.MUST_HAPPEN, "made up", frozenset({"a", "b"}))  # type: ignore[arg-type]
     monkeypatch.setattr(support, "DIRECTORY", tmp_path)
     assert missed("made up", {"a": 1, "b": 0}) == ["b"]

@@ -12,7 +12,9 @@ from proof.simulation.watch import Watch, watched
 async def test_what_was_written_to_a_socket_that_takes_nothing_counts_as_waiting() -> None:
     async with bench() as parts:
         record = Recorder(Header(seed=1, notes={}))
-        watch = Watch(record, parts.clock.monotonic, {"messages": 1000, "bytes": 6000, "requests": 100})
+        watch = Watch(
+            record, parts.clock.monotonic, {"messages": 1000, "bytes": 6000, "requests": 100}
+        )
         parts.gateway.connection_type = watched(watch, Connection)
         chat_id = await parts.chat("alice", "bob")
         alice = parts.connect("alice")

@@ -68,7 +68,9 @@ def test_plain_callbacks_keep_their_order_under_a_seed() -> None:
 
 
 def test_seeded_runs_are_the_same_each_time_also_where_they_use_threads() -> None:
-    """When a thread was done decided how many turns the loop took, and so how the next ones were shuffled."""
+    """When a thread was done decided how many turns the loop took, and so how the next
+    ones were shuffled.
+    """
 
     def story() -> list[tuple[int, int]]:
         seen: list[tuple[int, int]] = []

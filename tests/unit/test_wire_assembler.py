@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.wire.assembler import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, Assembler, BrokenProtocol, control
+from holdfast.wire.assembler import (
+    BINARY,
+    CLOSE,
+    CONTINUATION,
+    PING,
+    PONG,
+    TEXT,
+    Assembler,
+    BrokenProtocol,
+    control,
+)
 
 KIB = 1024
 
@@ -124,8 +134,15 @@ def test_text_must_be_utf8_over_its_fragments_not_within_each() -> None:
     assert feed(to, CONTINUATION, both[1:]) == both
 
 
-@given(st.lists(st.tuples(st.integers(0, 15), st.booleans(), st.booleans(), st.binary(max_size=200)), max_size=60))
-def test_whatever_comes_ends_in_a_message_or_a_broken_protocol(frames: list[tuple[int, bool, bool, bytes]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 15), st.booleans(), st.booleans(), st.binary(max_size=200)),
+        max_size=60,
+    )
+)
+def test_whatever_comes_ends_in_a_message_or_a_broken_protocol(
+    frames: list[tuple[int, bool, bool, bytes]],
+) -> None:
     to = assembler()
     for frame in frames:
         try:

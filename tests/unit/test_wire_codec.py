@@ -1,4 +1,6 @@
-"""Bytes to frames and back: strict towards clients, tolerant of newer servers, and never any other error."""
+"""Bytes to frames and back: strict towards clients, tolerant of newer servers, and
+never any other error.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,10 @@ CLIENT: list[AnyClientFrame] = [
     Authenticate(payload=AuthenticateBody("t", "phone")),
     SendMessage(request_id="r1", payload=SendBody("c1", "chat_1", "hello", "text/markdown")),
     Ack(payload=AckBody("chat_1", 1, 7)),
-    Resume(request_id="r2", payload=ResumeBody({"a": CursorClaim(1, 7), "b": CursorClaim(1, 7, "00ff")}, more=True)),
+    Resume(
+        request_id="r2",
+        payload=ResumeBody({"a": CursorClaim(1, 7), "b": CursorClaim(1, 7, "00ff")}, more=True),
+    ),
     SyncRequest(request_id="r3", payload=SyncBody("chat_1", 1, 7, 50)),
     HeartbeatAck(),
     TypingStart(payload=ChatBody("chat_1")),
@@ -154,15 +159,29 @@ def test_the_header_of_a_text_frame_tells_its_size(size: int) -> None:
 
 def test_a_run_is_the_frames_of_its_messages_one_after_the_other() -> None:
     run = EncodedRun([message(4), message(5), message(6)])
-    assert (run.chat_id, run.first, run.last, run.count, run.size) == ("chat_1", 4, 6, 3, len(run.data))
-    assert run.data == encode_frame(message(4)) + encode_frame(message(5)) + encode_frame(message(6))
+    assert (run.chat_id, run.first, run.last, run.count, run.size) == (
+        "chat_1",
+        4,
+        6,
+        3,
+        len(run.data),
+    )
+    assert run.data == encode_frame(message(4)) + encode_frame(message(5)) + encode_frame(
+        message(6)
+    )
     rest = run.after(4)
-    assert (rest.first, rest.last, rest.data) == (5, 6, encode_frame(message(5)) + encode_frame(message(6)))
+    assert (rest.first, rest.last, rest.data) == (
+        5,
+        6,
+        encode_frame(message(5)) + encode_frame(message(6)),
+    )
 
 
 def test_an_unknown_type_or_field_of_a_newer_server_is_passed_over() -> None:
     assert decode_server_frame(b'{"type":"reply_delta","payload":{"x":[1]}}') is None
-    frame = decode_server_frame(b'{"type":"heartbeat","new":1,"payload":{"heads":{},"mood":"fine"}}')
+    frame = decode_server_frame(
+        b'{"type":"heartbeat","new":1,"payload":{"heads":{},"mood":"fine"}}'
+    )
     assert frame is not None
     assert frame.payload == Heartbeat({})
 
@@ -205,7 +224,9 @@ def test_the_request_of_a_bad_frame_is_still_named() -> None:
 
 
 def test_an_error_of_a_send_says_which_send_and_whether_it_may_have_happened() -> None:
-    error = error_payload(OutcomeUnknown("no answer", stored=True), of_send=True, client_message_id="c1")
+    error = error_payload(
+        OutcomeUnknown("no answer", stored=True), of_send=True, client_message_id="c1"
+    )
     assert (error.code, error.retryable, error.outcome) == ("SERVICE_UNAVAILABLE", True, "unknown")
     assert error.details == {"stored": True, "client_message_id": "c1"}
     assert error_payload(RateLimited("x"), of_send=True).outcome == "rejected"
@@ -214,7 +235,9 @@ def test_an_error_of_a_send_says_which_send_and_whether_it_may_have_happened() -
 
 
 def only_invalid(data: bytes) -> None:
-    """Decoding ends in a frame or an InvalidMessage whose error can be sent; naming the request never fails."""
+    """Decoding ends in a frame or an InvalidMessage whose error can be sent; naming the
+    request never fails.
+    """
     for decode in (decode_client_frame, decode_server_frame):
         try:
             decode(data)
@@ -229,22 +252,34 @@ def test_random_bytes_never_raise_anything_else(data: bytes) -> None:
     only_invalid(data)
 
 
-scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=20)
+scalars = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=20)
+)
 trees = st.recursive(
     scalars | st.just(10**400) | st.just(-(2**63) - 1) | st.just(2**64),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
     max_leaves=20,
 )
 
 
 @given(st.sampled_from([*CLIENT_FRAMES, *SERVER_PAYLOADS, "other"]), trees, trees)
-def test_random_json_never_raises_anything_else(kind: str, request_id: object, payload: object) -> None:
+def test_random_json_never_raises_anything_else(
+    kind: str, request_id: object, payload: object
+) -> None:
     only_invalid(json.dumps({"type": kind, "request_id": request_id, "payload": payload}).encode())
 
 
 @given(st.sampled_from([*CLIENT, *SERVER]), st.randoms(use_true_random=False))
-def test_a_damaged_frame_never_raises_anything_else(frame: AnyClientFrame | Sendable, rng: random.Random) -> None:
-    whole = encode_client_frame(frame) if type(frame) in CLIENT_FRAMES.values() else encode_payload(frame)  # type: ignore[arg-type]
+def test_a_damaged_frame_never_raises_anything_else(
+    frame: AnyClientFrame | Sendable, rng: random.Random
+) -> None:
+    whole = (
+        encode_client_frame(frame)
+        if type(frame) in CLIENT_FRAMES.values()
+        else encode_payload(frame)
+    )  # type: ignore[arg-type]
     data = bytearray(whole)
     for _ in range(rng.randint(1, 4)):
         data[rng.randrange(len(data))] = rng.randrange(256)
@@ -316,9 +351,13 @@ def test_half_of_a_surrogate_pair_is_found_wherever_it_stands(length: int) -> No
             decode_client_frame(f'{{"type": "heartbeat_ack", "request_id": "{content}"}}'.encode())
     for rest in (r"\q", "\n", ""):
         with pytest.raises(InvalidMessage, match="malformed"):
-            decode_client_frame(rf'{{"type": "x", "request_id": "\ud83d\ude00{"x" * length}{rest}'.encode())
+            decode_client_frame(
+                rf'{{"type": "x", "request_id": "\ud83d\ude00{"x" * length}{rest}'.encode()
+            )
 
 
 def test_of_a_key_given_twice_the_last_counts() -> None:
-    frame = decode_client_frame(b'{"type": "typing_start", "payload": {"chat_id": "a", "chat_id": "b"}}')
+    frame = decode_client_frame(
+        b'{"type": "typing_start", "payload": {"chat_id": "a", "chat_id": "b"}}'
+    )
     assert isinstance(frame, TypingStart) and frame.payload.chat_id == "b"

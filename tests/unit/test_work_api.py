@@ -20,7 +20,9 @@ from holdfast.work.sqlite.store import MemoryWork
 
 
 def served(
-    tmp_path: Path, scenario: Callable[[Rest, MemoryWork], Awaitable[None]], settings: ApiSettings | None = None
+    tmp_path: Path,
+    scenario: Callable[[Rest, MemoryWork], Awaitable[None]],
+    settings: ApiSettings | None = None,
 ) -> None:
     async def main() -> None:
         async with serving(settings, folder=tmp_path) as rest:
@@ -35,7 +37,10 @@ async def in_trouble(jobs: MemoryWork) -> tuple[Hand, list[int]]:
     seqs = await jobs.enqueue([draft(payload=b'{"n":1}'), draft(), draft(type="mail"), draft(None)])
     hand = await Hand.sit(jobs, policies=Policies())
     await hand.turn()
-    failures = [hand.failure(seqs[0], Reason.THROTTLED), hand.failure(seqs[3], Reason.VALIDATION_FAILURE)]
+    failures = [
+        hand.failure(seqs[0], Reason.THROTTLED),
+        hand.failure(seqs[3], Reason.VALIDATION_FAILURE),
+    ]
     await hand.turn(failed=failures, held=seqs[1:3])
     return hand, seqs
 
@@ -45,7 +50,9 @@ def test_an_operator_sees_what_waits_and_why(tmp_path: Path) -> None:
         _, seqs = await in_trouble(jobs)
         key = rest.admin_key("jobs:read")
         listed = (await rest.ask("GET", "/admin/jobs?state=retry", key)).json()["jobs"]
-        assert [(job["seq"], job["reason"], job["attempt"]) for job in listed] == [(seqs[0], "throttled", 1)]
+        assert [(job["seq"], job["reason"], job["attempt"]) for job in listed] == [
+            (seqs[0], "throttled", 1)
+        ]
         assert listed[0]["payload"] is None
         one = (await rest.ask("GET", f"/admin/jobs/{seqs[0]}", key)).json()
         assert (one["payload"], one["trace"]) == ('{"n":1}', "trace")
@@ -54,7 +61,11 @@ def test_an_operator_sees_what_waits_and_why(tmp_path: Path) -> None:
         (stream,) = (await rest.ask("GET", "/admin/jobs/streams", key)).json()["streams"]
         assert (stream["stream"], stream["head"], stream["waiting"]) == ("s", seqs[0], 2)
         (dead,) = (await rest.ask("GET", "/admin/jobs/dead", key)).json()["jobs"]
-        assert (dead["seq"], dead["state"], dead["reason"]) == (seqs[3], "dead", "validation_failure")
+        assert (dead["seq"], dead["state"], dead["reason"]) == (
+            seqs[3],
+            "dead",
+            "validation_failure",
+        )
         assert dead["reasons"] == ["validation_failure"]
         assert (await rest.ask("GET", "/admin/jobs/breakers", key)).json() == {"breakers": []}
         assert error_of(await rest.ask("GET", "/admin/jobs/999", key)) == (404, "NOT_FOUND")
@@ -69,7 +80,9 @@ def test_the_acts_that_repair_it_are_recorded_with_who_and_why(tmp_path: Path) -
         key = rest.admin_key("jobs:read", "jobs:write")
 
         async def act(verb: str, **body: Any) -> int:
-            answer = await rest.ask("POST", f"/admin/jobs/{verb}", key, {"reason": "to repair it", **body})
+            answer = await rest.ask(
+                "POST", f"/admin/jobs/{verb}", key, {"reason": "to repair it", **body}
+            )
             assert answer.status_code == 200, answer.text
             return int(answer.json()["count"])
 
@@ -84,13 +97,24 @@ def test_the_acts_that_repair_it_are_recorded_with_who_and_why(tmp_path: Path) -
         assert await act("replay", seqs=[seqs[3]]) == 1
         assert await act("discard", type="order") == 1
         acts = (await rest.ask("GET", "/admin/jobs/acts", key)).json()["acts"]
-        assert [a["verb"] for a in acts] == ["discard", "replay", "dead", "park", "retry", "release"]
+        assert [a["verb"] for a in acts] == [
+            "discard",
+            "replay",
+            "dead",
+            "park",
+            "retry",
+            "release",
+        ]
         assert {a["why"] for a in acts} == {"to repair it"}
         assert all(a["by"] for a in acts)
         first = (await rest.ask("GET", "/admin/jobs/acts?limit=4", key)).json()
-        rest_of_it = (await rest.ask("GET", f"/admin/jobs/acts?limit=4&before={first['next_before']}", key)).json()
+        rest_of_it = (
+            await rest.ask("GET", f"/admin/jobs/acts?limit=4&before={first['next_before']}", key)
+        ).json()
         assert first["acts"] + rest_of_it["acts"] == acts and rest_of_it["next_before"] is None
-        audit = (await rest.ask("GET", "/admin/audit", rest.admin_key("audit:read"))).json()["records"]
+        audit = (await rest.ask("GET", "/admin/audit", rest.admin_key("audit:read"))).json()[
+            "records"
+        ]
         assert [(record["action"], record["target"]) for record in audit] == [
             ("jobs.release", "s mail"),
             ("jobs.retry", f"{seqs[0]} reset"),
@@ -125,21 +149,31 @@ def test_an_act_on_nothing_is_refused(tmp_path: Path) -> None:
 
 
 def test_who_reads_jobs_reads_no_message_of_a_webhook(tmp_path: Path) -> None:
-    """A job names the message and holds no copy of it: not in lists, not alone, not in a dead letter."""
+    """A job names the message and holds no copy of it: not in lists, not alone, not in
+    a dead letter.
+    """
 
     async def scenario(rest: Rest, jobs: MemoryWork) -> None:
         log, key = MemoryEventLog(), rest.admin_key("jobs:read")
         rest.store.on_commit(log.committed)
         endpoints = rest.deps.work.webhooks.endpoints
         long_ago = "2020-01-01T00:00:00.000Z"
-        await endpoints.add(WebhookEndpoint("ep_1", "acme", "https://example.com/", "whsec_secret", "", long_ago))
+        await endpoints.add(
+            WebhookEndpoint("ep_1", "acme", "https://example.com/", "whsec_secret", "", long_ago)
+        )
         chat = await rest.chat()
         await rest.send(chat, "private words", "k1")
         await WebhookReader(log, endpoints, jobs, rest.clock).advance(0)
         (waiting,) = await jobs.find(Query())
-        shown = [await rest.ask("GET", path, key) for path in ("/admin/jobs", f"/admin/jobs/{waiting.seq}")]
+        shown = [
+            await rest.ask("GET", path, key)
+            for path in ("/admin/jobs", f"/admin/jobs/{waiting.seq}")
+        ]
         await jobs.bury([waiting.seq], by="op", why="test")
-        shown += [await rest.ask("GET", path, key) for path in ("/admin/jobs/dead", f"/admin/jobs/{waiting.seq}")]
+        shown += [
+            await rest.ask("GET", path, key)
+            for path in ("/admin/jobs/dead", f"/admin/jobs/{waiting.seq}")
+        ]
         for answer in shown:
             assert answer.status_code == 200 and "ep_1" in answer.text
             assert "private words" not in answer.text and "whsec" not in answer.text
@@ -158,13 +192,19 @@ def test_webhook_endpoints_are_managed_and_tested(tmp_path: Path) -> None:
         (listed,) = (await rest.ask("GET", "/admin/webhooks", key)).json()["endpoints"]
         assert listed == {**hook, "secret": None, "waiting": 0}
         where = f"/admin/webhooks/{hook['endpoint_id']}"
-        assert (await rest.ask("POST", where + "/test", key, {"reason": "try"})).json() == {"count": 1}
+        assert (await rest.ask("POST", where + "/test", key, {"reason": "try"})).json() == {
+            "count": 1
+        }
         assert [entry.type for entry in await jobs.find(Query())] == ["webhook"]
         assert (await rest.ask("GET", where + "/deliveries", key)).json() == {"deliveries": []}
-        assert (await rest.ask("POST", where + "/enable", key, {"reason": "try"})).json()["disabled"] == ""
+        assert (await rest.ask("POST", where + "/enable", key, {"reason": "try"})).json()[
+            "disabled"
+        ] == ""
         assert (await rest.ask("DELETE", where + "?reason=done", key)).status_code == 200
         assert error_of(await rest.ask("GET", where + "/deliveries", key)) == (404, "NOT_FOUND")
-        audit = (await rest.ask("GET", "/admin/audit", rest.admin_key("audit:read"))).json()["records"]
+        audit = (await rest.ask("GET", "/admin/audit", rest.admin_key("audit:read"))).json()[
+            "records"
+        ]
         acts = [(record["action"], record["reason"]) for record in audit]
         assert acts == [
             ("webhook.add", "the shop wants it"),
@@ -183,7 +223,9 @@ def test_a_change_that_takes_too_long_is_unknown_and_no_promise(tmp_path: Path) 
 
     async def scenario(rest: Rest, jobs: MemoryWork) -> None:
         endpoints, key = rest.deps.work.webhooks.endpoints, rest.admin_key()
-        await endpoints.add(WebhookEndpoint("ep_1", "acme", "https://example.com/", "whsec_secret", "", "2020"))
+        await endpoints.add(
+            WebhookEndpoint("ep_1", "acme", "https://example.com/", "whsec_secret", "", "2020")
+        )
 
         async def never(*_: object, **__: object) -> None:
             await asyncio.Event().wait()
@@ -195,7 +237,10 @@ def test_a_change_that_takes_too_long_is_unknown_and_no_promise(tmp_path: Path) 
             for verb in verbs.split():
                 setattr(source, verb, never)
         why = {"reason": "test"}
-        asked = [rest.ask("POST", f"/admin/jobs/{act}", key, {**why, "seqs": [1]}) for act in ("retry", "park", "bury")]
+        asked = [
+            rest.ask("POST", f"/admin/jobs/{act}", key, {**why, "seqs": [1]})
+            for act in ("retry", "park", "bury")
+        ]
         asked += [rest.ask("POST", f"/admin/jobs/{act}", key, why) for act in ("replay", "discard")]
         asked += [
             rest.ask("POST", "/admin/jobs/release", key, {**why, "stream": "s", "through": 1}),

@@ -1,4 +1,6 @@
-"""A cap per destination in the dispatch: a slow destination takes neither the runners nor the memory of the others."""
+"""A cap per destination in the dispatch: a slow destination takes neither the runners
+nor the memory of the others.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,21 @@ from holdfast.work.job import Block, Job
 from holdfast.work.streams import Streams
 
 
-def jobs(destination: str, *seqs: int, stream: str | None = None, payload: bytes = b"{}") -> list[Job]:
+def jobs(
+    destination: str, *seqs: int, stream: str | None = None, payload: bytes = b"{}"
+) -> list[Job]:
     """One stream for each job, or the one that is given."""
-    return [Job(seq, "hook", payload, stream or f"{destination}/{seq}", destination) for seq in seqs]
+    return [
+        Job(seq, "hook", payload, stream or f"{destination}/{seq}", destination) for seq in seqs
+    ]
 
 
-def capped(cap: int = 2, runners: int = 100, jobs_max: int = 4096, bytes_max: int = 32 << 20) -> Streams:
-    return Streams(jobs_max, bytes_max, destinations=Destinations({"hook": cap}, runners, paces=quick("fast")))
+def capped(
+    cap: int = 2, runners: int = 100, jobs_max: int = 4096, bytes_max: int = 32 << 20
+) -> Streams:
+    return Streams(
+        jobs_max, bytes_max, destinations=Destinations({"hook": cap}, runners, paces=quick("fast"))
+    )
 
 
 def quick(*names: str) -> Paces:
@@ -32,7 +42,9 @@ def quick(*names: str) -> Paces:
 
 
 class Rig:
-    """Streams of many destinations, whose runs take the seconds that ``takes`` says; each has 20 streams."""
+    """Streams of many destinations, whose runs take the seconds that ``takes`` says;
+    each has 20 streams.
+    """
 
     def __init__(self, runners: int = 100, groups: dict[str, str] | None = None) -> None:
         self.now = 0.0
@@ -52,7 +64,9 @@ class Rig:
         return Counter(job.destination for job in self.streams.started.values())
 
     def turn(self, takes: Callable[[str], float], seconds: float = 0.1) -> list[str]:
-        """What ended and was started in this turn; only so many run as there are runners."""
+        """What ended and was started in this turn; only so many run as there are
+        runners.
+        """
         self.now += seconds
         for job in list(self.streams.started.values()):
             if self.now - self.began[job.seq] >= takes(job.destination):
@@ -111,7 +125,9 @@ def test_types_without_a_cap_and_jobs_without_a_stream_are_not_capped() -> None:
     assert start_all(streams) == [1, 2, 3, 4, 5, 6]
 
 
-def test_many_slow_destinations_leave_runners_to_one_that_is_idle_and_their_shares_grow_again() -> None:
+def test_many_slow_destinations_leave_runners_to_one_that_is_idle_and_their_shares_grow_again() -> (
+    None
+):
     streams = capped(cap=4, runners=32)
     for n in range(12):
         streams.add(jobs(f"slow{n}", *range(n * 100, n * 100 + 50)))
@@ -138,7 +154,9 @@ def test_a_backlog_of_one_destination_leaves_room_in_memory_for_all_others() -> 
     streams.make_room(runners=400)
     assert streams.room()[0] > 300
     while asked := streams.backlogs():
-        found = [job for key in asked for job in jobs(key.partition("/")[0], int(key.partition("/")[2]))]
+        found = [
+            job for key in asked for job in jobs(key.partition("/")[0], int(key.partition("/")[2]))
+        ]
         streams.add_backlog(found, ClaimRequest(backlogs=asked), through=999_999)
         assert streams.room()[0] > 300
     streams.add(jobs("fast", 999_999))
@@ -168,7 +186,10 @@ def test_what_was_held_of_a_full_destination_is_read_a_little_at_a_time_and_in_o
         asked = ClaimRequest(backlogs=streams.backlogs())
         waiting = [everything[seq] for seq in sorted(held)]
         found = [
-            job for key, after in asked.backlogs.items() for job in waiting if job.stream == key and job.seq > after
+            job
+            for key, after in asked.backlogs.items()
+            for job in waiting
+            if job.stream == key and job.seq > after
         ]
         streams.add_backlog(found, asked, through=80)
         assert streams.room()[0] >= 64 - 4
@@ -177,11 +198,17 @@ def test_what_was_held_of_a_full_destination_is_read_a_little_at_a_time_and_in_o
 
 
 def test_the_followers_of_a_block_are_not_read_to_find_its_head() -> None:
-    """A retried head of a full destination is held like any other job, in front of all that waits behind it."""
+    """A retried head of a full destination is held like any other job, in front of all
+    that waits behind it.
+    """
     streams = capped(cap=1, jobs_max=8)
     streams.rewound([Block("slow/a", 5)], {"slow/a": ("hook", "slow")})
     assert streams.backlogs() == {"slow/a": 0}
-    streams.add_backlog(jobs("slow", *range(5, 69), stream="slow/a"), ClaimRequest(backlogs={"slow/a": 0}), through=100)
+    streams.add_backlog(
+        jobs("slow", *range(5, 69), stream="slow/a"),
+        ClaimRequest(backlogs={"slow/a": 0}),
+        through=100,
+    )
     assert start_all(streams) == [5] and streams.backlogs() == {}
     streams.done(streams.started[5])
     assert streams.backlogs() == {"slow/a": 0}
@@ -196,12 +223,18 @@ def test_a_paused_destination_has_no_runner_and_no_memory_and_resumes_with_what_
     assert streams.room()[0] == 4095
     streams.rewound([], {"ep/a": ("hook", "ep")})
     streams.add(jobs("ep", 5, stream="ep/a"))
-    assert streams.take_held() == [5] and start_all(streams) == [], "a newer job does not overtake the held ones"
-    streams.add_backlog(jobs("ep", 1, 2, 3, 5, stream="ep/a"), ClaimRequest(backlogs=streams.backlogs()), through=5)
+    assert streams.take_held() == [5] and start_all(streams) == [], (
+        "a newer job does not overtake the held ones"
+    )
+    streams.add_backlog(
+        jobs("ep", 1, 2, 3, 5, stream="ep/a"), ClaimRequest(backlogs=streams.backlogs()), through=5
+    )
     assert start_all(streams) == [1]
 
 
-def test_slow_destinations_together_leave_an_eighth_of_the_runners_and_the_others_start_at_once() -> None:
+def test_slow_destinations_together_leave_an_eighth_of_the_runners_and_the_others_start_at_once() -> (
+    None
+):
     rig = Rig()
     for n in range(150):
         rig.add(f"bad{n}", 10)
@@ -256,7 +289,9 @@ def test_few_slow_destinations_keep_their_cap_and_one_that_recovers_is_slow_no_l
 
 
 def test_the_destinations_of_one_group_leave_an_eighth_of_the_runners_whatever_they_do() -> None:
-    """A tenant whose receivers answer once at once and then hang, so that none is slow when it begins to."""
+    """A tenant whose receivers answer once at once and then hang, so that none is slow
+    when it begins to.
+    """
     groups = {f"bad{n}": "evil" for n in range(150)} | {f"good{n}": "nice" for n in range(10)}
     rig = Rig(groups=groups)
     for n in range(150):
@@ -295,7 +330,9 @@ def test_a_group_that_is_known_later_counts_what_is_in_flight_already() -> None:
     assert sum(map(len, rig.order.values())) == 80 and not rig.streams.started
 
 
-def test_a_group_that_is_alone_has_three_quarters_of_the_runners_for_healthy_destinations_that_are_slow() -> None:
+def test_a_group_that_is_alone_has_three_quarters_of_the_runners_for_healthy_destinations_that_are_slow() -> (
+    None
+):
     """A deployment with one tenant, whose receivers answer after 3 s."""
     rig = Rig(groups={f"ep{n}": "only" for n in range(40)})
     for n in range(40):

@@ -1,4 +1,6 @@
-"""What is kept of a failure: bounded, and equal for equal failures. And the numbers that the design names."""
+"""What is kept of a failure: bounded, and equal for equal failures. And the numbers
+that the design names.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,16 @@ def test_a_handler_that_knows_why_it_failed_is_believed(reason: Reason) -> None:
 
 @pytest.mark.parametrize(
     ("told", "kept_as"),
-    [("30", 0), (None, 0), (float("nan"), 0), (-5, 0), (7, 7), (float("inf"), 86400), (1e13, 86400), (10**400, 86400)],
+    [
+        ("30", 0),
+        (None, 0),
+        (float("nan"), 0),
+        (-5, 0),
+        (7, 7),
+        (float("inf"), 86400),
+        (1e13, 86400),
+        (10**400, 86400),
+    ],
 )
 def test_only_a_sensible_number_of_seconds_is_waited_for(told: Any, kept_as: float) -> None:
     class Odd(Exception):
@@ -119,19 +130,26 @@ def test_only_a_sensible_number_of_seconds_is_waited_for(told: Any, kept_as: flo
 
     failure = classify(Odd())
     assert failure.retry_after_seconds == kept_as <= RETRY_AFTER_MAX_SECONDS
-    assert decide(Job(1, "t", b""), failure, Policy(), random.Random(1)).delay_seconds < 2 * RETRY_AFTER_MAX_SECONDS
+    assert (
+        decide(Job(1, "t", b""), failure, Policy(), random.Random(1)).delay_seconds
+        < 2 * RETRY_AFTER_MAX_SECONDS
+    )
 
 
 def test_no_policy_puts_a_job_off_for_longer_than_a_store_can_tell() -> None:
     endless = Policy(strike=False, cap_seconds=float("inf"))
     for attempt in (30, 1000, 10_000):
-        verdict = decide(Job(1, "t", b"", attempt=attempt), Failure(Reason.THROTTLED), endless, random.Random(1))
+        verdict = decide(
+            Job(1, "t", b"", attempt=attempt), Failure(Reason.THROTTLED), endless, random.Random(1)
+        )
         assert verdict.delay_seconds == DELAY_MAX_SECONDS
     with pytest.raises(ValueError):
         Policy(base_seconds=float("nan"))
 
 
-@pytest.mark.parametrize("answer", [lambda error: error.args[9], lambda error: "poison", lambda error: 7])
+@pytest.mark.parametrize(
+    "answer", [lambda error: error.args[9], lambda error: "poison", lambda error: 7]
+)
 def test_a_hook_that_fails_or_answers_nonsense_has_no_say(answer: Any) -> None:
     assert classify(ConnectionError("away"), answer).reason is Reason.TRANSPORT_UNAVAILABLE
 
@@ -143,21 +161,41 @@ def test_a_handler_that_names_no_reason_is_not_believed() -> None:
 def test_the_defaults_are_those_of_the_design() -> None:
     seat, worker, policy, handlers = WorkerSessionSettings(), WorkerSettings(), Policy(), Handlers()
     assert (seat.beat_seconds, seat.dead_after_seconds) == (5, 20)
-    assert (seat.no_start_after_seconds, seat.stuck_after_seconds, INBOX_SECONDS) == (15, 30, 7 * 86400)
+    assert (seat.no_start_after_seconds, seat.stuck_after_seconds, INBOX_SECONDS) == (
+        15,
+        30,
+        7 * 86400,
+    )
     assert (worker.poll_min_seconds, worker.poll_max_seconds) == (0.02, 1.0)
-    assert (policy.base_seconds, policy.factor, policy.cap_seconds, policy.jitter) == (30, 2, 3600, 0.1)
+    assert (policy.base_seconds, policy.factor, policy.cap_seconds, policy.jitter) == (
+        30,
+        2,
+        3600,
+        0.1,
+    )
     assert (policy.strikes_max, CRASHES_MAX, PARTITIONS, LANES) == (10, 3, 256, 1024)
 
     @handlers.handle(dict, type="order")
     async def handle(ctx: Context, payload: dict[str, str]) -> None: ...
 
     handling = handlers.find(Job(1, "order", b"{}"))
-    assert handling is not None and handling.deadline_seconds == 300, "no run outlives its lease of five minutes"
+    assert handling is not None and handling.deadline_seconds == 300, (
+        "no run outlives its lease of five minutes"
+    )
 
 
-WORKER = [field.name for field in fields(WorkerSettings) if field.name not in ("breaker", "stuck_loop_seconds")]
+WORKER = [
+    field.name
+    for field in fields(WorkerSettings)
+    if field.name not in ("breaker", "stuck_loop_seconds")
+]
 SEAT = [field.name for field in fields(WorkerSessionSettings)]
-WEBHOOKS = ["timeout_seconds", "connect_timeout_seconds", "concurrency_per_endpoint", "answer_bytes_max"]
+WEBHOOKS = [
+    "timeout_seconds",
+    "connect_timeout_seconds",
+    "concurrency_per_endpoint",
+    "answer_bytes_max",
+]
 
 
 @pytest.mark.parametrize("value", [0, -1])
@@ -169,14 +207,18 @@ WEBHOOKS = ["timeout_seconds", "connect_timeout_seconds", "concurrency_per_endpo
         *((WebhookSettings, name) for name in WEBHOOKS),
     ],
 )
-def test_a_bound_of_nothing_is_refused_by_its_name(settings: type[Any], name: str, value: int) -> None:
+def test_a_bound_of_nothing_is_refused_by_its_name(
+    settings: type[Any], name: str, value: int
+) -> None:
     with pytest.raises(ValueError, match=f"^{name} must be greater than 0, not {value}$"):
         settings(**{name: value})
 
 
 def test_a_watchdog_is_off_at_zero_and_never_negative() -> None:
     assert WorkerSettings(stuck_loop_seconds=0).stuck_loop_seconds == 0
-    with pytest.raises(ValueError, match=r"stuck_loop_seconds must be 0 \(never\) or a number of seconds"):
+    with pytest.raises(
+        ValueError, match=r"stuck_loop_seconds must be 0 \(never\) or a number of seconds"
+    ):
         WorkerSettings(stuck_loop_seconds=-1)
 
 
@@ -217,7 +259,9 @@ def test_a_handler_and_a_transport_without_time_to_run_are_refused() -> None:
         (WorkerSessionSettings, {"no_start_after_seconds": 20}),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(settings: type[Any], given: dict[str, float]) -> None:
+def test_settings_that_contradict_each_other_are_refused(
+    settings: type[Any], given: dict[str, float]
+) -> None:
     with pytest.raises(ValueError, match="must hold"):
         settings(**given)
 
@@ -273,7 +317,10 @@ def test_a_handlers_own_table_comes_first_and_the_nearest_class_decides() -> Non
     assert classify(KeyError("x"), lambda _: Reason.UNKNOWN, own).reason is Reason.THROTTLED
     assert classify(IndexError("x"), None, own).reason is Reason.VALIDATION_FAILURE
     assert classify(ValueError("x"), lambda _: Reason.UNKNOWN, own).reason is Reason.UNKNOWN
-    assert classify(JobFailed(Reason.POISON_MESSAGE), None, {JobFailed: Reason.UNKNOWN}).reason is Reason.POISON_MESSAGE
+    assert (
+        classify(JobFailed(Reason.POISON_MESSAGE), None, {JobFailed: Reason.UNKNOWN}).reason
+        is Reason.POISON_MESSAGE
+    )
     for wrong in ({"KeyError": Reason.UNKNOWN}, {KeyError: "unknown"}, {int: Reason.UNKNOWN}):
         with pytest.raises(BadSetting, match="reasons"):
             Handlers().handle(dict, type="T", reasons=wrong)(nobody)  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""Signs of life: a busy loop is alive, a stuck one is not, and nobody starts a job on an old lease."""
+"""Signs of life: a busy loop is alive, a stuck one is not, and nobody starts a job on
+an old lease.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from holdfast.work.postgres.heartbeat import Beat, WorkerHeartbeat
 
 
 class Store:
-    """Counts beats; ``alive`` False: it says that we are dead; ``away``: it cannot be reached."""
+    """Counts beats; ``alive`` False: it says that we are dead; ``away``: it cannot be
+    reached.
+    """
 
     def __init__(self) -> None:
         self.beats: list[float] = []
@@ -35,7 +39,9 @@ class Store:
 
 
 def heartbeat(store: Store, stuck_after: float = 0.25) -> WorkerHeartbeat:
-    return WorkerHeartbeat(store.connect, SystemClock(), interval_seconds=0.02, stuck_after_seconds=stuck_after)
+    return WorkerHeartbeat(
+        store.connect, SystemClock(), interval_seconds=0.02, stuck_after_seconds=stuck_after
+    )
 
 
 async def until(condition: object, seconds: float = 10) -> None:
@@ -96,7 +102,8 @@ async def test_a_busy_loop_still_beats_and_a_stuck_one_does_not() -> None:
         await until(lambda: len(store.beats) > 2)
         clock.advance(0.2)
         before = len(store.beats)
-        block_until(lambda: len(store.beats) > before + 2)  # one that is busy for less than the bound is alive
+        # one that is busy for less than the bound is alive
+        block_until(lambda: len(store.beats) > before + 2)
         clock.advance(0.2)
         looks = clock.looks
         block_until(lambda: clock.looks > looks + 2)  # a beat that had begun before is over
@@ -107,7 +114,9 @@ async def test_a_busy_loop_still_beats_and_a_stuck_one_does_not() -> None:
 
 
 @pytest.mark.real_time
-async def test_the_age_of_the_last_confirmed_beat_grows_while_the_store_is_away_and_falls_after() -> None:
+async def test_the_age_of_the_last_confirmed_beat_grows_while_the_store_is_away_and_falls_after() -> (
+    None
+):
     store = Store()
     beating = heartbeat(store)
     async with beating.beating():

@@ -1,4 +1,6 @@
-"""What is decided when a job fails: the tables, the seed's retry table and timeline, and the bounds of a draft."""
+"""What is decided when a job fails: the tables, the seed's retry table and timeline,
+and the bounds of a draft.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ from holdfast.work.job import (
 RNG = random.Random(7)
 
 
-def verdict(reason: Reason, *, attempt: int = 1, strikes: int = 0, policies: Policies | None = None):  # type: ignore[no-untyped-def]
+def verdict(
+    reason: Reason, *, attempt: int = 1, strikes: int = 0, policies: Policies | None = None
+):  # type: ignore[no-untyped-def]
     job = Job(1, "order", b"{}", attempt=attempt, strikes=strikes)
     return decide(job, Failure(reason), (policies or Policies()).lookup("order", reason), RNG)
 
@@ -66,11 +70,13 @@ def test_the_default_delay_is_capped_at_an_hour_where_the_seed_would_wait_two_ye
 
 
 @pytest.mark.parametrize("reason", list(Reason))
-def test_the_seed_preset_retries_every_reason_nine_times_and_buries_it_at_the_tenth(reason: Reason) -> None:
+def test_the_seed_preset_retries_every_reason_nine_times_and_buries_it_at_the_tenth(
+    reason: Reason,
+) -> None:
     policies = Policies.preset("seed")
-    assert [verdict(reason, attempt=n + 1, strikes=n, policies=policies).action for n in range(9)] == [
-        FailureAction.RETRY
-    ] * 9
+    assert [
+        verdict(reason, attempt=n + 1, strikes=n, policies=policies).action for n in range(9)
+    ] == [FailureAction.RETRY] * 9
     last = verdict(reason, attempt=10, strikes=9, policies=policies)
     assert (last.action, last.reason) == (FailureAction.DEAD, Reason.POISON_MESSAGE)
 
@@ -92,15 +98,23 @@ def test_the_seed_preset_retries_every_reason_nine_times_and_buries_it_at_the_te
 def test_the_default_for_each_reason(
     number: int, name: str, action: FailureAction, strike: bool, breaker: bool
 ) -> None:
-    """The numbers are stored with jobs and dead letters, the names are labels of metrics and values in JSON."""
+    """The numbers are stored with jobs and dead letters, the names are labels of
+    metrics and values in JSON.
+    """
     reason = Reason(number)
     assert reason.name == name
     decided = verdict(reason)
-    assert (decided.action, decided.strike, DEFAULTS[reason].feeds_breaker) == (action, strike, breaker)
+    assert (decided.action, decided.strike, DEFAULTS[reason].feeds_breaker) == (
+        action,
+        strike,
+        breaker,
+    )
 
 
 def test_an_unavailable_transport_never_makes_poison() -> None:
-    assert verdict(Reason.TRANSPORT_UNAVAILABLE, attempt=500, strikes=9).action is FailureAction.RETRY
+    assert (
+        verdict(Reason.TRANSPORT_UNAVAILABLE, attempt=500, strikes=9).action is FailureAction.RETRY
+    )
 
 
 def test_a_throttled_job_waits_at_least_as_long_as_it_was_told() -> None:
@@ -110,7 +124,9 @@ def test_a_throttled_job_waits_at_least_as_long_as_it_was_told() -> None:
 
 
 def test_a_type_may_have_a_policy_of_its_own_for_one_reason() -> None:
-    policies = Policies().with_type("order", Reason.UNKNOWN, stream=OnFailure.SKIP, base_seconds=1.0)
+    policies = Policies().with_type(
+        "order", Reason.UNKNOWN, stream=OnFailure.SKIP, base_seconds=1.0
+    )
     assert policies.lookup("order", Reason.UNKNOWN).stream is OnFailure.SKIP
     assert policies.lookup("order", Reason.TIMEOUT_EXCEEDED) == DEFAULTS[Reason.TIMEOUT_EXCEEDED]
     assert policies.lookup("other", Reason.UNKNOWN) == DEFAULTS[Reason.UNKNOWN]
@@ -129,7 +145,9 @@ def test_park_stops_the_stream_until_an_operator_acts() -> None:
 
 
 @given(st.integers(1, 10_000), st.sampled_from(list(Reason)), st.integers(0, 2**32))
-def test_a_delay_is_within_its_jitter_and_never_above_the_cap(attempt: int, reason: Reason, seed: int) -> None:
+def test_a_delay_is_within_its_jitter_and_never_above_the_cap(
+    attempt: int, reason: Reason, seed: int
+) -> None:
     policy = DEFAULTS[reason]
     delay = policy.delay(attempt, random.Random(seed))
     expected = min(3600.0, 30.0 * 2.0 ** min(attempt, 60))
@@ -137,7 +155,9 @@ def test_a_delay_is_within_its_jitter_and_never_above_the_cap(attempt: int, reas
 
 
 @given(st.integers(1, 50), st.integers(0, 50), st.sampled_from(list(Reason)))
-def test_a_dead_verdict_lifts_the_block_and_a_retry_keeps_it(attempt: int, strikes: int, reason: Reason) -> None:
+def test_a_dead_verdict_lifts_the_block_and_a_retry_keeps_it(
+    attempt: int, strikes: int, reason: Reason
+) -> None:
     decided = verdict(reason, attempt=attempt, strikes=strikes)
     assert decided.blocks is (decided.action is not FailureAction.DEAD)
 
@@ -150,7 +170,12 @@ def test_an_unknown_stage_is_refused(wrong: int) -> None:
 
 def test_stages_are_the_seeds_bits_and_users_have_their_own() -> None:
     assert [known_stage(stage) for stage in (1, 2, 4, 8, 16384)] == [1, 2, 4, 8, 16384]
-    assert {stage.name: int(stage) for stage in Stage} == {"STORED": 1, "EVENT_STORED": 2, "PUBLISHED": 4, "USER": 8}
+    assert {stage.name: int(stage) for stage in Stage} == {
+        "STORED": 1,
+        "EVENT_STORED": 2,
+        "PUBLISHED": 4,
+        "USER": 8,
+    }
 
 
 @pytest.mark.parametrize(
@@ -177,14 +202,22 @@ def test_a_payload_above_one_mebibyte_is_refused() -> None:
         JobDraft("order", bytes(PAYLOAD_BYTES_MAX + 1))
 
 
-@pytest.mark.parametrize("wrong", [{"base_seconds": 0}, {"factor": 0.5}, {"jitter": 1}, {"strikes_max": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"base_seconds": 0}, {"factor": 0.5}, {"jitter": 1}, {"strikes_max": 0}]
+)
 def test_a_policy_that_makes_no_sense_cannot_be_built(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be"):
         Policy(**wrong)  # type: ignore[arg-type]
 
 
 def test_a_block_holds_what_is_behind_its_head_and_not_released() -> None:
-    block = Block("s", head=10, released_through=12, released_ids=frozenset({15}), released_types=frozenset({"mail"}))
+    block = Block(
+        "s",
+        head=10,
+        released_through=12,
+        released_ids=frozenset({15}),
+        released_types=frozenset({"mail"}),
+    )
     held = [seq for seq in range(9, 18) if block.holds(seq, "order")]
     assert held == [13, 14, 16, 17]
     assert not block.holds(17, "mail")
@@ -203,6 +236,10 @@ def test_a_block_holds_what_is_behind_its_head_and_not_released() -> None:
         (RuntimeError("a defect"), Reason.HANDLER_EXCEPTION),
     ],
 )
-def test_a_library_that_says_the_other_side_is_away_is_understood(error: Exception, reason: Reason) -> None:
+def test_a_library_that_says_the_other_side_is_away_is_understood(
+    error: Exception, reason: Reason
+) -> None:
     assert classify(error).reason is reason
-    assert classify(error, lambda _: Reason.UNKNOWN).reason is Reason.UNKNOWN, "the user's hook comes first"
+    assert classify(error, lambda _: Reason.UNKNOWN).reason is Reason.UNKNOWN, (
+        "the user's hook comes first"
+    )

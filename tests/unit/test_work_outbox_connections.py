@@ -1,4 +1,6 @@
-"""``enqueue`` is given something that is no connection of its kind: it says so before it sends anything."""
+"""``enqueue`` is given something that is no connection of its kind: it says so before
+it sends anything.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ def _unopened(kind: type[Any]) -> Any:
 
 
 @pytest.mark.parametrize(
-    "kind", [asyncpg.Pool, psycopg.Connection, AsyncEngine, sqlalchemy.Connection, sqlalchemy.Engine, dict]
+    "kind",
+    [asyncpg.Pool, psycopg.Connection, AsyncEngine, sqlalchemy.Connection, sqlalchemy.Engine, dict],
 )
 def test_enqueue_names_what_it_takes_and_what_it_got(kind: type[Any]) -> None:
     with pytest.raises(BadSetting, match="takes a") as refused:
@@ -30,7 +33,9 @@ def test_enqueue_names_what_it_takes_and_what_it_got(kind: type[Any]) -> None:
     assert kind.__name__ in str(refused.value) or kind is dict
 
 
-@pytest.mark.parametrize("kind", [psycopg.AsyncConnection, AsyncConnection, AsyncEngine, sqlalchemy.Engine, dict])
+@pytest.mark.parametrize(
+    "kind", [psycopg.AsyncConnection, AsyncConnection, AsyncEngine, sqlalchemy.Engine, dict]
+)
 def test_enqueue_sync_names_what_it_takes_and_what_it_got(kind: type[Any]) -> None:
     with pytest.raises(BadSetting, match="takes a") as refused:
         enqueue_sync(_unopened(kind), JobDraft("J", b"{}"))

@@ -1,4 +1,6 @@
-"""docs/reference/seeds-work.md names only what exists, and every test that claims a row of the document."""
+"""docs/reference/seeds-work.md names only what exists, and every test that claims a row
+of the document.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "reference" / "seeds-work.md").read_text()
-ROW = re.compile(r"^\| (.+?) \| `([^`]+)` \| `([^`]+)::([^`]+)` \| (as written|stronger|changed)\b", re.MULTILINE)
+ROW = re.compile(
+    r"^\| (.+?) \| `([^`]+)` \| `([^`]+)::([^`]+)` \| (as written|stronger|changed)\b", re.MULTILINE
+)
 CLAIM = re.compile(r'@pytest\.mark\.seed\("003 [^\n]*\n(?:@[^\n]*\n)*(?:async )?def (test_\w+)')
 
 
 def test_every_row_has_a_module_a_test_and_a_verdict() -> None:
     rows = ROW.findall(PAGE)
-    assert len(rows) == len([line for line in PAGE.splitlines() if "`tests/" in line and line.startswith("| ")]) >= 35
+    assert (
+        len(rows)
+        == len([line for line in PAGE.splitlines() if "`tests/" in line and line.startswith("| ")])
+        >= 35
+    )
     for row, module, file, test, _ in rows:
         assert (ROOT / "src" / "holdfast" / module).is_file(), f"{row}: {module}"
         assert f"def {test}(" in (ROOT / file).read_text(), f"{row}: {file}::{test}"

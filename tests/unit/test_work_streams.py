@@ -1,4 +1,6 @@
-"""What may start now: order within a stream, blocks, releases, backlogs, bounds, suspects."""
+"""What may start now: order within a stream, blocks, releases, backlogs, bounds,
+suspects.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,19 @@ def test_a_stream_starts_one_job_after_another_and_streams_run_side_by_side() ->
 
 
 def test_what_is_held_in_a_partition_that_is_closed_is_not_told_any_more() -> None:
-    """The store may hear of it after another worker has read the partition, and counts on it as ready."""
+    """The store may hear of it after another worker has read the partition, and counts
+    on it as ready.
+    """
     streams = Streams(per_stream_max=1)
-    streams.add([Job(seq, "order", b"{}", stream, partition=7) for seq, stream in ((1, "a"), (2, "a"), (3, "a"))])
-    streams.add([Job(seq, "order", b"{}", stream, partition=8) for seq, stream in ((4, "b"), (5, "b"))])
+    streams.add(
+        [
+            Job(seq, "order", b"{}", stream, partition=7)
+            for seq, stream in ((1, "a"), (2, "a"), (3, "a"))
+        ]
+    )
+    streams.add(
+        [Job(seq, "order", b"{}", stream, partition=8) for seq, stream in ((4, "b"), (5, "b"))]
+    )
     streams.close([7])
     assert streams.take_held() == [5]
 
@@ -121,7 +132,9 @@ def test_a_deep_stream_takes_no_announcement_from_the_others() -> None:
     streams.announcing.announce(2, 0)
     assert streams.announcing.announced == {1, 2, 200, 201}, "what came first"
     streams.announcing.announce(9, 0)
-    assert streams.announcing.announced == {1, 2, 200, 201, 203}, "what could not start has to wait for room"
+    assert streams.announcing.announced == {1, 2, 200, 201, 203}, (
+        "what could not start has to wait for room"
+    )
     assert not streams.announcing.possible(9, 0) and streams.announcing.possible(0, 1)
 
 
@@ -150,12 +163,16 @@ def test_what_is_announced_is_always_the_front_of_its_stream() -> None:
     streams.announcing.announce(1, 1)
     assert streams.announcing.announced == {10, 11}
     streams.add(jobs("a", 5))
-    assert streams.announcing.announced == set(), "a retried head comes first, and so is nothing behind it in flight"
+    assert streams.announcing.announced == set(), (
+        "a retried head comes first, and so is nothing behind it in flight"
+    )
     streams.announced_by_store([10, 11])
     assert streams.announcing.announced == set(), "nor out of turn"
     streams.announcing.announce(1, 0)
     streams.announced_by_store([10, 11])
-    assert streams.announcing.announced == {5, 10} and streams.announcing.ahead == 1, "nor more than its pace asks for"
+    assert streams.announcing.announced == {5, 10} and streams.announcing.ahead == 1, (
+        "nor more than its pace asks for"
+    )
 
 
 def test_a_few_deep_streams_make_room_when_runners_are_idle() -> None:
@@ -167,7 +184,9 @@ def test_a_few_deep_streams_make_room_when_runners_are_idle() -> None:
     assert streams.room()[0] == 0, "nobody would gain by it"
     streams.make_room(runners=3)
     assert sorted(streams.take_held()) == [6, 7, 8, 16, 17, 18]
-    assert streams.room()[0] == 6 and streams.backlogs() == {}, "read on when they have worked off what they kept"
+    assert streams.room()[0] == 6 and streams.backlogs() == {}, (
+        "read on when they have worked off what they kept"
+    )
     streams.add([*jobs("a", 20), *jobs("c", 21)])
     assert streams.take_held() == [20] and start_all(streams) == [21]
     for seq in range(1, 5):
@@ -192,7 +211,9 @@ def test_a_backlog_that_was_cut_by_its_bytes_is_read_on_and_every_stream_has_its
     asked = ClaimRequest(bytes_max=4, backlogs=streams.backlogs(limit=2))
     assert list(asked.backlogs) == ["a", "b"]
     streams.add_backlog([*jobs("a", 1), *jobs("b")], asked, through=1)
-    assert streams.backlogs(limit=2) == {"c": 0, "a": 1}, "two bytes of a were all that was asked for; b has no more"
+    assert streams.backlogs(limit=2) == {"c": 0, "a": 1}, (
+        "two bytes of a were all that was asked for; b has no more"
+    )
 
 
 def test_memory_is_bounded_in_jobs_and_bytes() -> None:
@@ -236,10 +257,14 @@ def test_a_suspect_is_not_announced_with_a_run_of_a_fast_stream() -> None:
 
 def test_a_job_with_two_crashes_is_in_flight_alone() -> None:
     streams = Streams()
-    streams.add([*jobs("a", 1), *jobs(None, 2, crashes=2), *jobs(None, 4, 5), *jobs("b", 6, crashes=2)])
+    streams.add(
+        [*jobs("a", 1), *jobs(None, 2, crashes=2), *jobs(None, 4, 5), *jobs("b", 6, crashes=2)]
+    )
     streams.add(jobs(None, 7))
     assert start_all(streams, announce=1) == [1]
-    assert start_all(streams) == [], "it waits for what runs, and nothing else is announced meanwhile"
+    assert start_all(streams) == [], (
+        "it waits for what runs, and nothing else is announced meanwhile"
+    )
     assert streams.announcing.isolates and not streams.announcing.possible(100, 100)
     streams.done(streams.started[1])
     assert streams.announcing.possible(100, 100)
@@ -257,7 +282,11 @@ def test_a_job_with_two_crashes_is_in_flight_alone() -> None:
 def test_what_waits_to_be_alone_and_is_given_away_holds_up_nobody() -> None:
     streams = Streams()
     streams.add(
-        [Job(1, "t", b""), Job(2, "t", b"", partition=7, crashes=2), Job(3, "t", b"", "a", partition=7, crashes=2)]
+        [
+            Job(1, "t", b""),
+            Job(2, "t", b"", partition=7, crashes=2),
+            Job(3, "t", b"", "a", partition=7, crashes=2),
+        ]
     )
     assert start_all(streams) == [1]
     assert streams.announcing.isolates
@@ -273,7 +302,8 @@ def test_suspects_are_bounded_and_everybody_has_a_turn(seed: int) -> None:
     rng, streams = random.Random(seed), Streams()
     keys = [None, None, *(f"s{n}" for n in range(12))]
     todo = {
-        seq: Job(seq, "order", b"{}", rng.choice(keys), crashes=rng.choice([0, 0, 0, 1, 1, 2])) for seq in range(1, 121)
+        seq: Job(seq, "order", b"{}", rng.choice(keys), crashes=rng.choice([0, 0, 0, 1, 1, 2]))
+        for seq in range(1, 121)
     }
     coming, turns = deque(todo.values()), 0
     while todo:
@@ -303,7 +333,9 @@ def test_suspects_are_bounded_and_everybody_has_a_turn(seed: int) -> None:
 
 def test_followers_of_suspects_do_not_use_up_the_announcements() -> None:
     streams = Streams()
-    streams.add([*jobs("a", 1, crashes=1), *jobs("b", 2, crashes=1), *jobs("a", 3, 5), *jobs("b", 4, 6)])
+    streams.add(
+        [*jobs("a", 1, crashes=1), *jobs("b", 2, crashes=1), *jobs("a", 3, 5), *jobs("b", 4, 6)]
+    )
     done = []
     for _ in range(6):
         streams.announced_by_store([3, 4, 5, 6])
@@ -325,7 +357,13 @@ def test_what_is_known_is_not_taken_twice() -> None:
 
 def test_a_closed_partition_starts_nothing_and_is_idle_when_reported() -> None:
     streams = Streams()
-    streams.add([Job(1, "t", b"", "a", partition=7), Job(2, "t", b"", "a", partition=7), Job(3, "t", b"", partition=9)])
+    streams.add(
+        [
+            Job(1, "t", b"", "a", partition=7),
+            Job(2, "t", b"", "a", partition=7),
+            Job(3, "t", b"", partition=9),
+        ]
+    )
     streams.announcing.announce(1, 1)
     assert streams.next() is not None
     streams.close([7])
@@ -338,7 +376,9 @@ def test_a_closed_partition_starts_nothing_and_is_idle_when_reported() -> None:
 
 @dataclass
 class Store:
-    """A model store for one worker: its rows by sequence, which of them are held or retried, and the blocks."""
+    """A model store for one worker: its rows by sequence, which of them are held or
+    retried, and the blocks.
+    """
 
     streams: dict[int, str]
     held: set[int] = field(default_factory=set)
@@ -364,14 +404,17 @@ class Store:
 
     def backlog(self, asked: ClaimRequest) -> list[Job]:
         rows = {
-            key: sorted(s for s in self.held if self.streams[s] == key and s > at) for key, at in asked.backlogs.items()
+            key: sorted(s for s in self.held if self.streams[s] == key and s > at)
+            for key, at in asked.backlogs.items()
         }
         return [self.job(seq) for seqs in rows.values() for seq in seqs[: asked.per_backlog]]
 
     def claim(self, want: int) -> list[Job]:
         late = sorted(seq for seq in self.retry if seq <= self.cursor)
         self.retry.clear()
-        forward = [seq for seq in sorted(self.streams) if seq > self.cursor and seq not in self.held][:want]
+        forward = [
+            seq for seq in sorted(self.streams) if seq > self.cursor and seq not in self.held
+        ][:want]
         if want:
             self.cursor = forward[-1] if len(forward) == want else self.last
         return [self.job(seq) for seq in late + forward]
@@ -382,7 +425,9 @@ class Store:
         first: dict[str, int] = {}
         for seq in sorted(self.held):
             first.setdefault(self.streams[seq], seq)
-        free = [s for s, seq in first.items() if not any(b.stream == s and b.head < seq for b in blocks)]
+        free = [
+            s for s, seq in first.items() if not any(b.stream == s and b.head < seq for b in blocks)
+        ]
         return blocks, {stream: ("t", DESTINATIONS[stream]) for stream in free}
 
     def job(self, seq: int) -> Job:
@@ -395,12 +440,17 @@ DESTINATIONS = {"a": "x", "b": "x", "c": "x", "d": "y", "e": "y"}
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 2**32), st.integers(0, 2))
-def test_whatever_fails_and_is_read_again_every_stream_ends_in_order_with_each_job_once(seed: int, cap: int) -> None:
+def test_whatever_fails_and_is_read_again_every_stream_ends_in_order_with_each_job_once(
+    seed: int, cap: int
+) -> None:
     rng = random.Random(seed)
     stream_of = {seq: rng.choice("abcde") for seq in range(1, 60)}
     now = 0.0
     destinations = Destinations({"t": cap} if cap else {}, rng.choice((2, 6, 100)), lambda: now)
-    store, streams = Store(dict(stream_of)), Streams(jobs_max=12, per_stream_max=3, destinations=destinations)
+    store, streams = (
+        Store(dict(stream_of)),
+        Streams(jobs_max=12, per_stream_max=3, destinations=destinations),
+    )
     paused: set[tuple[str, str]] = set()
     finished: list[int] = []
     done: list[int] = []
@@ -433,7 +483,10 @@ def test_whatever_fails_and_is_read_again_every_stream_ends_in_order_with_each_j
             {stream_of[seq] for seq in streams.announcing.announced}
         )
         for name in "xy" if cap else "":
-            assert sum(DESTINATIONS[stream_of[seq]] == name for seq in streams.announcing.announced) <= cap
+            assert (
+                sum(DESTINATIONS[stream_of[seq]] == name for seq in streams.announcing.announced)
+                <= cap
+            )
         reported = [*done, *failed]
         store.report(done, failed, streams.take_held())
         done, failed = [], {}
@@ -471,7 +524,9 @@ def test_held_jobs_are_read_when_the_running_head_fails_before_their_backlog_cam
     streams.done(streams.started[1])
     assert streams.backlogs() == {"a": 0}
     streams.add(jobs("a", 9))
-    assert start_all(streams) == [] and streams.take_held() == [9], "a newer job must not overtake the held ones"
+    assert start_all(streams) == [] and streams.take_held() == [9], (
+        "a newer job must not overtake the held ones"
+    )
 
 
 def test_a_backlog_that_starts_anew_while_it_is_read_forgets_the_answer() -> None:
@@ -489,7 +544,9 @@ def test_a_backlog_that_starts_anew_while_it_is_read_forgets_the_answer() -> Non
 
 
 def test_held_jobs_wait_for_ready_ones_before_them_that_are_yet_to_be_read() -> None:
-    """Another worker left the stream so: what it had in memory is ready, what it gave back before is held."""
+    """Another worker left the stream so: what it had in memory is ready, what it gave
+    back before is held.
+    """
     streams = Streams()
     streams.rewound([], {"a": ("order", "")})
     streams.add_backlog(jobs("a", 2, 4, 6), ClaimRequest(backlogs={"a": 0}), through=3)

@@ -1,7 +1,9 @@
-"""The sweep against a model of PostgreSQL's transactions: nothing is lost, and a stream's order is kept.
+"""The sweep against a model of PostgreSQL's transactions: nothing is lost, and a
+stream's order is kept.
 
-The model knows what the theory needs: ids assigned before sequences are drawn, a snapshot whose xmax is only the
-latest completed id plus one, and streams that are locked from before the draw to the commit.
+The model knows what the theory needs: ids assigned before sequences are drawn, a
+snapshot whose xmax is only the latest completed id plus one, and streams that are
+locked from before the draw to the commit.
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ class Model:
 
 
 def call(model: Model, sweep: Sweep, want: int, race: random.Random | None = None) -> list[int]:
-    """One round of `process` as the SQL does it: take an id, (others may act), read in one snapshot, end."""
+    """One round of `process` as the SQL does it: take an id, (others may act), read in
+    one snapshot, end.
+    """
     mine = model.begin(reader=True)
     if race is not None:
         act(model, race)
@@ -94,7 +98,9 @@ def call(model: Model, sweep: Sweep, want: int, race: random.Random | None = Non
 
 
 def act(model: Model, rng: random.Random) -> None:
-    """One random act of a producer: begin, insert (often twice in one transaction), commit or abort."""
+    """One random act of a producer: begin, insert (often twice in one transaction),
+    commit or abort.
+    """
     choice = rng.random()
     if choice < 0.3 and len(model.open) < 6:
         model.begin()
@@ -133,7 +139,9 @@ def test_no_row_is_lost_and_every_stream_keeps_its_order(block: int) -> None:
 
 
 class BoundIsXmax(Sweep):
-    """The rule that lost jobs: settle as soon as a snapshot is taken, with its own xmax as the bound."""
+    """The rule that lost jobs: settle as soon as a snapshot is taken, with its own xmax
+    as the bound.
+    """
 
     def advance(self, xid: int, snapshot_text: str, through: int) -> None:
         snapshot = TransactionSnapshot.parse(snapshot_text)
@@ -166,7 +174,9 @@ def test_a_held_transaction_is_remembered_once_and_everything_else_settles() -> 
     assert not sweep.late
 
 
-def test_a_writer_that_was_open_when_the_worker_fell_asleep_is_looked_for_until_it_ends_ever_more_rarely() -> None:
+def test_a_writer_that_was_open_when_the_worker_fell_asleep_is_looked_for_until_it_ends_ever_more_rarely() -> (
+    None
+):
     doze = PollInterval()
     doze.found_nothing(10, "5:5:")
     assert doze.unaware == {5, 6, 7, 8, 9}, "assigned before this call's own id, and not ended"

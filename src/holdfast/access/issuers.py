@@ -46,37 +46,43 @@ BadJwks if it cannot."""
 
 @dataclass(frozen=True, slots=True)
 class IssuerSettings:
-    """A sign-in of your own whose tokens are taken: RS256, ES256 or EdDSA, by the keys it publishes."""
+    """A sign-in of your own whose tokens are taken: RS256, ES256 or EdDSA, by the keys
+    it publishes.
+    """
 
     issuer: str
     """The ``iss`` of its tokens, exactly."""
     jwks: str
-    """Where its public keys are: an ``https://`` address (``http://`` only on loopback) or an absolute path. At most
-    256 KiB, within 5 s, no redirect.
+    """Where its public keys are: an ``https://`` address (``http://`` only on loopback)
+    or an absolute path. At most 256 KiB, within 5 s, no redirect.
     """
     tenants: tuple[str, ...]
-    """The tenants it speaks for. With one, a token need not name it; with several, the claim ``tenant`` chooses among
-    them. Any other: 401.
+    """The tenants it speaks for. With one, a token need not name it; with several, the
+    claim ``tenant`` chooses among them. Any other: 401.
     """
     audience: str = "holdfast"
     """A token of another ``aud`` is refused (401)."""
     scope_claim: str = "holdfast_scopes"
     """As ``access.tokens.scope_claim``, for tokens of this issuer."""
     refresh_seconds: float = 600
-    """How often the keys are fetched when nothing else asks for it: after so long a key that was taken back counts no
-    more.
+    """How often the keys are fetched when nothing else asks for it: after so long a key
+    that was taken back counts no more.
     """
 
     def __post_init__(self) -> None:
         if not self.issuer or not self.audience:
             raise BadSetting("access.issuers: issuer and audience must not be empty")
         if not self.tenants:
-            raise BadSetting(f"access.issuers: {self.issuer} speaks for no tenant; name one in tenants")
+            raise BadSetting(
+                f"access.issuers: {self.issuer} speaks for no tenant; name one in tenants"
+            )
         for tenant in self.tenants:
             if problem := check_tenant(tenant, "tenants"):
                 raise BadSetting(f"access.issuers: {problem}")
         if not self.scope_claim or self.scope_claim in TAKEN_CLAIMS:
-            raise BadSetting(f"access.issuers: scope_claim must be a claim of its own, not {self.scope_claim!r}")
+            raise BadSetting(
+                f"access.issuers: scope_claim must be a claim of its own, not {self.scope_claim!r}"
+            )
         if not 1 <= self.refresh_seconds <= 86400:
             raise BadSetting("access.issuers: refresh_seconds must be between 1 and 86400")
         if problem := _bad_address(self.jwks):
@@ -87,12 +93,17 @@ def check_issuers(issuers: Sequence[IssuerSettings], own: str) -> None:
     """BadSetting if two issuers share an ``iss``, or one has this server's own."""
     names = [own, *(issuer.issuer for issuer in issuers)]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise BadSetting(f"access.issuers: two issuers are called {twice!r}; this server's own is access.tokens.issuer")
+        raise BadSetting(
+            f"access.issuers: two issuers are called {twice!r}; this server's own is"
+            " access.tokens.issuer"
+        )
 
 
 def _bad_address(jwks: str) -> str | None:
     if "://" not in jwks:
-        return None if Path(jwks).is_absolute() else "must be an https:// address or an absolute path"
+        return (
+            None if Path(jwks).is_absolute() else "must be an https:// address or an absolute path"
+        )
     try:
         parts = urlsplit(jwks)
         host, _ = parts.hostname, parts.port
@@ -113,7 +124,9 @@ class Issuer:
 
     def __init__(self, settings: IssuerSettings, fetch: _Fetch, clock: Clock) -> None:
         self.settings = settings
-        self.terms = IssuerTerms(settings.issuer, settings.audience, settings.scope_claim, settings.tenants)
+        self.terms = IssuerTerms(
+            settings.issuer, settings.audience, settings.scope_claim, settings.tenants
+        )
         self._fetch = fetch
         self._clock = clock
         self._keys: KeySet = {}
@@ -139,7 +152,9 @@ class Issuer:
         if kid is None and keys:
             if len(keys) == 1:
                 return next(iter(keys.values()))
-            raise Unauthorized("the token names no key (kid), and its issuer has several: get a new one")
+            raise Unauthorized(
+                "the token names no key (kid), and its issuer has several: get a new one"
+            )
         raise self._unknown()
 
     def _unknown(self) -> HoldfastError:
@@ -151,10 +166,13 @@ class Issuer:
         if self._fetching or since is None or since >= REFETCH_SECONDS:
             self._wanted.set()
             return Unavailable(
-                "the keys of the token's issuer are being fetched; try again", retry_after_seconds=FETCHING_SECONDS
+                "the keys of the token's issuer are being fetched; try again",
+                retry_after_seconds=FETCHING_SECONDS,
             )
         if self.trouble is None:
-            return Unauthorized("the token's key (kid) is none that its issuer publishes: get a new one")
+            return Unauthorized(
+                "the token's key (kid) is none that its issuer publishes: get a new one"
+            )
         return Unavailable(
             "the keys of the token's issuer cannot be fetched now; try again later",
             retry_after_seconds=max(round(REFETCH_SECONDS - since, 1), FETCHING_SECONDS),
@@ -169,7 +187,9 @@ class Issuer:
             finally:
                 self._fetching = False
                 self._wanted.clear()
-            await wait_at_most(self._wanted, REFETCH_SECONDS if self.trouble else self.settings.refresh_seconds)
+            await wait_at_most(
+                self._wanted, REFETCH_SECONDS if self.trouble else self.settings.refresh_seconds
+            )
 
     async def _refresh(self, changed: Callable[[IssuerSettings, bytes], Awaitable[None]]) -> None:
         try:
@@ -187,7 +207,9 @@ class Issuer:
             await changed(self.settings, data)
 
     def _failed(self, reason: str, why: str) -> None:
-        telemetry.jwks_failed(self.settings.issuer, reason, why, len(self._keys), new=why != self.trouble)
+        telemetry.jwks_failed(
+            self.settings.issuer, reason, why, len(self._keys), new=why != self.trouble
+        )
         self.trouble = why
 
     def status(self) -> Mapping[str, Any]:
@@ -209,7 +231,9 @@ class _Kept(Struct, frozen=True):
 class Issuers(Mapping[str, Issuer]):
     """The issuers of a node by ``iss``, and the file with their last good key sets."""
 
-    def __init__(self, settings: Sequence[IssuerSettings], fetch: _Fetch, clock: Clock, file: Path | None) -> None:
+    def __init__(
+        self, settings: Sequence[IssuerSettings], fetch: _Fetch, clock: Clock, file: Path | None
+    ) -> None:
         self._issuers = {each.issuer: Issuer(each, fetch, clock) for each in settings}
         self._file = file
         self._kept: dict[str, _Kept] = {}

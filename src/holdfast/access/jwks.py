@@ -74,7 +74,11 @@ def _usable_keys(entries: list[Any]) -> tuple[dict[str | None, TokenKey], list[s
     for kid, keys in list(found.items()):
         if len(keys) > 1 or (kid is None and len(found) > 1):
             del found[kid]
-            problems.append("a key without kid beside others" if kid is None else f"the kid {kid!r} is there twice")
+            problems.append(
+                "a key without kid beside others"
+                if kid is None
+                else f"the kid {kid!r} is there twice"
+            )
     return {kid: keys[0] for kid, keys in found.items()}, problems
 
 
@@ -97,15 +101,22 @@ def _usable(entry: Any) -> tuple[str | None, TokenKey]:
 
 def _token_key(entry: dict[str, Any]) -> TokenKey:
     kind, curve = entry.get("kty"), entry.get("crv")
-    algorithm = _ALGORITHMS.get((kind, curve)) if isinstance(kind, str) and isinstance(curve, str | None) else None
+    algorithm = (
+        _ALGORITHMS.get((kind, curve))
+        if isinstance(kind, str) and isinstance(curve, str | None)
+        else None
+    )
     if algorithm is None:
         raise ValueError("its kty and crv are none of RSA, EC P-256 and OKP Ed25519")
     if entry.get("alg", algorithm) != algorithm:
         raise ValueError(f"its alg is not {algorithm}")
     if algorithm == "RS256" and (
-        len(str(entry.get("n"))) > RSA_BITS_MAX // 6 + 2 or len(str(entry.get("e"))) > _EXPONENT_CHARACTERS_MAX
+        len(str(entry.get("n"))) > RSA_BITS_MAX // 6 + 2
+        or len(str(entry.get("e"))) > _EXPONENT_CHARACTERS_MAX
     ):
-        raise ValueError(f"its modulus has more than {RSA_BITS_MAX} bits, or its exponent more than 32")
+        raise ValueError(
+            f"its modulus has more than {RSA_BITS_MAX} bits, or its exponent more than 32"
+        )
     try:
         key = jwt.PyJWS().get_algorithm_by_name(algorithm).from_jwk(entry)
         return TokenKey(algorithm, key)

@@ -31,7 +31,11 @@ def read(token: str) -> CompactJws:
     signed, _, signature = token.encode("ascii").rpartition(b".")
     head, _, payload = signed.partition(b".")
     header = json_object(_decode(head))
-    if "crit" in header or header.get("b64", True) is not True or not isinstance(header.get("kid", ""), str):
+    if (
+        "crit" in header
+        or header.get("b64", True) is not True
+        or not isinstance(header.get("kid", ""), str)
+    ):
         raise ValueError("a header that is not understood")
     return CompactJws(header, _decode(payload), _decode(signature), signed)
 

@@ -19,9 +19,23 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.access.principal import ADMIN_SCOPES, CHATS_WRITE, TENANT_SCOPES, AnyScope, KeyScope, Principal
+from holdfast.access.principal import (
+    ADMIN_SCOPES,
+    CHATS_WRITE,
+    TENANT_SCOPES,
+    AnyScope,
+    KeyScope,
+    Principal,
+)
 from holdfast.drivers.files import replace_file
-from holdfast.errors import Forbidden, InvalidMessage, NotFound, StateCorrupted, StateDirectory, Unauthorized
+from holdfast.errors import (
+    Forbidden,
+    InvalidMessage,
+    NotFound,
+    StateCorrupted,
+    StateDirectory,
+    Unauthorized,
+)
 from holdfast.message import check_tenant
 
 KeyKind = Literal["tenant", "admin"]
@@ -100,7 +114,9 @@ class KeyRing:
         granted = tuple(sorted(_ALLOWED[kind] if scopes is None else frozenset(scopes)))
         _check(kind, label, tenant, granted)
         if bounded and len(self._keys) >= KEYS_MAX:
-            raise InvalidMessage(f"there are {KEYS_MAX} keys already; revoke one first", limit=KEYS_MAX)
+            raise InvalidMessage(
+                f"there are {KEYS_MAX} keys already; revoke one first", limit=KEYS_MAX
+            )
         secret = _PREFIX[kind] + secrets.token_urlsafe(32)
         key = ApiKey(
             key_id="key_" + secrets.token_hex(8),
@@ -120,7 +136,9 @@ class KeyRing:
         have."""
         key = self._keys.get(_digest(secret))
         if key is not None and _ALLOWED[key.kind] > set(key.scopes):
-            self._replace({**self._keys, key.digest: replace(key, scopes=tuple(sorted(_ALLOWED[key.kind])))})
+            self._replace(
+                {**self._keys, key.digest: replace(key, scopes=tuple(sorted(_ALLOWED[key.kind])))}
+            )
 
     def revocable(self, key_id: str, *, force: bool = False) -> ApiKey:
         """The key of that id, if it may be revoked.
@@ -131,11 +149,16 @@ class KeyRing:
         key = next((k for k in self._keys.values() if k.key_id == key_id), None)
         if key is None:
             raise NotFound(f"there is no key {key_id}")
-        if not force and key.makes_keys and not any(k.makes_keys and k is not key for k in self._keys.values()):
+        if (
+            not force
+            and key.makes_keys
+            and not any(k.makes_keys and k is not key for k in self._keys.values())
+        ):
             raise Forbidden(
-                f"{key_id} is the last key that can make keys: make another one first (`holdfast key create admin "
-                "--label LABEL`), or revoke it by force (--force, `force=true`); then only a key that is made on the "
-                "server's machine while it is stopped leads back"
+                f"{key_id} is the last key that can make keys: make another one first (`holdfast"
+                " key create admin --label LABEL`), or revoke it by force (--force, `force=true`);"
+                " then only a key that is made on the server's machine while it is stopped leads"
+                " back"
             )
         return key
 
@@ -151,7 +174,11 @@ class KeyRing:
         key = self._keys.get(digest)
         # The timing of the lookup by digest helps no attacker, who cannot choose a
         # guess's digest. The comparison takes constant time all the same.
-        if key is None or not hmac.compare_digest(key.digest, digest) or (key.tenant and check_tenant(key.tenant)):
+        if (
+            key is None
+            or not hmac.compare_digest(key.digest, digest)
+            or (key.tenant and check_tenant(key.tenant))
+        ):
             raise Unauthorized("the API key is not known here: it may have been revoked")
         return key
 
@@ -171,17 +198,23 @@ def _digest(secret: str) -> str:
 
 def _check(kind: KeyKind, label: str, tenant: str, scopes: tuple[KeyScope, ...]) -> None:
     if not label or len(label) > LABEL_CHARACTERS_MAX or not label.isprintable():
-        raise InvalidMessage(f"label must be 1 to {LABEL_CHARACTERS_MAX} printable characters", field="label")
+        raise InvalidMessage(
+            f"label must be 1 to {LABEL_CHARACTERS_MAX} printable characters", field="label"
+        )
     if kind == "admin" and tenant:
         raise InvalidMessage("an admin key belongs to no tenant", field="tenant")
     if kind == "tenant" and (problem := check_tenant(tenant)):
         raise InvalidMessage(problem, field="tenant")
     if kind == "tenant" and not _UNNAMEABLE.isdisjoint(tenant):
-        raise InvalidMessage("tenant must not have * or braces in it: no rule of limits could name it", field="tenant")
+        raise InvalidMessage(
+            "tenant must not have * or braces in it: no rule of limits could name it",
+            field="tenant",
+        )
     beyond = sorted(set(scopes) - _ALLOWED[kind])
     if beyond or not scopes:
         raise InvalidMessage(
-            f"a key of kind {kind} carries one or more of {', '.join(sorted(_ALLOWED[kind]))}", field="scopes"
+            f"a key of kind {kind} carries one or more of {', '.join(sorted(_ALLOWED[kind]))}",
+            field="scopes",
         )
 
 
@@ -195,7 +228,9 @@ def load_keys(path: Path) -> KeyRing:
     except FileNotFoundError:
         keys = []
     except OSError as error:
-        raise StateDirectory(f"{path} cannot be read: {error.strerror}; run as the user who owns it") from error
+        raise StateDirectory(
+            f"{path} cannot be read: {error.strerror}; run as the user who owns it"
+        ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StateCorrupted(
             f"{path} is not a key file ({error}): restore it, or remove it and issue new keys"
@@ -212,4 +247,6 @@ def write_private(path: Path, data: bytes) -> None:
     try:
         replace_file(path, data)
     except OSError as error:
-        raise StateDirectory(f"{path} cannot be written: {error.strerror}; make room or give write access") from error
+        raise StateDirectory(
+            f"{path} cannot be written: {error.strerror}; make room or give write access"
+        ) from error

@@ -32,7 +32,9 @@ GIVEN_ONCE = {
 have decided by the other value."""
 
 
-def joined_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[dict[bytes, bytes], list[bytes]]:
+def joined_headers(
+    headers: Iterable[tuple[bytes, bytes]],
+) -> tuple[dict[bytes, bytes], list[bytes]]:
     """Header values by name (in lower case, as given), and the repeated names.
 
     The values of a repeated header are joined as HTTP joins them.
@@ -53,7 +55,8 @@ def repeated_header(repeated: Iterable[bytes]) -> str | None:
 
 
 def origin_allowed(origin: str | None, allowed: Collection[str]) -> bool:
-    """Whether a browser page of this origin may open a socket: exact match, no patterns.
+    """Whether a browser page of this origin may open a socket: exact match, no
+    patterns.
 
     A client without an Origin header is no browser, and only its credential counts.
     Sandboxed pages send "null", which is refused unless listed.
@@ -70,7 +73,9 @@ def client_ip(peer: str, forwarded_for: str, proxies: Collection[Network]) -> st
     """
     if not forwarded_for or not _is_within(peer, proxies):
         return peer
-    hops = [hop.strip() for hop in forwarded_for.rsplit(",", FORWARDED_HOPS_MAX)[-FORWARDED_HOPS_MAX:]]
+    hops = [
+        hop.strip() for hop in forwarded_for.rsplit(",", FORWARDED_HOPS_MAX)[-FORWARDED_HOPS_MAX:]
+    ]
     address = peer
     while hops and _is_within(address, proxies):
         nearer = hops.pop()
@@ -121,7 +126,9 @@ class Buckets:
 
     def __init__(self, rate_per_second: float, burst: int, keys_max: int = 20_000) -> None:
         if rate_per_second <= 0 or burst < 1 or keys_max < 1:
-            raise ValueError("rate_per_second must be greater than 0, burst and keys_max at least 1")
+            raise ValueError(
+                "rate_per_second must be greater than 0, burst and keys_max at least 1"
+            )
         self._rate = rate_per_second
         self._burst = burst
         self._keys_max = keys_max
@@ -144,12 +151,16 @@ class Buckets:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """How many connections may be open at once. (How many per user is the session's: the oldest makes room.)"""
+    """How many connections may be open at once. (How many per user is the session's:
+    the oldest makes room.)
+    """
 
     connections_max: int = 100_000
     """Connections of this node. The next handshake: 503 + Retry-After."""
     per_address_max: int = 10_000
-    """Connections of one address (IPv6: of one /64). The next handshake: 503 + Retry-After."""
+    """Connections of one address (IPv6: of one /64). The next handshake: 503 +
+    Retry-After.
+    """
     per_tenant_max: int = 100_000
     """Connections of one tenant. The next handshake: 503 + Retry-After."""
 
@@ -208,15 +219,18 @@ class ConnectionCounts:
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """How many connections may speak HTTP at once: all that have not become a WebSocket, kept or new."""
+    """How many connections may speak HTTP at once: all that have not become a
+    WebSocket, kept or new.
+    """
 
     connections_max: int = 20_000
-    """HTTP connections of this node: all that are no WebSocket (yet). The next: 503 + Retry-After before it has asked,
-    and it is closed.
+    """HTTP connections of this node: all that are no WebSocket (yet). The next: 503 +
+    Retry-After before it has asked, and it is closed.
     """
     per_address_max: int = 4_000
-    """HTTP connections from one address (IPv6: one /64), as the socket shows it: X-Forwarded-For comes with a request,
-    later. Not for declared proxies, whose connections serve many people; bound those at the proxy. The next: 503 +
+    """HTTP connections from one address (IPv6: one /64), as the socket shows it:
+    X-Forwarded-For comes with a request, later. Not for declared proxies, whose
+    connections serve many people; bound those at the proxy. The next: 503 +
     Retry-After, closed.
     """
 
@@ -240,7 +254,9 @@ class HttpCounts:
         """Count one more, or count nothing and return which limit is reached."""
         if self.total >= self._limits.connections_max:
             return f"this node holds its {self._limits.connections_max} HTTP connections"
-        if self._addresses[address_group(peer)] >= self._limits.per_address_max and not _is_within(peer, self._proxies):
+        if self._addresses[address_group(peer)] >= self._limits.per_address_max and not _is_within(
+            peer, self._proxies
+        ):
             return f"this address holds its {self._limits.per_address_max} HTTP connections"
         self._addresses[address_group(peer)] += 1
         self.total += 1

@@ -38,7 +38,9 @@ AnyScope = UserScope | KeyScope
 USER_SCOPES: frozenset[UserScope] = frozenset(get_args(UserScope))
 CHATS_WRITE: frozenset[UserScope] = USER_SCOPES - {"chats:read"}
 """What ``chats:write`` of a tenant key includes."""
-TENANT_SCOPES: frozenset[KeyScope] = frozenset({"chats:read", "chats:write", "tokens:write", "limits:check"})
+TENANT_SCOPES: frozenset[KeyScope] = frozenset(
+    {"chats:read", "chats:write", "tokens:write", "limits:check"}
+)
 ADMIN_SCOPES: frozenset[KeyScope] = frozenset(get_args(KeyScope)) - {"tokens:write", "limits:check"}
 
 
@@ -96,8 +98,8 @@ def _lacks(principal: Principal, scope: AnyScope) -> Forbidden:
     """The error names the scope, and how to get a credential that has it."""
     if principal.kind == "user":
         return Forbidden(
-            f"this token lacks the scope {scope}: whoever makes it must grant it (`scopes` of POST /v1/tokens, "
-            f"`holdfast token --scope {scope}`, or its claim)",
+            f"this token lacks the scope {scope}: whoever makes it must grant it (`scopes` of POST"
+            f" /v1/tokens, `holdfast token --scope {scope}`, or its claim)",
             scope=scope,
         )
     whose = "admin" if principal.kind == "admin_key" else f"tenant --tenant {principal.tenant}"
@@ -110,7 +112,9 @@ def _lacks(principal: Principal, scope: AnyScope) -> Forbidden:
 
 
 def bearer(authorization: str | None) -> str | None:
-    """The credential of an ``Authorization: Bearer …`` header, or None if there is none."""
+    """The credential of an ``Authorization: Bearer …`` header, or None if there is
+    none.
+    """
     if authorization is None:
         return None
     scheme, _, credential = authorization.partition(" ")

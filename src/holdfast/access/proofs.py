@@ -34,4 +34,6 @@ class CursorProofs:
 
     def proves(self, proof: str | None, tenant: str, chat_id: str, cursor: Cursor) -> bool:
         """Whether ``proof`` was made by this server for exactly this cursor."""
-        return proof is not None and hmac.compare_digest(proof.encode(), self.of(tenant, chat_id, cursor).encode())
+        return proof is not None and hmac.compare_digest(
+            proof.encode(), self.of(tenant, chat_id, cursor).encode()
+        )

@@ -41,17 +41,19 @@ def read_secrets(state_dir: Path) -> Secrets:
         return msgspec.json.decode(path.read_bytes(), type=Secrets)
     except FileNotFoundError:
         raise StateDirectory(
-            f"there is no {path}: start the server once with `holdfast serve`, or name its state directory "
-            "with --state-dir or HOLDFAST_STATE_DIR"
+            f"there is no {path}: start the server once with `holdfast serve`, or name its state"
+            " directory with --state-dir or HOLDFAST_STATE_DIR"
         ) from None
     except PermissionError:
         raise StateDirectory(f"{path} may be read only by the user who runs the server") from None
     except OSError as error:
-        raise StateDirectory(f"{path} cannot be read: {error.strerror}; check its disk, owner and mode") from None
+        raise StateDirectory(
+            f"{path} cannot be read: {error.strerror}; check its disk, owner and mode"
+        ) from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise StateCorrupted(
-            f"{path} is not a file of secrets ({error}): put a copy of it back, or remove it: then new ones "
-            "are made, and every token made so far is void"
+            f"{path} is not a file of secrets ({error}): put a copy of it back, or remove it: then"
+            " new ones are made, and every token made so far is void"
         ) from None
 
 
@@ -67,7 +69,8 @@ def open_secrets(state_dir: Path, at: str) -> tuple[Secrets, KeyRing]:
     if path.exists():
         if path.stat().st_mode & 0o077:
             raise StateDirectory(
-                f"{path} can be read by others: `chmod 600` it, or remove it to get new secrets; the old are void then"
+                f"{path} can be read by others: `chmod 600` it, or remove it to get new secrets;"
+                " the old are void then"
             )
         kept = read_secrets(state_dir)
         ring.complete(kept.admin_key)

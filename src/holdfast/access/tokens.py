@@ -55,14 +55,23 @@ class TokenKey:
             key = algorithm.prepare_key(self.key)
             problem = algorithm.check_key_length(key)
         except (jwt.PyJWTError, NotImplementedError, TypeError, ValueError) as error:
-            raise BadSetting(f"the token key cannot be used with {self.algorithm}: {error}") from None
+            raise BadSetting(
+                f"the token key cannot be used with {self.algorithm}: {error}"
+            ) from None
         if self.algorithm == "none" or problem:
-            raise BadSetting(f"the token key cannot be used with {self.algorithm}: {problem or 'it signs nothing'}")
-        object.__setattr__(self, "_verify", lambda data, signature: algorithm.verify(data, key, signature))
+            raise BadSetting(
+                f"the token key cannot be used with {self.algorithm}:"
+                f" {problem or 'it signs nothing'}"
+            )
+        object.__setattr__(
+            self, "_verify", lambda data, signature: algorithm.verify(data, key, signature)
+        )
 
     def signed(self, token: CompactJws) -> bool:
         """Whether this key, with its algorithm, signed the token."""
-        return token.header.get("alg") == self.algorithm and self._verify(token.signed, token.signature)
+        return token.header.get("alg") == self.algorithm and self._verify(
+            token.signed, token.signature
+        )
 
 
 ASYMMETRIC = frozenset({"RS256", "ES256", "EdDSA"})
@@ -97,7 +106,9 @@ KeySource = Callable[[str | None], TokenKey | None]
 def shared_secret(secret: bytes) -> KeySource:
     """One secret for all tokens, HS256 only."""
     if len(secret) < SECRET_BYTES_MIN:
-        raise BadSetting(f"the token secret has {len(secret)} bytes; at least {SECRET_BYTES_MIN} are needed")
+        raise BadSetting(
+            f"the token secret has {len(secret)} bytes; at least {SECRET_BYTES_MIN} are needed"
+        )
     key = TokenKey("HS256", secret)
     return lambda kid: key if kid is None else None
 
@@ -115,13 +126,14 @@ class TokenSettings:
     default_tenant: str | None = "default"
     """The tenant of a token that names none; ``null`` (in YAML) refuses such tokens."""
     ttl_seconds_max: float = 30 * 86400
-    """The longest lifetime of a token. Asking for a longer one is refused (400); so is one that somebody else signed
-    for longer (401). A revocation of tokens ends after that time. So if you raise it, tokens that were too long before,
-    and whose revocation has ended, are good again: revoke them once more.
+    """The longest lifetime of a token. Asking for a longer one is refused (400); so is
+    one that somebody else signed for longer (401). A revocation of tokens ends after
+    that time. So if you raise it, tokens that were too long before, and whose
+    revocation has ended, are good again: revoke them once more.
     """
     scope_claim: str = "holdfast_scopes"
-    """The claim that says what a token may do: an array of ``chats:read``, ``chats:send``, ``chats:create`` and
-    ``chats:members``. Anything else in it: 401.
+    """The claim that says what a token may do: an array of ``chats:read``,
+    ``chats:send``, ``chats:create`` and ``chats:members``. Anything else in it: 401.
     """
     default_scopes: tuple[UserScope, ...] = ("chats:read", "chats:send")
     """What a token without that claim may do."""
@@ -134,7 +146,9 @@ class TokenSettings:
         if self.ttl_seconds_max <= 0:
             raise BadSetting("token ttl_seconds_max must be greater than 0")
         if not self.scope_claim or self.scope_claim in TAKEN_CLAIMS:
-            raise BadSetting(f"token scope_claim must be a claim of its own, not {self.scope_claim!r}")
+            raise BadSetting(
+                f"token scope_claim must be a claim of its own, not {self.scope_claim!r}"
+            )
         if unknown := sorted(set(self.default_scopes) - USER_SCOPES):
             raise BadSetting(f"token default_scopes: there is no scope {unknown[0]}; {_SCOPES_ARE}")
 
@@ -187,7 +201,9 @@ class Tokens:
             raise BadSetting("tokens are minted elsewhere: this server holds only public keys")
         if not 0 < ttl_seconds <= self._settings.ttl_seconds_max:
             bound = self._settings.ttl_seconds_max
-            raise InvalidMessage(f"ttl_seconds must be more than 0 and at most {bound:.0f}", field="ttl_seconds")
+            raise InvalidMessage(
+                f"ttl_seconds must be more than 0 and at most {bound:.0f}", field="ttl_seconds"
+            )
         now = int(self._clock.now())
         claims: dict[str, Any] = {
             "iss": self._settings.issuer,
@@ -204,7 +220,9 @@ class Tokens:
             claims["chats"] = _usable_chats(chats)
         token = jwt.encode(claims, signing.key, signing.algorithm)
         if len(token) > TOKEN_BYTES_MAX:
-            raise InvalidMessage(f"a token has at most {TOKEN_BYTES_MAX} bytes; name fewer chats", field="chats")
+            raise InvalidMessage(
+                f"a token has at most {TOKEN_BYTES_MAX} bytes; name fewer chats", field="chats"
+            )
         return token
 
     def verify(self, token: str) -> Principal:
@@ -224,13 +242,18 @@ class Tokens:
         found, claims, terms = self._claims(token)
         expires_at, issued_at = self._lifetime(claims, early=early)
         tenant = self._tenant(claims, terms)
-        for claim, value, check in (("sub", claims["sub"], check_id), ("tenant", tenant, check_tenant)):
+        for claim, value, check in (
+            ("sub", claims["sub"], check_id),
+            ("tenant", tenant, check_tenant),
+        ):
             problem = check(value, claim) if isinstance(value, str) else f"{claim} must be a string"
             if problem:
                 raise Unauthorized(f"the token's claim is not usable: {problem}", claim=claim)
         scopes, chats = self._grants(claims, terms.scope_claim)
         token_id = _token_id(claims.get("jti"), found)
-        return Principal(tenant, claims["sub"], scopes, "user", expires_at, chats, issued_at, token_id)
+        return Principal(
+            tenant, claims["sub"], scopes, "user", expires_at, chats, issued_at, token_id
+        )
 
     def _tenant(self, claims: Mapping[str, Any], terms: IssuerTerms) -> Any:
         """The tenant a token names, or its issuer's.
@@ -238,15 +261,21 @@ class Tokens:
         Other issuers have only their own.
         """
         own = terms.tenants
-        default = self._settings.default_tenant if own is None else own[0] if len(own) == 1 else None
+        default = (
+            self._settings.default_tenant if own is None else own[0] if len(own) == 1 else None
+        )
         tenant = claims.get("tenant", default)
         if tenant is None:
             raise Unauthorized("the token lacks the claim tenant", claim="tenant")
         if own is not None and tenant not in own:
-            raise Unauthorized("the token's issuer does not speak for the tenant it names", claim="tenant")
+            raise Unauthorized(
+                "the token's issuer does not speak for the tenant it names", claim="tenant"
+            )
         return tenant
 
-    def _grants(self, claims: Mapping[str, Any], claim: str) -> tuple[frozenset[UserScope], frozenset[str] | None]:
+    def _grants(
+        self, claims: Mapping[str, Any], claim: str
+    ) -> tuple[frozenset[UserScope], frozenset[str] | None]:
         """A token's scopes, and the chats it is limited to.
 
         Unauthorized names a bad claim.
@@ -256,7 +285,8 @@ class Tokens:
             named = _texts(claims, claim)
             if unknown := [name for name in named if name not in USER_SCOPES]:
                 raise Unauthorized(
-                    f"the token's claim {claim} names no scope of this server: {unknown[0][:64]!r}; {_SCOPES_ARE}",
+                    f"the token's claim {claim} names no scope of this server: {unknown[0][:64]!r};"
+                    f" {_SCOPES_ARE}",
                     claim=claim,
                     scope=unknown[0][:64],
                 )
@@ -264,7 +294,9 @@ class Tokens:
         if "chats" in claims:
             chats = frozenset(_texts(claims, "chats"))
             if len(chats) > CHATS_MAX:
-                raise Unauthorized(f"the token's claim chats names more than {CHATS_MAX} chats", claim="chats")
+                raise Unauthorized(
+                    f"the token's claim chats names more than {CHATS_MAX} chats", claim="chats"
+                )
         return scopes, chats
 
     def _claims(self, token: str) -> tuple[CompactJws, Mapping[str, Any], IssuerTerms]:
@@ -325,11 +357,16 @@ class Tokens:
         for claim in ("nbf", "iat"):
             if claim in claims and _moment(claims, claim) > now + leeway and not early:
                 raise Unauthorized("the token is not valid yet: check the clocks", claim=claim)
-        if expires_at > (issued_at if early else min(issued_at, now)) + self._settings.ttl_seconds_max + leeway:
+        if (
+            expires_at
+            > (issued_at if early else min(issued_at, now))
+            + self._settings.ttl_seconds_max
+            + leeway
+        ):
             bound = self._settings.ttl_seconds_max
             raise Unauthorized(
-                f"the token lives longer than {bound:.0f} s, the most here (access.tokens.ttl_seconds_max): "
-                "get a shorter one",
+                f"the token lives longer than {bound:.0f} s, the most here"
+                " (access.tokens.ttl_seconds_max): get a shorter one",
                 claim="exp",
             )
         return expires_at, issued_at
@@ -348,7 +385,9 @@ def _token_id(jti: object, token: CompactJws) -> str:
 
 def _known_scopes(scopes: Collection[str]) -> list[str]:
     if unknown := sorted(set(scopes) - USER_SCOPES):
-        raise InvalidMessage(f"there is no scope {unknown[0][:64]!r}; {_SCOPES_ARE}", field="scopes")
+        raise InvalidMessage(
+            f"there is no scope {unknown[0][:64]!r}; {_SCOPES_ARE}", field="scopes"
+        )
     return sorted(set(scopes))
 
 
@@ -356,7 +395,9 @@ def _usable_chats(chats: Collection[str]) -> list[str]:
     if problem := next((bad for chat_id in chats if (bad := check_id(chat_id, "chats"))), None):
         raise InvalidMessage(problem, field="chats")
     if len(chats) > CHATS_MAX:
-        raise InvalidMessage(f"a token is limited to at most {CHATS_MAX} chats", field="chats", limit=CHATS_MAX)
+        raise InvalidMessage(
+            f"a token is limited to at most {CHATS_MAX} chats", field="chats", limit=CHATS_MAX
+        )
     return sorted(set(chats))
 
 

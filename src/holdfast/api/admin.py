@@ -32,7 +32,15 @@ from holdfast.api.schemas import (
 from holdfast.clock import timestamp
 from holdfast.errors import Forbidden, HoldfastError, OutcomeUnknown, ServerBusy, Unavailable
 from holdfast.message import User
-from holdfast.store.commands import ChangeBan, ChangeMute, CommandContext, HaltChat, RecoverChat, Redact, Retain
+from holdfast.store.commands import (
+    ChangeBan,
+    ChangeMute,
+    CommandContext,
+    HaltChat,
+    RecoverChat,
+    Redact,
+    Retain,
+)
 
 
 def _act(deps: ApiDeps, call: Call, reason: str, tenant: str = "") -> CommandContext:
@@ -48,7 +56,13 @@ def _act(deps: ApiDeps, call: Call, reason: str, tenant: str = "") -> CommandCon
 
 
 async def record(
-    deps: ApiDeps, call: Call, action: str, target: str, reason: str, tenant: str = "", details: str = ""
+    deps: ApiDeps,
+    call: Call,
+    action: str,
+    target: str,
+    reason: str,
+    tenant: str = "",
+    details: str = "",
 ) -> None:
     """Write to the audit log, before the act: there is no act without its record."""
     act = _act(deps, call, reason, tenant)
@@ -75,12 +89,16 @@ async def inspect_chat(deps: ApiDeps, call: Call) -> Answer:
 
 async def halt_chat(deps: ApiDeps, call: Call) -> Answer:
     body: Why = call.body
-    return await commit(deps, call, HaltChat(await _act_on_chat(deps, call, body.reason), call.path["chat_id"]))
+    return await commit(
+        deps, call, HaltChat(await _act_on_chat(deps, call, body.reason), call.path["chat_id"])
+    )
 
 
 async def recover_chat(deps: ApiDeps, call: Call) -> Answer:
     body: Why = call.body
-    return await commit(deps, call, RecoverChat(await _act_on_chat(deps, call, body.reason), call.path["chat_id"]))
+    return await commit(
+        deps, call, RecoverChat(await _act_on_chat(deps, call, body.reason), call.path["chat_id"])
+    )
 
 
 async def redact_any(deps: ApiDeps, call: Call) -> Answer:
@@ -130,7 +148,10 @@ async def retain_from(deps: ApiDeps, call: Call) -> Answer:
         act = await _act_on_chat(deps, call, body.reason)
         answer = await commit(deps, call, Retain(act, call.path["chat_id"], body.first_sequence))
         assert isinstance(answer.body, ChangeAnswer)
-        if answer.body.chat.first_sequence >= body.first_sequence or deps.clock.monotonic() >= until:
+        if (
+            answer.body.chat.first_sequence >= body.first_sequence
+            or deps.clock.monotonic() >= until
+        ):
             return answer
 
 
@@ -139,14 +160,26 @@ async def erase_user(deps: ApiDeps, call: Call) -> Answer:
     body: ErasePerson = call.body
     user = User(body.tenant, body.user_id)
     if not body.after:
-        await record(deps, call, "user.erase", f"{user.tenant}/{user.user_id}", body.reason, body.tenant)
+        await record(
+            deps, call, "user.erase", f"{user.tenant}/{user.user_id}", body.reason, body.tenant
+        )
     until = _halfway(deps, call)
-    return Answer(await deps.eraser.erase(user, lambda: _act(deps, call, body.reason, body.tenant), body.after, until))
+    return Answer(
+        await deps.eraser.erase(
+            user, lambda: _act(deps, call, body.reason, body.tenant), body.after, until
+        )
+    )
 
 
 async def read_audit(deps: ApiDeps, call: Call) -> Answer:
     query: AuditQuery = call.query
-    return Answer(AuditPage(await deps.history.ask(lambda store: store.audit(query.after, query.limit), call.deadline)))
+    return Answer(
+        AuditPage(
+            await deps.history.ask(
+                lambda store: store.audit(query.after, query.limit), call.deadline
+            )
+        )
+    )
 
 
 async def take_backup(deps: ApiDeps, call: Call) -> Answer:
@@ -154,7 +187,9 @@ async def take_backup(deps: ApiDeps, call: Call) -> Answer:
     maker."""
     body: Why = call.body
     if (step := deps.backup_step()) is not None:
-        raise ServerBusy(f"a backup is being taken ({step.doing}); wait for it", retry_after_seconds=5.0)
+        raise ServerBusy(
+            f"a backup is being taken ({step.doing}); wait for it", retry_after_seconds=5.0
+        )
     await record(deps, call, "backup", "state", body.reason)
     return Answer(await deps.backup())
 
@@ -165,7 +200,9 @@ async def get_backup_run(deps: ApiDeps, call: Call) -> Answer:
 
 def key_view(key: ApiKey) -> KeyView:
     """A key without its secret."""
-    return KeyView(key.key_id, key.kind, key.tenant, key.label, key.scopes, key.created_at, key.last_four)
+    return KeyView(
+        key.key_id, key.kind, key.tenant, key.label, key.scopes, key.created_at, key.last_four
+    )
 
 
 async def list_keys(deps: ApiDeps, call: Call) -> Answer:
@@ -180,8 +217,9 @@ async def issue_key(deps: ApiDeps, call: Call) -> Answer:
         scopes = sorted(ADMIN_SCOPES & call.principal.scopes) if scopes is None else scopes
         if lacking := sorted(set(scopes) - call.principal.scopes):
             raise Forbidden(
-                f"a key can hand out only the scopes it carries, and yours lacks {', '.join(lacking)}: use the state "
-                "directory's own (`holdfast key create` on the server's machine, without --token)",
+                "a key can hand out only the scopes it carries, and yours lacks"
+                f" {', '.join(lacking)}: use the state directory's own (`holdfast key create` on"
+                " the server's machine, without --token)",
                 yours=sorted(call.principal.scopes),
             )
     at = timestamp(deps.clock.now())
@@ -189,7 +227,9 @@ async def issue_key(deps: ApiDeps, call: Call) -> Answer:
         key, secret = await asyncio.to_thread(
             deps.keys.issue, body.kind, body.label, at, tenant=body.tenant, scopes=scopes
         )
-        details = msgspec.json.encode({"kind": key.kind, "tenant": key.tenant, "scopes": key.scopes}).decode()
+        details = msgspec.json.encode(
+            {"kind": key.kind, "tenant": key.tenant, "scopes": key.scopes}
+        ).decode()
         try:
             await record(deps, call, "key_issued", key.key_id, body.reason, details=details)
         except HoldfastError:
@@ -205,4 +245,6 @@ async def revoke_key(deps: ApiDeps, call: Call) -> Answer:
     async with deps.key_change:
         deps.keys.revocable(key_id, force=query.force)
         await record(deps, call, "key_revoked", key_id, query.reason)
-        return Answer(key_view(await asyncio.to_thread(deps.keys.revoke, key_id, force=query.force)))
+        return Answer(
+            key_view(await asyncio.to_thread(deps.keys.revoke, key_id, force=query.force))
+        )

@@ -32,7 +32,14 @@ from holdfast.api.responses import respond, respond_error
 from holdfast.api.routes import ALIASES, ENDPOINTS, GROUPS
 from holdfast.api.routing import Routes
 from holdfast.api.strangers import Strangers
-from holdfast.errors import HoldfastError, InternalError, InvalidMessage, NotFound, OperatorError, RateLimited
+from holdfast.errors import (
+    HoldfastError,
+    InternalError,
+    InvalidMessage,
+    NotFound,
+    OperatorError,
+    RateLimited,
+)
 from holdfast.telemetry import log
 
 _SAFE = ("GET", "HEAD", "OPTIONS")
@@ -48,7 +55,9 @@ def make_app(deps: ApiDeps, strangers: Strangers) -> AsgiApp:
     endpoints = [_opened(endpoint, deps) for endpoint in ENDPOINTS]
     by_path: dict[str, dict[str, View]] = {}
     for endpoint in endpoints:
-        by_path.setdefault(endpoint.path, {})[endpoint.method] = _view(deps, strangers, keyed, endpoint)
+        by_path.setdefault(endpoint.path, {})[endpoint.method] = _view(
+            deps, strangers, keyed, endpoint
+        )
     for path, page in _pages(endpoints).items():
         by_path[path] = {"GET": _for_anybody(deps, strangers, page.view)}
     for views in by_path.values():
@@ -60,7 +69,9 @@ def make_app(deps: ApiDeps, strangers: Strangers) -> AsgiApp:
 class _Application:
     """Serves a request: route, view, headers, access log."""
 
-    def __init__(self, deps: ApiDeps, strangers: Strangers, routes: Routes[dict[str, View]]) -> None:
+    def __init__(
+        self, deps: ApiDeps, strangers: Strangers, routes: Routes[dict[str, View]]
+    ) -> None:
         self._deps = deps
         self._access_log = AccessLog(deps)
         self._otherwise = _for_anybody(deps, strangers, self._refuse)
@@ -79,12 +90,16 @@ class _Application:
         try:
             response = await self._respond(request)
             status = response.status
-            headers = response_headers(response, request, request_id, legacy=deps.settings.legacy_rate_limit_headers)
+            headers = response_headers(
+                response, request, request_id, legacy=deps.settings.legacy_rate_limit_headers
+            )
             headers += self._cross_origin.headers(request)
             await send({"type": "http.response.start", "status": status, "headers": headers})
             await send({"type": "http.response.body", "body": response.body})
         finally:
-            self._access_log.note(request, Answered(request_id, status, deps.clock.monotonic() - began))
+            self._access_log.note(
+                request, Answered(request_id, status, deps.clock.monotonic() - began)
+            )
 
     async def _respond(self, request: Request) -> Response:
         found = self._routes.find(request.path)
@@ -114,7 +129,9 @@ def _for_anybody(deps: ApiDeps, strangers: Strangers, view: View) -> View:
         try:
             strangers.asked(address_of(request, deps), request.path)
         except RateLimited as error:
-            return respond_error(error, write=request.method not in _SAFE, violated=violated(request, error))
+            return respond_error(
+                error, write=request.method not in _SAFE, violated=violated(request, error)
+            )
         return await view(request)
 
     return counted
@@ -127,7 +144,9 @@ def _opened(endpoint: Endpoint, deps: ApiDeps) -> Endpoint:
     return endpoint
 
 
-def _view(deps: ApiDeps, strangers: Strangers, keyed: IdempotentRequests, endpoint: Endpoint) -> View:
+def _view(
+    deps: ApiDeps, strangers: Strangers, keyed: IdempotentRequests, endpoint: Endpoint
+) -> View:
     """The endpoint as a view. Every error becomes an answer of the usual shape."""
 
     async def view(request: Request) -> Response:
@@ -135,7 +154,10 @@ def _view(deps: ApiDeps, strangers: Strangers, keyed: IdempotentRequests, endpoi
         if not endpoint.path.startswith("/admin"):
             return await answer(request)
         attributes = {"http.request.method": endpoint.method, "http.route": endpoint.path}
-        carried = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers.items()}
+        carried = {
+            name.decode("latin-1"): value.decode("latin-1")
+            for name, value in request.headers.items()
+        }
         with telemetry.span(endpoint.name, attributes, carried) as span:
             response = await answer(request)
             span.tell("http.response.status_code", response.status)
@@ -150,7 +172,9 @@ def _view(deps: ApiDeps, strangers: Strangers, keyed: IdempotentRequests, endpoi
         except HoldfastError as error:
             if error.private:
                 defect = not isinstance(error, OperatorError)  # its text says more than a traceback
-                log.error("api.request_failed", endpoint=endpoint.name, error=str(error), exc_info=defect)
+                log.error(
+                    "api.request_failed", endpoint=endpoint.name, error=str(error), exc_info=defect
+                )
             operator = endpoint.caller == "operator"
             rules = violated(request, error) if isinstance(error, RateLimited) else ()
             return respond_error(error, write=endpoint.writes, to_operator=operator, violated=rules)
@@ -165,7 +189,9 @@ def _pages(endpoints: Sequence[Endpoint]) -> Mapping[str, StaticPage]:
     """The static pages: OpenAPI and the reference."""
     policy = {"Content-Security-Policy": _DOCS_POLICY}
     return {
-        "/openapi.json": StaticPage("application/json", lambda: msgspec.json.encode(describe(endpoints))),
+        "/openapi.json": StaticPage(
+            "application/json", lambda: msgspec.json.encode(describe(endpoints))
+        ),
         "/docs": StaticPage("text/html; charset=utf-8", lambda: html_page(GROUPS), policy),
         "/docs/style.css": StaticPage("text/css; charset=utf-8", lambda: STYLE),
     }

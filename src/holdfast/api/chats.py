@@ -78,10 +78,15 @@ def _usable(user_id: str) -> str:
 async def create_chat(deps: ApiDeps, call: Call) -> Answer:
     body: NewChat = call.body
     if call.principal.chats is not None:
-        raise Forbidden("this token is good for the chats in its claim chats only, and so creates none", claim="chats")
+        raise Forbidden(
+            "this token is good for the chats in its claim chats only, and so creates none",
+            claim="chats",
+        )
     members = [_usable(user_id) for user_id in body.members]
     return await commit(
-        deps, call, CreateChat(act_of(deps, call), deps.ids.new("chat_"), body.kind, body.name, members)
+        deps,
+        call,
+        CreateChat(act_of(deps, call), deps.ids.new("chat_"), body.kind, body.name, members),
     )
 
 
@@ -92,7 +97,9 @@ async def list_chats(deps: ApiDeps, call: Call) -> Answer:
         require_scope(call.principal, "chats:read", after[0])
         await _require_own(deps, call, after[0])
     chats = await deps.history.ask(
-        lambda store: store.chats_of(user, query.limit + 1, after, call.principal.chats), call.deadline, user
+        lambda store: store.chats_of(user, query.limit + 1, after, call.principal.chats),
+        call.deadline,
+        user,
     )
     shown = [replace(entry, chat=_for_members(entry.chat)) for entry in chats[: query.limit]]
     last = shown[-1].chat if len(chats) > query.limit else None
@@ -106,7 +113,9 @@ async def _require_own(deps: ApiDeps, call: Call, chat_id: str) -> None:
     try:
         await deps.history.ask(lambda store: store.chat(chat_id, user), call.deadline, user)
     except NotAMember:
-        raise NotAMember("you are no member of the chat where that page ended; list from the beginning") from None
+        raise NotAMember(
+            "you are no member of the chat where that page ended; list from the beginning"
+        ) from None
 
 
 def _place(after: str | None) -> tuple[str, int] | None:
@@ -142,7 +151,9 @@ async def list_members(deps: ApiDeps, call: Call) -> Answer:
 async def add_member(deps: ApiDeps, call: Call) -> Answer:
     body: NewMember = call.body
     user_id = _usable(body.user_id)
-    return await commit(deps, call, AddMember(act_of(deps, call), call.path["chat_id"], user_id, body.role))
+    return await commit(
+        deps, call, AddMember(act_of(deps, call), call.path["chat_id"], user_id, body.role)
+    )
 
 
 async def change_role(deps: ApiDeps, call: Call) -> Answer:
@@ -155,16 +166,22 @@ async def remove_member(deps: ApiDeps, call: Call) -> Answer:
     """The scope for sending also allows leaving: no token keeps its user in a chat."""
     if call.path["user_id"] != call.principal.user_id:
         require_scope(call.principal, "chats:members")
-    return await commit(deps, call, RemoveMember(act_of(deps, call), call.path["chat_id"], call.path["user_id"]))
+    return await commit(
+        deps, call, RemoveMember(act_of(deps, call), call.path["chat_id"], call.path["user_id"])
+    )
 
 
 async def ban_user(deps: ApiDeps, call: Call) -> Answer:
     body: OneUser = call.body
-    return await commit(deps, call, ChangeBan(act_of(deps, call), call.path["chat_id"], body.user_id, True))
+    return await commit(
+        deps, call, ChangeBan(act_of(deps, call), call.path["chat_id"], body.user_id, True)
+    )
 
 
 async def unban_user(deps: ApiDeps, call: Call) -> Answer:
-    return await commit(deps, call, ChangeBan(act_of(deps, call), call.path["chat_id"], call.path["user_id"], False))
+    return await commit(
+        deps, call, ChangeBan(act_of(deps, call), call.path["chat_id"], call.path["user_id"], False)
+    )
 
 
 async def list_bans(deps: ApiDeps, call: Call) -> Answer:
@@ -179,16 +196,26 @@ async def bans_of(deps: ApiDeps, call: Call) -> Answer:
     """The bans and mutes of a chat, if the caller may see them."""
     chat_id, user = call.path["chat_id"], call.principal.user
     bans = await deps.history.ask(lambda store: store.bans(chat_id), call.deadline, user)
-    return Answer(BanList(bans, await deps.history.ask(lambda store: store.mutes(chat_id), call.deadline, user)))
+    return Answer(
+        BanList(
+            bans, await deps.history.ask(lambda store: store.mutes(chat_id), call.deadline, user)
+        )
+    )
 
 
 async def mute_member(deps: ApiDeps, call: Call) -> Answer:
     body: OneUser = call.body
-    return await commit(deps, call, ChangeMute(act_of(deps, call), call.path["chat_id"], body.user_id, True))
+    return await commit(
+        deps, call, ChangeMute(act_of(deps, call), call.path["chat_id"], body.user_id, True)
+    )
 
 
 async def unmute_member(deps: ApiDeps, call: Call) -> Answer:
-    return await commit(deps, call, ChangeMute(act_of(deps, call), call.path["chat_id"], call.path["user_id"], False))
+    return await commit(
+        deps,
+        call,
+        ChangeMute(act_of(deps, call), call.path["chat_id"], call.path["user_id"], False),
+    )
 
 
 async def get_presence(deps: ApiDeps, call: Call) -> Answer:

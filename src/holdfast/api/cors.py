@@ -10,7 +10,13 @@ from holdfast.errors import Forbidden
 
 ALLOWED_HEADERS = ("Accept", "Accept-Language", "Authorization", "Content-Language", "Content-Type", "Idempotency-Key",
                    "X-Act-As")  # fmt: skip
-EXPOSED_HEADERS = ("Retry-After", "X-Request-ID", "Idempotency-Replayed", "RateLimit", "RateLimit-Policy")
+EXPOSED_HEADERS = (
+    "Retry-After",
+    "X-Request-ID",
+    "Idempotency-Replayed",
+    "RateLimit",
+    "RateLimit-Policy",
+)
 PREFLIGHT_SECONDS = 600
 """How long a browser may cache the answer to a preflight."""
 _ALLOWED = frozenset(name.lower() for name in ALLOWED_HEADERS)
@@ -26,13 +32,20 @@ class CrossOrigin:
     def preflight(self, request: Request) -> Response | None:
         """The answer to a preflight; None if the request is not one."""
         method = request.header(b"access-control-request-method")
-        if not self._origins or request.method != "OPTIONS" or b"origin" not in request.headers or method is None:
+        if (
+            not self._origins
+            or request.method != "OPTIONS"
+            or b"origin" not in request.headers
+            or method is None
+        ):
             return None
         asked = (request.header(b"access-control-request-headers") or "").lower().split(",")
         if request.header(b"origin") not in self._origins:
             return respond_error(Forbidden("pages of this origin may not call"), write=False)
         if method not in self._methods or not {name.strip() for name in asked} - {""} <= _ALLOWED:
-            return respond_error(Forbidden("pages may not use this method or one of these headers"), write=False)
+            return respond_error(
+                Forbidden("pages may not use this method or one of these headers"), write=False
+            )
         allowed = {
             "Access-Control-Allow-Methods": ", ".join(self._methods),
             "Access-Control-Allow-Headers": ", ".join(ALLOWED_HEADERS),

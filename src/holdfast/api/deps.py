@@ -34,14 +34,18 @@ T = TypeVar("T")
 
 
 class PresenceView(Struct, frozen=True):
-    """Who is online. ``stale``: the source could not be asked; those it could not tell of are left out."""
+    """Who is online. ``stale``: the source could not be asked; those it could not tell
+    of are left out.
+    """
 
     users: Sequence[Presence]
     stale: bool = False
 
 
 class Readiness(Struct, frozen=True):
-    """Whether this node can serve, and each dependency's state in a word ("up", "down", "open", …)."""
+    """Whether this node can serve, and each dependency's state in a word ("up", "down",
+    "open", …).
+    """
 
     ready: bool
     dependencies: Mapping[str, str]
@@ -101,18 +105,22 @@ class ApiSettings:
     failed_logins_per_minute: int = 600
     """Per address; beyond it a bad credential is answered 429 instead of 401."""
     unauthenticated_per_minute: int = 1200
-    """Requests without a credential, per address (IPv6: per /64). Above: 429 + Retry-After. Health is always told to
-    this machine and to declared proxies.
+    """Requests without a credential, per address (IPv6: per /64). Above: 429 +
+    Retry-After. Health is always told to this machine and to declared proxies.
     """
     unauthenticated_burst: int = 300
     """So many of them at once before the rate counts."""
     metrics_without_key: bool = False
     """Serve /metrics to anybody who can reach the port."""
     legacy_rate_limit_headers: bool = False
-    """Send X-RateLimit-Limit, -Remaining and -Reset, too, beside RateLimit-Policy and RateLimit."""
+    """Send X-RateLimit-Limit, -Remaining and -Reset, too, beside RateLimit-Policy and
+    RateLimit.
+    """
 
     def __post_init__(self) -> None:
-        positive(self, *(name for name in self.__slots__ if not isinstance(getattr(self, name), bool)))
+        positive(
+            self, *(name for name in self.__slots__ if not isinstance(getattr(self, name), bool))
+        )
 
 
 @dataclass(frozen=True, slots=True)

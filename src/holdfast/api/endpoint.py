@@ -18,7 +18,9 @@ from holdfast.errors import InvalidMessage, OutcomeUnknown, Refused, Unavailable
 T = TypeVar("T")
 
 CallerKind = Literal["anybody", "user", "tenant", "operator"]
-"""user: a user token, or a tenant key that names a user. tenant: a tenant key. operator: an admin key."""
+"""user: a user token, or a tenant key that names a user. tenant: a tenant key.
+operator: an admin key.
+"""
 
 KeyRule = Literal["none", "optional", "required", "kept"]
 """Whether the endpoint takes an Idempotency-Key. ``optional``: its answer is stored in
@@ -61,12 +63,16 @@ class Call:
             async with asyncio.timeout(self.seconds_left):
                 return await doing
         except TimeoutError:
-            raise OutcomeUnknown("no answer in time; it may have been done: look before you repeat it") from None
+            raise OutcomeUnknown(
+                "no answer in time; it may have been done: look before you repeat it"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``body`` is encoded as JSON unless it is bytes already; ``status`` None: the endpoint's usual one."""
+    """``body`` is encoded as JSON unless it is bytes already; ``status`` None: the
+    endpoint's usual one.
+    """
 
     body: object = None
     status: int | None = None

@@ -44,9 +44,13 @@ class IdempotentRequests:
             return await endpoint.run(self._deps, call)
         place = (call.principal.user, call.key)
         if place in self._running:
-            raise ServerBusy("the first request under this key is still running", retry_after_seconds=1.0)
+            raise ServerBusy(
+                "the first request under this key is still running", retry_after_seconds=1.0
+            )
         now = timestamp(self._deps.clock.now())
-        act = CommandContext(call.principal.user, now, "", key=call.key, fingerprint=call.fingerprint)
+        act = CommandContext(
+            call.principal.user, now, "", key=call.key, fingerprint=call.fingerprint
+        )
         self._running.add(place)
         begun = asyncio.ensure_future(self._deps.store.begin(act))
         try:
@@ -60,17 +64,27 @@ class IdempotentRequests:
                 late.add_done_callback(self._late.discard)
             raise
         try:
-            return await self._once(endpoint, call, act) if earlier is None else _again(endpoint, earlier)
+            return (
+                await self._once(endpoint, call, act)
+                if earlier is None
+                else _again(endpoint, earlier)
+            )
         finally:
             self._running.discard(place)
 
-    async def _give_back(self, place: tuple[User, str], act: CommandContext, begun: asyncio.Future[str | None]) -> None:
+    async def _give_back(
+        self, place: tuple[User, str], act: CommandContext, begun: asyncio.Future[str | None]
+    ) -> None:
         """Release a key whose request timed out before the claim succeeded."""
         try:
             if await begun is None:
                 await self._deps.store.keep(act, None)
         except HoldfastError as error:
-            log.warning("a key that was taken too late may not be given back", key=act.key, error=error.message)
+            log.warning(
+                "a key that was taken too late may not be given back",
+                key=act.key,
+                error=error.message,
+            )
         finally:
             self._running.discard(place)
 
@@ -93,7 +107,9 @@ class IdempotentRequests:
             async with asyncio.timeout(KEEP_SECONDS):
                 await self._deps.store.keep(act, answer)
         except (HoldfastError, TimeoutError) as error:
-            log.warning("the answer to a keyed request could not be kept", key=act.key, error=repr(error))
+            log.warning(
+                "the answer to a keyed request could not be kept", key=act.key, error=repr(error)
+            )
 
 
 def _kept(endpoint: Endpoint, answer: Answer) -> str:
@@ -104,9 +120,15 @@ def _kept(endpoint: Endpoint, answer: Answer) -> str:
 
 def _again(endpoint: Endpoint, kept: str) -> Answer:
     if not kept:
-        told = "this was begun under this key and nobody knows how far it came: look, then ask under a new key"
+        told = (
+            "this was begun under this key and nobody knows how far it came: look, then ask under a"
+            " new key"
+        )
         raise KeyReused(told)
     if endpoint.secret:
-        told = "this was done under this key; its secret is shown once and not kept: remove what it made, ask anew"
+        told = (
+            "this was done under this key; its secret is shown once and not kept: remove what it"
+            " made, ask anew"
+        )
         raise KeyReused(told, answer=msgspec.json.decode(kept))
     return Answer(kept.encode(), headers={"Idempotency-Replayed": "true"})

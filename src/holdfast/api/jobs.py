@@ -68,7 +68,9 @@ class RetryJobs(RequestBody, frozen=True):
 
 
 class ReleaseJobs(RequestBody, frozen=True):
-    """What may pass the stream's failed head: by id, by type, or through a sequence; at least one of them."""
+    """What may pass the stream's failed head: by id, by type, or through a sequence; at
+    least one of them.
+    """
 
     stream: Word
     reason: _Reason
@@ -90,9 +92,11 @@ class TheseDead(RequestBody, frozen=True):
 
 
 class JobView(Struct, frozen=True):
-    """A job, or a dead letter (``dead_at``). ``payload`` is shown for a single job only.
+    """A job, or a dead letter (``dead_at``). ``payload`` is shown for a single job
+    only.
 
-    ``reasons`` are all it failed with, in order, the same in succession once: what made a job poison stands before it.
+    ``reasons`` are all it failed with, in order, the same in succession once: what made
+    a job poison stands before it.
     """
 
     seq: int
@@ -124,7 +128,9 @@ class JobList(Struct, frozen=True):
 
 
 class StreamView(Struct, frozen=True):
-    """A blocked stream: who blocks it, since when, how many wait, what was released past it."""
+    """A blocked stream: who blocks it, since when, how many wait, what was released
+    past it.
+    """
 
     stream: str
     head: int
@@ -285,12 +291,18 @@ async def list_job_acts(deps: ApiDeps, call: Call) -> Answer:
     asked: ActsQuery = call.query
     found = await call.in_time(deps.work.jobs.acts(asked.limit + 1, asked.before))
     page = found[: asked.limit]
-    views = [ActView(a.number, timestamp(a.at), a.verb, a.target, a.count, a.by, a.why) for a in page]
+    views = [
+        ActView(a.number, timestamp(a.at), a.verb, a.target, a.count, a.by, a.why) for a in page
+    ]
     return Answer(ActList(views, page[-1].number if len(found) > len(page) else None))
 
 
 async def _acted(
-    deps: ApiDeps, call: Call, verb: str, target: str, act: Callable[[WorkStore, str], Awaitable[int]]
+    deps: ApiDeps,
+    call: Call,
+    verb: str,
+    target: str,
+    act: Callable[[WorkStore, str], Awaitable[int]],
 ) -> Answer:
     """Record an act, then do it: a record without an effect is better than an effect
     without a record."""
@@ -309,27 +321,37 @@ async def retry_jobs(deps: ApiDeps, call: Call) -> Answer:
     body: RetryJobs = call.body
     target = _words(*body.seqs, "reset" if body.reset else "")
     return await _acted(
-        deps, call, "retry", target, lambda jobs, by: jobs.retry(body.seqs, reset=body.reset, by=by, why=body.reason)
+        deps,
+        call,
+        "retry",
+        target,
+        lambda jobs, by: jobs.retry(body.seqs, reset=body.reset, by=by, why=body.reason),
     )
 
 
 async def park_jobs(deps: ApiDeps, call: Call) -> Answer:
     body: TheseJobs = call.body
     target = _words(*body.seqs)
-    return await _acted(deps, call, "park", target, lambda jobs, by: jobs.park(body.seqs, by=by, why=body.reason))
+    return await _acted(
+        deps, call, "park", target, lambda jobs, by: jobs.park(body.seqs, by=by, why=body.reason)
+    )
 
 
 async def bury_jobs(deps: ApiDeps, call: Call) -> Answer:
     body: TheseJobs = call.body
     target = _words(*body.seqs)
-    return await _acted(deps, call, "bury", target, lambda jobs, by: jobs.bury(body.seqs, by=by, why=body.reason))
+    return await _acted(
+        deps, call, "bury", target, lambda jobs, by: jobs.bury(body.seqs, by=by, why=body.reason)
+    )
 
 
 async def release_jobs(deps: ApiDeps, call: Call) -> Answer:
     body: ReleaseJobs = call.body
     if not (body.seqs or body.type or body.through):
         raise InvalidMessage("say what is released: seqs, type or through", field="seqs")
-    target = _words(body.stream, *body.seqs, body.type, f"through {body.through}" if body.through else "")
+    target = _words(
+        body.stream, *body.seqs, body.type, f"through {body.through}" if body.through else ""
+    )
 
     async def release(jobs: WorkStore, by: str) -> int:
         return await jobs.release(
@@ -340,11 +362,20 @@ async def release_jobs(deps: ApiDeps, call: Call) -> Answer:
 
 
 def _dead(body: TheseDead) -> Query:
-    return Query(body.seqs, body.type, body.stream, _reason(body.failed_with), None, body.fingerprint)
+    return Query(
+        body.seqs, body.type, body.stream, _reason(body.failed_with), None, body.fingerprint
+    )
 
 
 def _dead_words(body: TheseDead) -> str:
-    return _words(*body.seqs, body.type, body.stream, body.failed_with, body.fingerprint, f"at most {body.limit}")
+    return _words(
+        *body.seqs,
+        body.type,
+        body.stream,
+        body.failed_with,
+        body.fingerprint,
+        f"at most {body.limit}",
+    )
 
 
 async def replay_jobs(deps: ApiDeps, call: Call) -> Answer:

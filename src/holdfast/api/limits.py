@@ -16,7 +16,14 @@ from holdfast.api.deps import ApiDeps
 from holdfast.api.endpoint import Answer, Call
 from holdfast.api.schemas import RequestBody, _Reason
 from holdfast.bounds import MIB
-from holdfast.errors import InvalidCheck, InvalidMessage, InvalidRule, NotFound, Refused, VersionConflict
+from holdfast.errors import (
+    InvalidCheck,
+    InvalidMessage,
+    InvalidRule,
+    NotFound,
+    Refused,
+    VersionConflict,
+)
 from holdfast.limits.admin import REASON_LENGTH_MAX, VERSION_MAX, ImportRequest
 from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX
 from holdfast.limits.entry_points import questions
@@ -56,7 +63,12 @@ _RULE = {
 }  # fmt: skip
 _SAID = {
     "reason": {"type": "string", "maxLength": REASON_LENGTH_MAX},
-    "idempotencyKey": {"type": ["string", "null"], "minLength": 1, "maxLength": ID_BYTES_MAX, "pattern": "^[!-~]+$"},
+    "idempotencyKey": {
+        "type": ["string", "null"],
+        "minLength": 1,
+        "maxLength": ID_BYTES_MAX,
+        "pattern": "^[!-~]+$",
+    },
 }
 _SEEN = {"expectedVersion": _VERSION}
 _NAME = {name: _RULE[name] for name in ("tenantID", "resource")}
@@ -70,12 +82,23 @@ def _described(required: Iterable[str], *properties: Mapping[str, Any]) -> Meta:
     """The schema of a rule body, for OpenAPI only: ``limits.rule_json`` and
     ``limits.admin`` validate it."""
     fields = {name: schema for part in properties for name, schema in part.items()}
-    return Meta(extra_json_schema={"properties": fields, "required": [*required], "additionalProperties": False})
+    return Meta(
+        extra_json_schema={
+            "properties": fields,
+            "required": [*required],
+            "additionalProperties": False,
+        }
+    )
 
 
 def _answered() -> Meta:
     """The schema of a rule in an answer; an unreadable rule is shown as stored."""
-    told = {"unreadable": {"type": "string", "description": "why this version cannot apply it, and what to do"}}
+    told = {
+        "unreadable": {
+            "type": "string",
+            "description": "why this version cannot apply it, and what to do",
+        }
+    }
     fields = {**{name: {} for name in _RULE}, **_NAME, **_KEPT, **told}
     shape = _described((*REQUIRED, *_KEPT), fields).extra_json_schema or {}
     readable = {"if": {"not": {"required": [*told]}}, "then": {"properties": _RULE}}
@@ -85,11 +108,15 @@ def _answered() -> Meta:
 RuleBody = Annotated[Mapping[str, Any], _answered()]
 NewRule = Annotated[Mapping[str, Any], _described(REQUIRED, _RULE, _SAID)]
 RuleUpdate = Annotated[Mapping[str, Any], _described((*_NAME, *_SEEN), _RULE, _SEEN, _SAID)]
-Rollback = Annotated[Mapping[str, Any], _described((*_NAME, "version"), _NAME, {"version": _VERSION}, _SEEN, _SAID)]
+Rollback = Annotated[
+    Mapping[str, Any], _described((*_NAME, "version"), _NAME, {"version": _VERSION}, _SEEN, _SAID)
+]
 _Subject = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": SUBJECT_LENGTH_MAX})]
 Amount = Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": LIMIT_MAX})]
 """For OpenAPI only; the limiter validates: 422 with the field and the reason."""
-_Place = Annotated[str, Meta(min_length=1, max_length=(TENANT_LENGTH_MAX + 1 + RESOURCE_LENGTH_MAX) * 4 // 3)]
+_Place = Annotated[
+    str, Meta(min_length=1, max_length=(TENANT_LENGTH_MAX + 1 + RESOURCE_LENGTH_MAX) * 4 // 3)
+]
 """Enough for the longest names."""
 
 
@@ -120,7 +147,9 @@ class ImportBody(RequestBody, frozen=True):
 
 
 class ImportAnswer(Struct, frozen=True):
-    """``digest`` and ``seq`` are of the rules now; ``changes`` are told by a dry run, which has no ``changeID``."""
+    """``digest`` and ``seq`` are of the rules now; ``changes`` are told by a dry run,
+    which has no ``changeID``.
+    """
 
     changeID: str
     digest: str
@@ -143,7 +172,9 @@ Resource = Annotated[str, Meta(min_length=1, max_length=RESOURCE_LENGTH_MAX)]
 
 
 class RulesQuery(RequestBody, frozen=True):
-    """One rule if both names are given, else a page; ``after`` is the ``next`` of the page before."""
+    """One rule if both names are given, else a page; ``after`` is the ``next`` of the
+    page before.
+    """
 
     tenantID: str | None = None
     resource: str | None = None
@@ -183,7 +214,9 @@ class CheckBody(RequestBody, frozen=True):
 
 
 class SubjectQuery(RequestBody, frozen=True):
-    """One subject of a resource, as checks name it; its rule may be the tenant's or that of all tenants."""
+    """One subject of a resource, as checks name it; its rule may be the tenant's or
+    that of all tenants.
+    """
 
     tenantID: Annotated[str, Meta(min_length=1, max_length=TENANT_LENGTH_MAX)]
     resource: Resource
@@ -220,7 +253,9 @@ class DecisionList(Struct, frozen=True):
 
 
 class HistoryEntry(Struct, frozen=True):
-    """One change: its place in the log, what was done, by whom, why, and the rule after it."""
+    """One change: its place in the log, what was done, by whom, why, and the rule after
+    it.
+    """
 
     seq: int
     version: int
@@ -252,10 +287,16 @@ def invalid_check(wrong: InvalidMessage) -> Refused:
 def invalid_rule(wrong: InvalidMessage) -> Refused:
     """The same for rules, whose errors list several fields."""
     field = wrong.details.get("field")
-    return InvalidRule(wrong.message, fields={field: wrong.message.removeprefix(f"{field} ")}) if field else wrong
+    return (
+        InvalidRule(wrong.message, fields={field: wrong.message.removeprefix(f"{field} ")})
+        if field
+        else wrong
+    )
 
 
-async def _changed(deps: ApiDeps, call: Call, doing: Awaitable[RuleChangeResult], status: int = 200) -> Answer:
+async def _changed(
+    deps: ApiDeps, call: Call, doing: Awaitable[RuleChangeResult], status: int = 200
+) -> Answer:
     """The rule after a change. After the deadline the outcome is unknown; a retry with
     the same key finds out."""
     try:
@@ -268,27 +309,41 @@ async def _changed(deps: ApiDeps, call: Call, doing: Awaitable[RuleChangeResult]
 
 def _conflict(error: VersionConflict) -> Answer:
     """Adds the design document's shape to ours: current version and rule at the top."""
-    detail = Error(error.code, error.message, retryable=False, outcome="rejected", details=error.details)
-    body = {"error": detail, "currentVersion": error.details["currentVersion"], "rule": error.details["rule"]}
+    detail = Error(
+        error.code, error.message, retryable=False, outcome="rejected", details=error.details
+    )
+    body = {
+        "error": detail,
+        "currentVersion": error.details["currentVersion"],
+        "rule": error.details["rule"],
+    }
     return Answer(body, 409)
 
 
 async def create_rule(deps: ApiDeps, call: Call) -> Answer:
-    return await _changed(deps, call, deps.limits.control.create(call.body, call.principal.user_id, call.key), 201)
+    return await _changed(
+        deps, call, deps.limits.control.create(call.body, call.principal.user_id, call.key), 201
+    )
 
 
 async def update_rule(deps: ApiDeps, call: Call) -> Answer:
-    return await _changed(deps, call, deps.limits.control.update(call.body, call.principal.user_id, call.key))
+    return await _changed(
+        deps, call, deps.limits.control.update(call.body, call.principal.user_id, call.key)
+    )
 
 
 async def delete_rule(deps: ApiDeps, call: Call) -> Answer:
     query: DeleteQuery = call.query
     body = {name: getattr(query, name) for name in query.__struct_fields__}
-    return await _changed(deps, call, deps.limits.control.delete(body, call.principal.user_id, call.key))
+    return await _changed(
+        deps, call, deps.limits.control.delete(body, call.principal.user_id, call.key)
+    )
 
 
 async def roll_back_rule(deps: ApiDeps, call: Call) -> Answer:
-    return await _changed(deps, call, deps.limits.control.roll_back(call.body, call.principal.user_id, call.key))
+    return await _changed(
+        deps, call, deps.limits.control.roll_back(call.body, call.principal.user_id, call.key)
+    )
 
 
 async def import_rules(deps: ApiDeps, call: Call) -> Answer:
@@ -301,7 +356,9 @@ async def import_rules(deps: ApiDeps, call: Call) -> Answer:
     counts = (result.created, result.updated, result.unchanged)
     changes = differences if body.dryRun else None
     headers = {"Idempotency-Replayed": "true"} if result.repeated else {}
-    return Answer(ImportAnswer(result.change_id, result.digest, result.seq, *counts, changes), headers=headers)
+    return Answer(
+        ImportAnswer(result.change_id, result.digest, result.seq, *counts, changes), headers=headers
+    )
 
 
 async def read_rules(deps: ApiDeps, call: Call) -> Answer:
@@ -315,7 +372,9 @@ async def read_rules(deps: ApiDeps, call: Call) -> Answer:
     rules = await call.in_time(control.page(query.tenantID, _place(query.after), query.limit + 1))
     shown = rules[: query.limit]
     more = len(rules) > query.limit
-    return Answer(RulePage([render(rule) for rule in shown], _told_place(shown[-1].name) if more else None))
+    return Answer(
+        RulePage([render(rule) for rule in shown], _told_place(shown[-1].name) if more else None)
+    )
 
 
 def _told_place(name: RuleName) -> str:
@@ -372,8 +431,17 @@ async def reset_limit(deps: ApiDeps, call: Call) -> Answer:
     body: ResetBody = call.body
     await _standing(deps, call, body)
     target = f"{body.tenantID}/{body.resource}/{body.subject}"
-    await record(deps, call, "limit.reset", target, body.reason, body.tenantID if body.tenantID != ANY else "")
-    await call.done_in_time(deps.limits.limiter.reset(Check(body.tenantID, body.resource, body.subject)))
+    await record(
+        deps,
+        call,
+        "limit.reset",
+        target,
+        body.reason,
+        body.tenantID if body.tenantID != ANY else "",
+    )
+    await call.done_in_time(
+        deps.limits.limiter.reset(Check(body.tenantID, body.resource, body.subject))
+    )
     return Answer(await _standing(deps, call, body))
 
 
@@ -395,11 +463,18 @@ async def check_limit(deps: ApiDeps, call: Call) -> Answer:
 async def _charge_more(deps: ApiDeps, call: Call, count: int) -> None:
     """Charge a call for all its checks but the first, charged before the body was
     read."""
-    asked = [question._replace(cost=count) for question in questions("check", call.principal.user)] if count else ()
+    asked = (
+        [question._replace(cost=count) for question in questions("check", call.principal.user)]
+        if count
+        else ()
+    )
     try:
         decisions = [await deps.limits.limiter.check(*question) for question in asked]
     except InvalidCheck as error:
-        text = f"{count + 1} checks in one call are more than check:tenant ever allows at once: ask fewer"
+        text = (
+            f"{count + 1} checks in one call are more than check:tenant ever allows at once: ask"
+            " fewer"
+        )
         raise InvalidCheck(text, field="checks") from error
     if refused := refusal(decisions):
         raise refused
@@ -415,7 +490,11 @@ async def check_limits(deps: ApiDeps, call: Call) -> Answer:
 
 async def renew_limit(deps: ApiDeps, call: Call) -> Answer:
     body: HoldBody = call.body
-    return Answer(await deps.limits.limiter.renew(Check(call.principal.tenant, body.resource, body.subject), body.hold))
+    return Answer(
+        await deps.limits.limiter.renew(
+            Check(call.principal.tenant, body.resource, body.subject), body.hold
+        )
+    )
 
 
 async def release_limit(deps: ApiDeps, call: Call) -> Answer:

@@ -26,7 +26,9 @@ async def list_messages(deps: ApiDeps, call: Call) -> Answer:
         raise InvalidMessage("give at most one of before, after and around")
     limit = min(query.limit or deps.pages.default_messages, deps.pages.max_messages)
     user = call.principal.user
-    chat = await deps.history.ask(lambda store: store.chat(call.path["chat_id"], user), call.deadline, user)
+    chat = await deps.history.ask(
+        lambda store: store.chat(call.path["chat_id"], user), call.deadline, user
+    )
     if query.around is not None:
         half = limit // 2
         older = await _before(deps, call, query.around, half) if half else None
@@ -42,14 +44,18 @@ async def _before(deps: ApiDeps, call: Call, before: int, limit: int) -> Page:
     """The read itself checks the membership again: it may end between two reads."""
     chat_id, user, pages = call.path["chat_id"], call.principal.user, deps.pages
     return await deps.history.ask(
-        lambda store: store.read_before(chat_id, before, limit, pages.max_bytes, user), call.deadline, user
+        lambda store: store.read_before(chat_id, before, limit, pages.max_bytes, user),
+        call.deadline,
+        user,
     )
 
 
 async def _after(deps: ApiDeps, call: Call, after: int, limit: int) -> Page:
     chat_id, user, pages = call.path["chat_id"], call.principal.user, deps.pages
     return await deps.history.ask(
-        lambda store: store.read_after(chat_id, after, limit, pages.max_bytes, user), call.deadline, user
+        lambda store: store.read_after(chat_id, after, limit, pages.max_bytes, user),
+        call.deadline,
+        user,
     )
 
 
@@ -73,7 +79,9 @@ def _page(chat: Chat, older: Page | None, newer: Page | None, place: int) -> Mes
 
 
 async def send_message(deps: ApiDeps, call: Call) -> Answer:
-    """The Idempotency-Key is the client_message_id: a retry gets the first answer, marked deduplicated."""
+    """The Idempotency-Key is the client_message_id: a retry gets the first answer,
+    marked deduplicated.
+    """
     body: NewMessage = call.body
     send = SendBody(call.key or "", call.path["chat_id"], body.content, body.content_type)
     if refusal := refusal_of_send(send, deps.content_bytes_max):
@@ -81,7 +89,9 @@ async def send_message(deps: ApiDeps, call: Call) -> Answer:
     outcome = await _submit(deps, call, send)
     if not isinstance(outcome, Acked):
         raise outcome
-    return Answer(acknowledgement(send.client_message_id, outcome), 200 if outcome.deduplicated else 201)
+    return Answer(
+        acknowledgement(send.client_message_id, outcome), 200 if outcome.deduplicated else 201
+    )
 
 
 async def _submit(deps: ApiDeps, call: Call, send: SendBody) -> Outcome:
@@ -109,7 +119,9 @@ def _sequence(call: Call) -> int:
 
 async def redact_message(deps: ApiDeps, call: Call) -> Answer:
     """The store decides by the role table: the sender, or an admin of the chat."""
-    return await commit(deps, call, Redact(act_of(deps, call), call.path["chat_id"], _sequence(call)))
+    return await commit(
+        deps, call, Redact(act_of(deps, call), call.path["chat_id"], _sequence(call))
+    )
 
 
 async def get_status(deps: ApiDeps, call: Call) -> Answer:
@@ -121,14 +133,20 @@ async def get_status(deps: ApiDeps, call: Call) -> Answer:
         raise NotFound("there is no such message")
     if message.sender_id != user.user_id:
         raise Forbidden("only its sender sees who has a message")
-    watermarks = await deps.history.ask(lambda store: store.watermarks(chat_id), call.deadline, call.principal.user)
-    members = await deps.history.ask(lambda store: store.members(chat_id), call.deadline, call.principal.user)
+    watermarks = await deps.history.ask(
+        lambda store: store.watermarks(chat_id), call.deadline, call.principal.user
+    )
+    members = await deps.history.ask(
+        lambda store: store.members(chat_id), call.deadline, call.principal.user
+    )
     others = {member.user_id for member in members} - {user.user_id}
     delivered, read = _reached(watermarks, others, sequence)
     return Answer(DeliveryStatus(chat_id, page.epoch, sequence, delivered, read))
 
 
-def _reached(watermarks: Iterable[Watermark], others: set[str], sequence: int) -> tuple[list[str], list[str]]:
+def _reached(
+    watermarks: Iterable[Watermark], others: set[str], sequence: int
+) -> tuple[list[str], list[str]]:
     """Who of ``others`` has ``sequence`` on a device, and who has read it."""
     theirs = [mark for mark in watermarks if mark.user.user_id in others]
     read = {mark.user.user_id for mark in theirs if mark.read >= sequence}

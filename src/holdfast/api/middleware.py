@@ -30,7 +30,9 @@ class Answered(NamedTuple):
     seconds: float
 
 
-def response_headers(response: Response, request: Request, request_id: str, *, legacy: bool) -> RawHeaders:
+def response_headers(
+    response: Response, request: Request, request_id: str, *, legacy: bool
+) -> RawHeaders:
     """The headers of an answer; headers that the endpoint set take precedence."""
     headers = [(b"x-request-id", request_id.encode())]
     if response.status not in NO_BODY:
@@ -38,7 +40,10 @@ def response_headers(response: Response, request: Request, request_id: str, *, l
     if response.body:
         headers.append((b"content-type", response.media_type.encode()))
     if response.headers:
-        own = [(name.lower().encode(), value.encode("latin-1")) for name, value in response.headers.items()]
+        own = [
+            (name.lower().encode(), value.encode("latin-1"))
+            for name, value in response.headers.items()
+        ]
         names = {name for name, _ in own}
         headers += own
         headers += [header for header in _SECURITY if header[0] not in names]

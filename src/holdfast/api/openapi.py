@@ -48,7 +48,10 @@ def error_statuses(endpoint: Endpoint) -> list[int]:
 
 def describe(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     """The whole document."""
-    types = [t for e in endpoints for t in (e.body, e.query, e.answer) if t is not None] + [ErrorBody, TooManyRequests]
+    types = [t for e in endpoints for t in (e.body, e.query, e.answer) if t is not None] + [
+        ErrorBody,
+        TooManyRequests,
+    ]
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
     schema_of = {id(t): schema for t, schema in zip(types, schemas, strict=True)}
     queries = {e.query.__name__ for e in endpoints if e.query is not None}
@@ -62,19 +65,29 @@ def describe(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
         "info": {
             "title": "Holdfast",
             "version": __version__,
-            "description": "Durable, ordered chats over REST. Live delivery is over the WebSocket at /v1/ws.",
+            "description": (
+                "Durable, ordered chats over REST. Live delivery is over the WebSocket at /v1/ws."
+            ),
         },
         "paths": paths,
         "components": {
-            "schemas": {name: schema for name, schema in components.items() if name not in queries - bodies},
+            "schemas": {
+                name: schema for name, schema in components.items() if name not in queries - bodies
+            },
             "securitySchemes": {
-                "bearer": {"type": "http", "scheme": "bearer", "description": "A user token (JWT) or an API key."}
+                "bearer": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "A user token (JWT) or an API key.",
+                }
             },
         },
     }
 
 
-def _operation(endpoint: Endpoint, schema_of: Mapping[int, Any], components: Mapping[str, Any]) -> dict[str, Any]:
+def _operation(
+    endpoint: Endpoint, schema_of: Mapping[int, Any], components: Mapping[str, Any]
+) -> dict[str, Any]:
     who = CALLERS[endpoint.caller] + (f" Scope: {endpoint.scope}." if endpoint.scope else "")
     operation: dict[str, Any] = {
         "operationId": endpoint.name,
@@ -95,17 +108,26 @@ def _parameters(endpoint: Endpoint, components: Mapping[str, Any]) -> list[dict[
     an_id = {"type": "string", "minLength": 1, "maxLength": 64, "pattern": "^[!-~]+$"}
     number = {"type": "integer", "minimum": 1, "maximum": 2**53 - 1}
     parameters = [
-        {"name": name, "in": "path", "required": True, "schema": number if name == "sequence" else an_id}
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "schema": number if name == "sequence" else an_id,
+        }
         for name in _BINDING.findall(endpoint.path)
     ]
     if endpoint.query is not None:
         shape = components[endpoint.query.__name__]
         for name, schema in shape["properties"].items():
             required = name in shape.get("required", ())
-            parameters.append({"name": name, "in": "query", "required": required, "schema": _not_null(schema)})
+            parameters.append(
+                {"name": name, "in": "query", "required": required, "schema": _not_null(schema)}
+            )
     if endpoint.key != "none":
         required = endpoint.key == "required"
-        parameters.append({"name": "Idempotency-Key", "in": "header", "required": required, "schema": an_id})
+        parameters.append(
+            {"name": "Idempotency-Key", "in": "header", "required": required, "schema": an_id}
+        )
     if endpoint.caller == "user":
         parameters.append({"name": "X-Act-As", "in": "header", "required": False, "schema": an_id})
     return parameters
@@ -124,7 +146,10 @@ def _responses(endpoint: Endpoint, schema_of: Mapping[int, Any]) -> dict[str, An
     for code, status in STATUS.items():
         codes.setdefault(status, []).append(code)
     responses: dict[str, Any] = {
-        str(status): {"description": " or ".join(codes[status]), "content": too_many if status == 429 else error}
+        str(status): {
+            "description": " or ".join(codes[status]),
+            "content": too_many if status == 429 else error,
+        }
         for status in error_statuses(endpoint)
     }
     schema = {"type": "string"} if endpoint.answer is None else schema_of[id(endpoint.answer)]

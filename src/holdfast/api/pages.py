@@ -30,7 +30,9 @@ class StaticPage:
     """A page built on first use, on a thread, because building it would block the
     loop."""
 
-    def __init__(self, media_type: str, make: Callable[[], bytes], headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, media_type: str, make: Callable[[], bytes], headers: Mapping[str, str] | None = None
+    ) -> None:
         self._media_type = media_type
         self._make = make
         self._headers = headers or {}

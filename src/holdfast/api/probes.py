@@ -23,7 +23,9 @@ async def get_live(deps: ApiDeps, call: Call) -> Answer:
 
 async def get_ready(deps: ApiDeps, call: Call) -> Answer:
     try:
-        readiness = await call.in_time(deps.recent_readiness.ask(deps.readiness, deps.clock.monotonic()))
+        readiness = await call.in_time(
+            deps.recent_readiness.ask(deps.readiness, deps.clock.monotonic())
+        )
     except Unavailable:
         return Answer(Health("not_ready"), 503, {"Retry-After": "1"})
     detail = readiness.dependencies if "status:read" in call.principal.scopes else None
@@ -43,5 +45,7 @@ async def get_metrics(deps: ApiDeps, call: Call) -> Answer:
 
 async def upgrade_needed(deps: ApiDeps, call: Call) -> Answer:
     """A plain HTTP request for the WebSocket's path."""
-    detail = Error("INVALID_MESSAGE", "this address speaks WebSocket (holdfast.v1): ask for an upgrade", False)
+    detail = Error(
+        "INVALID_MESSAGE", "this address speaks WebSocket (holdfast.v1): ask for an upgrade", False
+    )
     return Answer(ErrorBody(detail), 426, {"Upgrade": "websocket"})

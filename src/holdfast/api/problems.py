@@ -57,7 +57,11 @@ def said_of(text: str, shape: Any) -> tuple[str, str] | None:
 def _invalid(text: str, shape: Any, whole: str) -> InvalidMessage:
     if said := said_of(text, shape):
         field, words = said
-        return InvalidMessage(words, field=field) if field else InvalidMessage(f"{whole} {words.lstrip()}")
+        return (
+            InvalidMessage(words, field=field)
+            if field
+            else InvalidMessage(f"{whole} {words.lstrip()}")
+        )
     reason, place = _parts(text)
     words = f"{place or whole} is not valid: {reason}"
     return InvalidMessage(words, field=place) if place else InvalidMessage(words)
@@ -84,7 +88,14 @@ def _unknown(place: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
 
 def _short(place: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
     empty = match[2] == "1"
-    return place, f"{place} must not be empty" if empty else f"{place} must have at least {match[2]} {_unit(match[1])}"
+    return (
+        place,
+        (
+            f"{place} must not be empty"
+            if empty
+            else f"{place} must have at least {match[2]} {_unit(match[1])}"
+        ),
+    )
 
 
 def _long(place: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
@@ -110,7 +121,14 @@ def _kind(place: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
 
 def _choice(place: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
     choices = _choices(_at(shape, place))
-    return place, f"{place} must be one of {', '.join(choices)}" if choices else f"{place} cannot be {match[1]}"
+    return (
+        place,
+        (
+            f"{place} must be one of {', '.join(choices)}"
+            if choices
+            else f"{place} cannot be {match[1]}"
+        ),
+    )
 
 
 def _pattern(place: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
@@ -141,7 +159,9 @@ def _at(shape: Any, place: str) -> Any:
         if step.startswith("["):
             kind = getattr(kind, "item_type", None)
         else:
-            kind = next((f.type for f in getattr(kind, "fields", ()) if f.encode_name == step), None)
+            kind = next(
+                (f.type for f in getattr(kind, "fields", ()) if f.encode_name == step), None
+            )
     return _bare(kind)
 
 

@@ -33,19 +33,29 @@ def fields_of(shape: Any) -> str:
     if not isinstance(shape, type) or not issubclass(shape, msgspec.Struct):
         schema = msgspec.json.schema(shape)
         needed = schema.get("required", ())
-        return ", ".join(n if n in needed else f"{n}?" for n in schema.get("properties", ())) or "an object"
-    return ", ".join(f.name if f.required else f"{f.name}?" for f in msgspec.structs.fields(shape)) or "–"
+        return (
+            ", ".join(n if n in needed else f"{n}?" for n in schema.get("properties", ()))
+            or "an object"
+        )
+    return (
+        ", ".join(f.name if f.required else f"{f.name}?" for f in msgspec.structs.fields(shape))
+        or "–"
+    )
 
 
 def _facts(endpoint: Endpoint) -> dict[str, str]:
-    facts = {"Who": CALLERS[endpoint.caller] + (f" Scope: {endpoint.scope}." if endpoint.scope else "")}
+    facts = {
+        "Who": CALLERS[endpoint.caller] + (f" Scope: {endpoint.scope}." if endpoint.scope else "")
+    }
     if endpoint.query is not None:
         facts["Query"] = fields_of(endpoint.query)
     if endpoint.body is not None:
         facts["Body"] = fields_of(endpoint.body)
     if endpoint.key != "none":
         facts["Idempotency-Key"] = "required" if endpoint.key == "required" else "optional"
-    facts["Answer"] = f"{endpoint.status}: {fields_of(endpoint.answer) if endpoint.answer else 'text'}"
+    facts["Answer"] = (
+        f"{endpoint.status}: {fields_of(endpoint.answer) if endpoint.answer else 'text'}"
+    )
     for status, meaning in endpoint.also.items():
         facts[f"Also {status}"] = meaning
     return facts
@@ -57,7 +67,9 @@ def html_page(groups: Mapping[str, Sequence[Endpoint]]) -> bytes:
     for title, endpoints in groups.items():
         parts.append(f"<h2>{escape(title)}</h2>")
         for endpoint in endpoints:
-            facts = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in _facts(endpoint).items())
+            facts = "".join(
+                f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in _facts(endpoint).items()
+            )
             parts.append(
                 f"<article><h3>{escape(endpoint.summary)}</h3>"
                 f"<p><code>{endpoint.method} {escape(plain_path(endpoint))}</code></p>"
@@ -71,11 +83,18 @@ def markdown_page(groups: Mapping[str, Sequence[Endpoint]]) -> str:
     lines = [_INTRODUCTION, "", "| status | code | Retry-After |", "|---|---|---|"]
     for code, status in STATUS.items():
         wait = RETRY_AFTER_SECONDS.get(code)
-        lines.append(f"| {status} | {code} | {f'as the error says, else {wait} s' if wait else '–'} |")
+        lines.append(
+            f"| {status} | {code} | {f'as the error says, else {wait} s' if wait else '–'} |"
+        )
     for title, endpoints in groups.items():
         lines += ["", f"## {title}"]
         for endpoint in endpoints:
-            lines += ["", f"### `{endpoint.method} {plain_path(endpoint)}`", "", f"{endpoint.summary}. {endpoint.note}"]
+            lines += [
+                "",
+                f"### `{endpoint.method} {plain_path(endpoint)}`",
+                "",
+                f"{endpoint.summary}. {endpoint.note}",
+            ]
             lines += ["", *(f"- {name}: {value}" for name, value in _facts(endpoint).items())]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 

@@ -102,7 +102,9 @@ NOBODY = Principal("", "", frozenset(), "user")
 _INTEGER_DIGITS_MAX = len(str(SEQUENCE_MAX))
 
 
-async def receive(deps: ApiDeps, strangers: Strangers, endpoint: Endpoint, request: Request) -> Call:
+async def receive(
+    deps: ApiDeps, strangers: Strangers, endpoint: Endpoint, request: Request
+) -> Call:
     """Check a request and return its call; raise the first reason to refuse it."""
     try:
         request.require_single_headers()
@@ -120,7 +122,9 @@ async def receive(deps: ApiDeps, strangers: Strangers, endpoint: Endpoint, reque
     key = _key(endpoint, request)
     body = _fitting(endpoint, _body, endpoint.body, await _read(endpoint, request, deps.settings))
     fingerprint = _fingerprint(endpoint, path, body) if key else ""
-    deadline = deps.clock.monotonic() + (endpoint.deadline_seconds or deps.settings.request_seconds_max)
+    deadline = deps.clock.monotonic() + (
+        endpoint.deadline_seconds or deps.settings.request_seconds_max
+    )
     return Call(principal, path, query, body, key, fingerprint, deps.clock, deadline)
 
 
@@ -167,7 +171,9 @@ def require_caller(principal: Principal, endpoint: Endpoint) -> None:
         require_scope(principal, endpoint.scope)
 
 
-def _identified(deps: ApiDeps, strangers: Strangers, endpoint: Endpoint, request: Request) -> Principal:
+def _identified(
+    deps: ApiDeps, strangers: Strangers, endpoint: Endpoint, request: Request
+) -> Principal:
     """The principal, with failures counted by address.
 
     An endpoint open to anybody ignores a bad credential.
@@ -176,7 +182,11 @@ def _identified(deps: ApiDeps, strangers: Strangers, endpoint: Endpoint, request
         principal = identify(deps, request)
     except (Refused, Unavailable) as refusal:
         address, open_to_anybody = address_of(request, deps), endpoint.caller == "anybody"
-        if isinstance(refusal, Unauthorized) and b"authorization" in request.headers and not open_to_anybody:
+        if (
+            isinstance(refusal, Unauthorized)
+            and b"authorization" in request.headers
+            and not open_to_anybody
+        ):
             strangers.failed_login(address)
         else:
             strangers.asked(address, request.path)
@@ -186,17 +196,23 @@ def _identified(deps: ApiDeps, strangers: Strangers, endpoint: Endpoint, request
     return principal
 
 
-async def _ask_limits(deps: ApiDeps, endpoint: Endpoint, request: Request, principal: Principal) -> None:
+async def _ask_limits(
+    deps: ApiDeps, endpoint: Endpoint, request: Request, principal: Principal
+) -> None:
     """RateLimited by the caller's rules, before it is known whether they may call this.
 
     A refusal costs work too, so it counts. An allowed check of another service's
     subject gets no RateLimit headers about the caller: its answer is about the subject.
     """
     if endpoint.scope == "limits:check" and principal.kind == "tenant_key":
-        decisions = [await deps.limits.limiter.check(*check) for check in questions("check", principal.user)]
+        decisions = [
+            await deps.limits.limiter.check(*check) for check in questions("check", principal.user)
+        ]
     else:
         entrance: EntryPoint = "admin" if principal.kind == "admin_key" else "rest"
-        decisions = await deps.limits.entrances.decide(entrance, principal.user, address_of(request, deps))
+        decisions = await deps.limits.entrances.decide(
+            entrance, principal.user, address_of(request, deps)
+        )
         request.decisions = decisions
     if refused := refusal(decisions):
         request.decisions = decisions
@@ -227,12 +243,16 @@ def _key(endpoint: Endpoint, request: Request) -> str | None:
     if key is None:
         if endpoint.key == "required":
             raise InvalidMessage(
-                "the header Idempotency-Key is missing: a new one for each message, the same one for a retry",
+                "the header Idempotency-Key is missing: a new one for each message, the same one"
+                " for a retry",
                 field="Idempotency-Key",
             )
         return None
     if endpoint.key == "none":
-        told = "this request takes no Idempotency-Key: it does what it does each time, or keeps nothing at all"
+        told = (
+            "this request takes no Idempotency-Key: it does what it does each time, or keeps"
+            " nothing at all"
+        )
         raise InvalidMessage(told, field="Idempotency-Key")
     if problem := check_id(key, "Idempotency-Key"):
         raise InvalidMessage(problem, field="Idempotency-Key")
@@ -250,10 +270,16 @@ def _integers(shape: type[Struct]) -> frozenset[str]:
     description = inspect.type_info(shape)
     assert isinstance(description, inspect.StructType)
     choices = {f.name: getattr(f.type, "types", (f.type,)) for f in description.fields}
-    return frozenset(name for name, types in choices.items() if any(isinstance(t, inspect.IntType) for t in types))
+    return frozenset(
+        name
+        for name, types in choices.items()
+        if any(isinstance(t, inspect.IntType) for t in types)
+    )
 
 
-def _fitting(endpoint: Endpoint, read: Callable[[Any, Any], Any], shape: type | None, given: bytes) -> Any:
+def _fitting(
+    endpoint: Endpoint, read: Callable[[Any, Any], Any], shape: type | None, given: bytes
+) -> Any:
     try:
         return read(shape, given)
     except InvalidMessage as wrong:
@@ -267,7 +293,9 @@ def _query(shape: type[Struct] | None, written: bytes) -> Any:
     """
     if shape is None:
         if written:
-            first = unquote_plus(written.partition(b"&")[0].partition(b"=")[0][:64].decode("latin-1"))
+            first = unquote_plus(
+                written.partition(b"&")[0].partition(b"=")[0][:64].decode("latin-1")
+            )
             raise InvalidMessage("this request takes no query parameters", field=first)
         return None
     given: dict[str, str] = {}
@@ -276,7 +304,9 @@ def _query(shape: type[Struct] | None, written: bytes) -> Any:
             raise InvalidMessage(f"{name[:64]} was given twice; give it once", field=name[:64])
         plain = value.isascii() and value.isdigit() and len(value) <= _INTEGER_DIGITS_MAX
         if name in _integers(shape) and not plain:
-            raise InvalidMessage(f"{name} must be a whole number from 0 to {SEQUENCE_MAX}, in digits", field=name)
+            raise InvalidMessage(
+                f"{name} must be a whole number from 0 to {SEQUENCE_MAX}, in digits", field=name
+            )
         given[name] = value
     try:
         return msgspec.convert(given, shape, strict=False)
@@ -286,7 +316,9 @@ def _query(shape: type[Struct] | None, written: bytes) -> Any:
 
 def _parameters(written: bytes) -> list[tuple[str, str]]:
     try:
-        return parse_qsl(written.decode("latin-1"), keep_blank_values=True, max_num_fields=PARAMETERS_MAX)
+        return parse_qsl(
+            written.decode("latin-1"), keep_blank_values=True, max_num_fields=PARAMETERS_MAX
+        )
     except ValueError:
         raise InvalidMessage(f"a query may have at most {PARAMETERS_MAX} parameters") from None
 
@@ -297,9 +329,15 @@ async def _read(endpoint: Endpoint, request: Request, settings: ApiSettings) -> 
     A body that the endpoint does not take is refused, not ignored.
     """
     headers = request.headers
-    if endpoint.body is None and headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers:
+    if (
+        endpoint.body is None
+        and headers.get(b"content-length", b"0") == b"0"
+        and b"transfer-encoding" not in headers
+    ):
         return b""
-    data = await _whole_body(request, endpoint.body_bytes_max or settings.body_bytes_max, settings.body_seconds_max)
+    data = await _whole_body(
+        request, endpoint.body_bytes_max or settings.body_bytes_max, settings.body_seconds_max
+    )
     if endpoint.body is None and data:
         raise InvalidMessage("this request takes no body")
     if endpoint.body is not None:

@@ -35,7 +35,12 @@ STATUS = {
 }
 """Error code to status; documented in docs/reference/rest.md."""
 
-RETRY_AFTER_SECONDS = {"RATE_LIMITED": 1, "SERVER_BUSY": 1, "SERVICE_UNAVAILABLE": 1, "CHAT_HALTED": 30}
+RETRY_AFTER_SECONDS = {
+    "RATE_LIMITED": 1,
+    "SERVER_BUSY": 1,
+    "SERVICE_UNAVAILABLE": 1,
+    "CHAT_HALTED": 30,
+}
 """The Retry-After of an error that has none."""
 
 _encoder = msgspec.json.Encoder()
@@ -76,6 +81,10 @@ def respond_error(
     if error.code == "UNAUTHORIZED":
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, RateLimited):
-        body = TooManyRequests(detail, PROBLEM, PROBLEM_TITLE, STATUS[error.code], error.message, violated)
+        body = TooManyRequests(
+            detail, PROBLEM, PROBLEM_TITLE, STATUS[error.code], error.message, violated
+        )
         return Response(STATUS[error.code], _encoder.encode(body), PROBLEM_TYPE, headers)
-    return Response(status or STATUS[error.code], _encoder.encode(ErrorBody(detail)), headers=headers)
+    return Response(
+        status or STATUS[error.code], _encoder.encode(ErrorBody(detail)), headers=headers
+    )

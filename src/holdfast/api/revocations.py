@@ -39,9 +39,11 @@ _FIELDS: Mapping[RevocationKind, tuple[frozenset[str], frozenset[str]]] = {
 
 
 class NewRevocation(RequestBody, frozen=True):
-    """token: ``token``, or its ``jti``. user: tokens issued before ``issued_before`` (left out: all up to now). device:
-    such tokens, shown by ``device_id``. ban: every token. mute: every send, and what else puts something before others.
-    tenant: such tokens of every user of ``tenant``, which must be named; elsewhere ``tenant`` left out is ``default``.
+    """token: ``token``, or its ``jti``. user: tokens issued before ``issued_before``
+    (left out: all up to now). device: such tokens, shown by ``device_id``. ban: every
+    token. mute: every send, and what else puts something before others. tenant: such
+    tokens of every user of ``tenant``, which must be named; elsewhere ``tenant`` left
+    out is ``default``.
     """
 
     kind: RevocationKind
@@ -51,11 +53,15 @@ class NewRevocation(RequestBody, frozen=True):
     device_id: Id | None = None
     token: Annotated[str, Meta(min_length=1, max_length=TOKEN_BYTES_MAX)] | None = None
     jti: Id | None = None
-    issued_before: Annotated[str, Meta(max_length=40, description="RFC 3339, with its time zone.")] | None = None
+    issued_before: (
+        Annotated[str, Meta(max_length=40, description="RFC 3339, with its time zone.")] | None
+    ) = None
 
 
 class RevocationsQuery(RequestBody, frozen=True):
-    """``after`` is the ``next`` of the page before; the others leave out what is of another kind, tenant or user."""
+    """``after`` is the ``next`` of the page before; the others leave out what is of
+    another kind, tenant or user.
+    """
 
     after: Position = 0
     limit: Annotated[int, Meta(ge=1, le=500)] = 100
@@ -74,7 +80,9 @@ class Disconnect(RequestBody, frozen=True):
 
 
 class RevocationView(Struct, frozen=True):
-    """``token_id``: a token's jti, or a digest of one without. ``ends_at`` null: it must be lifted."""
+    """``token_id``: a token's jti, or a digest of one without. ``ends_at`` null: it
+    must be lifted.
+    """
 
     number: int
     kind: RevocationKind
@@ -114,7 +122,11 @@ async def list_revocations(deps: ApiDeps, call: Call) -> Answer:
 
     found = deps.revocations.page(query.after, query.limit + 1, fits)
     shown = found[: query.limit]
-    return Answer(RevocationPage([_view(e) for e in shown], shown[-1].number if len(found) > query.limit else None))
+    return Answer(
+        RevocationPage(
+            [_view(e) for e in shown], shown[-1].number if len(found) > query.limit else None
+        )
+    )
 
 
 async def add_revocation(deps: ApiDeps, call: Call) -> Answer:
@@ -131,7 +143,9 @@ async def add_revocation(deps: ApiDeps, call: Call) -> Answer:
 async def lift_revocation(deps: ApiDeps, call: Call) -> Answer:
     query: Why = call.query
     entry = deps.revocations.find(call.path["number"])
-    await record(deps, call, "revocation.lift", _target(entry), query.reason, details=_details(entry))
+    await record(
+        deps, call, "revocation.lift", _target(entry), query.reason, details=_details(entry)
+    )
     lifted = await call.done_in_time(deps.revocations.remove(entry.number))
     log.info("access.revocation_lifted", kind=lifted.kind, number=lifted.number)
     return Answer(_view(lifted))
@@ -150,7 +164,9 @@ def _entry(deps: ApiDeps, body: NewRevocation) -> Revocation:
     """The entry that a request asks for; InvalidMessage names a wrong field."""
     needed, taken = _FIELDS[body.kind]
     given = {
-        name for name in ("tenant", "user_id", "device_id", "token", "jti", "issued_before") if getattr(body, name)
+        name
+        for name in ("tenant", "user_id", "device_id", "token", "jti", "issued_before")
+        if getattr(body, name)
     }
     if missing := sorted(needed - given):
         raise InvalidMessage(f"{body.kind} needs {missing[0]}", field=missing[0])
@@ -167,11 +183,15 @@ def _entry(deps: ApiDeps, body: NewRevocation) -> Revocation:
                 return Revocation("token", tenant, "", body.jti, 0, made_at, now + longest)
             shown = _shown(deps, body)
             ends_at = max(now, shown.issued_at) + longest
-            return Revocation("token", shown.tenant, shown.user_id, shown.token_id, 0, made_at, ends_at)
+            return Revocation(
+                "token", shown.tenant, shown.user_id, shown.token_id, 0, made_at, ends_at
+            )
         case "user" | "device" | "tenant":
             before = _moment(body.issued_before, now)
             ends_at = max(before, now) + longest
-            return Revocation(body.kind, tenant, user_id, body.device_id or "", before, made_at, ends_at)
+            return Revocation(
+                body.kind, tenant, user_id, body.device_id or "", before, made_at, ends_at
+            )
         case "ban" | "mute":
             return Revocation(body.kind, tenant, user_id, "", 0, made_at, None)
 
@@ -202,10 +222,13 @@ def _moment(text: str | None, now: float) -> float:
     except ValueError:
         at = None
     if at is None or at.tzinfo is None:
-        raise InvalidMessage("issued_before is a moment such as 2026-01-31T12:00:00Z", field="issued_before")
+        raise InvalidMessage(
+            "issued_before is a moment such as 2026-01-31T12:00:00Z", field="issued_before"
+        )
     if at.timestamp() > now + AHEAD_SECONDS_MAX:
         raise InvalidMessage(
-            f"issued_before is more than {AHEAD_SECONDS_MAX:.0f} s ahead; to keep a user out, ban them",
+            f"issued_before is more than {AHEAD_SECONDS_MAX:.0f} s ahead; to keep a user out, ban"
+            " them",
             field="issued_before",
         )
     return at.timestamp()
@@ -220,7 +243,9 @@ def _target(entry: Revocation) -> str:
 
 
 def _details(entry: Revocation) -> str:
-    return msgspec.json.encode({"kind": entry.kind, "issued_before": _time(entry.issued_before)}).decode()
+    return msgspec.json.encode(
+        {"kind": entry.kind, "issued_before": _time(entry.issued_before)}
+    ).decode()
 
 
 def _view(entry: Revocation) -> RevocationView:

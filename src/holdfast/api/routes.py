@@ -479,4 +479,13 @@ GROUPS: Mapping[str, Sequence[Endpoint]] = {
     "Webhooks": WEBHOOKS,
     "Probes": PROBES,
 }
-ENDPOINTS: Sequence[Endpoint] = (*CHATS, *MESSAGES, *ADMIN, *CUT_OFF, *RULES, *JOBS, *WEBHOOKS, *PROBES)
+ENDPOINTS: Sequence[Endpoint] = (
+    *CHATS,
+    *MESSAGES,
+    *ADMIN,
+    *CUT_OFF,
+    *RULES,
+    *JOBS,
+    *WEBHOOKS,
+    *PROBES,
+)

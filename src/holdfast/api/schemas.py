@@ -14,13 +14,25 @@ from msgspec import Meta, Struct, field
 from holdfast.access.keys import KeyKind
 from holdfast.access.principal import KeyScope, UserScope
 from holdfast.access.tokens import CHATS_MAX
-from holdfast.message import ID_BYTES_MAX, SEQUENCE_MAX, Ban, Chat, ChatKind, Member, Message, Mute, Role
+from holdfast.message import (
+    ID_BYTES_MAX,
+    SEQUENCE_MAX,
+    Ban,
+    Chat,
+    ChatKind,
+    Member,
+    Message,
+    Mute,
+    Role,
+)
 from holdfast.store.contract import AuditRecord, ChatSummary
 from holdfast.wire.frames import Error
 
 Id = Annotated[str, Meta(min_length=1, max_length=ID_BYTES_MAX, pattern="^[!-~]+$")]
 Name = Annotated[str, Meta(description="At most durability.chats.name_characters_max characters.")]
-_Reason = Annotated[str, Meta(min_length=1, max_length=500, description="Why; it goes into the audit log.")]
+_Reason = Annotated[
+    str, Meta(min_length=1, max_length=500, description="Why; it goes into the audit log.")
+]
 SequenceNumber = Annotated[int, Meta(ge=1, le=SEQUENCE_MAX)]
 Position = Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
 
@@ -35,7 +47,8 @@ class NewChat(RequestBody, frozen=True):
     kind: ChatKind = "group"
     name: Name = ""
     members: Annotated[
-        list[Id], Meta(description="With the creator at most durability.chats.members_at_creation_max.")
+        list[Id],
+        Meta(description="With the creator at most durability.chats.members_at_creation_max."),
     ] = []
 
 
@@ -69,16 +82,22 @@ class NewMessage(RequestBody, frozen=True):
 
 
 class NewToken(RequestBody, frozen=True):
-    """``scopes`` left out: access.tokens.default_scopes. ``chats`` left out: all chats of the user."""
+    """``scopes`` left out: access.tokens.default_scopes. ``chats`` left out: all chats
+    of the user.
+    """
 
     user_id: Id
-    ttl_seconds: Annotated[int, Meta(ge=1, description="At most access.tokens.ttl_seconds_max.")] = 3600
+    ttl_seconds: Annotated[
+        int, Meta(ge=1, description="At most access.tokens.ttl_seconds_max.")
+    ] = 3600
     scopes: Annotated[list[UserScope], Meta(max_length=20)] | None = None
     chats: Annotated[list[Id], Meta(max_length=CHATS_MAX)] | None = None
 
 
 class NewKey(RequestBody, frozen=True):
-    """``scopes`` left out: all that the kind can carry (for an admin key: all that yours carries)."""
+    """``scopes`` left out: all that the kind can carry (for an admin key: all that
+    yours carries).
+    """
 
     kind: KeyKind
     label: Annotated[str, Meta(min_length=1, max_length=100)]
@@ -110,7 +129,9 @@ class RetainFrom(RequestBody, frozen=True):
 
 
 class ErasePerson(RequestBody, frozen=True):
-    """Ask again with ``after`` set to the answer's ``through`` until it is ``done``; from 0 does no harm."""
+    """Ask again with ``after`` set to the answer's ``through`` until it is ``done``;
+    from 0 does no harm.
+    """
 
     user_id: Id
     reason: _Reason
@@ -126,9 +147,11 @@ class ChatsQuery(RequestBody, frozen=True):
 
 
 class MessagesQuery(RequestBody, frozen=True):
-    """At most one of ``before``, ``after`` and ``around``; none of them: the newest messages.
+    """At most one of ``before``, ``after`` and ``around``; none of them: the newest
+    messages.
 
-    ``limit``: left out, ``gateway.pages.default_messages``; a page has at most ``gateway.pages.max_messages``.
+    ``limit``: left out, ``gateway.pages.default_messages``; a page has at most
+    ``gateway.pages.max_messages``.
     """
 
     before: SequenceNumber | None = None
@@ -158,7 +181,9 @@ class ChatDetail(Struct, frozen=True):
 
 
 class ChangeAnswer(Struct, frozen=True):
-    """The chat after the change, and the event that tells its members of it, if there is one."""
+    """The chat after the change, and the event that tells its members of it, if there
+    is one.
+    """
 
     chat: Chat
     event: Message | None
@@ -176,7 +201,9 @@ class BanList(Struct, frozen=True):
 
 
 class MessagePage(Struct, frozen=True):
-    """Messages in ascending order. A copy of the chat with another ``epoch`` must be dropped and read anew."""
+    """Messages in ascending order. A copy of the chat with another ``epoch`` must be
+    dropped and read anew.
+    """
 
     chat_id: str
     epoch: int
@@ -187,7 +214,9 @@ class MessagePage(Struct, frozen=True):
 
 
 class DeliveryStatus(Struct, frozen=True):
-    """Which of the other members have the message on at least one device, and which have read it."""
+    """Which of the other members have the message on at least one device, and which
+    have read it.
+    """
 
     chat_id: str
     epoch: int
@@ -241,9 +270,11 @@ class Health(Struct, frozen=True, omit_defaults=True):
 
 
 class TooManyRequests(Struct, frozen=True, omit_defaults=True):
-    """429: the error, and the same as a problem (RFC 9457, with the type of the IETF's draft on RateLimit headers).
+    """429: the error, and the same as a problem (RFC 9457, with the type of the IETF's
+    draft on RateLimit headers).
 
-    ``violated-policies`` are the rules that refused, as ``RateLimit-Policy`` names them; none where no rule did.
+    ``violated-policies`` are the rules that refused, as ``RateLimit-Policy`` names
+    them; none where no rule did.
     """
 
     error: Error

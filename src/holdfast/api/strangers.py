@@ -41,7 +41,9 @@ class Strangers:
     def __init__(self, settings: ApiSettings, clock: Clock, proxies: Collection[Network]) -> None:
         per_minute = settings.unauthenticated_per_minute
         text = "too many requests without a credential from this address"
-        self._requests = AddressLimit("unauthenticated", text, per_minute, settings.unauthenticated_burst, clock)
+        self._requests = AddressLimit(
+            "unauthenticated", text, per_minute, settings.unauthenticated_burst, clock
+        )
         failures = settings.failed_logins_per_minute
         text = "too many failed logins from this address"
         self._failed_logins = AddressLimit("failed-logins", text, failures, failures, clock)

@@ -31,8 +31,10 @@ class NewEndpoint(RequestBody, frozen=True):
 
 
 class EndpointView(Struct, frozen=True):
-    """``secret`` is shown once, when the endpoint is made. ``waiting``: its jobs that are not done, which are parked
-    while it is disabled; null where the jobs were not asked for or do not answer."""
+    """``secret`` is shown once, when the endpoint is made. ``waiting``: its jobs that
+    are not done, which are parked while it is disabled; null where the jobs were not
+    asked for or do not answer.
+    """
 
     endpoint_id: str
     tenant: str
@@ -66,10 +68,14 @@ async def _named(deps: ApiDeps, call: Call) -> WebhookEndpoint:
 async def list_webhooks(deps: ApiDeps, call: Call) -> Answer:
     found = await call.in_time(deps.work.webhooks.endpoints.all())
     try:
-        waiting = await call.in_time(deps.work.jobs.waiting([endpoint.endpoint_id for endpoint in found]))
+        waiting = await call.in_time(
+            deps.work.jobs.waiting([endpoint.endpoint_id for endpoint in found])
+        )
     except (Unavailable, OutcomeUnknown):
         return Answer(EndpointList([_view(endpoint) for endpoint in found]))
-    return Answer(EndpointList([_counted(_view(each), waiting.get(each.endpoint_id)) for each in found]))
+    return Answer(
+        EndpointList([_counted(_view(each), waiting.get(each.endpoint_id)) for each in found])
+    )
 
 
 def _counted(view: EndpointView, waiting: WaitingJobs | None) -> EndpointView:
@@ -83,17 +89,29 @@ async def create_webhook(deps: ApiDeps, call: Call) -> Answer:
     plane = deps.work.webhooks
     check_url(body.url, private_allowed=plane.private_allowed)
     if not plane.begun():
-        raise Unavailable("the store of jobs has been away since the start: an endpoint would miss what comes now")
+        raise Unavailable(
+            "the store of jobs has been away since the start: an endpoint would miss what comes now"
+        )
     secret, at = new_secret(secrets.token_bytes(SECRET_BYTES)), timestamp(deps.clock.now())
-    endpoint = WebhookEndpoint(deps.ids.new("ep_"), body.tenant, body.url, secret, body.description, at)
-    await record(deps, call, "webhook.add", f"{endpoint.endpoint_id} {endpoint.tenant} {endpoint.url}", body.reason)
+    endpoint = WebhookEndpoint(
+        deps.ids.new("ep_"), body.tenant, body.url, secret, body.description, at
+    )
+    await record(
+        deps,
+        call,
+        "webhook.add",
+        f"{endpoint.endpoint_id} {endpoint.tenant} {endpoint.url}",
+        body.reason,
+    )
     await call.done_in_time(plane.endpoints.add(endpoint))
     return Answer(_view(endpoint, secret))
 
 
 async def delete_webhook(deps: ApiDeps, call: Call) -> Answer:
     endpoint = await _named(deps, call)
-    await record(deps, call, "webhook.remove", f"{endpoint.endpoint_id} {endpoint.url}", call.query.reason)
+    await record(
+        deps, call, "webhook.remove", f"{endpoint.endpoint_id} {endpoint.url}", call.query.reason
+    )
     await call.done_in_time(deps.work.webhooks.endpoints.remove(endpoint.endpoint_id))
     return Answer(_view(endpoint))
 
@@ -109,17 +127,23 @@ async def disable_webhook(deps: ApiDeps, call: Call) -> Answer:
     endpoint = await _named(deps, call)
     why, at = call.body.reason, timestamp(deps.clock.now())
     await record(deps, call, "webhook.disable", endpoint.endpoint_id, why)
-    await call.done_in_time(deps.work.webhooks.endpoints.disable(endpoint.endpoint_id, f"by an operator: {why}", at))
+    await call.done_in_time(
+        deps.work.webhooks.endpoints.disable(endpoint.endpoint_id, f"by an operator: {why}", at)
+    )
     return Answer(_view(await _named(deps, call)))
 
 
 async def check_webhook(deps: ApiDeps, call: Call) -> Answer:
     endpoint = await _named(deps, call)
     if endpoint.disabled:
-        raise InvalidMessage(f"{endpoint.endpoint_id} is disabled: enable it first, a test would be parked")
+        raise InvalidMessage(
+            f"{endpoint.endpoint_id} is disabled: enable it first, a test would be parked"
+        )
     await record(deps, call, "webhook.test", endpoint.endpoint_id, call.body.reason)
     at = timestamp(deps.clock.now())
-    jobs = deps.work.jobs.enqueue([draft_of(DeliveryNotice(endpoint.endpoint_id, endpoint.tenant, at))])
+    jobs = deps.work.jobs.enqueue(
+        [draft_of(DeliveryNotice(endpoint.endpoint_id, endpoint.tenant, at))]
+    )
     return Answer(Count(len(await call.done_in_time(jobs))))
 
 

@@ -20,7 +20,9 @@ from holdfast.errors import HoldfastError, InvalidMessage, NotFound
 
 chat = group("Talk, and look after chats.")
 
-ChatArgument = Annotated[str, typer.Argument(metavar="CHAT", help="A chat's id, or its title if only one has it.")]
+ChatArgument = Annotated[
+    str, typer.Argument(metavar="CHAT", help="A chat's id, or its title if only one has it.")
+]
 SEND_TRIES = 4
 
 
@@ -35,12 +37,14 @@ class RoleChoice(StrEnum):
 def list_chats(
     reach: CliContext,
     hot: Annotated[
-        bool, typer.Option("--hot", help="The busiest of all, with their messages in the last minute.")
+        bool,
+        typer.Option("--hot", help="The busiest of all, with their messages in the last minute."),
     ] = False,
     user: UserOption = None,
     tenant: TenantOption = "default",
 ) -> None:
-    """List a user's chats, newest activity first; or, for an operator, the chats that are hot.
+    """List a user's chats, newest activity first; or, for an operator, the chats that
+    are hot.
 
     Examples:
 
@@ -72,8 +76,12 @@ def list_chats(
 def create(
     reach: CliContext,
     name: Annotated[str, typer.Option("--name", "-n", help="The chat's name.")] = "",
-    members: Annotated[list[str] | None, typer.Option("--member", "-m", help="Somebody to add; repeatable.")] = None,
-    direct: Annotated[str | None, typer.Option("--direct", help="A chat of two with this user.")] = None,
+    members: Annotated[
+        list[str] | None, typer.Option("--member", "-m", help="Somebody to add; repeatable.")
+    ] = None,
+    direct: Annotated[
+        str | None, typer.Option("--direct", help="A chat of two with this user.")
+    ] = None,
     user: UserOption = None,
     tenant: TenantOption = "default",
 ) -> None:
@@ -86,8 +94,14 @@ def create(
       holdfast chat create --user alice --direct bob
     """
     if direct and (name or members):
-        raise InvalidMessage("a direct chat has no name and no further members: give --direct alone")
-    body = {"kind": "direct", "members": [direct]} if direct else {"name": name, "members": members or []}
+        raise InvalidMessage(
+            "a direct chat has no name and no further members: give --direct alone"
+        )
+    body = (
+        {"kind": "direct", "members": [direct]}
+        if direct
+        else {"name": name, "members": members or []}
+    )
     made = reach.as_user(user, tenant).post("/v1/chats", body=body)["chat"]
     output.told(reach, made, made["chat_id"])
 
@@ -112,7 +126,11 @@ def invite(
     rest = reach.as_user(user, tenant)
     body = {"user_id": who, "role": role.value}
     changed = rest.post("/v1/chats", _chat_id(rest, chat_name), "members", body=body)
-    output.told(reach, changed, f"{who} is now {role.value} of {changed['chat']['name'] or changed['chat']['chat_id']}")
+    output.told(
+        reach,
+        changed,
+        f"{who} is now {role.value} of {changed['chat']['name'] or changed['chat']['chat_id']}",
+    )
 
 
 @chat.command("open")
@@ -120,15 +138,18 @@ def invite(
 def open_chat(
     reach: CliContext,
     chat_name: ChatArgument,
-    history: Annotated[int, typer.Option(min=0, max=500, help="How many earlier messages to show.")] = 20,
+    history: Annotated[
+        int, typer.Option(min=0, max=500, help="How many earlier messages to show.")
+    ] = 20,
     user: UserOption = None,
     tenant: TenantOption = "default",
 ) -> None:
     """Talk: shows what was said and what comes, sends what you type. Ctrl+D leaves.
 
-    Survives the server being killed and restarted: what you type meanwhile waits on disk (shown dim, with …) and
-    is marked ✓ when the server has it. A terminal opens a chat, by its id, without a server too. Input may be a
-    pipe: then it ends when every line has arrived. Only this chat counts as delivered to you here, no other.
+    Survives the server being killed and restarted: what you type meanwhile waits on
+    disk (shown dim, with …) and is marked ✓ when the server has it. A terminal opens a
+    chat, by its id, without a server too. Input may be a pipe: then it ends when every
+    line has arrived. Only this chat counts as delivered to you here, no other.
 
     Examples:
 
@@ -158,7 +179,9 @@ def send(
     chat_name: ChatArgument,
     text: Annotated[str, typer.Argument(help='What to say; "-" reads it from stdin.')],
     markdown: Annotated[bool, typer.Option("--markdown", help="The text is Markdown.")] = False,
-    key: Annotated[str | None, typer.Option(help="The idempotency key; repeat it to be sure of sending once.")] = None,
+    key: Annotated[
+        str | None, typer.Option(help="The idempotency key; repeat it to be sure of sending once.")
+    ] = None,
     user: UserOption = None,
     tenant: TenantOption = "default",
 ) -> None:
@@ -201,12 +224,18 @@ def history(
     if before is not None and after is not None:
         raise InvalidMessage("give --before or --after, not both")
     rest = reach.as_user(user, tenant)
-    page = rest.get("/v1/chats", _chat_id(rest, chat_name), "messages", limit=limit, before=before, after=after)
+    page = rest.get(
+        "/v1/chats", _chat_id(rest, chat_name), "messages", limit=limit, before=before, after=after
+    )
     if reach.as_json:
         output.as_json(page)
         return
     if page["has_older"]:
-        output.line(f"… more before {page['messages'][0]['sequence']}" if page["messages"] else "… more before")
+        output.line(
+            f"… more before {page['messages'][0]['sequence']}"
+            if page["messages"]
+            else "… more before"
+        )
     if not page["messages"]:
         output.line("No messages here yet.")
     for message in page["messages"]:
@@ -217,7 +246,9 @@ def history(
 
 @chat.command()
 @remote_command
-def inspect(reach: CliContext, chat_id: Annotated[str, typer.Argument(metavar="CHAT", help="A chat's id.")]) -> None:
+def inspect(
+    reach: CliContext, chat_id: Annotated[str, typer.Argument(metavar="CHAT", help="A chat's id.")]
+) -> None:
     """Show a chat's numbering: counter, head, count, gaps, epoch, halt. For operators.
 
     Example:
@@ -248,7 +279,9 @@ def inspect(reach: CliContext, chat_id: Annotated[str, typer.Argument(metavar="C
 
 @chat.command()
 @remote_command
-def halt(reach: CliContext, chat_id: Annotated[str, typer.Argument(metavar="CHAT")], reason: ReasonOption) -> None:
+def halt(
+    reach: CliContext, chat_id: Annotated[str, typer.Argument(metavar="CHAT")], reason: ReasonOption
+) -> None:
     """Refuse every send to a chat until it is recovered. For operators.
 
     Example:
@@ -257,13 +290,18 @@ def halt(reach: CliContext, chat_id: Annotated[str, typer.Argument(metavar="CHAT
       holdfast chat halt chat_01J9ZK… --reason "duplicate sequence seen"
     """
     changed = reach.as_operator().post("/admin/chats", chat_id, "halt", body={"reason": reason})
-    output.told(reach, changed, f"{chat_id} is halted: sends are refused until `holdfast chat recover`")
+    output.told(
+        reach, changed, f"{chat_id} is halted: sends are refused until `holdfast chat recover`"
+    )
 
 
 @chat.command()
 @remote_command
-def recover(reach: CliContext, chat_id: Annotated[str, typer.Argument(metavar="CHAT")], reason: ReasonOption) -> None:
-    """Repair a chat's numbering and let it go on; its clients read it anew. For operators.
+def recover(
+    reach: CliContext, chat_id: Annotated[str, typer.Argument(metavar="CHAT")], reason: ReasonOption
+) -> None:
+    """Repair a chat's numbering and let it go on; its clients read it anew. For
+    operators.
 
     Example:
 
@@ -271,18 +309,27 @@ def recover(reach: CliContext, chat_id: Annotated[str, typer.Argument(metavar="C
       holdfast chat recover chat_01J9ZK… --reason "counter was missing"
     """
     changed = reach.as_operator().post("/admin/chats", chat_id, "recover", body={"reason": reason})
-    output.told(reach, changed, f"{chat_id} goes on in epoch {changed['chat']['epoch']} at {changed['chat']['head']}")
+    output.told(
+        reach,
+        changed,
+        f"{chat_id} goes on in epoch {changed['chat']['epoch']} at {changed['chat']['head']}",
+    )
 
 
 def _ranges(gaps: list[list[int]]) -> str:
-    return ", ".join(f"{first}–{last}" if first != last else f"{first}" for first, last in gaps) or "none"
+    return (
+        ", ".join(f"{first}–{last}" if first != last else f"{first}" for first, last in gaps)
+        or "none"
+    )
 
 
 def _list_hot(reach: CliContext) -> None:
     status = reach.as_operator().get("/admin/status")
     busiest = _busiest(status["hot_chats"])
     found = [{"chat_id": chat_id, "messages_per_minute": count} for chat_id, count in busiest]
-    empty = f"No chat had more than {status['hot_messages_per_minute']} messages in the last minute."
+    empty = (
+        f"No chat had more than {status['hot_messages_per_minute']} messages in the last minute."
+    )
     output.listed(reach, found, ("chat", "messages in the last minute"), busiest, empty=empty)
 
 
@@ -313,7 +360,9 @@ def _chat_id(rest: RestClient, name: str) -> str:
     if not found:
         raise NotFound(f"you have no chat titled {name!r}: see `holdfast chat ls`")
     if len(found) > 1:
-        raise InvalidMessage(f"{len(found)} of your chats are titled {name!r}: use an id, {' or '.join(found)}")
+        raise InvalidMessage(
+            f"{len(found)} of your chats are titled {name!r}: use an id, {' or '.join(found)}"
+        )
     return str(found[0])
 
 

@@ -23,21 +23,28 @@ if TYPE_CHECKING:
 def conformance(
     reach: CliContext,
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- COMMAND…]", help="The program that drives your client.")
+        list[str] | None,
+        typer.Argument(metavar="[-- COMMAND…]", help="The program that drives your client."),
     ] = None,
     scenario: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Run only this one; may be given several times.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Run only this one; may be given several times."),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the scenarios and run none.")] = False,
     patience_seconds: Annotated[
-        float, typer.Option("--patience", min=1, max=600, help="How long to wait for what a client must do.")
+        float,
+        typer.Option(
+            "--patience", min=1, max=600, help="How long to wait for what a client must do."
+        ),
     ] = 30,
 ) -> None:
-    """See whether a client of yours survives every failure that the protocol allows; exit code 0 only if it does.
+    """See whether a client of yours survives every failure that the protocol allows;
+    exit code 0 only if it does.
 
-    Your program drives the client under test: it reads commands from its standard input and writes events to its
-    standard output, one JSON object a line. The suite is the server, on a loopback port of its own; each scenario
-    starts the program again, with an empty state file. docs/guides/client-conformance.md has the lines and the
+    Your program drives the client under test: it reads commands from its standard input
+    and writes events to its standard output, one JSON object a line. The suite is the
+    server, on a loopback port of its own; each scenario starts the program again, with
+    an empty state file. docs/guides/client-conformance.md has the lines and the
     scenarios; examples/conformance has the program of the Python client.
 
     Examples:
@@ -55,13 +62,20 @@ def conformance(
         output.listed(reach, found, ("scenario", "what"), chosen.items(), empty="")
         return
     if not command:
-        raise InvalidMessage("name the program that drives your client: holdfast conformance -- node driver.js")
+        raise InvalidMessage(
+            "name the program that drives your client: holdfast conformance -- node driver.js"
+        )
     if shutil.which(command[0]) is None:
-        raise BadSetting(f"there is no program {command[0]!r} to start: check the path and that it is executable")
+        raise BadSetting(
+            f"there is no program {command[0]!r} to start: check the path and that it is executable"
+        )
 
     def on_result(result: Result) -> None:
         if not reach.as_json:
-            output.line(f"{'ok    ' if result.passed else 'FAILED'} {result.scenario}  ({result.seconds:.1f} s)")
+            output.line(
+                f"{'ok    ' if result.passed else 'FAILED'} {result.scenario} "
+                f" ({result.seconds:.1f} s)"
+            )
             for text in (result.why, *result.log):
                 if text:
                     output.line(f"         {text}")
@@ -83,7 +97,9 @@ def _chosen(names: Sequence[str] | None) -> dict[str, str]:
     known = {name_of(each): (each.__doc__ or "").strip().splitlines()[0] for each in SCENARIOS}
     unknown = [name for name in names or () if name not in known]
     if unknown:
-        raise InvalidMessage(f"there is no scenario {', '.join(unknown)}; holdfast conformance --list names them all")
+        raise InvalidMessage(
+            f"there is no scenario {', '.join(unknown)}; holdfast conformance --list names them all"
+        )
     return {name: known[name] for name in names or known}
 
 

@@ -34,7 +34,9 @@ SERVER = "The server and you"
 
 Url = Annotated[
     str | None,
-    typer.Option("--url", envvar="HOLDFAST_URL", rich_help_panel=SERVER, help="The server's address."),
+    typer.Option(
+        "--url", envvar="HOLDFAST_URL", rich_help_panel=SERVER, help="The server's address."
+    ),
 ]
 StateDir = Annotated[
     Path | None,
@@ -60,7 +62,9 @@ CredentialFile = Annotated[
 ]  # fmt: skip
 Config = Annotated[
     Path | None,
-    typer.Option("-c", "--config", envvar="HOLDFAST_CONFIG", rich_help_panel=SERVER, help="A settings file."),
+    typer.Option(
+        "-c", "--config", envvar="HOLDFAST_CONFIG", rich_help_panel=SERVER, help="A settings file."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", rich_help_panel=SERVER, help="Print JSON.")]
 
@@ -73,8 +77,8 @@ ASKED = "asked for on the command line"
 _BANNED_HINT = " (an operator lifts it with `holdfast unban`)"
 _TOKEN_HINT = " (make a token with `holdfast token --user NAME`)"
 _KEY_HINT = (
-    " (if no admin key works any more: stop the server, then `holdfast key create admin --label LABEL` there, "
-    "without --url and --token and their variables)"
+    " (if no admin key works any more: stop the server, then `holdfast key create admin --label"
+    " LABEL` there, without --url and --token and their variables)"
 )
 
 
@@ -94,14 +98,18 @@ class CliContext:
         if self.token_file is None:
             return self
         if self.token:
-            raise InvalidMessage("give --token or --token-file (HOLDFAST_TOKEN or HOLDFAST_TOKEN_FILE), not both")
+            raise InvalidMessage(
+                "give --token or --token-file (HOLDFAST_TOKEN or HOLDFAST_TOKEN_FILE), not both"
+            )
         try:
             with self.token_file.expanduser().open() as file:
                 token = file.read(CREDENTIAL_BYTES_MAX).strip()
         except OSError as error:
             raise InvalidMessage(f"{self.token_file} cannot be read: {error.strerror}") from error
         if not token or any(c.isspace() for c in token):
-            raise InvalidMessage(f"{self.token_file} holds no token: one line is expected, with nothing else in it")
+            raise InvalidMessage(
+                f"{self.token_file} holds no token: one line is expected, with nothing else in it"
+            )
         return replace(self, token=token, token_file=None)
 
     @property
@@ -111,7 +119,10 @@ class CliContext:
             return self.url
         if self._configures("SERVER"):
             return settings_of(self.config).server.url
-        host, port = os.environ.get("HOLDFAST_HOST", "127.0.0.1"), os.environ.get("HOLDFAST_PORT", "8080")
+        host, port = (
+            os.environ.get("HOLDFAST_HOST", "127.0.0.1"),
+            os.environ.get("HOLDFAST_PORT", "8080"),
+        )
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     @property
@@ -140,7 +151,12 @@ class CliContext:
         return self.state_path
 
     def mint(
-        self, user: str, tenant: str, hours: float, scopes: Collection[str] = (), chats: Collection[str] = ()
+        self,
+        user: str,
+        tenant: str,
+        hours: float,
+        scopes: Collection[str] = (),
+        chats: Collection[str] = (),
     ) -> str:
         """A token for ``user``, signed with the secret in the state directory.
 
@@ -163,12 +179,14 @@ class CliContext:
             subject = claims_of(self.token).sub
             if user and user != subject:
                 raise InvalidMessage(
-                    f"the token speaks for {subject or 'no user'}, not for {user}: give one of the two"
+                    f"the token speaks for {subject or 'no user'}, not for {user}: give one of"
+                    " the two"
                 )
             return self.token
         if not user:
             raise InvalidMessage(
-                "say who you are: --user alice (uses the state directory's secret) or --token-file FILE"
+                "say who you are: --user alice (uses the state directory's secret) or --token-file"
+                " FILE"
             )
         return self.mint(user, tenant, TOKEN_HOURS)
 
@@ -182,11 +200,17 @@ class CliContext:
         """The server's token settings; the defaults if none are configured."""
         from holdfast.access.tokens import TokenSettings
 
-        return settings_of(self.config).access.tokens if self._configures("ACCESS") else TokenSettings()
+        return (
+            settings_of(self.config).access.tokens
+            if self._configures("ACCESS")
+            else TokenSettings()
+        )
 
     def _configures(self, group: str) -> bool:
         """Whether anything may configure ``group``: loading all settings is slow."""
-        return self.config is not None or any(name.startswith(f"HOLDFAST_{group}__") for name in os.environ)
+        return self.config is not None or any(
+            name.startswith(f"HOLDFAST_{group}__") for name in os.environ
+        )
 
     def _secrets(self) -> Secrets:
         from holdfast.access.secrets import read_secrets
@@ -221,10 +245,14 @@ def remote_command(function: Callable[..., None]) -> Callable[..., None]:
 
 def local_command(function: Callable[..., None]) -> Callable[..., None]:
     """As ``remote_command``, for a command that contacts no server."""
-    return _with_options(function, {name: option for name, option in _SHARED.items() if name not in _REMOTE})
+    return _with_options(
+        function, {name: option for name, option in _SHARED.items() if name not in _REMOTE}
+    )
 
 
-def _with_options(function: Callable[..., None], shared: Mapping[str, tuple[Any, Any]]) -> Callable[..., None]:
+def _with_options(
+    function: Callable[..., None], shared: Mapping[str, tuple[Any, Any]]
+) -> Callable[..., None]:
     @functools.wraps(function)
     def command(ctx: typer.Context, **given: Any) -> None:
         outer = ctx.obj if isinstance(ctx.obj, CliContext) else CliContext()
@@ -235,12 +263,18 @@ def _with_options(function: Callable[..., None], shared: Mapping[str, tuple[Any,
 
     own = list(inspect.signature(function).parameters.values())[1:]
     hints = get_type_hints(function, include_extras=True)
-    context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    context = inspect.Parameter(
+        "ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
+    )
     added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
         for name, (kind, default) in shared.items()
     ]
-    parameters = [context, *(p.replace(annotation=hints[p.name], kind=p.KEYWORD_ONLY) for p in own), *added]
+    parameters = [
+        context,
+        *(p.replace(annotation=hints[p.name], kind=p.KEYWORD_ONLY) for p in own),
+        *added,
+    ]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     del command.__wrapped__
@@ -261,7 +295,8 @@ def told(as_json: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except BrokenPipeError:
-        # The reader of our output has left. Without this, Python reports it again on exit.
+        # The reader of our output has left. Without this, Python reports it again on
+        # exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(1) from None
 

@@ -8,7 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli import output
-from holdfast.cli.context import ASKED, CliContext, ReasonOption, TenantOption, local_command, remote_command
+from holdfast.cli.context import (
+    ASKED,
+    CliContext,
+    ReasonOption,
+    TenantOption,
+    local_command,
+    remote_command,
+)
 from holdfast.cli.groups import group
 from holdfast.errors import InvalidMessage, NotFound
 
@@ -17,7 +24,10 @@ revoke = group("Make tokens worthless: one, a user's, a device's, a tenant's.")
 UserArgument = Annotated[str, typer.Argument(metavar="USER", help="A user's id.")]
 ChatOption = Annotated[str | None, typer.Option("--chat", help="In this chat (its id) only.")]
 BeforeOption = Annotated[
-    str | None, typer.Option("--before", help="Tokens issued before this moment, such as 2026-01-31T12:00:00Z.")
+    str | None,
+    typer.Option(
+        "--before", help="Tokens issued before this moment, such as 2026-01-31T12:00:00Z."
+    ),
 ]
 PAGE = 500
 
@@ -27,11 +37,16 @@ PAGE = 500
 def revoke_token(
     reach: CliContext,
     jti: Annotated[str | None, typer.Option("--jti", help="The token's id.")] = None,
-    file: Annotated[typer.FileText | None, typer.Option("--file", help="A file with the token; - is stdin.")] = None,
-    tenant: Annotated[str | None, typer.Option("--tenant", help="The tenant of a --jti.  [default: default]")] = None,
+    file: Annotated[
+        typer.FileText | None, typer.Option("--file", help="A file with the token; - is stdin.")
+    ] = None,
+    tenant: Annotated[
+        str | None, typer.Option("--tenant", help="The tenant of a --jti.  [default: default]")
+    ] = None,
     reason: ReasonOption = ASKED,
 ) -> None:
-    """Revoke one token, by its id (the claim jti) or by itself. A token is a secret: it is read from a file or stdin.
+    """Revoke one token, by its id (the claim jti) or by itself. A token is a secret: it
+    is read from a file or stdin.
 
     Examples:
 
@@ -41,7 +56,12 @@ def revoke_token(
     """
     if (jti is None) is (file is None):
         raise InvalidMessage("give the token's id with --jti, or a file that holds it with --file")
-    body = {"kind": "token", "jti": jti, "token": file.read().strip() if file else None, "tenant": tenant}
+    body = {
+        "kind": "token",
+        "jti": jti,
+        "token": file.read().strip() if file else None,
+        "tenant": tenant,
+    }
     made = _add(reach, body, reason)
     _said(reach, made, f"token {made['token_id']} is revoked")
 
@@ -55,7 +75,8 @@ def revoke_user(
     before: BeforeOption = None,
     reason: ReasonOption = ASKED,
 ) -> None:
-    """Revoke every token that a user has. New ones are good: to keep the user out, see `holdfast ban`.
+    """Revoke every token that a user has. New ones are good: to keep the user out, see
+    `holdfast ban`.
 
     Examples:
 
@@ -65,7 +86,11 @@ def revoke_user(
     """
     body = {"kind": "user", "user_id": user, "tenant": tenant, "issued_before": before}
     made = _add(reach, body, reason)
-    _said(reach, made, f"tokens of {user} ({tenant}) issued before {made['issued_before']} are revoked")
+    _said(
+        reach,
+        made,
+        f"tokens of {user} ({tenant}) issued before {made['issued_before']} are revoked",
+    )
 
 
 @revoke.command("device")
@@ -78,16 +103,24 @@ def revoke_device(
     before: BeforeOption = None,
     reason: ReasonOption = ASKED,
 ) -> None:
-    """Refuse the tokens a user has when this device shows them, until it shows a new one.
+    """Refuse the tokens a user has when this device shows them, until it shows a new
+    one.
 
-    A device names itself: whoever holds the token can give another name. Of a stolen device revoke the user's tokens.
+    A device names itself: whoever holds the token can give another name. Of a stolen
+    device revoke the user's tokens.
 
     Example:
 
     \b
       holdfast revoke device alice alices-phone
     """
-    body = {"kind": "device", "user_id": user, "device_id": device, "tenant": tenant, "issued_before": before}
+    body = {
+        "kind": "device",
+        "user_id": user,
+        "device_id": device,
+        "tenant": tenant,
+        "issued_before": before,
+    }
     made = _add(reach, body, reason)
     _said(reach, made, f"device {device} of {user} ({tenant}) is cut off until it has a new token")
 
@@ -100,7 +133,8 @@ def revoke_tenant(
     before: BeforeOption = None,
     reason: ReasonOption = ASKED,
 ) -> None:
-    """Revoke every token that the users of a tenant have, whoever made it. New ones are good.
+    """Revoke every token that the users of a tenant have, whoever made it. New ones are
+    good.
 
     For when a tenant key got out: revoke the key first, or new tokens are made with it.
 
@@ -111,7 +145,11 @@ def revoke_tenant(
       holdfast revoke tenant acme --before 2026-01-31T12:00:00Z
     """
     made = _add(reach, {"kind": "tenant", "tenant": tenant, "issued_before": before}, reason)
-    _said(reach, made, f"tokens of the tenant {tenant} issued before {made['issued_before']} are revoked")
+    _said(
+        reach,
+        made,
+        f"tokens of the tenant {tenant} issued before {made['issued_before']} are revoked",
+    )
 
 
 @revoke.command("ls")
@@ -121,7 +159,8 @@ def list_revocations(
     tenant: Annotated[str | None, typer.Option("--tenant", help="Of this tenant only.")] = None,
     user: Annotated[str | None, typer.Option("--user", "-u", help="Of this user only.")] = None,
 ) -> None:
-    """List who is cut off: tokens, users, devices and tenants, and users banned or muted in a whole tenant.
+    """List who is cut off: tokens, users, devices and tenants, and users banned or
+    muted in a whole tenant.
 
     Example:
 
@@ -164,10 +203,11 @@ def undo_revocation(
 @revoke.command("reset")
 @local_command
 def reset_revocations(reach: CliContext, reason: ReasonOption = ASKED) -> None:
-    """Begin again without revocations where their file, access.db, is lost: nobody is cut off then.
+    """Begin again without revocations where their file, access.db, is lost: nobody is
+    cut off then.
 
-    On the state directory of a stopped server.
-    A server that has had revocations does not start without the file: put it back if you can.
+    On the state directory of a stopped server. A server that has had revocations does
+    not start without the file: put it back if you can.
 
     Example:
 
@@ -177,7 +217,11 @@ def reset_revocations(reach: CliContext, reason: ReasonOption = ASKED) -> None:
     from holdfast.node.revocations_file import reset_revocations
 
     reset_revocations(reach.state_path, reason)
-    output.told(reach, {"reset": True}, "nobody is cut off by revocations, bans and mutes of tenants any more")
+    output.told(
+        reach,
+        {"reset": True},
+        "nobody is cut off by revocations, bans and mutes of tenants any more",
+    )
 
 
 @remote_command
@@ -185,10 +229,11 @@ def ban(
     reach: CliContext, user: UserArgument, chat: ChatOption = None, tenant: TenantOption = "default",
     reason: ReasonOption = ASKED,
 ) -> None:  # fmt: skip
-    """Keep a user out: of one chat, or of the whole tenant. Undo it with `holdfast unban`.
+    """Keep a user out: of one chat, or of the whole tenant. Undo it with
+    `holdfast unban`.
 
-    In a chat: removed, and nobody can add them; its owners cannot lift it. In the tenant: every token is refused, new
-    ones too.
+    In a chat: removed, and nobody can add them; its owners cannot lift it. In the
+    tenant: every token is refused, new ones too.
 
     Examples:
 
@@ -219,7 +264,8 @@ def mute(
     reach: CliContext, user: UserArgument, chat: ChatOption = None, tenant: TenantOption = "default",
     reason: ReasonOption = ASKED,
 ) -> None:  # fmt: skip
-    """Let a user read and not send: in one chat, or in the whole tenant. Undo it with `holdfast unmute`.
+    """Let a user read and not send: in one chat, or in the whole tenant. Undo it with
+    `holdfast unmute`.
 
     They rename no chat and add nobody either; in the tenant they also create no chat.
 
@@ -251,27 +297,39 @@ def unmute(
 def disconnect(
     reach: CliContext,
     user: UserArgument,
-    device: Annotated[str | None, typer.Option("--device", help="This device's connections only.")] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="This device's connections only.")
+    ] = None,
     tenant: TenantOption = "default",
     reason: ReasonOption = ASKED,
 ) -> None:
-    """Close a user's connections now. They may come back at once; to keep them out, revoke or ban first.
+    """Close a user's connections now. They may come back at once; to keep them out,
+    revoke or ban first.
 
     Example:
 
     \b
       holdfast disconnect alice --device alices-phone
     """
-    body = {"user_id": user, "tenant": tenant, "reason": reason, **({"device_id": device} if device else {})}
+    body = {
+        "user_id": user,
+        "tenant": tenant,
+        "reason": reason,
+        **({"device_id": device} if device else {}),
+    }
     answer = reach.as_operator().post("/admin/disconnect", body=body)
     closed, what = answer["closed"], f"device {device} of {user}" if device else user
     none = f"nobody matched: {what} ({tenant}) has no connection"
-    output.told(reach, answer, f"{closed} connections of {what} ({tenant}) are closed" if closed else none)
+    output.told(
+        reach, answer, f"{closed} connections of {what} ({tenant}) are closed" if closed else none
+    )
 
 
 def _add(reach: CliContext, body: Mapping[str, Any], reason: str) -> dict[str, Any]:
     given = {name: value for name, value in body.items() if value is not None}
-    made: dict[str, Any] = reach.as_operator().post("/admin/revocations", body={**given, "reason": reason})
+    made: dict[str, Any] = reach.as_operator().post(
+        "/admin/revocations", body={**given, "reason": reason}
+    )
     return made
 
 
@@ -279,26 +337,40 @@ def _said(reach: CliContext, made: Mapping[str, Any], sentence: str) -> None:
     output.told(reach, made, f"{sentence}; undo it with: holdfast revoke undo {made['number']}")
 
 
-def _restrict(reach: CliContext, kind: str, user: str, chat: str | None, tenant: str, reason: str) -> None:
+def _restrict(
+    reach: CliContext, kind: str, user: str, chat: str | None, tenant: str, reason: str
+) -> None:
     done = "banned" if kind == "ban" else "muted"
     if chat is None:
         made = _add(reach, {"kind": kind, "user_id": user, "tenant": tenant}, reason)
-        output.told(reach, made, f"{user} is {done} in the tenant {tenant} until `holdfast un{kind} {user}`")
+        output.told(
+            reach, made, f"{user} is {done} in the tenant {tenant} until `holdfast un{kind} {user}`"
+        )
         return
-    changed = reach.as_operator().post("/admin/chats", chat, kind, body={"user_id": user, "reason": reason})
-    output.told(reach, changed, f"{user} is {done} in {chat} until `holdfast un{kind} {user} --chat {chat}`")
+    changed = reach.as_operator().post(
+        "/admin/chats", chat, kind, body={"user_id": user, "reason": reason}
+    )
+    output.told(
+        reach, changed, f"{user} is {done} in {chat} until `holdfast un{kind} {user} --chat {chat}`"
+    )
 
 
-def _lift(reach: CliContext, kind: str, user: str, chat: str | None, tenant: str, reason: str) -> None:
+def _lift(
+    reach: CliContext, kind: str, user: str, chat: str | None, tenant: str, reason: str
+) -> None:
     done = "banned" if kind == "ban" else "muted"
     if chat is not None:
-        changed = reach.as_operator().post("/admin/chats", chat, f"un{kind}", body={"user_id": user, "reason": reason})
+        changed = reach.as_operator().post(
+            "/admin/chats", chat, f"un{kind}", body={"user_id": user, "reason": reason}
+        )
         output.told(reach, changed, f"{user} is no longer {done} in {chat}")
         return
     found = _all(reach, kind=kind, tenant=tenant, user_id=user)
     if not found:
         raise NotFound(f"{user} is not {done} in the tenant {tenant}: nothing was changed")
-    lifted = reach.as_operator().delete("/admin/revocations", str(found[0]["number"]), reason=reason)
+    lifted = reach.as_operator().delete(
+        "/admin/revocations", str(found[0]["number"]), reason=reason
+    )
     output.told(reach, lifted, f"{user} is no longer {done} in the tenant {tenant}")
 
 

@@ -16,7 +16,9 @@ Help and documentation have the name only.
 
 class _Group(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return super().get_command(ctx, cmd_name) or super().get_command(ctx, _ALIASES.get(cmd_name, cmd_name))
+        return super().get_command(ctx, cmd_name) or super().get_command(
+            ctx, _ALIASES.get(cmd_name, cmd_name)
+        )
 
 
 def group(about: str) -> typer.Typer:

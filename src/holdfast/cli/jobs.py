@@ -19,7 +19,9 @@ jobs = group("Jobs that wait, failed or died.")
 LimitOption = Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")]
 TypeOption = Annotated[str | None, typer.Option("--type", help="Only this job type.")]
 StreamOption = Annotated[str | None, typer.Option("--stream", help="Only this stream.")]
-FailedOption = Annotated[str | None, typer.Option("--failed-with", help="Only this failure reason, e.g. throttled.")]
+FailedOption = Annotated[
+    str | None, typer.Option("--failed-with", help="Only this failure reason, e.g. throttled.")
+]
 DISCARDED_PER_SECOND = 1000
 _Told = Callable[[int, int | None], None]
 """Called after each step with the number of jobs done, and the total if known."""
@@ -63,7 +65,9 @@ def list_jobs(
 
 @jobs.command("show")
 @remote_command
-def show_job(reach: CliContext, job: Annotated[int, typer.Argument(help="A job's number.")]) -> None:
+def show_job(
+    reach: CliContext, job: Annotated[int, typer.Argument(help="A job's number.")]
+) -> None:
     """Show one job or dead letter with its payload and the trace of its last failure.
 
     Example:
@@ -72,13 +76,16 @@ def show_job(reach: CliContext, job: Annotated[int, typer.Argument(help="A job's
       holdfast jobs show 4711
     """
     found = reach.as_operator().get("/admin/jobs", str(job))
-    output.described(reach, found, {name: value for name, value in found.items() if value not in (None, "")})
+    output.described(
+        reach, found, {name: value for name, value in found.items() if value not in (None, "")}
+    )
 
 
 @jobs.command("stats")
 @remote_command
 def job_stats(reach: CliContext) -> None:
-    """Count jobs by state, reason and attempt; exit code 1 if there are poison candidates.
+    """Count jobs by state, reason and attempt; exit code 1 if there are poison
+    candidates.
 
     Example:
 
@@ -135,7 +142,9 @@ def open_breakers(reach: CliContext) -> None:
 @remote_command
 def list_acts(
     reach: CliContext,
-    before: Annotated[int | None, typer.Option(min=1, help="Those before this number: the next page.")] = None,
+    before: Annotated[
+        int | None, typer.Option(min=1, help="Those before this number: the next page.")
+    ] = None,
     limit: LimitOption = 100,
 ) -> None:
     """List what operators did to jobs, newest first: who, what, why and to how many.
@@ -154,7 +163,10 @@ def _show_acts(reach: CliContext, found: dict[str, Any]) -> None:
         output.as_json(found)
         return
     columns = ("act", "at", "who", "what", "jobs", "target", "why")
-    rows = ((a["number"], a["at"][:19], a["by"], a["verb"], a["count"], a["target"], a["why"]) for a in found["acts"])
+    rows = (
+        (a["number"], a["at"][:19], a["by"], a["verb"], a["count"], a["target"], a["why"])
+        for a in found["acts"]
+    )
     output.table(columns, rows, empty="No acts.")
     if found["next_before"] is not None:
         output.line(f"… more: --before {found['next_before']}")
@@ -166,7 +178,9 @@ def retry_jobs(
     reach: CliContext,
     seqs: SeqsArgument,
     now: Annotated[bool, typer.Option("--now", help="At once; so it is without it, too.")] = False,
-    reset: Annotated[bool, typer.Option("--reset", help="Also forget attempts, strikes and crashes.")] = False,
+    reset: Annotated[
+        bool, typer.Option("--reset", help="Also forget attempts, strikes and crashes.")
+    ] = False,
     reason: ReasonOption = ASKED,
 ) -> None:
     """Run waiting or parked jobs now.
@@ -185,8 +199,12 @@ def retry_jobs(
 def release_jobs(
     reach: CliContext,
     stream: Annotated[str, typer.Argument(help="A blocked stream.")],
-    seqs: Annotated[list[int] | None, typer.Option("--job", help="Let this job pass; repeatable.")] = None,
-    type: Annotated[str, typer.Option("--type", help="Let jobs of this type pass, later ones too.")] = "",
+    seqs: Annotated[
+        list[int] | None, typer.Option("--job", help="Let this job pass; repeatable.")
+    ] = None,
+    type: Annotated[
+        str, typer.Option("--type", help="Let jobs of this type pass, later ones too.")
+    ] = "",
     through: Annotated[int, typer.Option(min=0, help="Let everything up to this job pass.")] = 0,
     reason: ReasonOption = ASKED,
 ) -> None:
@@ -200,7 +218,13 @@ def release_jobs(
     """
     if not (seqs or type or through):
         raise InvalidMessage("say what may pass: --job, --type or --through")
-    body = {"stream": stream, "seqs": seqs or [], "type": type, "through": through, "reason": reason}
+    body = {
+        "stream": stream,
+        "seqs": seqs or [],
+        "type": type,
+        "through": through,
+        "reason": reason,
+    }
     _act(reach, "release", body, "blocks opened for them")
 
 
@@ -254,14 +278,17 @@ def list_dead(
 @remote_command
 def replay_jobs(
     reach: CliContext,
-    seqs: Annotated[list[int] | None, typer.Argument(metavar="[JOB...]", help="Only these.")] = None,
+    seqs: Annotated[
+        list[int] | None, typer.Argument(metavar="[JOB...]", help="Only these.")
+    ] = None,
     type: TypeOption = None,
     stream: StreamOption = None,
     failed_with: FailedOption = None,
     rate: Annotated[int, typer.Option(min=1, max=1000, help="At most so many a second.")] = 100,
     reason: ReasonOption = ASKED,
 ) -> None:
-    """Enqueue dead letters again, oldest first, in the order of their streams; exit code 1 if one named is gone.
+    """Enqueue dead letters again, oldest first, in the order of their streams; exit
+    code 1 if one named is gone.
 
     Examples:
 
@@ -277,7 +304,9 @@ def replay_jobs(
 @remote_command
 def discard_jobs(
     reach: CliContext,
-    seqs: Annotated[list[int] | None, typer.Argument(metavar="[JOB...]", help="Only these.")] = None,
+    seqs: Annotated[
+        list[int] | None, typer.Argument(metavar="[JOB...]", help="Only these.")
+    ] = None,
     type: TypeOption = None,
     stream: StreamOption = None,
     failed_with: FailedOption = None,
@@ -297,7 +326,11 @@ def discard_jobs(
         raise InvalidMessage("say which: jobs by their numbers, --type, --stream or --failed-with")
     if not sure:
         which = " ".join(map(str, seqs or chosen.values()))
-        typer.confirm(f"Forget the dead letters of {which}? Only a backup brings them back", abort=True, err=True)
+        typer.confirm(
+            f"Forget the dead letters of {which}? Only a backup brings them back",
+            abort=True,
+            err=True,
+        )
     _exhume(reach, "discard", {"reason": reason, **chosen}, seqs, DISCARDED_PER_SECOND, "forgotten")
 
 
@@ -306,7 +339,9 @@ def _chosen(type: str | None, stream: str | None, failed_with: str | None) -> di
     return {name: value for name, value in asked.items() if value}
 
 
-def _exhume(reach: CliContext, verb: str, body: dict[str, Any], seqs: list[int] | None, rate: int, done: str) -> None:
+def _exhume(
+    reach: CliContext, verb: str, body: dict[str, Any], seqs: list[int] | None, rate: int, done: str
+) -> None:
     """Apply ``verb`` to the named dead letters, or to all that ``body`` selects.
 
     The exit code is 1 if a named one does not exist.

@@ -75,7 +75,9 @@ class LineEditor:
             case "\x15":
                 self.text = ""
             case "\x17":
-                self.text = self.text.rstrip().rpartition(" ")[0] + (" " if " " in self.text.rstrip() else "")
+                self.text = self.text.rstrip().rpartition(" ")[0] + (
+                    " " if " " in self.text.rstrip() else ""
+                )
             case _ if character.isprintable() and len(self.text) < LINE_CHARACTERS_MAX:
                 self.text += character
             case _:

@@ -39,12 +39,16 @@ def token(
     reach: CliContext,
     user: Annotated[str, typer.Option("--user", "-u", help="Whom the token speaks for.")],
     tenant: TenantOption = "default",
-    hours: Annotated[float, typer.Option(min=0.01, max=720, help="How long it is valid.")] = TOKEN_HOURS,
+    hours: Annotated[
+        float, typer.Option(min=0.01, max=720, help="How long it is valid.")
+    ] = TOKEN_HOURS,
     scopes: Annotated[
-        list[str] | None, typer.Option("--scope", help="What it may do; repeatable.  [default: everything]")
+        list[str] | None,
+        typer.Option("--scope", help="What it may do; repeatable.  [default: everything]"),
     ] = None,
     chats: Annotated[
-        list[str] | None, typer.Option("--chat", help="The only chats it is good for; repeatable.  [default: all]")
+        list[str] | None,
+        typer.Option("--chat", help="The only chats it is good for; repeatable.  [default: all]"),
     ] = None,
 ) -> None:
     """Make a user token, offline, with the secret in the state directory.
@@ -62,7 +66,15 @@ def token(
 
         claims = claims_of(made)
         expires = datetime.fromtimestamp(claims.exp or 0, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        output.as_json({"token": made, "user_id": user, "tenant": tenant, "expires_at": expires, "jti": claims.jti})
+        output.as_json(
+            {
+                "token": made,
+                "user_id": user,
+                "tenant": tenant,
+                "expires_at": expires,
+                "jti": claims.jti,
+            }
+        )
     else:
         output.line(made)
 
@@ -90,11 +102,13 @@ def backup(
     reach: CliContext,
     reason: ReasonOption = ASKED,
 ) -> None:
-    """Copy everything the running server keeps, but secrets.json, into a folder of its state directory.
+    """Copy everything the running server keeps, but secrets.json, into a folder of its
+    state directory.
 
-    The server goes on serving. Copy the folder to another machine, and keep it secret: it holds every message, the
-    secrets with which webhooks are signed and the hashes of the API keys. The secret that signs tokens and the first
-    admin key are in secrets.json, which is not in it: keep a copy of that file elsewhere.
+    The server goes on serving. Copy the folder to another machine, and keep it secret:
+    it holds every message, the secrets with which webhooks are signed and the hashes of
+    the API keys. The secret that signs tokens and the first admin key are in
+    secrets.json, which is not in it: keep a copy of that file elsewhere.
 
     Example:
 
@@ -109,20 +123,29 @@ def backup(
 
     with output.progress(reach, of_bytes=True) as moved, output.watching(step, moved):
         taken = rest.post("/admin/backup", body={"reason": reason})
-    output.told(reach, taken, f"{taken['path']} ({taken['size_bytes']:,} bytes: {_contents(taken['files'])})")
+    output.told(
+        reach,
+        taken,
+        f"{taken['path']} ({taken['size_bytes']:,} bytes: {_contents(taken['files'])})",
+    )
 
 
 @local_command
 def restore(
     reach: CliContext,
-    folder: Annotated[Path, typer.Argument(metavar="BACKUP", help="A backup that `holdfast backup` made.")],
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Move aside what is there.")] = False,
+    folder: Annotated[
+        Path, typer.Argument(metavar="BACKUP", help="A backup that `holdfast backup` made.")
+    ],
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Move aside what is there.")
+    ] = False,
     reason: ReasonOption = ASKED,
 ) -> None:
-    """Put a backup in place of a stopped server's state. Every client then reads its chats anew.
+    """Put a backup in place of a stopped server's state. Every client then reads its
+    chats anew.
 
-    All of it or nothing, also when it is killed. What it replaces is moved aside, not deleted. Secrets and keys that
-    are there stay.
+    All of it or nothing, also when it is killed. What it replaces is moved aside, not
+    deleted. Secrets and keys that are there stay.
 
     Example:
 
@@ -132,16 +155,23 @@ def restore(
     from holdfast.node.backup import restore_backup
 
     with output.progress(reach, of_bytes=True) as moved:
-        manifest = restore_backup(reach.state_path, folder, overwrite=overwrite, reason=reason, progress=moved)
+        manifest = restore_backup(
+            reach.state_path, folder, overwrite=overwrite, reason=reason, progress=moved
+        )
     files = [{"name": f.name, "counts": f.counts} for f in manifest.files]
     if reach.as_json:
-        output.as_json({"state_dir": str(reach.state_path), "taken_at": manifest.taken_at, "files": files})
+        output.as_json(
+            {"state_dir": str(reach.state_path), "taken_at": manifest.taken_at, "files": files}
+        )
         return
-    output.line(f"{_contents(files)}: in place in {reach.state_path}; start the server with `holdfast serve`")
+    output.line(
+        f"{_contents(files)}: in place in {reach.state_path}; start the server with `holdfast"
+        " serve`"
+    )
     if not (reach.state_path / "secrets.json").exists():
         typer.echo(
-            "There is no secrets.json: put a copy of the old server's there, or the next start makes new ones "
-            "and every token made so far is void.",
+            "There is no secrets.json: put a copy of the old server's there, or the next start"
+            " makes new ones and every token made so far is void.",
             err=True,
         )
 
@@ -161,10 +191,12 @@ def erase(
     tenant: TenantOption = "default",
     sure: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Erase a person: the content of all their messages, their memberships of groups, their devices. For ever.
+    """Erase a person: the content of all their messages, their memberships of groups,
+    their devices. For ever.
 
-    Safe to repeat, also after it was interrupted. Their id stays where it is a sender, and bans and mutes stay. It does
-    not cut them off: for that, `holdfast revoke user` or `holdfast ban` first.
+    Safe to repeat, also after it was interrupted. Their id stays where it is a sender,
+    and bans and mutes stay. It does not cut them off: for that, `holdfast revoke user`
+    or `holdfast ban` first.
 
     Example:
 
@@ -172,20 +204,30 @@ def erase(
       holdfast erase --user alice --reason "asked us to, ticket 4711"
     """
     if not sure:
-        typer.confirm(f"Erase everything {user} ({tenant}) wrote? Only a backup brings it back", abort=True, err=True)
+        typer.confirm(
+            f"Erase everything {user} ({tenant}) wrote? Only a backup brings it back",
+            abort=True,
+            err=True,
+        )
     rest = reach.as_operator()
     messages = chats = after = 0
     with output.progress(reach) as moved:
         while True:
             body = {"tenant": tenant, "user_id": user, "reason": reason, "after": after}
             step = rest.post("/admin/erase", body=body)
-            messages, chats, after = messages + step["messages"], chats + step["chats_left"], step["through"]
+            messages, chats, after = (
+                messages + step["messages"],
+                chats + step["chats_left"],
+                step["through"],
+            )
             moved(f"{messages:,} messages erased", 0, None)
             if step["done"]:
                 break
     erased = {"messages": messages, "chats_left": chats, "kept": step["kept"]}
     kept = f"; still in {len(step['kept'])} direct or halted chats" if step["kept"] else ""
-    output.told(reach, erased, f"{messages:,} messages of {user} are erased, {chats:,} chats left{kept}")
+    output.told(
+        reach, erased, f"{messages:,} messages of {user} are erased, {chats:,} chats left{kept}"
+    )
 
 
 @key.command("create")
@@ -193,17 +235,23 @@ def erase(
 def create_key(
     reach: CliContext,
     kind: Annotated[
-        KeyKindChoice, typer.Argument(help="tenant: a backend that acts for its users; admin: an operator.")
+        KeyKindChoice,
+        typer.Argument(help="tenant: a backend that acts for its users; admin: an operator."),
     ],
     label: Annotated[str, typer.Option(help="What it is for.")],
     reason: ReasonOption = ASKED,
-    tenant: Annotated[str | None, typer.Option(help="Whose; for tenant keys.  [default: default]")] = None,
-    scopes: Annotated[list[str] | None, typer.Option("--scope", help="What it may do; repeatable.")] = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="Whose; for tenant keys.  [default: default]")
+    ] = None,
+    scopes: Annotated[
+        list[str] | None, typer.Option("--scope", help="What it may do; repeatable.")
+    ] = None,
 ) -> None:
     """Make an API key. It is shown once.
 
-    Without --url and --token, an admin key is made in the state directory itself if its server is stopped: the way back
-    when no admin key works any more. Tokens and other keys go on.
+    Without --url and --token, an admin key is made in the state directory itself if its
+    server is stopped: the way back when no admin key works any more. Tokens and other
+    keys go on.
 
     Examples:
 
@@ -226,7 +274,9 @@ def create_key(
     output.secret(reach, made, made["key"]["key_id"])
 
 
-def _made_by_server(reach: CliContext, body: Mapping[str, Any], stopped: Path | None) -> dict[str, Any]:
+def _made_by_server(
+    reach: CliContext, body: Mapping[str, Any], stopped: Path | None
+) -> dict[str, Any]:
     """``stopped``: a stopped server's state, where the key could be made."""
     try:
         return dict(reach.as_operator().post("/admin/keys", body=body))
@@ -242,7 +292,8 @@ def _made_by_server(reach: CliContext, body: Mapping[str, Any], stopped: Path | 
             if given
         )
         raise Unavailable(
-            f"{error.message}. Here the server of {stopped} is stopped: to make the key there, leave out {named}"
+            f"{error.message}. Here the server of {stopped} is stopped: to make the key there,"
+            f" leave out {named}"
         ) from None
 
 
@@ -254,7 +305,9 @@ def _made_offline(state: Path, label: str, scopes: list[str] | None, reason: str
 
     made, secret = create_admin_key(state, label, scopes or None, reason)
     typer.echo(
-        f"The server of {state} is stopped: the key was made there, and is good from the next start on.", err=True
+        f"The server of {state} is stopped: the key was made there, and is good from the next"
+        " start on.",
+        err=True,
     )
     return dict(msgspec.to_builtins(IssuedKey(key_view(made), secret)))
 
@@ -293,14 +346,18 @@ def list_keys(reach: CliContext) -> None:
 @remote_command
 def revoke_key(
     reach: CliContext,
-    key_id: Annotated[str, typer.Argument(metavar="KEY", help="A key's id (key_…), as `key ls` shows it.")],
+    key_id: Annotated[
+        str, typer.Argument(metavar="KEY", help="A key's id (key_…), as `key ls` shows it.")
+    ],
     reason: ReasonOption = ASKED,
-    force: Annotated[bool, typer.Option("--force", help="Also the last key that can make keys.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also the last key that can make keys.")
+    ] = False,
 ) -> None:
     """Make an API key worthless from now on.
 
-    The last key that can make keys is refused unless you say --force. Tokens that were made with a tenant key go on: if
-    it got out, see `holdfast revoke tenant`.
+    The last key that can make keys is refused unless you say --force. Tokens that were
+    made with a tenant key go on: if it got out, see `holdfast revoke tenant`.
 
     Example:
 
@@ -313,29 +370,61 @@ def revoke_key(
     if not reach.as_json and "tokens:write" in revoked["scopes"]:
         end = f"holdfast revoke tenant {revoked['tenant']} --reason REASON"
         typer.echo(
-            f"tokens that were made with it are good until they expire; if it got out, end them: {end}", err=True
+            "tokens that were made with it are good until they expire; if it got out, end them:"
+            f" {end}",
+            err=True,
         )
 
 
 def alarms(status: Mapping[str, Any]) -> list[str]:
     """The parts of a server's status that need attention now."""
     limits = status.get("limits") or {}
-    said = [f"{name}: {why} (docs/guides/runbooks/breaker-open.md)" for name, why in status.get("trouble", {}).items()]
+    said = [
+        f"{name}: {why} (docs/guides/runbooks/breaker-open.md)"
+        for name, why in status.get("trouble", {}).items()
+    ]
     if limits.get("stale"):
         age = limits["staleness_seconds"]
-        what = "this node has never known them" if age is None else f"nobody knows of changes for {age:.0f} s"
+        what = (
+            "this node has never known them"
+            if age is None
+            else f"nobody knows of changes for {age:.0f} s"
+        )
         said.append(f"the rules here are stale: {what} (docs/guides/runbooks/rules-stale.md)")
     if (counters := limits.get("counters", "up")) != "up":
-        why = f" ({limits.get('counters_reason') or 'no reason yet'}: {limits.get('counters_detail') or 'no answer'})"
-        part = f"{limits.get('degraded_ratio', 1):.0%} of checks are answered without them, by each node's share"
-        said.append(f"the counters are {counters}{why}: {part} (docs/guides/runbooks/limits-redis.md)")
+        why = (
+            f" ({limits.get('counters_reason') or 'no reason yet'}:"
+            f" {limits.get('counters_detail') or 'no answer'})"
+        )
+        part = (
+            f"{limits.get('degraded_ratio', 1):.0%} of checks are answered without them, by each"
+            " node's share"
+        )
+        said.append(
+            f"the counters are {counters}{why}: {part} (docs/guides/runbooks/limits-redis.md)"
+        )
     if (notifications := limits.get("notifications", "up")) != "up":
-        said.append(f"changes of rules do not come by Redis ({notifications}) (docs/guides/runbooks/limits-redis.md)")
+        said.append(
+            f"changes of rules do not come by Redis ({notifications})"
+            " (docs/guides/runbooks/limits-redis.md)"
+        )
     for name, issuer in (status.get("issuers") or {}).items():
         if issuer["trouble"]:
-            keys = f"{issuer['keys']} known keys go on" if issuer["keys"] else "its tokens are answered 503"
-            said.append(f"issuer {name}: {issuer['trouble']}; {keys} (docs/guides/runbooks/issuer-keys.md)")
+            keys = (
+                f"{issuer['keys']} known keys go on"
+                if issuer["keys"]
+                else "its tokens are answered 503"
+            )
+            said.append(
+                f"issuer {name}: {issuer['trouble']}; {keys} (docs/guides/runbooks/issuer-keys.md)"
+            )
     if parked := (status.get("webhooks") or {}).get("parked"):
-        jobs = f"{sum(parked.values()):,} of its jobs are" if len(parked) == 1 else f"{sum(parked.values()):,} jobs are"
-        said.append(f"webhooks disabled: {', '.join(parked)}; {jobs} parked (docs/guides/webhooks.md)")
+        jobs = (
+            f"{sum(parked.values()):,} of its jobs are"
+            if len(parked) == 1
+            else f"{sum(parked.values()):,} jobs are"
+        )
+        said.append(
+            f"webhooks disabled: {', '.join(parked)}; {jobs} parked (docs/guides/webhooks.md)"
+        )
     return said

@@ -18,7 +18,20 @@ if TYPE_CHECKING:
 STEP_SECONDS = 0.5
 GAP = 2
 FREE_TEXT = frozenset(
-    {"error", "why", "reason", "what", "besides", "title", "last message", "label", "scopes", "facts", "url", "target"}
+    {
+        "error",
+        "why",
+        "reason",
+        "what",
+        "besides",
+        "title",
+        "last message",
+        "label",
+        "scopes",
+        "facts",
+        "url",
+        "target",
+    }
 )
 """The columns that a table may fold; the others are ids, names and numbers."""
 FOLDED_MIN = 12
@@ -46,7 +59,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> 
     from rich.text import Text
 
     cells = [[printable(value) for value in row] for row in shown]
-    natural = [max(map(cell_len, (name, *column))) for name, *column in zip(columns, *cells, strict=True)]
+    natural = [
+        max(map(cell_len, (name, *column))) for name, *column in zip(columns, *cells, strict=True)
+    ]
     console = Console(highlight=False)
     widths = fitted(columns, natural, console.width) if console.is_terminal else natural
     drawn = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
@@ -65,7 +80,9 @@ def fitted(columns: Sequence[str], widths: Sequence[int], room: int) -> list[int
     is still too long.
     """
     fitting = list(widths)
-    free = sorted((n for n, name in enumerate(columns) if name in FREE_TEXT), key=lambda n: -widths[n])
+    free = sorted(
+        (n for n, name in enumerate(columns) if name in FREE_TEXT), key=lambda n: -widths[n]
+    )
     for n in free:
         excess = sum(fitting) + GAP * (len(fitting) - 1) - room
         fitting[n] -= max(0, min(excess, fitting[n] - FOLDED_MIN))
@@ -87,7 +104,14 @@ def told(reach: CliContext, answer: Any, sentence: str) -> None:
         line(sentence)
 
 
-def listed(reach: CliContext, found: Any, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str) -> None:
+def listed(
+    reach: CliContext,
+    found: Any,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    empty: str,
+) -> None:
     """Print JSON for programs, a table for people; ``empty`` as in ``table``."""
     if reach.as_json:
         as_json(found)
@@ -95,7 +119,9 @@ def listed(reach: CliContext, found: Any, columns: Sequence[str], rows: Iterable
         table(columns, rows, empty)
 
 
-def described(reach: CliContext, found: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> None:
+def described(
+    reach: CliContext, found: Mapping[str, Any], values: Mapping[str, Any] | None = None
+) -> None:
     """Print one object; to people, only ``values`` of it if given."""
     if reach.as_json:
         as_json(found)
@@ -137,7 +163,9 @@ def progress(reach: CliContext, *, of_bytes: bool = False) -> Iterator[_Moved]:
     nobody = reach.as_json or not console.is_interactive
     with Progress(*columns, console=console, transient=True, disable=nobody) as bar:
         task = bar.add_task("starting", total=None)
-        yield lambda doing, done, in_all: bar.update(task, description=doing, completed=done, total=in_all)
+        yield lambda doing, done, in_all: bar.update(
+            task, description=doing, completed=done, total=in_all
+        )
 
 
 @contextmanager
@@ -165,7 +193,9 @@ def watching(step: Callable[[], tuple[str, int, int] | None], moved: _Moved) -> 
 
 def printable(value: Any) -> str:
     """Text without control characters: it cannot move the cursor or add colour."""
-    return "".join(c if c.isprintable() or c == " " else "�" if c != "\n" else " ⏎ " for c in str(value))
+    return "".join(
+        c if c.isprintable() or c == " " else "�" if c != "\n" else " ⏎ " for c in str(value)
+    )
 
 
 def message_line(message: Mapping[str, Any]) -> str:

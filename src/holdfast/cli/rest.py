@@ -13,7 +13,14 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from holdfast.errors import BadSetting, HoldfastError, InvalidMessage, OutcomeUnknown, Unavailable, error_of
+from holdfast.errors import (
+    BadSetting,
+    HoldfastError,
+    InvalidMessage,
+    OutcomeUnknown,
+    Unavailable,
+    error_of,
+)
 from holdfast.wire.frames import ErrorBody
 
 ANSWER_BYTES_MAX = 32 * 1024 * 1024
@@ -29,7 +36,9 @@ class RestClient:
         except ValueError:
             good = False
         if not good:
-            raise BadSetting(f"{url!r} is no server address; it should look like http://127.0.0.1:8080")
+            raise BadSetting(
+                f"{url!r} is no server address; it should look like http://127.0.0.1:8080"
+            )
         self.url = url.rstrip("/")
         self._secure = parts.scheme == "https"
         self._host = parts.netloc
@@ -48,10 +57,18 @@ class RestClient:
         return self.ask("DELETE", _join(path) + (f"?{urlencode(query)}" if query else ""))
 
     def ask(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Any:
         """Return the decoded response; raise one of our errors for any other status."""
-        sent = {"Authorization": f"Bearer {self._credential}", "Accept": "application/json", **(headers or {})}
+        sent = {
+            "Authorization": f"Bearer {self._credential}",
+            "Accept": "application/json",
+            **(headers or {}),
+        }
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
         connection = kind(self._host, timeout=self._timeout)
         try:
@@ -63,12 +80,13 @@ class RestClient:
             return self._answer(response.status, response.read(ANSWER_BYTES_MAX))
         except ValueError:  # its text may carry a secret
             raise InvalidMessage(
-                "this cannot be sent, and was not: texts must be UTF-8, keys and tokens plain ASCII on one line"
+                "this cannot be sent, and was not: texts must be UTF-8, keys and tokens plain ASCII"
+                " on one line"
             ) from None
         except (ConnectionRefusedError, socket.gaierror) as error:
             raise Unavailable(
-                f"there is no server at {self.url} ({error.strerror}): start one with `holdfast serve`, "
-                "or name its address with --url or HOLDFAST_URL"
+                f"there is no server at {self.url} ({error.strerror}): start one with `holdfast"
+                " serve`, or name its address with --url or HOLDFAST_URL"
             ) from None
         except (OSError, http.client.HTTPException) as error:
             raise OutcomeUnknown(
@@ -97,7 +115,9 @@ class RestClient:
         )
 
     def _no_server(self, status: int = 200) -> HoldfastError:
-        return Unavailable(f"what answers at {self.url} is no Holdfast server (status {status}); check --url")
+        return Unavailable(
+            f"what answers at {self.url} is no Holdfast server (status {status}); check --url"
+        )
 
 
 def _join(path: tuple[str, ...]) -> str:

@@ -98,8 +98,8 @@ class PlainScreen:
 
     def _input(self) -> Iterator[str | None]:
         """The lines of the input; None marks its end."""
-        # os.read, not sys.stdin: the interpreter would crash at exit if this thread held
-        # stdin's lock.
+        # os.read, not sys.stdin: the interpreter would crash at exit if this thread
+        # held stdin's lock.
         rest = b""
         while data := os.read(0, 65536):
             *whole, rest = (rest + data).split(b"\n")

@@ -13,21 +13,32 @@ from holdfast.errors import BadSetting
 
 def serve(
     ctx: typer.Context,
-    host: Annotated[str | None, typer.Option(help="The address to listen on.  [default: 127.0.0.1]")] = None,
-    port: Annotated[int | None, typer.Option(help="The port for HTTP and WebSocket.  [default: 8080]")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="The address to listen on.  [default: 127.0.0.1]")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="The port for HTTP and WebSocket.  [default: 8080]")
+    ] = None,
     state_dir: Annotated[
-        Path | None, typer.Option(help="Where everything is kept.  [default: ~/.local/state/holdfast]")
+        Path | None,
+        typer.Option(help="Where everything is kept.  [default: ~/.local/state/holdfast]"),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option("-c", "--config", envvar="HOLDFAST_CONFIG", help="A settings file, TOML or YAML.")
+        Path | None,
+        typer.Option(
+            "-c", "--config", envvar="HOLDFAST_CONFIG", help="A settings file, TOML or YAML."
+        ),
     ] = None,
     changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="One setting; may be repeated.")
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="One setting; may be repeated."),
     ] = None,
 ) -> None:
-    """Start a server; with nothing configured: on this machine only, SQLite storage, its own secrets.
+    """Start a server; with nothing configured: on this machine only, SQLite storage,
+    its own secrets.
 
-    Every setting can also be given as HOLDFAST_… in the environment, with __ between the parts of its path.
+    Every setting can also be given as HOLDFAST_… in the environment, with __ between
+    the parts of its path.
 
     Examples:
 
@@ -39,8 +50,15 @@ def serve(
     from holdfast.node.lifecycle import run_node
 
     with told(as_json=False):
-        config, state_dir = config or _said_before(ctx, "config"), state_dir or _said_before(ctx, "state_dir")
-        named = {"server.host": host, "server.port": port, "server.state_dir": str(state_dir) if state_dir else None}
+        config, state_dir = (
+            config or _said_before(ctx, "config"),
+            state_dir or _said_before(ctx, "state_dir"),
+        )
+        named = {
+            "server.host": host,
+            "server.port": port,
+            "server.state_dir": str(state_dir) if state_dir else None,
+        }
         overrides: dict[str, object] = {**named, **_changes(changes or [])}
         run_node(settings_of(config, overrides), typer.echo)
 

@@ -29,7 +29,14 @@ from holdfast.client.connection import claims_of
 from holdfast.client.outbox import OutboxEntry
 from holdfast.client.state import FileState
 from holdfast.clock import Ids, SystemClock
-from holdfast.errors import HoldfastError, NotAMember, OperatorError, Refused, StateCorrupted, StateInUse
+from holdfast.errors import (
+    HoldfastError,
+    NotAMember,
+    OperatorError,
+    Refused,
+    StateCorrupted,
+    StateInUse,
+)
 from holdfast.message import Cursor
 
 WINDOWS_MAX = 5
@@ -65,7 +72,9 @@ class Room:
 
     def page(self) -> dict[str, Any]:
         """The chat's last messages."""
-        page: dict[str, Any] = self.rest.get("/v1/chats", self.chat_id, "messages", limit=max(self.history, 1))
+        page: dict[str, Any] = self.rest.get(
+            "/v1/chats", self.chat_id, "messages", limit=max(self.history, 1)
+        )
         return page
 
     def client(self, window: int, start: Cursor | None) -> Client:
@@ -92,7 +101,9 @@ ACCEPTED = ("syncing", "ready")
 class TerminalChat:
     """One open chat: shows its messages and sends the user's lines."""
 
-    def __init__(self, room: Room, screen: Screen, client: Client, unsent: list[OutboxEntry]) -> None:
+    def __init__(
+        self, room: Room, screen: Screen, client: Client, unsent: list[OutboxEntry]
+    ) -> None:
         self._room = room
         self._screen = screen
         self._client = client
@@ -122,7 +133,11 @@ class TerminalChat:
     async def hear(self) -> None:
         """Show the client's events as they arrive."""
         async for event in self._client.events():
-            if not self._has_history and isinstance(event, ConnectionChanged) and event.state in ACCEPTED:
+            if (
+                not self._has_history
+                and isinstance(event, ConnectionChanged)
+                and event.state in ACCEPTED
+            ):
                 await self._catch_up()
             self._heard(event)
 
@@ -145,14 +160,20 @@ class TerminalChat:
             case ConnectionChanged(state=state) if state in ACCEPTED:
                 self._state = "online"
                 self._tell_status()
-            case ConnectionChanged(state="backoff", reason=reason) if not self._state.startswith("offline"):
-                self._state = f"offline: {reason}"  # the first reason; each try after it fails with its own
+            case ConnectionChanged(state="backoff", reason=reason) if not self._state.startswith(
+                "offline"
+            ):
+                # the first reason; each try after it fails with its own
+                self._state = f"offline: {reason}"
                 self._tell_status()
             case ChatReset():
                 self._shown = 0
                 self._screen.show("— the chat was repaired; here it is again, from its beginning —")
             case ChatGone():
-                raise NotAMember("you are not a member of this chat any more; ask an owner or admin of it to add you")
+                raise NotAMember(
+                    "you are not a member of this chat any more; ask an owner or admin of it to"
+                    " add you"
+                )
             case _:
                 pass
 
@@ -168,7 +189,8 @@ class TerminalChat:
                     self._waiting[key] = text
                     self._tell_status()
                     sends.create_task(self._send(key, text))
-                    await asyncio.sleep(0)  # let it reach the outbox before the input's end cancels it
+                    # let it reach the outbox before the input's end cancels it
+                    await asyncio.sleep(0)
                 if self._screen.is_pipe:
                     await self._until_fewer_than(WAITING_MAX)
             if self._screen.is_pipe:
@@ -191,7 +213,10 @@ class TerminalChat:
             case _ if line.startswith("//"):
                 return line[1:]
             case [word, *_]:
-                self._screen.show(f"— there is no command {word}: /help lists them; to send this line write /{line} —")
+                self._screen.show(
+                    f"— there is no command {word}: /help lists them; to send this line write"
+                    f" /{line} —"
+                )
         return ""
 
     async def _send(self, key: str, content: str) -> None:
@@ -241,7 +266,10 @@ async def talk(room: Room) -> None:
         finally:
             screen.close()
         if left := len(client.unsent()):
-            print(f"{left} not sent yet: kept, and sent when you open this chat again", file=sys.stderr)
+            print(
+                f"{left} not sent yet: kept, and sent when you open this chat again",
+                file=sys.stderr,
+            )
 
 
 def _history(room: Room) -> tuple[dict[str, Any] | None, str]:
@@ -263,7 +291,9 @@ def _end_of(page: dict[str, Any]) -> Cursor:
 
 
 @asynccontextmanager
-async def _entered(room: Room, start: Cursor | None) -> AsyncIterator[tuple[Client, list[OutboxEntry]]]:
+async def _entered(
+    room: Room, start: Cursor | None
+) -> AsyncIterator[tuple[Client, list[OutboxEntry]]]:
     """A client, and the messages that earlier windows left unsent.
 
     They are included even if they are sent by now, since they are not shown yet. On
@@ -291,7 +321,8 @@ async def _free_window(room: Room, start: Cursor | None) -> tuple[int, Client]:
         except StateCorrupted as error:
             damaged = error
     raise damaged or StateInUse(
-        f"this chat is open in {WINDOWS_MAX} terminals, as many as a server allows a user; close one"
+        f"this chat is open in {WINDOWS_MAX} terminals, as many as a server allows a user;"
+        " close one"
     )
 
 
@@ -314,9 +345,14 @@ async def _take_over(file: Path, client: Client) -> list[OutboxEntry]:
     try:
         for entry in unsent:
             try:
-                await client.post(entry.chat_id, entry.content, entry.content_type, entry.client_message_id)
+                await client.post(
+                    entry.chat_id, entry.content, entry.content_type, entry.client_message_id
+                )
             except Refused as error:
-                print(f"-- not sent, and kept in {file}: {entry.content[:40]!r} ({error})", file=sys.stderr)
+                print(
+                    f"-- not sent, and kept in {file}: {entry.content[:40]!r} ({error})",
+                    file=sys.stderr,
+                )
             else:
                 left.remove(entry)
                 taken.append(entry)

@@ -28,23 +28,32 @@ _SHOWN_MAX = 3
 @remote_command
 def verify(
     reach: CliContext,
-    server: Annotated[str | None, typer.Argument(metavar="[URL]", help="The server; else as --url says.")] = None,
+    server: Annotated[
+        str | None, typer.Argument(metavar="[URL]", help="The server; else as --url says.")
+    ] = None,
     replay: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Judge this saved history again; no server is asked.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Judge this saved history again; no server is asked."),
     ] = None,
     seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long to talk.")] = 10,
     history: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Keep what was done and seen; contents are kept as digests.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Keep what was done and seen; contents are kept as digests."
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Draw the same sends and cuts again.")] = None,
     tenant: TenantOption = "default",
 ) -> None:
-    """See whether a running server keeps its promises, with chats of its own; exit code 0 only if it keeps them all.
+    """See whether a running server keeps its promises, with chats of its own; exit code
+    0 only if it keeps them all.
 
-    Three devices talk in two new chats, their connections are cut, some messages are sent twice under one id, and a
-    stranger tries to read and write. Users are made up, with a tenant API key (--token-file) or the secret of
-    the state directory; with a user token, all devices are that user's and nobody is a stranger. In the end everybody
-    leaves the chats and, with the state directory, their messages are deleted; it says what is left.
+    Three devices talk in two new chats, their connections are cut, some messages are
+    sent twice under one id, and a stranger tries to read and write. Users are made up,
+    with a tenant API key (--token-file) or the secret of the state directory; with a
+    user token, all devices are that user's and nobody is a stranger. In the end
+    everybody leaves the chats and, with the state directory, their messages are
+    deleted; it says what is left.
 
     Examples:
 
@@ -57,7 +66,9 @@ def verify(
 
     if replay is not None:
         if server is not None or history is not None:
-            raise InvalidMessage("--replay judges a file and asks no server: leave the URL and --history out")
+            raise InvalidMessage(
+                "--replay judges a file and asks no server: leave the URL and --history out"
+            )
         try:
             judged = load(replay)
         except (OSError, ValueError) as error:
@@ -67,7 +78,9 @@ def verify(
     trial = _trial(reach, server or reach.address, tenant, seconds, seed)
     try:
         with output.progress(reach) as moved:
-            asyncio.run(trial.run(lambda now: moved(_words(now), min(now.seconds, seconds), seconds)))
+            asyncio.run(
+                trial.run(lambda now: moved(_words(now), min(now.seconds, seconds), seconds))
+            )
     finally:
         if history is not None:
             _save(trial, history)
@@ -101,10 +114,16 @@ def _accounts(reach: CliContext, url: str, tenant: str) -> tuple[list[Account], 
 
     token = reach.token
     if token and token.startswith("hf_admin_"):
-        raise InvalidMessage("an admin key cannot talk: use a tenant key, a user token, or the state directory")
+        raise InvalidMessage(
+            "an admin key cannot talk: use a tenant key, a user token, or the state directory"
+        )
     if token and not token.startswith("hf_tenant_"):
         claims = claims_of(token)
-        return [Account(User(claims.tenant or "default", claims.sub or ""), token, RestClient(url, token))], None
+        return [
+            Account(
+                User(claims.tenant or "default", claims.sub or ""), token, RestClient(url, token)
+            )
+        ], None
     run = secrets.token_hex(3)
 
     def account(name: str) -> Account:
@@ -132,7 +151,10 @@ def _tell(reach: CliContext, history: History, left: list[str]) -> None:
     if reach.as_json:
         output.as_json(_report(history, verdicts, kept, left))
     else:
-        rows = [(number, verdict.name, verdict.examined, _word(verdict)) for number, verdict in verdicts.items()]
+        rows = [
+            (number, verdict.name, verdict.examined, _word(verdict))
+            for number, verdict in verdicts.items()
+        ]
         output.table(("", "promise", "facts", ""), rows, empty="nothing was judged")
         for verdict in verdicts.values():
             for violation in verdict.violations[:_SHOWN_MAX]:
@@ -151,7 +173,9 @@ def _word(verdict: Verdict) -> str:
     return "kept" if verdict.examined else "nothing to judge"
 
 
-def _report(history: History, verdicts: dict[int, Verdict], kept: bool, left: list[str]) -> dict[str, Any]:
+def _report(
+    history: History, verdicts: dict[int, Verdict], kept: bool, left: list[str]
+) -> dict[str, Any]:
     return {
         "kept": kept,
         "operations": len(history.operations),

@@ -14,14 +14,18 @@ from holdfast.cli.jobs import LimitOption
 
 webhooks = group("Where a tenant's messages are sent.")
 
-_EndpointArgument = Annotated[str, typer.Argument(metavar="ENDPOINT", help="An endpoint's id (ep_…).")]
+_EndpointArgument = Annotated[
+    str, typer.Argument(metavar="ENDPOINT", help="An endpoint's id (ep_…).")
+]
 
 
 @webhooks.command("add")
 @remote_command
 def add_webhook(
     reach: CliContext,
-    address: Annotated[str, typer.Argument(metavar="URL", help="Where to; https, on a public address.")],
+    address: Annotated[
+        str, typer.Argument(metavar="URL", help="Where to; https, on a public address.")
+    ],
     tenant: Annotated[str, typer.Option(help="Whose messages.")] = "default",
     description: Annotated[str, typer.Option(help="What it is for.")] = "",
     reason: ReasonOption = ASKED,
@@ -41,7 +45,8 @@ def add_webhook(
 @webhooks.command("ls")
 @remote_command
 def list_webhooks(reach: CliContext) -> None:
-    """List the endpoints, and how many of their jobs wait; those of a disabled one are parked.
+    """List the endpoints, and how many of their jobs wait; those of a disabled one are
+    parked.
 
     Example:
 
@@ -50,7 +55,10 @@ def list_webhooks(reach: CliContext) -> None:
     """
     found = reach.as_operator().get("/admin/webhooks")["endpoints"]
     columns = ("endpoint", "tenant", "url", "state", "waiting", "for")
-    rows = ((e["endpoint_id"], e["tenant"], e["url"], _state(e), _waiting(e), e["description"]) for e in found)
+    rows = (
+        (e["endpoint_id"], e["tenant"], e["url"], _state(e), _waiting(e), e["description"])
+        for e in found
+    )
     output.listed(reach, found, columns, rows, empty="No endpoints.")
 
 
@@ -66,7 +74,9 @@ def _state(endpoint: Mapping[str, Any]) -> str:
 
 @webhooks.command("rm")
 @remote_command
-def remove_webhook(reach: CliContext, endpoint: _EndpointArgument, reason: ReasonOption = ASKED) -> None:
+def remove_webhook(
+    reach: CliContext, endpoint: _EndpointArgument, reason: ReasonOption = ASKED
+) -> None:
     """Remove an endpoint and the log of its deliveries.
 
     Example:
@@ -80,7 +90,9 @@ def remove_webhook(reach: CliContext, endpoint: _EndpointArgument, reason: Reaso
 
 @webhooks.command("test")
 @remote_command
-def check_webhook(reach: CliContext, endpoint: _EndpointArgument, reason: ReasonOption = ASKED) -> None:
+def check_webhook(
+    reach: CliContext, endpoint: _EndpointArgument, reason: ReasonOption = ASKED
+) -> None:
     """Send a test delivery; see how it went with `holdfast webhooks log`.
 
     Example:
@@ -94,29 +106,39 @@ def check_webhook(reach: CliContext, endpoint: _EndpointArgument, reason: Reason
 
 @webhooks.command("enable")
 @remote_command
-def enable_webhook(reach: CliContext, endpoint: _EndpointArgument, reason: ReasonOption = ASKED) -> None:
-    """Enable an endpoint that an operator or its own answer 410 disabled; what was parked is sent, in order.
+def enable_webhook(
+    reach: CliContext, endpoint: _EndpointArgument, reason: ReasonOption = ASKED
+) -> None:
+    """Enable an endpoint that an operator or its own answer 410 disabled; what was
+    parked is sent, in order.
 
     Example:
 
     \b
       holdfast webhooks enable ep_01J9ZK
     """
-    enabled = reach.as_operator().post("/admin/webhooks", endpoint, "enable", body={"reason": reason})
+    enabled = reach.as_operator().post(
+        "/admin/webhooks", endpoint, "enable", body={"reason": reason}
+    )
     output.told(reach, enabled, f"{endpoint} is enabled")
 
 
 @webhooks.command("disable")
 @remote_command
-def disable_webhook(reach: CliContext, endpoint: _EndpointArgument, reason: ReasonOption = ASKED) -> None:
-    """Send nothing to an endpoint until it is enabled; its jobs are parked, at most 100,000 and for 7 days.
+def disable_webhook(
+    reach: CliContext, endpoint: _EndpointArgument, reason: ReasonOption = ASKED
+) -> None:
+    """Send nothing to an endpoint until it is enabled; its jobs are parked, at most
+    100,000 and for 7 days.
 
     Example:
 
     \b
       holdfast webhooks disable ep_01J9ZK --reason "their maintenance"
     """
-    disabled = reach.as_operator().post("/admin/webhooks", endpoint, "disable", body={"reason": reason})
+    disabled = reach.as_operator().post(
+        "/admin/webhooks", endpoint, "disable", body={"reason": reason}
+    )
     output.told(reach, disabled, f"{endpoint} is disabled")
 
 
@@ -130,7 +152,9 @@ def webhook_log(reach: CliContext, endpoint: _EndpointArgument, limit: LimitOpti
     \b
       holdfast webhooks log ep_01J9ZK
     """
-    found = reach.as_operator().get("/admin/webhooks", endpoint, "deliveries", limit=limit)["deliveries"]
+    found = reach.as_operator().get("/admin/webhooks", endpoint, "deliveries", limit=limit)[
+        "deliveries"
+    ]
     output.listed(
         reach, found,
         ("at", "chat", "sequence", "attempt", "status", "seconds", "error"),

@@ -30,9 +30,21 @@ class ChatCopy:
     ``consumed_proof`` the one for ``consumed``; None if the server sent none.
     """
 
-    __slots__ = ("acked", "consumed", "consumed_proof", "epoch", "heard", "kept", "proof", "received", "waiting")
+    __slots__ = (
+        "acked",
+        "consumed",
+        "consumed_proof",
+        "epoch",
+        "heard",
+        "kept",
+        "proof",
+        "received",
+        "waiting",
+    )
 
-    def __init__(self, epoch: int = UNKNOWN_EPOCH, sequence: int = 0, proof: str | None = None) -> None:
+    def __init__(
+        self, epoch: int = UNKNOWN_EPOCH, sequence: int = 0, proof: str | None = None
+    ) -> None:
         self.epoch = epoch
         self.proof = self.consumed_proof = proof
         self.received = self.consumed = self.kept = self.acked = sequence

@@ -40,7 +40,12 @@ class ChatCopies:
     and never acked.
     """
 
-    def __init__(self, saved: Mapping[str, Cursor | CursorClaim], inbox: Inbox, follow: Collection[str] | None) -> None:
+    def __init__(
+        self,
+        saved: Mapping[str, Cursor | CursorClaim],
+        inbox: Inbox,
+        follow: Collection[str] | None,
+    ) -> None:
         self._copies = {chat_id: ChatCopy(*cursor) for chat_id, cursor in saved.items()}
         self._inbox = inbox
         self._follow = follow
@@ -52,7 +57,9 @@ class ChatCopies:
 
     def resume_frames(self, size: int) -> list[dict[str, CursorClaim]]:
         """The cursors of all chats, at most ``size`` to a frame; at least one frame."""
-        have = [(chat_id, copy.received_claim) for chat_id, copy in self._copies.items() if copy.known]
+        have = [
+            (chat_id, copy.received_claim) for chat_id, copy in self._copies.items() if copy.known
+        ]
         return [dict(have[at : at + size]) for at in range(0, len(have), size)] or [{}]
 
     def pushed(self, message: Message, now: float) -> list[Keep]:
@@ -62,7 +69,9 @@ class ChatCopies:
         self._take(message, copy, [message], message.sequence, now)
         return self._progress(message.chat_id, copy)
 
-    def heard_of(self, chat_id: str, epoch: int | None, head: int, now: float, certain: bool = False) -> list[Keep]:
+    def heard_of(
+        self, chat_id: str, epoch: int | None, head: int, now: float, certain: bool = False
+    ) -> list[Keep]:
         """The chat reaches ``head``: pull missing messages; ``certain``: always."""
         copy = self._copies.get(chat_id) or self.joined(chat_id, now)
         same = copy.known and epoch in (None, copy.epoch)
@@ -109,7 +118,8 @@ class ChatCopies:
         elif page.epoch != copy.epoch or (page.reset and copy.received > page.head):
             copy = self._reset(chat_id, copy, page.epoch)
             if not started_at_0:
-                self._behind[chat_id] = now  # the page continues the old numbering: pull again, from 0
+                # the page continues the old numbering: pull again, from 0
+                self._behind[chat_id] = now
                 return []
         whole = not page.has_more and page.through >= page.head
         if whole and copy.heard == heard:
@@ -172,7 +182,9 @@ class ChatCopies:
 
     def caught_up(self, pulled: str | None) -> bool:
         """Whether no followed chat is being ``pulled`` or waits to be."""
-        return not any(chat_id is not None and self._follows(chat_id) for chat_id in (pulled, *self._behind))
+        return not any(
+            chat_id is not None and self._follows(chat_id) for chat_id in (pulled, *self._behind)
+        )
 
     def next_sync(self, now: float, limit: int) -> tuple[SyncBody, int] | None:
         """The next chat to pull, and its ``heard`` at the time of the request."""

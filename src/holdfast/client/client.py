@@ -97,7 +97,9 @@ class Client:
         self._clock = clock or SystemClock()
         self._rng = rng or random.SystemRandom()
         self._ids = Ids(self._clock, rng)
-        self._reconnect = Reconnect(self._settings.backoff, self._rng, can_renew=self._provider is not None)
+        self._reconnect = Reconnect(
+            self._settings.backoff, self._rng, can_renew=self._provider is not None
+        )
         self._tasks = asyncio.TaskGroup()
         self._socket: ClientSocket | None = None
         self._online = asyncio.Event()
@@ -118,7 +120,9 @@ class Client:
         self._state.identify("device_id", self.device_id)
         self.user_id = saved.identity.get("user_id")
         self._unsettled = {entry.key: Unsettled(entry, on_disk=True) for entry in saved.outbox}
-        outbox = Outbox(saved.outbox, self._settings.sends_in_flight_max, self._settings.backoff, self._rng)
+        outbox = Outbox(
+            saved.outbox, self._settings.sends_in_flight_max, self._settings.backoff, self._rng
+        )
         cursors: dict[str, Cursor | CursorClaim] = {**saved.cursors, **self._start}
         self._machine = self.machine_type(self._settings, outbox, cursors, self._rng, self._follow)
         await self._tasks.__aenter__()
@@ -126,7 +130,10 @@ class Client:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Without an exception, leaving confirms the last event.
 
@@ -149,7 +156,11 @@ class Client:
     # Sending
 
     async def send(
-        self, chat_id: str, content: str, content_type: str = "text/plain", client_message_id: str | None = None
+        self,
+        chat_id: str,
+        content: str,
+        content_type: str = "text/plain",
+        client_message_id: str | None = None,
     ) -> Sent:
         """Send a message; return when the server has it on stable storage.
 
@@ -163,7 +174,11 @@ class Client:
         return await unsettled.sent.wait()
 
     async def post(
-        self, chat_id: str, content: str, content_type: str = "text/plain", client_message_id: str | None = None
+        self,
+        chat_id: str,
+        content: str,
+        content_type: str = "text/plain",
+        client_message_id: str | None = None,
     ) -> str:
         """As ``send``, but return once it is on disk; a refusal is an event."""
         unsettled = self._accept(chat_id, content, content_type, client_message_id)
@@ -223,7 +238,9 @@ class Client:
             if self._error is not None:
                 raise self._error
             if self._reader is not None:
-                raise RuntimeError("the events are read by another loop; end it, or hand its events on")
+                raise RuntimeError(
+                    "the events are read by another loop; end it, or hand its events on"
+                )
             self._reader = asyncio.get_running_loop().create_future()
             try:
                 await self._reader
@@ -239,11 +256,15 @@ class Client:
 
     # The outbox
 
-    def _accept(self, chat_id: str, content: str, content_type: str, client_message_id: str | None) -> Unsettled:
+    def _accept(
+        self, chat_id: str, content: str, content_type: str, client_message_id: str | None
+    ) -> Unsettled:
         """Hand a message to the state file; a repeated call joins the first."""
         if self._error is not None:
             raise self._error
-        entry = OutboxEntry(client_message_id or self._ids.new("cmsg_"), chat_id, content, content_type)
+        entry = OutboxEntry(
+            client_message_id or self._ids.new("cmsg_"), chat_id, content, content_type
+        )
         check(entry, self._content_bytes_max)
         unsettled = self._unsettled.get(entry.key)
         if unsettled is None:
@@ -256,11 +277,14 @@ class Client:
             self._state.put(entry)
         elif unsettled.entry != entry:
             raise KeyReused(
-                "another message with this client_message_id waits in the outbox; give this one an id of its own"
+                "another message with this client_message_id waits in the outbox; give this one an"
+                " id of its own"
             )
         return unsettled
 
-    def _written(self, entries: Iterable[OutboxEntry], cursors: Iterable[Keep], error: HoldfastError | None) -> None:
+    def _written(
+        self, entries: Iterable[OutboxEntry], cursors: Iterable[Keep], error: HoldfastError | None
+    ) -> None:
         """The state file has these entries and cursors, or ``error`` says why not."""
         for entry in entries:
             unsettled = self._unsettled[entry.key]
@@ -304,7 +328,9 @@ class Client:
             token = await self._get_token()
             headers = {"Authorization": f"Bearer {token}", "X-Device-ID": self.device_id}
             timeout = self._settings.connect_timeout_seconds
-            socket = await connect(self._url, headers, self._opened, self._received, self._coming, timeout)
+            socket = await connect(
+                self._url, headers, self._opened, self._received, self._coming, timeout
+            )
         except HandshakeRefused as refused:
             return self._reconnect.refused(refused.status, refused.retry_after, refused.message)
         except (Unreachable, NoToken) as error:
@@ -354,7 +380,9 @@ class Client:
         except (NoToken, HoldfastError):  # still valid for now; the next connection reports it
             self._token = None
             return
-        self._do(self._machine.renewed(self._token, self.device_id, self._expires_at(), self._now()))
+        self._do(
+            self._machine.renewed(self._token, self.device_id, self._expires_at(), self._now())
+        )
 
     def _expires_at(self) -> float | None:
         expiry = claims_of(self._token or "").exp
@@ -364,13 +392,16 @@ class Client:
         """Whether the server's user is the one the state file belongs to."""
         if self.user_id not in (None, established.user_id):
             self._misfit = BadSetting(
-                f"the state file belongs to {self.user_id}, the token to {established.user_id}; use another file"
+                f"the state file belongs to {self.user_id}, the token to {established.user_id}; use"
+                " another file"
             )
             return False
         if self.user_id is None:
             self.user_id = established.user_id
             self._state.identify("user_id", established.user_id)
-        self._content_bytes_max = int(established.limits.get("max_message_size_bytes", self._content_bytes_max))
+        self._content_bytes_max = int(
+            established.limits.get("max_message_size_bytes", self._content_bytes_max)
+        )
         self._reconnect.established()
         self._tell("syncing")
         self._online.set()
@@ -423,7 +454,9 @@ class Client:
         if self._socket is not None:
             self._socket.cut()
 
-    def _tell(self, state: ConnectionState, reason: str = "", retry_in_seconds: float = 0.0) -> None:
+    def _tell(
+        self, state: ConnectionState, reason: str = "", retry_in_seconds: float = 0.0
+    ) -> None:
         self._machine.inbox.tell(ConnectionChanged(state, reason, retry_in_seconds))
         self._wake_reader()
 
@@ -439,7 +472,9 @@ class Client:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = wake_at
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, wake_at - self._now()), self._ring)
+        self._timer = asyncio.get_running_loop().call_later(
+            max(0.0, wake_at - self._now()), self._ring
+        )
 
     def _ring(self) -> None:
         self._timer = None

@@ -14,7 +14,16 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 import msgspec
-from picows import WSCloseCode, WSError, WSFrame, WSHandshakeError, WSListener, WSMsgType, WSTransport, ws_connect
+from picows import (
+    WSCloseCode,
+    WSError,
+    WSFrame,
+    WSHandshakeError,
+    WSListener,
+    WSMsgType,
+    WSTransport,
+    ws_connect,
+)
 
 from holdfast.clock import SystemClock
 from holdfast.errors import BadSetting, OperatorError, Refused
@@ -120,7 +129,10 @@ class ClientSocket(WSListener):
     """
 
     def __init__(
-        self, opened: Callable[[ClientSocket], None], received: Callable[[bytes], None], coming: Callable[[], None]
+        self,
+        opened: Callable[[ClientSocket], None],
+        received: Callable[[bytes], None],
+        coming: Callable[[], None],
     ) -> None:
         self._opened = opened
         self._received = received
@@ -230,7 +242,11 @@ async def fresh(provider: TokenProvider, timeout_seconds: float) -> str:
     except (Refused, OperatorError):
         raise
     except Exception as error:
-        why = f"none within {timeout_seconds:g} s" if patience.expired() else str(error) or type(error).__name__
+        why = (
+            f"none within {timeout_seconds:g} s"
+            if patience.expired()
+            else str(error) or type(error).__name__
+        )
         raise NoToken(f"no token: {why}") from error
 
 

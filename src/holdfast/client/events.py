@@ -109,7 +109,16 @@ class Warned:
 
 
 ClientEvent = (
-    Message | Typing | Presence | Receipt | ConnectionChanged | ChatJoined | ChatGone | ChatReset | SendRefused | Warned
+    Message
+    | Typing
+    | Presence
+    | Receipt
+    | ConnectionChanged
+    | ChatJoined
+    | ChatGone
+    | ChatReset
+    | SendRefused
+    | Warned
 )
 
 

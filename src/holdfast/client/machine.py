@@ -133,7 +133,9 @@ class Machine:
                 self._resumed(session, frame.request_id, resumed, now)
             case Resync(chats=chats):
                 for chat in chats:
-                    self._actions += self._chats.heard_of(chat.chat_id, None, chat.head, now, certain=True)
+                    self._actions += self._chats.heard_of(
+                        chat.chat_id, None, chat.head, now, certain=True
+                    )
             case Heartbeat(heads=heads):
                 self._write(HeartbeatAck())
                 for chat_id, (epoch, head) in heads.items():
@@ -158,10 +160,14 @@ class Machine:
             session.heard_at = session.coming_at = now
         return self._done(now)
 
-    def renewed(self, token: str, device_id: str, expires_at: float | None, now: float) -> list[MachineAction]:
+    def renewed(
+        self, token: str, device_id: str, expires_at: float | None, now: float
+    ) -> list[MachineAction]:
         """The shell has a new token after RenewToken: send it on this connection."""
         if self._session is not None:
-            self._write(Authenticate(request_id=self._request(), payload=AuthenticateBody(token, device_id)))
+            self._write(
+                Authenticate(request_id=self._request(), payload=AuthenticateBody(token, device_id))
+            )
             self._expires(self._session, expires_at, now)
         return self._done(now)
 
@@ -221,7 +227,9 @@ class Machine:
             self._session.resuming.at = now
         return self._done(now)
 
-    def moved_past(self, event: ClientEvent, copy: ChatCopy | None, now: float) -> list[MachineAction]:
+    def moved_past(
+        self, event: ClientEvent, copy: ChatCopy | None, now: float
+    ) -> list[MachineAction]:
         """The application is done with an event from the inbox: its cursor may move."""
         if isinstance(event, ChatReset):
             self._reads.reset(event.chat_id)
@@ -252,19 +260,27 @@ class Machine:
 
     # Replies
 
-    def _established(self, session: ClientSession, established: ConnectionEstablished, now: float) -> None:
+    def _established(
+        self, session: ClientSession, established: ConnectionEstablished, now: float
+    ) -> None:
         session.accepted = True
         interval = established.heartbeat_interval_ms / 1000
         session.silence_seconds = interval + self._settings.silence_grace_seconds
         self._actions.append(Online(established))
         limits = established.limits
-        self._page_messages = int(min(self._settings.page_messages, limits.get("page_messages_max", NEVER)))
-        chats = min(self._settings.resume_chats_per_frame, limits.get("resume_chats_per_frame", NEVER))
+        self._page_messages = int(
+            min(self._settings.page_messages, limits.get("page_messages_max", NEVER))
+        )
+        chats = min(
+            self._settings.resume_chats_per_frame, limits.get("resume_chats_per_frame", NEVER)
+        )
         self._resume_chats = int(chats)
         session.pace = FramePace(limits, now)
         session.resuming = Resuming(now if self.listens else NEVER)
 
-    def _resumed(self, session: ClientSession, request_id: str | None, resumed: Resumed, now: float) -> None:
+    def _resumed(
+        self, session: ClientSession, request_id: str | None, resumed: Resumed, now: float
+    ) -> None:
         if session.resuming is not None and session.resuming.ends_with(request_id):
             session.resuming = None
         for chat_id in resumed.gone:
@@ -285,11 +301,18 @@ class Machine:
         entry = self.outbox.settle(ack.chat_id, ack.client_message_id)
         if entry is not None:
             sent = Sent(
-                ack.client_message_id, ack.message_id, ack.chat_id, ack.sequence, ack.created_at, ack.deduplicated
+                ack.client_message_id,
+                ack.message_id,
+                ack.chat_id,
+                ack.sequence,
+                ack.created_at,
+                ack.deduplicated,
             )
             self._actions.append(Settled(entry, sent))
 
-    def _failed(self, session: ClientSession, request_id: str | None, error: Error, now: float) -> None:
+    def _failed(
+        self, session: ClientSession, request_id: str | None, error: Error, now: float
+    ) -> None:
         if error.code == "RATE_LIMITED":
             session.pace.hold(now + (error.retry_after_seconds or 1.0))
         entry = self.outbox.in_flight_under(request_id) if request_id is not None else None
@@ -317,14 +340,18 @@ class Machine:
         else:
             self._chats.sync_later(chat_id, now + (error.retry_after_seconds or 1.0))
 
-    def _resume_failed(self, session: ClientSession, resuming: Resuming, error: Error, now: float) -> None:
+    def _resume_failed(
+        self, session: ClientSession, resuming: Resuming, error: Error, now: float
+    ) -> None:
         """Retry on this connection: a new one would cost the server more.
 
         After a final refusal each known chat is pulled; heads name the unknown ones.
         """
         if error.retryable:
             resuming.failures += 1
-            wait = self._settings.backoff.delay(resuming.failures, self._rng, error.retry_after_seconds)
+            wait = self._settings.backoff.delay(
+                resuming.failures, self._rng, error.retry_after_seconds
+            )
             resuming.again(now + wait)
         else:
             session.resuming = None
@@ -365,13 +392,20 @@ class Machine:
 
     def _start_sends(self, now: float) -> None:
         while (entry := self.outbox.start(now, f"{self._requests + 1}")) is not None:
-            body = SendBody(entry.client_message_id, entry.chat_id, entry.content, entry.content_type)
+            body = SendBody(
+                entry.client_message_id, entry.chat_id, entry.content, entry.content_type
+            )
             self._write(SendMessage(request_id=self._request(), payload=body))
 
     def _resume_again(self, session: ClientSession, now: float) -> None:
         """With many chats behind, a resume is faster than single pulls."""
         room = self.inbox.room * 2 >= self._settings.buffer_messages_max
-        if session.resumed_many and room and self._may_sync(session) and self._chats.behind(now) >= MANY_CHATS:
+        if (
+            session.resumed_many
+            and room
+            and self._may_sync(session)
+            and self._chats.behind(now) >= MANY_CHATS
+        ):
             session.resuming = Resuming(now)
 
     def _start_resume(self, session: ClientSession, now: float) -> None:
@@ -384,7 +418,11 @@ class Machine:
         while resuming.frames and session.pace.allows(now):
             cursors = resuming.frames.popleft()
             request_id = self._request()
-            self._write(Resume(request_id=request_id, payload=ResumeBody(cursors, more=bool(resuming.frames))))
+            self._write(
+                Resume(
+                    request_id=request_id, payload=ResumeBody(cursors, more=bool(resuming.frames))
+                )
+            )
             resuming.asked(request_id, now)
 
     def _may_sync(self, session: ClientSession) -> bool:

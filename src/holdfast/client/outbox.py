@@ -43,11 +43,15 @@ def check(entry: OutboxEntry, content_bytes_max: int) -> None:
     try:
         size = len(entry.content.encode())
     except UnicodeEncodeError:
-        raise InvalidMessage("content holds lone surrogates, which UTF-8 cannot carry; replace them") from None
+        raise InvalidMessage(
+            "content holds lone surrogates, which UTF-8 cannot carry; replace them"
+        ) from None
     if not size:
         raise InvalidMessage("content must not be empty")
     if size > content_bytes_max:
-        raise MessageTooLarge(f"content is {size} bytes; at most {content_bytes_max} are allowed: split it")
+        raise MessageTooLarge(
+            f"content is {size} bytes; at most {content_bytes_max} are allowed: split it"
+        )
 
 
 class _Line:
@@ -65,7 +69,11 @@ class Outbox:
     """The unsent messages of all chats."""
 
     def __init__(
-        self, entries: Iterable[OutboxEntry], in_flight_max: int, backoff: Backoff, rng: random.Random
+        self,
+        entries: Iterable[OutboxEntry],
+        in_flight_max: int,
+        backoff: Backoff,
+        rng: random.Random,
     ) -> None:
         self._in_flight_max = in_flight_max
         self._backoff = backoff
@@ -116,7 +124,10 @@ class Outbox:
         return line.entries.popleft()
 
     def in_flight_under(self, request_id: str) -> OutboxEntry | None:
-        return next((line.entries[0] for line, name, _ in self._in_flight.values() if name == request_id), None)
+        return next(
+            (line.entries[0] for line, name, _ in self._in_flight.values() if name == request_id),
+            None,
+        )
 
     def defer(self, chat_id: str, now: float, retry_after: float | None, everywhere: bool) -> None:
         """A try failed and will be retried; ``everywhere``: all chats wait."""
@@ -132,7 +143,10 @@ class Outbox:
 
     def disconnected(self) -> None:
         """The outcome of entries in flight is unknown: send them again, first."""
-        self._idle = {**{chat_id: line for chat_id, (line, _, _) in self._in_flight.items()}, **self._idle}
+        self._idle = {
+            **{chat_id: line for chat_id, (line, _, _) in self._in_flight.items()},
+            **self._idle,
+        }
         self._in_flight.clear()
 
     def oldest_in_flight(self) -> float:

@@ -91,14 +91,18 @@ class Reconnect:
         closing, self._closing = self._closing, None
         lasted, self._lasted = self._lasted, False
         reason = closing.reason if closing else _reason_of(code)
-        if (code is not None and 4500 <= code <= 4999) or (closing and not closing.reconnect_allowed):
+        if (code is not None and 4500 <= code <= 4999) or (
+            closing and not closing.reconnect_allowed
+        ):
             return Stop(stopped(reason, closing.message if closing else ""))
         if code == CloseReason.TOKEN_EXPIRED.code or reason == CloseReason.TOKEN_EXPIRED.reason:
             return self._renew("the token has expired")
         if closing and closing.reconnect_delay_ms > 0:
             self._failures += not lasted  # a restart is no failure; one that takes longer is
             return Retry(closing.reconnect_delay_ms / 1000, reason)
-        return self._later(reason, RATE_LIMITED_SECONDS if code == CloseReason.RATE_LIMITED.code else None)
+        return self._later(
+            reason, RATE_LIMITED_SECONDS if code == CloseReason.RATE_LIMITED.code else None
+        )
 
     def refused(self, status: int, retry_after: float | None, message: str) -> ReconnectVerdict:
         """The handshake got another status than 101; ``message``: the server's."""
@@ -128,7 +132,9 @@ class Reconnect:
 def _reason_of(code: int | None) -> str:
     if code is None:
         return "the connection broke"
-    return next((closing.reason for closing in CloseReason if closing.code == code), f"closed with {code}")
+    return next(
+        (closing.reason for closing in CloseReason if closing.code == code), f"closed with {code}"
+    )
 
 
 _NEXT: Mapping[str, str] = {
@@ -147,10 +153,15 @@ _NEXT: Mapping[str, str] = {
 _STOPPED: Mapping[str, tuple[type[HoldfastError], str]] = {
     CloseReason.DUPLICATE_CONNECTION.reason: (
         Forbidden,
-        "another client took its place: give each running client a state file or device_id of its own, "
-        "and end one if there are more than the server allows per user",
+        (
+            "another client took its place: give each running client a state file or device_id of"
+            " its own, and end one if there are more than the server allows per user"
+        ),
     ),
-    CloseReason.PROTOCOL_ERROR.reason: (InvalidMessage, "do client and server have versions that go together?"),
+    CloseReason.PROTOCOL_ERROR.reason: (
+        InvalidMessage,
+        "do client and server have versions that go together?",
+    ),
     CloseReason.UNAUTHORIZED.reason: (Unauthorized, "get a new token"),
 }
 
@@ -172,7 +183,9 @@ def refusal(error: Error) -> HoldfastError:
     if error.details and error.details.keys() & {"scope", "claim"}:
         what_next = "get a token that allows it"
     if error.outcome == "unknown":
-        what_next = f"the message may be stored all the same: look before you send it anew, and {what_next}"
+        what_next = (
+            f"the message may be stored all the same: look before you send it anew, and {what_next}"
+        )
     return error_of(error.code, f"{error.message}; {what_next}", details=error.details)
 
 
@@ -199,7 +212,9 @@ def kept_out(status: int, message: str) -> HoldfastError | None:
 def turned_away(status: int, message: str) -> str:
     """The reason of a refused handshake that will be retried."""
     if 300 <= status < 400:
-        return f"the handshake was sent on to {message}; until it is answered here it is tried again"
+        return (
+            f"the handshake was sent on to {message}; until it is answered here it is tried again"
+        )
     what_next = f"; {_STATUS[status][1]}" if status in _STATUS else ""
     return f"the handshake was answered with {status}{what_next}"
 

@@ -31,7 +31,10 @@ class FramePace:
     __slots__ = ("_bucket", "until")
 
     def __init__(self, limits: Mapping[str, float], now: float) -> None:
-        rate, burst = limits.get("other_rate_limit_per_second"), limits.get("other_rate_limit_burst")
+        rate, burst = (
+            limits.get("other_rate_limit_per_second"),
+            limits.get("other_rate_limit_burst"),
+        )
         self._bucket = None
         if rate and burst:
             self._bucket = Bucket(rate * SHARE_OF_RATE, max(1, int(burst * SHARE_OF_RATE)), now)

@@ -84,7 +84,9 @@ class _Batch:
         """Both batches as one, without this one's puts: their callers got an error."""
         removals = [change for change in self.outbox if not isinstance(change, OutboxEntry)]
         return _Batch(
-            [*removals, *newer.outbox], {**self.cursors, **newer.cursors}, {**self.identity, **newer.identity}
+            [*removals, *newer.outbox],
+            {**self.cursors, **newer.cursors},
+            {**self.identity, **newer.identity},
         )
 
 
@@ -169,7 +171,10 @@ class FileState:
         with _translated(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if self._path.exists() and self._path.stat().st_size == 0:  # to SQLite it looks new
-                _logger.warning("%s is empty: if it was not before, the unsent messages in it are lost", self._path)
+                _logger.warning(
+                    "%s is empty: if it was not before, the unsent messages in it are lost",
+                    self._path,
+                )
             self._path.touch(mode=0o600)
             self._db = apsw.Connection(str(self._path))
             try:
@@ -212,7 +217,9 @@ class FileState:
         db.execute("PRAGMA journal_mode = WAL")
         version = db.pragma("user_version")
         if version > SCHEMA_VERSION:
-            raise StateCorrupted(f"{self._path} was written by a newer Holdfast; use that, or another file")
+            raise StateCorrupted(
+                f"{self._path} was written by a newer Holdfast; use that, or another file"
+            )
         with db:
             if version == 0:
                 db.execute(_SCHEMA)
@@ -220,7 +227,9 @@ class FileState:
                 db.execute(_MIGRATIONS[older])
             if version < SCHEMA_VERSION:
                 db.pragma("user_version", SCHEMA_VERSION)
-        entries = db.execute("SELECT client_message_id, chat_id, content, content_type FROM outbox ORDER BY number")
+        entries = db.execute(
+            "SELECT client_message_id, chat_id, content, content_type FROM outbox ORDER BY number"
+        )
         cursors = db.execute("SELECT chat_id, epoch, sequence, proof FROM cursors")
         identity = db.execute("SELECT name, value FROM identity")
         return SavedState(
@@ -255,24 +264,33 @@ class FileState:
 
     def _commit(self, batch: _Batch) -> None:
         with _translated(self._path):
-            # A power cut can lose only an unsent message for good; the rest is repeated.
+            # A power cut can lose only an unsent message for good; the rest is
+            # repeated.
             self._db.pragma("synchronous", "FULL" if batch.puts else "NORMAL")
             with self._db:
                 for change in batch.outbox:
                     if isinstance(change, OutboxEntry):
                         self._db.execute(
-                            "INSERT OR IGNORE INTO outbox (client_message_id, chat_id, content, content_type)"
-                            " VALUES (?, ?, ?, ?)",
-                            (change.client_message_id, change.chat_id, change.content, change.content_type),
+                            "INSERT OR IGNORE INTO outbox (client_message_id, chat_id, content,"
+                            " content_type) VALUES (?, ?, ?, ?)",
+                            (
+                                change.client_message_id,
+                                change.chat_id,
+                                change.content,
+                                change.content_type,
+                            ),
                         )
                     else:
-                        self._db.execute("DELETE FROM outbox WHERE chat_id = ? AND client_message_id = ?", change)
+                        self._db.execute(
+                            "DELETE FROM outbox WHERE chat_id = ? AND client_message_id = ?", change
+                        )
                 for keep in batch.cursors.values():
                     if keep.cursor is None:
                         self._db.execute("DELETE FROM cursors WHERE chat_id = ?", (keep.chat_id,))
                     else:
                         self._db.execute(
-                            "INSERT OR REPLACE INTO cursors VALUES (?, ?, ?, ?)", (keep.chat_id, *keep.cursor)
+                            "INSERT OR REPLACE INTO cursors VALUES (?, ?, ?, ?)",
+                            (keep.chat_id, *keep.cursor),
                         )
                 for name, value in batch.identity.items():
                     self._db.execute("INSERT OR REPLACE INTO identity VALUES (?, ?)", (name, value))
@@ -291,18 +309,22 @@ class _translated:
         match error:
             case apsw.BusyError() | apsw.LockedError():
                 raise StateInUse(
-                    f"{self._path} is in use by another process; stop it, or give this one another state file"
+                    f"{self._path} is in use by another process; stop it, or give this one another"
+                    " state file"
                 ) from error
             case apsw.NotADBError() | apsw.CorruptError():
                 raise StateCorrupted(
-                    f"{self._path} is damaged ({error}); move it away to start anew: unsent messages in it are lost"
+                    f"{self._path} is damaged ({error}); move it away to start anew: unsent"
+                    " messages in it are lost"
                 ) from error
             case apsw.Error() | OSError():
                 raise StateDirectory(
                     f"cannot use {self._path}: {error}; is it writable, and the disk not full?"
                 ) from error
             case Exception() if not isinstance(error, HoldfastError):
-                raise InternalError(f"cannot write to {self._path}: {type(error).__name__}: {error}") from error
+                raise InternalError(
+                    f"cannot write to {self._path}: {type(error).__name__}: {error}"
+                ) from error
             case _:
                 return
 

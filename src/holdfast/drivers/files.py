@@ -48,7 +48,8 @@ _OF_A_VOLUME = {STATE_NAME, "lost+found"}
 def default_state_dir() -> Path:
     """Where a server keeps its state, and commands look for it, by default."""
     given = Path(os.environ.get("XDG_STATE_HOME", ""))
-    base = given if given.is_absolute() else Path("~/.local/state").expanduser()  # XDG: ignore relative
+    # XDG: ignore relative
+    base = given if given.is_absolute() else Path("~/.local/state").expanduser()
     return base / "holdfast"
 
 

@@ -76,7 +76,9 @@ class _BoundedProtocol(ResponseHandler):
             super().data_received(piece)
             body_bytes = 0 if self._body is None else self._body.total_bytes
             if self.transport is not None and self._received - body_bytes > AROUND_BODY_BYTES_MAX:
-                self._give_up(f"it sent more than {AROUND_BODY_BYTES_MAX // KIB} KiB beside its body")
+                self._give_up(
+                    f"it sent more than {AROUND_BODY_BYTES_MAX // KIB} KiB beside its body"
+                )
 
     def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
         """The parser has read one head, of an interim or of the final answer."""
@@ -117,17 +119,25 @@ class BoundedConnector(aiohttp.TCPConnector):
         # aiohttp has no public way to set the protocol; `connect` checks the result.
         self._factory = lambda: _BoundedProtocol(self._loop)  # type: ignore[assignment]
 
-    async def connect(self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout) -> Connection:
+    async def connect(
+        self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout
+    ) -> Connection:
         connection = await super().connect(req, traces, timeout)
         if not isinstance(connection.protocol, _BoundedProtocol):
             connection.close()
-            raise RuntimeError(f"aiohttp {aiohttp.__version__} makes connections in a way that cannot be bounded here")
+            raise RuntimeError(
+                f"aiohttp {aiohttp.__version__} makes connections in a way that cannot be bounded"
+                " here"
+            )
         connection.protocol.begin()
         return connection
 
 
 def open_session(
-    connector: BoundedConnector | None = None, *, headers: dict[str, str] | None = None, **options: Any
+    connector: BoundedConnector | None = None,
+    *,
+    headers: dict[str, str] | None = None,
+    **options: Any,
 ) -> aiohttp.ClientSession:
     """A session without default headers, cookies or decompression.
 

@@ -44,10 +44,14 @@ class SessionConnection(asyncpg.Connection):  # type: ignore[misc]  # it has no 
         return f"{super().get_reset_query()}\n{self.set_again}"
 
 
-async def connect(url: str | None = None, *, settings: Mapping[str, str] | None = None, **options: Any) -> Any:
+async def connect(
+    url: str | None = None, *, settings: Mapping[str, str] | None = None, **options: Any
+) -> Any:
     """A connection with these settings. Raises what asyncpg raises."""
     connection = await asyncpg.connect(url, **{**options, "connection_class": SessionConnection})
-    connection.set_again = "\n".join(f"SET {name} = '{value}';" for name, value in (settings or {}).items())
+    connection.set_again = "\n".join(
+        f"SET {name} = '{value}';" for name, value in (settings or {}).items()
+    )
     if connection.set_again:
         try:
             await connection.execute(connection.set_again)
@@ -63,11 +67,14 @@ def pool(url: str, *, settings: Mapping[str, str], **options: Any) -> asyncpg.Po
     async def connected(*where: Any, **how: Any) -> Any:
         return await connect(*where, settings=settings, **how)
 
-    return asyncpg.create_pool(url, connect=connected, connection_class=SessionConnection, **options)
+    return asyncpg.create_pool(
+        url, connect=connected, connection_class=SessionConnection, **options
+    )
 
 
 async def refuse_shared_sessions(connection: Any, url: str, **options: Any) -> None:
-    """BadSetting if the connection has no session of its own. Raises what asyncpg raises.
+    """BadSetting if the connection has no session of its own. Raises what asyncpg
+    raises.
 
     A pooler does not know which server process will serve a client, so it invents a
     process id. If the real one differs from the announced one, a second connection
@@ -97,7 +104,7 @@ async def _process(connection: Any) -> int:
 
 def _refusal() -> BadSetting:
     return BadSetting(
-        "a connection pooler in transaction mode stands before PostgreSQL: locks, notifications and prepared "
-        "statements need a session for each connection; connect to PostgreSQL itself, or set pool_mode = session for "
-        "this database"
+        "a connection pooler in transaction mode stands before PostgreSQL: locks, notifications and"
+        " prepared statements need a session for each connection; connect to PostgreSQL itself, or"
+        " set pool_mode = session for this database"
     )

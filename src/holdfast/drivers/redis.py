@@ -86,7 +86,9 @@ def _reason(error: BaseException | str) -> RedisReason:
     if isinstance(error, UnfitRedis):
         return error.reason
     causes: list[BaseException] = [error]
-    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
+    while (
+        cause := causes[-1].__cause__ or causes[-1].__context__
+    ) is not None and cause not in causes:
         causes.append(cause)
     kinds: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], RedisReason], ...] = (
         (InvalidResponse, "not_redis"),
@@ -130,17 +132,19 @@ def check_info(answer: bytes) -> None:
     if info.get("cluster_enabled") == "1" or info.get("redis_mode") == "cluster":
         raise UnfitRedis(
             "cluster",
-            "this is Redis Cluster, which refuses calls for keys of several slots: use one primary, with replicas if "
-            "you like, and redis+sentinel:// for failover",
+            "this is Redis Cluster, which refuses calls for keys of several slots: use one primary,"
+            " with replicas if you like, and redis+sentinel:// for failover",
             fatal=True,
         )
     policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction" and info.get("maxmemory", "0") != "0":
         raise UnfitRedis(
             "eviction",
-            f"this Redis evicts counters when it is full (maxmemory-policy {policy}), and an evicted counter grants "
-            "its limit again: set maxmemory-policy noeviction",
+            f"this Redis evicts counters when it is full (maxmemory-policy {policy}), and an"
+            " evicted counter grants its limit again: set maxmemory-policy noeviction",
             fatal=True,
         )
     if info.get("role") == "slave":
-        raise UnfitRedis("read_only", "this Redis is a replica: counters need the primary", fatal=False)
+        raise UnfitRedis(
+            "read_only", "this Redis is a replica: counters need the primary", fatal=False
+        )

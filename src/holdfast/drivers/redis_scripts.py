@@ -37,7 +37,13 @@ class ScriptCall:
 
     __slots__ = ("answer", "arguments", "read", "script", "sent_at")
 
-    def __init__(self, script: Script, keys: list[bytes], arguments: tuple[Any, ...], read: Callable[[Any], Any]):
+    def __init__(
+        self,
+        script: Script,
+        keys: list[bytes],
+        arguments: tuple[Any, ...],
+        read: Callable[[Any], Any],
+    ):
         self.script = script
         self.arguments = (len(keys), *keys, *arguments)
         self.read = read
@@ -107,7 +113,9 @@ class Pipe(asyncio.Protocol):
         if self._watch is not None:
             self._watch.cancel()
         if self._calls:
-            self._on_trouble(self._gave_up or error or ConnectionError("Redis closed the connection"))
+            self._on_trouble(
+                self._gave_up or error or ConnectionError("Redis closed the connection")
+            )
         while self._calls:
             self._calls.popleft().fail(OutcomeUnknown("the counters did not answer"))
 

@@ -42,7 +42,8 @@ def check_redis_url(url: str) -> None:
         return
     if "://" not in url or scheme not in SERVER_SCHEMES:
         raise ValueError(
-            "a URL of Redis begins with redis://, rediss://, unix://, redis+sentinel:// or rediss+sentinel://"
+            "a URL of Redis begins with redis://, rediss://, unix://, redis+sentinel:// or"
+            " rediss+sentinel://"
         )
     try:
         port = urlsplit(url).port
@@ -50,7 +51,8 @@ def check_redis_url(url: str) -> None:
         port = 0
     if port == 0:
         raise ValueError(
-            "the URL of Redis has no valid port; characters such as / # ? @ in a password are written as %XX"
+            "the URL of Redis has no valid port; characters such as / # ? @ in a password are"
+            " written as %XX"
         )
 
 
@@ -64,10 +66,17 @@ def sentinel_address(url: str) -> SentinelAddress | None:
     credentials, at, hosts = address.rpartition("@")
     service, _, db = path.partition("/")
     if not service or not (db or "0").isdecimal():
-        raise ValueError("after the sentinels of a redis+sentinel:// URL come /service and, if it is not 0, /db")
+        raise ValueError(
+            "after the sentinels of a redis+sentinel:// URL come /service and, if it is not 0, /db"
+        )
     options = dict(parse_qsl(query))
-    username, password = options.pop("sentinel_username", None), options.pop("sentinel_password", None)
-    server = f"{scheme.partition('+')[0]}://{credentials}{at}sentinel/{db or 0}?{urlencode(options)}"
+    username, password = (
+        options.pop("sentinel_username", None),
+        options.pop("sentinel_password", None),
+    )
+    server = (
+        f"{scheme.partition('+')[0]}://{credentials}{at}sentinel/{db or 0}?{urlencode(options)}"
+    )
     sentinels = tuple(_sentinel(host) for host in hosts.split(","))
     return SentinelAddress(sentinels, unquote(service), server, username, password)
 
@@ -77,8 +86,16 @@ def secrets_of(url: str) -> list[str]:
     _, _, rest = url.partition("://")
     written = [rest.rpartition("@")[0].partition(":")[2]]
     query = rest.partition("?")[2].split("&")
-    written += [value for name, _, value in (each.partition("=") for each in query) if name.endswith("password")]
-    return sorted({secret for each in written if each for secret in (each, unquote(each))}, key=len, reverse=True)
+    written += [
+        value
+        for name, _, value in (each.partition("=") for each in query)
+        if name.endswith("password")
+    ]
+    return sorted(
+        {secret for each in written if each for secret in (each, unquote(each))},
+        key=len,
+        reverse=True,
+    )
 
 
 def _sentinel(address: str) -> tuple[str, int]:

@@ -20,7 +20,9 @@ def statements(package: str) -> dict[str, str]:
     pieces = _NAME.split((resources.files(package) / "statements.sql").read_text())
     names = pieces[1::2]
     if len(set(names)) < len(names):
-        raise ValueError(f"a statement is named twice: {sorted(n for n in set(names) if names.count(n) > 1)}")
+        raise ValueError(
+            f"a statement is named twice: {sorted(n for n in set(names) if names.count(n) > 1)}"
+        )
     return {name: _bare(body) for name, body in zip(names, pieces[2::2], strict=True)}
 
 
@@ -32,7 +34,10 @@ def migrations(package: str) -> list[str]:
     """The n-th makes version n. ValueError if one is missing or misnamed."""
     scripts = _scripts(package, "migrations")
     if list(scripts) != [f"{version:04}.sql" for version in range(1, len(scripts) + 1)]:
-        raise ValueError(f"the migrations of {package} are not 0001.sql, 0002.sql and so on: {', '.join(scripts)}")
+        raise ValueError(
+            f"the migrations of {package} are not 0001.sql, 0002.sql and so on:"
+            f" {', '.join(scripts)}"
+        )
     return list(scripts.values())
 
 
@@ -42,5 +47,9 @@ def functions(package: str) -> list[str]:
 
 
 def _scripts(package: str, folder: str) -> dict[str, str]:
-    files = {file.name: file for file in (resources.files(package) / folder).iterdir() if file.name.endswith(".sql")}
+    files = {
+        file.name: file
+        for file in (resources.files(package) / folder).iterdir()
+        if file.name.endswith(".sql")
+    }
     return {name: files[name].read_text() for name in sorted(files)}

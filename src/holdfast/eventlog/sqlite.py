@@ -48,7 +48,10 @@ class SqliteEventLog:
     """
 
     def __init__(
-        self, source: CommitSource, entries_max: int = TAIL_ENTRIES_MAX, content_bytes_max: int = TAIL_CONTENT_BYTES_MAX
+        self,
+        source: CommitSource,
+        entries_max: int = TAIL_ENTRIES_MAX,
+        content_bytes_max: int = TAIL_CONTENT_BYTES_MAX,
     ) -> None:
         self._source = source
         self._entries_max = entries_max

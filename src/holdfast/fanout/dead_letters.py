@@ -32,7 +32,9 @@ class DeadLetterSettings:
     alert_threshold_per_hour: int = 100
     """More dead letters in one hour of the clock: one critical log line."""
     max_letters: int = 1000
-    """Dead letters remembered for ``holdfast status``; older ones are forgotten, the events stay in the log."""
+    """Dead letters remembered for ``holdfast status``; older ones are forgotten, the
+    events stay in the log.
+    """
 
     def __post_init__(self) -> None:
         positive(self, "alert_threshold_per_hour", "max_letters")

@@ -153,7 +153,9 @@ class Ephemeral:
         elif not active:
             if self._put(note):
                 self._typing.pop((chat_id, user), None)
-        elif (chat_id, user) not in self._typing and len(self._typing) >= self._settings.max_waiting:
+        elif (chat_id, user) not in self._typing and len(
+            self._typing
+        ) >= self._settings.max_waiting:
             telemetry.ephemeral(note.kind, "dropped")  # if sent, nothing would ever end it
         elif self._put(note):
             self._typing[chat_id, user] = self._clock.monotonic() + self._settings.typing_seconds
@@ -203,7 +205,10 @@ class Ephemeral:
         self._release(now)
         presences = dict(islice(self._ready_presences.items(), self._settings.max_presences))
         memberships: _MembershipsOf | None = None
-        due = [*((self._ready, key) for key in self._ready), *((self._ready_presences, key) for key in presences)]
+        due = [
+            *((self._ready, key) for key in self._ready),
+            *((self._ready_presences, key) for key in presences),
+        ]
         turns = Turns(self._clock)
         for number, (ready, key) in enumerate(due):
             await turns.give_way()
@@ -212,7 +217,9 @@ class Ephemeral:
             try:
                 async with asyncio.timeout(self._settings.lookup_timeout_seconds):
                     if key in presences and memberships is None:
-                        memberships = await self._memberships([presence.about for presence in presences.values()])
+                        memberships = await self._memberships(
+                            [presence.about for presence in presences.values()]
+                        )
                     await self._tell(note, memberships or {})
             except (HoldfastError, TimeoutError):
                 telemetry.ephemeral(note.kind, "dropped")
@@ -268,7 +275,10 @@ class Ephemeral:
 
     @property
     def _is_full(self) -> bool:
-        return len(self._ready) + len(self._ready_presences) + len(self._held) >= self._settings.max_waiting
+        return (
+            len(self._ready) + len(self._ready_presences) + len(self._held)
+            >= self._settings.max_waiting
+        )
 
     def _put(self, note: _Note) -> bool:
         """Queue a note. Returns False if there was no room."""

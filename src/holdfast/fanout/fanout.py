@@ -113,7 +113,9 @@ class Fanout:
         """
         try:
             if not self._begun:
-                self.position = await self._patiently(self._around.log.end) if after is None else after
+                self.position = (
+                    await self._patiently(self._around.log.end) if after is None else after
+                )
                 self._begun = True
             while True:
                 await self._batch()
@@ -138,7 +140,9 @@ class Fanout:
         letter; the next round reads on behind it.
         """
         try:
-            return await self._patiently(lambda: self._around.log.read(self.position, self._max_poll_records))
+            return await self._patiently(
+                lambda: self._around.log.read(self.position, self._max_poll_records)
+            )
         except UnreadableEvent as event:
             await self._dead_letter("undecodable", event.position, event.message, event.data)
             self.position = event.position
@@ -171,7 +175,9 @@ class Fanout:
                 for entry in entries:
                     await self._attempt([entry])
             else:
-                await self._dead_letter("defect", entries[0].position, repr(error), msgspec.json.encode(entries[0]))
+                await self._dead_letter(
+                    "defect", entries[0].position, repr(error), msgspec.json.encode(entries[0])
+                )
 
     async def _spread(self, entries: Sequence[LogEntry]) -> None:
         chats = {entry.message.chat_id: entry.tenant for entry in entries}
@@ -181,13 +187,18 @@ class Fanout:
         self._keep(chats, before, after)
         for entry in unreadable:
             data = msgspec.json.encode(entry)
-            await self._dead_letter("event", entry.position, "the event does not say what it changes", data)
+            await self._dead_letter(
+                "event", entry.position, "the event does not say what it changes", data
+            )
         if unknown:
             telemetry.delivery_skipped("members_unknown", unknown)
         if cut:
             online = await self._online(cut)
             await asyncio.gather(
-                *(self._hand_over(gateway, envelope) for gateway, envelope in envelopes(cut, online).items())
+                *(
+                    self._hand_over(gateway, envelope)
+                    for gateway, envelope in envelopes(cut, online).items()
+                )
             )
 
     def _with_proof(self, entry: LogEntry) -> LogEntry:
@@ -195,7 +206,9 @@ class Fanout:
         too is encoded only once.
         """
         message = entry.message
-        proof = self._around.proofs.of(entry.tenant, message.chat_id, Cursor(entry.epoch, message.sequence))
+        proof = self._around.proofs.of(
+            entry.tenant, message.chat_id, Cursor(entry.epoch, message.sequence)
+        )
         return replace(entry, message=replace(message, proof=proof))
 
     async def _members_of(self, chats: Mapping[str, str]) -> dict[str, frozenset[User]]:
@@ -224,7 +237,10 @@ class Fanout:
             return None
 
     def _keep(
-        self, chats: Mapping[str, str], before: Mapping[str, frozenset[User]], after: Mapping[str, frozenset[User]]
+        self,
+        chats: Mapping[str, str],
+        before: Mapping[str, frozenset[User]],
+        after: Mapping[str, frozenset[User]],
     ) -> None:
         """Remember the members as of the end of the batch. A chat with an unreadable
         event is loaded again.
@@ -272,7 +288,9 @@ class Fanout:
 
     async def _dead_letter(self, reason: str, position: int, message: str, data: bytes) -> None:
         at = timestamp(self._clock.now())
-        await self._around.dead_letters.put(DeadLetter(position, reason, message, data[:DATA_BYTES_MAX], at))
+        await self._around.dead_letters.put(
+            DeadLetter(position, reason, message, data[:DATA_BYTES_MAX], at)
+        )
 
     async def _measure(self, entries: Sequence[LogEntry]) -> None:
         """Measure how far this reader is behind the log. The log is asked for its end

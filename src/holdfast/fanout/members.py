@@ -27,7 +27,9 @@ MAX_MEMBERS = 500_000
 class Members:
     """``load`` reads a chat's members from the store, strongly consistent."""
 
-    def __init__(self, load: Callable[[str], Awaitable[Sequence[Member]]], max_members: int = MAX_MEMBERS) -> None:
+    def __init__(
+        self, load: Callable[[str], Awaitable[Sequence[Member]]], max_members: int = MAX_MEMBERS
+    ) -> None:
         self._load = load
         self._max_members = max_members
         self._chats: OrderedDict[str, frozenset[User]] = OrderedDict()
@@ -46,7 +48,9 @@ class Members:
             ticket = object()
             self._loads.setdefault(chat_id, set()).add(ticket)
             try:
-                loaded = frozenset(User(tenant, member.user_id) for member in await self._load(chat_id))
+                loaded = frozenset(
+                    User(tenant, member.user_id) for member in await self._load(chat_id)
+                )
             finally:
                 current = self._ended(chat_id, ticket)
             if current and chat_id not in self._chats:

@@ -27,7 +27,9 @@ RETRY_SECONDS = 1.0
 class PresenceReporter:
     """One gateway's users. ``run`` must be running; when it ends, all are withdrawn."""
 
-    def __init__(self, gateway: str, registry: Registry, ephemeral: Ephemeral, heartbeat_seconds: float) -> None:
+    def __init__(
+        self, gateway: str, registry: Registry, ephemeral: Ephemeral, heartbeat_seconds: float
+    ) -> None:
         self._gateway = gateway
         self._registry = registry
         self._ephemeral = ephemeral

@@ -57,7 +57,11 @@ class Receipts:
                 moved[key] = (moved[key][0] if key in moved else was, now)
         for (reader, chat_id), (was, now) in moved.items():
             for sender in self._concerned(chat_id, was, now) - {reader}:
-                yield sender, reader, Receipt(chat_id, reader.user_id, delivered=now[0], read=now[1])
+                yield (
+                    sender,
+                    reader,
+                    Receipt(chat_id, reader.user_id, delivered=now[0], read=now[1]),
+                )
 
     def _concerned(self, chat_id: str, was: tuple[int, int], now: tuple[int, int]) -> set[User]:
         """The senders of messages that this reader has newly received or read."""

@@ -42,7 +42,9 @@ class RoutingResult(NamedTuple):
     unreadable: list[LogEntry]
 
 
-def legs(entries: Iterable[LogEntry], members: MutableMapping[str, frozenset[User]]) -> RoutingResult:
+def legs(
+    entries: Iterable[LogEntry], members: MutableMapping[str, frozenset[User]]
+) -> RoutingResult:
     """Divide a batch into legs, and update ``members`` to those after the batch.
 
     Chats that ``members`` does not have are skipped. A chat with an unreadable event is
@@ -68,7 +70,11 @@ def legs(entries: Iterable[LogEntry], members: MutableMapping[str, frozenset[Use
             else:
                 during, after = around
         leg = open_legs.get(chat_id)
-        if leg is not None and leg.members is during and leg.messages[-1].sequence + 1 == message.sequence:
+        if (
+            leg is not None
+            and leg.members is during
+            and leg.messages[-1].sequence + 1 == message.sequence
+        ):
             leg.messages.append(message)
         else:
             leg = open_legs[chat_id] = Leg(entry.tenant, [message], during)
@@ -80,7 +86,9 @@ def legs(entries: Iterable[LogEntry], members: MutableMapping[str, frozenset[Use
     return RoutingResult(found, unknown, unreadable)
 
 
-def _around(entry: LogEntry, before: frozenset[User]) -> tuple[frozenset[User], frozenset[User]] | None:
+def _around(
+    entry: LogEntry, before: frozenset[User]
+) -> tuple[frozenset[User], frozenset[User]] | None:
     """Who gets an event, and who gets what follows it; None if it cannot be read."""
     event = membership_event(entry.message)
     if event is None:
@@ -92,7 +100,8 @@ def _around(entry: LogEntry, before: frozenset[User]) -> tuple[frozenset[User], 
         after = before if user in before else before | {user}
         return after, after
     if event.event == "member_removed":
-        # The store may be ahead of the log: then the removed user is no member any more.
+        # The store may be ahead of the log: then the removed user is no member any
+        # more.
         return (before, before - {user}) if user in before else (before | {user}, before)
     return before, before
 
@@ -128,7 +137,9 @@ def _stretches(cut: Sequence[Leg], held: Set[User], *, shared: bool) -> list[Str
         index = last.get(first.chat_id)
         if index is not None and stretches[index].messages[-1].sequence + 1 == first.sequence:
             earlier = stretches[index]
-            stretches[index] = Stretch(leg.tenant, [*earlier.messages, *leg.messages], earlier.users)
+            stretches[index] = Stretch(
+                leg.tenant, [*earlier.messages, *leg.messages], earlier.users
+            )
         else:
             last[first.chat_id] = len(stretches)
             stretches.append(Stretch(leg.tenant, leg.messages, users))
@@ -137,7 +148,11 @@ def _stretches(cut: Sequence[Leg], held: Set[User], *, shared: bool) -> list[Str
 
 def undeliverable(cut: Sequence[Leg], online: Mapping[str, Set[User]]) -> int:
     """How many messages have no recipient connected anywhere."""
-    return sum(len(leg.messages) for leg in cut if all(leg.members.isdisjoint(held) for held in online.values()))
+    return sum(
+        len(leg.messages)
+        for leg in cut
+        if all(leg.members.isdisjoint(held) for held in online.values())
+    )
 
 
 MAX_CHATS = 100_000

@@ -29,7 +29,13 @@ from holdfast.session.session import Session
 from holdfast.session.validation import refusal_of
 from holdfast.session.work_rate import WorkRate
 from holdfast.wire.close_codes import CloseReason
-from holdfast.wire.codec import decode_client_frame, encode_frame, error_payload, pong_frame, request_id_of
+from holdfast.wire.codec import (
+    decode_client_frame,
+    encode_frame,
+    error_payload,
+    pong_frame,
+    request_id_of,
+)
 from holdfast.wire.frames import Authenticate
 
 WRITE_BYTES = 64 * 1024
@@ -38,7 +44,11 @@ transport holds of a socket that stops taking data."""
 EARLY_FRAMES_MAX = 100
 EARLY_BYTES_MAX = 256 * 1024
 """Frames a client may send before ``connection_established``; they wait for it."""
-LOGGED = {SessionEvent.BUFFER_ABOVE_WARNING, SessionEvent.SLOW_CONSUMER_WARNED, SessionEvent.SLOW_CONSUMER_RECOVERED}
+LOGGED = {
+    SessionEvent.BUFFER_ABOVE_WARNING,
+    SessionEvent.SLOW_CONSUMER_WARNED,
+    SessionEvent.SLOW_CONSUMER_RECOVERED,
+}
 """Rare events of a client in trouble are logged; the others are only counted."""
 
 
@@ -172,7 +182,9 @@ class Connection:
             if isinstance(frame, Authenticate):
                 self._authenticate(frame)
             else:
-                self._refuse(Unauthorized("the first frame must be `authenticate`"), frame.request_id)
+                self._refuse(
+                    Unauthorized("the first frame must be `authenticate`"), frame.request_id
+                )
             return
         self.do(self.session.receive(frame, now))
 
@@ -254,10 +266,14 @@ class Connection:
         """Reading is paused: resume within the rate, close after too long."""
         if self._work.is_exceeded(now):
             if self.session is None:
-                self.close(CloseReason.UNAUTHORIZED, message="too many frames before authentication")
+                self.close(
+                    CloseReason.UNAUTHORIZED, message="too many frames before authentication"
+                )
             else:
                 window = self._plane.limits.backpressure.inbound.work_pause_window_seconds
-                self.close(CloseReason.RATE_LIMITED, delay_ms=int(window * 1000) + self._host.spread_ms())
+                self.close(
+                    CloseReason.RATE_LIMITED, delay_ms=int(window * 1000) + self._host.spread_ms()
+                )
         elif self._work.resume(now):
             self._release(_Hold.WORK)
 
@@ -346,10 +362,14 @@ class Connection:
         try:
             if isinstance(effect, effects.Fetch):
                 chat_id, proof = effect.chat_id, effect.proofs.get(effect.chat_id)
-                result = await history.sync(session.user, chat_id, effect.cursor, effect.limit, effect.asked_at, proof)
+                result = await history.sync(
+                    session.user, chat_id, effect.cursor, effect.limit, effect.asked_at, proof
+                )
             else:
                 only = session.principal.chats
-                result = await history.resume(session.user, effect.cursors, effect.asked_at, only, effect.proofs)
+                result = await history.resume(
+                    session.user, effect.cursors, effect.asked_at, only, effect.proofs
+                )
         except HoldfastError as error:
             result = error
         steps = session.on_page(effect.token, result, self._plane.clock.monotonic())
@@ -476,7 +496,9 @@ class Connection:
         self.do(self.session.on_token_checked(effect.token, self._expiry(principal), now))
         held, self.session.principal = self.session.principal, principal
         if (principal.scopes, principal.chats) != (held.scopes, held.chats):
-            self.close(CloseReason.ROTATION, message="the new token allows other things: reconnect with it")
+            self.close(
+                CloseReason.ROTATION, message="the new token allows other things: reconnect with it"
+            )
 
     def _expiry(self, principal: Principal) -> float | None:
         """When the credential expires, as a monotonic time."""

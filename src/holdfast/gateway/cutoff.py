@@ -33,7 +33,10 @@ class Cutoff:
     """Closes connections of one gateway after a revocation, or for an operator."""
 
     def __init__(
-        self, plane: GatewayDeps, roster: Roster[Connection], everybody: Callable[[], Iterable[Connection]]
+        self,
+        plane: GatewayDeps,
+        roster: Roster[Connection],
+        everybody: Callable[[], Iterable[Connection]],
     ) -> None:
         self._plane = plane
         self._roster = roster
@@ -59,9 +62,15 @@ class Cutoff:
 
     def disconnect(self, user: User, device_id: str | None = None) -> int:
         """Close a user's connections, or one device's; they may reconnect. How many."""
-        found = [c for c in self._roster.of_user(user) if device_id is None or c.device_id == device_id]
+        found = [
+            c for c in self._roster.of_user(user) if device_id is None or c.device_id == device_id
+        ]
         for connection in found:
-            self._close(connection, CloseReason.ROTATION, "an operator closed this connection; open a new one")
+            self._close(
+                connection,
+                CloseReason.ROTATION,
+                "an operator closed this connection; open a new one",
+            )
         return len(found)
 
     def tick(self, now: float) -> None:
@@ -83,7 +92,9 @@ class Cutoff:
     def _judge(self, connection: Connection) -> None:
         if connection.session is None:
             return
-        if (refusal := self._plane.refusal(connection.session.principal, connection.device_id)) is not None:
+        if (
+            refusal := self._plane.refusal(connection.session.principal, connection.device_id)
+        ) is not None:
             self._close(connection, CloseReason.UNAUTHORIZED, refusal.message)
 
     def _close(self, connection: Connection, closing: CloseReason, message: str) -> None:

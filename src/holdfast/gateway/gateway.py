@@ -59,7 +59,9 @@ class Gateway:
 
     connection_type = Connection
 
-    def __init__(self, plane: GatewayDeps, neighbours: PresenceListener, memory_budget_bytes: int) -> None:
+    def __init__(
+        self, plane: GatewayDeps, neighbours: PresenceListener, memory_budget_bytes: int
+    ) -> None:
         self._plane = plane
         self._neighbours = neighbours
         self._memory_budget_bytes = memory_budget_bytes
@@ -85,7 +87,10 @@ class Gateway:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.drain()
         await self.cutoff.stop()
@@ -143,7 +148,9 @@ class Gateway:
             self.belonging.meet(stretch)
             parts = _cut_behind_events(stretch.messages)
             for messages in parts:
-                delivered += self._deliver_run(EncodedRun(messages), now, alone=one_stretch and len(parts) == 1)
+                delivered += self._deliver_run(
+                    EncodedRun(messages), now, alone=one_stretch and len(parts) == 1
+                )
                 if messages[-1].kind == "event":
                     self.belonging.apply(stretch.tenant, messages[-1])
         telemetry.delivered(delivered)
@@ -175,10 +182,15 @@ class Gateway:
             try:
                 write(data)
             except Exception as error:
-                _give_up(next(connection for connection in connections if connection.write is write), error)
+                _give_up(
+                    next(connection for connection in connections if connection.write is write),
+                    error,
+                )
         return len(connections) * run.count
 
-    async def push_to_chats(self, chat_ids: Iterable[str], key: tuple[str, ...], frame: bytes) -> None:
+    async def push_to_chats(
+        self, chat_ids: Iterable[str], key: tuple[str, ...], frame: bytes
+    ) -> None:
         """Queue an ephemeral frame once to each session in these chats.
 
         It yields to the loop between chats: a user may have a hundred chats of a
@@ -188,7 +200,11 @@ class Gateway:
         pushed: set[Connection] = set()
         for chat_id in chat_ids:
             await turns.give_way()
-            found = [connection for connection in self._roster.in_chat(chat_id) if connection not in pushed]
+            found = [
+                connection
+                for connection in self._roster.in_chat(chat_id)
+                if connection not in pushed
+            ]
             self._push(found, key, frame)
             pushed.update(found)
 
@@ -240,7 +256,9 @@ class Gateway:
 
         A node that has just started must read the memberships of each.
         """
-        seconds = min(self._plane.limits.reconnect_spread_seconds, len(self._connections) / RETURNS_PER_SECOND)
+        seconds = min(
+            self._plane.limits.reconnect_spread_seconds, len(self._connections) / RETURNS_PER_SECOND
+        )
         return int(self._plane.rng.random() * seconds * 1000)
 
     def log(self, connection: Connection, event: str, **facts: str) -> None:
@@ -295,7 +313,11 @@ class Gateway:
         of connections that are closing already are about to be freed and do not count.
         """
         held: list[tuple[int, Connection | Transport]] = list(self.unread_answers.sizes())
-        held += [(c.waiting_bytes, c) for c in self._connections.values() if c.paused and c.closing is None]
+        held += [
+            (c.waiting_bytes, c)
+            for c in self._connections.values()
+            if c.paused and c.closing is None
+        ]
         waiting = sum(size for size, _ in held)
         for size, holder in sorted(held, key=itemgetter(0), reverse=True):
             if waiting <= self._memory_budget_bytes:

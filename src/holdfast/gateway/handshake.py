@@ -146,10 +146,17 @@ class Handshake:
         if self.draining():
             raise Unavailable("this node is shutting down", retry_after_seconds=1)
         if not origin_allowed(headers.get(b"origin"), self.origins):
-            raise Forbidden("pages of this origin may not connect; add it to server.allowed_origins")
+            raise Forbidden(
+                "pages of this origin may not connect; add it to server.allowed_origins"
+            )
         if "token=" in request.query:
-            raise Unauthorized("a token must not be in a URL: use the Authorization header or a subprotocol")
-        offered = [name.strip() for name in headers.get(b"sec-websocket-protocol", "").split(",", SUBPROTOCOLS_MAX)]
+            raise Unauthorized(
+                "a token must not be in a URL: use the Authorization header or a subprotocol"
+            )
+        offered = [
+            name.strip()
+            for name in headers.get(b"sec-websocket-protocol", "").split(",", SUBPROTOCOLS_MAX)
+        ]
         if len(offered) > SUBPROTOCOLS_MAX:
             raise InvalidMessage(f"at most {SUBPROTOCOLS_MAX} subprotocols may be offered")
         credential = bearer(headers.get(b"authorization")) or _token_among(offered)
@@ -177,7 +184,9 @@ class Handshake:
             raise refused
 
 
-def _check_form(request: UpgradeRequest, headers: Mapping[bytes, str], repeated: Sequence[bytes]) -> None:
+def _check_form(
+    request: UpgradeRequest, headers: Mapping[bytes, str], repeated: Sequence[bytes]
+) -> None:
     """Raise InvalidMessage unless this is an opening handshake (RFC 6455, 4.2.1)."""
     if (name := repeated_header(repeated)) is not None:
         raise InvalidMessage(f"the header {name} was given more than once", field=name)
@@ -196,12 +205,17 @@ def _check_form(request: UpgradeRequest, headers: Mapping[bytes, str], repeated:
 
 
 def _token_among(offered: Sequence[str]) -> str | None:
-    return next((p.removeprefix(BEARER_SUBPROTOCOL) for p in offered if p.startswith(BEARER_SUBPROTOCOL)), None)
+    return next(
+        (p.removeprefix(BEARER_SUBPROTOCOL) for p in offered if p.startswith(BEARER_SUBPROTOCOL)),
+        None,
+    )
 
 
 def refused_with(error: HoldfastError, *, legacy: bool = False) -> Refusal:
     """The HTTP response for this error."""
-    status = next((s for kind, s in STATUS if isinstance(error, kind)), HTTPStatus.INTERNAL_SERVER_ERROR)
+    status = next(
+        (s for kind, s in STATUS if isinstance(error, kind)), HTTPStatus.INTERNAL_SERVER_ERROR
+    )
     headers = {"Content-Type": "application/json"}
     body: dict[str, Any] = {"error": error_payload(error)}
     if error.retry_after_seconds is not None:
@@ -212,6 +226,9 @@ def refused_with(error: HoldfastError, *, legacy: bool = False) -> Refusal:
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, RateLimited):
         decisions = refusing(error)
-        headers |= {"Content-Type": PROBLEM_TYPE, **dict(rate_limit_headers(decisions, legacy=legacy))}
+        headers |= {
+            "Content-Type": PROBLEM_TYPE,
+            **dict(rate_limit_headers(decisions, legacy=legacy)),
+        }
         body |= {**problem(decisions), "detail": error.message}
     return Refusal(status, headers, msgspec.json.encode(body))

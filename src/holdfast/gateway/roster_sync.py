@@ -95,7 +95,9 @@ class RosterSync:
         cannot: it asks only for chats on the roster. And it ends what a user still
         gets, such as typing, of a chat whose event of leaving was skipped.
         """
-        await _in_parts("memberships", list(self._roster.users), USERS_PER_READ, self._ask_memberships)
+        await _in_parts(
+            "memberships", list(self._roster.users), USERS_PER_READ, self._ask_memberships
+        )
 
     async def _ask_memberships(self, users: Sequence[User]) -> None:
         """Users who join, leave or reconnect meanwhile are left to the next time.
@@ -103,7 +105,11 @@ class RosterSync:
         What was read may be older than their change.
         """
         asked = {user: self._roster.of_user(user) for user in users}
-        asked = {user: here for user, here in asked.items() if all(connection.established for connection in here)}
+        asked = {
+            user: here
+            for user, here in asked.items()
+            if all(connection.established for connection in here)
+        }
         self._moved = set()
         try:
             found = await self._history.memberships_of(list(asked))
@@ -115,13 +121,19 @@ class RosterSync:
         finally:
             self._moved = None
 
-    def _correct(self, user: User, here: Sequence[Connection], memberships: Mapping[str, Cursor]) -> None:
+    def _correct(
+        self, user: User, here: Sequence[Connection], memberships: Mapping[str, Cursor]
+    ) -> None:
         if all(connection.chats == memberships.keys() for connection in here):
             return
         for chat_id, head in memberships.items():
-            if any(chat_id not in connection.chats and connection.reads(chat_id) for connection in here):
+            if any(
+                chat_id not in connection.chats and connection.reads(chat_id) for connection in here
+            ):
                 self._join(user, chat_id, head.sequence)
-        for chat_id in {chat_id for connection in here for chat_id in connection.chats} - memberships.keys():
+        for chat_id in {
+            chat_id for connection in here for chat_id in connection.chats
+        } - memberships.keys():
             self._leave(user, chat_id, heard=False)
 
     def heard(self, chat_id: str, head: Cursor) -> None:
@@ -135,7 +147,9 @@ class RosterSync:
                 connection.do(connection.owed.on_head(chat_id, head, now))
 
 
-async def _in_parts(what: str, items: Sequence[T], size: int, ask: Callable[[Sequence[T]], Awaitable[None]]) -> None:
+async def _in_parts(
+    what: str, items: Sequence[T], size: int, ask: Callable[[Sequence[T]], Awaitable[None]]
+) -> None:
     """Ask for all, part by part. A part that fails is reported and asked next time."""
     unread = 0
     last: HoldfastError | None = None

@@ -117,8 +117,12 @@ class ChatHistory:
         )
         self._rollbacks = Rollbacks(raise_epoch, self.heads, proofs, clock)
         self._memberships = MembershipReader(self._some_memberships)
-        self._reads = FairSemaphore("reads", self._settings.max_reads, self._settings.max_wait_seconds)
-        self._resumes = FairSemaphore("resumes", self._settings.max_resumes, self._settings.max_wait_seconds)
+        self._reads = FairSemaphore(
+            "reads", self._settings.max_reads, self._settings.max_wait_seconds
+        )
+        self._resumes = FairSemaphore(
+            "resumes", self._settings.max_resumes, self._settings.max_wait_seconds
+        )
 
     @property
     def breaker(self) -> BreakerState:
@@ -138,7 +142,10 @@ class ChatHistory:
                 await self.ask(lambda store: store.heads([NO_CHAT]))
 
     async def ask(
-        self, read: Callable[[Store], Awaitable[T]], deadline: float | None = None, user: User | None = None
+        self,
+        read: Callable[[Store], Awaitable[T]],
+        deadline: float | None = None,
+        user: User | None = None,
     ) -> T:
         """Run any read of the store, bounded and by a deadline, in the turn of the
         user's tenant (or of the server itself).
@@ -150,7 +157,9 @@ class ChatHistory:
         outcome = "timeout"
         try:
             if seconds <= 0:  # no fault of the store: the breaker does not count it
-                raise Unavailable("there was no time left to read; try again", retry_after_seconds=1)
+                raise Unavailable(
+                    "there was no time left to read; try again", retry_after_seconds=1
+                )
             outcome = "busy"
             async with self._reads.one(user.tenant if user else OWN, seconds):
                 outcome = "breaker_open"
@@ -174,13 +183,17 @@ class ChatHistory:
         every caller of a shared read that failed.
         """
         deadline = self._deadline(None) if deadline is None else deadline
-        longest = GATHER_SECONDS + self._settings.max_wait_seconds + self._settings.read_timeout_seconds
+        longest = (
+            GATHER_SECONDS + self._settings.max_wait_seconds + self._settings.read_timeout_seconds
+        )
         if deadline - self._clock.monotonic() >= longest:
             try:
                 async with asyncio.timeout(deadline - self._clock.monotonic()):
                     found = await self._memberships.of(user)
             except TimeoutError:
-                raise Unavailable("your chats could not be read in time; try again", retry_after_seconds=1) from None
+                raise Unavailable(
+                    "your chats could not be read in time; try again", retry_after_seconds=1
+                ) from None
             if found is not None:
                 return found
         return (await self.ask(lambda store: store.memberships([user]), deadline, user))[user]
@@ -195,7 +208,9 @@ class ChatHistory:
     async def _some_memberships(self, users: Sequence[User]) -> Mapping[User, Mapping[str, Cursor]]:
         return await self.ask(lambda store: store.memberships(users))
 
-    async def heads(self, chat_ids: Iterable[str], deadline: float | None = None) -> Mapping[str, Cursor]:
+    async def heads(
+        self, chat_ids: Iterable[str], deadline: float | None = None
+    ) -> Mapping[str, Cursor]:
         """The (epoch, head) of each chat that exists."""
         return await self.ask(lambda store: store.heads(chat_ids), deadline)
 
@@ -214,7 +229,9 @@ class ChatHistory:
         The deadline counts from ``asked_at`` (monotonic; now, if not given), because a
         request may have waited before it gets here.
         """
-        wanted = _Wanted(user, chat_id, cursor, limit, self._page_bytes_max, self._deadline(asked_at), proof)
+        wanted = _Wanted(
+            user, chat_id, cursor, limit, self._page_bytes_max, self._deadline(asked_at), proof
+        )
         return await self._page(wanted)
 
     async def resume(
@@ -247,12 +264,16 @@ class ChatHistory:
                 if head is None or not _beyond(cursor, head):
                     continue
                 if self._rollbacks.proven(user, chat_id, cursor, (proofs or {}).get(chat_id)):
-                    heads[chat_id] = await self._rollbacks.raise_epoch(user, chat_id, cursor, head, deadline)
+                    heads[chat_id] = await self._rollbacks.raise_epoch(
+                        user, chat_id, cursor, head, deadline
+                    )
                 else:
                     if not unproven:
                         self._rollbacks.charge_reset(user, chat_id, cursor, head)
                     unproven[chat_id] = _NOTHING
-            pages = await self._first_pages(user, _moved(heads, {**cursors, **unproven}), deadline, gone)
+            pages = await self._first_pages(
+                user, _moved(heads, {**cursors, **unproven}), deadline, gone
+            )
             for chat_id in (*gone, *(page.chat_id for page in pages)):
                 heads.pop(chat_id, None)
             return ResumeRead(pages=pages, joined=joined, gone=gone, heads=heads)
@@ -273,7 +294,9 @@ class ChatHistory:
             if left <= 0 or self._clock.monotonic() >= deadline:
                 break
             try:
-                wanted = _Wanted(user, chat_id, cursor, self._settings.resume_page_messages, left, deadline)
+                wanted = _Wanted(
+                    user, chat_id, cursor, self._settings.resume_page_messages, left, deadline
+                )
                 page = await self._page(wanted)
             except (NotAMember, NotFound):
                 gone.append(chat_id)
@@ -291,7 +314,9 @@ class ChatHistory:
         head = Cursor(page.epoch, page.head)
         if _beyond(cursor, head):
             if self._rollbacks.proven(wanted.user, wanted.chat_id, cursor, wanted.proof):
-                await self._rollbacks.raise_epoch(wanted.user, wanted.chat_id, cursor, head, wanted.deadline)
+                await self._rollbacks.raise_epoch(
+                    wanted.user, wanted.chat_id, cursor, head, wanted.deadline
+                )
             else:
                 self._rollbacks.charge_reset(wanted.user, wanted.chat_id, cursor, head)
         elif page.epoch == cursor.epoch:
@@ -302,8 +327,12 @@ class ChatHistory:
 
     async def _read(self, wanted: _Wanted, after: int) -> Page:
         user, chat_id, _, limit, bytes_max, deadline, _ = wanted
-        page = await self.ask(lambda store: store.read_after(chat_id, after, limit, bytes_max, user), deadline, user)
-        return replace(page, proof=self._proofs.of(user.tenant, chat_id, Cursor(page.epoch, page.through)))
+        page = await self.ask(
+            lambda store: store.read_after(chat_id, after, limit, bytes_max, user), deadline, user
+        )
+        return replace(
+            page, proof=self._proofs.of(user.tenant, chat_id, Cursor(page.epoch, page.through))
+        )
 
     async def _judged(self, read: Callable[[Store], Awaitable[T]], deadline: float) -> T:
         """Carry out an admitted read and report its result to the breaker."""
@@ -316,7 +345,9 @@ class ChatHistory:
             raise
         except TimeoutError:
             self._guard.failed("it does not answer in time")
-            raise Unavailable("the store did not answer in time; try again", retry_after_seconds=1) from None
+            raise Unavailable(
+                "the store did not answer in time; try again", retry_after_seconds=1
+            ) from None
         except (Unavailable, OutcomeUnknown) as error:
             self._guard.failed(error.message)
             raise
@@ -341,5 +372,8 @@ def _beyond(cursor: Cursor, head: Cursor) -> bool:
 
 def _moved(heads: Mapping[str, Cursor], cursors: Mapping[str, Cursor]) -> list[tuple[str, Cursor]]:
     """The chats whose head differs from the client's cursor, each with its cursor."""
-    places = ((chat_id, head, cursors.get(chat_id, Cursor(head.epoch, 0))) for chat_id, head in heads.items())
+    places = (
+        (chat_id, head, cursors.get(chat_id, Cursor(head.epoch, 0)))
+        for chat_id, head in heads.items()
+    )
     return [(chat_id, cursor) for chat_id, head, cursor in places if cursor != head]

@@ -68,7 +68,9 @@ class MembershipReader:
         waiting = asked
         failure: Exception | None = None
         try:
-            while waiting and (found := await self._read(list(dict.fromkeys(user for user, _ in waiting)))):
+            while waiting and (
+                found := await self._read(list(dict.fromkeys(user for user, _ in waiting)))
+            ):
                 await _hand_out(waiting, found)
                 waiting = [(user, answer) for user, answer in waiting if user not in found]
         except Exception as error:

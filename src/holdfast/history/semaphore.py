@@ -65,7 +65,9 @@ class FairSemaphore:
             if isinstance(error, TimeoutError):
                 retry_after = self._when_to_return(self._given - given_before)
                 message = f"too many {self._what} at once; try again"
-                raise ServerBusy(message, retry_after_seconds=retry_after, limit=self._limit) from None
+                raise ServerBusy(
+                    message, retry_after_seconds=retry_after, limit=self._limit
+                ) from None
             raise
         finally:
             self._waiting -= 1

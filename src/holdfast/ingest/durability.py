@@ -117,11 +117,15 @@ class StoreDurability:
         started = self._clock.monotonic()
         outcomes: list[Outcome]
         try:
-            outcomes = await self._write(lambda: self._store.append(drafts), deadline, partial(_answered, drafts))
+            outcomes = await self._write(
+                lambda: self._store.append(drafts), deadline, partial(_answered, drafts)
+            )
             telemetry.sequences_allocated(self._clock.monotonic() - started)
         except HoldfastError as error:
             outcomes = [error] * len(drafts)
-        fresh = sum([isinstance(outcome, Acked) and not outcome.deduplicated for outcome in outcomes])
+        fresh = sum(
+            [isinstance(outcome, Acked) and not outcome.deduplicated for outcome in outcomes]
+        )
         names = ["persisted"] * fresh if fresh == len(outcomes) else map(_outcome_name, outcomes)
         for name, count in Counter(names).items():
             telemetry.sends_answered(name, count)
@@ -166,7 +170,9 @@ class StoreDurability:
         deadline: float,
         works: Callable[[T], bool] = lambda _: True,
     ) -> T:
-        """Carry out one write by its deadline, or raise what is known of it. Raises nothing foreign."""
+        """Carry out one write by its deadline, or raise what is known of it. Raises
+        nothing foreign.
+        """
         seconds = deadline - self._clock.monotonic()
         refusal = self._refusal(seconds)
         if refusal is not None:
@@ -222,12 +228,16 @@ def _failed(write: asyncio.Future[Any]) -> bool:
 
 
 def _translated(error: BaseException) -> HoldfastError:
-    """A store lets nothing foreign through; if one does, it is a defect, and nobody knows what happened."""
+    """A store lets nothing foreign through; if one does, it is a defect, and nobody
+    knows what happened.
+    """
     if isinstance(error, Unavailable | OutcomeUnknown):
         return error
     telemetry.defect("store", error)
     if isinstance(error, OperatorError):
-        return Unavailable("the store cannot be written until its operator acts; send it again later")
+        return Unavailable(
+            "the store cannot be written until its operator acts; send it again later"
+        )
     return OutcomeUnknown("the store failed; send it again with the same id")
 
 
@@ -270,7 +280,9 @@ class EpochRaiser:
         self._ids = ids
 
     async def __call__(self, user: User, chat_id: str, epoch: int, deadline: float) -> None:
-        """Raises what ``Durability.change`` raises; on return the chat's epoch is above ``epoch``."""
+        """Raises what ``Durability.change`` raises; on return the chat's epoch is above
+        ``epoch``.
+        """
         act = CommandContext(
             actor=User(user.tenant, SERVER),
             at=timestamp(self._clock.now()),

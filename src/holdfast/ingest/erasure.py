@@ -18,7 +18,14 @@ from holdfast.clock import Clock
 from holdfast.errors import ChatHalted, NotFound
 from holdfast.ingest.contract import Durability
 from holdfast.message import Member, User
-from holdfast.store.commands import ERASE_AT_ONCE, ChangeRole, Command, CommandContext, Erase, RemoveMember
+from holdfast.store.commands import (
+    ERASE_AT_ONCE,
+    ChangeRole,
+    Command,
+    CommandContext,
+    Erase,
+    RemoveMember,
+)
 from holdfast.store.contract import Store
 
 STEP_SECONDS_MAX = 2.0
@@ -64,7 +71,9 @@ class Eraser:
         self._clock = clock
         self._forget_devices = forget_devices
 
-    async def erase(self, user: User, act: Callable[[], CommandContext], after: int, until: float) -> Erasure:
+    async def erase(
+        self, user: User, act: Callable[[], CommandContext], after: int, until: float
+    ) -> Erasure:
         """``act`` makes a new act of the operator for each step. Raises what the store
         raises; repeat then.
         """
@@ -80,7 +89,9 @@ class Eraser:
                 through, ended = found.through, found.ended
         return Erasure(messages, chats_left, kept, through, ended and not unfinished)
 
-    async def _leave(self, user: User, act: Callable[[], CommandContext], until: float) -> tuple[int, list[str], bool]:
+    async def _leave(
+        self, user: User, act: Callable[[], CommandContext], until: float
+    ) -> tuple[int, list[str], bool]:
         """How many chats were left, which were not, and whether the time ran out."""
         left = 0
         kept: list[str] = []
@@ -115,7 +126,11 @@ class Eraser:
         await self._durability.change(command, self._clock.monotonic() + STEP_SECONDS_MAX)
 
     async def _empty(
-        self, user: User, places: Sequence[tuple[str, int]], act: Callable[[], CommandContext], until: float
+        self,
+        user: User,
+        places: Sequence[tuple[str, int]],
+        act: Callable[[], CommandContext],
+        until: float,
     ) -> int:
         by_chat: dict[str, list[int]] = defaultdict(list)
         for chat_id, sequence in places:
@@ -135,6 +150,13 @@ def _heir(members: Sequence[Member], user_id: str) -> str | None:
     """Who becomes owner if the last one leaves: the oldest admin, or else member."""
     others = [member for member in members if member.user_id != user_id]
     leaver = next((member for member in members if member.user_id == user_id), None)
-    if leaver is None or leaver.role != "owner" or not others or any(member.role == "owner" for member in others):
+    if (
+        leaver is None
+        or leaver.role != "owner"
+        or not others
+        or any(member.role == "owner" for member in others)
+    ):
         return None
-    return min(others, key=lambda member: (member.role != "admin", member.joined_at, member.user_id)).user_id
+    return min(
+        others, key=lambda member: (member.role != "admin", member.joined_at, member.user_id)
+    ).user_id

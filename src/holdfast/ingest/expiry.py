@@ -29,13 +29,15 @@ class KeySettings:
     design document says 7.
     """
     answers_ttl_days: float = 7
-    """How long the answer to a REST change with an ``Idempotency-Key`` (other than a send) is remembered, at least.
-    After that the same key is a new request.
+    """How long the answer to a REST change with an ``Idempotency-Key`` (other than a
+    send) is remembered, at least. After that the same key is a new request.
     """
 
     def __post_init__(self) -> None:
         if self.idempotency_ttl_days < 0:
-            raise ValueError(f"idempotency_ttl_days must be 0 or more, not {self.idempotency_ttl_days}")
+            raise ValueError(
+                f"idempotency_ttl_days must be 0 or more, not {self.idempotency_ttl_days}"
+            )
         positive(self, "answers_ttl_days")
 
 
@@ -56,7 +58,11 @@ class KeyExpiry:
         """Forget everything that is old enough now."""
         now, settings = self._clock.now(), self._settings
         answers_before = _days_before(now, settings.answers_ttl_days)
-        sends_before = _days_before(now, settings.idempotency_ttl_days) if settings.idempotency_ttl_days else ""
+        sends_before = (
+            _days_before(now, settings.idempotency_ttl_days)
+            if settings.idempotency_ttl_days
+            else ""
+        )
         while True:
             if not await self._store.forget_keys(answers_before, sends_before, FORGOTTEN_AT_ONCE):
                 return

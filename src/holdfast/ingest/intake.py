@@ -39,7 +39,9 @@ class Intake:
         settings: IntakeSettings | None = None,
         is_muted: Callable[[User], bool] = lambda user: False,
     ) -> None:
-        """``is_muted``: whether a user may send nothing in the whole tenant; asked when the commit begins."""
+        """``is_muted``: whether a user may send nothing in the whole tenant; asked when
+        the commit begins.
+        """
         self._is_muted = is_muted
         self._durability = durability
         self._clock = clock
@@ -54,12 +56,23 @@ class Intake:
         self._hot = HotChats(self._settings.hot_messages_per_minute)
 
     def submit(
-        self, body: SendBody, sender: User, source: str, deadline: float, answer: Callable[[Outcome], None]
+        self,
+        body: SendBody,
+        sender: User,
+        source: str,
+        deadline: float,
+        answer: Callable[[Outcome], None],
     ) -> None:
-        """Take a valid send of ``source`` (a connection) and answer it by ``deadline`` (monotonic)."""
+        """Take a valid send of ``source`` (a connection) and answer it by ``deadline``
+        (monotonic).
+        """
         if self._stopping:
             telemetry.send_turned_away("stopping")
-            answer(Unavailable("the server is stopping; send it again elsewhere", retry_after_seconds=1))
+            answer(
+                Unavailable(
+                    "the server is stopping; send it again elsewhere", retry_after_seconds=1
+                )
+            )
             return
         send = Send(body, sender, source, self._clock.monotonic(), deadline, answer)
         refusal = self._waiting.admit(send)
@@ -88,7 +101,9 @@ class Intake:
         return self._hot.hot(self._clock.monotonic())
 
     async def run(self) -> None:
-        """Commit group after group; a group is answered while the next one is being committed."""
+        """Commit group after group; a group is answered while the next one is being
+        committed.
+        """
         try:
             while self._waiting or self._settled or not self._stopping:
                 if not self._waiting and not self._settled:
@@ -104,7 +119,9 @@ class Intake:
             self._answer_rest()
 
     async def _commit(self, group: Sequence[Send]) -> None:
-        """Commit the group. What the one before it came to is answered a turn later: then the store has this one."""
+        """Commit the group. What the one before it came to is answered a turn later:
+        then the store has this one.
+        """
         self._in_flight = group
         telemetry.sends_waiting(len(self._waiting))
         watch = self._watch_ages()
@@ -117,7 +134,9 @@ class Intake:
         self._settle(group, outcomes)
 
     def _settle(self, group: Sequence[Send], outcomes: Sequence[Outcome]) -> None:
-        """The outcomes are known; followers of a send that may be retried are taken out before the next group."""
+        """The outcomes are known; followers of a send that may be retried are taken out
+        before the next group.
+        """
         settled = list(zip(group, outcomes, strict=True))
         self._settled += settled
         self._in_flight = ()
@@ -146,13 +165,19 @@ class Intake:
         to raise: a defect there must not stop all sends.
         """
         try:
-            outcomes = await self._durability.persist(self._stamp(group), min(send.deadline for send in group))
+            outcomes = await self._durability.persist(
+                self._stamp(group), min(send.deadline for send in group)
+            )
             if len(outcomes) == len(group):
                 return outcomes
             raise ValueError(f"{len(outcomes)} outcomes for {len(group)} sends")
         except Exception as error:
             telemetry.defect("ingest", error)
-            return [OutcomeUnknown("the server failed during the commit; send it again with the same id")] * len(group)
+            return [
+                OutcomeUnknown(
+                    "the server failed during the commit; send it again with the same id"
+                )
+            ] * len(group)
 
     def _stamp(self, group: Sequence[Send]) -> list[Draft]:
         """The group's drafts; one moment for all, for they are one commit."""
@@ -173,7 +198,9 @@ class Intake:
         ]
 
     def _watch_ages(self) -> Callable[[], None]:
-        """While a commit is in flight, answer what grows too old at the moment it does; call the result to end."""
+        """While a commit is in flight, answer what grows too old at the moment it does;
+        call the result to end.
+        """
         loop = asyncio.get_running_loop()
         timer: asyncio.TimerHandle
 
@@ -201,10 +228,17 @@ class Intake:
         self._answer_settled()
         in_flight, self._in_flight = self._in_flight, ()
         for send in in_flight:
-            _answer(send, OutcomeUnknown("the server stopped during the commit; send it again with the same id"))
+            _answer(
+                send,
+                OutcomeUnknown(
+                    "the server stopped during the commit; send it again with the same id"
+                ),
+            )
         for send in self._waiting.clear():
             telemetry.send_turned_away("stopping")
-            _answer(send, Unavailable("the server stopped before the send was tried; send it again"))
+            _answer(
+                send, Unavailable("the server stopped before the send was tried; send it again")
+            )
 
     async def _sleep(self) -> None:
         if not self._stopping:

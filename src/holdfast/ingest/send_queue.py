@@ -1,11 +1,13 @@
 """The sends that wait for their group. (Pure.)
 
-A send waits while the group before it is being committed. Order is arrival order. What waits is bounded in
-all, per chat and in bytes (over a bound: SERVER_BUSY at once) and in age (too old before its group starts:
-SERVER_BUSY; past its deadline: SERVICE_UNAVAILABLE; nothing was tried in either case).
+A send waits while the group before it is being committed. Order is arrival order. What
+waits is bounded in all, per chat and in bytes (over a bound: SERVER_BUSY at once) and
+in age (too old before its group starts: SERVER_BUSY; past its deadline:
+SERVICE_UNAVAILABLE; nothing was tried in either case).
 
-Sends of one connection to one chat keep their order: where one of them fails in a way that its client will
-retry, those queued behind it get the same answer. Otherwise the retry would end up behind its followers.
+Sends of one connection to one chat keep their order: where one of them fails in a way
+that its client will retry, those queued behind it get the same answer. Otherwise the
+retry would end up behind its followers.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ class IntakeSettings:
     max_group_bytes: int = 512 * KIB
     """Content of one commit; the rest is the next group."""
     hot_messages_per_minute: int = 100
-    """A chat above it is hot: counted in ``holdfast_hot_chats``, listed by ``holdfast chat ls --hot``. It is slowed
-    by nothing.
+    """A chat above it is hot: counted in ``holdfast_hot_chats``, listed by
+    ``holdfast chat ls --hot``. It is slowed by nothing.
     """
 
     def __post_init__(self) -> None:
@@ -98,7 +100,9 @@ class SendQueue:
         if len(self._queue) >= limits.max_waiting:
             return "total", _busy("too many sends are waiting", limits.max_waiting)
         if in_chat >= limits.max_waiting_per_chat:
-            return "chat", _busy("too many sends are waiting in this chat", limits.max_waiting_per_chat)
+            return "chat", _busy(
+                "too many sends are waiting in this chat", limits.max_waiting_per_chat
+            )
         if self._bytes + send.bytes > limits.max_waiting_bytes:
             return "bytes", _busy("too many bytes are waiting", limits.max_waiting_bytes)
         self._queue.append(send)
@@ -107,7 +111,9 @@ class SendQueue:
         return None
 
     def take(self, now: float) -> tuple[list[Send], Refusals]:
-        """The next group, and those that waited too long to be in it, each with its answer."""
+        """The next group, and those that waited too long to be in it, each with its
+        answer.
+        """
         limits = self._settings
         group: list[Send] = []
         refused: Refusals = []
@@ -116,7 +122,9 @@ class SendQueue:
         while self._queue and len(group) < limits.max_group_sends:
             send = self._queue[0]
             error = failed.get(send.lane) if failed else None
-            if error is None and (now >= send.deadline or now >= send.since + limits.max_age_seconds):
+            if error is None and (
+                now >= send.deadline or now >= send.since + limits.max_age_seconds
+            ):
                 error = self._verdict(send, now)
             if error is None and group and size + send.bytes > limits.max_group_bytes:
                 break
@@ -130,7 +138,9 @@ class SendQueue:
         return group, refused + self.fail_followers(failed)
 
     def expire(self, now: float) -> Refusals:
-        """Those that waited too long, with their followers, while a commit keeps the next group from starting."""
+        """Those that waited too long, with their followers, while a commit keeps the
+        next group from starting.
+        """
         refused: Refusals = []
         failed: dict[tuple[str, str], HoldfastError] = {}
         while self._queue and (error := self._verdict(self._queue[0], now)) is not None:
@@ -148,7 +158,9 @@ class SendQueue:
         return min(front.since + self._settings.max_age_seconds, front.deadline)
 
     def fail_followers(self, failed: Mapping[tuple[str, str], HoldfastError]) -> Refusals:
-        """Take out the sends behind failed ones of their connection and chat, each with that answer."""
+        """Take out the sends behind failed ones of their connection and chat, each with
+        that answer.
+        """
         if not failed or not self._queue:
             return []
         refused = [(send, failed[send.lane]) for send in self._queue if send.lane in failed]
@@ -169,8 +181,11 @@ class SendQueue:
     def _verdict(self, send: Send, now: float) -> HoldfastError | None:
         if now >= send.deadline:
             return Unavailable("the deadline passed before the send was tried; send it again")
-        if now >= send.since + self._settings.max_age_seconds:  # the same sum as in next_expiry, to the last bit
-            return ServerBusy("the send waited too long and was not tried; send it again", retry_after_seconds=1)
+        # the same sum as in next_expiry, to the last bit
+        if now >= send.since + self._settings.max_age_seconds:
+            return ServerBusy(
+                "the send waited too long and was not tried; send it again", retry_after_seconds=1
+            )
         return None
 
     def _forget(self, send: Send) -> None:

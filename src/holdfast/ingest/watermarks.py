@@ -56,7 +56,9 @@ class Watermarks:
         self._waiting: dict[_Key, Watermark] = {}
         self._stopping = asyncio.Event()
 
-    def delivered(self, user: User, device_id: str, chat_id: str, epoch: int, sequence: int) -> None:
+    def delivered(
+        self, user: User, device_id: str, chat_id: str, epoch: int, sequence: int
+    ) -> None:
         """The device has stored the chat up to ``sequence``."""
         self._merge(Watermark(user, device_id, chat_id, epoch, sequence, 0))
 

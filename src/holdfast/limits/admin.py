@@ -26,9 +26,23 @@ from holdfast.errors import (
     Unavailable,
     VersionConflict,
 )
-from holdfast.limits.rule_changes import Change, RuleChange, RuleChangeResult, _Action, missing, rollback_body
+from holdfast.limits.rule_changes import (
+    Change,
+    RuleChange,
+    RuleChangeResult,
+    _Action,
+    missing,
+    rollback_body,
+)
 from holdfast.limits.rule_import import ImportResult, RuleDifference, RuleImport, read_rules
-from holdfast.limits.rule_json import REQUIRED, check_names, field_problems, name_problems, refuse, settable
+from holdfast.limits.rule_json import (
+    REQUIRED,
+    check_names,
+    field_problems,
+    name_problems,
+    refuse,
+    settable,
+)
 from holdfast.limits.rules import AnyRule, Rule, RuleName, UnreadableRule
 from holdfast.limits.rulestore.contract import RuleStore
 from holdfast.message import ID_BYTES_MAX, check_id
@@ -60,7 +74,9 @@ class RuleRequest:
         because a repetition gets its first answer.
         """
         self.fields = dict(body)
-        self.version: int | None = self.fields.pop("version", None) if action == "rollback" else None
+        self.version: int | None = (
+            self.fields.pop("version", None) if action == "rollback" else None
+        )
         self.expected_version: int | None = self.fields.pop("expectedVersion", None)
         self.reason: str = self.fields.pop("reason", "")
         said: str | None = self.fields.pop("idempotencyKey", None)
@@ -69,14 +85,20 @@ class RuleRequest:
         if key is not None and self.key != key:
             problems["idempotencyKey"] = "is another than the header's; send one of them"
         if problems and action in ("create", "update"):
-            problems = field_problems(self.fields, REQUIRED if action == "create" else ()) | problems
+            problems = (
+                field_problems(self.fields, REQUIRED if action == "create" else ()) | problems
+            )
         refuse(problems)
         self.name = RuleName(self.fields.pop("tenantID"), self.fields.pop("resource"))
 
     def _problems(self, action: _Action) -> dict[str, str]:
         problems = {}
         if action in ("delete", "rollback"):
-            problems = {field: "has no meaning here" for field in self.fields if field not in ("tenantID", "resource")}
+            problems = {
+                field: "has no meaning here"
+                for field in self.fields
+                if field not in ("tenantID", "resource")
+            }
         if action == "rollback" and not _is_version(self.version):
             problems["version"] = "must be an earlier version"
         if self.expected_version is None:
@@ -88,8 +110,12 @@ class RuleRequest:
             problems["expectedVersion"] = "must be a version number"
         if not isinstance(self.reason, str) or len(self.reason) > REASON_LENGTH_MAX:
             problems["reason"] = f"must be a text of at most {REASON_LENGTH_MAX} characters"
-        if self.key is not None and (not isinstance(self.key, str) or check_id(self.key, "idempotencyKey")):
-            problems["idempotencyKey"] = f"must be 1 to {ID_BYTES_MAX} printable ASCII characters without spaces"
+        if self.key is not None and (
+            not isinstance(self.key, str) or check_id(self.key, "idempotencyKey")
+        ):
+            problems["idempotencyKey"] = (
+                f"must be 1 to {ID_BYTES_MAX} printable ASCII characters without spaces"
+            )
         return problems
 
 
@@ -118,20 +144,28 @@ class RuleAdmin:
         self._ids = Ids(clock)
         self._database = database
 
-    async def create(self, body: Mapping[str, Any], actor: str, key: str | None = None) -> RuleChangeResult:
+    async def create(
+        self, body: Mapping[str, Any], actor: str, key: str | None = None
+    ) -> RuleChangeResult:
         async with _told("create_rule"):
             return await self._change("create", RuleRequest("create", body, key), actor)
 
-    async def update(self, body: Mapping[str, Any], actor: str, key: str | None = None) -> RuleChangeResult:
+    async def update(
+        self, body: Mapping[str, Any], actor: str, key: str | None = None
+    ) -> RuleChangeResult:
         """Change the fields that the body names. It must say which version it saw."""
         async with _told("update_rule"):
             return await self._change("update", RuleRequest("update", body, key), actor)
 
-    async def delete(self, body: Mapping[str, Any], actor: str, key: str | None = None) -> RuleChangeResult:
+    async def delete(
+        self, body: Mapping[str, Any], actor: str, key: str | None = None
+    ) -> RuleChangeResult:
         async with _told("delete_rule"):
             return await self._change("delete", RuleRequest("delete", body, key), actor)
 
-    async def roll_back(self, body: Mapping[str, Any], actor: str, key: str | None = None) -> RuleChangeResult:
+    async def roll_back(
+        self, body: Mapping[str, Any], actor: str, key: str | None = None
+    ) -> RuleChangeResult:
         """Restore the rule as it was in ``version``, as a new version."""
         async with _told("rollback_rule"):
             request = RuleRequest("rollback", body, key)
@@ -140,7 +174,9 @@ class RuleAdmin:
                 raise NotFound(f"there is no version {request.version} of this rule to go back to")
             earlier = past[0].rule
             if isinstance(earlier, UnreadableRule):
-                refuse({"version": f"is no rule that this version of Holdfast knows ({earlier.why})"})
+                refuse(
+                    {"version": f"is no rule that this version of Holdfast knows ({earlier.why})"}
+                )
             else:
                 request.fields = rollback_body(earlier)
             return await self._change("rollback", request, actor)
@@ -174,7 +210,9 @@ class RuleAdmin:
                 raise missing(name)
             return rule
 
-    async def page(self, tenant: str | None, after: RuleName | None, limit: int) -> Sequence[AnyRule]:
+    async def page(
+        self, tenant: str | None, after: RuleName | None, limit: int
+    ) -> Sequence[AnyRule]:
         async with _told("list_rules"):
             if tenant is not None:
                 check_names({"tenantID": tenant})
@@ -247,7 +285,9 @@ async def _told(operation: str) -> AsyncIterator[None]:
             raise
         except asyncio.CancelledError:
             telemetry.admin_error(operation, "no_answer_in_time")
-            telemetry.log.warning("limits.admin_call", operation=operation, error="no_answer_in_time")
+            telemetry.log.warning(
+                "limits.admin_call", operation=operation, error="no_answer_in_time"
+            )
             span.tell("holdfast.outcome", "no_answer_in_time")
             raise
         telemetry.log.debug("limits.admin_call", operation=operation)

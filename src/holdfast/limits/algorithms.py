@@ -40,7 +40,12 @@ whole."""
 WAIT_MS_MIN: Final = 1.0
 """A refusal always has a wait, because a wait of 0 means that nothing was refused."""
 
-CODES: Final[dict[Algorithm, int]] = {"token_bucket": 1, "fixed_window": 2, "sliding_window": 3, "concurrency": 4}
+CODES: Final[dict[Algorithm, int]] = {
+    "token_bucket": 1,
+    "fixed_window": 2,
+    "sliding_window": 3,
+    "concurrency": 4,
+}
 
 
 class LimitParams(Struct, frozen=True, gc=False):
@@ -59,13 +64,17 @@ class LimitParams(Struct, frozen=True, gc=False):
 
     def overrule(self, asked: LimitParams) -> bool:
         """Whether a counter counted by these keeps them when asked by others."""
-        return self.stamp > asked.stamp and (self.store == asked.store or not self.store or not asked.store)
+        return self.stamp > asked.stamp and (
+            self.store == asked.store or not self.store or not asked.store
+        )
 
 
 def terms_of(rule: Rule, stamp: RuleVersion, store: str = "") -> LimitParams:
     """``stamp`` is the version by which the rule is in force."""
     number = crc32(store.encode())  # short, because every counter stores it
-    return LimitParams(rule.algorithm, stamp, rule.limit, rule.window_seconds * 1000, rule.capacity, number)
+    return LimitParams(
+        rule.algorithm, stamp, rule.limit, rule.window_seconds * 1000, rule.capacity, number
+    )
 
 
 def begin(now: float, window_ms: float) -> float:
@@ -159,7 +168,9 @@ class TokenBucket(Counter, gc=False):
 
     def settle(self, now: float) -> None:
         if now > self.at:
-            self.used = max(0.0, self.used - (now - self.at) * self.terms.limit / self.terms.window_ms)
+            self.used = max(
+                0.0, self.used - (now - self.at) * self.terms.limit / self.terms.window_ms
+            )
         self.at = now
 
     def total(self, now: float) -> float:
@@ -199,7 +210,14 @@ class TokenBucket(Counter, gc=False):
         self.used = used = used + cost
         left = capacity - used + EPSILON
         return CounterReading(
-            1, int(left) if left > 0 else 0, used * window_ms / limit, 0.0, 0, limit, terms.stamp, capacity
+            1,
+            int(left) if left > 0 else 0,
+            used * window_ms / limit,
+            0.0,
+            0,
+            limit,
+            terms.stamp,
+            capacity,
         )
 
     def give(self, now: float, amount: int, taken_at: float) -> None:
@@ -288,7 +306,8 @@ class SlidingWindow(Counter, gc=False):
         """Cut the last window first."""
         self.used = min(self.used, self.terms.limit)
         self.previous = min(
-            self.previous, (self.terms.limit - self.used) / (1 - max(0.0, now - self.start) / self.length)
+            self.previous,
+            (self.terms.limit - self.used) / (1 - max(0.0, now - self.start) / self.length),
         )
 
     def room(self, now: float) -> float:
@@ -390,7 +409,13 @@ def peek(counter: Counter, terms: LimitParams, now: float, cost: int) -> bool:
 
 
 def take(
-    counter: Counter, terms: LimitParams, now: float, cost: int, times: int = 1, want: int = 0, spent: int = 0
+    counter: Counter,
+    terms: LimitParams,
+    now: float,
+    cost: int,
+    times: int = 1,
+    want: int = 0,
+    spent: int = 0,
 ) -> CounterReading:
     """Admit as many of ``times`` equal costs as fit; then lease ``want`` if far from
     the limit.
@@ -411,7 +436,9 @@ def take(
     return reading(counter, now, admitted, cost if admitted < times else 0, leased)
 
 
-def hold(counter: Concurrency, terms: LimitParams, now: float, name: str, spent: int = 0) -> CounterReading:
+def hold(
+    counter: Concurrency, terms: LimitParams, now: float, name: str, spent: int = 0
+) -> CounterReading:
     """Admit one holder if there is room; an existing hold is renewed and never refused.
 
     A hold that already passed (``spent``) is added even without room.
@@ -424,14 +451,20 @@ def hold(counter: Concurrency, terms: LimitParams, now: float, name: str, spent:
     return reading(counter, now, int(fits), int(not fits))
 
 
-def reading(counter: Counter, now: float, admitted: int, refused_cost: int, leased: int = 0) -> CounterReading:
+def reading(
+    counter: Counter, now: float, admitted: int, refused_cost: int, leased: int = 0
+) -> CounterReading:
     """What a settled counter says. A cost above the capacity of a newer rule waits a
     window."""
     terms = counter.terms
     wait = 0.0
     if refused_cost:
-        wait = counter.wait(now, refused_cost) if refused_cost <= terms.capacity else terms.window_ms
+        wait = (
+            counter.wait(now, refused_cost) if refused_cost <= terms.capacity else terms.window_ms
+        )
         wait = max(WAIT_MS_MIN, wait)
     remaining = max(0, math.floor(counter.room(now) + EPSILON))
     reset = counter.reset(now)
-    return CounterReading(admitted, remaining, reset, wait, leased, terms.limit, terms.stamp, terms.capacity)
+    return CounterReading(
+        admitted, remaining, reset, wait, leased, terms.limit, terms.stamp, terms.capacity
+    )

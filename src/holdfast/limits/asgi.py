@@ -42,7 +42,12 @@ class RateLimitMiddleware:
     """ASGI middleware. ``who`` returns the checks of a request; with none it passes."""
 
     def __init__(
-        self, app: _App, limiter: Limiter, who: Callable[[_Scope], Sequence[Check]], *, legacy: bool = False
+        self,
+        app: _App,
+        limiter: Limiter,
+        who: Callable[[_Scope], Sequence[Check]],
+        *,
+        legacy: bool = False,
     ) -> None:
         self._app = app
         self._limiter = limiter
@@ -57,10 +62,19 @@ class RateLimitMiddleware:
         try:
             decisions = await self._limiter.check_many(checks)
         except InvalidCheck as error:
-            await _tell(scope, receive, send, {"title": "Bad Request", "status": 400, "detail": error.message}, [])
+            await _tell(
+                scope,
+                receive,
+                send,
+                {"title": "Bad Request", "status": 400, "detail": error.message},
+                [],
+            )
             return
         told = self._limiter.told(checks, decisions)
-        added = [(n.lower().encode(), v.encode()) for n, v in rate_limit_headers(told, legacy=self._legacy)]
+        added = [
+            (n.lower().encode(), v.encode())
+            for n, v in rate_limit_headers(told, legacy=self._legacy)
+        ]
         async with self._holding(checks, decisions):
             if all(decision.allowed for decision in decisions):
                 await self._pass_on(scope, receive, send, added)
@@ -77,8 +91,14 @@ class RateLimitMiddleware:
         await self._app(scope, receive, with_headers)
 
     @asynccontextmanager
-    async def _holding(self, checks: Sequence[Check], decisions: Sequence[Decision]) -> AsyncIterator[None]:
-        held = [(check, d.hold, d.window_seconds) for check, d in zip(checks, decisions, strict=True) if d.hold]
+    async def _holding(
+        self, checks: Sequence[Check], decisions: Sequence[Decision]
+    ) -> AsyncIterator[None]:
+        held = [
+            (check, d.hold, d.window_seconds)
+            for check, d in zip(checks, decisions, strict=True)
+            if d.hold
+        ]
         renewing = asyncio.create_task(self._renew(held)) if held else None
         try:
             yield
@@ -95,7 +115,9 @@ class RateLimitMiddleware:
                 await self._limiter.renew(check, hold)
 
 
-async def _tell(scope: _Scope, receive: _Receive, send: _Send, told: Mapping[str, Any], added: Encoded) -> None:
+async def _tell(
+    scope: _Scope, receive: _Receive, send: _Send, told: Mapping[str, Any], added: Encoded
+) -> None:
     """Respond in place of the application."""
     body = msgspec.json.encode(told)
     headers = [

@@ -31,7 +31,12 @@ from holdfast.limits.feed import FeedSettings, RuleFeed
 from holdfast.limits.limiter.limiter import Limiter
 from holdfast.limits.limiter.settings import LimiterSettings, NodeIdentity
 from holdfast.limits.rules import Rule
-from holdfast.limits.rulestore.contract import ChangeNotifications, RetentionSettings, RuleReader, RuleStore
+from holdfast.limits.rulestore.contract import (
+    ChangeNotifications,
+    RetentionSettings,
+    RuleReader,
+    RuleStore,
+)
 from holdfast.limits.rulestore.sqlite import LIMITS, SqliteRuleStore
 from holdfast.limits.snapshot_file import identity
 
@@ -49,12 +54,17 @@ class LimitsSettings:
     """Where limits count and where their rules live."""
 
     counters_url: str = "memory:"
-    """``memory:`` for one node alone, or for all nodes of a region ``redis://…``, ``rediss://…`` (TLS), ``unix://…`` or
-    ``redis+sentinel://host:port,host:port/service/db`` (``rediss+sentinel://`` with TLS)."""
+    """``memory:`` for one node alone, or for all nodes of a region ``redis://…``,
+    ``rediss://…`` (TLS), ``unix://…`` or
+    ``redis+sentinel://host:port,host:port/service/db`` (``rediss+sentinel://`` with
+    TLS).
+    """
     rules_url: str = "sqlite:"
     """``sqlite:`` for a file in the state directory, or ``postgresql://…``."""
     replica_url: str = ""
-    """A replica of ``rules_url`` that this node reads the rules from; changes still go to the primary."""
+    """A replica of ``rules_url`` that this node reads the rules from; changes still go
+    to the primary.
+    """
     region: str = "local"
     """In every decision. Each region counts on its own and grants the whole limit.
     Nodes that share a Redis have the same region, all others another one: one node per
@@ -68,8 +78,12 @@ class LimitsSettings:
             try:
                 check_redis_url(self.counters_url)
             except ValueError as error:
-                raise ValueError(f"counters_url must be memory: or a URL of Redis: {error}") from None
-        if self.rules_url != "sqlite:" and not self.rules_url.startswith(("postgresql://", "postgres://")):
+                raise ValueError(
+                    f"counters_url must be memory: or a URL of Redis: {error}"
+                ) from None
+        if self.rules_url != "sqlite:" and not self.rules_url.startswith(
+            ("postgresql://", "postgres://")
+        ):
             raise ValueError("rules_url must be sqlite: or a URL of PostgreSQL")
         if self.replica_url and self.rules_url == "sqlite:":
             raise ValueError("replica_url needs a rules_url of PostgreSQL")
@@ -102,7 +116,10 @@ class LimitsParts:
 
     def dependencies(self) -> dict[str, str]:
         """The state of optional dependencies: reported, but not needed to be ready."""
-        return {"counters": self.limiter.counters_state, "rules": "stale" if self.feed.stale else "up"}
+        return {
+            "counters": self.limiter.counters_state,
+            "rules": "stale" if self.feed.stale else "up",
+        }
 
     async def health(self) -> dict[str, str]:
         """Whether rules can be changed, how this node limits, and its region.
@@ -111,7 +128,11 @@ class LimitsParts:
         they are stale. The words are those of the design document.
         """
         limiting = "healthy" if self.limiter.counters_state == "up" else "degraded"
-        health = {**await self.control.health(), "rate_limiting": limiting, "region": self.limiter.place.region}
+        health = {
+            **await self.control.health(),
+            "rate_limiting": limiting,
+            "region": self.limiter.place.region,
+        }
         return {**health, "rules": "stale"} if self.feed.stale else health
 
     def status(self) -> dict[str, Any]:
@@ -139,7 +160,11 @@ class LimitsParts:
 
 @asynccontextmanager
 async def open_limits(
-    chosen: LimitsSettings, state: Path, node_id: str = "", starts_with: Sequence[Rule] = (), clock: Clock | None = None
+    chosen: LimitsSettings,
+    state: Path,
+    node_id: str = "",
+    starts_with: Sequence[Rule] = (),
+    clock: Clock | None = None,
 ) -> AsyncIterator[LimitsParts]:
     """Start limits; they start and keep running while external engines are down.
 
@@ -153,12 +178,20 @@ async def open_limits(
     state.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - once, before anything else runs
     async with AsyncExitStack() as stack:
         counters, bell = await _counters_of(chosen, clock, stack)
-        place = NodeIdentity(node_id or await asyncio.to_thread(identity, state, Ids(clock)), chosen.region)
-        nodes_file = None if counters.immediate else state / NODES_NAME  # counters in this process have one node
-        limiter = Limiter(counters, clock, chosen.limiter, None, place, lambda: feed.nudge(), nodes_file)
+        place = NodeIdentity(
+            node_id or await asyncio.to_thread(identity, state, Ids(clock)), chosen.region
+        )
+        # counters in this process have one node
+        nodes_file = None if counters.immediate else state / NODES_NAME
+        limiter = Limiter(
+            counters, clock, chosen.limiter, None, place, lambda: feed.nudge(), nodes_file
+        )
         rules = await _rules_of(chosen, state, clock, bell, stack)
-        kept = state / RULES_NAME if rules.follower is not None else None  # embedded rules are on this disk already
-        feed = RuleFeed(rules.reader, rules.bells, limiter.use, clock, kept, chosen.feed, starts_with)
+        # embedded rules are on this disk already
+        kept = state / RULES_NAME if rules.follower is not None else None
+        feed = RuleFeed(
+            rules.reader, rules.bells, limiter.use, clock, kept, chosen.feed, starts_with
+        )
         control = RuleAdmin(rules.store, clock, rules.database)
 
         async def settle() -> None:
@@ -188,7 +221,9 @@ class _Rules(NamedTuple):
     bells: list[ChangeNotifications]
     database: str
     prepare: Callable[[], Awaitable[None]] | None = None
-    follower: Callable[[Callable[[], Awaitable[None]]], AbstractAsyncContextManager[object]] | None = None
+    follower: (
+        Callable[[Callable[[], Awaitable[None]]], AbstractAsyncContextManager[object]] | None
+    ) = None
     """Publishes changes for its region, if it is the one that does. Its argument is
     what one node does for all."""
 
@@ -201,7 +236,10 @@ async def _counters_of(
     with extra("redis"):
         from holdfast.limits.counters.redis import RedisCounters, RedisSettings
         from holdfast.limits.rulestore.redis import RedisNotifications
-    counters, bell = RedisCounters(RedisSettings(chosen.counters_url)), RedisNotifications(chosen.counters_url)
+    counters, bell = (
+        RedisCounters(RedisSettings(chosen.counters_url)),
+        RedisNotifications(chosen.counters_url),
+    )
     stack.push_async_callback(counters.aclose)
     stack.push_async_callback(bell.aclose)
     await counters.check()
@@ -209,7 +247,11 @@ async def _counters_of(
 
 
 async def _rules_of(
-    chosen: LimitsSettings, state: Path, clock: Clock, bell: RedisNotifications | None, stack: AsyncExitStack
+    chosen: LimitsSettings,
+    state: Path,
+    clock: Clock,
+    bell: RedisNotifications | None,
+    stack: AsyncExitStack,
 ) -> _Rules:
     if chosen.rules_url == "sqlite:":
         embedded = await stack.enter_async_context(
@@ -228,5 +270,7 @@ async def _rules_of(
         await replica.check()
     else:
         bells.append(postgres.PostgresNotifications(primary))
-    follower = partial(postgres.LogFollower, primary, bell.publish if bell else None, region=chosen.region)
+    follower = partial(
+        postgres.LogFollower, primary, bell.publish if bell else None, region=chosen.region
+    )
     return _Rules(store, reader, bells, "postgres", store.prepare, follower)

@@ -75,7 +75,9 @@ class EntryPoints:
         """
         asked = self._asked(entrance, who, address)
         decisions = self._limiter.told(asked, await self._limiter.check_many(asked))
-        if entrance == "admin" and any(decision.degraded and not decision.allowed for decision in decisions):
+        if entrance == "admin" and any(
+            decision.degraded and not decision.allowed for decision in decisions
+        ):
             wait = self._operators.take(asked[0].subject, asyncio.get_running_loop().time())
             return decisions if wait else []
         return decisions
@@ -109,7 +111,11 @@ class EntryPoints:
         It is checked again only if the tenant has its own rule for addresses.
         """
         asked = questions(entrance, who, address)
-        if entrance != "connect" or not who.tenant or self._limiter.has_own_rule(who.tenant, CONNECT_ADDRESS):
+        if (
+            entrance != "connect"
+            or not who.tenant
+            or self._limiter.has_own_rule(who.tenant, CONNECT_ADDRESS)
+        ):
             return asked
         return [check for check in asked if check.resource != CONNECT_ADDRESS]
 
@@ -118,7 +124,12 @@ class Sends(Protocol):
     """Where sends are submitted: ``ingest.intake.Intake``, or what precedes it."""
 
     def submit(
-        self, body: SendBody, sender: User, source: str, deadline: float, answer: Callable[[Outcome], None]
+        self,
+        body: SendBody,
+        sender: User,
+        source: str,
+        deadline: float,
+        answer: Callable[[Outcome], None],
     ) -> None:
         """Take a valid send and answer it exactly once, by ``deadline`` (monotonic)."""
         ...
@@ -141,7 +152,12 @@ class AdmissionControl:
         self._waiting: list[_Send] = []
 
     def submit(
-        self, body: SendBody, sender: User, source: str, deadline: float, answer: Callable[[Outcome], None]
+        self,
+        body: SendBody,
+        sender: User,
+        source: str,
+        deadline: float,
+        answer: Callable[[Outcome], None],
     ) -> None:
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._admit)
@@ -158,7 +174,8 @@ class AdmissionControl:
                         self._sends.submit(*send)
                     else:
                         send[4](refused)
-                except Exception as error:  # one broken listener must not cost the others their answers
+                except Exception as error:
+                    # one broken listener must not cost the others their answers
                     telemetry.defect("limits", error)
 
     def _ask(self, sender: User, count: int) -> tuple[int, HoldfastError | None]:

@@ -36,7 +36,8 @@ DEFAULT_RULES = (
     _rule("send:tenant", 600_000, 60_000),
     _rule("rest:user", 1_200, 100),
     _rule("rest:tenant", 60_000, 2_000),
-    _rule("check:tenant", 600_000, 60_000, "leased"),  # so most remote checks wait for one round trip, not two
+    # so most remote checks wait for one round trip, not two
+    _rule("check:tenant", 600_000, 60_000, "leased"),
     _rule(ADMIN.resource, 600, 200),
 )
 """Generous for people, but they stop a client that loops."""
@@ -49,7 +50,10 @@ ADMIN_WINDOW_SECONDS_MAX = 60.0
 that is used up blocks until it ends."""
 
 _WILDCARDS = (ADMIN.resource[:length] + ANY for length in range(len(ADMIN.resource), -1, -1))
-ADMIN_RESOURCES = (ADMIN.resource, *(wildcard for wildcard in _WILDCARDS if is_reached(ADMIN.resource, wildcard)))
+ADMIN_RESOURCES = (
+    ADMIN.resource,
+    *(wildcard for wildcard in _WILDCARDS if is_reached(ADMIN.resource, wildcard)),
+)
 """The resources whose rule for ``*`` can answer for the admin API, by specificity."""
 
 
@@ -74,9 +78,10 @@ def keep_open(made: Iterable[Rule], there: Iterable[Rule]) -> None:
     for rule in judged:
         if field := locks_out(rule):
             raise InvalidRule(
-                f"this would lock operators out of the admin API: {rule.label} must allow at least "
-                f"{ADMIN_CALLS_PER_MINUTE_MIN} calls a minute, by a token bucket or a window of at most "
-                f"{ADMIN_WINDOW_SECONDS_MAX:g} s, and must not close when the counters are unavailable",
+                f"this would lock operators out of the admin API: {rule.label} must allow at least"
+                f" {ADMIN_CALLS_PER_MINUTE_MIN} calls a minute, by a token bucket or a window of at"
+                f" most {ADMIN_WINDOW_SECONDS_MAX:g} s, and must not close when the counters are"
+                " unavailable",
                 fields={field: "locks operators out"},
             )
 
@@ -94,4 +99,11 @@ def locks_out(rule: Rule) -> str:
 
 
 def _answering(rules: Mapping[str, Rule]) -> Rule | None:
-    return next((rule for resource in ADMIN_RESOURCES if (rule := rules.get(resource)) and not rule.deleted), None)
+    return next(
+        (
+            rule
+            for resource in ADMIN_RESOURCES
+            if (rule := rules.get(resource)) and not rule.deleted
+        ),
+        None,
+    )

@@ -120,11 +120,21 @@ class FeedSettings:
     """Above this age of its rules, the node logs and reports that they are stale."""
 
     def __post_init__(self) -> None:
-        if min(self.sync_seconds, self.retry_seconds, self.nudge_seconds, self.listen_seconds, self.stale_seconds) <= 0:
+        if (
+            min(
+                self.sync_seconds,
+                self.retry_seconds,
+                self.nudge_seconds,
+                self.listen_seconds,
+                self.stale_seconds,
+            )
+            <= 0
+        ):
             raise ValueError("the feed's times must be greater than 0")
         if self.stale_seconds <= self.sync_seconds + self.retry_seconds:
             raise ValueError(
-                "stale_seconds must be greater than sync_seconds + retry_seconds, or one sync that fails is an alarm"
+                "stale_seconds must be greater than sync_seconds + retry_seconds, or one sync that"
+                " fails is an alarm"
             )
 
 
@@ -147,7 +157,9 @@ class RuleFeed:
         self._clock = clock
         self._file = RulesFile(file) if file is not None else None
         self._settings = settings or FeedSettings()
-        self._starts_with = RuleSet.of(structs.replace(rule, epoch=0, version=0) for rule in starts_with)
+        self._starts_with = RuleSet.of(
+            structs.replace(rule, epoch=0, version=0) for rule in starts_with
+        )
         self.rules = RuleSet()
         self.cursor = (0, 0)
         self.from_disk = False
@@ -194,9 +206,14 @@ class RuleFeed:
         self._nudged.clear()
         complete = await self._try_sync()
         if self.from_disk:
-            telemetry.log.error("limits.rules_from_disk", age_seconds=round(self.staleness_seconds, 1))
+            telemetry.log.error(
+                "limits.rules_from_disk", age_seconds=round(self.staleness_seconds, 1)
+            )
         elif not complete:
-            telemetry.log.error("limits.rules_unknown", reason="the database is away and there is no snapshot on disk")
+            telemetry.log.error(
+                "limits.rules_unknown",
+                reason="the database is away and there is no snapshot on disk",
+            )
         self._watch()
         self._work.append(asyncio.create_task(self._follow(complete)))
         return self
@@ -212,12 +229,18 @@ class RuleFeed:
         in_order = head.epoch == self.cursor[0]
         self._missed = max(0, head.seq - max(self.cursor[1], self._heard)) if in_order else 0
         if self._store not in ("", head.store):
-            telemetry.log.warning("limits.read_anew", reason="these are the rules of another store", seq=head.seq)
+            telemetry.log.warning(
+                "limits.read_anew", reason="these are the rules of another store", seq=head.seq
+            )
             await self._begin_anew(head.store)
-        elif head.epoch < self.rules.epoch or (head.epoch == self.cursor[0] and head.seq < self.cursor[1]):
+        elif head.epoch < self.rules.epoch or (
+            head.epoch == self.cursor[0] and head.seq < self.cursor[1]
+        ):
             return  # the reader is behind us: nothing to learn, and no proof that we are complete
         elif self._hearsay.overdue((head.epoch, head.seq), asked_at - head.lag_seconds, asked_at):
-            telemetry.log.error("limits.read_anew", reason="a doorbell told what is not in the log", seq=head.seq)
+            telemetry.log.error(
+                "limits.read_anew", reason="a doorbell told what is not in the log", seq=head.seq
+            )
             self._believes = False
             await self._begin_anew(head.store)
         elif head.epoch > self.rules.epoch or self.cursor == (0, 0):
@@ -311,7 +334,12 @@ class RuleFeed:
         if ring.rule is not None and self._believes:
             self._put(self.rules.merge(ring.rule), "event", {ring.rule.name})
             self._hearsay.heard((ring.epoch, ring.seq), self.cursor, self._clock.monotonic())
-        if ring.rule is None or not self._believes or ring.seq > expected or ring.epoch > self.rules.epoch:
+        if (
+            ring.rule is None
+            or not self._believes
+            or ring.seq > expected
+            or ring.epoch > self.rules.epoch
+        ):
             self.nudge()
 
     async def _follow(self, complete: bool) -> None:
@@ -333,7 +361,8 @@ class RuleFeed:
         try:
             async with asyncio.timeout(max(0.0, min(1.0, next_sync - self._clock.monotonic()))):
                 await self._nudged.wait()
-            await asyncio.sleep(self._settings.nudge_seconds)  # read nudges that come together at once
+            # read nudges that come together at once
+            await asyncio.sleep(self._settings.nudge_seconds)
         except TimeoutError:
             pass
 
@@ -343,7 +372,8 @@ class RuleFeed:
         except HoldfastError:
             telemetry.dependency_up("rules", False)
             return False
-        except Exception as error:  # whatever it is, sync again later and watch staleness until then
+        except Exception as error:
+            # whatever it is, sync again later and watch staleness until then
             telemetry.defect("limits", error)
             telemetry.dependency_up("rules", False)
             return False
@@ -351,11 +381,17 @@ class RuleFeed:
         return True
 
     def _watch(self) -> None:
-        telemetry.rule_staleness(self.staleness_seconds, max(self._missed, self._heard - self.cursor[1]))
+        telemetry.rule_staleness(
+            self.staleness_seconds, max(self._missed, self._heard - self.cursor[1])
+        )
         if self.stale != self._alarmed:
             self._alarmed = self.stale
             say = telemetry.log.error if self.stale else telemetry.log.info
-            age = "never known" if math.isinf(self.staleness_seconds) else round(self.staleness_seconds, 1)
+            age = (
+                "never known"
+                if math.isinf(self.staleness_seconds)
+                else round(self.staleness_seconds, 1)
+            )
             say("limits.rules_stale" if self.stale else "limits.rules_fresh", seconds=age)
 
     async def _load(self) -> None:

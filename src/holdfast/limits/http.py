@@ -50,7 +50,9 @@ def retry_after(decisions: Sequence[Decision]) -> int:
 def problem(decisions: Sequence[Decision]) -> dict[str, Any]:
     """The members of the document. It names the refusing rules as the headers do."""
     told: dict[str, Any] = {"type": PROBLEM, "title": PROBLEM_TITLE, "status": 429}
-    violated = [decision.rule for decision in decisions if decision.exceeded and not decision.allowed]
+    violated = [
+        decision.rule for decision in decisions if decision.exceeded and not decision.allowed
+    ]
     return {**told, "violated-policies": violated} if violated else told
 
 
@@ -64,10 +66,14 @@ def refusal(decisions: Sequence[Decision]) -> RateLimited | None:
     return rate_limited(text, worst.retry_after, worst.rule, worst.limit, worst.window_seconds)
 
 
-def rate_limited(text: str, wait_seconds: float, policy: str, limit: int, window_seconds: float) -> RateLimited:
+def rate_limited(
+    text: str, wait_seconds: float, policy: str, limit: int, window_seconds: float
+) -> RateLimited:
     """The error of any limit, with all its response needs; the wait is never 0."""
     wait = max(math.ceil(wait_seconds * 1000) / 1000, 0.001)
-    return RateLimited(text, retry_after_seconds=wait, rule=policy, limit=limit, window_seconds=window_seconds)
+    return RateLimited(
+        text, retry_after_seconds=wait, rule=policy, limit=limit, window_seconds=window_seconds
+    )
 
 
 def refusing(error: RateLimited) -> list[Decision]:
@@ -86,7 +92,9 @@ def _window(decision: Decision) -> str:
 
 def _more_after(decision: Decision) -> float:
     """When more is available; after a refusal, the same as ``Retry-After``."""
-    return decision.retry_after if decision.exceeded and not decision.allowed else decision.reset_after
+    return (
+        decision.retry_after if decision.exceeded and not decision.allowed else decision.reset_after
+    )
 
 
 def _seconds(duration: float) -> int:

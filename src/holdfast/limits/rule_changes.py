@@ -40,7 +40,13 @@ class Change(Struct, frozen=True):
     @property
     def fingerprint(self) -> str:
         """Distinguishes a repetition from another request under the same key."""
-        said = (self.action, self.name, sorted(self.body.items()), self.expected_version, self.reason)
+        said = (
+            self.action,
+            self.name,
+            sorted(self.body.items()),
+            self.expected_version,
+            self.reason,
+        )
         return hashlib.blake2b(msgspec.json.encode(said), digest_size=16).hexdigest()
 
 
@@ -75,7 +81,11 @@ class Remembered(Struct, frozen=True):
 
 
 def decide(
-    change: Change, current: AnyRule | None, remembered: Remembered | None, epoch: int, forgotten_version: int = 0
+    change: Change,
+    current: AnyRule | None,
+    remembered: Remembered | None,
+    epoch: int,
+    forgotten_version: int = 0,
 ) -> Rule | RuleChangeResult:
     """The rule to write, or the answer given before.
 
@@ -90,7 +100,11 @@ def decide(
         return RuleChangeResult(remembered.rule, remembered.seq, repeated=True)
     version = (current.version if current is not None else forgotten_version) + 1
     made = structs.replace(
-        _content(change, current), epoch=epoch, version=version, updated_at=change.at, updated_by=change.actor
+        _content(change, current),
+        epoch=epoch,
+        version=version,
+        updated_at=change.at,
+        updated_by=change.actor,
     )
     return structs.replace(made, deleted=change.action == "delete")
 
@@ -99,7 +113,9 @@ def check_key(remembered: Remembered, fingerprint: str) -> None:
     """KeyReused unless the key was used for this same request."""
     if remembered.fingerprint != fingerprint:
         why = "was used for another request"
-        raise KeyReused(f"this idempotency key {why}; use a new one", fields={"idempotencyKey": why})
+        raise KeyReused(
+            f"this idempotency key {why}; use a new one", fields={"idempotencyKey": why}
+        )
 
 
 def is_over(past: RuleChange, current: AnyRule | None) -> bool:
@@ -108,7 +124,12 @@ def is_over(past: RuleChange, current: AnyRule | None) -> bool:
     Tombstones of ``*`` are kept: a default rule that an operator deleted must not come
     back.
     """
-    return past.rule.deleted and past.rule.tenant != ANY and current is not None and current.stamp == past.rule.stamp
+    return (
+        past.rule.deleted
+        and past.rule.tenant != ANY
+        and current is not None
+        and current.stamp == past.rule.stamp
+    )
 
 
 def _content(change: Change, current: AnyRule | None) -> Rule:
@@ -120,7 +141,8 @@ def _content(change: Change, current: AnyRule | None) -> Rule:
                 raise conflict(change, there)
             return made
         case "rollback":
-            # A whole earlier rule may also restore a deleted one, if the caller expects that version.
+            # A whole earlier rule may also restore a deleted one, if the caller expects
+            # that version.
             if current is not None:
                 _expect(change, current)
             return _whole(change)
@@ -129,12 +151,18 @@ def _content(change: Change, current: AnyRule | None) -> Rule:
                 raise missing(change.name)
             _expect(change, there)
             if change.action == "update":
-                return _whole(change) if isinstance(there, UnreadableRule) else changed_rule(there, change.body)
+                return (
+                    _whole(change)
+                    if isinstance(there, UnreadableRule)
+                    else changed_rule(there, change.body)
+                )
             return _nothing_of(change.name) if isinstance(there, UnreadableRule) else there
 
 
 def _whole(change: Change) -> Rule:
-    return new_rule({**change.body, "tenantID": change.name.tenant, "resource": change.name.resource})
+    return new_rule(
+        {**change.body, "tenantID": change.name.tenant, "resource": change.name.resource}
+    )
 
 
 def _nothing_of(name: RuleName) -> Rule:

@@ -103,17 +103,28 @@ def read_rules(bodies: Iterable[Mapping[str, Any]]) -> tuple[Rule, ...]:
                 raise InvalidRule("is in the file twice")
             rules[rule.name] = rule
         except InvalidRule as error:
-            wrong.append(f"rule {place} ({body.get('tenantID')} {body.get('resource')}): {error.message}")
+            wrong.append(
+                f"rule {place} ({body.get('tenantID')} {body.get('resource')}): {error.message}"
+            )
     if len(rules) + len(wrong) > RULES_MAX:
-        wrong = [f"at most {RULES_MAX} rules in one import, not {len(rules) + len(wrong)}: split the file"]
+        wrong = [
+            f"at most {RULES_MAX} rules in one import, not {len(rules) + len(wrong)}: split the"
+            " file"
+        ]
     if wrong:
-        more = f"\n… and {len(wrong) - PROBLEMS_TOLD_MAX} more" if len(wrong) > PROBLEMS_TOLD_MAX else ""
+        more = (
+            f"\n… and {len(wrong) - PROBLEMS_TOLD_MAX} more"
+            if len(wrong) > PROBLEMS_TOLD_MAX
+            else ""
+        )
         text = "\n".join(wrong[:PROBLEMS_TOLD_MAX]) + more
         raise InvalidRule(text, fields={"rules": text})
     return tuple(rules.values())
 
 
-def plan_import(wanted: RuleImport, there: RulesBefore, remembered: Remembered | None) -> ImportPlan | ImportResult:
+def plan_import(
+    wanted: RuleImport, there: RulesBefore, remembered: Remembered | None
+) -> ImportPlan | ImportResult:
     """What to write, or the answer given before. Raises KeyReused, VersionConflict."""
     if remembered is not None:
         check_key(remembered, wanted.fingerprint)
@@ -121,7 +132,8 @@ def plan_import(wanted: RuleImport, there: RulesBefore, remembered: Remembered |
         return structs.replace(msgspec.convert(remembered.imported, ImportResult), repeated=True)
     if wanted.expected_digest not in (None, there.digest):
         raise VersionConflict(
-            "the rules have changed since this import was compared with them; nothing was changed: compare it again",
+            "the rules have changed since this import was compared with them; nothing was changed:"
+            " compare it again",
             digest=there.digest,
             seq=there.seq,
         )
@@ -138,8 +150,12 @@ def plan_import(wanted: RuleImport, there: RulesBefore, remembered: Remembered |
         created += new
         digest = next_digest(digest, now, made)
         action = "create" if new else "update"
-        entries.append(RuleChange(seq, action, made, wanted.actor, wanted.reason, wanted.at, wanted.change_id))
-        changed = {} if now is None or now.deleted else field_differences(settable(now), settable(made))
+        entries.append(
+            RuleChange(seq, action, made, wanted.actor, wanted.reason, wanted.at, wanted.change_id)
+        )
+        changed = (
+            {} if now is None or now.deleted else field_differences(settable(now), settable(made))
+        )
         differences.append(RuleDifference(*rule.name, new, changed))
     now_is = (there.digest, there.seq) if wanted.dry_run else (f"{digest:032x}", seq)
     change_id = wanted.change_id if entries and not wanted.dry_run else ""
@@ -147,16 +163,24 @@ def plan_import(wanted: RuleImport, there: RulesBefore, remembered: Remembered |
     return ImportPlan(entries, differences, ImportResult(change_id, *now_is, *counts))
 
 
-def _changed(rule: Rule, now: AnyRule | None, wanted: RuleImport, there: RulesBefore) -> Rule | None:
+def _changed(
+    rule: Rule, now: AnyRule | None, wanted: RuleImport, there: RulesBefore
+) -> Rule | None:
     """The rule in its next version; None if nothing changes."""
     if isinstance(now, Rule) and not now.deleted:
         alike = structs.replace(
-            rule, epoch=now.epoch, version=now.version, updated_at=now.updated_at, updated_by=now.updated_by
+            rule,
+            epoch=now.epoch,
+            version=now.version,
+            updated_at=now.updated_at,
+            updated_by=now.updated_by,
         )
         if alike == now:
             return None
     version = (now.version if now is not None else there.forgotten_version) + 1
-    return structs.replace(rule, epoch=there.epoch, version=version, updated_at=wanted.at, updated_by=wanted.actor)
+    return structs.replace(
+        rule, epoch=there.epoch, version=version, updated_at=wanted.at, updated_by=wanted.actor
+    )
 
 
 def field_differences(
@@ -164,4 +188,6 @@ def field_differences(
 ) -> dict[str, tuple[Any, Any]]:
     """The fields that differ between two states of a rule, with both values."""
     names = fields if fields is not None else sorted(old.keys() | new.keys())
-    return {name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}
+    return {
+        name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)
+    }

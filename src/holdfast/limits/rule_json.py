@@ -123,7 +123,9 @@ def render(rule: AnyRule) -> dict[str, Any]:
     """The rule as the API shows it; an unreadable one says why, and what to do."""
     unreadable = {}
     if isinstance(rule, UnreadableRule):
-        unreadable["unreadable"] = f"no rule that this version knows ({rule.why}): set it anew, whole, or delete it"
+        unreadable["unreadable"] = (
+            f"no rule that this version knows ({rule.why}): set it anew, whole, or delete it"
+        )
     return {
         **settable(rule),
         **unreadable,
@@ -192,8 +194,9 @@ def _name_problem(field: str, value: object) -> str | None:
 
 
 def _amount_problem(value: object) -> str | None:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return None if whole and 1 <= value <= LIMIT_MAX else f"must be a whole number from 1 to {LIMIT_MAX}"  # type: ignore[operator]
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LIMIT_MAX:
+        return None
+    return f"must be a whole number from 1 to {LIMIT_MAX}"
 
 
 def _window_problem(value: object) -> str | None:
@@ -217,14 +220,19 @@ def _judged(rule: Rule) -> Rule:
     if rule.algorithm == "concurrency" and rule.limit > HOLDERS_MAX:
         problems["limit"] = f"must be at most {HOLDERS_MAX} for concurrency"
     if rule.algorithm == "concurrency" and (entrance := _entrance_under(rule.resource)):
-        problems["algorithm"] = f"cannot be concurrency for {entrance}: no entrance gives a hold back; limit a rate"
+        problems["algorithm"] = (
+            f"cannot be concurrency for {entrance}: no entrance gives a hold back; limit a rate"
+        )
     refuse(problems)
     return rule
 
 
 def _entrance_under(resource: str) -> str | None:
     """An entry point that a rule of this resource would answer for."""
-    return next((entrance for entrance in sorted(ENTRANCE_RESOURCES) if is_reached(entrance, resource)), None)
+    return next(
+        (entrance for entrance in sorted(ENTRANCE_RESOURCES) if is_reached(entrance, resource)),
+        None,
+    )
 
 
 def refuse(problems: Mapping[str, str]) -> None:

@@ -34,7 +34,9 @@ Algorithm = Literal["token_bucket", "fixed_window", "sliding_window", "concurren
 Precision = Literal["strict", "leased"]
 OnStoreFailure = Literal["local_share", "open", "closed"]
 Mode = Literal["enforce", "shadow", "off"]
-DecidedBy = Literal["no_rule", "denial_cache", "lease", "counters", "counted_later", "local_share", "open", "closed"]
+DecidedBy = Literal[
+    "no_rule", "denial_cache", "lease", "counters", "counted_later", "local_share", "open", "closed"
+]
 
 ANY = "*"
 
@@ -61,7 +63,11 @@ def reserved_beside(wildcard: str) -> list[str]:
     """The reserved words that a wildcard matches as text but does not apply to."""
     if not wildcard.endswith(ANY):
         return []
-    return [word for word in RESERVED if word.startswith(wildcard[:-1]) and not is_reached(word, wildcard)]
+    return [
+        word
+        for word in RESERVED
+        if word.startswith(wildcard[:-1]) and not is_reached(word, wildcard)
+    ]
 
 
 class RuleName(NamedTuple):
@@ -243,7 +249,9 @@ class RuleSet:
 
     __slots__ = ("_rules", "_tenants", "digest_value", "epoch", "store")
 
-    def __init__(self, rules: Mapping[RuleName, Rule] | None = None, epoch: int = 0, store: str = "") -> None:
+    def __init__(
+        self, rules: Mapping[RuleName, Rule] | None = None, epoch: int = 0, store: str = ""
+    ) -> None:
         self.epoch = epoch
         self.store = store
         self.digest_value = 0
@@ -341,7 +349,11 @@ class RuleSet:
         if not newer:
             return self
         new = RuleSet(epoch=self.epoch, store=self.store)
-        new.digest_value, new._rules, new._tenants = self.digest_value, dict(self._rules), dict(self._tenants)
+        new.digest_value, new._rules, new._tenants = (
+            self.digest_value,
+            dict(self._rules),
+            dict(self._tenants),
+        )
         new._put(newer)
         return new
 

@@ -63,7 +63,9 @@ class RulesFile:
             return None
         saved, modified_at = found
         if RuleSet.of(saved.snapshot.rules).digest != saved.digest:
-            telemetry.log.error("limits.file_unreadable", file=self._path.name, error="its digest does not match")
+            telemetry.log.error(
+                "limits.file_unreadable", file=self._path.name, error="its digest does not match"
+            )
             return None
         self._there = _what(saved)
         return structs.replace(saved, known_at=max(saved.known_at, modified_at))

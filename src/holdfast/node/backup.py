@@ -35,7 +35,9 @@ from holdfast.webhooks.sqlite import WEBHOOKS
 from holdfast.work.sqlite import WORK
 
 FOLDER = "backups"
-CONTENTS = Contents((WORK, WEBHOOKS, LIMITS, ACCESS, CHATS), plain=(KEYS_FILE,), derived=(RULES_NAME,))
+CONTENTS = Contents(
+    (WORK, WEBHOOKS, LIMITS, ACCESS, CHATS), plain=(KEYS_FILE,), derived=(RULES_NAME,)
+)
 
 
 def require_whole(state: Path) -> None:
@@ -54,7 +56,8 @@ def require_whole(state: Path) -> None:
             what = "empty" if size == 0 else "gone"
             raise StateCorrupted(
                 f"{state / name} is {what}, but {', '.join(later)} beside it is not: put it back, "
-                "run `holdfast restore` with a backup, or, to begin anew, move the other files away",
+                "run `holdfast restore` with a backup, or, to begin anew, move the other files"
+                " away",
                 file=str(state / name),
             )
 
@@ -82,7 +85,9 @@ class Backups:
         It goes on if the caller is cancelled.
         """
         if self.step is not None:
-            raise ServerBusy(f"a backup is being taken ({self.step.doing}); wait for it", retry_after_seconds=5.0)
+            raise ServerBusy(
+                f"a backup is being taken ({self.step.doing}); wait for it", retry_after_seconds=5.0
+            )
         self.step = BackupStep("starting", 0, 0)
         target = self._state / FOLDER / self._ids.new("backup-")
         taking = asyncio.ensure_future(asyncio.to_thread(self._take, target))
@@ -118,7 +123,14 @@ def restore_backup(
     ``overwrite`` is not set; see ``holdfast.drivers.sqlite.restore``.
     """
     with held(state) as directory:
-        return restore(directory, backup, CONTENTS, _now(reason, backup), overwrite=overwrite, progress=progress)
+        return restore(
+            directory,
+            backup,
+            CONTENTS,
+            _now(reason, backup),
+            overwrite=overwrite,
+            progress=progress,
+        )
 
 
 def renew_rules(state: Path) -> Path:
@@ -130,7 +142,10 @@ def renew_rules(state: Path) -> Path:
     with held(state) as directory:
         rules = directory / LIMITS.name
         if not rules.exists():
-            raise NotFound(f"there is no {rules}; where the rules are in PostgreSQL, say so by limits.rules_url")
+            raise NotFound(
+                f"there is no {rules}; where the rules are in PostgreSQL, say so by"
+                " limits.rules_url"
+            )
         renew(rules, LIMITS, _now("", rules))
         return rules
 

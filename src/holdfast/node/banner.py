@@ -21,25 +21,47 @@ def posture(settings: Settings, files_max: int = sys.maxsize) -> Iterator[str]:
     state = server.state_path
     yield f"Holdfast {__version__} listens on {server.url}"
     full = settings.durability.sqlite.synchronous == "FULL"
-    kept = "an ack means that the message is on disk" if full else "A POWER CUT MAY LOSE WHAT WAS ACKNOWLEDGED"
+    kept = (
+        "an ack means that the message is on disk"
+        if full
+        else "A POWER CUT MAY LOSE WHAT WAS ACKNOWLEDGED"
+    )
     yield f"  storage   SQLite in {state}; {kept}"
     if state != server.state_dir_given:
-        yield f"            others can write to {server.state_dir_given}: everything is in {state}, mode 0700"
+        yield (
+            f"            others can write to {server.state_dir_given}: everything is in {state},"
+            " mode 0700"
+        )
     yield f"  secrets   {state / 'secrets.json'}, readable only by you"
     if server.trusted_proxies:
-        yield f"  network   {server.host}, behind {', '.join(server.trusted_proxies)}, where TLS ends"
+        yield (
+            f"  network   {server.host}, behind {', '.join(server.trusted_proxies)}, where TLS ends"
+        )
     else:
         yield "  network   this machine only"
     wanted = settings.access.connections.connections_max + settings.access.http.connections_max
     if (room := max(files_max - FILES_BESIDE_CONNECTIONS, 0)) < wanted:
-        yield f"  sockets   room for about {room:,} connections, not {wanted:,}: raise the hard limit of open files"
+        yield (
+            f"  sockets   room for about {room:,} connections, not {wanted:,}: raise the hard limit"
+            " of open files"
+        )
     yield f"  browsers  pages of {', '.join(sorted(origins_of(settings)))}"
-    changed = [entry for entry in differences(settings) if entry[0] not in ("server.state_dir", "server.port")]
+    changed = [
+        entry
+        for entry in differences(settings)
+        if entry[0] not in ("server.state_dir", "server.port")
+    ]
     yield (
-        f"  settings  {len(changed)} differ from their defaults:" if changed else "  settings  all at their defaults"
+        f"  settings  {len(changed)} differ from their defaults:"
+        if changed
+        else "  settings  all at their defaults"
     )
     for path, value, default in changed:
-        idle = "; no effect until that engine exists" if path.startswith(UNUSED_WITHOUT_ENGINES) else ""
+        idle = (
+            "; no effect until that engine exists"
+            if path.startswith(UNUSED_WITHOUT_ENGINES)
+            else ""
+        )
         yield f"            {path} = {value} (default {default}{idle})"
     program = "holdfast" if shutil.which("holdfast") else sys.argv[0]
     defaults = Settings().server

@@ -47,7 +47,10 @@ async def _from_address(url: str) -> bytes:
             session.get(url, allow_redirects=False) as answer,
         ):
             if 300 <= answer.status < 400:
-                raise BadJwks("redirect", f"it is answered with a redirect ({answer.status}), which is not followed")
+                raise BadJwks(
+                    "redirect",
+                    f"it is answered with a redirect ({answer.status}), which is not followed",
+                )
             if answer.status != 200:
                 raise BadJwks("status", f"it is answered with {answer.status}")
             if answer.headers.get("Content-Encoding", "identity") != "identity":
@@ -58,11 +61,15 @@ async def _from_address(url: str) -> bytes:
     except aiohttp.ClientResponseError as error:
         raise BadJwks("invalid", f"its answer is not valid HTTP: {error.message[:200]}") from None
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        raise BadJwks("unreachable", f"it cannot be reached: {str(error)[:200] or type(error).__name__}") from None
+        raise BadJwks(
+            "unreachable", f"it cannot be reached: {str(error)[:200] or type(error).__name__}"
+        ) from None
 
 
 async def _body(answer: aiohttp.ClientResponse) -> bytes:
     data = bytearray()
-    while len(data) <= JWKS_BYTES_MAX and (piece := await answer.content.read(JWKS_BYTES_MAX + 1 - len(data))):
+    while len(data) <= JWKS_BYTES_MAX and (
+        piece := await answer.content.read(JWKS_BYTES_MAX + 1 - len(data))
+    ):
         data += piece
     return bytes(data)

@@ -39,7 +39,9 @@ def create_admin_key(
     read_secrets(state)
     with held(state) as directory:
         ring = load_keys(directory / KEYS_FILE)
-        key, secret = ring.issue("admin", label, at, scopes=cast(Sequence[KeyScope] | None, scopes), bounded=False)
+        key, secret = ring.issue(
+            "admin", label, at, scopes=cast(Sequence[KeyScope] | None, scopes), bounded=False
+        )
         try:
             asyncio.run(_record(directory / CHATS.name, key, reason))
         except BaseException:
@@ -51,7 +53,11 @@ def create_admin_key(
 
 
 async def _record(file: Path, key: ApiKey, reason: str) -> None:
-    act = CommandContext(User("", getpass.getuser()), key.created_at, "", operator=True, reason=reason)
-    details = msgspec.json.encode({"kind": key.kind, "scopes": key.scopes, "server": "stopped"}).decode()
+    act = CommandContext(
+        User("", getpass.getuser()), key.created_at, "", operator=True, reason=reason
+    )
+    details = msgspec.json.encode(
+        {"kind": key.kind, "scopes": key.scopes, "server": "stopped"}
+    ).decode()
     async with SqliteStore(file) as store:
         await store.record(act, "key_issued", key.key_id, details)

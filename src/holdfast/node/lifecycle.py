@@ -42,7 +42,8 @@ NEW_OBJECTS_MAX = 10_000
 
 
 def run_node(settings: Settings, announce: Callable[[str], None] = print) -> None:
-    """Serve until SIGINT or SIGTERM, then drain. Raises an OperatorError if it cannot start.
+    """Serve until SIGINT or SIGTERM, then drain. Raises an OperatorError if it cannot
+    start.
 
     Until it serves, a signal ends the process at once: opening a large file takes long.
     """
@@ -97,11 +98,15 @@ async def _serve(settings: Settings, announce: Callable[[str], None], files_max:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         announce("Stopping: answering what is open, sending clients away.")
     if node.broken.is_set():
-        raise InternalError("a part of the server ended by a defect, which its log tells; start it again")
+        raise InternalError(
+            "a part of the server ended by a defect, which its log tells; start it again"
+        )
 
 
 @asynccontextmanager
-async def running(settings: Settings, about_to_serve: Callable[[], None] = lambda: None) -> AsyncIterator[Node]:
+async def running(
+    settings: Settings, about_to_serve: Callable[[], None] = lambda: None
+) -> AsyncIterator[Node]:
     """A node that serves while the block runs; leaving the block drains it.
 
     ``about_to_serve`` is called before the first request is answered.
@@ -109,7 +114,9 @@ async def running(settings: Settings, about_to_serve: Callable[[], None] = lambd
     clock = SystemClock()
     async with AsyncExitStack() as stack:
         listening = stack.enter_context(bound(settings.server.host, settings.server.port))
-        settings = replace(settings, server=replace(settings.server, port=listening.getsockname()[1]))
+        settings = replace(
+            settings, server=replace(settings.server, port=listening.getsockname()[1])
+        )
         state = stack.enter_context(held(settings.server.state_path))
         require_whole(state)
         node_id = settings.server.node_id or identity(state, Ids(clock))
@@ -120,20 +127,26 @@ async def running(settings: Settings, about_to_serve: Callable[[], None] = lambd
             SqliteStore(state / CHATS.name, durability.sqlite, durability.chats, clock)
         )
         telemetry.settings_changed(path for path, _, _ in differences(settings))
-        limits = await stack.enter_async_context(open_limits(settings.limits, state, node_id, DEFAULT_RULES, clock))
+        limits = await stack.enter_async_context(
+            open_limits(settings.limits, state, node_id, DEFAULT_RULES, clock)
+        )
         stored = await open_revocations(state, clock, store)
         stack.push_async_callback(stored.close)
         revocations = RevocationsInForce(stored, clock)
         await revocations.refresh()
         node = Node(settings, store, clock, secrets, keys, revocations, limits)
         await stack.enter_async_context(node.roles())
-        work = await stack.enter_async_context(working(settings.work, node_id, state, clock, node.log, node.history))
+        work = await stack.enter_async_context(
+            working(settings.work, node_id, state, clock, node.log, node.history)
+        )
         await stack.enter_async_context(node.gateway)
         backups = Backups(state, clock, Ids(clock))
         strangers = Strangers(settings.api, clock, settings.server.proxies)
         app = make_app(node.deps(backups, work), strangers)
         about_to_serve()
-        await stack.enter_async_context(serving(app, node.http_deps(strangers), listening, node.broken))
+        await stack.enter_async_context(
+            serving(app, node.http_deps(strangers), listening, node.broken)
+        )
         try:
             yield node
         finally:

@@ -79,9 +79,13 @@ class Node:
         self._keys = keys
         self._store = store
         self._revocations = revocations
-        self.issuers = Issuers(settings.access.issuers, fetch_jwks, clock, settings.server.state_path / ISSUERS_FILE)
+        self.issuers = Issuers(
+            settings.access.issuers, fetch_jwks, clock, settings.server.state_path / ISSUERS_FILE
+        )
         secret = shared_secret(secrets.jwt_secret.encode())
-        self.tokens = Tokens(settings.access.tokens, secret, clock, revocations.check, self._ids, self.issuers)
+        self.tokens = Tokens(
+            settings.access.tokens, secret, clock, revocations.check, self._ids, self.issuers
+        )
         self._durability = StoreDurability(
             store,
             clock,
@@ -89,14 +93,18 @@ class Node:
             plane_settings.changes,
             epoch_raised=lambda chat_id, head: self.gateway.belonging.heard(chat_id, head),
         )
-        self._intake = Intake(self._durability, clock, self._ids, plane_settings.intake, revocations.is_muted)
+        self._intake = Intake(
+            self._durability, clock, self._ids, plane_settings.intake, revocations.is_muted
+        )
         self.limits = limits
         self._sends = AdmissionControl(self._intake, limits.entrances)
         raiser = EpochRaiser(self._durability, clock, self._ids)
         self._housekeeping = KeyExpiry(store, clock, plane_settings.keys)
         self._proofs = CursorProofs(secrets.jwt_secret.encode())
         pages = gateway_settings.pages
-        self.history = ChatHistory(store, raiser, self._proofs, clock, plane_settings.history, pages.max_bytes)
+        self.history = ChatHistory(
+            store, raiser, self._proofs, clock, plane_settings.history, pages.max_bytes
+        )
         self._watermarks = Watermarks(
             self._durability, lambda moved: self._ephemeral.moved(moved), plane_settings.watermarks
         )
@@ -104,9 +112,13 @@ class Node:
         self._link = LocalLink()
         self._members = Members(store.members)
         self._dead_letters = RecentDeadLetters(settings.fanout.dlq)
-        self._ephemeral = Ephemeral(self._members, self.history.memberships_of, clock, settings.fanout.ephemeral)
+        self._ephemeral = Ephemeral(
+            self._members, self.history.memberships_of, clock, settings.fanout.ephemeral
+        )
         heartbeat = gateway_settings.timeouts.heartbeat_interval_seconds
-        self._attendance = PresenceReporter(self.node_id, self._registry, self._ephemeral, heartbeat)
+        self._attendance = PresenceReporter(
+            self.node_id, self._registry, self._ephemeral, heartbeat
+        )
         self.gateway = Gateway(self._plane(), self._attendance, _memory_budget(settings))
         revocations.on_added = self.gateway.cutoff.on_revoked
         self._link.connect(self.node_id, self.gateway.deliver)
@@ -119,7 +131,8 @@ class Node:
     def url(self) -> str:
         return self.settings.server.url
 
-    # --- what the parts need of each other --------------------------------------------------------------
+    # --- what the parts need of each other
+    # --------------------------------------------------------------
 
     def _plane(self) -> GatewayDeps:
         return GatewayDeps(
@@ -147,7 +160,9 @@ class Node:
             here=self.node_id,
         )
         most = settings.kafka.consumer.max_poll_records
-        return Fanout(around, self._clock, random.Random(), settings.retry, most, self._ephemeral.saw)
+        return Fanout(
+            around, self._clock, random.Random(), settings.retry, most, self._ephemeral.saw
+        )
 
     def _port(self) -> Port:
         access, backpressure = self.settings.access, self.settings.gateway.backpressure
@@ -162,7 +177,11 @@ class Node:
             legacy_rate_limit_headers=self.settings.api.legacy_rate_limit_headers,
         )
         entrance = WebSocketUpgrade(handshake, self.gateway, backpressure.inbound)
-        return Port(entrance, backpressure.inbound.max_frame_bytes, backpressure.outbound.socket_send_buffer_bytes)
+        return Port(
+            entrance,
+            backpressure.inbound.max_frame_bytes,
+            backpressure.outbound.socket_send_buffer_bytes,
+        )
 
     def http_deps(self, strangers: Strangers) -> HttpDeps:
         """The dependencies of the port."""
@@ -180,7 +199,10 @@ class Node:
 
         Ingest ends when its sends are answered.
         """
-        ended = [asyncio.create_task(self._intake.run()), asyncio.create_task(self._watermarks.run())]
+        ended = [
+            asyncio.create_task(self._intake.run()),
+            asyncio.create_task(self._watermarks.run()),
+        ]
         for task in ended:
             task.add_done_callback(self._ended_by_itself)
         try:
@@ -229,7 +251,8 @@ class Node:
         except HoldfastError:
             return None
 
-    # --- what the API shows -----------------------------------------------------------------------------
+    # --- what the API shows
+    # -----------------------------------------------------------------------------
 
     def deps(self, backups: Backups, work: WorkParts) -> ApiDeps:
         server, self._work = self.settings.server, work
@@ -263,20 +286,28 @@ class Node:
         here = self._attendance.here
         return PresenceView(
             [
-                Presence(user.user_id, "online" if user in here else "offline", self._ephemeral.last_seen(user) or "")
+                Presence(
+                    user.user_id,
+                    "online" if user in here else "offline",
+                    self._ephemeral.last_seen(user) or "",
+                )
                 for user in users
             ]
         )
 
     async def _readiness(self) -> Readiness:
         states = {"store": self._durability.breaker, "store_reads": self.history.breaker}
-        dependencies = {name: "open" if s is BreakerState.OPEN else "up" for name, s in states.items()}
+        dependencies = {
+            name: "open" if s is BreakerState.OPEN else "up" for name, s in states.items()
+        }
         if dependencies["store"] == "up" and self._durability.trouble is not None:
             dependencies["store"] = "down"
         if self.gateway.draining:
             dependencies["gateway"] = "draining"
         ready = all(state == "up" for state in dependencies.values())
-        return Readiness(ready, {**dependencies, **self.limits.dependencies(), **self._work.dependencies()})
+        return Readiness(
+            ready, {**dependencies, **self.limits.dependencies(), **self._work.dependencies()}
+        )
 
     def _trouble(self) -> Mapping[str, str]:
         """The dependencies whose last call failed, and why."""
@@ -299,7 +330,8 @@ class Node:
             "hot_messages_per_minute": self.settings.durability.intake.hot_messages_per_minute,
             "fanout_lag": await self._lag(),
             "dead_letters": [
-                {"position": letter.position, "reason": letter.reason} for letter in await self._dead_letters.read(10)
+                {"position": letter.position, "reason": letter.reason}
+                for letter in await self._dead_letters.read(10)
             ],
             "issuers": self.issuers.status(),
             "limits": self.limits.status(),
@@ -309,4 +341,7 @@ class Node:
 
 
 def _memory_budget(settings: Settings) -> int:
-    return settings.gateway.memory_budget_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    return (
+        settings.gateway.memory_budget_bytes
+        or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    )

@@ -34,8 +34,8 @@ async def open_revocations(state: Path, clock: Clock, store: Store) -> SqliteRev
     file = state / ACCESS.name
     if _is_lost(file) and await _has_revoked(store):
         raise StateCorrupted(
-            f"{file} is gone or empty, and with it who is cut off: put it back (a backup has a copy), or, to let "
-            "everybody in again, run `holdfast revoke reset`",
+            f"{file} is gone or empty, and with it who is cut off: put it back (a backup has a"
+            " copy), or, to let everybody in again, run `holdfast revoke reset`",
             file=str(file),
         )
     return await SqliteRevocations.open(file, clock)
@@ -51,15 +51,17 @@ def reset_revocations(state: Path, reason: str) -> None:
     with held(state) as directory:
         if not _is_lost(directory / ACCESS.name):
             raise InvalidMessage(
-                f"{directory / ACCESS.name} is there: lift single revocations with `holdfast revoke undo`; nothing "
-                "was changed"
+                f"{directory / ACCESS.name} is there: lift single revocations with `holdfast revoke"
+                " undo`; nothing was changed"
             )
         asyncio.run(_reset(directory, reason))
 
 
 async def _reset(state: Path, reason: str) -> None:
     clock = SystemClock()
-    act = CommandContext(User("", getpass.getuser()), timestamp(clock.now()), "", operator=True, reason=reason)
+    act = CommandContext(
+        User("", getpass.getuser()), timestamp(clock.now()), "", operator=True, reason=reason
+    )
     async with SqliteStore(state / CHATS.name) as store:
         await store.record(act, "revocations.reset", ACCESS.name)
     await (await SqliteRevocations.open(state / ACCESS.name, clock)).close()

@@ -39,7 +39,8 @@ def held(directory: Path) -> Iterator[Path]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise StateDirectory(
-                f"{directory} is in use by process {_holder(descriptor)}; stop it, or choose another --state-dir",
+                f"{directory} is in use by process {_holder(descriptor)}; stop it, or choose"
+                " another --state-dir",
                 directory=str(directory),
             ) from None
         os.ftruncate(descriptor, 0)
@@ -71,9 +72,13 @@ def _make(directory: Path) -> None:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise StateDirectory(f"{directory} is not a directory; choose another --state-dir") from None
+        raise StateDirectory(
+            f"{directory} is not a directory; choose another --state-dir"
+        ) from None
     except OSError as error:
-        raise StateDirectory(f"{directory} cannot be made ({error.strerror}); choose another --state-dir") from error
+        raise StateDirectory(
+            f"{directory} cannot be made ({error.strerror}); choose another --state-dir"
+        ) from error
 
 
 def _check_private(directory: Path) -> None:
@@ -82,14 +87,23 @@ def _check_private(directory: Path) -> None:
         found, shared = directory.lstat(), others_can_write(directory.parent)
         mode = stat.S_IMODE(directory.stat().st_mode)
     except OSError as error:
-        raise StateDirectory(f"{directory} cannot be read ({error.strerror}); choose another --state-dir") from error
+        raise StateDirectory(
+            f"{directory} cannot be read ({error.strerror}); choose another --state-dir"
+        ) from error
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise StateDirectory(
-            f"others can write to {directory} (mode {mode:04o}): run `chmod 700 {shlex.quote(str(directory))}`",
+            f"others can write to {directory} (mode {mode:04o}): run `chmod 700"
+            f" {shlex.quote(str(directory))}`",
             directory=str(directory),
         )
-    if shared and directory.name == STATE_NAME and (not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid()):
-        raise StateDirectory(f"{directory} was made by somebody else; remove it, or choose another --state-dir")
+    if (
+        shared
+        and directory.name == STATE_NAME
+        and (not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid())
+    ):
+        raise StateDirectory(
+            f"{directory} was made by somebody else; remove it, or choose another --state-dir"
+        )
 
 
 def _open_lock(directory: Path) -> int:
@@ -97,7 +111,8 @@ def _open_lock(directory: Path) -> int:
         return os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StateDirectory(
-            f"{directory} cannot be written ({error.strerror}); check its mode, or choose another --state-dir",
+            f"{directory} cannot be written ({error.strerror}); check its mode, or choose another"
+            " --state-dir",
             directory=str(directory),
         ) from error
 

@@ -34,7 +34,12 @@ START_SECONDS_MAX = 5.0
 
 @asynccontextmanager
 async def working(
-    settings: WorkSettings, node_id: str, state: Path, clock: Clock, log: EventLog, history: ChatHistory
+    settings: WorkSettings,
+    node_id: str,
+    state: Path,
+    clock: Clock,
+    log: EventLog,
+    history: ChatHistory,
 ) -> AsyncIterator[WorkParts]:
     """Run jobs and send webhooks while the block runs; leaving it drains running jobs.
 
@@ -74,7 +79,10 @@ async def working(
         await stack.enter_async_context(role("work_gauges", gauges.run))
         await stack.enter_async_context(role("webhook_parking", parking.run))
         webhooks = WebhookParts(
-            endpoints, settings.webhooks.private_allowed, begun=lambda: reader.begun, parked=lambda: parking.status
+            endpoints,
+            settings.webhooks.private_allowed,
+            begun=lambda: reader.begun,
+            parked=lambda: parking.status,
         )
         yield WorkParts(store, webhooks, up=lambda: gauges.up)
 
@@ -91,7 +99,9 @@ async def _begun(reader: WebhookReader) -> None:
 def _finding(history: ChatHistory) -> Find:
     async def find(chat_id: str, sequence: int) -> Message | None:
         try:
-            page = await history.ask(lambda store: store.read_after(chat_id, sequence - 1, 1, MESSAGE_BYTES_MAX))
+            page = await history.ask(
+                lambda store: store.read_after(chat_id, sequence - 1, 1, MESSAGE_BYTES_MAX)
+            )
         except NotFound:
             return None
         return next((message for message in page.messages if message.sequence == sequence), None)
@@ -141,5 +151,9 @@ def _show(stats: Stats, breakers: int) -> None:
     telemetry.work_counts(by_state, by_reason, breakers)
     telemetry.work_schedule(stats.by_attempt, stats.next_due_at, stats.last_due_at)
     telemetry.work_totals(
-        stats.dead, stats.poison_candidates, stats.scheduled, stats.oldest_age_seconds, stats.blocked_streams
+        stats.dead,
+        stats.poison_candidates,
+        stats.scheduled,
+        stats.oldest_age_seconds,
+        stats.blocked_streams,
     )

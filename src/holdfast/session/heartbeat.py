@@ -62,7 +62,11 @@ class HeartbeatTimer:
     @property
     def deadline(self) -> float | None:
         """When the awaited answer is late; None if none is awaited."""
-        return None if self._asked_at is None else self._asked_at + self._timeouts.heartbeat_timeout_seconds
+        return (
+            None
+            if self._asked_at is None
+            else self._asked_at + self._timeouts.heartbeat_timeout_seconds
+        )
 
     def late(self, now: float, sent: Transmission) -> bool:
         """Whether the answer is overdue.
@@ -76,7 +80,9 @@ class HeartbeatTimer:
         if deadline is None or now < deadline:
             return False
         before, self._seen = self._seen, sent
-        if sent.acknowledged != before.acknowledged and (before.unacknowledged or sent.unacknowledged):
+        if sent.acknowledged != before.acknowledged and (
+            before.unacknowledged or sent.unacknowledged
+        ):
             self._asked_at = now
             return False
         on_its_way = 0 if sent.unacknowledged else max(sent.acknowledged - self._arrived, 0)
@@ -103,7 +109,9 @@ class HeartbeatTimer:
             lagging[chat_id] = now
             self.due = min(self.due, now + self._timeouts.behind_before_heads_seconds)
 
-    def ask(self, places: Places, now: float, sent: Transmission, chats_max: int) -> dict[str, tuple[int, int]]:
+    def ask(
+        self, places: Places, now: float, sent: Transmission, chats_max: int
+    ) -> dict[str, tuple[int, int]]:
         """The heads for the heartbeat sent now.
 
         At most ``chats_max``; the others follow in the next ones, which come soon.
@@ -112,7 +120,11 @@ class HeartbeatTimer:
         if self._asked_at is None:
             self._asked_at, self._arrived, self._seen = now, self._seen.acknowledged, sent
         lagging = self._lagging_since or {}
-        still = {c: since for c, since in lagging.items() if c in places and places[c].heard > places[c].through}
+        still = {
+            c: since
+            for c, since in lagging.items()
+            if c in places and places[c].heard > places[c].through
+        }
         self._lagging_since = still or None
         wait = self._timeouts.behind_before_heads_seconds
         if young := [since for since in still.values() if since + wait > now]:

@@ -1,11 +1,13 @@
 """What waits to be written to one connection. (Pure.)
 
-Written in this order: control frames (answers, warnings, the closing: few), the page (one at a time), then
-deliveries, then ephemeral frames. A page comes before the deliveries because those of its chat that follow it
-were queued after it; those queued before it are repeats that a client drops.
+Written in this order: control frames (answers, warnings, the closing: few), the page
+(one at a time), then deliveries, then ephemeral frames. A page comes before the
+deliveries because those of its chat that follow it were queued after it; those queued
+before it are repeats that a client drops.
 
-A ``resync`` stands among the deliveries, behind what was queued before it, so that a client pulls from behind
-that and not from before it. There is at most one; it is encoded when it is taken, with the newest heads.
+A ``resync`` stands among the deliveries, behind what was queued before it, so that a
+client pulls from behind that and not from before it. There is at most one; it is
+encoded when it is taken, with the newest heads.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ NO_RESYNC = -1
 class Lanes:
     """The outbound buffer. The bounds are the session's; here is only what is in it.
 
-    ``mixed``: something else than deliveries waits. The usual case, in which nothing else does, must be fast.
+    ``mixed``: something else than deliveries waits. The usual case, in which nothing
+    else does, must be fast.
     """
 
     __slots__ = (
@@ -66,13 +69,17 @@ class Lanes:
         self.page = page
 
     def want_resync(self) -> None:
-        """A resync goes out behind what is queued now, unless one is already on its way."""
+        """A resync goes out behind what is queued now, unless one is already on its
+        way.
+        """
         self.mixed = True
         if self.resync_after == NO_RESYNC:
             self.resync_after = len(self.runs)
 
     def enqueue_ephemeral(self, key: Hashable, frame: bytes, frames_max: int) -> None:
-        """Queue an ephemeral frame: the newest of its key; at the bound the oldest key goes."""
+        """Queue an ephemeral frame: the newest of its key; at the bound the oldest key
+        goes.
+        """
         self.mixed = True
         if self.ephemeral is None:
             self.ephemeral = {}
@@ -95,7 +102,9 @@ class Lanes:
         self.ephemeral_bytes = 0
 
     def take(self, bytes_max: int, resync: Callable[[], list[bytes]]) -> list[bytes]:
-        """Whole frames of about ``bytes_max`` in all, and at least one if there is any; they wait no longer."""
+        """Whole frames of about ``bytes_max`` in all, and at least one if there is any;
+        they wait no longer.
+        """
         if self.resync_after == NO_RESYNC and self.waiting_bytes <= bytes_max:
             return self._take_all()
         frames = self._take_control(bytes_max)
@@ -110,7 +119,9 @@ class Lanes:
             frames += self.ephemeral.values()
             self.ephemeral = None
             self.ephemeral_bytes = 0
-        self.mixed = bool(self.control or self.page or self.ephemeral or self.resync_after != NO_RESYNC)
+        self.mixed = bool(
+            self.control or self.page or self.ephemeral or self.resync_after != NO_RESYNC
+        )
         return frames
 
     def _take_all(self) -> list[bytes]:

@@ -16,12 +16,16 @@ class Lifetime:
 
     __slots__ = ("_rotates_at", "_timeouts", "expires_at", "heartbeat", "overload", "stale_acks")
 
-    def __init__(self, timeouts: TimeoutSettings, now: float, expires_at: float | None, spread: float) -> None:
+    def __init__(
+        self, timeouts: TimeoutSettings, now: float, expires_at: float | None, spread: float
+    ) -> None:
         """``expires_at``: of the token. ``spread``: 0 to 1, random per connection."""
         self._timeouts = timeouts
         self._rotates_at = now + timeouts.rotation_seconds * (1 + _ROTATION_SPREAD * spread)
         self.expires_at = expires_at
-        self.heartbeat = HeartbeatTimer(timeouts, now + timeouts.heartbeat_interval_seconds * (1 - spread / 2))
+        self.heartbeat = HeartbeatTimer(
+            timeouts, now + timeouts.heartbeat_interval_seconds * (1 - spread / 2)
+        )
         self.stale_acks = StaleAcks(timeouts)
         self.overload = Overload()
 

@@ -13,7 +13,15 @@ import sys
 from collections.abc import Hashable, Mapping
 
 from holdfast.message import Cursor
-from holdfast.session.effects import Effect, Effects, Emit, PauseReading, ResumeReading, SessionEvent, Wake
+from holdfast.session.effects import (
+    Effect,
+    Effects,
+    Emit,
+    PauseReading,
+    ResumeReading,
+    SessionEvent,
+    Wake,
+)
 from holdfast.session.lanes import Lanes
 from holdfast.session.progress import ChatProgress
 from holdfast.session.settings import OutboundSettings, SessionSettings
@@ -84,7 +92,9 @@ class OutboundBuffer:
         in a dictionary by identity.
         """
         early, self._early = self._early, None
-        self.places = {sys.intern(chat_id): ChatProgress(head) for chat_id, head in memberships.items()}
+        self.places = {
+            sys.intern(chat_id): ChatProgress(head) for chat_id, head in memberships.items()
+        }
         if early is None:
             return
         for chat_id, head in early.members.items():
@@ -130,7 +140,9 @@ class OutboundBuffer:
         self._woken = True
         return WAKE
 
-    def _deliver_slow_path(self, place: ChatProgress | None, run: EncodedRun, now: float) -> Effects:
+    def _deliver_slow_path(
+        self, place: ChatProgress | None, run: EncodedRun, now: float
+    ) -> Effects:
         if self._early is not None:
             self._early.heard[run.chat_id] = max(run.last, self._early.heard.get(run.chat_id, 0))
             return NOTHING
@@ -166,10 +178,16 @@ class OutboundBuffer:
         self.calm = False
         fill = self._fill(self.lanes.messages + run.count, self.lanes.bytes + run.size)
         if fill > self._limits.critical_threshold_percent:
-            if self._fill(self.lanes.messages, self.lanes.bytes) >= self._limits.warning_threshold_percent:
+            if (
+                self._fill(self.lanes.messages, self.lanes.bytes)
+                >= self._limits.warning_threshold_percent
+            ):
                 self._warn(effects, now)
             return False
-        if fill > self._limits.warning_threshold_percent and self._slow.rose_above_warning() is SlowConsumerAction.LOG:
+        if (
+            fill > self._limits.warning_threshold_percent
+            and self._slow.rose_above_warning() is SlowConsumerAction.LOG
+        ):
             effects.append(Emit(SessionEvent.BUFFER_ABOVE_WARNING))
         return True
 
@@ -177,7 +195,10 @@ class OutboundBuffer:
         self._slow.rose_above_critical(self._fill(self.lanes.messages, self.lanes.bytes), now)
         warning = Error(
             code="SLOW_CONSUMER",
-            message="the connection does not take what is sent to it; it gets heads instead of messages until it does",
+            message=(
+                "the connection does not take what is sent to it; it gets heads instead of messages"
+                " until it does"
+            ),
             retryable=True,
             grace_period_seconds=self._limits.grace_period_seconds,
         )
@@ -197,7 +218,9 @@ class OutboundBuffer:
         self.lanes.want_resync()
         self._wake(effects)
 
-    def on_membership(self, chat_id: str, head: Cursor | None, effects: list[Effect], told: bool) -> None:
+    def on_membership(
+        self, chat_id: str, head: Cursor | None, effects: list[Effect], told: bool
+    ) -> None:
         """The user joined the chat with this head, or left it (None).
 
         A joined chat starts behind, with a resync. A chat that was left is dropped,
@@ -226,7 +249,9 @@ class OutboundBuffer:
         lanes.enqueue_ephemeral(key, frame, self._limits.max_ephemeral_frames)
         self._wake(effects)
 
-    def enqueue_control(self, payload: ServerPayload, request_id: str | None, effects: list[Effect]) -> None:
+    def enqueue_control(
+        self, payload: ServerPayload, request_id: str | None, effects: list[Effect]
+    ) -> None:
         """Queue a control frame. A full lane pauses reading, it drops nothing."""
         self.lanes.enqueue_control(encode_frame(payload, request_id))
         self._wake(effects)
@@ -264,7 +289,9 @@ class OutboundBuffer:
             frames = lanes.take_deliveries()
         if not self.calm:
             fill = self._fill(self.lanes.messages, self.lanes.bytes)
-            self._recovered = self._slow.drained(fill) is SlowConsumerAction.RECOVER or self._recovered
+            self._recovered = (
+                self._slow.drained(fill) is SlowConsumerAction.RECOVER or self._recovered
+            )
         return frames
 
     def on_written(self, effects: list[Effect], now: float) -> None:
@@ -307,9 +334,13 @@ class OutboundBuffer:
     def _resync(self) -> list[bytes]:
         """Resync frames for the chats that need one and are still behind."""
         owed, self._owed = self._owed or {}, None
-        heads = [ChatHead(chat_id, place.heard) for chat_id, place in owed.items() if not place.live]
+        heads = [
+            ChatHead(chat_id, place.heard) for chat_id, place in owed.items() if not place.live
+        ]
         per_frame = self._chats_per_frame
-        return [encode_frame(Resync(heads[i : i + per_frame])) for i in range(0, len(heads), per_frame)]
+        return [
+            encode_frame(Resync(heads[i : i + per_frame])) for i in range(0, len(heads), per_frame)
+        ]
 
     @property
     def grace_ends(self) -> float | None:
@@ -319,7 +350,10 @@ class OutboundBuffer:
         """Whether a slow client's grace is over."""
         if not self._slow.slow:
             return False
-        return self._slow.passed(self._fill(self.lanes.messages, self.lanes.bytes), now) is SlowConsumerAction.CLOSE
+        return (
+            self._slow.passed(self._fill(self.lanes.messages, self.lanes.bytes), now)
+            is SlowConsumerAction.CLOSE
+        )
 
     def close(self) -> dict[str, int]:
         """Queue no more; returns from where to sync incomplete chats."""

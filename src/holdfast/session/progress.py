@@ -1,10 +1,11 @@
 """Where a connection is in each of its chats: ``live`` or ``behind``. (Pure.)
 
-``through`` is the sequence up to which everything was queued to this connection, by push or by page. A live
-chat takes ``through + 1`` next and nothing else; anything later makes it behind. A chat that is behind gets no
-pushes: its client pulls, and the page that reaches the newest sequence *heard* of makes it live again, in the
-same step. A chat starts behind. What was heard is remembered while behind, so a push that arrives while a page
-is being read is never lost: the page is then sent with ``has_more``.
+``through`` is the sequence up to which everything was queued to this connection, by
+push or by page. A live chat takes ``through + 1`` next and nothing else; anything later
+makes it behind. A chat that is behind gets no pushes: its client pulls, and the page
+that reaches the newest sequence *heard* of makes it live again, in the same step. A
+chat starts behind. What was heard is remembered while behind, so a push that arrives
+while a page is being read is never lost: the page is then sent with ``has_more``.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from holdfast.message import Cursor, Page
 
 
 class ChatProgress:
-    """One chat of one connection. ``expects`` is the next sequence to push while live, and 0 while behind.
+    """One chat of one connection. ``expects`` is the next sequence to push while live,
+    and 0 while behind.
 
-    ``read`` is what the user has read and nobody was told, for want of an epoch; else 0.
+    ``read`` is what the user has read and nobody was told, for want of an epoch; else
+    0.
     """
 
     __slots__ = ("_heard", "_reached", "acked", "epoch", "expects", "read")
@@ -54,9 +57,11 @@ class ChatProgress:
         self.expects = 0
 
     def meet(self, head: Cursor) -> None:
-        """What the store says of the chat now. A newer epoch starts its numbering afresh; an older one is late.
+        """What the store says of the chat now. A newer epoch starts its numbering
+        afresh; an older one is late.
 
-        Who joined by an event was told no epoch (0): what was heard since then is of the epoch that is met first.
+        Who joined by an event was told no epoch (0): what was heard since then is of
+        the epoch that is met first.
         """
         if head.epoch > self.epoch:
             heard = 0 if self.epoch else self.heard
@@ -68,8 +73,9 @@ class ChatProgress:
     def pull(self, cursor: Cursor) -> None:
         """The client asks for what follows ``cursor``, and has all before it.
 
-        Reading an old page changes nothing: pushes go on. A client that lacks more than one page pulls until
-        ``has_more`` is false, which ``settle`` says only when the page reaches everything that was pushed.
+        Reading an old page changes nothing: pushes go on. A client that lacks more than
+        one page pulls until ``has_more`` is false, which ``settle`` says only when the
+        page reaches everything that was pushed.
         """
         if cursor.epoch != self.epoch:
             self.fall_behind()

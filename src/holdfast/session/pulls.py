@@ -32,7 +32,9 @@ class Pull(Struct, frozen=True):
     def effect(self) -> Fetch | FetchResume:
         if self.chat_id is None:
             return FetchResume(self.token, self.cursors, self.at, self.proofs)
-        return Fetch(self.token, self.chat_id, self.cursors[self.chat_id], self.limit, self.at, self.proofs)
+        return Fetch(
+            self.token, self.chat_id, self.cursors[self.chat_id], self.limit, self.at, self.proofs
+        )
 
 
 class Pulls:
@@ -115,7 +117,11 @@ class Pulls:
         moved = self._moved or {}
         if isinstance(read, ResumeRead):
             return brought_up_to_date(read, pull.cursors, moved) if moved else read
-        return read if moved.get(read.chat_id, True) else NotAMember("not a member of this chat", chat_id=read.chat_id)
+        return (
+            read
+            if moved.get(read.chat_id, True)
+            else NotAMember("not a member of this chat", chat_id=read.chat_id)
+        )
 
     def concerns(self, chat_id: str, joined: bool) -> bool:
         """The user joined or left: whether the pull under way will show it."""

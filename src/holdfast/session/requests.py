@@ -13,7 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from holdfast.errors import Deferred, HoldfastError, InvalidMessage, NotAMember, RateLimited, ServerBusy
+from holdfast.errors import (
+    Deferred,
+    HoldfastError,
+    InvalidMessage,
+    NotAMember,
+    RateLimited,
+    ServerBusy,
+)
 from holdfast.resilience import Bucket
 from holdfast.session.effects import Delivered, IsTyping, WasRead
 from holdfast.session.progress import ChatProgress
@@ -51,14 +58,18 @@ class Requests:
     def rate_send(self, now: float) -> Deferred | None:
         """Count a send; the refusal says how long to wait."""
         if self._sends is None:
-            self._sends = Bucket(self._inbound.rate_limit_per_second, self._inbound.rate_limit_burst, now)
+            self._sends = Bucket(
+                self._inbound.rate_limit_per_second, self._inbound.rate_limit_burst, now
+            )
         wait = self._sends.take(now)
         return _rated(wait, "messages", self._inbound.rate_limit_per_second) if wait else None
 
     def rate_other(self, now: float) -> Deferred | None:
         """Count any other frame; the refusal says how long to wait."""
         if self._others is None:
-            self._others = Bucket(self._inbound.other_rate_limit_per_second, self._inbound.other_rate_limit_burst, now)
+            self._others = Bucket(
+                self._inbound.other_rate_limit_per_second, self._inbound.other_rate_limit_burst, now
+            )
         wait = self._others.take(now)
         return _rated(wait, "frames", self._inbound.other_rate_limit_per_second) if wait else None
 
@@ -91,14 +102,20 @@ class Requests:
 
     def count_invalid(self, now: float) -> bool:
         """Count an invalid frame; whether the connection must close for it."""
-        recent = [at for at in self._invalid_at or () if at > now - self._inbound.invalid_frames_window_seconds]
+        recent = [
+            at
+            for at in self._invalid_at or ()
+            if at > now - self._inbound.invalid_frames_window_seconds
+        ]
         recent.append(now)
         self._invalid_at = recent
         return len(recent) >= self._inbound.max_invalid_frames
 
 
 def _rated(wait: float, what: str, rate: float) -> Deferred:
-    return RateLimited(f"more than {rate:g} {what} per second", retry_after_seconds=max(round(wait, 3), 0.001))
+    return RateLimited(
+        f"more than {rate:g} {what} per second", retry_after_seconds=max(round(wait, 3), 0.001)
+    )
 
 
 class Overload:
@@ -131,7 +148,9 @@ class Overload:
         due = self.due(timeouts)
         if due is None or now < due:
             return False
-        overloaded = self._requests >= timeouts.overload_requests_min and self._busy * 2 > self._requests
+        overloaded = (
+            self._requests >= timeouts.overload_requests_min and self._busy * 2 > self._requests
+        )
         self._since = None
         self._requests = self._busy = 0
         return overloaded
@@ -140,7 +159,9 @@ class Overload:
 Note = Ack | Read | TypingStart | TypingStop
 
 
-def note(frame: Note, places: Mapping[str, ChatProgress]) -> Delivered | WasRead | IsTyping | HoldfastError | None:
+def note(
+    frame: Note, places: Mapping[str, ChatProgress]
+) -> Delivered | WasRead | IsTyping | HoldfastError | None:
     """The effect of the frame, its refusal, or None if it says nothing new."""
     chat_id = frame.payload.chat_id
     if (place := places.get(chat_id)) is None:
@@ -161,7 +182,8 @@ def _acked(place: ChatProgress, body: AckBody) -> Delivered | HoldfastError | No
     """
     if body.epoch > place.epoch or (body.epoch == place.epoch and body.sequence > place.through):
         return InvalidMessage(
-            f"acked {body.sequence} in epoch {body.epoch}; {place.through} in epoch {place.epoch} is the last one sent",
+            f"acked {body.sequence} in epoch {body.epoch}; {place.through} in epoch {place.epoch}"
+            " is the last one sent",
             field="sequence",
             chat_id=body.chat_id,
         )
@@ -178,7 +200,9 @@ def _read(place: ChatProgress, body: ReadBody) -> WasRead | HoldfastError | None
     """
     if body.sequence > place.heard:
         return InvalidMessage(
-            f"read up to {body.sequence}, but the chat ends at {place.heard}", field="sequence", chat_id=body.chat_id
+            f"read up to {body.sequence}, but the chat ends at {place.heard}",
+            field="sequence",
+            chat_id=body.chat_id,
         )
     if not place.epoch:
         place.read = max(place.read, body.sequence)
@@ -186,7 +210,9 @@ def _read(place: ChatProgress, body: ReadBody) -> WasRead | HoldfastError | None
     return WasRead(body.chat_id, place.epoch, body.sequence)
 
 
-def reads_that_waited(places: Mapping[str, ChatProgress], chat_ids: Iterable[str]) -> Iterator[WasRead]:
+def reads_that_waited(
+    places: Mapping[str, ChatProgress], chat_ids: Iterable[str]
+) -> Iterator[WasRead]:
     """The kept reads of those chats whose epoch is known by now; each only once."""
     for chat_id in chat_ids:
         if (place := places.get(chat_id)) is not None and place.read and place.epoch:

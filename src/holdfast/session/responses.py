@@ -67,7 +67,10 @@ def closing_frame(
 
 
 def resumed(
-    places: Mapping[str, ChatProgress], cursors: Mapping[str, Cursor], read: ResumeRead, bytes_max: int
+    places: Mapping[str, ChatProgress],
+    cursors: Mapping[str, Cursor],
+    read: ResumeRead,
+    bytes_max: int,
 ) -> tuple[Resumed, dict[str, ChatProgress]]:
     """The response, of at most ``bytes_max``, and the chats it has no room to name.
 
@@ -76,18 +79,27 @@ def resumed(
     """
     names = _Names(bytes_max - ENVELOPE_BYTES - sum(size_of(page) for page in read.pages))
     gone = [
-        chat_id for chat_id in read.gone if names.fits(chat_id, ChatProgress(Cursor(0, 0)), len(encode(chat_id)) + 1)
+        chat_id
+        for chat_id in read.gone
+        if names.fits(chat_id, ChatProgress(Cursor(0, 0)), len(encode(chat_id)) + 1)
     ]
     joined = dict.fromkeys(read.joined)
     chats = []
     paged = {page.chat_id for page in read.pages}
     unread = (
-        _unread(chat_id, cursors.get(chat_id), head) for chat_id, head in read.heads.items() if chat_id not in paged
+        _unread(chat_id, cursors.get(chat_id), head)
+        for chat_id, head in read.heads.items()
+        if chat_id not in paged
     )
     for page in (*read.pages, *unread):
         place = places.get(page.chat_id) or ChatProgress(Cursor(0, 0))
         settled = place.settle(page)
-        moved = settled.messages or settled.has_more or settled.reset or settled.through > _had(cursors, page)
+        moved = (
+            settled.messages
+            or settled.has_more
+            or settled.reset
+            or settled.through > _had(cursors, page)
+        )
         if not moved and page.chat_id not in joined:
             continue
         if page.chat_id in paged or names.fits(page.chat_id, place, size_of(settled)):
@@ -116,7 +128,9 @@ class _Names:
         return False
 
 
-def brought_up_to_date(read: ResumeRead, cursors: Mapping[str, Cursor], moved: Mapping[str, bool]) -> ResumeRead:
+def brought_up_to_date(
+    read: ResumeRead, cursors: Mapping[str, Cursor], moved: Mapping[str, bool]
+) -> ResumeRead:
     """The read corrected by ``moved``: chats joined (True) or left (False) during it.
 
     A chat joined again stays; its resync is queued already.

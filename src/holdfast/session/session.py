@@ -134,9 +134,13 @@ class Session:
         if self.closed:
             return NOTHING
         reads = self.principal.reads
-        self._deliveries.establish({chat_id: head for chat_id, head in memberships.items() if reads(chat_id)})
+        self._deliveries.establish(
+            {chat_id: head for chat_id, head in memberships.items() if reads(chat_id)}
+        )
         effects: list[Effect] = []
-        greeting = established_frame(self._limits, self.connection_id, self.user.user_id, self.device_id, server_time)
+        greeting = established_frame(
+            self._limits, self.connection_id, self.user.user_id, self.device_id, server_time
+        )
         self._deliveries.enqueue_control(greeting, None, effects)
         return effects
 
@@ -162,7 +166,10 @@ class Session:
             if isinstance(refusal, InvalidMessage) and self._requests.count_invalid(now):
                 effects += self.close(CloseReason.PROTOCOL_ERROR)
         inbound, outbound = self._limits.backpressure.inbound, self._limits.backpressure.outbound
-        if len(self._deliveries.lanes.control) > 2 * outbound.max_control_frames + inbound.max_queue_depth:
+        if (
+            len(self._deliveries.lanes.control)
+            > 2 * outbound.max_control_frames + inbound.max_queue_depth
+        ):
             effects += self.close(CloseReason.OVERLOADED)
         return effects
 
@@ -201,18 +208,25 @@ class Session:
     def _admit(self, frame: _NoSend, effects: list[Effect], now: float) -> None:
         match frame:
             case SyncRequest() | Resume() | Authenticate():
-                if (refusal := self._requests.rate_other(now) or forbidden(frame, self.principal)) is not None:
+                if (
+                    refusal := self._requests.rate_other(now) or forbidden(frame, self.principal)
+                ) is not None:
                     self._refuse(frame, refusal, effects)
                 else:
                     self._ask(frame, effects, now)
             case HeartbeatAck():
-                if not self._lifetime.heartbeat.answered() and (refusal := self._requests.rate_other(now)) is not None:
+                if (
+                    not self._lifetime.heartbeat.answered()
+                    and (refusal := self._requests.rate_other(now)) is not None
+                ):
                     self._tell_rate(refusal, effects, now)
             case Ack() | Read() | TypingStart() | TypingStop():
                 if (refusal := self._requests.rate_other(now)) is not None:
                     self._tell_rate(refusal, effects, now)
                 elif isinstance(
-                    noted := forbidden(frame, self.principal) or note(frame, self._deliveries.places), HoldfastError
+                    noted := forbidden(frame, self.principal)
+                    or note(frame, self._deliveries.places),
+                    HoldfastError,
                 ):
                     self._refuse(frame, noted, effects)
                 elif noted is not None:
@@ -220,7 +234,9 @@ class Session:
             case _:
                 assert_never(frame)
 
-    def _ask(self, frame: SyncRequest | Resume | Authenticate, effects: list[Effect], now: float) -> None:
+    def _ask(
+        self, frame: SyncRequest | Resume | Authenticate, effects: list[Effect], now: float
+    ) -> None:
         if isinstance(frame, Resume) and not self._gather(frame, effects):
             return
         if (refusal := self._full(now)) is not None:
@@ -238,7 +254,9 @@ class Session:
 
     def _refresh(self, frame: Authenticate, body: AuthenticateBody, effects: list[Effect]) -> None:
         if body.device_id is not None and body.device_id != self.device_id:
-            refusal = InvalidMessage("a connection's device cannot change: open a new connection", field="device_id")
+            refusal = InvalidMessage(
+                "a connection's device cannot change: open a new connection", field="device_id"
+            )
             self._refuse(frame, refusal, effects)
             return
         effects.append(Verify(self._requests.begin(frame), body.token))
@@ -316,7 +334,9 @@ class Session:
         self._deliveries.enqueue_page(encode_frame(shown, request.request_id), effects)
         effects += reads_that_waited(self._deliveries.places, (page.chat_id,))
 
-    def _show_resumed(self, read: ResumeRead, pull: Pull, request: _Request, effects: list[Effect]) -> None:
+    def _show_resumed(
+        self, read: ResumeRead, pull: Pull, request: _Request, effects: list[Effect]
+    ) -> None:
         """Queue ``resumed`` as a page; resync the chats that it cannot name."""
         places = self._deliveries.places
         answer, late = resumed(places, pull.cursors, read, self._limits.pages.max_bytes)
@@ -325,7 +345,9 @@ class Session:
         for chat_id, place in late.items():
             self._deliveries.request_resync(chat_id, place, effects)
 
-    def on_token_checked(self, token: int, result: float | HoldfastError | None, now: float) -> Effects:
+    def on_token_checked(
+        self, token: int, result: float | HoldfastError | None, now: float
+    ) -> Effects:
         """A refreshed token was checked: its expiry (None: never) or refusal.
 
         The caller must refuse a token of another user or tenant. After a refusal the
@@ -367,7 +389,9 @@ class Session:
         if self.closed or (head is not None and not self.principal.reads(chat_id)):
             return effects
         place = self._deliveries.places.get(chat_id)
-        told = self._pulls.concerns(chat_id, head is not None) or (heard and place is not None and place.live)
+        told = self._pulls.concerns(chat_id, head is not None) or (
+            heard and place is not None and place.live
+        )
         self._deliveries.on_membership(chat_id, head, effects, told)
         effects += reads_that_waited(self._deliveries.places, (chat_id,))
         return effects
@@ -439,7 +463,11 @@ class Session:
         for pull in self._pulls.too_old(now):
             if (request := self._requests.end(pull.token)) is not None:
                 self._lifetime.overload.count(busy=True, now=now)
-                self._fail(request, ServerBusy("the request waited too long", retry_after_seconds=1), effects)
+                self._fail(
+                    request,
+                    ServerBusy("the request waited too long", retry_after_seconds=1),
+                    effects,
+                )
         self._deliveries.catch_up(effects, now)
         self._pull_next(effects)
         if now >= self._lifetime.heartbeat.due:
@@ -457,7 +485,9 @@ class Session:
                 effects.append(Emit(SessionEvent.ACKS_STALE))
                 places[chat_id].fall_behind()
                 self._deliveries.request_resync(chat_id, places[chat_id], effects)
-        heads = self._lifetime.heartbeat.ask(places, now, sent, self._limits.pages.resume_chats_per_frame)
+        heads = self._lifetime.heartbeat.ask(
+            places, now, sent, self._limits.pages.resume_chats_per_frame
+        )
         self._deliveries.enqueue_control(Heartbeat(heads), None, effects)
 
     @property
@@ -470,7 +500,9 @@ class Session:
         times = (self._lifetime.next, self._deliveries.grace_ends, self._pulls.next_too_old)
         return min(time for time in times if time is not None)
 
-    def close(self, closing: CloseReason, reconnect_delay_ms: int = 0, message: str | None = None) -> Effects:
+    def close(
+        self, closing: CloseReason, reconnect_delay_ms: int = 0, message: str | None = None
+    ) -> Effects:
         """Answer open requests, queue the closing frame, close; only once."""
         if self.closed:
             return NOTHING

@@ -12,28 +12,33 @@ from holdfast.bounds import KIB, MIB, positive
 
 @dataclass(frozen=True, slots=True)
 class InboundSettings:
-    """What one connection may ask of us. Over the rate: RATE_LIMITED. Over the queue: SERVER_BUSY."""
+    """What one connection may ask of us. Over the rate: RATE_LIMITED. Over the queue:
+    SERVER_BUSY.
+    """
 
     rate_limit_per_second: float = 10
-    """Sends of one connection. Above: RATE_LIMITED + retry_after_seconds; nothing is queued."""
+    """Sends of one connection. Above: RATE_LIMITED + retry_after_seconds; nothing is
+    queued.
+    """
     rate_limit_burst: int = 20
     """So many sends at once before the rate counts."""
     other_rate_limit_per_second: float = 50
-    """All other frames of one connection, pings included. Above: RATE_LIMITED, told at most once a second for frames
-    that expect no answer.
+    """All other frames of one connection, pings included. Above: RATE_LIMITED, told at
+    most once a second for frames that expect no answer.
     """
     other_rate_limit_burst: int = 100
     """So many frames at once before the rate counts."""
     work_rate_limit_per_second: float = 200
-    """Every frame of one connection, also before it has authenticated: refused and invalid ones, pings, pongs,
-    fragments and each 4 KiB of a long frame. Above: its socket is not read until it is within the rate again. At least
-    the two rates above together.
+    """Every frame of one connection, also before it has authenticated: refused and
+    invalid ones, pings, pongs, fragments and each 4 KiB of a long frame. Above: its
+    socket is not read until it is within the rate again. At least the two rates above
+    together.
     """
     work_rate_limit_burst: int = 400
     """So many frames at once before the rate counts."""
     work_pause_seconds_max: float = 10
-    """Not read for so long within the window: close rate_limited (4009), reconnect after the window; before
-    authentication close unauthorized (4502).
+    """Not read for so long within the window: close rate_limited (4009), reconnect
+    after the window; before authentication close unauthorized (4502).
     """
     work_pause_window_seconds: float = 30
     """How far back these pauses count."""
@@ -42,27 +47,33 @@ class InboundSettings:
     max_queue_age_seconds: float = 2
     """How long a sync or resume waits for its turn, then SERVER_BUSY."""
     max_message_size_bytes: int = 4096
-    """Content of a message in UTF-8, by socket and REST alike. Above: MESSAGE_TOO_LARGE."""
+    """Content of a message in UTF-8, by socket and REST alike. Above:
+    MESSAGE_TOO_LARGE.
+    """
     max_frame_bytes: int = 64 * KIB
     """A larger frame closes the connection (protocol_error, 4501)."""
     max_fragments: int = 16
     """Fragments of one message. More close the connection (4501)."""
     max_invalid_frames: int = 10
-    """So many within the window close the connection (4501); each is answered before."""
+    """So many within the window close the connection (4501); each is answered before.
+    """
     invalid_frames_window_seconds: float = 60
     """How far back invalid frames count."""
 
     def __post_init__(self) -> None:
         positive(self, *self.__slots__)
-        if self.work_rate_limit_per_second < self.rate_limit_per_second + self.other_rate_limit_per_second:
+        if (
+            self.work_rate_limit_per_second
+            < self.rate_limit_per_second + self.other_rate_limit_per_second
+        ):
             raise ValueError(
-                "work_rate_limit_per_second counts every frame: it must be at least rate_limit_per_second and "
-                "other_rate_limit_per_second together"
+                "work_rate_limit_per_second counts every frame: it must be at least"
+                " rate_limit_per_second and other_rate_limit_per_second together"
             )
         if self.work_rate_limit_burst < self.rate_limit_burst + self.other_rate_limit_burst:
             raise ValueError(
-                "work_rate_limit_burst counts every frame: it must be at least rate_limit_burst and "
-                "other_rate_limit_burst together"
+                "work_rate_limit_burst counts every frame: it must be at least rate_limit_burst and"
+                " other_rate_limit_burst together"
             )
         if self.work_pause_seconds_max > self.work_pause_window_seconds:
             raise ValueError("work_pause_seconds_max must not exceed work_pause_window_seconds")
@@ -70,26 +81,38 @@ class InboundSettings:
 
 @dataclass(frozen=True, slots=True)
 class OutboundSettings:
-    """What may wait for one connection. Above ``critical``: warned, heads only; then closed, healed by sync."""
+    """What may wait for one connection. Above ``critical``: warned, heads only; then
+    closed, healed by sync.
+    """
 
     max_buffer_messages: int = 1000
-    """Deliveries that may wait for one connection; the thresholds below are percent of it."""
+    """Deliveries that may wait for one connection; the thresholds below are percent of
+    it.
+    """
     max_buffer_bytes: int = 5 * MIB
     """Their bytes; whichever is fuller counts."""
     warning_threshold_percent: int = 80
-    """Above: logged once. Drained below it a slow client is well again and gets a ``resync``."""
+    """Above: logged once. Drained below it a slow client is well again and gets a
+    ``resync``.
+    """
     critical_threshold_percent: int = 95
     """Above: ``error SLOW_CONSUMER``, heads instead of messages, the grace starts."""
     grace_period_seconds: float = 5
-    """Without a new low for so long: ``connection_closing`` with from where to sync, close 4002."""
+    """Without a new low for so long: ``connection_closing`` with from where to sync,
+    close 4002.
+    """
     grace_total_seconds: float = 60
     """The longest grace, however steadily the client drains."""
     new_low_percent: int = 5
-    """A low counts as new, and starts the grace again, if it is this much under the last."""
+    """A low counts as new, and starts the grace again, if it is this much under the
+    last.
+    """
     ephemeral_threshold_percent: int = 50
     """Above: typing, presence and receipts are dropped for this connection."""
     max_control_frames: int = 200
-    """Answers that wait for one connection. Then its socket is not read until half have left."""
+    """Answers that wait for one connection. Then its socket is not read until half have
+    left.
+    """
     max_ephemeral_frames: int = 256
     """Ephemeral frames that wait for one connection; the oldest key goes."""
     socket_send_buffer_bytes: int = 64 * KIB
@@ -98,7 +121,9 @@ class OutboundSettings:
     def __post_init__(self) -> None:
         positive(self, *self.__slots__)
         if not self.warning_threshold_percent < self.critical_threshold_percent <= 100:
-            raise ValueError("warning_threshold_percent must be below critical_threshold_percent, at most 100")
+            raise ValueError(
+                "warning_threshold_percent must be below critical_threshold_percent, at most 100"
+            )
         if self.grace_period_seconds > self.grace_total_seconds:
             raise ValueError("grace_period_seconds must not exceed grace_total_seconds")
 
@@ -116,11 +141,13 @@ class TimeoutSettings:
     """How long a connection waits for what."""
 
     durability_rpc_seconds: float = 5
-    """The deadline of a send, passed inward. Then SERVICE_UNAVAILABLE: outcome unknown if a commit was under way, else
-    rejected.
+    """The deadline of a send, passed inward. Then SERVICE_UNAVAILABLE: outcome unknown
+    if a commit was under way, else rejected.
     """
     heartbeat_interval_seconds: float = 30
-    """How often a client is asked whether it is there, the store for heads, and the registry is told who is here."""
+    """How often a client is asked whether it is there, the store for heads, and the
+    registry is told who is here.
+    """
     heartbeat_timeout_seconds: float = 10
     """No answer for so long, while no bytes leave either: close idle_timeout (4001)."""
     authentication_seconds: float = 5
@@ -128,11 +155,17 @@ class TimeoutSettings:
     rotation_seconds: float = 24 * 3600
     """An older connection is closed (rotation, 4004) and comes back; spread by 5 %."""
     behind_before_heads_seconds: float = 5
-    """A chat whose head has been ahead of the connection for so long is named in the heartbeat."""
+    """A chat whose head has been ahead of the connection for so long is named in the
+    heartbeat.
+    """
     stale_acks_seconds: float = 60
-    """Acks that stay behind for so long: one ``resync``; again so long: close state_diverged (4006)."""
+    """Acks that stay behind for so long: one ``resync``; again so long: close
+    state_diverged (4006).
+    """
     overload_window_seconds: float = 30
-    """SERVER_BUSY on more than half of the requests of a window: close overloaded (4005)."""
+    """SERVER_BUSY on more than half of the requests of a window: close overloaded
+    (4005).
+    """
     overload_requests_min: int = 10
     """Fewer requests in a window are not judged."""
 

@@ -1,4 +1,5 @@
-"""The slow-consumer machine: from a full outbound buffer to a warning, a grace, and either recovery or a close. (Pure.)
+"""The slow-consumer machine: from a full outbound buffer to a warning, a grace, and
+either recovery or a close. (Pure.)
 
     FLOWING   bodies are queued
        │ above warning (80 %)                       → log, once until the buffer has been empty
@@ -10,7 +11,8 @@
        └ 5 s without a new low, or 60 s in all      → close
     OVER
 
-Only deliveries count. Control frames, pages and ephemeral frames never make a client slow.
+Only deliveries count. Control frames, pages and ephemeral frames never make a client
+slow.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ class IllegalMove(AssertionError):
 
 
 class SlowConsumer:
-    """The machine of one connection. ``fill`` is the fuller of messages and bytes, in percent of the buffer."""
+    """The machine of one connection. ``fill`` is the fuller of messages and bytes, in
+    percent of the buffer.
+    """
 
     __slots__ = ("_low", "_outbound", "_restarted_at", "_warned_at", "flow")
 
@@ -106,7 +110,9 @@ class SlowConsumer:
             below = fill < self._outbound.warning_threshold_percent
             return self._move(BufferEvent.BELOW_WARNING) if below else SlowConsumerAction.NOTHING
         return (
-            self._move(BufferEvent.EMPTIED) if not fill and self.flow is not Flow.OVER else SlowConsumerAction.NOTHING
+            self._move(BufferEvent.EMPTIED)
+            if not fill and self.flow is not Flow.OVER
+            else SlowConsumerAction.NOTHING
         )
 
     def lowered(self, fill: float, now: float) -> None:
@@ -117,9 +123,15 @@ class SlowConsumer:
             self._restarted_at = now
 
     def passed(self, fill: float, now: float) -> SlowConsumerAction:
-        """Time went by while slow. A new low is looked for before the deadline is judged."""
+        """Time went by while slow. A new low is looked for before the deadline is
+        judged.
+        """
         self.lowered(fill, now)
-        return self._move(BufferEvent.GRACE_OVER) if now >= self.deadline else SlowConsumerAction.NOTHING
+        return (
+            self._move(BufferEvent.GRACE_OVER)
+            if now >= self.deadline
+            else SlowConsumerAction.NOTHING
+        )
 
     def _move(self, seen: BufferEvent) -> SlowConsumerAction:
         try:

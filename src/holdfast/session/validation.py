@@ -37,8 +37,15 @@ def refusal_of(frame: AnyClientFrame, limits: SessionSettings) -> HoldfastError 
         case SendMessage(payload=body):
             return refusal_of_send(body, limits.backpressure.inbound.max_message_size_bytes)
         case SyncRequest(payload=body):
-            return _bad_id(body.chat_id, "chat_id") or _bad_limit(body.limit, limits.pages.max_messages)
-        case Ack(payload=body) | Read(payload=body) | TypingStart(payload=body) | TypingStop(payload=body):
+            return _bad_id(body.chat_id, "chat_id") or _bad_limit(
+                body.limit, limits.pages.max_messages
+            )
+        case (
+            Ack(payload=body)
+            | Read(payload=body)
+            | TypingStart(payload=body)
+            | TypingStop(payload=body)
+        ):
             return _bad_id(body.chat_id, "chat_id")
         case Resume(payload=body):
             return _bad_resume(body, limits.pages.resume_chats_per_frame)
@@ -53,16 +60,22 @@ def refusal_of(frame: AnyClientFrame, limits: SessionSettings) -> HoldfastError 
 def refusal_of_send(body: SendBody, bytes_max: int) -> HoldfastError | None:
     """What is wrong with a send, by WebSocket or REST; or None."""
     if check_id(body.chat_id, "chat_id") or check_id(body.client_message_id, "client_message_id"):
-        return _bad_id(body.chat_id, "chat_id") or _bad_id(body.client_message_id, "client_message_id")
+        return _bad_id(body.chat_id, "chat_id") or _bad_id(
+            body.client_message_id, "client_message_id"
+        )
     if body.content_type not in CONTENT_TYPES:
-        return InvalidContentType(f"content_type must be one of {', '.join(CONTENT_TYPES)}", field="content_type")
+        return InvalidContentType(
+            f"content_type must be one of {', '.join(CONTENT_TYPES)}", field="content_type"
+        )
     if not body.content:
         return InvalidMessage("content must not be empty", field="content")
     if len(body.content) * _BYTES_PER_CHARACTER_MAX <= bytes_max:
         return None
     size = len(body.content.encode())
     if size > bytes_max:
-        return MessageTooLarge(f"content is {size} bytes; at most {bytes_max} are allowed", limit=bytes_max)
+        return MessageTooLarge(
+            f"content is {size} bytes; at most {bytes_max} are allowed", limit=bytes_max
+        )
     return None
 
 

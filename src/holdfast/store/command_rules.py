@@ -110,7 +110,8 @@ def _create(command: CreateChat, seen: CommandInputs, limits: ChatSettings) -> C
         raise InvalidMessage(f"the chat id {command.chat_id} is taken", field="chat_id")
     if len(users) > limits.members_at_creation_max:
         raise InvalidMessage(
-            f"a chat starts with at most {limits.members_at_creation_max} members; add the others afterwards",
+            f"a chat starts with at most {limits.members_at_creation_max} members; add the others"
+            " afterwards",
             field="members",
             limit=limits.members_at_creation_max,
         )
@@ -132,11 +133,19 @@ def _create(command: CreateChat, seen: CommandInputs, limits: ChatSettings) -> C
     put = [Member(user_id, role, act.at) for user_id, role in zip(users, roles, strict=True)]
     record = _record(act, "chat.create", chat.chat_id, members=users)
     return ChangePlan(
-        chat, create=True, pair=direct_pair(command), put=put, invited=invited_by(command), counter=0, record=record
+        chat,
+        create=True,
+        pair=direct_pair(command),
+        put=put,
+        invited=invited_by(command),
+        counter=0,
+        record=record,
     )
 
 
-def _rename(command: RenameChat, chat: Chat, seen: CommandInputs, limits: ChatSettings) -> ChangePlan:
+def _rename(
+    command: RenameChat, chat: Chat, seen: CommandInputs, limits: ChatSettings
+) -> ChangePlan:
     _check_group(chat, "renamed")
     _check_role(command.act, seen, "rename")
     _check_not_muted(command.act, seen)
@@ -158,12 +167,19 @@ def _add(command: AddMember, chat: Chat, seen: CommandInputs, limits: ChatSettin
     if seen.target is not None:
         if seen.target.role == command.role:
             return ChangePlan(chat)
-        raise InvalidMessage(f"{command.user_id} is already a member; change the role instead", field="role")
+        raise InvalidMessage(
+            f"{command.user_id} is already a member; change the role instead", field="role"
+        )
     _check_not_muted(command.act, seen)
     if seen.banned:
-        raise Forbidden(f"{command.user_id} is banned from this chat; lift the ban first", user_id=command.user_id)
+        raise Forbidden(
+            f"{command.user_id} is banned from this chat; lift the ban first",
+            user_id=command.user_id,
+        )
     if seen.members >= limits.members_max:
-        raise Forbidden(f"a chat has at most {limits.members_max} members", limit=limits.members_max)
+        raise Forbidden(
+            f"a chat has at most {limits.members_max} members", limit=limits.members_max
+        )
     if not seen.members and command.role != "owner":
         raise Forbidden("nobody is in this chat: whom an operator adds first must be an owner")
     _check_room_for_a_chat(command, seen, limits)
@@ -175,8 +191,12 @@ def _add(command: AddMember, chat: Chat, seen: CommandInputs, limits: ChatSettin
         put=[Member(command.user_id, command.role, command.act.at)],
         invited=invited_by(command),
         unmute=unmute,
-        event=MembershipEvent("member_added", user_id=command.user_id, role=command.role, muted=still_muted),
-        record=_record(command.act, "member.add", chat.chat_id, user_id=command.user_id, role=command.role),
+        event=MembershipEvent(
+            "member_added", user_id=command.user_id, role=command.role, muted=still_muted
+        ),
+        record=_record(
+            command.act, "member.add", chat.chat_id, user_id=command.user_id, role=command.role
+        ),
     )
 
 
@@ -184,7 +204,9 @@ def _remove(command: RemoveMember, chat: Chat, seen: CommandInputs) -> ChangePla
     _check_group(chat, "left")
     leaving = command.user_id == command.act.actor.user_id
     if seen.target is None:
-        raise NotFound(f"{command.user_id} is not a member of {chat.chat_id}", user_id=command.user_id)
+        raise NotFound(
+            f"{command.user_id} is not a member of {chat.chat_id}", user_id=command.user_id
+        )
     if not leaving:
         _check_role(command.act, seen, "remove_member", seen.target.role)
     if seen.target.role == "owner" and seen.owners == 1 and seen.members > 1:
@@ -202,7 +224,9 @@ def _change_role(command: ChangeRole, chat: Chat, seen: CommandInputs) -> Change
     _check_group(chat, "given roles")
     _check_role(command.act, seen, "change_role")
     if seen.target is None:
-        raise NotFound(f"{command.user_id} is not a member of {chat.chat_id}", user_id=command.user_id)
+        raise NotFound(
+            f"{command.user_id} is not a member of {chat.chat_id}", user_id=command.user_id
+        )
     if seen.target.role == command.role:
         return ChangePlan(chat)
     if seen.target.role == "owner" and seen.owners == 1:
@@ -214,15 +238,22 @@ def _change_role(command: ChangeRole, chat: Chat, seen: CommandInputs) -> Change
         put=[replace(seen.target, role=command.role)],
         unmute=unmute,
         event=MembershipEvent("role_changed", user_id=command.user_id, role=command.role),
-        record=_record(command.act, "member.role", chat.chat_id, user_id=command.user_id, role=command.role),
+        record=_record(
+            command.act, "member.role", chat.chat_id, user_id=command.user_id, role=command.role
+        ),
     )
 
 
-def _change_ban(command: ChangeBan, chat: Chat, seen: CommandInputs, limits: ChatSettings) -> ChangePlan:
+def _change_ban(
+    command: ChangeBan, chat: Chat, seen: CommandInputs, limits: ChatSettings
+) -> ChangePlan:
     act, user_id = command.act, command.user_id
     _check(_bad_id({"user_id": user_id}))
     if chat.kind == "direct":
-        raise Forbidden("nobody is banned from a direct chat, which belongs to its two members; mute the other one")
+        raise Forbidden(
+            "nobody is banned from a direct chat, which belongs to its two members; mute the"
+            " other one"
+        )
     _check_restricts(act, seen, user_id)
     takes_over = command.banned and seen.banned and act.operator and not seen.banned_by_operator
     if command.banned == seen.banned and not takes_over:
@@ -234,19 +265,30 @@ def _change_ban(command: ChangeBan, chat: Chat, seen: CommandInputs, limits: Cha
     if command.banned and not takes_over:
         _check_room_to_restrict(act, seen.bans, limits.bans_max, "bans")
     _check_not_halted(chat)
-    record = _record(act, "member.ban" if command.banned else "member.unban", chat.chat_id, user_id=user_id)
+    record = _record(
+        act, "member.ban" if command.banned else "member.unban", chat.chat_id, user_id=user_id
+    )
     if not command.banned:
-        return ChangePlan(chat, unban=user_id, event=MembershipEvent("user_unbanned", user_id=user_id), record=record)
+        return ChangePlan(
+            chat,
+            unban=user_id,
+            event=MembershipEvent("user_unbanned", user_id=user_id),
+            record=record,
+        )
     ban = Ban(user_id, act.shown_actor, act.at, by_operator=act.operator)
     if takes_over:
         return ChangePlan(chat, ban=ban, record=record)
     if seen.target is None:
-        return ChangePlan(chat, ban=ban, event=MembershipEvent("user_banned", user_id=user_id), record=record)
+        return ChangePlan(
+            chat, ban=ban, event=MembershipEvent("user_banned", user_id=user_id), record=record
+        )
     removed = MembershipEvent("member_removed", user_id=user_id, banned=True)
     return ChangePlan(chat, drop=[user_id], ban=ban, event=removed, record=record)
 
 
-def _change_mute(command: ChangeMute, chat: Chat, seen: CommandInputs, limits: ChatSettings) -> ChangePlan:
+def _change_mute(
+    command: ChangeMute, chat: Chat, seen: CommandInputs, limits: ChatSettings
+) -> ChangePlan:
     act, user_id, mute = command.act, command.user_id, seen.mute
     if seen.target is None and mute is None:
         raise NotFound(f"{user_id} is not a member of {chat.chat_id}", user_id=user_id)
@@ -259,11 +301,20 @@ def _change_mute(command: ChangeMute, chat: Chat, seen: CommandInputs, limits: C
     if mute is not None and not command.muted:
         _check_lifts(act, "mute", mute.by_operator, chat, user_id)
     _check_not_halted(chat)
-    record = _record(act, "member.mute" if command.muted else "member.unmute", chat.chat_id, user_id=user_id)
+    record = _record(
+        act, "member.mute" if command.muted else "member.unmute", chat.chat_id, user_id=user_id
+    )
     if not command.muted:
-        return ChangePlan(chat, unmute=user_id, event=MembershipEvent("member_unmuted", user_id=user_id), record=record)
+        return ChangePlan(
+            chat,
+            unmute=user_id,
+            event=MembershipEvent("member_unmuted", user_id=user_id),
+            record=record,
+        )
     event = None if takes_over else MembershipEvent("member_muted", user_id=user_id)
-    return ChangePlan(chat, mute=Mute(user_id, by_operator=act.operator), event=event, record=record)
+    return ChangePlan(
+        chat, mute=Mute(user_id, by_operator=act.operator), event=event, record=record
+    )
 
 
 def _lifted_by_role(command: AddMember | ChangeRole, chat: Chat, seen: CommandInputs) -> str | None:
@@ -274,13 +325,20 @@ def _lifted_by_role(command: AddMember | ChangeRole, chat: Chat, seen: CommandIn
     return command.user_id
 
 
-def _check_restricts(act: CommandContext, seen: CommandInputs, user_id: str, *, by_anybody: bool = False) -> None:
-    """Forbidden unless the actor may ban or mute this user, or lift that; nobody does it to themselves or an owner."""
+def _check_restricts(
+    act: CommandContext, seen: CommandInputs, user_id: str, *, by_anybody: bool = False
+) -> None:
+    """Forbidden unless the actor may ban or mute this user, or lift that; nobody does
+    it to themselves or an owner.
+    """
     if user_id == act.actor.user_id and not act.operator:
         raise Forbidden("you cannot ban or mute yourself, nor lift it")
     role = seen.target.role if seen.target is not None else "member"
     if role == "owner":
-        raise Forbidden(f"{user_id} is an owner of this chat, who cannot be banned or muted; change the role first")
+        raise Forbidden(
+            f"{user_id} is an owner of this chat, who cannot be banned or muted; change the role"
+            " first"
+        )
     if not by_anybody:
         _check_role(act, seen, "restrict_member", role)
 
@@ -294,8 +352,12 @@ def _check_room_to_restrict(act: CommandContext, made: int, most: int, what: str
         raise Forbidden(f"a chat has at most {most} {what}; lift some first", limit=most)
 
 
-def _check_lifts(act: CommandContext, what: str, by_operator: bool, chat: Chat, user_id: str) -> None:
-    """Forbidden unless the actor may lift this ban or mute: an operator's is lifted by operators only."""
+def _check_lifts(
+    act: CommandContext, what: str, by_operator: bool, chat: Chat, user_id: str
+) -> None:
+    """Forbidden unless the actor may lift this ban or mute: an operator's is lifted by
+    operators only.
+    """
     if by_operator and not act.operator:
         raise Forbidden(
             f"an operator made this {what} of {user_id}, and only an operator lifts it "
@@ -312,7 +374,9 @@ def _not_restricted(user_id: str, what: str, chat: Chat) -> NoReturn:
 def _redact(command: Redact, chat: Chat, seen: CommandInputs) -> ChangePlan:
     message = seen.message
     if message is None:
-        raise NotFound(f"{chat.chat_id} has no message {command.sequence}", sequence=command.sequence)
+        raise NotFound(
+            f"{chat.chat_id} has no message {command.sequence}", sequence=command.sequence
+        )
     if message.kind == "event":
         raise Forbidden("the record of a membership cannot be redacted")
     if message.sender_id != command.act.actor.user_id:
@@ -320,14 +384,18 @@ def _redact(command: Redact, chat: Chat, seen: CommandInputs) -> ChangePlan:
     if not message.content:
         return ChangePlan(chat)
     target = f"{chat.chat_id}/{command.sequence}"
-    record = AuditNote("message.redact", target, {"message_id": message.message_id, "sender_id": message.sender_id})
+    record = AuditNote(
+        "message.redact", target, {"message_id": message.message_id, "sender_id": message.sender_id}
+    )
     return ChangePlan(chat, redact=command.sequence, record=record)
 
 
 def _erase(command: Erase, chat: Chat) -> ChangePlan:
     _check_operator(command.act)
     if len(command.sequences) > ERASE_AT_ONCE:
-        raise InvalidMessage(f"at most {ERASE_AT_ONCE} messages at once", field="sequences", limit=ERASE_AT_ONCE)
+        raise InvalidMessage(
+            f"at most {ERASE_AT_ONCE} messages at once", field="sequences", limit=ERASE_AT_ONCE
+        )
     details = {"user_id": command.user_id, "sequences": command.sequences}
     record = AuditNote("user.erase", chat.chat_id, details)
     return ChangePlan(chat, erase=Erased(command.user_id, command.sequences), record=record)
@@ -337,7 +405,9 @@ def _retain(command: Retain, chat: Chat) -> ChangePlan:
     _check_operator(command.act)
     first = command.first_sequence
     if not 1 <= first <= chat.head + 1:
-        raise InvalidMessage(f"first_sequence must be between 1 and {chat.head + 1}", field="first_sequence")
+        raise InvalidMessage(
+            f"first_sequence must be between 1 and {chat.head + 1}", field="first_sequence"
+        )
     first = min(first, chat.first_sequence + RETAIN_AT_ONCE)
     if first <= chat.first_sequence:
         return ChangePlan(chat)
@@ -379,7 +449,9 @@ def _raise_epoch(command: RaiseEpoch, chat: Chat) -> ChangePlan:
 
 
 def _record(act: CommandContext, action: str, target: str, **details: object) -> AuditNote | None:
-    """Members' own acts are in the chat itself; an operator's go to the audit table too."""
+    """Members' own acts are in the chat itself; an operator's go to the audit table
+    too.
+    """
     return AuditNote(action, target, details) if act.operator else None
 
 
@@ -407,14 +479,20 @@ def _check_name(name: str, limits: ChatSettings) -> None:
 
 def _check_group(chat: Chat, what: str) -> None:
     if chat.kind == "direct":
-        raise Forbidden(f"a direct chat belongs to its two members and cannot be {what}; create a group instead")
+        raise Forbidden(
+            f"a direct chat belongs to its two members and cannot be {what}; create a group instead"
+        )
 
 
-def _check_role(act: CommandContext, seen: CommandInputs, action: Action, target: Role = "member") -> None:
+def _check_role(
+    act: CommandContext, seen: CommandInputs, action: Action, target: Role = "member"
+) -> None:
     if act.operator:
         return
     if seen.actor is None or not may(seen.actor.role, action, target):
-        raise Forbidden(f"your role in this chat does not allow that ({action.replace('_', ' ')}); ask an owner")
+        raise Forbidden(
+            f"your role in this chat does not allow that ({action.replace('_', ' ')}); ask an owner"
+        )
 
 
 def _check_not_muted(act: CommandContext, seen: CommandInputs) -> None:
@@ -444,7 +522,9 @@ def _last_owner(user_id: str) -> Forbidden:
 
 
 def _check_room_for_a_chat(command: Command, seen: CommandInputs, limits: ChatSettings) -> None:
-    """Invitations fill at most half of a user's chats, so that strangers never keep the tenant's backend out."""
+    """Invitations fill at most half of a user's chats, so that strangers never keep the
+    tenant's backend out.
+    """
     most = limits.chats_per_user_max
     for user_id in joining(command):
         if seen.chats.get(user_id, 0) >= most:
@@ -452,7 +532,7 @@ def _check_room_for_a_chat(command: Command, seen: CommandInputs, limits: ChatSe
     for user_id in invited_by(command):
         if seen.invited.get(user_id, 0) >= most // 2:
             raise Forbidden(
-                f"{user_id} was put into {most // 2} chats by other users, which is the limit; a tenant key can add "
-                "more",
+                f"{user_id} was put into {most // 2} chats by other users, which is the limit; a"
+                " tenant key can add more",
                 limit=most // 2,
             )

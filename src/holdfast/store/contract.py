@@ -19,7 +19,20 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from holdfast.message import Ban, Chat, Cursor, Draft, LogEntry, Member, Message, Mute, Outcome, Page, User, Watermark
+from holdfast.message import (
+    Ban,
+    Chat,
+    Cursor,
+    Draft,
+    LogEntry,
+    Member,
+    Message,
+    Mute,
+    Outcome,
+    Page,
+    User,
+    Watermark,
+)
 from holdfast.store.commands import Command, CommandContext, CommandResult
 
 MEMBERSHIPS_MAX = 20_000
@@ -153,7 +166,11 @@ class Store(Protocol):
         ...
 
     async def chats_of(
-        self, user: User, limit: int, after: tuple[str, int] | None = None, only: Collection[str] | None = None
+        self,
+        user: User,
+        limit: int,
+        after: tuple[str, int] | None = None,
+        only: Collection[str] | None = None,
     ) -> Sequence[ChatSummary]:
         """The user's chats, newest activity first.
 
@@ -191,8 +208,12 @@ class Store(Protocol):
         """The chat's counter, head, count and gaps, read in one snapshot."""
         ...
 
-    async def record(self, act: CommandContext, action: str, target: str, details: str = "") -> None:
-        """Add an act that changed no chat (a key issued, a backup taken) to the audit log."""
+    async def record(
+        self, act: CommandContext, action: str, target: str, details: str = ""
+    ) -> None:
+        """Add an act that changed no chat (a key issued, a backup taken) to the audit
+        log.
+        """
         ...
 
     async def begin(self, act: CommandContext) -> str | None:

@@ -19,7 +19,9 @@ TAKEN = "its counter is behind its messages"
 
 
 class ChatState(Struct, frozen=True):
-    """A chat as the numbering sees it. ``counter``: the last allocated sequence; None if it is missing."""
+    """A chat as the numbering sees it. ``counter``: the last allocated sequence; None
+    if it is missing.
+    """
 
     tenant: str
     halted: str | None
@@ -28,14 +30,18 @@ class ChatState(Struct, frozen=True):
 
 
 class Stored(Struct, frozen=True, gc=False):
-    """What a key stands for: the first answer and what it was an answer to; None once that was redacted."""
+    """What a key stands for: the first answer and what it was an answer to; None once
+    that was redacted.
+    """
 
     message: Message
     content_hash: bytes | None
 
 
 class KnownKey(Struct):
-    """What the store holds about a group's sends, read in the commit that will hold them."""
+    """What the store holds about a group's sends, read in the commit that will hold
+    them.
+    """
 
     chats: Mapping[str, ChatState]
     members: Container[tuple[str, str]]
@@ -46,7 +52,9 @@ class KnownKey(Struct):
 
 
 class Numbered(Struct):
-    """One outcome per send; what is to be stored; where the counters go; which chats must be halted."""
+    """One outcome per send; what is to be stored; where the counters go; which chats
+    must be halted.
+    """
 
     outcomes: list[Outcome]
     fresh: list[Stored]
@@ -55,7 +63,9 @@ class Numbered(Struct):
 
 
 def number(group: Sequence[Draft], known: KnownKey) -> Numbered:
-    """Decide every send of the group in order. Equal keys are merged: the later is a retry of the earlier."""
+    """Decide every send of the group in order. Equal keys are merged: the later is a
+    retry of the earlier.
+    """
     result = Numbered([], [], {}, set())
     for draft in group:
         result.outcomes.append(_number_one(draft, known, result))
@@ -69,7 +79,9 @@ def _number_one(draft: Draft, known: KnownKey, result: Numbered) -> Outcome:
         return unknown_chat(chat_id)
     key = draft.key
     if not key[2].isascii():
-        return InvalidMessage("client_message_id must be printable ASCII without spaces", field="client_message_id")
+        return InvalidMessage(
+            "client_message_id must be printable ASCII without spaces", field="client_message_id"
+        )
     try:
         content_hash = draft.content_hash
     except UnicodeEncodeError:
@@ -78,7 +90,10 @@ def _number_one(draft: Draft, known: KnownKey, result: Numbered) -> Outcome:
     if first is not None:
         if first.content_hash in (content_hash, None):
             return Acked(first.message, True)
-        return KeyReused("this client_message_id was used for another message; use a new one", client_message_id=key[2])
+        return KeyReused(
+            "this client_message_id was used for another message; use a new one",
+            client_message_id=key[2],
+        )
     if (chat_id, draft.sender.user_id) not in known.members:
         return not_a_member(chat_id)
     if draft.muted:

@@ -14,7 +14,9 @@ request_id, ids, numbers.
 """
 
 
-def within(messages: Sequence[Message], bytes_max: int, *, none_yet: bool = True) -> tuple[list[Message], int]:
+def within(
+    messages: Sequence[Message], bytes_max: int, *, none_yet: bool = True
+) -> tuple[list[Message], int]:
     """The first of ``messages`` that fit into ``bytes_max``, and the bytes left.
 
     ``none_yet``: the page is still empty, so at least one message is taken, however

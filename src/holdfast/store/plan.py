@@ -40,13 +40,17 @@ class ChatSettings:
     members_max: int = 1_000
     """Members of a chat. The next: FORBIDDEN with the limit."""
     members_at_creation_max: int = 90
-    """Members a chat may be created with, its creator included. Above: INVALID_MESSAGE with the limit."""
+    """Members a chat may be created with, its creator included. Above: INVALID_MESSAGE
+    with the limit.
+    """
     chats_per_user_max: int = 5_000
     """Chats of one user. The next: FORBIDDEN with the limit. Invitations by other users
     fill at most half of it.
     """
     bans_max: int = 1_000
-    """Users banned from a chat. The next: FORBIDDEN with the limit. Operators may ban as many again."""
+    """Users banned from a chat. The next: FORBIDDEN with the limit. Operators may ban
+    as many again.
+    """
     mutes_max: int = 1_000
     """Users muted in a chat, including those who have left. The next: FORBIDDEN with
     the limit. Operators may mute as many again.
@@ -61,7 +65,14 @@ class ChatSettings:
     def __post_init__(self) -> None:
         if not 2 <= self.members_at_creation_max <= self.members_max:
             raise ValueError("members_at_creation_max must be between 2 and members_max")
-        positive(self, "chats_per_user_max", "bans_max", "mutes_max", "name_characters_max", "devices_per_member_max")
+        positive(
+            self,
+            "chats_per_user_max",
+            "bans_max",
+            "mutes_max",
+            "name_characters_max",
+            "devices_per_member_max",
+        )
 
 
 class CommandInputs(Struct, frozen=True):
@@ -181,7 +192,9 @@ def not_a_member(chat_id: str) -> NotAMember:
 
 
 def muted(chat_id: str) -> Forbidden:
-    return Forbidden(f"you are muted in {chat_id}: you can read but not send", chat_id=chat_id, muted=True)
+    return Forbidden(
+        f"you are muted in {chat_id}: you can read but not send", chat_id=chat_id, muted=True
+    )
 
 
 def muted_in_tenant(tenant: str) -> Forbidden:
@@ -191,7 +204,8 @@ def muted_in_tenant(tenant: str) -> Forbidden:
 def halted_chat(chat_id: str) -> ChatHalted:
     """Without the reason of the halt, which is for operators: ``inspect`` shows it."""
     return ChatHalted(
-        f"{chat_id} takes no messages until an operator runs `holdfast chat recover {chat_id}`", chat_id=chat_id
+        f"{chat_id} takes no messages until an operator runs `holdfast chat recover {chat_id}`",
+        chat_id=chat_id,
     )
 
 

@@ -47,8 +47,15 @@ class _Raise(NamedTuple):
 class Rollbacks:
     """Decides what to do about cursors beyond the head."""
 
-    def __init__(self, raise_epoch: _RaiseEpoch, heads: ReadHeads, proofs: CursorProofs, clock: Clock) -> None:
-        self._raise_epoch, self._heads, self._proofs, self._clock = raise_epoch, heads, proofs, clock
+    def __init__(
+        self, raise_epoch: _RaiseEpoch, heads: ReadHeads, proofs: CursorProofs, clock: Clock
+    ) -> None:
+        self._raise_epoch, self._heads, self._proofs, self._clock = (
+            raise_epoch,
+            heads,
+            proofs,
+            clock,
+        )
         self._raised: dict[str, _Raise] = {}
         self._resets = Buckets(RESETS_PER_MINUTE / 60, RESETS_PER_MINUTE)
         self._unproven, self._warned_at = 0, float("-inf")
@@ -71,11 +78,14 @@ class Rollbacks:
             self._unproven, self._warned_at = 0, now
         if wait := self._resets.take(user, now):
             raise RateLimited(
-                "too many cursors beyond the head of their chat, without the proof that came with them",
+                "too many cursors beyond the head of their chat, without the proof that came with"
+                " them",
                 retry_after_seconds=max(round(wait, 1), 1),
             )
 
-    async def raise_epoch(self, user: User, chat_id: str, cursor: Cursor, head: Cursor, deadline: float) -> Cursor:
+    async def raise_epoch(
+        self, user: User, chat_id: str, cursor: Cursor, head: Cursor, deadline: float
+    ) -> Cursor:
         """Raise the epoch and return the new head; nothing is answered in the old one.
 
         All callers that prove the same rollback share one raise. A caller that is
@@ -100,7 +110,9 @@ class Rollbacks:
         now = self._clock.monotonic()
         oldest = now - RAISE_REMEMBERED_SECONDS
         self._raised = {c: r for c, r in self._raised.items() if r.at > oldest or not r.done.done()}
-        telemetry.rollback_proven(chat_id, user.user_id, cursor.epoch, cursor.sequence, head.sequence)
+        telemetry.rollback_proven(
+            chat_id, user.user_id, cursor.epoch, cursor.sequence, head.sequence
+        )
         raising = self._raise_epoch(user, chat_id, cursor.epoch, now + RAISE_SECONDS_MAX)
         begun = self._raised[chat_id] = _Raise(cursor.epoch, now, asyncio.ensure_future(raising))
 

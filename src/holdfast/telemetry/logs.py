@@ -39,7 +39,9 @@ def safe_text(value: str) -> str:
     return value
 
 
-def _safe(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+def _safe(
+    _logger: object, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
     texts = []
     for name, value in event.items():
         if isinstance(value, str):
@@ -64,7 +66,9 @@ def _as_json(event: MutableMapping[str, Any], **_: Any) -> str:
     return line.decode("ascii") if line.isascii() else json.dumps(event)
 
 
-def _escaped(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+def _escaped(
+    _logger: object, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
     """Escape control characters, which terminals obey; JSON output needs no help."""
     for name, value in event.items():
         if isinstance(value, str) and name != "exception":
@@ -73,8 +77,9 @@ def _escaped(_logger: object, _method: str, event: MutableMapping[str, Any]) -> 
 
 
 if not structlog.is_configured():
-    # In somebody else's process (the client, the work library) our lines are lines of its own logging: structlog
-    # alone would print them to its standard output, tracebacks with every local variable.
+    # In somebody else's process (the client, the work library) our lines are lines of
+    # its own logging: structlog alone would print them to its standard output,
+    # tracebacks with every local variable.
     structlog.configure(
         processors=[
             structlog.processors.format_exc_info,
@@ -86,7 +91,9 @@ if not structlog.is_configured():
 
 
 def configure_logging(json: bool, level: str = "info", stream: TextIO | None = None) -> None:
-    """Every log line, ours and our libraries', to ``stream`` (stderr): JSON for machines or text for people."""
+    """Every log line, ours and our libraries', to ``stream`` (stderr): JSON for
+    machines or text for people.
+    """
     number = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Any] = [
         structlog.processors.add_log_level,

@@ -16,7 +16,9 @@ _connections = gauge("gateway_connections_active", "Open connections [gateway.co
 _connected = counter("gateway_connections", "Connections opened [gateway.connections.rate]")
 _closed = counter("gateway_closed", "Connections closed by the server, by reason", ("reason",))
 _lost = counter("gateway_connections_lost", "Connections that ended without a closing of ours")
-_timeouts = counter("gateway_connection_timeouts", "Connections closed for silence [gateway.connection.timeout]")
+_timeouts = counter(
+    "gateway_connection_timeouts", "Connections closed for silence [gateway.connection.timeout]"
+)
 _slow_disconnects = counter(
     "gateway_slow_consumer_disconnects", "Slow consumers closed [gateway.slow_consumer.disconnects]"
 )
@@ -26,15 +28,23 @@ _forced_resyncs = counter(
 )
 _signs = counter("gateway_signs", "What sessions noticed, by sign", ("sign",))
 _refused_frames = counter("gateway_frames_refused", "Frames that could not be decoded")
-_refused_handshakes = counter("gateway_handshakes_refused", "Handshakes refused, by status", ("status",))
-_http_connections = gauge("gateway_http_connections_active", "Open connections that are no WebSocket")
+_refused_handshakes = counter(
+    "gateway_handshakes_refused", "Handshakes refused, by status", ("status",)
+)
+_http_connections = gauge(
+    "gateway_http_connections_active", "Open connections that are no WebSocket"
+)
 _refused_http_connections = counter(
-    "gateway_http_connections_refused", "HTTP connections refused because their address or the node holds its most"
+    "gateway_http_connections_refused",
+    "HTTP connections refused because their address or the node holds its most",
 )
 _shed_http_connections = counter(
-    "gateway_http_connections_shed", "HTTP connections cut off above the memory budget, because they read no answer"
+    "gateway_http_connections_shed",
+    "HTTP connections cut off above the memory budget, because they read no answer",
 )
-_outbound = gauge("gateway_outbound_buffer_bytes", "Bytes that wait in all outbound buffers, HTTP answers too")
+_outbound = gauge(
+    "gateway_outbound_buffer_bytes", "Bytes that wait in all outbound buffers, HTTP answers too"
+)
 
 _FORCED_CLOSES = frozenset({"slow_consumer", "memory_pressure", "state_diverged", "overloaded"})
 _FORCED_PULLS = frozenset({"delivery_skipped", "acks_stale"})
@@ -114,43 +124,59 @@ _group_sends = Histogram(
 )
 _persist_latency = histogram(
     "durability_persist_latency_seconds",
-    "From admission to answer, of the longest-waiting send of each group [durability.persist.latency_p99]",
+    "From admission to answer, of the longest-waiting send of each group"
+    " [durability.persist.latency_p99]",
 )
-_persisted = counter("durability_messages_persisted", "Messages newly committed [durability.messages.persisted_rate]")
-_outcomes = counter("durability_outcomes", "Sends answered by the durability plane, by outcome", ("outcome",))
+_persisted = counter(
+    "durability_messages_persisted", "Messages newly committed [durability.messages.persisted_rate]"
+)
+_outcomes = counter(
+    "durability_outcomes", "Sends answered by the durability plane, by outcome", ("outcome",)
+)
 _idempotency_hits = counter(
     "durability_idempotency_hits",
-    "Sends answered by an earlier message of the same key [durability.idempotency.hit_rate] [idempotency_hit_rate]",
+    "Sends answered by an earlier message of the same key [durability.idempotency.hit_rate]"
+    " [idempotency_hit_rate]",
 )
 _allocation_latency = histogram(
     "sequence_allocation_latency_seconds",
-    "The store's commit of a group, in which its sequences are allocated [sequence_allocation_latency_p99]",
+    "The store's commit of a group, in which its sequences are allocated"
+    " [sequence_allocation_latency_p99]",
 )
 _allocation_errors = counter(
     "sequence_allocation_errors",
     "Sends for which the store could not allocate a sequence [sequence_allocation_errors]",
 )
 _gaps = counter(
-    "sequence_gaps", "Sequences missing between two neighbours of a chat in the event log [sequence_gap_rate]"
+    "sequence_gaps",
+    "Sequences missing between two neighbours of a chat in the event log [sequence_gap_rate]",
 )
 _conflicts = counter(
     "durability_transaction_conflicts",
-    "Commits that met another writer [durability.transaction.conflict_rate] [transaction_conflict_rate]",
+    "Commits that met another writer [durability.transaction.conflict_rate]"
+    " [transaction_conflict_rate]",
 )
 _throttled = counter(
-    "durability_store_throttles", "Sends the store put off for its quota [durability.dynamodb.throttle_count]"
+    "durability_store_throttles",
+    "Sends the store put off for its quota [durability.dynamodb.throttle_count]",
 )
 _hot_chats = gauge(
     "hot_chats",
-    "Chats above durability.intake.hot_messages_per_minute in the last full minute [messages_per_chat_per_minute]",
+    "Chats above durability.intake.hot_messages_per_minute in the last full minute"
+    " [messages_per_chat_per_minute]",
 )
-_overdue = counter("durability_overdue_writes", "Writes that ended after their deadline, by how", ("ended",))
-_marks = counter("durability_watermarks", "Watermarks by what became of them", ("outcome",))  # stored, failed, dropped
+_overdue = counter(
+    "durability_overdue_writes", "Writes that ended after their deadline, by how", ("ended",)
+)
+# stored, failed, dropped
+_marks = counter("durability_watermarks", "Watermarks by what became of them", ("outcome",))
 _rollbacks = counter(
-    "durability_rollbacks_proven", "Cursors beyond the head in the same epoch: the store lost messages, SEV-1"
+    "durability_rollbacks_proven",
+    "Cursors beyond the head in the same epoch: the store lost messages, SEV-1",
 )
 _unproven = counter(
-    "durability_cursors_unproven", "Requests with a cursor beyond the head and no proof: that device alone is reset"
+    "durability_cursors_unproven",
+    "Requests with a cursor beyond the head and no proof: that device alone is reset",
 )
 _reads = counter("history_reads", "Reads for sessions and REST, by outcome", ("outcome",))
 _read_latency = histogram("history_read_latency_seconds", "Reads for sessions and REST")
@@ -171,7 +197,9 @@ def group_persisted(sends: int, oldest_seconds: float) -> None:
 
 
 def sends_answered(outcome: str, count: int) -> None:
-    """``outcome``: persisted, deduplicated, refused, throttled, deferred, halted or unknown."""
+    """``outcome``: persisted, deduplicated, refused, throttled, deferred, halted or
+    unknown.
+    """
     sometimes("sends were answered", outcome)
     _outcomes.labels(outcome).inc(count)
     if outcome == "persisted":
@@ -234,12 +262,16 @@ def history_read(outcome: str, seconds: float) -> None:
 
 _counter_corruption = counter(
     "durability_counter_corruption",
-    "Chats found without their counter, SEV-1 [durability.counter.corruption] [counter_missing_errors]",
+    "Chats found without their counter, SEV-1 [durability.counter.corruption]"
+    " [counter_missing_errors]",
 )
 _duplicate_sequence = counter(
-    "durability_duplicate_sequence", "Sequences found already taken, SEV-1 [durability.duplicate.sequence]"
+    "durability_duplicate_sequence",
+    "Sequences found already taken, SEV-1 [durability.duplicate.sequence]",
 )
-_store_reopened = counter("store_reopened", "Times the database was closed and opened again after an error")
+_store_reopened = counter(
+    "store_reopened", "Times the database was closed and opened again after an error"
+)
 
 
 def counter_corruption(chat_id: str) -> None:
@@ -250,7 +282,9 @@ def counter_corruption(chat_id: str) -> None:
 
 
 def duplicate_sequence(chat_id: str) -> None:
-    """A chat's next sequence is already taken; it is halted until an operator recovers it."""
+    """A chat's next sequence is already taken; it is halted until an operator recovers
+    it.
+    """
     _duplicate_sequence.inc()
     sometimes("a sequence was taken")
     log.critical("durability.duplicate.sequence", severity="SEV-1", chat_id=chat_id)
@@ -269,28 +303,44 @@ def store_moved(file: str) -> None:
         "store.moved",
         severity="SEV-1",
         file=file,
-        advice="nothing is written until it is back; do not stop the server before you have saved what it has open: "
-        "docs/guides/runbooks/file-gone.md",
+        advice=(
+            "nothing is written until it is back; do not stop the server before you have saved what"
+            " it has open: docs/guides/runbooks/file-gone.md"
+        ),
     )
 
 
 _lag = gauge("fanout_lag", "Entries of the event log not yet routed [fanout.kafka.consumer_lag]")
 _delivery_lag = histogram(
-    "fanout_delivery_lag_seconds", "From a message's stamp to its hand-over, of the oldest of each batch"
+    "fanout_delivery_lag_seconds",
+    "From a message's stamp to its hand-over, of the oldest of each batch",
 )
-_delivered = counter("fanout_messages_delivered", "Messages handed to sessions [fanout.messages.delivered_rate]")
-_handed_over = counter("fanout_messages_handed_over", "Messages handed to gateways, once per gateway")
+_delivered = counter(
+    "fanout_messages_delivered", "Messages handed to sessions [fanout.messages.delivered_rate]"
+)
+_handed_over = counter(
+    "fanout_messages_handed_over", "Messages handed to gateways, once per gateway"
+)
 _skipped = counter(
     "fanout_delivery_skipped",
     "Messages not handed to a gateway, or to nobody, by reason [fanout.delivery.skip_rate]",
     ("reason",),
 )  # reason: offline, unreachable, registry_down, timeout, members_unknown
 _retries = counter("fanout_retries", "Deliveries tried again [fanout.retry.count]")
-_dead_letters = counter("fanout_dead_letters", "Events that could not be used, by reason", ("reason",))
+_dead_letters = counter(
+    "fanout_dead_letters", "Events that could not be used, by reason", ("reason",)
+)
 _dead_letter_depth = gauge("fanout_dlq_depth", "Dead letters kept [fanout.dlq.depth]")
-_restarts = counter("fanout_consumer_restarts", "Ends of the fanout role by a fatal error [fanout.consumer.restarts]")
-_registry_errors = counter("registry_errors", "Failed calls of the registry [gateway.redis.connection_errors]")
-_healthy_gateways = gauge("gateway_instances_healthy", "Gateways the registry knows [gateway.instances.healthy]")
+_restarts = counter(
+    "fanout_consumer_restarts",
+    "Ends of the fanout role by a fatal error [fanout.consumer.restarts]",
+)
+_registry_errors = counter(
+    "registry_errors", "Failed calls of the registry [gateway.redis.connection_errors]"
+)
+_healthy_gateways = gauge(
+    "gateway_instances_healthy", "Gateways the registry knows [gateway.instances.healthy]"
+)
 _ephemeral = counter(
     "fanout_ephemeral", "Typing, presence and receipts, by what became of them", ("kind", "outcome")
 )  # outcome: told, merged, dropped
@@ -325,11 +375,16 @@ def delivery_retried() -> None:
 def dead_letter(reason: str, position: int, depth: int) -> None:
     _dead_letters.labels(reason).inc()
     _dead_letter_depth.set(depth)
-    log.error("an event could not be used and went to the dead letters", reason=reason, position=position)
+    log.error(
+        "an event could not be used and went to the dead letters", reason=reason, position=position
+    )
 
 
 def many_dead_letters(in_hour: int) -> None:
-    log.critical("more dead letters in this hour than fanout.dlq.alert_threshold_per_hour", dead_letters=in_hour)
+    log.critical(
+        "more dead letters in this hour than fanout.dlq.alert_threshold_per_hour",
+        dead_letters=in_hour,
+    )
 
 
 def fanout_ended(error: BaseException) -> None:
@@ -341,7 +396,9 @@ def registry_failed(error: Exception) -> None:
     sometimes("the registry failed")
     _registry_errors.inc()
     dependency_up("registry", False)
-    log.warning("the registry does not answer: delivering to local connections only", error=str(error))
+    log.warning(
+        "the registry does not answer: delivering to local connections only", error=str(error)
+    )
 
 
 def healthy_gateways(count: int) -> None:

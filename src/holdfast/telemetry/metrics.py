@@ -28,7 +28,9 @@ def gauge(name: str, help_text: str, labels: tuple[str, ...] = ()) -> Gauge:
 
 
 def histogram(name: str, help_text: str, labels: tuple[str, ...] = ()) -> Histogram:
-    return Histogram(f"holdfast_{name}", help_text, labels, registry=REGISTRY, buckets=LATENCY_BUCKETS)
+    return Histogram(
+        f"holdfast_{name}", help_text, labels, registry=REGISTRY, buckets=LATENCY_BUCKETS
+    )
 
 
 _dependency_up = gauge(
@@ -38,7 +40,9 @@ _dependency_up = gauge(
     ("dependency",),
 )
 _breaker = gauge(
-    "circuit_breaker_state", "1 for the state a breaker is in [gateway.circuit_breaker.open]", ("dependency", "state")
+    "circuit_breaker_state",
+    "1 for the state a breaker is in [gateway.circuit_breaker.open]",
+    ("dependency", "state"),
 )
 
 
@@ -61,7 +65,9 @@ def dependency_state(dependency: str, up: bool, breaker: str, moved: bool) -> No
 
 
 _defects = counter("defects", "Errors of our own, by part; each is in the log", ("part",))
-_settings_changed = gauge("setting_changed", "1 for every setting that is not at its default", ("path",))
+_settings_changed = gauge(
+    "setting_changed", "1 for every setting that is not at its default", ("path",)
+)
 
 
 def defect(part: str, error: BaseException) -> None:
@@ -77,8 +83,12 @@ def settings_changed(paths: Iterable[str]) -> None:
         _settings_changed.labels(path).set(1)
 
 
-_requests = counter("api_requests", "REST requests answered, by endpoint and status", ("endpoint", "status"))
-_request_seconds = histogram("api_request_seconds", "From a REST request to its answer", ("endpoint",))
+_requests = counter(
+    "api_requests", "REST requests answered, by endpoint and status", ("endpoint", "status")
+)
+_request_seconds = histogram(
+    "api_request_seconds", "From a REST request to its answer", ("endpoint",)
+)
 
 
 def request_answered(endpoint: str, status: int, seconds: float) -> None:
@@ -98,10 +108,13 @@ def _seconds(endpoint: str) -> Histogram:
     return _request_seconds.labels(endpoint)
 
 
-_revocations = gauge("access_revocations", "Revocations, bans and mutes of tenants that this node holds")
+_revocations = gauge(
+    "access_revocations", "Revocations, bans and mutes of tenants that this node holds"
+)
 _refused = counter(
     "access_revocation_refusals",
-    "Tokens refused and sockets closed because of a revocation, by its kind (token, user, device, ban, tenant)",
+    "Tokens refused and sockets closed because of a revocation, by its kind (token, user, device,"
+    " ban, tenant)",
     ("kind",),
 )
 _jwks_fetches = counter(
@@ -134,7 +147,9 @@ def jwks_failed(issuer: str, reason: str, why: str, keys: int, *, new: bool) -> 
     """
     _jwks_fetches.labels(reason).inc()
     if new:
-        log.warning("access.jwks_fetch_failed", issuer=issuer, reason=reason, detail=why, keys_known=keys)
+        log.warning(
+            "access.jwks_fetch_failed", issuer=issuer, reason=reason, detail=why, keys_known=keys
+        )
 
 
 def kept_keys_unreadable(file: str, why: str) -> None:
@@ -154,18 +169,29 @@ _limits_batch = gauge("limits_batch_keys", "Keys in the last call to the counter
 _lease_stock = gauge("limits_lease_tokens", "Tokens leased from the counters and not yet spent")
 _limits_nodes = gauge("limits_nodes", "Live nodes of this region, as last known")
 _degraded_ratio = gauge(
-    "limits_degraded_ratio", "Checks and heartbeats of the last 10 s that the shared counters did not answer ÷ all"
+    "limits_degraded_ratio",
+    "Checks and heartbeats of the last 10 s that the shared counters did not answer ÷ all",
 )
 _redis_errors = counter(
-    "limits_redis_errors", "What Redis did not do, by what it is used for and why", ("use", "reason")
+    "limits_redis_errors",
+    "What Redis did not do, by what it is used for and why",
+    ("use", "reason"),
 )  # use: counters, notifications; reason: the closed set of drivers/redis.py
-_staleness = gauge("limits_rule_staleness_seconds", "Since this node last knew that it had every rule [rule staleness]")
-_cursor_lag = gauge(
-    "limits_cursor_lag", "Changes that the last sync found and no doorbell had told of, or heard of and not read yet"
+_staleness = gauge(
+    "limits_rule_staleness_seconds",
+    "Since this node last knew that it had every rule [rule staleness]",
 )
-_rules_applied = counter("limits_rules_applied", "Newer rules put in place, by how they came", ("by",))
+_cursor_lag = gauge(
+    "limits_cursor_lag",
+    "Changes that the last sync found and no doorbell had told of, or heard of and not read yet",
+)
+_rules_applied = counter(
+    "limits_rules_applied", "Newer rules put in place, by how they came", ("by",)
+)
 _admin_errors = counter(
-    "admin_errors", "Failed admin calls, by operation and error [admin_errors_total]", ("operation", "error")
+    "admin_errors",
+    "Failed admin calls, by operation and error [admin_errors_total]",
+    ("operation", "error"),
 )  # error: db_connection_failed, version_conflict, commit_unknown, invalid, not_found
 
 
@@ -207,24 +233,50 @@ def admin_error(operation: str, error: str) -> None:
 
 
 _jobs_completed = counter("work_jobs_completed", "Jobs done, as their worker reported them")
-_jobs_failed = counter("work_jobs_failed", "Failed runs of jobs, by reason [failure_reason]", ("reason",))
-_lease_lost = counter("work_leases_lost", "Times this process was declared dead while it lived")
-_reports_refused = counter("work_reports_refused", "Reports of jobs that held a value the job store cannot take")
-_runners_replaced = counter("work_runners_replaced", "Runners that ended by what a handler did, and were replaced")
-_restarted = counter("work_workers_restarted", "Workers whose task was cancelled by the program, and started again")
-_exhausted = counter("work_runners_exhausted", "Times a worker lost all its runners to handlers that never end")
-_stuck = gauge("work_stuck_handlers", "Handlers that did not end when they were cancelled and still run")
-_jobs = gauge("work_jobs", "Jobs that are not done, by state [jobs by status]", ("state",))
-_jobs_by_reason = gauge("work_jobs_waiting", "Failed jobs that wait, by reason [failure_reason]", ("reason",))
-_jobs_by_attempt = gauge(
-    "work_jobs_by_attempt", "Failed jobs that wait, by attempt; 10 stands for more too [attempts]", ("attempt",)
+_jobs_failed = counter(
+    "work_jobs_failed", "Failed runs of jobs, by reason [failure_reason]", ("reason",)
 )
-_next_due = gauge("work_next_due_timestamp_seconds", "When the next waiting job is due; 0 if none waits [next_retry]")
-_last_due = gauge("work_last_due_timestamp_seconds", "When the last waiting job is due; 0 if none waits [last_retry]")
+_lease_lost = counter("work_leases_lost", "Times this process was declared dead while it lived")
+_reports_refused = counter(
+    "work_reports_refused", "Reports of jobs that held a value the job store cannot take"
+)
+_runners_replaced = counter(
+    "work_runners_replaced", "Runners that ended by what a handler did, and were replaced"
+)
+_restarted = counter(
+    "work_workers_restarted", "Workers whose task was cancelled by the program, and started again"
+)
+_exhausted = counter(
+    "work_runners_exhausted", "Times a worker lost all its runners to handlers that never end"
+)
+_stuck = gauge(
+    "work_stuck_handlers", "Handlers that did not end when they were cancelled and still run"
+)
+_jobs = gauge("work_jobs", "Jobs that are not done, by state [jobs by status]", ("state",))
+_jobs_by_reason = gauge(
+    "work_jobs_waiting", "Failed jobs that wait, by reason [failure_reason]", ("reason",)
+)
+_jobs_by_attempt = gauge(
+    "work_jobs_by_attempt",
+    "Failed jobs that wait, by attempt; 10 stands for more too [attempts]",
+    ("attempt",),
+)
+_next_due = gauge(
+    "work_next_due_timestamp_seconds",
+    "When the next waiting job is due; 0 if none waits [next_retry]",
+)
+_last_due = gauge(
+    "work_last_due_timestamp_seconds",
+    "When the last waiting job is due; 0 if none waits [last_retry]",
+)
 _work_dead = gauge("work_dead_letters", "Dead letters [dead_letters]")
-_poison = gauge("work_poison_candidates", "Failed jobs with ten attempts or more [poison_candidates]")
+_poison = gauge(
+    "work_poison_candidates", "Failed jobs with ten attempts or more [poison_candidates]"
+)
 _scheduled = gauge("work_scheduled_jobs", "Jobs that wait for their time [scheduled_count]")
-_oldest_job = gauge("work_oldest_job_age_seconds", "Age of the oldest job that is not done [outbox oldest age]")
+_oldest_job = gauge(
+    "work_oldest_job_age_seconds", "Age of the oldest job that is not done [outbox oldest age]"
+)
 _blocked_streams = gauge("work_blocked_streams", "Streams that wait behind a failed head")
 _work_breakers = gauge("work_breakers_open", "Job types whose breaker is open")
 
@@ -274,7 +326,9 @@ def work_known_already() -> None:
     sometimes("a message from outside was known already")
 
 
-def work_counts(by_state: Mapping[str, int], by_reason: Mapping[str, int], open_breakers: int) -> None:
+def work_counts(
+    by_state: Mapping[str, int], by_reason: Mapping[str, int], open_breakers: int
+) -> None:
     """Counts over the whole job store, as last read."""
     _jobs.clear()
     _jobs_by_reason.clear()
@@ -285,7 +339,9 @@ def work_counts(by_state: Mapping[str, int], by_reason: Mapping[str, int], open_
     _work_breakers.set(open_breakers)
 
 
-def work_schedule(by_attempt: Mapping[int, int], next_due_at: float | None, last_due_at: float | None) -> None:
+def work_schedule(
+    by_attempt: Mapping[int, int], next_due_at: float | None, last_due_at: float | None
+) -> None:
     _jobs_by_attempt.clear()
     for attempt, count in by_attempt.items():
         _jobs_by_attempt.labels(str(min(attempt, 10))).inc(count)
@@ -293,7 +349,9 @@ def work_schedule(by_attempt: Mapping[int, int], next_due_at: float | None, last
     _last_due.set(last_due_at or 0.0)
 
 
-def work_totals(dead: int, poison: int, scheduled: int, oldest_age_seconds: float, blocked_streams: int) -> None:
+def work_totals(
+    dead: int, poison: int, scheduled: int, oldest_age_seconds: float, blocked_streams: int
+) -> None:
     _work_dead.set(dead)
     _poison.set(poison)
     _scheduled.set(scheduled)
@@ -303,7 +361,9 @@ def work_totals(dead: int, poison: int, scheduled: int, oldest_age_seconds: floa
 
 _webhooks_disabled = gauge("webhooks_endpoints_disabled", "Endpoints of webhooks that are disabled")
 _webhooks_parked = gauge("webhooks_jobs_parked", "Jobs that wait for disabled endpoints")
-_webhooks_expired = counter("webhooks_jobs_expired", "Parked jobs that became dead letters: too many, or too old")
+_webhooks_expired = counter(
+    "webhooks_jobs_expired", "Parked jobs that became dead letters: too many, or too old"
+)
 
 
 def webhooks_parked(endpoints: int, jobs: int) -> None:

@@ -24,12 +24,18 @@ EXPORT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class TraceSettings:
-    """Where spans go. Needs the extra ``otel`` (``pip install '.[otel]'``) when ``endpoint`` is set."""
+    """Where spans go. Needs the extra ``otel`` (``pip install '.[otel]'``) when
+    ``endpoint`` is set.
+    """
 
     endpoint: str = ""
-    """An OTLP collector over HTTP (``http://127.0.0.1:4318/v1/traces``). Empty: no traces, and no cost."""
+    """An OTLP collector over HTTP (``http://127.0.0.1:4318/v1/traces``). Empty: no
+    traces, and no cost.
+    """
     sample_ratio: float = 1.0
-    """The part of the traces that begin here to keep; a caller's own decision (``traceparent``) is followed."""
+    """The part of the traces that begin here to keep; a caller's own decision
+    (``traceparent``) is followed.
+    """
     service_name: str = "holdfast"
     """What the collector calls this server; the node's id comes beside it."""
 
@@ -61,13 +67,17 @@ _NOTHING = Span()
 _tracer: Any = None
 
 
-def span(name: str, attributes: Mapping[str, Value], headers: Mapping[str, str] | None = None) -> Span:
+def span(
+    name: str, attributes: Mapping[str, Value], headers: Mapping[str, str] | None = None
+) -> Span:
     """A span for a ``with``. ``headers`` of a request may carry the caller's trace."""
     return _NOTHING if _tracer is None else _Recorded(name, attributes, headers)
 
 
 class _Recorded(Span):
-    def __init__(self, name: str, attributes: Mapping[str, Value], headers: Mapping[str, str] | None) -> None:
+    def __init__(
+        self, name: str, attributes: Mapping[str, Value], headers: Mapping[str, str] | None
+    ) -> None:
         from opentelemetry.propagate import extract
 
         self._running = _tracer.start_as_current_span(
@@ -127,7 +137,9 @@ def _provider(settings: TraceSettings, node_id: str, exporter: Any) -> Any:
         from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
     provider = TracerProvider(
         sampler=ParentBasedTraceIdRatio(settings.sample_ratio),
-        resource=Resource.create({"service.name": settings.service_name, "service.instance.id": node_id}),
+        resource=Resource.create(
+            {"service.name": settings.service_name, "service.instance.id": node_id}
+        ),
         shutdown_on_exit=False,
     )
     chosen = exporter or OTLPSpanExporter(endpoint=settings.endpoint, timeout=EXPORT_SECONDS)

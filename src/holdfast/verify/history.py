@@ -75,10 +75,21 @@ class PageSeen(Struct, frozen=True):
     @staticmethod
     def of(page: Page, after: Cursor | None) -> PageSeen:
         seen = [Sighting.of(m) for m in page.messages]
-        return PageSeen(page.chat_id, after, page.epoch, seen, page.through, page.has_more, page.head, page.reset)
+        return PageSeen(
+            page.chat_id,
+            after,
+            page.epoch,
+            seen,
+            page.through,
+            page.has_more,
+            page.head,
+            page.reset,
+        )
 
 
-class HistoryEvent(Struct, frozen=True, tag_field="event", forbid_unknown_fields=True, kw_only=True):
+class HistoryEvent(
+    Struct, frozen=True, tag_field="event", forbid_unknown_fields=True, kw_only=True
+):
     """One line."""
 
     at: float = 0.0

@@ -65,7 +65,9 @@ class RecordingMachine:
     client receives are.
     """
 
-    def __init__(self, record: Recorder, who: ClientSeen, now: Callable[[], float], *, alone: bool = False) -> None:
+    def __init__(
+        self, record: Recorder, who: ClientSeen, now: Callable[[], float], *, alone: bool = False
+    ) -> None:
         self._record = record
         self._name = who.client
         self._now = now
@@ -100,7 +102,9 @@ class RecordingMachine:
         self._connected = False
         self._record.note(closed)
         for op, _ in self._asked.values():
-            self._record.note(Unknown(at=now, op=op, reason="timeout" if self._why else "disconnected"))
+            self._record.note(
+                Unknown(at=now, op=op, reason="timeout" if self._why else "disconnected")
+            )
         self._asked.clear()
 
     def dropped(self, chat_id: str) -> None:
@@ -124,7 +128,14 @@ class RecordingMachine:
         match frame:
             case SendMessage(payload=body):
                 content = digest(body.content, body.content_type)
-                op = record.invoke(now, self._name, "send", body.chat_id, key=body.client_message_id, digest=content)
+                op = record.invoke(
+                    now,
+                    self._name,
+                    "send",
+                    body.chat_id,
+                    key=body.client_message_id,
+                    digest=content,
+                )
             case SyncRequest(payload=sync):
                 cursors = {sync.chat_id: Cursor(sync.epoch, sync.after_sequence)}
                 op = record.invoke(now, self._name, "sync", sync.chat_id, cursors=cursors)
@@ -133,7 +144,11 @@ class RecordingMachine:
                 op = record.invoke(now, self._name, "resume", cursors=cursors)
             case Ack(payload=ack):
                 moved = CursorMoved(
-                    at=now, client=self._name, chat_id=ack.chat_id, epoch=ack.epoch, sequence=ack.sequence
+                    at=now,
+                    client=self._name,
+                    chat_id=ack.chat_id,
+                    epoch=ack.epoch,
+                    sequence=ack.sequence,
                 )
                 record.note(moved)
             case _:
@@ -146,10 +161,18 @@ class RecordingMachine:
         now, payload = self._now(), frame.payload
         if isinstance(payload, Message):
             seen, connection = Sighting.of(payload), self.connection
-            push = Pushed(at=now, client=self._name, connection=connection, chat_id=payload.chat_id, message=seen)
+            push = Pushed(
+                at=now,
+                client=self._name,
+                connection=connection,
+                chat_id=payload.chat_id,
+                message=seen,
+            )
             self._record.note(push)
         elif isinstance(payload, Typing | Receipt):
-            whisper = Whispered(at=now, client=self._name, chat_id=payload.chat_id, kind=payload.type)
+            whisper = Whispered(
+                at=now, client=self._name, chat_id=payload.chat_id, kind=payload.type
+            )
             self._record.note(whisper)
         elif self._alone:
             self._heard_of_the_connection(payload, now)
@@ -162,7 +185,9 @@ class RecordingMachine:
             case ConnectionClosing(reason=reason):
                 self._record.note(ClosingSaid(at=now, connection=self.connection, reason=reason))
             case Error(code="SLOW_CONSUMER", grace_period_seconds=grace):
-                self._record.note(WarningSeen(at=now, connection=self.connection, grace_seconds=grace or 0.0))
+                self._record.note(
+                    WarningSeen(at=now, connection=self.connection, grace_seconds=grace or 0.0)
+                )
             case _:
                 pass
 
@@ -173,10 +198,19 @@ def _answer(op: int, asked: AnyClientFrame, payload: object, now: float) -> Ok |
             acked = Sighting(payload.sequence, payload.message_id)
             return Ok(at=now, op=op, acked=acked, deduplicated=payload.deduplicated)
         case Page():
-            return Ok(at=now, op=op, pages=[PageSeen.of(payload, _asked_from(asked, payload.chat_id))])
+            return Ok(
+                at=now, op=op, pages=[PageSeen.of(payload, _asked_from(asked, payload.chat_id))]
+            )
         case Resumed(chats=chats):
-            pages = (Page(c.chat_id, c.epoch, c.messages, c.through, c.has_more, c.head, c.reset) for c in chats)
-            return Ok(at=now, op=op, pages=[PageSeen.of(page, _asked_from(asked, page.chat_id)) for page in pages])
+            pages = (
+                Page(c.chat_id, c.epoch, c.messages, c.through, c.has_more, c.head, c.reset)
+                for c in chats
+            )
+            return Ok(
+                at=now,
+                op=op,
+                pages=[PageSeen.of(page, _asked_from(asked, page.chat_id)) for page in pages],
+            )
         case Error(outcome="unknown"):
             return Unknown(at=now, op=op, reason="answered", code=payload.code)
         case Error():
@@ -244,15 +278,22 @@ class RecordingClient(Client):
     ) -> None:
         """``name``: the client's name in the history; default: its device id."""
         super().__init__(url, token, device_id=device_id, state=state, settings=settings)
-        who = ClientSeen(client=name or device_id, tenant=user.tenant, user_id=user.user_id, device_id=device_id)
+        who = ClientSeen(
+            client=name or device_id, tenant=user.tenant, user_id=user.user_id, device_id=device_id
+        )
         self.witness = RecordingMachine(record, who, time.monotonic, alone=True)
         self.machine_type = watched(self.witness)
-        self._reconnect = _Watched(self.witness, self._settings.backoff, self._rng, self._provider is not None)
+        self._reconnect = _Watched(
+            self.witness, self._settings.backoff, self._rng, self._provider is not None
+        )
         self.copies: dict[str, list[tuple[int, str]]] = {}
         self._epochs: dict[str, int] = {}
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await super().__aexit__(kind, error, trace)
         self.witness.ended("client")
@@ -277,7 +318,9 @@ class RecordingClient(Client):
     def note_copy(self, chat_id: str) -> None:
         """Record the copy of a chat, after the client had time to catch up."""
         copy = self.copies.get(chat_id, [])
-        self.witness.holds(chat_id, Cursor(self._epochs.get(chat_id, 1), copy[-1][0] if copy else 0), copy)
+        self.witness.holds(
+            chat_id, Cursor(self._epochs.get(chat_id, 1), copy[-1][0] if copy else 0), copy
+        )
 
     def _drop(self, chat_id: str) -> None:
         self.copies.pop(chat_id, None)
@@ -287,7 +330,9 @@ class RecordingClient(Client):
 class _Watched(Reconnect):
     """Records how connections end: by the server if there was a close frame."""
 
-    def __init__(self, witness: RecordingMachine, backoff: Backoff, rng: random.Random, can_renew: bool) -> None:
+    def __init__(
+        self, witness: RecordingMachine, backoff: Backoff, rng: random.Random, can_renew: bool
+    ) -> None:
         super().__init__(backoff, rng, can_renew)
         self._witness = witness
 

@@ -107,7 +107,12 @@ class ScriptedServer:
 
     async def __aenter__(self) -> ScriptedServer:
         self._server = await serve(
-            self._serve, "127.0.0.1", 0, process_request=self._handshake, ping_interval=None, close_timeout=1
+            self._serve,
+            "127.0.0.1",
+            0,
+            process_request=self._handshake,
+            ping_interval=None,
+            close_timeout=1,
         )
         return self
 
@@ -143,7 +148,9 @@ class ScriptedServer:
 
     async def until_live(self, connections: int = 1) -> None:
         """A client has resumed, after at least this many connections."""
-        await self.until(lambda: len(self.connections) >= connections and self.here.live, "a resumed connection")
+        await self.until(
+            lambda: len(self.connections) >= connections and self.here.live, "a resumed connection"
+        )
 
     async def touch(self) -> None:
         async with self._changed:
@@ -184,8 +191,12 @@ class ScriptedServer:
     async def release(self, *order: str) -> None:
         """Write the held frames in one piece, in this order of types."""
         held, self.here.held, self.script.holding = self.here.held, [], frozenset()
-        assert {kind for kind, _ in held} == set(order), f"held {[kind for kind, _ in held]}, wanted {order}"
-        self.here.socket.transport.write(b"".join(frame for kind in order for each, frame in held if each == kind))
+        assert {kind for kind, _ in held} == set(order), (
+            f"held {[kind for kind, _ in held]}, wanted {order}"
+        )
+        self.here.socket.transport.write(
+            b"".join(frame for kind in order for each, frame in held if each == kind)
+        )
 
     def holds(self, *kinds: str) -> bool:
         """Whether frames of all these types wait for ``release``."""
@@ -251,7 +262,9 @@ class ScriptedServer:
                     if not self.script.silent:
                         await self._answer(connection, frame)
                 except (ValueError, KeyError, TypeError) as error:
-                    self.violations.append(f"sent {data[:200]!r}, which is no frame: {type(error).__name__} {error}")
+                    self.violations.append(
+                        f"sent {data[:200]!r}, which is no frame: {type(error).__name__} {error}"
+                    )
                     self.failure = self.violations[-1]
                 await self.touch()
         except ConnectionClosed:
@@ -279,9 +292,13 @@ class ScriptedServer:
                 if payload.get("more"):
                     return
                 if self.script.resume_errors:
-                    await self._write(connection, "error", self.script.resume_errors.pop(0), request_id)
+                    await self._write(
+                        connection, "error", self.script.resume_errors.pop(0), request_id
+                    )
                 else:
-                    await self._write(connection, "resumed", self._resumed(payload["cursors"]), request_id)
+                    await self._write(
+                        connection, "resumed", self._resumed(payload["cursors"]), request_id
+                    )
                     connection.live = True
             case "sync_request" if self.script.pull_errors:
                 await self._write(connection, "error", self.script.pull_errors.pop(0), request_id)
@@ -290,7 +307,9 @@ class ScriptedServer:
             case "sync_request":
                 cursor = [payload["epoch"], payload["after_sequence"], payload.get("proof")]
                 page = self._page(cursor, payload.get("limit") or 100)
-                await self._write(connection, "sync_response", page, request_id, self.script.page_seconds)
+                await self._write(
+                    connection, "sync_response", page, request_id, self.script.page_seconds
+                )
                 connection.live = connection.live or not page["has_more"]
             case "send_message":
                 await self._sent(connection, payload, request_id)
@@ -322,7 +341,9 @@ class ScriptedServer:
             self.violations.append(f"cursor {[epoch, after]} was shown with the proof of another")
         beyond = epoch == self.epoch and after > len(self.messages)
         if beyond and after > self.newest:
-            self.violations.append(f"cursor {after} was never sent: the newest message was {self.newest}")
+            self.violations.append(
+                f"cursor {after} was never sent: the newest message was {self.newest}"
+            )
         reset = epoch != self.epoch or beyond
         start = 0 if reset else after
         messages = self.messages[start : start + min(limit, self.script.page_limit)]
@@ -344,7 +365,9 @@ class ScriptedServer:
             self.violations.append(f"acked {mark}, which was never sent")
         self.acked = max(self.acked, mark)
 
-    async def _sent(self, connection: ScriptedConnection, payload: dict[str, Any], request_id: str | None) -> None:
+    async def _sent(
+        self, connection: ScriptedConnection, payload: dict[str, Any], request_id: str | None
+    ) -> None:
         if self.script.drop_before_store:
             self.script.drop_before_store -= 1
             connection.socket.transport.abort()
@@ -361,12 +384,19 @@ class ScriptedServer:
             self.script.drop_after_store -= 1
             connection.socket.transport.abort()
             return
-        ack = {name: message[name] for name in ("client_message_id", "message_id", "chat_id", "sequence", "created_at")}
-        await self._write(connection, "message_ack", {**ack, "deduplicated": known is not None}, request_id)
+        ack = {
+            name: message[name]
+            for name in ("client_message_id", "message_id", "chat_id", "sequence", "created_at")
+        }
+        await self._write(
+            connection, "message_ack", {**ack, "deduplicated": known is not None}, request_id
+        )
         if known is None:
             await self._push(message)
 
-    async def _store(self, sender: str, key: str, content: str, push: bool = True) -> dict[str, Any]:
+    async def _store(
+        self, sender: str, key: str, content: str, push: bool = True
+    ) -> dict[str, Any]:
         message = self._append(sender, key, content)
         if push:
             await self._push(message)

@@ -137,7 +137,9 @@ class Workload:
             async with self._online():
                 await self._talk(tell)
                 await self._settle(tell)
-                for client, chat_id in ((client, chat_id) for client in self._clients for chat_id in self.chats):
+                for client, chat_id in (
+                    (client, chat_id) for client in self._clients for chat_id in self.chats
+                ):
                     client.note_copy(chat_id)
             for chat_id in self.chats:
                 await self._note_chat(chat_id)
@@ -157,7 +159,9 @@ class Workload:
             for number in range(self._settings.devices):
                 account = self._members[number % len(self._members)]
                 device_id = f"verify-{account.user.user_id}-{number}"[:64]
-                client = RecordingClient(self._url, account.token, self.record, account.user, device_id, settings=QUICK)
+                client = RecordingClient(
+                    self._url, account.token, self.record, account.user, device_id, settings=QUICK
+                )
                 self._clients.append(await stack.enter_async_context(client))
             listening = [asyncio.create_task(_keep(client)) for client in self._clients]
             try:
@@ -215,7 +219,11 @@ class Workload:
             await asyncio.sleep(self._rng.uniform(pause / 2, pause))
             client, now = self._rng.choice(self._clients), time.monotonic()
             self._cuts += 1
-            self.record.note(FaultWindow(at=now, until=now, plane="connection", name="cut", clients=[client.device_id]))
+            self.record.note(
+                FaultWindow(
+                    at=now, until=now, plane="connection", name="cut", clients=[client.device_id]
+                )
+            )
             client.cut()
 
     async def _come_twice(self) -> None:
@@ -224,7 +232,13 @@ class Workload:
 
         def client(name: str) -> RecordingClient:
             return RecordingClient(
-                self._url, account.token, self.record, account.user, device_id, name=name, settings=QUICK
+                self._url,
+                account.token,
+                self.record,
+                account.user,
+                device_id,
+                name=name,
+                settings=QUICK,
             )
 
         async with client("the device at first") as first:
@@ -243,7 +257,9 @@ class Workload:
             readers["stranger over REST"] = self._stranger
         for name, account in readers.items():
             user = account.user
-            self.record.note(ClientSeen(client=name, tenant=user.tenant, user_id=user.user_id, device_id=""))
+            self.record.note(
+                ClientSeen(client=name, tenant=user.tenant, user_id=user.user_id, device_id="")
+            )
         while time.monotonic() < until:
             chat_id = self._rng.choice(self.chats)
             for name, account in readers.items():
@@ -253,7 +269,9 @@ class Workload:
             await asyncio.sleep(self._settings.seconds / 10)
 
     async def _read(self, name: str, account: Account, chat_id: str) -> None:
-        op = self.record.invoke(time.monotonic(), name, "sync", chat_id, cursors={chat_id: Cursor(1, 0)})
+        op = self.record.invoke(
+            time.monotonic(), name, "sync", chat_id, cursors={chat_id: Cursor(1, 0)}
+        )
         try:
             page = await self._page(account, chat_id, 0)
         except HoldfastError as error:
@@ -264,15 +282,21 @@ class Workload:
     async def _intrude(self, stranger: Account, chat_id: str) -> None:
         key, content = f"intruder-{time.monotonic_ns()}", "nobody may read this"
         mark = digest(content, "text/plain")
-        op = self.record.invoke(time.monotonic(), "stranger over REST", "send", chat_id, key=key, digest=mark)
+        op = self.record.invoke(
+            time.monotonic(), "stranger over REST", "send", chat_id, key=key, digest=mark
+        )
         post = stranger.rest.post
         try:
-            sent = await asyncio.to_thread(post, "/v1/chats", chat_id, "messages", body={"content": content}, key=key)
+            sent = await asyncio.to_thread(
+                post, "/v1/chats", chat_id, "messages", body={"content": content}, key=key
+            )
         except HoldfastError as error:
             self._failed(op, error)
         else:
             acked = Sighting(sent["sequence"], sent["message_id"])
-            self.record.note(Ok(at=time.monotonic(), op=op, acked=acked, deduplicated=sent["deduplicated"]))
+            self.record.note(
+                Ok(at=time.monotonic(), op=op, acked=acked, deduplicated=sent["deduplicated"])
+            )
 
     def _failed(self, op: int, error: HoldfastError) -> None:
         at = time.monotonic()
@@ -288,8 +312,14 @@ class Workload:
         until = time.monotonic() + self._settings.settle_seconds
         while time.monotonic() < until:
             tell(self._progress("catching up"))
-            heads = await asyncio.gather(*(self._page(self._members[0], chat_id, 0, 1) for chat_id in self.chats))
-            if all(len(client.copies.get(h.chat_id, ())) >= h.head for client in self._clients for h in heads):
+            heads = await asyncio.gather(
+                *(self._page(self._members[0], chat_id, 0, 1) for chat_id in self.chats)
+            )
+            if all(
+                len(client.copies.get(h.chat_id, ())) >= h.head
+                for client in self._clients
+                for h in heads
+            ):
                 return
             await asyncio.sleep(0.2)
 
@@ -315,12 +345,20 @@ class Workload:
             )
         )
 
-    async def _page(self, account: Account, chat_id: str, after: int, limit: int = PAGE_MESSAGES) -> PageSeen:
-        answer = await asyncio.to_thread(account.rest.get, "/v1/chats", chat_id, "messages", after=after, limit=limit)
-        found = [Sighting.of(message) for message in msgspec.convert(answer["messages"], list[Message])]
+    async def _page(
+        self, account: Account, chat_id: str, after: int, limit: int = PAGE_MESSAGES
+    ) -> PageSeen:
+        answer = await asyncio.to_thread(
+            account.rest.get, "/v1/chats", chat_id, "messages", after=after, limit=limit
+        )
+        found = [
+            Sighting.of(message) for message in msgspec.convert(answer["messages"], list[Message])
+        ]
         through = found[-1].sequence if found else after
         epoch, head = answer["epoch"], answer["head"]
-        return PageSeen(chat_id, Cursor(epoch, after), epoch, found, through, answer["has_newer"], head, False)
+        return PageSeen(
+            chat_id, Cursor(epoch, after), epoch, found, through, answer["has_newer"], head, False
+        )
 
     async def _clean_up(self) -> None:
         """Remove all members, the owner last, and the messages."""
@@ -346,7 +384,10 @@ def _delete_messages(operator: RestApi, chat_id: str) -> None:
     first = operator.get("/admin/chats", chat_id)["chat"]["head"] + 1
     body = {"first_sequence": first, "reason": "holdfast verify has ended"}
     for _ in range(DELETIONS_MAX):
-        if operator.post("/admin/chats", chat_id, "retain", body=body)["chat"]["first_sequence"] == first:
+        if (
+            operator.post("/admin/chats", chat_id, "retain", body=body)["chat"]["first_sequence"]
+            == first
+        ):
             return
     raise Unavailable("deleting its messages takes too long")
 

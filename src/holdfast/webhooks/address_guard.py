@@ -41,13 +41,20 @@ def is_public(address: str) -> bool:
         if found.is_site_local or found in _NAT64_LOCAL:
             return False
         found = _inner(found) or found
-    return found.is_global and not found.is_multicast and not found.is_reserved and found not in _PROTOCOLS
+    return (
+        found.is_global
+        and not found.is_multicast
+        and not found.is_reserved
+        and found not in _PROTOCOLS
+    )
 
 
 def _inner(address: IPv6Address) -> IPv4Address | None:
     if address in _NAT64 or address in _COMPATIBLE:
         return IPv4Address(address.packed[-4:])
-    return address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
+    return (
+        address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
+    )
 
 
 def check_url(url: str, *, private_allowed: bool) -> None:
@@ -86,9 +93,13 @@ def _check_host(host: str) -> None:
         if not label:
             raise _impossible("it has an empty label")
         if len(label) > LABEL_LENGTH_MAX:
-            raise _impossible(f"a label has {len(label)} characters, at most {LABEL_LENGTH_MAX} can be")
+            raise _impossible(
+                f"a label has {len(label)} characters, at most {LABEL_LENGTH_MAX} can be"
+            )
         if not _LABEL.fullmatch(label):
-            raise _impossible(f"a label has letters, digits and hyphens between them, unlike {label!r}")
+            raise _impossible(
+                f"a label has letters, digits and hyphens between them, unlike {label!r}"
+            )
         if label.startswith("xn--") and not _decodes(label):
             raise _impossible(f"the international label {label!r} cannot be decoded")
 

@@ -65,7 +65,12 @@ class WebhookSettings:
 
     def __post_init__(self) -> None:
         seconds = ("timeout_seconds", "connect_timeout_seconds")
-        counts = ("concurrency_per_endpoint", "answer_bytes_max", "parked_max", "parked_seconds_max")
+        counts = (
+            "concurrency_per_endpoint",
+            "answer_bytes_max",
+            "parked_max",
+            "parked_seconds_max",
+        )
         positive(self, *seconds, *counts)
 
 
@@ -98,7 +103,12 @@ def draft_of(notice: DeliveryNotice) -> JobDraft:
     """The delivery job. Each (endpoint, chat) is a stream, so a chat's messages arrive
     in order, and one chat does not wait for another.
     """
-    return JobDraft(JOB_TYPE, _encode(notice), f"{notice.endpoint_id}/{notice.chat_id or 'test'}", notice.endpoint_id)
+    return JobDraft(
+        JOB_TYPE,
+        _encode(notice),
+        f"{notice.endpoint_id}/{notice.chat_id or 'test'}",
+        notice.endpoint_id,
+    )
 
 
 def with_webhooks(policies: Policies) -> Policies:
@@ -138,7 +148,11 @@ class WebhookSender:
     @classmethod
     @asynccontextmanager
     async def opened(
-        cls, endpoints: WebhookEndpoints, find: Find, clock: Clock, settings: WebhookSettings | None = None
+        cls,
+        endpoints: WebhookEndpoints,
+        find: Find,
+        clock: Clock,
+        settings: WebhookSettings | None = None,
     ) -> AsyncIterator[WebhookSender]:
         chosen = settings or WebhookSettings()
         deliveries = cls(endpoints, find, clock, chosen)
@@ -188,7 +202,10 @@ class WebhookSender:
         except NotFound:
             if await self._endpoints.removed(notice.endpoint_id):
                 return  # the endpoint was removed: nothing to deliver
-            told = f"no endpoint {notice.endpoint_id} was ever here: the job is of another server, or of another state"
+            told = (
+                f"no endpoint {notice.endpoint_id} was ever here: the job is of another server, or"
+                " of another state"
+            )
             raise JobFailed(Reason.VALIDATION_FAILURE, told) from None
         if endpoint.disabled:
             raise _disabled(endpoint.endpoint_id, endpoint.disabled)
@@ -197,7 +214,13 @@ class WebhookSender:
 
         async def log(status: int, error: str) -> None:
             at, seconds = timestamp(self._clock.now()), round(self._clock.monotonic() - started, 3)
-            about = (notice.endpoint_id, webhook_id, notice.chat_id, notice.sequence, ctx.job.attempt)
+            about = (
+                notice.endpoint_id,
+                webhook_id,
+                notice.chat_id,
+                notice.sequence,
+                ctx.job.attempt,
+            )
             await self._endpoints.log(Delivery(*about, at, status, seconds, error))
 
         try:
@@ -218,9 +241,13 @@ class WebhookSender:
         message = await self._find(notice.chat_id, notice.sequence)
         if message is None or message.message_id != notice.message_id:
             return None
-        return WebhookEvent("message.created", notice.at, {"tenant": notice.tenant, **msgspec.to_builtins(message)})
+        return WebhookEvent(
+            "message.created", notice.at, {"tenant": notice.tenant, **msgspec.to_builtins(message)}
+        )
 
-    async def _post(self, endpoint: WebhookEndpoint, webhook_id: str, body: bytes) -> tuple[int, str, float]:
+    async def _post(
+        self, endpoint: WebhookEndpoint, webhook_id: str, body: bytes
+    ) -> tuple[int, str, float]:
         """(status, error, the endpoint's Retry-After in seconds); status 0: no
         response.
         """
@@ -229,18 +256,24 @@ class WebhookSender:
         try:
             check_url(endpoint.url, private_allowed=self._settings.private_allowed)
             caller = await self._caller()
-            status, text, retry_after = await caller.post(endpoint.url, body, signed, self._settings.answer_bytes_max)
+            status, text, retry_after = await caller.post(
+                endpoint.url, body, signed, self._settings.answer_bytes_max
+            )
         except OSError as error:
             return 0, str(error)[:ERROR_LENGTH_MAX], 0.0
         told = "" if status < 300 else text[:200].decode("utf-8", "replace")
         return status, told, retry_after_seconds(retry_after, self._clock.now()) or 0.0
 
-    async def _judge(self, endpoint: WebhookEndpoint, status: int, error: str, retry_after: float) -> None:
+    async def _judge(
+        self, endpoint: WebhookEndpoint, status: int, error: str, retry_after: float
+    ) -> None:
         if 200 <= status < 300:
             return
         if status == 410:
             why = "the endpoint answered 410 Gone"
-            telemetry.log.warning("webhooks.endpoint_disabled", endpoint=endpoint.endpoint_id, reason=why)
+            telemetry.log.warning(
+                "webhooks.endpoint_disabled", endpoint=endpoint.endpoint_id, reason=why
+            )
             await self._endpoints.disable(endpoint.endpoint_id, why, timestamp(self._clock.now()))
             raise _disabled(endpoint.endpoint_id, why)
         told = f"{endpoint.endpoint_id} answered {status or 'nothing'}: {error}"
@@ -258,4 +291,6 @@ def _disabled(endpoint_id: str, why: str) -> JobPostponed:
     the job stays parked in the store.
     """
     error = f"{endpoint_id} is disabled: {why}"
-    return JobPostponed(Reason.TRANSPORT_UNAVAILABLE, error, retry_after_seconds=_PARKED_AGAIN_SECONDS)
+    return JobPostponed(
+        Reason.TRANSPORT_UNAVAILABLE, error, retry_after_seconds=_PARKED_AGAIN_SECONDS
+    )

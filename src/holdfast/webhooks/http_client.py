@@ -55,13 +55,23 @@ class _Resolver(AbstractResolver):
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
         look_up = partial(
-            socket.getaddrinfo, host, port, family=family, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
+            socket.getaddrinfo,
+            host,
+            port,
+            family=family,
+            type=socket.SOCK_STREAM,
+            flags=socket.AI_ADDRCONFIG,
         )
         found = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
         numeric = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
         return [
             ResolveResult(
-                hostname=host, host=str(place[0]), port=int(place[1]), family=kind, proto=protocol, flags=numeric
+                hostname=host,
+                host=str(place[0]),
+                port=int(place[1]),
+                family=kind,
+                proto=protocol,
+                flags=numeric,
             )
             for kind, _, protocol, _, place in found
         ]
@@ -83,15 +93,22 @@ class _Call:
         self.deadline.reschedule(asyncio.get_running_loop().time() + self.answer_seconds)
 
 
-async def _connected(_session: aiohttp.ClientSession, context: SimpleNamespace, _details: object) -> None:
+async def _connected(
+    _session: aiohttp.ClientSession, context: SimpleNamespace, _details: object
+) -> None:
     context.trace_request_ctx.begin()
 
 
 class WebhookCaller:
     """Posts to endpoints. Create it inside the event loop."""
 
-    def __init__(self, *, timeout_seconds: float, connect_timeout_seconds: float, private_allowed: bool) -> None:
-        self._timeout_seconds, self._connect_timeout_seconds = timeout_seconds, connect_timeout_seconds
+    def __init__(
+        self, *, timeout_seconds: float, connect_timeout_seconds: float, private_allowed: bool
+    ) -> None:
+        self._timeout_seconds, self._connect_timeout_seconds = (
+            timeout_seconds,
+            connect_timeout_seconds,
+        )
         connector = BoundedConnector(
             resolver=_Resolver(),
             socket_factory=None if private_allowed else public_socket,
@@ -105,7 +122,9 @@ class WebhookCaller:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=None)
         self._session = open_session(connector, timeout=timeout, trace_configs=[tracing])
 
-    async def post(self, url: str, body: bytes, headers: Mapping[str, str], bytes_max: int) -> tuple[int, bytes, str]:
+    async def post(
+        self, url: str, body: bytes, headers: Mapping[str, str], bytes_max: int
+    ) -> tuple[int, bytes, str]:
         """(status, up to ``bytes_max`` of the text, Retry-After). OSError:
         no response.
         """
@@ -119,12 +138,17 @@ class WebhookCaller:
                 ) as answer,
             ):
                 deadline.reschedule(None)
-                return answer.status, await _text(answer, bytes_max), answer.headers.get("retry-after", "")
+                return (
+                    answer.status,
+                    await _text(answer, bytes_max),
+                    answer.headers.get("retry-after", ""),
+                )
         except TimeoutError as error:
             if call.sent:
                 raise OSError(f"no answer within {self._timeout_seconds:g} s") from error
             raise OSError(f"no connection within {self._connect_timeout_seconds:g} s") from error
-        except aiohttp.ClientResponseError as error:  # the parser's; its status 400 is not the endpoint's
+        except aiohttp.ClientResponseError as error:
+            # the parser's; its status 400 is not the endpoint's
             raise OSError(f"the answer is not valid HTTP: {error.message}") from error
         except aiohttp.ClientError as error:
             raise OSError(f"{type(error).__name__}: {error}") from error
@@ -138,7 +162,9 @@ async def _text(answer: aiohttp.ClientResponse, bytes_max: int) -> bytes:
     text = bytearray()
     try:
         async with asyncio.timeout(_TEXT_SECONDS):
-            while len(text) < bytes_max and (piece := await answer.content.read(bytes_max - len(text))):
+            while len(text) < bytes_max and (
+                piece := await answer.content.read(bytes_max - len(text))
+            ):
                 text += piece
     except (TimeoutError, aiohttp.ClientError):
         pass  # the status alone decides

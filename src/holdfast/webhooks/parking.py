@@ -98,8 +98,12 @@ class Parking:
         waiting = await self._jobs.waiting([name])
         jobs = waiting[name].jobs if name in waiting else 0
         while (excess := jobs - chosen.parked_max) > 0:
-            oldest = await self._jobs.oldest(name, before=float("inf"), limit=min(excess, EXPIRED_AT_ONCE_MAX))
-            if not await self._bury(endpoint, oldest, f"more than {chosen.parked_max:,} jobs were parked"):
+            oldest = await self._jobs.oldest(
+                name, before=float("inf"), limit=min(excess, EXPIRED_AT_ONCE_MAX)
+            )
+            if not await self._bury(
+                endpoint, oldest, f"more than {chosen.parked_max:,} jobs were parked"
+            ):
                 break
             jobs -= len(oldest)
         return jobs
@@ -115,5 +119,7 @@ class Parking:
         except NotFound:
             return False
         telemetry.webhooks_expired(count)
-        telemetry.log.warning("webhooks.parked_jobs_expired", endpoint=endpoint.endpoint_id, jobs=count, reason=why)
+        telemetry.log.warning(
+            "webhooks.parked_jobs_expired", endpoint=endpoint.endpoint_id, jobs=count, reason=why
+        )
         return True

@@ -36,7 +36,9 @@ class WebhookReader:
     position.
     """
 
-    def __init__(self, log: EventLog, endpoints: WebhookEndpoints, jobs: WorkStore, clock: Clock) -> None:
+    def __init__(
+        self, log: EventLog, endpoints: WebhookEndpoints, jobs: WorkStore, clock: Clock
+    ) -> None:
         self._log, self._endpoints, self._jobs, self._clock = log, endpoints, jobs, clock
         self._known: tuple[int, dict[str, list[WebhookEndpoint]]] = (0, {})
         self._name, self._marked = NAME, 0
@@ -69,7 +71,9 @@ class WebhookReader:
         end = await self._log.end()
         if position is not None and position > end:
             log.warning(
-                "the log of chats ends before the webhooks' position: it was restored", end=end, position=position
+                "the log of chats ends before the webhooks' position: it was restored",
+                end=end,
+                position=position,
             )
             restores, position = restores + 1, None
         self._name = f"{NAME}.{restores}" if restores else NAME
@@ -91,7 +95,9 @@ class WebhookReader:
         by_tenant = await self._by_tenant(position)
         at = timestamp(self._clock.now())
         told = [entry for entry in entries if entry.tenant in by_tenant]
-        drafts = [draft for entry in told for draft in self._drafts(entry, by_tenant[entry.tenant], at)]
+        drafts = [
+            draft for entry in told for draft in self._drafts(entry, by_tenant[entry.tenant], at)
+        ]
         reached = entries[-1].position
         if drafts or reached - self._marked >= UNMARKED_MAX:
             await self._mark(reached, drafts)
@@ -111,13 +117,18 @@ class WebhookReader:
                 await self._mark(position)
             version, known = self._endpoints.version, {}
             endpoints, end = await self._endpoints.all(), await self._log.end()
-            self._noticed = {each.endpoint_id: self._noticed.get(each.endpoint_id, end) for each in endpoints}
+            self._noticed = {
+                each.endpoint_id: self._noticed.get(each.endpoint_id, end) for each in endpoints
+            }
             for endpoint in endpoints:
-                known.setdefault(endpoint.tenant, []).append(endpoint)  # also if disabled: its jobs are parked
+                # also if disabled: its jobs are parked
+                known.setdefault(endpoint.tenant, []).append(endpoint)
             self._known = (version, known)
         return known
 
-    def _drafts(self, entry: LogEntry, endpoints: Sequence[WebhookEndpoint], at: str) -> list[JobDraft]:
+    def _drafts(
+        self, entry: LogEntry, endpoints: Sequence[WebhookEndpoint], at: str
+    ) -> list[JobDraft]:
         """The jobs of one entry: none for endpoints that were added after it.
 
         Positions decide. Times decide only for entries before the endpoint was first
@@ -127,5 +138,6 @@ class WebhookReader:
         return [
             draft_of(DeliveryNotice(each.endpoint_id, entry.tenant, at, *about))
             for each in endpoints
-            if entry.position > self._noticed[each.endpoint_id] or each.created_at <= entry.message.created_at
+            if entry.position > self._noticed[each.endpoint_id]
+            or each.created_at <= entry.message.created_at
         ]

@@ -40,14 +40,18 @@ def headers(secret: str, webhook_id: str, now: float, body: bytes) -> dict[str, 
 def verify(secret: str, sent: Mapping[str, str], now: float, body: bytes) -> None:
     """For receivers: Unauthorized unless the signature is right and the time recent."""
     try:
-        webhook_id, at, signatures = (sent[f"webhook-{name}"] for name in ("id", "timestamp", "signature"))
+        webhook_id, at, signatures = (
+            sent[f"webhook-{name}"] for name in ("id", "timestamp", "signature")
+        )
         fresh = abs(now - int(at)) <= TOLERANCE_SECONDS
     except (KeyError, ValueError):
         raise Unauthorized("a webhook header is missing or malformed") from None
     if not fresh:
         raise Unauthorized("the webhook is too old or from the future")
     expected = _signature(secret, webhook_id, at, body)
-    candidates = [given.removeprefix("v1,") for given in signatures.split() if given.startswith("v1,")]
+    candidates = [
+        given.removeprefix("v1,") for given in signatures.split() if given.startswith("v1,")
+    ]
     if not any(hmac.compare_digest(expected, given) for given in candidates):
         raise Unauthorized("the webhook's signature is wrong")
 

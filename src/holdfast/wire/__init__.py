@@ -2,8 +2,10 @@
 
 In reading order:
 
-- ``frames``       every frame of the protocol, typed; the protocol reference comes from it
+- ``frames``       every frame of the protocol, typed; the protocol reference comes from
+                   it
 - ``close_codes``  why the server closes a connection, and whether to reconnect
-- ``codec``        bytes to frames and back; ``EncodedRun``, encoded once for all receivers
+- ``codec``        bytes to frames and back; ``EncodedRun``, encoded once for all
+                   receivers
 - ``assembler``    WebSocket fragments to whole messages
 """

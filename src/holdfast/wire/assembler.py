@@ -39,14 +39,22 @@ class Assembler:
 
     def feed(self, opcode: int, final: bool, reserved: bool, payload: bytes) -> bytes | None:
         """Take one frame; returns the message it completes, if any."""
-        if opcode == TEXT and final and not reserved and self._fragments is None and len(payload) <= self._bytes_max:
+        if (
+            opcode == TEXT
+            and final
+            and not reserved
+            and self._fragments is None
+            and len(payload) <= self._bytes_max
+        ):
             return _text(payload)  # the usual case: a whole message in one frame
         if reserved:
             raise BrokenProtocol(_RESERVED)
         self._check_place(opcode)
         self._size += len(payload)
         if self._size > self._bytes_max:
-            raise BrokenProtocol(f"a message is larger than {self._bytes_max} bytes", limit=self._bytes_max)
+            raise BrokenProtocol(
+                f"a message is larger than {self._bytes_max} bytes", limit=self._bytes_max
+            )
         return self._gather(final, payload)
 
     def _check_place(self, opcode: int) -> None:
@@ -64,7 +72,10 @@ class Assembler:
         fragments = self._fragments = self._fragments or []
         fragments.append(payload)
         if len(fragments) > self._fragments_max:
-            raise BrokenProtocol(f"a message has more than {self._fragments_max} fragments", limit=self._fragments_max)
+            raise BrokenProtocol(
+                f"a message has more than {self._fragments_max} fragments",
+                limit=self._fragments_max,
+            )
         if not final:
             return None
         self._fragments = None

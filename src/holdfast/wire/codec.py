@@ -94,7 +94,9 @@ def encode_payload(payload: Sendable, request_id: str | None = None) -> bytes:
     opening = _openings[type(payload)]
     if request_id is None:
         return opening + _encoder.encode(payload) + b"}"
-    return b"".join((opening, _encoder.encode(payload), b',"request_id":', _encoder.encode(request_id), b"}"))
+    return b"".join(
+        (opening, _encoder.encode(payload), b',"request_id":', _encoder.encode(request_id), b"}")
+    )
 
 
 def encode_frame(payload: Sendable, request_id: str | None = None) -> bytes:
@@ -121,10 +123,16 @@ def pong_frame(body: bytes) -> bytes:
     return bytes((0x8A, len(body))) + body
 
 
-def error_payload(error: HoldfastError, *, of_send: bool = False, client_message_id: str | None = None) -> Error:
+def error_payload(
+    error: HoldfastError, *, of_send: bool = False, client_message_id: str | None = None
+) -> Error:
     """The public form of an error; of a send, with its id and outcome."""
     error = error.told
-    details = error.details if client_message_id is None else {**error.details, "client_message_id": client_message_id}
+    details = (
+        error.details
+        if client_message_id is None
+        else {**error.details, "client_message_id": client_message_id}
+    )
     return Error(
         code=error.code,
         message=error.message,

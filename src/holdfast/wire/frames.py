@@ -1,8 +1,9 @@
 """Every frame of protocol version 1, typed. (Pure.)
 
-A frame is ``{"type": …, "request_id": …, "payload": {…}}``; a reply echoes ``request_id``, a push has none.
-Client frames are strict: unknown types, unknown fields and wrong types are refused. The docstrings are the protocol
-reference: it is generated from here.
+A frame is ``{"type": …, "request_id": …, "payload": {…}}``; a reply echoes
+``request_id``, a push has none. Client frames are strict: unknown types, unknown fields
+and wrong types are refused. The docstrings are the protocol reference: it is generated
+from here.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class AckBody(Body, frozen=True):
 
 
 class CursorClaim(NamedTuple):
-    """What a client says it has: ``[epoch, sequence]``, or ``[epoch, sequence, proof]`` with the proof of it."""
+    """What a client says it has: ``[epoch, sequence]``, or ``[epoch, sequence, proof]``
+    with the proof of it.
+    """
 
     epoch: Number
     sequence: Number
@@ -79,20 +82,26 @@ class ReadBody(Body, frozen=True):
     sequence: Number
 
 
-class ClientFrame(Struct, frozen=True, tag_field="type", forbid_unknown_fields=True, kw_only=True, gc=False):
+class ClientFrame(
+    Struct, frozen=True, tag_field="type", forbid_unknown_fields=True, kw_only=True, gc=False
+):
     """What a client may send."""
 
     request_id: str | None = None
 
 
 class Authenticate(ClientFrame, frozen=True, tag="authenticate"):
-    """The first frame where no header could carry the token; later, a new token before the old one expires."""
+    """The first frame where no header could carry the token; later, a new token before
+    the old one expires.
+    """
 
     payload: AuthenticateBody
 
 
 class SendMessage(ClientFrame, frozen=True, tag="send_message"):
-    """Send a message. ``client_message_id`` is the sender's own key: a retry under it is no second message."""
+    """Send a message. ``client_message_id`` is the sender's own key: a retry under it
+    is no second message.
+    """
 
     payload: SendBody
 
@@ -104,7 +113,9 @@ class Ack(ClientFrame, frozen=True, tag="ack"):
 
 
 class Resume(ClientFrame, frozen=True, tag="resume"):
-    """After (re)connecting: how far this device has each chat. All frames but the last have ``more``."""
+    """After (re)connecting: how far this device has each chat. All frames but the last
+    have ``more``.
+    """
 
     payload: ResumeBody
 
@@ -140,18 +151,30 @@ class Read(ClientFrame, frozen=True, tag="read"):
 
 
 AnyClientFrame = (
-    Authenticate | SendMessage | Ack | Resume | SyncRequest | HeartbeatAck | TypingStart | TypingStop | Read
+    Authenticate
+    | SendMessage
+    | Ack
+    | Resume
+    | SyncRequest
+    | HeartbeatAck
+    | TypingStart
+    | TypingStop
+    | Read
 )
 
 
 class Payload(Struct, frozen=True, omit_defaults=True):
-    """A payload to a client; ``type`` names its frame. Decoding ignores fields of newer servers."""
+    """A payload to a client; ``type`` names its frame. Decoding ignores fields of newer
+    servers.
+    """
 
     type: ClassVar[str]
 
 
 class ConnectionEstablished(Payload, frozen=True):
-    """The connection is open. ``limits`` are those of this connection, by the names of their settings."""
+    """The connection is open. ``limits`` are those of this connection, by the names of
+    their settings.
+    """
 
     type = "connection_established"
     connection_id: str
@@ -198,7 +221,8 @@ class ResumedChat(Struct, frozen=True):
 class Resumed(Payload, frozen=True):
     """The chats that moved, those joined and those gone, in at most 256 KiB.
 
-    Chats that do not fit are named in ``resync`` frames right behind it; all others have not moved.
+    Chats that do not fit are named in ``resync`` frames right behind it; all others
+    have not moved.
     """
 
     type = "resumed"
@@ -222,8 +246,9 @@ class Resync(Payload, frozen=True):
 
 
 class Heartbeat(Payload, frozen=True):
-    """Are you there? ``heads`` are the (epoch, head) of chats in which this connection is behind, 500 at most;
-    the others are named in the next ones, which come soon."""
+    """Are you there? ``heads`` are the (epoch, head) of chats in which this connection
+    is behind, 500 at most; the others are named in the next ones, which come soon.
+    """
 
     type = "heartbeat"
     heads: Mapping[str, tuple[int, int]]
@@ -258,7 +283,9 @@ class Receipt(Payload, frozen=True):
 
 
 class Error(Payload, frozen=True):
-    """A request failed, or a warning. ``outcome`` of a write: rejected, or unknown: it may be stored."""
+    """A request failed, or a warning. ``outcome`` of a write: rejected, or unknown: it
+    may be stored.
+    """
 
     type = "error"
     code: str
@@ -279,7 +306,8 @@ class ErrorBody(Struct, frozen=True):
 class ConnectionClosing(Payload, frozen=True):
     """The server closes, why, and from where to sync; the last frame.
 
-    ``sync_from_sequence`` names 500 chats at most; who is behind in more learns of the others from ``resumed``.
+    ``sync_from_sequence`` names 500 chats at most; who is behind in more learns of the
+    others from ``resumed``.
     """
 
     type = "connection_closing"
@@ -303,7 +331,9 @@ ServerPayload = (
     | Error
     | ConnectionClosing
 )
-"""All but ``message`` (its payload is a ``Message``) and ``sync_response`` (its payload is a ``Page``)."""
+"""All but ``message`` (its payload is a ``Message``) and ``sync_response`` (its payload
+is a ``Page``).
+"""
 
 Sendable = ServerPayload | Message | Page
 

@@ -41,7 +41,9 @@ class Breakers:
     def is_probe(self, job_type: str) -> bool:
         """Whether a run that starts now probes if the dependency has recovered."""
         breaker = self._own.get(job_type)
-        return breaker is not None and breaker.state(self._clock.monotonic()) is BreakerState.HALF_OPEN
+        return (
+            breaker is not None and breaker.state(self._clock.monotonic()) is BreakerState.HALF_OPEN
+        )
 
     def paused_types(self) -> tuple[list[str], list[str]]:
         """The types whose breaker is not closed, here or elsewhere, and those to probe
@@ -49,7 +51,9 @@ class Breakers:
         """
         now = self._clock.monotonic()
         away = {job_type for job_type, until in self._open_elsewhere.items() if until > now}
-        own = {t for t, breaker in self._own.items() if breaker.state(now) is not BreakerState.CLOSED}
+        own = {
+            t for t, breaker in self._own.items() if breaker.state(now) is not BreakerState.CLOSED
+        }
         return sorted(away | own), sorted(t for t in own - away if self._own[t].would_admit(now))
 
     def succeeded(self, job_type: str) -> None:
@@ -76,7 +80,11 @@ class Breakers:
         """
         now = self._clock.monotonic()
         states = {job_type: breaker.state(now) for job_type, breaker in self._own.items()}
-        opened = {t: self._own[t].retry_after(now) for t, state in states.items() if state is BreakerState.OPEN}
+        opened = {
+            t: self._own[t].retry_after(now)
+            for t, state in states.items()
+            if state is BreakerState.OPEN
+        }
         closed = [t for t in self._published if states.get(t) is BreakerState.CLOSED]
         self._published = (self._published | set(opened)) - set(closed)
         return opened, closed
@@ -84,4 +92,6 @@ class Breakers:
     def heard(self, open_types: Mapping[str, float]) -> None:
         """Take all open types that the store knows, with the seconds left."""
         now = self._clock.monotonic()
-        self._open_elsewhere = {t: now + left for t, left in open_types.items() if t not in self._published}
+        self._open_elsewhere = {
+            t: now + left for t, left in open_types.items() if t not in self._published
+        }

@@ -66,7 +66,10 @@ class ChatTransport:
         if timeout_seconds <= 0:
             raise BadSetting("timeout_seconds must be greater than 0")
         self._url, self._source, self._content_type = url.rstrip("/"), source, content_type
-        self._headers = {"authorization": f"Bearer {credential}", "content-type": "application/json"}
+        self._headers = {
+            "authorization": f"Bearer {credential}",
+            "content-type": "application/json",
+        }
         if act_as:
             self._headers["x-act-as"] = act_as
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
@@ -77,7 +80,10 @@ class ChatTransport:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._session is not None:
             await self._session.close()
@@ -91,11 +97,15 @@ class ChatTransport:
         try:
             body = _encode(_Send(ctx.job.payload.decode(), self._content_type))
         except UnicodeDecodeError as error:
-            raise JobFailed(Reason.SERIALIZATION_ERROR, f"the payload is no text: {error}") from error
+            raise JobFailed(
+                Reason.SERIALIZATION_ERROR, f"the payload is no text: {error}"
+            ) from error
         url = f"{self._url}/v1/chats/{quote(address, safe='')}/messages"
         key = {"idempotency-key": f"{self._source}-{ctx.key}"}
         try:
-            async with self._session.post(url, data=body, headers=key, allow_redirects=False) as answer:
+            async with self._session.post(
+                url, data=body, headers=key, allow_redirects=False
+            ) as answer:
                 text = await answer.content.read(_ANSWER_BYTES_MAX)
         except (TimeoutError, OSError, aiohttp.ClientError) as error:
             told = f"no answer from {self._url}: {type(error).__name__}: {error}"

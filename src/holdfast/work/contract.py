@@ -23,7 +23,16 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, Protocol
 
 from holdfast.errors import HoldfastError, Unavailable
-from holdfast.work.job import Block, Failure, FailureVerdict, Job, JobDraft, Reason, State, reason_of
+from holdfast.work.job import (
+    Block,
+    Failure,
+    FailureVerdict,
+    Job,
+    JobDraft,
+    Reason,
+    State,
+    reason_of,
+)
 
 PER_BACKLOG = 64
 """How many held jobs of one stream are read at once."""
@@ -63,7 +72,10 @@ class TransactionEnded(HoldfastError):
     """
 
     def __init__(self, detail: str = "") -> None:
-        told = "the transaction was ended inside its block, by COMMIT, ROLLBACK or closing the connection"
+        told = (
+            "the transaction was ended inside its block, by COMMIT, ROLLBACK or closing the"
+            " connection"
+        )
         super().__init__(f"{told}: leave that to the block" + (f" ({detail})" if detail else ""))
 
 
@@ -203,7 +215,9 @@ class JobEntry:
         found = dict(values)
         found["state"], found["reason"] = State(found["state"]), reason_of(found["reason"])
         kept = found["reasons"]
-        found["reasons"] = [Reason(n) for n in (json.loads(kept) if isinstance(kept, str) else kept or ())]
+        found["reasons"] = [
+            Reason(n) for n in (json.loads(kept) if isinstance(kept, str) else kept or ())
+        ]
         for name in ("error_type", "error", "trace", "fingerprint", "source", "source_id"):
             found[name] = found[name] or ""
         return cls(**found)
@@ -224,8 +238,14 @@ class Query:
         """``type=SendMail reason=throttled``, the sequences alone, or ``all``."""
         if self.seqs:
             return " ".join(map(str, self.seqs))
-        given = ((field.name, getattr(self, field.name)) for field in fields(self) if field.name != "seqs")
-        named = (f"{name}={getattr(value, 'name', value)}" for name, value in given if value is not None)
+        given = (
+            (field.name, getattr(self, field.name))
+            for field in fields(self)
+            if field.name != "seqs"
+        )
+        named = (
+            f"{name}={getattr(value, 'name', value)}" for name, value in given if value is not None
+        )
         return " ".join(named) or "all"
 
 
@@ -296,7 +316,9 @@ class Stats:
                 by_attempt[group.attempt] += group.jobs
             if group.state == State.RETRY:
                 due += [at for at in (group.next_due, group.last_due) if at is not None]
-        poison = sum(count for attempt, count in by_attempt.items() if attempt >= POISON_CANDIDATE_ATTEMPTS)
+        poison = sum(
+            count for attempt, count in by_attempt.items() if attempt >= POISON_CANDIDATE_ATTEMPTS
+        )
         return cls(
             by_state,
             by_reason,
@@ -376,7 +398,9 @@ class WorkerSession(Protocol):
         """Roll back a run's open transaction, if any; its connection is lost to it."""
         ...
 
-    async def breakers(self, opened: Mapping[str, float], closed: Sequence[str]) -> Mapping[str, float]:
+    async def breakers(
+        self, opened: Mapping[str, float], closed: Sequence[str]
+    ) -> Mapping[str, float]:
         """Publish own breakers (seconds left); returns all open types, likewise."""
         ...
 
@@ -427,7 +451,9 @@ class WorkStore(Protocol):
     shared: bool
     """Whether many processes may join, so that leases and takeover matter."""
 
-    async def enqueue(self, drafts: Sequence[JobDraft], mark: ReaderMark | None = None) -> list[int]:
+    async def enqueue(
+        self, drafts: Sequence[JobDraft], mark: ReaderMark | None = None
+    ) -> list[int]:
         """Store jobs and a reader's ``mark``, in order and in one transaction.
 
         Returns their sequences, 0 for a job that the inbox has seen before.
@@ -459,12 +485,21 @@ class WorkStore(Protocol):
         ...
 
     async def release(
-        self, stream: str, *, ids: Sequence[int] = (), type: str = "", through: int = 0, by: str, why: str
+        self,
+        stream: str,
+        *,
+        ids: Sequence[int] = (),
+        type: str = "",
+        through: int = 0,
+        by: str,
+        why: str,
     ) -> int:
         """Let these jobs pass every block of the stream; NotFound if it has none."""
         ...
 
-    async def bury(self, seqs: Sequence[int], *, by: str, why: str, failure: Failure | None = None) -> int:
+    async def bury(
+        self, seqs: Sequence[int], *, by: str, why: str, failure: Failure | None = None
+    ) -> int:
         """Move jobs to the dead letters, for a ``failure``, and lift their blocks."""
         ...
 

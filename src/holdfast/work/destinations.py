@@ -61,7 +61,9 @@ class Paces:
         return self._known.get(target, DestinationPace.NEW)
 
     def ended(self, target: tuple[str, str], seconds: float) -> None:
-        self._known[target] = DestinationPace.SLOW if seconds > self._slow_seconds else DestinationPace.QUICK
+        self._known[target] = (
+            DestinationPace.SLOW if seconds > self._slow_seconds else DestinationPace.QUICK
+        )
         self._known.move_to_end(target)
         if len(self._known) > PACES_MAX:
             self._known.popitem(last=False)
@@ -99,7 +101,12 @@ class Destinations:
         now: Callable[[], float] = lambda: 0.0,
         paces: Paces | None = None,
     ) -> None:
-        self._caps, self._runners, self._now, self._paces = dict(caps or {}), runners, now, paces or Paces()
+        self._caps, self._runners, self._now, self._paces = (
+            dict(caps or {}),
+            runners,
+            now,
+            paces or Paces(),
+        )
         self._unproven_max = _without_reserve(runners)
         self.are_capped = bool(self._caps)
         """Checked first for every job, so that a worker without caps pays nothing for
@@ -143,7 +150,9 @@ class Destinations:
         return job.type in self._caps and job.stream is not None
 
     def is_paused(self, job: Job) -> bool:
-        return bool(self.paused) and (job.type, job.destination) in self.paused and self.is_capped(job)
+        return (
+            bool(self.paused) and (job.type, job.destination) in self.paused and self.is_capped(job)
+        )
 
     def jobs(self, target: tuple[str, str]) -> int:
         """How many jobs of this type and destination wait in memory."""
@@ -155,7 +164,10 @@ class Destinations:
         none.
         """
         own, cap = destination.in_flight, self._caps[destination.type]
-        group = self._in_flight_of[destination.group, False] + self._in_flight_of[destination.group, True]
+        group = (
+            self._in_flight_of[destination.group, False]
+            + self._in_flight_of[destination.group, True]
+        )
         group_max = _without_reserve(self._runners - self._in_flight + group)
         free = min(_share(cap, self._runners - self._in_flight + own) - own, group_max - group)
         if destination.pace:
@@ -189,7 +201,9 @@ class Destinations:
 
     def ended(self, job: Job) -> None:
         """A job's run ended: note the pace. The caller withdraws the job next."""
-        if (destination := self.of(job)) is not None and (began := destination.began.pop(job.seq, None)) is not None:
+        if (destination := self.of(job)) is not None and (
+            began := destination.began.pop(job.seq, None)
+        ) is not None:
             self._paces.ended((job.type, job.destination), self._now() - began)
             self._classify(destination)
 
@@ -207,7 +221,11 @@ class Destinations:
     def must_wait(self, destination: Destination) -> bool:
         """Whether the destination has no room, or others come first."""
         pace = destination.pace
-        if destination.lines or destination.group in self._turns[pace] or self.free(destination) <= 0:
+        if (
+            destination.lines
+            or destination.group in self._turns[pace]
+            or self.free(destination) <= 0
+        ):
             return True
         return pace > 0 and (bool(self._turns[pace]) or bool(self._turns[DestinationPace.NEW]))
 
@@ -277,7 +295,9 @@ class Destinations:
 
     def _queue(self, destination: Destination) -> None:
         if destination.lines:
-            self._turns[destination.pace].setdefault(destination.group, OrderedDict())[destination] = None
+            self._turns[destination.pace].setdefault(destination.group, OrderedDict())[
+                destination
+            ] = None
 
     def _unqueue(self, destination: Destination) -> None:
         turns = self._turns[destination.pace]

@@ -78,8 +78,8 @@ class Dispatch:
         self.ahead = 0
         """How many of the announced stand behind another one of their line."""
         self._round = 0
-        # A head may start when it is announced; a follower's line has something in flight; a suspect waits for others,
-        # a loner until nothing is in flight.
+        # A head may start when it is announced; a follower's line has something in
+        # flight; a suspect waits for others, a loner until nothing is in flight.
         self._heads: OrderedDict[_Place, None] = OrderedDict()
         self._followers: OrderedDict[_Place, None] = OrderedDict()
         self._suspects: OrderedDict[_Place, None] = OrderedDict()
@@ -116,7 +116,9 @@ class Dispatch:
         """Whether ``announce`` might find something."""
         if self.isolates:
             return not self.announced
-        if heads > 0 and (self._heads or self._has_turn or (self._capped and self._destinations.has_turn())):
+        if heads > 0 and (
+            self._heads or self._has_turn or (self._capped and self._destinations.has_turn())
+        ):
             return True
         return ahead > 0 and bool(self._followers)
 
@@ -271,7 +273,9 @@ class Dispatch:
         most = min(most, max(1, line.reach + 1 - in_flight))
         count = self._tell(line, islice(line.queue, line.told, line.told + most))
         if not count:
-            return 0  # it waits for other suspects, for its destination or for its own job in flight
+            # it waits for other suspects, for its destination or for its own job in
+            # flight
+            return 0
         self.ahead += count if in_flight else count - 1
         line.told += count
         self.go_on(line)
@@ -285,7 +289,11 @@ class Dispatch:
         count = 0
         for job in jobs:
             destination = self._destinations.of(job) if self._capped else None
-            if destination is not None and isinstance(place, Line) and not self._may_add(place, destination, count):
+            if (
+                destination is not None
+                and isinstance(place, Line)
+                and not self._may_add(place, destination, count)
+            ):
                 break
             if job.crashes and not self._may_add_suspect(place, job, count):
                 break

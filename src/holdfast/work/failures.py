@@ -30,7 +30,9 @@ RETRY_AFTER_MAX_SECONDS = 86400.0
 class JobFailed(Exception):
     """Raised by a handler that knows why it failed, and perhaps when to retry."""
 
-    def __init__(self, reason: Reason, message: str = "", *, retry_after_seconds: float = 0.0) -> None:
+    def __init__(
+        self, reason: Reason, message: str = "", *, retry_after_seconds: float = 0.0
+    ) -> None:
         super().__init__(message)
         self.reason = reason
         self.retry_after_seconds = retry_after_seconds
@@ -111,11 +113,15 @@ def classify(error: BaseException, hook: Hook | None = None, own: Reasons | None
     kind = kind_of(error)
     frames = traceback.extract_tb(error.__traceback__)
     places = [f"{frame.filename}:{frame.name}" for frame in frames[-8:]]
-    fingerprint = hashlib.sha256("\n".join([reason.name, kind, *places]).encode("utf-8", "replace")).hexdigest()[:16]
+    fingerprint = hashlib.sha256(
+        "\n".join([reason.name, kind, *places]).encode("utf-8", "replace")
+    ).hexdigest()[:16]
     message = _readable(lambda: error.message if isinstance(error, HoldfastError) else str(error))
     trace = _readable(lambda: "".join(traceback.format_exception(error)))
     texts = clipped(message, ERROR_BYTES_MAX), clipped(trace, TRACE_BYTES_MAX)
-    return Failure(reason, kind, *texts, fingerprint, _retry_after(error), isinstance(error, JobPostponed))
+    return Failure(
+        reason, kind, *texts, fingerprint, _retry_after(error), isinstance(error, JobPostponed)
+    )
 
 
 def _readable(text: Callable[[], str]) -> str:
@@ -124,7 +130,11 @@ def _readable(text: Callable[[], str]) -> str:
     """
     try:
         found = text()
-        return found if isinstance(found, str) else f"its text is no text but {type(found).__qualname__}"
+        return (
+            found
+            if isinstance(found, str)
+            else f"its text is no text but {type(found).__qualname__}"
+        )
     except BaseException as defect:
         return f"its text could not be read: {kind_of(defect)}"
 
@@ -145,7 +155,11 @@ def _reason(error: BaseException, hook: Hook | None, own: Reasons) -> Reason:
 
 def _by_table(error: BaseException) -> Reason:
     reason = next(reason for kind, reason in REASONS if isinstance(error, kind))
-    if reason is Reason.HANDLER_EXCEPTION and isinstance(error, OSError) and error.errno in NETWORK_ERRORS:
+    if (
+        reason is Reason.HANDLER_EXCEPTION
+        and isinstance(error, OSError)
+        and error.errno in NETWORK_ERRORS
+    ):
         return Reason.TRANSPORT_UNAVAILABLE
     return reason
 
@@ -167,7 +181,9 @@ def _asked(hook: Hook, error: BaseException) -> Reason | None:
     try:
         told = hook(error)
         if told is not None and not isinstance(told, Reason):
-            raise TypeError(f"the hook must answer with a Reason or None, not {type(told).__qualname__}")
+            raise TypeError(
+                f"the hook must answer with a Reason or None, not {type(told).__qualname__}"
+            )
     except BaseException as defect:
         telemetry.defect("work", defect)
         return None
@@ -180,7 +196,11 @@ def _retry_after(error: BaseException) -> float:
     """
     try:
         told = getattr(error, "retry_after_seconds", None)
-        return float(min(told, RETRY_AFTER_MAX_SECONDS)) if isinstance(told, int | float) and told > 0 else 0.0
+        return (
+            float(min(told, RETRY_AFTER_MAX_SECONDS))
+            if isinstance(told, int | float) and told > 0
+            else 0.0
+        )
     except BaseException:
         return 0.0
 

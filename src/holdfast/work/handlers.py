@@ -24,7 +24,16 @@ import msgspec
 from holdfast.errors import BadSetting, HoldfastError
 from holdfast.work.contract import Child, RunEnded, WorkerSession
 from holdfast.work.failures import PayloadUnreadable, Reasons
-from holdfast.work.job import InvalidArgument, Job, JobDraft, Reason, known_draft, known_seq, known_stage, shown
+from holdfast.work.job import (
+    InvalidArgument,
+    Job,
+    JobDraft,
+    Reason,
+    known_draft,
+    known_seq,
+    known_stage,
+    shown,
+)
 
 _PayloadT = TypeVar("_PayloadT")
 _Run = Callable[["Context", Any], Awaitable[None]]
@@ -82,11 +91,15 @@ class Context(msgspec.Struct, eq=False):
         """Run ``action`` unless an earlier run completed it; durable on return."""
         self._require_open()
         if self.finished:
-            raise BadSetting("the job is finished: its transaction must be the last thing a handler does")
+            raise BadSetting(
+                "the job is finished: its transaction must be the last thing a handler does"
+            )
         if self.completed(stage):
             return
         if not callable(action):
-            raise InvalidArgument(f"a step's action must be an async function, not {shown(action)}", field="action")
+            raise InvalidArgument(
+                f"a step's action must be an async function, not {shown(action)}", field="action"
+            )
         await action()
         self._require_open()
         bit = known_stage(stage)
@@ -102,12 +115,19 @@ class Context(msgspec.Struct, eq=False):
         self._require_open()
         known_draft(draft)
         if self.finished:
-            raise InvalidArgument("the job is finished: enqueue inside its transaction with holdfast.work.outbox")
+            raise InvalidArgument(
+                "the job is finished: enqueue inside its transaction with holdfast.work.outbox"
+            )
         if draft.source:
-            raise InvalidArgument("what comes from outside is stored by holdfast.work.outbox, not with ctx.enqueue")
+            raise InvalidArgument(
+                "what comes from outside is stored by holdfast.work.outbox, not with ctx.enqueue"
+            )
         size = self.children_bytes + len(draft.payload)
         if len(self.children) >= CHILDREN_MAX or size > CHILDREN_BYTES_MAX:
-            told = f"a run may enqueue at most {CHILDREN_MAX} jobs and {CHILDREN_BYTES_MAX} bytes of payload"
+            told = (
+                f"a run may enqueue at most {CHILDREN_MAX} jobs and {CHILDREN_BYTES_MAX} bytes of"
+                " payload"
+            )
             raise InvalidArgument(f"{told} with ctx.enqueue; enqueue more in ctx.transaction()")
         self.children_bytes = size
         self.children.append(Child(self.job.seq, draft))
@@ -128,9 +148,13 @@ class Context(msgspec.Struct, eq=False):
         """
         self._require_open()
         if self.finished or self.entered:
-            raise BadSetting("a job ends with its transaction: it cannot be entered within itself or after it")
+            raise BadSetting(
+                "a job ends with its transaction: it cannot be entered within itself or after it"
+            )
         if self.children:
-            raise InvalidArgument("enqueue inside the transaction with holdfast.work.outbox, not with ctx.enqueue")
+            raise InvalidArgument(
+                "enqueue inside the transaction with holdfast.work.outbox, not with ctx.enqueue"
+            )
         self.entered = True
         own: BaseException | None = None
         try:
@@ -146,7 +170,8 @@ class Context(msgspec.Struct, eq=False):
             if error is own:
                 raise
             self.store_error = error
-            self._require_open()  # RunEnded if the store revoked the transaction of a run that is over
+            # RunEnded if the store revoked the transaction of a run that is over
+            self._require_open()
             raise
         finally:
             self.entered = False
@@ -186,9 +211,14 @@ class HandlerSpec:
         if self.per_destination_max < 0:
             raise BadSetting("per_destination_max must be at least 0; 0 is no cap")
         for kind, reason in self.reasons.items():
-            if not (isinstance(kind, type) and issubclass(kind, BaseException) and isinstance(reason, Reason)):
+            if not (
+                isinstance(kind, type)
+                and issubclass(kind, BaseException)
+                and isinstance(reason, Reason)
+            ):
                 raise BadSetting(
-                    f"reasons maps classes of exceptions to a Reason, not {shown(kind)} to {shown(reason)}"
+                    f"reasons maps classes of exceptions to a Reason, not {shown(kind)} to"
+                    f" {shown(reason)}"
                 )
 
     def decoded(self, data: bytes) -> Any:
@@ -215,10 +245,19 @@ class Handlers:
 
     def caps(self) -> dict[str, int]:
         """The job types with a cap per destination."""
-        return {each.type: each.per_destination_max for each in self._by_type.values() if each.per_destination_max}
+        return {
+            each.type: each.per_destination_max
+            for each in self._by_type.values()
+            if each.per_destination_max
+        }
 
     def carry(
-        self, scheme: str, transport: Transport, *, deadline_seconds: float = 300.0, reasons: Reasons | None = None
+        self,
+        scheme: str,
+        transport: Transport,
+        *,
+        deadline_seconds: float = 300.0,
+        reasons: Reasons | None = None,
     ) -> None:
         """Register a transport for jobs with a destination ``scheme:address``.
 
@@ -230,7 +269,9 @@ class Handlers:
         async def send(ctx: Context, _payload: bytes) -> None:
             await transport.send(ctx, ctx.job.destination.partition(":")[2])
 
-        self._by_scheme[scheme] = HandlerSpec(scheme, bytes, send, None, deadline_seconds, reasons=dict(reasons or {}))
+        self._by_scheme[scheme] = HandlerSpec(
+            scheme, bytes, send, None, deadline_seconds, reasons=dict(reasons or {})
+        )
 
     def handle(
         self,
@@ -259,20 +300,35 @@ class Handlers:
 
         def register(run: Typed[_PayloadT]) -> Typed[_PayloadT]:
             table = dict(reasons or {})
-            handling = HandlerSpec(name, decode, run, stream, deadline_seconds, per_destination_max, table)
+            handling = HandlerSpec(
+                name, decode, run, stream, deadline_seconds, per_destination_max, table
+            )
             self._by_type[name] = handling
             self._by_class.setdefault(payload, []).append(handling)
             return run
 
         return register
 
-    def draft(self, payload: Any, *, delay_seconds: float = 0.0, source: str = "", source_id: str = "") -> JobDraft:
+    def draft(
+        self, payload: Any, *, delay_seconds: float = 0.0, source: str = "", source_id: str = ""
+    ) -> JobDraft:
         """The job for a payload whose class has exactly one handler."""
         known = self._by_class.get(payload.__class__, [])
         if len(known) != 1:
-            told = f"handled as {', '.join(each.type for each in known)}: make its Draft" if known else "not handled"
+            told = (
+                f"handled as {', '.join(each.type for each in known)}: make its Draft"
+                if known
+                else "not handled"
+            )
             raise BadSetting(f"a payload of {payload.__class__.__name__} is {told}")
         (handling,) = known
         stream = handling.stream(payload) if handling.stream is not None else None
         data = _encode(payload)
-        return JobDraft(handling.type, data, stream, delay_seconds=delay_seconds, source=source, source_id=source_id)
+        return JobDraft(
+            handling.type,
+            data,
+            stream,
+            delay_seconds=delay_seconds,
+            source=source,
+            source_id=source_id,
+        )

@@ -81,14 +81,18 @@ def known_stage(stage: int) -> int:
     of range).
     """
     if not _is_int(stage) or not 0 < stage < FAILED_BIT or stage & (stage - 1):
-        raise InvalidArgument(f"{shown(stage)} is no stage: one bit between 1 and {FAILED_BIT >> 1}", field="stage")
+        raise InvalidArgument(
+            f"{shown(stage)} is no stage: one bit between 1 and {FAILED_BIT >> 1}", field="stage"
+        )
     return int(stage)
 
 
 def known_seq(seq: int) -> int:
     """The sequence of a job; refuses what no store can have given to one."""
     if not _is_int(seq) or not 0 < seq <= SEQ_MAX:
-        raise InvalidArgument(f"{shown(seq)} is no job's sequence: an integer from 1 to {SEQ_MAX}", field="seq")
+        raise InvalidArgument(
+            f"{shown(seq)} is no job's sequence: an integer from 1 to {SEQ_MAX}", field="seq"
+        )
     return int(seq)
 
 
@@ -189,12 +193,19 @@ class JobDraft:
         if self.destination != "":
             _name("destination", self.destination, 2000)
         if not isinstance(self.payload, bytes):
-            raise InvalidArgument(f"payload must be bytes, not {shown(self.payload)}", field="payload")
+            raise InvalidArgument(
+                f"payload must be bytes, not {shown(self.payload)}", field="payload"
+            )
         if len(self.payload) > PAYLOAD_BYTES_MAX:
-            raise MessageTooLarge(f"a payload of {len(self.payload)} bytes; at most {PAYLOAD_BYTES_MAX}")
+            raise MessageTooLarge(
+                f"a payload of {len(self.payload)} bytes; at most {PAYLOAD_BYTES_MAX}"
+            )
         number = _is_int(self.delay_seconds) or isinstance(self.delay_seconds, float)
         if not number or not 0 <= self.delay_seconds <= DELAY_MAX_SECONDS:
-            told = f"delay_seconds must be a number between 0 and ten years, not {shown(self.delay_seconds)}"
+            told = (
+                "delay_seconds must be a number between 0 and ten years, not"
+                f" {shown(self.delay_seconds)}"
+            )
             raise InvalidArgument(told, field="delay_seconds")
         if bool(self.source) != bool(self.source_id):
             raise InvalidArgument("source and source_id go together", field="source")
@@ -274,7 +285,9 @@ class Policy:
 
     def __post_init__(self) -> None:
         if not (self.base_seconds > 0 and self.factor >= 1 and self.cap_seconds > 0):
-            raise ValueError("base_seconds and cap_seconds must be greater than 0, factor at least 1")
+            raise ValueError(
+                "base_seconds and cap_seconds must be greater than 0, factor at least 1"
+            )
         if not 0 <= self.jitter < 1 or self.strikes_max < 1:
             raise ValueError("jitter must be in [0, 1), strikes_max at least 1")
 
@@ -292,7 +305,9 @@ class Policy:
         second, for nobody is to blame.
         """
         stream = OnFailure.BLOCK if self.stream is OnFailure.PARK else self.stream
-        return Policy(True, STORE_RETRY_SECONDS, 1.0, STORE_RETRY_SECONDS, strike=False, stream=stream)
+        return Policy(
+            True, STORE_RETRY_SECONDS, 1.0, STORE_RETRY_SECONDS, strike=False, stream=stream
+        )
 
 
 _STRIKE = Policy()
@@ -368,14 +383,24 @@ def decide(job: Job, failure: Failure, policy: Policy, rng: random.Random) -> Fa
     if failure.postponed:
         return FailureVerdict(FailureAction.POSTPONE, failure.reason, failure.retry_after_seconds)
     if not policy.retry:
-        return FailureVerdict(FailureAction.DEAD, failure.reason, strike=policy.strike, stream=policy.stream)
+        return FailureVerdict(
+            FailureAction.DEAD, failure.reason, strike=policy.strike, stream=policy.stream
+        )
     if policy.strike and job.strikes + 1 >= policy.strikes_max:
-        return FailureVerdict(FailureAction.DEAD, Reason.POISON_MESSAGE, strike=True, stream=policy.stream)
+        return FailureVerdict(
+            FailureAction.DEAD, Reason.POISON_MESSAGE, strike=True, stream=policy.stream
+        )
     if policy.stream is OnFailure.PARK:
-        return FailureVerdict(FailureAction.PARK, failure.reason, strike=policy.strike, stream=policy.stream)
+        return FailureVerdict(
+            FailureAction.PARK, failure.reason, strike=policy.strike, stream=policy.stream
+        )
     delay = max(policy.delay(job.attempt, rng), failure.retry_after_seconds)
     return FailureVerdict(
-        FailureAction.RETRY, failure.reason, min(delay, DELAY_MAX_SECONDS), policy.strike, policy.stream
+        FailureAction.RETRY,
+        failure.reason,
+        min(delay, DELAY_MAX_SECONDS),
+        policy.strike,
+        policy.stream,
     )
 
 
@@ -403,7 +428,11 @@ class Block:
         return bool(self.released_through or self.released_ids or self.released_types)
 
     def holds(self, seq: int, job_type: str) -> bool:
-        released = seq <= self.released_through or seq in self.released_ids or job_type in self.released_types
+        released = (
+            seq <= self.released_through
+            or seq in self.released_ids
+            or job_type in self.released_types
+        )
         return seq > self.head and not released
 
 
@@ -416,7 +445,9 @@ def place_of(stream: str) -> tuple[int, int]:
 def share_of(instance: int, alive: Iterable[int]) -> set[int]:
     """The partitions that belong to this instance while these are alive."""
     living = list(alive)
-    return {p for p in range(PARTITIONS) if max(living, key=lambda other: _weight(p, other)) == instance}
+    return {
+        p for p in range(PARTITIONS) if max(living, key=lambda other: _weight(p, other)) == instance
+    }
 
 
 def _weight(partition: int, instance: int) -> bytes:

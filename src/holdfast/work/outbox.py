@@ -30,10 +30,25 @@ from holdfast.errors import BadSetting, InvalidMessage
 from holdfast.work.job import PARTITIONS, JobDraft, known_draft, place_of
 from holdfast.work.sqlite.verbs import enqueue as enqueue_embedded
 
-_TYPES = ("smallint[]", "integer[]", "text[]", "text[]", "text[]", "bytea[]", "float8[]", "text[]", "text[]")
-ENQUEUE = f"SELECT holdfast_work.enqueue({', '.join(f'${n}::{t}' for n, t in enumerate(_TYPES, 1))})"
+_TYPES = (
+    "smallint[]",
+    "integer[]",
+    "text[]",
+    "text[]",
+    "text[]",
+    "bytea[]",
+    "float8[]",
+    "text[]",
+    "text[]",
+)
+ENQUEUE = (
+    f"SELECT holdfast_work.enqueue({', '.join(f'${n}::{t}' for n, t in enumerate(_TYPES, 1))})"
+)
 _PSYCOPG = f"SELECT holdfast_work.enqueue({', '.join(f'%s::{t}' for t in _TYPES)})"
-_SQLALCHEMY = f"SELECT holdfast_work.enqueue({', '.join(f'CAST(:p{n} AS {t})' for n, t in enumerate(_TYPES))})"
+_SQLALCHEMY = (
+    "SELECT"
+    f" holdfast_work.enqueue({', '.join(f'CAST(:p{n} AS {t})' for n, t in enumerate(_TYPES))})"
+)
 _RANDOM = random.Random()
 _ASYNC = "enqueue (enqueue_sync is for synchronous connections) takes a"
 _SYNC = "enqueue_sync (enqueue is for asynchronous connections) takes a"
@@ -49,10 +64,18 @@ async def enqueue(connection: Any, *drafts: JobDraft) -> list[int]:
     values = arguments(drafts, _RANDOM)
     match type(connection).__module__.partition(".")[0]:
         case "asyncpg":
-            _require(hasattr(connection, "is_in_transaction"), connection, "enqueue takes an asyncpg connection")
+            _require(
+                hasattr(connection, "is_in_transaction"),
+                connection,
+                "enqueue takes an asyncpg connection",
+            )
             return list(await connection.fetchval(ENQUEUE, *values))
         case "psycopg":
-            _require(iscoroutinefunction(connection.execute), connection, f"{_ASYNC} psycopg.AsyncConnection")
+            _require(
+                iscoroutinefunction(connection.execute),
+                connection,
+                f"{_ASYNC} psycopg.AsyncConnection",
+            )
             async with connection.cursor(**_plain_rows()) as cursor:
                 await cursor.execute(_PSYCOPG, values)
                 return list((await cursor.fetchone())[0])
@@ -64,7 +87,10 @@ async def enqueue(connection: Any, *drafts: JobDraft) -> list[int]:
         case "apsw":
             return enqueue_embedded(connection, drafts, SystemClock.now())
         case other:
-            raise BadSetting(f"enqueue takes a connection of asyncpg, psycopg, SQLAlchemy or apsw, not of {other!r}")
+            raise BadSetting(
+                "enqueue takes a connection of asyncpg, psycopg, SQLAlchemy or apsw, not of"
+                f" {other!r}"
+            )
 
 
 def enqueue_sync(connection: Any, *drafts: JobDraft) -> list[int]:
@@ -74,7 +100,11 @@ def enqueue_sync(connection: Any, *drafts: JobDraft) -> list[int]:
     values = arguments(drafts, _RANDOM)
     match type(connection).__module__.partition(".")[0]:
         case "psycopg":
-            _require(not iscoroutinefunction(connection.execute), connection, f"{_SYNC} psycopg.Connection")
+            _require(
+                not iscoroutinefunction(connection.execute),
+                connection,
+                f"{_SYNC} psycopg.Connection",
+            )
             with connection.cursor(**_plain_rows()) as cursor:
                 return list(cursor.execute(_PSYCOPG, values).fetchone()[0])
         case "sqlalchemy":
@@ -83,13 +113,17 @@ def enqueue_sync(connection: Any, *drafts: JobDraft) -> list[int]:
             _require(sync, connection, f"{_SYNC} Connection or Session")
             return list(connection.execute(*_sqlalchemy(values)).scalar_one())
         case other:
-            raise BadSetting(f"enqueue_sync takes a connection of psycopg or SQLAlchemy, not of {other!r}")
+            raise BadSetting(
+                f"enqueue_sync takes a connection of psycopg or SQLAlchemy, not of {other!r}"
+            )
 
 
 async def received(connection: Any, source: str, source_id: str, draft: JobDraft) -> bool:
     """Store a message from outside in the connection's transaction; False if known."""
     if not source or not source_id:
-        raise InvalidMessage("a message from outside needs a source and its id there", field="source")
+        raise InvalidMessage(
+            "a message from outside needs a source and its id there", field="source"
+        )
     (seq,) = await enqueue(connection, replace(draft, source=source, source_id=source_id))
     return seq != 0
 
@@ -98,7 +132,10 @@ def arguments(drafts: Sequence[JobDraft], rng: random.Random) -> tuple[list[Any]
     """The arrays of the SQL function ``enqueue``."""
     for draft in drafts:
         known_draft(draft)
-    places = [place_of(d.stream) if d.stream is not None else (rng.randrange(PARTITIONS), None) for d in drafts]
+    places = [
+        place_of(d.stream) if d.stream is not None else (rng.randrange(PARTITIONS), None)
+        for d in drafts
+    ]
     from_outside = any(d.source for d in drafts)
     return (
         [partition for partition, _ in places],
@@ -120,7 +157,8 @@ def _require(fit: bool, connection: Any, told: str) -> None:
     if not fit:
         kind = type(connection)
         raise BadSetting(
-            f"{told}, in whose transaction the jobs are stored, not a {kind.__module__}.{kind.__qualname__}"
+            f"{told}, in whose transaction the jobs are stored, not a"
+            f" {kind.__module__}.{kind.__qualname__}"
         )
 
 

@@ -16,7 +16,15 @@ from holdfast.clock import Clock
 from holdfast.errors import Deferred, OutcomeUnknown, Refused
 from holdfast.work.breakers import Breakers
 from holdfast.work.contract import Child, Failed, JobGone, LeaseLost, WorkerSession
-from holdfast.work.failures import Hook, LoopStuck, ReportRefused, UnknownType, carries, classify, kind_of
+from holdfast.work.failures import (
+    Hook,
+    LoopStuck,
+    ReportRefused,
+    UnknownType,
+    carries,
+    classify,
+    kind_of,
+)
 from holdfast.work.handlers import Context, Handlers, HandlerSpec
 from holdfast.work.job import (
     CRASHES_MAX,
@@ -74,7 +82,9 @@ class Runner:
         """Tasks whose handler ignored its cancellation; their runs are over and fenced.
         """
 
-    async def run(self, job: Job, seat: WorkerSession, task: asyncio.Task[None]) -> RunOutcome | None:
+    async def run(
+        self, job: Job, seat: WorkerSession, task: asyncio.Task[None]
+    ) -> RunOutcome | None:
         """Run a job; whatever the handler does is an outcome of this run only.
 
         Returns None if the run was given up or dismissed. Raises LeaseLost only if the
@@ -98,7 +108,12 @@ class Runner:
         return self._ended(job, context, handling, task, None)
 
     def _ended(
-        self, job: Job, context: Context, handling: HandlerSpec, task: asyncio.Task[None], error: BaseException | None
+        self,
+        job: Job,
+        context: Context,
+        handling: HandlerSpec,
+        task: asyncio.Task[None],
+        error: BaseException | None,
     ) -> RunOutcome | None:
         if context.over:  # give_up has recorded its outcome
             return None
@@ -106,7 +121,9 @@ class Runner:
         context.over = True
         if context.entered:  # a task that the handler left behind is still in the transaction
             context.seat.revoke(job)
-            error = error or RuntimeError("the handler returned while its transaction was open in another task")
+            error = error or RuntimeError(
+                "the handler returned while its transaction was open in another task"
+            )
         if context.dismissed:
             self._breakers.neither(job.type)
             return None
@@ -138,7 +155,10 @@ class Runner:
                     continue
                 job = context.job
                 self.give_up(task, "recorded as a timeout")
-                told = f"the run did not end within {cancel_seconds} s of being cancelled at its deadline"
+                told = (
+                    f"the run did not end within {cancel_seconds} s of being cancelled at its"
+                    " deadline"
+                )
                 error = TimeoutError(f"{told}; it hangs at {where(task)}")
                 on_stuck(task, job, self._raised(job, context, error))
 
@@ -166,7 +186,12 @@ class Runner:
         task.add_done_callback(self._stuck_ended)
         telemetry.work_stuck(len(self.stuck))
         telemetry.log.error(
-            "work.handler_stuck", seq=job.seq, type=job.type, task=task.get_name(), where=where(task), job=action
+            "work.handler_stuck",
+            seq=job.seq,
+            type=job.type,
+            task=task.get_name(),
+            where=where(task),
+            job=action,
         )
         asyncio._unregister_task(task)  # or asyncio.run would wait for it
         task.cancel()  # some handlers end at the second cancellation
@@ -180,7 +205,9 @@ class Runner:
     def refused(self, job: Job, error: Refused) -> RunOutcome:
         """The failure of a run whose report the store refuses."""
         telemetry.work_report_refused()
-        return self._failed(job, ReportRefused(f"the store refused the report of this run: {error.message}"), 0)
+        return self._failed(
+            job, ReportRefused(f"the store refused the report of this run: {error.message}"), 0
+        )
 
     def culprit(self, loop: asyncio.AbstractEventLoop, seconds: float, stack: str) -> Failed | None:
         """The failure of the job whose handler blocks the event loop; from another
@@ -192,11 +219,16 @@ class Runner:
         context = self._running.get(task) if task is not None else None
         if context is None:
             return None
-        error = LoopStuck(f"the handler kept the event loop from running for {seconds} s; its process was ended")
+        error = LoopStuck(
+            f"the handler kept the event loop from running for {seconds} s; its process was ended"
+        )
         error.add_note(stack)
         failed = self._failed(context.job, error, context.stages).failed
         if failed is not None and context.job.crashes + 1 >= CRASHES_MAX:
-            return replace(failed, verdict=FailureVerdict(FailureAction.DEAD, Reason.POISON_MESSAGE, strike=True))
+            return replace(
+                failed,
+                verdict=FailureVerdict(FailureAction.DEAD, Reason.POISON_MESSAGE, strike=True),
+            )
         return failed
 
     def shut(self) -> tuple[list[str], list[str]]:
@@ -226,7 +258,9 @@ class Runner:
             telemetry.log.warning("work_job_gone", seq=job.seq, type=job.type, error=error.message)
             return _FINISHED
         if not context.finished:
-            blip = isinstance(context.store_error, Deferred | OutcomeUnknown) and carries(error, context.store_error)
+            blip = isinstance(context.store_error, Deferred | OutcomeUnknown) and carries(
+                error, context.store_error
+            )
             return self._failed(job, error, context.stages, context.released, store_failed=blip)
         self._breakers.neither(job.type)
         failure, _ = self._judged(job, error)
@@ -274,7 +308,9 @@ class Runner:
         """The failure and its policy; an error in here also fails this job only."""
         try:
             handling = self._handlers.find(job)
-            failure = classify(error, self._hook, handling.reasons if handling is not None else None)
+            failure = classify(
+                error, self._hook, handling.reasons if handling is not None else None
+            )
             return failure, self._policies.lookup(job.type, failure.reason)
         except BaseException as defect:
             telemetry.defect("work", defect)
@@ -284,7 +320,9 @@ class Runner:
     def _put_off(self, job: Job, seconds: float) -> RunOutcome:
         delay = seconds * (1 + 0.1 * self._rng.random())
         verdict = FailureVerdict(FailureAction.POSTPONE, Reason.DEPENDENCY_FAILURE, delay)
-        failure = Failure(Reason.DEPENDENCY_FAILURE, "BreakerOpen", f"the breaker of {job.type!r} is open")
+        failure = Failure(
+            Reason.DEPENDENCY_FAILURE, "BreakerOpen", f"the breaker of {job.type!r} is open"
+        )
         return RunOutcome(Failed(job.seq, job.attempt, verdict, failure))
 
 

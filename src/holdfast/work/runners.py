@@ -32,7 +32,12 @@ class Runners:
     """The ``settings.concurrency`` runners of one session."""
 
     def __init__(
-        self, runner: Runner, seat: WorkerSession, streams: Streams, record: _Record, settings: WorkerSettings
+        self,
+        runner: Runner,
+        seat: WorkerSession,
+        streams: Streams,
+        record: _Record,
+        settings: WorkerSettings,
     ) -> None:
         self._runner, self._seat, self._streams, self._record = runner, seat, streams, record
         self._settings = settings
@@ -88,7 +93,9 @@ class Runners:
         """Start missing runners; each stuck handler beyond ``stuck_max`` costs one."""
         wanted = self._settings.runners(len(self._runner.stuck))
         while len(self._tasks) < wanted:
-            task = asyncio.create_task(self._run_jobs(), name=f"holdfast-runner-{next(self._numbers)}")
+            task = asyncio.create_task(
+                self._run_jobs(), name=f"holdfast-runner-{next(self._numbers)}"
+            )
             self._tasks.add(task)
             task.add_done_callback(self._on_ended)
 

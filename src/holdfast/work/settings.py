@@ -43,11 +43,16 @@ class WorkerSettings:
     breaker: BreakerSettings = field(default_factory=BreakerSettings)
 
     def __post_init__(self) -> None:
-        positive(self, *(name for name in self.__slots__ if name not in ("breaker", "stuck_loop_seconds")))
+        positive(
+            self,
+            *(name for name in self.__slots__ if name not in ("breaker", "stuck_loop_seconds")),
+        )
         if not 0 <= self.stuck_loop_seconds < float("inf"):
             raise ValueError("stuck_loop_seconds must be 0 (never) or a number of seconds")
         if self.jobs_max < self.concurrency or self.poll_max_seconds < self.poll_min_seconds:
-            raise ValueError("concurrency <= jobs_max and poll_min_seconds <= poll_max_seconds must hold")
+            raise ValueError(
+                "concurrency <= jobs_max and poll_min_seconds <= poll_max_seconds must hold"
+            )
 
     def runners(self, stuck: int) -> int:
         """The number of runners while this number of handlers are stuck."""

@@ -105,8 +105,15 @@ class Streams:
                 self._held[job.seq] = job.partition  # the rewind that ends the pause reads it again
                 continue
             stream = self._stream(job.stream)
-            if stream.backlog is None and (len(stream.queue) >= self._per_stream_max or self._crowded(job)):
-                self._want_backlog(job.stream, stream, stream.queue[-1].seq if stream.queue else 0, self._target(job))
+            if stream.backlog is None and (
+                len(stream.queue) >= self._per_stream_max or self._crowded(job)
+            ):
+                self._want_backlog(
+                    job.stream,
+                    stream,
+                    stream.queue[-1].seq if stream.queue else 0,
+                    self._target(job),
+                )
             if stream.holds(job) or (stream.backlog is not None and job.seq > stream.backlog):
                 stream.has_held = True
                 self._held[job.seq] = job.partition
@@ -136,7 +143,8 @@ class Streams:
             if stream.target is None and self._destinations.is_capped(job):
                 self._want_backlog(key, stream, stream.backlog or 0, self._target(job))
             if self._destinations.is_paused(job) or stream.holds_the_rest(job):
-                self._end_backlog(key, stream)  # read from its start when the pause or the block ends
+                # read from its start when the pause or the block ends
+                self._end_backlog(key, stream)
                 stream.has_held = True
                 self._forget(key, stream)
                 del current[key]
@@ -177,8 +185,13 @@ class Streams:
     def _choose(self, target: Target, limit: int) -> dict[str, int]:
         """Streams of one target to read now, so few that their jobs fit its memory."""
         if target is not None:
-            jobs_max, jobs = self._destinations.memory_of_one(self._jobs_max), self._destinations.jobs(target)
-            limit = min(limit, max(1, (jobs_max - jobs) // PER_BACKLOG)) if 2 * jobs <= jobs_max else 0
+            jobs_max, jobs = (
+                self._destinations.memory_of_one(self._jobs_max),
+                self._destinations.jobs(target),
+            )
+            limit = (
+                min(limit, max(1, (jobs_max - jobs) // PER_BACKLOG)) if 2 * jobs <= jobs_max else 0
+            )
         chosen: dict[str, int] = {}
         enough = self._share() // 2
         for key in self._backlogs[target]:
@@ -218,7 +231,9 @@ class Streams:
                     break
                 kept += 1
             if kept < len(stream.queue):
-                self._give_back(stream, [stream.queue[place] for place in range(kept, len(stream.queue))])
+                self._give_back(
+                    stream, [stream.queue[place] for place in range(kept, len(stream.queue))]
+                )
                 last = stream.queue[-1]
                 self._want_backlog(key, stream, last.seq, self._target(last))
 
@@ -271,7 +286,9 @@ class Streams:
         stream.blocks.append(block)
         self._unreported[job.seq] = block
         self._end_backlog(job.stream, stream)  # read from its start when the block is lifted
-        self._give_back(stream, [other for other in stream.queue if block.holds(other.seq, other.type)])
+        self._give_back(
+            stream, [other for other in stream.queue if block.holds(other.seq, other.type)]
+        )
         self.announcing.go_on(stream)
 
     def reported(self, seqs: Iterable[int]) -> None:
@@ -328,7 +345,9 @@ class Streams:
         past them by then.
         """
         self._closed.update(partitions)
-        self._held = {seq: partition for seq, partition in self._held.items() if partition not in self._closed}
+        self._held = {
+            seq: partition for seq, partition in self._held.items() if partition not in self._closed
+        }
         for job in [job for job in self._waiting.values() if job.partition in self._closed]:
             self._drop(job)
             if job.stream is None:
@@ -348,7 +367,12 @@ class Streams:
 
     def _ignored(self, job: Job) -> bool:
         seq = job.seq
-        return seq in self._waiting or seq in self._started or seq in self._ended or job.partition in self._closed
+        return (
+            seq in self._waiting
+            or seq in self._started
+            or seq in self._ended
+            or job.partition in self._closed
+        )
 
     def _keep(self, job: Job) -> None:
         self._waiting[job.seq] = job

@@ -38,7 +38,10 @@ class Watchdog:
     """
 
     def __init__(
-        self, seconds: float, last_words: Callable[[str], None], end: Callable[[int], object] = os._exit
+        self,
+        seconds: float,
+        last_words: Callable[[str], None],
+        end: Callable[[int], object] = os._exit,
     ) -> None:
         self._seconds, self._last_words, self._end = seconds, last_words, end
         self._step = min(1.0, seconds / _STEPS)
@@ -77,7 +80,9 @@ class Watchdog:
     def _give_up(self) -> None:
         frame = sys._current_frames().get(self._thread_id)
         stack = "".join(traceback.format_stack(frame))
-        speaking = threading.Thread(target=self._speak, args=(stack,), name="holdfast-last-words", daemon=True)
+        speaking = threading.Thread(
+            target=self._speak, args=(stack,), name="holdfast-last-words", daemon=True
+        )
         speaking.start()
         speaking.join(LAST_WORDS_SECONDS_MAX)
         self.end_process()
@@ -96,7 +101,10 @@ class Watchdog:
         with suppress(Exception):  # stderr may not be a file
             faulthandler.dump_traceback(all_threads=True)
         telemetry.log.critical(
-            "work.loop_stuck", seconds=self._seconds, exit_code=EXIT_CODE, where=stack.rstrip().rpartition("  File ")[2]
+            "work.loop_stuck",
+            seconds=self._seconds,
+            exit_code=EXIT_CODE,
+            where=stack.rstrip().rpartition("  File ")[2],
         )
         try:
             self._last_words(stack)

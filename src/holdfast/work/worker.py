@@ -60,7 +60,9 @@ class Worker:
         self._clock = clock or SystemClock()
         self._rng = rng or random.Random()
         self._breakers = Breakers(self._settings.breaker, self._clock)
-        self._runner = Runner(handlers, policies or Policies(), self._breakers, self._clock, self._rng, hook)
+        self._runner = Runner(
+            handlers, policies or Policies(), self._breakers, self._clock, self._rng, hook
+        )
         self.paces = Paces(self._settings.slow_seconds)
         """Which destinations are slow; the owner may preload it after a restart."""
         self._stopping = asyncio.Event()
@@ -132,13 +134,17 @@ class Worker:
 
     async def _watched(self) -> None:
         seconds, loop = self._settings.stuck_loop_seconds, asyncio.get_running_loop()
-        watchdog = Watchdog(seconds, lambda stack: self._last_words(loop, stack)) if seconds else None
+        watchdog = (
+            Watchdog(seconds, lambda stack: self._last_words(loop, stack)) if seconds else None
+        )
         async with watchdog.watching() if watchdog is not None else nullcontext():
             await self._run(watchdog)
 
     def _last_words(self, loop: asyncio.AbstractEventLoop, stack: str) -> None:
         if self._shift is not None:
-            self._shift.give_up(self._runner.culprit(loop, self._settings.stuck_loop_seconds, stack))
+            self._shift.give_up(
+                self._runner.culprit(loop, self._settings.stuck_loop_seconds, stack)
+            )
 
     async def _run(self, watchdog: Watchdog | None) -> None:
         backoff, failures = Backoff(0.1, 5.0), 0
@@ -153,7 +159,9 @@ class Worker:
             except SessionTaken as error:
                 failures += 1
                 if failures == 1:
-                    telemetry.log.warning("work.seat_taken", worker=self._name, error=error.message, action="waits")
+                    telemetry.log.warning(
+                        "work.seat_taken", worker=self._name, error=error.message, action="waits"
+                    )
                 await wait_at_most(self._stopping, backoff.delay(failures, self._rng))
             except HoldfastError as error:
                 failures += 1
@@ -196,17 +204,24 @@ class Worker:
         exit_code = EXIT_CODE if watchdog is not None else None
         telemetry.work_runners_exhausted()
         telemetry.log.critical(
-            "work.runners_exhausted", worker=self._name, stuck=len(self._runner.stuck), exit_code=exit_code
+            "work.runners_exhausted",
+            worker=self._name,
+            stuck=len(self._runner.stuck),
+            exit_code=exit_code,
         )
         if watchdog is not None:
             watchdog.end_process()
         while not (self._has_runners or self._stopping.is_set()):
             await wait_at_most(self._stopping, self._settings.poll_max_seconds)
         if self._has_runners:
-            telemetry.log.warning("work.runners_available", worker=self._name, stuck=len(self._runner.stuck))
+            telemetry.log.warning(
+                "work.runners_available", worker=self._name, stuck=len(self._runner.stuck)
+            )
 
     async def _serve(self, seat: WorkerSession) -> None:
-        self._shift = WorkerLoop(seat, self._store.shared, self._runner, self._settings, self._clock, self.paces)
+        self._shift = WorkerLoop(
+            seat, self._store.shared, self._runner, self._settings, self._clock, self.paces
+        )
         self._shift.group(self._groups)
         if self._paused:
             self._shift.pause(self._paused)
@@ -216,7 +231,9 @@ class Worker:
             await self._shift.run()
         except LeaseLost as error:
             telemetry.work_lease_lost()
-            telemetry.log.warning("work_lease_lost", worker=self._name, instance=seat.instance, error=str(error))
+            telemetry.log.warning(
+                "work_lease_lost", worker=self._name, instance=seat.instance, error=str(error)
+            )
         finally:
             self._shift = None
             await asyncio.shield(seat.leave())

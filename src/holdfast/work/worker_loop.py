@@ -20,7 +20,16 @@ from holdfast import telemetry
 from holdfast.clock import Clock
 from holdfast.errors import Deferred, HoldfastError, OutcomeUnknown, Refused
 from holdfast.resilience import Backoff
-from holdfast.work.contract import PER_BACKLOG, Child, Claimed, ClaimRequest, Failed, LeaseLost, Report, WorkerSession
+from holdfast.work.contract import (
+    PER_BACKLOG,
+    Child,
+    Claimed,
+    ClaimRequest,
+    Failed,
+    LeaseLost,
+    Report,
+    WorkerSession,
+)
 from holdfast.work.destinations import Destinations, Paces
 from holdfast.work.job import PARTITIONS, Block, Job, share_of
 from holdfast.work.reports import fitting, joined, split
@@ -38,11 +47,27 @@ class WorkerLoop:
     """One session of a worker, from joining the store to leaving it."""
 
     def __init__(
-        self, seat: WorkerSession, shared: bool, runner: Runner, settings: WorkerSettings, clock: Clock, paces: Paces
+        self,
+        seat: WorkerSession,
+        shared: bool,
+        runner: Runner,
+        settings: WorkerSettings,
+        clock: Clock,
+        paces: Paces,
     ) -> None:
-        self._seat, self._shared, self._runner, self._settings, self._clock = seat, shared, runner, settings, clock
-        self._destinations = Destinations(runner.caps(), settings.concurrency, clock.monotonic, paces)
-        self._streams = Streams(settings.jobs_max, settings.bytes_max, settings.per_stream_max, self._destinations)
+        self._seat, self._shared, self._runner, self._settings, self._clock = (
+            seat,
+            shared,
+            runner,
+            settings,
+            clock,
+        )
+        self._destinations = Destinations(
+            runner.caps(), settings.concurrency, clock.monotonic, paces
+        )
+        self._streams = Streams(
+            settings.jobs_max, settings.bytes_max, settings.per_stream_max, self._destinations
+        )
         self._report = Report()
         self._sending = Report()  # the report of the call in progress
         self._put_off = Report()  # parents whose child's stream another transaction has locked
@@ -60,7 +85,8 @@ class WorkerLoop:
         self._balance_at = float("-inf")
         self._runners = Runners(runner, seat, self._streams, self._record, settings)
         self._paused: frozenset[tuple[str, str]] = frozenset()
-        self._unsure = True  # read all streams from the start: at first, and after an unknown outcome
+        # read all streams from the start: at first, and after an unknown outcome
+        self._unsure = True
 
     def stop(self) -> None:
         self._stopping = self._runners.paused = True
@@ -90,7 +116,8 @@ class WorkerLoop:
                 await asyncio.wait({talking}, timeout=self._settings.drain_seconds)
         finally:
             await self._runners.end()
-            if self._stopping:  # the call may have waited for a handler's transaction, which has ended now
+            # the call may have waited for a handler's transaction, which has ended now
+            if self._stopping:
                 await asyncio.wait({talking}, timeout=self._settings.cancel_seconds)
             talking.end()
             await asyncio.wait({talking})
@@ -126,7 +153,8 @@ class WorkerLoop:
             try:
                 if not self._stopping:  # a stopping worker only reports
                     await self._balance()
-                report = self._take_report()  # after _balance: a rewind drops the jobs that were to be held
+                # after _balance: a rewind drops the jobs that were to be held
+                report = self._take_report()
                 want, self._sending = self._want(), report
                 try:
                     claimed = await self._seat.process(report, want)
@@ -159,7 +187,8 @@ class WorkerLoop:
         raise self._runners.failed_with
 
     async def _rewind(self) -> None:
-        self._unsure, paused = False, self._paused  # a later pause() takes effect with the next rewind
+        # a later pause() takes effect with the next rewind
+        self._unsure, paused = False, self._paused
         rewound = await self._seat.rewind()
         self._streams.rewound(rewound.blocks, rewound.backlogs, paused)
 
@@ -184,8 +213,14 @@ class WorkerLoop:
         to an earlier ``take`` or ``give`` may have been lost.
         """
         owners = await self._seat.owners()
-        share = share_of(self._seat.instance, owners.alive) if self._shared else set(range(PARTITIONS))
-        ours = {partition for partition, owner in owners.by_partition.items() if owner == self._seat.instance}
+        share = (
+            share_of(self._seat.instance, owners.alive) if self._shared else set(range(PARTITIONS))
+        )
+        ours = {
+            partition
+            for partition, owner in owners.by_partition.items()
+            if owner == self._seat.instance
+        }
         free = {partition for partition, owner in owners.by_partition.items() if owner is None}
         if self._closing & share:
             self._streams.reopen(self._closing & share)
@@ -227,7 +262,9 @@ class WorkerLoop:
         ended = len(report.completed) + len(report.failed)
         self._recently_ended.append(ended)
         fastest = max(self._recently_ended)
-        self._window = max(self._settings.concurrency, min(3 * fastest, self._settings.jobs_max // 2))
+        self._window = max(
+            self._settings.concurrency, min(3 * fastest, self._settings.jobs_max // 2)
+        )
         if not self._stopping:
             self._make_room(ended)
             self._streams.announcing.announce(*self._announceable())
@@ -254,7 +291,9 @@ class WorkerLoop:
         slow = self._ended_since < self._settings.jobs_max
         self._crowding_at, self._ended_since = now + _CROWDED_SECONDS, 0
         jobs, bytes_left = self._streams.room()
-        if slow and (jobs < self._settings.jobs_max // 8 or bytes_left < self._settings.bytes_max // 8):
+        if slow and (
+            jobs < self._settings.jobs_max // 8 or bytes_left < self._settings.bytes_max // 8
+        ):
             self._streams.make_room(self._settings.concurrency)
 
     def _want(self) -> ClaimRequest:
@@ -267,7 +306,9 @@ class WorkerLoop:
         starting = 0 if announcing.isolates else max(0, self._window - len(announcing.announced))
         backlogs = self._streams.backlogs(max(1, jobs // PER_BACKLOG)) if jobs else {}
         shut, probing = self._runner.shut()
-        return ClaimRequest(jobs, bytes_max, starting, backlogs, sleeping=jobs > 0, shut=shut, probing=probing)
+        return ClaimRequest(
+            jobs, bytes_max, starting, backlogs, sleeping=jobs > 0, shut=shut, probing=probing
+        )
 
     def _apply(self, report: Report, want: ClaimRequest, claimed: Claimed) -> None:
         busy = set(claimed.busy)
@@ -367,7 +408,12 @@ class WorkerLoop:
 
     @property
     def _drained(self) -> bool:
-        return not (self._streams.started or self._report.completed or self._report.failed or self._put_off.completed)
+        return not (
+            self._streams.started
+            or self._report.completed
+            or self._report.failed
+            or self._put_off.completed
+        )
 
     async def _rest(self, claimed: Claimed) -> None:
         """Sleep until a job ends, arrives or is due."""
@@ -395,7 +441,9 @@ class WorkerLoop:
             self._report.failed.append(failed)
             self._report.released.extend(outcome.released)
             blocked = failed.verdict.blocks and job.stream is not None
-            self._streams.failed(job, Block(job.stream or "", job.seq, failed.verdict.stream) if blocked else None)
+            self._streams.failed(
+                job, Block(job.stream or "", job.seq, failed.verdict.stream) if blocked else None
+            )
             return
         self._streams.done(job)
         if outcome.finished:
@@ -410,4 +458,6 @@ def log_failed_call(error: HoldfastError) -> None:
     if isinstance(error, Deferred | OutcomeUnknown):
         telemetry.log.warning("work_store_unavailable", error=error.message)
     else:
-        telemetry.log.error("work.store_call_failed", kind=type(error).__name__, error=error.message)
+        telemetry.log.error(
+            "work.store_call_failed", kind=type(error).__name__, error=error.message
+        )

@@ -53,4 +53,6 @@ def on_restart(task: asyncio.Task[Any]) -> None:
     which is restarted.
     """
     telemetry.work_restarted()
-    telemetry.log.error("work.worker_restarted", task=task.get_name(), error="cancelled from outside")
+    telemetry.log.error(
+        "work.worker_restarted", task=task.get_name(), error="cancelled from outside"
+    )

@@ -108,7 +108,13 @@ class Story:
     def _start(self, handlers: Handlers) -> Worker:
         name = f"w{len(self.workers)}"
         worker = Worker(
-            self.store, handlers, name=name, policies=POLICIES, settings=SETTINGS, clock=self.clock, rng=self.rng
+            self.store,
+            handlers,
+            name=name,
+            policies=POLICIES,
+            settings=SETTINGS,
+            clock=self.clock,
+            rng=self.rng,
         )
         self.workers.append(asyncio.create_task(worker.run()))
         return worker
@@ -125,7 +131,15 @@ class Story:
             if deed.number % 17 == 3 and ctx.job.attempt == 1:
                 raise JobFailed(Reason.VALIDATION_FAILURE, "not like this")
             await self.apply(self, ctx, deed)
-            self.told.note(Ran(deed.stream, ctx.job.seq, str(ctx.seat.instance), started, self.clock.monotonic()))
+            self.told.note(
+                Ran(
+                    deed.stream,
+                    ctx.job.seq,
+                    str(ctx.seat.instance),
+                    started,
+                    self.clock.monotonic(),
+                )
+            )
 
         return handlers
 
@@ -142,7 +156,9 @@ class Story:
         for dead in await self.store.dead(Query(), 1000):
             self.told.note(Excused(dead.seq))
         async with self.store.transaction() as db:
-            for stream, seq, fence in db.execute("SELECT stream, seq, fence FROM ledger ORDER BY rowid"):
+            for stream, seq, fence in db.execute(
+                "SELECT stream, seq, fence FROM ledger ORDER BY rowid"
+            ):
                 self.told.note(EffectSeen(str(stream), int(str(seq)), int(str(fence))))
         return self.told.history()
 
@@ -214,7 +230,9 @@ class ReleasedDeadLetters(MemoryWork):
 def _make_claimable(db: apsw.Connection, seq: int) -> None:
     columns = [str(row[1]) for row in db.execute("PRAGMA table_info(job)")]
     chosen = ", ".join("0" if name == "state" else name for name in columns)
-    db.execute(f"INSERT INTO job ({', '.join(columns)}) SELECT {chosen} FROM dead WHERE seq = ?", (seq,))
+    db.execute(
+        f"INSERT INTO job ({', '.join(columns)}) SELECT {chosen} FROM dead WHERE seq = ?", (seq,)
+    )
     db.execute(SQL["notice"])
 
 

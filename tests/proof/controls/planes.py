@@ -66,7 +66,12 @@ class ForgetfulIntake(Intake):
     _submitted = 0
 
     def submit(
-        self, body: SendBody, sender: User, source: str, deadline: float, answer: Callable[[Outcome], None]
+        self,
+        body: SendBody,
+        sender: User,
+        source: str,
+        deadline: float,
+        answer: Callable[[Outcome], None],
     ) -> None:
         self._submitted += 1
         if self._submitted % 6:

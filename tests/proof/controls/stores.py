@@ -75,7 +75,10 @@ class UnscopedStore(MemoryStore):
     async def append(self, group: Sequence[Draft]) -> list[Outcome]:
         rest = [draft for draft in group if self._found(draft) is None]
         answers = iter(await super().append(rest))
-        return [found if (found := self._found(draft)) and draft not in rest else next(answers) for draft in group]
+        return [
+            found if (found := self._found(draft)) and draft not in rest else next(answers)
+            for draft in group
+        ]
 
     def _found(self, draft: Draft) -> Acked | None:
         held = self._chats.get(draft.chat_id)
@@ -164,7 +167,9 @@ class LaggingReads(Around):
         self._reads += 1
         if self._reads % 2 or page.has_more or page.head <= after:
             return page
-        return replace(page, messages=page.messages[:-1], through=page.through - 1, head=page.head - 1)
+        return replace(
+            page, messages=page.messages[:-1], through=page.through - 1, head=page.head - 1
+        )
 
 
 class OpenReads(Around):

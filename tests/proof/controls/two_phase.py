@@ -86,7 +86,9 @@ class TwoPhaseIngest:
         counters = self.tables.counters
         if draft.chat_id not in counters:
             self.tables.alerts.append(f"SEV-2: {draft.chat_id} has no counter")
-            raise CounterMissing("the chat's counter is missing; reconstruct it from the highest message")
+            raise CounterMissing(
+                "the chat's counter is missing; reconstruct it from the highest message"
+            )
         counters[draft.chat_id] += 1
         return counters[draft.chat_id]
 

@@ -48,7 +48,9 @@ class Device:
 
     machine_type: type[Machine] = Machine
 
-    def __init__(self, name: str, user: User, record: Recorder, rng: random.Random, settings: ClientSettings) -> None:
+    def __init__(
+        self, name: str, user: User, record: Recorder, rng: random.Random, settings: ClientSettings
+    ) -> None:
         self.name = name
         self.user = user
         self.device_id = f"device-{name}"
@@ -66,14 +68,18 @@ class Device:
         self._online = False
         self.stopped: Stop | None = None
         self.paused = False
-        who = ClientSeen(client=name, tenant=user.tenant, user_id=user.user_id, device_id=self.device_id)
+        who = ClientSeen(
+            client=name, tenant=user.tenant, user_id=user.user_id, device_id=self.device_id
+        )
         self.witness = RecordingMachine(record, who, self._loop.time)
         self.machine_type = watched(self.witness, self.machine_type)
         self._boot()
 
     def _boot(self) -> None:
         backoff = self._settings.backoff
-        outbox = Outbox(self.unsent.values(), self._settings.sends_in_flight_max, backoff, self._rng)
+        outbox = Outbox(
+            self.unsent.values(), self._settings.sends_in_flight_max, backoff, self._rng
+        )
         self.machine = self.machine_type(self._settings, outbox, dict(self.cursors), self._rng)
         self.machine.listen(self._loop.time())
         self._reconnect = Reconnect(backoff, self._rng, can_renew=True)
@@ -125,7 +131,9 @@ class Device:
         """Record this device's final copies of these chats."""
         for chat_id in chats:
             cursor = self.cursors.get(chat_id, CursorClaim(0, 0))
-            self.witness.holds(chat_id, Cursor(cursor.epoch, cursor.sequence), self.copies.get(chat_id, []))
+            self.witness.holds(
+                chat_id, Cursor(cursor.epoch, cursor.sequence), self.copies.get(chat_id, [])
+            )
 
     # The connection
 

@@ -39,7 +39,9 @@ class Far(Protocol):
 class Wire:
     """One connection between a device and the gateway."""
 
-    def __init__(self, rng: random.Random, latency_seconds: float, said: Callable[[ServerFrame], None]) -> None:
+    def __init__(
+        self, rng: random.Random, latency_seconds: float, said: Callable[[ServerFrame], None]
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._rng = rng
         self._latency_seconds = latency_seconds
@@ -166,7 +168,12 @@ class Wire:
                 self._loop.call_later(self._delay(), self._lost_by_server)
             else:
                 self._far.arrived(self, frame)
-        if self._paused and self._down_bytes < LOW_BYTES and not self.over and self._connection is not None:
+        if (
+            self._paused
+            and self._down_bytes < LOW_BYTES
+            and not self.over
+            and self._connection is not None
+        ):
             self._paused = False
             self._connection.writing_resumed()
 

@@ -53,7 +53,9 @@ class Parts:
 
     disk: Callable[[], SimulatedDisk] = lambda: SimulatedDisk(MemoryStore())
     around_store: Callable[[Store], Store] = lambda store: store
-    durability: Callable[[Store, Clock, Registry], Durability] = lambda store, clock, _: StoreDurability(store, clock)
+    durability: Callable[[Store, Clock, Registry], Durability] = lambda store, clock, _: (
+        StoreDurability(store, clock)
+    )
     intake: type[Intake] = Intake
     connection: type[Connection] = Connection
     gateway: type[Gateway] = Gateway

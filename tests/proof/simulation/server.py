@@ -52,7 +52,13 @@ class SimulatedServer:
     """One life, until ``kill`` or ``stop``; make it inside a running loop."""
 
     def __init__(
-        self, disk: SimulatedDisk, parts: Parts, plan: FaultPlan, options: Options, ids: Ids, watch: Watch
+        self,
+        disk: SimulatedDisk,
+        parts: Parts,
+        plan: FaultPlan,
+        options: Options,
+        ids: Ids,
+        watch: Watch,
     ) -> None:
         self._clock = LoopClock()
         self._mortal = Mortal(disk.store)
@@ -63,13 +69,24 @@ class SimulatedServer:
         self._registry = faulty(MemoryRegistry(), plan)
         self.durability: Durability = parts.durability(store, self._clock, self._registry)
         self._intake = watched_intake(watch, parts.intake)(self.durability, self._clock, ids)
-        self.history = ChatHistory(store, EpochRaiser(self.durability, self._clock, ids), PROOFS, self._clock)
+        self.history = ChatHistory(
+            store, EpochRaiser(self.durability, self._clock, ids), PROOFS, self._clock
+        )
         self._members = Members(store.members)
         self._ephemeral = Ephemeral(self._members, self.history.memberships_of, self._clock)
         self._watermarks = Watermarks(self.durability, self._ephemeral.moved)
-        self._attendance = PresenceReporter(HERE, self._registry, self._ephemeral, HEARTBEAT_SECONDS)
+        self._attendance = PresenceReporter(
+            HERE, self._registry, self._ephemeral, HEARTBEAT_SECONDS
+        )
         plane = GatewayDeps(
-            self.limits, self._clock, ids, self._intake, self.history, self._watermarks, _no_tokens, rng
+            self.limits,
+            self._clock,
+            ids,
+            self._intake,
+            self.history,
+            self._watermarks,
+            _no_tokens,
+            rng,
         )
         self.gateway = parts.gateway(plane, self._attendance, _PLENTY_BYTES)
         self.gateway.connection_type = watched(watch, parts.connection)
@@ -78,14 +95,21 @@ class SimulatedServer:
         link.connect(HERE, self.gateway.deliver)
         tried = WatchedLink(faulty(link, plan), watch)
         letters = RecentDeadLetters()
-        around = FanoutDeps(faulty(disk.log, plan), self._members, self._registry, tried, letters, PROOFS, HERE)
+        around = FanoutDeps(
+            faulty(disk.log, plan), self._members, self._registry, tried, letters, PROOFS, HERE
+        )
         self._fanout = Fanout(around, self._clock, rng, watch=self._ephemeral.saw)
         self._stopping = asyncio.Event()
         self._life = asyncio.create_task(self._live())
 
     async def _live(self) -> None:
         async with self.gateway, asyncio.TaskGroup() as group:
-            work = [self._intake.run(), self._watermarks.run(), self._attendance.run(), self._ephemeral.run()]
+            work = [
+                self._intake.run(),
+                self._watermarks.run(),
+                self._attendance.run(),
+                self._ephemeral.run(),
+            ]
             roles = [group.create_task(each) for each in work]
             roles.append(group.create_task(_restarted(self._fanout.run)))
             await self._stopping.wait()
@@ -96,7 +120,9 @@ class SimulatedServer:
         """A device has connected; its token is already checked."""
         self._wires = [each for each in self._wires if not each.over]
         self._wires.append(wire)
-        return self.gateway.accept(wire, Principal(user.tenant, user.user_id, USER_SCOPES, "user"), device_id)
+        return self.gateway.accept(
+            wire, Principal(user.tenant, user.user_id, USER_SCOPES, "user"), device_id
+        )
 
     @property
     def committing(self) -> bool:
@@ -152,7 +178,9 @@ def _no_tokens(_credential: str) -> Principal:
 
 def limits_of(options: Options) -> GatewaySettings:
     return GatewaySettings(
-        backpressure=BackpressureSettings(outbound=OutboundSettings(max_buffer_messages=options.buffer_messages)),
+        backpressure=BackpressureSettings(
+            outbound=OutboundSettings(max_buffer_messages=options.buffer_messages)
+        ),
         timeouts=TimeoutSettings(heartbeat_interval_seconds=HEARTBEAT_SECONDS),
         reconnect_spread_seconds=2.0,
     )

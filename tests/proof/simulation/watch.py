@@ -39,26 +39,42 @@ class Watch:
             if value > self._highs.get((name, what), 0):
                 self._highs[name, what] = value
                 where = f"{what} of {self.names.get(name, name)}"
-                self.record.note(Level(at=self.now(), where=where, value=value, bound=self.bounds[what]))
+                self.record.note(
+                    Level(at=self.now(), where=where, value=value, bound=self.bounds[what])
+                )
 
     def waiting(self, sends: int) -> None:
         """Record how many sends wait in ingest."""
         if sends > self._highs.get(("ingest", "sends"), 0):
             self._highs["ingest", "sends"] = sends
             self.record.note(
-                Level(at=self.now(), where="sends waiting in ingest", value=sends, bound=self.bounds["sends"])
+                Level(
+                    at=self.now(),
+                    where="sends waiting in ingest",
+                    value=sends,
+                    bound=self.bounds["sends"],
+                )
             )
 
     def warned(self, connection_id: str, grace_seconds: float) -> None:
         connection = self.names.get(connection_id, connection_id)
-        self.record.note(WarningSeen(at=self.now(), connection=connection, grace_seconds=grace_seconds))
+        self.record.note(
+            WarningSeen(at=self.now(), connection=connection, grace_seconds=grace_seconds)
+        )
 
     def tried(self, gateway: str, envelope: Envelope) -> None:
         key = id(envelope)
         if key not in self._tries:
             self._envelopes.append(envelope)  # keeps its id() unique
         self._tries[key] = self._tries.get(key, 0) + 1
-        self.record.note(Tried(at=self.now(), gateway=gateway, envelope=len(self._envelopes), attempt=self._tries[key]))
+        self.record.note(
+            Tried(
+                at=self.now(),
+                gateway=gateway,
+                envelope=len(self._envelopes),
+                attempt=self._tries[key],
+            )
+        )
 
 
 class WatchedLink:

@@ -128,7 +128,9 @@ class World:
     def _new_plan(self) -> FaultPlan:
         options = self.options
         by_plane: dict[FaultPlane, Odds] = {"durability": options.writes, "fanout": options.fanout}
-        odds = {verb: by_plane[plane] for verb, plane in PLANES.items()} | dict.fromkeys(("wait", "end"), QUIET)
+        odds = {verb: by_plane[plane] for verb, plane in PLANES.items()} | dict.fromkeys(
+            ("wait", "end"), QUIET
+        )
         plan = FaultPlan(random.Random(options.seed + 2), odds={"*": options.reads, **odds})
         plan.during = self._disturbed
         return plan
@@ -153,18 +155,26 @@ class World:
         for number in range(self.options.chats):
             chat_id = f"chat_{number}"
             await self.disk.store.change(
-                CreateChat(self._act(OWNER), chat_id, "group", f"chat {number}", [u.user_id for u in USERS])
+                CreateChat(
+                    self._act(OWNER), chat_id, "group", f"chat {number}", [u.user_id for u in USERS]
+                )
             )
             self.founders[chat_id] = [user.user_id for user in USERS]
-        await self.disk.store.change(CreateChat(self._act(STRANGER), "chat_other", "group", "elsewhere", []))
+        await self.disk.store.change(
+            CreateChat(self._act(STRANGER), "chat_other", "group", "elsewhere", [])
+        )
         self.founders["chat_other"] = [STRANGER.user_id]
 
     def _start_server(self) -> None:
-        self.server = SimulatedServer(self.disk, self.parts, self.plan, self.options, self.ids, self.watch)
+        self.server = SimulatedServer(
+            self.disk, self.parts, self.plan, self.options, self.ids, self.watch
+        )
 
     def _switch_on_devices(self) -> None:
         for name, user in READERS.items():
-            self.record.note(ClientSeen(client=name, tenant=user.tenant, user_id=user.user_id, device_id=""))
+            self.record.note(
+                ClientSeen(client=name, tenant=user.tenant, user_id=user.user_id, device_id="")
+            )
         for number in range(self.options.devices):
             user = USERS[number % len(USERS)]
             rng = random.Random(self.options.seed * 100 + number)
@@ -180,7 +190,9 @@ class World:
         def said(frame: ServerFrame) -> None:
             if isinstance(frame.payload, ConnectionClosing):
                 reason = frame.payload.reason
-                self.record.note(ClosingSaid(at=self.clock.monotonic(), connection=connection, reason=reason))
+                self.record.note(
+                    ClosingSaid(at=self.clock.monotonic(), connection=connection, reason=reason)
+                )
 
         wire = Wire(self.rng, self.options.latency_seconds, said)
         accepted = self.server.accept(wire, device.user, device.device_id)
@@ -197,7 +209,9 @@ class World:
         """Send; keys may repeat between users, not between one user's devices."""
         turn = self.devices.index(device) // len(USERS)
         for number in range(self.options.sends_per_device):
-            await asyncio.sleep(self.rng.expovariate(self.options.sends_per_device / self.options.seconds))
+            await asyncio.sleep(
+                self.rng.expovariate(self.options.sends_per_device / self.options.seconds)
+            )
             chat_id = self.rng.choice(list(self.founders)[: self.options.chats])
             device.send(chat_id, f"{turn}-{number}", f"{device.name} says {number}")
 
@@ -293,7 +307,9 @@ class World:
             server = self.server
             if server is None:
                 return
-            op = self.record.invoke(self.clock.monotonic(), name, "sync", chat_id, cursors={chat_id: cursor})
+            op = self.record.invoke(
+                self.clock.monotonic(), name, "sync", chat_id, cursors={chat_id: cursor}
+            )
             try:
                 page = await server.history.sync(user, chat_id, cursor, 500)
                 pages = [PageSeen.of(page, cursor)]
@@ -349,7 +365,9 @@ class World:
     def _fault(self, name: str, began: float, device: Device) -> None:
         self._note_fault("connection", name, began, [device.name])
 
-    def _note_fault(self, plane: FaultPlane, name: str, began: float, clients: Sequence[str] = ()) -> None:
+    def _note_fault(
+        self, plane: FaultPlane, name: str, began: float, clients: Sequence[str] = ()
+    ) -> None:
         """Record a fault from ``began`` until now."""
         now = self.clock.monotonic()
         self.record.note(FaultWindow(at=began, until=now, plane=plane, name=name, clients=clients))
@@ -380,9 +398,15 @@ class World:
         for device in self.devices:
             for chat_id in (await self.disk.store.memberships([device.user]))[device.user]:
                 chat = await self.disk.store.chat(chat_id)  # a device may have deleted messages
-                had = [sequence for sequence, _ in device.copies.get(chat_id, []) if sequence >= chat.first_sequence]
+                had = [
+                    sequence
+                    for sequence, _ in device.copies.get(chat_id, [])
+                    if sequence >= chat.first_sequence
+                ]
                 held = device.cursors.get(chat_id)
-                if had != self.disk.sequences(chat_id) or (had and held is not None and held.epoch != chat.epoch):
+                if had != self.disk.sequences(chat_id) or (
+                    had and held is not None and held.epoch != chat.epoch
+                ):
                     return False  # incomplete, or of an older epoch
         return True
 

@@ -58,7 +58,9 @@ class Revocation(Struct, frozen=True):
 
     @property
     def key(self) -> RevocationKey:
-        return RevocationKey(self.kind, self.tenant, "" if self.kind == "token" else self.user_id, self.item)
+        return RevocationKey(
+            self.kind, self.tenant, "" if self.kind == "token" else self.user_id, self.item
+        )
 
 
 class Revocations(Protocol):
@@ -87,15 +89,22 @@ class Revocations(Protocol):
 
 def merged(earlier: Revocation, entry: Revocation) -> Revocation:
     """Merge two entries of one key: refuses all that either refuses, until both end."""
-    ends = None if earlier.ends_at is None or entry.ends_at is None else max(earlier.ends_at, entry.ends_at)
+    ends = (
+        None
+        if earlier.ends_at is None or entry.ends_at is None
+        else max(earlier.ends_at, entry.ends_at)
+    )
     issued_before = max(earlier.issued_before, entry.issued_before)
     user_id = entry.user_id or earlier.user_id
-    return replace(entry, number=earlier.number, user_id=user_id, issued_before=issued_before, ends_at=ends)
+    return replace(
+        entry, number=earlier.number, user_id=user_id, issued_before=issued_before, ends_at=ends
+    )
 
 
 def full() -> Forbidden:
     return Forbidden(
-        f"there are {ENTRIES_MAX} revocations, which is the limit; lift some first (holdfast revoke undo)",
+        f"there are {ENTRIES_MAX} revocations, which is the limit; lift some first (holdfast revoke"
+        " undo)",
         limit=ENTRIES_MAX,
     )
 

@@ -60,7 +60,8 @@ class RevocationsInForce:
         self._change = asyncio.Lock()
         self.on_added: Added = lambda entries: None
 
-    # --- what they refuse -------------------------------------------------------------------------------
+    # --- what they refuse
+    # -------------------------------------------------------------------------------
 
     def refusal(self, principal: Principal, device_id: str = "") -> Unauthorized | None:
         """Why a token used by this device ("": unknown) is refused.
@@ -94,23 +95,34 @@ class RevocationsInForce:
 
     def is_muted(self, user: User) -> bool:
         """Whether the user is muted in the whole tenant."""
-        return RevocationKey("mute", user.tenant, user.user_id, "") in self._entries if self._entries else False
+        return (
+            RevocationKey("mute", user.tenant, user.user_id, "") in self._entries
+            if self._entries
+            else False
+        )
 
-    # --- what is in force -------------------------------------------------------------------------------
+    # --- what is in force
+    # -------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def page(self, after: int, limit: int, wanted: Callable[[Revocation], bool]) -> Sequence[Revocation]:
+    def page(
+        self, after: int, limit: int, wanted: Callable[[Revocation], bool]
+    ) -> Sequence[Revocation]:
         """Up to ``limit`` wanted entries with numbers above ``after``, without ended
         ones."""
         entries = list(self._entries.values())
         rest = islice(entries, bisect_right(entries, after, key=lambda entry: entry.number), None)
-        return list(islice((entry for entry in rest if wanted(entry) and not self._has_ended(entry)), limit))
+        return list(
+            islice((entry for entry in rest if wanted(entry) and not self._has_ended(entry)), limit)
+        )
 
     def find(self, number: str) -> Revocation:
         """The entry of this number; NotFound if there is none."""
-        found = [e for e in self._entries.values() if str(e.number) == number and not self._has_ended(e)]
+        found = [
+            e for e in self._entries.values() if str(e.number) == number and not self._has_ended(e)
+        ]
         if not found:
             raise unknown(number)
         return found[0]
@@ -124,9 +136,14 @@ class RevocationsInForce:
 
     def of_user(self, user: User) -> Sequence[Revocation]:
         """Every entry that names this user and has not ended."""
-        return [e for e in self._entries.values() if (e.tenant, e.user_id) == user and not self._has_ended(e)]
+        return [
+            e
+            for e in self._entries.values()
+            if (e.tenant, e.user_id) == user and not self._has_ended(e)
+        ]
 
-    # --- how they change --------------------------------------------------------------------------------
+    # --- how they change
+    # --------------------------------------------------------------------------------
 
     async def add(self, entry: Revocation) -> Revocation:
         """Store an entry, then put it into effect. Raises what the store raises."""
@@ -196,7 +213,9 @@ class RevocationsInForce:
 
     def _forget_ended(self) -> None:
         """Drop ended entries, as the store does, so that memory has the same bound."""
-        self._entries = {key: entry for key, entry in self._entries.items() if not self._has_ended(entry)}
+        self._entries = {
+            key: entry for key, entry in self._entries.items() if not self._has_ended(entry)
+        }
 
     def _has_ended(self, entry: Revocation) -> bool:
         return entry.ends_at is not None and entry.ends_at <= self._clock.now()

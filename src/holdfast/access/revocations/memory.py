@@ -51,4 +51,6 @@ class MemoryRevocations:
 
     def _forget_ended(self) -> None:
         now = self._clock.now()
-        self._entries = {k: e for k, e in self._entries.items() if e.ends_at is None or e.ends_at > now}
+        self._entries = {
+            k: e for k, e in self._entries.items() if e.ends_at is None or e.ends_at > now
+        }

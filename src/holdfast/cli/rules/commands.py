@@ -16,7 +16,17 @@ from holdfast.cli import output
 from holdfast.cli.context import ASKED, CliContext, local_command, remote_command, settings_of
 from holdfast.cli.groups import group
 from holdfast.cli.rules.desired import FIELDS, assigned, portable, read
-from holdfast.cli.rules.requests import PAGE, amount, besides, compared, every, history_of, imported, put, sure
+from holdfast.cli.rules.requests import (
+    PAGE,
+    amount,
+    besides,
+    compared,
+    every,
+    history_of,
+    imported,
+    put,
+    sure,
+)
 from holdfast.errors import Deferred, NotFound, OutcomeUnknown
 from holdfast.limits.rule_import import field_differences
 from holdfast.limits.rules import reserved_beside
@@ -26,8 +36,12 @@ rules = group("Rate limits, changed live.")
 
 TenantArgument = Annotated[str, typer.Argument(help="Whose rule; * for every tenant.")]
 ResourceArgument = Annotated[str, typer.Argument(help="For what; a * at its end matches the rest.")]
-SubjectArgument = Annotated[str, typer.Argument(help="Who is counted: a user, an address, or what your checks name.")]
-VersionOption = Annotated[int | None, typer.Option(help="The version you saw.  [default: the one there now]")]
+SubjectArgument = Annotated[
+    str, typer.Argument(help="Who is counted: a user, an address, or what your checks name.")
+]
+VersionOption = Annotated[
+    int | None, typer.Option(help="The version you saw.  [default: the one there now]")
+]
 _ReasonOption = Annotated[str, typer.Option(help="Why; it is kept with the change.")]
 WATCH_SECONDS = 1.0
 AWAY = Backoff(WATCH_SECONDS, 10.0)
@@ -54,10 +68,21 @@ def list_rules(
         found,
         ("tenant", "resource", "algorithm", "limit", "burst", "besides", "version"),
         (
-            (r["tenantID"], r["resource"], r["algorithm"], amount(r), r.get("burstSize", ""), besides(r), r["version"])
+            (
+                r["tenantID"],
+                r["resource"],
+                r["algorithm"],
+                amount(r),
+                r.get("burstSize", ""),
+                besides(r),
+                r["version"],
+            )
             for r in found
         ),
-        empty="No rules. Make one: holdfast rules set acme /api/search algorithm=token_bucket limit=100 window=60s",
+        empty=(
+            "No rules. Make one: holdfast rules set acme /api/search algorithm=token_bucket"
+            " limit=100 window=60s"
+        ),
     )
 
 
@@ -71,7 +96,9 @@ def get_rule(reach: CliContext, tenant: TenantArgument, resource: ResourceArgume
     \b
       holdfast rules get acme /api/search
     """
-    output.described(reach, reach.as_operator().get("/admin/rules", tenantID=tenant, resource=resource))
+    output.described(
+        reach, reach.as_operator().get("/admin/rules", tenantID=tenant, resource=resource)
+    )
 
 
 @rules.command("set")
@@ -80,11 +107,14 @@ def set_rule(
     reach: CliContext,
     tenant: TenantArgument,
     resource: ResourceArgument,
-    fields: Annotated[list[str], typer.Argument(metavar="FIELD=VALUE...", help=f"Of {', '.join(FIELDS)}.")],
+    fields: Annotated[
+        list[str], typer.Argument(metavar="FIELD=VALUE...", help=f"Of {', '.join(FIELDS)}.")
+    ],
     version: VersionOption = None,
     reason: _ReasonOption = ASKED,
 ) -> None:
-    """Create a rule, or change the fields you name. It is in force everywhere within moments.
+    """Create a rule, or change the fields you name. It is in force everywhere within
+    moments.
 
     Examples:
 
@@ -98,7 +128,10 @@ def set_rule(
     output.described(reach, put(reach.as_operator(), body, version))
     if beside := reserved_beside(resource):
         own = ", ".join(f"{word}*" for word in beside)
-        typer.echo(f"note: {resource} does not apply to Holdfast's own entry points; for those set {own}", err=True)
+        typer.echo(
+            f"note: {resource} does not apply to Holdfast's own entry points; for those set {own}",
+            err=True,
+        )
 
 
 @rules.command("delete")
@@ -140,7 +173,15 @@ def history(reach: CliContext, tenant: TenantArgument, resource: ResourceArgumen
         changes,
         ("version", "at", "who", "what", "limit", "besides", "reason"),
         (
-            (c["version"], c["at"][:19], c["actor"], c["action"], amount(c["rule"]), besides(c["rule"]), c["reason"])
+            (
+                c["version"],
+                c["at"][:19],
+                c["actor"],
+                c["action"],
+                amount(c["rule"]),
+                besides(c["rule"]),
+                c["reason"],
+            )
             for c in changes
         ),
         empty="This rule has no history.",
@@ -153,7 +194,9 @@ def diff(
     reach: CliContext,
     tenant: TenantArgument,
     resource: ResourceArgument,
-    old: Annotated[int | None, typer.Argument(help="A version.  [default: the last but one]")] = None,
+    old: Annotated[
+        int | None, typer.Argument(help="A version.  [default: the last but one]")
+    ] = None,
     new: Annotated[int | None, typer.Argument(help="A later version.  [default: the last]")] = None,
 ) -> None:
     """Show what changed between two versions of a rule.
@@ -171,7 +214,9 @@ def diff(
     before = old if old is not None else max(1, after - 1)
     for wanted in (before, after):
         if wanted not in past:
-            raise NotFound(f"there is no version {wanted} of this rule, or the log does not reach back to it")
+            raise NotFound(
+                f"there is no version {wanted} of this rule, or the log does not reach back to it"
+            )
     changed = field_differences(past[before], past[after], (*FIELDS, "deleted"))
     if reach.as_json:
         output.as_json({"old": before, "new": after, "changed": changed})
@@ -203,7 +248,9 @@ def rollback(
 
 @rules.command("peek")
 @remote_command
-def peek(reach: CliContext, tenant: TenantArgument, resource: ResourceArgument, subject: SubjectArgument) -> None:
+def peek(
+    reach: CliContext, tenant: TenantArgument, resource: ResourceArgument, subject: SubjectArgument
+) -> None:
     """Show how much of its limit a subject has used. Nothing is taken.
 
     Examples:
@@ -240,9 +287,12 @@ def reset(
 @remote_command
 def watch(
     reach: CliContext,
-    seconds: Annotated[float | None, typer.Option(help="Stop after this time.  [default: at Ctrl-C]")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Stop after this time.  [default: at Ctrl-C]")
+    ] = None,
 ) -> None:
-    """Print changes as they are made, until Ctrl-C. While the server is away it waits, and then tells what it missed.
+    """Print changes as they are made, until Ctrl-C. While the server is away it waits,
+    and then tells what it missed.
 
     Examples:
 
@@ -263,7 +313,8 @@ def watch(
             if failures == 1:
                 typer.echo(f"still watching: {error.message}", err=True)
         else:
-            failures, cursor = 0, min(cursor, page["head"])  # a restored log may be shorter than it was
+            # a restored log may be shorter than it was
+            failures, cursor = 0, min(cursor, page["head"])
             for change in page["changes"]:
                 cursor = change["seq"]
                 _tell_change(reach, change)
@@ -275,7 +326,10 @@ def watch(
 
 @rules.command("export")
 @remote_command
-def export(reach: CliContext, tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None) -> None:
+def export(
+    reach: CliContext,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
+) -> None:
     """Print the rules as JSON that `import` takes.
 
     Example:
@@ -294,10 +348,12 @@ def import_rules(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
     reason: _ReasonOption = ASKED,
 ) -> None:
-    """Make the rules of the file what it says, all of them or none. Rules that are not in it stay.
+    """Make the rules of the file what it says, all of them or none. Rules that are not
+    in it stay.
 
-    The whole file is judged and compared first, and then imported in one change: if anybody changed a rule meanwhile,
-    nothing is changed (409). What a rule leaves out is what a new rule would have.
+    The whole file is judged and compared first, and then imported in one change: if
+    anybody changed a rule meanwhile, nothing is changed (409). What a rule leaves out
+    is what a new rule would have.
 
     Examples:
 
@@ -315,10 +371,12 @@ def import_rules(
 @rules.command("raise-epoch")
 @local_command
 def raise_epoch(reach: CliContext) -> None:
-    """After you put back your own copy of the rules: let nobody take them for older ones.
+    """After you put back your own copy of the rules: let nobody take them for older
+    ones.
 
-    For limits.db, with the server stopped; for PostgreSQL (`limits.rules_url`), also while nodes run. `holdfast
-    restore` does this by itself, and so does a failover or a point-in-time recovery of PostgreSQL.
+    For limits.db, with the server stopped; for PostgreSQL (`limits.rules_url`), also
+    while nodes run. `holdfast restore` does this by itself, and so does a failover or a
+    point-in-time recovery of PostgreSQL.
 
     Example:
 
@@ -333,10 +391,17 @@ def raise_epoch(reach: CliContext) -> None:
         if reach.as_json:
             output.as_json({"epoch": epoch})
         else:
-            output.line(f"the rules in PostgreSQL: under epoch {epoch}; every node takes them with its next sync")
+            output.line(
+                f"the rules in PostgreSQL: under epoch {epoch}; every node takes them with its next"
+                " sync"
+            )
         return
     file = renew_rules(reach.state_path)
-    output.told(reach, {"file": str(file)}, f"{file}: under a new epoch; start the server with `holdfast serve`")
+    output.told(
+        reach,
+        {"file": str(file)},
+        f"{file}: under a new epoch; start the server with `holdfast serve`",
+    )
 
 
 def _tell_change(reach: CliContext, change: Mapping[str, Any]) -> None:
@@ -349,7 +414,9 @@ def _tell_change(reach: CliContext, change: Mapping[str, Any]) -> None:
                              f"in {rule['window']} ({rule['mode']}) {change['reason']}"))  # fmt: skip
 
 
-def _tell_imported(reach: CliContext, changes: Sequence[Mapping[str, Any]], change_id: str, *, dry_run: bool) -> None:
+def _tell_imported(
+    reach: CliContext, changes: Sequence[Mapping[str, Any]], change_id: str, *, dry_run: bool
+) -> None:
     if reach.as_json:
         output.as_json({"dry_run": dry_run, "change_id": change_id, "rules": changes})
         return
@@ -357,12 +424,19 @@ def _tell_imported(reach: CliContext, changes: Sequence[Mapping[str, Any]], chan
         output.line("Nothing to change: the rules are as in the file.")
         return
     rows = (
-        (f"{c['tenantID']} {c['resource']}", "new" if c["new"] else ", ".join(_said(*d) for d in c["changed"].items()))
+        (
+            f"{c['tenantID']} {c['resource']}",
+            "new" if c["new"] else ", ".join(_said(*d) for d in c["changed"].items()),
+        )
         for c in changes
     )
     output.table(("rule", "what"), rows, empty="")
     many = f"{len(changes)} rule{'s' if len(changes) > 1 else ''}"
-    output.line(f"{many} would change; this is a dry run." if dry_run else f"{many} changed, as {change_id}.")
+    output.line(
+        f"{many} would change; this is a dry run."
+        if dry_run
+        else f"{many} changed, as {change_id}."
+    )
 
 
 def _said(field: str, values: Sequence[Any]) -> str:

@@ -48,7 +48,9 @@ def read(file: Path) -> list[dict[str, Any]]:
     except OSError as error:
         raise InvalidMessage(f"{file} cannot be read: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise InvalidMessage(f"{file} is not what `holdfast rules export` prints: {error}") from None
+        raise InvalidMessage(
+            f"{file} is not what `holdfast rules export` prints: {error}"
+        ) from None
     try:
         return [settable(rule) for rule in read_rules(bodies)]
     except InvalidRule as error:

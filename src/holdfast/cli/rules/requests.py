@@ -33,7 +33,9 @@ def history_of(rest: RestClient, tenant: str, resource: str) -> list[dict[str, A
     before = None
     while True:
         name = {"tenantID": tenant, "resource": resource}
-        page = patiently(rest.get, "/admin/rules/history", **name, before=before, limit=PAGE)["changes"]
+        page = patiently(rest.get, "/admin/rules/history", **name, before=before, limit=PAGE)[
+            "changes"
+        ]
         found += page
         if len(page) < PAGE or page[-1]["version"] == 1:
             return found

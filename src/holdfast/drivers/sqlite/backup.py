@@ -86,7 +86,13 @@ class Contents(Struct, frozen=True):
 
 
 def take(
-    state: Path, target: Path, contents: Contents, *, at: str, program: str, progress: CopyProgress = quiet
+    state: Path,
+    target: Path,
+    contents: Contents,
+    *,
+    at: str,
+    program: str,
+    progress: CopyProgress = quiet,
 ) -> Manifest:
     """Copy the files in ``state`` into the new folder ``target`` while the server runs.
 
@@ -116,7 +122,9 @@ def take(
     return manifest
 
 
-def _copy_all(state: Path, folder: Path, contents: Contents, progress: CopyProgress) -> tuple[CopiedFile, ...]:
+def _copy_all(
+    state: Path, folder: Path, contents: Contents, progress: CopyProgress
+) -> tuple[CopiedFile, ...]:
     files = []
     for part in contents.parts:
         if (state / part.name).exists():
@@ -142,7 +150,8 @@ def _described(source: Path, copy: Path, part: StateFile, progress: CopyProgress
 
 def _useless(source: Path, why: str) -> StateCorrupted:
     return StateCorrupted(
-        f"no backup was taken, because {source} is {why}: stop the server and restore an earlier backup",
+        f"no backup was taken, because {source} is {why}: stop the server and restore an earlier"
+        " backup",
         file=str(source),
     )
 
@@ -152,7 +161,9 @@ def _write(path: Path, manifest: Manifest) -> None:
     path.chmod(0o600)
     sync(path)
     if read_manifest(path.parent) != manifest:
-        raise StateCorrupted(f"{path} does not read as it was written; check its disk", file=str(path))
+        raise StateCorrupted(
+            f"{path} does not read as it was written; check its disk", file=str(path)
+        )
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -170,19 +181,27 @@ def read_manifest(folder: Path) -> Manifest:
     except OSError as error:
         raise StateDirectory(f"{path} cannot be read: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise StateCorrupted(f"{path} is not a manifest ({error}); use another backup", file=str(path)) from None
+        raise StateCorrupted(
+            f"{path} is not a manifest ({error}); use another backup", file=str(path)
+        ) from None
     if kind.format != FORMAT:
-        raise StateDirectory(f"{folder} is not a backup of Holdfast: {MANIFEST} says {kind.format!r}")
+        raise StateDirectory(
+            f"{folder} is not a backup of Holdfast: {MANIFEST} says {kind.format!r}"
+        )
     if kind.version > FORMAT_VERSION:
         raise StateCorrupted(
-            f"{folder} was made by a newer Holdfast (format {kind.version}, this program knows {FORMAT_VERSION}): "
-            "restore it with that one",
+            f"{folder} was made by a newer Holdfast (format {kind.version}, this program knows"
+            f" {FORMAT_VERSION}): restore it with that one",
             file=str(path),
         )
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise StateCorrupted(f"{path} is damaged ({error}); use another backup", file=str(path)) from None
+        raise StateCorrupted(
+            f"{path} is damaged ({error}); use another backup", file=str(path)
+        ) from None
     if manifest.sealed().digest != manifest.digest:
-        raise StateCorrupted(f"{path} is damaged: its digest is not its own; use another backup", file=str(path))
+        raise StateCorrupted(
+            f"{path} is damaged: its digest is not its own; use another backup", file=str(path)
+        )
     return manifest

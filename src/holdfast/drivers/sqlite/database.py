@@ -27,7 +27,9 @@ class SqliteSettings:
     """How the file is used."""
 
     synchronous: Literal["FULL", "NORMAL"] = "FULL"
-    """FULL: a commit is on stable storage. NORMAL loses acknowledged messages at a power cut, to prove that it does."""
+    """FULL: a commit is on stable storage. NORMAL loses acknowledged messages at a
+    power cut, to prove that it does.
+    """
     readers: int = 2
     """Threads that read, at most 64; they never wait for the writer."""
     writes_waiting_max: int = 256
@@ -35,11 +37,17 @@ class SqliteSettings:
     reads_waiting_max: int = 1_000
     """Reads that wait for a reader. The next: SERVICE_UNAVAILABLE."""
     read_deadline_seconds: float = 2.0
-    """A read that takes longer is interrupted: SERVICE_UNAVAILABLE, or a shorter page with has_more."""
+    """A read that takes longer is interrupted: SERVICE_UNAVAILABLE, or a shorter page
+    with has_more.
+    """
     busy_timeout_seconds: float = 1.0
-    """How long to wait, at most 60, if another program holds the file (none of ours does); then SERVICE_UNAVAILABLE."""
+    """How long to wait, at most 60, if another program holds the file (none of ours
+    does); then SERVICE_UNAVAILABLE.
+    """
     checkpoint_pages: int = 4_000
-    """The write-ahead log is folded into the database after so many pages, at most 1,000,000."""
+    """The write-ahead log is folded into the database after so many pages, at most
+    1,000,000.
+    """
     cache_bytes: int = 64 * 1024 * 1024
     """The writer's page cache."""
 
@@ -50,14 +58,26 @@ class SqliteSettings:
         positive(self, "read_deadline_seconds", "busy_timeout_seconds", "cache_bytes")
         # A reader is a thread with a connection. SQLite reads the others as 32 bits and
         # takes a larger value for 0.
-        at_most(self, readers=64, checkpoint_pages=1_000_000, busy_timeout_seconds=60, cache_bytes=1024 * GIB)
+        at_most(
+            self,
+            readers=64,
+            checkpoint_pages=1_000_000,
+            busy_timeout_seconds=60,
+            cache_bytes=1024 * GIB,
+        )
 
 
-def connect(path: Path, settings: SqliteSettings, vfs: str | None = None, *, write: bool) -> apsw.Connection:
+def connect(
+    path: Path, settings: SqliteSettings, vfs: str | None = None, *, write: bool
+) -> apsw.Connection:
     """Open an existing file or, with ``write``, a new one. Raises apsw errors."""
     if write:
         settle_log(path, vfs)
-    flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE if write else apsw.SQLITE_OPEN_READWRITE
+    flags = (
+        apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+        if write
+        else apsw.SQLITE_OPEN_READWRITE
+    )
     connection = apsw.Connection(str(path), flags=flags, vfs=vfs)
     try:
         connection.set_busy_timeout(int(settings.busy_timeout_seconds * 1000))
@@ -66,7 +86,9 @@ def connect(path: Path, settings: SqliteSettings, vfs: str | None = None, *, wri
         connection.pragma("temp_store", "MEMORY")
         if write:
             if connection.pragma("journal_mode", "WAL") != "wal":
-                raise apsw.CantOpenError("its file system does not support shared memory, which WAL needs")
+                raise apsw.CantOpenError(
+                    "its file system does not support shared memory, which WAL needs"
+                )
             connection.pragma("secure_delete", True)  # overwrites redacted text
             connection.pragma("wal_autocheckpoint", settings.checkpoint_pages)
             connection.pragma("journal_size_limit", 4 * settings.checkpoint_pages * 4096)
@@ -142,16 +164,21 @@ def version_of(connection: apsw.Connection, path: Path, newest: int) -> int:
 
     StateCorrupted if the file is not ours or newer than this program.
     """
-    tables = connection.execute("SELECT count(*), sum(name = 'schema_version') FROM sqlite_schema").get
+    tables = connection.execute(
+        "SELECT count(*), sum(name = 'schema_version') FROM sqlite_schema"
+    ).get
     if not tables[0]:
         return 0
     if not tables[1]:
-        raise StateCorrupted(f"{path} is not a Holdfast database; choose another state directory", file=str(path))
+        raise StateCorrupted(
+            f"{path} is not a Holdfast database; choose another state directory", file=str(path)
+        )
     version = int(connection.execute("SELECT max(version) FROM schema_version").get)
     if version > newest:
         raise StateCorrupted(
-            f"{path} has schema version {version}, this program knows up to {newest}: "
-            "it was written by a newer Holdfast; run that one, or restore a backup made before the upgrade",
+            f"{path} has schema version {version}, this program knows up to {newest}: it was"
+            " written by a newer Holdfast; run that one, or restore a backup made before the"
+            " upgrade",
             file=str(path),
         )
     return version
@@ -187,7 +214,9 @@ class Handle:
     under their paths, and no other file is ever opened there.
     """
 
-    def __init__(self, path: Path, settings: SqliteSettings, vfs: str | None, *, write: bool) -> None:
+    def __init__(
+        self, path: Path, settings: SqliteSettings, vfs: str | None, *, write: bool
+    ) -> None:
         self.path = path
         self._settings = settings
         self._vfs = vfs
@@ -294,7 +323,9 @@ class Handle:
     def _require(self, path: Path, expected: _File) -> None:
         if _file_of(path) != expected:
             telemetry.store_moved(str(path))
-            raise Unavailable("the server's files are not where they were; its operator must put them back")
+            raise Unavailable(
+                "the server's files are not where they were; its operator must put them back"
+            )
 
     def _roll_back(self, connection: apsw.Connection) -> None:
         """Roll back; drop a connection that cannot (it was closed, for example)."""

@@ -95,8 +95,14 @@ def translate(error: apsw.Error, path: str, doing: Doing) -> HoldfastError:
     cause = f"{type(error).__name__}: {error}"
     advice = meaning.advice.format(path=path, error=error) if meaning else cause
     if doing is Doing.OPENING:
-        return meaning.at_open(advice, file=path) if meaning else InternalError(f"{path}: {cause}", file=path)
+        return (
+            meaning.at_open(advice, file=path)
+            if meaning
+            else InternalError(f"{path}: {cause}", file=path)
+        )
     telemetry.log.error("sqlite", file=path, doing=doing.value, cause=cause, advice=advice)
     if doing is Doing.COMMITTING and not isinstance(error, NOT_COMMITTED):
-        return OutcomeUnknown("the commit failed and nobody knows how far it came; retry with the same key")
+        return OutcomeUnknown(
+            "the commit failed and nobody knows how far it came; retry with the same key"
+        )
     return Unavailable(meaning.told) if meaning else InternalError("the store failed; it is logged")

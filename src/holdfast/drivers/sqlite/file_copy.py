@@ -93,12 +93,15 @@ def _copy(origin: apsw.Connection, target: Path, progress: CopyProgress) -> None
         target.chmod(0o600)
         origin.execute("BEGIN")
         page_bytes = origin.execute("PRAGMA page_size").get
-        origin.execute("SELECT count(*) FROM sqlite_schema").fetchall()  # the snapshot begins with the first read
+        # the snapshot begins with the first read
+        origin.execute("SELECT count(*) FROM sqlite_schema").fetchall()
         with copy.backup("main", origin, "main") as backup:
             while not backup.done:
                 backup.step(PAGES_AT_ONCE)
                 done = backup.page_count - backup.remaining
-                progress(f"copying {target.name}", done * page_bytes, backup.page_count * page_bytes)
+                progress(
+                    f"copying {target.name}", done * page_bytes, backup.page_count * page_bytes
+                )
         copy.pragma("journal_mode", "DELETE")
     finally:
         copy.close(True)
@@ -133,14 +136,20 @@ def describe(path: Path, part: StateFile | None, progress: CopyProgress = quiet)
             problems = [row[0] for row in connection.execute("PRAGMA integrity_check(10)")]
             version = version_of(connection, path, len(part.migrations))
             if problems != ["ok"]:
-                raise StateCorrupted(f"{path} is damaged: {problems[0]}; use another backup", file=str(path))
+                raise StateCorrupted(
+                    f"{path} is damaged: {problems[0]}; use another backup", file=str(path)
+                )
             if version == 0:
                 raise StateCorrupted(f"{path} is empty; use another backup", file=str(path))
-            counts = {name: int(connection.execute(count).get) for name, count in part.counts.items()}
+            counts = {
+                name: int(connection.execute(count).get) for name, count in part.counts.items()
+            }
         finally:
             connection.close(True)
     except apsw.Error as error:
-        raise StateCorrupted(f"{path} is damaged: {error}; use another backup", file=str(path)) from error
+        raise StateCorrupted(
+            f"{path} is damaged: {error}; use another backup", file=str(path)
+        ) from error
     return CopiedFile(found.name, found.size_bytes, found.sha256, version, counts)
 
 
@@ -156,5 +165,9 @@ def _digest(path: Path, progress: CopyProgress) -> str:
 def cannot(doing: str, error: OSError) -> StateDirectory:
     """The operator's error for an error of the file system."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFull(f"{doing}: {error.strerror}; make room (old backups may go), and do it again")
-    return StateDirectory(f"{doing}: {error.strerror or error}; make room or give write access, and do it again")
+        return DiskFull(
+            f"{doing}: {error.strerror}; make room (old backups may go), and do it again"
+        )
+    return StateDirectory(
+        f"{doing}: {error.strerror or error}; make room or give write access, and do it again"
+    )

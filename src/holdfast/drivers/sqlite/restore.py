@@ -28,7 +28,15 @@ from holdfast.drivers.sqlite import points
 from holdfast.drivers.sqlite.backup import Contents, Manifest, read_manifest
 from holdfast.drivers.sqlite.database import SqliteSettings, open_and_migrate
 from holdfast.drivers.sqlite.errors import Doing, translate
-from holdfast.drivers.sqlite.file_copy import CopyProgress, Restored, StateFile, cannot, copy_file, describe, quiet
+from holdfast.drivers.sqlite.file_copy import (
+    CopyProgress,
+    Restored,
+    StateFile,
+    cannot,
+    copy_file,
+    describe,
+    quiet,
+)
 from holdfast.errors import StateCorrupted, StateDirectory
 
 PARTIAL = "restore.partial"
@@ -108,22 +116,33 @@ def open_backup(backup: Path, contents: Contents) -> BackupSource:
         if missing := [name for name in names if not (backup / name).is_file()]:
             raise StateCorrupted(f"{backup} lacks {', '.join(missing)}; use another backup")
         if unknown := [name for name in names if name not in known]:
-            raise StateCorrupted(f"{backup} holds {', '.join(unknown)}, which this program does not know")
+            raise StateCorrupted(
+                f"{backup} holds {', '.join(unknown)}, which this program does not know"
+            )
         if contents.needed.name not in names:
-            raise StateCorrupted(f"{backup} was made without {contents.needed.name}; use another backup")
+            raise StateCorrupted(
+                f"{backup} was made without {contents.needed.name}; use another backup"
+            )
         return BackupSource(manifest, {name: backup / name for name in names})
     if not backup.exists():
         raise StateDirectory(f"there is no backup {backup}")
     with backup.open("rb") as file:
         if file.read(len(SQLITE_MAGIC)) != SQLITE_MAGIC:
-            raise StateCorrupted(f"{backup} is not a backup: give the folder that `holdfast backup` printed")
+            raise StateCorrupted(
+                f"{backup} is not a backup: give the folder that `holdfast backup` printed"
+            )
     needed = contents.needed
     copied = replace(describe(backup, needed), name=needed.name)
     return BackupSource(Manifest("", 0, "", "", (copied,)), {needed.name: backup})
 
 
 def _make_ready(
-    source: BackupSource, partial: Path, state: Path, contents: Contents, restored: Restored, progress: CopyProgress
+    source: BackupSource,
+    partial: Path,
+    state: Path,
+    contents: Contents,
+    restored: Restored,
+    progress: CopyProgress,
 ) -> Manifest:
     brought = []
     for entry in source.manifest.files:
@@ -133,13 +152,19 @@ def _make_ready(
         staged = partial / NEW / entry.name
         copy_file(source.files[entry.name], staged, progress)
         if describe(staged, part, progress) != entry:
-            raise StateCorrupted(f"{source.files[entry.name]} is not what its manifest says; use another backup")
+            raise StateCorrupted(
+                f"{source.files[entry.name]} is not what its manifest says; use another backup"
+            )
         if part is not None:
             renew(staged, part, restored)
         sync(staged)
         points.checkpoint(f"restore.made.{entry.name}")
         brought.append(entry)
-    plan = RestorePlan(list(_replaced(contents, state)), [entry.name for entry in brought], _aside(state, restored.at))
+    plan = RestorePlan(
+        list(_replaced(contents, state)),
+        [entry.name for entry in brought],
+        _aside(state, restored.at),
+    )
     (partial / PLAN).write_bytes(msgspec.json.encode(plan))
     for made in (partial / PLAN, partial / NEW, partial):
         sync(made)
@@ -162,7 +187,9 @@ def _replaced(contents: Contents, state: Path) -> Iterator[str]:
 def _aside(state: Path, at: str) -> str:
     """A name that is free."""
     name = "before-restore-" + at.replace(":", "").replace("-", "")
-    return next(free for n in count() if not (state / (free := f"{name}-{n}" if n else name)).exists())
+    return next(
+        free for n in count() if not (state / (free := f"{name}-{n}" if n else name)).exists()
+    )
 
 
 def renew(path: Path, part: StateFile, restored: Restored) -> None:

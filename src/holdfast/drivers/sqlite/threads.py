@@ -23,7 +23,12 @@ class _Unit(Generic[T]):
 
     __slots__ = ("answer", "error", "future", "then", "work")
 
-    def __init__(self, work: Callable[[Handle], T], future: asyncio.Future[T], then: Callable[[], None] | None) -> None:
+    def __init__(
+        self,
+        work: Callable[[Handle], T],
+        future: asyncio.Future[T],
+        then: Callable[[], None] | None,
+    ) -> None:
         self.work = work
         self.future = future
         self.then = then
@@ -51,9 +56,14 @@ class WorkerThreads:
         self._refusal = refusal
         self._closing = False
         self._loop = asyncio.get_running_loop()
-        self._ended = [start_thread(partial(self._run, handle), f"{name}-{n}") for n, handle in enumerate(handles)]
+        self._ended = [
+            start_thread(partial(self._run, handle), f"{name}-{n}")
+            for n, handle in enumerate(handles)
+        ]
 
-    def do(self, work: Callable[[Handle], T], then: Callable[[], None] | None = None) -> asyncio.Future[T]:
+    def do(
+        self, work: Callable[[Handle], T], then: Callable[[], None] | None = None
+    ) -> asyncio.Future[T]:
         """Queue ``work`` for one of the threads. Cancelling the future changes nothing.
 
         ``then`` runs on the event loop when the work has ended, before the caller

@@ -30,7 +30,8 @@ def require_whole_log(connection: apsw.Connection, path: Path, vfs: str | None) 
     log = path.with_name(path.name + "-wal")
     if not log.exists():
         return
-    connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()  # the first read recovers the log
+    # the first read recovers the log
+    connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()
     readable, _ = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
     file = apsw.VFSFile(vfs or "", str(log), [apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_READWRITE, 0])
     try:
@@ -38,11 +39,17 @@ def require_whole_log(connection: apsw.Connection, path: Path, vfs: str | None) 
     finally:
         file.xClose()
     if follows:
-        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # else closing would remove the log
-        size = HEADER_BYTES + readable * (FRAME_HEADER_BYTES + _page_bytes(connection)) if readable > 0 else 0
+        # else closing would remove the log
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        size = (
+            HEADER_BYTES + readable * (FRAME_HEADER_BYTES + _page_bytes(connection))
+            if readable > 0
+            else 0
+        )
         raise StateCorrupted(
-            f"{log} is damaged behind byte {size}, and at least one commit behind it cannot be read: run `holdfast "
-            f"restore` with a backup, or, to go on without what is behind it, `truncate -s {size} {log}`",
+            f"{log} is damaged behind byte {size}, and at least one commit behind it cannot be"
+            " read: run `holdfast restore` with a backup, or, to go on without what is behind it,"
+            f" `truncate -s {size} {log}`",
             file=str(log),
         )
     if commits:

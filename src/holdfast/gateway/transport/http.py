@@ -18,7 +18,11 @@ from urllib.parse import unquote
 
 import uvicorn
 from httptools import HttpParserError, HttpParserUpgrade, parse_url
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from holdfast import telemetry
 from holdfast.access.network import HttpCounts
@@ -84,7 +88,8 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
             listening.bind((host, port))
         except OSError as error:
             raise BadSetting(
-                f"cannot listen on {host}:{port} ({error.strerror}): stop what uses it, or choose another with --port"
+                f"cannot listen on {host}:{port} ({error.strerror}): stop what uses it, or choose"
+                " another with --port"
             ) from None
         listening.listen(BACKLOG)
         yield listening
@@ -133,7 +138,8 @@ class _Requests(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)  # so the budget counts what the kernel does not take
+        # so the budget counts what the kernel does not take
+        transport.set_write_buffer_limits(high=0)
         self._peer = self.client[0] if self.client else ""
         counts = self._deps.counts
         if full := counts.open(self._peer):
@@ -146,7 +152,8 @@ class _Requests(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deps.unread.discard(self.transport)
-        if self._answering is not None:  # uvicorn marks the last request, not the one being answered
+        # uvicorn marks the last request, not the one being answered
+        if self._answering is not None:
             self._answering.disconnected = True
         self._cancel_timer()
         self._leave()
@@ -180,7 +187,11 @@ class _Requests(HttpToolsProtocol):
                 self._ignoring = True
         else:
             if self._unparsed_bytes > HEAD_BYTES_MAX:
-                self._refuse_request(_too_large(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the head", HEAD_BYTES_MAX))
+                self._refuse_request(
+                    _too_large(
+                        HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the head", HEAD_BYTES_MAX
+                    )
+                )
         return not self._ignoring
 
     def _refuse(self, refusal: Refusal) -> None:
@@ -234,7 +245,12 @@ class _Requests(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._refused = True
-        self._log.info("node.request_refused", address=self._peer, status=refusal.status, answer=refusal.body.decode())
+        self._log.info(
+            "node.request_refused",
+            address=self._peer,
+            status=refusal.status,
+            answer=refusal.body.decode(),
+        )
         self.transport.write(_response(refusal))
         if self.transport.can_write_eof():
             self.transport.write_eof()
@@ -242,7 +258,10 @@ class _Requests(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= PIPELINED_MAX:
-            text = f"at most {PIPELINED_MAX} requests of a connection may wait behind the one that is answered"
+            text = (
+                f"at most {PIPELINED_MAX} requests of a connection may wait behind the one that is"
+                " answered"
+            )
             self._refuse_rest(refused_with(InvalidMessage(text)))
         super().on_message_begin()
         self._head_bytes, self._head_is_whole = 0, False
@@ -256,9 +275,13 @@ class _Requests(HttpToolsProtocol):
 
     def _check_url(self) -> None:
         if len(self.url) > URL_BYTES_MAX:
-            self._refuse_rest(_too_large(HTTPStatus.REQUEST_URI_TOO_LONG, "the path and query", URL_BYTES_MAX))
+            self._refuse_rest(
+                _too_large(HTTPStatus.REQUEST_URI_TOO_LONG, "the path and query", URL_BYTES_MAX)
+            )
         if len(self.url.partition(b"?")[0]) > PATH_BYTES_MAX:
-            self._refuse_rest(_too_large(HTTPStatus.REQUEST_URI_TOO_LONG, "the path", PATH_BYTES_MAX))
+            self._refuse_rest(
+                _too_large(HTTPStatus.REQUEST_URI_TOO_LONG, "the path", PATH_BYTES_MAX)
+            )
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._head_is_whole:
@@ -269,7 +292,9 @@ class _Requests(HttpToolsProtocol):
             fields = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
             self._refuse_rest(_too_large(fields, "the head", HEADERS_MAX, "header fields"))
         if self._head_bytes + len(self.url) > HEAD_BYTES_MAX:
-            self._refuse_rest(_too_large(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the head", HEAD_BYTES_MAX))
+            self._refuse_rest(
+                _too_large(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the head", HEAD_BYTES_MAX)
+            )
 
     def _refuse_rest(self, refusal: Refusal) -> NoReturn:
         """Refuse from within a parser callback; the exception stops the parser."""
@@ -280,9 +305,15 @@ class _Requests(HttpToolsProtocol):
         self._head_is_whole, self._body_is_whole = True, False
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1:
-            self._refuse_rest(refused_with(InvalidMessage("the header Host was given more than once", field="Host")))
+            self._refuse_rest(
+                refused_with(
+                    InvalidMessage("the header Host was given more than once", field="Host")
+                )
+            )
         if not hosts and self.parser.get_http_version() == "1.1":
-            self._refuse_rest(refused_with(InvalidMessage("a request must have a Host header", field="Host")))
+            self._refuse_rest(
+                refused_with(InvalidMessage("a request must have a Host header", field="Host"))
+            )
         if self.parser.should_upgrade() and self._should_upgrade():
             self._check_upgrade()
         super().on_headers_complete()
@@ -291,12 +322,17 @@ class _Requests(HttpToolsProtocol):
     def _check_upgrade(self) -> None:
         """Check what only HTTP knows of a handshake; ``handshake`` judges the rest."""
         url, sent = parse_url(self.url), dict(self.headers)
-        self._path, self._query = unquote(url.path.decode("ascii")), (url.query or b"").decode("latin-1")
+        self._path, self._query = (
+            unquote(url.path.decode("ascii")),
+            (url.query or b"").decode("latin-1"),
+        )
         error = None
         if b"transfer-encoding" in sent or sent.get(b"content-length", b"0") != b"0":
             error = InvalidMessage("a request that opens a WebSocket has no body")
         elif self._unanswered or self.flow.write_paused:
-            error = InvalidMessage("a handshake must wait until the requests before it are answered and read")
+            error = InvalidMessage(
+                "a handshake must wait until the requests before it are answered and read"
+            )
         if error is not None:
             self._refuse_handshake(error)
             raise _Refused
@@ -347,10 +383,14 @@ class _Requests(HttpToolsProtocol):
         if self._refusal is not None:
             return
         if behind_it:
-            self._refuse_handshake(InvalidMessage("a frame must wait for the answer to the handshake"))
+            self._refuse_handshake(
+                InvalidMessage("a frame must wait for the answer to the handshake")
+            )
             return
         scope = self.scope
-        request = UpgradeRequest(scope["method"], scope["http_version"], self._path, self._query, self.headers)
+        request = UpgradeRequest(
+            scope["method"], scope["http_version"], self._path, self._query, self.headers
+        )
         refusal = self._deps.port.upgrade(request, self.transport)
         if refusal is not None:
             self._refuse(refusal)
@@ -387,7 +427,9 @@ class _Requests(HttpToolsProtocol):
             self._timer = None
 
 
-async def _answer_at_once(app: _App, cycle: RequestResponseCycle, scope: Any, receive: Any, _send: Any) -> None:
+async def _answer_at_once(
+    app: _App, cycle: RequestResponseCycle, scope: Any, receive: Any, _send: Any
+) -> None:
     await app(scope, receive, _OneWrite(cycle).send)
 
 
@@ -412,7 +454,12 @@ class _OneWrite:
             self._start = message
             return
         start, self._start = self._start, None
-        if start is None or message.get("more_body") or cycle.flow.write_paused or cycle.disconnected:
+        if (
+            start is None
+            or message.get("more_body")
+            or cycle.flow.write_paused
+            or cycle.disconnected
+        ):
             if start is not None:
                 await cycle.send(start)
             await cycle.send(message)
@@ -445,7 +492,10 @@ def _response(refusal: Refusal) -> bytes:
     """The last response of a connection, as bytes."""
     status, body = refusal.status, refusal.body
     headers = {**refusal.headers, "Content-Length": len(body), "Connection": "close"}
-    lines = [f"HTTP/1.1 {status} {status.phrase}", *(f"{name}: {value}" for name, value in headers.items())]
+    lines = [
+        f"HTTP/1.1 {status} {status.phrase}",
+        *(f"{name}: {value}" for name, value in headers.items()),
+    ]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
@@ -466,7 +516,9 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serving(app: _App, deps: HttpDeps, listening: socket.socket, broken: asyncio.Event) -> AsyncIterator[None]:
+async def serving(
+    app: _App, deps: HttpDeps, listening: socket.socket, broken: asyncio.Event
+) -> AsyncIterator[None]:
     """Serve HTTP and upgrades; sets ``broken`` if uvicorn ends by itself."""
     config = uvicorn.Config(
         app,

@@ -32,7 +32,9 @@ class WebSocketUpgrade:
         self._gateway = gateway
         self._limits = limits
 
-    def __call__(self, request: UpgradeRequest, transport: Transport) -> WebSocketListener | Refusal:
+    def __call__(
+        self, request: UpgradeRequest, transport: Transport
+    ) -> WebSocketListener | Refusal:
         try:
             decision = self._decide(request, transport)
         except Exception as error:
@@ -49,7 +51,9 @@ class WebSocketUpgrade:
             return decision
         seat = decision.seat
         return WebSocketListener(
-            lambda socket: self._gateway.accept(socket, decision.principal, decision.device_id, seat.identify),
+            lambda socket: self._gateway.accept(
+                socket, decision.principal, decision.device_id, seat.identify
+            ),
             seat.leave,
             Assembler(self._limits.max_frame_bytes, self._limits.max_fragments),
             subprotocol=decision.subprotocol,

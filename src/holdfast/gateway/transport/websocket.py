@@ -126,7 +126,8 @@ class WebSocketListener(WSListener):
                 self._connection.frame_received(data)
         except BrokenProtocol as broken:
             self._break(str(broken))
-        except Exception as error:  # picows would close so soon that a reset overtakes the close frame
+        except Exception as error:
+            # picows would close so soon that a reset overtakes the close frame
             telemetry.defect("gateway", error)
             self._end(INTERNAL_ERROR)
 
@@ -142,7 +143,11 @@ class WebSocketListener(WSListener):
         # picows parses the next frame before it hands one over, so the close frame that
         # came first has not reached us yet.
         reason = (received.reason or "").encode()
-        payload = b"" if received.code == WSCloseCode.NO_INFO else received.code.to_bytes(2, "big") + reason
+        payload = (
+            b""
+            if received.code == WSCloseCode.NO_INFO
+            else received.code.to_bytes(2, "big") + reason
+        )
         try:
             self._control(CLOSE, control(CLOSE, True, False, payload))
         except BrokenProtocol as broken:
@@ -186,7 +191,8 @@ class WebSocketListener(WSListener):
     # --- called by the connection (Socket) --------------------------------------------
 
     def close(self, code: int, reason: str) -> None:
-        close: Any = self._transport.send_close  # takes any code; its stub allows only the standard ones
+        # takes any code; its stub allows only the standard ones
+        close: Any = self._transport.send_close
         close(code, reason.encode())
         linger(self._raw)
 
@@ -200,7 +206,9 @@ class WebSocketListener(WSListener):
     def transmission(self) -> Transmission:
         unsent = self._raw.get_write_buffer_size()
         try:
-            info = self._raw.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, TCP_INFO, _TCP_INFO_FIELDS.size)
+            info = self._raw.get_extra_info("socket").getsockopt(
+                socket.IPPROTO_TCP, TCP_INFO, _TCP_INFO_FIELDS.size
+            )
             unacknowledged, acknowledged, waiting = _TCP_INFO_FIELDS.unpack(info)
         except (OSError, struct.error):  # not Linux, or the socket is closed
             return Transmission.of_buffer(unsent)

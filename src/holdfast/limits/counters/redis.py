@@ -76,7 +76,9 @@ class RedisCounters:
     def __init__(self, settings: RedisSettings) -> None:
         self._settings = settings
         self._names: dict[CounterKey, bytes] = {}
-        self._nodes, self._resets = (f"{settings.prefix}:{what}".encode() for what in ("nodes", "resets"))
+        self._nodes, self._resets = (
+            f"{settings.prefix}:{what}".encode() for what in ("nodes", "resets")
+        )
         self._announced_at: bytes | str = "0"
         self._check_again_at = 0.0
         self._pipe: Pipe | None = None
@@ -128,12 +130,16 @@ class RedisCounters:
     async def announce(self, node: str, ttl_seconds: float) -> NodesAnnounced:
         due = asyncio.get_running_loop().time() >= self._check_again_at
         said = (node, int(ttl_seconds * 1000), self._announced_at, NODE_NAMES_MAX, int(due))
-        now, count, names, resets, info = await self._run(ANNOUNCE, [self._nodes, self._resets], said, list)
+        now, count, names, resets, info = await self._run(
+            ANNOUNCE, [self._nodes, self._resets], said, list
+        )
         self._announced_at = now
         if due:
             self._check_info(info)
             self._check_again_at = asyncio.get_running_loop().time() + CHECK_AGAIN_SECONDS
-        return NodesAnnounced(count, tuple(name.decode(errors="replace") for name in names), frozenset(resets))
+        return NodesAnnounced(
+            count, tuple(name.decode(errors="replace") for name in names), frozenset(resets)
+        )
 
     def take_trouble(self) -> CountersTrouble | None:
         trouble, self._trouble = self._trouble, None
@@ -146,12 +152,18 @@ class RedisCounters:
             self._pipe.retire()
 
     def _decide(
-        self, request: _Request, entries: list[Any], adjustments: list[Any], read: Callable[[bytes], Any]
+        self,
+        request: _Request,
+        entries: list[Any],
+        adjustments: list[Any],
+        read: Callable[[bytes], Any],
     ) -> Awaitable[Any]:
         assert len(request.keys) <= KEYS_PER_CALL_MAX
         blob = msgspec.msgpack.encode((request.terms, entries, adjustments))
         known = self._names.get
-        return self._run(DECIDE, [known(key) or self._name(key) for key in request.keys], (blob,), read)
+        return self._run(
+            DECIDE, [known(key) or self._name(key) for key in request.keys], (blob,), read
+        )
 
     def _name(self, key: CounterKey) -> bytes:
         """Subjects are hashed: they have any length, and Redis must show no user id.
@@ -162,11 +174,17 @@ class RedisCounters:
         subject = hashlib.blake2b(key[1].encode(errors="surrogatepass"), digest_size=12).hexdigest()
         if len(self._names) >= NAMES_MAX:
             self._names.clear()
-        name = self._names[key] = f"{self._settings.prefix}:{key[0]}{subject}".encode(errors="surrogatepass")
+        name = self._names[key] = f"{self._settings.prefix}:{key[0]}{subject}".encode(
+            errors="surrogatepass"
+        )
         return name
 
     def _run(
-        self, script: Script, keys: list[bytes], arguments: tuple[Any, ...], read: Callable[[Any], Any]
+        self,
+        script: Script,
+        keys: list[bytes],
+        arguments: tuple[Any, ...],
+        read: Callable[[Any], Any],
     ) -> Awaitable[Any]:
         """If there is a connection, the call has been sent when this returns."""
         call = ScriptCall(script, keys, arguments, read)
@@ -241,13 +259,24 @@ class _Request:
         return packed
 
     def adjustment(self, each: Adjustment) -> list[Any]:
-        return [self.keys.setdefault(each.key, len(self.keys) + 1), self._terms(each.terms), *each[2:]]
+        return [
+            self.keys.setdefault(each.key, len(self.keys) + 1),
+            self._terms(each.terms),
+            *each[2:],
+        ]
 
     def _terms(self, terms: LimitParams) -> int:
         number = self._numbers.get(id(terms))
         if number is None:
             self.terms.append(
-                (CODES[terms.algorithm], *terms.stamp, terms.limit, terms.window_ms, terms.capacity, terms.store)
+                (
+                    CODES[terms.algorithm],
+                    *terms.stamp,
+                    terms.limit,
+                    terms.window_ms,
+                    terms.capacity,
+                    terms.store,
+                )
             )
             number = self._numbers[id(terms)] = len(self.terms)
         return number
@@ -258,13 +287,24 @@ def _taken(entries: Sequence[Sequence[CounterRequest]], blob: bytes) -> CounterR
     return CounterResponse(answer[0], _readings(answer, entries))
 
 
-def _readings(answer: list[Any], entries: Sequence[Sequence[CounterRequest]]) -> list[tuple[CounterReading, ...]]:
-    newer = [(limit, RuleVersion(epoch, version), capacity) for limit, epoch, version, capacity in answer[1]]
+def _readings(
+    answer: list[Any], entries: Sequence[Sequence[CounterRequest]]
+) -> list[tuple[CounterReading, ...]]:
+    newer = [
+        (limit, RuleVersion(epoch, version), capacity)
+        for limit, epoch, version, capacity in answer[1]
+    ]
     columns = [answer[at::_NUMBERS_PER_READING] for at in range(2, 2 + _NUMBERS_PER_READING)]
     told = []
-    for ask, admitted, remaining, reset_ms, wait_ms, leased, by in zip(chain(*entries), *columns, strict=True):
-        limit, stamp, capacity = newer[by - 1] if by else (ask.terms.limit, ask.terms.stamp, ask.terms.capacity)
-        told.append(CounterReading(admitted, remaining, reset_ms, wait_ms, leased, limit, stamp, capacity))
+    for ask, admitted, remaining, reset_ms, wait_ms, leased, by in zip(
+        chain(*entries), *columns, strict=True
+    ):
+        limit, stamp, capacity = (
+            newer[by - 1] if by else (ask.terms.limit, ask.terms.stamp, ask.terms.capacity)
+        )
+        told.append(
+            CounterReading(admitted, remaining, reset_ms, wait_ms, leased, limit, stamp, capacity)
+        )
     if len(told) == len(entries):
         return [(reading,) for reading in told]
     readings = iter(told)

@@ -44,7 +44,15 @@ class CounterTable:
     beyond that the oldest counter is evicted.)
     """
 
-    __slots__ = ("_counters", "_counters_max", "_kept_anyway", "_line", "_overflows", "_subjects_max", "get")
+    __slots__ = (
+        "_counters",
+        "_counters_max",
+        "_kept_anyway",
+        "_line",
+        "_overflows",
+        "_subjects_max",
+        "get",
+    )
 
     def __init__(self, subjects_max: int = SUBJECTS_MAX, overflows: bool = False) -> None:
         self._subjects_max = subjects_max
@@ -74,13 +82,16 @@ class CounterTable:
             return counter.admit(ask.terms, now, ask.cost)
         return take(counter, ask.terms, now, ask.cost, ask.times, ask.want, ask.spent)
 
-    def look(self, key: CounterKey, terms: LimitParams, count: int, now: float) -> CounterReading | None:
+    def look(
+        self, key: CounterKey, terms: LimitParams, count: int, now: float
+    ) -> CounterReading | None:
         """None if ``count`` costs of 1 fit now, else how many do. Takes nothing."""
         counter = self.counter(key, terms, now)
         if peek(counter, terms, now, count):
             return None
         admitted = reading(counter, now, 0, 0).remaining
-        after = copy(counter)  # as it is once the admitted costs are taken: the wait is that of the next one
+        # as it is once the admitted costs are taken: the wait is that of the next one
+        after = copy(counter)
         after.take_ahead(now, admitted)
         return reading(after, now, admitted, 1)
 
@@ -89,10 +100,15 @@ class CounterTable:
         key, theirs = adjustment.key, adjustment.terms
         counter = self._find(key)
         if adjustment.charged or adjustment.held:
-            counter = self.counter(key if counter is None or key in self else (key[0], OVERFLOW), theirs, now)
+            counter = self.counter(
+                key if counter is None or key in self else (key[0], OVERFLOW), theirs, now
+            )
         if counter is None:
             return False
-        if adjustment.given and (theirs.stamp, theirs.store) != (counter.terms.stamp, counter.terms.store):
+        if adjustment.given and (theirs.stamp, theirs.store) != (
+            counter.terms.stamp,
+            counter.terms.store,
+        ):
             return False
         if not adjustment.released:  # a hold ends whatever rule the caller knows
             counter.agree(theirs, now)
@@ -123,7 +139,11 @@ class CounterTable:
     def held_ms(self, key: CounterKey, hold: str, now: float) -> float:
         """How long this hold still lasts; 0 if it is over or unknown."""
         counter = self._find(key)
-        return max(0.0, counter.holders.get(hold, now) - now) if isinstance(counter, Concurrency) else 0.0
+        return (
+            max(0.0, counter.holders.get(hold, now) - now)
+            if isinstance(counter, Concurrency)
+            else 0.0
+        )
 
     def clear(self) -> None:
         self._counters.clear()
@@ -156,7 +176,11 @@ class CounterTable:
         if counter is None:
             if len(self._counters) >= self._kept_anyway:
                 self._make_room(now)
-                if self._overflows and key[1] != OVERFLOW and len(self._counters) >= self._subjects_max:
+                if (
+                    self._overflows
+                    and key[1] != OVERFLOW
+                    and len(self._counters) >= self._subjects_max
+                ):
                     return self.counter((key[0], OVERFLOW), terms, now)
             counter = self._counters[key] = COUNTERS[terms.algorithm](terms)
             self._line.append(key)
@@ -164,7 +188,9 @@ class CounterTable:
 
     def _find(self, key: CounterKey) -> Counter | None:
         """The counter the key is counted in, if any."""
-        return self._counters.get(key) or (self._counters.get((key[0], OVERFLOW)) if self._overflows else None)
+        return self._counters.get(key) or (
+            self._counters.get((key[0], OVERFLOW)) if self._overflows else None
+        )
 
     def _make_room(self, now: float) -> None:
         """Evict idle counters, a few per new subject; those in use move to the end."""

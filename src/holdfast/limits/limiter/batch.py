@@ -28,7 +28,13 @@ from holdfast import telemetry
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError
 from holdfast.limits.algorithms import CounterReading
-from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, CounterKey, CounterRequest, CounterResponse, Counters
+from holdfast.limits.counters.contract import (
+    KEYS_PER_CALL_MAX,
+    CounterKey,
+    CounterRequest,
+    CounterResponse,
+    Counters,
+)
 from holdfast.limits.limiter.decisions import CompiledRule
 from holdfast.resilience import Breaker, BreakerSettings, BreakerState
 
@@ -49,7 +55,10 @@ class BatchSettings:
     share."""
     breaker: BreakerSettings = field(
         default_factory=lambda: BreakerSettings(
-            failure_threshold=3, failure_window_seconds=5, open_duration_seconds=1, min_failure_ratio=0.5
+            failure_threshold=3,
+            failure_window_seconds=5,
+            open_duration_seconds=1,
+            min_failure_ratio=0.5,
         )
     )
     """The breaker before shared counters."""
@@ -107,7 +116,12 @@ class Batcher:
     """``tell`` is called once per entry, ``on_success`` after each answered call."""
 
     def __init__(
-        self, counters: Counters, clock: Clock, settings: BatchSettings, tell: Tell, on_success: Callable[[], None]
+        self,
+        counters: Counters,
+        clock: Clock,
+        settings: BatchSettings,
+        tell: Tell,
+        on_success: Callable[[], None],
     ) -> None:
         self._counters = counters
         self._monotonic = clock.monotonic
@@ -138,7 +152,9 @@ class Batcher:
             self._merged[ask.key] = entry
         return entry
 
-    def ask_all(self, plans: tuple[CompiledRule, ...], asks: tuple[CounterRequest, ...]) -> BatchedCheck | None:
+    def ask_all(
+        self, plans: tuple[CompiledRule, ...], asks: tuple[CounterRequest, ...]
+    ) -> BatchedCheck | None:
         """Ask for several keys, all or none."""
         keys_waiting = self._keys_waiting + len(asks)
         if keys_waiting > self._waiting_max or not (self._flush_due or self._begin_turn()):
@@ -225,14 +241,18 @@ class Batcher:
         timer = loop.call_later(self._settings.deadline_seconds, self._due, batch, TURNS_OF_GRACE)
         call: asyncio.Future[CounterResponse]
         try:
-            call = asyncio.ensure_future(self._counters.take([entry.asks for entry in batch.entries]))
+            call = asyncio.ensure_future(
+                self._counters.take([entry.asks for entry in batch.entries])
+            )
         except Exception as error:  # a defect: fail the call, or its callers would wait in vain
             call = loop.create_future()
             call.set_exception(error)
         self._calls.add(call)
         call.add_done_callback(partial(self._ended, batch, timer))
 
-    def _ended(self, batch: _Batch, timer: asyncio.TimerHandle, call: asyncio.Future[CounterResponse]) -> None:
+    def _ended(
+        self, batch: _Batch, timer: asyncio.TimerHandle, call: asyncio.Future[CounterResponse]
+    ) -> None:
         timer.cancel()
         self._calls.discard(call)
         self._overdue_calls -= batch.gone

@@ -40,7 +40,8 @@ class LruDict(Generic[T]):
 
     def __init__(self, size_max: int) -> None:
         self._size_max = size_max
-        self._values: OrderedDict[CounterKey, T] = OrderedDict()  # a dict scans past all removed keys for its first
+        # a dict scans past all removed keys for its first
+        self._values: OrderedDict[CounterKey, T] = OrderedDict()
         self.get = self._values.get
         self.renew = self._values.move_to_end
         """Makes a known key the newest."""
@@ -137,12 +138,15 @@ class Leases:
 
     def wanted(self, known: CacheEntry | None, whole: int, now: float) -> int:
         """How many tokens to take along with the next check."""
-        if known is None or known.at < now - 2 * self._seconds:  # older than any lease it can have had
+        # older than any lease it can have had
+        if known is None or known.at < now - 2 * self._seconds:
             return min(FIRST_LEASE, whole)
         lease = known.lease
         return 0 if lease is not None and lease.tokens > 0 and now < lease.until else whole
 
-    def begin(self, key: CounterKey, known: CacheEntry, terms: LimitParams, taken_at: float, now: float) -> None:
+    def begin(
+        self, key: CounterKey, known: CacheEntry, terms: LimitParams, taken_at: float, now: float
+    ) -> None:
         """Start the lease that ``known``'s reading brought, and end the one before."""
         if known.lease is not None:
             self._end(key, known.lease)
@@ -160,7 +164,9 @@ class Leases:
 
     def ended(self, now: float, all_of_them: bool = False) -> list[Adjustment]:
         """End the leases that are over; return what is left of them, once."""
-        while (oldest := self._leases.first()) is not None and (all_of_them or now >= oldest[1].until):
+        while (oldest := self._leases.first()) is not None and (
+            all_of_them or now >= oldest[1].until
+        ):
             self._end(*oldest)
             self._leases.drop(oldest[0])
         left_over, self._left_over = self._left_over, []
@@ -168,7 +174,9 @@ class Leases:
 
     def _end(self, key: CounterKey, lease: Lease) -> None:
         if lease.tokens and len(self._left_over) < self._keys_max:
-            self._left_over.append(Adjustment(key, lease.terms, given=lease.tokens, taken_at=lease.taken_at))
+            self._left_over.append(
+                Adjustment(key, lease.terms, given=lease.tokens, taken_at=lease.taken_at)
+            )
         lease.tokens = 0
 
 
@@ -194,7 +202,11 @@ class Holds:
         if found is None:
             return None
         prefix, subject = found[0]
-        return found if subject == check.subject and prefix.startswith(f"{{{check.tenant}}}:") else None
+        return (
+            found
+            if subject == check.subject and prefix.startswith(f"{{{check.tenant}}}:")
+            else None
+        )
 
     def end(self, hold: str) -> tuple[CounterKey, LimitParams] | None:
         """Forget a hold that is released; its counter, if it is known here."""

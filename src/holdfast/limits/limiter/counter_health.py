@@ -30,7 +30,9 @@ class CounterHealth:
     """``state``, and the last ``trouble`` while it is not ``up``."""
 
     def __init__(self, heartbeat_seconds: float) -> None:
-        self._beats: deque[tuple[int, int]] = deque(maxlen=max(1, round(WINDOW_SECONDS / heartbeat_seconds)))
+        self._beats: deque[tuple[int, int]] = deque(
+            maxlen=max(1, round(WINDOW_SECONDS / heartbeat_seconds))
+        )
         """Per heartbeat: decisions, and how many of them were degraded."""
         self._up = True
         self._logged: set[str] = set()
@@ -50,7 +52,9 @@ class CounterHealth:
         answers, degraded = self._beats[-1]
         return "down" if degraded == answers else "degraded"
 
-    def observe(self, tally: Mapping[str, Sequence[int]], alive: bool, trouble: CountersTrouble | None) -> None:
+    def observe(
+        self, tally: Mapping[str, Sequence[int]], alive: bool, trouble: CountersTrouble | None
+    ) -> None:
         """Add a heartbeat: the decisions since the last; was it answered; why not."""
         asked = sum(sum(counts) for by, counts in tally.items() if by != "no_rule")
         degraded = sum(sum(counts) for by, counts in tally.items() if by in _DEGRADED)
@@ -60,7 +64,9 @@ class CounterHealth:
             self.trouble = trouble = trouble or self.trouble or _NO_ANSWER
             if trouble.reason not in self._logged:
                 self._logged.add(trouble.reason)
-                telemetry.log.error("limits.counters_unavailable", **trouble._asdict(), **self._facts())
+                telemetry.log.error(
+                    "limits.counters_unavailable", **trouble._asdict(), **self._facts()
+                )
         elif self._logged:
             self._logged.clear()
             self.trouble = None
@@ -75,4 +81,8 @@ class CounterHealth:
         }
 
     def _facts(self) -> dict[str, Any]:
-        return {"state": self.state, "degraded_ratio": round(self.ratio, 3), "window_seconds": WINDOW_SECONDS}
+        return {
+            "state": self.state,
+            "degraded_ratio": round(self.ratio, 3),
+            "window_seconds": WINDOW_SECONDS,
+        }

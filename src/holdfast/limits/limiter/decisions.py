@@ -81,7 +81,9 @@ class RuleCompiler:
         leased = rule.precision == "leased" and not holds
         lease = int(rule.capacity * self._lease_percent / 100) if leased else 0
         terms = terms_of(rule, self._rules.in_force(rule), self._rules.store)
-        return CompiledRule(rule, terms, key_prefix(tenant, rule), rule.label, lease, holds, rule.mode == "shadow")
+        return CompiledRule(
+            rule, terms, key_prefix(tenant, rule), rule.label, lease, holds, rule.mode == "shadow"
+        )
 
 
 def _put(plans: dict[K, CompiledRule], key: K, plan: CompiledRule) -> None:
@@ -94,11 +96,15 @@ def validate(plan: CompiledRule | None, subject: str, cost: int) -> None:
     """Raise InvalidCheck for what no rule, or not this one, can ever admit."""
     most, whose = (LIMIT_MAX, "any rule") if plan is None else (plan.terms.capacity, plan.label)
     if not 1 <= cost <= most:
-        raise InvalidCheck(f"cost must be between 1 and {most}, the capacity of {whose}", field="cost")
+        raise InvalidCheck(
+            f"cost must be between 1 and {most}, the capacity of {whose}", field="cost"
+        )
     if plan is not None and plan.holds and cost != 1:
         raise InvalidCheck("cost must be 1 for a concurrency rule", field="cost")
     if not subject or len(subject) > SUBJECT_LENGTH_MAX:
-        raise InvalidCheck(f"subject must have 1 to {SUBJECT_LENGTH_MAX} characters", field="subject")
+        raise InvalidCheck(
+            f"subject must have 1 to {SUBJECT_LENGTH_MAX} characters", field="subject"
+        )
 
 
 _REFUSED, _ALLOWED, _EXCEEDED = 0, 1, 2
@@ -127,8 +133,17 @@ class Standing(Struct, frozen=True):
 def standing_of(plan: CompiledRule, reading: CounterReading) -> Standing:
     rule, used = plan.rule, max(0, reading.capacity - reading.remaining)
     if rule.algorithm == "token_bucket" and reading.stamp == plan.terms.stamp:
-        used = max(used, math.ceil(reading.reset_ms * reading.limit / plan.terms.window_ms - EPSILON))
-    told = (rule.algorithm, reading.limit, rule.window_seconds, reading.capacity, used, reading.remaining)
+        used = max(
+            used, math.ceil(reading.reset_ms * reading.limit / plan.terms.window_ms - EPSILON)
+        )
+    told = (
+        rule.algorithm,
+        reading.limit,
+        rule.window_seconds,
+        reading.capacity,
+        used,
+        reading.remaining,
+    )
     return Standing(plan.label, reading.stamp.version, *told, reading.reset_ms / 1000)
 
 
@@ -146,7 +161,14 @@ class DecisionBuilder:
         self._monotonic = monotonic
         self.tally: dict[str, list[int]] = {by: [0, 0, 0] for by in get_args(DecidedBy)}
 
-    def of(self, plan: CompiledRule, reading: CounterReading, allowed: bool, by: DecidedBy, hold: str = "") -> Decision:
+    def of(
+        self,
+        plan: CompiledRule,
+        reading: CounterReading,
+        allowed: bool,
+        by: DecidedBy,
+        hold: str = "",
+    ) -> Decision:
         """``hold`` is what was requested; only an allowed decision carries it."""
         if not allowed:
             return self.refused(plan, reading, by)
@@ -156,7 +178,9 @@ class DecisionBuilder:
             by, by in _DEGRADED, False, plan.rule.window_seconds, self._region, hold,
         )  # fmt: skip
 
-    def refused(self, plan: CompiledRule, reading: CounterReading, by: DecidedBy, times: int = 1) -> Decision:
+    def refused(
+        self, plan: CompiledRule, reading: CounterReading, by: DecidedBy, times: int = 1
+    ) -> Decision:
         """The decision for ``times`` refused checks, which shadow mode allows."""
         self.tally[by][_EXCEEDED if plan.shadow else _REFUSED] += times
         wait = reading.wait_ms / 1000
@@ -197,7 +221,9 @@ class DecisionBuilder:
             for plan, ask, reading in zip(plans, asks, readings, strict=True)
         ]
 
-    def from_memory(self, plan: CompiledRule, known: CacheEntry, cost: int, times: int = 1) -> Decision | None:
+    def from_memory(
+        self, plan: CompiledRule, known: CacheEntry, cost: int, times: int = 1
+    ) -> Decision | None:
         """Decide by a denial that holds or a lease with enough tokens, else None.
 
         One answer serves ``times`` equal checks.

@@ -89,7 +89,11 @@ class FallbackLimiter:
         return reading
 
     def decide(
-        self, rules: Sequence[Rule], asks: Sequence[CounterRequest], known: Sequence[CacheEntry | None], now: float
+        self,
+        rules: Sequence[Rule],
+        asks: Sequence[CounterRequest],
+        known: Sequence[CacheEntry | None],
+        now: float,
     ) -> tuple[CounterReading, ...]:
         """Decide one entry of several keys, all or none.
 
@@ -105,7 +109,9 @@ class FallbackLimiter:
         closed = [self._is_shut(rule, ask.key) for rule, ask in zip(rules, asks, strict=True)]
         if any(closed):
             each = zip(asks, closed, scaled, strict=True)
-            return tuple(_closed(ask) if shut else self._table.refuse(own, now) for ask, shut, own in each)
+            return tuple(
+                _closed(ask) if shut else self._table.refuse(own, now) for ask, shut, own in each
+            )
         readings = self._table.decide(scaled, now)
         for ask, reading in zip(asks, readings, strict=True):
             if reading.admitted:
@@ -115,7 +121,9 @@ class FallbackLimiter:
     def spend(self, rule: Rule, ask: CounterRequest, last: CacheEntry | None, now: float) -> None:
         """Charge checks that passed before they were counted, even beyond the share."""
         if rule.on_store_failure != "closed":
-            own = CounterRequest(ask.key, self._scaled(rule, ask), ask.cost, ask.spent, 0, ask.hold, ask.spent)
+            own = CounterRequest(
+                ask.key, self._scaled(rule, ask), ask.cost, ask.spent, 0, ask.hold, ask.spent
+            )
             self._seed(rule, own, last, now)
             self._table.take(own, now)
             self._remember(ask, ask.spent)
@@ -208,7 +216,8 @@ class FallbackLimiter:
             self._terms.clear()
         window_ms = terms.window_ms
         if not times and terms.algorithm == "token_bucket" and limit * self._nodes != rule.limit:
-            window_ms *= limit * self._nodes / rule.limit  # so that all nodes together drain at the rule's rate
+            # so that all nodes together drain at the rule's rate
+            window_ms *= limit * self._nodes / rule.limit
         own = structs.replace(terms, limit=limit, capacity=capacity, window_ms=window_ms)
         self._terms[id(terms), limit, capacity] = (terms, own)
         return own
@@ -224,7 +233,8 @@ class FallbackLimiter:
         if now >= last.at * 1000 + last.reading.reset_ms or self._seeded.get(ask.key) == last.at:
             return
         self._table.counter(ask.key, ask.terms, now)
-        if ask.key not in self._table:  # it shares the overflow counter, which says nothing about one key
+        # it shares the overflow counter, which says nothing about one key
+        if ask.key not in self._table:
             return
         self._seeded.put(ask.key, last.at)
         left = max(0, rule.capacity - (last.reading.capacity - last.reading.remaining))
@@ -251,7 +261,9 @@ def _weight(key: CounterKey, node: str) -> tuple[bytes, str]:
 
 def _closed(ask: CounterRequest) -> CounterReading:
     terms = ask.terms
-    return CounterReading(0, 0, CLOSED_RETRY_MS, CLOSED_RETRY_MS, 0, terms.limit, terms.stamp, terms.capacity)
+    return CounterReading(
+        0, 0, CLOSED_RETRY_MS, CLOSED_RETRY_MS, 0, terms.limit, terms.stamp, terms.capacity
+    )
 
 
 class NodeMembership:
@@ -262,7 +274,9 @@ class NodeMembership:
     counts for up to two TTLs.
     """
 
-    def __init__(self, ttl_seconds: float, node: str, count: int = 1, names: Iterable[str] = ()) -> None:
+    def __init__(
+        self, ttl_seconds: float, node: str, count: int = 1, names: Iterable[str] = ()
+    ) -> None:
         """``node`` is this one; ``count`` and ``names`` are from its last run."""
         self._ttl_seconds = ttl_seconds
         self._count = count
@@ -294,7 +308,9 @@ class NodeMembership:
                 self._count, self._most = self._most, 0
 
     def _see_names(self, alive: set[str], now: float) -> None:
-        missing = {name: since if since is not None else now for name, since in self._missing_since.items()}
+        missing = {
+            name: since if since is not None else now for name, since in self._missing_since.items()
+        }
         gone = {name for name, since in missing.items() if now - since >= self._ttl_seconds}
         kept = {name: since for name, since in missing.items() if name not in alive | gone}
         self._missing_since = {**kept, **dict.fromkeys(alive)}

@@ -23,7 +23,13 @@ from holdfast import telemetry
 from holdfast.clock import Clock, Ids
 from holdfast.errors import HoldfastError, InvalidCheck
 from holdfast.limits.algorithms import CounterReading, LimitParams
-from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, Adjustment, CounterKey, CounterRequest, Counters
+from holdfast.limits.counters.contract import (
+    KEYS_PER_CALL_MAX,
+    Adjustment,
+    CounterKey,
+    CounterRequest,
+    Counters,
+)
 from holdfast.limits.limiter.batch import BatchedCheck, Batcher, BatchResult
 from holdfast.limits.limiter.cache import CacheEntry, Denial, Holds, Leases, LruDict
 from holdfast.limits.limiter.counter_health import CounterHealth, CountersState
@@ -78,11 +84,17 @@ class Limiter:
         self._leases = Leases(self.settings.keys_max, self.settings.lease_seconds)
         self._share = FallbackLimiter(self.settings.keys_max, self.place.node)
         self._accounts = Reconciler(counters, self._share, self._leases, clock.monotonic)
-        nodes = NodeCount(counters, self.place.node, self.settings.node_ttl_seconds, clock.monotonic, file)
+        nodes = NodeCount(
+            counters, self.place.node, self.settings.node_ttl_seconds, clock.monotonic, file
+        )
         beat = self.settings.heartbeat_seconds
         self.health = CounterHealth(beat)
-        self._upkeep = NodeHeartbeat(nodes, self._share, self._accounts, beat, self._report, self._forget_named)
-        self._batcher = Batcher(counters, clock, self.settings.batch, self._told, self._upkeep.recovered)
+        self._upkeep = NodeHeartbeat(
+            nodes, self._share, self._accounts, beat, self._report, self._forget_named
+        )
+        self._batcher = Batcher(
+            counters, clock, self.settings.batch, self._told, self._upkeep.recovered
+        )
         self._counted_later = 0
 
     @property
@@ -157,7 +169,11 @@ class Limiter:
             reading = self._take_now((plan.prefix, subject), plan.terms, cost, hold)
             return self._decisions.of(plan, reading, reading.admitted > 0, "counters", hold)
         known = self._known.get((plan.prefix, subject))
-        return self._decisions.from_memory(plan, known, cost) if known is not None and not plan.holds else None
+        return (
+            self._decisions.from_memory(plan, known, cost)
+            if known is not None and not plan.holds
+            else None
+        )
 
     def check_optimistic(self, tenant: str, resource: str, subject: str, cost: int = 1) -> Decision:
         """``check`` without waiting: ``try_check``, or allowed and counted later.
@@ -186,7 +202,9 @@ class Limiter:
         validate(plan, check.subject, 1)
         key = (plan.prefix, check.subject)
         if self._immediate:
-            return self._decisions.of_alike(plan, self._take_now(key, plan.terms, 1, "", count), count, "counters")
+            return self._decisions.of_alike(
+                plan, self._take_now(key, plan.terms, 1, "", count), count, "counters"
+            )
         known = self._known.get(key)
         found = self._decisions.from_memory(plan, known, 1, count) if known is not None else None
         if found is not None:
@@ -214,7 +232,9 @@ class Limiter:
             if self._batcher.ask(plan, ask) is not None:
                 self._counted_later += times
                 terms = plan.terms
-                reading = CounterReading(times, terms.limit, 0.0, 0.0, 0, terms.limit, terms.stamp, terms.capacity)
+                reading = CounterReading(
+                    times, terms.limit, 0.0, 0.0, 0, terms.limit, terms.stamp, terms.capacity
+                )
                 return reading, "counted_later"
         elif self._batcher.idle or (healthy and exhausted):
             # takes nothing: it finds out whether the counters answer again
@@ -234,7 +254,9 @@ class Limiter:
             reading = self._counters.look_now((plan.prefix, check.subject), plan.terms, count)
             if reading is None:
                 return count, None
-            return reading.admitted, self._decisions.refused(plan, reading, "counters", count - reading.admitted)
+            return reading.admitted, self._decisions.refused(
+                plan, reading, "counters", count - reading.admitted
+            )
         known, now = self._known.get((plan.prefix, check.subject)), self._monotonic()
         denial = known.denial if known is not None else None
         if denial is None or not denial.stands(1, plan.terms.stamp, now):
@@ -288,7 +310,9 @@ class Limiter:
         validate(plan, check.subject, 1)
         if plan is None:
             return None
-        taken = await self._counters.take([[CounterRequest((plan.prefix, check.subject), plan.terms, 1, 0)]])
+        taken = await self._counters.take(
+            [[CounterRequest((plan.prefix, check.subject), plan.terms, 1, 0)]]
+        )
         return standing_of(plan, taken.readings[0][0])
 
     async def reset(self, check: Check) -> None:
@@ -316,7 +340,8 @@ class Limiter:
         """
         place, plan = self._place(check, hold), self._plans.find(check.tenant, check.resource)
         if place is None or plan is None or not plan.holds or plan.prefix != place[0][0]:
-            return self._decisions.free  # the current rule is another; the hold is released where it was granted
+            # the current rule is another; the hold is released where it was granted
+            return self._decisions.free
         ask = CounterRequest(place[0], plan.terms, hold=hold)
         if self._batcher.hanging:
             return self._local(plan, ask)
@@ -379,10 +404,18 @@ class Limiter:
 
     def _question(self, plan: CompiledRule, subject: str, cost: int) -> CounterRequest:
         key = (plan.prefix, subject)
-        want = self._leases.wanted(self._known.get(key), plan.lease, self._monotonic()) if plan.lease else 0
-        return CounterRequest(key, plan.terms, cost, 1, want, self._holds.ask(key, plan.terms) if plan.holds else "")
+        want = (
+            self._leases.wanted(self._known.get(key), plan.lease, self._monotonic())
+            if plan.lease
+            else 0
+        )
+        return CounterRequest(
+            key, plan.terms, cost, 1, want, self._holds.ask(key, plan.terms) if plan.holds else ""
+        )
 
-    def _begin(self, tenant: str, resource: str, subject: str, cost: int) -> Decision | asyncio.Future[Decision]:
+    def _begin(
+        self, tenant: str, resource: str, subject: str, cost: int
+    ) -> Decision | asyncio.Future[Decision]:
         """Ask the counters what ``try_check`` could not answer."""
         plan = self._plans.find(tenant, resource)
         assert plan is not None
@@ -402,7 +435,9 @@ class Limiter:
         elif len(entry.asks) > 1:
             for plan, ask, reading in zip(entry.plans, entry.asks, answer.readings, strict=True):
                 self._learn(plan, ask, reading, answer.sent_at)
-            decisions = self._decisions.of_group(entry.plans, entry.asks, answer.readings, "counters")
+            decisions = self._decisions.of_group(
+                entry.plans, entry.asks, answer.readings, "counters"
+            )
             for waiter in entry.waiters:
                 if not waiter.done():
                     waiter.set_result(decisions)
@@ -412,7 +447,11 @@ class Limiter:
             self._told_one(entry.plans[0], entry.asks[0], entry.waiters, answer)
 
     def _told_one(
-        self, plan: CompiledRule, ask: CounterRequest, waiters: list[asyncio.Future[Decision]], answer: BatchResult
+        self,
+        plan: CompiledRule,
+        ask: CounterRequest,
+        waiters: list[asyncio.Future[Decision]],
+        answer: BatchResult,
     ) -> None:
         reading = answer.readings[0]
         known = self._learn(plan, ask, reading, answer.sent_at)
@@ -421,7 +460,11 @@ class Limiter:
         self._share.heard(ask.key)
         for place, waiter in enumerate(waiters, ask.spent):
             if not waiter.done():
-                waiter.set_result(self._decisions.of(plan, reading, place < reading.admitted, "counters", ask.hold))
+                waiter.set_result(
+                    self._decisions.of(
+                        plan, reading, place < reading.admitted, "counters", ask.hold
+                    )
+                )
             elif reading.admitted:
                 self._unless_held((ask,), ())
 
@@ -433,11 +476,17 @@ class Limiter:
         for waiter in entry.waiters:
             decisions: list[Decision] = []
             if not waiter.done():
-                decisions = self._local_group(entry.plans, entry.asks) if together else [self._local(plan, ask)]
+                decisions = (
+                    self._local_group(entry.plans, entry.asks)
+                    if together
+                    else [self._local(plan, ask)]
+                )
                 waiter.set_result(decisions if together else decisions[0])
             self._unless_held(entry.asks, decisions)
 
-    def _learn(self, plan: CompiledRule, ask: CounterRequest, reading: CounterReading, sent_at: float) -> CacheEntry:
+    def _learn(
+        self, plan: CompiledRule, ask: CounterRequest, reading: CounterReading, sent_at: float
+    ) -> CacheEntry:
         known = self._known.get(ask.key)
         if known is None:
             known = CacheEntry(reading, sent_at)
@@ -451,34 +500,58 @@ class Limiter:
             self._on_behind()
         return known
 
-    async def _check_group(self, group: dict[CounterKey, tuple[CompiledRule, int]]) -> dict[CounterKey, Decision]:
+    async def _check_group(
+        self, group: dict[CounterKey, tuple[CompiledRule, int]]
+    ) -> dict[CounterKey, Decision]:
         """What ``check_many`` decides together: rule and total cost by key."""
         if not group:
             return {}
         plans = tuple(plan for plan, _ in group.values())
         asks = tuple(
-            CounterRequest(key, plan.terms, cost, 1, 0, self._holds.ask(key, plan.terms) if plan.holds else "")
+            CounterRequest(
+                key, plan.terms, cost, 1, 0, self._holds.ask(key, plan.terms) if plan.holds else ""
+            )
             for key, (plan, cost) in group.items()
         )
         if self._immediate:
             taken = await self._counters.take([asks])
-            return dict(zip(group, self._decisions.of_group(plans, asks, taken.readings[0], "counters"), strict=True))
-        entry = self._batcher.ask_all(plans, asks) if len(asks) > 1 else self._batcher.ask(plans[0], asks[0])
+            return dict(
+                zip(
+                    group,
+                    self._decisions.of_group(plans, asks, taken.readings[0], "counters"),
+                    strict=True,
+                )
+            )
+        entry = (
+            self._batcher.ask_all(plans, asks)
+            if len(asks) > 1
+            else self._batcher.ask(plans[0], asks[0])
+        )
         if entry is None:
             return dict(zip(group, self._local_group(plans, asks), strict=True))
         waiter: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         entry.waiters.append(waiter)
         decided = await self._taken(waiter)
-        return dict(zip(group, [decided] if isinstance(decided, Decision) else decided, strict=True))
+        return dict(
+            zip(group, [decided] if isinstance(decided, Decision) else decided, strict=True)
+        )
 
     def _local(self, plan: CompiledRule, ask: CounterRequest) -> Decision:
         """Decide by the local share: the counters must not be asked or are silent."""
-        reading = self._share.decide_one(plan.rule, ask, self._known.get(ask.key), self._monotonic() * 1000)
-        return self._decisions.of(plan, reading, reading.admitted > 0, plan.rule.on_store_failure, ask.hold)
+        reading = self._share.decide_one(
+            plan.rule, ask, self._known.get(ask.key), self._monotonic() * 1000
+        )
+        return self._decisions.of(
+            plan, reading, reading.admitted > 0, plan.rule.on_store_failure, ask.hold
+        )
 
-    def _local_group(self, plans: tuple[CompiledRule, ...], asks: tuple[CounterRequest, ...]) -> list[Decision]:
+    def _local_group(
+        self, plans: tuple[CompiledRule, ...], asks: tuple[CounterRequest, ...]
+    ) -> list[Decision]:
         known = [self._known.get(ask.key) for ask in asks]
-        readings = self._share.decide([plan.rule for plan in plans], asks, known, self._monotonic() * 1000)
+        readings = self._share.decide(
+            [plan.rule for plan in plans], asks, known, self._monotonic() * 1000
+        )
         return self._decisions.of_group(plans, asks, readings, None)
 
     async def __aenter__(self) -> Limiter:
@@ -494,5 +567,7 @@ class Limiter:
     def _report(self, alive: bool) -> None:
         self.health.observe(self._decisions.tally, alive, self._counters.take_trouble())
         telemetry.dependency_up("counters", self.counters_state == "up")
-        telemetry.limits_state(self._batcher.keys_per_call, self.lease_stock, self._share.nodes, self.health.ratio)
+        telemetry.limits_state(
+            self._batcher.keys_per_call, self.lease_stock, self._share.nodes, self.health.ratio
+        )
         self._decisions.report()

@@ -25,7 +25,13 @@ from pathlib import Path
 
 from holdfast import telemetry
 from holdfast.errors import HoldfastError, Unavailable
-from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX, NODE_NAMES_MAX, Adjustment, Counters, NodesAnnounced
+from holdfast.limits.counters.contract import (
+    KEYS_PER_CALL_MAX,
+    NODE_NAMES_MAX,
+    Adjustment,
+    Counters,
+    NodesAnnounced,
+)
 from holdfast.limits.limiter.cache import Leases
 from holdfast.limits.limiter.fallback import FallbackLimiter, NodeMembership
 from holdfast.limits.snapshot_file import SavedNodes, load_nodes, save_nodes
@@ -38,7 +44,11 @@ class Reconciler:
     """Charges and returns between this node and the shared counters."""
 
     def __init__(
-        self, counters: Counters, share: FallbackLimiter, leases: Leases, monotonic: Callable[[], float]
+        self,
+        counters: Counters,
+        share: FallbackLimiter,
+        leases: Leases,
+        monotonic: Callable[[], float],
     ) -> None:
         self._counters = counters
         self._share = share
@@ -74,7 +84,9 @@ class Reconciler:
 
     async def _end_holds(self) -> None:
         while self._releases:
-            ended = [self._releases.popleft() for _ in range(min(len(self._releases), KEYS_PER_CALL_MAX))]
+            ended = [
+                self._releases.popleft() for _ in range(min(len(self._releases), KEYS_PER_CALL_MAX))
+            ]
             try:
                 await self._adjust(ended)
             except HoldfastError:
@@ -120,7 +132,12 @@ class NodeCount:
     """This node among the others. Without ``file`` nothing is saved."""
 
     def __init__(
-        self, counters: Counters, node: str, ttl_seconds: float, monotonic: Callable[[], float], file: Path | None
+        self,
+        counters: Counters,
+        node: str,
+        ttl_seconds: float,
+        monotonic: Callable[[], float],
+        file: Path | None,
     ) -> None:
         self._counters = counters
         self._node = node

@@ -106,7 +106,9 @@ class RuleStore(RuleReader, Protocol):
         ``entry_rules.keep_open``."""
         ...
 
-    async def import_rules(self, wanted: RuleImport) -> tuple[ImportResult, Sequence[RuleDifference]]:
+    async def import_rules(
+        self, wanted: RuleImport
+    ) -> tuple[ImportResult, Sequence[RuleDifference]]:
         """Commit an import in one transaction, all or nothing; or plan a dry run.
 
         Raises as ``rule_import.plan_import`` and ``entry_rules.keep_open``. A
@@ -118,7 +120,9 @@ class RuleStore(RuleReader, Protocol):
         """The rule as the primary has it now, tombstones included."""
         ...
 
-    async def page(self, tenant: str | None, after: RuleName | None, limit: int) -> Sequence[AnyRule]:
+    async def page(
+        self, tenant: str | None, after: RuleName | None, limit: int
+    ) -> Sequence[AnyRule]:
         """Live rules in order of their names, of one tenant or of all."""
         ...
 

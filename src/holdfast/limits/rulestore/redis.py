@@ -27,11 +27,17 @@ class RedisNotifications:
     """``contract.ChangeNotifications`` by SUBSCRIBE, and ``publish``."""
 
     def __init__(
-        self, url: str, channel: str = CHANNEL, connect_timeout_seconds: float = 2.0, quiet_seconds: float = 5.0
+        self,
+        url: str,
+        channel: str = CHANNEL,
+        connect_timeout_seconds: float = 2.0,
+        quiet_seconds: float = 5.0,
     ) -> None:
         self._channel = channel
         self._quiet_seconds = quiet_seconds
-        self._redis: Redis = Redis.from_pool(connection_pool(url, socket_connect_timeout=connect_timeout_seconds))
+        self._redis: Redis = Redis.from_pool(
+            connection_pool(url, socket_connect_timeout=connect_timeout_seconds)
+        )
         self._publishing, self._listening = _Way(url, "publish"), _Way(url, "subscribe")
 
     @property
@@ -89,7 +95,9 @@ class _Way:
         telemetry.redis_failed("notifications", self.trouble.reason)
         if before is None or before.reason != self.trouble.reason:
             facts = self.trouble._asdict()
-            telemetry.log.warning("limits.notifications_unavailable", command=self._command, **facts)
+            telemetry.log.warning(
+                "limits.notifications_unavailable", command=self._command, **facts
+            )
 
     def works(self) -> None:
         if self.trouble is not None:

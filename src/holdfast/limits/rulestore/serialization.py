@@ -63,7 +63,9 @@ def rule_of(body: str | Raw) -> AnyRule:
 
 def change_of(body: str) -> RuleChange:
     line = _line.decode(body)
-    return RuleChange(line.seq, line.action, rule_of(line.rule), line.actor, line.reason, line.at, line.change_id)
+    return RuleChange(
+        line.seq, line.action, rule_of(line.rule), line.actor, line.reason, line.at, line.change_id
+    )
 
 
 def remembered_of(body: str) -> Remembered:

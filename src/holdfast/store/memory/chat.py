@@ -51,7 +51,9 @@ class MemoryChat(Struct):
         member, mute = self.members.get(user_id), self.mutes.get(user_id)
         if member is None:
             return None
-        return replace(member, muted=mute is not None, muted_by_operator=mute is not None and mute.by_operator)
+        return replace(
+            member, muted=mute is not None, muted_by_operator=mute is not None and mute.by_operator
+        )
 
     def now(self) -> Chat:
         return replace(self.chat, head=self.head)
@@ -60,7 +62,11 @@ class MemoryChat(Struct):
         key = (mark.user.user_id, mark.device_id)
         earlier = self.marks.get(key)
         if earlier is not None and earlier.epoch == mark.epoch:
-            mark = replace(mark, delivered=max(mark.delivered, earlier.delivered), read=max(mark.read, earlier.read))
+            mark = replace(
+                mark,
+                delivered=max(mark.delivered, earlier.delivered),
+                read=max(mark.read, earlier.read),
+            )
         self.marks[key] = mark
 
     def take_marks_along(self) -> None:
@@ -69,13 +75,20 @@ class MemoryChat(Struct):
         for key, mark in self.marks.items():
             if mark.epoch == epoch - 1:
                 self.marks[key] = replace(
-                    mark, epoch=epoch, delivered=min(mark.delivered, head), read=min(mark.read, head)
+                    mark,
+                    epoch=epoch,
+                    delivered=min(mark.delivered, head),
+                    read=min(mark.read, head),
                 )
 
     def forget_devices(self, user_id: str, devices_max: int) -> None:
         """Merge the named devices furthest behind into the one without a name."""
-        named = [mark for (user, device_id), mark in self.marks.items() if user == user_id and device_id]
-        named.sort(key=lambda mark: (mark.epoch, mark.delivered, mark.read, mark.device_id), reverse=True)
+        named = [
+            mark for (user, device_id), mark in self.marks.items() if user == user_id and device_id
+        ]
+        named.sort(
+            key=lambda mark: (mark.epoch, mark.delivered, mark.read, mark.device_id), reverse=True
+        )
         for mark in named[devices_max:]:
             del self.marks[user_id, mark.device_id]
             if mark.epoch == self.chat.epoch:
@@ -94,21 +107,33 @@ class MemoryChat(Struct):
     def page_after(self, after: int, limit: int, bytes_max: int) -> Page:
         sequences = sorted(self.messages)
         rest = sequences[bisect_right(sequences, after) :]
-        messages, _ = within([self.messages[s] for s in rest[: max(limit, 1)]], bytes_max - ENVELOPE_BYTES)
+        messages, _ = within(
+            [self.messages[s] for s in rest[: max(limit, 1)]], bytes_max - ENVELOPE_BYTES
+        )
         return page_after(self.now(), messages, len(messages) < len(rest))
 
     def page_before(self, before: int, limit: int, bytes_max: int) -> Page:
         sequences = sorted(self.messages)
         rest = sequences[: bisect_left(sequences, before)][::-1]
-        messages, _ = within([self.messages[s] for s in rest[: max(limit, 1)]], bytes_max - ENVELOPE_BYTES)
+        messages, _ = within(
+            [self.messages[s] for s in rest[: max(limit, 1)]], bytes_max - ENVELOPE_BYTES
+        )
         return page_before(self.now(), before, messages[::-1], len(messages) < len(rest))
 
     def summary(self, user: User) -> ChatSummary:
-        marks = (m for (u, _), m in self.marks.items() if u == user.user_id and m.epoch == self.chat.epoch)
+        marks = (
+            m
+            for (u, _), m in self.marks.items()
+            if u == user.user_id and m.epoch == self.chat.epoch
+        )
         read = max((mark.read for mark in marks), default=0)
         looked_after = self.head - UNREAD_LOOKED_AT
         recent = [self.messages.get(n) for n in range(max(read, looked_after) + 1, self.head + 1)]
-        news = [m for m in recent if m is not None and m.kind == "text" and m.sender_id != user.user_id and m.content]
+        news = [
+            m
+            for m in recent
+            if m is not None and m.kind == "text" and m.sender_id != user.user_id and m.content
+        ]
         others = [u for u in sorted(self.members) if u != user.user_id]
         return ChatSummary(
             chat=self.now(),
@@ -140,4 +165,8 @@ class MemoryChat(Struct):
         if plan.erase is None:
             return []
         wanted = [self.messages.get(sequence) for sequence in plan.erase.sequences]
-        return [m.sequence for m in wanted if m and m.sender_id == plan.erase.user_id and m.kind == "text"]
+        return [
+            m.sequence
+            for m in wanted
+            if m and m.sender_id == plan.erase.user_id and m.kind == "text"
+        ]

@@ -76,7 +76,9 @@ class MemoryStore:
             telemetry.counter_corruption(chat_id)
             self._halt(chat_id, NO_COUNTER)
         taken = {
-            m.chat_id for m in (s.message for s in numbered.fresh) if m.sequence in self._chats[m.chat_id].messages
+            m.chat_id
+            for m in (s.message for s in numbered.fresh)
+            if m.sequence in self._chats[m.chat_id].messages
         }
         for chat_id in taken:
             telemetry.duplicate_sequence(chat_id)
@@ -86,7 +88,9 @@ class MemoryStore:
         if taken:
             refused = {id(s.message) for s in numbered.fresh if s.message.chat_id in taken}
             outcomes = [
-                halted_chat(d.chat_id) if not isinstance(o, Exception) and id(o.message) in refused else o
+                halted_chat(d.chat_id)
+                if not isinstance(o, Exception) and id(o.message) in refused
+                else o
                 for d, o in zip(group, outcomes, strict=True)
             ]
         return outcomes
@@ -95,7 +99,9 @@ class MemoryStore:
         act = command.act
         if act.key is not None and (earlier := self._answers.get((act.actor, act.key))) is not None:
             check_same(act, earlier[0])
-            assert isinstance(earlier[1], CommandResult), "the fingerprint of a request is no command's"
+            assert isinstance(earlier[1], CommandResult), (
+                "the fingerprint of a request is no command's"
+            )
             return replace(earlier[1], repeated=True)
         plan = decide(command, self._seen(command), self._limits)
         if plan.event is not None:
@@ -121,7 +127,9 @@ class MemoryStore:
             held.mark(mark)
         for chat_id, user in {(mark.chat_id, mark.user) for mark in watermarks}:
             if chat_id in self._chats:
-                self._chats[chat_id].forget_devices(user.user_id, self._limits.devices_per_member_max)
+                self._chats[chat_id].forget_devices(
+                    user.user_id, self._limits.devices_per_member_max
+                )
 
     async def read_after(
         self, chat_id: str, after: int, limit: int, bytes_max: int, reader: User | None = None
@@ -134,14 +142,21 @@ class MemoryStore:
         return self._readable(chat_id, reader).page_before(before, limit, bytes_max)
 
     async def heads(self, chat_ids: Iterable[str]) -> Mapping[str, Cursor]:
-        return {c: Cursor(self._chats[c].chat.epoch, self._chats[c].head) for c in chat_ids if c in self._chats}
+        return {
+            c: Cursor(self._chats[c].chat.epoch, self._chats[c].head)
+            for c in chat_ids
+            if c in self._chats
+        }
 
     async def memberships(
         self, users: Sequence[User], chats_max: int = MEMBERSHIPS_MAX
     ) -> Mapping[User, Mapping[str, Cursor]]:
         found: dict[User, dict[str, Cursor]] = {}
         for user in users:
-            chats = {held.chat.chat_id: Cursor(held.chat.epoch, held.head) for held in self._chats_with(user)}
+            chats = {
+                held.chat.chat_id: Cursor(held.chat.epoch, held.head)
+                for held in self._chats_with(user)
+            }
             chats_max -= len(chats)
             if chats_max < 0 and found:
                 break
@@ -149,14 +164,20 @@ class MemoryStore:
         return found
 
     async def chats_of(
-        self, user: User, limit: int, after: tuple[str, int] | None = None, only: Collection[str] | None = None
+        self,
+        user: User,
+        limit: int,
+        after: tuple[str, int] | None = None,
+        only: Collection[str] | None = None,
     ) -> Sequence[ChatSummary]:
         newest_first = sorted(self._chats_with(user), key=lambda held: held.activity, reverse=True)
         if after is not None:
             held = self._chats.get(after[0])
             if held is None or held.chat.tenant != user.tenant:
                 raise unknown_chat(after[0])
-            there = (e.position for e in self._log if (e.message.chat_id, e.message.sequence) == after)
+            there = (
+                e.position for e in self._log if (e.message.chat_id, e.message.sequence) == after
+            )
             edge = (next(there, held.last_position), held.number)
             newest_first = [held for held in newest_first if held.activity < edge]
         listed = [held for held in newest_first if only is None or held.chat.chat_id in only]
@@ -167,7 +188,9 @@ class MemoryStore:
 
     async def members(self, chat_id: str) -> Sequence[Member]:
         held = self._chats.get(chat_id)
-        return [m for user_id in sorted(held.members) if (m := held.member(user_id))] if held else []
+        return (
+            [m for user_id in sorted(held.members) if (m := held.member(user_id))] if held else []
+        )
 
     async def bans(self, chat_id: str) -> Sequence[Ban]:
         held = self._chats.get(chat_id)
@@ -180,16 +203,33 @@ class MemoryStore:
     async def watermarks(self, chat_id: str) -> Sequence[Watermark]:
         held = self._chats.get(chat_id)
         return (
-            [held.marks[key] for key in sorted(held.marks) if held.marks[key].epoch == held.chat.epoch] if held else []
+            [
+                held.marks[key]
+                for key in sorted(held.marks)
+                if held.marks[key].epoch == held.chat.epoch
+            ]
+            if held
+            else []
         )
 
     async def inspect(self, chat_id: str) -> Inspection:
         held = self._readable(chat_id, None)
-        return Inspection(held.now(), held.counter, held.highest, len(held.messages), held.holes(), tuple(held.gaps))
+        return Inspection(
+            held.now(),
+            held.counter,
+            held.highest,
+            len(held.messages),
+            held.holes(),
+            tuple(held.gaps),
+        )
 
-    async def record(self, act: CommandContext, action: str, target: str, details: str = "") -> None:
+    async def record(
+        self, act: CommandContext, action: str, target: str, details: str = ""
+    ) -> None:
         self._audit.append(
-            AuditRecord(len(self._audit) + 1, act.at, act.actor.user_id, action, target, act.reason, details)
+            AuditRecord(
+                len(self._audit) + 1, act.at, act.actor.user_id, action, target, act.reason, details
+            )
         )
 
     async def begin(self, act: CommandContext) -> str | None:
@@ -209,11 +249,17 @@ class MemoryStore:
             self._answers[place] = (act.fingerprint, answer, act.at)
 
     async def forget_keys(self, answers_before: str, sends_before: str, limit: int) -> int:
-        old = sorted((at, place) for place, (_, _, at) in self._answers.items() if at < answers_before)[:limit]
+        old = sorted(
+            (at, place) for place, (_, _, at) in self._answers.items() if at < answers_before
+        )[:limit]
         for _, place in old:
             del self._answers[place]
         forgotten = len(old)
-        rest = [e for e in self._log[self._keys_forgotten :] if e.message.sequence in self._messages_of(e)]
+        rest = [
+            e
+            for e in self._log[self._keys_forgotten :]
+            if e.message.sequence in self._messages_of(e)
+        ]
         for entry in rest[:limit]:
             message = entry.message
             if message.created_at >= sends_before:
@@ -233,14 +279,21 @@ class MemoryStore:
         places = []
         for message in (entry.message for entry in looked if entry.tenant == user.tenant):
             stored = self._chats[message.chat_id].messages.get(message.sequence)
-            if message.sender_id == user.user_id and message.kind == "text" and stored is not None and stored.content:
+            if (
+                message.sender_id == user.user_id
+                and message.kind == "text"
+                and stored is not None
+                and stored.content
+            ):
                 places.append((message.chat_id, message.sequence))
         return SentBy(places, looked[-1].position if looked else after, not looked)
 
     async def forget_user(self, user: User) -> None:
         for held in self._chats_with(user):
             held.marks = {key: mark for key, mark in held.marks.items() if key[0] != user.user_id}
-        self._answers = {place: answer for place, answer in self._answers.items() if place[0] != user}
+        self._answers = {
+            place: answer for place, answer in self._answers.items() if place[0] != user
+        }
 
     async def touch(self) -> None:
         pass
@@ -256,24 +309,39 @@ class MemoryStore:
             if d.chat_id in held and d.sender.user_id in held[d.chat_id].members
         }
         return KnownKey(
-            chats={c: ChatState(h.chat.tenant, h.chat.halted, h.counter, h.chat.epoch) for c, h in held.items()},
+            chats={
+                c: ChatState(h.chat.tenant, h.chat.halted, h.counter, h.chat.epoch)
+                for c, h in held.items()
+            },
             members=present,
-            muted={(chat_id, user_id) for chat_id, user_id in present if user_id in held[chat_id].mutes},
+            muted={
+                (chat_id, user_id) for chat_id, user_id in present if user_id in held[chat_id].mutes
+            },
             keys={
-                d.key: held[d.chat_id].keys[d.key] for d in group if d.chat_id in held and d.key in held[d.chat_id].keys
+                d.key: held[d.chat_id].keys[d.key]
+                for d in group
+                if d.chat_id in held and d.key in held[d.chat_id].keys
             },
         )
 
     def _seen(self, command: Command) -> CommandInputs:
         act = command.act
-        theirs = {user_id: self._chats_with(User(act.actor.tenant, user_id)) for user_id in joining(command)}
+        theirs = {
+            user_id: self._chats_with(User(act.actor.tenant, user_id))
+            for user_id in joining(command)
+        }
         chats = {user_id: len(held) for user_id, held in theirs.items()}
-        invited = {user_id: sum(user_id in h.invited for h in held) for user_id, held in theirs.items()}
+        invited = {
+            user_id: sum(user_id in h.invited for h in held) for user_id, held in theirs.items()
+        }
         held = self._chats.get(command.chat_id)
         if isinstance(command, CreateChat):
             pair = self._chats.get(self._directs.get((act.actor.tenant, direct_pair(command)), ""))
             return CommandInputs(
-                held.now() if held else None, pair=pair.now() if pair else None, chats=chats, invited=invited
+                held.now() if held else None,
+                pair=pair.now() if pair else None,
+                chats=chats,
+                invited=invited,
             )
         if held is None:
             return CommandInputs(None)
@@ -376,12 +444,22 @@ class MemoryStore:
         details = msgspec.json.encode(record.details).decode()
         self._audit.append(
             AuditRecord(
-                len(self._audit) + 1, act.at, act.actor.user_id, record.action, record.target, act.reason, details
+                len(self._audit) + 1,
+                act.at,
+                act.actor.user_id,
+                record.action,
+                record.target,
+                act.reason,
+                details,
             )
         )
 
     def _chats_with(self, user: User) -> list[MemoryChat]:
-        return [h for h in self._chats.values() if h.chat.tenant == user.tenant and user.user_id in h.members]
+        return [
+            h
+            for h in self._chats.values()
+            if h.chat.tenant == user.tenant and user.user_id in h.members
+        ]
 
     def _readable(self, chat_id: str, reader: User | None) -> MemoryChat:
         held = self._chats.get(chat_id)

@@ -18,7 +18,15 @@ from msgspec.json import Decoder, encode
 from holdfast import telemetry
 from holdfast.errors import HoldfastError, InternalError, InvalidMessage
 from holdfast.message import Draft, LogEntry, Message, Outcome
-from holdfast.store.numbering import NO_COUNTER, TAKEN, ChatState, KnownKey, Numbered, Stored, number
+from holdfast.store.numbering import (
+    NO_COUNTER,
+    TAKEN,
+    ChatState,
+    KnownKey,
+    Numbered,
+    Stored,
+    number,
+)
 from holdfast.store.plan import halted_chat
 from holdfast.store.sqlite.database import SQL, Handle
 
@@ -59,7 +67,9 @@ def _write(connection: apsw.Connection, group: Sequence[Draft]) -> WriteResult[l
     return WriteResult(numbered.outcomes, entries)
 
 
-def _read(connection: apsw.Connection, group: Sequence[Draft]) -> tuple[KnownKey, dict[str, int], int]:
+def _read(
+    connection: apsw.Connection, group: Sequence[Draft]
+) -> tuple[KnownKey, dict[str, int], int]:
     """What is known of the group, its chats' row numbers, and the end of the log."""
     senders = encode(list({(d.chat_id, d.sender.user_id) for d in group})).decode()
     keys = encode([_key_of(d) for d in group]).decode()
@@ -68,7 +78,17 @@ def _read(connection: apsw.Connection, group: Sequence[Draft]) -> tuple[KnownKey
     numbers: dict[str, int] = {}
     members: set[tuple[str, str]] = set()
     muted: set[tuple[str, str]] = set()
-    for chat_id, user_id, chat, tenant, halted, counter, epoch, is_member, is_muted in _known.decode(rows):
+    for (
+        chat_id,
+        user_id,
+        chat,
+        tenant,
+        halted,
+        counter,
+        epoch,
+        is_member,
+        is_muted,
+    ) in _known.decode(rows):
         if chat_id not in chats:
             chats[chat_id] = ChatState(tenant, halted, counter, epoch)
             numbers[chat_id] = chat
@@ -86,7 +106,11 @@ def _read(connection: apsw.Connection, group: Sequence[Draft]) -> tuple[KnownKey
 
 
 def _put(
-    connection: apsw.Connection, numbered: Numbered, known: KnownKey, numbers: dict[str, int], end: int
+    connection: apsw.Connection,
+    numbered: Numbered,
+    known: KnownKey,
+    numbers: dict[str, int],
+    end: int,
 ) -> list[LogEntry]:
     if not numbered.fresh:
         return []
@@ -115,7 +139,9 @@ def send_key(sender_id: str, client_message_id: str) -> int:
     return int.from_bytes(digest, "big", signed=True)
 
 
-def message_row(position: int, chat: int, message: Message, content_hash: bytes | None) -> tuple[object, ...]:
+def message_row(
+    position: int, chat: int, message: Message, content_hash: bytes | None
+) -> tuple[object, ...]:
     """A message as a row for the statement ``put_messages``."""
     return (
         position,
@@ -124,7 +150,9 @@ def message_row(position: int, chat: int, message: Message, content_hash: bytes 
         message.kind,
         message.sender_id,
         message.client_message_id,
-        send_key(message.sender_id, message.client_message_id) if message.client_message_id is not None else None,
+        send_key(message.sender_id, message.client_message_id)
+        if message.client_message_id is not None
+        else None,
         content_hash.hex() if content_hash is not None else None,
         message.message_id,
         message.content,
@@ -134,14 +162,20 @@ def message_row(position: int, chat: int, message: Message, content_hash: bytes 
 
 
 def put_messages(
-    connection: apsw.Connection, rows: Sequence[tuple[object, ...]], counters: Sequence[tuple[int, int, int]]
+    connection: apsw.Connection,
+    rows: Sequence[tuple[object, ...]],
+    counters: Sequence[tuple[int, int, int]],
 ) -> None:
-    """Write messages and move their chats' counters; ``counters`` are (chat, sequence, last position)."""
+    """Write messages and move their chats' counters; ``counters`` are (chat, sequence,
+    last position).
+    """
     connection.execute(SQL["put_messages"], {"messages": encode(rows).decode()})
     connection.execute(SQL["advance_counters"], {"counters": encode(counters).decode()})
 
 
-def _write_one_by_one(connection: apsw.Connection, group: Sequence[Draft]) -> WriteResult[list[Outcome]]:
+def _write_one_by_one(
+    connection: apsw.Connection, group: Sequence[Draft]
+) -> WriteResult[list[Outcome]]:
     """Write each send behind its own savepoint, all in one commit: a send that cannot
     be written fails alone.
     """

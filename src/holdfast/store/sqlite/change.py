@@ -70,9 +70,14 @@ def change(handle: Handle, command: Command, limits: ChatSettings) -> WriteResul
         raise halted_chat(command.chat_id) from None
 
 
-def mark(handle: Handle, watermarks: Sequence[Watermark], limits: ChatSettings) -> WriteResult[None]:
+def mark(
+    handle: Handle, watermarks: Sequence[Watermark], limits: ChatSettings
+) -> WriteResult[None]:
     """Merge watermarks."""
-    rows = [(w.user.tenant, w.user.user_id, w.device_id, w.chat_id, w.epoch, w.delivered, w.read) for w in watermarks]
+    rows = [
+        (w.user.tenant, w.user.user_id, w.device_id, w.chat_id, w.epoch, w.delivered, w.read)
+        for w in watermarks
+    ]
     marks = encode(rows).decode()
     with handle.transaction() as connection:
         connection.execute(SQL["mark"], {"watermarks": marks})
@@ -82,7 +87,9 @@ def mark(handle: Handle, watermarks: Sequence[Watermark], limits: ChatSettings) 
     return WriteResult(None)
 
 
-def record(handle: Handle, act: CommandContext, action: str, target: str, details: str) -> WriteResult[None]:
+def record(
+    handle: Handle, act: CommandContext, action: str, target: str, details: str
+) -> WriteResult[None]:
     """Add to the audit log."""
     with handle.transaction() as connection:
         _put_audit(connection, act, action, target, details)
@@ -107,7 +114,9 @@ def begin(handle: Handle, act: CommandContext) -> WriteResult[str | None]:
         if earlier is not None:
             check_same(act, earlier[0])
             return WriteResult(earlier[1])
-        connection.execute(SQL["put_answer"], {**key, "fingerprint": act.fingerprint, "answer": "", "at": act.at})
+        connection.execute(
+            SQL["put_answer"], {**key, "fingerprint": act.fingerprint, "answer": "", "at": act.at}
+        )
     return WriteResult(None)
 
 
@@ -122,7 +131,9 @@ def keep(handle: Handle, act: CommandContext, answer: str | None) -> WriteResult
     return WriteResult(None)
 
 
-def _change(connection: apsw.Connection, command: Command, limits: ChatSettings) -> WriteResult[CommandResult]:
+def _change(
+    connection: apsw.Connection, command: Command, limits: ChatSettings
+) -> WriteResult[CommandResult]:
     act = command.act
     if act.key is not None:
         earlier = connection.execute(SQL["answer"], _key(act.actor, act.key)).get
@@ -150,7 +161,9 @@ def _see(connection: apsw.Connection, command: Command) -> tuple[int, CommandInp
     chats = {user_id: count for user_id, (count, _) in counts.items()}
     invited = {user_id: count for user_id, (_, count) in counts.items()}
     if isinstance(command, CreateChat):
-        pair = connection.execute(SQL["chat_of_pair"], {"tenant": act.actor.tenant, "pair": direct_pair(command)}).get
+        pair = connection.execute(
+            SQL["chat_of_pair"], {"tenant": act.actor.tenant, "pair": direct_pair(command)}
+        ).get
         return 0, CommandInputs(
             _chat.decode(row[1]) if row else None,
             pair=_chat.decode(pair) if pair else None,
@@ -173,7 +186,9 @@ def _see(connection: apsw.Connection, command: Command) -> tuple[int, CommandInp
     if isinstance(command, AddMember | ChangeRole | ChangeBan | ChangeMute):
         return chat, _with_restrictions(connection, chat, command.user_id, seen)
     if isinstance(command, Redact):
-        found = connection.execute(SQL["message_at"], {"chat": chat, "sequence": command.sequence}).get
+        found = connection.execute(
+            SQL["message_at"], {"chat": chat, "sequence": command.sequence}
+        ).get
         return chat, replace(seen, message=_message.decode(found) if found else None)
     if isinstance(command, RecoverChat) and seen.chat is not None:
         highest, _, gaps = numbering(connection, chat, seen.chat, counter)
@@ -181,7 +196,9 @@ def _see(connection: apsw.Connection, command: Command) -> tuple[int, CommandInp
     return chat, seen
 
 
-def _with_restrictions(connection: apsw.Connection, chat: int, user_id: str, seen: CommandInputs) -> CommandInputs:
+def _with_restrictions(
+    connection: apsw.Connection, chat: int, user_id: str, seen: CommandInputs
+) -> CommandInputs:
     """Add the ban and the mute of the target to the inputs."""
     asked = {"chat": chat, "user_id": user_id}
     banned, banned_by_operator, bans = connection.execute(SQL["ban_state"], asked).get
@@ -206,7 +223,9 @@ def numbering(
     return highest, count, _holes(connection, chat, (value.first_sequence, last, from_first))
 
 
-def _holes(connection: apsw.Connection, chat: int, whole: tuple[int, int, int]) -> list[tuple[int, int]]:
+def _holes(
+    connection: apsw.Connection, chat: int, whole: tuple[int, int, int]
+) -> list[tuple[int, int]]:
     """The ranges without stored messages, found by bisection: a range that is full or
     empty is not divided further.
 
@@ -221,7 +240,9 @@ def _holes(connection: apsw.Connection, chat: int, whole: tuple[int, int, int]) 
             continue
         if count:
             middle = (first + last) // 2
-            below = connection.execute(SQL["count_between"], {"chat": chat, "first": first, "last": middle}).get
+            below = connection.execute(
+                SQL["count_between"], {"chat": chat, "first": first, "last": middle}
+            ).get
             parts += [(middle + 1, last, count - below), (first, middle, below)]
         elif found and found[-1][1] == first - 1:
             found[-1] = (found[-1][0], last)
@@ -239,11 +260,15 @@ def _apply(connection: apsw.Connection, chat: int, plan: ChangePlan, act: Comman
     if plan.counter is not None:
         connection.execute(SQL["create_counter"], {"chat": chat, "counter": plan.counter})
     if plan.raised:
-        connection.execute(SQL["take_watermarks_along"], {"chat": chat, "epoch_before": plan.chat.epoch - 1})
+        connection.execute(
+            SQL["take_watermarks_along"], {"chat": chat, "epoch_before": plan.chat.epoch - 1}
+        )
     if plan.put:
         rows = [(m.user_id, m.role, m.joined_at, int(m.user_id in plan.invited)) for m in plan.put]
         members = encode(rows).decode()
-        connection.execute(SQL["put_members"], {"chat": chat, "tenant": plan.chat.tenant, "members": members})
+        connection.execute(
+            SQL["put_members"], {"chat": chat, "tenant": plan.chat.tenant, "members": members}
+        )
     for user_id in plan.drop:
         connection.execute(SQL["drop_member"], {"chat": chat, "user_id": user_id})
         connection.execute(SQL["drop_watermarks"], {"chat": chat, "user_id": user_id})
@@ -263,7 +288,9 @@ def _apply(connection: apsw.Connection, chat: int, plan: ChangePlan, act: Comman
         erased = {"user_id": plan.erase.user_id, "sequences": encode(plan.erase.sequences).decode()}
         connection.execute(SQL["erase"], {"chat": chat, **erased})
     if plan.retain:
-        connection.execute(SQL["retain"], {"chat": chat, "first_sequence": plan.chat.first_sequence})
+        connection.execute(
+            SQL["retain"], {"chat": chat, "first_sequence": plan.chat.first_sequence}
+        )
     if plan.gaps:
         connection.execute(SQL["put_gaps"], {"chat": chat, "gaps": encode(plan.gaps).decode()})
     if plan.record is not None:
@@ -273,7 +300,11 @@ def _apply(connection: apsw.Connection, chat: int, plan: ChangePlan, act: Comman
 
 
 def _put_event(
-    connection: apsw.Connection, chat: int, counter: int | None, plan: ChangePlan, act: CommandContext
+    connection: apsw.Connection,
+    chat: int,
+    counter: int | None,
+    plan: ChangePlan,
+    act: CommandContext,
 ) -> tuple[Message | None, list[LogEntry]]:
     message = event_message(plan, act, (counter or 0) + 1)
     if message is None:
@@ -292,7 +323,11 @@ def _put_event(
 
 
 def _find_member(connection: apsw.Connection, chat: int, user_id: str | None) -> Member | None:
-    found = connection.execute(SQL["member"], {"chat": chat, "user_id": user_id}).get if user_id else None
+    found = (
+        connection.execute(SQL["member"], {"chat": chat, "user_id": user_id}).get
+        if user_id
+        else None
+    )
     return _member.decode(found) if found else None
 
 
@@ -300,6 +335,10 @@ def _key(actor: User, key: str) -> Mapping[str, str]:
     return {"tenant": actor.tenant, "user_id": actor.user_id, "key": key}
 
 
-def _put_audit(connection: apsw.Connection, act: CommandContext, action: str, target: str, details: str) -> None:
+def _put_audit(
+    connection: apsw.Connection, act: CommandContext, action: str, target: str, details: str
+) -> None:
     fields = {"at": act.at, "actor": act.actor.user_id, "reason": act.reason}
-    connection.execute(SQL["put_audit"], {**fields, "action": action, "target": target, "details": details})
+    connection.execute(
+        SQL["put_audit"], {**fields, "action": action, "target": target, "details": details}
+    )

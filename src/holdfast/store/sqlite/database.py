@@ -18,7 +18,9 @@ SQL = statements("holdfast.store.sqlite")
 MIGRATIONS = migrations("holdfast.store.sqlite")
 
 
-def open_and_migrate(path: Path, settings: SqliteSettings, vfs: str | None = None) -> apsw.Connection:
+def open_and_migrate(
+    path: Path, settings: SqliteSettings, vfs: str | None = None
+) -> apsw.Connection:
     """The writer's connection; see ``holdfast.drivers.sqlite.database``."""
     return database.open_and_migrate(path, settings, MIGRATIONS, vfs)
 
@@ -34,8 +36,15 @@ def _renew(connection: apsw.Connection, restored: Restored) -> None:
     """
     connection.execute(SQL["take_all_watermarks_along"], {"epoch_min": restored.epoch_min})
     connection.execute(SQL["raise_all_epochs"], {"epoch_min": restored.epoch_min})
-    details = msgspec.json.encode({"taken_at": restored.taken_at, "epoch_min": restored.epoch_min}).decode()
-    record = {"at": restored.at, "actor": restored.actor, "action": "store.restore", "target": restored.backup}
+    details = msgspec.json.encode(
+        {"taken_at": restored.taken_at, "epoch_min": restored.epoch_min}
+    ).decode()
+    record = {
+        "at": restored.at,
+        "actor": restored.actor,
+        "action": "store.restore",
+        "target": restored.backup,
+    }
     connection.execute(SQL["put_audit"], {**record, "reason": restored.reason, "details": details})
 
 

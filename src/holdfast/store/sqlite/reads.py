@@ -11,8 +11,26 @@ from msgspec import MsgspecError
 from msgspec.json import Decoder, encode
 
 from holdfast.errors import Unavailable, UnreadableEvent
-from holdfast.message import Ban, Chat, Cursor, LogEntry, Member, Message, Mute, Page, User, Watermark
-from holdfast.store.contract import LOOKED_AT_ONCE, UNREAD_LOOKED_AT, AuditRecord, ChatSummary, Inspection, SentBy
+from holdfast.message import (
+    Ban,
+    Chat,
+    Cursor,
+    LogEntry,
+    Member,
+    Message,
+    Mute,
+    Page,
+    User,
+    Watermark,
+)
+from holdfast.store.contract import (
+    LOOKED_AT_ONCE,
+    UNREAD_LOOKED_AT,
+    AuditRecord,
+    ChatSummary,
+    Inspection,
+    SentBy,
+)
 from holdfast.store.pages import ENVELOPE_BYTES, page_after, page_before, within
 from holdfast.store.plan import not_a_member, unknown_chat
 from holdfast.store.sqlite.change import numbering
@@ -69,7 +87,12 @@ class Deadline:
 
 
 def read_after(
-    handle: Handle, deadline: Deadline, chat_id: str, after: int, bounds: tuple[int, int], reader: User | None
+    handle: Handle,
+    deadline: Deadline,
+    chat_id: str,
+    after: int,
+    bounds: tuple[int, int],
+    reader: User | None,
 ) -> Page:
     """``bounds``: messages and bytes."""
     with deadline.over(handle) as connection:
@@ -81,7 +104,12 @@ def read_after(
 
 
 def read_before(
-    handle: Handle, deadline: Deadline, chat_id: str, before: int, bounds: tuple[int, int], reader: User | None
+    handle: Handle,
+    deadline: Deadline,
+    chat_id: str,
+    before: int,
+    bounds: tuple[int, int],
+    reader: User | None,
 ) -> Page:
     """``bounds``: messages and bytes."""
     with deadline.over(handle) as connection:
@@ -101,7 +129,13 @@ def _slices(
     messages: list[Message] = []
     while len(messages) < limit:
         wanted = min(SLICE_MESSAGES, limit - len(messages))
-        fields = {"chat": chat, "after": edge, "before": edge, "limit": wanted, "one": 0 if messages else 1}
+        fields = {
+            "chat": chat,
+            "after": edge,
+            "before": edge,
+            "limit": wanted,
+            "one": 0 if messages else 1,
+        }
         try:
             text = connection.execute(SQL[name], {**fields, "bytes_max": bytes_left}).get
         except apsw.InterruptError:
@@ -109,7 +143,9 @@ def _slices(
                 raise
             return messages if upward else messages[::-1], False
         found = _messages.decode(text)
-        kept, bytes_left = within(found if upward else found[::-1], bytes_left, none_yet=not messages)
+        kept, bytes_left = within(
+            found if upward else found[::-1], bytes_left, none_yet=not messages
+        )
         messages += kept
         if len(kept) < wanted:
             break
@@ -140,7 +176,9 @@ def chat(handle: Handle, deadline: Deadline, chat_id: str, reader: User | None) 
 
 def heads(handle: Handle, deadline: Deadline, chat_ids: Sequence[str]) -> dict[str, Cursor]:
     with deadline.over(handle) as connection:
-        return _cursors.decode(connection.execute(SQL["heads"], {"chat_ids": encode(chat_ids).decode()}).get)
+        return _cursors.decode(
+            connection.execute(SQL["heads"], {"chat_ids": encode(chat_ids).decode()}).get
+        )
 
 
 def memberships(
@@ -167,9 +205,16 @@ def chats_of(
             edge = connection.execute(SQL["list_edge"], asked).get
             if edge is None:
                 raise unknown_chat(after[0])
-        page = {"limit": limit, "edge_position": edge[0], "edge_chat": edge[1], "looked_at": UNREAD_LOOKED_AT}
+        page = {
+            "limit": limit,
+            "edge_position": edge[0],
+            "edge_chat": edge[1],
+            "looked_at": UNREAD_LOOKED_AT,
+        }
         named = {"only": None if only is None else encode(sorted(only)).decode()}
-        rows = _summaries.decode(connection.execute(SQL["chats_of"], {**user._asdict(), **page, **named}).get)
+        rows = _summaries.decode(
+            connection.execute(SQL["chats_of"], {**user._asdict(), **page, **named}).get
+        )
     return [
         ChatSummary(
             chat=chat,
@@ -202,7 +247,9 @@ def mutes(handle: Handle, deadline: Deadline, chat_id: str) -> list[Mute]:
 
 def watermarks(handle: Handle, deadline: Deadline, chat_id: str) -> list[Watermark]:
     with deadline.over(handle) as connection:
-        rows = _watermarks.decode(connection.execute(SQL["watermarks_of"], {"chat_id": chat_id}).get)
+        rows = _watermarks.decode(
+            connection.execute(SQL["watermarks_of"], {"chat_id": chat_id}).get
+        )
     return [Watermark(*row) for row in rows]
 
 
@@ -217,14 +264,18 @@ def inspect(handle: Handle, deadline: Deadline, chat_id: str) -> Inspection:
 
 def audit(handle: Handle, deadline: Deadline, after: int, limit: int) -> list[AuditRecord]:
     with deadline.over(handle) as connection:
-        return _audit.decode(connection.execute(SQL["audit_after"], {"after": after, "limit": limit}).get)
+        return _audit.decode(
+            connection.execute(SQL["audit_after"], {"after": after, "limit": limit}).get
+        )
 
 
 def sent_by(handle: Handle, deadline: Deadline, user: User, after: int) -> SentBy:
     with deadline.over(handle) as connection:
         asked = {**user._asdict(), "after": after, "look": LOOKED_AT_ONCE}
         places, through = connection.execute(SQL["sent_by"], asked).get
-        return SentBy(_places.decode(places), after if through is None else through, through is None)
+        return SentBy(
+            _places.decode(places), after if through is None else through, through is None
+        )
 
 
 def log_end(handle: Handle, deadline: Deadline) -> int:
@@ -235,7 +286,9 @@ def log_end(handle: Handle, deadline: Deadline) -> int:
 def log_after(handle: Handle, deadline: Deadline, after: int, limit: int) -> list[LogEntry]:
     with deadline.over(handle) as connection:
         try:
-            return _entries.decode(connection.execute(SQL["log_after"], {"after": after, "limit": limit}).get)
+            return _entries.decode(
+                connection.execute(SQL["log_after"], {"after": after, "limit": limit}).get
+            )
         except UNREADABLE:
             return _up_to_the_damage(connection, after, limit)
 
@@ -243,7 +296,9 @@ def log_after(handle: Handle, deadline: Deadline, after: int, limit: int) -> lis
 def _up_to_the_damage(connection: apsw.Connection, after: int, limit: int) -> list[LogEntry]:
     """Read up to the damaged entry. UnreadableEvent if that is the first."""
     entries: list[LogEntry] = []
-    while len(entries) < limit and (row := connection.execute(SQL["log_next"], {"after": after}).fetchone()):
+    while len(entries) < limit and (
+        row := connection.execute(SQL["log_next"], {"after": after}).fetchone()
+    ):
         after, data = row
         try:
             entries.append(_entry.decode(data))

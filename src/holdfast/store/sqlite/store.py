@@ -19,9 +19,28 @@ from holdfast import telemetry
 from holdfast.clock import Clock, SystemClock
 from holdfast.drivers.sqlite.threads import WorkerThreads
 from holdfast.errors import Deferred, HoldfastError, Refused, ServerBusy, Unavailable
-from holdfast.message import Ban, Chat, Cursor, Draft, LogEntry, Member, Mute, Outcome, Page, User, Watermark
+from holdfast.message import (
+    Ban,
+    Chat,
+    Cursor,
+    Draft,
+    LogEntry,
+    Member,
+    Mute,
+    Outcome,
+    Page,
+    User,
+    Watermark,
+)
 from holdfast.store.commands import Command, CommandContext, CommandResult
-from holdfast.store.contract import MEMBERSHIPS_MAX, AuditRecord, ChatSummary, CommitListener, Inspection, SentBy
+from holdfast.store.contract import (
+    MEMBERSHIPS_MAX,
+    AuditRecord,
+    ChatSummary,
+    CommitListener,
+    Inspection,
+    SentBy,
+)
 from holdfast.store.plan import ChatSettings
 from holdfast.store.sqlite import append, change, reads
 from holdfast.store.sqlite.append import WriteResult
@@ -66,17 +85,26 @@ class SqliteStore:
 
     async def __aenter__(self) -> Self:
         self._traces = self._path.with_name(self._path.name + "-wal").exists()
-        connection = await asyncio.to_thread(open_and_migrate, self._path, self._settings, self._vfs)
+        connection = await asyncio.to_thread(
+            open_and_migrate, self._path, self._settings, self._vfs
+        )
         writer = self._handle(write=True)
         writer.adopt(connection)
         readers = [self._handle(write=False) for _ in range(self._settings.readers)]
-        self._writer = WorkerThreads("store-writer", [writer], self._settings.writes_waiting_max, _busy)
-        self._readers = WorkerThreads("store-reader", readers, self._settings.reads_waiting_max, _too_many_reads)
+        self._writer = WorkerThreads(
+            "store-writer", [writer], self._settings.writes_waiting_max, _busy
+        )
+        self._readers = WorkerThreads(
+            "store-reader", readers, self._settings.reads_waiting_max, _too_many_reads
+        )
         self._wipe_soon()
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._wiping is not None:
             self._wiping.cancel()  # closing the file empties the log too
@@ -96,8 +124,12 @@ class SqliteStore:
     async def mark(self, watermarks: Sequence[Watermark]) -> None:
         await self._writer.do(partial(change.mark, watermarks=watermarks, limits=self._limits))
 
-    async def record(self, act: CommandContext, action: str, target: str, details: str = "") -> None:
-        await self._writer.do(partial(change.record, act=act, action=action, target=target, details=details))
+    async def record(
+        self, act: CommandContext, action: str, target: str, details: str = ""
+    ) -> None:
+        await self._writer.do(
+            partial(change.record, act=act, action=action, target=target, details=details)
+        )
 
     async def begin(self, act: CommandContext) -> str | None:
         return await self._write(partial(change.begin, act=act))
@@ -106,7 +138,9 @@ class SqliteStore:
         await self._write(partial(change.keep, act=act, answer=answer))
 
     async def forget_keys(self, answers_before: str, sends_before: str, limit: int) -> int:
-        return await self._write(lambda handle: forget_keys(handle, answers_before, sends_before, limit))
+        return await self._write(
+            lambda handle: forget_keys(handle, answers_before, sends_before, limit)
+        )
 
     async def forget_user(self, user: User) -> None:
         await self._write(partial(forget_user, user=user))
@@ -140,7 +174,11 @@ class SqliteStore:
         return await self._read(reads.memberships, users, chats_max)
 
     async def chats_of(
-        self, user: User, limit: int, after: tuple[str, int] | None = None, only: Collection[str] | None = None
+        self,
+        user: User,
+        limit: int,
+        after: tuple[str, int] | None = None,
+        only: Collection[str] | None = None,
     ) -> Sequence[ChatSummary]:
         return await self._read(reads.chats_of, user, limit, after, only)
 
@@ -210,7 +248,11 @@ class SqliteStore:
         return reads.Deadline(self._clock.monotonic, seconds)
 
     def _handle(self, *, write: bool) -> Handle:
-        settings = self._settings if write else dataclasses.replace(self._settings, cache_bytes=8 * 1024 * 1024)
+        settings = (
+            self._settings
+            if write
+            else dataclasses.replace(self._settings, cache_bytes=8 * 1024 * 1024)
+        )
         return Handle(self._path, settings, self._vfs, write=write)
 
     def _tell(self, heard: Sequence[Sequence[LogEntry]]) -> None:
@@ -248,7 +290,9 @@ def _too_many_reads() -> HoldfastError:
     return Unavailable("too many reads are waiting; try again", retry_after_seconds=1.0)
 
 
-def forget_keys(handle: Handle, answers_before: str, sends_before: str, limit: int) -> WriteResult[int]:
+def forget_keys(
+    handle: Handle, answers_before: str, sends_before: str, limit: int
+) -> WriteResult[int]:
     """Forget old idempotency keys, at most ``limit`` of answers and of messages."""
     with handle.transaction() as connection:
         connection.execute(SQL["forget_answers"], {"before": answers_before, "limit": limit})

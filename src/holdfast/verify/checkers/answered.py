@@ -36,7 +36,9 @@ def buffers_bounded(history: History) -> Verdict:
     """6: no buffer exceeds its bound, no delivery is tried more often than allowed."""
     verdict = Verdict("buffers are bounded")
     for level in history.of(Level):
-        verdict.require(level.value <= level.bound, f"{level.where} holds {level.value} of {level.bound}", level)
+        verdict.require(
+            level.value <= level.bound, f"{level.where} holds {level.value} of {level.bound}", level
+        )
     for tried in history.of(Tried):
         verdict.require(tried.attempt <= TRIES_MAX, f"delivery tried {tried.attempt} times", tried)
     return verdict
@@ -48,15 +50,21 @@ def no_silent_close(history: History) -> Verdict:
     said = {closing.connection: closing for closing in history.of(ClosingSaid)}
     for closed in history.of(Closed):
         if closed.by == "server":
-            verdict.require(closed.connection in said, f"{closed.connection} was closed without a word", closed)
+            verdict.require(
+                closed.connection in said, f"{closed.connection} was closed without a word", closed
+            )
     warnings: dict[str, list[WarningSeen]] = defaultdict(list)
     for warned in history.of(WarningSeen):
         warnings[warned.connection].append(warned)
     for closing in said.values():
         if closing.reason == "slow_consumer":
-            last = next((w for w in reversed(warnings[closing.connection]) if w.at <= closing.at), None)
+            last = next(
+                (w for w in reversed(warnings[closing.connection]) if w.at <= closing.at), None
+            )
             kept = last is not None and closing.at - last.at >= last.grace_seconds - 1e-6
-            verdict.require(kept, f"{closing.connection} was closed before its grace was over", last, closing)
+            verdict.require(
+                kept, f"{closing.connection} was closed before its grace was over", last, closing
+            )
     return verdict
 
 
@@ -69,7 +77,9 @@ def answered_in_time(history: History) -> Verdict:
     """
     verdict = Verdict(f"every request is answered within {ANSWER_SECONDS_MAX} s")
     weather = FaultTimeline(history)
-    closed_at = {(closed.client, closed.at) for closed in history.of(Closed) if closed.by == "server"}
+    closed_at = {
+        (closed.client, closed.at) for closed in history.of(Closed) if closed.by == "server"
+    }
     for operation in history.operations:
         invoke, end = operation.invoke, operation.end
         if end is None:
@@ -80,9 +90,16 @@ def answered_in_time(history: History) -> Verdict:
         gave_up = isinstance(end, Unknown) and end.reason == "timeout"
         kept = seconds <= ANSWER_SECONDS_MAX and (away > 0 or not gave_up)
         verdict.require(kept, f"{invoke.verb} of {invoke.client} took {seconds:.3f} s", invoke, end)
-        left_open = isinstance(end, Unknown) and end.reason == "disconnected" and (invoke.client, end.at) in closed_at
-        kept = not left_open or away > 0 or seconds <= FELT_SECONDS  # request and close may have crossed
-        verdict.require(kept, f"{invoke.verb} of {invoke.client} was open when the server closed", invoke, end)
+        left_open = (
+            isinstance(end, Unknown)
+            and end.reason == "disconnected"
+            and (invoke.client, end.at) in closed_at
+        )
+        # request and close may have crossed
+        kept = not left_open or away > 0 or seconds <= FELT_SECONDS
+        verdict.require(
+            kept, f"{invoke.verb} of {invoke.client} was open when the server closed", invoke, end
+        )
     return verdict
 
 
@@ -90,10 +107,14 @@ def failure_stays_in_its_plane(history: History) -> Verdict:
     """10: a fault of its own plane, client and time explains every failure."""
     verdict = Verdict("a plane's failure stays there")
     weather = FaultTimeline(history)
-    closed_at = {(closed.client, closed.at) for closed in history.of(Closed) if closed.by == "server"}
+    closed_at = {
+        (closed.client, closed.at) for closed in history.of(Closed) if closed.by == "server"
+    }
     for operation in history.operations:
         kept = not _infrastructure(operation) or _explained(weather, operation, closed_at)
-        verdict.require(kept, f"{operation.invoke.verb} failed without a fault of its plane", operation)
+        verdict.require(
+            kept, f"{operation.invoke.verb} failed without a fault of its plane", operation
+        )
     opened = {event.connection: event for event in history.of(Opened)}
     for closing in history.of(ClosingSaid):
         kept = _closing_explained(history, weather, opened[closing.connection], closing)
@@ -101,8 +122,14 @@ def failure_stays_in_its_plane(history: History) -> Verdict:
     said = {closing.connection for closing in history.of(ClosingSaid)}
     in_vain = _waited_in_vain(history)
     for closed in history.of(Closed):
-        kept = closed.by == "server" or closed.connection in said or _torn(weather, closed.client, closed.at)
-        kept = kept or (closed.by == "client" and (not closed.why or (closed.client, closed.at) in in_vain))
+        kept = (
+            closed.by == "server"
+            or closed.connection in said
+            or _torn(weather, closed.client, closed.at)
+        )
+        kept = kept or (
+            closed.by == "client" and (not closed.why or (closed.client, closed.at) in in_vain)
+        )
         verdict.require(kept, f"{closed.connection} broke without a fault of its own", closed)
     return verdict
 
@@ -110,7 +137,9 @@ def failure_stays_in_its_plane(history: History) -> Verdict:
 def _torn(weather: FaultTimeline, client: str, at: float) -> bool:
     """Whether this client's connection may break now: its own fault, or a kill."""
     since = at - FELT_SECONDS
-    return weather.faults("connection", since, at, client) or weather.faults("process", since, at, client)
+    return weather.faults("connection", since, at, client) or weather.faults(
+        "process", since, at, client
+    )
 
 
 def _waited_in_vain(history: History) -> set[tuple[str, float]]:
@@ -127,12 +156,15 @@ def _infrastructure(operation: Operation) -> bool:
         case Fail(code=code):
             return code in INFRASTRUCTURE
         case Unknown(reason=reason):
-            return reason == "answered"  # 8 judges a timeout; a broken connection is explained itself
+            # 8 judges a timeout; a broken connection is explained itself
+            return reason == "answered"
         case _:
             return False
 
 
-def _explained(weather: FaultTimeline, operation: Operation, closed_at: Set[tuple[str, float]]) -> bool:
+def _explained(
+    weather: FaultTimeline, operation: Operation, closed_at: Set[tuple[str, float]]
+) -> bool:
     """Whether a fault of its plane, or a breaker they opened, explains a failure."""
     invoke, end = operation.invoke, operation.end
     ended_at = end.at if end is not None else invoke.at
@@ -151,19 +183,26 @@ def _explained(weather: FaultTimeline, operation: Operation, closed_at: Set[tupl
     return False
 
 
-def _closing_explained(history: History, weather: FaultTimeline, opened: Opened, closing: ClosingSaid) -> bool:
+def _closing_explained(
+    history: History, weather: FaultTimeline, opened: Opened, closing: ClosingSaid
+) -> bool:
     client, at = opened.client, closing.at
     match closing.reason:
         case reason if reason in PLANNED_CLOSINGS:
             return True
         case "duplicate_connection":  # the device reconnected before the server noticed the loss
-            return any(later.client == client and opened.at <= later.at <= at for later in history.of(Opened))
+            return any(
+                later.client == client and opened.at <= later.at <= at
+                for later in history.of(Opened)
+            )
         case "slow_consumer":
             return weather.faults("connection", at - FELT_SECONDS, at, client)
         case "idle_timeout":
             return weather.faults("connection", at - HEARTBEAT_SECONDS_MAX, at, client)
         case "upstream_failure":  # the server could not read its chats at the start
-            return weather.faults("history", opened.at, at) or weather.breaker_open("history", opened.at, at)
+            return weather.faults("history", opened.at, at) or weather.breaker_open(
+                "history", opened.at, at
+            )
         case "overloaded":
             since = at - OVERLOAD_SECONDS
             return weather.faults("durability", since, at) or weather.faults("history", since, at)

@@ -50,7 +50,9 @@ class FaultTimeline:
     def of(self, plane: FaultPlane) -> Sequence[FaultWindow]:
         return self._by_plane[plane]
 
-    def faults(self, plane: FaultPlane, since: float, until: float, client: str | None = None) -> bool:
+    def faults(
+        self, plane: FaultPlane, since: float, until: float, client: str | None = None
+    ) -> bool:
         """Whether a fault of this plane affected this client between the two."""
         return any(
             fault.at <= until and fault.until >= since
@@ -60,22 +62,34 @@ class FaultTimeline:
 
     def breaker_open(self, plane: FaultPlane, since: float, until: float) -> bool:
         """Whether the plane's breaker may have been open between the two."""
-        return any(opened <= until and since <= closed for opened, closed in self._open.get(plane, ()))
+        return any(
+            opened <= until and since <= closed for opened, closed in self._open.get(plane, ())
+        )
 
     def away_seconds(self, client: str, since: float, until: float) -> float:
         """How long nothing could reach this client between the two.
 
         Its network swallowed bytes, or it did not read.
         """
-        return sum(max(min(end, until) - max(start, since), 0.0) for start, end in self._away[client])
+        return sum(
+            max(min(end, until) - max(start, since), 0.0) for start, end in self._away[client]
+        )
 
     def _of_connection(self, client: str) -> Iterable[tuple[float, float]]:
-        return [(f.at, f.until) for f in self._by_plane["connection"] if not f.clients or client in f.clients]
+        return [
+            (f.at, f.until)
+            for f in self._by_plane["connection"]
+            if not f.clients or client in f.clients
+        ]
 
     def _breaker(self, history: History, plane: FaultPlane) -> list[tuple[float, float]]:
         """When the breaker may have been open. A success or a new process closes it."""
         closings = sorted(
-            [o.end.at for o in history.operations if isinstance(o.end, Ok) and o.invoke.verb in ASKS[plane]]
+            [
+                o.end.at
+                for o in history.operations
+                if isinstance(o.end, Ok) and o.invoke.verb in ASKS[plane]
+            ]
             + [fault.at for fault in self._by_plane["process"]]
         )
         spans: list[tuple[float, float]] = []

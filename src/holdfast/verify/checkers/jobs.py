@@ -30,7 +30,9 @@ class JobHistory:
 def job_effects_once(history: History) -> Verdict:
     """11, for the jobs of a history; see ``effects_once_in_order``."""
     excused = {event.seq for event in history.of(Excused)}
-    return effects_once_in_order(JobHistory(history.of(Enqueued), history.of(Ran), history.of(EffectSeen), excused))
+    return effects_once_in_order(
+        JobHistory(history.of(Enqueued), history.of(Ran), history.of(EffectSeen), excused)
+    )
 
 
 def effects_once_in_order(history: JobHistory) -> Verdict:
@@ -70,18 +72,31 @@ def _complete(history: JobHistory, verdict: Verdict) -> None:
 def _rising(stream: str, effects: Sequence[EffectSeen], verdict: Verdict) -> None:
     for before, after in pairwise(effects):
         verdict.require(before.seq < after.seq, f"{stream}: {after.seq} after {before.seq}")
-        verdict.require(before.fence <= after.fence, f"{stream}: fence {after.fence} after {before.fence}")
+        verdict.require(
+            before.fence <= after.fence, f"{stream}: fence {after.fence} after {before.fence}"
+        )
 
 
 def _apart(stream: str, runs: Sequence[Ran], verdict: Verdict) -> None:
     latest = 0.0
     done = 0
     for run in runs:
-        verdict.require(run.started >= latest, f"{stream}: {run.seq} on {run.worker} overlaps the run before")
-        verdict.require(run.seq > done or run.released, f"{stream}: {run.seq} started after {done} was done")
+        verdict.require(
+            run.started >= latest, f"{stream}: {run.seq} on {run.worker} overlaps the run before"
+        )
+        verdict.require(
+            run.seq > done or run.released, f"{stream}: {run.seq} started after {done} was done"
+        )
         latest = max(latest, run.ended)
         if run.succeeded and not run.released:
             done = max(done, run.seq)
 
 
-__all__ = ["EffectSeen", "Enqueued", "JobHistory", "Ran", "effects_once_in_order", "job_effects_once"]
+__all__ = [
+    "EffectSeen",
+    "Enqueued",
+    "JobHistory",
+    "Ran",
+    "effects_once_in_order",
+    "job_effects_once",
+]

@@ -42,16 +42,22 @@ _Fact = tuple[float, Cursor, HistoryEvent]
 def no_late_fill(history: History) -> Verdict:
     """4: no message appears below a served cursor; pages and pushes have no hole."""
     verdict = Verdict("no late fill below a served cursor")
-    numbers = {chat.chat_id: sorted(m.sequence for m in chat.messages) for chat in history.chats.values()}
+    numbers = {
+        chat.chat_id: sorted(m.sequence for m in chat.messages) for chat in history.chats.values()
+    }
     for invoke, _, page in history.pages():
         chat = history.chats.get(page.chat_id)
         if chat is None or chat.epoch != page.epoch:
             continue  # the chat was renumbered later
-        start = max(0 if page.reset or page.after is None else page.after.sequence, chat.first_sequence - 1)
+        start = max(
+            0 if page.reset or page.after is None else page.after.sequence, chat.first_sequence - 1
+        )
         stored = numbers[page.chat_id]
         ought = stored[bisect_right(stored, start) : bisect_right(stored, page.through)]
         late = sorted(set(ought) - {m.sequence for m in page.messages})
-        verdict.require(not late, f"{page.chat_id} was served up to {page.through} without {late}", invoke)
+        verdict.require(
+            not late, f"{page.chat_id} was served up to {page.through} without {late}", invoke
+        )
     _pushes_follow(history, verdict)
     return verdict
 
@@ -65,7 +71,9 @@ def _pushes_follow(history: History, verdict: Verdict) -> None:
         if isinstance(event, Opened):
             through[event.client] = {}
         elif isinstance(event, Ok):
-            _count_answer(through.setdefault(invokes[event.op].client, {}), invokes[event.op], event)
+            _count_answer(
+                through.setdefault(invokes[event.op].client, {}), invokes[event.op], event
+            )
         elif isinstance(event, Pushed):
             given = through.setdefault(event.client, {})
             known = given.get(event.chat_id, given.get(_RESUMED))
@@ -74,7 +82,11 @@ def _pushes_follow(history: History, verdict: Verdict) -> None:
             given[event.chat_id] = max(known or 0, event.message.sequence)
             before = pushed.get((event.connection, event.chat_id), 0)
             once = event.message.sequence > before
-            verdict.require(once, f"{event.connection} was pushed {event.message.sequence} after {before}", event)
+            verdict.require(
+                once,
+                f"{event.connection} was pushed {event.message.sequence} after {before}",
+                event,
+            )
             pushed[event.connection, event.chat_id] = event.message.sequence
 
 
@@ -84,7 +96,9 @@ def _count_answer(given: dict[str, int], invoke: Invoke, ok: Ok) -> None:
         for chat_id, cursor in invoke.cursors.items():  # the reply omits unchanged chats
             given.setdefault(chat_id, cursor.sequence)
     for page in ok.pages:
-        given[page.chat_id] = page.through if page.reset else max(given.get(page.chat_id, 0), page.through)
+        given[page.chat_id] = (
+            page.through if page.reset else max(given.get(page.chat_id, 0), page.through)
+        )
 
 
 def cursors_monotone(history: History) -> Verdict:
@@ -94,8 +108,12 @@ def cursors_monotone(history: History) -> Verdict:
         asked = page.after
         if asked is not None:
             honest = page.reset == (page.epoch != asked.epoch)
-            verdict.require(honest, "a reset without another epoch, or another epoch without one", invoke, page)
-            verdict.require(page.reset or page.through >= asked.sequence, "a page goes back", invoke, page)
+            verdict.require(
+                honest, "a reset without another epoch, or another epoch without one", invoke, page
+            )
+            verdict.require(
+                page.reset or page.through >= asked.sequence, "a page goes back", invoke, page
+            )
         verdict.require(page.head >= page.through, "a page goes beyond its head", invoke, page)
         numbers = [m.sequence for m in page.messages]
         verdict.require(numbers == sorted(set(numbers)), "a page is out of order", invoke, page)
@@ -114,15 +132,29 @@ def _reads_see_what_was_known(history: History, verdict: Verdict) -> None:
         acks[invoke.chat_id].append((ok.at, Cursor(0, acked.sequence), ok))
     known_heads = {chat_id: _Highest(facts) for chat_id, facts in heads.items()}
     known_acks = {chat_id: _Highest(facts) for chat_id, facts in acks.items()}
-    one_epoch = {chat_id for chat_id, facts in heads.items() if len({fact[1].epoch for fact in facts}) == 1}
+    one_epoch = {
+        chat_id for chat_id, facts in heads.items() if len({fact[1].epoch for fact in facts}) == 1
+    }
     for invoke, _, page in history.pages():
         seen = Cursor(page.epoch, page.head)
         highest, shown_by = known_heads[page.chat_id].before(invoke.at)
-        verdict.require(seen >= highest, f"a read of {page.chat_id} saw less than was known", shown_by, invoke, page)
+        verdict.require(
+            seen >= highest,
+            f"a read of {page.chat_id} saw less than was known",
+            shown_by,
+            invoke,
+            page,
+        )
         if page.chat_id in known_acks and page.chat_id in one_epoch:  # an ack names no epoch
             promised, shown_by = known_acks[page.chat_id].before(invoke.at)
             kept = page.head >= promised.sequence
-            verdict.require(kept, f"a read of {page.chat_id} does not show what was acked", shown_by, invoke, page)
+            verdict.require(
+                kept,
+                f"a read of {page.chat_id} does not show what was acked",
+                shown_by,
+                invoke,
+                page,
+            )
 
 
 class _Highest:
@@ -173,7 +205,9 @@ def _all_published(history: History, verdict: Verdict) -> None:
     for chat in history.chats.values():
         for message in chat.messages:
             published = (chat.chat_id, message.sequence) in logged
-            verdict.require(published, f"{chat.chat_id} {message.sequence} is stored, never published", message)
+            verdict.require(
+                published, f"{chat.chat_id} {message.sequence} is stored, never published", message
+            )
 
 
 def _holds_all(chat: ChatAtEnd, held: Held, verdict: Verdict) -> None:
@@ -201,16 +235,22 @@ def nothing_leaks(history: History) -> Verdict:
     verdict = Verdict("nobody sees another's data")
     for invoke, _, page in history.pages():
         inside = _inside(history, invoke.client, page.chat_id, page.head)
-        verdict.require(inside or not page.messages, f"{invoke.client} was served {page.chat_id}", invoke, page)
+        verdict.require(
+            inside or not page.messages, f"{invoke.client} was served {page.chat_id}", invoke, page
+        )
     for push in history.of(Pushed):
-        inside = _inside(history, push.client, push.chat_id, push.message.sequence, moment_before=True)
+        inside = _inside(
+            history, push.client, push.chat_id, push.message.sequence, moment_before=True
+        )
         verdict.require(inside, f"{push.client} was pushed {push.chat_id}", push)
     for invoke, ok, acked in history.acks():
         if not ok.deduplicated:
             inside = _inside(history, invoke.client, invoke.chat_id, acked.sequence - 1)
             verdict.require(inside, f"{invoke.client} wrote into {invoke.chat_id}", invoke, ok)
             muted = _muted(history, invoke.client, invoke.chat_id, acked.sequence - 1)
-            verdict.require(not muted, f"{invoke.client} wrote into {invoke.chat_id} while muted", invoke, ok)
+            verdict.require(
+                not muted, f"{invoke.client} wrote into {invoke.chat_id} while muted", invoke, ok
+            )
     _whispers(history, verdict)
     return verdict
 
@@ -230,12 +270,20 @@ def _whispers(history: History, verdict: Verdict) -> None:
         since, known = whisper.at - WHISPER_SECONDS, heads[whisper.chat_id]
         first = bisect_right(known, since, key=itemgetter(0))
         recent = known[max(first - 1, 0) : bisect_right(known, whisper.at, key=itemgetter(0))]
-        sequences = [sequence for _, sequence in recent] if first else [0, *(sequence for _, sequence in recent)]
+        sequences = (
+            [sequence for _, sequence in recent]
+            if first
+            else [0, *(sequence for _, sequence in recent)]
+        )
         excused = _is_of(history, whisper.client, whisper.chat_id) and any(
             weather.faults(plane, since, whisper.at) for plane in KEEPS_FROM_HEARING
         )
-        inside = excused or any(_inside(history, whisper.client, whisper.chat_id, each) for each in sequences)
-        verdict.require(inside, f"{whisper.client} heard of {whisper.chat_id}: {whisper.kind}", whisper)
+        inside = excused or any(
+            _inside(history, whisper.client, whisper.chat_id, each) for each in sequences
+        )
+        verdict.require(
+            inside, f"{whisper.client} heard of {whisper.chat_id}: {whisper.kind}", whisper
+        )
 
 
 def _is_of(history: History, client: str, chat_id: str) -> bool:
@@ -244,7 +292,9 @@ def _is_of(history: History, client: str, chat_id: str) -> bool:
     return chat is None or chat.tenant == history.clients[client].tenant
 
 
-def _inside(history: History, client: str, chat_id: str, sequence: int, *, moment_before: bool = False) -> bool:
+def _inside(
+    history: History, client: str, chat_id: str, sequence: int, *, moment_before: bool = False
+) -> bool:
     """Whether a client's user was a member when the chat's head was ``sequence``.
 
     ``moment_before``: or just before it, since a removed member gets that event.

@@ -12,7 +12,9 @@ from holdfast.verify.history import ChatAtEnd, History, Pushed, Sighting
 def acked_is_stored(history: History) -> Verdict:
     """1: an acked message is stored under its number, unchanged or redacted."""
     verdict = Verdict("acked is stored")
-    stored = {chat.chat_id: {m.sequence: m for m in chat.messages} for chat in history.chats.values()}
+    stored = {
+        chat.chat_id: {m.sequence: m for m in chat.messages} for chat in history.chats.values()
+    }
     for invoke, ok, acked in history.acks():
         chat = history.chats.get(invoke.chat_id)
         if chat is not None and acked.sequence < chat.first_sequence:
@@ -23,7 +25,8 @@ def acked_is_stored(history: History) -> Verdict:
             continue
         sender = history.clients[invoke.client].user_id
         verdict.require(
-            (message.message_id, message.sender_id, message.key) == (acked.message_id, sender, invoke.key),
+            (message.message_id, message.sender_id, message.key)
+            == (acked.message_id, sender, invoke.key),
             f"{invoke.chat_id} has another message at {acked.sequence}",
             invoke,
             ok,
@@ -46,7 +49,9 @@ def one_message_per_key(history: History) -> Verdict:
         for message in chat.messages:
             if message.key is not None:
                 first = by_key.setdefault((message.sender_id, message.key), message)
-                verdict.require(first is message, f"{chat.chat_id} holds one send twice", first, message)
+                verdict.require(
+                    first is message, f"{chat.chat_id} holds one send twice", first, message
+                )
         for key in chat.keys or ():
             stored = by_key.get((key.sender_id, key.key))
             if stored is not None:
@@ -98,14 +103,22 @@ def _contents_agree(history: History, verdict: Verdict) -> None:
         chat = history.chats.get(chat_id)
         if message.digest is None or (chat is not None and message.sequence in chat.redacted):
             continue
-        first, where = contents.setdefault((chat_id, message.message_id), (message.digest, evidence))
-        verdict.require(first == message.digest, f"{chat_id} {message.sequence} has changed", where, evidence)
+        first, where = contents.setdefault(
+            (chat_id, message.message_id), (message.digest, evidence)
+        )
+        verdict.require(
+            first == message.digest, f"{chat_id} {message.sequence} has changed", where, evidence
+        )
 
 
 def _numbers_are_sound(chat: ChatAtEnd, verdict: Verdict) -> None:
     numbers = [m.sequence for m in chat.messages]
-    verdict.require(all(n >= 1 for n in numbers), f"{chat.chat_id} has a number below 1", numbers[:1])
-    verdict.require(len(set(numbers)) == len(numbers), f"{chat.chat_id} has a number twice", chat.chat_id)
+    verdict.require(
+        all(n >= 1 for n in numbers), f"{chat.chat_id} has a number below 1", numbers[:1]
+    )
+    verdict.require(
+        len(set(numbers)) == len(numbers), f"{chat.chat_id} has a number twice", chat.chat_id
+    )
     verdict.require(chat.counter is not None, f"{chat.chat_id} has no counter", chat.chat_id)
     highest = max(numbers, default=0)
     verdict.require(

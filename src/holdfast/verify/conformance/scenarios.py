@@ -1,8 +1,8 @@
 """The failures that a client must survive, one scenario each.
 
-A scenario is a coroutine over a scripted server and the client. At its end the same must
-hold for all (``verify``). docs/guides/client-conformance.md describes them; ``holdfast
-conformance`` prints the first line of each docstring.
+A scenario is a coroutine over a scripted server and the client. At its end the same
+must hold for all (``verify``). docs/guides/client-conformance.md describes them;
+``holdfast conformance`` prints the first line of each docstring.
 """
 
 from __future__ import annotations
@@ -32,13 +32,17 @@ async def verify(server: ScriptedServer, subject: Subject) -> None:
 
     def have() -> list[tuple[int, str]]:
         newest = max((epoch for epoch, _, _ in subject.received), default=0)
-        return [(sequence, content) for epoch, sequence, content in subject.received if epoch == newest]
+        return [
+            (sequence, content) for epoch, sequence, content in subject.received if epoch == newest
+        ]
 
     try:
         await server.until(lambda: have() == want, "every message")
     except AssertionError:
         raise AssertionError(f"the client shows {subject.received}; the chat has {want}") from None
-    await server.until(lambda: server.acked >= (server.epoch, len(want)) or not want, "the ack of everything")
+    await server.until(
+        lambda: server.acked >= (server.epoch, len(want)) or not want, "the ack of everything"
+    )
     require(have() == want, "something was shown again after the end")
     require(not server.violations, "; ".join(server.violations))
 
@@ -56,13 +60,17 @@ async def in_order(server: ScriptedServer, subject: Subject) -> None:
 
 
 async def drop_before_store(server: ScriptedServer, subject: Subject) -> None:
-    """The connection dies before the send is stored: it is sent again under the same key, its followers after it."""
+    """The connection dies before the send is stored: it is sent again under the same
+    key, its followers after it.
+    """
     server.script.drop_before_store = 2
     for n in range(4):
         subject.send(f"mine {n}", f"key-{n}")
     await server.until(lambda: len(subject.outcomes) == 4, "four outcomes")
     mine = [message["content"] for message in server.messages]
-    require(mine == [f"mine {n}" for n in range(4)], f"the chat has {mine}: sends must keep their order")
+    require(
+        mine == [f"mine {n}" for n in range(4)], f"the chat has {mine}: sends must keep their order"
+    )
 
 
 async def drop_after_store(server: ScriptedServer, subject: Subject) -> None:
@@ -70,7 +78,10 @@ async def drop_after_store(server: ScriptedServer, subject: Subject) -> None:
     server.script.drop_after_store = 1
     subject.send("mine", "key-lost-ack")
     await server.until(lambda: subject.outcomes.get("key-lost-ack") == "sent", "the second ack")
-    require(len(server.messages) == 1, "the retry came under another client_message_id, and was stored twice")
+    require(
+        len(server.messages) == 1,
+        "the retry came under another client_message_id, and was stored twice",
+    )
 
 
 async def duplicate_pushes(server: ScriptedServer, subject: Subject) -> None:
@@ -96,7 +107,9 @@ async def heads(server: ScriptedServer, subject: Subject) -> None:
     server.script.skip_pushes = 1
     await server.say("unheard")
     await server.push_frame("heartbeat", {"heads": {CHAT: [server.epoch, 1]}})
-    await server.until(lambda: any(f["type"] == "heartbeat_ack" for f in server.here.frames), "a heartbeat_ack")
+    await server.until(
+        lambda: any(f["type"] == "heartbeat_ack" for f in server.here.frames), "a heartbeat_ack"
+    )
 
 
 async def resync(server: ScriptedServer, subject: Subject) -> None:
@@ -110,11 +123,16 @@ async def resync(server: ScriptedServer, subject: Subject) -> None:
 
 
 async def slow_link(server: ScriptedServer, subject: Subject) -> None:
-    """A page takes longer than any answer may: the client counts from the last bytes that came, and stays."""
+    """A page takes longer than any answer may: the client counts from the last bytes
+    that came, and stays.
+    """
     await server.until_live()
     server.script.heartbeat_ms, server.script.page_seconds = 1_000, 1.5
     server.cut()
-    await server.until(lambda: len(server.connections) == 2 and server.here.live, "a connection with those heartbeats")
+    await server.until(
+        lambda: len(server.connections) == 2 and server.here.live,
+        "a connection with those heartbeats",
+    )
     server.script.skip_pushes = 3
     for n in range(3):
         await server.say(f"theirs {n} " + "x" * 500)
@@ -124,7 +142,9 @@ async def slow_link(server: ScriptedServer, subject: Subject) -> None:
 
 
 async def reset_of_one_device(server: ScriptedServer, subject: Subject) -> None:
-    """The server lost messages that the client has: with ``reset`` in the same epoch the client starts at 0."""
+    """The server lost messages that the client has: with ``reset`` in the same epoch
+    the client starts at 0.
+    """
     for n in range(5):
         await server.say(f"old {n}")
     await server.until(lambda: server.acked == (1, 5), "the ack of five messages")
@@ -149,7 +169,11 @@ async def rotation(server: ScriptedServer, subject: Subject) -> None:
     await server.announce("rotation", 4004)
     await server.say("between")
     await server.until(lambda: len(server.connections) == 2, "a second connection")
-    resumed = next(frame for frame in server.here.frames if frame["type"] == "resume") if server.here.frames else None
+    resumed = (
+        next(frame for frame in server.here.frames if frame["type"] == "resume")
+        if server.here.frames
+        else None
+    )
     honest = resumed is None or resumed["payload"]["cursors"].get(CHAT, [1, 1])[0] == server.epoch
     require(honest, "the resume showed a cursor of an epoch that the server never had")
 
@@ -193,24 +217,36 @@ async def token_expiry(server: ScriptedServer, subject: Subject) -> None:
     await server.until_live()
     await server.announce("token_expired", 4008)
     await server.until(lambda: len(server.connections) == 2, "a second connection")
-    require(server.connections[0].token != server.connections[1].token, "came back with the token that had expired")
+    require(
+        server.connections[0].token != server.connections[1].token,
+        "came back with the token that had expired",
+    )
     devices = {connection.device_id for connection in server.connections}
-    require(len(devices) == 1 and "" not in devices, f"a device keeps its id over connections; seen: {devices}")
+    require(
+        len(devices) == 1 and "" not in devices,
+        f"a device keeps its id over connections; seen: {devices}",
+    )
 
 
 async def bad_handshakes(server: ScriptedServer, subject: Subject) -> None:
-    """500, 503, 429 at the handshake are no reason to give up; Retry-After is a reason to wait."""
+    """500, 503, 429 at the handshake are no reason to give up; Retry-After is a reason
+    to wait.
+    """
     await server.until_live()
     server.script.refuse_handshakes = [(500, {}), (503, {}), (429, {"Retry-After": "1"})]
     server.cut()
     await server.say("missed")
     await server.until(lambda: len(server.connections) == 2, "a second connection")
     refused, accepted = server.handshakes[-2:]
-    require(accepted - refused >= 0.95, f"came back {accepted - refused:.2f} s after Retry-After: 1")
+    require(
+        accepted - refused >= 0.95, f"came back {accepted - refused:.2f} s after Retry-After: 1"
+    )
 
 
 async def unanswered_handshake(server: ScriptedServer, subject: Subject) -> None:
-    """The handshake is never answered: the client gives it up after a deadline of its own and tries another."""
+    """The handshake is never answered: the client gives it up after a deadline of its
+    own and tries another.
+    """
     await server.until_live()
     server.script.hang_handshakes = 1
     server.cut()
@@ -220,26 +256,37 @@ async def unanswered_handshake(server: ScriptedServer, subject: Subject) -> None
 
 
 async def token_refused_at_connect(server: ScriptedServer, subject: Subject) -> None:
-    """401 at the handshake: once it is a token that has expired, twice in a row there is none to be had."""
+    """401 at the handshake: once it is a token that has expired, twice in a row there
+    is none to be had.
+    """
     await server.until_live()
     server.script.refuse_handshakes = [(401, {})]
     server.cut()
     await server.say("missed")
     await server.until_live(connections=2)
-    require(server.connections[0].token != server.connections[1].token, "came back with the token that was refused")
+    require(
+        server.connections[0].token != server.connections[1].token,
+        "came back with the token that was refused",
+    )
     await server.until(lambda: server.acked == (1, 1), "the ack of the missed message")
     server.script.refuse_handshakes = [(401, {}), (401, {}), (401, {})]
     server.cut()
-    await server.until(lambda: subject.stopped is not None, "the client to stop: two tokens were refused")
+    await server.until(
+        lambda: subject.stopped is not None, "the client to stop: two tokens were refused"
+    )
 
 
 async def blackhole(server: ScriptedServer, subject: Subject) -> None:
-    """The server accepts and then says nothing at all: the client gives that connection up and tries another."""
+    """The server accepts and then says nothing at all: the client gives that connection
+    up and tries another.
+    """
     await server.until_live()
     server.script.silent = True
     subject.send("into the dark", "key-dark")
     silent = len(server.connections)
-    await server.until(lambda: server.connections[silent - 1].closed_at is not None, "the client to give up")
+    await server.until(
+        lambda: server.connections[silent - 1].closed_at is not None, "the client to give up"
+    )
     server.script.silent = False
     if server.here.closed_at is None and not server.here.live:
         server.cut()
@@ -247,7 +294,9 @@ async def blackhole(server: ScriptedServer, subject: Subject) -> None:
 
 
 async def refusals(server: ScriptedServer, subject: Subject) -> None:
-    """A retryable refusal is tried again, in order; a final one is told and lets the next pass."""
+    """A retryable refusal is tried again, in order; a final one is told and lets the
+    next pass.
+    """
     await server.until_live()
     server.script.send_errors = [
         {"code": "RATE_LIMITED", "message": "slow down", "retryable": True, "outcome": "rejected",
@@ -265,11 +314,20 @@ async def refusals(server: ScriptedServer, subject: Subject) -> None:
 
 
 async def refused_without_a_delay(server: ScriptedServer, subject: Subject) -> None:
-    """Retryable refusals that name no delay: the client waits as for a reconnect, and does not hammer."""
+    """Retryable refusals that name no delay: the client waits as for a reconnect, and
+    does not hammer.
+    """
     await server.until_live()
-    busy = {"code": "SERVER_BUSY", "message": "a queue is full", "retryable": True, "outcome": "rejected"}
+    busy = {
+        "code": "SERVER_BUSY",
+        "message": "a queue is full",
+        "retryable": True,
+        "outcome": "rejected",
+    }
     server.script.send_errors = [busy] * 4
-    server.script.pull_errors = [{"code": "SERVICE_UNAVAILABLE", "message": "later", "retryable": True}] * 2
+    server.script.pull_errors = [
+        {"code": "SERVICE_UNAVAILABLE", "message": "later", "retryable": True}
+    ] * 2
     server.script.skip_pushes = 1
     await server.say("unheard")
     await server.push_frame("resync", {"chats": [{"chat_id": CHAT, "head": 1}]})
@@ -281,13 +339,20 @@ async def refused_without_a_delay(server: ScriptedServer, subject: Subject) -> N
 
 
 async def other_refusals(server: ScriptedServer, subject: Subject) -> None:
-    """A refusal that is not retryable ends a send, whatever its code; a pull is tried again, later."""
+    """A refusal that is not retryable ends a send, whatever its code; a pull is tried
+    again, later.
+    """
     await server.until_live()
     defect = {"code": "INTERNAL_ERROR", "message": "a defect", "retryable": False}
     server.script.pull_errors = [defect]
     server.script.send_errors = [
         {**defect, "outcome": "unknown"},
-        {"code": "SOMETHING_NEW", "message": "of a newer server", "retryable": False, "outcome": "rejected"},
+        {
+            "code": "SOMETHING_NEW",
+            "message": "of a newer server",
+            "retryable": False,
+            "outcome": "rejected",
+        },
     ]
     server.script.skip_pushes = 1
     await server.say("unheard")
@@ -301,7 +366,9 @@ async def other_refusals(server: ScriptedServer, subject: Subject) -> None:
 
 
 async def doubted_membership(server: ScriptedServer, subject: Subject) -> None:
-    """NOT_A_MEMBER without a request_id names its chat in ``details``: the client asks, and is still a member."""
+    """NOT_A_MEMBER without a request_id names its chat in ``details``: the client asks,
+    and is still a member.
+    """
     await server.say("before")
     await server.until(lambda: server.acked == (1, 1), "the ack of the first message")
     asked = server.here.asked("sync_request")
@@ -313,11 +380,15 @@ async def doubted_membership(server: ScriptedServer, subject: Subject) -> None:
 
 
 async def unknown_and_missing(server: ScriptedServer, subject: Subject) -> None:
-    """Unknown frames and fields are ignored; optional fields may be missing, and those of an event are null."""
+    """Unknown frames and fields are ignored; optional fields may be missing, and those
+    of an event are null.
+    """
     await server.until_live()
     await server.push_frame("weather", {"forecast": "rain"})
     await server.push_frame("heartbeat", {"heads": {}, "mood": "fine"})
-    await server.push_frame("error", {"code": "SOMETHING_NEW", "message": "a warning", "retryable": True})
+    await server.push_frame(
+        "error", {"code": "SOMETHING_NEW", "message": "a warning", "retryable": True}
+    )
     event = server.append_event({"event": "chat_renamed", "name": "lobby"})
     await server.push_frame("message", {**event, "importance": 7})
     await server.until(lambda: len(subject.received) == 1, "the event")
@@ -325,7 +396,9 @@ async def unknown_and_missing(server: ScriptedServer, subject: Subject) -> None:
 
 
 async def pushes_during_a_pull(server: ScriptedServer, subject: Subject) -> None:
-    """Messages are pushed while a page is on its way: none is shown out of order, none is missing."""
+    """Messages are pushed while a page is on its way: none is shown out of order, none
+    is missing.
+    """
     server.script.page_limit = 2
     await server.until_live()
     server.script.skip_pushes = 4
@@ -350,7 +423,9 @@ async def replaced(server: ScriptedServer, subject: Subject) -> None:
 
 
 async def killed_client(server: ScriptedServer, subject: Subject) -> None:
-    """The client dies with unsent and unread messages: after its restart nothing is missing and nothing twice."""
+    """The client dies with unsent and unread messages: after its restart nothing is
+    missing and nothing twice.
+    """
     await server.say("before")
     await server.until(lambda: server.acked == (1, 1), "the ack of the first message")
     server.script.drop_after_store = 1
@@ -362,22 +437,35 @@ async def killed_client(server: ScriptedServer, subject: Subject) -> None:
 
 
 async def resume_refused_for_now(server: ScriptedServer, subject: Subject) -> None:
-    """The server has no time for a resume: it is repeated on the same connection, not at once."""
+    """The server has no time for a resume: it is repeated on the same connection, not
+    at once.
+    """
     await server.until_live()
-    busy = {"code": "SERVER_BUSY", "message": "too many resumes", "retryable": True, "retry_after_seconds": 0.3}
+    busy = {
+        "code": "SERVER_BUSY",
+        "message": "too many resumes",
+        "retryable": True,
+        "retry_after_seconds": 0.3,
+    }
     server.script.resume_errors = [busy, busy]
     server.cut()
     await server.say("missed")
     await server.until(lambda: len(server.connections) > 1 and server.here.live, "the resume")
     require(len(server.connections) == 2, "a refused resume is no reason to reconnect")
-    require(time.monotonic() - server.here.opened_at >= 0.55, "came again sooner than it was told to")
+    require(
+        time.monotonic() - server.here.opened_at >= 0.55, "came again sooner than it was told to"
+    )
 
 
 async def resume_refused_for_good(server: ScriptedServer, subject: Subject) -> None:
-    """No resume can be had: the client pulls each chat it knows, on the same connection."""
+    """No resume can be had: the client pulls each chat it knows, on the same
+    connection.
+    """
     await server.say("before")
     await server.until(lambda: len(subject.received) == 1, "the first message")
-    server.script.resume_errors = [{"code": "INTERNAL_ERROR", "message": "a defect", "retryable": False}]
+    server.script.resume_errors = [
+        {"code": "INTERNAL_ERROR", "message": "a defect", "retryable": False}
+    ]
     server.cut()
     await server.say("missed")
     await server.until(lambda: len(subject.received) == 2, "the missed message")
@@ -385,17 +473,26 @@ async def resume_refused_for_good(server: ScriptedServer, subject: Subject) -> N
 
 
 async def refused_ack(server: ScriptedServer, subject: Subject) -> None:
-    """An ack comes at the wrong moment and is refused, without a request's id: it is said again, later."""
+    """An ack comes at the wrong moment and is refused, without a request's id: it is
+    said again, later.
+    """
     await server.until_live()
     server.script.ack_errors = [
-        {"code": "RATE_LIMITED", "message": "slow down", "retryable": True, "retry_after_seconds": 0.2}
+        {
+            "code": "RATE_LIMITED",
+            "message": "slow down",
+            "retryable": True,
+            "retry_after_seconds": 0.2,
+        }
     ]
     await server.say("once")
     await server.until(lambda: not server.script.ack_errors, "the first ack")
 
 
 async def removed(server: ScriptedServer, subject: Subject) -> None:
-    """The user is removed while connected: the refusal of the next ack makes the client ask, and it tells."""
+    """The user is removed while connected: the refusal of the next ack makes the client
+    ask, and it tells.
+    """
     await server.say("before")
     await server.until(lambda: server.acked == (1, 1), "the ack of the first message")
     server.is_member = False

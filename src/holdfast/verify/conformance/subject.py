@@ -118,7 +118,12 @@ class ProgramSubject:
         self._ending = False
         pipe = asyncio.subprocess.PIPE
         self._process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=pipe, stdout=pipe, stderr=pipe, limit=LINE_BYTES_MAX, start_new_session=True
+            *self._command,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            limit=LINE_BYTES_MAX,
+            start_new_session=True,
         )
         assert self._process.stdout is not None and self._process.stderr is not None
         self._readers = [
@@ -156,14 +161,18 @@ class ProgramSubject:
         if not self._process.stdin.is_closing():
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
 
-    async def _read(self, stream: asyncio.StreamReader, on_line: Callable[[bytes], Awaitable[None]]) -> None:
+    async def _read(
+        self, stream: asyncio.StreamReader, on_line: Callable[[bytes], Awaitable[None]]
+    ) -> None:
         try:
             while line := await stream.readline():
                 await on_line(line)
         except ValueError:  # a line above LINE_BYTES_MAX: the rest is unreadable
             await self._fail(f"the program wrote a line of more than {LINE_BYTES_MAX:,} bytes")
         if not self._ending:
-            await self._fail(f"the program ended by itself, with exit code {await self._process.wait()}")
+            await self._fail(
+                f"the program ended by itself, with exit code {await self._process.wait()}"
+            )
 
     async def _fail(self, why: str) -> None:
         self._server.failure = self._server.failure or why
@@ -177,13 +186,17 @@ class ProgramSubject:
             self._on_event(json.loads(line))
         except (ValueError, KeyError, TypeError) as error:
             shown = line[:200].decode(errors="replace").rstrip()
-            await self._fail(f"the program wrote {shown!r}, which is no event: {type(error).__name__} {error}")
+            await self._fail(
+                f"the program wrote {shown!r}, which is no event: {type(error).__name__} {error}"
+            )
         await self._server.touch()
 
     def _on_event(self, event: dict[str, Any]) -> None:
         match event["event"]:
             case "message":
-                self.received.append((int(event["epoch"]), int(event["sequence"]), str(event["content"])))
+                self.received.append(
+                    (int(event["epoch"]), int(event["sequence"]), str(event["content"]))
+                )
             case "reset":
                 self.received.clear()
             case "sent":

@@ -62,13 +62,17 @@ async def run_suite(
     results = []
     with tempfile.TemporaryDirectory(prefix="holdfast-conformance-") as folder:
         for scenario in chosen:
-            result = await _run(command, scenario, Path(folder) / f"{name_of(scenario)}.state", patience_seconds)
+            result = await _run(
+                command, scenario, Path(folder) / f"{name_of(scenario)}.state", patience_seconds
+            )
             on_result(result)
             results.append(result)
     return results
 
 
-async def _run(command: Sequence[str], scenario: Scenario, state: Path, patience_seconds: float) -> Result:
+async def _run(
+    command: Sequence[str], scenario: Scenario, state: Path, patience_seconds: float
+) -> Result:
     started, why = time.monotonic(), ""
     async with ScriptedServer(patience_seconds) as server:
         subject = ProgramSubject(command, server, state)

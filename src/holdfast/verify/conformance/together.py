@@ -1,9 +1,10 @@
 """Frames that arrive in one piece, in each order.
 
 A network may join separate writes: a reply and the pushes behind it arrive in one
-segment. A client that handles a reply later than the frame behind it, for example in the
-continuation of a promise, compares the push with an old cursor. Here the server writes
-the frames in one piece, so that this happens every time and not one time in three.
+segment. A client that handles a reply later than the frame behind it, for example in
+the continuation of a promise, compares the push with an old cursor. Here the server
+writes the frames in one piece, so that this happens every time and not one time in
+three.
 """
 
 from __future__ import annotations
@@ -20,19 +21,25 @@ async def resumed_then_messages(server: ScriptedServer, subject: Subject) -> Non
     for n in range(3):
         await server.say(f"missed {n}")
     server.hold("resumed", "message")
-    await server.until(lambda: len(server.connections) == 2 and server.holds("resumed"), "the resume")
+    await server.until(
+        lambda: len(server.connections) == 2 and server.holds("resumed"), "the resume"
+    )
     for n in range(2):
         await server.say(f"pushed {n}")
     await server.release("resumed", "message")
 
 
 async def empty_resumed_then_message(server: ScriptedServer, subject: Subject) -> None:
-    """``resumed`` that names no chat, for none has moved, and the first message after it."""
+    """``resumed`` that names no chat, for none has moved, and the first message after
+    it.
+    """
     await server.say("before")
     await server.until(lambda: server.acked == (1, 1), "the ack of the first message")
     server.cut()
     server.hold("resumed", "message")
-    await server.until(lambda: len(server.connections) == 2 and server.holds("resumed"), "the resume")
+    await server.until(
+        lambda: len(server.connections) == 2 and server.holds("resumed"), "the resume"
+    )
     await server.say("after")
     await server.release("resumed", "message")
 
@@ -45,7 +52,9 @@ async def reset_then_messages(server: ScriptedServer, subject: Subject) -> None:
     server.cut()
     server.raise_epoch(["new 0"])
     server.hold("resumed", "message")
-    await server.until(lambda: len(server.connections) == 2 and server.holds("resumed"), "the resume")
+    await server.until(
+        lambda: len(server.connections) == 2 and server.holds("resumed"), "the resume"
+    )
     await server.say("new 1")
     await server.release("resumed", "message")
 
@@ -78,7 +87,9 @@ async def ack_then_message(server: ScriptedServer, subject: Subject) -> None:
 
 
 async def message_then_ack(server: ScriptedServer, subject: Subject) -> None:
-    """The message itself, and the answer to its send: an ack is not a delivery, nor the other way round."""
+    """The message itself, and the answer to its send: an ack is not a delivery, nor the
+    other way round.
+    """
     await _send(server, subject, "message", "message_ack")
 
 
@@ -96,7 +107,9 @@ async def messages_then_resync(server: ScriptedServer, subject: Subject) -> None
 
 
 async def messages_then_closing(server: ScriptedServer, subject: Subject) -> None:
-    """Messages, and behind them the last frame of the connection: what came before it counts."""
+    """Messages, and behind them the last frame of the connection: what came before it
+    counts.
+    """
     await server.until_live()
     server.hold("message", "connection_closing")
     for n in range(3):
@@ -104,12 +117,17 @@ async def messages_then_closing(server: ScriptedServer, subject: Subject) -> Non
     await server.announce("rotation", 4004, close=False)
     await server.release("message", "connection_closing")
     first = server.here
-    await server.until(lambda: len(subject.received) == 3, "the messages that came before the closing")
+    await server.until(
+        lambda: len(subject.received) == 3, "the messages that came before the closing"
+    )
     await first.socket.close(4004, "rotation")
     await server.until_live(connections=2)
     resume = next(frame for frame in server.here.frames if frame["type"] == "resume")
     shown = resume["payload"]["cursors"].get(CHAT, [0, 0])[1]
-    require(shown == 3, f"came back with the cursor {shown}: the messages before the closing were pulled again")
+    require(
+        shown == 3,
+        f"came back with the cursor {shown}: the messages before the closing were pulled again",
+    )
 
 
 async def _skip_three(server: ScriptedServer) -> None:

@@ -40,20 +40,28 @@ class SqliteEndpoints:
         self._changed = asyncio.Event()
 
     @classmethod
-    async def open(cls, path: Path, settings: SqliteSettings | None = None, vfs: str | None = None) -> SqliteEndpoints:
+    async def open(
+        cls, path: Path, settings: SqliteSettings | None = None, vfs: str | None = None
+    ) -> SqliteEndpoints:
         settings = settings or SqliteSettings(readers=1, cache_bytes=4 << 20)
-        connection = await asyncio.to_thread(open_and_migrate, path, settings, WEBHOOKS.migrations, vfs)
+        connection = await asyncio.to_thread(
+            open_and_migrate, path, settings, WEBHOOKS.migrations, vfs
+        )
         handle = Handle(path, settings, vfs, write=True)
         handle.adopt(connection)
         server = str(connection.execute(SQL["server"]).get)
-        return cls(WorkerThreads("webhooks-writer", [handle], settings.writes_waiting_max, _busy), server)
+        return cls(
+            WorkerThreads("webhooks-writer", [handle], settings.writes_waiting_max, _busy), server
+        )
 
     @property
     def version(self) -> int:
         return self._version
 
     async def add(self, endpoint: WebhookEndpoint) -> None:
-        await self._transact(lambda db: db.execute(SQL["add"], msgspec.structs.astuple(endpoint)).fetchall())
+        await self._transact(
+            lambda db: db.execute(SQL["add"], msgspec.structs.astuple(endpoint)).fetchall()
+        )
         self._has_changed()
 
     async def get(self, endpoint_id: str) -> WebhookEndpoint:
@@ -66,7 +74,9 @@ class SqliteEndpoints:
         return await self._transact(read)
 
     async def all(self) -> Sequence[WebhookEndpoint]:
-        return await self._transact(lambda db: [WebhookEndpoint(*row) for row in db.execute(SQL["all"])])
+        return await self._transact(
+            lambda db: [WebhookEndpoint(*row) for row in db.execute(SQL["all"])]
+        )
 
     async def disable(self, endpoint_id: str, why: str, at: str) -> None:
         def disable(db: apsw.Connection) -> None:
@@ -104,7 +114,9 @@ class SqliteEndpoints:
 
     async def deliveries(self, endpoint_id: str, limit: int = 100) -> Sequence[Delivery]:
         values = (endpoint_id, limit)
-        return await self._transact(lambda db: [Delivery(*row) for row in db.execute(SQL["deliveries"], values)])
+        return await self._transact(
+            lambda db: [Delivery(*row) for row in db.execute(SQL["deliveries"], values)]
+        )
 
     async def last_seconds(self) -> dict[str, float]:
         return await self._transact(lambda db: dict(db.execute(SQL["last_seconds"])))

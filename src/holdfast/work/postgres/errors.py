@@ -36,7 +36,11 @@ CUT_OFF = (
 )
 """The connection failed: the outcome is unknown."""
 
-REFUSED = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.ProgramLimitExceededError)
+REFUSED = (
+    asyncpg.DataError,
+    asyncpg.IntegrityConstraintViolationError,
+    asyncpg.ProgramLimitExceededError,
+)
 """The server refused a value: nothing happened, and a retry fails again."""
 
 FOREIGN = (*GIVEN_UP, *CUT_OFF, asyncpg.PostgresError)
@@ -46,7 +50,9 @@ def refused(error: BaseException) -> bool:
     """Whether a value is at fault: the server refused it, or asyncpg could not encode
     it.
     """
-    return isinstance(error, REFUSED) or (isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError))
+    return isinstance(error, REFUSED) or (
+        isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError)
+    )
 
 
 def cut_off(error: BaseException) -> bool:
@@ -90,6 +96,8 @@ def reaching() -> Iterator[None]:
     except ValueError as error:
         raise BadSetting(f"this is no address of PostgreSQL: {error}") from error
     except (*GIVEN_UP, *CUT_OFF) as error:
-        raise Unavailable(f"cannot connect to PostgreSQL: {str(error) or type(error).__name__}") from error
+        raise Unavailable(
+            f"cannot connect to PostgreSQL: {str(error) or type(error).__name__}"
+        ) from error
     except asyncpg.PostgresError as error:
         raise BadSetting(f"PostgreSQL refuses the connection: {error}") from error

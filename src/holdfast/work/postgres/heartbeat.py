@@ -72,7 +72,9 @@ class WorkerHeartbeat:
                 async with self._connect() as beat:
                     await self._beat_on(beat)
             except (OSError, TimeoutError) as error:
-                telemetry.log.warning("work_heartbeat_interrupted", error=str(error) or type(error).__name__)
+                telemetry.log.warning(
+                    "work_heartbeat_interrupted", error=str(error) or type(error).__name__
+                )
             await self._pause()
 
     async def _beat_on(self, beat: Beat) -> None:

@@ -34,7 +34,15 @@ from holdfast.work.contract import (
     Rewound,
     TransactionEnded,
 )
-from holdfast.work.job import CRASHES_MAX, PARTITIONS, Block, InvalidArgument, Job, OnFailure, Reason
+from holdfast.work.job import (
+    CRASHES_MAX,
+    PARTITIONS,
+    Block,
+    InvalidArgument,
+    Job,
+    OnFailure,
+    Reason,
+)
 from holdfast.work.outbox import arguments
 from holdfast.work.postgres.errors import CUT_OFF, FOREIGN, GIVEN_UP, cut_off, translate, translated
 from holdfast.work.postgres.heartbeat import Beat, WorkerHeartbeat
@@ -99,7 +107,13 @@ class PostgresSession:
         rng: random.Random,
     ) -> None:
         self.instance, self._name = who
-        self._url, self._pools, self._settings, self._clock, self._rng = url, pools, settings, clock, rng
+        self._url, self._pools, self._settings, self._clock, self._rng = (
+            url,
+            pools,
+            settings,
+            clock,
+            rng,
+        )
         self._sweep, self._doze = Sweep(), PollInterval()
         self._partitions: dict[int, int] = {}
         self._lent: dict[int, Any] = {}
@@ -117,7 +131,13 @@ class PostgresSession:
 
     @classmethod
     async def join(
-        cls, name: str, url: str, pools: Pools, settings: WorkerSessionSettings, clock: Clock, rng: random.Random
+        cls,
+        name: str,
+        url: str,
+        pools: Pools,
+        settings: WorkerSessionSettings,
+        clock: Clock,
+        rng: random.Random,
     ) -> PostgresSession:
         instance = await pools.calls.fetchval(SQL["join"], name)
         seat = cls((instance, name), url, pools, settings, clock, rng)
@@ -137,11 +157,15 @@ class PostgresSession:
         sweep = self._sweep
         async with self._call() as connection:
             values = (*_encodable(self.instance, report, self._rng), *self._wanted(report, want))
-            row = await connection.fetchrow(SQL["process"], *values, timeout=self._settings.call_timeout_seconds)
+            row = await connection.fetchrow(
+                SQL["process"], *values, timeout=self._settings.call_timeout_seconds
+            )
         if row["lost"]:
             raise LeaseLost(_LOST)
         self._heartbeat.confirm(sent_at)
-        claimed = Claimed(notice=row["noticed"], next_due_seconds=row["due_in"], busy=row["busy"] or [])
+        claimed = Claimed(
+            notice=row["noticed"], next_due_seconds=row["due_in"], busy=row["busy"] or []
+        )
         if row["overflow"]:
             claimed.notice = True
         elif row["snapshot"] is not None and sweep is self._sweep:
@@ -151,7 +175,9 @@ class PostgresSession:
         if want.sleeping and row["snapshot"] is not None and row["seqs"] is None:
             self._doze.found_nothing(int(row["xid"]), row["snapshot"])
             due = (claimed.next_due_seconds, self._doze.look_again_seconds)
-            claimed.next_due_seconds = min((seconds for seconds in due if seconds is not None), default=None)
+            claimed.next_due_seconds = min(
+                (seconds for seconds in due if seconds is not None), default=None
+            )
         else:
             self._doze.found_something()
         return claimed
@@ -163,7 +189,9 @@ class PostgresSession:
             await connection.execute(SQL["calls_over"], self.instance)
             blocks = [block_of(row) for row in await connection.fetch(SQL["blocks"], owned)]
             rows = await connection.fetch(SQL["backlogs"], owned)
-            return Rewound(blocks, {row["stream"]: (row["type"], row["destination"]) for row in rows})
+            return Rewound(
+                blocks, {row["stream"]: (row["type"], row["destination"]) for row in rows}
+            )
 
     async def step(self, job: Job, stages: int) -> None:
         with translated():
@@ -188,7 +216,9 @@ class PostgresSession:
                     closed = was_closed()
                     if self._lent.get(job.seq) is connection:
                         del self._lent[job.seq]
-                row = await connection.fetchrow(SQL["finish"], job.seq, job.partition, self.instance, xid)
+                row = await connection.fetchrow(
+                    SQL["finish"], job.seq, job.partition, self.instance, xid
+                )
                 if not row["same"]:
                     raise TransactionEnded
                 _check(row)
@@ -198,7 +228,9 @@ class PostgresSession:
             if closed:
                 raise own or TransactionEnded("the connection is closed") from error
             if not isinstance(error, (*GIVEN_UP, *CUT_OFF)):
-                raise  # the commit refuses the handler's own data: a deferred constraint, for example
+                # the commit refuses the handler's own data: a deferred constraint, for
+                # example
+                raise
             raise translate(error) from error
 
     def revoke(self, job: Job) -> None:
@@ -206,7 +238,9 @@ class PostgresSession:
         if connection is not None:
             connection.terminate()  # the pool can open another one at once
 
-    async def breakers(self, opened: Mapping[str, float], closed: Sequence[str]) -> Mapping[str, float]:
+    async def breakers(
+        self, opened: Mapping[str, float], closed: Sequence[str]
+    ) -> Mapping[str, float]:
         async with self._call() as connection:
             if closed:
                 await connection.execute(SQL["close_breakers"], list(closed))
@@ -217,13 +251,17 @@ class PostgresSession:
 
     async def owners(self) -> Owners:
         async with self._call() as connection:
-            await connection.execute(SQL["bury_dead"], self._settings.dead_after_seconds, CRASHES_MAX)
+            await connection.execute(
+                SQL["bury_dead"], self._settings.dead_after_seconds, CRASHES_MAX
+            )
             for _ in range(_SEEN_BATCHES_MAX):
                 forget = (SQL["forget_seen"], INBOX_SECONDS, _SEEN_BATCH)
                 if await connection.execute(*forget) != f"DELETE {_SEEN_BATCH}":
                     break
             alive = [row["id"] for row in await connection.fetch(SQL["alive"])]
-            by_partition = {row["id"]: row["owner"] for row in await connection.fetch(SQL["owners"])}
+            by_partition = {
+                row["id"]: row["owner"] for row in await connection.fetch(SQL["owners"])
+            }
         if self.instance not in alive:
             raise LeaseLost(_LOST)
         return Owners(alive, by_partition)
@@ -241,7 +279,9 @@ class PostgresSession:
             await connection.execute(SQL["give"], self.instance, list(partitions))
 
     async def wait(self, timeout_seconds: float) -> bool:
-        if (self._listener is None or self._listener.is_closed()) and (not self._listening or self._listening.done()):
+        if (self._listener is None or self._listener.is_closed()) and (
+            not self._listening or self._listening.done()
+        ):
             # In its own task, because connecting may take longer than a wait.
             self._listening = asyncio.create_task(self._listen())
         try:
@@ -272,7 +312,10 @@ class PostgresSession:
             async with asyncio.timeout(self._settings.call_timeout_seconds):
                 connection = await asyncpg.connect(self._url)
                 async with connection.transaction():
-                    values = (*_encodable(self.instance, report, self._rng), *self._wanted(report, ClaimRequest()))
+                    values = (
+                        *_encodable(self.instance, report, self._rng),
+                        *self._wanted(report, ClaimRequest()),
+                    )
                     if (await connection.fetchrow(SQL["process"], *values))["lost"]:
                         raise LeaseLost(_LOST)
                     if culprit is not None:
@@ -296,9 +339,20 @@ class PostgresSession:
     def _wanted(self, report: Report, want: ClaimRequest) -> tuple[Any, ...]:
         sweep = self._sweep
         seen = sweep.snapshot or "1:1:"
-        cursor = (sweep.settled, sweep.through, seen, str(sweep.xid), [str(xid) for xid in sweep.late])
+        cursor = (
+            sweep.settled,
+            sweep.through,
+            seen,
+            str(sweep.xid),
+            [str(xid) for xid in sweep.late],
+        )
         jobs = want.jobs if self._partitions else 0
-        backlogs = (list(want.backlogs), list(want.backlogs.values()), want.per_backlog, want.per_backlog_bytes)
+        backlogs = (
+            list(want.backlogs),
+            list(want.backlogs.values()),
+            want.per_backlog,
+            want.per_backlog_bytes,
+        )
         limits = (jobs, want.bytes_max, want.starting)
         shut = (list(want.shut), list(want.probing))
         return (report.running, want.sleeping, *limits, self._owned(), *cursor, *backlogs, *shut)
@@ -336,7 +390,9 @@ class PostgresSession:
             self._listener = listener
             self._woken.set()  # earlier notifications were missed
         except FOREIGN as error:
-            telemetry.log.warning("work_listener_interrupted", error=str(error) or type(error).__name__)
+            telemetry.log.warning(
+                "work_listener_interrupted", error=str(error) or type(error).__name__
+            )
         finally:
             if listener is not None and self._listener is not listener:
                 listener.terminate()
@@ -378,7 +434,9 @@ def _encodable(instance: int, report: Report, rng: random.Random) -> tuple[Any, 
     try:
         return _reported(instance, report, rng)
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
-        raise InvalidArgument(f"the report cannot be encoded: {type(error).__name__}: {error}") from error
+        raise InvalidArgument(
+            f"the report cannot be encoded: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _reported(instance: int, report: Report, rng: random.Random) -> tuple[Any, ...]:
@@ -408,7 +466,10 @@ def _reported(instance: int, report: Report, rng: random.Random) -> tuple[Any, .
 
 
 def _action(failed: Failed) -> int:
-    poisoned = failed.verdict.reason is Reason.POISON_MESSAGE and failed.failure.reason is not Reason.POISON_MESSAGE
+    poisoned = (
+        failed.verdict.reason is Reason.POISON_MESSAGE
+        and failed.failure.reason is not Reason.POISON_MESSAGE
+    )
     return _POISONED if poisoned else failed.verdict.action
 
 
@@ -438,4 +499,12 @@ def _unpack(row: Any, claimed: Claimed) -> None:
 def block_of(row: Any) -> Block:
     released = frozenset(row["released_ids"]), frozenset(row["released_types"])
     policy = OnFailure(row["policy"])
-    return Block(row["stream"], row["head"], policy, row["released_through"], *released, row["by"], row["why"])
+    return Block(
+        row["stream"],
+        row["head"],
+        policy,
+        row["released_through"],
+        *released,
+        row["by"],
+        row["why"],
+    )

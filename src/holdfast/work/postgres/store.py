@@ -32,7 +32,13 @@ from holdfast.work.contract import (
 from holdfast.work.job import Failure, JobDraft, known_seq, known_seqs, reason_of
 from holdfast.work.outbox import ENQUEUE, arguments
 from holdfast.work.postgres.errors import reaching, translated
-from holdfast.work.postgres.session import SQL, Pools, PostgresSession, WorkerSessionSettings, block_of
+from holdfast.work.postgres.session import (
+    SQL,
+    Pools,
+    PostgresSession,
+    WorkerSessionSettings,
+    block_of,
+)
 
 SERVER_VERSION_MIN = 130000
 CONNECT_SECONDS_MAX = 10.0
@@ -47,7 +53,9 @@ class PostgresWork:
 
     shared = True
 
-    def __init__(self, url: str, pools: Pools, seat_settings: WorkerSessionSettings, server: str) -> None:
+    def __init__(
+        self, url: str, pools: Pools, seat_settings: WorkerSessionSettings, server: str
+    ) -> None:
         self._url = url
         self._pools = pools
         self._seat_settings = seat_settings
@@ -79,7 +87,12 @@ class PostgresWork:
         chosen = seat_settings or WorkerSessionSettings()
         # A stopped process must not hold the locks of a transaction beyond its lease.
         idle = {"idle_in_transaction_session_timeout": str(int(chosen.dead_after_seconds * 1000))}
-        options = {"min_size": 0, "max_size": connections_max, "command_timeout": 60, "timeout": CONNECT_SECONDS_MAX}
+        options = {
+            "min_size": 0,
+            "max_size": connections_max,
+            "command_timeout": 60,
+            "timeout": CONNECT_SECONDS_MAX,
+        }
         pools = Pools(*[await pool(url, settings=idle, **options) for _ in range(2)])
         store = cls(url, pools, chosen, server)
         if not at_once:
@@ -91,7 +104,9 @@ class PostgresWork:
             await store.close()
             raise
 
-    async def enqueue(self, drafts: Sequence[JobDraft], mark: ReaderMark | None = None) -> list[int]:
+    async def enqueue(
+        self, drafts: Sequence[JobDraft], mark: ReaderMark | None = None
+    ) -> list[int]:
         values = arguments(drafts, self._rng)
         with translated():
             if mark is None:
@@ -116,25 +131,42 @@ class PostgresWork:
             return await PostgresSession.join(name, *seat)
 
     async def find(self, query: Query, limit: int = 100) -> Sequence[JobEntry]:
-        return [JobEntry.stored(row.items()) for row in await self._fetch("find", *_conditions(query), limit)]
+        return [
+            JobEntry.stored(row.items())
+            for row in await self._fetch("find", *_conditions(query), limit)
+        ]
 
     async def dead(self, query: Query, limit: int = 100) -> Sequence[JobEntry]:
-        return [JobEntry.stored(row.items()) for row in await self._fetch("dead", *_conditions(query), limit)]
+        return [
+            JobEntry.stored(row.items())
+            for row in await self._fetch("dead", *_conditions(query), limit)
+        ]
 
     async def retry(self, seqs: Sequence[int], *, reset: bool, by: str, why: str) -> int:
         seqs = known_seqs(seqs)
         async with self._act("retry", seqs, by, why) as act:
             await act.fetch("lock_owners", seqs, None)
-            return await act.apply(await act.fetch("retry", list(seqs), reset), "no such job waits for a retry")
+            return await act.apply(
+                await act.fetch("retry", list(seqs), reset), "no such job waits for a retry"
+            )
 
     async def park(self, seqs: Sequence[int], *, by: str, why: str) -> int:
         seqs = known_seqs(seqs)
         async with self._act("park", seqs, by, why) as act:
             await act.fetch("lock_owners", seqs, None)
-            return await act.apply(await act.fetch("park", list(seqs), by, why), "no such job, or it is parked already")
+            return await act.apply(
+                await act.fetch("park", list(seqs), by, why), "no such job, or it is parked already"
+            )
 
     async def release(
-        self, stream: str, *, ids: Sequence[int] = (), type: str = "", through: int = 0, by: str, why: str
+        self,
+        stream: str,
+        *,
+        ids: Sequence[int] = (),
+        type: str = "",
+        through: int = 0,
+        by: str,
+        why: str,
     ) -> int:
         ids, through = known_seqs(ids), known_seq(through) if through else 0
         async with self._act("release", [stream, *ids, *([type] if type else [])], by, why) as act:
@@ -143,7 +175,9 @@ class PostgresWork:
             rows = await act.fetch("release", stream, list(ids), types, through, by, why)
             return await act.apply(rows, f"the stream {stream!r} is not blocked")
 
-    async def bury(self, seqs: Sequence[int], *, by: str, why: str, failure: Failure | None = None) -> int:
+    async def bury(
+        self, seqs: Sequence[int], *, by: str, why: str, failure: Failure | None = None
+    ) -> int:
         seqs = known_seqs(seqs)
         async with self._act("dead", seqs, by, why) as act:
             await act.fetch("lock_owners", seqs, None)
@@ -156,17 +190,27 @@ class PostgresWork:
 
     async def replay(self, query: Query, *, limit: int, by: str, why: str) -> int:
         async with self._act("replay", [query], by, why) as act:
-            rows = sorted(await act.fetch("exhume", *_conditions(query), limit), key=lambda row: cast(int, row["seq"]))
-            drafts = [JobDraft(r["type"], r["payload"], r["stream"], r["destination"]) for r in rows]
+            rows = sorted(
+                await act.fetch("exhume", *_conditions(query), limit),
+                key=lambda row: cast(int, row["seq"]),
+            )
+            drafts = [
+                JobDraft(r["type"], r["payload"], r["stream"], r["destination"]) for r in rows
+            ]
             if drafts:
                 new = await act.connection.fetchval(ENQUEUE, *arguments(drafts, self._rng))
-                columns = ([r["origin"] or r["seq"] for r in rows], *([r[c] for r in rows] for c in _KEPT_BY_REPLAY))
+                columns = (
+                    [r["origin"] or r["seq"] for r in rows],
+                    *([r[c] for r in rows] for c in _KEPT_BY_REPLAY),
+                )
                 await act.connection.execute(SQL["remember"], new, *columns)
             return await act.apply(rows, "no such dead letter")
 
     async def discard(self, query: Query, *, limit: int, by: str, why: str) -> int:
         async with self._act("discard", [query], by, why) as act:
-            return await act.apply(await act.fetch("exhume", *_conditions(query), limit), "no such dead letter")
+            return await act.apply(
+                await act.fetch("exhume", *_conditions(query), limit), "no such dead letter"
+            )
 
     async def waiting(self, destinations: Sequence[str]) -> Mapping[str, WaitingJobs]:
         rows = await self._fetch("waiting", list(destinations))
@@ -235,7 +279,9 @@ class PostgresWork:
                 return list(await connection.fetch(SQL[name], *values))
 
     @asynccontextmanager
-    async def _act(self, verb: str, targets: Sequence[object], by: str, why: str) -> AsyncIterator[_Act]:
+    async def _act(
+        self, verb: str, targets: Sequence[object], by: str, why: str
+    ) -> AsyncIterator[_Act]:
         with translated():
             async with self._connection() as connection, connection.transaction():
                 yield _Act(connection, verb, " ".join(map(str, targets))[:1000], by, why)
@@ -291,8 +337,9 @@ async def _claim(connection: Any, server: str) -> None:
         keeper = await connection.fetchval(SQL["server"])
     if keeper != server:
         raise BadSetting(
-            f"the jobs in this database belong to another Holdfast server ({keeper}; this one is {server}): set "
-            "work.url to a database of its own, or, if that server is gone for good, drop the schema holdfast_work"
+            f"the jobs in this database belong to another Holdfast server ({keeper}; this one is"
+            f" {server}): set work.url to a database of its own, or, if that server is gone for"
+            " good, drop the schema holdfast_work"
         )
 
 
@@ -302,7 +349,8 @@ async def _migrate(connection: Any) -> None:
     version = await connection.fetchval(SQL["version"]) if known else 0
     if version is None or version > SCHEMA_VERSION:
         raise StateCorrupted(
-            f"the schema holdfast_work has version {version}; this program knows up to {SCHEMA_VERSION}: upgrade it"
+            f"the schema holdfast_work has version {version}; this program knows up to"
+            f" {SCHEMA_VERSION}: upgrade it"
         )
     if version < SCHEMA_VERSION:
         for script in (*MIGRATIONS[version:], *FUNCTIONS):

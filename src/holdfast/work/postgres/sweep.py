@@ -108,9 +108,15 @@ class PollInterval:
         if self.calls <= 2:
             self.unaware = snapshot.running.union(range(snapshot.xmax, xid))
         else:
-            self.unaware = frozenset(writer for writer in self.unaware if not snapshot.ended(writer))
+            self.unaware = frozenset(
+                writer for writer in self.unaware if not snapshot.ended(writer)
+            )
 
     @property
     def look_again_seconds(self) -> float | None:
         """When to poll for unaware writers; None: every writer wakes the worker."""
-        return min(_SOON_SECONDS * 2.0 ** min(self.calls - 1, 30), _LATER_SECONDS) if self.unaware else None
+        return (
+            min(_SOON_SECONDS * 2.0 ** min(self.calls - 1, 30), _LATER_SECONDS)
+            if self.unaware
+            else None
+        )

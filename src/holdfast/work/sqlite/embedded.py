@@ -79,7 +79,9 @@ class _Borrowing:
         return await self._look(work)
 
     @asynccontextmanager
-    async def lend(self, finish: Callable[[apsw.Connection], None] | None = None) -> AsyncIterator[apsw.Connection]:
+    async def lend(
+        self, finish: Callable[[apsw.Connection], None] | None = None
+    ) -> AsyncIterator[apsw.Connection]:
         """Lend the connection; ``finish`` runs at the end of the block, in its
         transaction.
         """
@@ -102,7 +104,10 @@ class _Borrowing:
 
     def _refuse_borrower(self) -> None:
         if self._borrower is not None and self._borrower is asyncio.current_task():
-            raise BadSetting("inside a transaction of the embedded store use its connection; nothing else can be asked")
+            raise BadSetting(
+                "inside a transaction of the embedded store use its connection; nothing else can be"
+                " asked"
+            )
 
 
 def _take_back(db: apsw.Connection) -> None:
@@ -138,8 +143,12 @@ class EmbeddedWork:
             yield db
         self._woken.set()
 
-    async def enqueue(self, drafts: Sequence[JobDraft], mark: ReaderMark | None = None) -> list[int]:
-        seqs = await self._transact(lambda db: verbs.enqueue_marked(db, drafts, mark, self._clock.now()))
+    async def enqueue(
+        self, drafts: Sequence[JobDraft], mark: ReaderMark | None = None
+    ) -> list[int]:
+        seqs = await self._transact(
+            lambda db: verbs.enqueue_marked(db, drafts, mark, self._clock.now())
+        )
         self._woken.set()
         if 0 in seqs:
             telemetry.work_known_already()
@@ -150,7 +159,9 @@ class EmbeddedWork:
 
     async def join(self, name: str) -> EmbeddedSession:
         if self._seated is not None:
-            raise SessionTaken(f"the worker {self._seated!r} runs the jobs of this store: a store has one worker")
+            raise SessionTaken(
+                f"the worker {self._seated!r} runs the jobs of this store: a store has one worker"
+            )
         self.on_joining()
         self._seated = name
         try:
@@ -178,7 +189,9 @@ class EmbeddedWork:
     async def retry(self, seqs: Sequence[int], *, reset: bool, by: str, why: str) -> int:
         now, seqs = self._clock.now(), known_seqs(seqs)
         act = ("retry", _words(seqs), by, why)
-        return await self._act(lambda db: verbs.retry(db, seqs, reset, now), act, "no such job waits for a retry")
+        return await self._act(
+            lambda db: verbs.retry(db, seqs, reset, now), act, "no such job waits for a retry"
+        )
 
     async def park(self, seqs: Sequence[int], *, by: str, why: str) -> int:
         now, seqs = self._clock.now(), known_seqs(seqs)
@@ -187,15 +200,26 @@ class EmbeddedWork:
         return await self._act(lambda db: verbs.park(db, seqs, now, (by, why)), act, nothing)
 
     async def release(
-        self, stream: str, *, ids: Sequence[int] = (), type: str = "", through: int = 0, by: str, why: str
+        self,
+        stream: str,
+        *,
+        ids: Sequence[int] = (),
+        type: str = "",
+        through: int = 0,
+        by: str,
+        why: str,
     ) -> int:
         types, ids = [type] if type else [], known_seqs(ids)
         through = known_seq(through) if through else 0
         act = ("release", _words([stream, *ids, *types]), by, why)
         nothing = f"the stream {stream!r} is not blocked"
-        return await self._act(lambda db: verbs.release(db, stream, ids, types, through, (by, why)), act, nothing)
+        return await self._act(
+            lambda db: verbs.release(db, stream, ids, types, through, (by, why)), act, nothing
+        )
 
-    async def bury(self, seqs: Sequence[int], *, by: str, why: str, failure: Failure | None = None) -> int:
+    async def bury(
+        self, seqs: Sequence[int], *, by: str, why: str, failure: Failure | None = None
+    ) -> int:
         now, seqs = self._clock.now(), known_seqs(seqs)
         act = ("dead", _words(seqs), by, why)
         return await self._act(lambda db: verbs.bury(db, seqs, now, failure), act, "no such job")
@@ -217,17 +241,23 @@ class EmbeddedWork:
         return await self._look(lambda db: verbs.oldest(db, destination, before, limit))
 
     async def streams(self, limit: int = 100) -> Sequence[BlockedStream]:
-        return await self._look(lambda db: [_blocked(row) for row in db.execute(SQL["streams"], (limit,))])
+        return await self._look(
+            lambda db: [_blocked(row) for row in db.execute(SQL["streams"], (limit,))]
+        )
 
     async def stats(self) -> Stats:
         return await self._look(lambda db: _stats(db, self._clock.now()))
 
     async def open_breakers(self) -> Sequence[OpenBreaker]:
         now = self._clock.now()
-        return await self._look(lambda db: [OpenBreaker(*row) for row in db.execute(SQL["open_breakers"], (now,))])
+        return await self._look(
+            lambda db: [OpenBreaker(*row) for row in db.execute(SQL["open_breakers"], (now,))]
+        )
 
     async def acts(self, limit: int = 100, before: int | None = None) -> Sequence[JobAct]:
-        return await self._look(lambda db: [JobAct(*row) for row in db.execute(SQL["acts"], (limit, before))])
+        return await self._look(
+            lambda db: [JobAct(*row) for row in db.execute(SQL["acts"], (limit, before))]
+        )
 
     async def close(self) -> None:
         """Close nothing: the adapters own the resources."""
@@ -245,7 +275,9 @@ class EmbeddedWork:
         """
         raise NotImplementedError
 
-    async def _act(self, change: Callable[[apsw.Connection], int], act: tuple[str, str, str, str], nothing: str) -> int:
+    async def _act(
+        self, change: Callable[[apsw.Connection], int], act: tuple[str, str, str, str], nothing: str
+    ) -> int:
         now = self._clock.now()
         count = await self._transact(lambda db: verbs.record(db, act, change(db), nothing, now))
         self._woken.set()
@@ -272,7 +304,9 @@ class EmbeddedSession:
 
     async def process(self, report: Report, want: ClaimRequest) -> Claimed:
         rewinds, cursor, now = self._rewinds, self._cursor, self._clock.now()
-        claimed = await self._transact(lambda db: verbs.process(db, self.instance, report, want, cursor, now))
+        claimed = await self._transact(
+            lambda db: verbs.process(db, self.instance, report, want, cursor, now)
+        )
         if rewinds == self._rewinds:
             self._cursor = claimed.through
         return claimed
@@ -300,13 +334,20 @@ class EmbeddedSession:
             self._borrower = None
             self._store.recall()
 
-    async def breakers(self, opened: Mapping[str, float], closed: Sequence[str]) -> Mapping[str, float]:
+    async def breakers(
+        self, opened: Mapping[str, float], closed: Sequence[str]
+    ) -> Mapping[str, float]:
         now = self._clock.now()
 
         def work(db: apsw.Connection) -> Mapping[str, float]:
             db.executemany(SQL["close_breaker"], [(kind,) for kind in closed])
-            db.executemany(SQL["open_breaker"], [(kind, now + left, self._name) for kind, left in opened.items()])
-            return {kind: until - now for kind, until, _ in db.execute(SQL["open_breakers"], (now,))}
+            db.executemany(
+                SQL["open_breaker"],
+                [(kind, now + left, self._name) for kind, left in opened.items()],
+            )
+            return {
+                kind: until - now for kind, until, _ in db.execute(SQL["open_breakers"], (now,))
+            }
 
         return await self._transact(work)
 
@@ -336,7 +377,9 @@ class EmbeddedSession:
         self._woken.set()
 
     def give_up(self, report: Report, culprit: int | None) -> None:
-        self._store.aside(lambda db: verbs.give_up(db, self.instance, report, culprit, self._clock.now()))
+        self._store.aside(
+            lambda db: verbs.give_up(db, self.instance, report, culprit, self._clock.now())
+        )
 
     async def leave(self) -> None:
         try:
@@ -363,7 +406,9 @@ def _conditions(query: Query) -> dict[str, Any]:
 def _blocked(row: Any) -> BlockedStream:
     waiting, kind, attempt, reason, error, due_at, since = row[8:]
     block = verbs.block_of(row[:8])
-    return BlockedStream(block, waiting, kind or "", attempt or 0, reason_of(reason), error or "", due_at, since)
+    return BlockedStream(
+        block, waiting, kind or "", attempt or 0, reason_of(reason), error or "", due_at, since
+    )
 
 
 def _stats(db: apsw.Connection, now: float) -> Stats:

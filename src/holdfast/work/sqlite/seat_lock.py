@@ -35,7 +35,9 @@ class SeatLock:
         except OSError:
             holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
             os.close(descriptor)
-            raise SessionTaken(f"process {holder or 'unknown'} runs the jobs of {self._path.name[:-5]}") from None
+            raise SessionTaken(
+                f"process {holder or 'unknown'} runs the jobs of {self._path.name[:-5]}"
+            ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._descriptor = descriptor

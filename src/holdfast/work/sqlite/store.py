@@ -62,7 +62,9 @@ class SqliteWork(EmbeddedWork):
     worker.
     """
 
-    def __init__(self, path: Path, crew: WorkerThreads, reader: WorkerThreads, clock: Clock) -> None:
+    def __init__(
+        self, path: Path, crew: WorkerThreads, reader: WorkerThreads, clock: Clock
+    ) -> None:
         super().__init__(self._write, self._borrowed, self._read, clock)
         self._path, self._crew, self._reader = path, crew, reader
         self._loan: _Loan | None = None
@@ -70,7 +72,11 @@ class SqliteWork(EmbeddedWork):
 
     @classmethod
     async def open(
-        cls, path: Path, clock: Clock | None = None, settings: SqliteSettings | None = None, vfs: str | None = None
+        cls,
+        path: Path,
+        clock: Clock | None = None,
+        settings: SqliteSettings | None = None,
+        vfs: str | None = None,
     ) -> SqliteWork:
         """Open or create the file.
 
@@ -129,7 +135,9 @@ class SqliteWork(EmbeddedWork):
                         raise _Withdrawn
             except _Withdrawn:
                 if loan.recalled:
-                    handle.close()  # the borrower may still use it; the next transaction opens a new one
+                    # the borrower may still use it; the next transaction opens a new
+                    # one
+                    handle.close()
 
         done: asyncio.Future[Any] = self._crew.do(lend)
         try:

@@ -68,12 +68,17 @@ def enqueue(db: apsw.Connection, drafts: Iterable[JobDraft], now: float) -> list
         due_at = now + draft.delay_seconds if draft.delay_seconds else None
         state = State.RETRY if draft.delay_seconds else State.READY
         where = (draft.type, draft.payload, draft.stream, draft.destination)
-        db.execute(SQL["insert"], (*where, int(state), now, due_at, draft.source or None, draft.source_id or None))
+        db.execute(
+            SQL["insert"],
+            (*where, int(state), now, due_at, draft.source or None, draft.source_id or None),
+        )
         seqs.append(db.last_insert_rowid())
     return seqs
 
 
-def enqueue_marked(db: apsw.Connection, drafts: Iterable[JobDraft], mark: ReaderMark | None, now: float) -> list[int]:
+def enqueue_marked(
+    db: apsw.Connection, drafts: Iterable[JobDraft], mark: ReaderMark | None, now: float
+) -> list[int]:
     if mark is not None:
         db.execute(SQL["mark"], (mark.reader, mark.position))
     return enqueue(db, drafts, now)
@@ -95,7 +100,9 @@ def take_seat(db: apsw.Connection, name: str, now: float) -> int:
     return int(db.execute(SQL["take_seat"], (name,)).get)
 
 
-def give_up(db: apsw.Connection, seat: int, report: Report, culprit: int | None, now: float) -> None:
+def give_up(
+    db: apsw.Connection, seat: int, report: Report, culprit: int | None, now: float
+) -> None:
     """See ``contract.WorkerSession.give_up``.
 
     Without a culprit the session stays, and the next one blames all jobs in flight.
@@ -138,7 +145,9 @@ def step(db: apsw.Connection, seat: int, seq: int, stages: int) -> None:
         raise JobGone
 
 
-def process(db: apsw.Connection, seat: int, report: Report, want: ClaimRequest, cursor: int, now: float) -> Claimed:
+def process(
+    db: apsw.Connection, seat: int, report: Report, want: ClaimRequest, cursor: int, now: float
+) -> Claimed:
     """See ``contract.WorkerSession.process``; ``cursor`` is the last sequence read."""
     notice, running = fenced(db, seat)
     claimed = Claimed(through=cursor, notice=notice)
@@ -158,7 +167,9 @@ def apply(db: apsw.Connection, report: Report, now: float, claimed: Claimed) -> 
     try:
         _apply(db, report, now, claimed)
     except UNFIT as error:
-        raise InvalidArgument(f"SQLite cannot store a value: {type(error).__name__}: {error}") from error
+        raise InvalidArgument(
+            f"SQLite cannot store a value: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _apply(db: apsw.Connection, report: Report, now: float, claimed: Claimed) -> None:
@@ -194,7 +205,9 @@ def _read(db: apsw.Connection, want: ClaimRequest, now: float, claimed: Claimed)
     due += [seq for kind in want.probing for (seq,) in db.execute(SQL["probe"], (now, kind))]
     if due:
         db.execute(SQL["make_ready"], (json.dumps(due),))
-    late = [Job(*db.execute(SQL["one"], (seq,)).get) for seq in sorted(due) if seq <= claimed.through]
+    late = [
+        Job(*db.execute(SQL["one"], (seq,)).get) for seq in sorted(due) if seq <= claimed.through
+    ]
     for stream, after in want.backlogs.items():
         held = db.execute(SQL["backlog"], (stream, after, want.per_backlog))
         claimed.backlog.extend(starmap(Job, _fitting(held, 2, want.per_backlog_bytes, len)))
@@ -209,14 +222,20 @@ def _due(db: apsw.Connection, want: ClaimRequest, now: float) -> Iterable[Any]:
     """Due retries, the longest due first; those of shut types are not even read."""
     if not want.shut:
         return db.execute(SQL["due"], (now, want.jobs))
-    each = [db.execute(SQL["due_of"], (now, want.jobs, kind)).fetchall() for kind in _open_types(db, want)]
+    each = [
+        db.execute(SQL["due_of"], (now, want.jobs, kind)).fetchall()
+        for kind in _open_types(db, want)
+    ]
     return islice(merge(*each, key=itemgetter(2)), want.jobs)
 
 
 def _next_due(db: apsw.Connection, want: ClaimRequest) -> float | None:
     if not want.shut:
         return cast("float | None", db.execute(SQL["next_due"]).get)
-    return min((db.execute(SQL["next_due_of"], (kind,)).get for kind in _open_types(db, want)), default=None)
+    return min(
+        (db.execute(SQL["next_due_of"], (kind,)).get for kind in _open_types(db, want)),
+        default=None,
+    )
 
 
 def _open_types(db: apsw.Connection, want: ClaimRequest) -> list[str]:
@@ -230,7 +249,9 @@ def _forward(db: apsw.Connection, want: ClaimRequest, cursor: int) -> tuple[list
     return list(starmap(Job, rows)), cut and bool(rows)
 
 
-def _fitting(rows: Iterable[Any], column: int, bytes_max: int, size: Callable[[Any], int] = int) -> Iterator[Any]:
+def _fitting(
+    rows: Iterable[Any], column: int, bytes_max: int, size: Callable[[Any], int] = int
+) -> Iterator[Any]:
     """Rows up to ``bytes_max`` bytes, and at least one."""
     total = 0
     for row in rows:
@@ -286,7 +307,9 @@ def _bury(db: apsw.Connection, seq: int, now: float) -> int:
 
 def standing(db: apsw.Connection) -> Rewound:
     blocks = [block_of(row) for row in db.execute(SQL["blocks"])]
-    return Rewound(blocks, {stream: (job_type, to) for stream, job_type, to in db.execute(SQL["backlogs"])})
+    return Rewound(
+        blocks, {stream: (job_type, to) for stream, job_type, to in db.execute(SQL["backlogs"])}
+    )
 
 
 def block_of(row: Any) -> Block:
@@ -296,7 +319,12 @@ def block_of(row: Any) -> Block:
 
 
 def release(
-    db: apsw.Connection, stream: str, ids: Sequence[int], types: Sequence[str], through: int, who: tuple[str, str]
+    db: apsw.Connection,
+    stream: str,
+    ids: Sequence[int],
+    types: Sequence[str],
+    through: int,
+    who: tuple[str, str],
 ) -> int:
     """Release these jobs from the stream's blocks; how many blocks there are."""
     rows = list(db.execute(SQL["blocks_of"], (stream,)))
@@ -320,7 +348,9 @@ def park(db: apsw.Connection, seqs: Sequence[int], now: float, who: tuple[str, s
     return count
 
 
-def bury(db: apsw.Connection, seqs: Sequence[int], now: float, failure: Failure | None = None) -> int:
+def bury(
+    db: apsw.Connection, seqs: Sequence[int], now: float, failure: Failure | None = None
+) -> int:
     count = sum(_bury(db, seq, now) for seq in seqs)
     if failure is not None:
         words = (int(failure.reason), failure.error_type, failure.error)
@@ -349,7 +379,9 @@ def find(db: apsw.Connection, conditions: dict[str, Any]) -> list[JobEntry]:
     return [_entry(row) for row in db.execute(SQL["find"], conditions)]
 
 
-def dead(db: apsw.Connection, conditions: dict[str, Any], *, oldest: bool = False) -> list[JobEntry]:
+def dead(
+    db: apsw.Connection, conditions: dict[str, Any], *, oldest: bool = False
+) -> list[JobEntry]:
     """Dead letters, newest first unless ``oldest``."""
     return [_entry(row) for row in db.execute(SQL["dead"], {**conditions, "oldest": oldest})]
 
@@ -362,8 +394,13 @@ def replay(db: apsw.Connection, conditions: dict[str, Any], now: float) -> int:
     """Move dead letters back into the job table, oldest first."""
     letters = dead(db, conditions, oldest=True)
     for letter in letters:
-        (new,) = enqueue(db, [JobDraft(letter.type, letter.payload, letter.stream, letter.destination)], now)
-        origin, came_from = letter.origin or letter.seq, (letter.source or None, letter.source_id or None)
+        (new,) = enqueue(
+            db, [JobDraft(letter.type, letter.payload, letter.stream, letter.destination)], now
+        )
+        origin, came_from = (
+            letter.origin or letter.seq,
+            (letter.source or None, letter.source_id or None),
+        )
         db.execute(SQL["remember"], (new, origin, letter.stages, *came_from))
         db.execute(SQL["discard"], (letter.seq,))
     return len(letters)
@@ -373,7 +410,9 @@ def discard(db: apsw.Connection, conditions: dict[str, Any]) -> int:
     return _each(db, "discard", ((letter.seq,) for letter in dead(db, conditions, oldest=True)))
 
 
-def record(db: apsw.Connection, act: tuple[str, str, str, str], count: int, nothing: str, now: float) -> int:
+def record(
+    db: apsw.Connection, act: tuple[str, str, str, str], count: int, nothing: str, now: float
+) -> int:
     """Record an operator's act and leave the worker a notice; NotFound if it did
     nothing.
     """

@@ -41,10 +41,14 @@ class SqliteRevocations:
     async def open(cls, path: Path, clock: Clock, vfs: str | None = None) -> SqliteRevocations:
         """OperatorErrors say why the file cannot be used."""
         settings = SqliteSettings(readers=1, cache_bytes=4 << 20)
-        connection = await asyncio.to_thread(open_and_migrate, path, settings, ACCESS.migrations, vfs)
+        connection = await asyncio.to_thread(
+            open_and_migrate, path, settings, ACCESS.migrations, vfs
+        )
         handle = Handle(path, settings, vfs, write=True)
         handle.adopt(connection)
-        return cls(WorkerThreads("access-writer", [handle], settings.writes_waiting_max, _busy), clock)
+        return cls(
+            WorkerThreads("access-writer", [handle], settings.writes_waiting_max, _busy), clock
+        )
 
     async def close(self) -> None:
         await self._crew.close()
@@ -78,7 +82,9 @@ class SqliteRevocations:
 
     async def all(self) -> Sequence[Revocation]:
         now = self._clock.now()
-        return await self._read(lambda db: [Revocation(*row) for row in db.execute(SQL["all"], {"now": now})])
+        return await self._read(
+            lambda db: [Revocation(*row) for row in db.execute(SQL["all"], {"now": now})]
+        )
 
     async def version(self) -> int:
         return await self._read(lambda db: int(db.execute(SQL["version"]).get))
@@ -95,4 +101,6 @@ class SqliteRevocations:
 
 
 def _busy() -> ServerBusy:
-    return ServerBusy("too many changes of revocations are waiting; try again", retry_after_seconds=1.0)
+    return ServerBusy(
+        "too many changes of revocations are waiting; try again", retry_after_seconds=1.0
+    )

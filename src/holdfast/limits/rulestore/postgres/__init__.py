@@ -9,4 +9,10 @@ from holdfast.limits.rulestore.postgres.connection import PostgresRuleReader, Po
 from holdfast.limits.rulestore.postgres.notifications import LogFollower, PostgresNotifications
 from holdfast.limits.rulestore.postgres.store import PostgresRuleStore
 
-__all__ = ["LogFollower", "PostgresNotifications", "PostgresRuleReader", "PostgresRuleStore", "PostgresSettings"]
+__all__ = [
+    "LogFollower",
+    "PostgresNotifications",
+    "PostgresRuleReader",
+    "PostgresRuleStore",
+    "PostgresSettings",
+]

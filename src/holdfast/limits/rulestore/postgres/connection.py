@@ -53,8 +53,15 @@ class PostgresSettings:
     timeout_seconds: float = 5.0
 
     def __post_init__(self) -> None:
-        if self.connections_max < 1 or self.connect_timeout_seconds <= 0 or self.timeout_seconds <= 0:
-            raise ValueError("connections_max, connect_timeout_seconds and timeout_seconds must be greater than 0")
+        if (
+            self.connections_max < 1
+            or self.connect_timeout_seconds <= 0
+            or self.timeout_seconds <= 0
+        ):
+            raise ValueError(
+                "connections_max, connect_timeout_seconds and timeout_seconds must be greater"
+                " than 0"
+            )
 
 
 def _end(connection: Any) -> None:
@@ -90,7 +97,9 @@ def _looked_after(settings: PostgresSettings) -> dict[str, str]:
 def unavailable(error: BaseException, what: str) -> HoldfastError:
     """Unavailable: nothing happened. The cause goes to the log, not to the caller."""
     telemetry.log.warning("limits.database_unavailable", what=what, error=type(error).__name__)
-    away = Unavailable(f"the database of the rules cannot {what} now", retry_after_seconds=RETRY_AFTER_SECONDS)
+    away = Unavailable(
+        f"the database of the rules cannot {what} now", retry_after_seconds=RETRY_AFTER_SECONDS
+    )
     away.__cause__ = error
     return away
 
@@ -126,13 +135,15 @@ class Database:
         """A transaction. An error before COMMIT means that nothing happened; an error
         at COMMIT, or a cancellation, leaves the outcome unknown."""
         async with self.connection(what) as connection:
-            # Not the database's default: after waiting for the writers' lock we must see what was committed meanwhile.
+            # Not the database's default: after waiting for the writers' lock we must
+            # see what was committed meanwhile.
             transaction = connection.transaction(isolation="read_committed")
             await transaction.start()
             try:
                 yield connection
             except asyncio.CancelledError:
-                _end(connection)  # no round trip for a rollback: the server rolls back a lost client
+                # no round trip for a rollback: the server rolls back a lost client
+                _end(connection)
                 raise
             except BaseException:
                 if not connection.is_closed():
@@ -144,7 +155,9 @@ class Database:
                 raise
             except FOREIGN as error:
                 _end(connection)
-                raise OutcomeUnknown("the commit was not confirmed; the same call with the same key tells") from error
+                raise OutcomeUnknown(
+                    "the commit was not confirmed; the same call with the same key tells"
+                ) from error
 
     async def close(self) -> None:
         opened, self._pool = self._pool, None
@@ -206,7 +219,12 @@ class PostgresRuleReader:
             db.transaction(isolation="repeatable_read", readonly=True),
         ):
             head = RuleLogHead(*await db.fetchrow(SQL["head"]))
-            return snapshot_of(head.epoch, head.seq, head.store, (row[0] for row in await db.fetch(SQL["all_rules"])))
+            return snapshot_of(
+                head.epoch,
+                head.seq,
+                head.store,
+                (row[0] for row in await db.fetch(SQL["all_rules"])),
+            )
 
     async def fetch(self, statement: str, *values: Any) -> list[Any]:
         async with self.database.connection("be read") as db:

@@ -30,7 +30,12 @@ from typing import Any, Self
 
 from holdfast import telemetry
 from holdfast.errors import HoldfastError
-from holdfast.limits.rulestore.contract import CHANGES_PER_READ, CHANNEL, ChangeNotification, RuleLogHead
+from holdfast.limits.rulestore.contract import (
+    CHANGES_PER_READ,
+    CHANNEL,
+    ChangeNotification,
+    RuleLogHead,
+)
 from holdfast.limits.rulestore.notifications import LocalNotifications, end_tasks
 from holdfast.limits.rulestore.postgres.connection import (
     FOREIGN,
@@ -134,10 +139,17 @@ class LogFollower:
             if self._on_lead is not None:
                 await self._on_lead()  # on its own connections: this one may be silent meanwhile
             self.beats = True
-        if self._publish is not None and not self.follows and await db.fetchval(SQL["try_lock"], self._region_lock):
+        if (
+            self._publish is not None
+            and not self.follows
+            and await db.fetchval(SQL["try_lock"], self._region_lock)
+        ):
             await self._begin_to_follow(db, self._publish)
             self.follows = True
-        if held != (self.beats, self.follows) and db.get_server_version() >= IDLE_SESSION_TIMEOUT_SINCE:
+        if (
+            held != (self.beats, self.follows)
+            and db.get_server_version() >= IDLE_SESSION_TIMEOUT_SINCE
+        ):
             silence = max(self._settings.timeout_seconds, SILENCE_SECONDS_MIN)
             await db.execute(SQL["end_if_silent"], milliseconds(silence))
 
@@ -159,7 +171,10 @@ class LogFollower:
                 if ring.seq:
                     async with asyncio.timeout(PUBLISH_SECONDS):
                         await publish(payload(ring))
-                if (ring.store, ring.seq) == (self._store, self._cursor + 1) and ring.rule is not None:
+                if (ring.store, ring.seq) == (
+                    self._store,
+                    self._cursor + 1,
+                ) and ring.rule is not None:
                     self._cursor = ring.seq
             except (HoldfastError, TimeoutError):
                 continue

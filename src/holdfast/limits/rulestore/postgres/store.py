@@ -11,7 +11,14 @@ from msgspec import structs
 from holdfast.drivers.statements import migrations
 from holdfast.errors import StateCorrupted
 from holdfast.limits.entry_rules import ADMIN, ADMIN_RESOURCES, is_of_the_door, keep_open
-from holdfast.limits.rule_changes import Change, Remembered, RuleChange, RuleChangeResult, decide, is_over
+from holdfast.limits.rule_changes import (
+    Change,
+    Remembered,
+    RuleChange,
+    RuleChangeResult,
+    decide,
+    is_over,
+)
 from holdfast.limits.rule_import import (
     ImportPlan,
     ImportResult,
@@ -36,13 +43,21 @@ from holdfast.limits.rulestore.postgres.connection import (
     PostgresRuleReader,
     PostgresSettings,
 )
-from holdfast.limits.rulestore.serialization import change_of, readable, remembered_of, rule_of, text_of
+from holdfast.limits.rulestore.serialization import (
+    change_of,
+    readable,
+    remembered_of,
+    rule_of,
+    text_of,
+)
 
 
 class PostgresRuleStore(PostgresRuleReader):
     """``contract.RuleStore``. An admin node calls ``prepare`` to create the tables."""
 
-    def __init__(self, settings: PostgresSettings, retention: RetentionSettings | None = None) -> None:
+    def __init__(
+        self, settings: PostgresSettings, retention: RetentionSettings | None = None
+    ) -> None:
         super().__init__(settings)
         self._retention = retention or RetentionSettings()
 
@@ -57,7 +72,9 @@ class PostgresRuleStore(PostgresRuleReader):
             else:
                 await db.execute("CREATE TABLE holdfast_limits_schema (version int PRIMARY KEY)")
             if present > len(scripts):
-                raise StateCorrupted(f"the rules have schema version {present}: they belong to a newer Holdfast")
+                raise StateCorrupted(
+                    f"the rules have schema version {present}: they belong to a newer Holdfast"
+                )
             for version, script in list(enumerate(scripts, 1))[present:]:
                 await db.execute(script)
                 await db.execute("INSERT INTO holdfast_limits_schema VALUES ($1)", version)
@@ -74,24 +91,39 @@ class PostgresRuleStore(PostgresRuleReader):
                 return made
             await _keep_open(db, [made])
             digest = f"{next_digest(int(head.digest, 16), current, made):032x}"
-            entry = RuleChange(head.seq + 1, change.action, made, change.actor, change.reason, change.at)
+            entry = RuleChange(
+                head.seq + 1, change.action, made, change.actor, change.reason, change.at
+            )
             await self._write(db, epoch, _rows([entry]), digest)
-            await db.execute(SQL["ring"], payload(ChangeNotification(epoch, entry.seq, made, head.store)))
+            await db.execute(
+                SQL["ring"], payload(ChangeNotification(epoch, entry.seq, made, head.store))
+            )
             await self._put_key(db, change.key, Remembered(change.fingerprint, made, entry.seq))
         return RuleChangeResult(made, head.seq + 1)
 
-    async def import_rules(self, wanted: RuleImport) -> tuple[ImportResult, Sequence[RuleDifference]]:
+    async def import_rules(
+        self, wanted: RuleImport
+    ) -> tuple[ImportResult, Sequence[RuleDifference]]:
         """Plan the import in a thread: a large one would block the event loop."""
         async with self.database.committing("be changed") as db:
             await db.execute(SQL["lock_writers"], WRITERS_LOCK)
             epoch = await db.fetchval(SQL["epoch"])
             head = RuleLogHead(*await db.fetchrow(SQL["head"]))
-            names = zip(*(rule.name for rule in wanted.rules), strict=True) if wanted.rules else ((), ())
+            names = (
+                zip(*(rule.name for rule in wanted.rules), strict=True)
+                if wanted.rules
+                else ((), ())
+            )
             there = [row[0] for row in await db.fetch(SQL["rules_of_names"], *names)]
-            forgotten, key = await db.fetchval(SQL["forgotten_version"]), await _known_key(db, wanted.key)
+            forgotten, key = (
+                await db.fetchval(SQL["forgotten_version"]),
+                await _known_key(db, wanted.key),
+            )
 
             def decided() -> tuple[ImportPlan | ImportResult, _Rows]:
-                before = RulesBefore(epoch, head.seq, head.digest, forgotten, [rule_of(body) for body in there])
+                before = RulesBefore(
+                    epoch, head.seq, head.digest, forgotten, [rule_of(body) for body in there]
+                )
                 plan = plan_import(wanted, before, key)
                 return plan, _rows(plan.entries if isinstance(plan, ImportPlan) else ())
 
@@ -102,9 +134,13 @@ class PostgresRuleStore(PostgresRuleReader):
             result = plan.result
             if plan.entries and not wanted.dry_run:
                 await self._write(db, epoch, rows, result.digest)
-                await db.execute(SQL["ring"], payload(ChangeNotification(epoch, result.seq, None, head.store)))
+                await db.execute(
+                    SQL["ring"], payload(ChangeNotification(epoch, result.seq, None, head.store))
+                )
             if not wanted.dry_run:
-                remembered = Remembered(wanted.fingerprint, None, result.seq, structs.asdict(result))
+                remembered = Remembered(
+                    wanted.fingerprint, None, result.seq, structs.asdict(result)
+                )
                 await self._put_key(db, wanted.key, remembered)
         return result, plan.differences
 
@@ -113,7 +149,9 @@ class PostgresRuleStore(PostgresRuleReader):
         await db.executemany(SQL["put_rule"], rows.rules)
         await db.executemany(SQL["append_change"], rows.lines)
         await db.execute(SQL["move_head"], epoch, rows.last_seq, digest)
-        await _forget(db, rows.last_seq - self._retention.changes_kept, FORGOTTEN_PER_CHANGE + len(rows.lines))
+        await _forget(
+            db, rows.last_seq - self._retention.changes_kept, FORGOTTEN_PER_CHANGE + len(rows.lines)
+        )
 
     async def _put_key(self, db: Any, key: str | None, remembered: Remembered) -> None:
         if key is not None:
@@ -134,12 +172,16 @@ class PostgresRuleStore(PostgresRuleReader):
         async with self.database.connection("be read") as db:
             return await _one(db, name)
 
-    async def page(self, tenant: str | None, after: RuleName | None, limit: int) -> Sequence[AnyRule]:
+    async def page(
+        self, tenant: str | None, after: RuleName | None, limit: int
+    ) -> Sequence[AnyRule]:
         place = after or RuleName("", "")
         return [rule_of(row[0]) for row in await self.fetch("page", tenant, *place, limit)]
 
     async def history(self, name: RuleName, before: int | None, limit: int) -> Sequence[RuleChange]:
-        rows = await self.fetch("history", *name, ABOVE_EVERY_VERSION if before is None else before, limit)
+        rows = await self.fetch(
+            "history", *name, ABOVE_EVERY_VERSION if before is None else before, limit
+        )
         return [change_of(row[0]) for row in rows]
 
 
@@ -176,7 +218,9 @@ async def _forget(db: Any, horizon: int, most: int) -> None:
         if past.rule.deleted and is_over(past, await _one(db, past.rule.name)):
             head = RuleLogHead(*await db.fetchrow(SQL["head"]))
             await db.execute(SQL["forget_rule"], *past.rule.name)
-            await db.execute(SQL["raise_forgotten"], past.rule.version, digest_without(head.digest, past.rule))
+            await db.execute(
+                SQL["raise_forgotten"], past.rule.version, digest_without(head.digest, past.rule)
+            )
     if oldest:
         await db.execute(SQL["forget_changes"], oldest[-1][0])
 
@@ -184,7 +228,11 @@ async def _forget(db: Any, horizon: int, most: int) -> None:
 def payload(ring: ChangeNotification) -> str:
     """A notification as text; a rule that is too long is left out."""
     text = text_of(ring)
-    return text if len(text.encode()) <= DOORBELL_BYTES_MAX else text_of(structs.replace(ring, rule=None))
+    return (
+        text
+        if len(text.encode()) <= DOORBELL_BYTES_MAX
+        else text_of(structs.replace(ring, rule=None))
+    )
 
 
 async def _known_key(db: Any, key: str | None) -> Remembered | None:

@@ -18,7 +18,14 @@ from holdfast.drivers.sqlite.threads import WorkerThreads
 from holdfast.drivers.statements import migrations, statements
 from holdfast.errors import ServerBusy
 from holdfast.limits.entry_rules import ADMIN, ADMIN_RESOURCES, is_of_the_door, keep_open
-from holdfast.limits.rule_changes import Change, Remembered, RuleChange, RuleChangeResult, decide, is_over
+from holdfast.limits.rule_changes import (
+    Change,
+    Remembered,
+    RuleChange,
+    RuleChangeResult,
+    decide,
+    is_over,
+)
 from holdfast.limits.rule_import import (
     ImportPlan,
     ImportResult,
@@ -37,7 +44,14 @@ from holdfast.limits.rulestore.contract import (
     RuleLogHead,
 )
 from holdfast.limits.rulestore.notifications import LocalNotifications
-from holdfast.limits.rulestore.serialization import change_of, readable, remembered_of, rule_of, snapshot_of, text_of
+from holdfast.limits.rulestore.serialization import (
+    change_of,
+    readable,
+    remembered_of,
+    rule_of,
+    snapshot_of,
+    text_of,
+)
 
 PACKAGE = "holdfast.limits.rulestore.sqlite"
 SQL = statements(PACKAGE)
@@ -74,8 +88,12 @@ class SqliteRuleStore:
         writer = Handle(self._path, self._settings, self._vfs, write=True)
         writer.adopt(connection)
         reader = Handle(self._path, self._settings, self._vfs, write=False)
-        self._writer = WorkerThreads("rules-writer", [writer], self._settings.writes_waiting_max, _busy)
-        self._reader = WorkerThreads("rules-reader", [reader], self._settings.reads_waiting_max, _busy)
+        self._writer = WorkerThreads(
+            "rules-writer", [writer], self._settings.writes_waiting_max, _busy
+        )
+        self._reader = WorkerThreads(
+            "rules-reader", [reader], self._settings.reads_waiting_max, _busy
+        )
         self._store = (await self.head()).store
         return self
 
@@ -92,23 +110,35 @@ class SqliteRuleStore:
             partial(_commit, change=change, now=self._clock.now(), retention=self._retention)
         )
         if not changed.repeated and isinstance(changed.rule, Rule):
-            self._bell.notify(ChangeNotification(changed.rule.epoch, changed.seq, changed.rule, self._store))
+            self._bell.notify(
+                ChangeNotification(changed.rule.epoch, changed.seq, changed.rule, self._store)
+            )
         return changed
 
-    async def import_rules(self, wanted: RuleImport) -> tuple[ImportResult, Sequence[RuleDifference]]:
-        plan = await self._writer.do(partial(_import, wanted=wanted, now=self._clock.now(), retention=self._retention))
+    async def import_rules(
+        self, wanted: RuleImport
+    ) -> tuple[ImportResult, Sequence[RuleDifference]]:
+        plan = await self._writer.do(
+            partial(_import, wanted=wanted, now=self._clock.now(), retention=self._retention)
+        )
         if isinstance(plan, ImportResult):
             return plan, ()
         if plan.entries and not wanted.dry_run:
-            self._bell.notify(ChangeNotification(plan.entries[-1].rule.epoch, plan.result.seq, None, self._store))
+            self._bell.notify(
+                ChangeNotification(plan.entries[-1].rule.epoch, plan.result.seq, None, self._store)
+            )
         return plan.result, plan.differences
 
     async def get(self, name: RuleName) -> AnyRule | None:
         return await self._read(lambda db: _one(db, name))
 
-    async def page(self, tenant: str | None, after: RuleName | None, limit: int) -> Sequence[AnyRule]:
+    async def page(
+        self, tenant: str | None, after: RuleName | None, limit: int
+    ) -> Sequence[AnyRule]:
         values = (tenant, *(after or RuleName("", "")), limit)
-        return await self._read(lambda db: [rule_of(str(body)) for (body,) in db.execute(SQL["page"], values)])
+        return await self._read(
+            lambda db: [rule_of(str(body)) for (body,) in db.execute(SQL["page"], values)]
+        )
 
     async def history(self, name: RuleName, before: int | None, limit: int) -> Sequence[RuleChange]:
         values = (*name, ABOVE_EVERY_VERSION if before is None else before, limit)
@@ -136,12 +166,20 @@ class SqliteRuleStore:
         return await self._reader.do(work)
 
 
-def _commit(handle: Handle, change: Change, now: float, retention: RetentionSettings) -> RuleChangeResult:
+def _commit(
+    handle: Handle, change: Change, now: float, retention: RetentionSettings
+) -> RuleChangeResult:
     """One change in one transaction; on return it is on stable storage."""
     with handle.transaction() as db:
         epoch, seq, digest, _ = _head(db)
         current = _one(db, change.name)
-        made = decide(change, current, _known_key(db, change.key), epoch, db.execute(SQL["forgotten_version"]).get)
+        made = decide(
+            change,
+            current,
+            _known_key(db, change.key),
+            epoch,
+            db.execute(SQL["forgotten_version"]).get,
+        )
         if isinstance(made, RuleChangeResult):
             return made
         _keep_open(db, [made])
@@ -153,7 +191,9 @@ def _commit(handle: Handle, change: Change, now: float, retention: RetentionSett
     return RuleChangeResult(made, seq + 1)
 
 
-def _import(handle: Handle, wanted: RuleImport, now: float, retention: RetentionSettings) -> ImportPlan | ImportResult:
+def _import(
+    handle: Handle, wanted: RuleImport, now: float, retention: RetentionSettings
+) -> ImportPlan | ImportResult:
     """One import in one transaction; a dry run writes nothing."""
     with handle.transaction() as db:
         epoch, seq, digest, _ = _head(db)
@@ -167,7 +207,9 @@ def _import(handle: Handle, wanted: RuleImport, now: float, retention: Retention
         if not wanted.dry_run:
             _write(db, plan.entries, plan.result.digest, retention)
             if wanted.key is not None:
-                remembered = Remembered(wanted.fingerprint, None, plan.result.seq, structs.asdict(plan.result))
+                remembered = Remembered(
+                    wanted.fingerprint, None, plan.result.seq, structs.asdict(plan.result)
+                )
                 _put_key(db, wanted.key, remembered, now, retention)
     return plan
 
@@ -178,7 +220,9 @@ def _keep_open(db: apsw.Connection, made: Sequence[Rule]) -> None:
         keep_open(made, readable(rule_of(str(body)) for (body,) in door))
 
 
-def _write(db: apsw.Connection, entries: Sequence[RuleChange], digest: str, retention: RetentionSettings) -> None:
+def _write(
+    db: apsw.Connection, entries: Sequence[RuleChange], digest: str, retention: RetentionSettings
+) -> None:
     """Write the rules, their log entries, and the new head."""
     rules = [entry.rule for entry in entries]
     db.executemany(SQL["put_rule"], ((*rule.name, rule.deleted, text_of(rule)) for rule in rules))
@@ -189,7 +233,9 @@ def _write(db: apsw.Connection, entries: Sequence[RuleChange], digest: str, rete
         _forget(db, entries[-1].seq - retention.changes_kept, FORGOTTEN_PER_CHANGE + len(entries))
 
 
-def _put_key(db: apsw.Connection, key: str, remembered: Remembered, now: float, retention: RetentionSettings) -> None:
+def _put_key(
+    db: apsw.Connection, key: str, remembered: Remembered, now: float, retention: RetentionSettings
+) -> None:
     db.execute(SQL["forget_keys"], (now - retention.keys_kept_days * 86_400,))
     db.execute(SQL["put_key"], (key, now, text_of(remembered)))
 
@@ -201,7 +247,9 @@ def _forget(db: apsw.Connection, horizon: int, most: int) -> None:
         past = change_of(str(body))
         if past.rule.deleted and is_over(past, _one(db, past.rule.name)):
             db.execute(SQL["forget_rule"], past.rule.name)
-            db.execute(SQL["raise_forgotten"], (past.rule.version, digest_without(_head(db)[2], past.rule)))
+            db.execute(
+                SQL["raise_forgotten"], (past.rule.version, digest_without(_head(db)[2], past.rule))
+            )
     if oldest:
         db.execute(SQL["forget_changes"], (oldest[-1][0],))
 
@@ -216,7 +264,9 @@ def _one(db: apsw.Connection, name: RuleName) -> AnyRule | None:
     return rule_of(row[0]) if row else None
 
 
-def _changes(db: apsw.Connection, statement: str, values: tuple[str | int, ...]) -> list[RuleChange]:
+def _changes(
+    db: apsw.Connection, statement: str, values: tuple[str | int, ...]
+) -> list[RuleChange]:
     return [change_of(str(body)) for (body,) in db.execute(SQL[statement], values)]
 
 
@@ -237,7 +287,10 @@ def raise_epoch(db: apsw.Connection, restored: Restored) -> None:
 LIMITS = StateFile(
     name="limits.db",
     migrations=migrations(PACKAGE),
-    counts={"rules": "SELECT count(*) FROM rules WHERE NOT deleted", "changes": "SELECT seq FROM rules_head"},
+    counts={
+        "rules": "SELECT count(*) FROM rules WHERE NOT deleted",
+        "changes": "SELECT seq FROM rules_head",
+    },
     renew=raise_epoch,
 )
 """The file as backups see it."""
