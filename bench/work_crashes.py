@@ -21,7 +21,7 @@ from holdfast.work.worker import Worker, WorkerSettings
 
 JOBS = 60
 SECONDS = 0.5
-CHILD = Path(__file__).resolve().parent.parent / "tests" / "support" / "work_child.py"
+CHILD = Path(__file__).resolve().parent.parent / "tests" / "support" / "worker_process.py"
 QUICK = WorkerSessionSettings(0.2, dead_after_seconds=1.0, no_start_after_seconds=0.7)
 
 

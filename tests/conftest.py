@@ -21,7 +21,7 @@ import pytest
 
 from proof import virtual_loop
 
-pytest_plugins = ["engines.fixtures", "tally"]
+pytest_plugins = ["engines.fixtures", "result_counts"]
 
 hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]

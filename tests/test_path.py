@@ -12,7 +12,7 @@ import random
 from typing import Any
 
 import msgspec
-from plane import decode_frames
+from gateway_rig import decode_frames
 
 from holdfast.access.principal import USER_SCOPES, Principal
 from holdfast.clock import Ids, timestamp

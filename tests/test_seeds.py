@@ -1,4 +1,4 @@
-"""``docs/reference/seeds.md`` is true: every module and test it names exists, and every
+"""``docs/project/design-coverage-messaging.md`` is true: every module and test it names exists, and every
 claimed row is in it.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = (ROOT / "docs" / "reference" / "seeds.md").read_text()
+PAGE = (ROOT / "docs" / "project" / "design-coverage-messaging.md").read_text()
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in PAGE.splitlines()
@@ -33,7 +33,7 @@ def claims_in(path: Path) -> dict[str, list[str]]:
 
 def _claims(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
     for mark in node.decorator_list:
-        if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.seed":
+        if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.covers":
             argument = mark.args[0]
             if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
                 yield argument.value
@@ -58,5 +58,5 @@ def test_every_test_that_claims_a_row_of_these_documents_is_named() -> None:
         for name, claims in claims_in(path).items():
             if any(claim.startswith(("000 ", "001 ")) for claim in claims):
                 assert f"{path.relative_to(ROOT)}::{name}" in PAGE, (
-                    f"{name} claims {claims} and is not in seeds.md"
+                    f"{name} claims {claims} and is not in the page"
                 )

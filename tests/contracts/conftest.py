@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chats import MemoryRig, Rig, SqliteRig
+from store_rigs import MemoryRig, Rig, SqliteRig
 
 
 @pytest.fixture(params=["memory", "sqlite"])

@@ -21,7 +21,7 @@ from typing import Any
 import apsw
 import msgspec
 import pytest
-from chats import BOB, acked, create, draft, fill, send
+from store_rigs import BOB, acked, create, draft, fill, send
 
 from holdfast.clock import Ids, SystemClock
 from holdfast.drivers.sqlite import points

@@ -12,7 +12,7 @@ from typing import Any
 
 import apsw
 import pytest
-from chats import ANN, acked, act, create, draft, send
+from store_rigs import ANN, acked, act, create, draft, send
 
 from holdfast.errors import UnreadableEvent
 from holdfast.eventlog.memory import MemoryEventLog

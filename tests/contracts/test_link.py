@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from scripted import ANNA
+from scripted_durability import ANNA
 
 from holdfast.errors import Unavailable
 from holdfast.fanout.contract import Envelope, Link, Stretch

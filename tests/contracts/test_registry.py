@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from scripted import ANNA, BELA, CLEO
+from scripted_durability import ANNA, BELA, CLEO
 
 from holdfast.fanout.contract import Registry
 from holdfast.fanout.memory import MemoryRegistry

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from chats import acked, create, fill, send
+from store_rigs import acked, create, fill, send
 
 from holdfast.drivers.sqlite.database import Handle, SqliteSettings, open_and_migrate
 from holdfast.errors import Unavailable

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from chats import PAGE, acked, create, send
+from store_rigs import PAGE, acked, create, send
 
 from holdfast.drivers.sqlite.database import open_and_migrate
 from holdfast.drivers.sqlite.wal import FRAME_HEADER_BYTES, HEADER_BYTES

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from chats import (
+from store_rigs import (
     ANN,
     BOB,
     EVE,
@@ -61,7 +61,7 @@ def metric(name: str) -> float:
     return telemetry.REGISTRY.get_sample_value(f"holdfast_{name}_total") or 0.0
 
 
-@pytest.mark.seed("001 appendix D scenario 1")
+@pytest.mark.covers("001 appendix D scenario 1")
 @on_every_store
 async def test_scenario_1_basic_sequence_allocation(store: Any, rig: Rig) -> None:
     await create(store)
@@ -74,7 +74,7 @@ async def test_scenario_1_basic_sequence_allocation(store: Any, rig: Rig) -> Non
     assert again == Acked(message, deduplicated=True), "the key leads to the message"
 
 
-@pytest.mark.seed("001 appendix D scenario 2")
+@pytest.mark.covers("001 appendix D scenario 2")
 @on_every_store
 async def test_scenario_2_idempotent_retry(store: Any, rig: Rig) -> None:
     await create(store)
@@ -87,7 +87,7 @@ async def test_scenario_2_idempotent_retry(store: Any, rig: Rig) -> None:
     assert await store.inspect("chat_a") == before, "no new items, counter unchanged"
 
 
-@pytest.mark.seed("001 appendix D scenario 3")
+@pytest.mark.covers("001 appendix D scenario 3")
 @on_every_store
 async def test_scenario_3_concurrent_writers(store: Any, rig: Rig) -> None:
     await create(store)
@@ -97,7 +97,7 @@ async def test_scenario_3_concurrent_writers(store: Any, rig: Rig) -> None:
     assert (await store.inspect("chat_a")).counter == 13
 
 
-@pytest.mark.seed("001 appendix D scenario 4")
+@pytest.mark.covers("001 appendix D scenario 4")
 @on_every_store
 async def test_scenario_4_race_condition_on_idempotency(store: Any, rig: Rig) -> None:
     """Two groups under way at once, each with the key: one message, no number left out."""
@@ -111,7 +111,7 @@ async def test_scenario_4_race_condition_on_idempotency(store: Any, rig: Rig) ->
     assert (inspected.counter, inspected.count, list(inspected.gaps)) == (13, 13, [])
 
 
-@pytest.mark.seed("001 appendix D scenario 6")
+@pytest.mark.covers("001 appendix D scenario 6")
 @on_every_store
 async def test_scenario_6_new_chat_first_message(store: Any, rig: Rig) -> None:
     await create(store, "bob", "carl")
@@ -120,7 +120,7 @@ async def test_scenario_6_new_chat_first_message(store: Any, rig: Rig) -> None:
     assert (await store.inspect("chat_a")).counter == 1
 
 
-@pytest.mark.seed("001 appendix D scenario 7")
+@pytest.mark.covers("001 appendix D scenario 7")
 @on_every_store
 async def test_scenario_7_counter_missing(store: Any, rig: Rig) -> None:
     """Stronger than the seed: SEV-1, and the chat is halted until an operator recovers

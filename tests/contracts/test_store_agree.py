@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from chats import AT, MemoryRig, SqliteRig
+from store_rigs import AT, MemoryRig, SqliteRig
 
 from holdfast.errors import HoldfastError
 from holdfast.message import Draft, LogEntry, User, Watermark

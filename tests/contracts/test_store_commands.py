@@ -7,10 +7,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import chats
 import msgspec
 import pytest
-from chats import ANN, BOB, CARL, EVE, PAGE, STRANGER, Rig, acked, act, create, operator, send
+import store_rigs
+from store_rigs import ANN, BOB, CARL, EVE, PAGE, STRANGER, Rig, acked, act, create, operator, send
 
 from holdfast.errors import (
     ChatHalted,
@@ -41,7 +41,7 @@ from holdfast.store.plan import ChatSettings
 LIMITS = ChatSettings(
     members_max=4, members_at_creation_max=3, chats_per_user_max=3, name_characters_max=10
 )
-on_every_store = partial(chats.on_every_store, limits=LIMITS)
+on_every_store = partial(store_rigs.on_every_store, limits=LIMITS)
 
 
 async def roles(store: Any, chat_id: str = "chat_a") -> dict[str, str]:
@@ -279,7 +279,7 @@ async def test_limits_are_refused_by_name(store: Any, rig: Rig) -> None:
     await store.change(AddMember(act(EVE, backend=True), "chat_d", "bob"))
 
 
-@partial(chats.on_every_store, limits=ChatSettings(chats_per_user_max=6))
+@partial(store_rigs.on_every_store, limits=ChatSettings(chats_per_user_max=6))
 async def test_other_users_fill_at_most_half_of_a_users_chats(store: Any, rig: Rig) -> None:
     async def invite(chat_id: str, by: User = EVE, **how: Any) -> None:
         await store.change(CreateChat(act(by, **how), chat_id, "group", "G", ["bob"]))

@@ -10,8 +10,8 @@ from typing import Any
 
 import apsw
 import pytest
-from chats import AT, BOB, PAGE, Rig, SqliteRig, acked, act, create, draft, operator, send
 from msgspec.structs import replace
+from store_rigs import AT, BOB, PAGE, Rig, SqliteRig, acked, act, create, draft, operator, send
 
 from holdfast.clock import timestamp
 from holdfast.errors import Forbidden, InvalidMessage, KeyReused

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import apsw
-import chats
 import msgspec
 import pytest
-from chats import ANN, BOB, CARL, EVE, PAGE, Rig, acked, act, create, operator, send
+import store_rigs
+from store_rigs import ANN, BOB, CARL, EVE, PAGE, Rig, acked, act, create, operator, send
 
 from holdfast.drivers.statements import migrations
 from holdfast.errors import ChatHalted, Forbidden, HoldfastError, NotAMember, NotFound
@@ -34,7 +34,7 @@ from holdfast.store.commands import (
 from holdfast.store.plan import ChatSettings
 from holdfast.store.sqlite import SqliteStore
 
-on_every_store = partial(chats.on_every_store, limits=ChatSettings(bans_max=2, mutes_max=2))
+on_every_store = partial(store_rigs.on_every_store, limits=ChatSettings(bans_max=2, mutes_max=2))
 DORA = User("default", "dora")
 
 
@@ -95,7 +95,7 @@ async def test_banned_member_is_removed_and_cannot_be_added_until_unbanned(
     assert event_of(changed) == MembershipEvent("member_removed", user_id="carl", banned=True)
     assert changed.chat.head == changed.event.sequence == 2
     assert "carl" not in await members(store)
-    assert await store.bans("chat_a") == [Ban("carl", "bob", chats.AT)]
+    assert await store.bans("chat_a") == [Ban("carl", "bob", store_rigs.AT)]
     assert isinstance(await send(store, "k", sender=CARL), NotAMember)
     with pytest.raises(NotAMember):
         await store.read_after("chat_a", 0, *PAGE, CARL)
@@ -165,9 +165,9 @@ async def test_sender_who_is_muted_in_the_tenant_is_refused_in_the_commit(
 ) -> None:
     await create(store, "bob")
     drafts = [
-        chats.draft("1"),
-        msgspec.structs.replace(chats.draft("2", sender=BOB), muted=True),
-        chats.draft("3"),
+        store_rigs.draft("1"),
+        msgspec.structs.replace(store_rigs.draft("2", sender=BOB), muted=True),
+        store_rigs.draft("3"),
     ]
     one, two, three = await store.append(drafts)
     assert (acked(one).sequence, acked(three).sequence) == (1, 2)

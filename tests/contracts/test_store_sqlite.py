@@ -17,11 +17,11 @@ from typing import Any
 
 import apsw
 import pytest
-from chats import ANN, BOB, PAGE, acked, create, draft, fill, operator, send
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.json import decode, encode
 from program import eventually
+from store_rigs import ANN, BOB, PAGE, acked, create, draft, fill, operator, send
 
 from holdfast import telemetry
 from holdfast.clock import ManualClock

@@ -12,7 +12,7 @@ from typing import Any
 
 import apsw
 import pytest
-from work_stores import (
+from work_rigs import (
     WORK_STORES,
     Hand,
     Opened,
@@ -135,7 +135,7 @@ def test_due_and_held_jobs_are_bounded_in_bytes_too(opened: Opener) -> None:
     check(opened, body)
 
 
-@pytest.mark.seed("003 ProcessWorkBatch_FailsOutboxMessages_MarksAsFailedWithErrorAsync")
+@pytest.mark.covers("003 ProcessWorkBatch_FailsOutboxMessages_MarksAsFailedWithErrorAsync")
 def test_process_work_batch_fails_outbox_messages_marks_as_failed_with_error(
     opened: Opener,
 ) -> None:
@@ -163,7 +163,7 @@ def test_process_work_batch_fails_outbox_messages_marks_as_failed_with_error(
     check(opened, body)
 
 
-@pytest.mark.seed("003 ProcessWorkBatch_ScheduledRetry_BlocksLaterMessagesInStreamAsync")
+@pytest.mark.covers("003 ProcessWorkBatch_ScheduledRetry_BlocksLaterMessagesInStreamAsync")
 def test_process_work_batch_scheduled_retry_blocks_later_messages_in_stream(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2, other = await o.store.enqueue([draft(), draft(), draft("other")])
@@ -179,7 +179,7 @@ def test_process_work_batch_scheduled_retry_blocks_later_messages_in_stream(open
     check(opened, body)
 
 
-@pytest.mark.seed("003 ProcessWorkBatch_ScheduledRetryExpires_UnblocksStreamAsync")
+@pytest.mark.covers("003 ProcessWorkBatch_ScheduledRetryExpires_UnblocksStreamAsync")
 def test_process_work_batch_scheduled_retry_expires_unblocks_stream(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2, m3 = await o.store.enqueue([draft(), draft(), draft()])
@@ -195,7 +195,7 @@ def test_process_work_batch_scheduled_retry_expires_unblocks_stream(opened: Open
     check(opened, body)
 
 
-@pytest.mark.seed(
+@pytest.mark.covers(
     "003 ProcessWorkBatch_StreamBasedFailureCascade_ReleasesLaterMessagesInSameStreamAsync"
 )
 def test_process_work_batch_stream_based_failure_cascade_releases_later_messages_in_same_stream(
@@ -220,7 +220,7 @@ def test_process_work_batch_stream_based_failure_cascade_releases_later_messages
     check(opened, body)
 
 
-@pytest.mark.seed("003 decision matrix: failed, scheduled / no release")
+@pytest.mark.covers("003 decision matrix: failed, scheduled / no release")
 def test_matrix_failed_and_scheduled_without_release_blocks(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2 = await o.store.enqueue([draft(), draft()])
@@ -233,7 +233,7 @@ def test_matrix_failed_and_scheduled_without_release_blocks(opened: Opener) -> N
     check(opened, body)
 
 
-@pytest.mark.seed("003 decision matrix: failed, scheduled / released")
+@pytest.mark.covers("003 decision matrix: failed, scheduled / released")
 def test_matrix_failed_and_scheduled_with_release_continues_without_m1(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2 = await o.store.enqueue([draft(), draft()])
@@ -248,7 +248,7 @@ def test_matrix_failed_and_scheduled_with_release_continues_without_m1(opened: O
     check(opened, body)
 
 
-@pytest.mark.seed("003 decision matrix: failed, not scheduled / released")
+@pytest.mark.covers("003 decision matrix: failed, not scheduled / released")
 def test_matrix_failed_and_not_scheduled_with_release_continues(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2 = await o.store.enqueue([draft(), draft()])
@@ -269,7 +269,7 @@ def test_matrix_failed_and_not_scheduled_with_release_continues(opened: Opener) 
     check(opened, body)
 
 
-@pytest.mark.seed("003 decision matrix: processing")
+@pytest.mark.covers("003 decision matrix: processing")
 def test_matrix_processing_blocks_for_every_other_worker(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, _ = await o.store.enqueue([draft(), draft()])
@@ -283,7 +283,7 @@ def test_matrix_processing_blocks_for_every_other_worker(opened: Opener) -> None
     check(opened, body)
 
 
-@pytest.mark.seed("003 decision matrix: completed")
+@pytest.mark.covers("003 decision matrix: completed")
 def test_matrix_completed_goes_on(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2 = await o.store.enqueue([draft(), draft()])
@@ -409,7 +409,7 @@ def test_a_failure_report_counts_once(opened: Opener) -> None:
     check(opened, body)
 
 
-@pytest.mark.seed("003 partial completion")
+@pytest.mark.covers("003 partial completion")
 def test_completed_stages_are_added_never_removed_and_come_with_the_retry(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         (m1,) = await o.store.enqueue([draft()])

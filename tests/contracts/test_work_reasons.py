@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 import asyncpg
 import pytest
-from work_stores import WORK_STORES, Hand, Opened, Opener, draft, opener_of, run
+from work_rigs import WORK_STORES, Hand, Opened, Opener, draft, opener_of, run
 
 from engines import Server
 from holdfast.work.contract import Query

@@ -19,9 +19,9 @@ from typing import Any
 import httpx
 import pytest
 import websockets
-from issuing import ISSUER, jwk, jwks, signed
 from program import ROOT
 from sockets import ask, serve, ws_url
+from token_issuer import ISSUER, jwk, jwks, signed
 
 from engines import free_port
 from holdfast.access.jwks import JWKS_BYTES_MAX, BadJwks

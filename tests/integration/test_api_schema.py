@@ -17,9 +17,9 @@ import httpx
 import pytest
 import requests
 import schemathesis
+from api_rig import Rest, serving
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
-from rest import Rest, serving
 from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import (

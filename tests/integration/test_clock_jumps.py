@@ -20,8 +20,8 @@ from pathlib import Path
 import httpx
 import pytest
 from aiohttp import web
+from result_counts import tally
 from supervisor import Life, Person, Settings, Supervisor, executed
-from tally import tally
 
 from engines.faketime import WallClock
 from holdfast.access.secrets import read_secrets

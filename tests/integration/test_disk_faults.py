@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 import pytest
+from result_counts import tally
 from supervisor import Life, Person, Settings, Supervisor, all_have_all, executed, talk
-from tally import tally
 
 from engines.strace import Strace
 from holdfast.verify.checkers import check, red

@@ -10,7 +10,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from chats import AT, BOB, acked, create, send
+from store_rigs import AT, BOB, acked, create, send
 
 from holdfast.clock import SystemClock
 from holdfast.drivers.sqlite import points

@@ -30,7 +30,7 @@ import pytest
 import websockets
 from flooder import KINDS
 from program import Program
-from tally import tally
+from result_counts import tally
 
 from proof.results import Row
 

@@ -20,7 +20,7 @@ from typing import Any
 import apsw
 import httpx
 import pytest
-from plane import decode_frames
+from gateway_rig import decode_frames
 from sockets import ask, connected, create_chat, serve, token
 
 from holdfast.gateway.contract import GatewayDeps

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from result_counts import tally
 from supervisor import (
     START_SECONDS_MAX,
     Again,
@@ -30,7 +31,6 @@ from supervisor import (
     percentile,
     talk,
 )
-from tally import tally
 
 from holdfast.verify.checkers import CHECKERS, check, red
 from holdfast.verify.history import Closed, CursorMoved, Header, Held, Opened, Pushed, Recorder
@@ -68,8 +68,8 @@ def slowness() -> float:
     return max(1.0, statistics.median(took) / MEASURE_CPU_SECONDS)
 
 
-@pytest.mark.seed("000 confirmation: kill gateway, verify client reconnects and syncs")
-@pytest.mark.seed("000 invariant: reconnect_heals")
+@pytest.mark.covers("000 confirmation: kill gateway, verify client reconnects and syncs")
+@pytest.mark.covers("000 invariant: reconnect_heals")
 async def test_two_people_talk_the_server_is_killed_and_neither_does_anything(
     tmp_path: Path,
 ) -> None:

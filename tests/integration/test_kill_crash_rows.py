@@ -80,7 +80,7 @@ async def retried(supervisor: Supervisor, chat_id: str, directory: Path) -> Pers
     return ann
 
 
-@pytest.mark.seed("001 section 10: crash before step 3 (allocation)")
+@pytest.mark.covers("001 section 10: crash before step 3 (allocation)")
 def test_crash_before_allocation(tmp_path: Path) -> None:
     """As written: nothing was written, the client retries from scratch."""
 
@@ -95,8 +95,10 @@ def test_crash_before_allocation(tmp_path: Path) -> None:
     told(tmp_path, story)
 
 
-@pytest.mark.seed("001 section 10: crash after step 3, before step 4")
-@pytest.mark.seed("001 confirmation: kill process after step 3, verify gap created, retry succeeds")
+@pytest.mark.covers("001 section 10: crash after step 3, before step 4")
+@pytest.mark.covers(
+    "001 confirmation: kill process after step 3, verify gap created, retry succeeds"
+)
 def test_crash_after_allocation_before_persistence(tmp_path: Path) -> None:
     """Stronger: the number is allocated inside the commit that is lost, so there is no
     gap; the retry gets 1.
@@ -112,7 +114,7 @@ def test_crash_after_allocation_before_persistence(tmp_path: Path) -> None:
     told(tmp_path, story)
 
 
-@pytest.mark.seed("001 section 10: crash during step 4 (transaction)")
+@pytest.mark.covers("001 section 10: crash during step 4 (transaction)")
 def test_crash_during_the_transaction(tmp_path: Path) -> None:
     """Stronger: a whole group of sends is rolled back together, again without a gap."""
 
@@ -139,8 +141,8 @@ def test_crash_during_the_transaction(tmp_path: Path) -> None:
     told(tmp_path, story)
 
 
-@pytest.mark.seed("001 section 10: crash after step 4, before step 5")
-@pytest.mark.seed(
+@pytest.mark.covers("001 section 10: crash after step 4, before step 5")
+@pytest.mark.covers(
     "001 confirmation: kill process after step 4, verify idempotency returns cached response"
 )
 def test_crash_after_persistence_before_the_ack(tmp_path: Path) -> None:
@@ -167,7 +169,7 @@ def test_crash_after_persistence_before_the_ack(tmp_path: Path) -> None:
     told(tmp_path, story)
 
 
-@pytest.mark.seed("001 section 10: crash during step 5 (Kafka)")
+@pytest.mark.covers("001 section 10: crash during step 5 (Kafka)")
 def test_crash_during_the_publish(tmp_path: Path) -> None:
     """Stronger: what is committed is in the log. Bob gets it although Ann never comes
     back to retry.
@@ -206,7 +208,7 @@ def corruptions() -> float:
 
 
 @pytest.mark.virtual_time
-@pytest.mark.seed("001 section 10: DynamoDB unavailable")
+@pytest.mark.covers("001 section 10: DynamoDB unavailable")
 async def test_store_unavailable() -> None:
     """As written: every operation fails, nothing is allocated, a retry succeeds when
     the store is back.
@@ -223,7 +225,7 @@ async def test_store_unavailable() -> None:
     assert (await store.inspect("c")).counter == 1
 
 
-@pytest.mark.seed("001 section 10: Kafka unavailable")
+@pytest.mark.covers("001 section 10: Kafka unavailable")
 def test_log_unavailable() -> None:
     """Stronger: sends are acknowledged all the while, and everybody has everything soon
     after the log is back, whether or not anybody retries.
@@ -234,8 +236,8 @@ def test_log_unavailable() -> None:
     assert red(check(history)) == set()
 
 
-@pytest.mark.seed("001 section 10: counter item missing")
-@pytest.mark.seed("000 2.3: counter corruption recovery")
+@pytest.mark.covers("001 section 10: counter item missing")
+@pytest.mark.covers("000 2.3: counter corruption recovery")
 async def test_counter_missing() -> None:
     """Stronger: SEV-1, the chat alone halts, and recovery restores the highest stored
     number under a new epoch.

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 import redis.asyncio
-from tally import tally
+from result_counts import tally
 
 from engines import Server
 from engines import redis as redis_engine

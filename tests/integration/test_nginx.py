@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 from program import ROOT, Program
-from work_stores import until
+from work_rigs import until
 
 from engines import Server, free_port, nginx
 from engines.fixtures import had

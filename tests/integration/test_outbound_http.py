@@ -22,9 +22,9 @@ import httpx
 import pytest
 import uvloop
 from hostile_receiver import ENDLESS, OK, hostile_receivers
-from issuing import ISSUER, jwk, jwks
 from program import Program
-from webhook_scene import until
+from token_issuer import ISSUER, jwk, jwks
+from webhook_rig import until
 
 from holdfast.access.issuers import Issuer, IssuerSettings
 from holdfast.access.jwks import JWKS_BYTES_MAX, BadJwks

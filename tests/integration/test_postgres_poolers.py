@@ -12,7 +12,7 @@ from typing import Any
 
 import asyncpg
 import pytest
-from work_stores import postgres_work, run, until
+from work_rigs import postgres_work, run, until
 
 from engines import Server
 from holdfast.errors import BadSetting

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp import web
-from webhook_scene import SECRET, Log, Receiver, Scene, entry, receiving, scene, until
+from webhook_rig import SECRET, Log, Receiver, Scene, entry, receiving, scene, until
 
 from holdfast.clock import SystemClock
 from holdfast.errors import InvalidMessage, NotFound, Unauthorized

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from aiohttp import web
 from typer.testing import CliRunner
-from work_stores import postgres_work
+from work_rigs import postgres_work
 
 from engines import Server as Engine
 from engines import postgres

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp import web
-from webhook_scene import SECRET, Log, Receiver, Scene, entry, receiving, scene, until
-from work_stores import WORK_STORES, Opener, ShiftedClock, opener_of
+from webhook_rig import SECRET, Log, Receiver, Scene, entry, receiving, scene, until
+from work_rigs import WORK_STORES, Opener, ShiftedClock, opener_of
 
 from holdfast.clock import SystemClock, timestamp
 from holdfast.message import LogEntry
@@ -289,7 +289,7 @@ def test_what_came_before_an_endpoint_was_disabled_is_kept_from_then_on(tmp_path
 
 
 def opener_of_memory() -> Any:
-    from work_stores import embedded_work
+    from work_rigs import embedded_work
 
     return embedded_work(None)
 

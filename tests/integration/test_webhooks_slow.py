@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from webhook_scene import SECRET, Receiver, Scene, entry, receiving, scene, until
+from webhook_rig import SECRET, Receiver, Scene, entry, receiving, scene, until
 
 from holdfast.message import LogEntry
 from holdfast.webhooks.contract import Delivery, WebhookEndpoint

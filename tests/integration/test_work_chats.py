@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from aiohttp import web
-from work_stores import Opened, embedded_work, postgres_work, run, until
+from work_rigs import Opened, embedded_work, postgres_work, run, until
 
 from holdfast.errors import BadSetting
 from holdfast.node.lifecycle import running

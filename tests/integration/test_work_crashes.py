@@ -19,8 +19,8 @@ import apsw
 import asyncpg
 import msgspec
 import pytest
-from work_child import Deed
-from work_stores import Hand, draft, embedded_work, postgres_work, run, until
+from work_rigs import Hand, draft, embedded_work, postgres_work, run, until
+from worker_process import Deed
 
 from holdfast.work.contract import JobEntry, Query, WorkStore
 from holdfast.work.handlers import Context, Handlers
@@ -28,7 +28,7 @@ from holdfast.work.job import JobDraft, Reason
 from holdfast.work.sqlite import SqliteWork
 from holdfast.work.worker import Worker
 
-CHILD = Path(__file__).resolve().parents[1] / "support" / "work_child.py"
+CHILD = Path(__file__).resolve().parents[1] / "support" / "worker_process.py"
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import asyncpg
 import pytest
-from work_stores import Hand, draft, postgres_work, run, until
+from work_rigs import Hand, draft, postgres_work, run, until
 
 from engines import Server
 from holdfast.clock import SystemClock

@@ -18,7 +18,7 @@ from typing import Any
 import asyncpg
 import msgspec
 import pytest
-from work_stores import Opened, postgres_work, run, until
+from work_rigs import Opened, postgres_work, run, until
 
 from engines import Server
 from holdfast.drivers.statements import statements

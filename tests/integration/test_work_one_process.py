@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from work_stores import embedded_work, until
+from work_rigs import embedded_work, until
 
 from holdfast.errors import InternalError
 from holdfast.work.contract import SessionTaken

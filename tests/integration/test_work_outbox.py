@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row, tuple_row
 from sqlalchemy.ext.asyncio import create_async_engine
-from work_stores import Hand, draft, postgres_work, run, until
+from work_rigs import Hand, draft, postgres_work, run, until
 
 from engines import Server
 from holdfast.errors import BadSetting, InvalidMessage, StateCorrupted, Unavailable

@@ -10,7 +10,7 @@ from typing import Any
 
 import apsw
 import pytest
-from work_stores import Hand, Opened, draft, embedded_work, run
+from work_rigs import Hand, Opened, draft, embedded_work, run
 
 from holdfast.errors import BadSetting
 from holdfast.work.contract import Query, TransactionEnded

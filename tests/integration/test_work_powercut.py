@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from powercuts import Cuts, Synchronous
-from work_stores import Hand, draft
+from work_rigs import Hand, draft
 
 from holdfast.drivers.sqlite.database import SqliteSettings
 from holdfast.webhooks.contract import WebhookEndpoint

@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 import pytest
 from program import ROOT
-from work_stores import run, until
+from work_rigs import run, until
 
 from engines import Server
 from holdfast.errors import BadSetting

@@ -12,7 +12,7 @@ from typing import Any
 
 import asyncpg
 import pytest
-from work_stores import embedded_work, postgres_work, until
+from work_rigs import embedded_work, postgres_work, until
 
 from holdfast.work.contract import Query
 from holdfast.work.handlers import Context, Handlers

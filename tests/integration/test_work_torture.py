@@ -20,8 +20,8 @@ from typing import Any
 
 import asyncpg
 import msgspec
-from work_child import Deed
-from work_stores import postgres_work
+from work_rigs import postgres_work
+from worker_process import Deed
 
 from engines import Server
 from holdfast.verify.checkers.jobs import (
@@ -35,7 +35,7 @@ from holdfast.work.contract import Query, WorkStore
 from holdfast.work.job import JobDraft, Reason
 from holdfast.work.outbox import enqueue
 
-CHILD = Path(__file__).resolve().parents[1] / "support" / "work_child.py"
+CHILD = Path(__file__).resolve().parents[1] / "support" / "worker_process.py"
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 NOBODY_DIES = 60.0
 """Who is held up for a moment, among eight that start at once on a busy machine, is not

@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 import asyncpg
 import pytest
-from work_stores import Hand, Opened, draft, embedded_work, postgres_work, run
+from work_rigs import Hand, Opened, draft, embedded_work, postgres_work, run
 
 from engines import Server
 from holdfast.work.job import OnFailure, Policies, Reason
@@ -140,7 +140,7 @@ def filled(query: str, names: dict[str, Any]) -> str:
     return re.sub(r"<(\w+)>", lambda found: str(names[found.group(1)]), query)
 
 
-@pytest.mark.seed("003 the ten queries")
+@pytest.mark.covers("003 the ten queries")
 def test_the_ten_queries_on_postgresql(postgres_server: Server) -> None:
     async def main() -> None:
         async with postgres_work(postgres_server.url) as o:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from work_stores import Hand, Opened, draft, embedded_work, postgres_work, until
+from work_rigs import Hand, Opened, draft, embedded_work, postgres_work, until
 
 from holdfast.work import watchdog
 from holdfast.work.contract import Query, Report

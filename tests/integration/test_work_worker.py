@@ -16,7 +16,7 @@ from typing import Any
 import asyncpg
 import msgspec
 import pytest
-from work_stores import Hand, Opened, draft, embedded_work, postgres_work, run, until
+from work_rigs import Hand, Opened, draft, embedded_work, postgres_work, run, until
 
 from engines import Server
 from holdfast.errors import BadSetting, OutcomeUnknown, Unavailable

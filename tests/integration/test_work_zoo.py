@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from work_stores import Opened, embedded_work, postgres_work, until
+from work_rigs import Opened, embedded_work, postgres_work, until
 
 from holdfast.resilience import BreakerSettings
 from holdfast.work.contract import JobGone, LeaseLost, Query, RunEnded

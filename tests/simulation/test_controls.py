@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tally import tally_controls
+from result_counts import tally_controls
 
 from holdfast.verify.checkers import CHECKERS
 from proof.controls import CONTROLS, SEEDS, turned_red

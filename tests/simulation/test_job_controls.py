@@ -4,7 +4,7 @@ what is whole stays green.
 
 from __future__ import annotations
 
-from tally import tally_controls
+from result_counts import tally_controls
 
 from holdfast.verify.checkers import check, red
 from holdfast.verify.checkers.jobs import job_effects_once

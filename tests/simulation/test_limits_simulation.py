@@ -17,9 +17,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from limitworld import Log, Members
+from limits_rig import Log, Members
 from msgspec import structs
-from tally import tally
+from result_counts import tally
 
 from holdfast.limits.counters.contract import CounterRequest, CounterResponse
 from holdfast.limits.feed import RuleFeed

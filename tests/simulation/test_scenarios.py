@@ -59,7 +59,7 @@ class Crash(Exception):
     """The process dies here."""
 
 
-@pytest.mark.seed("001 appendix D scenario 1")
+@pytest.mark.covers("001 appendix D scenario 1")
 def test_scenario_1_basic_sequence_allocation() -> None:
     made = tables(10)
     answer = asyncio.run(TwoPhaseIngest(made).persist(draft("uuid-1")))
@@ -70,7 +70,7 @@ def test_scenario_1_basic_sequence_allocation() -> None:
 
 
 @pytest.mark.real_time
-@pytest.mark.seed("001 appendix D scenario 2")
+@pytest.mark.covers("001 appendix D scenario 2")
 async def test_scenario_2_idempotent_retry() -> None:
     made = tables(10)
     ingest = TwoPhaseIngest(made)
@@ -82,7 +82,7 @@ async def test_scenario_2_idempotent_retry() -> None:
 
 
 @pytest.mark.real_time
-@pytest.mark.seed("001 appendix D scenario 3")
+@pytest.mark.covers("001 appendix D scenario 3")
 async def test_scenario_3_concurrent_writers() -> None:
     made = tables(10)
     ingest = TwoPhaseIngest(made)
@@ -93,7 +93,7 @@ async def test_scenario_3_concurrent_writers() -> None:
 
 
 @pytest.mark.real_time
-@pytest.mark.seed("001 appendix D scenario 4")
+@pytest.mark.covers("001 appendix D scenario 4")
 async def test_scenario_4_race_condition_on_idempotency() -> None:
     made = tables(10)
     first, second = (
@@ -112,7 +112,7 @@ async def test_scenario_4_race_condition_on_idempotency() -> None:
 
 
 @pytest.mark.real_time
-@pytest.mark.seed("001 appendix D scenario 5")
+@pytest.mark.covers("001 appendix D scenario 5")
 async def test_scenario_5_failure_after_allocation() -> None:
     made = tables(10)
 
@@ -128,7 +128,7 @@ async def test_scenario_5_failure_after_allocation() -> None:
     assert made.counters["A"] == 12 and sequences(made) == [12]
 
 
-@pytest.mark.seed("001 appendix D scenario 6")
+@pytest.mark.covers("001 appendix D scenario 6")
 def test_scenario_6_new_chat_first_message() -> None:
     made = tables(0)
     answer = asyncio.run(TwoPhaseIngest(made).persist(draft("uuid-1")))
@@ -137,7 +137,7 @@ def test_scenario_6_new_chat_first_message() -> None:
 
 
 @pytest.mark.real_time
-@pytest.mark.seed("001 appendix D scenario 7")
+@pytest.mark.covers("001 appendix D scenario 7")
 async def test_scenario_7_counter_missing() -> None:
     made = tables(None)
     ingest = TwoPhaseIngest(made)

@@ -29,8 +29,8 @@ def sent(history: History) -> dict[str, list[Ok | Fail | Unknown | None]]:
     return tries
 
 
-@pytest.mark.seed("000 contract 1: no silent data loss")
-@pytest.mark.seed("000 limits: gateway to durability 5 s")
+@pytest.mark.covers("000 contract 1: no silent data loss")
+@pytest.mark.covers("000 limits: gateway to durability 5 s")
 @pytest.mark.parametrize(
     ("plane", "odds"),
     [
@@ -63,8 +63,8 @@ def test_whatever_hangs_every_request_is_answered_within_5_5_seconds(
     assert plane == "reads" or any(isinstance(end, Unknown) for end in told)
 
 
-@pytest.mark.seed("000 taxonomy: DynamoDB throttling")
-@pytest.mark.seed("001 confirmation: DynamoDB throttling, graceful degradation with retries")
+@pytest.mark.covers("000 taxonomy: DynamoDB throttling")
+@pytest.mark.covers("001 confirmation: DynamoDB throttling, graceful degradation with retries")
 def test_a_throttled_store_delays_sends_and_loses_none() -> None:
     """The client does the retrying, as told: RATE_LIMITED, then the ack. Nobody is
     closed, no breaker opens.
@@ -80,7 +80,7 @@ def test_a_throttled_store_delays_sends_and_loses_none() -> None:
     assert retried > 20
 
 
-@pytest.mark.seed("000 isolation: connection (slow client) to durability")
+@pytest.mark.covers("000 isolation: connection (slow client) to durability")
 def test_clients_that_do_not_read_slow_nobody_elses_sends() -> None:
     warned = 0
     for seed in SEEDS:
@@ -98,7 +98,7 @@ def test_clients_that_do_not_read_slow_nobody_elses_sends() -> None:
     assert warned > 4
 
 
-@pytest.mark.seed("001 monitoring: sequence gaps")
+@pytest.mark.covers("001 monitoring: sequence gaps")
 def test_a_log_with_holes_is_counted_as_it_is_read() -> None:
     def gaps() -> float:
         return telemetry.REGISTRY.get_sample_value("holdfast_sequence_gaps_total") or 0.0

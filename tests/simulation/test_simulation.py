@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import structlog
-from tally import tally
+from result_counts import tally
 
 from holdfast.verify.checkers import CHECKERS, Verdict, check, red
 from holdfast.verify.history import History, encode

@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 import msgspec
-from tally import tally
+from result_counts import tally
 
 from holdfast.errors import InternalError, OutcomeUnknown, ServerBusy, Unavailable
 from holdfast.verify.checkers.jobs import (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
-from tally import tally
+from result_counts import tally
 
 from proof.results import Row
 

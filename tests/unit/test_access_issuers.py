@@ -16,8 +16,8 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, rsa
-from issuing import ISSUER, KINDS, jwk, jwks, private_key, signed
 from structlog.testing import capture_logs
+from token_issuer import ISSUER, KINDS, jwk, jwks, private_key, signed
 
 from holdfast.access.issuers import (
     FETCH_SECONDS,

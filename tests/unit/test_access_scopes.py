@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 import pytest
-from plane import Bench, FakeSocket, bench, message, settle
-from rest import Rest, error_of, with_rest
-from talk import ANN, Talk
+from api_rig import Rest, error_of, with_rest
+from gateway_rig import Bench, FakeSocket, bench, message, settle
+from session_driver import ANN, Talk
 
 from holdfast.access.principal import USER_SCOPES, Principal, UserScope
 from holdfast.access.tokens import CHATS_MAX, Tokens, TokenSettings, shared_secret

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from rest import Rest, error_of, serving, with_rest
+from api_rig import Rest, error_of, serving, with_rest
 
 from holdfast.access.keys import KeyRing, load_keys, save_keys
 from holdfast.api.deps import ApiSettings, Backup, BackupStep, PresenceView

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from rest import Rest, error_of, with_rest
+from api_rig import Rest, error_of, with_rest
 
 from holdfast.access.revocations.contract import Revocation
 from holdfast.api.routes import ENDPOINTS

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import httpx
 import pytest
-from rest import Rest, error_of, with_rest
+from api_rig import Rest, error_of, with_rest
 
 from holdfast.api.deps import PresenceView
 from holdfast.errors import Unavailable

@@ -15,10 +15,10 @@ from typing import Any
 
 import httpx
 import pytest
+from api_rig import SECRET, Rest, error_of, serving, with_rest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_capture import logging_to
-from rest import SECRET, Rest, error_of, serving, with_rest
 
 from holdfast import telemetry
 from holdfast.api.deps import ApiSettings

@@ -12,9 +12,9 @@ import re
 from dataclasses import dataclass, field
 
 import httpx
+from api_rig import Rest, with_rest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rest import Rest, with_rest
 
 from holdfast.message import User
 

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from api_rig import Rest, error_of, with_rest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rest import Rest, error_of, with_rest
 
 from holdfast.api.deps import ApiSettings
 from holdfast.api.messages import _page

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rest import Rest, error_of, with_rest
+from api_rig import Rest, error_of, with_rest
 
 
 def test_admin_of_a_chat_bans_and_lifts_the_ban() -> None:

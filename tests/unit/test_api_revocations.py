@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import jwt
 import pytest
-from rest import SECRET, Rest, error_of, with_rest
+from api_rig import SECRET, Rest, error_of, with_rest
 
 from holdfast.access.revocations import in_force
 from holdfast.errors import Unavailable

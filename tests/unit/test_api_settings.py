@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rest import AT, SECRET, Rest, error_of, with_rest
+from api_rig import AT, SECRET, Rest, error_of, with_rest
 
 from holdfast.access.tokens import Tokens, TokenSettings, shared_secret
 from holdfast.clock import ManualClock

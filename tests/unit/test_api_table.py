@@ -6,7 +6,7 @@ import re
 
 import cost_table
 import pytest
-from rest import Rest, with_rest
+from api_rig import Rest, with_rest
 
 from holdfast.access.principal import CHATS_WRITE
 from holdfast.api.deps import ApiSettings

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 from msgspec.structs import replace as with_proof
-from talk import Talk, run
-from talk import page as talk_page
+from session_driver import Talk, run
+from session_driver import page as talk_page
 
 from holdfast.client import (
     ChatGone,

@@ -9,8 +9,8 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 
 import pytest
-from chats import act
-from scripted import ANNA, BELA, CHAT, CLEO, create_chat
+from scripted_durability import ANNA, BELA, CHAT, CLEO, create_chat
+from store_rigs import act
 
 from holdfast import telemetry
 from holdfast.access.proofs import CursorProofs
@@ -185,9 +185,9 @@ def test_members_are_loaded_once_and_follow_the_log() -> None:
     on_virtual_time(test)
 
 
-@pytest.mark.seed("000 invariant: graceful_fanout")
-@pytest.mark.seed("000 3.1: transient, retry with backoff (max 3)")
-@pytest.mark.seed("000 3.2: gateway unreachable, skip")
+@pytest.mark.covers("000 invariant: graceful_fanout")
+@pytest.mark.covers("000 3.1: transient, retry with backoff (max 3)")
+@pytest.mark.covers("000 3.2: gateway unreachable, skip")
 def test_graceful_fanout_at_most_three_tries_then_skip() -> None:
     async def test(bench: Bench) -> None:
         skipped, retried = (
@@ -222,7 +222,7 @@ def test_a_transient_error_that_passes_costs_nothing() -> None:
     on_virtual_time(test)
 
 
-@pytest.mark.seed("000 3.2: send timeout, skip")
+@pytest.mark.covers("000 3.2: send timeout, skip")
 def test_a_send_that_hangs_is_skipped_and_not_tried_again() -> None:
     async def test(bench: Bench) -> None:
         skipped = metric("fanout_delivery_skipped_total", reason="timeout")
@@ -267,7 +267,7 @@ def test_without_the_registry_local_connections_are_served() -> None:
     on_virtual_time(test)
 
 
-@pytest.mark.seed("000 3.1: poison pill, send to DLQ and continue")
+@pytest.mark.covers("000 3.1: poison pill, send to DLQ and continue")
 def test_an_entry_that_cannot_be_decoded_goes_to_the_dead_letters_and_reading_goes_on() -> None:
     async def test(bench: Bench) -> None:
         bench.log.bad = 2
@@ -301,7 +301,7 @@ def test_a_log_that_is_away_is_waited_for() -> None:
     on_virtual_time(test)
 
 
-@pytest.mark.seed("000 3.1: fatal, let the supervisor restart")
+@pytest.mark.covers("000 3.1: fatal, let the supervisor restart")
 @pytest.mark.parametrize("where", ["log", "link", "registry"])
 async def test_a_fatal_error_ends_the_role_clearly_and_is_counted(where: str) -> None:
     bench = Bench()

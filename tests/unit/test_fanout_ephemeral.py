@@ -13,8 +13,8 @@ from types import FrameType
 from typing import Any
 
 import msgspec
-from chats import act
-from scripted import ANNA, BELA, CHAT, CLEO, create_chat
+from scripted_durability import ANNA, BELA, CHAT, CLEO, create_chat
+from store_rigs import act
 
 from holdfast.clock import TURN_SECONDS
 from holdfast.fanout.ephemeral import GATHER_SECONDS, Ephemeral, EphemeralSettings

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from chats import MemoryRig
-from scripted import ANNA, BELA, CHAT, Answers, body, create_chat
+from scripted_durability import ANNA, BELA, CHAT, Answers, body, create_chat
+from store_rigs import MemoryRig
 
 from holdfast import telemetry
 from holdfast.access.proofs import CursorProofs
@@ -114,7 +114,7 @@ def over_planes(test: Callable[[Planes], Awaitable[None]]) -> None:
     run(main())
 
 
-@pytest.mark.seed("000 isolation: connection (slow client) does not affect durability")
+@pytest.mark.covers("000 isolation: connection (slow client) does not affect durability")
 def test_a_client_that_floods_one_chat_leaves_others_their_turn() -> None:
     async def test(planes: Planes) -> None:
         planes.store_faults.script["append"] = [Fault.DELAY]
@@ -132,8 +132,8 @@ def test_a_client_that_floods_one_chat_leaves_others_their_turn() -> None:
     over_planes(test)
 
 
-@pytest.mark.seed("000 isolation: connection (gateway crash) does not affect durability")
-@pytest.mark.seed("000 taxonomy: gateway crash")
+@pytest.mark.covers("000 isolation: connection (gateway crash) does not affect durability")
+@pytest.mark.covers("000 taxonomy: gateway crash")
 def test_a_gateway_that_crashes_costs_its_own_connections_and_nothing_else() -> None:
     async def test(planes: Planes) -> None:
         planes.link.disconnect("west")
@@ -146,9 +146,9 @@ def test_a_gateway_that_crashes_costs_its_own_connections_and_nothing_else() -> 
     over_planes(test)
 
 
-@pytest.mark.seed("000 isolation: durability (DynamoDB down) is a fast error for connections")
-@pytest.mark.seed("000 taxonomy: DynamoDB unavailable")
-@pytest.mark.seed("000 confirmation: kill DynamoDB, verify fast error response")
+@pytest.mark.covers("000 isolation: durability (DynamoDB down) is a fast error for connections")
+@pytest.mark.covers("000 taxonomy: DynamoDB unavailable")
+@pytest.mark.covers("000 confirmation: kill DynamoDB, verify fast error response")
 def test_a_store_that_is_down_is_answered_fast_and_detected_within_ten_seconds() -> None:
     async def test(planes: Planes) -> None:
         planes.store_faults.odds = {"append": Odds(fail=1.0)}
@@ -173,9 +173,9 @@ def test_a_store_that_is_down_is_answered_fast_and_detected_within_ten_seconds()
     over_planes(test)
 
 
-@pytest.mark.seed("000 isolation: durability (Kafka down) leaves no request hanging")
-@pytest.mark.seed("000 taxonomy: Kafka cluster down")
-@pytest.mark.seed("000 confirmation: kill Kafka, verify request failure (not hang)")
+@pytest.mark.covers("000 isolation: durability (Kafka down) leaves no request hanging")
+@pytest.mark.covers("000 taxonomy: Kafka cluster down")
+@pytest.mark.covers("000 confirmation: kill Kafka, verify request failure (not hang)")
 def test_a_log_that_is_down_delays_delivery_and_no_answer() -> None:
     """In the embedded server the log is the store's own commit order: an ack does not
     wait for its readers.
@@ -196,7 +196,7 @@ def test_a_log_that_is_down_delays_delivery_and_no_answer() -> None:
     over_planes(test)
 
 
-@pytest.mark.seed("000 isolation: durability (any failure) does not stop fanout")
+@pytest.mark.covers("000 isolation: durability (any failure) does not stop fanout")
 def test_fanout_goes_on_with_what_is_in_the_log_while_nothing_can_be_stored() -> None:
     async def test(planes: Planes) -> None:
         planes.send("warm")
@@ -218,7 +218,7 @@ def test_fanout_goes_on_with_what_is_in_the_log_while_nothing_can_be_stored() ->
     over_planes(test)
 
 
-@pytest.mark.seed("000 isolation: fanout (consumer lag) does not affect durability")
+@pytest.mark.covers("000 isolation: fanout (consumer lag) does not affect durability")
 def test_a_fanout_that_lags_does_not_slow_a_send() -> None:
     async def test(planes: Planes) -> None:
         planes.link_faults.odds = {"deliver": Odds(hang=1.0)}
@@ -234,7 +234,7 @@ def test_a_fanout_that_lags_does_not_slow_a_send() -> None:
     over_planes(test)
 
 
-@pytest.mark.seed("000 isolation: fanout (delivery fails) does not affect connections")
+@pytest.mark.covers("000 isolation: fanout (delivery fails) does not affect connections")
 def test_a_delivery_that_fails_is_skipped_and_the_other_gateways_get_theirs() -> None:
     async def test(planes: Planes) -> None:
         planes.link.connect("west", lambda envelope: 1 / 0)
@@ -250,7 +250,7 @@ def test_a_delivery_that_fails_is_skipped_and_the_other_gateways_get_theirs() ->
     over_planes(test)
 
 
-@pytest.mark.seed("000 taxonomy: DynamoDB throttling")
+@pytest.mark.covers("000 taxonomy: DynamoDB throttling")
 def test_a_throttled_store_is_a_retryable_answer_and_no_reason_to_stop_asking() -> None:
     async def test(planes: Planes) -> None:
         throttled = metric("durability_store_throttles_total")
@@ -269,7 +269,7 @@ def test_a_throttled_store_is_a_retryable_answer_and_no_reason_to_stop_asking() 
     over_planes(test)
 
 
-@pytest.mark.seed("000 taxonomy: Redis connection reset")
+@pytest.mark.covers("000 taxonomy: Redis connection reset")
 def test_a_registry_whose_connection_is_reset_costs_one_lookup() -> None:
     async def test(planes: Planes) -> None:
         errors = metric("registry_errors_total")
@@ -290,8 +290,8 @@ def test_a_registry_whose_connection_is_reset_costs_one_lookup() -> None:
     over_planes(test)
 
 
-@pytest.mark.seed("000 taxonomy: Redis cluster unavailable")
-@pytest.mark.seed("000 3.2: Redis lookup fails, skip")
+@pytest.mark.covers("000 taxonomy: Redis cluster unavailable")
+@pytest.mark.covers("000 3.2: Redis lookup fails, skip")
 def test_a_registry_that_is_down_degrades_to_local_delivery_and_sync() -> None:
     async def test(planes: Planes) -> None:
         errors = metric("registry_errors_total")
@@ -312,7 +312,7 @@ def test_a_registry_that_is_down_degrades_to_local_delivery_and_sync() -> None:
     over_planes(test)
 
 
-@pytest.mark.seed("000 taxonomy: counter corruption")
+@pytest.mark.covers("000 taxonomy: counter corruption")
 def test_a_chat_without_its_counter_halts_alone() -> None:
     async def test(planes: Planes) -> None:
         found = metric("durability_counter_corruption_total")
@@ -331,7 +331,7 @@ def test_a_chat_without_its_counter_halts_alone() -> None:
     over_planes(test)
 
 
-@pytest.mark.seed("000 confirmation: verify tier 1 metrics alert correctly")
+@pytest.mark.covers("000 confirmation: verify tier 1 metrics alert correctly")
 def test_every_tier_1_metric_meets_its_alert_when_it_must_and_not_before() -> None:
     """Counters move at the first occurrence; a gauge is down for as long as its alert
     waits, and up afterwards.
@@ -399,7 +399,7 @@ def test_every_tier_1_metric_meets_its_alert_when_it_must_and_not_before() -> No
     over_planes(test)
 
 
-@pytest.mark.seed("000 taxonomy: idempotency collision")
+@pytest.mark.covers("000 taxonomy: idempotency collision")
 def test_a_retry_is_answered_as_the_first_time_and_delivered_once() -> None:
     async def test(planes: Planes) -> None:
         hits = metric("durability_idempotency_hits_total")
@@ -421,7 +421,7 @@ def test_a_retry_is_answered_as_the_first_time_and_delivered_once() -> None:
     over_planes(test)
 
 
-@pytest.mark.seed("000 3.2: recipient offline, skip")
+@pytest.mark.covers("000 3.2: recipient offline, skip")
 def test_who_is_offline_syncs_later() -> None:
     async def test(planes: Planes) -> None:
         await planes.registry.withdraw("west", [BELA])

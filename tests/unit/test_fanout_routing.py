@@ -7,7 +7,7 @@ from itertools import pairwise
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import ANNA, BELA, CHAT, CLEO
+from scripted_durability import ANNA, BELA, CHAT, CLEO
 
 from holdfast.fanout.routing import Gaps, envelopes, legs, recipients, undeliverable
 from holdfast.message import LogEntry, Message, User

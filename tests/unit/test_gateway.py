@@ -11,8 +11,8 @@ from itertools import count
 from typing import Any
 
 import pytest
-from chats import draft
-from plane import Bench, FakeSocket, bench, message, settle
+from gateway_rig import Bench, FakeSocket, bench, message, settle
+from store_rigs import draft
 from structlog.testing import capture_logs
 
 from holdfast.clock import TURN_SECONDS, Turns

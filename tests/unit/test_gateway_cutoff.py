@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from plane import Bench, FakeSocket, bench, settle
+from gateway_rig import Bench, FakeSocket, bench, settle
 
 from holdfast.access.principal import Principal
 from holdfast.access.revocations.contract import Revocation, RevocationKind

@@ -8,7 +8,7 @@ import asyncio
 
 import jwt
 import pytest
-from plane import FakeSocket, bench, settle
+from gateway_rig import FakeSocket, bench, settle
 
 from holdfast.access.principal import Principal
 from holdfast.access.tokens import Tokens, TokenSettings, shared_secret

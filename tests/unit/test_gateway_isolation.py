@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from plane import Bench, FakeSocket, bench, message, settle
+from gateway_rig import Bench, FakeSocket, bench, message, settle
 
 from holdfast.errors import Unavailable
 from holdfast.fanout.contract import Envelope, Stretch

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from plane import FakeSocket, bench, settle
+from gateway_rig import FakeSocket, bench, settle
 
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.session.settings import InboundSettings, TimeoutSettings

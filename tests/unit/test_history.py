@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from chats import act, operator
-from scripted import ANNA, BELA, CHAT, CLEO, create_chat
+from scripted_durability import ANNA, BELA, CHAT, CLEO, create_chat
+from store_rigs import act, operator
 from structlog.testing import capture_logs
 
 from holdfast.access.proofs import CursorProofs

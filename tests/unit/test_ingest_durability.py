@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from chats import act
-from scripted import ANNA, BELA, CHAT, ScriptedStore, acks, create_chat
+from scripted_durability import ANNA, BELA, CHAT, ScriptedStore, acks, create_chat
+from store_rigs import act
 
 from holdfast.errors import (
     ChatHalted,
@@ -66,7 +66,7 @@ def kinds(outcomes: list[Outcome]) -> set[type]:
     return {type(outcome) for outcome in outcomes}
 
 
-@pytest.mark.seed("000 confirmation: circuit breaker opens after threshold failures")
+@pytest.mark.covers("000 confirmation: circuit breaker opens after threshold failures")
 def test_circuit_breaker_opens_after_threshold_failures() -> None:
     async def test(bench: Bench) -> None:
         bench.store.error = Unavailable("the disk is gone")

@@ -7,7 +7,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
-from scripted import ANNA, BELA, CHAT, Answers, ScriptedStore, acks, body, create_chat
+from scripted_durability import ANNA, BELA, CHAT, Answers, ScriptedStore, acks, body, create_chat
 
 from holdfast.clock import Ids
 from holdfast.errors import ChatHalted, NotAMember, OutcomeUnknown, Unavailable
@@ -88,7 +88,7 @@ def test_sends_gather_while_a_commit_is_in_flight() -> None:
     on_virtual_time(test)
 
 
-@pytest.mark.seed("000 invariant: failfast_persistence")
+@pytest.mark.covers("000 invariant: failfast_persistence")
 def test_failfast_persistence_no_ack_before_the_commit() -> None:
     async def test(bench: Bench) -> None:
         bench.store.gate.clear()
@@ -140,7 +140,7 @@ def test_what_waits_two_seconds_is_busy_at_that_moment() -> None:
     on_virtual_time(test)
 
 
-@pytest.mark.seed("000 1.1: order of refusals, the breaker's after the queue's")
+@pytest.mark.covers("000 1.1: order of refusals, the breaker's after the queue's")
 def test_a_full_queue_refuses_before_an_open_breaker_does() -> None:
     async def test(bench: Bench) -> None:
         bench.store.error = Unavailable("the disk is gone")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import ANNA, BELA, CHAT, create_chat
+from scripted_durability import ANNA, BELA, CHAT, create_chat
 
 from holdfast.ingest.durability import StoreDurability
 from holdfast.ingest.watermarks import Watermarks, WatermarkSettings, merged

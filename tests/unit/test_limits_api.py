@@ -14,9 +14,9 @@ import apsw
 import httpx
 import jsonschema_rs
 import pytest
-from limitworld import Shared
+from api_rig import Rest, error_of, serving
+from limits_rig import Shared
 from msgspec import structs
-from rest import Rest, error_of, serving
 from structlog.testing import capture_logs
 
 from holdfast.api.deps import ApiSettings

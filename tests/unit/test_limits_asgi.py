@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from limitworld import Shared
+from limits_rig import Shared
 
 from holdfast.limits.asgi import RateLimitMiddleware, _Message, _Receive, _Scope, _Send
 from holdfast.limits.entry_points import EntryPoints

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
-from limitworld import Log
+from limits_rig import Log
 from msgspec import structs
 from redis.asyncio.client import PubSub
 from redis.exceptions import TimeoutError as RedisTimeout

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
-from limitworld import Shared
+from limits_rig import Shared
 from msgspec import structs
 
 from holdfast.errors import Unavailable

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any, ClassVar
 
 import pytest
-from limitworld import Shared
+from limits_rig import Shared
 from msgspec import structs
 from structlog.testing import capture_logs
 
@@ -122,7 +122,7 @@ async def test_a_denial_is_remembered_from_the_send_for_that_cost_and_version() 
     assert (await ask(limits, 1, cost=6))[0].allowed, "a denial belongs to its version"
 
 
-@pytest.mark.seed("004 scenario 6: cutover by the event's version")
+@pytest.mark.covers("004 scenario 6: cutover by the event's version")
 async def test_checks_in_flight_across_a_change_of_the_rule_are_answered_and_counted_once() -> None:
     counters = Shared()
     counters.delay = 0.02

@@ -8,7 +8,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from limitworld import Log, Shared
+from limits_rig import Log, Shared
 
 from holdfast.clock import SystemClock
 from holdfast.errors import Unavailable
@@ -30,7 +30,7 @@ async def admitted(limiter: Limiter, times: int) -> int:
     return sum(decision.allowed for decision in decisions)
 
 
-@pytest.mark.seed("004 scenario 8: each region grants the whole limit")
+@pytest.mark.covers("004 scenario 8: each region grants the whole limit")
 @pytest.mark.parametrize(("redises", "granted"), [(1, 100), (2, 200)])
 async def test_each_region_grants_the_whole_limit_by_counters_of_its_own_alone(
     redises: int, granted: int
@@ -51,7 +51,7 @@ async def test_each_region_grants_the_whole_limit_by_counters_of_its_own_alone(
         assert (await node.check("acme", "send", "ann")).region == node.place.region
 
 
-@pytest.mark.seed("004 open questions: split brain, 5 seen of 10")
+@pytest.mark.covers("004 open questions: split brain, 5 seen of 10")
 async def test_ten_nodes_that_know_of_five_admit_at_most_twice_the_limit() -> None:
     total = 0
     for n in range(10):
@@ -79,7 +79,7 @@ class Busy(Log):
         return found
 
 
-@pytest.mark.seed("004 scenario 7: load all, then subscribe")
+@pytest.mark.covers("004 scenario 7: load all, then subscribe")
 async def test_what_changes_while_a_node_loads_its_rules_is_not_lost() -> None:
     """It listens first: a ring that comes while it loads is heard, and not only at the
     next sync.
@@ -100,7 +100,7 @@ class Away(SqliteRuleStore):
 
 
 @pytest.mark.real_time
-@pytest.mark.seed(
+@pytest.mark.covers(
     '004 scenario 1: admin_errors_total{operation="update_rule", error="db_connection_failed"}'
 )
 async def test_a_database_that_is_away_is_counted_as_the_admins_own_error(tmp_path: Path) -> None:

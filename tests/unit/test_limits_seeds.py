@@ -1,4 +1,4 @@
-"""docs/reference/seeds-limits.md names only what exists."""
+"""docs/project/design-coverage-limits.md names only what exists."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "reference" / "seeds-limits.md"
+PAGE = ROOT / "docs" / "project" / "design-coverage-limits.md"
 ROW = re.compile(
     r"^\| (.+?) \| `([^`]+)` \| `([^`]+)::([^`]+)` \| (as written|stronger|changed)\b", re.MULTILINE
 )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from limitworld import Shared
+from limits_rig import Shared
 from msgspec import structs
 
 from holdfast.errors import InvalidCheck

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from talk import AS_ANN, AT, decoded
+from session_driver import AS_ANN, AT, decoded
 
 from holdfast.errors import HoldfastError, NotAMember, Unavailable
 from holdfast.message import Cursor, Message, MessageKind, Page, ResumeRead

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from talk import Talk, decoded, message, page, run
+from session_driver import Talk, decoded, message, page, run
 
 from holdfast.message import Cursor, Message, Page, ResumeRead
 from holdfast.session.effects import FetchResume

@@ -5,7 +5,7 @@ answered.
 from __future__ import annotations
 
 import pytest
-from talk import Talk, acked, page, run, send, sync
+from session_driver import Talk, acked, page, run, send, sync
 
 from holdfast.errors import ChatHalted, InvalidMessage, OutcomeUnknown, ServerBusy, Unauthorized
 from holdfast.message import Cursor, Page, ResumeRead
@@ -130,7 +130,7 @@ def test_a_bad_request_id_is_refused_and_not_echoed() -> None:
     assert frame.payload.code == "INVALID_MESSAGE"
 
 
-@pytest.mark.seed("000 confirmation: exceed rate limit, verify RATE_LIMITED")
+@pytest.mark.covers("000 confirmation: exceed rate limit, verify RATE_LIMITED")
 def test_exceed_rate_limit_verify_rate_limited_response() -> None:
     talk = Talk()
     for number in range(20):
@@ -213,7 +213,7 @@ def hold(talk: Talk, count: int) -> None:
         talk.now += 0.1
 
 
-@pytest.mark.seed("000 confirmation: fill request queue, verify SERVER_BUSY")
+@pytest.mark.covers("000 confirmation: fill request queue, verify SERVER_BUSY")
 def test_fill_request_queue_verify_server_busy_response() -> None:
     talk = Talk()
     hold(talk, 100)
@@ -391,7 +391,7 @@ def test_content_that_is_too_large_is_no_reason_to_close() -> None:
     assert talk.closing is None
 
 
-@pytest.mark.seed("000 invariant: no_silent_message_loss")
+@pytest.mark.covers("000 invariant: no_silent_message_loss")
 def test_no_silent_message_loss() -> None:
     """Every send gets an ack or an error: refused, stored, failed, unknown, or open
     when the connection closes.

@@ -8,7 +8,7 @@ import gc
 import random
 import tracemalloc
 
-from talk import AS_ANN, AT, page, sync
+from session_driver import AS_ANN, AT, page, sync
 
 from holdfast.message import Cursor
 from holdfast.session.effects import Fetch

@@ -8,7 +8,7 @@ import random
 from copy import deepcopy
 
 import pytest
-from talk import Talk, acked, page, run, send, sync
+from session_driver import Talk, acked, page, run, send, sync
 
 from holdfast.errors import ServerBusy
 from holdfast.message import Cursor, Message, Page

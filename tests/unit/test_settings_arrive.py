@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plane import FakeSocket, principal
+from gateway_rig import FakeSocket, principal
 
 import holdfast
 from holdfast import telemetry

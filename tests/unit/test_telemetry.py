@@ -13,7 +13,7 @@ from typing import Any
 
 import apsw
 import pytest
-from plane import FakeSocket, bench, settle
+from gateway_rig import FakeSocket, bench, settle
 from structlog.testing import capture_logs
 
 from holdfast import telemetry

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from rest import Rest, error_of, serving
-from work_stores import Hand, draft
+from api_rig import Rest, error_of, serving
+from work_rigs import Hand, draft
 
 from holdfast.api.deps import ApiSettings
 from holdfast.eventlog.memory import MemoryEventLog

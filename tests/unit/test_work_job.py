@@ -43,14 +43,14 @@ def verdict(
     return decide(job, Failure(reason), (policies or Policies()).lookup("order", reason), RNG)
 
 
-@pytest.mark.seed("003 retry table")
+@pytest.mark.covers("003 retry table")
 def test_the_seed_preset_reproduces_the_retry_table() -> None:
     policy = Policies.preset("seed").lookup("order", Reason.UNKNOWN)
     minutes = [policy.delay(attempt, RNG) / 60 for attempt in range(1, 6)]
     assert minutes == [1, 2, 4, 8, 16]
 
 
-@pytest.mark.seed("003 retry timeline")
+@pytest.mark.covers("003 retry timeline")
 def test_the_seed_preset_reproduces_the_timeline_of_two_failures_and_a_success() -> None:
     policies, now = Policies.preset("seed"), 0.0
     first = verdict(Reason.TRANSPORT_UNAVAILABLE, attempt=1, strikes=0, policies=policies)
@@ -62,7 +62,7 @@ def test_the_seed_preset_reproduces_the_timeline_of_two_failures_and_a_success()
     assert first.action is second.action is FailureAction.RETRY
 
 
-@pytest.mark.seed("003 backoff cap")
+@pytest.mark.covers("003 backoff cap")
 def test_the_default_delay_is_capped_at_an_hour_where_the_seed_would_wait_two_years() -> None:
     seed = Policies.preset("seed").lookup("order", Reason.UNKNOWN)
     assert seed.delay(21, RNG) / 86400 > 700

@@ -1,4 +1,4 @@
-"""docs/reference/seeds-work.md names only what exists, and every test that claims a row
+"""docs/project/design-coverage-work.md names only what exists, and every test that claims a row
 of the document.
 """
 
@@ -8,11 +8,11 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "reference" / "seeds-work.md").read_text()
+PAGE = (ROOT / "docs" / "project" / "design-coverage-work.md").read_text()
 ROW = re.compile(
     r"^\| (.+?) \| `([^`]+)` \| `([^`]+)::([^`]+)` \| (as written|stronger|changed)\b", re.MULTILINE
 )
-CLAIM = re.compile(r'@pytest\.mark\.seed\("003 [^\n]*\n(?:@[^\n]*\n)*(?:async )?def (test_\w+)')
+CLAIM = re.compile(r'@pytest\.mark\.covers\("003 [^\n]*\n(?:@[^\n]*\n)*(?:async )?def (test_\w+)')
 
 
 def test_every_row_has_a_module_a_test_and_a_verdict() -> None:

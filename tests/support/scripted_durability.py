@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from chats import create
+from store_rigs import create
 
 from holdfast.message import Acked, Draft, Message, Outcome, User, Watermark
 from holdfast.store.commands import Command, CommandResult

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from limitworld import Log
+from limits_rig import Log
 
 from holdfast.access.keys import KeyRing
 from holdfast.access.principal import USER_SCOPES, KeyScope, UserScope

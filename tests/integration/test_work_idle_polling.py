@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from work_stores import until
+from work_rigs import until
 
 from holdfast.clock import SystemClock
 from holdfast.errors import Unavailable

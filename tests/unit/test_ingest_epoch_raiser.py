@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from scripted import ANNA, BELA, CHAT, create_chat
+from scripted_durability import ANNA, BELA, CHAT, create_chat
 from structlog.testing import capture_logs
 
 from holdfast.access.proofs import CursorProofs

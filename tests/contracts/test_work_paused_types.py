@@ -9,7 +9,7 @@ from typing import Any
 
 import asyncpg
 import pytest
-from work_stores import (
+from work_rigs import (
     WORK_STORES,
     Hand,
     Opener,

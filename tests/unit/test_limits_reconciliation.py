@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import pytest
-from limitworld import Members, Shared
+from limits_rig import Members, Shared
 from msgspec import structs
 
 from holdfast.errors import OutcomeUnknown, Unavailable

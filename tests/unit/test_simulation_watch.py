@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plane import bench, settle
+from gateway_rig import bench, settle
 
 from holdfast.gateway.connection import Connection
 from holdfast.verify.history import Header, Level, Recorder

@@ -1,4 +1,4 @@
-"""A worker process for tests: ``python work_child.py URL LOG NAME DEAD_AFTER
+"""A worker process for tests: ``python worker_process.py URL LOG NAME DEAD_AFTER
 [CONCURRENCY]``, with ``sqlite:PATH`` or a URL of PostgreSQL. It logs its runs as JSON
 lines.
 

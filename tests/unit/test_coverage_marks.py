@@ -9,8 +9,8 @@ import signal
 from pathlib import Path
 
 import pytest
-import tally as support
-from tally import tally
+import result_counts as support
+from result_counts import tally
 
 from holdfast import telemetry
 from proof import coverage_marks

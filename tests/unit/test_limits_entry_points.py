@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from limitworld import Shared
+from limits_rig import Shared
 
 from holdfast.clock import ManualClock
 from holdfast.limits.algorithms import LimitParams

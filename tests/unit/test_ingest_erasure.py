@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rest import Rest, error_of, with_rest
+from api_rig import Rest, error_of, with_rest
 
 from holdfast.api.deps import ApiSettings
 from holdfast.errors import Unavailable

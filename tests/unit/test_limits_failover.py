@@ -7,7 +7,7 @@ The surviving rule may have a lower version than the lost one. In virtual time.
 from __future__ import annotations
 
 import pytest
-from limitworld import Shared
+from limits_rig import Shared
 from msgspec import structs
 
 from holdfast.clock import ManualClock

@@ -14,12 +14,12 @@ from proof.results import Row, write
 
 CONFTEST = """
 from pathlib import Path
-import tally
+import result_counts
 tally.DIRECTORY = Path(__file__).parent / "results"
-pytest_plugins = ["tally"]
+pytest_plugins = ["result_counts"]
 """
 PROOF = """
-from tally import tally
+from result_counts import tally
 from proof.results import Row
 def test_proves():
     tally(Row("made now", "by hand", 3, 0, "nothing"))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from limitworld import Shared
+from limits_rig import Shared
 
 from holdfast.clock import ManualClock, SystemClock
 from holdfast.errors import InvalidRule, NotFound, RateLimited, VersionConflict

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from rest import AT, Rest, error_of, with_rest
+from api_rig import AT, Rest, error_of, with_rest
 
 from holdfast.api.deps import ApiSettings, Backup
 from holdfast.api.routes import ENDPOINTS

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from api_rig import serving
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
-from rest import serving
 
 from holdfast import telemetry
 from holdfast.clock import SystemClock

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from limitworld import Members
+from limits_rig import Members
 
 from holdfast.limits.limiter.fallback import NodeMembership
 from holdfast.limits.limiter.limiter import Limiter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from talk import message
+from session_driver import message
 
 from holdfast.client.chat_copy import ChatCopy
 from holdfast.client.outbox import Outbox, OutboxEntry

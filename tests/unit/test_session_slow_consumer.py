@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from talk import Talk, page, run, send, sync
+from session_driver import Talk, page, run, send, sync
 
 from holdfast.message import Cursor, Message
 from holdfast.session.effects import (
@@ -82,7 +82,7 @@ def test_above_80_percent_it_is_logged_once() -> None:
     assert Emit(SessionEvent.BUFFER_ABOVE_WARNING) in filled_again[-1]
 
 
-@pytest.mark.seed("000 confirmation: slow consumer receives SLOW_CONSUMER before disconnect")
+@pytest.mark.covers("000 confirmation: slow consumer receives SLOW_CONSUMER before disconnect")
 def test_slow_consumer_receives_slow_consumer_before_disconnect() -> None:
     talk = filled(951)
     first = talk.take(1)[0].payload
@@ -92,7 +92,7 @@ def test_slow_consumer_receives_slow_consumer_before_disconnect() -> None:
     assert talk.closing is CloseReason.SLOW_CONSUMER
 
 
-@pytest.mark.seed(
+@pytest.mark.covers(
     "000 confirmation: fill outbound buffer, verify warning, verify disconnect after grace"
 )
 def test_fill_outbound_buffer_verify_warning_verify_disconnect_after_grace() -> None:
@@ -112,7 +112,7 @@ def test_fill_outbound_buffer_verify_warning_verify_disconnect_after_grace() -> 
     )
 
 
-@pytest.mark.seed("000 invariant: bounded_buffer")
+@pytest.mark.covers("000 invariant: bounded_buffer")
 @pytest.mark.parametrize("size", [1, 7, 30, 300, 2000])
 def test_bounded_buffer(size: int) -> None:
     """At most 1000 messages and 5 MiB wait, however large the runs are and however long
@@ -137,7 +137,7 @@ def test_bytes_bound_the_buffer_as_messages_do() -> None:
     assert talk.errors()[0] == "SLOW_CONSUMER"
 
 
-@pytest.mark.seed("000 invariant: backpressure_signaled")
+@pytest.mark.covers("000 invariant: backpressure_signaled")
 @pytest.mark.parametrize("pace", [0.0, 0.4, 1.0, 4.9])
 def test_backpressure_signaled(pace: float) -> None:
     """No close of a slow consumer sooner than 5 s after its warning, however the ticks

@@ -5,7 +5,7 @@ skips, repeats or reorders.
 from __future__ import annotations
 
 import pytest
-from talk import Talk, message, page, run, sync
+from session_driver import Talk, message, page, run, sync
 
 from holdfast.errors import NotAMember, Unavailable
 from holdfast.message import Cursor, Message, Page, ResumeRead

@@ -6,7 +6,7 @@ from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import ANNA, body
+from scripted_durability import ANNA, body
 
 from holdfast.errors import HoldfastError, OutcomeUnknown, ServerBusy, Unavailable
 from holdfast.ingest.send_queue import IntakeSettings, Send, SendQueue

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import apsw
 import pytest
-from limitworld import Log
+from limits_rig import Log
 
 from holdfast import telemetry
 from holdfast.cli.operations import alarms
