@@ -3,10 +3,9 @@
 Commands reach a running server over HTTP and WebSocket only.
 
 - ``app``            all commands, in the order of ``holdfast --help``
-- ``context``        the shared options: which server, which credential; error output
+- ``context``        what all share: options, groups, error output
 - ``rest``           the HTTP client of the commands
 - ``output``         JSON for programs, tables and lines for people
-- ``groups``         how command groups are made
 - ``serve``          ``serve``: start a server
 - ``operations``     tokens, status, backup, restore, keys, erasure
 - ``chats``          chats, for members and for operators

@@ -26,8 +26,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(print_it: bool) -> None:
+    if print_it:
         typer.echo(f"holdfast {__version__}")
         raise typer.Exit
 

@@ -12,8 +12,14 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli import output
-from holdfast.cli.context import CliContext, ReasonOption, TenantOption, UserOption, remote_command
-from holdfast.cli.groups import group
+from holdfast.cli.context import (
+    CliContext,
+    ReasonOption,
+    TenantOption,
+    UserOption,
+    group,
+    remote_command,
+)
 from holdfast.cli.rest import RestClient
 from holdfast.clock import Ids, SystemClock
 from holdfast.errors import HoldfastError, InvalidMessage, NotFound
@@ -35,7 +41,7 @@ class RoleChoice(StrEnum):
 @chat.command("ls")
 @remote_command
 def list_chats(
-    reach: CliContext,
+    context: CliContext,
     hot: Annotated[
         bool,
         typer.Option("--hot", help="The busiest of all, with their messages in the last minute."),
@@ -53,11 +59,11 @@ def list_chats(
       holdfast chat ls --hot
     """
     if hot:
-        _list_hot(reach)
+        _list_hot(context)
         return
-    chats = _all_chats(reach.as_user(user, tenant))
+    chats = _all_chats(context.as_user(user, tenant))
     output.listed(
-        reach, chats,
+        context, chats,
         ("chat", "title", "role", "members", "unread", "last message"),
         (
             (
@@ -74,7 +80,7 @@ def list_chats(
 @chat.command()
 @remote_command
 def create(
-    reach: CliContext,
+    context: CliContext,
     name: Annotated[str, typer.Option("--name", "-n", help="The chat's name.")] = "",
     members: Annotated[
         list[str] | None, typer.Option("--member", "-m", help="Somebody to add; repeatable.")
@@ -102,14 +108,14 @@ def create(
         if direct
         else {"name": name, "members": members or []}
     )
-    made = reach.as_user(user, tenant).post("/v1/chats", body=body)["chat"]
-    output.told(reach, made, made["chat_id"])
+    made = context.as_user(user, tenant).post("/v1/chats", body=body)["chat"]
+    output.report(context, made, made["chat_id"])
 
 
 @chat.command()
 @remote_command
 def invite(
-    reach: CliContext,
+    context: CliContext,
     chat_name: ChatArgument,
     who: Annotated[str, typer.Argument(metavar="USER", help="Whom to add.")],
     role: Annotated[RoleChoice, typer.Option(help="What they may do.")] = RoleChoice.member,
@@ -123,11 +129,11 @@ def invite(
     \b
       holdfast chat invite lobby dave --user alice
     """
-    rest = reach.as_user(user, tenant)
+    rest = context.as_user(user, tenant)
     body = {"user_id": who, "role": role.value}
     changed = rest.post("/v1/chats", _chat_id(rest, chat_name), "members", body=body)
-    output.told(
-        reach,
+    output.report(
+        context,
         changed,
         f"{who} is now {role.value} of {changed['chat']['name'] or changed['chat']['chat_id']}",
     )
@@ -136,7 +142,7 @@ def invite(
 @chat.command("open")
 @remote_command
 def open_chat(
-    reach: CliContext,
+    context: CliContext,
     chat_name: ChatArgument,
     history: Annotated[
         int, typer.Option(min=0, max=500, help="How many earlier messages to show.")
@@ -159,15 +165,15 @@ def open_chat(
     """
     from holdfast.cli.terminal_chat import Room, talk
 
-    rest = reach.as_user(user, tenant)
+    rest = context.as_user(user, tenant)
     room = Room(
         rest=rest,
-        token=lambda: reach.user_token(user, tenant),
-        renewable=reach.token is None,
+        token=lambda: context.user_token(user, tenant),
+        renewable=context.token is None,
         chat_id=_chat_id(rest, chat_name),
         history=history,
-        state_dir=reach.state_path,
-        as_json=reach.as_json,
+        state_dir=context.state_path,
+        as_json=context.as_json,
     )
     asyncio.run(talk(room))
 
@@ -175,7 +181,7 @@ def open_chat(
 @chat.command()
 @remote_command
 def send(
-    reach: CliContext,
+    context: CliContext,
     chat_name: ChatArgument,
     text: Annotated[str, typer.Argument(help='What to say; "-" reads it from stdin.')],
     markdown: Annotated[bool, typer.Option("--markdown", help="The text is Markdown.")] = False,
@@ -194,18 +200,18 @@ def send(
       date | holdfast chat send lobby - --user alice --key today
     """
     content = sys.stdin.read().rstrip("\n") if text == "-" else text
-    rest = reach.as_user(user, tenant)
+    rest = context.as_user(user, tenant)
     body = {"content": content, "content_type": "text/markdown" if markdown else "text/plain"}
     path = ("/v1/chats", _chat_id(rest, chat_name), "messages")
     ack = _send(rest, path, body, key or Ids(SystemClock()).new("cmsg_"))
     again = " (it had been sent before)" if ack["deduplicated"] else ""
-    output.told(reach, ack, f"sent as message {ack['sequence']} of {ack['chat_id']}{again}")
+    output.report(context, ack, f"sent as message {ack['sequence']} of {ack['chat_id']}{again}")
 
 
 @chat.command()
 @remote_command
 def history(
-    reach: CliContext,
+    context: CliContext,
     chat_name: ChatArgument,
     limit: Annotated[int, typer.Option(min=1, max=500, help="How many messages.")] = 50,
     before: Annotated[int | None, typer.Option(min=1, help="Those before this sequence.")] = None,
@@ -223,11 +229,11 @@ def history(
     """
     if before is not None and after is not None:
         raise InvalidMessage("give --before or --after, not both")
-    rest = reach.as_user(user, tenant)
+    rest = context.as_user(user, tenant)
     page = rest.get(
         "/v1/chats", _chat_id(rest, chat_name), "messages", limit=limit, before=before, after=after
     )
-    if reach.as_json:
+    if context.as_json:
         output.as_json(page)
         return
     if page["has_older"]:
@@ -247,7 +253,8 @@ def history(
 @chat.command()
 @remote_command
 def inspect(
-    reach: CliContext, chat_id: Annotated[str, typer.Argument(metavar="CHAT", help="A chat's id.")]
+    context: CliContext,
+    chat_id: Annotated[str, typer.Argument(metavar="CHAT", help="A chat's id.")],
 ) -> None:
     """Show a chat's numbering: counter, head, count, gaps, epoch, halt. For operators.
 
@@ -256,11 +263,11 @@ def inspect(
     \b
       holdfast chat inspect chat_01J9ZK…
     """
-    found = reach.as_operator().get("/admin/chats", chat_id)
+    found = context.as_operator().get("/admin/chats", chat_id)
     about = found["chat"]
     counter = found["counter"]
     output.described(
-        reach,
+        context,
         found,
         {
             "chat": about["chat_id"],
@@ -280,7 +287,9 @@ def inspect(
 @chat.command()
 @remote_command
 def halt(
-    reach: CliContext, chat_id: Annotated[str, typer.Argument(metavar="CHAT")], reason: ReasonOption
+    context: CliContext,
+    chat_id: Annotated[str, typer.Argument(metavar="CHAT")],
+    reason: ReasonOption,
 ) -> None:
     """Refuse every send to a chat until it is recovered. For operators.
 
@@ -289,16 +298,18 @@ def halt(
     \b
       holdfast chat halt chat_01J9ZK… --reason "duplicate sequence seen"
     """
-    changed = reach.as_operator().post("/admin/chats", chat_id, "halt", body={"reason": reason})
-    output.told(
-        reach, changed, f"{chat_id} is halted: sends are refused until `holdfast chat recover`"
+    changed = context.as_operator().post("/admin/chats", chat_id, "halt", body={"reason": reason})
+    output.report(
+        context, changed, f"{chat_id} is halted: sends are refused until `holdfast chat recover`"
     )
 
 
 @chat.command()
 @remote_command
 def recover(
-    reach: CliContext, chat_id: Annotated[str, typer.Argument(metavar="CHAT")], reason: ReasonOption
+    context: CliContext,
+    chat_id: Annotated[str, typer.Argument(metavar="CHAT")],
+    reason: ReasonOption,
 ) -> None:
     """Repair a chat's numbering and let it go on; its clients read it anew. For
     operators.
@@ -308,9 +319,11 @@ def recover(
     \b
       holdfast chat recover chat_01J9ZK… --reason "counter was missing"
     """
-    changed = reach.as_operator().post("/admin/chats", chat_id, "recover", body={"reason": reason})
-    output.told(
-        reach,
+    changed = context.as_operator().post(
+        "/admin/chats", chat_id, "recover", body={"reason": reason}
+    )
+    output.report(
+        context,
         changed,
         f"{chat_id} goes on in epoch {changed['chat']['epoch']} at {changed['chat']['head']}",
     )
@@ -323,14 +336,14 @@ def _ranges(gaps: list[list[int]]) -> str:
     )
 
 
-def _list_hot(reach: CliContext) -> None:
-    status = reach.as_operator().get("/admin/status")
+def _list_hot(context: CliContext) -> None:
+    status = context.as_operator().get("/admin/status")
     busiest = _busiest(status["hot_chats"])
     found = [{"chat_id": chat_id, "messages_per_minute": count} for chat_id, count in busiest]
     empty = (
         f"No chat had more than {status['hot_messages_per_minute']} messages in the last minute."
     )
-    output.listed(reach, found, ("chat", "messages in the last minute"), busiest, empty=empty)
+    output.listed(context, found, ("chat", "messages in the last minute"), busiest, empty=empty)
 
 
 def _unread(entry: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @local_command
 def conformance(
-    reach: CliContext,
+    context: CliContext,
     command: Annotated[
         list[str] | None,
         typer.Argument(metavar="[-- COMMAND…]", help="The program that drives your client."),
@@ -59,7 +59,7 @@ def conformance(
     chosen = _chosen(scenario)
     if list_:
         found = [{"scenario": name, "what": text} for name, text in chosen.items()]
-        output.listed(reach, found, ("scenario", "what"), chosen.items(), empty="")
+        output.listed(context, found, ("scenario", "what"), chosen.items(), empty="")
         return
     if not command:
         raise InvalidMessage(
@@ -71,7 +71,7 @@ def conformance(
         )
 
     def on_result(result: Result) -> None:
-        if not reach.as_json:
+        if not context.as_json:
             output.line(
                 f"{'ok    ' if result.passed else 'FAILED'} {result.scenario} "
                 f" ({result.seconds:.1f} s)"
@@ -82,7 +82,7 @@ def conformance(
 
     results = asyncio.run(run_suite(command, _scenarios(chosen), patience_seconds, on_result))
     failed = [result.scenario for result in results if not result.passed]
-    if reach.as_json:
+    if context.as_json:
         output.as_json({"conforms": not failed, "scenarios": msgspec.to_builtins(results)})
     else:
         output.line(f"\n{len(results) - len(failed)} of {len(results)} scenarios passed")

@@ -1,4 +1,4 @@
-"""The options that all commands share: which server, which credential; error output.
+"""What all commands share: their options, their groups, their error output.
 
 Imports that only some commands need are inside functions, so that help and completion
 stay fast.
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
 
 import msgspec
 import typer
+from typer.core import TyperGroup
 
 from holdfast.cli.rest import RestClient
 from holdfast.clock import SystemClock
@@ -49,8 +50,8 @@ Credential = Annotated[
     str | None,
     typer.Option(
         "--token", envvar="HOLDFAST_TOKEN", rich_help_panel=SERVER, show_envvar=True,
-        help="A user token or API key, instead of one from the state directory. Others see it in the list of "
-        "processes: use the variable or --token-file.",
+        help="A user token or API key, instead of one from the state directory. Others see it in"
+        " the list of processes: use the variable or --token-file.",
     ),
 ]  # fmt: skip
 CredentialFile = Annotated[
@@ -236,6 +237,8 @@ _SHARED: dict[str, tuple[Any, Any]] = {
 }
 _REMOTE = ("url", "token", "token_file")
 CREDENTIAL_BYTES_MAX = 64 * 1024
+_ALIASES = {"list": "ls"}
+"""Accepted spelling -> the command's name, which alone is in help and documentation."""
 
 
 def remote_command(function: Callable[..., None]) -> Callable[..., None]:
@@ -257,13 +260,13 @@ def _with_options(
     def command(ctx: typer.Context, **given: Any) -> None:
         outer = ctx.obj if isinstance(ctx.obj, CliContext) else CliContext()
         own = {name: given.pop(name) for name in shared}
-        reach = replace(outer, **{name: value for name, value in own.items() if value})
-        with told(reach.as_json):
-            function(reach.with_credential(), **given)
+        context = replace(outer, **{name: value for name, value in own.items() if value})
+        with reporting_errors(context.as_json):
+            function(context.with_credential(), **given)
 
     own = list(inspect.signature(function).parameters.values())[1:]
     hints = get_type_hints(function, include_extras=True)
-    context = inspect.Parameter(
+    typer_context = inspect.Parameter(
         "ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
     )
     added = [
@@ -271,7 +274,7 @@ def _with_options(
         for name, (kind, default) in shared.items()
     ]
     parameters = [
-        context,
+        typer_context,
         *(p.replace(annotation=hints[p.name], kind=p.KEYWORD_ONLY) for p in own),
         *added,
     ]
@@ -281,8 +284,20 @@ def _with_options(
     return command
 
 
+class _Group(TyperGroup):
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return super().get_command(ctx, cmd_name) or super().get_command(
+            ctx, _ALIASES.get(cmd_name, cmd_name)
+        )
+
+
+def group(about: str) -> typer.Typer:
+    """A group of commands, such as ``holdfast chat``."""
+    return typer.Typer(cls=_Group, no_args_is_help=True, help=about, rich_markup_mode=None)
+
+
 @contextmanager
-def told(as_json: bool) -> Iterator[None]:
+def reporting_errors(as_json: bool) -> Iterator[None]:
     """Turn our errors into a sentence on stderr and exit code 1."""
     try:
         yield

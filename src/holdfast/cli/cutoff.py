@@ -13,10 +13,10 @@ from holdfast.cli.context import (
     CliContext,
     ReasonOption,
     TenantOption,
+    group,
     local_command,
     remote_command,
 )
-from holdfast.cli.groups import group
 from holdfast.errors import InvalidMessage, NotFound
 
 revoke = group("Make tokens worthless: one, a user's, a device's, a tenant's.")
@@ -35,7 +35,7 @@ PAGE = 500
 @revoke.command("token")
 @remote_command
 def revoke_token(
-    reach: CliContext,
+    context: CliContext,
     jti: Annotated[str | None, typer.Option("--jti", help="The token's id.")] = None,
     file: Annotated[
         typer.FileText | None, typer.Option("--file", help="A file with the token; - is stdin.")
@@ -62,14 +62,14 @@ def revoke_token(
         "token": file.read().strip() if file else None,
         "tenant": tenant,
     }
-    made = _add(reach, body, reason)
-    _said(reach, made, f"token {made['token_id']} is revoked")
+    made = _add(context, body, reason)
+    _report_revocation(context, made, f"token {made['token_id']} is revoked")
 
 
 @revoke.command("user")
 @remote_command
 def revoke_user(
-    reach: CliContext,
+    context: CliContext,
     user: UserArgument,
     tenant: TenantOption = "default",
     before: BeforeOption = None,
@@ -85,9 +85,9 @@ def revoke_user(
       holdfast revoke user alice --before 2026-01-31T12:00:00Z
     """
     body = {"kind": "user", "user_id": user, "tenant": tenant, "issued_before": before}
-    made = _add(reach, body, reason)
-    _said(
-        reach,
+    made = _add(context, body, reason)
+    _report_revocation(
+        context,
         made,
         f"tokens of {user} ({tenant}) issued before {made['issued_before']} are revoked",
     )
@@ -96,7 +96,7 @@ def revoke_user(
 @revoke.command("device")
 @remote_command
 def revoke_device(
-    reach: CliContext,
+    context: CliContext,
     user: UserArgument,
     device: Annotated[str, typer.Argument(metavar="DEVICE", help="A device's id.")],
     tenant: TenantOption = "default",
@@ -121,14 +121,16 @@ def revoke_device(
         "tenant": tenant,
         "issued_before": before,
     }
-    made = _add(reach, body, reason)
-    _said(reach, made, f"device {device} of {user} ({tenant}) is cut off until it has a new token")
+    made = _add(context, body, reason)
+    _report_revocation(
+        context, made, f"device {device} of {user} ({tenant}) is cut off until it has a new token"
+    )
 
 
 @revoke.command("tenant")
 @remote_command
 def revoke_tenant(
-    reach: CliContext,
+    context: CliContext,
     tenant: Annotated[str, typer.Argument(metavar="TENANT", help="A tenant's name.")],
     before: BeforeOption = None,
     reason: ReasonOption = ASKED,
@@ -144,9 +146,9 @@ def revoke_tenant(
       holdfast revoke tenant acme --reason "key leaked, ticket 4711"
       holdfast revoke tenant acme --before 2026-01-31T12:00:00Z
     """
-    made = _add(reach, {"kind": "tenant", "tenant": tenant, "issued_before": before}, reason)
-    _said(
-        reach,
+    made = _add(context, {"kind": "tenant", "tenant": tenant, "issued_before": before}, reason)
+    _report_revocation(
+        context,
         made,
         f"tokens of the tenant {tenant} issued before {made['issued_before']} are revoked",
     )
@@ -155,7 +157,7 @@ def revoke_tenant(
 @revoke.command("ls")
 @remote_command
 def list_revocations(
-    reach: CliContext,
+    context: CliContext,
     tenant: Annotated[str | None, typer.Option("--tenant", help="Of this tenant only.")] = None,
     user: Annotated[str | None, typer.Option("--user", "-u", help="Of this user only.")] = None,
 ) -> None:
@@ -167,9 +169,9 @@ def list_revocations(
     \b
       holdfast revoke ls --user alice
     """
-    found = _all(reach, tenant=tenant, user_id=user)
+    found = _all(context, tenant=tenant, user_id=user)
     output.listed(
-        reach, found,
+        context, found,
         ("id", "kind", "tenant", "user", "token or device", "issued before", "ends"),
         (
             (
@@ -185,7 +187,7 @@ def list_revocations(
 @revoke.command("undo")
 @remote_command
 def undo_revocation(
-    reach: CliContext,
+    context: CliContext,
     number: Annotated[int, typer.Argument(metavar="ID", help="As `holdfast revoke ls` shows it.")],
     reason: ReasonOption = ASKED,
 ) -> None:
@@ -196,13 +198,13 @@ def undo_revocation(
     \b
       holdfast revoke undo 17 --reason "the wrong Alice"
     """
-    lifted = reach.as_operator().delete("/admin/revocations", str(number), reason=reason)
-    output.told(reach, lifted, f"{lifted['kind']} {number} is lifted")
+    lifted = context.as_operator().delete("/admin/revocations", str(number), reason=reason)
+    output.report(context, lifted, f"{lifted['kind']} {number} is lifted")
 
 
 @revoke.command("reset")
 @local_command
-def reset_revocations(reach: CliContext, reason: ReasonOption = ASKED) -> None:
+def reset_revocations(context: CliContext, reason: ReasonOption = ASKED) -> None:
     """Begin again without revocations where their file, access.db, is lost: nobody is
     cut off then.
 
@@ -216,9 +218,9 @@ def reset_revocations(reach: CliContext, reason: ReasonOption = ASKED) -> None:
     """
     from holdfast.node.revocations_file import reset_revocations
 
-    reset_revocations(reach.state_path, reason)
-    output.told(
-        reach,
+    reset_revocations(context.state_path, reason)
+    output.report(
+        context,
         {"reset": True},
         "nobody is cut off by revocations, bans and mutes of tenants any more",
     )
@@ -226,7 +228,7 @@ def reset_revocations(reach: CliContext, reason: ReasonOption = ASKED) -> None:
 
 @remote_command
 def ban(
-    reach: CliContext, user: UserArgument, chat: ChatOption = None, tenant: TenantOption = "default",
+    context: CliContext, user: UserArgument, chat: ChatOption = None, tenant: TenantOption = "default",
     reason: ReasonOption = ASKED,
 ) -> None:  # fmt: skip
     """Keep a user out: of one chat, or of the whole tenant. Undo it with
@@ -241,12 +243,12 @@ def ban(
       holdfast ban mallory --reason "spam, ticket 4711"
       holdfast ban mallory --chat chat_01J9ZK
     """
-    _restrict(reach, "ban", user, chat, tenant, reason)
+    _restrict(context, "ban", user, chat, tenant, reason)
 
 
 @remote_command
 def unban(
-    reach: CliContext, user: UserArgument, chat: ChatOption = None, tenant: TenantOption = "default",
+    context: CliContext, user: UserArgument, chat: ChatOption = None, tenant: TenantOption = "default",
     reason: ReasonOption = ASKED,
 ) -> None:  # fmt: skip
     """Lift a ban. It adds the user to no chat.
@@ -256,12 +258,12 @@ def unban(
     \b
       holdfast unban mallory --chat chat_01J9ZK
     """
-    _lift(reach, "ban", user, chat, tenant, reason)
+    _lift(context, "ban", user, chat, tenant, reason)
 
 
 @remote_command
 def mute(
-    reach: CliContext, user: UserArgument, chat: ChatOption = None, tenant: TenantOption = "default",
+    context: CliContext, user: UserArgument, chat: ChatOption = None, tenant: TenantOption = "default",
     reason: ReasonOption = ASKED,
 ) -> None:  # fmt: skip
     """Let a user read and not send: in one chat, or in the whole tenant. Undo it with
@@ -275,12 +277,12 @@ def mute(
       holdfast mute mallory --reason "shouting"
       holdfast mute mallory --chat chat_01J9ZK
     """
-    _restrict(reach, "mute", user, chat, tenant, reason)
+    _restrict(context, "mute", user, chat, tenant, reason)
 
 
 @remote_command
 def unmute(
-    reach: CliContext, user: UserArgument, chat: ChatOption = None, tenant: TenantOption = "default",
+    context: CliContext, user: UserArgument, chat: ChatOption = None, tenant: TenantOption = "default",
     reason: ReasonOption = ASKED,
 ) -> None:  # fmt: skip
     """Lift a mute.
@@ -290,12 +292,12 @@ def unmute(
     \b
       holdfast unmute mallory
     """
-    _lift(reach, "mute", user, chat, tenant, reason)
+    _lift(context, "mute", user, chat, tenant, reason)
 
 
 @remote_command
 def disconnect(
-    reach: CliContext,
+    context: CliContext,
     user: UserArgument,
     device: Annotated[
         str | None, typer.Option("--device", help="This device's connections only.")
@@ -317,68 +319,72 @@ def disconnect(
         "reason": reason,
         **({"device_id": device} if device else {}),
     }
-    answer = reach.as_operator().post("/admin/disconnect", body=body)
+    answer = context.as_operator().post("/admin/disconnect", body=body)
     closed, what = answer["closed"], f"device {device} of {user}" if device else user
     none = f"nobody matched: {what} ({tenant}) has no connection"
-    output.told(
-        reach, answer, f"{closed} connections of {what} ({tenant}) are closed" if closed else none
+    output.report(
+        context, answer, f"{closed} connections of {what} ({tenant}) are closed" if closed else none
     )
 
 
-def _add(reach: CliContext, body: Mapping[str, Any], reason: str) -> dict[str, Any]:
+def _add(context: CliContext, body: Mapping[str, Any], reason: str) -> dict[str, Any]:
     given = {name: value for name, value in body.items() if value is not None}
-    made: dict[str, Any] = reach.as_operator().post(
+    made: dict[str, Any] = context.as_operator().post(
         "/admin/revocations", body={**given, "reason": reason}
     )
     return made
 
 
-def _said(reach: CliContext, made: Mapping[str, Any], sentence: str) -> None:
-    output.told(reach, made, f"{sentence}; undo it with: holdfast revoke undo {made['number']}")
+def _report_revocation(context: CliContext, made: Mapping[str, Any], sentence: str) -> None:
+    output.report(context, made, f"{sentence}; undo it with: holdfast revoke undo {made['number']}")
 
 
 def _restrict(
-    reach: CliContext, kind: str, user: str, chat: str | None, tenant: str, reason: str
+    context: CliContext, kind: str, user: str, chat: str | None, tenant: str, reason: str
 ) -> None:
     done = "banned" if kind == "ban" else "muted"
     if chat is None:
-        made = _add(reach, {"kind": kind, "user_id": user, "tenant": tenant}, reason)
-        output.told(
-            reach, made, f"{user} is {done} in the tenant {tenant} until `holdfast un{kind} {user}`"
+        made = _add(context, {"kind": kind, "user_id": user, "tenant": tenant}, reason)
+        output.report(
+            context,
+            made,
+            f"{user} is {done} in the tenant {tenant} until `holdfast un{kind} {user}`",
         )
         return
-    changed = reach.as_operator().post(
+    changed = context.as_operator().post(
         "/admin/chats", chat, kind, body={"user_id": user, "reason": reason}
     )
-    output.told(
-        reach, changed, f"{user} is {done} in {chat} until `holdfast un{kind} {user} --chat {chat}`"
+    output.report(
+        context,
+        changed,
+        f"{user} is {done} in {chat} until `holdfast un{kind} {user} --chat {chat}`",
     )
 
 
 def _lift(
-    reach: CliContext, kind: str, user: str, chat: str | None, tenant: str, reason: str
+    context: CliContext, kind: str, user: str, chat: str | None, tenant: str, reason: str
 ) -> None:
     done = "banned" if kind == "ban" else "muted"
     if chat is not None:
-        changed = reach.as_operator().post(
+        changed = context.as_operator().post(
             "/admin/chats", chat, f"un{kind}", body={"user_id": user, "reason": reason}
         )
-        output.told(reach, changed, f"{user} is no longer {done} in {chat}")
+        output.report(context, changed, f"{user} is no longer {done} in {chat}")
         return
-    found = _all(reach, kind=kind, tenant=tenant, user_id=user)
+    found = _all(context, kind=kind, tenant=tenant, user_id=user)
     if not found:
         raise NotFound(f"{user} is not {done} in the tenant {tenant}: nothing was changed")
-    lifted = reach.as_operator().delete(
+    lifted = context.as_operator().delete(
         "/admin/revocations", str(found[0]["number"]), reason=reason
     )
-    output.told(reach, lifted, f"{user} is no longer {done} in the tenant {tenant}")
+    output.report(context, lifted, f"{user} is no longer {done} in the tenant {tenant}")
 
 
-def _all(reach: CliContext, **wanted: str | None) -> list[dict[str, Any]]:
-    rest, found = reach.as_operator(), list[dict[str, Any]]()
+def _all(context: CliContext, **filters: str | None) -> list[dict[str, Any]]:
+    rest, found = context.as_operator(), list[dict[str, Any]]()
     after: int | None = 0
     while after is not None:
-        page = rest.get("/admin/revocations", limit=PAGE, after=after, **wanted)
+        page = rest.get("/admin/revocations", limit=PAGE, after=after, **filters)
         found += page["revocations"]
         after = page["next"]
     return found

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli import output
-from holdfast.cli.context import ASKED, CliContext, ReasonOption, remote_command
-from holdfast.cli.groups import group
+from holdfast.cli.context import ASKED, CliContext, ReasonOption, group, remote_command
 from holdfast.cli.rest import RestClient
 from holdfast.errors import InvalidMessage, NotFound
 
@@ -28,10 +27,10 @@ _Told = Callable[[int, int | None], None]
 SeqsArgument = Annotated[list[int], typer.Argument(metavar="JOB...", help="Jobs by their numbers.")]
 
 
-def _listed(reach: CliContext, path: str, asked: dict[str, Any], *, empty: str) -> None:
-    found = reach.as_operator().get(path, **asked)["jobs"]
+def _listed(context: CliContext, path: str, asked: dict[str, Any], *, empty: str) -> None:
+    found = context.as_operator().get(path, **asked)["jobs"]
     columns = ("job", "type", "stream", "state", "attempt", "reason", "due", "error")
-    output.listed(reach, found, columns, (_row(job) for job in found), empty=empty)
+    output.listed(context, found, columns, (_row(job) for job in found), empty=empty)
 
 
 def _row(job: dict[str, Any]) -> tuple[Any, ...]:
@@ -44,7 +43,7 @@ def _row(job: dict[str, Any]) -> tuple[Any, ...]:
 @jobs.command("ls")
 @remote_command
 def list_jobs(
-    reach: CliContext,
+    context: CliContext,
     state: Annotated[str | None, typer.Option(help="ready, retry, held or parked.")] = None,
     type: TypeOption = None,
     stream: StreamOption = None,
@@ -60,13 +59,13 @@ def list_jobs(
       holdfast jobs ls --stream order-17
     """
     asked = {"state": state, "type": type, "stream": stream, "reason": failed_with, "limit": limit}
-    _listed(reach, "/admin/jobs", asked, empty="No such jobs.")
+    _listed(context, "/admin/jobs", asked, empty="No such jobs.")
 
 
 @jobs.command("show")
 @remote_command
 def show_job(
-    reach: CliContext, job: Annotated[int, typer.Argument(help="A job's number.")]
+    context: CliContext, job: Annotated[int, typer.Argument(help="A job's number.")]
 ) -> None:
     """Show one job or dead letter with its payload and the trace of its last failure.
 
@@ -75,15 +74,15 @@ def show_job(
     \b
       holdfast jobs show 4711
     """
-    found = reach.as_operator().get("/admin/jobs", str(job))
+    found = context.as_operator().get("/admin/jobs", str(job))
     output.described(
-        reach, found, {name: value for name, value in found.items() if value not in (None, "")}
+        context, found, {name: value for name, value in found.items() if value not in (None, "")}
     )
 
 
 @jobs.command("stats")
 @remote_command
-def job_stats(reach: CliContext) -> None:
+def job_stats(context: CliContext) -> None:
     """Count jobs by state, reason and attempt; exit code 1 if there are poison
     candidates.
 
@@ -92,15 +91,15 @@ def job_stats(reach: CliContext) -> None:
     \b
       holdfast jobs stats
     """
-    found = reach.as_operator().get("/admin/jobs/stats")
-    output.described(reach, found)
+    found = context.as_operator().get("/admin/jobs/stats")
+    output.described(context, found)
     if found["poison_candidates"]:
         raise typer.Exit(1)
 
 
 @jobs.command("streams")
 @remote_command
-def blocked_streams(reach: CliContext, limit: LimitOption = 100) -> None:
+def blocked_streams(context: CliContext, limit: LimitOption = 100) -> None:
     """List blocked streams: who blocks them, why, and how many wait.
 
     Example:
@@ -108,9 +107,9 @@ def blocked_streams(reach: CliContext, limit: LimitOption = 100) -> None:
     \b
       holdfast jobs streams
     """
-    found = reach.as_operator().get("/admin/jobs/streams", limit=limit)["streams"]
+    found = context.as_operator().get("/admin/jobs/streams", limit=limit)["streams"]
     output.listed(
-        reach, found,
+        context, found,
         ("stream", "head", "type", "attempt", "waiting", "reason", "due", "since", "error"),
         (
             (
@@ -125,7 +124,7 @@ def blocked_streams(reach: CliContext, limit: LimitOption = 100) -> None:
 
 @jobs.command("breakers")
 @remote_command
-def open_breakers(reach: CliContext) -> None:
+def open_breakers(context: CliContext) -> None:
     """List job types whose breaker is open.
 
     Example:
@@ -133,15 +132,15 @@ def open_breakers(reach: CliContext) -> None:
     \b
       holdfast jobs breakers
     """
-    found = reach.as_operator().get("/admin/jobs/breakers")["breakers"]
+    found = context.as_operator().get("/admin/jobs/breakers")["breakers"]
     rows = ((b["type"], b["open_until"][:19], b["by"]) for b in found)
-    output.listed(reach, found, ("type", "open until", "by"), rows, empty="No breaker is open.")
+    output.listed(context, found, ("type", "open until", "by"), rows, empty="No breaker is open.")
 
 
 @jobs.command("acts")
 @remote_command
 def list_acts(
-    reach: CliContext,
+    context: CliContext,
     before: Annotated[
         int | None, typer.Option(min=1, help="Those before this number: the next page.")
     ] = None,
@@ -155,11 +154,11 @@ def list_acts(
       holdfast jobs acts
       holdfast jobs acts --before 4711 --limit 20 --json
     """
-    _show_acts(reach, reach.as_operator().get("/admin/jobs/acts", limit=limit, before=before))
+    _show_acts(context, context.as_operator().get("/admin/jobs/acts", limit=limit, before=before))
 
 
-def _show_acts(reach: CliContext, found: dict[str, Any]) -> None:
-    if reach.as_json:
+def _show_acts(context: CliContext, found: dict[str, Any]) -> None:
+    if context.as_json:
         output.as_json(found)
         return
     columns = ("act", "at", "who", "what", "jobs", "target", "why")
@@ -175,7 +174,7 @@ def _show_acts(reach: CliContext, found: dict[str, Any]) -> None:
 @jobs.command("retry")
 @remote_command
 def retry_jobs(
-    reach: CliContext,
+    context: CliContext,
     seqs: SeqsArgument,
     now: Annotated[bool, typer.Option("--now", help="At once; so it is without it, too.")] = False,
     reset: Annotated[
@@ -191,13 +190,13 @@ def retry_jobs(
       holdfast jobs retry 4711 --now
       holdfast jobs retry 4711 --now --reset --reason "the carrier is back"
     """
-    _act(reach, "retry", {"seqs": seqs, "reset": reset, "reason": reason}, "due now")
+    _act(context, "retry", {"seqs": seqs, "reset": reset, "reason": reason}, "due now")
 
 
 @jobs.command("release")
 @remote_command
 def release_jobs(
-    reach: CliContext,
+    context: CliContext,
     stream: Annotated[str, typer.Argument(help="A blocked stream.")],
     seqs: Annotated[
         list[int] | None, typer.Option("--job", help="Let this job pass; repeatable.")
@@ -225,12 +224,12 @@ def release_jobs(
         "through": through,
         "reason": reason,
     }
-    _act(reach, "release", body, "blocks opened for them")
+    _act(context, "release", body, "blocks opened for them")
 
 
 @jobs.command("park")
 @remote_command
-def park_jobs(reach: CliContext, seqs: SeqsArgument, reason: ReasonOption = ASKED) -> None:
+def park_jobs(context: CliContext, seqs: SeqsArgument, reason: ReasonOption = ASKED) -> None:
     """Stop jobs, and the streams behind them, until somebody acts.
 
     Example:
@@ -238,12 +237,12 @@ def park_jobs(reach: CliContext, seqs: SeqsArgument, reason: ReasonOption = ASKE
     \b
       holdfast jobs park 4711 --reason "look at it tomorrow"
     """
-    _act(reach, "park", {"seqs": seqs, "reason": reason}, "parked")
+    _act(context, "park", {"seqs": seqs, "reason": reason}, "parked")
 
 
 @jobs.command("bury")
 @remote_command
-def bury_jobs(reach: CliContext, seqs: SeqsArgument, reason: ReasonOption = ASKED) -> None:
+def bury_jobs(context: CliContext, seqs: SeqsArgument, reason: ReasonOption = ASKED) -> None:
     """Move jobs to the dead letters and let their streams go on.
 
     Example:
@@ -251,13 +250,13 @@ def bury_jobs(reach: CliContext, seqs: SeqsArgument, reason: ReasonOption = ASKE
     \b
       holdfast jobs bury 4711 --reason "will never succeed"
     """
-    _act(reach, "bury", {"seqs": seqs, "reason": reason}, "moved to the dead letters")
+    _act(context, "bury", {"seqs": seqs, "reason": reason}, "moved to the dead letters")
 
 
 @jobs.command("dead")
 @remote_command
 def list_dead(
-    reach: CliContext,
+    context: CliContext,
     type: TypeOption = None,
     stream: StreamOption = None,
     failed_with: FailedOption = None,
@@ -271,13 +270,13 @@ def list_dead(
       holdfast jobs dead --type SendMail
     """
     asked = {"type": type, "stream": stream, "reason": failed_with, "limit": limit}
-    _listed(reach, "/admin/jobs/dead", asked, empty="No dead letters.")
+    _listed(context, "/admin/jobs/dead", asked, empty="No dead letters.")
 
 
 @jobs.command("replay")
 @remote_command
 def replay_jobs(
-    reach: CliContext,
+    context: CliContext,
     seqs: Annotated[
         list[int] | None, typer.Argument(metavar="[JOB...]", help="Only these.")
     ] = None,
@@ -297,13 +296,13 @@ def replay_jobs(
       holdfast jobs replay --type SendMail --rate 50 --reason "the relay is back"
     """
     body = {"reason": reason, **_chosen(type, stream, failed_with)}
-    _exhume(reach, "replay", body, seqs, rate, "enqueued again")
+    _exhume(context, "replay", body, seqs, rate, "enqueued again")
 
 
 @jobs.command("discard")
 @remote_command
 def discard_jobs(
-    reach: CliContext,
+    context: CliContext,
     seqs: Annotated[
         list[int] | None, typer.Argument(metavar="[JOB...]", help="Only these.")
     ] = None,
@@ -331,7 +330,9 @@ def discard_jobs(
             abort=True,
             err=True,
         )
-    _exhume(reach, "discard", {"reason": reason, **chosen}, seqs, DISCARDED_PER_SECOND, "forgotten")
+    _exhume(
+        context, "discard", {"reason": reason, **chosen}, seqs, DISCARDED_PER_SECOND, "forgotten"
+    )
 
 
 def _chosen(type: str | None, stream: str | None, failed_with: str | None) -> dict[str, Any]:
@@ -340,14 +341,19 @@ def _chosen(type: str | None, stream: str | None, failed_with: str | None) -> di
 
 
 def _exhume(
-    reach: CliContext, verb: str, body: dict[str, Any], seqs: list[int] | None, rate: int, done: str
+    context: CliContext,
+    verb: str,
+    body: dict[str, Any],
+    seqs: list[int] | None,
+    rate: int,
+    done: str,
 ) -> None:
     """Apply ``verb`` to the named dead letters, or to all that ``body`` selects.
 
     The exit code is 1 if a named one does not exist.
     """
-    rest, missing = reach.as_operator(), list[int]()
-    with output.progress(reach) as moved:
+    rest, missing = context.as_operator(), list[int]()
+    with output.progress(context) as moved:
 
         def told(count: int, in_all: int | None) -> None:
             moved(f"{count:,} {done}", count, in_all)
@@ -357,7 +363,7 @@ def _exhume(
         else:
             count = _in_portions(rest, verb, body, rate, told)
     gone = f"; no such dead letter: {', '.join(map(str, missing))}" if missing else ""
-    output.told(reach, {"count": count, "missing": missing}, f"{count} {done}{gone}")
+    output.report(context, {"count": count, "missing": missing}, f"{count} {done}{gone}")
     if missing:
         raise typer.Exit(1)
 
@@ -404,6 +410,6 @@ def _portions(rate: int, dead: int) -> Iterator[int]:
         yield rate
 
 
-def _act(reach: CliContext, verb: str, body: dict[str, Any], done: str) -> None:
-    answer = reach.as_operator().post(f"/admin/jobs/{verb}", body=body)
-    output.told(reach, answer, f"{answer['count']} {done}")
+def _act(context: CliContext, verb: str, body: dict[str, Any], done: str) -> None:
+    answer = context.as_operator().post(f"/admin/jobs/{verb}", body=body)
+    output.report(context, answer, f"{answer['count']} {done}")

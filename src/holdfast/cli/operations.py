@@ -18,10 +18,10 @@ from holdfast.cli.context import (
     CliContext,
     ReasonOption,
     TenantOption,
+    group,
     local_command,
     remote_command,
 )
-from holdfast.cli.groups import group
 from holdfast.errors import InvalidMessage, Unavailable
 
 key = group("API keys of tenants and operators.")
@@ -36,7 +36,7 @@ class KeyKindChoice(StrEnum):
 
 @local_command
 def token(
-    reach: CliContext,
+    context: CliContext,
     user: Annotated[str, typer.Option("--user", "-u", help="Whom the token speaks for.")],
     tenant: TenantOption = "default",
     hours: Annotated[
@@ -60,8 +60,8 @@ def token(
       holdfast token --user display --scope chats:read
       printf 'Authorization: Bearer %s' "$(holdfast token --user alice)" | curl -H @- http://127.0.0.1:8080/v1/chats
     """
-    made = reach.mint(user, tenant, hours, scopes or (), chats or ())
-    if reach.as_json:
+    made = context.mint(user, tenant, hours, scopes or (), chats or ())
+    if context.as_json:
         from holdfast.client.connection import claims_of
 
         claims = claims_of(made)
@@ -80,7 +80,7 @@ def token(
 
 
 @remote_command
-def status(reach: CliContext) -> None:
+def status(context: CliContext) -> None:
     """Show how a running server is; exit code 1 if it is not ready.
 
     Examples:
@@ -89,8 +89,8 @@ def status(reach: CliContext) -> None:
       holdfast status
       holdfast status --json --url http://127.0.0.1:9000
     """
-    found: dict[str, Any] = reach.as_operator().get("/admin/status")
-    output.described(reach, found, {"server": reach.address, **found})
+    found: dict[str, Any] = context.as_operator().get("/admin/status")
+    output.described(context, found, {"server": context.address, **found})
     for alarm in alarms(found):
         typer.echo(f"alarm: {alarm}", err=True)
     if found.get("ready") is False:
@@ -99,7 +99,7 @@ def status(reach: CliContext) -> None:
 
 @remote_command
 def backup(
-    reach: CliContext,
+    context: CliContext,
     reason: ReasonOption = ASKED,
 ) -> None:
     """Copy everything the running server keeps, but secrets.json, into a folder of its
@@ -115,16 +115,16 @@ def backup(
     \b
       holdfast backup --reason "before the upgrade"
     """
-    rest, watch = reach.as_operator(BACKUP_SECONDS_MAX), reach.as_operator()
+    rest, watch = context.as_operator(BACKUP_SECONDS_MAX), context.as_operator()
 
     def step() -> tuple[str, int, int] | None:
         found = watch.get("/admin/backup")["step"]
         return (found["doing"], found["done_bytes"], found["total_bytes"]) if found else None
 
-    with output.progress(reach, of_bytes=True) as moved, output.watching(step, moved):
+    with output.progress(context, of_bytes=True) as moved, output.watching(step, moved):
         taken = rest.post("/admin/backup", body={"reason": reason})
-    output.told(
-        reach,
+    output.report(
+        context,
         taken,
         f"{taken['path']} ({taken['size_bytes']:,} bytes: {_contents(taken['files'])})",
     )
@@ -132,7 +132,7 @@ def backup(
 
 @local_command
 def restore(
-    reach: CliContext,
+    context: CliContext,
     folder: Annotated[
         Path, typer.Argument(metavar="BACKUP", help="A backup that `holdfast backup` made.")
     ],
@@ -154,21 +154,21 @@ def restore(
     """
     from holdfast.node.backup import restore_backup
 
-    with output.progress(reach, of_bytes=True) as moved:
+    with output.progress(context, of_bytes=True) as moved:
         manifest = restore_backup(
-            reach.state_path, folder, overwrite=overwrite, reason=reason, progress=moved
+            context.state_path, folder, overwrite=overwrite, reason=reason, progress=moved
         )
     files = [{"name": f.name, "counts": f.counts} for f in manifest.files]
-    if reach.as_json:
+    if context.as_json:
         output.as_json(
-            {"state_dir": str(reach.state_path), "taken_at": manifest.taken_at, "files": files}
+            {"state_dir": str(context.state_path), "taken_at": manifest.taken_at, "files": files}
         )
         return
     output.line(
-        f"{_contents(files)}: in place in {reach.state_path}; start the server with `holdfast"
+        f"{_contents(files)}: in place in {context.state_path}; start the server with `holdfast"
         " serve`"
     )
-    if not (reach.state_path / "secrets.json").exists():
+    if not (context.state_path / "secrets.json").exists():
         typer.echo(
             "There is no secrets.json: put a copy of the old server's there, or the next start"
             " makes new ones and every token made so far is void.",
@@ -178,14 +178,14 @@ def restore(
 
 def _contents(files: Iterable[Mapping[str, Any]]) -> str:
     """The counts of a backup, as a phrase."""
-    told = ("chats", "messages", "jobs", "rules", "endpoints")
+    named = ("chats", "messages", "jobs", "rules", "endpoints")
     counts = {name: count for file in files for name, count in file["counts"].items()}
-    return ", ".join(f"{counts[name]:,} {name}" for name in told if name in counts)
+    return ", ".join(f"{counts[name]:,} {name}" for name in named if name in counts)
 
 
 @remote_command
 def erase(
-    reach: CliContext,
+    context: CliContext,
     user: Annotated[str, typer.Option("--user", "-u", help="Whom to erase.")],
     reason: ReasonOption,
     tenant: TenantOption = "default",
@@ -209,9 +209,9 @@ def erase(
             abort=True,
             err=True,
         )
-    rest = reach.as_operator()
+    rest = context.as_operator()
     messages = chats = after = 0
-    with output.progress(reach) as moved:
+    with output.progress(context) as moved:
         while True:
             body = {"tenant": tenant, "user_id": user, "reason": reason, "after": after}
             step = rest.post("/admin/erase", body=body)
@@ -225,15 +225,15 @@ def erase(
                 break
     erased = {"messages": messages, "chats_left": chats, "kept": step["kept"]}
     kept = f"; still in {len(step['kept'])} direct or halted chats" if step["kept"] else ""
-    output.told(
-        reach, erased, f"{messages:,} messages of {user} are erased, {chats:,} chats left{kept}"
+    output.report(
+        context, erased, f"{messages:,} messages of {user} are erased, {chats:,} chats left{kept}"
     )
 
 
 @key.command("create")
 @remote_command
 def create_key(
-    reach: CliContext,
+    context: CliContext,
     kind: Annotated[
         KeyKindChoice,
         typer.Argument(help="tenant: a backend that acts for its users; admin: an operator."),
@@ -266,28 +266,28 @@ def create_key(
         body["tenant"] = tenant or "default"
     if scopes:
         body["scopes"] = scopes
-    stopped = reach.stopped_state if kind is KeyKindChoice.admin else None
-    if stopped is not None and not reach.names_a_server:
+    stopped = context.stopped_state if kind is KeyKindChoice.admin else None
+    if stopped is not None and not context.names_a_server:
         made = _made_offline(stopped, label, scopes, reason)
     else:
-        made = _made_by_server(reach, body, stopped)
-    output.secret(reach, made, made["key"]["key_id"])
+        made = _made_by_server(context, body, stopped)
+    output.secret(context, made, made["key"]["key_id"])
 
 
 def _made_by_server(
-    reach: CliContext, body: Mapping[str, Any], stopped: Path | None
+    context: CliContext, body: Mapping[str, Any], stopped: Path | None
 ) -> dict[str, Any]:
     """``stopped``: a stopped server's state, where the key could be made."""
     try:
-        return dict(reach.as_operator().post("/admin/keys", body=body))
+        return dict(context.as_operator().post("/admin/keys", body=body))
     except Unavailable as error:
         if stopped is None:
             raise
         named = " and ".join(
             way
             for given, way in (
-                (reach.url, "--url and unset HOLDFAST_URL"),
-                (reach.token, "--token and unset HOLDFAST_TOKEN and HOLDFAST_TOKEN_FILE"),
+                (context.url, "--url and unset HOLDFAST_URL"),
+                (context.token, "--token and unset HOLDFAST_TOKEN and HOLDFAST_TOKEN_FILE"),
             )
             if given
         )
@@ -314,7 +314,7 @@ def _made_offline(state: Path, label: str, scopes: list[str] | None, reason: str
 
 @key.command("ls")
 @remote_command
-def list_keys(reach: CliContext) -> None:
+def list_keys(context: CliContext) -> None:
     """List the API keys, without their secrets.
 
     Example:
@@ -322,9 +322,9 @@ def list_keys(reach: CliContext) -> None:
     \b
       holdfast key ls
     """
-    keys = reach.as_operator().get("/admin/keys")["keys"]
+    keys = context.as_operator().get("/admin/keys")["keys"]
     output.listed(
-        reach, keys,
+        context, keys,
         ("key", "kind", "tenant", "label", "scopes", "created", "ends with"),
         (
             (
@@ -345,7 +345,7 @@ def list_keys(reach: CliContext) -> None:
 @key.command("revoke")
 @remote_command
 def revoke_key(
-    reach: CliContext,
+    context: CliContext,
     key_id: Annotated[
         str, typer.Argument(metavar="KEY", help="A key's id (key_…), as `key ls` shows it.")
     ],
@@ -365,9 +365,9 @@ def revoke_key(
       holdfast key revoke key_3f2a90 --reason "left the company"
     """
     asked = {"reason": reason, **({"force": "true"} if force else {})}
-    revoked = reach.as_operator().delete("/admin/keys", key_id, **asked)
-    output.told(reach, revoked, f"{key_id} ({revoked['label']}) is revoked")
-    if not reach.as_json and "tokens:write" in revoked["scopes"]:
+    revoked = context.as_operator().delete("/admin/keys", key_id, **asked)
+    output.report(context, revoked, f"{key_id} ({revoked['label']}) is revoked")
+    if not context.as_json and "tokens:write" in revoked["scopes"]:
         end = f"holdfast revoke tenant {revoked['tenant']} --reason REASON"
         typer.echo(
             "tokens that were made with it are good until they expire; if it got out, end them:"
@@ -379,7 +379,7 @@ def revoke_key(
 def alarms(status: Mapping[str, Any]) -> list[str]:
     """The parts of a server's status that need attention now."""
     limits = status.get("limits") or {}
-    said = [
+    found = [
         f"{name}: {why} (docs/guides/runbooks/breaker-open.md)"
         for name, why in status.get("trouble", {}).items()
     ]
@@ -390,7 +390,7 @@ def alarms(status: Mapping[str, Any]) -> list[str]:
             if age is None
             else f"nobody knows of changes for {age:.0f} s"
         )
-        said.append(f"the rules here are stale: {what} (docs/guides/runbooks/rules-stale.md)")
+        found.append(f"the rules here are stale: {what} (docs/guides/runbooks/rules-stale.md)")
     if (counters := limits.get("counters", "up")) != "up":
         why = (
             f" ({limits.get('counters_reason') or 'no reason yet'}:"
@@ -400,11 +400,11 @@ def alarms(status: Mapping[str, Any]) -> list[str]:
             f"{limits.get('degraded_ratio', 1):.0%} of checks are answered without them, by each"
             " node's share"
         )
-        said.append(
+        found.append(
             f"the counters are {counters}{why}: {part} (docs/guides/runbooks/limits-redis.md)"
         )
     if (notifications := limits.get("notifications", "up")) != "up":
-        said.append(
+        found.append(
             f"changes of rules do not come by Redis ({notifications})"
             " (docs/guides/runbooks/limits-redis.md)"
         )
@@ -415,7 +415,7 @@ def alarms(status: Mapping[str, Any]) -> list[str]:
                 if issuer["keys"]
                 else "its tokens are answered 503"
             )
-            said.append(
+            found.append(
                 f"issuer {name}: {issuer['trouble']}; {keys} (docs/guides/runbooks/issuer-keys.md)"
             )
     if parked := (status.get("webhooks") or {}).get("parked"):
@@ -424,7 +424,7 @@ def alarms(status: Mapping[str, Any]) -> list[str]:
             if len(parked) == 1
             else f"{sum(parked.values()):,} jobs are"
         )
-        said.append(
+        found.append(
             f"webhooks disabled: {', '.join(parked)}; {jobs} parked (docs/guides/webhooks.md)"
         )
-    return said
+    return found

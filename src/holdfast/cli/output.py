@@ -96,16 +96,16 @@ def fields(values: Mapping[str, Any]) -> None:
         typer.echo(f"{name:<{width}}  {printable(value)}")
 
 
-def told(reach: CliContext, answer: Any, sentence: str) -> None:
+def report(context: CliContext, answer: Any, sentence: str) -> None:
     """Print the response for programs, a sentence for people."""
-    if reach.as_json:
+    if context.as_json:
         as_json(answer)
     else:
         line(sentence)
 
 
 def listed(
-    reach: CliContext,
+    context: CliContext,
     found: Any,
     columns: Sequence[str],
     rows: Iterable[Sequence[Any]],
@@ -113,27 +113,27 @@ def listed(
     empty: str,
 ) -> None:
     """Print JSON for programs, a table for people; ``empty`` as in ``table``."""
-    if reach.as_json:
+    if context.as_json:
         as_json(found)
     else:
         table(columns, rows, empty)
 
 
 def described(
-    reach: CliContext, found: Mapping[str, Any], values: Mapping[str, Any] | None = None
+    context: CliContext, found: Mapping[str, Any], values: Mapping[str, Any] | None = None
 ) -> None:
     """Print one object; to people, only ``values`` of it if given."""
-    if reach.as_json:
+    if context.as_json:
         as_json(found)
     else:
         shown = found if values is None else values
         fields({name.replace("_", " "): _flat(value) for name, value in shown.items()})
 
 
-def secret(reach: CliContext, made: Mapping[str, Any], name: str) -> None:
+def secret(context: CliContext, made: Mapping[str, Any], name: str) -> None:
     """Print a new secret alone on stdout, for a pipe, and the warning on stderr."""
-    told(reach, made, made["secret"])
-    if not reach.as_json:
+    report(context, made, made["secret"])
+    if not context.as_json:
         typer.echo(f"{name}: keep the line above; it cannot be shown again", err=True)
 
 
@@ -152,7 +152,7 @@ def _flat(value: Any) -> Any:
 
 
 @contextmanager
-def progress(reach: CliContext, *, of_bytes: bool = False) -> Iterator[_Moved]:
+def progress(context: CliContext, *, of_bytes: bool = False) -> Iterator[_Moved]:
     """A bar for long work, on a terminal's stderr and never with ``--json``."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
@@ -160,7 +160,7 @@ def progress(reach: CliContext, *, of_bytes: bool = False) -> Iterator[_Moved]:
     figures = (DownloadColumn(),) if of_bytes else ()
     columns = (TextColumn("{task.description}"), BarColumn(), *figures, TimeElapsedColumn())
     console = Console(stderr=True)
-    nobody = reach.as_json or not console.is_interactive
+    nobody = context.as_json or not console.is_interactive
     with Progress(*columns, console=console, transient=True, disable=nobody) as bar:
         task = bar.add_task("starting", total=None)
         yield lambda doing, done, in_all: bar.update(

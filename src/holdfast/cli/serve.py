@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.context import settings_of, told
+from holdfast.cli.context import reporting_errors, settings_of
 from holdfast.errors import BadSetting
 
 
@@ -49,10 +49,10 @@ def serve(
     """
     from holdfast.node.lifecycle import run_node
 
-    with told(as_json=False):
+    with reporting_errors(as_json=False):
         config, state_dir = (
-            config or _said_before(ctx, "config"),
-            state_dir or _said_before(ctx, "state_dir"),
+            config or _given_before_serve(ctx, "config"),
+            state_dir or _given_before_serve(ctx, "state_dir"),
         )
         named = {
             "server.host": host,
@@ -63,7 +63,7 @@ def serve(
         run_node(settings_of(config, overrides), typer.echo)
 
 
-def _said_before(ctx: typer.Context, name: str) -> Path | None:
+def _given_before_serve(ctx: typer.Context, name: str) -> Path | None:
     """An option given before the word ``serve`` counts as if given after it."""
     outer = ctx.parent
     if outer is None or getattr(outer.get_parameter_source(name), "name", "") != "COMMANDLINE":

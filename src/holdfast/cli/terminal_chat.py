@@ -66,8 +66,8 @@ class Room:
     def state_file(self, window: int) -> Path:
         """The state file of this server, user, chat and window."""
         claims = claims_of(self.token())
-        place = f"{self.rest.url}\0{claims.tenant}\0{claims.sub}\0{self.chat_id}".encode()
-        name = hashlib.blake2b(place, digest_size=8).hexdigest()
+        identity = f"{self.rest.url}\0{claims.tenant}\0{claims.sub}\0{self.chat_id}".encode()
+        name = hashlib.blake2b(identity, digest_size=8).hexdigest()
         return self.state_dir / "cli" / f"{name}-{window}.db"
 
     def page(self) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class TerminalChat:
                 self.show(message)
         self._shown = max(self._shown, _end_of(page).sequence)
 
-    async def hear(self) -> None:
+    async def receive(self) -> None:
         """Show the client's events as they arrive."""
         async for event in self._client.events():
             if (
@@ -139,7 +139,7 @@ class TerminalChat:
                 and event.state in ACCEPTED
             ):
                 await self._catch_up()
-            self._heard(event)
+            self._on_event(event)
 
     async def _catch_up(self) -> None:
         """Load the missing history; after a failure the next connection tries again."""
@@ -149,23 +149,23 @@ class TerminalChat:
             if not error.retryable:
                 raise
 
-    def _heard(self, event: ClientEvent) -> None:
+    def _on_event(self, event: ClientEvent) -> None:
         match event:
             case Message():
                 if event.sender_id == self._user and event.client_message_id:
-                    self._is_back(event.client_message_id)
+                    self._on_delivered(event.client_message_id)
                 if event.sequence > self._shown:
                     self._shown = event.sequence
                     self.show(msgspec.to_builtins(event))
             case ConnectionChanged(state=state) if state in ACCEPTED:
                 self._state = "online"
-                self._tell_status()
+                self._update_status()
             case ConnectionChanged(state="backoff", reason=reason) if not self._state.startswith(
                 "offline"
             ):
                 # the first reason; each try after it fails with its own
                 self._state = f"offline: {reason}"
-                self._tell_status()
+                self._update_status()
             case ChatReset():
                 self._shown = 0
                 self._screen.show("— the chat was repaired; here it is again, from its beginning —")
@@ -177,17 +177,17 @@ class TerminalChat:
             case _:
                 pass
 
-    async def speak(self) -> None:
+    async def send_lines(self) -> None:
         """Send the user's lines. At the end of a pipe, wait until all are delivered."""
         async with asyncio.TaskGroup() as sends:
             for key, content in self._waiting.items():
                 sends.create_task(self._send(key, content))
             async for line in self._screen.lines():
-                text = line if self._screen.is_pipe else self._obey(line)
+                text = line if self._screen.is_pipe else self._run_command(line)
                 if text.strip():
                     key = self._ids.new("cmsg_")
                     self._waiting[key] = text
-                    self._tell_status()
+                    self._update_status()
                     sends.create_task(self._send(key, text))
                     # let it reach the outbox before the input's end cancels it
                     await asyncio.sleep(0)
@@ -198,7 +198,7 @@ class TerminalChat:
             else:
                 raise _Left
 
-    def _obey(self, line: str) -> str:
+    def _run_command(self, line: str) -> str:
         """Run a command, or return the text to send.
 
         For terminals: a pipe has no commands.
@@ -225,22 +225,22 @@ class TerminalChat:
             sent = await self._client.send(self._room.chat_id, content, client_message_id=key)
         except HoldfastError as error:
             self._screen.show(f"not sent: {content} ({error})")
-            self._is_back(key)
+            self._on_delivered(key)
         else:
             if sent.sequence <= self._shown:
-                self._is_back(key)
+                self._on_delivered(key)
 
-    def _is_back(self, key: str) -> None:
+    def _on_delivered(self, key: str) -> None:
         self._waiting.pop(key, None)
         self._fewer.set()
-        self._tell_status()
+        self._update_status()
 
     async def _until_fewer_than(self, count: int) -> None:
         while len(self._waiting) >= count:
             self._fewer.clear()
             await self._fewer.wait()
 
-    def _tell_status(self) -> None:
+    def _update_status(self) -> None:
         newest = [*islice(reversed(self._waiting.values()), WAITING_SHOWN)]
         self._screen.status(self._state, newest[::-1])
 
@@ -251,7 +251,7 @@ class _Left(Exception):
 
 async def talk(room: Room) -> None:
     """Run until the user leaves; raise the reason if the server ends it for good."""
-    page, away = _history(room)
+    page, problem = _history(room)
     async with _entered(room, None if page is None else _end_of(page)) as (client, unsent):
         screen = screen_for(claims_of(room.token()).sub)
         try:
@@ -259,7 +259,7 @@ async def talk(room: Room) -> None:
             if page is not None:
                 talking.begin(page)
             else:
-                screen.show(f"— {away}; what you type is kept, and sent when it is back —")
+                screen.show(f"— {problem}; what you type is kept, and sent when it is back —")
             if not screen.is_pipe:
                 screen.show(HOW_TO_LEAVE)
             await _until_one_ends(talking)
@@ -365,7 +365,7 @@ async def _take_over(file: Path, client: Client) -> list[OutboxEntry]:
 
 async def _until_one_ends(talking: TerminalChat) -> None:
     """Receive and send until one of them ends; raise the error of either."""
-    running = [asyncio.create_task(talking.hear()), asyncio.create_task(talking.speak())]
+    running = [asyncio.create_task(talking.receive()), asyncio.create_task(talking.send_lines())]
     try:
         done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
     finally:

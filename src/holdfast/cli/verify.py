@@ -27,7 +27,7 @@ _SHOWN_MAX = 3
 
 @remote_command
 def verify(
-    reach: CliContext,
+    context: CliContext,
     server: Annotated[
         str | None, typer.Argument(metavar="[URL]", help="The server; else as --url says.")
     ] = None,
@@ -73,46 +73,50 @@ def verify(
             judged = load(replay)
         except (OSError, ValueError) as error:
             raise BadSetting(f"{replay} cannot be judged: {error}") from None
-        _tell(reach, judged, left=[])
+        _print_verdicts(context, judged, left=[])
         return
-    trial = _trial(reach, server or reach.address, tenant, seconds, seed)
+    workload = _workload(context, server or context.address, tenant, seconds, seed)
     try:
-        with output.progress(reach) as moved:
+        with output.progress(context) as moved:
             asyncio.run(
-                trial.run(lambda now: moved(_words(now), min(now.seconds, seconds), seconds))
+                workload.run(
+                    lambda now: moved(_progress_text(now), min(now.seconds, seconds), seconds)
+                )
             )
     finally:
         if history is not None:
-            _save(trial, history)
-    _tell(reach, trial.record.history(), trial.left)
+            _save(workload, history)
+    _print_verdicts(context, workload.record.history(), workload.left)
 
 
-def _save(trial: Workload, history: Path) -> None:
+def _save(workload: Workload, history: Path) -> None:
     try:
-        trial.record.save(history)
+        workload.record.save(history)
     except OSError as error:
         raise BadSetting(f"{history} cannot be written: {error.strerror}") from None
 
 
-def _words(now: WorkloadProgress) -> str:
+def _progress_text(now: WorkloadProgress) -> str:
     return f"{now.doing}: {now.sends} sends, {now.cuts} cuts"
 
 
-def _trial(reach: CliContext, url: str, tenant: str, seconds: float, seed: int | None) -> Workload:
+def _workload(
+    context: CliContext, url: str, tenant: str, seconds: float, seed: int | None
+) -> Workload:
     from holdfast.verify.workload import Workload, WorkloadSettings
 
-    members, stranger = _accounts(reach, url, tenant)
+    members, stranger = _accounts(context, url, tenant)
     chosen = secrets.randbelow(10**6) if seed is None else seed
-    operator = None if reach.token else replace(reach, url=url).as_operator()
+    operator = None if context.token else replace(context, url=url).as_operator()
     return Workload(url, members, stranger, WorkloadSettings(seconds=seconds), chosen, operator)
 
 
-def _accounts(reach: CliContext, url: str, tenant: str) -> tuple[list[Account], Account | None]:
+def _accounts(context: CliContext, url: str, tenant: str) -> tuple[list[Account], Account | None]:
     """Two members and a stranger, or the token's own user."""
     from holdfast.client.connection import claims_of
     from holdfast.verify.workload import Account
 
-    token = reach.token
+    token = context.token
     if token and token.startswith("hf_admin_"):
         raise InvalidMessage(
             "an admin key cannot talk: use a tenant key, a user token, or the state directory"
@@ -128,7 +132,9 @@ def _accounts(reach: CliContext, url: str, tenant: str) -> tuple[list[Account], 
 
     def account(name: str) -> Account:
         user = f"verify-{run}-{name}"
-        made = _minted(RestClient(url, token), user) if token else reach.mint(user, tenant, hours=2)
+        made = (
+            _minted(RestClient(url, token), user) if token else context.mint(user, tenant, hours=2)
+        )
         claimed = claims_of(made).tenant or "default"
         return Account(User(claimed, user), made, RestClient(url, made))
 
@@ -140,7 +146,7 @@ def _minted(rest: RestClient, user: str) -> str:
     return str(rest.post("/v1/tokens", body=body)["token"])
 
 
-def _tell(reach: CliContext, history: History, left: list[str]) -> None:
+def _print_verdicts(context: CliContext, history: History, left: list[str]) -> None:
     from holdfast.verify.checkers import CHECKERS
     from holdfast.verify.history import Header
 
@@ -148,11 +154,11 @@ def _tell(reach: CliContext, history: History, left: list[str]) -> None:
     named = header.notes.get("checkers") if isinstance(header, Header) else None
     verdicts = {number: CHECKERS[number](history) for number in named or CHECKERS}
     kept = all(verdict.ok for verdict in verdicts.values()) and any(history.acks())
-    if reach.as_json:
+    if context.as_json:
         output.as_json(_report(history, verdicts, kept, left))
     else:
         rows = [
-            (number, verdict.name, verdict.examined, _word(verdict))
+            (number, verdict.name, verdict.examined, _verdict_text(verdict))
             for number, verdict in verdicts.items()
         ]
         output.table(("", "promise", "facts", ""), rows, empty="nothing was judged")
@@ -167,7 +173,7 @@ def _tell(reach: CliContext, history: History, left: list[str]) -> None:
         raise typer.Exit(1)
 
 
-def _word(verdict: Verdict) -> str:
+def _verdict_text(verdict: Verdict) -> str:
     if not verdict.ok:
         return f"BROKEN ({len(verdict.violations)} times)"
     return "kept" if verdict.examined else "nothing to judge"

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli import output
-from holdfast.cli.context import ASKED, CliContext, ReasonOption, remote_command
-from holdfast.cli.groups import group
+from holdfast.cli.context import ASKED, CliContext, ReasonOption, group, remote_command
 from holdfast.cli.jobs import LimitOption
 
 webhooks = group("Where a tenant's messages are sent.")
@@ -22,7 +21,7 @@ _EndpointArgument = Annotated[
 @webhooks.command("add")
 @remote_command
 def add_webhook(
-    reach: CliContext,
+    context: CliContext,
     address: Annotated[
         str, typer.Argument(metavar="URL", help="Where to; https, on a public address.")
     ],
@@ -38,13 +37,13 @@ def add_webhook(
       holdfast webhooks add https://example.com/hooks/chat --tenant acme
     """
     body = {"url": address, "tenant": tenant, "description": description, "reason": reason}
-    made = reach.as_operator().post("/admin/webhooks", body=body)
-    output.secret(reach, made, made["endpoint_id"])
+    made = context.as_operator().post("/admin/webhooks", body=body)
+    output.secret(context, made, made["endpoint_id"])
 
 
 @webhooks.command("ls")
 @remote_command
-def list_webhooks(reach: CliContext) -> None:
+def list_webhooks(context: CliContext) -> None:
     """List the endpoints, and how many of their jobs wait; those of a disabled one are
     parked.
 
@@ -53,13 +52,13 @@ def list_webhooks(reach: CliContext) -> None:
     \b
       holdfast webhooks ls
     """
-    found = reach.as_operator().get("/admin/webhooks")["endpoints"]
+    found = context.as_operator().get("/admin/webhooks")["endpoints"]
     columns = ("endpoint", "tenant", "url", "state", "waiting", "for")
     rows = (
         (e["endpoint_id"], e["tenant"], e["url"], _state(e), _waiting(e), e["description"])
         for e in found
     )
-    output.listed(reach, found, columns, rows, empty="No endpoints.")
+    output.listed(context, found, columns, rows, empty="No endpoints.")
 
 
 def _waiting(endpoint: Mapping[str, Any]) -> str:
@@ -75,7 +74,7 @@ def _state(endpoint: Mapping[str, Any]) -> str:
 @webhooks.command("rm")
 @remote_command
 def remove_webhook(
-    reach: CliContext, endpoint: _EndpointArgument, reason: ReasonOption = ASKED
+    context: CliContext, endpoint: _EndpointArgument, reason: ReasonOption = ASKED
 ) -> None:
     """Remove an endpoint and the log of its deliveries.
 
@@ -84,14 +83,14 @@ def remove_webhook(
     \b
       holdfast webhooks rm ep_01J9ZK
     """
-    removed = reach.as_operator().delete("/admin/webhooks", endpoint, reason=reason)
-    output.told(reach, removed, f"{endpoint} ({removed['url']}) is removed")
+    removed = context.as_operator().delete("/admin/webhooks", endpoint, reason=reason)
+    output.report(context, removed, f"{endpoint} ({removed['url']}) is removed")
 
 
 @webhooks.command("test")
 @remote_command
 def check_webhook(
-    reach: CliContext, endpoint: _EndpointArgument, reason: ReasonOption = ASKED
+    context: CliContext, endpoint: _EndpointArgument, reason: ReasonOption = ASKED
 ) -> None:
     """Send a test delivery; see how it went with `holdfast webhooks log`.
 
@@ -100,14 +99,16 @@ def check_webhook(
     \b
       holdfast webhooks test ep_01J9ZK
     """
-    answer = reach.as_operator().post("/admin/webhooks", endpoint, "test", body={"reason": reason})
-    output.told(reach, answer, f"a test is on its way; see holdfast webhooks log {endpoint}")
+    answer = context.as_operator().post(
+        "/admin/webhooks", endpoint, "test", body={"reason": reason}
+    )
+    output.report(context, answer, f"a test is on its way; see holdfast webhooks log {endpoint}")
 
 
 @webhooks.command("enable")
 @remote_command
 def enable_webhook(
-    reach: CliContext, endpoint: _EndpointArgument, reason: ReasonOption = ASKED
+    context: CliContext, endpoint: _EndpointArgument, reason: ReasonOption = ASKED
 ) -> None:
     """Enable an endpoint that an operator or its own answer 410 disabled; what was
     parked is sent, in order.
@@ -117,16 +118,16 @@ def enable_webhook(
     \b
       holdfast webhooks enable ep_01J9ZK
     """
-    enabled = reach.as_operator().post(
+    enabled = context.as_operator().post(
         "/admin/webhooks", endpoint, "enable", body={"reason": reason}
     )
-    output.told(reach, enabled, f"{endpoint} is enabled")
+    output.report(context, enabled, f"{endpoint} is enabled")
 
 
 @webhooks.command("disable")
 @remote_command
 def disable_webhook(
-    reach: CliContext, endpoint: _EndpointArgument, reason: ReasonOption = ASKED
+    context: CliContext, endpoint: _EndpointArgument, reason: ReasonOption = ASKED
 ) -> None:
     """Send nothing to an endpoint until it is enabled; its jobs are parked, at most
     100,000 and for 7 days.
@@ -136,15 +137,15 @@ def disable_webhook(
     \b
       holdfast webhooks disable ep_01J9ZK --reason "their maintenance"
     """
-    disabled = reach.as_operator().post(
+    disabled = context.as_operator().post(
         "/admin/webhooks", endpoint, "disable", body={"reason": reason}
     )
-    output.told(reach, disabled, f"{endpoint} is disabled")
+    output.report(context, disabled, f"{endpoint} is disabled")
 
 
 @webhooks.command("log")
 @remote_command
-def webhook_log(reach: CliContext, endpoint: _EndpointArgument, limit: LimitOption = 20) -> None:
+def webhook_log(context: CliContext, endpoint: _EndpointArgument, limit: LimitOption = 20) -> None:
     """Show the last deliveries to an endpoint.
 
     Example:
@@ -152,11 +153,11 @@ def webhook_log(reach: CliContext, endpoint: _EndpointArgument, limit: LimitOpti
     \b
       holdfast webhooks log ep_01J9ZK
     """
-    found = reach.as_operator().get("/admin/webhooks", endpoint, "deliveries", limit=limit)[
+    found = context.as_operator().get("/admin/webhooks", endpoint, "deliveries", limit=limit)[
         "deliveries"
     ]
     output.listed(
-        reach, found,
+        context, found,
         ("at", "chat", "sequence", "attempt", "status", "seconds", "error"),
         (
             (

@@ -13,8 +13,14 @@ import msgspec
 import typer
 
 from holdfast.cli import output
-from holdfast.cli.context import ASKED, CliContext, local_command, remote_command, settings_of
-from holdfast.cli.groups import group
+from holdfast.cli.context import (
+    ASKED,
+    CliContext,
+    group,
+    local_command,
+    remote_command,
+    settings_of,
+)
 from holdfast.cli.rules.desired import FIELDS, assigned, portable, read
 from holdfast.cli.rules.requests import (
     PAGE,
@@ -51,7 +57,7 @@ AWAY = Backoff(WATCH_SECONDS, 10.0)
 @rules.command("ls")
 @remote_command
 def list_rules(
-    reach: CliContext,
+    context: CliContext,
     tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
 ) -> None:
     """List the rules.
@@ -62,9 +68,9 @@ def list_rules(
       holdfast rules ls
       holdfast rules ls --tenant acme --json
     """
-    found = every(reach.as_operator(), tenant)
+    found = every(context.as_operator(), tenant)
     output.listed(
-        reach,
+        context,
         found,
         ("tenant", "resource", "algorithm", "limit", "burst", "besides", "version"),
         (
@@ -88,7 +94,7 @@ def list_rules(
 
 @rules.command("get")
 @remote_command
-def get_rule(reach: CliContext, tenant: TenantArgument, resource: ResourceArgument) -> None:
+def get_rule(context: CliContext, tenant: TenantArgument, resource: ResourceArgument) -> None:
     """Show one rule.
 
     Example:
@@ -97,14 +103,14 @@ def get_rule(reach: CliContext, tenant: TenantArgument, resource: ResourceArgume
       holdfast rules get acme /api/search
     """
     output.described(
-        reach, reach.as_operator().get("/admin/rules", tenantID=tenant, resource=resource)
+        context, context.as_operator().get("/admin/rules", tenantID=tenant, resource=resource)
     )
 
 
 @rules.command("set")
 @remote_command
 def set_rule(
-    reach: CliContext,
+    context: CliContext,
     tenant: TenantArgument,
     resource: ResourceArgument,
     fields: Annotated[
@@ -125,7 +131,7 @@ def set_rule(
       holdfast rules set "*" send:user mode=shadow
     """
     body = {"tenantID": tenant, "resource": resource, **assigned(fields), "reason": reason}
-    output.described(reach, put(reach.as_operator(), body, version))
+    output.described(context, put(context.as_operator(), body, version))
     if beside := reserved_beside(resource):
         own = ", ".join(f"{word}*" for word in beside)
         typer.echo(
@@ -137,7 +143,7 @@ def set_rule(
 @rules.command("delete")
 @remote_command
 def delete_rule(
-    reach: CliContext,
+    context: CliContext,
     tenant: TenantArgument,
     resource: ResourceArgument,
     version: VersionOption = None,
@@ -150,16 +156,16 @@ def delete_rule(
     \b
       holdfast rules delete acme /api/search --reason "moved to the wildcard"
     """
-    rest = reach.as_operator()
+    rest = context.as_operator()
     name = {"tenantID": tenant, "resource": resource}
     seen = version if version is not None else rest.get("/admin/rules", **name)["version"]
     query = urlencode({**name, "expectedVersion": seen, "reason": reason})
-    output.described(reach, sure(rest, "DELETE", f"/admin/rules?{query}"))
+    output.described(context, sure(rest, "DELETE", f"/admin/rules?{query}"))
 
 
 @rules.command("history")
 @remote_command
-def history(reach: CliContext, tenant: TenantArgument, resource: ResourceArgument) -> None:
+def history(context: CliContext, tenant: TenantArgument, resource: ResourceArgument) -> None:
     """Who changed a rule, when and why; newest first.
 
     Example:
@@ -167,9 +173,9 @@ def history(reach: CliContext, tenant: TenantArgument, resource: ResourceArgumen
     \b
       holdfast rules history acme /api/search
     """
-    changes = history_of(reach.as_operator(), tenant, resource)
+    changes = history_of(context.as_operator(), tenant, resource)
     output.listed(
-        reach,
+        context,
         changes,
         ("version", "at", "who", "what", "limit", "besides", "reason"),
         (
@@ -191,7 +197,7 @@ def history(reach: CliContext, tenant: TenantArgument, resource: ResourceArgumen
 @rules.command("diff")
 @remote_command
 def diff(
-    reach: CliContext,
+    context: CliContext,
     tenant: TenantArgument,
     resource: ResourceArgument,
     old: Annotated[
@@ -207,7 +213,7 @@ def diff(
       holdfast rules diff acme /api/search
       holdfast rules diff acme /api/search 3 7
     """
-    past = {c["version"]: c["rule"] for c in history_of(reach.as_operator(), tenant, resource)}
+    past = {c["version"]: c["rule"] for c in history_of(context.as_operator(), tenant, resource)}
     if not past:
         raise NotFound("the log of changes does not reach back to this rule's last change")
     after = new if new is not None else max(past)
@@ -218,7 +224,7 @@ def diff(
                 f"there is no version {wanted} of this rule, or the log does not reach back to it"
             )
     changed = field_differences(past[before], past[after], (*FIELDS, "deleted"))
-    if reach.as_json:
+    if context.as_json:
         output.as_json({"old": before, "new": after, "changed": changed})
     elif not changed:
         output.line(f"versions {before} and {after} are the same")
@@ -229,7 +235,7 @@ def diff(
 @rules.command("rollback")
 @remote_command
 def rollback(
-    reach: CliContext,
+    context: CliContext,
     tenant: TenantArgument,
     resource: ResourceArgument,
     version: Annotated[int, typer.Argument(help="What it shall be again.")],
@@ -243,13 +249,16 @@ def rollback(
       holdfast rules rollback acme /api/search 6 --reason "500 was too much"
     """
     body = {"tenantID": tenant, "resource": resource, "version": version, "reason": reason}
-    output.described(reach, sure(reach.as_operator(), "POST", "/admin/rules/rollback", body))
+    output.described(context, sure(context.as_operator(), "POST", "/admin/rules/rollback", body))
 
 
 @rules.command("peek")
 @remote_command
 def peek(
-    reach: CliContext, tenant: TenantArgument, resource: ResourceArgument, subject: SubjectArgument
+    context: CliContext,
+    tenant: TenantArgument,
+    resource: ResourceArgument,
+    subject: SubjectArgument,
 ) -> None:
     """Show how much of its limit a subject has used. Nothing is taken.
 
@@ -260,13 +269,13 @@ def peek(
       holdfast rules peek acme send:user ann
     """
     name = {"tenantID": tenant, "resource": resource, "subject": subject}
-    output.described(reach, reach.as_operator().get("/admin/limits/subject", **name))
+    output.described(context, context.as_operator().get("/admin/limits/subject", **name))
 
 
 @rules.command("reset")
 @remote_command
 def reset(
-    reach: CliContext,
+    context: CliContext,
     tenant: TenantArgument,
     resource: ResourceArgument,
     subject: SubjectArgument,
@@ -280,13 +289,13 @@ def reset(
       holdfast rules reset acme /api/search user-7 --reason "their import ran twice"
     """
     body = {"tenantID": tenant, "resource": resource, "subject": subject, "reason": reason}
-    output.described(reach, reach.as_operator().post("/admin/limits/subject/reset", body=body))
+    output.described(context, context.as_operator().post("/admin/limits/subject/reset", body=body))
 
 
 @rules.command("watch")
 @remote_command
 def watch(
-    reach: CliContext,
+    context: CliContext,
     seconds: Annotated[
         float | None, typer.Option(help="Stop after this time.  [default: at Ctrl-C]")
     ] = None,
@@ -300,7 +309,7 @@ def watch(
       holdfast rules watch
       holdfast rules watch --json | jq .rule.limit
     """
-    rest, end = reach.as_operator(), None if seconds is None else time.monotonic() + seconds
+    rest, end = context.as_operator(), None if seconds is None else time.monotonic() + seconds
     cursor, failures = rest.get("/admin/rules/changes", limit=1)["head"], 0
     while True:
         over = end is not None and time.monotonic() >= end
@@ -317,7 +326,7 @@ def watch(
             failures, cursor = 0, min(cursor, page["head"])
             for change in page["changes"]:
                 cursor = change["seq"]
-                _tell_change(reach, change)
+                _tell_change(context, change)
         if over:
             return
         pause = AWAY.bound(failures) if failures else WATCH_SECONDS
@@ -327,7 +336,7 @@ def watch(
 @rules.command("export")
 @remote_command
 def export(
-    reach: CliContext,
+    context: CliContext,
     tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
 ) -> None:
     """Print the rules as JSON that `import` takes.
@@ -337,13 +346,13 @@ def export(
     \b
       holdfast rules export > rules.json
     """
-    output.as_json([portable(rule) for rule in every(reach.as_operator(), tenant)])
+    output.as_json([portable(rule) for rule in every(context.as_operator(), tenant)])
 
 
 @rules.command("import")
 @remote_command
 def import_rules(
-    reach: CliContext,
+    context: CliContext,
     file: Annotated[Path, typer.Argument(help="What `export` printed.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
     reason: _ReasonOption = ASKED,
@@ -361,16 +370,16 @@ def import_rules(
       holdfast rules import rules.json --dry-run
       holdfast rules import rules.json --reason "from git"
     """
-    rest, wanted = reach.as_operator(), read(file)
+    rest, wanted = context.as_operator(), read(file)
     plan, change_id = compared(rest, wanted), ""
     if plan["changes"] and not dry_run:
         change_id = imported(rest, wanted, plan["digest"], reason)["changeID"]
-    _tell_imported(reach, plan["changes"], change_id, dry_run=dry_run)
+    _tell_imported(context, plan["changes"], change_id, dry_run=dry_run)
 
 
 @rules.command("raise-epoch")
 @local_command
-def raise_epoch(reach: CliContext) -> None:
+def raise_epoch(context: CliContext) -> None:
     """After you put back your own copy of the rules: let nobody take them for older
     ones.
 
@@ -385,10 +394,10 @@ def raise_epoch(reach: CliContext) -> None:
     """
     from holdfast.node.backup import renew_rules, renew_shared_rules
 
-    rules_url = settings_of(reach.config).limits.rules_url
+    rules_url = settings_of(context.config).limits.rules_url
     if rules_url != "sqlite:":
         epoch = asyncio.run(renew_shared_rules(rules_url))
-        if reach.as_json:
+        if context.as_json:
             output.as_json({"epoch": epoch})
         else:
             output.line(
@@ -396,16 +405,16 @@ def raise_epoch(reach: CliContext) -> None:
                 " sync"
             )
         return
-    file = renew_rules(reach.state_path)
-    output.told(
-        reach,
+    file = renew_rules(context.state_path)
+    output.report(
+        context,
         {"file": str(file)},
         f"{file}: under a new epoch; start the server with `holdfast serve`",
     )
 
 
-def _tell_change(reach: CliContext, change: Mapping[str, Any]) -> None:
-    if reach.as_json:
+def _tell_change(context: CliContext, change: Mapping[str, Any]) -> None:
+    if context.as_json:
         output.line(msgspec.json.encode(change).decode())
         return
     rule = change["rule"]
@@ -415,9 +424,9 @@ def _tell_change(reach: CliContext, change: Mapping[str, Any]) -> None:
 
 
 def _tell_imported(
-    reach: CliContext, changes: Sequence[Mapping[str, Any]], change_id: str, *, dry_run: bool
+    context: CliContext, changes: Sequence[Mapping[str, Any]], change_id: str, *, dry_run: bool
 ) -> None:
-    if reach.as_json:
+    if context.as_json:
         output.as_json({"dry_run": dry_run, "change_id": change_id, "rules": changes})
         return
     if not changes:
