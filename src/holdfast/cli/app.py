@@ -49,13 +49,13 @@ def root(
     The tour:
 
     \b
-      holdfast serve                                          start a server on this machine
+      holdfast serve                                          start a server here
       holdfast chat create --user alice --name lobby -m bob   a chat for two
       holdfast chat open lobby --user alice                   talk, in one terminal
       holdfast chat open lobby --user bob                     and in another
       holdfast status                                         how the server is
-      holdfast verify                                         whether it keeps its promises
-      holdfast backup                                         a copy, without stopping it
+      holdfast verify                                         check its promises
+      holdfast backup                                         copy it while it runs
 
     Every command explains itself: holdfast chat open --help
     """

@@ -17,6 +17,7 @@ from holdfast.cli.context import (
     ReasonOption,
     TenantOption,
     UserOption,
+    chat_id_of,
     group,
     remote_command,
 )
@@ -263,7 +264,7 @@ def inspect(
     \b
       holdfast chat inspect chat_01J9ZK…
     """
-    found = context.as_operator().get("/admin/chats", chat_id)
+    found = context.as_operator().get("/admin/chats", chat_id_of(chat_id))
     about = found["chat"]
     counter = found["counter"]
     output.described(
@@ -298,7 +299,9 @@ def halt(
     \b
       holdfast chat halt chat_01J9ZK… --reason "duplicate sequence seen"
     """
-    changed = context.as_operator().post("/admin/chats", chat_id, "halt", body={"reason": reason})
+    changed = context.as_operator().post(
+        "/admin/chats", chat_id_of(chat_id), "halt", body={"reason": reason}
+    )
     output.report(
         context, changed, f"{chat_id} is halted: sends are refused until `holdfast chat recover`"
     )
@@ -311,8 +314,8 @@ def recover(
     chat_id: Annotated[str, typer.Argument(metavar="CHAT")],
     reason: ReasonOption,
 ) -> None:
-    """Repair a chat's numbering and let it go on; its clients read it anew. For
-    operators.
+    """Repair a chat's numbering and let it go on; its clients read it again, from the
+    beginning. For operators.
 
     Example:
 
@@ -320,7 +323,7 @@ def recover(
       holdfast chat recover chat_01J9ZK… --reason "counter was missing"
     """
     changed = context.as_operator().post(
-        "/admin/chats", chat_id, "recover", body={"reason": reason}
+        "/admin/chats", chat_id_of(chat_id), "recover", body={"reason": reason}
     )
     output.report(
         context,

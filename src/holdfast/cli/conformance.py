@@ -69,17 +69,7 @@ def conformance(
         raise BadSetting(
             f"there is no program {command[0]!r} to start: check the path and that it is executable"
         )
-
-    def on_result(result: Result) -> None:
-        if not context.as_json:
-            output.line(
-                f"{'ok    ' if result.passed else 'FAILED'} {result.scenario} "
-                f" ({result.seconds:.1f} s)"
-            )
-            for text in (result.why, *result.log):
-                if text:
-                    output.line(f"         {text}")
-
+    on_result = _ignore if context.as_json else _print_result
     results = asyncio.run(run_suite(command, _scenarios(chosen), patience_seconds, on_result))
     failed = [result.scenario for result in results if not result.passed]
     if context.as_json:
@@ -88,6 +78,18 @@ def conformance(
         output.line(f"\n{len(results) - len(failed)} of {len(results)} scenarios passed")
     if failed:
         raise typer.Exit(1)
+
+
+def _print_result(result: Result) -> None:
+    state = "ok    " if result.passed else "FAILED"
+    output.line(f"{state} {result.scenario}  ({result.seconds:.1f} s)")
+    for text in (result.why, *result.log):
+        if text:
+            output.line(f"         {text}")
+
+
+def _ignore(result: Result) -> None:
+    pass
 
 
 def _chosen(names: Sequence[str] | None) -> dict[str, str]:

@@ -284,6 +284,16 @@ def _with_options(
     return command
 
 
+def chat_id_of(name: str) -> str:
+    """A chat's id, as an operator gives it: only members can look up a title."""
+    if not name.startswith("chat_"):
+        raise InvalidMessage(
+            f"{name!r} is no chat id: an operator names a chat by its id (chat_…),"
+            " which `holdfast chat ls --user MEMBER` shows"
+        )
+    return name
+
+
 class _Group(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return super().get_command(ctx, cmd_name) or super().get_command(

@@ -13,6 +13,7 @@ from holdfast.cli.context import (
     CliContext,
     ReasonOption,
     TenantOption,
+    chat_id_of,
     group,
     local_command,
     remote_command,
@@ -175,7 +176,8 @@ def list_revocations(
         ("id", "kind", "tenant", "user", "token or device", "issued before", "ends"),
         (
             (
-                e["number"], e["kind"], e["tenant"], e["user_id"] or "–", e["token_id"] or e["device_id"] or "–",
+                e["number"], e["kind"], e["tenant"], e["user_id"] or "–",
+                e["token_id"] or e["device_id"] or "–",
                 (e["issued_before"] or "–")[:16], (e["ends_at"] or "when lifted")[:16],
             )
             for e in found
@@ -228,9 +230,12 @@ def reset_revocations(context: CliContext, reason: ReasonOption = ASKED) -> None
 
 @remote_command
 def ban(
-    context: CliContext, user: UserArgument, chat: ChatOption = None, tenant: TenantOption = "default",
+    context: CliContext,
+    user: UserArgument,
+    chat: ChatOption = None,
+    tenant: TenantOption = "default",
     reason: ReasonOption = ASKED,
-) -> None:  # fmt: skip
+) -> None:
     """Keep a user out: of one chat, or of the whole tenant. Undo it with
     `holdfast unban`.
 
@@ -248,9 +253,12 @@ def ban(
 
 @remote_command
 def unban(
-    context: CliContext, user: UserArgument, chat: ChatOption = None, tenant: TenantOption = "default",
+    context: CliContext,
+    user: UserArgument,
+    chat: ChatOption = None,
+    tenant: TenantOption = "default",
     reason: ReasonOption = ASKED,
-) -> None:  # fmt: skip
+) -> None:
     """Lift a ban. It adds the user to no chat.
 
     Example:
@@ -263,9 +271,12 @@ def unban(
 
 @remote_command
 def mute(
-    context: CliContext, user: UserArgument, chat: ChatOption = None, tenant: TenantOption = "default",
+    context: CliContext,
+    user: UserArgument,
+    chat: ChatOption = None,
+    tenant: TenantOption = "default",
     reason: ReasonOption = ASKED,
-) -> None:  # fmt: skip
+) -> None:
     """Let a user read and not send: in one chat, or in the whole tenant. Undo it with
     `holdfast unmute`.
 
@@ -282,9 +293,12 @@ def mute(
 
 @remote_command
 def unmute(
-    context: CliContext, user: UserArgument, chat: ChatOption = None, tenant: TenantOption = "default",
+    context: CliContext,
+    user: UserArgument,
+    chat: ChatOption = None,
+    tenant: TenantOption = "default",
     reason: ReasonOption = ASKED,
-) -> None:  # fmt: skip
+) -> None:
     """Lift a mute.
 
     Example:
@@ -352,7 +366,7 @@ def _restrict(
         )
         return
     changed = context.as_operator().post(
-        "/admin/chats", chat, kind, body={"user_id": user, "reason": reason}
+        "/admin/chats", chat_id_of(chat), kind, body={"user_id": user, "reason": reason}
     )
     output.report(
         context,
@@ -367,7 +381,7 @@ def _lift(
     done = "banned" if kind == "ban" else "muted"
     if chat is not None:
         changed = context.as_operator().post(
-            "/admin/chats", chat, f"un{kind}", body={"user_id": user, "reason": reason}
+            "/admin/chats", chat_id_of(chat), f"un{kind}", body={"user_id": user, "reason": reason}
         )
         output.report(context, changed, f"{user} is no longer {done} in {chat}")
         return

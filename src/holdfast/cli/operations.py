@@ -58,7 +58,8 @@ def token(
     \b
       holdfast token --user alice
       holdfast token --user display --scope chats:read
-      printf 'Authorization: Bearer %s' "$(holdfast token --user alice)" | curl -H @- http://127.0.0.1:8080/v1/chats
+      printf 'Authorization: Bearer %s' "$(holdfast token --user alice)" |
+        curl -H @- http://127.0.0.1:8080/v1/chats
     """
     made = context.mint(user, tenant, hours, scopes or (), chats or ())
     if context.as_json:
@@ -142,7 +143,7 @@ def restore(
     reason: ReasonOption = ASKED,
 ) -> None:
     """Put a backup in place of a stopped server's state. Every client then reads its
-    chats anew.
+    chats again, from the beginning.
 
     All of it or nothing, also when it is killed. What it replaces is moved aside, not
     deleted. Secrets and keys that are there stay.
@@ -192,7 +193,7 @@ def erase(
     sure: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Erase a person: the content of all their messages, their memberships of groups,
-    their devices. For ever.
+    their devices. It cannot be undone.
 
     Safe to repeat, also after it was interrupted. Their id stays where it is a sender,
     and bans and mutes stay. It does not cut them off: for that, `holdfast revoke user`

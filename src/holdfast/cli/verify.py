@@ -59,21 +59,16 @@ def verify(
 
     \b
       holdfast verify
-      holdfast verify https://chat.example.org --token-file tenant.key --seconds 60 --history verify.jsonl
+      holdfast verify https://chat.example.org --token-file tenant.key --seconds 60
+      holdfast verify --history verify.jsonl
       holdfast verify --replay verify.jsonl
     """
-    from holdfast.verify.history import load
-
     if replay is not None:
         if server is not None or history is not None:
             raise InvalidMessage(
                 "--replay judges a file and asks no server: leave the URL and --history out"
             )
-        try:
-            judged = load(replay)
-        except (OSError, ValueError) as error:
-            raise BadSetting(f"{replay} cannot be judged: {error}") from None
-        _print_verdicts(context, judged, left=[])
+        _print_verdicts(context, _loaded(replay), left=[])
         return
     workload = _workload(context, server or context.address, tenant, seconds, seed)
     try:
@@ -87,6 +82,15 @@ def verify(
         if history is not None:
             _save(workload, history)
     _print_verdicts(context, workload.record.history(), workload.left)
+
+
+def _loaded(file: Path) -> History:
+    from holdfast.verify.history import load
+
+    try:
+        return load(file)
+    except (OSError, ValueError) as error:
+        raise BadSetting(f"{file} cannot be judged: {error}") from None
 
 
 def _save(workload: Workload, history: Path) -> None:
