@@ -30,7 +30,7 @@ async def crash_recovery_rounds(url: str) -> float:
     them run one after another, in the longest chain, until the next worker has done
     them all.
     """
-    store = await PostgresWork.open(url, seat_settings=QUICK)
+    store = await PostgresWork.open(url, session_settings=QUICK)
     try:
         with tempfile.TemporaryDirectory() as folder:
             gate = Path(folder) / "gate"  # it never opens

@@ -64,7 +64,7 @@ def test_jobs_come_in_order_and_done_jobs_are_gone(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         seqs = await o.store.enqueue([draft("a"), draft("b"), draft(None), draft("a")])
         assert seqs == sorted(seqs)
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         assert await hand.turn() == seqs
         assert hand.jobs[seqs[0]].attempt == 1
         assert hand.jobs[seqs[0]].stages == Stage.STORED
@@ -77,7 +77,7 @@ def test_jobs_come_in_order_and_done_jobs_are_gone(opened: Opener) -> None:
 def test_what_was_handed_out_is_not_handed_out_again_until_a_rewind(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         seqs = await o.store.enqueue([draft() for _ in range(5)])
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         assert await hand.turn(want=3) == seqs[:3]
         assert await hand.turn() == seqs[3:]
         assert await hand.turn() == []
@@ -90,7 +90,7 @@ def test_what_was_handed_out_is_not_handed_out_again_until_a_rewind(opened: Open
 def test_a_claim_says_how_far_all_that_is_ready_has_been_read(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         seqs = await o.store.enqueue([draft() for _ in range(5)])
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         assert (await hand.call(2)).through == seqs[1]
         await hand.turn(0)
         assert (await hand.call(1)).through == seqs[2]
@@ -104,12 +104,12 @@ def test_a_claim_says_how_far_all_that_is_ready_has_been_read(opened: Opener) ->
 def test_a_claim_is_bounded_in_bytes_but_never_empty(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         seqs = await o.store.enqueue([draft(None, payload=b"x" * 1000) for _ in range(6)])
-        hand = await Hand.sit(o.store)
-        first = await hand.seat.process(Report(), ClaimRequest(jobs=10, bytes_max=2500))
+        hand = await Hand.join(o.store)
+        first = await hand.session.process(Report(), ClaimRequest(jobs=10, bytes_max=2500))
         assert [job.seq for job in first.jobs] == seqs[:3]
-        second = await hand.seat.process(Report(), ClaimRequest(jobs=10, bytes_max=1))
+        second = await hand.session.process(Report(), ClaimRequest(jobs=10, bytes_max=1))
         assert [job.seq for job in second.jobs] == seqs[3:4]
-        third = await hand.seat.process(Report(), ClaimRequest(jobs=10, bytes_max=0))
+        third = await hand.session.process(Report(), ClaimRequest(jobs=10, bytes_max=0))
         assert [job.seq for job in third.jobs] == seqs[4:5]
         assert await hand.turn() == seqs[5:], "nothing is read past"
 
@@ -120,17 +120,17 @@ def test_due_and_held_jobs_are_bounded_in_bytes_too(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         seqs = await o.store.enqueue([draft(f"s{n}", payload=b"x" * 1000) for n in range(5)])
         held = await o.store.enqueue([draft("deep", payload=b"x" * 1000) for _ in range(5)])
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         await hand.turn()
         await hand.turn(failed=[hand.failure(seq) for seq in seqs], held=held)
         some = ClaimRequest(jobs=10, bytes_max=2500, backlogs={"deep": 0})
-        assert [job.seq for job in (await hand.seat.process(Report(), some)).backlog] == held[:3]
+        assert [job.seq for job in (await hand.session.process(Report(), some)).backlog] == held[:3]
         rest = ClaimRequest(jobs=10, bytes_max=2500, backlogs={"deep": held[2]})
-        assert [job.seq for job in (await hand.seat.process(Report(), rest)).backlog] == held[3:]
+        assert [job.seq for job in (await hand.session.process(Report(), rest)).backlog] == held[3:]
         await o.pass_time(100)
         bounded = ClaimRequest(jobs=10, bytes_max=2500)
-        assert len((await hand.seat.process(Report(), bounded)).jobs) == 3
-        assert len((await hand.seat.process(Report(), bounded)).jobs) == 2
+        assert len((await hand.session.process(Report(), bounded)).jobs) == 3
+        assert len((await hand.session.process(Report(), bounded)).jobs) == 2
 
     check(opened, body)
 
@@ -141,7 +141,7 @@ def test_process_work_batch_fails_outbox_messages_marks_as_failed_with_error(
 ) -> None:
     async def body(o: Opened) -> None:
         (m1,) = await o.store.enqueue([draft()])
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         await hand.turn()
         failure = hand.failure(
             m1, Reason.TRANSPORT_UNAVAILABLE, stages=int(Stage.STORED), error="Network timeout"
@@ -167,7 +167,7 @@ def test_process_work_batch_fails_outbox_messages_marks_as_failed_with_error(
 def test_process_work_batch_scheduled_retry_blocks_later_messages_in_stream(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2, other = await o.store.enqueue([draft(), draft(), draft("other")])
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         await hand.turn()
         await hand.turn(failed=[hand.failure(m1)], held=[m2], completed=[other])
         (blocked,) = await o.store.streams()
@@ -183,7 +183,7 @@ def test_process_work_batch_scheduled_retry_blocks_later_messages_in_stream(open
 def test_process_work_batch_scheduled_retry_expires_unblocks_stream(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2, m3 = await o.store.enqueue([draft(), draft(), draft()])
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         await hand.turn()
         claimed = await hand.call(failed=[hand.failure(m1)], held=[m2, m3])
         assert claimed.next_due_seconds is not None and 58 < claimed.next_due_seconds <= 60
@@ -203,7 +203,7 @@ def test_process_work_batch_stream_based_failure_cascade_releases_later_messages
 ) -> None:
     async def body(o: Opened) -> None:
         m1, m2, m3, m4 = await o.store.enqueue([draft() for _ in range(4)])
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         await hand.turn()
         await hand.turn(failed=[hand.failure(m1)], held=[m2, m3, m4])
         claimed = await hand.call(released=[m2, m3])
@@ -224,7 +224,7 @@ def test_process_work_batch_stream_based_failure_cascade_releases_later_messages
 def test_matrix_failed_and_scheduled_without_release_blocks(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2 = await o.store.enqueue([draft(), draft()])
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         await hand.turn()
         await hand.turn(failed=[hand.failure(m1)], held=[m2])
         await hand.rewind()
@@ -237,7 +237,7 @@ def test_matrix_failed_and_scheduled_without_release_blocks(opened: Opener) -> N
 def test_matrix_failed_and_scheduled_with_release_continues_without_m1(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2 = await o.store.enqueue([draft(), draft()])
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         await hand.turn()
         await hand.turn(failed=[hand.failure(m1)], held=[m2])
         await o.store.release("s", ids=[m2], by="ann", why="independent")
@@ -252,7 +252,7 @@ def test_matrix_failed_and_scheduled_with_release_continues_without_m1(opened: O
 def test_matrix_failed_and_not_scheduled_with_release_continues(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2 = await o.store.enqueue([draft(), draft()])
-        hand = await Hand.sit(
+        hand = await Hand.join(
             o.store, policies=Policies().with_type("order", stream=OnFailure.PARK)
         )
         await hand.turn()
@@ -273,12 +273,12 @@ def test_matrix_failed_and_not_scheduled_with_release_continues(opened: Opener) 
 def test_matrix_processing_blocks_for_every_other_worker(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, _ = await o.store.enqueue([draft(), draft()])
-        first = await Hand.sit(o.store)
+        first = await Hand.join(o.store)
         assert await first.turn(want=1) == [m1]
         if o.store.shared:
-            second = await Hand.sit(o.store, "second")
+            second = await Hand.join(o.store, "second")
             assert await second.turn() == [], "a stream has one owner"
-            await second.seat.leave()
+            await second.session.leave()
 
     check(opened, body)
 
@@ -287,7 +287,7 @@ def test_matrix_processing_blocks_for_every_other_worker(opened: Opener) -> None
 def test_matrix_completed_goes_on(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2 = await o.store.enqueue([draft(), draft()])
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         assert await hand.turn(want=1) == [m1]
         assert await hand.turn(completed=[m1]) == [m2]
 
@@ -297,7 +297,7 @@ def test_matrix_completed_goes_on(opened: Opener) -> None:
 def test_a_release_by_type_lets_just_that_type_pass_also_later_ones(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2, m3 = await o.store.enqueue([draft(), draft(type="mail"), draft()])
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         await hand.turn()
         await hand.turn(failed=[hand.failure(m1)], held=[m2, m3])
         await o.store.release("s", type="mail", by="ann", why="mails are independent")
@@ -315,7 +315,7 @@ def test_a_release_by_type_lets_just_that_type_pass_also_later_ones(opened: Open
 def test_a_later_failure_makes_a_new_block(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2, m3 = await o.store.enqueue([draft(), draft(), draft()])
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         await hand.turn()
         await hand.turn(failed=[hand.failure(m1)], held=[m2, m3])
         await hand.call(released=[m2, m3])
@@ -342,7 +342,7 @@ def test_a_release_of_a_stream_that_is_not_blocked_is_refused(opened: Opener) ->
 def test_skip_lets_the_stream_go_on_and_retries_the_head_out_of_order(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2 = await o.store.enqueue([draft(), draft()])
-        hand = await Hand.sit(
+        hand = await Hand.join(
             o.store, policies=Policies.preset("seed").with_type("order", stream=OnFailure.SKIP)
         )
         await hand.turn()
@@ -357,7 +357,7 @@ def test_skip_lets_the_stream_go_on_and_retries_the_head_out_of_order(opened: Op
 def test_poison_is_a_dead_letter_with_everything_known_and_lifts_the_block(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2 = await o.store.enqueue([draft(), draft()])
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         await hand.turn()
         await hand.turn(failed=[hand.failure(m1)], held=[m2])
         for _ in range(8):
@@ -380,7 +380,7 @@ def test_poison_is_a_dead_letter_with_everything_known_and_lifts_the_block(opene
 def test_serialization_and_validation_failures_are_dead_at_once(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2 = await o.store.enqueue([draft(None), draft(None)])
-        hand = await Hand.sit(o.store, policies=Policies())
+        hand = await Hand.join(o.store, policies=Policies())
         await hand.turn()
         failures = [
             hand.failure(m1, Reason.SERIALIZATION_ERROR),
@@ -398,7 +398,7 @@ def test_serialization_and_validation_failures_are_dead_at_once(opened: Opener) 
 def test_a_failure_report_counts_once(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         (m1,) = await o.store.enqueue([draft()])
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         await hand.turn()
         failure = hand.failure(m1)
         await hand.turn(failed=[failure])
@@ -413,7 +413,7 @@ def test_a_failure_report_counts_once(opened: Opener) -> None:
 def test_completed_stages_are_added_never_removed_and_come_with_the_retry(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         (m1,) = await o.store.enqueue([draft()])
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         await hand.turn()
         await hand.turn(failed=[hand.failure(m1, stages=int(Stage.STORED | Stage.EVENT_STORED))])
         await o.pass_time(61)
@@ -429,9 +429,9 @@ def test_completed_stages_are_added_never_removed_and_come_with_the_retry(opened
 def test_a_step_is_durable_before_the_job_ends(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         (m1,) = await o.store.enqueue([draft()])
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         await hand.turn()
-        await hand.seat.step(hand.jobs[m1], int(Stage.PUBLISHED))
+        await hand.session.step(hand.jobs[m1], int(Stage.PUBLISHED))
         (entry,) = await o.store.find(Query())
         assert entry.stages == Stage.STORED | Stage.PUBLISHED
 
@@ -441,7 +441,7 @@ def test_a_step_is_durable_before_the_job_ends(opened: Opener) -> None:
 def test_a_delayed_job_comes_when_it_is_due(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         later, now = await o.store.enqueue([draft(delay_seconds=100), draft()])
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         claimed = await hand.call()
         assert [job.seq for job in claimed.jobs] == [now]
         assert claimed.next_due_seconds is not None and 90 < claimed.next_due_seconds <= 100
@@ -460,7 +460,7 @@ def test_the_inbox_stores_a_message_once_also_within_one_call(opened: Opener) ->
         )
         assert first[1] == 0 and first[0] and first[2] and first[3]
         assert await o.store.enqueue([draft(**shop)]) == [0]
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         assert await hand.turn() == [first[0], first[2], first[3]]
         await hand.turn(completed=[first[0]])
         assert await o.store.enqueue([draft(**shop)]) == [0], "also after it was handled"
@@ -483,7 +483,7 @@ def test_a_readers_position_is_stored_with_its_jobs_and_never_goes_back(opened: 
 def test_children_are_stored_exactly_with_their_parents_completion(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         (m1,) = await o.store.enqueue([draft()])
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         await hand.turn()
         children = [Child(m1, draft("next", "mail")), Child(m1, draft(None, "log"))]
         born = await hand.turn(completed=[m1], children=children)
@@ -500,7 +500,7 @@ def test_dead_letters_are_replayed_in_order_with_who_and_why(opened: Opener) -> 
         seqs = await o.store.enqueue(
             [draft("a", payload=b"1"), draft("a", payload=b"2"), draft("b", "other")]
         )
-        hand = await Hand.sit(o.store, policies=Policies())
+        hand = await Hand.join(o.store, policies=Policies())
         await hand.turn()
         await hand.turn(
             failed=[hand.failure(seq, Reason.VALIDATION_FAILURE, stages=4) for seq in seqs]
@@ -539,7 +539,7 @@ def test_a_filter_means_the_same_to_everybody(
         kinds = [("a", "order"), ("a", "mail"), ("b", "order"), ("b", "mail")]
         seqs = await o.store.enqueue([draft(stream, type) for stream, type in kinds])
         asked = [seqs[place] for place in meant]
-        hand = await Hand.sit(o.store, policies=Policies())
+        hand = await Hand.join(o.store, policies=Policies())
         await hand.turn()
         invalid, unreadable = Reason.VALIDATION_FAILURE, Reason.SERIALIZATION_ERROR
         reasons = [invalid, unreadable, unreadable, invalid]
@@ -562,7 +562,7 @@ def test_a_filter_means_the_same_to_everybody(
 def test_retry_now_with_reset_does_the_seeds_two_manual_repairs(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         (m1,) = await o.store.enqueue([draft()])
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         await hand.turn()
         await hand.turn(failed=[hand.failure(m1)])
         assert await hand.turn() == []
@@ -578,7 +578,7 @@ def test_retry_now_with_reset_does_the_seeds_two_manual_repairs(opened: Opener) 
 def test_an_operator_can_park_and_bury_and_the_owner_is_told(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2 = await o.store.enqueue([draft(), draft()])
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         assert await o.store.park([m1], by="ann", why="look first") == 1
         claimed = await hand.call()
         assert claimed.notice
@@ -598,7 +598,7 @@ def test_a_job_that_is_parked_while_it_runs_stays_parked_when_it_fails(
 ) -> None:
     async def body(o: Opened) -> None:
         fails, succeeds = await o.store.enqueue([draft("a"), draft("b")])
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         await hand.turn()
         await o.store.park([fails, succeeds], by="ann", why="look first")
         await hand.turn(failed=[hand.failure(fails)], completed=[succeeds])
@@ -617,7 +617,7 @@ def test_a_job_that_is_parked_while_it_runs_stays_parked_when_it_fails(
 def test_a_job_that_is_put_off_keeps_what_is_known_of_its_own_failure(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         failed, fresh = await o.store.enqueue([draft("a"), draft("b")])
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         await hand.turn()
         await hand.turn(failed=[hand.failure(failed, Reason.THROTTLED, error="too fast")])
         await o.pass_time(3600)
@@ -642,7 +642,7 @@ def test_a_failure_of_a_job_that_was_reset_while_it_ran_lets_the_worker_read_it_
 ) -> None:
     async def body(o: Opened) -> None:
         (m1,) = await o.store.enqueue([draft()])
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         await hand.turn()
         await hand.turn(failed=[hand.failure(m1)])
         await o.pass_time(3600)
@@ -652,7 +652,7 @@ def test_a_failure_of_a_job_that_was_reset_while_it_ran_lets_the_worker_read_it_
         await o.store.retry([m1], reset=True, by="ann", why="it is repaired")
         await hand.turn(running=[m1])
         assert (await hand.call(failed=[second_run])).notice
-        await hand.seat.rewind()
+        await hand.session.rewind()
         assert await hand.turn() == [m1]
         assert hand.jobs[m1].attempt == 1
 
@@ -665,7 +665,7 @@ def test_the_numbers_people_look_at(opened: Opener) -> None:
         m1, m2, m3 = await o.store.enqueue([draft(), draft(), draft(None)])
         await o.pass_time(3600)
         await o.store.enqueue([draft(None)])
-        hand = await Hand.sit(o.store, policies=Policies())
+        hand = await Hand.join(o.store, policies=Policies())
         await hand.turn()
         failures = [hand.failure(m1, Reason.THROTTLED), hand.failure(m3, Reason.VALIDATION_FAILURE)]
         await hand.turn(failed=failures, held=[m2])
@@ -745,13 +745,13 @@ def test_the_record_of_acts_forgets_the_oldest(
 
 def test_open_breakers_are_shared_and_end(opened: Opener) -> None:
     async def body(o: Opened) -> None:
-        hand = await Hand.sit(o.store)
-        left = await hand.seat.breakers({"mail": 30.0}, [])
+        hand = await Hand.join(o.store)
+        left = await hand.session.breakers({"mail": 30.0}, [])
         assert 28 < left["mail"] <= 30
         (breaker,) = await o.store.open_breakers()
         assert (breaker.type, breaker.by) == ("mail", "hand")
-        assert await hand.seat.breakers({}, ["mail"]) == {}
-        await hand.seat.breakers({"mail": 30.0}, [])
+        assert await hand.session.breakers({}, ["mail"]) == {}
+        await hand.session.breakers({"mail": 30.0}, [])
         await o.pass_time(31)
         assert await o.store.open_breakers() == []
 
@@ -762,7 +762,7 @@ def test_a_job_that_kills_its_process_is_counted_and_isolated_after_three(opened
     async def body(o: Opened) -> None:
         killer, innocent = await o.store.enqueue([draft(), draft()])
         for crash in range(3):
-            hand = await Hand.sit(o.store, f"victim {crash}")
+            hand = await Hand.join(o.store, f"victim {crash}")
             claimed = await hand.call(starting=1)
             if crash == 0:
                 assert claimed.started == {killer}
@@ -773,8 +773,8 @@ def test_a_job_that_kills_its_process_is_counted_and_isolated_after_three(opened
             assert (job.crashes, job.attempt, job.strikes) == (crash, 1, 0), (
                 "a death costs no attempt and no strike"
             )
-            await o.kill(hand.seat)
-        survivor = await Hand.sit(o.store, "survivor")
+            await o.kill(hand.session)
+        survivor = await Hand.join(o.store, "survivor")
         assert await survivor.turn() == [innocent]
         (dead,) = await o.store.dead(Query())
         assert (dead.seq, dead.crashes, dead.reason) == (killer, 3, Reason.POISON_MESSAGE)
@@ -790,13 +790,13 @@ def test_a_death_is_laid_to_the_suspects_in_flight_else_to_all_that_was(opened: 
         seqs = await o.store.enqueue([draft(None) for _ in range(5)])
 
         async def dies(*in_flight: int) -> list[int]:
-            hand = await Hand.sit(o.store)
+            hand = await Hand.join(o.store)
             await hand.turn()
             await hand.call(running=list(in_flight))
-            await o.kill(hand.seat)
-            heir = await Hand.sit(o.store, "heir")
+            await o.kill(hand.session)
+            heir = await Hand.join(o.store, "heir")
             await heir.turn()
-            await heir.seat.leave()
+            await heir.session.leave()
             return [heir.jobs[seq].crashes for seq in seqs if seq in heir.jobs]
 
         assert await dies(*seqs[:3]) == [1, 1, 1, 0, 0]
@@ -814,19 +814,19 @@ def test_a_death_is_laid_to_the_suspects_in_flight_else_to_all_that_was(opened: 
 def test_a_death_does_not_hide_a_failure_of_the_job_itself(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         (seq,) = await o.store.enqueue([draft()])
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         await hand.turn()
         await hand.turn(failed=[hand.failure(seq)])
-        await hand.seat.leave()
+        await hand.session.leave()
         for _ in range(3):
             await o.pass_time(3600)
-            hand = await Hand.sit(o.store)
+            hand = await Hand.join(o.store)
             await hand.turn()
             await hand.call(running=[seq])
-            await o.kill(hand.seat)
+            await o.kill(hand.session)
             if entries := await o.store.find(Query()):
                 assert (entries[0].reason, entries[0].error) == (Reason.HANDLER_EXCEPTION, "boom")
-        await Hand.sit(o.store)
+        await Hand.join(o.store)
         (dead,) = await o.store.dead(Query())
         assert (dead.attempt, dead.strikes, dead.crashes, dead.reason) == (
             1,
@@ -848,31 +848,31 @@ def test_a_suspect_that_ran_alone_and_failed_runs_beside_others_until_the_next_d
     async def body(o: Opened) -> None:
         (seq,) = await o.store.enqueue([draft()])
 
-        async def sits() -> Hand:
+        async def join_again() -> Hand:
             await o.pass_time(86400)
-            hand = await Hand.sit(o.store)
+            hand = await Hand.join(o.store)
             await hand.turn()
             return hand
 
         async def dies() -> None:
-            hand = await sits()
+            hand = await join_again()
             await hand.call(running=[seq])
-            await o.kill(hand.seat)
+            await o.kill(hand.session)
 
         for crashes in (0, 1):
             (entry,) = await o.store.find(Query())
             assert entry.crashes == crashes
             await dies()
-            await (hand := await sits()).seat.leave()
-        hand = await sits()
+            await (hand := await join_again()).session.leave()
+        hand = await join_again()
         assert hand.jobs[seq].crashes == 2, "it runs alone"
         await hand.turn(failed=[hand.failure(seq)], running=[seq])
-        await hand.seat.leave()
-        await (hand := await sits()).seat.leave()
+        await hand.session.leave()
+        await (hand := await join_again()).session.leave()
         assert hand.jobs[seq].crashes == 1, "alone, it did not kill its worker: but it may yet"
         await dies()
         await dies()
-        await sits()
+        await join_again()
         (dead,) = await o.store.dead(Query())
         assert (dead.crashes, dead.attempt, dead.reason) == (3, 1, Reason.POISON_MESSAGE)
 
@@ -882,13 +882,13 @@ def test_a_suspect_that_ran_alone_and_failed_runs_beside_others_until_the_next_d
 def test_what_a_dead_worker_held_is_handed_to_the_next_in_order(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         seqs = await o.store.enqueue([draft() for _ in range(4)])
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         await hand.turn()
         await hand.turn(completed=seqs[:1])
-        await o.kill(hand.seat)
-        heir = await Hand.sit(o.store, "heir")
+        await o.kill(hand.session)
+        heir = await Hand.join(o.store, "heir")
         assert await heir.turn() == seqs[1:]
-        assert heir.seat.fence(heir.jobs[seqs[1]]) > 0
+        assert heir.session.fence(heir.jobs[seqs[1]]) > 0
 
     check(opened, body)
 
@@ -896,17 +896,17 @@ def test_what_a_dead_worker_held_is_handed_to_the_next_in_order(opened: Opener) 
 def test_a_zombies_reports_are_rejected_and_it_is_told(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         (m1,) = await o.store.enqueue([draft()])
-        zombie = await Hand.sit(o.store, "zombie")
+        zombie = await Hand.join(o.store, "zombie")
         await zombie.turn()
-        old_fence = zombie.seat.fence(zombie.jobs[m1])
-        await o.kill(zombie.seat)
-        heir = await Hand.sit(o.store, "heir")
+        old_fence = zombie.session.fence(zombie.jobs[m1])
+        await o.kill(zombie.session)
+        heir = await Hand.join(o.store, "heir")
         assert await heir.turn() == [m1]
-        assert heir.seat.fence(heir.jobs[m1]) > old_fence
+        assert heir.session.fence(heir.jobs[m1]) > old_fence
         with pytest.raises(LeaseLost):
             await zombie.turn(completed=[m1])
         with pytest.raises(LeaseLost):
-            await zombie.seat.step(zombie.jobs[m1], 4)
+            await zombie.session.step(zombie.jobs[m1], 4)
         (entry,) = await o.store.find(Query())
         assert (entry.seq, entry.stages) == (m1, 1)
 
@@ -916,10 +916,10 @@ def test_a_zombies_reports_are_rejected_and_it_is_told(opened: Opener) -> None:
 def test_a_worker_that_leaves_hands_back_what_it_did_not_start(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         seqs = await o.store.enqueue([draft(), draft()])
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         await hand.turn(starting=2)
-        await hand.seat.leave()
-        heir = await Hand.sit(o.store, "heir")
+        await hand.session.leave()
+        heir = await Hand.join(o.store, "heir")
         assert await heir.turn() == seqs
         assert {job.crashes for job in heir.jobs.values()} == {0}
 
@@ -936,32 +936,32 @@ async def _do(connection: Any, sql: str) -> list[tuple[Any, ...]]:
 def test_a_job_ends_with_its_handlers_transaction_or_not_at_all(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2, m3, _ = await o.store.enqueue([draft("a"), draft("b"), draft("a"), draft("c")])
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         await hand.turn()
-        async with hand.seat.transaction(hand.jobs[m1]) as connection:
+        async with hand.session.transaction(hand.jobs[m1]) as connection:
             await _do(connection, "DROP TABLE IF EXISTS mine")
             await _do(connection, "CREATE TABLE mine (name TEXT)")
             await _do(connection, "INSERT INTO mine VALUES ('m1')")
         with pytest.raises(RuntimeError, match="on second thought"):
-            async with hand.seat.transaction(hand.jobs[m2]) as connection:
+            async with hand.session.transaction(hand.jobs[m2]) as connection:
                 await _do(connection, "INSERT INTO mine VALUES ('m2')")
                 raise RuntimeError("on second thought")
         left = await o.store.find(Query())
         assert m1 not in [job.seq for job in left] and m2 in [job.seq for job in left]
         with pytest.raises(JobGone):
-            async with hand.seat.transaction(hand.jobs[m1]) as connection:
+            async with hand.session.transaction(hand.jobs[m1]) as connection:
                 await _do(connection, "INSERT INTO mine VALUES ('m1 again')")
         with pytest.raises(JobGone):
-            await hand.seat.step(hand.jobs[m1], int(Stage.PUBLISHED))
-        await o.kill(hand.seat)
-        heir = await Hand.sit(o.store, "heir")
+            await hand.session.step(hand.jobs[m1], int(Stage.PUBLISHED))
+        await o.kill(hand.session)
+        heir = await Hand.join(o.store, "heir")
         with pytest.raises(LeaseLost):
-            async with hand.seat.transaction(hand.jobs[m3]) as connection:
+            async with hand.session.transaction(hand.jobs[m3]) as connection:
                 await _do(connection, "INSERT INTO mine VALUES ('by a zombie')")
         with pytest.raises(LeaseLost):
-            await hand.seat.step(hand.jobs[m3], int(Stage.PUBLISHED))
+            await hand.session.step(hand.jobs[m3], int(Stage.PUBLISHED))
         assert m3 in await heir.turn()
-        async with heir.seat.transaction(heir.jobs[m3]) as connection:
+        async with heir.session.transaction(heir.jobs[m3]) as connection:
             assert await _do(connection, "SELECT name FROM mine") == [("m1",)]
 
     check(opened, body)
@@ -970,12 +970,12 @@ def test_a_job_ends_with_its_handlers_transaction_or_not_at_all(opened: Opener) 
 def test_the_head_of_a_block_that_ends_in_its_own_transaction_lifts_it(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         m1, m2 = await o.store.enqueue([draft(), draft()])
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         await hand.turn()
         await hand.turn(failed=[hand.failure(m1)], held=[m2])
         await o.pass_time(61)
         assert await hand.turn() == [m1]
-        async with hand.seat.transaction(hand.jobs[m1]):
+        async with hand.session.transaction(hand.jobs[m1]):
             pass
         assert await o.store.streams() == []
         assert await hand.turn(backlogs={"s": 0}) == [m2]

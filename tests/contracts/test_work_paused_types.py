@@ -44,11 +44,11 @@ def test_due_jobs_of_shut_types_stay_but_for_their_probes(opened: Opener) -> Non
             seqs = await o.store.enqueue(drafts)
             (later,) = await o.store.enqueue([draft(None, "mail", delay_seconds=500.0)])
             kinds = {seq: each.type for seq, each in zip(seqs, drafts, strict=True)}
-            hand = await Hand.sit(o.store)
+            hand = await Hand.join(o.store)
             await o.pass_time(10)
 
             async def call(jobs: int, **more: Any) -> Claimed:
-                return await hand.seat.process(Report(), ClaimRequest(jobs=jobs, **more))
+                return await hand.session.process(Report(), ClaimRequest(jobs=jobs, **more))
 
             few = await call(3, shut=["down"])
             assert [job.seq for job in few.jobs] == [
@@ -75,11 +75,11 @@ def test_due_jobs_of_shut_types_stay_but_for_their_probes(opened: Opener) -> Non
 def test_many_due_jobs_of_a_shut_type_are_not_walked_over_in_sqlite() -> None:
     async def main() -> None:
         async with embedded_work(None) as o:
-            hand = await Hand.sit(o.store)
+            hand = await Hand.join(o.store)
 
             async def steps() -> int:
                 return await steps_of(
-                    o.store, hand.seat.process(Report(), ClaimRequest(jobs=100, shut=["down"]))
+                    o.store, hand.session.process(Report(), ClaimRequest(jobs=100, shut=["down"]))
                 )
 
             await o.store.enqueue([draft(None, "mail", delay_seconds=1000.0)])
@@ -101,11 +101,11 @@ def test_many_due_jobs_of_a_shut_type_are_not_walked_over_in_postgres(
             await o.store.enqueue([draft(None, "mail", delay_seconds=1000.0)])
             await o.store.enqueue([draft(None, "down", delay_seconds=0.001)] * 5000)
             await o.pass_time(1)
-            hand = await Hand.sit(o.store)
-            await hand.seat.process(Report(), ClaimRequest(jobs=100, shut=["down"]))
-            connection = hand.seat._connection  # type: ignore[attr-defined]
+            hand = await Hand.join(o.store)
+            await hand.session.process(Report(), ClaimRequest(jobs=100, shut=["down"]))
+            connection = hand.session._connection  # type: ignore[attr-defined]
             async with connection.transaction():
-                await hand.seat.process(Report(), ClaimRequest(jobs=100, shut=["down"]))
+                await hand.session.process(Report(), ClaimRequest(jobs=100, shut=["down"]))
                 fetched = await connection.fetchval(
                     "SELECT idx_tup_fetch + seq_tup_read FROM pg_stat_xact_user_tables "
                     "WHERE schemaname = 'holdfast_work' AND relname = 'job'"
@@ -136,9 +136,9 @@ def test_a_database_of_the_version_before_is_brought_up_to_date_with_its_jobs(
         )
         assert "job_due_by_type" in {row["indexname"] for row in indexes}
         assert await store.retry([1], reset=True, by="ann", why="functions are replaced, too") == 1
-        hand = await Hand.sit(store)
+        hand = await Hand.join(store)
         assert await hand.turn() == [1]
-        await hand.seat.leave()
+        await hand.session.leave()
         await store.close()
         await connection.close()
 
@@ -154,7 +154,7 @@ def test_a_file_of_the_version_before_is_brought_up_to_date_with_its_jobs(tmp_pa
         )
         old.close()
         store = await SqliteWork.open(tmp_path / "work.db")
-        hand = await Hand.sit(store)
+        hand = await Hand.join(store)
         assert await hand.turn() == [1]
         async with store.transaction() as db:
             assert (

@@ -52,7 +52,7 @@ async def fail(o: Opened, hand: Hand, seq: int, reason: Reason) -> None:
 def test_a_dead_letter_keeps_every_reason_in_order_and_poison_hides_none(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         (seq,) = await o.store.enqueue([draft()])
-        hand = await Hand.sit(
+        hand = await Hand.join(
             o.store, policies=Policies.preset("seed").with_type("order", strikes_max=5)
         )
         await hand.turn()
@@ -73,7 +73,7 @@ def test_what_ended_processes_keeps_its_reasons_too_and_what_an_operator_buries(
 ) -> None:
     async def body(o: Opened) -> None:
         killer, buried, named = await o.store.enqueue([draft("a"), draft("b"), draft("c")])
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         await hand.turn()
         await fail(o, hand, killer, TIMEOUT)
         await fail(o, hand, buried, RAISED)
@@ -84,8 +84,8 @@ def test_what_ended_processes_keeps_its_reasons_too_and_what_an_operator_buries(
         await o.store.bury([named], by="ann", why="too old", failure=given)
         for _ in range(3):
             await hand.turn(running=[killer])
-            await o.kill(hand.seat)
-            hand = await Hand.sit(o.store)
+            await o.kill(hand.session)
+            hand = await Hand.join(o.store)
             await hand.turn()
         dead = {entry.seq: list(entry.reasons) for entry in await o.store.dead(Query())}
         assert dead == {
@@ -100,7 +100,7 @@ def test_what_ended_processes_keeps_its_reasons_too_and_what_an_operator_buries(
 def test_of_more_reasons_than_are_kept_the_first_stay_and_the_last(opened: Opener) -> None:
     async def body(o: Opened) -> None:
         (seq,) = await o.store.enqueue([draft()])
-        hand = await Hand.sit(
+        hand = await Hand.join(
             o.store,
             policies=Policies.preset("seed").with_type("order", strikes_max=1000, factor=1.0),
         )

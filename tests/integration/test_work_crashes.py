@@ -201,10 +201,10 @@ def test_nothing_that_comes_is_started_beside_a_job_that_runs_alone() -> None:
         async with embedded_work(None) as o:
             (suspect,) = await o.store.enqueue([draft(None)])
             for _ in range(2):
-                hand = await Hand.sit(o.store)
+                hand = await Hand.join(o.store)
                 await hand.turn()
                 await hand.turn(running=[suspect])
-                await o.kill(hand.seat)
+                await o.kill(hand.session)
             handlers, begun, gate = Handlers(), list[int](), asyncio.Event()
 
             @handlers.handle(dict, type="order", stream=lambda _: None)

@@ -27,7 +27,7 @@ class Order(msgspec.Struct):
 
 
 class Uncertain(EmbeddedSession):
-    """A seat whose last beat may be too old."""
+    """A session whose last heartbeat may be too old."""
 
     certain = True
     waits: list[float]
@@ -48,15 +48,15 @@ class Uncertain(EmbeddedSession):
 
 
 class Store(MemoryWork):
-    """Gives out one seat of that kind."""
+    """Starts one session of that kind."""
 
-    seat: Uncertain
+    session: Uncertain
 
     async def join(self, name: str) -> Any:
-        self.seat = await super().join(name)  # type: ignore[assignment]
-        self.seat.__class__ = Uncertain
-        self.seat.waits = []
-        return self.seat
+        self.session = await super().join(name)  # type: ignore[assignment]
+        self.session.__class__ = Uncertain
+        self.session.waits = []
+        return self.session
 
 
 async def test_no_job_starts_while_the_lease_is_not_certain() -> None:
@@ -69,15 +69,15 @@ async def test_no_job_starts_while_the_lease_is_not_certain() -> None:
 
     settings = WorkerSettings(poll_min_seconds=0.01, poll_max_seconds=0.01)
     async with asyncio.timeout(20), Worker(store, handlers, settings=settings).running():
-        await until(lambda: hasattr(store, "seat") and store.seat.waits)
-        store.seat.certain = False
-        store.seat.handed = lambda claimed: handed.set() if claimed.jobs else None
+        await until(lambda: hasattr(store, "session") and store.session.waits)
+        store.session.certain = False
+        store.session.handed = lambda claimed: handed.set() if claimed.jobs else None
         await store.enqueue([handlers.draft(Order(n)) for n in range(3)])
         await handed.wait()
-        looks = len(store.seat.waits)
-        await until(lambda: len(store.seat.waits) > looks + 5)
+        looks = len(store.session.waits)
+        await until(lambda: len(store.session.waits) > looks + 5)
         assert ran == [], "it holds them, and starts none"
-        store.seat.certain = True
+        store.session.certain = True
         await until(lambda: len(ran) == 3)
 
 
@@ -92,14 +92,14 @@ async def test_an_idle_worker_polls_ever_more_rarely_and_at_once_after_news() ->
 
     async with Worker(store, handlers, clock=clock).running():
         await asyncio.sleep(20)
-        waits = list(store.seat.waits)
+        waits = list(store.session.waits)
         assert waits[:6] == [0.02, 0.04, 0.08, 0.16, 0.32, 0.64] and set(waits[6:]) == {1.0}
         assert len(waits) < 30, "twenty seconds of nothing cost few calls"
-        store.seat.waits.clear()
+        store.session.waits.clear()
         await store.enqueue([handlers.draft(Order(1))])
         await ran.wait()
         await asyncio.sleep(1)
-        assert 0.02 in store.seat.waits, "who was just busy looks again soon"
+        assert 0.02 in store.session.waits, "who was just busy looks again soon"
 
 
 class Failing(EmbeddedSession):
@@ -119,9 +119,9 @@ def failing(kind: str) -> MemoryWork:
     join = store.join
 
     async def joined(name: str) -> Any:
-        seat: Any = await join(name)
-        seat.__class__, seat.kind = Failing, kind
-        return seat
+        session: Any = await join(name)
+        session.__class__, session.kind = Failing, kind
+        return session
 
     store.join = joined  # type: ignore[method-assign]
     return store
@@ -187,9 +187,9 @@ async def test_what_is_given_back_for_want_of_room_keeps_its_place_though_all_is
     join = store.join
 
     async def joined(name: str) -> Any:
-        seat: Any = await join(name)
-        seat.__class__ = Stalling
-        return seat
+        session: Any = await join(name)
+        session.__class__ = Stalling
+        return session
 
     @handlers.handle(Order, stream=lambda _: "s")
     async def handle(ctx: Context, order: Order) -> None:

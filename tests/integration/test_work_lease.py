@@ -26,22 +26,22 @@ def test_only_a_sleeper_is_notified(postgres_server: Server) -> None:
             heard: list[str] = []
             connection = await asyncpg.connect(postgres_server.url)
             await connection.add_listener("holdfast_work", lambda *words: heard.append(words[-1]))
-            hand = await Hand.sit(o.store)
+            hand = await Hand.join(o.store)
             await hand.turn()
             await o.store.enqueue([draft()])
             await connection.fetchval("SELECT 1")
             assert heard == [], "it said that it is awake"
-            assert (await hand.seat.process(Report(), ClaimRequest(jobs=10, sleeping=True))).jobs
+            assert (await hand.session.process(Report(), ClaimRequest(jobs=10, sleeping=True))).jobs
             await o.store.enqueue([draft()])
             await connection.fetchval("SELECT 1")
             assert heard == [], "it found something, so it did not fall asleep"
             await hand.turn()
             assert not (
-                await hand.seat.process(Report(), ClaimRequest(jobs=10, sleeping=True))
+                await hand.session.process(Report(), ClaimRequest(jobs=10, sleeping=True))
             ).jobs
             await o.store.enqueue([draft()])
             await connection.fetchval("SELECT 1")
-            assert heard == [str(hand.seat.instance)]
+            assert heard == [str(hand.session.instance)]
             await connection.close()
 
     run(main())
@@ -50,29 +50,31 @@ def test_only_a_sleeper_is_notified(postgres_server: Server) -> None:
 def test_a_sleeping_worker_wakes_at_the_commit(postgres_server: Server) -> None:
     async def main() -> None:
         async with postgres_work(postgres_server.url) as o:
-            hand = await Hand.sit(o.store)
-            assert await hand.seat.wait(20), "it listens now, and looks for what came before it did"
-            await hand.seat.process(Report(), ClaimRequest(jobs=10, sleeping=True))
-            assert not await hand.seat.wait(0.01)
-            waiting = asyncio.create_task(hand.seat.wait(20))
+            hand = await Hand.join(o.store)
+            assert await hand.session.wait(20), (
+                "it listens now, and looks for what came before it did"
+            )
+            await hand.session.process(Report(), ClaimRequest(jobs=10, sleeping=True))
+            assert not await hand.session.wait(0.01)
+            waiting = asyncio.create_task(hand.session.wait(20))
             await o.store.enqueue([draft()])
             assert await waiting, "by the commit, long before the time was over"
 
     run(main())
 
 
-def test_a_seat_whose_beats_are_not_confirmed_starts_nothing(postgres_server: Server) -> None:
+def test_session_without_confirmed_heartbeats_starts_nothing(postgres_server: Server) -> None:
     async def main() -> None:
         async with postgres_work(postgres_server.url) as o:
-            hand = await Hand.sit(o.store)
-            seat: Any = hand.seat
-            assert seat.may_start
-            await seat._stack.aclose()
+            hand = await Hand.join(o.store)
+            session: Any = hand.session
+            assert session.may_start
+            await session._stack.aclose()
             async with asyncio.timeout(10):
-                while seat.may_start:  # noqa: ASYNC110 - time must pass
+                while session.may_start:  # noqa: ASYNC110 - time must pass
                     await asyncio.sleep(0.05)
             await hand.turn()
-            assert seat.may_start, "a call that succeeded is as good as a beat"
+            assert session.may_start, "a call that succeeded is as good as a beat"
 
     run(main())
 
@@ -80,11 +82,11 @@ def test_a_seat_whose_beats_are_not_confirmed_starts_nothing(postgres_server: Se
 def test_a_given_partition_is_free_and_keeps_its_jobs(postgres_server: Server) -> None:
     async def main() -> None:
         async with postgres_work(postgres_server.url) as o:
-            first, second = await Hand.sit(o.store, "first"), await Hand.sit(o.store, "second")
+            first, second = await Hand.join(o.store, "first"), await Hand.join(o.store, "second")
             (seq,) = await o.store.enqueue([draft()])
-            await first.seat.give(range(PARTITIONS))
+            await first.session.give(range(PARTITIONS))
             assert await first.turn() == []
-            fences = await second.seat.take(range(PARTITIONS))
+            fences = await second.session.take(range(PARTITIONS))
             assert len(fences) == PARTITIONS
             await second.rewind()
             assert await second.turn() == [seq]
@@ -97,16 +99,16 @@ def test_the_inbox_forgets_after_seven_days(postgres_server: Server) -> None:
         async with postgres_work(postgres_server.url) as o:
             shop = JobDraft("Order", b"{}", source="shop", source_id="1")
             assert (await o.store.enqueue([shop]))[0] > 0
-            hand = await Hand.sit(o.store)
+            hand = await Hand.join(o.store)
             await o.pass_time(6 * 86400)
-            await hand.seat.owners()
+            await hand.session.owners()
             assert await o.store.enqueue([shop]) == [0]
             many = [
                 JobDraft("Order", b"{}", source="shop", source_id=str(n)) for n in range(2, 2502)
             ]
             await o.store.enqueue(many)
             await o.pass_time(8 * 86400)
-            await hand.seat.owners()
+            await hand.session.owners()
             assert (await o.store.enqueue([shop]))[0] > 0
             assert 0 not in await o.store.enqueue(many), "more than one batch is forgotten at once"
 
@@ -121,7 +123,7 @@ def test_children_of_a_locked_stream_wait_without_holding_up_the_worker(
 
         async with postgres_work(postgres_server.url) as o:
             (parent,) = await o.store.enqueue([draft("a")])
-            hand = await Hand.sit(o.store)
+            hand = await Hand.join(o.store)
             await hand.turn()
             connection = await asyncpg.connect(postgres_server.url)
             transaction = connection.transaction()
@@ -139,7 +141,7 @@ def test_children_of_a_locked_stream_wait_without_holding_up_the_worker(
     run(main())
 
 
-def test_a_seat_hears_of_new_jobs_however_short_its_waits_are(
+def test_session_with_short_waits_is_woken_by_new_jobs(
     postgres_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listen = asyncpg.Connection.add_listener
@@ -150,13 +152,13 @@ def test_a_seat_hears_of_new_jobs_however_short_its_waits_are(
 
     async def main() -> None:
         async with postgres_work(postgres_server.url) as o:
-            hand = await Hand.sit(o.store)
+            hand = await Hand.join(o.store)
             monkeypatch.setattr(asyncpg.Connection, "add_listener", slowly)
             for _ in range(50):
-                if await hand.seat.wait(0.01):
+                if await hand.session.wait(0.01):
                     break
-            await hand.seat.process(Report(), ClaimRequest(jobs=10, sleeping=True))
-            waiting = asyncio.create_task(hand.seat.wait(10))
+            await hand.session.process(Report(), ClaimRequest(jobs=10, sleeping=True))
+            waiting = asyncio.create_task(hand.session.wait(10))
             await o.store.enqueue([draft()])
             assert await waiting, "woken, not timed out"
 
@@ -173,7 +175,7 @@ def test_a_late_transaction_with_more_jobs_than_there_is_room_for_is_read_in_pie
             await transaction.start()
             late = await enqueue(connection, *(draft(None) for _ in range(900)))
             await o.store.enqueue([draft(None)])
-            hand = await Hand.sit(o.store)
+            hand = await Hand.join(o.store)
             assert len(await hand.turn(10)) == 1
             for _ in range(3):
                 assert await hand.turn(10) == []
@@ -199,14 +201,14 @@ def test_who_enqueues_while_a_worker_falls_asleep_is_looked_for_soon(
 
     async def main() -> None:
         async with postgres_work(postgres_server.url) as o:
-            hand, sleeping = await Hand.sit(o.store), ClaimRequest(jobs=10, sleeping=True)
+            hand, sleeping = await Hand.join(o.store), ClaimRequest(jobs=10, sleeping=True)
             await hand.turn()
             connection = await asyncpg.connect(postgres_server.url)
             transaction = connection.transaction()
             await transaction.start()
             (seq,) = await enqueue(connection, draft())
             looks = [
-                (await hand.seat.process(Report(), sleeping)).next_due_seconds for _ in range(4)
+                (await hand.session.process(Report(), sleeping)).next_due_seconds for _ in range(4)
             ]
             assert looks == [
                 0.002,
@@ -218,7 +220,7 @@ def test_who_enqueues_while_a_worker_falls_asleep_is_looked_for_soon(
             await connection.close()
             assert await hand.turn() == [seq]
             looks = [
-                (await hand.seat.process(Report(), sleeping)).next_due_seconds for _ in range(3)
+                (await hand.session.process(Report(), sleeping)).next_due_seconds for _ in range(3)
             ]
             assert looks[-1] is None, "nobody is left who would not wake it"
 
@@ -231,16 +233,16 @@ def test_a_backlog_of_a_partition_that_was_given_away_is_not_handed_out(
     async def main() -> None:
         async with postgres_work(postgres_server.url) as o:
             seqs = await o.store.enqueue([draft("deep") for _ in range(4)])
-            first, second = await Hand.sit(o.store, "first"), await Hand.sit(o.store, "second")
+            first, second = await Hand.join(o.store, "first"), await Hand.join(o.store, "second")
             await first.turn()
             await first.turn(held=seqs[2:])
             await first.turn(completed=seqs[:2])
             kept = (first.jobs[seqs[0]].partition + 1) % PARTITIONS
-            await first.seat.give(
+            await first.session.give(
                 [partition for partition in range(PARTITIONS) if partition != kept]
             )
             assert await first.turn(backlogs={"deep": seqs[1]}) == []
-            await second.seat.take(range(PARTITIONS))
+            await second.session.take(range(PARTITIONS))
             await second.rewind()
             assert await second.turn() == seqs[2:]
 
@@ -257,20 +259,20 @@ def test_who_reads_from_the_start_waits_for_a_call_whose_answer_was_lost(
     async def main() -> None:
         async with postgres_work(postgres_server.url) as o:
             seqs = await o.store.enqueue([draft() for _ in range(3)])
-            hand = await Hand.sit(o.store)
+            hand = await Hand.join(o.store)
             await hand.turn()
-            seat: Any = hand.seat
-            lost, seat_again = seat._connection, await asyncpg.connect(postgres_server.url)
+            session: Any = hand.session
+            lost, session_again = session._connection, await asyncpg.connect(postgres_server.url)
             watcher = await asyncpg.connect(postgres_server.url)
             async with lost.transaction():
-                await hand.seat.process(Report(held=seqs[1:]), ClaimRequest())
-                seat._connection = seat_again
+                await hand.session.process(Report(held=seqs[1:]), ClaimRequest())
+                session._connection = session_again
                 reading = asyncio.ensure_future(hand.rewind())
                 waits = (
                     "SELECT count(*) FROM pg_stat_activity WHERE pid = $1 AND wait_event_type ="
                     " 'Lock'"
                 )
-                await until(lambda: watcher.fetchval(waits, seat_again.get_server_pid()))
+                await until(lambda: watcher.fetchval(waits, session_again.get_server_pid()))
                 assert not reading.done()
             await reading
             assert list(hand.rewound.backlogs) == ["s"]
@@ -288,20 +290,20 @@ def test_held_jobs_are_not_even_looked_at(postgres_server: Server) -> None:
     async def main() -> None:
         async with postgres_work(postgres_server.url) as o:
             seqs = await o.store.enqueue([draft("blocked") for _ in range(2000)])
-            hand = await Hand.sit(o.store)
+            hand = await Hand.join(o.store)
             await hand.turn(2000)
             await hand.turn(failed=[hand.failure(seqs[0])], held=seqs[1:])
-            seat: Any = hand.seat
-            await seat._connection.execute("VACUUM ANALYZE holdfast_work.job")
+            session: Any = hand.session
+            await session._connection.execute("VACUUM ANALYZE holdfast_work.job")
             (ready,) = await o.store.enqueue([draft("other")])
 
             async def rows_read() -> int:
-                await seat._connection.execute("SELECT pg_stat_force_next_flush()")
+                await session._connection.execute("SELECT pg_stat_force_next_flush()")
                 sql = (
                     "SELECT idx_tup_fetch FROM pg_stat_user_tables WHERE relid ="
                     " 'holdfast_work.job'::regclass"
                 )
-                return int(await seat._connection.fetchval(sql))
+                return int(await session._connection.fetchval(sql))
 
             before = await rows_read()
             await hand.rewind()
@@ -330,7 +332,7 @@ def test_claiming_and_running_write_nothing_and_a_held_job_is_marked_once(
                 return {row["seq"]: row["version"] for row in rows}
 
             inserted = await versions()
-            hand = await Hand.sit(o.store)
+            hand = await Hand.join(o.store)
             assert await hand.turn(starting=3) == [head, held, free]
             await hand.turn(running=[head, free])
             await hand.rewind()
@@ -387,7 +389,7 @@ def test_a_retry_is_due_by_the_databases_clock(
     async def main() -> None:
         async with postgres_work(postgres_server.url) as o:
             (seq,) = await o.store.enqueue([draft()])
-            hand = await Hand.sit(o.store)
+            hand = await Hand.join(o.store)
             await hand.turn()
             monkeypatch.setattr(SystemClock, "now", staticmethod(lambda: 0.0))
             await hand.turn(failed=[hand.failure(seq)])
@@ -405,13 +407,13 @@ def test_a_retry_is_due_by_the_databases_clock(
 def test_a_partition_is_not_taken_from_an_owner_who_lives(postgres_server: Server) -> None:
     async def main() -> None:
         async with postgres_work(postgres_server.url) as o:
-            owner = await Hand.sit(o.store, "owner")
+            owner = await Hand.join(o.store, "owner")
             (seq,) = await o.store.enqueue([draft()])
             other = await o.store.join("other")
             await other.owners()
             assert await other.take(range(PARTITIONS)) == {}
             assert await owner.turn() == [seq]
-            await owner.seat.give([owner.jobs[seq].partition])
+            await owner.session.give([owner.jobs[seq].partition])
             assert list(await other.take(range(PARTITIONS))) == [owner.jobs[seq].partition], (
                 "with its consent it is"
             )
@@ -430,7 +432,7 @@ def test_an_operator_and_a_worker_that_meet_at_a_job_do_not_wait_for_each_other(
     async def main() -> None:
         async with postgres_work(postgres_server.url) as o:
             head, _ = await o.store.enqueue([draft("s"), draft("s")])
-            hand = await Hand.sit(o.store)
+            hand = await Hand.join(o.store)
             await hand.turn()
             await hand.turn(failed=[hand.failure(head)])
             acts: dict[str, Callable[[], Awaitable[int]]] = {
@@ -439,16 +441,16 @@ def test_an_operator_and_a_worker_that_meet_at_a_job_do_not_wait_for_each_other(
                 "bury": lambda: o.store.bury([head], by="ann", why="never"),
                 "release": lambda: o.store.release("s", through=99, by="ann", why="go on"),
             }
-            connection = hand.seat._connection  # type: ignore[attr-defined]
+            connection = hand.session._connection  # type: ignore[attr-defined]
             watcher = await asyncpg.connect(postgres_server.url)
             async with connection.transaction():
                 # holds the worker's row until the transaction ends
-                await hand.seat.process(Report(), ClaimRequest())
+                await hand.session.process(Report(), ClaimRequest())
                 acting = asyncio.ensure_future(acts[verb]())
                 await until(
                     lambda: watcher.fetchval("SELECT count(*) > 0 FROM pg_locks WHERE NOT granted")
                 )
-                await hand.seat.process(Report(completed=[head]), ClaimRequest())
+                await hand.session.process(Report(completed=[head]), ClaimRequest())
             with pytest.raises(NotFound):
                 await acting
             assert await o.store.streams() == []

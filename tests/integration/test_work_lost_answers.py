@@ -87,19 +87,17 @@ class Breaking:
         return call
 
 
-def breaking(seat: Any, plan: FaultPlan) -> Any:
-    """The seat, on connections that break; ``step``, which uses the pool, fails at the
-    seat's own edge.
-    """
-    plain = seat._call
+def breaking(session: Any, plan: FaultPlan) -> Any:
+    """The session with faults on its connections, and around ``step``."""
+    plain = session._call
 
     @asynccontextmanager
     async def call() -> AsyncIterator[Any]:
         async with plain() as connection:
             yield Breaking(connection, plan)
 
-    seat._call = call
-    return faulty(seat, FaultPlan(plan.rng, odds={"step": Odds(fail=0.05, lost_reply=0.05)}))
+    session._call = call
+    return faulty(session, FaultPlan(plan.rng, odds={"step": Odds(fail=0.05, lost_reply=0.05)}))
 
 
 class World:
@@ -138,7 +136,7 @@ class World:
             ran = Ran(
                 deed.stream,
                 ctx.job.seq,
-                str(ctx.seat.instance),
+                str(ctx.session.instance),
                 started,
                 time.monotonic(),
                 succeeded,

@@ -18,7 +18,7 @@ from holdfast.work.contract import SessionTaken
 from holdfast.work.handlers import Context, Handlers
 from holdfast.work.job import JobDraft
 from holdfast.work.sqlite import SqliteWork
-from holdfast.work.sqlite.seat_lock import SeatLock
+from holdfast.work.sqlite.session_lock import SessionLock
 from holdfast.work.worker import Worker, WorkerSettings
 
 CHILD = """
@@ -63,15 +63,15 @@ async def test_the_second_worker_of_a_file_waits_until_the_first_has_died(
     await store.close()
 
 
-async def test_a_seat_is_free_for_others_when_its_worker_has_left(tmp_path: Path) -> None:
+async def test_session_is_free_when_its_worker_has_left(tmp_path: Path) -> None:
     one, two = (
         await SqliteWork.open(tmp_path / "work.db"),
         await SqliteWork.open(tmp_path / "work.db"),
     )
-    seat = await one.join("one")
+    session = await one.join("one")
     with pytest.raises(SessionTaken, match=f"process {os.getpid()} "):
         await two.join("two")
-    await seat.leave()
+    await session.leave()
     await two.join("two")
     await two.close()
     await (await one.join("one")).leave()
@@ -101,14 +101,14 @@ async def test_the_second_worker_of_a_store_waits_until_the_first_has_left(
                 await until(lambda: "work.seat_taken" in caplog.text)
                 await o.store.enqueue([JobDraft("Good", b"{}")] * 20)
                 await until(lambda: len(ran) == 21)
-                assert len(set(ran)) == 1, "the first kept its seat"
+                assert len(set(ran)) == 1, "the first kept its session"
                 first.stop()
                 await o.store.enqueue([JobDraft("Good", b"{}")])
                 await until(lambda: len(set(ran)) == 2)
     assert "work_lease_lost" not in caplog.text
 
 
-async def test_a_join_that_fails_leaves_the_seat_free(tmp_path: Path) -> None:
+async def test_failed_join_leaves_the_session_free(tmp_path: Path) -> None:
     one, two = (
         await SqliteWork.open(tmp_path / "work.db"),
         await SqliteWork.open(tmp_path / "work.db"),
@@ -120,8 +120,8 @@ async def test_a_join_that_fails_leaves_the_seat_free(tmp_path: Path) -> None:
         await store.close()
 
 
-def test_a_forked_child_does_not_keep_the_seat_of_its_parent(tmp_path: Path) -> None:
-    lock, other = SeatLock(tmp_path / "work.db"), SeatLock(tmp_path / "work.db")
+def test_forked_child_does_not_keep_the_session_lock(tmp_path: Path) -> None:
+    lock, other = SessionLock(tmp_path / "work.db"), SessionLock(tmp_path / "work.db")
     lock.take()
     started, started_by_child = os.pipe()
     waits, ends = os.pipe()

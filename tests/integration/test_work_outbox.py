@@ -115,7 +115,7 @@ def test_two_producers_of_one_stream_are_serialised_and_others_are_not(
             await enqueue(first, draft("a", payload=b"1"))
             await enqueue(second, draft("b", payload=b"other stream"))
             waiting = asyncio.create_task(enqueue(second, draft("a", payload=b"2")))
-            hand = await Hand.sit(o.store)
+            hand = await Hand.join(o.store)
             claimed = await hand.call()
             assert [job.payload for job in claimed.jobs] == [b"other stream"], (
                 "a held transaction delays nobody else"

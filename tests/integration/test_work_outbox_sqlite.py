@@ -34,7 +34,7 @@ def check(opened: Any, body: Any) -> None:
 def test_a_job_is_stored_with_the_callers_data_or_not_at_all(opened: Any) -> None:
     async def body(o: Opened) -> None:
         store: Any = o.store
-        hand = await Hand.sit(store)
+        hand = await Hand.join(store)
         async with store.transaction() as db:
             db.execute("CREATE TABLE orders (name TEXT)")
             db.execute("INSERT INTO orders VALUES ('kept')")
@@ -68,9 +68,9 @@ def test_a_message_from_outside_is_stored_once(opened: Any) -> None:
 def test_a_waiting_worker_is_woken_by_the_commit(opened: Any) -> None:
     async def body(o: Opened) -> None:
         store: Any = o.store
-        hand = await Hand.sit(store)
+        hand = await Hand.join(store)
         await hand.turn()
-        waiting = asyncio.create_task(hand.seat.wait(30))
+        waiting = asyncio.create_task(hand.session.wait(30))
         async with store.transaction() as db:
             await enqueue(db, draft())
         assert await waiting

@@ -38,7 +38,7 @@ class Told:
 
 
 async def work_until_the_cut(store: SqliteWork, rng: random.Random, told: Told) -> None:
-    hand, number = await Hand.sit(store), 0
+    hand, number = await Hand.join(store), 0
     while True:
         drafts = [
             draft(f"s{rng.randrange(4)}", payload=f"{number + n}".encode())
@@ -91,7 +91,7 @@ async def _broken(store: SqliteWork, told: Told) -> int:
             left[seq].state is not State.RETRY or left[seq].attempt < attempt
         )
     broken += (await store.position(READER) or 0) < told.position
-    heir = await Hand.sit(store, "heir")
+    heir = await Hand.join(store, "heir")
     again = set(await heir.turn(100_000))
     return broken + len(again & told.completed)
 

@@ -133,7 +133,7 @@ def test_small_and_big_calls_and_a_workers_children_neither_deadlock_nor_break_t
                         await asyncio.sleep(rng.choice([0, 0, 0.002, 0.01]))
 
             producing = asyncio.gather(*(produce(n, each) for n, each in enumerate(producers)))
-            hand, last, rng, turns = await Hand.sit(o.store), dict[str, int](), random.Random(9), 0
+            hand, last, rng, turns = await Hand.join(o.store), dict[str, int](), random.Random(9), 0
             ended = list[int]()
             end = asyncio.get_running_loop().time() + 3
             while asyncio.get_running_loop().time() < end:
@@ -186,7 +186,7 @@ def test_only_the_children_of_a_locked_stream_are_put_off_however_many_there_are
     async def main() -> None:
         async with postgres_work(postgres_server.url) as o:
             parents = await o.store.enqueue([draft(None) for _ in range(200)])
-            hand = await Hand.sit(o.store)
+            hand = await Hand.join(o.store)
             await hand.turn(200)
             async with held(postgres_server, HELD):
                 streams = [HELD, *NEIGHBOURS, *(f"other{n}" for n in range(179))]

@@ -29,7 +29,7 @@ SETTINGS = WorkerSettings(
     drain_seconds=2,
 )
 OTHERS = "FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
-SEATS = "SELECT array_agg(id) FROM holdfast_work.instance"
+SESSIONS = "SELECT array_agg(id) FROM holdfast_work.instance"
 CONNECTIONS_MAX = 8
 STUCK = 3
 """As many as it takes: each beyond stuck_max costs a runner."""
@@ -77,7 +77,7 @@ async def test_without_a_runner_a_worker_gives_up_its_streams_and_others_take_th
 
 
 @pytest.mark.parametrize("engine", ["memory", "sqlite"])
-async def test_a_worker_takes_its_seat_again_when_a_stuck_handler_has_ended(
+async def test_worker_joins_again_when_a_stuck_handler_has_ended(
     engine: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ran, end = list[int](), asyncio.Event()
@@ -145,7 +145,7 @@ async def test_a_worker_whose_task_the_program_cancels_is_started_again(
     assert "work.worker_restarted" in caplog.text
 
 
-async def test_a_handler_that_cancels_every_task_while_connections_are_lost_costs_no_seat_and_no_connection(
+async def test_handler_cancelling_every_task_costs_no_session_and_no_connection(
     postgres_server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of asyncpg it can cancel the tasks in which connections go back to their pool:
@@ -170,7 +170,7 @@ async def test_a_handler_that_cancels_every_task_while_connections_are_lost_cost
         async with Worker(o.store, handlers, settings=SETTINGS).running():
             await o.store.enqueue(_good(5))
             await until(lambda: len(ran) == 5)
-            seat = await admin.fetchval(SEATS)
+            session = await admin.fetchval(SESSIONS)
             await o.store.enqueue([JobDraft("Hostile", b"{}")])
             await ended.wait()
             await asyncio.gather(*asking, return_exceptions=True)
@@ -179,14 +179,14 @@ async def test_a_handler_that_cancels_every_task_while_connections_are_lost_cost
                     await stack.enter_async_context(o.store._pools.calls.acquire())
             await o.store.enqueue(_good(5))
             await until(lambda: len(ran) == 10)
-            assert await admin.fetchval(SEATS) == seat, "it kept its seat"
+            assert await admin.fetchval(SESSIONS) == session, "it kept its session"
             assert await admin.fetchval(f"SELECT count(*) {OTHERS}") <= 2 * CONNECTIONS_MAX + 3
         await admin.close()
     assert "work.cancellation_refused" in caplog.text and "work.worker_restarted" not in caplog.text
 
 
 async def test_run_ends_when_its_caller_is_cancelled() -> None:
-    ran, seats = list[int](), list[Any]()
+    ran, sessions = list[int](), list[Any]()
     async with embedded_work(None) as o:
         running = asyncio.create_task(
             Worker(o.store, _handlers(ran, asyncio.Event()), settings=SETTINGS).run()
@@ -197,6 +197,6 @@ async def test_run_ends_when_its_caller_is_cancelled() -> None:
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(running, 5)
         store: Any = o.store
-        await store._transact(lambda db: seats.extend(db.execute("SELECT id FROM seat")))
-        assert not seats, "it has left its seat"
+        await store._transact(lambda db: sessions.extend(db.execute("SELECT id FROM seat")))
+        assert not sessions, "it has left its session"
     assert len(asyncio.all_tasks()) == 1

@@ -101,7 +101,7 @@ async def scene(o: Opened, ask: Ask) -> None:
             draft("in", source="shop", source_id="1"),
         ]
     )
-    hand = await Hand.sit(o.store, policies=THROTTLED_OFTEN)
+    hand = await Hand.join(o.store, policies=THROTTLED_OFTEN)
     await hand.turn()
     await hand.turn(
         failed=[hand.failure(stuck, Reason.THROTTLED, error="slow down")], held=[stuck + 1]

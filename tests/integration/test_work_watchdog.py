@@ -127,7 +127,7 @@ async def test_the_crash_of_a_stuck_loop_counts_though_its_failure_is_reported(
         (seq,) = await o.store.enqueue([draft()])
         for crashes in (0, 1, 2):
             await o.pass_time(86400)
-            hand = await Hand.sit(o.store)
+            hand = await Hand.join(o.store)
             await hand.turn()
             assert hand.jobs[seq].crashes == crashes
             failed = hand.failure(seq)
@@ -136,8 +136,8 @@ async def test_the_crash_of_a_stuck_loop_counts_though_its_failure_is_reported(
                     failed,
                     verdict=FailureVerdict(FailureAction.DEAD, Reason.POISON_MESSAGE, strike=True),
                 )
-            await asyncio.to_thread(hand.seat.give_up, Report(failed=[failed]), seq)
-            await o.kill(hand.seat)
+            await asyncio.to_thread(hand.session.give_up, Report(failed=[failed]), seq)
+            await o.kill(hand.session)
         (dead,) = await o.store.dead(Query())
         assert (dead.crashes, dead.attempt, dead.strikes) == (3, 3, 3)
 

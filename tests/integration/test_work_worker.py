@@ -287,7 +287,7 @@ def test_a_handler_that_swallows_every_cancellation_cannot_hold_up_the_stop(
         await running.wait()
         worker.stop()
         await asyncio.wait_for(task, 10)
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         assert await hand.turn() == [seq], "it was given back"
         assert (hand.jobs[seq].attempt, hand.jobs[seq].crashes) == (1, 0)
         assert (
@@ -539,8 +539,8 @@ def test_an_open_type_is_left_alone_but_for_its_probes(opened: Any) -> None:
             raise ConnectionError("the carrier is away")
 
         async def watched(name: str) -> Any:
-            seat = await join(name)
-            plain = seat.process
+            session = await join(name)
+            plain = session.process
 
             async def process(report: Report, want: ClaimRequest) -> Claimed:
                 put_off.extend(
@@ -548,8 +548,8 @@ def test_an_open_type_is_left_alone_but_for_its_probes(opened: Any) -> None:
                 )
                 return await plain(report, want)
 
-            seat.process = process  # type: ignore[method-assign]
-            return seat
+            session.process = process  # type: ignore[method-assign]
+            return session
 
         o.store.join = watched  # type: ignore[method-assign]
         settings = WorkerSettings(
@@ -616,8 +616,8 @@ def test_a_parent_waits_longer_and_longer_for_the_lane_of_its_child(
         join = o.store.join
 
         async def overheard(name: str) -> Any:
-            seat = await join(name)
-            process = seat.process
+            session = await join(name)
+            process = session.process
 
             async def listen(report: Report, want: ClaimRequest) -> Claimed:
                 nonlocal calls
@@ -627,8 +627,8 @@ def test_a_parent_waits_longer_and_longer_for_the_lane_of_its_child(
                     refused.append((clock(), calls))
                 return claimed
 
-            seat.process = listen
-            return seat
+            session.process = listen
+            return session
 
         o.store.join = overheard
         caller = await asyncpg.connect(postgres_server.url)
@@ -725,7 +725,7 @@ def test_a_stopping_worker_ends_what_runs_and_hands_back_the_rest(opened: Any) -
     check(opened, body)
 
 
-def test_a_defect_ends_the_seat_and_not_the_worker(opened: Any) -> None:
+def test_defect_ends_the_session_and_not_the_worker(opened: Any) -> None:
     async def body(o: Opened) -> None:
         handlers, done = Handlers(), list[int]()
 
@@ -733,24 +733,24 @@ def test_a_defect_ends_the_seat_and_not_the_worker(opened: Any) -> None:
         async def handle(ctx: Context, order: Order) -> None:
             done.append(order.number)
 
-        join, seats = o.store.join, list[Any]()
+        join, sessions = o.store.join, list[Any]()
 
         async def broken_once(name: str) -> Any:
-            seat = await join(name)
-            seats.append(seat)
-            if len(seats) == 1:
+            session = await join(name)
+            sessions.append(session)
+            if len(sessions) == 1:
 
                 async def process(*_: Any) -> Any:
                     raise ZeroDivisionError
 
-                seat.process = process
-            return seat
+                session.process = process
+            return session
 
         o.store.join = broken_once
         await o.store.enqueue([handlers.draft(Order("a", 1))])
         async with Worker(o.store, handlers, settings=QUICK).running():
             await until(lambda: done == [1])
-        assert len(seats) == 2
+        assert len(sessions) == 2
 
     check(opened, body)
 
@@ -924,10 +924,10 @@ def test_what_a_worker_left_half_held_goes_on_in_order_with_another_that_has_muc
 
         await o.store.enqueue([handlers.draft(Order(f"s{n}")) for n in range(100)])
         deep = await o.store.enqueue([handlers.draft(Order("deep", n)) for n in range(10)])
-        hand = await Hand.sit(o.store)
+        hand = await Hand.join(o.store)
         await hand.turn(200)
         await hand.turn(held=deep[6:])
-        await hand.seat.leave()
+        await hand.session.leave()
         settings = WorkerSettings(
             concurrency=2, jobs_max=8, balance_seconds=0.3, poll_max_seconds=0.05
         )
@@ -955,15 +955,15 @@ def test_streams_that_stand_still_keep_no_other_waiting_and_their_followers_are_
         join = o.store.join
 
         async def overheard(name: str) -> Any:
-            seat = await join(name)
-            process = seat.process
+            session = await join(name)
+            process = session.process
 
             async def listen(report: Report, want: ClaimRequest) -> Claimed:
                 running.update(report.running)
                 return await process(report, want)
 
-            seat.process = listen
-            return seat
+            session.process = listen
+            return session
 
         o.store.join = overheard
         deep = [handlers.draft(Order(f"deep{n % 4}", n)) for n in range(400)]
@@ -1026,16 +1026,16 @@ def test_what_was_being_committed_when_the_worker_fell_asleep_need_not_wait_for_
         join = o.store.join
 
         async def counted(name: str) -> Any:
-            seat: Any = await join(name)
-            process = seat.process
+            session: Any = await join(name)
+            process = session.process
 
             async def looking(report: Report, want: ClaimRequest) -> Claimed:
                 nonlocal looks
                 looks += 1
                 return await process(report, want)  # type: ignore[no-any-return]
 
-            seat.process = looking
-            return seat
+            session.process = looking
+            return session
 
         o.store.join = counted  # type: ignore[method-assign]
 

@@ -3,7 +3,7 @@ judged by checker 11.
 
 The store's faults are of the two kinds that matter: nothing happened, or it happened
 and the answer was lost. Neither may lose, double or reorder a job while the process
-lives; a killed process, or one whose seat was taken while it ran, may repeat what it
+lives; a killed process, or one whose session was taken over while it ran, may repeat what it
 had in flight. Some messages come from outside, and some of these twice.
 """
 
@@ -44,18 +44,18 @@ class Deed(msgspec.Struct):
 
 
 class FaultyWork(MemoryWork):
-    """Its seats' calls fail now and then, before or after they were carried out."""
+    """The calls of its sessions fail now and then, before or after they were carried out."""
 
     def __init__(self, clock: LoopClock, rng: random.Random, rate: float) -> None:
         super().__init__(clock)
         self._chance, self._rate = rng, rate
 
     async def join(self, name: str) -> Any:
-        # whoever comes takes the seat, as if the worker before were dead and did not
+        # a new session replaces the last one, as if that worker were dead and did not
         # know it
         self.on_left()
-        seat = await super().join(name)
-        plain = seat.process
+        session = await super().join(name)
+        plain = session.process
 
         async def process(report: Report, want: ClaimRequest) -> Claimed:
             await asyncio.sleep(self._chance.uniform(0, 0.01))
@@ -68,12 +68,12 @@ class FaultyWork(MemoryWork):
             await asyncio.sleep(self._chance.uniform(0, 0.01))
             return claimed
 
-        seat.process = process  # type: ignore[method-assign]
-        return seat
+        session.process = process  # type: ignore[method-assign]
+        return session
 
 
 async def world(seed: int, *, rate: float, kills: bool) -> JobHistory:
-    """``kills``: workers are killed, or another takes their seat and they find out when
+    """``kills``: workers are killed, or another takes over their session and they find out when
     they report.
     """
     rng, clock, history = random.Random(seed), LoopClock(), JobHistory()
@@ -152,7 +152,7 @@ def test_jobs_keep_their_place_whatever_the_store_does_and_whoever_dies() -> Non
             name="simulation of jobs",
             how=(
                 "a worker on virtual time; the store fails or loses answers, workers die or lose"
-                " their seat"
+                " their session"
             ),
             runs=FAULTY_SEEDS + DEADLY_SEEDS,
             failures=len(broken),

@@ -43,7 +43,7 @@ class Opened:
     store: WorkStore
     pass_time: Callable[[float], Awaitable[None]]
     kill: Callable[[WorkerSession], Awaitable[None]]
-    """End a seat as a crash would: nothing is reported, the lease runs out."""
+    """End a session as a crash would: nothing is reported, the lease runs out."""
 
 
 Opener = Callable[[], Any]
@@ -63,19 +63,21 @@ def opener_of(request: pytest.FixtureRequest, folder: Path) -> Opener:
 
 
 @asynccontextmanager
-async def postgres_work(url: str, **seat: float):  # type: ignore[no-untyped-def]
+async def postgres_work(url: str, **session: float):  # type: ignore[no-untyped-def]
     from holdfast.work.postgres import PostgresWork, WorkerSessionSettings
 
     connection = await asyncpg.connect(url)
     await connection.execute("DROP SCHEMA IF EXISTS holdfast_work CASCADE")
-    store = await PostgresWork.open(url, seat_settings=WorkerSessionSettings(**{**QUICK, **seat}))
+    store = await PostgresWork.open(
+        url, session_settings=WorkerSessionSettings(**{**QUICK, **session})
+    )
 
-    seats: list[Any] = []
+    sessions: list[Any] = []
     join = store.join
 
     async def remembered(name: str) -> Any:
-        seats.append(await join(name))
-        return seats[-1]
+        sessions.append(await join(name))
+        return sessions[-1]
 
     store.join = remembered  # type: ignore[method-assign]
 
@@ -93,20 +95,20 @@ async def postgres_work(url: str, **seat: float):  # type: ignore[no-untyped-def
             seconds,
         )
 
-    async def kill(seat: Any) -> None:
-        await seat._stack.aclose()
+    async def kill(session: Any) -> None:
+        await session._stack.aclose()
         await connection.execute(
             "UPDATE holdfast_work.instance SET beat_at = beat_at - interval '1 minute' WHERE id"
             " = $1",
-            seat.instance,
+            session.instance,
         )
 
     try:
         yield Opened(store, pass_time, kill)
     finally:
-        await asyncio.gather(*(seat._stack.aclose() for seat in seats))
-        for seat in seats:
-            seat._hang_up()
+        await asyncio.gather(*(session._stack.aclose() for session in sessions))
+        for session in sessions:
+            session._hang_up()
         await store.close()
         await connection.close()
 
@@ -129,10 +131,8 @@ async def embedded_work(path: Path | None):  # type: ignore[no-untyped-def]
     async def pass_time(seconds: float) -> None:
         clock.ahead += seconds
 
-    async def kill(seat: Any) -> None:
-        """Its process is gone, and with it the seat's hold: the next one to sit down
-        finds the record.
-        """
+    async def kill(session: Any) -> None:
+        """Its process ends without leaving: the next session finds its record."""
         store.on_left()
 
     try:
@@ -143,26 +143,26 @@ async def embedded_work(path: Path | None):  # type: ignore[no-untyped-def]
 
 @dataclass
 class Hand:
-    """A worker by hand: it holds a seat and reports what the test says."""
+    """A worker by hand: it has a session and reports what the test says."""
 
-    seat: WorkerSession
+    session: WorkerSession
     policies: Policies = field(default_factory=lambda: Policies.preset("seed"))
     jobs: dict[int, Job] = field(default_factory=dict)
     rewound: Rewound = field(default_factory=Rewound)
 
     @classmethod
-    async def sit(
+    async def join(
         cls, store: WorkStore, name: str = "hand", policies: Policies | None = None
     ) -> Hand:
         hand = cls(await store.join(name), policies or Policies.preset("seed"))
-        await hand.seat.owners()
-        await hand.seat.take(range(PARTITIONS))
+        await hand.session.owners()
+        await hand.session.take(range(PARTITIONS))
         await hand.rewind()
         return hand
 
     async def rewind(self) -> Sequence[Block]:
         """The next turn reads from the start, and the backlogs that may be free."""
-        self.rewound = await self.seat.rewind()
+        self.rewound = await self.session.rewind()
         return self.rewound.blocks
 
     async def turn(
@@ -190,7 +190,7 @@ class Hand:
         rewound, self.rewound = self.rewound, Rewound()
         asked = {**dict.fromkeys(rewound.backlogs, 0), **(backlogs or {})}
         wanted = ClaimRequest(jobs=want, starting=starting, backlogs=asked)
-        claimed = await self.seat.process(Report(**report), wanted)
+        claimed = await self.session.process(Report(**report), wanted)
         claimed.backlog = [
             j for j in claimed.backlog if not any(b.holds(j.seq, j.type) for b in rewound.blocks)
         ]

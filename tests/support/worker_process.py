@@ -40,10 +40,10 @@ async def opened(url: str, dead: float) -> WorkStore:
     if url.startswith("sqlite:"):
         return await SqliteWork.open(Path(url.removeprefix("sqlite:")))
     stuck = max(5.0, dead)
-    seat = WorkerSessionSettings(
+    session = WorkerSessionSettings(
         0.2, dead_after_seconds=dead, no_start_after_seconds=dead * 2 / 3, stuck_after_seconds=stuck
     )
-    return await PostgresWork.open(url, seat_settings=seat, connections_max=12)
+    return await PostgresWork.open(url, session_settings=session, connections_max=12)
 
 
 async def main(

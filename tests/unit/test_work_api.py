@@ -35,7 +35,7 @@ def served(
 async def in_trouble(jobs: MemoryWork) -> tuple[Hand, list[int]]:
     """One stream blocked by its head with two behind it, and one dead letter."""
     seqs = await jobs.enqueue([draft(payload=b'{"n":1}'), draft(), draft(type="mail"), draft(None)])
-    hand = await Hand.sit(jobs, policies=Policies())
+    hand = await Hand.join(jobs, policies=Policies())
     await hand.turn()
     failures = [
         hand.failure(seqs[0], Reason.THROTTLED),

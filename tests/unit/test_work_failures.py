@@ -159,9 +159,14 @@ def test_a_handler_that_names_no_reason_is_not_believed() -> None:
 
 
 def test_the_defaults_are_those_of_the_design() -> None:
-    seat, worker, policy, handlers = WorkerSessionSettings(), WorkerSettings(), Policy(), Handlers()
-    assert (seat.beat_seconds, seat.dead_after_seconds) == (5, 20)
-    assert (seat.no_start_after_seconds, seat.stuck_after_seconds, INBOX_SECONDS) == (
+    session, worker, policy, handlers = (
+        WorkerSessionSettings(),
+        WorkerSettings(),
+        Policy(),
+        Handlers(),
+    )
+    assert (session.beat_seconds, session.dead_after_seconds) == (5, 20)
+    assert (session.no_start_after_seconds, session.stuck_after_seconds, INBOX_SECONDS) == (
         15,
         30,
         7 * 86400,
@@ -189,7 +194,7 @@ WORKER = [
     for field in fields(WorkerSettings)
     if field.name not in ("breaker", "stuck_loop_seconds")
 ]
-SEAT = [field.name for field in fields(WorkerSessionSettings)]
+SESSION = [field.name for field in fields(WorkerSessionSettings)]
 WEBHOOKS = [
     "timeout_seconds",
     "connect_timeout_seconds",
@@ -203,7 +208,7 @@ WEBHOOKS = [
     ("settings", "name"),
     [
         *((WorkerSettings, name) for name in WORKER),
-        *((WorkerSessionSettings, name) for name in SEAT),
+        *((WorkerSessionSettings, name) for name in SESSION),
         *((WebhookSettings, name) for name in WEBHOOKS),
     ],
 )

@@ -53,7 +53,7 @@ class Context(msgspec.Struct, eq=False):
     """
 
     job: Job
-    seat: WorkerSession
+    session: WorkerSession
     deadline: float = float("inf")
     stages: int = 0
     children_bytes: int = 0
@@ -74,7 +74,7 @@ class Context(msgspec.Struct, eq=False):
         Pass it to a resource that can refuse an older one.
         """
         self._require_open()
-        return self.seat.fence(self.job)
+        return self.session.fence(self.job)
 
     @property
     def key(self) -> int:
@@ -104,7 +104,7 @@ class Context(msgspec.Struct, eq=False):
         self._require_open()
         bit = known_stage(stage)
         try:
-            await self.seat.step(self.job, bit)
+            await self.session.step(self.job, bit)
         except HoldfastError as error:
             self.store_error = error
             raise
@@ -158,7 +158,7 @@ class Context(msgspec.Struct, eq=False):
         self.entered = True
         own: BaseException | None = None
         try:
-            async with self.seat.transaction(self.job) as connection:
+            async with self.session.transaction(self.job) as connection:
                 try:
                     yield connection
                     self._require_open()

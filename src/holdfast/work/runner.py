@@ -83,7 +83,7 @@ class Runner:
         """
 
     async def run(
-        self, job: Job, seat: WorkerSession, task: asyncio.Task[None]
+        self, job: Job, session: WorkerSession, task: asyncio.Task[None]
     ) -> RunOutcome | None:
         """Run a job; whatever the handler does is an outcome of this run only.
 
@@ -99,7 +99,7 @@ class Runner:
             return self._put_off(job, seconds)
         if self._breakers.is_probe(job.type):
             telemetry.work_probed()
-        context = Context(job, seat, self._clock.monotonic() + handling.deadline_seconds)
+        context = Context(job, session, self._clock.monotonic() + handling.deadline_seconds)
         self._running[task] = context
         try:
             await handling.run(context, handling.decoded(job.payload))
@@ -120,7 +120,7 @@ class Runner:
         del self._running[task]
         context.over = True
         if context.entered:  # a task that the handler left behind is still in the transaction
-            context.seat.revoke(job)
+            context.session.revoke(job)
             error = error or RuntimeError(
                 "the handler returned while its transaction was open in another task"
             )
@@ -179,7 +179,7 @@ class Runner:
         context.over = True
         job = context.job
         if context.entered:
-            context.seat.revoke(job)
+            context.session.revoke(job)
         if context.dismissed:
             self._breakers.neither(job.type)
         self.stuck.add(task)
@@ -241,9 +241,9 @@ class Runner:
         """How many jobs of one destination may run at once, by job type."""
         return self._handlers.caps()
 
-    async def share_breakers(self, seat: WorkerSession) -> None:
+    async def share_breakers(self, session: WorkerSession) -> None:
         """Publish own breakers to the store and learn the others'."""
-        self._breakers.heard(await seat.breakers(*self._breakers.news()))
+        self._breakers.heard(await session.breakers(*self._breakers.news()))
 
     def _raised(self, job: Job, context: Context, error: BaseException) -> RunOutcome:
         """The outcome of a run that raised.

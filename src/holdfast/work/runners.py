@@ -34,12 +34,12 @@ class Runners:
     def __init__(
         self,
         runner: Runner,
-        seat: WorkerSession,
+        session: WorkerSession,
         streams: Streams,
         record: _Record,
         settings: WorkerSettings,
     ) -> None:
-        self._runner, self._seat, self._streams, self._record = runner, seat, streams, record
+        self._runner, self._session, self._streams, self._record = runner, session, streams, record
         self._settings = settings
         self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = count(1)
@@ -131,18 +131,18 @@ class Runners:
         assert task is not None
         enter_handlers()
         while True:
-            job = streams.next() if not self.paused and self._seat.may_start else None
+            job = streams.next() if not self.paused and self._session.may_start else None
             if job is None:
                 self._idle.append(future := loop.create_future())
                 await future
                 continue
             try:
-                outcome = await self._runner.run(job, self._seat, task)
+                outcome = await self._runner.run(job, self._session, task)
                 if outcome is None:
                     return
                 self._record(job, outcome)
             except Exception as error:
                 self.failed_with = error
-                self._seat.wake()
+                self._session.wake()
             if task.cancelling():
                 return

@@ -153,8 +153,8 @@ class Worker:
                 await self._wait_for_runners(watchdog)
                 continue
             try:
-                seat = await self._store.join(self._name)
-                await self._serve(seat)
+                session = await self._store.join(self._name)
+                await self._serve(session)
                 failures = 0
             except SessionTaken as error:
                 failures += 1
@@ -218,9 +218,9 @@ class Worker:
                 "work.runners_available", worker=self._name, stuck=len(self._runner.stuck)
             )
 
-    async def _serve(self, seat: WorkerSession) -> None:
+    async def _serve(self, session: WorkerSession) -> None:
         self._shift = WorkerLoop(
-            seat, self._store.shared, self._runner, self._settings, self._clock, self.paces
+            session, self._store.shared, self._runner, self._settings, self._clock, self.paces
         )
         self._shift.group(self._groups)
         if self._paused:
@@ -232,8 +232,8 @@ class Worker:
         except LeaseLost as error:
             telemetry.work_lease_lost()
             telemetry.log.warning(
-                "work_lease_lost", worker=self._name, instance=seat.instance, error=str(error)
+                "work_lease_lost", worker=self._name, instance=session.instance, error=str(error)
             )
         finally:
             self._shift = None
-            await asyncio.shield(seat.leave())
+            await asyncio.shield(session.leave())

@@ -48,15 +48,15 @@ class WorkerLoop:
 
     def __init__(
         self,
-        seat: WorkerSession,
+        session: WorkerSession,
         shared: bool,
         runner: Runner,
         settings: WorkerSettings,
         clock: Clock,
         paces: Paces,
     ) -> None:
-        self._seat, self._shared, self._runner, self._settings, self._clock = (
-            seat,
+        self._session, self._shared, self._runner, self._settings, self._clock = (
+            session,
             shared,
             runner,
             settings,
@@ -83,7 +83,7 @@ class WorkerLoop:
         self._poll = settings.poll_min_seconds
         self._asleep = self._resting = False
         self._balance_at = float("-inf")
-        self._runners = Runners(runner, seat, self._streams, self._record, settings)
+        self._runners = Runners(runner, session, self._streams, self._record, settings)
         self._paused: frozenset[tuple[str, str]] = frozenset()
         # read all streams from the start: at first, and after an unknown outcome
         self._unsure = True
@@ -92,7 +92,7 @@ class WorkerLoop:
         self._stopping = self._runners.paused = True
         if not self._stopped.done():
             self._stopped.set_result(None)
-        self._seat.wake()
+        self._session.wake()
 
     def pause(self, destinations: frozenset[tuple[str, str]]) -> None:
         """Pause these destinations, and resume all others, with the next rewind.
@@ -101,7 +101,7 @@ class WorkerLoop:
         """
         self._paused = destinations
         self._unsure = True
-        self._seat.wake()
+        self._session.wake()
 
     def group(self, groups: Mapping[tuple[str, str], str]) -> None:
         self._destinations.regroup(groups)
@@ -135,9 +135,9 @@ class WorkerLoop:
         running = [each for each in self._streams.announcing.announced if each != seq]
         report = joined([self._sending, self._report, Report(failed=blamed)], running)
         try:
-            self._seat.give_up(report, seq)
+            self._session.give_up(report, seq)
         except Refused:
-            self._seat.give_up(Report(failed=blamed, running=running), seq)
+            self._session.give_up(Report(failed=blamed, running=running), seq)
 
     async def _talk(self) -> None:
         drained_by: float | None = None
@@ -157,7 +157,7 @@ class WorkerLoop:
                 report = self._take_report()
                 want, self._sending = self._want(), report
                 try:
-                    claimed = await self._seat.process(report, want)
+                    claimed = await self._session.process(report, want)
                 except Refused as error:
                     await self._isolate(report, error)
                     continue
@@ -189,7 +189,7 @@ class WorkerLoop:
     async def _rewind(self) -> None:
         # a later pause() takes effect with the next rewind
         self._unsure, paused = False, self._paused
-        rewound = await self._seat.rewind()
+        rewound = await self._session.rewind()
         self._streams.rewound(rewound.blocks, rewound.backlogs, paused)
 
     async def _balance(self) -> None:
@@ -199,7 +199,7 @@ class WorkerLoop:
         now = self._clock.monotonic()
         if now >= self._balance_at:
             self._balance_at = now + self._settings.balance_seconds
-            await self._runner.share_breakers(self._seat)
+            await self._runner.share_breakers(self._session)
             await self._share_out()
         if self._closing:
             await self._give_idle()
@@ -212,14 +212,16 @@ class WorkerLoop:
         The store's record decides which partitions this worker owns, because the reply
         to an earlier ``take`` or ``give`` may have been lost.
         """
-        owners = await self._seat.owners()
+        owners = await self._session.owners()
         share = (
-            share_of(self._seat.instance, owners.alive) if self._shared else set(range(PARTITIONS))
+            share_of(self._session.instance, owners.alive)
+            if self._shared
+            else set(range(PARTITIONS))
         )
         ours = {
             partition
             for partition, owner in owners.by_partition.items()
-            if owner == self._seat.instance
+            if owner == self._session.instance
         }
         free = {partition for partition, owner in owners.by_partition.items() if owner is None}
         if self._closing & share:
@@ -230,7 +232,7 @@ class WorkerLoop:
         self._streams.close(self._closing)
         missing = (share & (free | ours)) - self._owned
         if missing:
-            self._owned = set(await self._seat.take(sorted(missing)))
+            self._owned = set(await self._session.take(sorted(missing)))
             self._unsure = True
 
     async def _give_idle(self) -> None:
@@ -244,7 +246,7 @@ class WorkerLoop:
             self._owned -= idle
             self._closing -= idle
             self._streams.reopen(idle)
-            await self._seat.give(sorted(idle))
+            await self._session.give(sorted(idle))
 
     def _take_report(self) -> Report:
         """The jobs that ended since the last report, and the jobs that may start next.
@@ -340,7 +342,7 @@ class WorkerLoop:
             pieces = groups.pop()
             part = joined(pieces, report.running)
             try:
-                claimed = await self._seat.process(part, ClaimRequest())
+                claimed = await self._session.process(part, ClaimRequest())
             except Refused as error:
                 if len(pieces) > 1:
                     middle = len(pieces) // 2
@@ -428,14 +430,14 @@ class WorkerLoop:
             seconds = min(seconds, self._settings.poll_min_seconds)
         self._resting = True
         try:
-            if await self._seat.wait(seconds):
+            if await self._session.wait(seconds):
                 self._poll = self._settings.poll_min_seconds
         finally:
             self._resting = False
 
     def _record(self, job: Job, outcome: RunOutcome) -> None:
         if self._resting:
-            self._seat.wake()
+            self._session.wake()
         failed = outcome.failed
         if failed is not None:
             self._report.failed.append(failed)

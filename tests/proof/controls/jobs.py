@@ -56,11 +56,11 @@ class Story:
     rng: random.Random
     told: Recorder
     workers: list[asyncio.Task[None]] = field(default_factory=list)
-    seats: list[Any] = field(default_factory=list)
+    sessions: list[Any] = field(default_factory=list)
     hearing: dict[int, asyncio.Event] = field(default_factory=dict)
 
     async def play(self) -> History:
-        self._listen_to_seats()
+        self._listen_to_sessions()
         async with self.store.transaction() as db:
             db.execute("CREATE TABLE ledger (stream TEXT, seq INTEGER, fence INTEGER)")
         handlers = self._handlers()
@@ -81,27 +81,27 @@ class Story:
 
     def _make_zombie(self, worker: Worker) -> None:
         """Start no more jobs; notice the successor after the running ones end."""
-        hearing = self.hearing[self.seats[-1].instance] = asyncio.Event()
+        hearing = self.hearing[self.sessions[-1].instance] = asyncio.Event()
         asyncio.get_running_loop().call_later(DEAF_SECONDS, hearing.set)
         worker.stop()
         self.store.on_left()  # its lock is lost, so the next worker does not wait for it
 
-    def _listen_to_seats(self) -> None:
+    def _listen_to_sessions(self) -> None:
         plain = self.store.join
 
         async def join(name: str) -> Any:
-            seat: Any = await plain(name)
-            process = seat.process
+            session: Any = await plain(name)
+            process = session.process
 
             async def heard(report: Report, want: ClaimRequest) -> Claimed:
-                if seat.instance in self.hearing:
-                    await self.hearing[seat.instance].wait()
+                if session.instance in self.hearing:
+                    await self.hearing[session.instance].wait()
                 claimed: Claimed = await process(report, want)
                 return claimed
 
-            seat.process = heard
-            self.seats.append(seat)
-            return seat
+            session.process = heard
+            self.sessions.append(session)
+            return session
 
         self.store.join = join  # type: ignore[method-assign]
 
@@ -135,7 +135,7 @@ class Story:
                 Ran(
                     deed.stream,
                     ctx.job.seq,
-                    str(ctx.seat.instance),
+                    str(ctx.session.instance),
                     started,
                     self.clock.monotonic(),
                 )
@@ -195,7 +195,7 @@ class UnfencedCompletion(MemoryWork):
     """
 
     async def join(self, name: str) -> Any:
-        seat: Any = await super().join(name)
+        session: Any = await super().join(name)
 
         @asynccontextmanager
         async def transaction(job: Job) -> AsyncIterator[apsw.Connection]:
@@ -204,8 +204,8 @@ class UnfencedCompletion(MemoryWork):
                 db.execute(SQL["complete"], (job.seq,))
                 db.execute(SQL["lift"], (job.seq,))
 
-        seat.transaction = transaction
-        return seat
+        session.transaction = transaction
+        return session
 
 
 class ReleasedDeadLetters(MemoryWork):
@@ -213,8 +213,8 @@ class ReleasedDeadLetters(MemoryWork):
     re-claiming", which makes it claimable."""
 
     async def join(self, name: str) -> Any:
-        seat: Any = await super().join(name)
-        plain = seat.process
+        session: Any = await super().join(name)
+        plain = session.process
 
         async def process(report: Report, want: ClaimRequest) -> Claimed:
             claimed: Claimed = await plain(report, want)
@@ -223,8 +223,8 @@ class ReleasedDeadLetters(MemoryWork):
                     await self._transact(lambda db, seq=failed.seq: _make_claimable(db, seq))  # type: ignore[misc]
             return claimed
 
-        seat.process = process
-        return seat
+        session.process = process
+        return session
 
 
 def _make_claimable(db: apsw.Connection, seq: int) -> None:
@@ -240,16 +240,16 @@ class UnorderedClaims(MemoryWork):
     """A free worker takes the next job of any stream, one at a time."""
 
     async def join(self, name: str) -> Any:
-        seat: Any = await super().join(name)
-        plain = seat.process
+        session: Any = await super().join(name)
+        plain = session.process
 
         async def process(report: Report, want: ClaimRequest) -> Claimed:
             claimed: Claimed = await plain(report, want)
             claimed.jobs = [msgspec.structs.replace(job, stream=None) for job in claimed.jobs]
             return claimed
 
-        seat.process = process
-        return seat
+        session.process = process
+        return session
 
 
 @dataclass(frozen=True, slots=True)

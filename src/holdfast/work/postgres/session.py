@@ -140,9 +140,9 @@ class PostgresSession:
         rng: random.Random,
     ) -> PostgresSession:
         instance = await pools.calls.fetchval(SQL["join"], name)
-        seat = cls((instance, name), url, pools, settings, clock, rng)
-        await seat._stack.enter_async_context(seat._heartbeat.beating())
-        return seat
+        session = cls((instance, name), url, pools, settings, clock, rng)
+        await session._stack.enter_async_context(session._heartbeat.beating())
+        return session
 
     @property
     def may_start(self) -> bool:

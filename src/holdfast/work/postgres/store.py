@@ -54,11 +54,11 @@ class PostgresWork:
     shared = True
 
     def __init__(
-        self, url: str, pools: Pools, seat_settings: WorkerSessionSettings, server: str
+        self, url: str, pools: Pools, session_settings: WorkerSessionSettings, server: str
     ) -> None:
         self._url = url
         self._pools = pools
-        self._seat_settings = seat_settings
+        self._session_settings = session_settings
         self._server = server
         self._clock, self._rng = SystemClock(), random.Random()
         self._preparing = asyncio.Lock()
@@ -69,7 +69,7 @@ class PostgresWork:
         cls,
         url: str,
         *,
-        seat_settings: WorkerSessionSettings | None = None,
+        session_settings: WorkerSessionSettings | None = None,
         connections_max: int = 8,
         server: str = "",
         at_once: bool = True,
@@ -84,7 +84,7 @@ class PostgresWork:
         many connections again serve calls. A Holdfast server passes its name as
         ``server``: its jobs refer to its own state, so no other server may share them.
         """
-        chosen = seat_settings or WorkerSessionSettings()
+        chosen = session_settings or WorkerSessionSettings()
         # A stopped process must not hold the locks of a transaction beyond its lease.
         idle = {"idle_in_transaction_session_timeout": str(int(chosen.dead_after_seconds * 1000))}
         options = {
@@ -127,8 +127,8 @@ class PostgresWork:
     async def join(self, name: str) -> PostgresSession:
         with translated():
             await self._prepare()
-            seat = (self._url, self._pools, self._seat_settings, self._clock, self._rng)
-            return await PostgresSession.join(name, *seat)
+            session = (self._url, self._pools, self._session_settings, self._clock, self._rng)
+            return await PostgresSession.join(name, *session)
 
     async def find(self, query: Query, limit: int = 100) -> Sequence[JobEntry]:
         return [

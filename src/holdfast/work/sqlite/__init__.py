@@ -3,7 +3,7 @@
 - ``verbs``       what each verb does to the tables, inside the caller's transaction
 - ``embedded``    the store and its one session, over any way to run a transaction
 - ``store``       that way for a file (one writer thread, one reader) and for memory
-- ``seat_lock``   the lock that admits one worker process per file
+- ``session_lock``   the lock that admits one worker process per file
 - ``statements``  the SQL of the verbs
 - ``migrations``  the schema
 """

@@ -128,7 +128,7 @@ class EmbeddedWork:
         self._lend = borrowing.lend
         self._clock = clock
         self._woken = asyncio.Event()
-        self._seated: str | None = None
+        self._worker_name: str | None = None
         """The name of the worker that has joined."""
 
     @asynccontextmanager
@@ -158,14 +158,16 @@ class EmbeddedWork:
         return await self._look(lambda db: db.execute(SQL["position"], (reader,)).get)
 
     async def join(self, name: str) -> EmbeddedSession:
-        if self._seated is not None:
+        if self._worker_name is not None:
             raise SessionTaken(
-                f"the worker {self._seated!r} runs the jobs of this store: a store has one worker"
+                f"the worker {self._worker_name!r} runs the jobs of this store: a store has one worker"
             )
         self.on_joining()
-        self._seated = name
+        self._worker_name = name
         try:
-            number = await self._transact(lambda db: verbs.take_seat(db, name, self._clock.now()))
+            number = await self._transact(
+                lambda db: verbs.start_session(db, name, self._clock.now())
+            )
         except BaseException:
             self.on_left()
             raise
@@ -176,7 +178,7 @@ class EmbeddedWork:
 
     def on_left(self) -> None:
         """The worker has left; another one may join."""
-        self._seated = None
+        self._worker_name = None
 
     async def find(self, query: Query, limit: int = 100) -> Sequence[JobEntry]:
         values = {**_conditions(query), "limit": limit}

@@ -24,7 +24,7 @@ from holdfast.drivers.sqlite.file_copy import StateFile
 from holdfast.drivers.sqlite.threads import WorkerThreads
 from holdfast.errors import ServerBusy, Unavailable
 from holdfast.work.sqlite.embedded import EmbeddedWork
-from holdfast.work.sqlite.seat_lock import SeatLock
+from holdfast.work.sqlite.session_lock import SessionLock
 from holdfast.work.sqlite.verbs import MIGRATIONS
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class SqliteWork(EmbeddedWork):
         super().__init__(self._write, self._borrowed, self._read, clock)
         self._path, self._crew, self._reader = path, crew, reader
         self._loan: _Loan | None = None
-        self._lock = SeatLock(path)
+        self._lock = SessionLock(path)
 
     @classmethod
     async def open(

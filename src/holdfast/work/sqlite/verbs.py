@@ -84,11 +84,11 @@ def enqueue_marked(
     return enqueue(db, drafts, now)
 
 
-def take_seat(db: apsw.Connection, name: str, now: float) -> int:
+def start_session(db: apsw.Connection, name: str, now: float) -> int:
     """End the previous session, count a crash for its jobs in flight, and start a new
     one.
     """
-    for seat, _, _, running in list(db.execute(SQL["seat"])):
+    for instance, _, _, running in list(db.execute(SQL["seat"])):
         for (seq,) in list(db.execute(SQL["blamed"], (running,))):
             crashes = db.execute(SQL["crash"], (seq, CRASHES_MAX)).get
             db.execute(SQL["add_reason"], (seq, int(Reason.UNKNOWN)))
@@ -96,60 +96,60 @@ def take_seat(db: apsw.Connection, name: str, now: float) -> int:
                 db.execute(SQL["poison"], (seq,))
                 db.execute(SQL["add_reason"], (seq, int(Reason.POISON_MESSAGE)))
                 _bury(db, seq, now)
-        db.execute(SQL["leave"], (seat,))
+        db.execute(SQL["leave"], (instance,))
     return int(db.execute(SQL["take_seat"], (name,)).get)
 
 
 def give_up(
-    db: apsw.Connection, seat: int, report: Report, culprit: int | None, now: float
+    db: apsw.Connection, instance: int, report: Report, culprit: int | None, now: float
 ) -> None:
     """See ``contract.WorkerSession.give_up``.
 
     Without a culprit the session stays, and the next one blames all jobs in flight.
     """
-    fenced(db, seat)
+    fenced(db, instance)
     apply(db, report, now, Claimed())
     db.execute(SQL["record_running"], (json.dumps(report.running),))
     if culprit is not None:
         for table in ("job", "dead"):  # its failure may have buried it
             db.execute(SQL[f"count_crash_{table}"], (culprit,))
-        db.execute(SQL["leave"], (seat,))
+        db.execute(SQL["leave"], (instance,))
 
 
-def fenced(db: apsw.Connection, seat: int) -> tuple[bool, str]:
+def fenced(db: apsw.Connection, instance: int) -> tuple[bool, str]:
     """The operators' notice and the jobs in flight; LeaseLost if this session has
     ended.
     """
     for number, _, notice, running in db.execute(SQL["seat"]):
-        if number == seat:
+        if number == instance:
             return bool(notice), running
-    raise LeaseLost("another worker has taken this store's seat; its jobs belong to it now")
+    raise LeaseLost("another worker has started a session at this store and owns its jobs now")
 
 
-def finish(db: apsw.Connection, seat: int, seq: int) -> None:
+def finish(db: apsw.Connection, instance: int, seq: int) -> None:
     """Complete a job in its handler's transaction: delete its row under the lease, or
     fail.
     """
-    fenced(db, seat)
+    fenced(db, instance)
     db.execute(SQL["complete"], (seq,))
     if db.changes() != 1:
         raise JobGone
     db.execute(SQL["lift"], (seq,))
 
 
-def step(db: apsw.Connection, seat: int, seq: int, stages: int) -> None:
+def step(db: apsw.Connection, instance: int, seq: int, stages: int) -> None:
     """Add completed stages to a running job under the lease."""
-    fenced(db, seat)
+    fenced(db, instance)
     db.execute(SQL["step"], (seq, stages))
     if db.changes() != 1:
         raise JobGone
 
 
 def process(
-    db: apsw.Connection, seat: int, report: Report, want: ClaimRequest, cursor: int, now: float
+    db: apsw.Connection, instance: int, report: Report, want: ClaimRequest, cursor: int, now: float
 ) -> Claimed:
     """See ``contract.WorkerSession.process``; ``cursor`` is the last sequence read."""
-    notice, running = fenced(db, seat)
+    notice, running = fenced(db, instance)
     claimed = Claimed(through=cursor, notice=notice)
     apply(db, report, now, claimed)
     if want.jobs > 0:

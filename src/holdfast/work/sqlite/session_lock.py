@@ -16,7 +16,7 @@ from holdfast.errors import Unavailable
 from holdfast.work.contract import SessionTaken
 
 
-class SeatLock:
+class SessionLock:
     """The lock beside a job file. The lock file stays and names its last holder."""
 
     def __init__(self, path: Path) -> None:
@@ -48,7 +48,7 @@ class SeatLock:
             os.close(descriptor)
 
 
-_locks: WeakSet[SeatLock] = WeakSet()
+_locks: WeakSet[SessionLock] = WeakSet()
 
 
 def _release_in_child() -> None:
