@@ -9,7 +9,7 @@ which is measured right before: checks come every millisecond, whatever
 admission    what 1 and 4 nodes admit with any lease, over what they may
 memory       the embedded counters; lookup among 10,000 rules; bytes of a subject among a million, checks of the same
              1,000 of them, whose counters the cache holds, and of any of them, whose counters it does not
-propagation  how long a change takes to 20 nodes by the doorbell of PostgreSQL
+propagation  how long a change takes to 20 nodes by notifications of PostgreSQL
 regions      how long a change takes to 10 nodes of another region, with a Redis and a replica of its own
 http         one check per HTTP request to a node, beside a bare ASGI application on the same uvicorn
 
@@ -443,7 +443,7 @@ async def propagation(url: str, changes: int) -> float:
             begun = time.perf_counter()
             await store.change(Change("update", name, "bench", "", {"limit": version + 1}, version))
             await asyncio.sleep(0.03)
-        assert len(spent) == 20 * changes, f"{len(spent)} of {20 * changes} arrived by the doorbell"
+        assert len(spent) == 20 * changes, f"{len(spent)} of {20 * changes} arrived by notification"
     return percentile(spent, 99) * 1000
 
 

@@ -88,18 +88,18 @@ async def _propagation(
         await store.prepare()
         followers = []
         for region, url in zip(("near", "far"), redis_urls, strict=True):
-            bell = RedisNotifications(url)
-            stack.push_async_callback(bell.aclose)
-            follower = LogFollower(settings, bell.publish, region=region)
+            source = RedisNotifications(url)
+            stack.push_async_callback(source.aclose)
+            follower = LogFollower(settings, source.publish, region=region)
             followers.append(await stack.enter_async_context(follower))
         for _ in range(NODES):
             reader = await stack.enter_async_context(
                 PostgresRuleReader(PostgresSettings(replica, connections_max=1))
             )
-            bell = RedisNotifications(redis_urls[1])
-            stack.push_async_callback(bell.aclose)
+            source = RedisNotifications(redis_urls[1])
+            stack.push_async_callback(source.aclose)
             await stack.enter_async_context(
-                RuleFeed(reader, [bell], applied, SystemClock(), settings=NO_SYNC)
+                RuleFeed(reader, [source], applied, SystemClock(), settings=NO_SYNC)
             )
         async with asyncio.timeout(30):
             while not all(follower.follows for follower in followers):  # noqa: ASYNC110

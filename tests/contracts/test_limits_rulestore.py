@@ -1,5 +1,5 @@
 """One suite for every store of rules: changes, conflicts, keys, history, log, snapshot,
-doorbell.
+notifications.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from holdfast.limits.rules import (
     fingerprint,
 )
 from holdfast.limits.rulestore.contract import (
-    DOORBELL_BYTES_MAX,
+    NOTIFICATION_BYTES_MAX,
     ChangeNotification,
     RetentionSettings,
     RuleStore,
@@ -54,7 +54,7 @@ from holdfast.limits.rulestore.postgres import (
     PostgresSettings,
 )
 from holdfast.limits.rulestore.postgres.store import payload
-from holdfast.limits.rulestore.serialization import heard_ring
+from holdfast.limits.rulestore.serialization import decode_notification
 from holdfast.limits.rulestore.sqlite import LIMITS, SqliteRuleStore
 
 Scenario = Callable[[RuleStore, Any], Awaitable[None]]
@@ -73,7 +73,7 @@ async def empty_database(url: str) -> None:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[Scenario], None]]:
-    """Runs a scenario on an empty store of one kind, with its doorbell."""
+    """Runs a scenario on an empty store of one kind, with its notifications."""
     url = request.getfixturevalue("postgres_server").url if request.param == "postgres" else ""
 
     @asynccontextmanager
@@ -94,8 +94,8 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[
 
     def run(scenario: Scenario, retention: RetentionSettings | None = None) -> None:
         async def main() -> None:
-            async with fresh(retention) as (store, bell):
-                await asyncio.wait_for(scenario(store, bell), 30)
+            async with fresh(retention) as (store, source):
+                await asyncio.wait_for(scenario(store, source), 30)
 
         asyncio.run(main())
 
@@ -327,16 +327,20 @@ def test_a_rollback_is_a_new_version_and_can_bring_back_what_was_deleted(
 
 
 def test_the_doorbell_rings_with_the_rule(stored: Callable[[Scenario], None]) -> None:
-    async def scenario(store: RuleStore, bell: Any) -> None:
-        rings = bell.rings()
-        assert (await anext(rings)).seq == 0
+    async def scenario(store: RuleStore, source: Any) -> None:
+        notifications = source.notifications()
+        assert (await anext(notifications)).seq == 0
         changed = await store.change(change("create"))
-        ring = await asyncio.wait_for(anext(rings), 20)
-        assert (ring.seq, ring.rule, ring.store) == (1, changed.rule, (await store.head()).store)
+        notification = await asyncio.wait_for(anext(notifications), 20)
+        assert (notification.seq, notification.rule, notification.store) == (
+            1,
+            changed.rule,
+            (await store.head()).store,
+        )
         longest = RuleName("t" * 64, "/" + "r" * 255)
         await store.change(change("create", longest))
-        assert (await asyncio.wait_for(anext(rings), 20)).seq == 2
-        await rings.aclose()
+        assert (await asyncio.wait_for(anext(notifications), 20)).seq == 2
+        await notifications.aclose()
 
     stored(scenario)
 
@@ -346,16 +350,16 @@ def test_a_rule_that_is_too_long_for_a_doorbell_stays_at_home() -> None:
     with it.
     """
     longest = Rule("t" * 64, '"' * 256, "token_bucket", 10**9, 366 * 86_400.0, updated_by="\\" * 64)
-    assert heard_ring(payload(ChangeNotification(1, 7, longest, "ours"))).rule == longest, (
-        "no rule that there can be is"
-    )
+    assert (
+        decode_notification(payload(ChangeNotification(1, 7, longest, "ours"))).rule == longest
+    ), "no rule that there can be is"
     absurd = payload(
         ChangeNotification(
-            1, 8, structs.replace(longest, updated_by="u" * DOORBELL_BYTES_MAX), "ours"
+            1, 8, structs.replace(longest, updated_by="u" * NOTIFICATION_BYTES_MAX), "ours"
         )
     )
-    assert len(absurd) < DOORBELL_BYTES_MAX == 4096
-    assert heard_ring(absurd) == ChangeNotification(1, 8, None, "ours")
+    assert len(absurd) < NOTIFICATION_BYTES_MAX == 4096
+    assert decode_notification(absurd) == ChangeNotification(1, 8, None, "ours")
 
 
 def test_a_store_has_a_name_of_its_own_that_it_keeps(
@@ -417,7 +421,7 @@ async def test_a_database_that_is_away_is_unavailable_and_tells_no_host() -> Non
             assert "127.0.0.1" not in str(raised.value)
             assert raised.value.retry_after_seconds
         with pytest.raises(Unavailable):
-            await anext(PostgresNotifications(settings).rings())
+            await anext(PostgresNotifications(settings).notifications())
 
 
 async def test_a_newer_schema_is_refused(postgres_server: Server) -> None:
@@ -754,17 +758,19 @@ def test_a_repeated_import_gets_its_first_answer_and_its_key_is_of_no_other_requ
 def test_ten_thousand_rules_are_imported_in_seconds_and_the_log_forgets_as_many(
     stored: Callable[[Scenario], None],
 ) -> None:
-    async def scenario(store: RuleStore, bell: Any) -> None:
-        rings = bell.rings()
-        await anext(rings)
+    async def scenario(store: RuleStore, source: Any) -> None:
+        notifications = source.notifications()
+        await anext(notifications)
         for limit in (1, 2):
             began = time.monotonic()
             result, _ = await store.import_rules(
                 wanted(*(rule_to_import(f"/{n}", limit) for n in range(RULES_MAX)))
             )
             assert time.monotonic() - began < 10, "800 one by one took a minute"
-            ring = await anext(rings)
-            assert (ring.seq, ring.rule) == (result.seq, None), "one ring for all"
+            notification = await anext(notifications)
+            assert (notification.seq, notification.rule) == (result.seq, None), (
+                "one notification for all"
+            )
         assert len(await store.changes_after(0, RULES_MAX * 2)) <= RULES_MAX
         assert RuleSet.of((await store.snapshot()).rules).digest == (await store.head()).digest
 

@@ -58,8 +58,8 @@ not with the first use.
 """
 NAME = {"tenantID": "acme", "resource": "search"}
 QUICK = FeedSettings(sync_seconds=1.0, retry_seconds=0.2, stale_seconds=2.0)
-RUNG_FOR = FeedSettings(sync_seconds=3600.0, stale_seconds=7200.0)
-"""Nothing comes by a sync: only doorbells bring news."""
+NO_SYNC = FeedSettings(sync_seconds=3600.0, stale_seconds=7200.0)
+"""Only notifications bring changes: no sync within a test."""
 PATIENT = LimiterSettings(
     heartbeat_seconds=0.2, node_ttl_seconds=2.0, batch=BatchSettings(deadline_seconds=10.0)
 )
@@ -121,14 +121,14 @@ class Node:
     async def follow(
         self,
         reader: RuleReader,
-        bells: list[ChangeNotifications],
+        sources: list[ChangeNotifications],
         file: Path | None = None,
         settings: FeedSettings = QUICK,
     ) -> None:
         def apply(rules: Any) -> None:
             self.limiter.use(rules)
 
-        self.feed = RuleFeed(reader, bells, apply, SystemClock(), file, settings)
+        self.feed = RuleFeed(reader, sources, apply, SystemClock(), file, settings)
         await self.stack.enter_async_context(self.limiter)
         await self.stack.enter_async_context(self.feed)
         self.stack.push_async_callback(self.counters.aclose)
@@ -159,7 +159,7 @@ class World:
     async def node(
         self,
         source: str = "primary",
-        bells: tuple[str, ...] = ("notify", "redis"),
+        sources: tuple[str, ...] = ("notify", "redis"),
         file: Path | None = None,
         feed: FeedSettings = QUICK,
         limiter: LimiterSettings = PATIENT,
@@ -168,19 +168,19 @@ class World:
         url = self.engines.primary.url if source == "primary" else self.engines.replica.url
         reader = PostgresRuleReader(replace(self.settings, url=url))
         await self.stack.enter_async_context(reader)
-        doorbells: list[ChangeNotifications] = []
-        if "notify" in bells:
-            doorbells.append(PostgresNotifications(self.settings))
-        if "redis" in bells:
-            doorbells.append(self.redis_bell())
+        sources: list[ChangeNotifications] = []
+        if "notify" in sources:
+            sources.append(PostgresNotifications(self.settings))
+        if "redis" in sources:
+            sources.append(self.redis_notifications())
         self.nodes.append(node)
-        await node.follow(reader, doorbells, file, feed)
+        await node.follow(reader, sources, file, feed)
         return node
 
-    def redis_bell(self) -> RedisNotifications:
-        bell = RedisNotifications(self.engines.redis.url)
-        self.stack.push_async_callback(bell.aclose)
-        return bell
+    def redis_notifications(self) -> RedisNotifications:
+        source = RedisNotifications(self.engines.redis.url)
+        self.stack.push_async_callback(source.aclose)
+        return source
 
     async def set_limit(self, limit: int, seen: int) -> int:
         changed = await self.control.update(
@@ -392,17 +392,17 @@ def _swallow_commit_answers(store: PostgresRuleStore, proxy: Proxy) -> list[bool
 
 def test_a_node_that_dies_after_the_commit_is_not_needed(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
-        bells = w.redis_bell()
-        first = LogFollower(w.settings, bells.publish)
-        second = LogFollower(w.settings, bells.publish)
-        node = await w.node(bells=("redis",), feed=RUNG_FOR)
+        sources = w.redis_notifications()
+        first = LogFollower(w.settings, sources.publish)
+        second = LogFollower(w.settings, sources.publish)
+        node = await w.node(sources=("redis",), feed=NO_SYNC)
         await first.__aenter__()
         await until(lambda: first.follows, "one follower works")
         async with second:
-            # the admin node dies; nobody has rung for what comes now
+            # the admin node dies; nothing has announced the next change
             await first.__aexit__(None, None, None)
             await w.set_limit(500, 1)
-            await until(lambda: node.limit() == 500, "rung by the one that took over")
+            await until(lambda: node.limit() == 500, "published by the follower that took over")
             assert second.follows
 
     play(engines_, scenario)
@@ -439,7 +439,7 @@ async def _beats(w: World, count: int) -> None:
 
 def test_a_writer_whose_host_vanishes_lets_the_others_write(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
-        await w.node(bells=())
+        await w.node(sources=())
         async with Proxy("127.0.0.1", engines_.primary.port) as wire:
             url = f"postgresql://postgres@127.0.0.1:{wire.port}/postgres"
             async with PostgresRuleStore(replace(w.impatient, url=url)) as gone:
@@ -520,17 +520,17 @@ def test_who_waits_to_follow_the_log_asks_again_on_the_connection_it_has(engines
 
 def test_a_follower_of_the_log_outlives_whatever_a_doorbell_raises(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
-        rung: list[str] = []
+        published: list[str] = []
 
         async def publish(payload: str) -> None:
-            rung.append(payload)
-            if len(rung) == 1:
+            published.append(payload)
+            if len(published) == 1:
                 raise ValueError("a foreign error")
 
-        await w.node(bells=())
+        await w.node(sources=())
         await w.set_limit(500, 1)
         async with LogFollower(w.settings, publish):
-            await until(lambda: len(rung) > 1, "rung again after the error")
+            await until(lambda: len(published) > 1, "published again after the error")
 
     play(engines_, scenario)
 
@@ -540,7 +540,7 @@ def test_a_doorbell_that_swallows_everything_does_not_stop_the_beat(engines_: En
         async def swallow(_: str) -> None:
             await asyncio.Event().wait()
 
-        await w.node(bells=())
+        await w.node(sources=())
         await w.set_limit(500, 1)
         async with (
             w.store.database.connection("be read") as db,
@@ -560,10 +560,10 @@ def test_without_redis_pubsub_a_change_comes_by_notify_and_without_both_by_sync(
     engines_: Engines,
 ) -> None:
     async def scenario(w: World) -> None:
-        by_notify = await w.node(feed=RUNG_FOR)
-        by_sync = await w.node(bells=("redis",))
-        by_redis = await w.node(bells=("redis",), feed=RUNG_FOR)
-        async with LogFollower(w.settings, w.redis_bell().publish):
+        by_notify = await w.node(feed=NO_SYNC)
+        by_sync = await w.node(sources=("redis",))
+        by_redis = await w.node(sources=("redis",), feed=NO_SYNC)
+        async with LogFollower(w.settings, w.redis_notifications().publish):
             await w.set_limit(200, 1)
             await until(lambda: by_redis.limit() == 200, "by Redis, while it is there")
             engines_.redis_killed()
@@ -583,9 +583,9 @@ def test_without_redis_pubsub_a_change_comes_by_notify_and_without_both_by_sync(
 
 def test_a_publish_that_nobody_receives_loses_nothing(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
-        node = await w.node(bells=())
-        bell = w.redis_bell()
-        async with LogFollower(w.settings, bell.publish):
+        node = await w.node(sources=())
+        source = w.redis_notifications()
+        async with LogFollower(w.settings, source.publish):
             await w.set_limit(500, 1)
             await until(lambda: node.limit() == 500, "0 receivers, and still applied by sync")
 
@@ -613,10 +613,10 @@ def test_two_deployments_that_share_a_redis_keep_their_rules_apart(
             open_limits(ours, tmp_path / "1") as prod,
             open_limits(theirs, tmp_path / "2") as staging,
         ):
-            bell = RedisNotifications(ours.counters_url)
-            w.stack.push_async_callback(bell.aclose)
-            rings = bell.rings()
-            assert (await anext(rings)).seq == 0
+            source = RedisNotifications(ours.counters_url)
+            w.stack.push_async_callback(source.aclose)
+            notifications = source.notifications()
+            assert (await anext(notifications)).seq == 0
             await staging.control.create({**RULE, "limit": 1}, "tess")
             for version in range(1, 5):
                 await staging.control.update(
@@ -624,11 +624,11 @@ def test_two_deployments_that_share_a_redis_keep_their_rules_apart(
                 )
             await staging.control.create({**RULE, "resource": "*", "limit": 1}, "tess")
             # what the others rang is heard here too
-            while (await asyncio.wait_for(anext(rings), 10)).seq < 6:
+            while (await asyncio.wait_for(anext(notifications), 10)).seq < 6:
                 pass
-            await rings.aclose()
+            await notifications.aclose()
             await prod.control.update({**NAME, "limit": 70, "expectedVersion": 1}, "olga")
-            await until(lambda: _limit(prod, "search") == 70, "our own rings are heard")
+            await until(lambda: _limit(prod, "search") == 70, "our own notifications arrive")
             assert (_limit(prod, "other"), _limit(staging, "search")) == (None, 10_000)
             assert prod.feed.rules.digest == (await w.store.head()).digest
 
@@ -644,15 +644,17 @@ def _limit(plane: LimitsParts, resource: str) -> int | None:
 def test_a_lagging_replica_never_takes_a_rule_back(engines_: Engines, heard: bool) -> None:
     async def scenario(w: World) -> None:
         await replica_caught_up(engines_)
-        bell = w.redis_bell()
-        async with LogFollower(w.settings, bell.publish):
-            node = await w.node("replica", bells=("redis",) if heard else ())
+        source = w.redis_notifications()
+        async with LogFollower(w.settings, source.publish):
+            node = await w.node("replica", sources=("redis",) if heard else ())
             assert node.limit() == 100
             await replica_run(engines_, "SELECT pg_wal_replay_pause()")
             try:
                 await w.set_limit(500, 1)
                 if heard:
-                    await until(lambda: node.limit() == 500, "the doorbell is ahead of the replica")
+                    await until(
+                        lambda: node.limit() == 500, "the notification is ahead of the replica"
+                    )
                 await until(lambda: node.feed.stale, "the replica's lag shows")
                 assert node.limit() == (500 if heard else 100)
             finally:
@@ -675,7 +677,7 @@ def test_a_restart_on_a_lagging_replica_goes_on_with_what_the_node_knew(
             await w.set_limit(500, 1)
             node = await w.node(file=file)
             assert node.limit() == 500
-            again = await w.node("replica", bells=(), file=file)
+            again = await w.node("replica", sources=(), file=file)
             assert (again.limit(), again.feed.from_disk) == (500, True)
         finally:
             await replica_run(engines_, "SELECT pg_wal_replay_resume()")
@@ -701,7 +703,7 @@ def test_a_node_that_missed_everything_starts_complete(engines_: Engines) -> Non
 
 def test_counters_down_means_the_local_share_and_back_again(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
-        nodes = [await w.node(bells=("notify",), feed=RUNG_FOR) for _ in range(2)]
+        nodes = [await w.node(sources=("notify",), feed=NO_SYNC) for _ in range(2)]
         await until(lambda: all(node.limiter.nodes == 2 for node in nodes), "they know each other")
         engines_.redis_killed()
         try:
@@ -762,7 +764,7 @@ def test_a_region_that_is_cut_off_goes_on_and_converges(engines_: Engines) -> No
     async def scenario(w: World) -> None:
         async with Proxy("127.0.0.1", engines_.primary.port) as wire:
             cut = replace(w.settings, url=f"postgresql://postgres@127.0.0.1:{wire.port}/postgres")
-            near = [await w.node(bells=("notify",)) for _ in range(2)]
+            near = [await w.node(sources=("notify",)) for _ in range(2)]
             far = []
             for _ in range(2):
                 node = Node(w.stack, engines_.redis.url, f"far-{len(far)}")
@@ -793,20 +795,20 @@ def test_a_doorbell_behind_a_network_that_swallows_everything_is_given_up(
     async def scenario(w: World) -> None:
         port = engines_.primary.port if kind == "notify" else engines_.redis.port
         async with Proxy("127.0.0.1", port) as wire:
-            bell: ChangeNotifications
+            source: ChangeNotifications
             if kind == "notify":
                 url = f"postgresql://postgres@127.0.0.1:{wire.port}/postgres"
-                bell = PostgresNotifications(
+                source = PostgresNotifications(
                     PostgresSettings(url, connect_timeout_seconds=10.0), quiet_seconds=1.0
                 )
             else:
-                bell = RedisNotifications(f"redis://127.0.0.1:{wire.port}/0", quiet_seconds=1.0)
-                w.stack.push_async_callback(bell.aclose)
-            rings = bell.rings()
-            assert (await anext(rings)).seq == 0
-            listening = asyncio.ensure_future(anext(rings, None))
+                source = RedisNotifications(f"redis://127.0.0.1:{wire.port}/0", quiet_seconds=1.0)
+                w.stack.push_async_callback(source.aclose)
+            notifications = source.notifications()
+            assert (await anext(notifications)).seq == 0
+            listening = asyncio.ensure_future(anext(notifications, None))
             await _asked_thrice(engines_, kind)
-            assert not listening.done(), "a quiet doorbell that answers is kept"
+            assert not listening.done(), "a quiet source that answers is kept"
             wire.set(blackhole=True)
             try:
                 assert await asyncio.wait_for(listening, PATIENCE_SECONDS) is None
@@ -841,7 +843,7 @@ async def _asked_thrice(engines: Engines, kind: str) -> None:
 
 def test_a_stopped_redis_costs_one_deadline_and_never_more(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
-        node = await w.node(bells=("notify",), limiter=LimiterSettings())
+        node = await w.node(sources=("notify",), limiter=LimiterSettings())
         await node.ask(1, "ann")
         os.kill(engines_.redis.pid, signal.SIGSTOP)
         try:
@@ -860,7 +862,7 @@ def test_a_stopped_redis_costs_one_deadline_and_never_more(engines_: Engines) ->
 
 def test_a_change_reaches_a_crowd_within_a_tenth_of_a_second(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
-        crowd = [await w.node(bells=("notify",), feed=RUNG_FOR) for _ in range(10)]
+        crowd = [await w.node(sources=("notify",), feed=NO_SYNC) for _ in range(10)]
         version, fastest = 1, PATIENCE_SECONDS
         for limit in (200, 300, 400):
             version = await w.set_limit(limit, version)
@@ -883,7 +885,7 @@ def test_a_database_put_back_from_a_dump_is_followed_again_after_raise_epoch(
     """
 
     async def scenario(w: World) -> None:
-        node = await w.node(bells=())
+        node = await w.node(sources=())
         dump = await asyncio.to_thread(_dumped, engines_.primary)
         await w.set_limit(500, 1)
         await w.store.raise_epoch(7)  # as seven failovers would
@@ -923,7 +925,7 @@ def test_a_dump_that_holds_everything_goes_on_with_its_epoch_and_a_failover_stil
     engines_: Engines,
 ) -> None:
     async def scenario(w: World) -> None:
-        node = await w.node(bells=())
+        node = await w.node(sources=())
         await w.store.raise_epoch(7)
         await until(lambda: node.feed.cursor[0] == 7, "the epoch before the move")
         dump = await asyncio.to_thread(_dumped, engines_.primary)
@@ -1022,7 +1024,7 @@ async def _decided_by(node: Node) -> tuple[int, int]:
 
 
 async def _lose_and_promote(w: World, wire: Proxy, standby: Server) -> None:
-    node = await w.node(bells=("notify",))
+    node = await w.node(sources=("notify",))
     wire.set(down=True)
     await w.set_limit(500, 1)
     await until(lambda: node.limit() == 500, "the change that will be lost is in force")

@@ -32,21 +32,21 @@ FROM holdfast_rule_changes, generate_series(2, $1::int) place WHERE seq = 1
 
 
 class Channel:
-    """A doorbell that is away until it is called again after ``may_return``; it notes
-    rings, and pauses between.
+    """Fails to publish until it is called after ``may_return``; records publications
+    and pauses.
     """
 
     def __init__(self) -> None:
         self.away, self.may_return = True, False
         self.heard: list[int | float] = []
-        """A 1 for each ring, and for each pause how long it was meant to be."""
+        """A 1 for each publication, and the seconds of each pause."""
         self.tried, self.all_rang = asyncio.Event(), asyncio.Event()
 
     async def publish(self, payload: str) -> None:
         self.tried.set()
         if self.away:
             self.away = not self.may_return
-            raise Unavailable("the doorbell is away")
+            raise Unavailable("cannot publish")
         self.heard.append(1)
         if self.heard.count(1) == CHANGES:
             self.all_rang.set()

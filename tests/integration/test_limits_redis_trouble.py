@@ -292,13 +292,13 @@ def test_the_commands_of_the_runbook_work_and_the_rights_it_names_are_enough(
             assert not (await limits.limiter.check("acme", "/api/search", "bob")).degraded
             assert limits.status()["counters"] == "up"
             await limits.limiter.reset(Check("acme", "/api/search", "bob"))
-        bell = RedisNotifications(url)
-        rings = bell.rings()
-        await anext(rings)
-        await bell.publish('{"epoch":1,"seq":7,"store":"ours"}')
-        assert (await anext(rings)).seq == 7
-        await rings.aclose()
-        await bell.aclose()
+        source = RedisNotifications(url)
+        notifications = source.notifications()
+        await anext(notifications)
+        await source.publish('{"epoch":1,"seq":7,"store":"ours"}')
+        assert (await anext(notifications)).seq == 7
+        await notifications.aclose()
+        await source.aclose()
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_SECONDS))
     every = set(re.findall(r"`([a-z_]+)`(?=[^|]*\|[^|]*\|[^|]*\|$)", page, re.MULTILINE))

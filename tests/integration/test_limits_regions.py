@@ -156,7 +156,7 @@ def test_a_change_reaches_every_region_by_notification_and_else_by_the_tick(
     if by == "notification":
         monkeypatch.setattr(notifications, "TICK_SECONDS", 3600.0)
     else:
-        monkeypatch.setattr(notifications, "heard_ring", lambda _: LISTENING)
+        monkeypatch.setattr(notifications, "decode_notification", lambda _: LISTENING)
 
     async def scenario(w: World) -> None:
         for region in REGIONS:

@@ -174,13 +174,13 @@ def test_a_failover_by_sentinel_is_followed_by_counters_and_notifications(
     service: Service, tmp_path: Path
 ) -> None:
     async def main() -> None:
-        bell = RedisNotifications(service.url)
+        source = RedisNotifications(service.url)
         async with open_limits(
             LimitsSettings(service.url, limiter=QUICK), tmp_path, starts_with=[SEARCH]
         ) as limits:
             used = [await limits.limiter.check("acme", "/api/search", "ann") for _ in range(10)]
             assert not any(decision.degraded for decision in used)
-            await heard(bell, 1)
+            await heard(source, 1)
             assert service.primary_port() == service.primary.port
             await asyncio.to_thread(service.replicated)
             service.primary.process.kill()
@@ -194,8 +194,8 @@ def test_a_failover_by_sentinel_is_followed_by_counters_and_notifications(
             assert (after.degraded, after.remaining) == (False, LIMIT - 11), (
                 "the replica had what was counted"
             )
-            await heard(bell, 2)
-        await bell.aclose()
+            await heard(source, 2)
+        await source.aclose()
 
     with capture_logs() as lines:
         asyncio.run(asyncio.wait_for(main(), 2 * PATIENCE_SECONDS))
@@ -203,22 +203,22 @@ def test_a_failover_by_sentinel_is_followed_by_counters_and_notifications(
     assert SECRET not in repr(lines)
 
 
-async def heard(bell: RedisNotifications, seq: int) -> None:
+async def heard(source: RedisNotifications, seq: int) -> None:
     """Subscribe, publish, hear; as the feed does, again if a connection was to the
     primary that is gone.
     """
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
-            rings = bell.rings()
+            notifications = source.notifications()
             try:
-                await anext(rings)
-                await bell.publish(f'{{"epoch":1,"seq":{seq},"store":"ours"}}')
-                assert (await anext(rings)).seq == seq
+                await anext(notifications)
+                await source.publish(f'{{"epoch":1,"seq":{seq},"store":"ours"}}')
+                assert (await anext(notifications)).seq == seq
                 return
             except Unavailable:
                 await asyncio.sleep(0.05)
             finally:
-                await rings.aclose()
+                await notifications.aclose()
 
 
 @pytest.fixture(scope="module")

@@ -57,13 +57,13 @@ def test_counters_and_doorbell_are_reached_by_every_kind_of_url(
             decisions = [await limits.limiter.check("acme", "/api/search", kind) for _ in range(3)]
             assert [d.allowed for d in decisions] == [True, True, False]
             assert not any(d.degraded for d in decisions)
-        bell = RedisNotifications(urls[kind])
-        rings = bell.rings()
-        await anext(rings)
-        await bell.publish('{"epoch":1,"seq":7,"store":"ours"}')
-        assert (await anext(rings)).seq == 7
-        await rings.aclose()
-        await bell.aclose()
+        source = RedisNotifications(urls[kind])
+        notifications = source.notifications()
+        await anext(notifications)
+        await source.publish('{"epoch":1,"seq":7,"store":"ours"}')
+        assert (await anext(notifications)).seq == 7
+        await notifications.aclose()
+        await source.aclose()
 
     asyncio.run(asyncio.wait_for(main(), 30))
 

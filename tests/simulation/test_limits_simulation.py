@@ -1,4 +1,4 @@
-"""Three nodes, a database that lags, fails over and loses rings, counters that come and
+"""Three nodes, a database that lags, fails over and loses notifications, counters that come and
 go: checkers 13 and 14.
 
 Every control breaks one thing on purpose and must turn its checker red, and no other.
@@ -60,7 +60,7 @@ SOON_MAX = 10
 
 
 class Reader:
-    """One node's way to the database: it may lag behind, and its doorbell loses rings."""
+    """One node's view of the database: it may lag, and it loses notifications."""
 
     def __init__(self, log: Log, rng: random.Random) -> None:
         self.log = log
@@ -86,11 +86,11 @@ class Reader:
         self._at()
         return await self.log.snapshot()
 
-    async def rings(self) -> AsyncIterator[ChangeNotification]:
+    async def notifications(self) -> AsyncIterator[ChangeNotification]:
         held: list[ChangeNotification] = []
-        async for ring in self.log.bell.notifications():
-            held.append(ring)
-            if ring.seq and self.rng.random() < 0.4:
+        async for notification in self.log.channel.notifications():
+            held.append(notification)
+            if notification.seq and self.rng.random() < 0.4:
                 continue  # lost for now, perhaps told later and out of order
             self.rng.shuffle(held)
             for each in held:
@@ -401,7 +401,7 @@ def test_rules_converge_and_admission_is_bounded_whatever_happens() -> None:
             name="limits simulation",
             how=(
                 "three nodes that die and return; exact, leased and not waiting; buckets and"
-                " windows; limits that are changed; lagging readers, lost rings, failovers that"
+                " windows; limits that are changed; lagging readers, lost notifications, failovers that"
                 " lose writes, counters away, lost or silent"
             ),
             runs=SEEDS,

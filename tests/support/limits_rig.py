@@ -38,27 +38,27 @@ class Log:
         self.lag = 0
         self.lag_seconds = 0.0
         self.snapshots = 0
-        self.bell = LocalNotifications()
+        self.channel = LocalNotifications()
         self.deaf = False
         self.forgettings: list[tuple[int, int]] = []
         """At which place of the log it forgot up to which: its changes, and the
         tombstones that are older.
         """
 
-    def put(self, resource: str, limit: int, deleted: bool = False, ring: bool = True) -> Rule:
+    def put(self, resource: str, limit: int, deleted: bool = False, notify: bool = True) -> Rule:
         return self.commit(
-            Rule("acme", resource, "token_bucket", limit, 60.0, deleted=deleted), ring
+            Rule("acme", resource, "token_bucket", limit, 60.0, deleted=deleted), notify
         )
 
-    def commit(self, rule: Rule, ring: bool = True) -> Rule:
+    def commit(self, rule: Rule, notify: bool = True) -> Rule:
         """The rule in its next version."""
         versions = [c.rule.version for c in self.changes if c.rule.name == rule.name]
         rule = structs.replace(rule, epoch=self.epoch, version=max(versions, default=0) + 1)
         seq = len(self.changes) + 1
         self.changes.append(RuleChange(seq, "update", rule, "olga", "", ""))
         self.committed_at.append(asyncio.get_running_loop().time())
-        if ring:
-            self.bell.notify(ChangeNotification(self.epoch, seq, rule, self.store))
+        if notify:
+            self.channel.notify(ChangeNotification(self.epoch, seq, rule, self.store))
         return rule
 
     def fail_over(self, lost: int) -> None:
@@ -108,10 +108,10 @@ class Log:
             self.epoch, len(self._seen()), tuple(self.rules().values()), store=self.store
         )
 
-    def rings(self) -> AsyncIterator[ChangeNotification]:
+    def notifications(self) -> AsyncIterator[ChangeNotification]:
         if self.deaf:
             raise Unavailable("deaf")
-        return self.bell.notifications()
+        return self.channel.notifications()
 
 
 class Shared(MemoryCounters):

@@ -85,7 +85,7 @@ async def applied(plane: LimitsParts, store: SqliteRuleStore) -> None:
         if plane.limiter.rules.digest == head.digest:
             return
         await asyncio.sleep(0)
-    raise AssertionError("the doorbell did not ring")
+    raise AssertionError("no notification arrived")
 
 
 async def at_version_seven(rest: Rest, key: str) -> None:

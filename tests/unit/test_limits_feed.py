@@ -1,4 +1,4 @@
-"""How a change reaches a node: sync, doorbells, disk, staleness. In virtual time."""
+"""How a change reaches a node: sync, notifications, disk, staleness. In virtual time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from holdfast.limits.rule_changes import RuleChange
 from holdfast.limits.rules import RuleSet, RuleSnapshot
 from holdfast.limits.rulestore.contract import ChangeNotification, RuleLogHead
 from holdfast.limits.rulestore.redis import RedisNotifications
-from holdfast.limits.rulestore.serialization import heard_ring, ring_of
+from holdfast.limits.rulestore.serialization import decode_notification, notification_of
 from holdfast.limits.snapshot_file import RulesFile
 from proof import virtual_loop
 
@@ -35,7 +35,7 @@ def limit_of(feed: RuleFeed, resource: str = "a") -> int | None:
     return rule.limit if rule is not None else None
 
 
-async def test_a_ring_applies_the_rule_at_once_and_moves_no_cursor() -> None:
+async def test_notification_applies_its_rule_and_does_not_move_the_cursor() -> None:
     log = Log()
     feed, applied = feed_of(log)
     async with feed:
@@ -50,47 +50,45 @@ async def test_a_ring_applies_the_rule_at_once_and_moves_no_cursor() -> None:
 
 
 class Clinging(Log):
-    """Its doorbell does not end when it is asked to for the first time."""
+    """Its notifications ignore the first cancellation."""
 
-    async def rings(self) -> AsyncIterator[ChangeNotification]:  # type: ignore[override]
-        async for ring in self.bell.notifications():
-            yield ring
+    async def notifications(self) -> AsyncIterator[ChangeNotification]:  # type: ignore[override]
+        async for notification in self.channel.notifications():
+            yield notification
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
                 await asyncio.Event().wait()
 
 
-async def test_a_doorbell_that_does_not_end_when_it_is_asked_to_does_not_keep_a_node_from_stopping() -> (
-    None
-):
+async def test_source_that_ignores_one_cancellation_does_not_block_shutdown() -> None:
     feed, _ = feed_of(Clinging())
     async with feed:
         await asyncio.sleep(1)
 
 
-async def test_a_lost_ring_costs_one_sync_interval() -> None:
+async def test_lost_notification_costs_one_sync_interval() -> None:
     log = Log()
     feed, _ = feed_of(log)
     async with feed:
-        log.put("a", 5, ring=False)
+        log.put("a", 5, notify=False)
         await asyncio.sleep(7.9)
         assert limit_of(feed) is None
         await asyncio.sleep(0.2)
         assert limit_of(feed) == 5
 
 
-async def test_a_gap_between_rings_is_read_at_once() -> None:
+async def test_gap_between_notifications_is_read_at_once() -> None:
     log = Log()
     feed, _ = feed_of(log)
     async with feed:
-        log.put("a", 5, ring=False)
+        log.put("a", 5, notify=False)
         log.put("b", 6)
         await asyncio.sleep(0.2)
         assert (limit_of(feed, "a"), limit_of(feed, "b")) == (5, 6)
 
 
-async def test_a_deleted_rule_stays_deleted_whatever_comes_late() -> None:
+async def test_deleted_rule_stays_deleted_after_late_notifications() -> None:
     log = Log()
     feed, _ = feed_of(log)
     async with feed:
@@ -103,7 +101,7 @@ async def test_a_deleted_rule_stays_deleted_whatever_comes_late() -> None:
         assert limit_of(feed) is None
 
 
-async def test_a_reader_that_lags_never_takes_a_rule_back() -> None:
+async def test_lagging_reader_never_moves_a_rule_backwards() -> None:
     log = Log()
     log.put("a", 5)
     feed, _ = feed_of(log)
@@ -119,17 +117,15 @@ async def test_a_reader_that_lags_never_takes_a_rule_back() -> None:
         assert not feed.stale
 
 
-async def test_a_node_further_behind_than_the_log_reaches_reads_everything_and_forgets_what_is_forgotten() -> (
-    None
-):
+async def test_node_behind_the_trimmed_log_reads_a_snapshot_and_drops_trimmed_rules() -> None:
     log = Log()
     log.put("a", 5)
     feed, _ = feed_of(log)
     async with feed:
         assert limit_of(feed, "a") == 5
-        log.put("a", 5, deleted=True, ring=False)
-        log.put("b", 7, ring=False)
-        log.put("c", 8, ring=False)
+        log.put("a", 5, deleted=True, notify=False)
+        log.put("b", 7, notify=False)
+        log.put("c", 8, notify=False)
         log.forget(3)
         await asyncio.sleep(10.1)
         assert (limit_of(feed, "a"), limit_of(feed, "b"), limit_of(feed, "c")) == (None, 7, 8)
@@ -139,9 +135,7 @@ async def test_a_node_further_behind_than_the_log_reaches_reads_everything_and_f
         )
 
 
-async def test_a_tombstone_forgotten_at_rest_is_forgotten_everywhere_but_not_by_a_reader_that_lags() -> (
-    None
-):
+async def test_trimmed_tombstone_is_dropped_except_by_a_lagging_reader() -> None:
     log = Log()
     for resource in ("a", "b"):
         log.put(resource, 5)
@@ -161,7 +155,7 @@ async def test_a_tombstone_forgotten_at_rest_is_forgotten_everywhere_but_not_by_
         assert feed.rules.digest == (await log.head()).digest
 
 
-async def test_a_failover_that_lost_a_change_ends_on_what_survived() -> None:
+async def test_failover_that_lost_a_change_converges_on_what_survived() -> None:
     log = Log()
     log.put("a", 5)
     feed, _ = feed_of(log)
@@ -178,7 +172,7 @@ async def test_a_failover_that_lost_a_change_ends_on_what_survived() -> None:
         assert limit_of(feed) == 7
 
 
-async def test_equal_digests_spare_the_snapshot_and_different_ones_bring_it() -> None:
+async def test_snapshot_is_read_only_if_the_digests_differ() -> None:
     log = Log()
     log.put("a", 5)
     feed, _ = feed_of(log)
@@ -195,7 +189,7 @@ async def test_equal_digests_spare_the_snapshot_and_different_ones_bring_it() ->
         assert limit_of(feed) == 5
 
 
-async def test_without_the_database_it_starts_from_disk_and_says_so(tmp_path: Path) -> None:
+async def test_start_without_the_database_uses_the_disk_and_reports_it(tmp_path: Path) -> None:
     log, file = Log(), tmp_path / "rules.json"
     log.put("a", 5)
     feed, _ = feed_of(log, file)
@@ -211,14 +205,14 @@ async def test_without_the_database_it_starts_from_disk_and_says_so(tmp_path: Pa
         assert 59 < again.staleness_seconds < 62, "as old as what it knows"
         assert again.stale
         log.away = False
-        log.put("a", 6, ring=False)
+        log.put("a", 6, notify=False)
         await asyncio.sleep(1.2)
         assert not again.from_disk
         assert limit_of(again) == 6
         assert not again.stale
 
 
-async def test_a_damaged_file_is_no_snapshot(tmp_path: Path) -> None:
+async def test_damaged_rules_file_is_not_used(tmp_path: Path) -> None:
     log, file = Log(), tmp_path / "rules.json"
     log.put("a", 5)
     feed, _ = feed_of(log, file)
@@ -234,7 +228,7 @@ async def test_a_damaged_file_is_no_snapshot(tmp_path: Path) -> None:
         assert len(nothing.rules) == 0
 
 
-async def test_staleness_grows_while_the_database_is_away_and_a_sync_without_news_ends_it() -> None:
+async def test_staleness_grows_without_the_database_and_ends_with_any_sync() -> None:
     log = Log()
     feed, _ = feed_of(log)
     async with feed:
@@ -248,7 +242,7 @@ async def test_staleness_grows_while_the_database_is_away_and_a_sync_without_new
         assert not feed.stale
 
 
-async def test_a_doorbell_that_was_away_is_heard_again() -> None:
+async def test_source_that_failed_is_followed_again() -> None:
     log = Log()
     log.deaf = True
     feed, _ = feed_of(log)
@@ -266,7 +260,7 @@ class SlowLog(Log):
         return await super().head()
 
 
-def test_a_node_at_rest_never_calls_its_rules_stale() -> None:
+def test_idle_node_never_reports_stale_rules() -> None:
     async def main() -> None:
         log = SlowLog()
         log.lag_seconds = 1.0
@@ -292,7 +286,7 @@ class FalteringLog(Log):
         return await super().head()
 
 
-async def test_one_sync_that_fails_is_no_alarm_because_there_is_time_for_another() -> None:
+async def test_one_failed_sync_does_not_make_the_rules_stale() -> None:
     feed, _ = feed_of(FalteringLog())
     with capture_logs() as logs:
         async with feed:
@@ -311,7 +305,7 @@ async def test_one_sync_that_fails_is_no_alarm_because_there_is_time_for_another
         {"sync_seconds": 60.0},
     ],
 )
-def test_settings_under_which_one_late_sync_would_be_an_alarm_are_refused(
+def test_settings_that_make_one_failed_sync_an_alarm_are_refused(
     times: dict[str, float],
 ) -> None:
     with pytest.raises(
@@ -330,45 +324,45 @@ class BrokenLog(Log):
             raise ValueError("a foreign error")
         return await super().head()
 
-    def rings(self) -> AsyncIterator[ChangeNotification]:
+    def notifications(self) -> AsyncIterator[ChangeNotification]:
         if self.broken:
             raise ValueError("a foreign error")
-        return super().rings()
+        return super().notifications()
 
 
-async def test_a_feed_outlives_whatever_its_reader_raises_and_says_how_old_its_rules_are() -> None:
+async def test_feed_survives_any_reader_error_and_reports_staleness() -> None:
     log = BrokenLog()
     feed, _ = feed_of(log)
     async with feed:
         log.broken = True
-        log.bell.close()
+        log.channel.close()
         with capture_logs() as logs:
             await asyncio.sleep(30)
         said = [entry["event"] for entry in logs]
         assert "defect" in said
         assert "limits.rules_stale" in said
         log.broken = False
-        log.put("a", 5, ring=False)
+        log.put("a", 5, notify=False)
         await asyncio.sleep(1.5)
         assert limit_of(feed) == 5
         assert not feed.stale
         log.put("a", 6)
         await asyncio.sleep(0.01)
-        assert limit_of(feed) == 6, "its doorbell is heard again"
+        assert limit_of(feed) == 6, "its notifications arrive again"
 
 
-async def test_a_feed_starts_though_its_reader_is_broken() -> None:
+async def test_feed_starts_with_a_broken_reader() -> None:
     log = BrokenLog()
     log.broken = True
     feed, _ = feed_of(log)
     async with feed:
         log.broken = False
-        log.put("a", 5, ring=False)
+        log.put("a", 5, notify=False)
         await asyncio.sleep(1.5)
         assert limit_of(feed) == 5
 
 
-async def test_rules_that_could_not_be_put_in_place_are_put_there_by_the_next_sync() -> None:
+async def test_rules_that_failed_to_apply_are_applied_by_the_next_sync() -> None:
     log, applied = Log(), list[RuleSet]()
 
     def apply(rules: RuleSet) -> None:
@@ -402,15 +396,15 @@ class NewerLog(Log):
         return structs.replace(all_of_them, rules=rules, whole=len(rules) == len(all_of_them.rules))
 
 
-async def test_a_rule_that_cannot_be_read_stays_what_it_was_and_the_others_go_on() -> None:
+async def test_unreadable_rule_keeps_its_old_value_and_others_are_applied() -> None:
     log = NewerLog()
     log.put("a", 5)
     feed, _ = feed_of(log)
     async with feed:
         log.unreadable = "a"
-        log.put("a", 50, ring=False)
+        log.put("a", 50, notify=False)
         await asyncio.sleep(11)
-        log.put("b", 7, ring=False)
+        log.put("b", 7, notify=False)
         await asyncio.sleep(11)
         assert (limit_of(feed, "a"), limit_of(feed, "b")) == (5, 7)
         log.unreadable = None
@@ -418,58 +412,60 @@ async def test_a_rule_that_cannot_be_read_stays_what_it_was_and_the_others_go_on
         assert limit_of(feed, "a") == 50, "upgraded, it reads what it could not"
 
 
-def test_a_ring_that_cannot_be_understood_still_rings() -> None:
+def test_unreadable_notification_still_causes_a_read() -> None:
     newer = '{"seq":9,"rule":{"epoch":3,"algorithm":"of_next_year"}}'
-    assert ring_of(newer, "ours") == ChangeNotification(3, 9, store="ours"), (
+    assert notification_of(newer, "ours") == ChangeNotification(3, 9, store="ours"), (
         "the follower goes past it, and other nodes may read it"
     )
-    assert heard_ring(newer).rule is None
-    assert heard_ring(b"\xff").rule is None
+    assert decode_notification(newer).rule is None
+    assert decode_notification(b"\xff").rule is None
 
 
 def foreign(
     log: Log, resource: str, limit: int, epoch: int = 1, version: int = 9, seq: int = 7
 ) -> ChangeNotification:
-    """What another deployment rings on the doorbell it shares with ours."""
+    """A notification of another deployment that shares our channel."""
     rule = structs.replace(
         log.changes[0].rule, resource=resource, limit=limit, epoch=epoch, version=version
     )
     return ChangeNotification(epoch, seq, rule, "theirs")
 
 
-async def test_the_rings_of_another_store_change_nothing_whatever_their_epoch() -> None:
+async def test_notifications_of_another_store_change_nothing_in_any_epoch() -> None:
     log = Log()
     log.put("a", 5)
     feed, applied = feed_of(log)
     async with feed:
         for epoch in (1, 99):
-            log.bell.notify(foreign(log, "a", 999, epoch))
-            log.bell.notify(foreign(log, "b", 1, epoch))
+            log.channel.notify(foreign(log, "a", 999, epoch))
+            log.channel.notify(foreign(log, "b", 1, epoch))
         await asyncio.sleep(30)
         assert (limit_of(feed, "a"), limit_of(feed, "b"), len(applied)) == (5, None, 1)
         assert feed.rules.digest == (await log.head()).digest
 
 
-async def test_a_ring_that_does_not_say_whose_it_is_only_makes_us_read() -> None:
+async def test_notification_without_a_store_only_causes_a_read() -> None:
     log = Log()
     log.put("a", 5)
     feed, _ = feed_of(log)
     async with feed:
         feed.on_notification(structs.replace(foreign(log, "a", 999), store=""))
         assert limit_of(feed) == 5
-        log.put("b", 6, ring=False)
+        log.put("b", 6, notify=False)
         await asyncio.sleep(0.2)
-        assert limit_of(feed, "b") == 6, "an older node changed it, and its ring said only: look"
+        assert limit_of(feed, "b") == 6, (
+            "an older node changed it, and its notification said only: read"
+        )
 
 
-async def test_rings_that_come_before_the_first_look_wait_for_it_and_count_then() -> None:
+async def test_notifications_before_the_first_sync_are_applied_after_it() -> None:
     log = SlowLog()
     log.put("a", 5)
     log.lag, log.lag_seconds = 1, 1.0
     feed, _ = feed_of(log)
     starting = asyncio.create_task(feed.__aenter__())
     await asyncio.sleep(0.001)
-    log.bell.notify(foreign(log, "a", 999))
+    log.channel.notify(foreign(log, "a", 999))
     log.put("a", 50)
     log.lag = 2
     await starting
@@ -478,17 +474,15 @@ async def test_rings_that_come_before_the_first_look_wait_for_it_and_count_then(
 
 
 @pytest.mark.parametrize("epoch", [1, 99])
-async def test_what_a_doorbell_tells_and_the_log_never_does_is_believed_for_a_minute_at_most(
+async def test_notification_missing_from_the_log_is_trusted_for_a_minute_at_most(
     epoch: int,
 ) -> None:
-    """Two databases that are copies of one have one name; so has whoever rings what was
-    rolled back.
-    """
+    """A copy of our database has our store's name, and so has a rolled-back change."""
     log = Log()
     log.put("a", 5)
     feed, _ = feed_of(log)
     async with feed:
-        for second in range(70):  # goes on ringing, which proves nothing either
+        for second in range(70):  # repeats the notification, which proves nothing
             feed.on_notification(
                 structs.replace(foreign(log, "a", 999 + second, epoch, 9 + second), store=log.store)
             )
@@ -497,10 +491,10 @@ async def test_what_a_doorbell_tells_and_the_log_never_does_is_believed_for_a_mi
         assert feed.rules.digest == (await log.head()).digest
         log.put("a", 6)
         await asyncio.sleep(0.2)
-        assert limit_of(feed) == 6, "from then on a ring makes it read"
+        assert limit_of(feed) == 6, "from then on a notification makes it read"
 
 
-async def test_what_a_reader_that_lags_does_not_have_yet_is_no_hearsay() -> None:
+async def test_notification_ahead_of_a_lagging_reader_stays_trusted() -> None:
     log = Log()
     log.put("a", 5)
     feed, applied = feed_of(log)
@@ -515,7 +509,7 @@ async def test_what_a_reader_that_lags_does_not_have_yet_is_no_hearsay() -> None
         assert limits[-1] == 309
 
 
-async def test_a_node_that_is_led_to_another_store_takes_its_rules_and_forgets_the_old_ones(
+async def test_node_pointed_to_another_store_replaces_its_rules(
     tmp_path: Path,
 ) -> None:
     old, new, file = Log("old"), Log("new"), tmp_path / "rules.json"
@@ -528,17 +522,17 @@ async def test_a_node_that_is_led_to_another_store_takes_its_rules_and_forgets_t
         feed._reader = new
         await asyncio.sleep(8.02)
         assert (limit_of(feed, "a"), limit_of(feed, "b"), feed.cursor) == (None, 6, (1, 1))
-        new.put("b", 7, ring=False)
+        new.put("b", 7, notify=False)
         await asyncio.sleep(0.2)
         assert limit_of(feed, "b") == 7, (
             "it looks again at once: what it heard meanwhile it took for another's"
         )
         old.put("a", 50)
         await asyncio.sleep(0.2)
-        assert limit_of(feed, "a") is None, "the old doorbell is not ours any more"
+        assert limit_of(feed, "a") is None, "the old source is not ours any more"
 
 
-async def test_what_was_only_heard_is_awaited_after_a_restart_too(tmp_path: Path) -> None:
+async def test_unconfirmed_notification_is_awaited_after_a_restart(tmp_path: Path) -> None:
     log, file = Log(), tmp_path / "rules.json"
     log.put("a", 5)
     feed, _ = feed_of(log, file)
@@ -554,7 +548,7 @@ async def test_what_was_only_heard_is_awaited_after_a_restart_too(tmp_path: Path
         assert limit_of(again) == 5
 
 
-async def test_a_restart_knows_when_its_rules_were_last_complete_though_they_never_changed(
+async def test_restart_knows_when_unchanged_rules_were_last_complete(
     tmp_path: Path,
 ) -> None:
     log, file = Log(), tmp_path / "rules.json"
@@ -574,7 +568,7 @@ async def test_a_restart_knows_when_its_rules_were_last_complete_though_they_nev
         assert 60 <= again.staleness_seconds < 60 + 8 + 3
 
 
-async def test_rules_put_in_place_are_counted_one_by_one() -> None:
+async def test_applied_rules_are_counted_one_by_one() -> None:
     def applied_by(by: str) -> float:
         return (
             telemetry.REGISTRY.get_sample_value("holdfast_limits_rules_applied_total", {"by": by})
@@ -591,12 +585,12 @@ async def test_rules_put_in_place_are_counted_one_by_one() -> None:
             log.put("a", limit)
         await asyncio.sleep(0.01)
         for resource in "abcd":
-            log.put(resource, 8, ring=False)
+            log.put(resource, 8, notify=False)
         await asyncio.sleep(8.1)
         log.put("b", 5, deleted=True)
         await asyncio.sleep(8.1)
         log.forget(len(log.changes))
-        log.put("c", 5, ring=False)
+        log.put("c", 5, notify=False)
         await asyncio.sleep(8.1)
     counts = {by: applied_by(by) - count for by, count in before.items()}
     assert counts == {
@@ -606,7 +600,7 @@ async def test_rules_put_in_place_are_counted_one_by_one() -> None:
     }, "the forgotten tombstone came with a snapshot"
 
 
-async def test_changes_that_no_doorbell_told_of_show_in_the_lag() -> None:
+async def test_changes_without_a_notification_appear_in_the_lag() -> None:
     def lag() -> float | None:
         return telemetry.REGISTRY.get_sample_value("holdfast_limits_cursor_lag")
 
@@ -615,9 +609,9 @@ async def test_changes_that_no_doorbell_told_of_show_in_the_lag() -> None:
     async with feed:
         log.put("a", 5)
         await asyncio.sleep(9)
-        assert lag() == 0, "a doorbell told of it"
+        assert lag() == 0, "a notification announced it"
         for limit in (6, 7):
-            log.put("a", limit, ring=False)
+            log.put("a", limit, notify=False)
         await asyncio.sleep(9)
         assert (limit_of(feed), lag()) == (7, 2), "found by the sync alone"
         await asyncio.sleep(9)
@@ -628,22 +622,22 @@ async def test_changes_that_no_doorbell_told_of_show_in_the_lag() -> None:
         assert lag() == 1, "told of, and not read yet"
 
 
-async def test_what_is_read_of_the_log_together_is_put_in_place_at_once() -> None:
+async def test_changes_read_together_are_applied_together() -> None:
     log = Log()
     feed, applied = feed_of(log)
     async with feed:
         applied.clear()
         for number in range(100):
-            log.put(f"r{number}", 5, ring=False)
+            log.put(f"r{number}", 5, notify=False)
         await feed.sync()
         assert [len(rules) for rules in applied] == [100]
         for limit in range(150):
-            log.put("r1", limit + 1, ring=False)
+            log.put("r1", limit + 1, notify=False)
         await feed.sync()
         assert (len(applied), limit_of(feed, "r1")) == (3, 150), "a hundred at a time"
 
 
-async def test_a_doorbell_whose_closing_fails_does_not_outlive_the_feed(
+async def test_source_that_fails_to_close_ends_with_the_feed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The failed closing once took the place of the cancellation: the feed listened on,

@@ -69,7 +69,7 @@ async def test_ten_nodes_that_know_of_five_admit_at_most_twice_the_limit() -> No
 
 
 class Busy(Log):
-    """While it is being read, somebody changes a rule and rings."""
+    """While it is being read, somebody changes a rule and notifies."""
 
     async def snapshot(self) -> RuleSnapshot:
         found = await super().snapshot()
@@ -81,7 +81,7 @@ class Busy(Log):
 
 @pytest.mark.covers("004 scenario 7: load all, then subscribe")
 async def test_what_changes_while_a_node_loads_its_rules_is_not_lost() -> None:
-    """It listens first: a ring that comes while it loads is heard, and not only at the
+    """It listens first: a notification that comes while it loads is applied, and not only at the
     next sync.
     """
     log = Busy()

@@ -89,7 +89,7 @@ async def test_a_restart_on_a_reader_that_lags_goes_on_with_what_the_node_knew(
         assert {rule.limit for rules in applied for rule in rules.all()} == {50}
         assert (feed.from_disk, feed.stale, file.read_bytes()) == (True, True, before)
         log.lag, log.lag_seconds = 0, 0.0
-        log.put("a", 70, ring=False)
+        log.put("a", 70, notify=False)
         await asyncio.sleep(2)
         assert (feed.from_disk, feed.stale, limit_of(feed)) == (False, False, 70)
 

@@ -177,7 +177,7 @@ async def open_limits(
     clock = clock or SystemClock()
     state.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - once, before anything else runs
     async with AsyncExitStack() as stack:
-        counters, bell = await _counters_of(chosen, clock, stack)
+        counters, notifications = await _counters_of(chosen, clock, stack)
         place = NodeIdentity(
             node_id or await asyncio.to_thread(identity, state, Ids(clock)), chosen.region
         )
@@ -186,11 +186,11 @@ async def open_limits(
         limiter = Limiter(
             counters, clock, chosen.limiter, None, place, lambda: feed.nudge(), nodes_file
         )
-        rules = await _rules_of(chosen, state, clock, bell, stack)
+        rules = await _rules_of(chosen, state, clock, notifications, stack)
         # embedded rules are on this disk already
         kept = state / RULES_NAME if rules.follower is not None else None
         feed = RuleFeed(
-            rules.reader, rules.bells, limiter.use, clock, kept, chosen.feed, starts_with
+            rules.reader, rules.sources, limiter.use, clock, kept, chosen.feed, starts_with
         )
         control = RuleAdmin(rules.store, clock, rules.database)
 
@@ -210,7 +210,7 @@ async def open_limits(
         await stack.enter_async_context(feed)
         if rules.follower is not None:
             await stack.enter_async_context(rules.follower(settle))
-        yield LimitsParts(limiter, control, feed, EntryPoints(limiter), bell)
+        yield LimitsParts(limiter, control, feed, EntryPoints(limiter), notifications)
 
 
 class _Rules(NamedTuple):
@@ -218,7 +218,7 @@ class _Rules(NamedTuple):
 
     store: RuleStore
     reader: RuleReader
-    bells: list[ChangeNotifications]
+    sources: list[ChangeNotifications]
     database: str
     prepare: Callable[[], Awaitable[None]] | None = None
     follower: (
@@ -236,21 +236,21 @@ async def _counters_of(
     with extra("redis"):
         from holdfast.limits.counters.redis import RedisCounters, RedisSettings
         from holdfast.limits.rulestore.redis import RedisNotifications
-    counters, bell = (
+    counters, notifications = (
         RedisCounters(RedisSettings(chosen.counters_url)),
         RedisNotifications(chosen.counters_url),
     )
     stack.push_async_callback(counters.aclose)
-    stack.push_async_callback(bell.aclose)
+    stack.push_async_callback(notifications.aclose)
     await counters.check()
-    return counters, bell
+    return counters, notifications
 
 
 async def _rules_of(
     chosen: LimitsSettings,
     state: Path,
     clock: Clock,
-    bell: RedisNotifications | None,
+    notifications: RedisNotifications | None,
     stack: AsyncExitStack,
 ) -> _Rules:
     if chosen.rules_url == "sqlite:":
@@ -262,15 +262,18 @@ async def _rules_of(
         from holdfast.limits.rulestore import postgres
     primary = postgres.PostgresSettings(chosen.rules_url)
     store = await stack.enter_async_context(postgres.PostgresRuleStore(primary, chosen.retention))
-    bells: list[ChangeNotifications] = [bell] if bell else []
+    sources: list[ChangeNotifications] = [notifications] if notifications else []
     reader: RuleReader = store
     if chosen.replica_url:
         replica = postgres.PostgresRuleReader(postgres.PostgresSettings(chosen.replica_url))
         reader = await stack.enter_async_context(replica)
         await replica.check()
     else:
-        bells.append(postgres.PostgresNotifications(primary))
+        sources.append(postgres.PostgresNotifications(primary))
     follower = partial(
-        postgres.LogFollower, primary, bell.publish if bell else None, region=chosen.region
+        postgres.LogFollower,
+        primary,
+        notifications.publish if notifications else None,
+        region=chosen.region,
     )
-    return _Rules(store, reader, bells, "postgres", store.prepare, follower)
+    return _Rules(store, reader, sources, "postgres", store.prepare, follower)

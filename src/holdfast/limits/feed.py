@@ -51,10 +51,10 @@ from holdfast.limits.rulestore.contract import (
     RuleLogHead,
     RuleReader,
 )
-from holdfast.limits.rulestore.notifications import RINGS_WAITING_MAX, end_tasks
+from holdfast.limits.rulestore.notifications import WAITING_MAX, end_tasks
 from holdfast.limits.snapshot_file import RulesFile, SavedRules
 
-HEARSAY_SECONDS = 60.0
+UNCONFIRMED_SECONDS = 60.0
 """How long a notification is trusted without confirmation by the log. Longer than the
 clocks of a primary and its replica can differ, since a replica's lag is measured by
 both."""
@@ -77,11 +77,11 @@ class PendingNotifications:
         """The furthest ``seq`` announced; 0 if that was in another epoch."""
         return self.last[1] if self.last[0] == epoch else 0
 
-    def heard(self, place: _LogPosition, cursor: _LogPosition, now: float) -> None:
-        """A notification brought the rule at ``place``; ``cursor`` is what we read."""
-        self.last = max(self.last, place)
-        if self._awaited is None and place > cursor:
-            self._awaited = (place, now)
+    def add(self, position: _LogPosition, cursor: _LogPosition, now: float) -> None:
+        """A notification brought the rule at ``position``; we have read to ``cursor``."""
+        self.last = max(self.last, position)
+        if self._awaited is None and position > cursor:
+            self._awaited = (position, now)
 
     def overdue(self, head: _LogPosition, known_at: float, now: float) -> bool:
         """Whether an announced position is missing that the reader should know by now.
@@ -91,15 +91,15 @@ class PendingNotifications:
         """
         if self._awaited is None:
             return False
-        place, since = self._awaited
-        if place > head:
-            return known_at > since + HEARSAY_SECONDS
+        position, since = self._awaited
+        if position > head:
+            return known_at > since + UNCONFIRMED_SECONDS
         self._awaited = (self.last, now) if self.last > head else None
         return False
 
-    def forget(self, place: _LogPosition) -> None:
-        """Everything up to ``place`` is read; trust nothing beyond it."""
-        self.last, self._awaited = place, None
+    def forget(self, position: _LogPosition) -> None:
+        """Everything up to ``position`` is read; trust nothing beyond it."""
+        self.last, self._awaited = position, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class RuleFeed:
     def __init__(
         self,
         reader: RuleReader,
-        doorbells: Sequence[ChangeNotifications],
+        sources: Sequence[ChangeNotifications],
         apply: Callable[[RuleSet], None],
         clock: Clock,
         file: Path | None = None,
@@ -152,7 +152,7 @@ class RuleFeed:
         starts_with: Sequence[Rule] = (),
     ) -> None:
         self._reader = reader
-        self._doorbells = doorbells
+        self._sources = sources
         self._apply = apply
         self._clock = clock
         self._file = RulesFile(file) if file is not None else None
@@ -164,9 +164,9 @@ class RuleFeed:
         self.cursor = (0, 0)
         self.from_disk = False
         self._store = ""
-        self._early: deque[ChangeNotification] = deque(maxlen=RINGS_WAITING_MAX)
-        self._hearsay = PendingNotifications()
-        self._believes = True
+        self._early: deque[ChangeNotification] = deque(maxlen=WAITING_MAX)
+        self._pending = PendingNotifications()
+        self._trusts_notifications = True
         self._known_at = -math.inf
         self._nudged = asyncio.Event()
         self._missed = 0
@@ -183,9 +183,9 @@ class RuleFeed:
         return self.staleness_seconds > self._settings.stale_seconds
 
     @property
-    def _heard(self) -> int:
+    def _announced(self) -> int:
         """The last ``seq`` of our epoch whose rule came by notification."""
-        return self._hearsay.seq(self.rules.epoch)
+        return self._pending.seq(self.rules.epoch)
 
     def nudge(self) -> None:
         """Sync now: something shows that this node is behind."""
@@ -195,9 +195,9 @@ class RuleFeed:
         if len(self._starts_with):
             self._put(self._starts_with, "start")
         await self._load()
-        listening = [asyncio.Event() for _ in self._doorbells]
-        for doorbell, event in zip(self._doorbells, listening, strict=True):
-            self._work.append(asyncio.create_task(self._listen(doorbell, event)))
+        listening = [asyncio.Event() for _ in self._sources]
+        for source, event in zip(self._sources, listening, strict=True):
+            self._work.append(asyncio.create_task(self._listen(source, event)))
         try:
             async with asyncio.timeout(self._settings.listen_seconds):
                 await asyncio.gather(*[event.wait() for event in listening])
@@ -227,27 +227,27 @@ class RuleFeed:
         asked_at = self._clock.monotonic()
         head = await self._reader.head()
         in_order = head.epoch == self.cursor[0]
-        self._missed = max(0, head.seq - max(self.cursor[1], self._heard)) if in_order else 0
+        self._missed = max(0, head.seq - max(self.cursor[1], self._announced)) if in_order else 0
         if self._store not in ("", head.store):
             telemetry.log.warning(
                 "limits.read_anew", reason="these are the rules of another store", seq=head.seq
             )
-            await self._begin_anew(head.store)
+            await self._reload(head.store)
         elif head.epoch < self.rules.epoch or (
             head.epoch == self.cursor[0] and head.seq < self.cursor[1]
         ):
             return  # the reader is behind us: nothing to learn, and no proof that we are complete
-        elif self._hearsay.overdue((head.epoch, head.seq), asked_at - head.lag_seconds, asked_at):
+        elif self._pending.overdue((head.epoch, head.seq), asked_at - head.lag_seconds, asked_at):
             telemetry.log.error(
                 "limits.read_anew", reason="a doorbell told what is not in the log", seq=head.seq
             )
-            self._believes = False
-            await self._begin_anew(head.store)
+            self._trusts_notifications = False
+            await self._reload(head.store)
         elif head.epoch > self.rules.epoch or self.cursor == (0, 0):
             await self._take_snapshot(head)
         else:
             await self._take_changes(head)
-            if self._heard <= head.seq == self.cursor[1] and self.rules.digest != head.digest:
+            if self._announced <= head.seq == self.cursor[1] and self.rules.digest != head.digest:
                 telemetry.log.info("limits.read_anew", reason="the digests differ", seq=head.seq)
                 await self._take_snapshot(head)
         self._recognise(head.store)
@@ -271,16 +271,18 @@ class RuleFeed:
             snapshot = RuleSnapshot(head.epoch, head.seq, tuple(self.rules.all()), store=head.store)
         else:
             snapshot = await self._reader.snapshot()
-        self._put(self.rules.merge_snapshot(snapshot, max(self.cursor[1], self._heard)), "snapshot")
+        self._put(
+            self.rules.merge_snapshot(snapshot, max(self.cursor[1], self._announced)), "snapshot"
+        )
         self.cursor = max(self.cursor, (snapshot.epoch, snapshot.seq))
 
-    async def _begin_anew(self, store: str) -> None:
+    async def _reload(self, store: str) -> None:
         """Replace all our rules, unless the snapshot is of our store and incomplete."""
         snapshot = await self._reader.snapshot()
         if snapshot.whole or store != self._store:
             self._put(RuleSet.of(snapshot.rules, snapshot.epoch, store), "snapshot")
         self.cursor = (snapshot.epoch, snapshot.seq)
-        self._hearsay.forget(self.cursor)
+        self._pending.forget(self.cursor)
         self._store = store
         self.nudge()  # notifications that came meanwhile were not applied
 
@@ -298,16 +300,16 @@ class RuleFeed:
             names = before.names() | rules.names() if names is None else names
             telemetry.rules_applied(by, sum(before.get(name) != rules.get(name) for name in names))
 
-    async def _listen(self, doorbell: ChangeNotifications, listening: asyncio.Event) -> None:
+    async def _listen(self, source: ChangeNotifications, listening: asyncio.Event) -> None:
         """Follow one source of notifications for good.
 
         Each new connection causes a sync, because notifications may have been lost.
         """
         while True:
             try:
-                async for ring in doorbell.rings():
+                async for notification in source.notifications():
                     listening.set()
-                    self.on_notification(ring)
+                    self.on_notification(notification)
             except HoldfastError:
                 listening.set()  # it cannot listen now; startup need not wait for it
             except Exception as error:  # whatever it is, later notifications must arrive
@@ -315,30 +317,32 @@ class RuleFeed:
                 telemetry.defect("limits", error)
             await asyncio.sleep(self._settings.retry_seconds)
 
-    def on_notification(self, ring: ChangeNotification) -> None:
+    def on_notification(self, notification: ChangeNotification) -> None:
         """A hint: apply its rule if that is newer; read the log if anything is missing.
 
         Ignores notifications of other stores. One that names no store only causes a
         read.
         """
-        if ring.store and not self._store:
-            self._early.append(ring)
+        if notification.store and not self._store:
+            self._early.append(notification)
             self.nudge()
-        elif ring.store == self._store:
-            self._heed(ring)
-        elif not ring.store:
+        elif notification.store == self._store:
+            self._apply_notification(notification)
+        elif not notification.store:
             self.nudge()
 
-    def _heed(self, ring: ChangeNotification) -> None:
-        expected = max(self.cursor[1], self._heard) + 1
-        if ring.rule is not None and self._believes:
-            self._put(self.rules.merge(ring.rule), "event", {ring.rule.name})
-            self._hearsay.heard((ring.epoch, ring.seq), self.cursor, self._clock.monotonic())
+    def _apply_notification(self, notification: ChangeNotification) -> None:
+        expected = max(self.cursor[1], self._announced) + 1
+        if notification.rule is not None and self._trusts_notifications:
+            self._put(self.rules.merge(notification.rule), "event", {notification.rule.name})
+            self._pending.add(
+                (notification.epoch, notification.seq), self.cursor, self._clock.monotonic()
+            )
         if (
-            ring.rule is None
-            or not self._believes
-            or ring.seq > expected
-            or ring.epoch > self.rules.epoch
+            notification.rule is None
+            or not self._trusts_notifications
+            or notification.seq > expected
+            or notification.epoch > self.rules.epoch
         ):
             self.nudge()
 
@@ -382,7 +386,7 @@ class RuleFeed:
 
     def _watch(self) -> None:
         telemetry.rule_staleness(
-            self.staleness_seconds, max(self._missed, self._heard - self.cursor[1])
+            self.staleness_seconds, max(self._missed, self._announced - self.cursor[1])
         )
         if self.stale != self._alarmed:
             self._alarmed = self.stale
@@ -401,7 +405,7 @@ class RuleFeed:
             return
         self._put(self.rules.merge_snapshot(saved.snapshot), "disk")
         self.cursor = (saved.snapshot.epoch, saved.snapshot.seq)
-        self._hearsay.heard(saved.heard, self.cursor, self._clock.monotonic())
+        self._pending.add(saved.announced, self.cursor, self._clock.monotonic())
         self._store = saved.snapshot.store
         self.from_disk = True
         self._known_at = self._clock.monotonic() - max(0.0, self._clock.now() - saved.known_at)
@@ -410,5 +414,5 @@ class RuleFeed:
         if self._file is not None:
             known_at = self._clock.now() - self.staleness_seconds
             snapshot = RuleSnapshot(*self.cursor, tuple(self.rules.all()), store=self._store)
-            saved = SavedRules(known_at, self.rules.digest, snapshot, self._hearsay.last)
+            saved = SavedRules(known_at, self.rules.digest, snapshot, self._pending.last)
             await asyncio.to_thread(self._file.save, saved)

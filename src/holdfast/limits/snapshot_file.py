@@ -29,13 +29,13 @@ NODE_NAME_FILE = "name.json"
 class SavedRules(Struct, frozen=True):
     """A snapshot, when it was known to be complete (wall clock), and its digest.
 
-    ``heard`` is the last log position whose rule came by notification.
+    ``announced`` is the last log position whose rule came by notification.
     """
 
     known_at: float
     digest: str
     snapshot: RuleSnapshot
-    heard: tuple[int, int]
+    announced: tuple[int, int] = msgspec.field(name="heard")
 
 
 class _SavedName(Struct, frozen=True):

@@ -183,7 +183,7 @@ _staleness = gauge(
 )
 _cursor_lag = gauge(
     "limits_cursor_lag",
-    "Changes that the last sync found and no doorbell had told of, or heard of and not read yet",
+    "Changes that the last sync found unannounced, or that were announced and are not read yet",
 )
 _rules_applied = counter(
     "limits_rules_applied", "Newer rules put in place, by how they came", ("by",)

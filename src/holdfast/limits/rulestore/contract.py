@@ -26,7 +26,7 @@ from holdfast.limits.rules import AnyRule, Rule, RuleName, RuleSnapshot
 CHANGES_PER_READ = 100
 FORGOTTEN_PER_CHANGE = 100
 """Log entries trimmed per change at most: a lower setting takes effect gradually."""
-DOORBELL_BYTES_MAX = 4_096
+NOTIFICATION_BYTES_MAX = 4_096
 CHANNEL = "rule_changes"
 """The channel of notifications, in PostgreSQL and in Redis."""
 ABOVE_EVERY_VERSION = 2**62
@@ -134,7 +134,7 @@ class RuleStore(RuleReader, Protocol):
 class ChangeNotifications(Protocol):
     """Best-effort notifications of rule changes."""
 
-    def rings(self) -> AsyncIterator[ChangeNotification]:
+    def notifications(self) -> AsyncIterator[ChangeNotification]:
         """Notifications from now on, until closed.
 
         Raises Unavailable when it cannot listen; notifications in between are lost. The

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable
 
 from holdfast.limits.rulestore.contract import ChangeNotification
 
-RINGS_WAITING_MAX = 1_000
+WAITING_MAX = 1_000
 """Queued per listener. Beyond it the oldest are dropped; the next sync makes up for
 it."""
 
@@ -23,9 +23,9 @@ class LocalNotifications:
     def __init__(self) -> None:
         self._listeners: set[asyncio.Queue[ChangeNotification | None]] = set()
 
-    def notify(self, ring: ChangeNotification) -> None:
+    def notify(self, notification: ChangeNotification) -> None:
         for queue in self._listeners:
-            _put(queue, ring)
+            _put(queue, notification)
 
     def close(self) -> None:
         """End every listener's iteration."""
@@ -33,12 +33,12 @@ class LocalNotifications:
             _put(queue, None)
 
     async def notifications(self) -> AsyncIterator[ChangeNotification]:
-        queue: asyncio.Queue[ChangeNotification | None] = asyncio.Queue(RINGS_WAITING_MAX)
+        queue: asyncio.Queue[ChangeNotification | None] = asyncio.Queue(WAITING_MAX)
         self._listeners.add(queue)
         try:
             yield LISTENING
-            while (ring := await queue.get()) is not None:
-                yield ring
+            while (notification := await queue.get()) is not None:
+                yield notification
         finally:
             self._listeners.discard(queue)
 
@@ -52,7 +52,9 @@ async def end_tasks(tasks: Iterable[asyncio.Task[None]]) -> None:
         left = (await asyncio.wait(left, timeout=END_AGAIN_SECONDS))[1]
 
 
-def _put(queue: asyncio.Queue[ChangeNotification | None], ring: ChangeNotification | None) -> None:
+def _put(
+    queue: asyncio.Queue[ChangeNotification | None], notification: ChangeNotification | None
+) -> None:
     if queue.full():
         queue.get_nowait()
-    queue.put_nowait(ring)
+    queue.put_nowait(notification)

@@ -20,7 +20,7 @@ from holdfast.errors import Unavailable
 from holdfast.limits.counters.contract import CountersTrouble
 from holdfast.limits.rulestore.contract import CHANNEL, ChangeNotification
 from holdfast.limits.rulestore.notifications import LISTENING
-from holdfast.limits.rulestore.serialization import heard_ring
+from holdfast.limits.rulestore.serialization import decode_notification
 
 
 class RedisNotifications:
@@ -50,10 +50,10 @@ class RedisNotifications:
             await self._redis.publish(self._channel, payload)
         except (RedisError, OSError) as error:
             self._publishing.failed(error)
-            raise Unavailable("the doorbell cannot be rung") from error
+            raise Unavailable("Redis does not publish notifications of rule changes") from error
         self._publishing.works()
 
-    async def rings(self) -> AsyncIterator[ChangeNotification]:
+    async def notifications(self) -> AsyncIterator[ChangeNotification]:
         subscription = self._redis.pubsub()
         try:
             await subscription.subscribe(self._channel)
@@ -71,10 +71,10 @@ class RedisNotifications:
                     self._listening.works()
                     yield LISTENING
                 elif message["type"] == "message":
-                    yield heard_ring(message["data"])
+                    yield decode_notification(message["data"])
         except (RedisError, OSError) as error:
             self._listening.failed(error)
-            raise Unavailable("the doorbell cannot be heard") from error
+            raise Unavailable("Redis does not deliver notifications of rule changes") from error
         finally:
             await _close(subscription)
 

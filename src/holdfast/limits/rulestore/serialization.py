@@ -45,7 +45,7 @@ _rule = msgspec.json.Decoder(Rule)
 _unreadable = msgspec.json.Decoder(UnreadableRule)
 _line = msgspec.json.Decoder(_Line)
 _key = msgspec.json.Decoder(_Key)
-_ring = msgspec.json.Decoder(ChangeNotification)
+_notification = msgspec.json.Decoder(ChangeNotification)
 
 
 def text_of(value: Struct | Sequence[RuleName] | tuple[str, ...]) -> str:
@@ -85,17 +85,17 @@ def readable(rules: Iterable[AnyRule]) -> list[Rule]:
     return [rule for rule in rules if isinstance(rule, Rule)]
 
 
-def ring_of(body: str, store: str) -> ChangeNotification:
+def notification_of(body: str, store: str) -> ChangeNotification:
     """The notification of a log entry, without its rule if that is unreadable here."""
     change = change_of(body)
     rule = change.rule if isinstance(change.rule, Rule) else None
     return ChangeNotification(change.rule.epoch, change.seq, rule, store)
 
 
-def heard_ring(payload: str | bytes) -> ChangeNotification:
+def decode_notification(payload: str | bytes) -> ChangeNotification:
     """Decode a notification; an unreadable one becomes one that only causes a read."""
     try:
-        return _ring.decode(payload)
+        return _notification.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         telemetry.log.error("limits.rule_unreadable", reason=str(error))
         return LISTENING

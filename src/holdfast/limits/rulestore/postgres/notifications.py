@@ -47,7 +47,7 @@ from holdfast.limits.rulestore.postgres.connection import (
     unavailable,
 )
 from holdfast.limits.rulestore.postgres.store import payload
-from holdfast.limits.rulestore.serialization import heard_ring, ring_of
+from holdfast.limits.rulestore.serialization import decode_notification, notification_of
 
 TICK_SECONDS = 0.1
 TAKEOVER_SECONDS = 0.5
@@ -154,28 +154,26 @@ class LogFollower:
             await db.execute(SQL["end_if_silent"], milliseconds(silence))
 
     async def _begin_to_follow(self, db: Any, publish: Publish) -> None:
-        bell = LocalNotifications()
-        self._forwarding = asyncio.create_task(self._forward(bell, publish))
+        local = LocalNotifications()
+        self._forwarding = asyncio.create_task(self._forward(local, publish))
 
         def on_notification(_connection: object, _pid: int, _channel: str, text: str) -> None:
-            bell.notify(heard_ring(text))
+            local.notify(decode_notification(text))
 
         await db.add_listener(CHANNEL, on_notification)
         head = RuleLogHead(*await db.fetchrow(SQL["head"]))
         self._store, self._cursor = head.store, max(0, head.seq - CHANGES_PER_READ)
 
-    async def _forward(self, bell: LocalNotifications, publish: Publish) -> None:
+    async def _forward(self, local: LocalNotifications, publish: Publish) -> None:
         """Forward the primary's notifications. The next tick retries what fails."""
-        async for ring in bell.notifications():
+        async for notification in local.notifications():
             try:
-                if ring.seq:
+                if notification.seq:
                     async with asyncio.timeout(PUBLISH_SECONDS):
-                        await publish(payload(ring))
-                if (ring.store, ring.seq) == (
-                    self._store,
-                    self._cursor + 1,
-                ) and ring.rule is not None:
-                    self._cursor = ring.seq
+                        await publish(payload(notification))
+                expected = (self._store, self._cursor + 1)
+                if notification.rule and (notification.store, notification.seq) == expected:
+                    self._cursor = notification.seq
             except (HoldfastError, TimeoutError):
                 continue
             except Exception as error:
@@ -188,9 +186,9 @@ class LogFollower:
         try:
             async with asyncio.timeout(PUBLISH_SECONDS):
                 for row in rows:
-                    ring = ring_of(row[0], self._store)
-                    await self._publish(payload(ring))
-                    self._cursor = max(self._cursor, ring.seq)
+                    notification = notification_of(row[0], self._store)
+                    await self._publish(payload(notification))
+                    self._cursor = max(self._cursor, notification.seq)
         except (HoldfastError, TimeoutError):
             pass
 
@@ -202,35 +200,35 @@ class PostgresNotifications:
         self._settings = settings
         self._quiet_seconds = quiet_seconds
 
-    async def rings(self) -> AsyncIterator[ChangeNotification]:
-        bell = LocalNotifications()
+    async def notifications(self) -> AsyncIterator[ChangeNotification]:
+        local = LocalNotifications()
         try:
             connection = await connected(self._settings)
         except FOREIGN as error:
             raise unavailable(error, "be listened to") from error
 
-        def heard(_connection: object, _pid: int, _channel: str, payload: str) -> None:
-            bell.notify(heard_ring(payload))
+        def on_notification(_connection: object, _pid: int, _channel: str, payload: str) -> None:
+            local.notify(decode_notification(payload))
 
-        watch = asyncio.create_task(self._watch(connection, bell))
+        watch = asyncio.create_task(self._watch(connection, local))
         try:
-            connection.add_termination_listener(lambda _: bell.close())
-            rings = bell.notifications()
-            first = await anext(rings)
-            await connection.add_listener(CHANNEL, heard)
+            connection.add_termination_listener(lambda _: local.close())
+            notifications = local.notifications()
+            first = await anext(notifications)
+            await connection.add_listener(CHANNEL, on_notification)
             yield first
-            async for ring in rings:
-                yield ring
+            async for notification in notifications:
+                yield notification
         except FOREIGN as error:
             raise unavailable(error, "be listened to") from error
         finally:
             watch.cancel()
             connection.terminate()
 
-    async def _watch(self, connection: Any, bell: LocalNotifications) -> None:
+    async def _watch(self, connection: Any, local: LocalNotifications) -> None:
         try:
             while True:
                 await asyncio.sleep(self._quiet_seconds)
                 await connection.fetchval("SELECT 1", timeout=self._quiet_seconds)
         except FOREIGN:
-            bell.close()
+            local.close()

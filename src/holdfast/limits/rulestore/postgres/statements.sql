@@ -86,7 +86,7 @@ INSERT INTO holdfast_rule_keys VALUES ($1, now(), $2)
 -- $1 days
 DELETE FROM holdfast_rule_keys WHERE at < now() - $1::float8 * interval '1 day'
 
--- name: ring
+-- name: notify
 -- $1 payload, below the 8,000 bytes above which NOTIFY fails the transaction
 SELECT pg_notify('rule_changes', $1)
 

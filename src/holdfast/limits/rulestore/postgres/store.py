@@ -30,8 +30,8 @@ from holdfast.limits.rule_import import (
 from holdfast.limits.rules import AnyRule, Rule, RuleName, digest_without, next_digest
 from holdfast.limits.rulestore.contract import (
     ABOVE_EVERY_VERSION,
-    DOORBELL_BYTES_MAX,
     FORGOTTEN_PER_CHANGE,
+    NOTIFICATION_BYTES_MAX,
     ChangeNotification,
     RetentionSettings,
     RuleLogHead,
@@ -96,7 +96,7 @@ class PostgresRuleStore(PostgresRuleReader):
             )
             await self._write(db, epoch, _rows([entry]), digest)
             await db.execute(
-                SQL["ring"], payload(ChangeNotification(epoch, entry.seq, made, head.store))
+                SQL["notify"], payload(ChangeNotification(epoch, entry.seq, made, head.store))
             )
             await self._put_key(db, change.key, Remembered(change.fingerprint, made, entry.seq))
         return RuleChangeResult(made, head.seq + 1)
@@ -135,7 +135,7 @@ class PostgresRuleStore(PostgresRuleReader):
             if plan.entries and not wanted.dry_run:
                 await self._write(db, epoch, rows, result.digest)
                 await db.execute(
-                    SQL["ring"], payload(ChangeNotification(epoch, result.seq, None, head.store))
+                    SQL["notify"], payload(ChangeNotification(epoch, result.seq, None, head.store))
                 )
             if not wanted.dry_run:
                 remembered = Remembered(
@@ -225,13 +225,13 @@ async def _forget(db: Any, horizon: int, most: int) -> None:
         await db.execute(SQL["forget_changes"], oldest[-1][0])
 
 
-def payload(ring: ChangeNotification) -> str:
+def payload(notification: ChangeNotification) -> str:
     """A notification as text; a rule that is too long is left out."""
-    text = text_of(ring)
+    text = text_of(notification)
     return (
         text
-        if len(text.encode()) <= DOORBELL_BYTES_MAX
-        else text_of(structs.replace(ring, rule=None))
+        if len(text.encode()) <= NOTIFICATION_BYTES_MAX
+        else text_of(structs.replace(notification, rule=None))
     )
 
 

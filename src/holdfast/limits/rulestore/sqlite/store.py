@@ -79,7 +79,7 @@ class SqliteRuleStore:
         self._settings = settings or SqliteSettings(readers=1, cache_bytes=4 * 1024 * 1024)
         self._vfs = vfs
         self._retention = retention or RetentionSettings()
-        self._bell = LocalNotifications()
+        self._notifications = LocalNotifications()
 
     async def __aenter__(self) -> Self:
         connection = await asyncio.to_thread(
@@ -98,19 +98,19 @@ class SqliteRuleStore:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._bell.close()
+        self._notifications.close()
         await self._reader.close()
         await self._writer.close()
 
-    def rings(self) -> AsyncIterator[ChangeNotification]:
-        return self._bell.notifications()
+    def notifications(self) -> AsyncIterator[ChangeNotification]:
+        return self._notifications.notifications()
 
     async def change(self, change: Change) -> RuleChangeResult:
         changed = await self._writer.do(
             partial(_commit, change=change, now=self._clock.now(), retention=self._retention)
         )
         if not changed.repeated and isinstance(changed.rule, Rule):
-            self._bell.notify(
+            self._notifications.notify(
                 ChangeNotification(changed.rule.epoch, changed.seq, changed.rule, self._store)
             )
         return changed
@@ -124,7 +124,7 @@ class SqliteRuleStore:
         if isinstance(plan, ImportResult):
             return plan, ()
         if plan.entries and not wanted.dry_run:
-            self._bell.notify(
+            self._notifications.notify(
                 ChangeNotification(plan.entries[-1].rule.epoch, plan.result.seq, None, self._store)
             )
         return plan.result, plan.differences
