@@ -42,10 +42,10 @@ def test_an_answer_is_remembered_until_it_is_too_old_and_then_the_key_is_new(rig
         await create(store)
         await rename(store, "one", "k1")
         await rename(store, "two", "k2", at=LATER)
-        assert await store.forget_keys(AT, "", 10) == 0, "not older than itself"
+        assert await store.forget_answers(AT, 10) == 0, "not older than itself"
         with pytest.raises(KeyReused):
             await rename(store, "three", "k1")
-        assert await store.forget_keys(LATER, "", 10) == 1
+        assert await store.forget_answers(LATER, 10) == 1
         assert not (await rename(store, "three", "k1", at=LATER)).repeated
         assert (await rename(store, "two", "k2")).repeated, "the younger one stays"
 
@@ -57,10 +57,10 @@ def test_answers_go_in_bounded_batches_the_oldest_first(rig: Rig) -> None:
         await create(store)
         for n in range(7):
             await rename(store, f"name {n}", f"k{n}", at=f"2026-01-01T00:00:0{n}.000Z")
-        assert [await store.forget_keys(LATER, "", 3) for _ in range(4)] == [3, 3, 1, 0]
+        assert [await store.forget_answers(LATER, 3) for _ in range(4)] == [3, 3, 1, 0]
         for n in range(7):
             await rename(store, f"name {n}", f"k{n}", at=f"2026-01-01T00:00:0{n}.000Z")
-        assert await store.forget_keys(LATER, "", 3) == 3
+        assert await store.forget_answers(LATER, 3) == 3
         assert not (await rename(store, "other", "k0")).repeated
         assert (await rename(store, "name 3", "k3")).repeated
 
@@ -73,9 +73,9 @@ def test_the_key_of_a_message_stays_unless_a_bound_is_set_and_passed(rig: Rig) -
         first = acked(await send(store, "k1", "same"))
         await store.change(AddMember(operator(), "chat_a", "carl"))  # an entry without a key
         second = acked(await send(store, "k2", "same"))
-        assert await store.forget_keys(LATER, "", 10) == 0
+        assert await store.forget_answers(LATER, 10) == 0
         assert acked(await send(store, "k1", "same")).sequence == first.sequence
-        assert [await store.forget_keys("", LATER, 2) for _ in range(3)] == [2, 1, 0]
+        assert [await store.forget_send_keys(LATER, 2) for _ in range(3)] == [2, 1, 0]
         again = acked(await send(store, "k1", "same"))
         assert again.sequence == 4 and again.client_message_id == "k1"
         assert acked(await send(store, "k2", "same")).sequence != second.sequence
@@ -96,7 +96,7 @@ def test_a_younger_message_keeps_its_key_and_those_behind_it(rig: Rig) -> None:
         for key, at in (("k1", AT), ("k2", LATER), ("k3", AT)):
             [outcome] = await store.append([_at(draft(key), at)])
             acked(outcome)
-        assert await store.forget_keys("", LATER, 10) == 1
+        assert await store.forget_send_keys(LATER, 10) == 1
         assert acked(await send(store, "k1")).sequence == 4
         assert (
             acked(await send(store, "k2")).sequence == 2
@@ -116,7 +116,7 @@ def test_what_retention_removed_does_not_stop_the_rest(rig: Rig) -> None:
         for n in range(6):
             acked(await send(store, f"k{n}"))
         await store.change(Retain(operator(), "chat_a", 5))
-        assert [await store.forget_keys("", LATER, 2) for _ in range(2)] == [2, 0]
+        assert [await store.forget_send_keys(LATER, 2) for _ in range(2)] == [2, 0]
         assert acked(await send(store, "k5")).sequence == 7
 
     rig.run(scenario)
@@ -126,7 +126,7 @@ def test_what_retention_removed_does_not_stop_the_rest(rig: Rig) -> None:
 async def test_housekeeping_sweeps_on_time_in_batches_and_forgets_no_message_by_default() -> None:
     clock = LoopClock()
     store = MemoryStore()
-    keeping = KeyExpiry(store, clock, KeySettings(answers_ttl_days=7))
+    keeping = KeyExpiry(store, store, clock, KeySettings(answers_ttl_days=7))
     at = timestamp(clock.now())
     await store.change(CreateChat(act(at=at), "chat_a", "group", "Team", []))
     acked(await send(store, "k", "same"))
@@ -148,7 +148,7 @@ async def test_housekeeping_bounds_the_keys_of_messages_where_that_is_set() -> N
     await store.change(CreateChat(act(), "chat_a", "group", "Team", []))
     acked((await store.append([_at(draft("k"), timestamp(clock.now()))]))[0])
     running = asyncio.create_task(
-        KeyExpiry(store, clock, KeySettings(idempotency_ttl_days=7)).run()
+        KeyExpiry(store, store, clock, KeySettings(idempotency_ttl_days=7)).run()
     )
     await asyncio.sleep(7 * DAY_SECONDS - SWEEP_SECONDS)
     assert acked(await send(store, "k")).sequence == 1
@@ -177,8 +177,8 @@ def test_a_file_of_the_first_version_keeps_its_answers_and_gets_their_age(
     connection.close()
 
     async def scenario(store: SqliteStore) -> None:
-        assert await store.forget_keys("2026-01-01", "", 10) == 0, "it is as old as the upgrade"
-        assert await store.forget_keys("2099-01-01", "", 10) == 1
+        assert await store.forget_answers("2026-01-01", 10) == 0, "it is as old as the upgrade"
+        assert await store.forget_answers("2099-01-01", 10) == 1
 
     rig.run(scenario)
 
@@ -215,16 +215,16 @@ def test_a_users_texts_are_found_in_every_chat_of_the_tenant_and_erased_for_good
         acked(await send(store, "a1", "ann's own"))
         acked(await send(store, "b1", "secret", BOB))
         acked(await send(store, "b2", "secret too", BOB, "chat_b"))
-        found = await store.sent_by(BOB, 0)
+        found = await store.texts_of(BOB, 0)
         assert list(found.places) == [("chat_a", 2), ("chat_b", 1)] and not found.ended
-        assert (await store.sent_by(BOB, found.through)).ended
+        assert (await store.texts_of(BOB, found.through)).ended
         heard: list[object] = []
         store.on_commit(heard.append)
         await store.change(Erase(operator(reason="asked to"), "chat_a", "bob", [1, 2, 99]))
         assert heard == [[]], "copies of it are out of date"
         page = await store.read_after("chat_a", 0, *PAGE)
         assert [m.content for m in page.messages] == ["ann's own", ""], "only the user's own"
-        assert list((await store.sent_by(BOB, 0)).places) == [("chat_b", 1)]
+        assert list((await store.texts_of(BOB, 0)).places) == [("chat_b", 1)]
         assert acked(await send(store, "b1", "secret", BOB)).sequence == 2, "the key stays"
         assert acked(await send(store, "b1", "a guess", BOB)).sequence == 2, (
             "and tells nobody what it was for"
@@ -252,9 +252,9 @@ def test_the_log_is_looked_through_in_bounded_steps(rig: Rig) -> None:
         await create(store, "bob")
         await store.append([draft(f"a{n}") for n in range(LOOKED_AT_ONCE)])
         acked(await send(store, "b", "late", BOB))
-        first = await store.sent_by(BOB, 0)
+        first = await store.texts_of(BOB, 0)
         assert (list(first.places), first.through, first.ended) == ([], LOOKED_AT_ONCE, False)
-        assert list((await store.sent_by(BOB, first.through)).places) == [
+        assert list((await store.texts_of(BOB, first.through)).places) == [
             ("chat_a", LOOKED_AT_ONCE + 1)
         ]
 
@@ -271,7 +271,8 @@ def test_a_users_devices_and_answers_are_forgotten_and_nobody_elses(rig: Rig) ->
             CreateChat(act(BOB, key="c", fingerprint="x"), "chat_bob", "group", "Bob's", [])
         )
         await rename(store, "renamed", "c")
-        await store.forget_user(BOB)
+        await store.forget_devices(BOB)
+        await store.forget_answers_of(BOB)
         assert [mark.user.user_id for mark in await store.watermarks("chat_a")] == ["ann"]
         changed = await store.change(
             CreateChat(act(BOB, key="c", fingerprint="y"), "chat_bob2", "group", "B", [])
@@ -297,7 +298,7 @@ def test_a_key_taken_for_a_request_is_taken_once_answers_with_what_is_kept_and_g
         assert await store.begin(operator(key="k2", fingerprint="f")) is None, (
             "it did nothing: the key is new again"
         )
-        assert await store.forget_keys(LATER, "", 10) == 2
+        assert await store.forget_answers(LATER, 10) == 2
         assert await store.begin(once) is None
 
     rig.run(scenario)

@@ -26,7 +26,7 @@ from holdfast.ingest.durability import StoreDurability
 from holdfast.ingest.intake import Intake
 from holdfast.message import Acked, Draft, Outcome, User
 from holdfast.store.commands import CommandContext, CreateChat
-from holdfast.store.contract import Store
+from holdfast.store.contract import ChatStore
 from holdfast.store.memory import MemoryStore
 from holdfast.store.sqlite import SqliteStore
 from holdfast.wire.frames import SendBody
@@ -38,7 +38,7 @@ ANN = User("default", "ann")
 TURNS = 5
 
 
-async def found(store: Store) -> None:
+async def found(store: ChatStore) -> None:
     await store.change(CreateChat(CommandContext(ANN, "now", "msg_0"), "c", "group", "a chat", []))
 
 
@@ -78,7 +78,7 @@ async def writing(path: Path) -> AsyncIterator[Writers]:
 
 
 @asynccontextmanager
-async def intake_of(store: Store, clock: Clock) -> AsyncIterator[Writers]:
+async def intake_of(store: ChatStore, clock: Clock) -> AsyncIterator[Writers]:
     await found(store)
     intake = Intake(StoreDurability(store, clock), clock, Ids(clock))
     running = asyncio.create_task(intake.run())

@@ -26,7 +26,7 @@ CHATS = ("chat_a", "chat_b")
 async def erase(path: Path) -> Erasure:
     clock = SystemClock()
     async with SqliteStore(path) as store:
-        eraser = Eraser(store, StoreDurability(store, clock), clock)
+        eraser = Eraser(store, store, StoreDurability(store, clock), clock)
         made = iter(range(1_000))
 
         def act() -> CommandContext:

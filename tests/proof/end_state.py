@@ -10,7 +10,7 @@ import msgspec
 from holdfast.eventlog.contract import EventLog
 from holdfast.message import Message
 from holdfast.store.commands import membership_event
-from holdfast.store.contract import Store
+from holdfast.store.contract import ChatStore, Records
 from holdfast.verify.history import (
     ChatAtEnd,
     KeySeen,
@@ -27,17 +27,18 @@ _BYTES = 2**22
 
 async def note_store(
     record: Recorder,
-    store: Store,
+    chats: ChatStore,
+    records: Records,
     founders: Mapping[str, Iterable[str]],
     keys: Mapping[str, Iterable[KeySeen]] | None = None,
 ) -> None:
     """Record every chat of ``founders`` (its first members, who are in no event) as it
     is stored now.
     """
-    redacted = await _redactions(store)
+    redacted = await _redactions(records)
     for chat_id, users in founders.items():
-        messages = await read_all(store, chat_id)
-        inspected = await store.inspect(chat_id)
+        messages = await read_all(chats, chat_id)
+        inspected = await chats.inspect(chat_id)
         record.note(
             ChatAtEnd(
                 chat_id=chat_id,
@@ -67,13 +68,13 @@ async def note_log(record: Recorder, log: EventLog) -> None:
     record.note(LogAtEnd(position=after))
 
 
-async def read_all(store: Store, chat_id: str) -> list[Message]:
+async def read_all(chats: ChatStore, chat_id: str) -> list[Message]:
     """Every message of a chat, page by page."""
     messages: list[Message] = []
-    page = await store.read_after(chat_id, 0, _BATCH, _BYTES)
+    page = await chats.read_after(chat_id, 0, _BATCH, _BYTES)
     messages += page.messages
     while page.has_more:
-        page = await store.read_after(chat_id, page.through, _BATCH, _BYTES)
+        page = await chats.read_after(chat_id, page.through, _BATCH, _BYTES)
         messages += page.messages
     return messages
 
@@ -105,15 +106,15 @@ def _changes(messages: Iterable[Message]) -> list[MembershipSpan]:
     return changes
 
 
-async def _redactions(store: Store) -> dict[str, list[int]]:
+async def _redactions(records: Records) -> dict[str, list[int]]:
     found: dict[str, list[int]] = defaultdict(list)
     after = 0
-    while records := await store.audit(after, _BATCH):
-        for entry in records:
+    while page := await records.audit(after, _BATCH):
+        for entry in page:
             if entry.action == "message.redact":
                 chat_id, _, sequence = entry.target.rpartition("/")
                 found[chat_id].append(int(sequence))
             elif entry.action == "user.erase" and entry.details:
                 found[entry.target] += msgspec.json.decode(entry.details)["sequences"]
-        after = records[-1].number
+        after = page[-1].number
     return found

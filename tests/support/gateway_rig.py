@@ -26,7 +26,7 @@ from holdfast.ingest.watermarks import Watermarks
 from holdfast.message import Message, User
 from holdfast.session.heartbeat import Transmission
 from holdfast.store.commands import CommandContext, CreateChat, RemoveMember
-from holdfast.store.contract import Store
+from holdfast.store.contract import ChatStore
 from holdfast.store.memory import MemoryStore
 from proof.virtual_loop import LoopClock
 
@@ -190,7 +190,7 @@ def message(chat_id: str, sequence: int, **changes: Any) -> Message:
 @asynccontextmanager
 async def bench(
     limits: GatewaySettings | None = None,
-    store: Store | None = None,
+    store: ChatStore | None = None,
     memory_budget_bytes: int = PLENTY,
     verify: Callable[[str], Principal] = verify,
     refusal: Callable[[Principal, str], HoldfastError | None] = lambda principal, device_id: None,

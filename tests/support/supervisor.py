@@ -277,7 +277,7 @@ class Supervisor:
         """Record what is on disk, read after the server has stopped."""
         with held(self.state_dir) as state:
             async with SqliteStore(state / CHATS.name) as store:
-                await note_store(self.record, store, self.chats)
+                await note_store(self.record, store, store, self.chats)
                 await note_log(self.record, SqliteEventLog(store))
 
 

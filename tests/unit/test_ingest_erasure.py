@@ -203,7 +203,7 @@ def test_what_was_erased_counts_as_redacted_by_a_recorded_act() -> None:
                 0, "a", "send", chat, key=f"k{n}", digest=digest(f"secret {n}", "text/plain")
             )
             recorder.note(Ok(op=op, acked=Sighting(stored.sequence, stored.message_id)))
-        await note_store(recorder, rest.store, {chat: ["bob", "alice"]})
+        await note_store(recorder, rest.store, rest.store, {chat: ["bob", "alice"]})
         assert list(recorder.history().chats[chat].redacted) == [1, 2, 3]
         assert acked_is_stored(recorder.history()).ok
 

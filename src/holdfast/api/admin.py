@@ -67,7 +67,7 @@ async def record(
     """Write to the audit log, before the act: there is no act without its record."""
     act = _act(deps, call, reason, tenant)
     try:
-        await call.done_in_time(deps.store.record(act, action, target, details))
+        await call.done_in_time(deps.records.record(act, action, target, details))
     except OutcomeUnknown as error:
         raise Unavailable(f"nothing was done, for want of a record: {error.message}") from None
 
@@ -84,7 +84,7 @@ async def _act_on_chat(deps: ApiDeps, call: Call, reason: str) -> CommandContext
 
 async def inspect_chat(deps: ApiDeps, call: Call) -> Answer:
     """It reads the whole chat, so it does not share the users' breaker for reads."""
-    return Answer(await call.in_time(deps.store.inspect(call.path["chat_id"])))
+    return Answer(await call.in_time(deps.chats.inspect(call.path["chat_id"])))
 
 
 async def halt_chat(deps: ApiDeps, call: Call) -> Answer:
@@ -176,7 +176,7 @@ async def read_audit(deps: ApiDeps, call: Call) -> Answer:
     return Answer(
         AuditPage(
             await deps.history.ask(
-                lambda store: store.audit(query.after, query.limit), call.deadline
+                lambda _chats: deps.records.audit(query.after, query.limit), call.deadline
             )
         )
     )

@@ -26,7 +26,7 @@ from holdfast.limits.composition import LimitsParts
 from holdfast.limits.entry_points import Sends
 from holdfast.message import User
 from holdfast.session.settings import PageSettings
-from holdfast.store.contract import Store
+from holdfast.store.contract import ChatStore, Records
 from holdfast.webhooks.parts import WorkParts
 from holdfast.wire.frames import Presence
 
@@ -130,7 +130,8 @@ class ApiDeps:
     durability: Durability
     sends: Sends
     history: ChatHistory
-    store: Store
+    chats: ChatStore
+    records: Records
     """For audit records that change no chat, and for the kept answers of keyed
     requests; everything else goes through the other parts."""
     eraser: Eraser

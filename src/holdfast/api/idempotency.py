@@ -52,7 +52,7 @@ class IdempotentRequests:
             call.principal.user, now, "", key=call.key, fingerprint=call.fingerprint
         )
         self._running.add(place)
-        begun = asyncio.ensure_future(self._deps.store.begin(act))
+        begun = asyncio.ensure_future(self._deps.records.begin(act))
         try:
             earlier = await call.in_time(asyncio.shield(begun))
         except BaseException:
@@ -78,7 +78,7 @@ class IdempotentRequests:
         """Release a key whose request timed out before the claim succeeded."""
         try:
             if await begun is None:
-                await self._deps.store.keep(act, None)
+                await self._deps.records.keep(act, None)
         except HoldfastError as error:
             log.warning(
                 "a key that was taken too late may not be given back",
@@ -105,7 +105,7 @@ class IdempotentRequests:
         """
         try:
             async with asyncio.timeout(KEEP_SECONDS):
-                await self._deps.store.keep(act, answer)
+                await self._deps.records.keep(act, answer)
         except (HoldfastError, TimeoutError) as error:
             log.warning(
                 "the answer to a keyed request could not be kept", key=act.key, error=repr(error)

@@ -7,7 +7,7 @@ after it has acted; the log stores no positions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from holdfast.message import LogEntry
@@ -34,4 +34,27 @@ class EventLog(Protocol):
 
         It may return early, never late.
         """
+        ...
+
+
+class CommitSource(Protocol):
+    """What an embedded log needs from its store."""
+
+    def on_commit(self, listener: Callable[[Sequence[LogEntry]], None]) -> None:
+        """Call ``listener`` on the event loop after each commit, with the entries it
+        added to the log.
+
+        It is called with no entries when copies may be out of date: stored messages
+        lost their content (redaction, retention), or the outcome of a write is unknown.
+        In that case it is called when the write ends and again with the next write
+        whose outcome is known.
+        """
+        ...
+
+    async def log_end(self) -> int:
+        """The position of the newest entry ever committed."""
+        ...
+
+    async def log_after(self, after: int, limit: int) -> Sequence[LogEntry]:
+        """Up to ``limit`` entries past a position, in commit order."""
         ...

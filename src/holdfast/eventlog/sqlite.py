@@ -12,9 +12,9 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Protocol
 
 from holdfast.bounds import MIB
+from holdfast.eventlog.contract import CommitSource
 from holdfast.message import LogEntry
 
 TAIL_ENTRIES_MAX = 4_096
@@ -24,22 +24,6 @@ further behind reads the table, and nothing else changes.
 """
 
 _position = attrgetter("position")
-
-
-class Listener(Protocol):
-    """Called after each commit; see ``holdfast.store.contract.CommitListener``."""
-
-    def __call__(self, entries: Sequence[LogEntry]) -> None: ...
-
-
-class CommitSource(Protocol):
-    """What the log needs from its store."""
-
-    def on_commit(self, listener: Listener) -> None: ...
-
-    async def log_end(self) -> int: ...
-
-    async def log_after(self, after: int, limit: int) -> Sequence[LogEntry]: ...
 
 
 class SqliteEventLog:

@@ -35,7 +35,7 @@ from holdfast.history.memberships import GATHER_SECONDS, MembershipReader
 from holdfast.history.semaphore import FairSemaphore
 from holdfast.message import Cursor, Page, ResumeRead, User
 from holdfast.resilience import BreakerSettings, BreakerState, DependencyBreaker
-from holdfast.store.contract import Store
+from holdfast.store.contract import ChatStore
 from holdfast.store.pages import ENVELOPE_BYTES, size_of
 from holdfast.store.rollbacks import Rollbacks, _RaiseEpoch
 
@@ -99,7 +99,7 @@ class ChatHistory:
 
     def __init__(
         self,
-        store: Store,
+        store: ChatStore,
         raise_epoch: _RaiseEpoch,
         proofs: CursorProofs,
         clock: Clock,
@@ -143,7 +143,7 @@ class ChatHistory:
 
     async def ask(
         self,
-        read: Callable[[Store], Awaitable[T]],
+        read: Callable[[ChatStore], Awaitable[T]],
         deadline: float | None = None,
         user: User | None = None,
     ) -> T:
@@ -334,7 +334,7 @@ class ChatHistory:
             page, proof=self._proofs.of(user.tenant, chat_id, Cursor(page.epoch, page.through))
         )
 
-    async def _judged(self, read: Callable[[Store], Awaitable[T]], deadline: float) -> T:
+    async def _judged(self, read: Callable[[ChatStore], Awaitable[T]], deadline: float) -> T:
         """Carry out an admitted read and report its result to the breaker."""
         seconds = min(self._settings.read_timeout_seconds, deadline - self._clock.monotonic())
         try:

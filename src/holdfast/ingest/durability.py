@@ -38,7 +38,7 @@ from holdfast.ingest.contract import Durability
 from holdfast.message import Acked, Cursor, Draft, Outcome, User, Watermark
 from holdfast.resilience import BreakerSettings, BreakerState, DependencyBreaker
 from holdfast.store.commands import Command, CommandContext, CommandResult, RaiseEpoch, RecoverChat
-from holdfast.store.contract import Store
+from holdfast.store.contract import ChatStore
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ class StoreDurability:
 
     def __init__(
         self,
-        store: Store,
+        store: ChatStore,
         clock: Clock,
         breaker: BreakerSettings | None = None,
         changes: ChangeSettings | None = None,

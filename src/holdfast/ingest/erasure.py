@@ -26,7 +26,7 @@ from holdfast.store.commands import (
     Erase,
     RemoveMember,
 )
-from holdfast.store.contract import Store
+from holdfast.store.contract import ChatStore, Records
 
 STEP_SECONDS_MAX = 2.0
 
@@ -58,7 +58,8 @@ class Eraser:
 
     def __init__(
         self,
-        store: Store,
+        chats: ChatStore,
+        records: Records,
         durability: Durability,
         clock: Clock,
         forget_devices: Callable[[User], Awaitable[None]] = _nothing,
@@ -66,7 +67,8 @@ class Eraser:
         """``forget_devices`` deletes the user's devices and tokens from what the node
         keeps beside the store.
         """
-        self._store = store
+        self._chats = chats
+        self._records = records
         self._durability = durability
         self._clock = clock
         self._forget_devices = forget_devices
@@ -78,11 +80,12 @@ class Eraser:
         raises; repeat then.
         """
         chats_left, kept, unfinished = await self._leave(user, act, until)
-        await self._store.forget_user(user)
+        await self._chats.forget_devices(user)
+        await self._records.forget_answers_of(user)
         await self._forget_devices(user)
         messages, through, ended = 0, after, False
         while not ended and self._clock.monotonic() < until:
-            found = await self._store.sent_by(user, through)
+            found = await self._chats.texts_of(user, through)
             erased = await self._empty(user, found.places, act, until)
             messages += erased
             if erased == len(found.places):
@@ -95,7 +98,7 @@ class Eraser:
         """How many chats were left, which were not, and whether the time ran out."""
         left = 0
         kept: list[str] = []
-        for chat_id in sorted((await self._store.memberships([user])).get(user, ())):
+        for chat_id in sorted((await self._chats.memberships([user])).get(user, ())):
             if self._clock.monotonic() >= until:
                 return left, kept, True
             if await self._leave_one(chat_id, user, act):
@@ -108,9 +111,9 @@ class Eraser:
         """Whether the user is out of the chat. If the user is its last owner, another
         member becomes owner.
         """
-        if (await self._store.chat(chat_id)).kind == "direct":
+        if (await self._chats.chat(chat_id)).kind == "direct":
             return False
-        members = await self._store.members(chat_id)
+        members = await self._chats.members(chat_id)
         try:
             if heir := _heir(members, user.user_id):
                 await self._change(ChangeRole(act(), chat_id, heir, "owner"))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from holdfast.bounds import positive
 from holdfast.clock import Clock, timestamp
-from holdfast.store.contract import Store
+from holdfast.store.contract import ChatStore, Records
 
 DAY_SECONDS = 86_400.0
 SWEEP_SECONDS = 600.0
@@ -44,8 +46,15 @@ class KeySettings:
 class KeyExpiry:
     """Runs until cancelled. Raises what the store raises; a restart continues."""
 
-    def __init__(self, store: Store, clock: Clock, settings: KeySettings | None = None) -> None:
-        self._store = store
+    def __init__(
+        self,
+        chats: ChatStore,
+        records: Records,
+        clock: Clock,
+        settings: KeySettings | None = None,
+    ) -> None:
+        self._chats = chats
+        self._records = records
         self._clock = clock
         self._settings = settings or KeySettings()
 
@@ -58,13 +67,14 @@ class KeyExpiry:
         """Forget everything that is old enough now."""
         now, settings = self._clock.now(), self._settings
         answers_before = _days_before(now, settings.answers_ttl_days)
-        sends_before = (
-            _days_before(now, settings.idempotency_ttl_days)
-            if settings.idempotency_ttl_days
-            else ""
-        )
+        await self._repeat(partial(self._records.forget_answers, answers_before))
+        if settings.idempotency_ttl_days:
+            sends_before = _days_before(now, settings.idempotency_ttl_days)
+            await self._repeat(partial(self._chats.forget_send_keys, sends_before))
+
+    async def _repeat(self, forget: Callable[[int], Awaitable[int]]) -> None:
         while True:
-            if not await self._store.forget_keys(answers_before, sends_before, FORGOTTEN_AT_ONCE):
+            if not await forget(FORGOTTEN_AT_ONCE):
                 return
             await asyncio.sleep(PAUSE_SECONDS)
 

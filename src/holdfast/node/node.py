@@ -99,7 +99,7 @@ class Node:
         self.limits = limits
         self._sends = AdmissionControl(self._intake, limits.entrances)
         raiser = EpochRaiser(self._durability, clock, self._ids)
-        self._housekeeping = KeyExpiry(store, clock, plane_settings.keys)
+        self._housekeeping = KeyExpiry(store, store, clock, plane_settings.keys)
         self._proofs = CursorProofs(secrets.jwt_secret.encode())
         pages = gateway_settings.pages
         self.history = ChatHistory(
@@ -260,8 +260,11 @@ class Node:
             durability=self._durability,
             sends=self._sends,
             history=self.history,
-            store=self._store,
-            eraser=Eraser(self._store, self._durability, self._clock, self._revocations.condense),
+            chats=self._store,
+            records=self._store,
+            eraser=Eraser(
+                self._store, self._store, self._durability, self._clock, self._revocations.condense
+            ),
             limits=self.limits,
             work=work,
             tokens=self.tokens,

@@ -21,7 +21,7 @@ from holdfast.errors import InvalidMessage, StateCorrupted
 from holdfast.message import User
 from holdfast.node.state_dir import held
 from holdfast.store.commands import CommandContext
-from holdfast.store.contract import Store
+from holdfast.store.contract import Records
 from holdfast.store.sqlite import SqliteStore
 from holdfast.store.sqlite.database import CHATS
 
@@ -29,10 +29,10 @@ _ACTS = frozenset(f"{kind}.revoke" for kind in get_args(RevocationKind)) | {"use
 _PAGE = 1_000
 
 
-async def open_revocations(state: Path, clock: Clock, store: Store) -> SqliteRevocations:
+async def open_revocations(state: Path, clock: Clock, records: Records) -> SqliteRevocations:
     """The stored revocations. StateCorrupted if their file was lost or is empty."""
     file = state / ACCESS.name
-    if _is_lost(file) and await _has_revoked(store):
+    if _is_lost(file) and await _has_revoked(records):
         raise StateCorrupted(
             f"{file} is gone or empty, and with it who is cut off: put it back (a backup has a"
             " copy), or, to let everybody in again, run `holdfast revoke reset`",
@@ -71,10 +71,10 @@ def _is_lost(file: Path) -> bool:
     return not file.exists() or not file.stat().st_size
 
 
-async def _has_revoked(store: Store) -> bool:
+async def _has_revoked(records: Records) -> bool:
     after = 0
-    while records := await store.audit(after, _PAGE):
-        if any(record.action in _ACTS for record in records):
+    while found := await records.audit(after, _PAGE):
+        if any(record.action in _ACTS for record in found):
             return True
-        after = records[-1].number
+        after = found[-1].number
     return False

@@ -1,5 +1,8 @@
 """What a store of durable chats promises. Adapters: memory (the reference), sqlite.
 
+``ChatStore`` holds the chats, ``Records`` the audit log and the answers to repeated
+requests.
+
 Every verb takes a batch. When a write returns, its result is on stable storage. Errors
 are those of ``holdfast.errors``; an adapter translates every foreign error:
 
@@ -24,7 +27,6 @@ from holdfast.message import (
     Chat,
     Cursor,
     Draft,
-    LogEntry,
     Member,
     Message,
     Mute,
@@ -38,7 +40,7 @@ from holdfast.store.commands import Command, CommandContext, CommandResult
 MEMBERSHIPS_MAX = 20_000
 """Chats in one answer of ``memberships``: four users with the most chats allowed."""
 LOOKED_AT_ONCE = 5_000
-"""Log entries that one call of ``sent_by`` examines."""
+"""Log entries that one call of ``texts_of`` examines."""
 UNREAD_LOOKED_AT = 100
 """Newest messages examined to count unread ones; most of the cost of a list."""
 
@@ -96,7 +98,7 @@ class SentBy(Struct, frozen=True):
     ended: bool
 
 
-class Store(Protocol):
+class ChatStore(Protocol):
     """The durable chats of all tenants."""
 
     def append(self, group: Sequence[Draft]) -> Awaitable[list[Outcome]]:
@@ -208,12 +210,49 @@ class Store(Protocol):
         """The chat's counter, head, count and gaps, read in one snapshot."""
         ...
 
+    async def texts_of(self, user: User, after: int) -> SentBy:
+        """This user's texts, not redacted, among the next ``LOOKED_AT_ONCE`` log
+        entries after a position.
+
+        Examines every entry: for erasure, not for interactive requests.
+        """
+        ...
+
+    async def forget_send_keys(self, before: str, limit: int) -> int:
+        """Forget the idempotency keys of messages older than a moment; returns how many
+        messages were too old.
+
+        One commit forgets at most ``limit``: repeat until 0. Keys go in log order, up
+        to the first message that is not older. The same send after that is a new one.
+        """
+        ...
+
+    async def forget_devices(self, user: User) -> None:
+        """Forget the watermarks of all the user's devices."""
+        ...
+
+    async def touch(self) -> None:
+        """Make a commit that changes nothing; it fails where any other write would."""
+        ...
+
+
+class Records(Protocol):
+    """The audit log, and the answers kept under idempotency keys.
+
+    The same adapter implements ``ChatStore``: a command's record and its answer are in
+    the commit that changes the chat.
+    """
+
     async def record(
         self, act: CommandContext, action: str, target: str, details: str = ""
     ) -> None:
         """Add an act that changed no chat (a key issued, a backup taken) to the audit
         log.
         """
+        ...
+
+    async def audit(self, after: int, limit: int) -> Sequence[AuditRecord]:
+        """Audit records with number > ``after``, oldest first."""
         ...
 
     async def begin(self, act: CommandContext) -> str | None:
@@ -231,45 +270,14 @@ class Store(Protocol):
         """
         ...
 
-    async def forget_keys(self, answers_before: str, sends_before: str, limit: int) -> int:
-        """Forget the idempotency keys of REST answers and of messages older than a
-        moment ("": none).
+    async def forget_answers(self, before: str, limit: int) -> int:
+        """Forget the answers older than a moment; returns how many were.
 
-        Returns how many answers and messages were too old. One commit forgets at most
-        ``limit`` of each, the oldest first: repeat until 0. Keys of messages go in log
-        order, up to the first message that is not older. The same request after that is
-        a new one.
+        One commit forgets at most ``limit``, the oldest first: repeat until 0. The same
+        request after that is a new one.
         """
         ...
 
-    async def sent_by(self, user: User, after: int) -> SentBy:
-        """This user's texts, not redacted, among the next ``LOOKED_AT_ONCE`` log
-        entries after a position.
-
-        Examines every entry: for erasure, not for interactive requests.
-        """
+    async def forget_answers_of(self, user: User) -> None:
+        """Forget the answers under the user's keys."""
         ...
-
-    async def forget_user(self, user: User) -> None:
-        """Forget the user's device watermarks and the answers under the user's keys."""
-        ...
-
-    async def touch(self) -> None:
-        """Make a commit that changes nothing; it fails where any other write would."""
-        ...
-
-    async def audit(self, after: int, limit: int) -> Sequence[AuditRecord]:
-        """Audit records with number > ``after``, oldest first."""
-        ...
-
-
-class CommitListener(Protocol):
-    """Called on the event loop after each commit, with the entries it added to the log.
-
-    Called with no entries when copies may be out of date: stored messages lost their
-    content (redaction, retention), or the outcome of a write is unknown. In that case
-    it is called when the write ends and again with the next write whose outcome is
-    known.
-    """
-
-    def __call__(self, entries: Sequence[LogEntry]) -> None: ...

@@ -15,7 +15,7 @@ from holdfast.message import Draft, Message, Outcome, User
 from holdfast.session.effects import Effects
 from holdfast.session.outbound import OutboundBuffer
 from holdfast.session.session import Session
-from holdfast.store.contract import Store
+from holdfast.store.contract import ChatStore
 from holdfast.wire.close_codes import CloseReason
 from holdfast.wire.codec import EncodedRun
 from holdfast.wire.frames import SendBody
@@ -81,7 +81,7 @@ class ForgetfulIntake(Intake):
 class CoupledStore(StoreDurability):
     """Acks a send after asking who is online: a fanout failure becomes a send's."""
 
-    def __init__(self, store: Store, clock: Clock, registry: Registry) -> None:
+    def __init__(self, store: ChatStore, clock: Clock, registry: Registry) -> None:
         super().__init__(store, clock)
         self._registry = registry
 

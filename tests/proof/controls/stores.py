@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.message import Acked, Draft, LogEntry, Message, Outcome, Page, User
-from holdfast.store.contract import Store
+from holdfast.store.contract import ChatStore
 from holdfast.store.memory import MemoryStore
 from holdfast.store.numbering import KnownKey, Stored, number
 from proof.simulation.parts import SimulatedDisk
@@ -122,7 +122,7 @@ class UnpublishedDisk(SimulatedDisk):
 class Around:
     """A store with one broken verb; the others pass through."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ChatStore) -> None:
         self._store: Any = store
 
     def __getattr__(self, verb: str) -> Any:
@@ -137,7 +137,7 @@ class EarlyAcks(Around):
     less than was acknowledged before it.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ChatStore) -> None:
         super().__init__(store)
         self._writing: asyncio.Task[None] | None = None
 
@@ -156,7 +156,7 @@ class EarlyAcks(Around):
 class LaggingReads(Around):
     """Every other page is one message stale, but never behind its reader's cursor."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ChatStore) -> None:
         super().__init__(store)
         self._reads = 0
 

@@ -15,7 +15,7 @@ from holdfast.ingest.contract import Durability
 from holdfast.ingest.durability import StoreDurability
 from holdfast.ingest.intake import Intake
 from holdfast.message import LogEntry
-from holdfast.store.contract import Store
+from holdfast.store.contract import ChatStore
 from holdfast.store.memory import MemoryStore
 from holdfast.verify.history import KeySeen
 from proof.simulation.device import Device
@@ -52,8 +52,8 @@ class Parts:
     """The parts of a run; ``options`` lets a control choose its faults."""
 
     disk: Callable[[], SimulatedDisk] = lambda: SimulatedDisk(MemoryStore())
-    around_store: Callable[[Store], Store] = lambda store: store
-    durability: Callable[[Store, Clock, Registry], Durability] = lambda store, clock, _: (
+    around_store: Callable[[ChatStore], ChatStore] = lambda store: store
+    durability: Callable[[ChatStore, Clock, Registry], Durability] = lambda store, clock, _: (
         StoreDurability(store, clock)
     )
     intake: type[Intake] = Intake

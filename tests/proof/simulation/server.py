@@ -31,7 +31,7 @@ from holdfast.ingest.durability import EpochRaiser
 from holdfast.ingest.watermarks import Watermarks
 from holdfast.message import Draft, User
 from holdfast.session.settings import BackpressureSettings, OutboundSettings, TimeoutSettings
-from holdfast.store.contract import Store
+from holdfast.store.contract import ChatStore
 from holdfast.store.memory import MemoryStore
 from holdfast.store.numbering import KnownKey
 from proof.faults import FaultPlan, faulty
@@ -63,7 +63,7 @@ class SimulatedServer:
         self._clock = LoopClock()
         self._mortal = Mortal(disk.store)
         self._wires: list[Wire] = []
-        store = faulty(parts.around_store(cast(Store, self._mortal)), plan)
+        store = faulty(parts.around_store(cast(ChatStore, self._mortal)), plan)
         rng = random.Random(options.seed + 3)
         self.limits = parts.limits(limits_of(options))
         self._registry = faulty(MemoryRegistry(), plan)

@@ -417,7 +417,8 @@ class World:
         for device in self.devices:
             device.switch_off()
             device.note_copies((await self.disk.store.memberships([device.user]))[device.user])
-        await note_store(self.record, self.disk.store, self.founders, self.disk.keys())
+        store = self.disk.store
+        await note_store(self.record, store, store, self.founders, self.disk.keys())
         await note_log(self.record, self.disk.log)
 
     def _committed(self, entries: Sequence[LogEntry]) -> None:

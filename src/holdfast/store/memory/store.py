@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -29,7 +29,6 @@ from holdfast.store.contract import (
     MEMBERSHIPS_MAX,
     AuditRecord,
     ChatSummary,
-    CommitListener,
     Inspection,
     SentBy,
 )
@@ -52,7 +51,9 @@ from holdfast.store.plan import (
 
 
 class MemoryStore:
-    """See ``holdfast.store.contract.Store``."""
+    """See ``ChatStore`` and ``Records`` of ``holdfast.store.contract``. Also a
+    ``CommitSource`` without reads: the memory log has its own copy.
+    """
 
     def __init__(self, limits: ChatSettings | None = None) -> None:
         self._limits = limits or ChatSettings()
@@ -62,10 +63,10 @@ class MemoryStore:
         self._keys_forgotten = 0
         self._audit: list[AuditRecord] = []
         self._log: list[LogEntry] = []
-        self._listeners: list[CommitListener] = []
+        self._listeners: list[Callable[[Sequence[LogEntry]], None]] = []
 
-    def on_commit(self, listener: CommitListener) -> None:
-        """Call ``listener`` after each commit, see ``CommitListener``."""
+    def on_commit(self, listener: Callable[[Sequence[LogEntry]], None]) -> None:
+        """See ``holdfast.eventlog.contract.CommitSource``."""
         self._listeners.append(listener)
 
     async def append(self, group: Sequence[Draft]) -> list[Outcome]:
@@ -248,13 +249,17 @@ class MemoryStore:
         else:
             self._answers[place] = (act.fingerprint, answer, act.at)
 
-    async def forget_keys(self, answers_before: str, sends_before: str, limit: int) -> int:
-        old = sorted(
-            (at, place) for place, (_, _, at) in self._answers.items() if at < answers_before
-        )[:limit]
-        for _, place in old:
-            del self._answers[place]
-        forgotten = len(old)
+    async def forget_answers(self, before: str, limit: int) -> int:
+        old = sorted((at, key) for key, (_, _, at) in self._answers.items() if at < before)
+        for _, key in old[:limit]:
+            del self._answers[key]
+        return len(old[:limit])
+
+    async def forget_answers_of(self, user: User) -> None:
+        self._answers = {key: answer for key, answer in self._answers.items() if key[0] != user}
+
+    async def forget_send_keys(self, before: str, limit: int) -> int:
+        forgotten = 0
         rest = [
             e
             for e in self._log[self._keys_forgotten :]
@@ -262,7 +267,7 @@ class MemoryStore:
         ]
         for entry in rest[:limit]:
             message = entry.message
-            if message.created_at >= sends_before:
+            if message.created_at >= before:
                 break
             self._keys_forgotten = entry.position
             self._chats[message.chat_id].keys.pop(
@@ -274,7 +279,7 @@ class MemoryStore:
     def _messages_of(self, entry: LogEntry) -> Mapping[int, Message]:
         return self._chats[entry.message.chat_id].messages
 
-    async def sent_by(self, user: User, after: int) -> SentBy:
+    async def texts_of(self, user: User, after: int) -> SentBy:
         looked = self._log[max(after, 0) :][:LOOKED_AT_ONCE]
         places = []
         for message in (entry.message for entry in looked if entry.tenant == user.tenant):
@@ -288,12 +293,9 @@ class MemoryStore:
                 places.append((message.chat_id, message.sequence))
         return SentBy(places, looked[-1].position if looked else after, not looked)
 
-    async def forget_user(self, user: User) -> None:
+    async def forget_devices(self, user: User) -> None:
         for held in self._chats_with(user):
             held.marks = {key: mark for key, mark in held.marks.items() if key[0] != user.user_id}
-        self._answers = {
-            place: answer for place, answer in self._answers.items() if place[0] != user
-        }
 
     async def touch(self) -> None:
         pass

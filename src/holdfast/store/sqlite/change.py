@@ -131,6 +131,39 @@ def keep(handle: Handle, act: CommandContext, answer: str | None) -> WriteResult
     return WriteResult(None)
 
 
+def forget_answers(handle: Handle, before: str, limit: int) -> WriteResult[int]:
+    """Forget at most ``limit`` old answers."""
+    with handle.transaction() as connection:
+        connection.execute(SQL["forget_answers"], {"before": before, "limit": limit})
+        return WriteResult(connection.changes())
+
+
+def forget_answers_of(handle: Handle, user: User) -> WriteResult[None]:
+    """Forget the answers kept under a user's keys."""
+    with handle.transaction() as connection:
+        connection.execute(SQL["forget_answers_of"], user._asdict())
+    return WriteResult(None, forgets=True)
+
+
+def forget_send_keys(handle: Handle, before: str, limit: int) -> WriteResult[int]:
+    """Forget the keys of at most ``limit`` old messages."""
+    with handle.transaction() as connection:
+        through = connection.execute(SQL["old_keys"], {"before": before, "limit": limit}).get
+        if through is None:
+            return WriteResult(0)
+        connection.execute(SQL["forget_keys"], {"through": through})
+        forgotten = connection.changes()
+        connection.execute(SQL["keys_forgotten"], {"through": through})
+    return WriteResult(forgotten)
+
+
+def forget_devices(handle: Handle, user: User) -> WriteResult[None]:
+    """Forget the watermarks of a user's devices."""
+    with handle.transaction() as connection:
+        connection.execute(SQL["forget_devices_of"], user._asdict())
+    return WriteResult(None, forgets=True)
+
+
 def _change(
     connection: apsw.Connection, command: Command, limits: ChatSettings
 ) -> WriteResult[CommandResult]:

@@ -269,7 +269,7 @@ def audit(handle: Handle, deadline: Deadline, after: int, limit: int) -> list[Au
         )
 
 
-def sent_by(handle: Handle, deadline: Deadline, user: User, after: int) -> SentBy:
+def texts_of(handle: Handle, deadline: Deadline, user: User, after: int) -> SentBy:
     with deadline.over(handle) as connection:
         asked = {**user._asdict(), "after": after, "look": LOOKED_AT_ONCE}
         places, through = connection.execute(SQL["sent_by"], asked).get

@@ -37,14 +37,13 @@ from holdfast.store.contract import (
     MEMBERSHIPS_MAX,
     AuditRecord,
     ChatSummary,
-    CommitListener,
     Inspection,
     SentBy,
 )
 from holdfast.store.plan import ChatSettings
 from holdfast.store.sqlite import append, change, reads
 from holdfast.store.sqlite.append import WriteResult
-from holdfast.store.sqlite.database import SQL, Handle, SqliteSettings, open_and_migrate
+from holdfast.store.sqlite.database import Handle, SqliteSettings, open_and_migrate
 
 T = TypeVar("T")
 
@@ -55,8 +54,8 @@ WIPE_AGAIN_SECONDS = 1.0
 
 
 class SqliteStore:
-    """See ``holdfast.store.contract.Store``. Also the event log's source: ``log_end``,
-    ``log_after``, ``on_commit``.
+    """See ``ChatStore`` and ``Records`` of ``holdfast.store.contract``, and the event
+    log's ``CommitSource``.
 
     ``async with`` opens the file (an OperatorError says why it cannot be used) and
     closes it when all accepted writes are done. Only one process at a time: hold the
@@ -76,7 +75,7 @@ class SqliteStore:
         self._limits = limits or ChatSettings()
         self._clock = clock or SystemClock()
         self._vfs = vfs
-        self._listeners: list[CommitListener] = []
+        self._listeners: list[Callable[[Sequence[LogEntry]], None]] = []
         self._unsure = False
         """The outcome of the last write is unknown to the writer's thread."""
         self._traces = False
@@ -111,8 +110,7 @@ class SqliteStore:
         await self._readers.close()
         await self._writer.close()
 
-    def on_commit(self, listener: CommitListener) -> None:
-        """Call ``listener`` after each commit, see ``CommitListener``."""
+    def on_commit(self, listener: Callable[[Sequence[LogEntry]], None]) -> None:
         self._listeners.append(listener)
 
     def append(self, group: Sequence[Draft]) -> Awaitable[list[Outcome]]:
@@ -137,19 +135,23 @@ class SqliteStore:
     async def keep(self, act: CommandContext, answer: str | None) -> None:
         await self._write(partial(change.keep, act=act, answer=answer))
 
-    async def forget_keys(self, answers_before: str, sends_before: str, limit: int) -> int:
-        return await self._write(
-            lambda handle: forget_keys(handle, answers_before, sends_before, limit)
-        )
+    async def forget_answers(self, before: str, limit: int) -> int:
+        return await self._write(partial(change.forget_answers, before=before, limit=limit))
 
-    async def forget_user(self, user: User) -> None:
-        await self._write(partial(forget_user, user=user))
+    async def forget_answers_of(self, user: User) -> None:
+        await self._write(partial(change.forget_answers_of, user=user))
+
+    async def forget_send_keys(self, before: str, limit: int) -> int:
+        return await self._write(partial(change.forget_send_keys, before=before, limit=limit))
+
+    async def forget_devices(self, user: User) -> None:
+        await self._write(partial(change.forget_devices, user=user))
 
     async def touch(self) -> None:
         await self._write(change.touch)
 
-    async def sent_by(self, user: User, after: int) -> SentBy:
-        return await self._read(reads.sent_by, user, after)
+    async def texts_of(self, user: User, after: int) -> SentBy:
+        return await self._read(reads.texts_of, user, after)
 
     async def read_after(
         self, chat_id: str, after: int, limit: int, bytes_max: int, reader: User | None = None
@@ -204,11 +206,9 @@ class SqliteStore:
         return await self._read(reads.audit, after, limit)
 
     async def log_end(self) -> int:
-        """The position of the newest entry ever committed."""
         return await self._read(reads.log_end)
 
     async def log_after(self, after: int, limit: int) -> Sequence[LogEntry]:
-        """Up to ``limit`` entries past a position, in commit order."""
         return await self._read(reads.log_after, after, limit)
 
     def _write(self, work: Callable[[Handle], WriteResult[T]]) -> Awaitable[T]:
@@ -288,26 +288,3 @@ def _busy() -> HoldfastError:
 
 def _too_many_reads() -> HoldfastError:
     return Unavailable("too many reads are waiting; try again", retry_after_seconds=1.0)
-
-
-def forget_keys(
-    handle: Handle, answers_before: str, sends_before: str, limit: int
-) -> WriteResult[int]:
-    """Forget old idempotency keys, at most ``limit`` of answers and of messages."""
-    with handle.transaction() as connection:
-        connection.execute(SQL["forget_answers"], {"before": answers_before, "limit": limit})
-        forgotten = connection.changes()
-        through = connection.execute(SQL["old_keys"], {"before": sends_before, "limit": limit}).get
-        if through is not None:
-            connection.execute(SQL["forget_keys"], {"through": through})
-            forgotten += connection.changes()
-            connection.execute(SQL["keys_forgotten"], {"through": through})
-    return WriteResult(forgotten)
-
-
-def forget_user(handle: Handle, user: User) -> WriteResult[None]:
-    """Forget a user's devices and the answers kept under their keys."""
-    with handle.transaction() as connection:
-        connection.execute(SQL["forget_devices_of"], user._asdict())
-        connection.execute(SQL["forget_answers_of"], user._asdict())
-    return WriteResult(None, forgets=True)
