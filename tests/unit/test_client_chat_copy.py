@@ -18,7 +18,7 @@ def test_what_found_no_room_is_not_marked_as_received() -> None:
         1,
         2,
     ]
-    assert copy.received == 2 and copy.heard == 7
+    assert copy.received == 2 and copy.known_head == 7
     assert [each.sequence for each in copy.take([message(n) for n in range(1, 6)], 7, room=9)] == [
         3,
         4,
@@ -44,7 +44,7 @@ def test_what_was_in_flight_leaves_first_on_the_next_connection() -> None:
     outbox = Outbox(entries, 1, Backoff(1, 16), random.Random(0))
     first = outbox.start(0.0, "r1")
     assert first == entries[0] and outbox.start(0.0, "r2") is None, "one at a time"
-    outbox.disconnected()
+    outbox.on_disconnected()
     assert outbox.start(0.0, "r3") == entries[0]
     assert outbox.settle("a", "k0") == entries[0]
     assert [outbox.start(0.0, "r4"), len(outbox)] == [entries[1], 2], (

@@ -118,13 +118,13 @@ class Bench:
         kept = [action for action in actions if isinstance(action, Keep)]
         self.kept.update((keep.chat_id, keep.cursor) for keep in kept)
         if self.keeps and kept:
-            self.do(self.machine.kept(kept, self.now))
+            self.do(self.machine.on_kept(kept, self.now))
         return actions
 
     def open(
         self, expires_at: float | None = None, limits: Mapping[str, float] | None = None
     ) -> list[AnyClientFrame]:
-        self.do(self.machine.opened(expires_at, self.now))
+        self.do(self.machine.on_opened(expires_at, self.now))
         return self.get(ConnectionEstablished("conn", "alice", "dev", "", 30_000, 1, limits or {}))
 
     def get(self, payload: Sendable, request_id: str | None = None) -> list[AnyClientFrame]:
@@ -141,7 +141,7 @@ class Bench:
         actions: list[MachineAction] = []
         for _ in range(round(seconds / every)):
             actions += self.pass_time(every)
-            actions += self.do(self.machine.coming(self.now))
+            actions += self.do(self.machine.on_partial_frame(self.now))
         return actions
 
     def pass_time(self, seconds: float) -> list[MachineAction]:
@@ -155,14 +155,14 @@ class Bench:
         taken = self.machine.inbox.take()
         if taken is None:
             return None
-        self.do(self.machine.moved_past(*taken, self.now))
+        self.do(self.machine.on_consumed(*taken, self.now))
         return taken[0]
 
     def take_all(self) -> list[ClientEvent]:
         return list(iter(self.take, None))
 
     def drop(self) -> None:
-        self.machine.disconnected()
+        self.machine.on_disconnected()
 
     def frames(self, kind: type[AnyClientFrame]) -> list[AnyClientFrame]:
         return [frame for frame in written(self.actions) if isinstance(frame, kind)]
@@ -385,7 +385,7 @@ def test_resume_carries_what_is_received_in_frames_of_bounded_size() -> None:
 
 def test_a_server_s_lower_limits_are_kept_to() -> None:
     bench = Bench({f"c{n}": CursorClaim(1, n) for n in range(4)})
-    bench.do(bench.machine.opened(None, bench.now))
+    bench.do(bench.machine.on_opened(None, bench.now))
     limits = {"resume_chats_per_frame": 2.0, "page_messages_max": 1.0}
     frames = bench.get(ConnectionEstablished("conn", "alice", "dev", "", 30_000, 1, limits))
     assert [len(frame.payload.cursors) for frame in frames if isinstance(frame, Resume)] == [2, 2]
@@ -706,9 +706,9 @@ def test_ready_is_told_behind_what_was_missed_and_any_other_state_before_it() ->
     inbox = Inbox(10)
     for sequence in (1, 2):
         inbox.put(message(sequence))
-    inbox.tell(ConnectionChanged("ready"))
+    inbox.put_ephemeral(ConnectionChanged("ready"))
     inbox.put(message(3))
-    inbox.tell(Warned("SLOW_CONSUMER", ""))
+    inbox.put_ephemeral(Warned("SLOW_CONSUMER", ""))
 
     def take() -> object:
         taken = inbox.take()
@@ -719,8 +719,8 @@ def test_ready_is_told_behind_what_was_missed_and_any_other_state_before_it() ->
         Warned("SLOW_CONSUMER", ""), message(1), message(2), ConnectionChanged("ready"), message(3),
     ]  # fmt: skip
     inbox.put(message(4))
-    inbox.tell(ConnectionChanged("ready"))
-    inbox.tell(ConnectionChanged("backoff", "gone", 1.0))
+    inbox.put_ephemeral(ConnectionChanged("ready"))
+    inbox.put_ephemeral(ConnectionChanged("backoff", "gone", 1.0))
     assert [take(), take()] == [ConnectionChanged("backoff", "gone", 1.0), message(4)]
     assert inbox.take() is None, "what is over is not told"
 
@@ -734,11 +734,11 @@ def test_a_message_is_kept_and_acked_only_after_the_application_moved_past_it() 
     bench.get(message(1))
     taken = bench.machine.inbox.take()
     assert taken is not None and bench.kept == {}
-    [keep] = bench.do(bench.machine.moved_past(*taken, bench.now))
+    [keep] = bench.do(bench.machine.on_consumed(*taken, bench.now))
     assert isinstance(keep, Keep) and bench.kept == {"c": CursorClaim(1, 1)}
     bench.pass_time(1)
     assert bench.frames(Ack) == [], "the cursor is not on disk yet"
-    bench.do(bench.machine.kept([keep], bench.now))
+    bench.do(bench.machine.on_kept([keep], bench.now))
     assert [frame.payload.sequence for frame in bench.frames(Ack)] == [1]  # type: ignore[union-attr]
 
 
@@ -943,7 +943,7 @@ def test_a_final_refusal_is_told_and_the_next_send_leaves() -> None:
     [settled] = [action for action in bench.actions if isinstance(action, Settled)]
     assert settled.entry == entry(1) and isinstance(settled.outcome, NotAMember)
     assert len(bench.frames(SendMessage)) == 2
-    bench.machine.refused_unheard(settled.entry, settled.outcome)
+    bench.machine.report_refusal(settled.entry, settled.outcome)
     assert bench.take() == SendRefused("c", "k1", "text 1", settled.outcome)
 
 
@@ -974,7 +974,7 @@ def test_silence_longer_than_a_heartbeat_and_its_grace_drops_the_connection() ->
 
 def test_a_connection_that_is_never_established_is_dropped() -> None:
     bench = Bench()
-    bench.do(bench.machine.opened(None, bench.now))
+    bench.do(bench.machine.on_opened(None, bench.now))
     assert [a for a in bench.pass_time(15) if isinstance(a, Drop)]
 
 
@@ -1025,7 +1025,9 @@ def test_a_token_is_renewed_in_band_before_it_ends() -> None:
     assert not [a for a in bench.do(bench.machine.tick(bench.now)) if isinstance(a, RenewToken)]
     bench.now = 100 + 541
     assert [a for a in bench.do(bench.machine.tick(bench.now)) if isinstance(a, RenewToken)]
-    [frame] = written(bench.do(bench.machine.renewed("new", "dev", bench.now + 600, bench.now)))
+    [frame] = written(
+        bench.do(bench.machine.on_token_renewed("new", "dev", bench.now + 600, bench.now))
+    )
     assert isinstance(frame, Authenticate) and frame.payload.token == "new"
 
 

@@ -201,7 +201,7 @@ class ClientAgainstServer(RuleBasedStateMachine):
         self.connected = False
         self.up.clear()
         self.down.clear()
-        self.machine.disconnected()
+        self.machine.on_disconnected()
 
     # What may happen
 
@@ -213,7 +213,7 @@ class ClientAgainstServer(RuleBasedStateMachine):
                 self.disk_cursors.pop(keep.chat_id, None)
             else:
                 self.disk_cursors[keep.chat_id] = keep.cursor
-                self.do(self.machine.kept([keep], self.now))
+                self.do(self.machine.on_kept([keep], self.now))
 
     @rule(chat_id=chats, unread=st.integers(0, 3), read=st.integers(0, 6))
     def user_leaves_and_is_back_before_the_application_has_read_everything(
@@ -243,7 +243,7 @@ class ClientAgainstServer(RuleBasedStateMachine):
     def connect(self) -> None:
         self.connected = True
         self.server.cursors = {}
-        self.do(self.machine.opened(None, self.now))
+        self.do(self.machine.on_opened(None, self.now))
         self.push(ConnectionEstablished("conn", "alice", "dev", "", 30_000, 1, {}))
 
     @precondition(lambda self: self.connected)
@@ -322,7 +322,7 @@ class ClientAgainstServer(RuleBasedStateMachine):
                     self.shown[message.chat_id].append(message)
                 case ChatReset(chat_id=chat_id) | ChatGone(chat_id=chat_id):
                     self.shown[chat_id].clear()
-            self.do(self.machine.moved_past(*taken, self.now))
+            self.do(self.machine.on_consumed(*taken, self.now))
 
     @rule()
     def application_crashes(self) -> None:

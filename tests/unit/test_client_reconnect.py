@@ -26,13 +26,13 @@ def announced(closing: CloseReason, delay_ms: int = 0) -> ConnectionClosing:
 
 @pytest.mark.parametrize("closing", CloseReason, ids=lambda closing: closing.reason)
 def test_the_code_s_range_is_the_rule(closing: CloseReason) -> None:
-    verdict = reconnect().closed(closing.code)
+    verdict = reconnect().on_closed(closing.code)
     assert isinstance(verdict, Retry if closing.code < 4500 else Stop)
 
 
 @pytest.mark.parametrize("code", [None, 1000, 1001, 1006, 1011, 1012, 4123, 4499])
 def test_every_other_end_is_no_reason_to_give_up(code: int | None) -> None:
-    assert isinstance(reconnect().closed(code), Retry)
+    assert isinstance(reconnect().on_closed(code), Retry)
 
 
 def test_the_delay_doubles_to_its_cap_with_full_jitter_and_goes_on_for_ever() -> None:
@@ -41,7 +41,7 @@ def test_the_delay_doubles_to_its_cap_with_full_jitter_and_goes_on_for_ever() ->
         for seed in range(200):
             machine = reconnect(seed=seed)
             for _ in range(failures):
-                verdict = machine.closed(None)
+                verdict = machine.on_closed(None)
             assert isinstance(verdict, Retry)
             delays.append(verdict.delay_seconds)
         assert 0 <= min(delays) < bound * 0.05
@@ -51,31 +51,31 @@ def test_the_delay_doubles_to_its_cap_with_full_jitter_and_goes_on_for_ever() ->
 def test_a_connection_that_lasted_makes_the_next_failure_a_first_one() -> None:
     machine = reconnect()
     for _ in range(10):
-        machine.closed(None)
-    machine.lasted()
-    verdict = machine.closed(None)
+        machine.on_closed(None)
+    machine.on_lasted()
+    verdict = machine.on_closed(None)
     assert isinstance(verdict, Retry) and verdict.delay_seconds <= 1
 
 
 def test_the_server_s_delay_is_taken_as_it_is_and_once() -> None:
     machine = reconnect()
-    machine.announced(announced(CloseReason.SERVER_SHUTDOWN, 12_345))
-    assert machine.closed(4000) == Retry(12.345, "server_shutdown")
-    verdict = machine.closed(None)
+    machine.on_announced(announced(CloseReason.SERVER_SHUTDOWN, 12_345))
+    assert machine.on_closed(4000) == Retry(12.345, "server_shutdown")
+    verdict = machine.on_closed(None)
     assert isinstance(verdict, Retry) and verdict.delay_seconds <= 2
 
 
 def test_after_a_restart_that_was_announced_the_first_retry_comes_within_a_second() -> None:
     machine = reconnect()
     for _ in range(10):
-        machine.closed(None)
-    machine.lasted()
-    machine.announced(announced(CloseReason.SERVER_SHUTDOWN, 20))
-    assert machine.closed(4000) == Retry(0.02, "server_shutdown")
-    assert machine.unreachable("it has not started yet").delay_seconds <= 1
-    machine.announced(announced(CloseReason.SERVER_SHUTDOWN, 20))
-    machine.closed(4000)
-    assert max(machine.unreachable("and again").delay_seconds for _ in range(50)) > 1, (
+        machine.on_closed(None)
+    machine.on_lasted()
+    machine.on_announced(announced(CloseReason.SERVER_SHUTDOWN, 20))
+    assert machine.on_closed(4000) == Retry(0.02, "server_shutdown")
+    assert machine.on_unreachable("it has not started yet").delay_seconds <= 1
+    machine.on_announced(announced(CloseReason.SERVER_SHUTDOWN, 20))
+    machine.on_closed(4000)
+    assert max(machine.on_unreachable("and again").delay_seconds for _ in range(50)) > 1, (
         "one that did not last counts"
     )
 
@@ -83,32 +83,32 @@ def test_after_a_restart_that_was_announced_the_first_retry_comes_within_a_secon
 def test_after_too_many_frames_a_client_stays_away_for_thirty_seconds_though_nothing_was_announced() -> (
     None
 ):
-    verdict = reconnect().closed(4009)
+    verdict = reconnect().on_closed(4009)
     assert isinstance(verdict, Retry)
     assert verdict.delay_seconds >= 30
 
 
 def test_an_announced_end_without_reconnect_stops_whatever_the_code() -> None:
     machine = reconnect()
-    machine.announced(announced(CloseReason.UNAUTHORIZED))
-    verdict = machine.closed(None)
+    machine.on_announced(announced(CloseReason.UNAUTHORIZED))
+    verdict = machine.on_closed(None)
     assert isinstance(verdict, Stop) and isinstance(verdict.error, Unauthorized)
 
 
 def test_an_expired_token_is_renewed_once_and_then_is_the_end() -> None:
     machine = reconnect()
-    first = machine.closed(4008)
+    first = machine.on_closed(4008)
     assert isinstance(first, Retry) and first.new_token
-    refused = machine.refused(401, None, "no")
+    refused = machine.on_refused(401, None, "no")
     assert isinstance(refused, Stop) and isinstance(refused.error, Unauthorized)
-    machine.established()
-    again = machine.closed(4008)
+    machine.on_established()
+    again = machine.on_closed(4008)
     assert isinstance(again, Retry) and again.new_token
 
 
 def test_an_expired_token_that_cannot_be_renewed_is_the_end() -> None:
-    assert isinstance(reconnect(can_renew=False).closed(4008), Stop)
-    assert isinstance(reconnect(can_renew=False).refused(401, None, ""), Stop)
+    assert isinstance(reconnect(can_renew=False).on_closed(4008), Stop)
+    assert isinstance(reconnect(can_renew=False).on_refused(401, None, ""), Stop)
 
 
 @pytest.mark.parametrize(
@@ -116,13 +116,13 @@ def test_an_expired_token_that_cannot_be_renewed_is_the_end() -> None:
     [(400, InvalidMessage), (403, Forbidden), (404, NotFound), (426, InvalidMessage)],
 )
 def test_a_handshake_refused_for_good_stops(status: int, error: type[Exception]) -> None:
-    verdict = reconnect().refused(status, None, "FORBIDDEN: no")
+    verdict = reconnect().on_refused(status, None, "FORBIDDEN: no")
     assert isinstance(verdict, Stop) and isinstance(verdict.error, error)
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
 def test_a_handshake_refused_for_now_is_tried_again_after_what_the_server_says(status: int) -> None:
-    verdict = reconnect().refused(status, 20, "")
+    verdict = reconnect().on_refused(status, 20, "")
     assert isinstance(verdict, Retry) and 20 <= verdict.delay_seconds <= 25
 
 
@@ -133,7 +133,7 @@ def test_those_who_are_refused_again_and_again_come_less_and_less_often_though_n
     delays = [
         verdict.delay_seconds
         for _ in range(300)
-        if isinstance(verdict := machine.refused(503, 1, ""), Retry)
+        if isinstance(verdict := machine.on_refused(503, 1, ""), Retry)
     ]
     assert all(1 <= delay <= 16 for delay in delays) and len(delays) == 300
     assert max(delays[:1]) <= 1.25 < 7 < sum(delays) / 300, (
@@ -145,13 +145,13 @@ def test_those_who_are_refused_again_and_again_come_less_and_less_often_though_n
 def test_an_address_that_has_moved_for_good_is_named_and_not_followed_with_a_token_in_hand(
     status: int,
 ) -> None:
-    verdict = reconnect().refused(status, None, "https://elsewhere.example/")
+    verdict = reconnect().on_refused(status, None, "https://elsewhere.example/")
     assert isinstance(verdict, Stop) and "elsewhere.example" in str(verdict.error)
 
 
 @pytest.mark.parametrize("status", [302, 303, 307])
 def test_a_detour_for_now_is_named_and_the_address_tried_again(status: int) -> None:
-    verdict = reconnect().refused(status, None, "https://maintenance.example/")
+    verdict = reconnect().on_refused(status, None, "https://maintenance.example/")
     assert isinstance(verdict, Retry) and "maintenance.example" in verdict.reason
 
 
@@ -159,7 +159,7 @@ def test_a_detour_for_now_is_named_and_the_address_tried_again(status: int) -> N
 def test_what_a_proxy_says_while_the_server_is_away_is_not_the_end(status: int) -> None:
     machine = reconnect()
     for _ in range(3):
-        verdict = machine.refused(status, None, "")
+        verdict = machine.on_refused(status, None, "")
         assert isinstance(verdict, Retry) and f"answered with {status}; " in verdict.reason
 
 
@@ -182,14 +182,14 @@ def test_a_refused_send_says_why_and_what_to_do(code: str) -> None:
 )
 def test_a_connection_closed_for_good_says_why_and_what_to_do(closing: CloseReason) -> None:
     machine = reconnect()
-    machine.announced(announced(closing))
-    verdict = machine.closed(closing.code)
+    machine.on_announced(announced(closing))
+    verdict = machine.on_closed(closing.code)
     assert isinstance(verdict, Stop)
     assert re.search(rf"{closing.message}; .{{8,}}", verdict.error.message)
 
 
 @pytest.mark.parametrize("status", [301, 400, 401, 403, 404, 426])
 def test_a_client_kept_out_says_what_to_do(status: int) -> None:
-    verdict = reconnect(can_renew=False).refused(status, None, "so it is")
+    verdict = reconnect(can_renew=False).on_refused(status, None, "so it is")
     assert isinstance(verdict, Stop)
     assert re.search(r"; .{8,}", verdict.error.message)

@@ -18,6 +18,7 @@ A pure core decides, a thin shell does the I/O:
 - ``inbox``       events that the application has not taken yet, bounded (pure)
 - ``outbox``      messages that the server has not acknowledged yet (pure)
 - ``reconnect``   when to reconnect, when to stop, and why a send was refused (pure)
+- ``waiters``     the callers that wait for the outcome of a message
 - ``connection``  one WebSocket, and the token it is opened with
 - ``state``       the state file: unsent messages, cursors, identity
 - ``settings``    the client's bounds and timeouts (pure)

@@ -25,7 +25,7 @@ UNKNOWN_EPOCH = -1
 class ChatCopy:
     """One chat on this device, within one epoch; a reset replaces the copy.
 
-    ``waiting`` counts its messages in the application's buffer; ``heard`` is the
+    ``waiting`` counts its messages in the application's buffer; ``known_head`` is the
     highest sequence known to exist. ``proof`` is the server's for ``received``,
     ``consumed_proof`` the one for ``consumed``; None if the server sent none.
     """
@@ -35,8 +35,8 @@ class ChatCopy:
         "consumed",
         "consumed_proof",
         "epoch",
-        "heard",
         "kept",
+        "known_head",
         "proof",
         "received",
         "waiting",
@@ -48,7 +48,7 @@ class ChatCopy:
         self.epoch = epoch
         self.proof = self.consumed_proof = proof
         self.received = self.consumed = self.kept = self.acked = sequence
-        self.heard = 0
+        self.known_head = 0
         self.waiting = 0
 
     @property
@@ -80,7 +80,7 @@ class ChatCopy:
             self._receive(through, proof or None)
         elif taken:
             self._receive(taken[-1].sequence, None)
-        self.heard = max(self.heard, through)
+        self.known_head = max(self.known_head, through)
         self.waiting += len(taken)
         if not self.waiting:
             self.consumed, self.consumed_proof = self.received, self.proof
@@ -94,7 +94,7 @@ class ChatCopy:
         """Skip everything up to ``sequence`` without delivering it."""
         self._receive(sequence, None)
         self.consumed, self.consumed_proof = self.received, self.proof
-        self.heard = max(self.heard, self.received)
+        self.known_head = max(self.known_head, self.received)
 
     def move_past(self, sequence: int, proof: str | UnsetType = UNSET) -> None:
         """The application is done with ``sequence`` and a settled hole behind it."""

@@ -50,7 +50,7 @@ class ChatCopies:
         self._inbox = inbox
         self._follow = follow
         self._behind: dict[str, float] = {}
-        self._owed: dict[str, None] = {}
+        self._pending_acks: dict[str, None] = {}
         self._acked_here: set[str] = set()
 
     # From the server
@@ -62,31 +62,31 @@ class ChatCopies:
         ]
         return [dict(have[at : at + size]) for at in range(0, len(have), size)] or [{}]
 
-    def pushed(self, message: Message, now: float) -> list[Keep]:
+    def on_push(self, message: Message, now: float) -> list[Keep]:
         copy = self._copies.get(message.chat_id)
         if copy is None or not copy.known or message.sequence > copy.received + 1:
-            return self.heard_of(message.chat_id, None, message.sequence, now)
+            return self.on_head(message.chat_id, None, message.sequence, now)
         self._take(message, copy, [message], message.sequence, now)
         return self._progress(message.chat_id, copy)
 
-    def heard_of(
+    def on_head(
         self, chat_id: str, epoch: int | None, head: int, now: float, certain: bool = False
     ) -> list[Keep]:
         """The chat reaches ``head``: pull missing messages; ``certain``: always."""
-        copy = self._copies.get(chat_id) or self.joined(chat_id, now)
+        copy = self._copies.get(chat_id) or self.on_joined(chat_id, now)
         same = copy.known and epoch in (None, copy.epoch)
         if same and not certain and head <= copy.received:
             return []
         self._behind.setdefault(chat_id, now)
         if not same:
             return []
-        copy.heard = max(copy.heard, head)
+        copy.known_head = max(copy.known_head, head)
         if self._follows(chat_id):
             return []
         copy.skip_to(head)
         return self._progress(chat_id, copy)
 
-    def joined(self, chat_id: str, now: float) -> ChatCopy:
+    def on_joined(self, chat_id: str, now: float) -> ChatCopy:
         """The user is a member of this chat; it may be known already."""
         copy = self._copies.get(chat_id)
         if copy is None:
@@ -96,21 +96,21 @@ class ChatCopies:
                 self._inbox.put(ChatJoined(chat_id))
         return copy
 
-    def gone(self, chat_id: str) -> list[Keep]:
+    def on_gone(self, chat_id: str) -> list[Keep]:
         """The user is not a member any more."""
         if self._copies.pop(chat_id, None) is None:
             return []
         self._behind.pop(chat_id, None)
-        self._owed.pop(chat_id, None)
+        self._pending_acks.pop(chat_id, None)
         if not self._follows(chat_id):
             return [Keep(chat_id, None)]
         self._inbox.put(ChatGone(chat_id))
         return []
 
-    def settle(self, page: Page | ResumedChat, now: float, heard: int) -> list[Keep]:
-        """Take a page from our cursor; ``heard``: the copy's at the request."""
+    def on_page(self, page: Page | ResumedChat, now: float, known_head: int) -> list[Keep]:
+        """Take a page from our cursor; ``known_head``: the copy's at the request."""
         chat_id = page.chat_id
-        copy = self.joined(chat_id, now)
+        copy = self.on_joined(chat_id, now)
         self._behind.pop(chat_id, None)
         started_at_0 = copy.received == 0
         if not copy.known:
@@ -122,19 +122,19 @@ class ChatCopies:
                 self._behind[chat_id] = now
                 return []
         whole = not page.has_more and page.through >= page.head
-        if whole and copy.heard == heard:
-            copy.heard = 0  # the page settles every sequence heard of before the request
+        if whole and copy.known_head == known_head:
+            copy.known_head = 0  # the page settles all that was known at the request
         through = page.through if self._follows(chat_id) else page.head
         before = copy.received
         self._take(page, copy, page.messages, through, now)
-        if not whole or copy.received < max(copy.heard, page.head):
+        if not whole or copy.received < max(copy.known_head, page.head):
             stuck = isinstance(page, Page) and copy.received == before
             self._behind[chat_id] = now + NO_PROGRESS_SECONDS if stuck else now
         return self._progress(chat_id, copy)
 
     # From the application
 
-    def moved_past(self, event: ClientEvent, copy: ChatCopy | None) -> list[Keep]:
+    def on_consumed(self, event: ClientEvent, copy: ChatCopy | None) -> list[Keep]:
         """The application is done with an event, which the inbox had with ``copy``."""
         match event:
             case Message(chat_id=chat_id, sequence=sequence, proof=proof) if copy is not None:
@@ -150,28 +150,28 @@ class ChatCopies:
             case _:
                 return []
 
-    def kept(self, keep: Keep) -> None:
+    def on_kept(self, keep: Keep) -> None:
         """The cursor is on disk: it may be acked, unless its copy has been replaced."""
         chat_id, cursor, copy = keep.chat_id, keep.cursor, keep.copy
         if cursor is not None and copy is not None and copy is self._copies.get(chat_id):
             copy.kept = max(copy.kept, cursor.sequence)
             if copy.kept > copy.acked and self._follows(chat_id):
-                self._owed[chat_id] = None
+                self._pending_acks[chat_id] = None
 
     # To the server
 
     def next_ack(self) -> tuple[str, Cursor]:
         """The ack that has waited longest; there must be one."""
-        chat_id = next(iter(self._owed))
-        del self._owed[chat_id]
+        chat_id = next(iter(self._pending_acks))
+        del self._pending_acks[chat_id]
         copy = self._copies[chat_id]
         copy.acked = copy.kept
         self._acked_here.add(chat_id)
         return chat_id, Cursor(copy.epoch, copy.kept)
 
     @property
-    def owes_acks(self) -> bool:
-        return bool(self._owed)
+    def has_acks(self) -> bool:
+        return bool(self._pending_acks)
 
     def next_sync_at(self) -> float:
         return min(self._behind.values(), default=NEVER)
@@ -187,20 +187,21 @@ class ChatCopies:
         )
 
     def next_sync(self, now: float, limit: int) -> tuple[SyncBody, int] | None:
-        """The next chat to pull, and its ``heard`` at the time of the request."""
+        """The next chat to pull, and its ``known_head`` at the time of the request."""
         due = [chat_id for chat_id, at in self._behind.items() if at <= now]
         if not due:
             return None
         chat_id = next((chat_id for chat_id in due if self._follows(chat_id)), due[0])
         del self._behind[chat_id]
         copy = self._copies[chat_id]
-        return SyncBody(chat_id, max(copy.epoch, 0), copy.received, limit, copy.proof), copy.heard
+        body = SyncBody(chat_id, max(copy.epoch, 0), copy.received, limit, copy.proof)
+        return body, copy.known_head
 
     def sync_later(self, chat_id: str, at: float) -> None:
         if chat_id in self._copies:
             self._behind[chat_id] = at
 
-    def doubt(self, chat_id: str, now: float) -> None:
+    def check_membership(self, chat_id: str, now: float) -> None:
         """The user may no longer be a member: a pull shows whether that is so."""
         if chat_id in self._copies:
             self._behind.setdefault(chat_id, now)
@@ -210,23 +211,23 @@ class ChatCopies:
         for chat_id in self._copies:
             self._behind.setdefault(chat_id, now)
 
-    def disconnected(self) -> None:
+    def on_disconnected(self) -> None:
         """Repeat this connection's acks; the next resume finds the chats behind."""
         self._behind.clear()
         for copy in self._copies.values():
-            copy.heard = 0
-        self.owe_again()
+            copy.known_head = 0
+        self.repeat_acks()
 
-    def owe_again(self) -> None:
+    def repeat_acks(self) -> None:
         """Acks have no reply and may be lost: send this connection's again."""
         for chat_id in self._acked_here & self._copies.keys():
             if self._copies[chat_id].kept > 0:
-                self._owed[chat_id] = None
+                self._pending_acks[chat_id] = None
         self._acked_here.clear()
 
     def _reset(self, chat_id: str, old: ChatCopy, epoch: int) -> ChatCopy:
         copy = self._copies[chat_id] = ChatCopy(epoch)
-        self._owed.pop(chat_id, None)
+        self._pending_acks.pop(chat_id, None)
         if old.received > 0 and self._follows(chat_id):
             copy.waiting += 1  # keep no cursor of the new copy before ChatReset is taken
             self._inbox.put(ChatReset(chat_id, epoch), copy)
@@ -234,20 +235,20 @@ class ChatCopies:
 
     def _take(
         self,
-        told: Message | Page | ResumedChat,
+        source: Message | Page | ResumedChat,
         copy: ChatCopy,
         messages: Collection[Message],
         through: int,
         now: float,
     ) -> None:
         """Take the messages of a push or page, complete up to ``through``."""
-        chat_id = told.chat_id
+        chat_id = source.chat_id
         if not self._follows(chat_id):
             if through > copy.received:
                 copy.skip_to(through)
                 self._behind.setdefault(chat_id, now + PASSED_OVER_SECONDS)
             return
-        for message in copy.take(list(messages), through, self._inbox.room, told.proof):
+        for message in copy.take(list(messages), through, self._inbox.room, source.proof):
             self._inbox.put(message, copy)
         if copy.received < through:
             self._behind.setdefault(chat_id, now)
@@ -263,34 +264,34 @@ class Reads:
     """The highest read sequence per chat, sent again if its connection ends."""
 
     def __init__(self) -> None:
-        self._owed: dict[str, int] = {}
-        self._said: dict[str, int] = {}
+        self._pending: dict[str, int] = {}
+        self._sent: dict[str, int] = {}
 
     def __bool__(self) -> bool:
         """Whether there is one to send."""
-        return bool(self._owed)
+        return bool(self._pending)
 
     def read(self, chat_id: str, sequence: int) -> None:
-        self._owed[chat_id] = max(sequence, self._owed.get(chat_id, 0))
+        self._pending[chat_id] = max(sequence, self._pending.get(chat_id, 0))
 
-    def say(self) -> tuple[str, int]:
+    def next_read(self) -> tuple[str, int]:
         """The next to send, from now on counted as sent."""
-        chat_id = next(iter(self._owed))
-        sequence = self._owed.pop(chat_id)
-        self._said[chat_id] = max(sequence, self._said.get(chat_id, 0))
+        chat_id = next(iter(self._pending))
+        sequence = self._pending.pop(chat_id)
+        self._sent[chat_id] = max(sequence, self._sent.get(chat_id, 0))
         return chat_id, sequence
 
-    def refused(self, chat_id: str) -> None:
+    def on_refused(self, chat_id: str) -> None:
         """The server refused it: do not repeat it."""
-        self._said.pop(chat_id, None)
+        self._sent.pop(chat_id, None)
 
-    def reset(self, chat_id: str) -> None:
+    def on_reset(self, chat_id: str) -> None:
         """The chat has a new numbering: its old read marks mean nothing."""
-        self._owed.pop(chat_id, None)
-        self._said.pop(chat_id, None)
+        self._pending.pop(chat_id, None)
+        self._sent.pop(chat_id, None)
 
-    def owe_again(self) -> None:
+    def repeat(self) -> None:
         """The reads of this connection may be lost: send them again."""
-        for chat_id, sequence in self._said.items():
+        for chat_id, sequence in self._sent.items():
             self.read(chat_id, sequence)
-        self._said.clear()
+        self._sent.clear()

@@ -13,7 +13,7 @@ import random
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Generic, Self, TypeVar, assert_never
+from typing import Self, assert_never
 
 from holdfast.client.chat_copy import ChatCopy
 from holdfast.client.connection import (
@@ -24,7 +24,7 @@ from holdfast.client.connection import (
     Unreachable,
     claims_of,
     connect,
-    fresh,
+    fresh_token,
     socket_url,
 )
 from holdfast.client.events import (
@@ -47,6 +47,7 @@ from holdfast.client.outbox import Outbox, OutboxEntry, check
 from holdfast.client.reconnect import Reconnect, ReconnectVerdict, Retry, Stop
 from holdfast.client.settings import ClientSettings
 from holdfast.client.state import state_at
+from holdfast.client.waiters import Unsettled
 from holdfast.clock import Clock, Ids, SystemClock
 from holdfast.errors import BadSetting, HoldfastError, InvalidMessage, KeyReused, Unavailable
 from holdfast.message import Cursor, Message
@@ -69,9 +70,8 @@ class Client:
     - ``follow``: only these chats reach the application; the others are skipped and not
       acked. None: all.
     - ``start``: the cursors to begin from, in place of those in the state file.
+    - ``machine_type``: a subclass that records or breaks something, for tests.
     """
-
-    machine_type: type[Machine] = Machine
 
     def __init__(
         self,
@@ -85,6 +85,7 @@ class Client:
         settings: ClientSettings | None = None,
         clock: Clock | None = None,
         rng: random.Random | None = None,
+        machine_type: type[Machine] = Machine,
     ) -> None:
         self._url = socket_url(url)
         self._provider = None if isinstance(token, str) else token
@@ -100,13 +101,14 @@ class Client:
         self._reconnect = Reconnect(
             self._settings.backoff, self._rng, can_renew=self._provider is not None
         )
+        self._machine_type = machine_type
         self._tasks = asyncio.TaskGroup()
         self._socket: ClientSocket | None = None
         self._online = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._error: Exception | None = None
-        self._misfit: HoldfastError | None = None
+        self._wrong_user: HoldfastError | None = None
         self._content_bytes_max = self._settings.content_bytes_max
         self._unsettled: dict[tuple[str, str], Unsettled] = {}
         self._taken: tuple[ClientEvent, ChatCopy | None] | None = None
@@ -115,7 +117,7 @@ class Client:
         self.user_id: str | None = None
 
     async def __aenter__(self) -> Self:
-        saved = self._state.open(self._written)
+        saved = self._state.open(self._on_written)
         self.device_id = self.device_id or saved.identity.get("device_id") or self._ids.new("dev_")
         self._state.identify("device_id", self.device_id)
         self.user_id = saved.identity.get("user_id")
@@ -124,7 +126,7 @@ class Client:
             saved.outbox, self._settings.sends_in_flight_max, self._settings.backoff, self._rng
         )
         cursors: dict[str, Cursor | CursorClaim] = {**saved.cursors, **self._start}
-        self._machine = self.machine_type(self._settings, outbox, cursors, self._rng, self._follow)
+        self._machine = self._machine_type(self._settings, outbox, cursors, self._rng, self._follow)
         await self._tasks.__aenter__()
         self._running = self._tasks.create_task(self._run())
         return self
@@ -140,7 +142,7 @@ class Client:
         Unsent messages stay on disk.
         """
         if error is None:
-            self._move_past()
+            self._confirm_taken()
         await self._state.drain()
         self._do(self._machine.leave(self._now()))
         self._running.cancel()
@@ -231,7 +233,7 @@ class Client:
                 yield event
 
     async def _next(self) -> ClientEvent:
-        self._move_past()
+        self._confirm_taken()
         if not self._machine.listens:
             self._do(self._machine.listen(self._now()))
         while (taken := self._machine.inbox.take()) is None:
@@ -249,10 +251,10 @@ class Client:
         self._taken = taken
         return taken[0]
 
-    def _move_past(self) -> None:
+    def _confirm_taken(self) -> None:
         if self._taken is not None:
             taken, self._taken = self._taken, None
-            self._do(self._machine.moved_past(*taken, self._now()))
+            self._do(self._machine.on_consumed(*taken, self._now()))
 
     # The outbox
 
@@ -282,7 +284,7 @@ class Client:
             )
         return unsettled
 
-    def _written(
+    def _on_written(
         self, entries: Iterable[OutboxEntry], cursors: Iterable[Keep], error: HoldfastError | None
     ) -> None:
         """The state file has these entries and cursors, or ``error`` says why not."""
@@ -290,20 +292,20 @@ class Client:
             unsettled = self._unsettled[entry.key]
             if error is not None:
                 del self._unsettled[entry.key]
-                unsettled.stored.tell(error)
-                unsettled.sent.tell(error)
+                unsettled.stored.resolve(error)
+                unsettled.sent.resolve(error)
             else:
                 unsettled.on_disk = True
-                unsettled.stored.tell(True)
+                unsettled.stored.resolve(True)
                 self._do(self._machine.send(entry, self._now()))
         if error is None:
-            self._do(self._machine.kept(cursors, self._now()))
+            self._do(self._machine.on_kept(cursors, self._now()))
 
     def _settle(self, entry: OutboxEntry, outcome: Sent | HoldfastError) -> None:
         self._state.remove(entry)
         unsettled = self._unsettled.pop(entry.key)
-        if not unsettled.sent.tell(outcome) and isinstance(outcome, HoldfastError):
-            self._machine.refused_unheard(entry, outcome)
+        if not unsettled.sent.resolve(outcome) and isinstance(outcome, HoldfastError):
+            self._machine.report_refusal(entry, outcome)
 
     # The connection
 
@@ -317,43 +319,52 @@ class Client:
                     case Retry(delay_seconds, reason, new_token):
                         if new_token:
                             self._token = None
-                        self._tell("backoff", reason, delay_seconds)
+                        self._set_state("backoff", reason, delay_seconds)
                         await asyncio.sleep(delay_seconds)
         except Exception as error:  # the application must see it, not the event loop's handler
             self._stop(error)
 
     async def _one_connection(self) -> ReconnectVerdict:
-        self._tell("reconnecting")
+        self._set_state("reconnecting")
         try:
             token = await self._get_token()
             headers = {"Authorization": f"Bearer {token}", "X-Device-ID": self.device_id}
             timeout = self._settings.connect_timeout_seconds
             socket = await connect(
-                self._url, headers, self._opened, self._received, self._coming, timeout
+                self._url,
+                headers,
+                self._on_opened,
+                self._on_received,
+                self._on_partial_frame,
+                timeout,
             )
         except HandshakeRefused as refused:
-            return self._reconnect.refused(refused.status, refused.retry_after, refused.message)
+            return self._reconnect.on_refused(refused.status, refused.retry_after, refused.message)
         except (Unreachable, NoToken) as error:
-            return self._reconnect.unreachable(str(error))
+            return self._reconnect.on_unreachable(str(error))
         began = self._now()
         try:
             code = await socket.closed
         finally:
             self._online.clear()
             self._socket = None
-            self._machine.disconnected()
+            self._machine.on_disconnected()
             socket.close()
-            self._tell("disconnected")
+            self._set_state("disconnected")
         if self._now() - began >= self._settings.reconnect_cap_seconds:
-            self._reconnect.lasted()
-        return Stop(self._misfit) if self._misfit is not None else self._reconnect.closed(code)
+            self._reconnect.on_lasted()
+        return (
+            Stop(self._wrong_user)
+            if self._wrong_user is not None
+            else self._reconnect.on_closed(code)
+        )
 
-    def _opened(self, socket: ClientSocket) -> None:
+    def _on_opened(self, socket: ClientSocket) -> None:
         self._socket = socket
-        self._tell("connected")
-        self._do(self._machine.opened(self._expires_at(), self._now()))
+        self._set_state("connected")
+        self._do(self._machine.on_opened(self._expires_at(), self._now()))
 
-    def _received(self, data: bytes) -> None:
+    def _on_received(self, data: bytes) -> None:
         try:
             frame = decode_server_frame(data)
         except InvalidMessage:
@@ -362,13 +373,13 @@ class Client:
         if frame is not None:
             self._do(self._machine.receive(frame, self._now()))
 
-    def _coming(self) -> None:
-        self._do(self._machine.coming(self._now()))
+    def _on_partial_frame(self) -> None:
+        self._do(self._machine.on_partial_frame(self._now()))
 
     async def _get_token(self) -> str:
         if self._token is None:
             assert self._provider is not None
-            self._token = await fresh(self._provider, self._settings.connect_timeout_seconds)
+            self._token = await fresh_token(self._provider, self._settings.connect_timeout_seconds)
         return self._token
 
     async def _renew(self) -> None:
@@ -376,22 +387,24 @@ class Client:
         if self._provider is None:
             return
         try:
-            self._token = await fresh(self._provider, self._settings.connect_timeout_seconds)
+            self._token = await fresh_token(self._provider, self._settings.connect_timeout_seconds)
         except (NoToken, HoldfastError):  # still valid for now; the next connection reports it
             self._token = None
             return
         self._do(
-            self._machine.renewed(self._token, self.device_id, self._expires_at(), self._now())
+            self._machine.on_token_renewed(
+                self._token, self.device_id, self._expires_at(), self._now()
+            )
         )
 
     def _expires_at(self) -> float | None:
         expiry = claims_of(self._token or "").exp
         return None if expiry is None else self._now() + expiry - self._clock.now()
 
-    def _established(self, established: ConnectionEstablished) -> bool:
+    def _on_established(self, established: ConnectionEstablished) -> bool:
         """Whether the server's user is the one the state file belongs to."""
         if self.user_id not in (None, established.user_id):
-            self._misfit = BadSetting(
+            self._wrong_user = BadSetting(
                 f"the state file belongs to {self.user_id}, the token to {established.user_id}; use"
                 " another file"
             )
@@ -402,8 +415,8 @@ class Client:
         self._content_bytes_max = int(
             established.limits.get("max_message_size_bytes", self._content_bytes_max)
         )
-        self._reconnect.established()
-        self._tell("syncing")
+        self._reconnect.on_established()
+        self._set_state("syncing")
         self._online.set()
         return True
 
@@ -413,9 +426,9 @@ class Client:
         The outbox stays on disk.
         """
         self._error = error
-        self._tell("stopped", str(error))
+        self._set_state("stopped", str(error))
         for unsettled in self._unsettled.values():
-            unsettled.sent.tell(error)
+            unsettled.sent.resolve(error)
         self._online.set()
 
     # The machine
@@ -434,12 +447,12 @@ class Client:
                     if self._renewing is None or self._renewing.done():
                         self._renewing = self._tasks.create_task(self._renew())
                 case Synced():
-                    self._tell("ready")
+                    self._set_state("ready")
                 case Announced(closing):
-                    self._reconnect.announced(closing)
-                    self._tell("closing", closing.reason)
+                    self._reconnect.on_announced(closing)
+                    self._set_state("closing", closing.reason)
                 case Online(established):
-                    if not self._established(established):
+                    if not self._on_established(established):
                         self._cut()
                         return
                 case Drop():
@@ -454,10 +467,10 @@ class Client:
         if self._socket is not None:
             self._socket.cut()
 
-    def _tell(
+    def _set_state(
         self, state: ConnectionState, reason: str = "", retry_in_seconds: float = 0.0
     ) -> None:
-        self._machine.inbox.tell(ConnectionChanged(state, reason, retry_in_seconds))
+        self._machine.inbox.put_ephemeral(ConnectionChanged(state, reason, retry_in_seconds))
         self._wake_reader()
 
     def _wake_reader(self) -> None:
@@ -473,54 +486,12 @@ class Client:
             self._timer.cancel()
         self._timer_at = wake_at
         self._timer = asyncio.get_running_loop().call_later(
-            max(0.0, wake_at - self._now()), self._ring
+            max(0.0, wake_at - self._now()), self._on_timer
         )
 
-    def _ring(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         self._do(self._machine.tick(self._now()))
 
     def _now(self) -> float:
         return self._clock.monotonic()
-
-
-class Unsettled:
-    """A message neither acked nor refused; ``on_disk``: in the state file."""
-
-    __slots__ = ("entry", "on_disk", "sent", "stored")
-
-    def __init__(self, entry: OutboxEntry, on_disk: bool = False) -> None:
-        self.entry = entry
-        self.on_disk = on_disk
-        self.stored: Waiters[bool] = Waiters()
-        self.sent: Waiters[Sent] = Waiters()
-
-
-T = TypeVar("T")
-
-
-class Waiters(Generic[T]):
-    """The callers that wait for one outcome."""
-
-    __slots__ = ("_futures",)
-
-    def __init__(self) -> None:
-        self._futures: set[asyncio.Future[T]] = set()
-
-    async def wait(self) -> T:
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._futures.add(future)
-        try:
-            return await future
-        finally:
-            self._futures.discard(future)
-
-    def tell(self, outcome: T | Exception) -> bool:
-        """Give every caller the outcome; return whether there was any."""
-        waiting = [future for future in self._futures if not future.done()]
-        for future in waiting:
-            if isinstance(outcome, Exception):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-        return bool(waiting)

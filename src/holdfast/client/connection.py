@@ -1,7 +1,7 @@
 """One WebSocket over picows, and the token it is opened with.
 
 ``connect`` opens a ``ClientSocket``: whole text messages in, frames out, and only this
-module's own exceptions. ``fresh`` gets a token from the application's provider;
+module's own exceptions. ``fresh_token`` gets a token from the application's provider;
 ``claims_of`` reads when a token expires.
 """
 
@@ -67,9 +67,9 @@ def socket_url(url: str) -> str:
 async def connect(
     url: str,
     headers: Mapping[str, str],
-    opened: Callable[[ClientSocket], None],
-    received: Callable[[bytes], None],
-    coming: Callable[[], None],
+    on_opened: Callable[[ClientSocket], None],
+    on_received: Callable[[bytes], None],
+    on_partial_frame: Callable[[], None],
     timeout_seconds: float,
 ) -> ClientSocket:
     """Open a connection. Raises HandshakeRefused or Unreachable, nothing foreign.
@@ -81,7 +81,7 @@ async def connect(
     sockets: list[ClientSocket] = []
 
     def listener() -> ClientSocket:
-        sockets.append(ClientSocket(opened, received, coming))
+        sockets.append(ClientSocket(on_opened, on_received, on_partial_frame))
         return sockets[-1]
 
     try:
@@ -124,19 +124,19 @@ def _refusal(error: WSHandshakeError) -> Exception:
 class ClientSocket(WSListener):
     """An open connection. ``closed`` resolves to the close code, or None.
 
-    ``opened`` is called before the first ``received``: the server's first frame may
-    arrive with its handshake. ``coming``: bytes arrived, and a frame is incomplete.
+    ``on_opened`` is called before the first ``on_received``: the server's first frame may
+    arrive with its handshake. ``on_partial_frame``: bytes of an incomplete frame arrived.
     """
 
     def __init__(
         self,
-        opened: Callable[[ClientSocket], None],
-        received: Callable[[bytes], None],
-        coming: Callable[[], None],
+        on_opened: Callable[[ClientSocket], None],
+        on_received: Callable[[bytes], None],
+        on_partial_frame: Callable[[], None],
     ) -> None:
-        self._opened = opened
-        self._received = received
-        self.coming = coming
+        self._on_opened = on_opened
+        self._on_received = on_received
+        self.on_partial_frame = on_partial_frame
         self.unread = 0
         """Bytes of the incomplete frame."""
         self._parts: list[bytes] = []
@@ -163,8 +163,8 @@ class ClientSocket(WSListener):
     def on_ws_connected(self, transport: WSTransport) -> None:
         self._transport = transport
         raw = transport.underlying_transport
-        raw.set_protocol(_Watched(raw.get_protocol(), self))
-        self._opened(self)
+        raw.set_protocol(_ReportingProtocol(raw.get_protocol(), self))
+        self._on_opened(self)
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         self.unread = frame.tail_size
@@ -175,7 +175,7 @@ class ClientSocket(WSListener):
             return
         data = frame.get_payload_as_bytes()
         if frame.fin and not self._parts:
-            self._received(data)
+            self._on_received(data)
             return
         self._parts.append(data)
         self._parts_bytes += len(data)
@@ -183,7 +183,7 @@ class ClientSocket(WSListener):
             transport.disconnect(False)
         elif frame.fin:
             whole, self._parts, self._parts_bytes = b"".join(self._parts), [], 0
-            self._received(whole)
+            self._on_received(whole)
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:
         self._transport = None
@@ -193,7 +193,7 @@ class ClientSocket(WSListener):
             self.closed.set_result(cast(int, received.code) if received is not None else None)
 
 
-class _Watched(asyncio.BufferedProtocol):
+class _ReportingProtocol(asyncio.BufferedProtocol):
     """picows's protocol, reporting every read: picows reports whole frames only."""
 
     def __init__(self, protocol: Any, socket: ClientSocket) -> None:
@@ -207,7 +207,7 @@ class _Watched(asyncio.BufferedProtocol):
         self._socket.unread += size
         self._protocol.buffer_updated(size)
         if self._socket.unread:
-            self._socket.coming()
+            self._socket.on_partial_frame()
 
     def eof_received(self) -> Any:
         return self._protocol.eof_received()
@@ -229,7 +229,7 @@ class NoToken(Exception):
     """No token is available now; the text says why."""
 
 
-async def fresh(provider: TokenProvider, timeout_seconds: float) -> str:
+async def fresh_token(provider: TokenProvider, timeout_seconds: float) -> str:
     """A new token from the application's provider.
 
     The provider's ``Refused`` or ``OperatorError`` is final and passes through. Any

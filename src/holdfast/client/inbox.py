@@ -56,7 +56,7 @@ class Inbox:
             self._messages += 1
         self._numbered.append((event, copy))
 
-    def tell(self, event: _Ephemeral) -> None:
+    def put_ephemeral(self, event: _Ephemeral) -> None:
         key = _key(event)
         if isinstance(event, ConnectionChanged):
             self._before_ready = len(self._numbered) if event.state == "ready" else 0

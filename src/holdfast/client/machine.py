@@ -101,49 +101,49 @@ class Machine:
 
     # The connection
 
-    def opened(self, expires_at: float | None, now: float) -> list[MachineAction]:
+    def on_opened(self, expires_at: float | None, now: float) -> list[MachineAction]:
         """A socket is open; ``expires_at``: when its token expires."""
         self._session = ClientSession(now)
         self._expires(self._session, expires_at, now)
         return self._done(now)
 
-    def disconnected(self) -> None:
+    def on_disconnected(self) -> None:
         """The connection has ended. Unanswered requests will be repeated."""
         self._session = None
-        self.outbox.disconnected()
-        self._chats.disconnected()
-        self._reads.owe_again()
+        self.outbox.on_disconnected()
+        self._chats.on_disconnected()
+        self._reads.repeat()
 
     def receive(self, frame: ServerFrame, now: float) -> list[MachineAction]:
         """Handle one frame of the server; the shell calls this in order of arrival."""
         session = self._session
         if session is None:
             return []
-        session.heard_at = now
+        session.received_at = now
         match frame.payload:
             case Message() as message:
-                self._actions += self._chats.pushed(message, now)
+                self._actions += self._chats.on_push(message, now)
             case MessageAck() as ack:
-                self._acked(ack)
+                self._on_ack(ack)
             case Page() as page:
-                self._page(session, frame.request_id, page, now)
+                self._on_page(session, frame.request_id, page, now)
             case ConnectionEstablished() as established:
-                self._established(session, established, now)
+                self._on_established(session, established, now)
             case Resumed() as resumed:
-                self._resumed(session, frame.request_id, resumed, now)
+                self._on_resumed(session, frame.request_id, resumed, now)
             case Resync(chats=chats):
                 for chat in chats:
-                    self._actions += self._chats.heard_of(
+                    self._actions += self._chats.on_head(
                         chat.chat_id, None, chat.head, now, certain=True
                     )
             case Heartbeat(heads=heads):
                 self._write(HeartbeatAck())
                 for chat_id, (epoch, head) in heads.items():
-                    self._actions += self._chats.heard_of(chat_id, epoch, head, now)
+                    self._actions += self._chats.on_head(chat_id, epoch, head, now)
             case Typing() | Presence() | Receipt() as ephemeral:
-                self.inbox.tell(ephemeral)
+                self.inbox.put_ephemeral(ephemeral)
             case Error() as error:
-                self._failed(session, frame.request_id, error, now)
+                self._on_error(session, frame.request_id, error, now)
             case ConnectionClosing() as closing:
                 self._actions.append(Announced(closing))
                 session.drop_at = now + self._settings.closing_timeout_seconds
@@ -153,14 +153,14 @@ class Machine:
                 assert_never(other)
         return self._done(now)
 
-    def coming(self, now: float) -> list[MachineAction]:
+    def on_partial_frame(self, now: float) -> list[MachineAction]:
         """A part of a frame arrived: the awaited reply is in it or behind it."""
         session = self._session
         if session is not None:
-            session.heard_at = session.coming_at = now
+            session.received_at = session.partial_at = now
         return self._done(now)
 
-    def renewed(
+    def on_token_renewed(
         self, token: str, device_id: str, expires_at: float | None, now: float
     ) -> list[MachineAction]:
         """The shell has a new token after RenewToken: send it on this connection."""
@@ -204,9 +204,9 @@ class Machine:
 
     def _next_question(self, session: ClientSession) -> float:
         """When the next frame that is not a send may be due."""
-        times = [self._ack_at] if self._chats.owes_acks else []
+        times = [self._ack_at] if self._chats.has_acks else []
         if self._reads:
-            times.append(session.heard_at)
+            times.append(session.received_at)
         if session.resuming is not None and session.resuming.asked_at == NEVER:
             times.append(session.resuming.at)
         if self._may_sync(session):
@@ -227,19 +227,19 @@ class Machine:
             self._session.resuming.at = now
         return self._done(now)
 
-    def moved_past(
+    def on_consumed(
         self, event: ClientEvent, copy: ChatCopy | None, now: float
     ) -> list[MachineAction]:
         """The application is done with an event from the inbox: its cursor may move."""
         if isinstance(event, ChatReset):
-            self._reads.reset(event.chat_id)
-        self._actions += self._chats.moved_past(event, copy)
+            self._reads.on_reset(event.chat_id)
+        self._actions += self._chats.on_consumed(event, copy)
         return self._done(now)
 
-    def kept(self, kept: Iterable[Keep], now: float) -> list[MachineAction]:
+    def on_kept(self, kept: Iterable[Keep], now: float) -> list[MachineAction]:
         """These cursors are on disk, so they may be acked."""
         for keep in kept:
-            self._chats.kept(keep)
+            self._chats.on_kept(keep)
         return self._done(now)
 
     def typing(self, chat_id: str, active: bool, now: float) -> list[MachineAction]:
@@ -254,13 +254,13 @@ class Machine:
         self._reads.read(chat_id, sequence)
         return self._done(now)
 
-    def refused_unheard(self, entry: OutboxEntry, error: HoldfastError) -> None:
+    def report_refusal(self, entry: OutboxEntry, error: HoldfastError) -> None:
         """No caller waits for the refused send: report it as an event."""
         self.inbox.put(SendRefused(entry.chat_id, entry.client_message_id, entry.content, error))
 
     # Replies
 
-    def _established(
+    def _on_established(
         self, session: ClientSession, established: ConnectionEstablished, now: float
     ) -> None:
         session.accepted = True
@@ -278,26 +278,28 @@ class Machine:
         session.pace = FramePace(limits, now)
         session.resuming = Resuming(now if self.listens else NEVER)
 
-    def _resumed(
+    def _on_resumed(
         self, session: ClientSession, request_id: str | None, resumed: Resumed, now: float
     ) -> None:
         if session.resuming is not None and session.resuming.ends_with(request_id):
             session.resuming = None
         for chat_id in resumed.gone:
-            self._actions += self._chats.gone(chat_id)
+            self._actions += self._chats.on_gone(chat_id)
         for chat_id in resumed.joined:
-            self._chats.joined(chat_id, now)
+            self._chats.on_joined(chat_id, now)
         for chat in resumed.chats:
-            self._actions += self._chats.settle(chat, now, heard=0)
+            self._actions += self._chats.on_page(chat, now, known_head=0)
         session.resumed_many = sum(bool(chat.messages) for chat in resumed.chats) >= MANY_CHATS
 
-    def _page(self, session: ClientSession, request_id: str | None, page: Page, now: float) -> None:
+    def _on_page(
+        self, session: ClientSession, request_id: str | None, page: Page, now: float
+    ) -> None:
         sync = session.sync
         if sync is not None and sync.request_id == request_id:
             session.sync = None
-            self._actions += self._chats.settle(page, now, sync.heard)
+            self._actions += self._chats.on_page(page, now, sync.known_head)
 
-    def _acked(self, ack: MessageAck) -> None:
+    def _on_ack(self, ack: MessageAck) -> None:
         entry = self.outbox.settle(ack.chat_id, ack.client_message_id)
         if entry is not None:
             sent = Sent(
@@ -310,7 +312,7 @@ class Machine:
             )
             self._actions.append(Settled(entry, sent))
 
-    def _failed(
+    def _on_error(
         self, session: ClientSession, request_id: str | None, error: Error, now: float
     ) -> None:
         if error.code == "RATE_LIMITED":
@@ -325,18 +327,18 @@ class Machine:
                 self._resume_failed(session, session.resuming, error, now)
         else:
             if error.code == "RATE_LIMITED":
-                self._chats.owe_again()  # it was a frame without a reply: perhaps an ack or a read
-                self._reads.owe_again()
+                self._chats.repeat_acks()  # it had no reply: perhaps an ack or a read
+                self._reads.repeat()
             elif error.code in _GONE:
                 chat_id = str((error.details or {}).get("chat_id"))
-                self._reads.refused(chat_id)
-                self._chats.doubt(chat_id, now)
-            self.inbox.tell(Warned(error.code, error.message))
+                self._reads.on_refused(chat_id)
+                self._chats.check_membership(chat_id, now)
+            self.inbox.put_ephemeral(Warned(error.code, error.message))
 
     def _sync_failed(self, session: ClientSession, chat_id: str, error: Error, now: float) -> None:
         session.sync = None
         if error.code in _GONE:
-            self._actions += self._chats.gone(chat_id)
+            self._actions += self._chats.on_gone(chat_id)
         else:
             self._chats.sync_later(chat_id, now + (error.retry_after_seconds or 1.0))
 
@@ -352,11 +354,11 @@ class Machine:
             wait = self._settings.backoff.delay(
                 resuming.failures, self._rng, error.retry_after_seconds
             )
-            resuming.again(now + wait)
+            resuming.restart(now + wait)
         else:
             session.resuming = None
             self._chats.pull_all(now)
-            self.inbox.tell(Warned(error.code, error.message))
+            self.inbox.put_ephemeral(Warned(error.code, error.message))
 
     def _send_failed(self, entry: OutboxEntry, error: Error, now: float) -> None:
         if error.retryable:
@@ -366,7 +368,7 @@ class Machine:
             self.outbox.settle(entry.chat_id, entry.client_message_id)
             self._actions.append(Settled(entry, refusal(error)))
             if error.code in _GONE:
-                self._chats.doubt(entry.chat_id, now)
+                self._chats.check_membership(entry.chat_id, now)
 
     # Frames to send
 
@@ -379,11 +381,11 @@ class Machine:
             self._send_acks(session, now)
             self._send_reads(session, now)
             self._start_sync(session, now)
-            self._look_if_synced(session)
+            self._check_synced(session)
         actions, self._actions = self._actions, []
         return actions
 
-    def _look_if_synced(self, session: ClientSession) -> None:
+    def _check_synced(self, session: ClientSession) -> None:
         if session.synced or session.resuming is not None:
             return
         if self._chats.caught_up(session.sync.chat_id if session.sync is not None else None):
@@ -423,7 +425,7 @@ class Machine:
                     request_id=request_id, payload=ResumeBody(cursors, more=bool(resuming.frames))
                 )
             )
-            resuming.asked(request_id, now)
+            resuming.on_asked(request_id, now)
 
     def _may_sync(self, session: ClientSession) -> bool:
         """One page in flight at a time, after the resume, with room for half a page."""
@@ -436,23 +438,23 @@ class Machine:
             return
         found = self._chats.next_sync(now, min(self._page_messages, self.inbox.room))
         if found is not None:
-            body, heard = found
-            session.sync = Sync(body.chat_id, self._request(), heard, now)
+            body, known_head = found
+            session.sync = Sync(body.chat_id, self._request(), known_head, now)
             self._write(SyncRequest(request_id=session.sync.request_id, payload=body))
 
     def _send_acks(self, session: ClientSession, now: float) -> None:
-        if now < self._ack_at or not self._chats.owes_acks:
+        if now < self._ack_at or not self._chats.has_acks:
             return
         self._ack_at = now + self._settings.ack_interval_seconds
         for _ in range(self._settings.acks_per_flush_max):
-            if not self._chats.owes_acks or not session.pace.allows(now):
+            if not self._chats.has_acks or not session.pace.allows(now):
                 return
             chat_id, cursor = self._chats.next_ack()
             self._write(Ack(payload=AckBody(chat_id, cursor.epoch, cursor.sequence)))
 
     def _send_reads(self, session: ClientSession, now: float) -> None:
         while self._reads and session.pace.allows(now):
-            self._write(Read(payload=ReadBody(*self._reads.say())))
+            self._write(Read(payload=ReadBody(*self._reads.next_read())))
 
     def _check_deadlines(self, session: ClientSession, now: float) -> None:
         if now >= session.drop_at:
@@ -464,7 +466,7 @@ class Machine:
 
     def _answer_due(self, session: ClientSession) -> float:
         asked_at = min(session.waits_since(), self.outbox.oldest_in_flight())
-        return max(asked_at, session.coming_at) + self._settings.reply_timeout_seconds
+        return max(asked_at, session.partial_at) + self._settings.reply_timeout_seconds
 
     def _expires(self, session: ClientSession, expires_at: float | None, now: float) -> None:
         if expires_at is not None:

@@ -33,7 +33,7 @@ class OutboxEntry(Struct, frozen=True):
 
 
 def check(entry: OutboxEntry, content_bytes_max: int) -> None:
-    """Raise now for content the server would refuse later, when the caller may be gone."""
+    """Raise now for content that the server would refuse later."""
     for value, name in ((entry.chat_id, "chat_id"), (entry.client_message_id, "client_message_id")):
         wrong = check_id(value, name)
         if wrong:
@@ -141,7 +141,7 @@ class Outbox:
             self._paused_until = max(self._paused_until, now + wait)
         self._idle = {chat_id: line, **self._idle}
 
-    def disconnected(self) -> None:
+    def on_disconnected(self) -> None:
         """The outcome of entries in flight is unknown: send them again, first."""
         self._idle = {
             **{chat_id: line for chat_id, (line, _, _) in self._in_flight.items()},

@@ -73,20 +73,20 @@ class Reconnect:
         self._renewed = False
         self._closing: ConnectionClosing | None = None
 
-    def lasted(self) -> None:
+    def on_lasted(self) -> None:
         """The connection lasted long enough: start the backoff over."""
         self._failures = 0
         self._lasted = True
 
-    def established(self) -> None:
+    def on_established(self) -> None:
         """The server accepted the token."""
         self._renewed = False
 
-    def announced(self, closing: ConnectionClosing) -> None:
+    def on_announced(self, closing: ConnectionClosing) -> None:
         """The server announced that it will close, and why."""
         self._closing = closing
 
-    def closed(self, code: int | None) -> ReconnectVerdict:
+    def on_closed(self, code: int | None) -> ReconnectVerdict:
         """The connection ended with ``code``; None: without a closing handshake."""
         closing, self._closing = self._closing, None
         lasted, self._lasted = self._lasted, False
@@ -94,7 +94,7 @@ class Reconnect:
         if (code is not None and 4500 <= code <= 4999) or (
             closing and not closing.reconnect_allowed
         ):
-            return Stop(stopped(reason, closing.message if closing else ""))
+            return Stop(close_error(reason, closing.message if closing else ""))
         if code == CloseReason.TOKEN_EXPIRED.code or reason == CloseReason.TOKEN_EXPIRED.reason:
             return self._renew("the token has expired")
         if closing and closing.reconnect_delay_ms > 0:
@@ -104,16 +104,16 @@ class Reconnect:
             reason, RATE_LIMITED_SECONDS if code == CloseReason.RATE_LIMITED.code else None
         )
 
-    def refused(self, status: int, retry_after: float | None, message: str) -> ReconnectVerdict:
+    def on_refused(self, status: int, retry_after: float | None, message: str) -> ReconnectVerdict:
         """The handshake got another status than 101; ``message``: the server's."""
         if status == 401:
             return self._renew(message or "the server does not accept the token")
-        error = kept_out(status, message)
+        error = final_refusal(status, message)
         if error is not None:
             return Stop(error)
-        return self._later(turned_away(status, message), retry_after)
+        return self._later(retry_reason(status, message), retry_after)
 
-    def unreachable(self, reason: str) -> Retry:
+    def on_unreachable(self, reason: str) -> Retry:
         return self._later(reason)
 
     def _later(self, reason: str, at_least: float | None = None) -> Retry:
@@ -123,7 +123,7 @@ class Reconnect:
     def _renew(self, message: str) -> ReconnectVerdict:
         """Try one new token; if the server refuses that too, another would not help."""
         if not self._can_renew or self._renewed:
-            return Stop(locked_out(message, self._can_renew))
+            return Stop(token_refusal(message, self._can_renew))
         self._renewed = True
         self._failures += 1
         return Retry(self._backoff.delay(self._failures, self._rng), message, new_token=True)
@@ -139,7 +139,7 @@ def _reason_of(code: int | None) -> str:
 
 _NEXT: Mapping[str, str] = {
     Forbidden.code: "ask an owner or admin of the chat",
-    InternalError.code: "tell the server's operator, whose log has the cause",
+    InternalError.code: "ask the server's operator, whose log has the cause",
     InvalidContentType.code: "send it as text/plain or text/markdown",
     InvalidMessage.code: "correct it and send it again",
     KeyReused.code: "send it under a client_message_id of its own",
@@ -150,7 +150,7 @@ _NEXT: Mapping[str, str] = {
 }
 
 
-_STOPPED: Mapping[str, tuple[type[HoldfastError], str]] = {
+_CLOSED: Mapping[str, tuple[type[HoldfastError], str]] = {
     CloseReason.DUPLICATE_CONNECTION.reason: (
         Forbidden,
         (
@@ -183,19 +183,17 @@ def refusal(error: Error) -> HoldfastError:
     if error.details and error.details.keys() & {"scope", "claim"}:
         what_next = "get a token that allows it"
     if error.outcome == "unknown":
-        what_next = (
-            f"the message may be stored all the same: look before you send it anew, and {what_next}"
-        )
+        what_next = f"the message may be stored all the same: look before you send it again, and {what_next}"
     return error_of(error.code, f"{error.message}; {what_next}", details=error.details)
 
 
-def stopped(reason: str, message: str) -> HoldfastError:
+def close_error(reason: str, message: str) -> HoldfastError:
     """The server closed the connection for good."""
-    kind, what_next = _STOPPED.get(reason, (Forbidden, "ask the server's operator"))
+    kind, what_next = _CLOSED.get(reason, (Forbidden, "ask the server's operator"))
     return kind(f"the server closed the connection for good: {message or reason}; {what_next}")
 
 
-def kept_out(status: int, message: str) -> HoldfastError | None:
+def final_refusal(status: int, message: str) -> HoldfastError | None:
     """The error of a handshake that was refused for good; None if a retry may succeed.
 
     ``message`` is the server's own. Without one, something in between answered, such as
@@ -209,7 +207,7 @@ def kept_out(status: int, message: str) -> HoldfastError | None:
     return kind(f"{message}; {what_next}")
 
 
-def turned_away(status: int, message: str) -> str:
+def retry_reason(status: int, message: str) -> str:
     """The reason of a refused handshake that will be retried."""
     if 300 <= status < 400:
         return (
@@ -219,7 +217,7 @@ def turned_away(status: int, message: str) -> str:
     return f"the handshake was answered with {status}{what_next}"
 
 
-def locked_out(message: str, can_renew: bool) -> HoldfastError:
+def token_refusal(message: str, can_renew: bool) -> HoldfastError:
     """The server refuses the token, and there is no other."""
     if can_renew:
         return Unauthorized(f"{message}; a new token was refused too: was it made for this server?")

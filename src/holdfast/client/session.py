@@ -14,14 +14,14 @@ SHARE_OF_RATE = 0.9
 
 
 class Sync:
-    """The page in flight; ``heard`` is what we knew of its chat when we asked."""
+    """The page in flight; ``known_head``: its chat's when we asked."""
 
-    __slots__ = ("at", "chat_id", "heard", "request_id")
+    __slots__ = ("at", "chat_id", "known_head", "request_id")
 
-    def __init__(self, chat_id: str, request_id: str, heard: int, at: float) -> None:
+    def __init__(self, chat_id: str, request_id: str, known_head: int, at: float) -> None:
         self.chat_id = chat_id
         self.request_id = request_id
-        self.heard = heard
+        self.known_head = known_head
         self.at = at
 
 
@@ -62,9 +62,9 @@ class Resuming:
     def __init__(self, now: float) -> None:
         self.at = now
         self.failures = 0
-        self.again(now)
+        self.restart(now)
 
-    def again(self, at: float) -> None:
+    def restart(self, at: float) -> None:
         """Repeat all of it: a chat without its cursor would seem new."""
         self.at = at
         self.frames: deque[dict[str, CursorClaim]] | None = None
@@ -74,7 +74,7 @@ class Resuming:
     def begin(self, frames: Iterable[dict[str, CursorClaim]]) -> None:
         self.frames = deque(frames)
 
-    def asked(self, request_id: str, now: float) -> None:
+    def on_asked(self, request_id: str, now: float) -> None:
         self._requests.append(request_id)
         if not self.frames:
             self.asked_at = now
@@ -89,7 +89,7 @@ class Resuming:
 
 
 class ClientSession:
-    """One connection. ``heard_at``: last bytes; ``coming_at``: last partial frame.
+    """One connection. ``received_at``: last bytes; ``partial_at``: last partial frame.
 
     ``resumed_many``: the last resume brought many chats, so another one may too.
     ``synced``: all messages missed before this connection have been received.
@@ -97,11 +97,11 @@ class ClientSession:
 
     __slots__ = (
         "accepted",
-        "coming_at",
         "drop_at",
-        "heard_at",
         "opened_at",
         "pace",
+        "partial_at",
+        "received_at",
         "renew_at",
         "resumed_many",
         "resuming",
@@ -112,8 +112,8 @@ class ClientSession:
 
     def __init__(self, now: float) -> None:
         self.accepted = self.synced = False
-        self.opened_at = self.heard_at = now
-        self.coming_at = -NEVER
+        self.opened_at = self.received_at = now
+        self.partial_at = -NEVER
         self.silence_seconds = NEVER
         self.pace = FramePace({}, now)
         self.resuming: Resuming | None = None
@@ -125,7 +125,7 @@ class ClientSession:
     @property
     def silent_at(self) -> float:
         """When the server's silence becomes too long."""
-        return self.heard_at + self.silence_seconds
+        return self.received_at + self.silence_seconds
 
     def waits_since(self) -> float:
         """When the oldest open request but sends was made; NEVER if none is open."""

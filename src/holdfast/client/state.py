@@ -1,7 +1,7 @@
 """The state that outlives the process: unsent messages, cursors, identity.
 
 It is one SQLite file, or memory. An entry is on stable storage (``synchronous=FULL``)
-before ``written`` is called with it, in the order of the calls. Cursors and removals
+before ``on_written`` is called with it, in the order of the calls. Cursors and removals
 survive the end of the process at once, and a power cut from the next put on; losing one
 only repeats work that is deduplicated. One thread does all writes and commits
 everything that waits as a group; the caller's event loop never waits for the disk.
@@ -101,10 +101,10 @@ class OnWritten(Protocol):
 class ClientState(Protocol):
     """Durable state of a client.
 
-    Calls return at once; ``written`` reports each commit.
+    Calls return at once; ``on_written`` reports each commit.
     """
 
-    def open(self, written: OnWritten) -> SavedState: ...
+    def open(self, on_written: OnWritten) -> SavedState: ...
 
     def put(self, entry: OutboxEntry) -> None: ...
 
@@ -115,7 +115,7 @@ class ClientState(Protocol):
     def identify(self, name: str, value: str) -> None: ...
 
     async def drain(self) -> None:
-        """Return when everything passed before is kept, and ``written`` called."""
+        """Return when everything passed before is kept, and ``on_written`` called."""
         ...
 
     async def close(self) -> None:
@@ -124,21 +124,21 @@ class ClientState(Protocol):
 
 
 class MemoryState:
-    """Kept in memory only; ``written`` is called in the loop's next turn."""
+    """Kept in memory only; ``on_written`` is called in the loop's next turn."""
 
-    def open(self, written: OnWritten) -> SavedState:
+    def open(self, on_written: OnWritten) -> SavedState:
         self._loop = asyncio.get_running_loop()
-        self._written = written
+        self._on_written = on_written
         return SavedState()
 
     def put(self, entry: OutboxEntry) -> None:
-        self._loop.call_soon(self._written, [entry], [], None)
+        self._loop.call_soon(self._on_written, [entry], [], None)
 
     def remove(self, entry: OutboxEntry) -> None:
         pass
 
     def keep(self, keep: Keep) -> None:
-        self._loop.call_soon(self._written, [], [keep], None)
+        self._loop.call_soon(self._on_written, [], [keep], None)
 
     def identify(self, name: str, value: str) -> None:
         pass
@@ -165,9 +165,9 @@ class FileState:
         self._batch = _Batch()
         self._writing: asyncio.Future[None] | None = None
 
-    def open(self, written: OnWritten) -> SavedState:
+    def open(self, on_written: OnWritten) -> SavedState:
         self._loop = asyncio.get_running_loop()
-        self._written = written
+        self._on_written = on_written
         with _translated(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if self._path.exists() and self._path.stat().st_size == 0:  # to SQLite it looks new
@@ -253,7 +253,7 @@ class FileState:
         if isinstance(error, StateDirectory):  # any other error would repeat itself
             self._batch = batch.before(self._batch)
             self._try_later()
-        self._written(batch.puts, batch.cursors.values(), error)
+        self._on_written(batch.puts, batch.cursors.values(), error)
         if newer:
             self._write()
 
@@ -314,8 +314,8 @@ class _translated:
                 ) from error
             case apsw.NotADBError() | apsw.CorruptError():
                 raise StateCorrupted(
-                    f"{self._path} is damaged ({error}); move it away to start anew: unsent"
-                    " messages in it are lost"
+                    f"{self._path} is damaged ({error}); move it aside to start without it: its"
+                    " unsent messages are lost"
                 ) from error
             case apsw.Error() | OSError():
                 raise StateDirectory(

@@ -1,7 +1,8 @@
 """Clients that record a history of everything they send and receive.
 
-``RecordingMachine`` turns one client's frames into events of a history. ``watched``
-makes a client machine that reports to one; the simulation runs it without sockets.
+``ClientRecorder`` turns one client's frames into events of a history.
+``recording_machine`` makes a client machine that reports to one; the simulation runs it
+without sockets.
 ``RecordingClient`` is the whole client with such a machine, on real sockets. So both
 write the same history. Every attempt of a request is an operation of its own, from the
 request to its reply, or to the end of the connection.
@@ -58,7 +59,7 @@ from holdfast.wire.frames import (
 )
 
 
-class RecordingMachine:
+class ClientRecorder:
     """Records the requests and frames of one client. ``now`` is the history's clock.
 
     ``alone``: the server side is not recorded, so the warnings and closings that this
@@ -82,17 +83,17 @@ class RecordingMachine:
         """The name of the current connection, or of the next one."""
         return f"{self._name}/{self._record.connections[self._name] + (not self._connected)}"
 
-    def opened(self) -> None:
+    def on_opened(self) -> None:
         self._record.connections[self._name] += 1
         self._connected = True
         self._why = ""
         self._record.note(Opened(at=self._now(), client=self._name, connection=self.connection))
 
-    def gave_up(self, why: str) -> None:
+    def on_giving_up(self, why: str) -> None:
         """The client is about to drop the connection because a reply is missing."""
         self._why = why
 
-    def ended(self, by: Literal["server", "client", "network"]) -> None:
+    def on_ended(self, by: Literal["server", "client", "network"]) -> None:
         """The connection has ended; the outcome of its open requests is unknown."""
         if not self._connected:
             return
@@ -107,10 +108,10 @@ class RecordingMachine:
             )
         self._asked.clear()
 
-    def dropped(self, chat_id: str) -> None:
+    def on_dropped(self, chat_id: str) -> None:
         self._record.note(Dropped(at=self._now(), client=self._name, chat_id=chat_id))
 
-    def holds(self, chat_id: str, cursor: Cursor, messages: Sequence[tuple[int, str]]) -> None:
+    def note_copy(self, chat_id: str, cursor: Cursor, messages: Sequence[tuple[int, str]]) -> None:
         """Record the client's copy of a chat, at the end, after time to catch up."""
         held = Held(
             at=self._now(),
@@ -122,7 +123,7 @@ class RecordingMachine:
         )
         self._record.note(held)
 
-    def asked(self, frame: AnyClientFrame) -> None:
+    def on_request(self, frame: AnyClientFrame) -> None:
         """The client sends a frame."""
         now, record, op = self._now(), self._record, None
         match frame:
@@ -156,7 +157,7 @@ class RecordingMachine:
         if op is not None and frame.request_id is not None:
             self._asked[frame.request_id] = (op, frame)
 
-    def heard(self, frame: ServerFrame) -> None:
+    def on_frame(self, frame: ServerFrame) -> None:
         """The client received a frame."""
         now, payload = self._now(), frame.payload
         if isinstance(payload, Message):
@@ -170,17 +171,17 @@ class RecordingMachine:
             )
             self._record.note(push)
         elif isinstance(payload, Typing | Receipt):
-            whisper = Whispered(
+            ephemeral = Whispered(
                 at=now, client=self._name, chat_id=payload.chat_id, kind=payload.type
             )
-            self._record.note(whisper)
+            self._record.note(ephemeral)
         elif self._alone:
-            self._heard_of_the_connection(payload, now)
+            self._note_warning(payload, now)
         op, asked = self._asked.pop(frame.request_id or "", (0, None))
         if asked is not None:
             self._record.note(_answer(op, asked, payload, now))
 
-    def _heard_of_the_connection(self, payload: object, now: float) -> None:
+    def _note_warning(self, payload: object, now: float) -> None:
         match payload:
             case ConnectionClosing(reason=reason):
                 self._record.note(ClosingSaid(at=now, connection=self.connection, reason=reason))
@@ -229,33 +230,31 @@ def _asked_from(frame: AnyClientFrame, chat_id: str) -> Cursor | None:
             return None
 
 
-def watched(witness: RecordingMachine, base: type[Machine] = Machine) -> type[Machine]:
-    """``base``, recorded.
+def recording_machine(recorder: ClientRecorder) -> type[Machine]:
+    """The client's machine, recorded by ``recorder``.
 
     The shell records how a connection ended: no machine knows that.
     """
 
-    class WatchedMachine(base):  # type: ignore[misc, valid-type]
-        def opened(self, expires_at: float | None, now: float) -> list[MachineAction]:
-            witness.opened()
-            actions: list[MachineAction] = super().opened(expires_at, now)
-            return actions
+    class RecordingMachine(Machine):
+        def on_opened(self, expires_at: float | None, now: float) -> list[MachineAction]:
+            recorder.on_opened()
+            return super().on_opened(expires_at, now)
 
         def receive(self, frame: ServerFrame, now: float) -> list[MachineAction]:
-            witness.heard(frame)
-            actions: list[MachineAction] = super().receive(frame, now)
-            return actions
+            recorder.on_frame(frame)
+            return super().receive(frame, now)
 
         def _done(self, now: float) -> list[MachineAction]:
-            actions: list[MachineAction] = super()._done(now)
+            actions = super()._done(now)
             for action in actions:
                 if isinstance(action, Write):
-                    witness.asked(action.frame)
+                    recorder.on_request(action.frame)
                 elif isinstance(action, Drop):
-                    witness.gave_up(action.reason)
+                    recorder.on_giving_up(action.reason)
             return actions
 
-    return WatchedMachine
+    return RecordingMachine
 
 
 class RecordingClient(Client):
@@ -277,14 +276,20 @@ class RecordingClient(Client):
         settings: ClientSettings | None = None,
     ) -> None:
         """``name``: the client's name in the history; default: its device id."""
-        super().__init__(url, token, device_id=device_id, state=state, settings=settings)
         who = ClientSeen(
             client=name or device_id, tenant=user.tenant, user_id=user.user_id, device_id=device_id
         )
-        self.witness = RecordingMachine(record, who, time.monotonic, alone=True)
-        self.machine_type = watched(self.witness)
-        self._reconnect = _Watched(
-            self.witness, self._settings.backoff, self._rng, self._provider is not None
+        self.recorder = ClientRecorder(record, who, time.monotonic, alone=True)
+        super().__init__(
+            url,
+            token,
+            device_id=device_id,
+            state=state,
+            settings=settings,
+            machine_type=recording_machine(self.recorder),
+        )
+        self._reconnect = _RecordingReconnect(
+            self.recorder, self._settings.backoff, self._rng, self._provider is not None
         )
         self.copies: dict[str, list[tuple[int, str]]] = {}
         self._epochs: dict[str, int] = {}
@@ -296,7 +301,7 @@ class RecordingClient(Client):
         trace: TracebackType | None,
     ) -> None:
         await super().__aexit__(kind, error, trace)
-        self.witness.ended("client")
+        self.recorder.on_ended("client")
 
     def cut(self) -> None:
         """Break the connection without a closing handshake, as a network would."""
@@ -318,24 +323,24 @@ class RecordingClient(Client):
     def note_copy(self, chat_id: str) -> None:
         """Record the copy of a chat, after the client had time to catch up."""
         copy = self.copies.get(chat_id, [])
-        self.witness.holds(
+        self.recorder.note_copy(
             chat_id, Cursor(self._epochs.get(chat_id, 1), copy[-1][0] if copy else 0), copy
         )
 
     def _drop(self, chat_id: str) -> None:
         self.copies.pop(chat_id, None)
-        self.witness.dropped(chat_id)
+        self.recorder.on_dropped(chat_id)
 
 
-class _Watched(Reconnect):
+class _RecordingReconnect(Reconnect):
     """Records how connections end: by the server if there was a close frame."""
 
     def __init__(
-        self, witness: RecordingMachine, backoff: Backoff, rng: random.Random, can_renew: bool
+        self, recorder: ClientRecorder, backoff: Backoff, rng: random.Random, can_renew: bool
     ) -> None:
         super().__init__(backoff, rng, can_renew)
-        self._witness = witness
+        self._recorder = recorder
 
-    def closed(self, code: int | None) -> ReconnectVerdict:
-        self._witness.ended("network" if code is None else "server")
-        return super().closed(code)
+    def on_closed(self, code: int | None) -> ReconnectVerdict:
+        self._recorder.on_ended("network" if code is None else "server")
+        return super().on_closed(code)

@@ -27,7 +27,7 @@ class CarelessDeliveries(OutboundBuffer):
 
     __slots__ = ()
 
-    def pass_through(self, run: EncodedRun) -> bool:
+    def deliver_at_once(self, run: EncodedRun) -> bool:
         self._believe(run)
         return super().deliver_at_once(run)
 

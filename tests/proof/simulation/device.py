@@ -26,13 +26,12 @@ from holdfast.client.events import (
     Synced,
     Write,
 )
-from holdfast.client.machine import Machine
 from holdfast.client.outbox import Outbox, OutboxEntry
 from holdfast.client.reconnect import Reconnect, Stop
 from holdfast.client.settings import ClientSettings
 from holdfast.message import Cursor, Message, User
 from holdfast.verify.history import ClientSeen, Recorder
-from holdfast.verify.recording import RecordingMachine, watched
+from holdfast.verify.recording import ClientRecorder, recording_machine
 from holdfast.wire.codec import ServerFrame, encode_client_frame
 from holdfast.wire.frames import AnyClientFrame, CursorClaim, SyncBody, SyncRequest
 
@@ -45,8 +44,6 @@ Dial = Callable[["Device"], "Wire | None"]
 
 class Device:
     """One client. ``name`` is unique in a history; a user may have several."""
-
-    machine_type: type[Machine] = Machine
 
     def __init__(
         self, name: str, user: User, record: Recorder, rng: random.Random, settings: ClientSettings
@@ -71,8 +68,8 @@ class Device:
         who = ClientSeen(
             client=name, tenant=user.tenant, user_id=user.user_id, device_id=self.device_id
         )
-        self.witness = RecordingMachine(record, who, self._loop.time)
-        self.machine_type = watched(self.witness, self.machine_type)
+        self.recorder = ClientRecorder(record, who, self._loop.time)
+        self._machine_type = recording_machine(self.recorder)
         self._boot()
 
     def _boot(self) -> None:
@@ -80,7 +77,7 @@ class Device:
         outbox = Outbox(
             self.unsent.values(), self._settings.sends_in_flight_max, backoff, self._rng
         )
-        self.machine = self.machine_type(self._settings, outbox, dict(self.cursors), self._rng)
+        self.machine = self._machine_type(self._settings, outbox, dict(self.cursors), self._rng)
         self.machine.listen(self._loop.time())
         self._reconnect = Reconnect(backoff, self._rng, can_renew=True)
 
@@ -105,7 +102,7 @@ class Device:
             self._asides += 1
             body = SyncBody(chat_id, cursor.epoch, cursor.sequence, 100, cursor.proof)
             frame = SyncRequest(request_id=f"aside-{self._asides}", payload=body)
-            self.witness.asked(frame)
+            self.recorder.on_request(frame)
             self._write(frame)
 
     def pause(self, paused: bool) -> None:
@@ -131,7 +128,7 @@ class Device:
         """Record this device's final copies of these chats."""
         for chat_id in chats:
             cursor = self.cursors.get(chat_id, CursorClaim(0, 0))
-            self.witness.holds(
+            self.recorder.note_copy(
                 chat_id, Cursor(cursor.epoch, cursor.sequence), self.copies.get(chat_id, [])
             )
 
@@ -142,11 +139,11 @@ class Device:
         assert self._dial is not None
         wire = self._dial(self)
         if wire is None:
-            self._try_later(self._reconnect.unreachable("no server").delay_seconds)
+            self._try_later(self._reconnect.on_unreachable("no server").delay_seconds)
             return
         self.wire = wire
         wire.read_on(not self.paused)
-        self._do(self.machine.opened(None, self._loop.time()))
+        self._do(self.machine.on_opened(None, self._loop.time()))
 
     def ended(self, wire: Wire, code: int | None) -> None:
         if wire is self.wire:
@@ -160,9 +157,9 @@ class Device:
     def _over(self, by: Literal["server", "client", "network"], code: int | None) -> None:
         self.wire = None
         self._online = False
-        self.witness.ended(by)
-        self.machine.disconnected()
-        verdict = self._reconnect.closed(code)
+        self.recorder.on_ended(by)
+        self.machine.on_disconnected()
+        verdict = self._reconnect.on_closed(code)
         if isinstance(verdict, Stop):
             self.stopped = verdict
         else:
@@ -188,10 +185,10 @@ class Device:
                     if isinstance(event, ChatReset):
                         telemetry.sometimes("a device dropped its copy for a newer epoch")
                     self.copies.pop(chat_id, None)
-                    self.witness.dropped(chat_id)
+                    self.recorder.on_dropped(chat_id)
                 case _:
                     pass
-            self._do(self.machine.moved_past(event, copy, self._loop.time()))
+            self._do(self.machine.on_consumed(event, copy, self._loop.time()))
 
     def store(self, message: Message) -> None:
         self.copies.setdefault(message.chat_id, []).append((message.sequence, message.message_id))
@@ -209,10 +206,10 @@ class Device:
                     self._keep(keep)
                 case Online():
                     self._online = True
-                    self._reconnect.established()
-                    self._reconnect.lasted()
+                    self._reconnect.on_established()
+                    self._reconnect.on_lasted()
                 case Announced(closing=closing):
-                    self._reconnect.announced(closing)
+                    self._reconnect.on_announced(closing)
                 case Drop():
                     self._hang_up("client")
                 case RenewToken() | Synced():
@@ -227,7 +224,7 @@ class Device:
             self.copies.pop(keep.chat_id, None)
         else:
             self.cursors[keep.chat_id] = keep.cursor
-            self._do(self.machine.kept([keep], self._loop.time()))
+            self._do(self.machine.on_kept([keep], self._loop.time()))
 
     def _write(self, frame: AnyClientFrame) -> None:
         if self.wire is not None:

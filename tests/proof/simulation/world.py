@@ -185,7 +185,7 @@ class World:
     def _dial(self, device: Device) -> Wire | None:
         if self.server is None or self.server.gateway.draining:  # the handshake answers 503
             return None
-        connection = device.witness.connection
+        connection = device.recorder.connection
 
         def said(frame: ServerFrame) -> None:
             if isinstance(frame.payload, ConnectionClosing):
