@@ -115,7 +115,7 @@ async def test_the_life_of_a_message() -> None:
     (stretch,) = envelopes(cut, {"node": {ALICE, BOB}})["node"].stretches
 
     # 8. and out again: encoded once, owed by each session, written by its gateway.
-    assert list(bob.deliveries.deliver(EncodedRun(stretch.messages), clock.monotonic())) == [Wake()]
+    assert list(bob.deliver(EncodedRun(stretch.messages), clock.monotonic())) == [Wake()]
     (received,) = written(bob)
     assert (received["type"], received["payload"]["sequence"], received["payload"]["content"]) == (
         "message",

@@ -194,6 +194,7 @@ async def bench(
     memory_budget_bytes: int = PLENTY,
     verify: Callable[[str], Principal] = verify,
     refusal: Callable[[Principal, str], HoldfastError | None] = lambda principal, device_id: None,
+    connection_type: Callable[..., Connection] = Connection,
 ) -> AsyncIterator[Bench]:
     clock = LoopClock()
     ids = Ids(clock, random.Random(1))
@@ -214,7 +215,7 @@ async def bench(
     )
     neighbours = NoNeighbours()
     running = asyncio.create_task(intake.run())
-    async with Gateway(plane, neighbours, memory_budget_bytes) as gateway:
+    async with Gateway(plane, neighbours, memory_budget_bytes, connection_type) as gateway:
         made = Bench(gateway, store, clock, ids, neighbours, intake, plane.watermarks)
         yield made
         for socket in made.sockets:

@@ -137,7 +137,7 @@ class Talk:
         return self.do(self.session.receive(frame, self.now))
 
     def deliver(self, run: EncodedRun) -> list[Effect]:
-        return self.do(self.session.deliveries.deliver(run, self.now))
+        return self.do(self.session.deliver(run, self.now))
 
     def tick(self, seconds: float = 0.0) -> list[Effect]:
         self.now += seconds

@@ -353,10 +353,10 @@ class Protocol(RuleBasedStateMachine):
             first, last = self.undelivered[chat_id].pop(0)
             if chat_id in self.store.members:
                 run = self.store.run(chat_id, first, last)
-                if self.rng.random() < 0.5 and self.session.deliveries.deliver_at_once(run):
+                if self.rng.random() < 0.5 and self.session.deliver_at_once(run):
                     self.client.inbox += decoded([run.data])
                 else:
-                    self.carry_out(self.session.deliveries.deliver(run, self.now))
+                    self.carry_out(self.session.deliver(run, self.now))
 
     @rule(chat_id=st.sampled_from(CHATS))
     def skip(self, chat_id: str) -> None:
@@ -374,9 +374,7 @@ class Protocol(RuleBasedStateMachine):
         first = max(1, end - back)
         last = min(end, first + count - 1)
         if last >= first and chat_id in self.store.members:
-            self.carry_out(
-                self.session.deliveries.deliver(self.store.run(chat_id, first, last), self.now)
-            )
+            self.carry_out(self.session.deliver(self.store.run(chat_id, first, last), self.now))
 
     @rule(bytes_max=st.sampled_from([1, 200, 1000, 1 << 20]))
     def take(self, bytes_max: int) -> None:
@@ -462,7 +460,7 @@ class Protocol(RuleBasedStateMachine):
         if chat_id in self.store.members:
             event = self.store.leave(chat_id)
             if heard:
-                self.carry_out(self.session.deliveries.deliver(event, self.now))
+                self.carry_out(self.session.deliver(event, self.now))
             self.carry_out(self.session.on_membership(chat_id, None, heard=heard))
         else:
             self.store.members.add(chat_id)
@@ -487,7 +485,7 @@ class Protocol(RuleBasedStateMachine):
             return
         assert self.session.waiting_messages <= 20
         assert self.session.open_requests <= 6
-        assert len(self.session._deliveries.lanes.control) <= 8 + 6 + 3
+        assert len(self.session._outbound.lanes.control) <= 8 + 6 + 3
 
     @invariant()
     def what_the_client_has_is_a_prefix_in_order_once(self) -> None:

@@ -255,7 +255,7 @@ def test_ephemeral_frames_are_dropped_above_half_and_never_make_slow() -> None:
     for number in range(1000):
         talk.do(talk.session.ephemeral(("typing", str(number)), b"\x81\x01x"))
     assert talk.count(Emit) == 0
-    assert len(talk.session._deliveries.lanes.ephemeral or ()) == 256, "the bound of their lane"
+    assert len(talk.session._outbound.lanes.ephemeral or ()) == 256, "the bound of their lane"
     before = talk.session.waiting_bytes
     talk.deliver(run(501))
     talk.do(talk.session.ephemeral(("typing", "more"), b"\x81\x01x"))
@@ -284,25 +284,25 @@ def test_take_gives_about_as_much_as_asked_in_whole_frames() -> None:
 
 def test_a_run_passes_the_lanes_only_where_nothing_waits_in_them_and_it_comes_next() -> None:
     talk = Talk().live(0)
-    outbound = talk.session.deliveries
-    assert not outbound.deliver_at_once(run(1, chat_id="chat_9"))
-    assert not outbound.deliver_at_once(run(2))
-    assert outbound.deliver_at_once(run(1))
-    assert not outbound.deliver_at_once(run(1)), "it was"
+    session = talk.session
+    assert not session.deliver_at_once(run(1, chat_id="chat_9"))
+    assert not session.deliver_at_once(run(2))
+    assert session.deliver_at_once(run(1))
+    assert not session.deliver_at_once(run(1)), "it was"
     talk.deliver(run(2))
     talk.deliver(run(3))
-    assert not outbound.deliver_at_once(run(4)), "what waits goes first"
+    assert not session.deliver_at_once(run(4)), "what waits goes first"
     talk.session.take(1)
-    assert not outbound.deliver_at_once(run(4)), "what still waits after a take, too"
+    assert not session.deliver_at_once(run(4)), "what still waits after a take, too"
     talk.read()
-    assert outbound.deliver_at_once(run(4))
+    assert session.deliver_at_once(run(4))
     talk.receive(send(kind="image/png"))
-    assert not outbound.deliver_at_once(run(5)), "an answer waits"
+    assert not session.deliver_at_once(run(5)), "an answer waits"
     talk.read()
     talk.deliver(run(5))
     assert [p.sequence for p in talk.read() if isinstance(p, Message)] == [5]
     talk.do(talk.session.close(CloseReason.ROTATION))
-    assert not outbound.deliver_at_once(run(6))
+    assert not session.deliver_at_once(run(6))
 
 
 def test_take_run_gives_the_one_run_that_waits_and_nothing_where_there_is_more_to_do() -> None:
@@ -340,7 +340,7 @@ def test_a_full_control_lane_stops_reading_and_half_empty_reads_on() -> None:
         assert PauseReading() not in talk.receive(next(sends))
     assert PauseReading() in talk.receive(next(sends))
     assert PauseReading() not in talk.receive(next(sends)), "said once"
-    while len(talk.session._deliveries.lanes.control) >= 100:
+    while len(talk.session._outbound.lanes.control) >= 100:
         assert talk.count(ResumeReading) == 0
         talk.take(1)
     assert talk.count(ResumeReading) == 1

@@ -291,7 +291,7 @@ def test_what_still_waits_in_the_buffer_is_not_missed_by_its_acks() -> None:
     talk.deliver(run(1, 3))
     for _ in range(20):
         talk.wait(15)
-        talk.session._deliveries.lanes.control.clear()
+        talk.session._outbound.lanes.control.clear()
         talk.receive(HeartbeatAck())
     assert talk.closing is None
 

@@ -54,11 +54,9 @@ REACH: dict[str, Callable[[Node], Any]] = {
         session_of(n)._requests._inbound
     ),
     "gateway.backpressure.outbound.ephemeral_threshold_percent": lambda n: (
-        session_of(n).deliveries._limits
+        session_of(n)._outbound._limits
     ),
-    "gateway.backpressure.outbound.max_ephemeral_frames": lambda n: (
-        session_of(n).deliveries._limits
-    ),
+    "gateway.backpressure.outbound.max_ephemeral_frames": lambda n: session_of(n)._outbound._limits,
     "gateway.timeouts.behind_before_heads_seconds": lambda n: (
         session_of(n)._lifetime.heartbeat._timeouts
     ),

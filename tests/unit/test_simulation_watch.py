@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from gateway_rig import bench, settle
 
-from holdfast.gateway.connection import Connection
 from holdfast.verify.history import Header, Level, Recorder
 from proof.simulation.watch import Watch, watched
+from proof.virtual_loop import LoopClock
 
 
 async def test_what_was_written_to_a_socket_that_takes_nothing_counts_as_waiting() -> None:
-    async with bench() as parts:
-        record = Recorder(Header(seed=1, notes={}))
-        watch = Watch(
-            record, parts.clock.monotonic, {"messages": 1000, "bytes": 6000, "requests": 100}
-        )
-        parts.gateway.connection_type = watched(watch, Connection)
+    record = Recorder(Header(seed=1, notes={}))
+    bounds = {"messages": 1000, "bytes": 6000, "requests": 100}
+    watch = Watch(record, LoopClock().monotonic, bounds)
+    async with bench(connection_type=watched(watch)) as parts:
         chat_id = await parts.chat("alice", "bob")
         alice = parts.connect("alice")
         await settle()

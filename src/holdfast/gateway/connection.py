@@ -23,7 +23,6 @@ from holdfast.gateway.transport.linger import LINGER_SECONDS
 from holdfast.message import Outcome, Page, ResumeRead, User
 from holdfast.session import effects
 from holdfast.session.effects import Effects, SessionEvent
-from holdfast.session.outbound import OutboundBuffer
 from holdfast.session.responses import closing_frame
 from holdfast.session.session import Session
 from holdfast.session.validation import refusal_of
@@ -63,8 +62,6 @@ class _Hold(Flag):
 class Connection:
     """The shell around one session."""
 
-    session_type = Session
-
     __slots__ = (
         "_early",
         "_holds",
@@ -73,11 +70,12 @@ class Connection:
         "_opened_at",
         "_plane",
         "_pong",
+        "_session_type",
         "_socket",
         "_work",
+        "authenticated",
         "closing",
         "connection_id",
-        "deliveries",
         "device_id",
         "dirty",
         "due",
@@ -95,9 +93,11 @@ class Connection:
         socket: Socket,
         device_id: str,
         identify: Callable[[Principal], None] = lambda principal: None,
+        session_type: type[Session] = Session,
     ) -> None:
         """``identify`` gets the principal of a first frame, and may raise a refusal."""
         self._identify = identify
+        self._session_type = session_type
         self._plane = plane
         self._host = host
         self._socket = socket
@@ -109,10 +109,10 @@ class Connection:
         """Body of the pong to write when the socket takes data again."""
         self.connection_id = plane.ids.new("conn_")
         self.device_id = device_id or self.connection_id
+        self.authenticated = False
+        self.session: Session
+        """Set by ``open``, once the client is authenticated; delivery reads it directly."""
         self.established = False
-        self.session: Session | None = None
-        self.deliveries: OutboundBuffer
-        """The session's outbound buffer; set with the session."""
         self.write = socket.write
         self.paused = False
         self.dirty = False
@@ -123,26 +123,20 @@ class Connection:
         """No frame is handled any more; it closes once open requests are answered."""
 
     @property
-    def owed(self) -> Session:
-        """The session of a connection that is on the roster."""
-        assert self.session is not None
-        return self.session
-
-    @property
     def user(self) -> User:
-        return self.owed.user
+        return self.session.user
 
     @property
     def chats(self) -> Collection[str]:
-        return self.owed.chats
+        return self.session.chats
 
     def reads(self, chat_id: str) -> bool:
-        return self.owed.principal.reads(chat_id)
+        return self.session.principal.reads(chat_id)
 
     @property
     def open_requests(self) -> int:
         """Requests of the client that are not answered yet."""
-        return self.session.open_requests if self.session is not None else 0
+        return self.session.open_requests if self.authenticated else 0
 
     @property
     def _marked_as(self) -> str:
@@ -159,7 +153,7 @@ class Connection:
 
         The latter count because a page leaves its lane in one piece.
         """
-        in_lanes = self.session.waiting_bytes if self.session is not None else 0
+        in_lanes = self.session.waiting_bytes if self.authenticated else 0
         return in_lanes + (self._socket.unsent if self.paused else 0)
 
     # --- called by the socket ---------------------------------------------------------
@@ -168,7 +162,7 @@ class Connection:
         """Handle a whole text message from the client."""
         if self.closing is not None or self.leaving:
             return
-        if self.session is not None and not self.established:
+        if self.authenticated and not self.established:
             self._wait_for_hello(data)
             return
         now = self._plane.clock.monotonic()
@@ -178,7 +172,7 @@ class Connection:
             telemetry.frame_refused()
             self._invalid(error, request_id_of(data), now)
             return
-        if self.session is None:
+        if not self.authenticated:
             if isinstance(frame, Authenticate):
                 self._authenticate(frame)
             else:
@@ -192,7 +186,7 @@ class Connection:
         """Answer a ping within the frame rate; while paused keep only the last."""
         if self.closing is not None:
             return
-        if self.session is not None and not self.session.on_ping(self._plane.clock.monotonic()):
+        if self.authenticated and not self.session.on_ping(self._plane.clock.monotonic()):
             return
         if self.paused:
             self._pong = body
@@ -201,7 +195,7 @@ class Connection:
 
     def work_done(self, work: int) -> None:
         """Count the frames of one read; above the work rate reading pauses."""
-        if self.session is not None:
+        if self.authenticated:
             self.session.heard()
         if self.closing is None and self._work.spend(work, self._plane.clock.monotonic()):
             self._hold(_Hold.WORK)
@@ -231,14 +225,14 @@ class Connection:
     def flush(self) -> None:
         """Write what waits, in as few writes as possible, until the socket pauses."""
         self.dirty = False
-        session = self.session
         if self.closing is not None or self.paused:
             return
         if self._pong is not None:
             body, self._pong = self._pong, None
             self.write(pong_frame(body))
-        if session is None:
+        if not self.authenticated:
             return
+        session = self.session
         if (run := session.take_single()) is not None:
             self.write(run)
             return
@@ -251,7 +245,7 @@ class Connection:
         """Check the deadline of authentication, or those of the session."""
         if self._work.paused and self.closing is None:
             self._judge_work(now)
-        if self.session is None:
+        if not self.authenticated:
             self.due = self._opened_at + self._plane.limits.timeouts.authentication_seconds
             if self.closing is None and now >= self.due:
                 self.close(CloseReason.UNAUTHORIZED, message="no `authenticate` frame in time")
@@ -265,7 +259,7 @@ class Connection:
     def _judge_work(self, now: float) -> None:
         """Reading is paused: resume within the rate, close after too long."""
         if self._work.is_exceeded(now):
-            if self.session is None:
+            if not self.authenticated:
                 self.close(
                     CloseReason.UNAUTHORIZED, message="too many frames before authentication"
                 )
@@ -282,7 +276,7 @@ class Connection:
         if self.closing is not None:
             return
         self._answer_early(Unavailable(f"the connection closes: {closing.reason}"))
-        if self.session is not None:
+        if self.authenticated:
             self.do(self.session.close(closing, delay_ms, message))
             return
         self.write(encode_frame(closing_frame(closing, message, delay_ms, {})))
@@ -349,15 +343,15 @@ class Connection:
         plane = self._plane
         deadline = plane.clock.monotonic() + plane.limits.timeouts.durability_rpc_seconds
         answer = partial(self._answered, effect.token)
-        plane.sends.submit(effect.body, self.owed.user, self.connection_id, deadline, answer)
+        plane.sends.submit(effect.body, self.session.user, self.connection_id, deadline, answer)
 
     def _answered(self, token: int, outcome: Outcome) -> None:
-        if self.session is not None and self.closing is None:
+        if self.closing is None:
             self.do(self.session.on_send_result(token, outcome, self._plane.clock.monotonic()))
 
     async def _read(self, effect: effects.Fetch | effects.FetchResume) -> None:
         """Read one page; a session never has two reads under way."""
-        session, history = self.owed, self._plane.history
+        session, history = self.session, self._plane.history
         result: Page | ResumeRead | HoldfastError
         try:
             if isinstance(effect, effects.Fetch):
@@ -378,7 +372,6 @@ class Connection:
 
     def _close(self, closing: CloseReason) -> None:
         """Write the control lane up to the closing frame, paused or not."""
-        assert self.session is not None
         chunks = self.session.take(WRITE_BYTES)
         if chunks:
             self.write(b"".join(chunks))
@@ -416,7 +409,7 @@ class Connection:
             self.close(CloseReason.UNAUTHORIZED)
 
     def _invalid(self, error: InvalidMessage, request_id: str | None, now: float) -> None:
-        if self.session is None:
+        if not self.authenticated:
             self._refuse(error, request_id)
         else:
             self.do(self.session.on_invalid_frame(error, request_id, now))
@@ -432,8 +425,7 @@ class Connection:
             self._refuse(refusal, request_id)
             return
         now = self._plane.clock.monotonic()
-        del self._identify
-        self.session = self.session_type(
+        self.session = self._session_type(
             self._plane.session_limits,
             self.connection_id,
             principal,
@@ -442,7 +434,8 @@ class Connection:
             self._expiry(principal),
             self._plane.rng,
         )
-        self.deliveries = self.session.deliveries
+        self.authenticated = True
+        del self._identify, self._session_type
         self._host.opened(self, now)
         self._hold(_Hold.OPENING)
         self._host.start(self, self._establish(self.session))
@@ -482,7 +475,6 @@ class Connection:
             self._release(_Hold.OPENING)
 
     def _verify(self, effect: effects.Verify) -> None:
-        assert self.session is not None
         now = self._plane.clock.monotonic()
         try:
             principal = self._plane.verify(effect.credential)

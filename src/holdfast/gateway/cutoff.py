@@ -90,7 +90,7 @@ class Cutoff:
             await asyncio.gather(self._looking, return_exceptions=True)
 
     def _judge(self, connection: Connection) -> None:
-        if connection.session is None:
+        if not connection.authenticated:
             return
         if (
             refusal := self._plane.refusal(connection.session.principal, connection.device_id)

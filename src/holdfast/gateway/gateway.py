@@ -57,14 +57,17 @@ class PresenceListener(Protocol):
 class Gateway:
     """Every connection of this node. ``async with`` owns its tasks; leaving drains."""
 
-    connection_type = Connection
-
     def __init__(
-        self, plane: GatewayDeps, neighbours: PresenceListener, memory_budget_bytes: int
+        self,
+        plane: GatewayDeps,
+        neighbours: PresenceListener,
+        memory_budget_bytes: int,
+        connection_type: Callable[..., Connection] = Connection,
     ) -> None:
         self._plane = plane
         self._neighbours = neighbours
         self._memory_budget_bytes = memory_budget_bytes
+        self._connection_type = connection_type
         self._connections: dict[str, Connection] = {}
         self._roster: Roster[Connection] = Roster(plane.limits.connections_per_user)
         self._dirty: list[Connection] = []
@@ -125,7 +128,7 @@ class Gateway:
         Without a principal the first frame must authenticate; ``identify`` may refuse
         it.
         """
-        connection = self.connection_type(self._plane, self, socket, device_id, identify)
+        connection = self._connection_type(self._plane, self, socket, device_id, identify)
         self._connections[connection.connection_id] = connection
         telemetry.connection_opened(len(self._connections))
         if principal is not None:
@@ -167,10 +170,10 @@ class Gateway:
         writes: list[Callable[[bytes], None]] = []
         for connection in connections:
             try:
-                if alone and not connection.paused and connection.deliveries.deliver_at_once(run):
+                if alone and not connection.paused and connection.session.deliver_at_once(run):
                     writes.append(connection.write)
                     continue
-                steps = connection.deliveries.deliver(run, now)
+                steps = connection.session.deliver(run, now)
                 if steps is WAKE:
                     self.wake(connection)
                 elif steps:
@@ -214,7 +217,7 @@ class Gateway:
 
     def _push(self, connections: Iterable[Connection], key: tuple[str, ...], frame: bytes) -> None:
         for connection in connections:
-            connection.do(connection.owed.ephemeral(key, frame))
+            connection.do(connection.session.ephemeral(key, frame))
 
     # --- called by connections (ConnectionHost) ---------------------------------------
 
@@ -232,7 +235,7 @@ class Gateway:
         if self._connections.pop(connection.connection_id, None) is None:
             return
         self.cutoff.forget(connection)
-        if connection.session is not None:
+        if connection.authenticated:
             self._roster.remove(connection)
             if not self._roster.of_user(connection.user):
                 self._neighbours.on_user_disconnected(connection.user)
@@ -262,7 +265,7 @@ class Gateway:
         return int(self._plane.rng.random() * seconds * 1000)
 
     def log(self, connection: Connection, event: str, **facts: str) -> None:
-        who = connection.session.user._asdict() if connection.session is not None else {}
+        who = connection.user._asdict() if connection.authenticated else {}
         self._log.info(event, connection_id=connection.connection_id, **who, **facts)
 
     def start(self, connection: Connection, work: Coroutine[Any, Any, None]) -> None:
@@ -340,7 +343,7 @@ class Gateway:
         end = clock.monotonic() + self._plane.limits.shutdown.drain_timeout_seconds
         while self._connections and clock.monotonic() < end:
             for connection in list(self._connections.values()):
-                if connection.session is None or not connection.session.open_requests:
+                if not connection.open_requests:
                     connection.close(CloseReason.SERVER_SHUTDOWN, delay_ms=self.spread_ms())
             self._empty.clear()
             if self._connections:

@@ -64,14 +64,14 @@ class RosterSync:
         self._note_move(user)
         self._roster.joined(user, chat_id)
         for connection in self._roster.of_user(user):
-            connection.do(connection.owed.on_membership(chat_id, Cursor(EPOCH_UNKNOWN, head)))
+            connection.do(connection.session.on_membership(chat_id, Cursor(EPOCH_UNKNOWN, head)))
 
     def _leave(self, user: User, chat_id: str, *, heard: bool) -> None:
         """``heard``: sessions that are live in the chat were sent the event."""
         self._note_move(user)
         self._roster.left(user, chat_id)
         for connection in self._roster.of_user(user):
-            connection.do(connection.owed.on_membership(chat_id, None, heard=heard))
+            connection.do(connection.session.on_membership(chat_id, None, heard=heard))
 
     async def ask_heads(self) -> None:
         """Compare every session with the heads in the store.
@@ -143,8 +143,8 @@ class RosterSync:
         """
         now = self._clock.monotonic()
         for connection in self._roster.in_chat(chat_id):
-            if not connection.owed.knows(chat_id, head):
-                connection.do(connection.owed.on_head(chat_id, head, now))
+            if not connection.session.knows(chat_id, head):
+                connection.do(connection.session.on_head(chat_id, head, now))
 
 
 async def _in_parts(

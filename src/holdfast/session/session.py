@@ -37,7 +37,7 @@ from holdfast.session.scopes import forbidden
 from holdfast.session.settings import SessionSettings
 from holdfast.session.validation import refusal_of, refusal_of_send
 from holdfast.wire.close_codes import CloseReason
-from holdfast.wire.codec import encode_frame, error_payload
+from holdfast.wire.codec import EncodedRun, encode_frame, error_payload
 from holdfast.wire.frames import (
     Ack,
     AnyClientFrame,
@@ -62,12 +62,10 @@ _RATE_ERROR_SECONDS = 1.0
 class Session:
     """One connection's session. Times are monotonic seconds; it is not thread-safe."""
 
-    deliveries_type = OutboundBuffer
-
     __slots__ = (
-        "_deliveries",
         "_lifetime",
         "_limits",
+        "_outbound",
         "_pulls",
         "_rate_told_at",
         "_requests",
@@ -95,21 +93,16 @@ class Session:
         self.user = principal.user
         self.device_id = device_id
         self.closed = False
-        self._deliveries = self.deliveries_type(limits)
+        self._outbound = OutboundBuffer(limits)
         self._requests = Requests(limits.backpressure.inbound)
         self._pulls = Pulls(limits)
         self._lifetime = Lifetime(limits.timeouts, now, expires_at, rng.random() if rng else 0.0)
         self._rate_told_at = now - _RATE_ERROR_SECONDS
 
     @property
-    def deliveries(self) -> OutboundBuffer:
-        """The outbound buffer; delivery to thousands of sessions calls it directly."""
-        return self._deliveries
-
-    @property
     def chats(self) -> Collection[str]:
         """The chats this session is in, or was in when it closed."""
-        return self._deliveries.places.keys()
+        return self._outbound.places.keys()
 
     @property
     def open_requests(self) -> int:
@@ -119,12 +112,12 @@ class Session:
     @property
     def waiting_messages(self) -> int:
         """How many delivered messages wait to be taken."""
-        return self._deliveries.lanes.messages
+        return self._outbound.lanes.messages
 
     @property
     def waiting_bytes(self) -> int:
         """How many bytes wait to be taken, in all lanes."""
-        return self._deliveries.lanes.waiting_bytes
+        return self._outbound.lanes.waiting_bytes
 
     def established(self, memberships: Mapping[str, Cursor], server_time: str) -> Effects:
         """The user's chats are known: queue ``connection_established``.
@@ -134,14 +127,14 @@ class Session:
         if self.closed:
             return NOTHING
         reads = self.principal.reads
-        self._deliveries.establish(
+        self._outbound.establish(
             {chat_id: head for chat_id, head in memberships.items() if reads(chat_id)}
         )
         effects: list[Effect] = []
         greeting = established_frame(
             self._limits, self.connection_id, self.user.user_id, self.device_id, server_time
         )
-        self._deliveries.enqueue_control(greeting, None, effects)
+        self._outbound.enqueue_control(greeting, None, effects)
         return effects
 
     # Frames from the client.
@@ -157,7 +150,7 @@ class Session:
             refusal = self._refusal_of_send(frame.payload, now)
             if refusal is None:
                 effects.append(Submit(self._requests.begin(frame), frame.payload))
-                if self._deliveries.calm:
+                if self._outbound.calm:
                     return effects
         elif (refusal := refusal_of(frame, self._limits)) is None:
             self._admit(frame, effects, now)
@@ -167,7 +160,7 @@ class Session:
                 effects += self.close(CloseReason.PROTOCOL_ERROR)
         inbound, outbound = self._limits.backpressure.inbound, self._limits.backpressure.outbound
         if (
-            len(self._deliveries.lanes.control)
+            len(self._outbound.lanes.control)
             > 2 * outbound.max_control_frames + inbound.max_queue_depth
         ):
             effects += self.close(CloseReason.OVERLOADED)
@@ -189,7 +182,7 @@ class Session:
         if request_id is not None and check_id(request_id, "request_id"):
             request_id = None
         effects: list[Effect] = []
-        self._deliveries.enqueue_control(error_payload(error), request_id, effects)
+        self._outbound.enqueue_control(error_payload(error), request_id, effects)
         if self._requests.count_invalid(now):
             effects += self.close(CloseReason.PROTOCOL_ERROR)
         return effects
@@ -202,7 +195,7 @@ class Session:
         if self.closed or (refusal := self._requests.rate_other(now)) is None:
             return not self.closed
         self._tell_rate(refusal, [], now)
-        self._deliveries.sleep()
+        self._outbound.sleep()
         return False
 
     def _admit(self, frame: _NoSend, effects: list[Effect], now: float) -> None:
@@ -224,8 +217,7 @@ class Session:
                 if (refusal := self._requests.rate_other(now)) is not None:
                     self._tell_rate(refusal, effects, now)
                 elif isinstance(
-                    noted := forbidden(frame, self.principal)
-                    or note(frame, self._deliveries.places),
+                    noted := forbidden(frame, self.principal) or note(frame, self._outbound.places),
                     HoldfastError,
                 ):
                     self._refuse(frame, noted, effects)
@@ -279,13 +271,13 @@ class Session:
             return
         if isinstance(frame, Resume):
             self._pulls.spoil(frame.payload)
-        self._deliveries.enqueue_control(error_payload(refusal), frame.request_id, effects)
+        self._outbound.enqueue_control(error_payload(refusal), frame.request_id, effects)
 
     def _tell_rate(self, refusal: HoldfastError, effects: list[Effect], now: float) -> None:
         """Report a frame that expects no answer as refused, once a second at most."""
         if now - self._rate_told_at >= _RATE_ERROR_SECONDS:
             self._rate_told_at = now
-            self._deliveries.enqueue_control(error_payload(refusal), None, effects)
+            self._outbound.enqueue_control(error_payload(refusal), None, effects)
 
     # Results of requests.
 
@@ -300,7 +292,7 @@ class Session:
             return effects
         assert isinstance(request, SendMessage)
         ack = acknowledgement(request.payload.client_message_id, outcome)
-        self._deliveries.enqueue_control(ack, request.request_id, effects)
+        self._outbound.enqueue_control(ack, request.request_id, effects)
         return effects
 
     def on_page(self, token: int, result: Page | ResumeRead | HoldfastError, now: float) -> Effects:
@@ -329,21 +321,21 @@ class Session:
         return effects
 
     def _show_page(self, page: Page, request: _Request, effects: list[Effect]) -> None:
-        place = self._deliveries.places.get(page.chat_id)
+        place = self._outbound.places.get(page.chat_id)
         shown = page if place is None else place.settle(page)
-        self._deliveries.enqueue_page(encode_frame(shown, request.request_id), effects)
-        effects += reads_that_waited(self._deliveries.places, (page.chat_id,))
+        self._outbound.enqueue_page(encode_frame(shown, request.request_id), effects)
+        effects += reads_that_waited(self._outbound.places, (page.chat_id,))
 
     def _show_resumed(
         self, read: ResumeRead, pull: Pull, request: _Request, effects: list[Effect]
     ) -> None:
         """Queue ``resumed`` as a page; resync the chats that it cannot name."""
-        places = self._deliveries.places
+        places = self._outbound.places
         answer, late = resumed(places, pull.cursors, read, self._limits.pages.max_bytes)
-        self._deliveries.enqueue_page(encode_frame(answer, request.request_id), effects)
+        self._outbound.enqueue_page(encode_frame(answer, request.request_id), effects)
         effects += reads_that_waited(places, (*(page.chat_id for page in read.pages), *read.heads))
         for chat_id, place in late.items():
-            self._deliveries.request_resync(chat_id, place, effects)
+            self._outbound.request_resync(chat_id, place, effects)
 
     def on_token_checked(
         self, token: int, result: float | HoldfastError | None, now: float
@@ -361,24 +353,35 @@ class Session:
             return effects
         self._lifetime.expires_at = result
         expires_in_ms = None if result is None else max(int((result - now) * 1000), 0)
-        self._deliveries.enqueue_control(Authenticated(expires_in_ms), request.request_id, effects)
+        self._outbound.enqueue_control(Authenticated(expires_in_ms), request.request_id, effects)
         return effects
 
     def _fail(self, request: _Request, error: HoldfastError, effects: list[Effect]) -> None:
         key = request.payload.client_message_id if isinstance(request, SendMessage) else None
         payload = error_payload(error, of_send=key is not None, client_message_id=key)
-        self._deliveries.enqueue_control(payload, request.request_id, effects)
+        self._outbound.enqueue_control(payload, request.request_id, effects)
 
     def _pull_next(self, effects: list[Effect]) -> None:
         """Start the next pull, if the last page has been taken."""
-        if self._deliveries.lanes.page is not None or (pull := self._pulls.begin()) is None:
+        if self._outbound.lanes.page is not None or (pull := self._pulls.begin()) is None:
             return
         for chat_id, cursor in pull.cursors.items():
-            if (place := self._deliveries.places.get(chat_id)) is not None:
+            if (place := self._outbound.places.get(chat_id)) is not None:
                 place.pull(cursor)
         effects.append(pull.effect())
 
     # What else the client must be sent.
+
+    def deliver(self, run: EncodedRun, now: float) -> Effects:
+        """Queue the run if it is the next of its chat and there is room, else a resync."""
+        return self._outbound.deliver(run, now)
+
+    def deliver_at_once(self, run: EncodedRun) -> bool:
+        """Whether to write the run past the lanes: it is the next and nothing waits.
+
+        The run then counts as written. Not for a socket that is paused.
+        """
+        return self._outbound.deliver_at_once(run)
 
     def on_membership(self, chat_id: str, head: Cursor | None, *, heard: bool = True) -> Effects:
         """The user joined a chat with this head (epoch 0: unknown) or left it (None).
@@ -388,24 +391,24 @@ class Session:
         effects: list[Effect] = []
         if self.closed or (head is not None and not self.principal.reads(chat_id)):
             return effects
-        place = self._deliveries.places.get(chat_id)
+        place = self._outbound.places.get(chat_id)
         told = self._pulls.concerns(chat_id, head is not None) or (
             heard and place is not None and place.live
         )
-        self._deliveries.on_membership(chat_id, head, effects, told)
-        effects += reads_that_waited(self._deliveries.places, (chat_id,))
+        self._outbound.on_membership(chat_id, head, effects, told)
+        effects += reads_that_waited(self._outbound.places, (chat_id,))
         return effects
 
     def ephemeral(self, key: Hashable, frame: bytes) -> Effects:
         """Queue typing, presence or a receipt; dropped if the buffer is too full."""
         effects: list[Effect] = []
         if not self.closed:
-            self._deliveries.enqueue_ephemeral(key, frame, effects)
+            self._outbound.enqueue_ephemeral(key, frame, effects)
         return effects
 
     def knows(self, chat_id: str, head: Cursor) -> bool:
         """Whether ``on_head`` would change nothing, which is the usual case."""
-        place = self._deliveries.places.get(chat_id)
+        place = self._outbound.places.get(chat_id)
         return place is None or self._lifetime.heartbeat.knows(chat_id, place, head)
 
     def on_head(self, chat_id: str, head: Cursor, now: float) -> Effects:
@@ -415,13 +418,13 @@ class Session:
         at once.
         """
         effects: list[Effect] = []
-        if self.closed or (place := self._deliveries.places.get(chat_id)) is None:
+        if self.closed or (place := self._outbound.places.get(chat_id)) is None:
             return effects
         raised = 0 < place.epoch < head.epoch
         self._lifetime.heartbeat.compare(chat_id, place, head, now)
         if raised:
-            self._deliveries.request_resync(chat_id, place, effects)
-        effects += reads_that_waited(self._deliveries.places, (chat_id,))
+            self._outbound.request_resync(chat_id, place, effects)
+        effects += reads_that_waited(self._outbound.places, (chat_id,))
         return effects
 
     def take_single(self) -> bytes | None:
@@ -429,21 +432,21 @@ class Session:
 
         It needs no ``on_written``.
         """
-        return self._deliveries.take_single()
+        return self._outbound.take_single()
 
     def take(self, bytes_max: int) -> list[bytes]:
         """Whole frames to write, of about ``bytes_max``; then call ``on_written``.
 
         After the close: all control frames, whose last is the closing frame.
         """
-        return self._deliveries.take(bytes_max)
+        return self._outbound.take(bytes_max)
 
     def on_written(self, now: float) -> Effects:
         """The frames of ``take`` are written: go on with pulls and reading."""
-        if self.closed or (self._deliveries.calm and not self._pulls.waits):
+        if self.closed or (self._outbound.calm and not self._pulls.waits):
             return NOTHING
         effects: list[Effect] = []
-        self._deliveries.on_written(effects, now)
+        self._outbound.on_written(effects, now)
         self._pull_next(effects)
         return effects
 
@@ -457,7 +460,7 @@ class Session:
         """Check every timer; harmless if early. ``sent``: how far writes have come."""
         if self.closed:
             return NOTHING
-        if (closing := self._lifetime.end(now, sent, self._deliveries)) is not None:
+        if (closing := self._lifetime.end(now, sent, self._outbound)) is not None:
             return self.close(closing)
         effects: list[Effect] = []
         for pull in self._pulls.too_old(now):
@@ -468,15 +471,15 @@ class Session:
                     ServerBusy("the request waited too long", retry_after_seconds=1),
                     effects,
                 )
-        self._deliveries.catch_up(effects, now)
+        self._outbound.catch_up(effects, now)
         self._pull_next(effects)
         if now >= self._lifetime.heartbeat.due:
             self._beat(effects, now, sent)
         return effects
 
     def _beat(self, effects: list[Effect], now: float, sent: Transmission) -> None:
-        places = self._deliveries.places
-        if not self._deliveries.lanes.runs and not sent.unsent:
+        places = self._outbound.places
+        if not self._outbound.lanes.runs and not sent.unsent:
             stale, diverged = self._lifetime.stale_acks.check(places, now)
             if diverged:
                 effects += self.close(CloseReason.STATE_DIVERGED)
@@ -484,20 +487,20 @@ class Session:
             for chat_id in stale:
                 effects.append(Emit(SessionEvent.ACKS_STALE))
                 places[chat_id].fall_behind()
-                self._deliveries.request_resync(chat_id, places[chat_id], effects)
+                self._outbound.request_resync(chat_id, places[chat_id], effects)
         heads = self._lifetime.heartbeat.ask(
             places, now, sent, self._limits.pages.resume_chats_per_frame
         )
-        self._deliveries.enqueue_control(Heartbeat(heads), None, effects)
+        self._outbound.enqueue_control(Heartbeat(heads), None, effects)
 
     @property
     def next_tick(self) -> float:
         """When ``tick`` has something to do; other calls may bring it forward."""
         if self.closed:
             return math.inf
-        if self._deliveries.overdue or (self._pulls.ready and self._deliveries.lanes.page is None):
+        if self._outbound.overdue or (self._pulls.ready and self._outbound.lanes.page is None):
             return -math.inf
-        times = (self._lifetime.next, self._deliveries.grace_ends, self._pulls.next_too_old)
+        times = (self._lifetime.next, self._outbound.grace_ends, self._pulls.next_too_old)
         return min(time for time in times if time is not None)
 
     def close(
@@ -513,8 +516,8 @@ class Session:
                 text = f"the connection closes: {closing.reason}"
                 self._fail(request, OutcomeUnknown(text) if sent else Unavailable(text), effects)
         self._pulls.close()
-        last_words = closing_frame(closing, message, reconnect_delay_ms, self._deliveries.close())
-        self._deliveries.enqueue_control(last_words, None, effects)
+        last_words = closing_frame(closing, message, reconnect_delay_ms, self._outbound.close())
+        self._outbound.enqueue_control(last_words, None, effects)
         self.closed = True
         effects.append(Close(closing))
         return effects

@@ -21,7 +21,7 @@ from holdfast.gateway.settings import GatewaySettings
 from holdfast.session.settings import BackpressureSettings, OutboundSettings
 from holdfast.verify.checkers import check, red
 from proof.controls.planes import (
-    CarelessConnection,
+    CarelessSession,
     CoupledStore,
     ForgetfulIntake,
     HighestAcks,
@@ -112,7 +112,7 @@ CONTROLS = [
     NegativeControl("two-phase allocation", Parts(
         disk=lambda: SimulatedDisk(TwoPhaseStore()), options=weather()), frozenset({4, 9})),
     NegativeControl("gateway without position check", Parts(
-        connection=CarelessConnection, options=weather(fanout=Odds(fail=0.6, seconds_max=0.05))), frozenset({4})),
+        session=CarelessSession, options=weather(fanout=Odds(fail=0.6, seconds_max=0.05))), frozenset({4})),
     NegativeControl("reads from a lagging copy", Parts(
         around_store=lambda store: LaggingReads(store), options=weather()), frozenset({5})),
     NegativeControl("unbounded buffer", Parts(

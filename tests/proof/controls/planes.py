@@ -13,7 +13,6 @@ from holdfast.ingest.durability import StoreDurability
 from holdfast.ingest.intake import Intake
 from holdfast.message import Draft, Message, Outcome, User
 from holdfast.session.effects import Effects
-from holdfast.session.outbound import OutboundBuffer
 from holdfast.session.session import Session
 from holdfast.store.contract import ChatStore
 from holdfast.wire.close_codes import CloseReason
@@ -22,7 +21,7 @@ from holdfast.wire.frames import SendBody
 from proof.simulation.device import Device
 
 
-class CarelessDeliveries(OutboundBuffer):
+class CarelessSession(Session):
     """Pushes every message, whatever its client has: no continuity check."""
 
     __slots__ = ()
@@ -36,19 +35,9 @@ class CarelessDeliveries(OutboundBuffer):
         return super().deliver(run, now)
 
     def _believe(self, run: EncodedRun) -> None:
-        place = self.places.get(run.chat_id)
+        place = self._outbound.places.get(run.chat_id)
         if place is not None and place.live and run.first > place.expects:
             place.expects = run.first
-
-
-class CarelessSession(Session):
-    __slots__ = ()
-    deliveries_type = CarelessDeliveries
-
-
-class CarelessConnection(Connection):
-    __slots__ = ()
-    session_type = CarelessSession
 
 
 class SilentConnection(Connection):

@@ -15,6 +15,7 @@ from holdfast.ingest.contract import Durability
 from holdfast.ingest.durability import StoreDurability
 from holdfast.ingest.intake import Intake
 from holdfast.message import LogEntry
+from holdfast.session.session import Session
 from holdfast.store.contract import ChatStore
 from holdfast.store.memory import MemoryStore
 from holdfast.verify.history import KeySeen
@@ -58,6 +59,7 @@ class Parts:
     )
     intake: type[Intake] = Intake
     connection: type[Connection] = Connection
+    session: type[Session] = Session
     gateway: type[Gateway] = Gateway
     device: type[Device] = Device
     limits: Callable[[GatewaySettings], GatewaySettings] = lambda limits: limits

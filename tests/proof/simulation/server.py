@@ -88,8 +88,8 @@ class SimulatedServer:
             _no_tokens,
             rng,
         )
-        self.gateway = parts.gateway(plane, self._attendance, _PLENTY_BYTES)
-        self.gateway.connection_type = watched(watch, parts.connection)
+        connection_type = watched(watch, parts.connection, parts.session)
+        self.gateway = parts.gateway(plane, self._attendance, _PLENTY_BYTES, connection_type)
         self._ephemeral.connect(self.gateway)
         link = LocalLink()
         link.connect(HERE, self.gateway.deliver)

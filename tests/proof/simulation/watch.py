@@ -11,6 +11,7 @@ from holdfast.fanout.contract import Envelope, Link
 from holdfast.gateway.connection import Connection
 from holdfast.ingest.intake import Intake
 from holdfast.session.effects import Effects, Emit, SessionEvent
+from holdfast.session.session import Session
 from holdfast.verify.history import Level, Recorder, Tried, WarningSeen
 from holdfast.wire.codec import EncodedRun
 
@@ -30,9 +31,9 @@ class Watch:
     def saw(self, connection: Connection) -> None:
         """Record what waits for a client: in its lanes, and written but not taken."""
         levels = {
-            "messages": connection.owed.waiting_messages,
+            "messages": connection.session.waiting_messages,
             "bytes": connection.waiting_bytes,
-            "requests": connection.owed.open_requests,
+            "requests": connection.session.open_requests,
         }
         name = connection.connection_id
         for what, value in levels.items():
@@ -100,11 +101,16 @@ def watched_intake(watch: Watch, base: type[Intake]) -> type[Intake]:
     return WatchedIntake
 
 
-def watched(watch: Watch, base: type[Connection]) -> type[Connection]:
-    """``base`` and its sessions, measured. A warning is recorded when it is decided: a
-    socket that takes nothing may send it only together with the closing."""
+def watched(
+    watch: Watch, connection: type[Connection] = Connection, session: type[Session] = Session
+) -> type[Connection]:
+    """A connection and its session, measured.
 
-    class WatchedDeliveries(base.session_type.deliveries_type):  # type: ignore[misc, name-defined]
+    A warning is recorded when it is decided: a socket that takes nothing may send it
+    only together with the closing.
+    """
+
+    class WatchedSession(session):  # type: ignore[misc, valid-type]
         __slots__ = ("connection",)
 
         def deliver(self, run: EncodedRun, now: float) -> Effects:
@@ -112,17 +118,15 @@ def watched(watch: Watch, base: type[Connection]) -> type[Connection]:
             watch.saw(self.connection)
             return effects
 
-    class WatchedSession(base.session_type):  # type: ignore[misc, name-defined]
+    class WatchedConnection(connection):  # type: ignore[misc, valid-type]
         __slots__ = ()
-        deliveries_type = WatchedDeliveries
 
-    class WatchedConnection(base):  # type: ignore[misc, valid-type]
-        __slots__ = ()
-        session_type = WatchedSession
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given, session_type=WatchedSession)
 
         def open(self, principal: Principal) -> None:
             super().open(principal)
-            self.deliveries.connection = self
+            self.session.connection = self
 
         def flush(self) -> None:
             super().flush()
