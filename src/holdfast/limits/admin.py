@@ -147,27 +147,27 @@ class RuleAdmin:
     async def create(
         self, body: Mapping[str, Any], actor: str, key: str | None = None
     ) -> RuleChangeResult:
-        async with _told("create_rule"):
+        async with _observed("create_rule"):
             return await self._change("create", RuleRequest("create", body, key), actor)
 
     async def update(
         self, body: Mapping[str, Any], actor: str, key: str | None = None
     ) -> RuleChangeResult:
         """Change the fields that the body names. It must say which version it saw."""
-        async with _told("update_rule"):
+        async with _observed("update_rule"):
             return await self._change("update", RuleRequest("update", body, key), actor)
 
     async def delete(
         self, body: Mapping[str, Any], actor: str, key: str | None = None
     ) -> RuleChangeResult:
-        async with _told("delete_rule"):
+        async with _observed("delete_rule"):
             return await self._change("delete", RuleRequest("delete", body, key), actor)
 
     async def roll_back(
         self, body: Mapping[str, Any], actor: str, key: str | None = None
     ) -> RuleChangeResult:
         """Restore the rule as it was in ``version``, as a new version."""
-        async with _told("rollback_rule"):
+        async with _observed("rollback_rule"):
             request = RuleRequest("rollback", body, key)
             past = await self._store.history(request.name, (request.version or 0) + 1, 1)
             if not past or past[0].rule.version != request.version or past[0].rule.deleted:
@@ -188,7 +188,7 @@ class RuleAdmin:
 
         The list is parsed in a thread: a large one would block the event loop.
         """
-        async with _told("import_rules"):
+        async with _observed("import_rules"):
             if len(request.reason) > REASON_LENGTH_MAX:
                 refuse({"reason": f"must be a text of at most {REASON_LENGTH_MAX} characters"})
             wanted = RuleImport(
@@ -204,7 +204,7 @@ class RuleAdmin:
             return await self._store.import_rules(wanted)
 
     async def get(self, name: RuleName) -> AnyRule:
-        async with _told("get_rule"):
+        async with _observed("get_rule"):
             rule = await self._store.get(name)
             if rule is None or rule.deleted:
                 raise missing(name)
@@ -213,14 +213,14 @@ class RuleAdmin:
     async def page(
         self, tenant: str | None, after: RuleName | None, limit: int
     ) -> Sequence[AnyRule]:
-        async with _told("list_rules"):
+        async with _observed("list_rules"):
             if tenant is not None:
                 check_names({"tenantID": tenant})
             return await self._store.page(tenant, after, limit)
 
     async def history(self, name: RuleName, before: int | None, limit: int) -> Sequence[RuleChange]:
         """Newest first, as far as the log goes. NotFound if the rule never existed."""
-        async with _told("rule_history"):
+        async with _observed("rule_history"):
             changes = await self._store.history(name, before, limit)
             if not changes and before is None and await self._store.get(name) is None:
                 raise missing(name)
@@ -228,7 +228,7 @@ class RuleAdmin:
 
     async def changes(self, after: int, limit: int) -> tuple[int, Sequence[RuleChange]]:
         """The end of the log, and the changes after ``after``, oldest first."""
-        async with _told("rule_changes"):
+        async with _observed("rule_changes"):
             changes = await self._store.changes_after(after, limit)
             return (await self._store.head()).seq, changes
 
@@ -272,7 +272,7 @@ def _is_version(value: object) -> bool:
 
 
 @asynccontextmanager
-async def _told(operation: str) -> AsyncIterator[None]:
+async def _observed(operation: str) -> AsyncIterator[None]:
     """Count, log and trace an admin call by its outcome."""
     with telemetry.span(operation, {"holdfast.operation": operation}) as span:
         try:
@@ -280,15 +280,15 @@ async def _told(operation: str) -> AsyncIterator[None]:
         except HoldfastError as error:
             word = next((word for kind, word in _WORDS if isinstance(error, kind)), "other")
             telemetry.admin_error(operation, word)
-            telemetry.log.warning("limits.admin_call", operation=operation, error=word)
+            telemetry.log.warning("limits.admin_call_failed", operation=operation, error=word)
             span.tell("holdfast.outcome", word)
             raise
         except asyncio.CancelledError:
             telemetry.admin_error(operation, "no_answer_in_time")
             telemetry.log.warning(
-                "limits.admin_call", operation=operation, error="no_answer_in_time"
+                "limits.admin_call_failed", operation=operation, error="no_answer_in_time"
             )
             span.tell("holdfast.outcome", "no_answer_in_time")
             raise
-        telemetry.log.debug("limits.admin_call", operation=operation)
+        telemetry.log.debug("limits.admin_call_completed", operation=operation)
         span.tell("holdfast.outcome", "ok")

@@ -205,7 +205,7 @@ async def open_limits(
         except (Unavailable, OutcomeUnknown) as error:
             if rules.follower is None:
                 raise  # no follower would make up for it later
-            telemetry.log.warning("limits.primary_away_at_start", reason=error.message)
+            telemetry.log.warning("limits.primary_unavailable", reason=error.message)
         await stack.enter_async_context(limiter)
         await stack.enter_async_context(feed)
         if rules.follower is not None:

@@ -202,17 +202,19 @@ class RuleFeed:
             async with asyncio.timeout(self._settings.listen_seconds):
                 await asyncio.gather(*[event.wait() for event in listening])
         except TimeoutError:
-            telemetry.log.warning("limits.doorbell_silent_at_start")
+            telemetry.log.warning(
+                "limits.notifications_delayed", waited_seconds=self._settings.listen_seconds
+            )
         self._nudged.clear()
         complete = await self._try_sync()
         if self.from_disk:
             telemetry.log.error(
-                "limits.rules_from_disk", age_seconds=round(self.staleness_seconds, 1)
+                "limits.snapshot_used", age_seconds=round(self.staleness_seconds, 1)
             )
         elif not complete:
             telemetry.log.error(
                 "limits.rules_unknown",
-                reason="the database is away and there is no snapshot on disk",
+                reason="the database is unavailable and there is no snapshot on disk",
             )
         self._watch()
         self._work.append(asyncio.create_task(self._follow(complete)))
@@ -230,7 +232,9 @@ class RuleFeed:
         self._missed = max(0, head.seq - max(self.cursor[1], self._announced)) if in_order else 0
         if self._store not in ("", head.store):
             telemetry.log.warning(
-                "limits.read_anew", reason="these are the rules of another store", seq=head.seq
+                "limits.rules_reloaded",
+                reason="the database has the rules of another store",
+                seq=head.seq,
             )
             await self._reload(head.store)
         elif head.epoch < self.rules.epoch or (
@@ -239,7 +243,9 @@ class RuleFeed:
             return  # the reader is behind us: nothing to learn, and no proof that we are complete
         elif self._pending.overdue((head.epoch, head.seq), asked_at - head.lag_seconds, asked_at):
             telemetry.log.error(
-                "limits.read_anew", reason="a doorbell told what is not in the log", seq=head.seq
+                "limits.rules_reloaded",
+                reason="a notification announced what is not in the log",
+                seq=head.seq,
             )
             self._trusts_notifications = False
             await self._reload(head.store)
@@ -248,7 +254,9 @@ class RuleFeed:
         else:
             await self._take_changes(head)
             if self._announced <= head.seq == self.cursor[1] and self.rules.digest != head.digest:
-                telemetry.log.info("limits.read_anew", reason="the digests differ", seq=head.seq)
+                telemetry.log.info(
+                    "limits.rules_reloaded", reason="the digests differ", seq=head.seq
+                )
                 await self._take_snapshot(head)
         self._recognise(head.store)
         self._known_at = max(self._known_at, asked_at - head.lag_seconds)

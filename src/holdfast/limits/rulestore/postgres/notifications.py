@@ -106,7 +106,7 @@ class LogFollower:
             try:
                 await self._live()
             except (*FOREIGN, HoldfastError) as error:
-                telemetry.log.warning("limits.follower_lost_database", error=type(error).__name__)
+                telemetry.log.warning("limits.follower_disconnected", error=type(error).__name__)
             except Exception as error:  # whatever it is, a node must publish and beat
                 telemetry.defect("limits", error)
             await asyncio.sleep(TAKEOVER_SECONDS)
