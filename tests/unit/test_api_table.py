@@ -9,12 +9,12 @@ import pytest
 from api_rig import Rest, with_rest
 
 from holdfast.access.principal import CHATS_WRITE
+from holdfast.api.app import Routes
 from holdfast.api.deps import ApiSettings
 from holdfast.api.openapi import describe
 from holdfast.api.reference import fields_of, html_page
 from holdfast.api.responses import RETRY_AFTER_SECONDS, STATUS
 from holdfast.api.routes import ENDPOINTS, GROUPS
-from holdfast.api.routing import Routes
 from holdfast.errors import HoldfastError
 from holdfast.wire.frames import CLIENT_FRAMES
 

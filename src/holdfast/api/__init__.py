@@ -1,13 +1,13 @@
 """REST for users, tenants and operators: a plain ASGI application over the parts.
 
-- ``routes``       the table of every endpoint; start here
+- ``routes``       the table of every endpoint and page; start here
 - ``endpoint``     a row of the table, a call of it, and its answer
-- ``app``          ``make_app(deps)``: the table as an ASGI application
-- ``routing``      finds the endpoint of a path (pure)
+- ``app``          ``RestApp``: the table as an ASGI application
 - ``request``      from an ASGI request to a checked call
 - ``strangers``    limits by address for requests without a good credential (pure)
 - ``idempotency``  one answer for one Idempotency-Key
-- ``responses``    statuses and the one error body
+- ``responses``    statuses, the one error body, cached pages
+- ``streams``      streamed answers: deadline, drain, clients that go away
 - ``middleware``   request ids, security headers, metrics, the access log
 - ``cors``         which pages of other origins may call
 - ``chats``        endpoints: chats, members, presence, tokens
@@ -22,6 +22,5 @@
 - ``problems``     explains what is wrong with a body or a query (pure)
 - ``openapi``      the table as OpenAPI (pure)
 - ``reference``    the table as ``/docs`` and docs/reference/rest.md (pure)
-- ``pages``        static pages: built once, compressed once, cached
 - ``deps``         ``ApiDeps``: what the node gives the API, and ``ApiSettings``
 """

@@ -1,37 +1,31 @@
-"""The table of endpoints as an ASGI application."""
+"""The table of endpoints and pages as an ASGI application."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
-
-import msgspec
+from typing import Generic, TypeVar
 
 from holdfast import telemetry
 from holdfast.api.cors import CrossOrigin
 from holdfast.api.deps import ApiDeps
-from holdfast.api.endpoint import Endpoint
+from holdfast.api.endpoint import Endpoint, WebPage
 from holdfast.api.idempotency import IdempotentRequests
 from holdfast.api.middleware import AccessLog, Answered, response_headers
-from holdfast.api.openapi import describe
-from holdfast.api.pages import StaticPage
-from holdfast.api.reference import STYLE, html_page
 from holdfast.api.request import (
-    AsgiApp,
     AsgiReceive,
     AsgiScope,
     AsgiSend,
     Request,
-    Response,
-    View,
     address_of,
     receive,
     violated,
 )
-from holdfast.api.responses import respond, respond_error
-from holdfast.api.routes import ALIASES, ENDPOINTS, GROUPS
-from holdfast.api.routing import Routes
+from holdfast.api.responses import PageResponses, Response, View, respond, respond_error
+from holdfast.api.routes import ALIASES, ENDPOINTS, PAGES
 from holdfast.api.strangers import Strangers
+from holdfast.api.streams import StreamedAnswers, StreamedBody, StreamEnd
 from holdfast.errors import (
     HoldfastError,
     InternalError,
@@ -43,70 +37,87 @@ from holdfast.errors import (
 from holdfast.telemetry import log
 
 _SAFE = ("GET", "HEAD", "OPTIONS")
-_DOCS_POLICY = "default-src 'none'; style-src 'self'; frame-ancestors 'none'"
+_PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
+T = TypeVar("T")
 
 
-def make_app(deps: ApiDeps, strangers: Strangers) -> AsgiApp:
-    """The REST application over ``deps``.
+class RestApp:
+    """The REST application over ``deps``: route, view, headers, access log.
 
-    Its only state: the keys of running requests.
+    Its only state: the keys of running requests, and the open streams.
     """
-    keyed = IdempotentRequests(deps)
-    endpoints = [_opened(endpoint, deps) for endpoint in ENDPOINTS]
-    by_path: dict[str, dict[str, View]] = {}
-    for endpoint in endpoints:
-        by_path.setdefault(endpoint.path, {})[endpoint.method] = _view(
-            deps, strangers, keyed, endpoint
-        )
-    for path, page in _pages(endpoints).items():
-        by_path[path] = {"GET": _for_anybody(deps, strangers, page.view)}
-    for views in by_path.values():
-        if "GET" in views:
-            views["HEAD"] = views["GET"]
-    return _Application(deps, strangers, Routes(by_path)).serve
-
-
-class _Application:
-    """Serves a request: route, view, headers, access log."""
 
     def __init__(
-        self, deps: ApiDeps, strangers: Strangers, routes: Routes[dict[str, View]]
+        self,
+        deps: ApiDeps,
+        strangers: Strangers,
+        endpoints: Sequence[Endpoint] = ENDPOINTS,
+        pages: Sequence[WebPage] = PAGES,
     ) -> None:
         self._deps = deps
+        self._strangers = strangers
+        self._keyed = IdempotentRequests(deps)
+        self._streams = StreamedAnswers()
         self._access_log = AccessLog(deps)
-        self._otherwise = _for_anybody(deps, strangers, self._refuse)
-        self._routes = routes
-        self._cross_origin = CrossOrigin(deps.origins, {endpoint.method for endpoint in ENDPOINTS})
+        self._refuse_otherwise = self._for_anybody(self._refuse)
+        endpoints = [_opened(endpoint, deps) for endpoint in endpoints]
+        self._routes = Routes(self._views(endpoints, pages))
+        self._cross_origin = CrossOrigin(deps.origins, {endpoint.method for endpoint in endpoints})
 
-    async def serve(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
+    def _views(
+        self, endpoints: Sequence[Endpoint], pages: Sequence[WebPage]
+    ) -> dict[str, dict[str, View]]:
+        views: dict[str, dict[str, View]] = {}
+        for endpoint in endpoints:
+            by_method = views.setdefault(endpoint.path, {})
+            by_method[endpoint.method] = view = self._view(endpoint)
+            if endpoint.method == "GET" and endpoint.stream is None:
+                by_method["HEAD"] = view
+        for page in pages:
+            view = self._for_anybody(PageResponses(page, endpoints).respond)
+            views[page.path] = {"GET": view, "HEAD": view}
+        return views
+
+    async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         """An ASGI application for HTTP only: the gateway has WebSockets.
 
-        No lifespan.
+        No lifespan. Raises ConnectionAbortedError if a streamed answer was cut: the
+        server then closes the connection, so that the client sees it.
         """
         deps, status = self._deps, 500
         began, request_id = deps.clock.monotonic(), deps.ids.new("req_")
         request = Request(scope, receive)
         request.path = ALIASES.get(request.path, request.path)
+        stream_end: StreamEnd | None = None
         try:
             response = await self._respond(request)
-            status = response.status
+            status, body = response.status, response.body
             headers = response_headers(
                 response, request, request_id, legacy=deps.settings.legacy_rate_limit_headers
             )
             headers += self._cross_origin.headers(request)
-            await send({"type": "http.response.start", "status": status, "headers": headers})
-            await send({"type": "http.response.body", "body": response.body})
+            if isinstance(body, StreamedBody):
+                stream_end = "failed"
+                stream_end = await self._streams.send(body, status, headers, send)
+            else:
+                await send({"type": "http.response.start", "status": status, "headers": headers})
+                await send({"type": "http.response.body", "body": body})
         finally:
-            self._access_log.note(
-                request, Answered(request_id, status, deps.clock.monotonic() - began)
-            )
+            seconds = deps.clock.monotonic() - began
+            self._access_log.note(request, Answered(request_id, status, seconds, stream_end))
+        if stream_end not in (None, "complete", "client_gone"):
+            raise ConnectionAbortedError(stream_end)
+
+    async def drain(self) -> None:
+        """Refuse new streams and return when the running ones have ended."""
+        await self._streams.drain()
 
     async def _respond(self, request: Request) -> Response:
         found = self._routes.find(request.path)
         if found is None:
-            return await self._otherwise(request)
+            return await self._refuse_otherwise(request)
         views, request.path_params = found
-        return await views.get(request.method, self._otherwise)(request)
+        return await views.get(request.method, self._refuse_otherwise)(request)
 
     async def _refuse(self, request: Request) -> Response:
         """Answer what no endpoint does: a CORS preflight, a wrong method or path."""
@@ -121,54 +132,54 @@ class _Application:
         response = respond_error(refusal, write=write, status=405)
         return response._replace(headers={**response.headers, "Allow": allowed})
 
+    def _for_anybody(self, view: View) -> View:
+        """A view that ignores credentials and counts requests by address."""
 
-def _for_anybody(deps: ApiDeps, strangers: Strangers, view: View) -> View:
-    """A view that ignores credentials and counts requests by address."""
+        async def counted(request: Request) -> Response:
+            try:
+                self._strangers.asked(address_of(request, self._deps), request.path)
+            except RateLimited as error:
+                return respond_error(
+                    error, write=request.method not in _SAFE, violated=violated(request, error)
+                )
+            return await view(request)
 
-    async def counted(request: Request) -> Response:
+        return counted
+
+    def _view(self, endpoint: Endpoint) -> View:
+        """The endpoint as a view; the endpoints of operators are traced."""
+
+        async def view(request: Request) -> Response:
+            request.endpoint = endpoint
+            if not endpoint.path.startswith("/admin"):
+                return await self._answer(endpoint, request)
+            attributes = {"http.request.method": endpoint.method, "http.route": endpoint.path}
+            carried = {
+                name.decode("latin-1"): value.decode("latin-1")
+                for name, value in request.headers.items()
+            }
+            with telemetry.span(endpoint.name, attributes, carried) as span:
+                response = await self._answer(endpoint, request)
+                span.tell("http.response.status_code", response.status)
+                if response.status >= 500:
+                    span.fail(str(response.status))
+                return response
+
+        return view
+
+    async def _answer(self, endpoint: Endpoint, request: Request) -> Response:
+        """Run the endpoint. Every error becomes an answer of the usual shape."""
         try:
-            strangers.asked(address_of(request, deps), request.path)
-        except RateLimited as error:
-            return respond_error(
-                error, write=request.method not in _SAFE, violated=violated(request, error)
+            call = await receive(
+                self._deps, self._strangers, self._streams.draining, endpoint, request
             )
-        return await view(request)
-
-    return counted
-
-
-def _opened(endpoint: Endpoint, deps: ApiDeps) -> Endpoint:
-    """The endpoint, opened to anybody if the settings say so."""
-    if endpoint.path == "/metrics" and deps.settings.metrics_without_key:
-        return replace(endpoint, caller="anybody", scope=None)
-    return endpoint
-
-
-def _view(
-    deps: ApiDeps, strangers: Strangers, keyed: IdempotentRequests, endpoint: Endpoint
-) -> View:
-    """The endpoint as a view. Every error becomes an answer of the usual shape."""
-
-    async def view(request: Request) -> Response:
-        request.endpoint = endpoint
-        if not endpoint.path.startswith("/admin"):
-            return await answer(request)
-        attributes = {"http.request.method": endpoint.method, "http.route": endpoint.path}
-        carried = {
-            name.decode("latin-1"): value.decode("latin-1")
-            for name, value in request.headers.items()
-        }
-        with telemetry.span(endpoint.name, attributes, carried) as span:
-            response = await answer(request)
-            span.tell("http.response.status_code", response.status)
-            if response.status >= 500:
-                span.fail(str(response.status))
-            return response
-
-    async def answer(request: Request) -> Response:
-        try:
-            call = await receive(deps, strangers, endpoint, request)
-            return respond(await keyed.run(endpoint, call), endpoint.status)
+            if endpoint.stream is not None:
+                self._streams.require_open()
+            answer = await self._keyed.run(endpoint, call)
+            if isinstance(answer.body, AsyncIterator):
+                body = await self._streams.begin(endpoint, call, answer.body, request.receive)
+                answer = replace(answer, body=body)
+            return respond(answer, endpoint.status)
         except HoldfastError as error:
             if error.private:
                 defect = not isinstance(error, OperatorError)  # its text says more than a traceback
@@ -182,16 +193,36 @@ def _view(
             log.exception("api.request_failed", endpoint=endpoint.name)
             return respond_error(InternalError(), write=endpoint.writes)
 
-    return view
+
+def _opened(endpoint: Endpoint, deps: ApiDeps) -> Endpoint:
+    """The endpoint, opened to anybody if the settings say so."""
+    if endpoint.path == "/metrics" and deps.settings.metrics_without_key:
+        return replace(endpoint, caller="anybody", scope=None)
+    return endpoint
 
 
-def _pages(endpoints: Sequence[Endpoint]) -> Mapping[str, StaticPage]:
-    """The static pages: OpenAPI and the reference."""
-    policy = {"Content-Security-Policy": _DOCS_POLICY}
-    return {
-        "/openapi.json": StaticPage(
-            "application/json", lambda: msgspec.json.encode(describe(endpoints))
-        ),
-        "/docs": StaticPage("text/html; charset=utf-8", lambda: html_page(GROUPS), policy),
-        "/docs/style.css": StaticPage("text/css; charset=utf-8", lambda: STYLE),
-    }
+class Routes(Generic[T]):
+    """Maps paths to views. ``{name}`` matches one segment, ``{name:path}`` the rest."""
+
+    def __init__(self, by_path: Mapping[str, T]) -> None:
+        self._exact = {path: found for path, found in by_path.items() if "{" not in path}
+        self._patterns = [(_pattern(path), found) for path, found in by_path.items() if "{" in path]
+
+    def find(self, path: str) -> tuple[T, Mapping[str, str]] | None:
+        """The view of a path and its parameters; None if there is none."""
+        exact = self._exact.get(path)
+        if exact is not None:
+            return exact, {}
+        for pattern, found in self._patterns:
+            if match := pattern.fullmatch(path):
+                return found, match.groupdict()
+        return None
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    pieces, at = [], 0
+    for parameter in _PARAMETER.finditer(path):
+        pieces.append(re.escape(path[at : parameter.start()]))
+        pieces.append(f"(?P<{parameter[1]}>{'.*' if parameter[2] else '[^/]+'})")
+        at = parameter.end()
+    return re.compile("".join(pieces) + re.escape(path[at:]), re.DOTALL)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from holdfast.api.request import RawHeaders, Request, Response
-from holdfast.api.responses import respond_error
+from holdfast.api.request import RawHeaders, Request
+from holdfast.api.responses import Response, respond_error
 from holdfast.errors import Forbidden
 
 ALLOWED_HEADERS = ("Accept", "Accept-Language", "Authorization", "Content-Language", "Content-Type", "Idempotency-Key",

@@ -1,12 +1,12 @@
-"""An endpoint as a value, a call of it, and its answer.
+"""An endpoint or a web page as a value, a call of an endpoint, and its answer.
 
-``routes`` is the table of endpoints; routing, OpenAPI and the reference pages read it.
+``routes`` is the table of both; ``app``, OpenAPI and the reference pages read it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -41,6 +41,8 @@ class Call:
     clock: Clock
     deadline: float
     """When it must be answered (monotonic): one deadline for all its work."""
+    draining: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the node stops. A streamed answer then ends itself, or is cut."""
 
     @property
     def seconds_left(self) -> float:
@@ -70,17 +72,34 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``body`` is encoded as JSON unless it is bytes already; ``status`` None: the
-    endpoint's usual one.
-    """
+    """``status`` None: the endpoint's usual one."""
 
     body: object = None
+    """Encoded as JSON unless it is bytes already. A streaming endpoint may give an
+    asynchronous iterator of bytes."""
     status: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     media_type: str = "application/json"
 
 
 _Run = Callable[[ApiDeps, Call], Awaitable[Answer]]
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """The bounds of a streamed answer beside its endpoint's ``deadline_seconds``.
+
+    The next piece is asked for when the last one has left, so a slow reader slows its
+    own endpoint and nothing else.
+    """
+
+    head_seconds: float = 2.0
+    """How long status and headers wait for the first piece. An error within this time
+    is an ordinary error response; a later one cuts the connection."""
+    unread_seconds_max: float = 30.0
+    """How long the client may leave a piece unread before the connection is cut."""
+    drain_seconds: float = 20.0
+    """How long a running answer may go on after the node began to stop."""
 
 
 def _unchanged(wrong: InvalidMessage) -> Refused:
@@ -114,8 +133,15 @@ class Endpoint:
     """Where bodies may be longer than ``api.body_bytes_max``."""
     deadline_seconds: float | None = None
     """Where ``api.request_seconds_max`` is not enough."""
+    stream: Stream | None = None
+    """Set where the answer may be streamed. Such an endpoint has a deadline of its own
+    and handles its Idempotency-Key itself."""
     on_invalid_input: Callable[[InvalidMessage], Refused] = _unchanged
     """Turns the error of an invalid query or body into this endpoint's own."""
+
+    def __post_init__(self) -> None:
+        if self.stream is not None and self.deadline_seconds is None:
+            raise ValueError(f"{self.path}: a streamed answer needs deadline_seconds")
 
     @property
     def name(self) -> str:
@@ -124,3 +150,17 @@ class Endpoint:
     @property
     def writes(self) -> bool:
         return self.method not in ("GET", "HEAD")
+
+
+@dataclass(frozen=True, slots=True)
+class WebPage:
+    """One page or file of the table: open to anybody, built once, cached."""
+
+    path: str
+    media_type: str
+    body: Callable[[Sequence[Endpoint]], bytes]
+    """Builds the page from the endpoints that are served; called once, on a thread."""
+    csp: str = "default-src 'none'; frame-ancestors 'none'"
+    """What the page may load and run, as its Content-Security-Policy."""
+    cache: str = "public, max-age=300"
+    """How long a reader may keep it without asking again, as its Cache-Control."""

@@ -40,7 +40,7 @@ class IdempotentRequests:
 
         If cancelled, its key stays claimed.
         """
-        if endpoint.key != "kept" or call.key is None:
+        if endpoint.key != "kept" or call.key is None or endpoint.stream is not None:
             return await endpoint.run(self._deps, call)
         place = (call.principal.user, call.key)
         if place in self._running:

@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 from holdfast import telemetry
 from holdfast.api.deps import ApiDeps
-from holdfast.api.request import NOBODY, RawHeaders, Request, Response, address_of
+from holdfast.api.request import NOBODY, RawHeaders, Request, address_of
+from holdfast.api.responses import Response
+from holdfast.api.streams import StreamEnd
 from holdfast.limits.http import rate_limit_headers
 
 SECURITY_HEADERS = {
@@ -28,6 +30,7 @@ class Answered(NamedTuple):
     request_id: str
     status: int
     seconds: float
+    stream_end: StreamEnd | None = None
 
 
 def response_headers(
@@ -35,7 +38,7 @@ def response_headers(
 ) -> RawHeaders:
     """The headers of an answer; headers that the endpoint set take precedence."""
     headers = [(b"x-request-id", request_id.encode())]
-    if response.status not in NO_BODY:
+    if response.status not in NO_BODY and isinstance(response.body, bytes):
         headers.append((b"content-length", b"%d" % len(response.body)))
     if response.body:
         headers.append((b"content-type", response.media_type.encode()))
@@ -71,7 +74,8 @@ class AccessLog:
         """A request was answered."""
         principal = request.principal
         name = request.endpoint.name if request.endpoint else "none"
-        telemetry.request_answered(name, answered.status, answered.seconds)
+        streamed = answered.stream_end is not None
+        telemetry.request_answered(name, answered.status, None if streamed else answered.seconds)
         write = self._strangers.info if principal is None or principal is NOBODY else self._log.info
         if request.path in PROBED and answered.status < 400:
             write = self._log.debug  # probes every few seconds would hide the rest
@@ -86,4 +90,5 @@ class AccessLog:
             tenant=principal.tenant if principal else None,
             user=principal.user_id if principal else None,
             kind=principal.kind if principal else None,
+            **({"stream_end": answered.stream_end} if streamed else {}),
         )

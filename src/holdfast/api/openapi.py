@@ -46,6 +46,11 @@ def error_statuses(endpoint: Endpoint) -> list[int]:
     return sorted(statuses)
 
 
+def openapi_json(endpoints: Sequence[Endpoint]) -> bytes:
+    """The document at /openapi.json."""
+    return msgspec.json.encode(describe(endpoints))
+
+
 def describe(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     """The whole document."""
     types = [t for e in endpoints for t in (e.body, e.query, e.answer) if t is not None] + [

@@ -2,7 +2,7 @@
 
 ``receive`` checks everything before an endpoint runs. It refuses in this order:
 repeated headers, credential, rate, kind of caller, scope, path, query, Idempotency-Key,
-body. ``Request`` and ``Response`` are the little of ASGI that the endpoints need.
+body. ``Request`` is the little of ASGI that this needs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import parse_qsl, unquote_plus
 
 import msgspec
@@ -84,18 +84,6 @@ class Request:
             raise InvalidMessage(f"the header {name} was given more than once", field=name)
 
 
-class Response(NamedTuple):
-    """A response before ``middleware`` adds its headers."""
-
-    status: int
-    body: bytes = b""
-    media_type: str = "application/json"
-    headers: Mapping[str, str] = {}
-
-
-View = Callable[[Request], Awaitable[Response]]
-
-
 PARAMETERS_MAX = 32
 """In a query; more than any endpoint takes. A longer query is refused unparsed."""
 NOBODY = Principal("", "", frozenset(), "user")
@@ -103,7 +91,11 @@ _INTEGER_DIGITS_MAX = len(str(SEQUENCE_MAX))
 
 
 async def receive(
-    deps: ApiDeps, strangers: Strangers, endpoint: Endpoint, request: Request
+    deps: ApiDeps,
+    strangers: Strangers,
+    draining: asyncio.Event,
+    endpoint: Endpoint,
+    request: Request,
 ) -> Call:
     """Check a request and return its call; raise the first reason to refuse it."""
     try:
@@ -125,7 +117,7 @@ async def receive(
     deadline = deps.clock.monotonic() + (
         endpoint.deadline_seconds or deps.settings.request_seconds_max
     )
-    return Call(principal, path, query, body, key, fingerprint, deps.clock, deadline)
+    return Call(principal, path, query, body, key, fingerprint, deps.clock, deadline, draining)
 
 
 def address_of(request: Request, deps: ApiDeps) -> str:

@@ -1,6 +1,6 @@
-"""The table of every endpoint.
+"""The table of every endpoint and page.
 
-Routing, ``/openapi.json``, ``/docs`` and docs/reference/rest.md are built from it.
+``app``, ``/openapi.json``, ``/docs`` and docs/reference/rest.md are built from it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from typing import Any
 
 from holdfast.api import admin, chats, jobs, limits, messages, probes, revocations, webhooks
 from holdfast.api.deps import Backup, BackupRun, PresenceView
-from holdfast.api.endpoint import Endpoint
+from holdfast.api.endpoint import Endpoint, WebPage
+from holdfast.api.openapi import openapi_json
+from holdfast.api.reference import STYLE, html_page
 from holdfast.api.schemas import (
     AuditPage,
     AuditQuery,
@@ -479,13 +481,13 @@ GROUPS: Mapping[str, Sequence[Endpoint]] = {
     "Webhooks": WEBHOOKS,
     "Probes": PROBES,
 }
-ENDPOINTS: Sequence[Endpoint] = (
-    *CHATS,
-    *MESSAGES,
-    *ADMIN,
-    *CUT_OFF,
-    *RULES,
-    *JOBS,
-    *WEBHOOKS,
-    *PROBES,
-)
+ENDPOINTS: Sequence[Endpoint] = tuple(row for rows in GROUPS.values() for row in rows)
+
+PAGES: Sequence[WebPage] = (
+    WebPage("/openapi.json", "application/json", openapi_json),
+    WebPage(
+        "/docs", "text/html; charset=utf-8", lambda _: html_page(GROUPS),
+        csp="default-src 'none'; style-src 'self'; frame-ancestors 'none'",
+    ),
+    WebPage("/docs/style.css", "text/css; charset=utf-8", lambda _: STYLE),
+)  # fmt: skip

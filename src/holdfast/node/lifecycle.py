@@ -18,7 +18,7 @@ import uvloop
 from holdfast import telemetry
 from holdfast.access.revocations.in_force import RevocationsInForce
 from holdfast.access.secrets import open_secrets
-from holdfast.api.app import make_app
+from holdfast.api.app import RestApp
 from holdfast.api.strangers import Strangers
 from holdfast.clock import Ids, SystemClock, timestamp
 from holdfast.errors import InternalError
@@ -142,7 +142,7 @@ async def running(
         await stack.enter_async_context(node.gateway)
         backups = Backups(state, clock, Ids(clock))
         strangers = Strangers(settings.api, clock, settings.server.proxies)
-        app = make_app(node.deps(backups, work), strangers)
+        app = RestApp(node.deps(backups, work), strangers)
         about_to_serve()
         await stack.enter_async_context(
             serving(app, node.http_deps(strangers), listening, node.broken)
@@ -151,5 +151,6 @@ async def running(
             yield node
         finally:
             backups.stop()
-            # HTTP still answers: new handshakes are refused, and readiness says so.
-            await node.gateway.drain()
+            # HTTP still answers: new handshakes and streams are refused, and readiness
+            # says so.
+            await asyncio.gather(node.gateway.drain(), app.drain())

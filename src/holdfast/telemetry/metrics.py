@@ -91,10 +91,14 @@ _request_seconds = histogram(
 )
 
 
-def request_answered(endpoint: str, status: int, seconds: float) -> None:
-    """``endpoint`` is a name in the table of endpoints, or "none"."""
+def request_answered(endpoint: str, status: int, seconds: float | None) -> None:
+    """``endpoint`` is a name in the table of endpoints, or "none".
+
+    ``seconds`` is None for a streamed answer: its length says nothing about this node.
+    """
     _answered(endpoint, status).inc()
-    _seconds(endpoint).observe(seconds)
+    if seconds is not None:
+        _seconds(endpoint).observe(seconds)
 
 
 @cache

@@ -133,6 +133,9 @@ class _Requests(HttpToolsProtocol):
         self._deps = deps
         self._log = log
         self._peer = ""
+        self._unread_seconds_max = TAKEN_SECONDS
+        """How long the client may leave the response unread; a streaming endpoint has
+        its own bound, which comes with the response's head."""
         self._path = self._query = ""
         """Only of an upgrade request."""
 
@@ -155,6 +158,7 @@ class _Requests(HttpToolsProtocol):
         # uvicorn marks the last request, not the one being answered
         if self._answering is not None:
             self._answering.disconnected = True
+            self._answering.message_event.set()
         self._cancel_timer()
         self._leave()
         super().connection_lost(exc)
@@ -343,7 +347,21 @@ class _Requests(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
-        super()._start_asgi_task(cycle, partial(_answer_at_once, app, cycle))
+        self._unread_seconds_max = TAKEN_SECONDS
+        super()._start_asgi_task(cycle, partial(self._answer, app, cycle))
+
+    async def _answer(
+        self, app: _App, cycle: RequestResponseCycle, scope: Any, receive: Any, _send: Any
+    ) -> None:
+        """Run the application; a streamed answer that it cut ends the connection."""
+        try:
+            await app(scope, receive, _OneWrite(cycle, self._set_unread_seconds).send)
+        except ConnectionAbortedError:
+            cycle.disconnected = True
+            self.transport.close()
+
+    def _set_unread_seconds(self, seconds: float) -> None:
+        self._unread_seconds_max = seconds
 
     def on_response_complete(self) -> None:
         """uvicorn's method with our refusals and timers."""
@@ -368,7 +386,7 @@ class _Requests(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._deps.unread.add(self.transport)
-        self._set_timer(TAKEN_SECONDS, self.transport.abort)
+        self._set_timer(self._unread_seconds_max, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -427,12 +445,6 @@ class _Requests(HttpToolsProtocol):
             self._timer = None
 
 
-async def _answer_at_once(
-    app: _App, cycle: RequestResponseCycle, scope: Any, receive: Any, _send: Any
-) -> None:
-    await app(scope, receive, _OneWrite(cycle).send)
-
-
 class _OneWrite:
     """Writes a response in one piece: its head waits for its body.
 
@@ -441,10 +453,13 @@ class _OneWrite:
     docs/internals/speed.md). A response in several parts is left to uvicorn.
     """
 
-    __slots__ = ("_cycle", "_start")
+    __slots__ = ("_cycle", "_set_unread_seconds", "_start")
 
-    def __init__(self, cycle: RequestResponseCycle) -> None:
+    def __init__(
+        self, cycle: RequestResponseCycle, set_unread_seconds: Callable[[float], None]
+    ) -> None:
         self._cycle = cycle
+        self._set_unread_seconds = set_unread_seconds
         self._start: Any = None
 
     async def send(self, message: Any) -> None:
@@ -452,6 +467,8 @@ class _OneWrite:
         cycle = self._cycle
         if message["type"] == "http.response.start":
             self._start = message
+            if "unread_seconds_max" in message:
+                self._set_unread_seconds(message["unread_seconds_max"])
             return
         start, self._start = self._start, None
         if (

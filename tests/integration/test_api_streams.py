@@ -1,0 +1,115 @@
+"""Streamed answers over a real connection."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+from api_rig import serving
+
+from holdfast.access.network import HttpCounts, HttpLimits
+from holdfast.api.app import RestApp
+from holdfast.api.deps import ApiDeps
+from holdfast.api.endpoint import Answer, Call, Endpoint, Stream
+from holdfast.api.strangers import Strangers
+from holdfast.gateway.transport import http
+from holdfast.gateway.unread_answers import UnreadAnswers
+
+STREAM = Stream(unread_seconds_max=0.5, drain_seconds=0.5)
+
+
+class Pieces:
+    """A test endpoint: pieces without end, as fast as they are taken."""
+
+    def __init__(self, piece: bytes, pause_seconds: float) -> None:
+        self._piece, self._pause_seconds = piece, pause_seconds
+        self.closed = asyncio.Event()
+
+    async def stream_test(self, deps: ApiDeps, call: Call) -> Answer:
+        return Answer(self._pieces(), media_type="text/plain")
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield self._piece
+                await asyncio.sleep(self._pause_seconds)
+        finally:
+            self.closed.set()
+
+
+@asynccontextmanager
+async def listening(pieces: Pieces) -> AsyncIterator[tuple[RestApp, int, bytes]]:
+    """The application, its port and a request of the test endpoint."""
+    endpoint = Endpoint(
+        "GET", "/v1/test", pieces.stream_test, "A test", "user", "chats:read",
+        deadline_seconds=60, stream=STREAM,
+    )  # fmt: skip
+    async with serving() as rest:
+        deps = rest.deps
+        strangers = Strangers(deps.settings, deps.clock, deps.proxies)
+        app = RestApp(deps, strangers, [endpoint])
+        http_deps = http.HttpDeps(
+            port=cast(Any, None),  # no upgrade is asked for
+            counts=HttpCounts(HttpLimits(), ()),
+            unread=UnreadAnswers(),
+            count_stranger=strangers.asked,
+            legacy_rate_limit_headers=False,
+        )
+        bearer = f"Authorization: Bearer {rest.token('alice')}\r\n"
+        request = f"GET /v1/test HTTP/1.1\r\nHost: x\r\n{bearer}\r\n".encode()
+        with http.bound("127.0.0.1", 0) as bound:
+            async with http.serving(app, http_deps, bound, asyncio.Event()):
+                yield app, bound.getsockname()[1], request
+
+
+async def test_stream_of_a_client_that_disconnects_is_closed() -> None:
+    pieces = Pieces(b"piece", 0.05)
+    async with listening(pieces) as (_, port, request):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b"transfer-encoding: chunked" in head and b"content-length" not in head
+        assert await reader.readuntil(b"piece\r\n") == b"5\r\npiece\r\n"
+        assert not pieces.closed.is_set()
+        writer.close()
+        async with asyncio.timeout(5):
+            await pieces.closed.wait()
+
+
+async def test_stream_with_pipelined_requests_behind_it_ends_with_its_connection() -> None:
+    pieces = Pieces(b"piece", 0.05)
+    async with listening(pieces) as (_, port, request):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request * 2)
+        await reader.readuntil(b"piece\r\n")
+        writer.transport.abort()
+        async with asyncio.timeout(5):
+            await pieces.closed.wait()
+
+
+async def test_client_that_does_not_read_its_stream_is_disconnected() -> None:
+    pieces = Pieces(b"x" * 65_536, 0)
+    async with listening(pieces) as (_, port, request):
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", port))
+        client.sendall(request)
+        async with asyncio.timeout(10):
+            await pieces.closed.wait()
+        client.close()
+
+
+async def test_stream_that_drain_cuts_has_no_last_chunk() -> None:
+    pieces = Pieces(b"piece", 0.05)
+    async with listening(pieces) as (app, port, request):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request)
+        await reader.readuntil(b"piece\r\n")
+        async with asyncio.timeout(5):
+            await app.drain()
+            rest = await reader.read()
+        assert pieces.closed.is_set() and not rest.endswith(b"0\r\n\r\n")
+        writer.close()
