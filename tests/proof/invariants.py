@@ -18,7 +18,7 @@ from holdfast.verify.checkers.answered import (
 )
 from holdfast.verify.checkers.served import acked_is_offered
 from holdfast.verify.checkers.stored import acked_is_stored
-from holdfast.verify.history import ClosingSaid, CommitSeen, History, Level, Tried, WarningSeen
+from holdfast.verify.history import ClosingSeen, CommitSeen, History, Level, Tried, WarningSeen
 
 
 def no_silent_message_loss(history: History) -> Verdict:
@@ -50,7 +50,7 @@ def backpressure_signaled(history: History) -> Verdict:
     """
     verdict = Verdict("backpressure_signaled")
     warned = {w.connection: w.at for w in reversed(history.of(WarningSeen))}
-    for closing in history.of(ClosingSaid):
+    for closing in history.of(ClosingSeen):
         if closing.reason == "slow_consumer":
             early = closing.at - warned.get(closing.connection, closing.at)
             verdict.require(early >= 5 - 1e-6, f"{closing.connection} had {early} s", closing)

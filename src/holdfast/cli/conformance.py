@@ -93,10 +93,10 @@ def _ignore(result: Result) -> None:
 
 
 def _chosen(names: Sequence[str] | None) -> dict[str, str]:
-    """The scenarios by name, with their first line; all of them if none is named."""
+    """The scenarios by name, with what they check; all of them if none is named."""
     from holdfast.verify.conformance.suite import SCENARIOS, name_of
 
-    known = {name_of(each): (each.__doc__ or "").strip().splitlines()[0] for each in SCENARIOS}
+    known = {name_of(each): each.__doc__ or "" for each in SCENARIOS}
     unknown = [name for name in names or () if name not in known]
     if unknown:
         raise InvalidMessage(

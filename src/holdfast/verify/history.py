@@ -160,7 +160,7 @@ class Pushed(HistoryEvent, frozen=True, tag="pushed"):
     message: Sighting
 
 
-class Whispered(HistoryEvent, frozen=True, tag="whispered"):
+class EphemeralSeen(HistoryEvent, frozen=True, tag="whispered"):
     """An ephemeral event of a chat reached a client: typing, or a receipt."""
 
     client: str
@@ -191,7 +191,7 @@ class WarningSeen(HistoryEvent, frozen=True, tag="warned"):
     grace_seconds: float
 
 
-class ClosingSaid(HistoryEvent, frozen=True, tag="closing"):
+class ClosingSeen(HistoryEvent, frozen=True, tag="closing"):
     connection: str
     reason: str
 
@@ -352,11 +352,11 @@ AnyEvent = (
     | Unknown
     | Opened
     | Pushed
-    | Whispered
+    | EphemeralSeen
     | CursorMoved
     | Dropped
     | WarningSeen
-    | ClosingSaid
+    | ClosingSeen
     | Closed
     | Level
     | Tried

@@ -27,9 +27,10 @@ from holdfast.resilience import Backoff
 from holdfast.verify.history import (
     ClientSeen,
     Closed,
-    ClosingSaid,
+    ClosingSeen,
     CursorMoved,
     Dropped,
+    EphemeralSeen,
     Fail,
     Held,
     Ok,
@@ -40,7 +41,6 @@ from holdfast.verify.history import (
     Sighting,
     Unknown,
     WarningSeen,
-    Whispered,
     digest,
 )
 from holdfast.wire.codec import ServerFrame
@@ -171,7 +171,7 @@ class ClientRecorder:
             )
             self._record.note(push)
         elif isinstance(payload, Typing | Receipt):
-            ephemeral = Whispered(
+            ephemeral = EphemeralSeen(
                 at=now, client=self._name, chat_id=payload.chat_id, kind=payload.type
             )
             self._record.note(ephemeral)
@@ -184,7 +184,7 @@ class ClientRecorder:
     def _note_warning(self, payload: object, now: float) -> None:
         match payload:
             case ConnectionClosing(reason=reason):
-                self._record.note(ClosingSaid(at=now, connection=self.connection, reason=reason))
+                self._record.note(ClosingSeen(at=now, connection=self.connection, reason=reason))
             case Error(code="SLOW_CONSUMER", grace_period_seconds=grace):
                 self._record.note(
                     WarningSeen(at=now, connection=self.connection, grace_seconds=grace or 0.0)

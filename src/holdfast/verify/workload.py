@@ -126,7 +126,9 @@ class Workload:
         self._began = time.monotonic()
         self._sends = self._cuts = 0
 
-    async def run(self, tell: Callable[[WorkloadProgress], None] = lambda progress: None) -> None:
+    async def run(
+        self, on_progress: Callable[[WorkloadProgress], None] = lambda progress: None
+    ) -> None:
         """Run it.
 
         Raises ``holdfast.errors`` if the server is unusable; always cleans up.
@@ -135,8 +137,8 @@ class Workload:
             for number in range(self._settings.chats):
                 self.chats.append(await self._create(f"{self.name} {number + 1}"))
             async with self._online():
-                await self._talk(tell)
-                await self._settle(tell)
+                await self._talk(on_progress)
+                await self._settle(on_progress)
                 for client, chat_id in (
                     (client, chat_id) for client in self._clients for chat_id in self.chats
                 ):
@@ -181,28 +183,28 @@ class Workload:
 
     # The conversation
 
-    async def _talk(self, tell: Callable[[WorkloadProgress], None]) -> None:
+    async def _talk(self, on_progress: Callable[[WorkloadProgress], None]) -> None:
         """Send from all devices while connections break; try as a stranger."""
         until = time.monotonic() + self._settings.seconds
         async with asyncio.TaskGroup() as group:
             for number, client in enumerate(self._clients):
-                group.create_task(self._chatter(client, number, until))
+                group.create_task(self._send_messages(client, number, until))
             group.create_task(self._break_connections(until))
-            group.create_task(self._knock(until))
-            group.create_task(self._come_twice())
+            group.create_task(self._probe_access(until))
+            group.create_task(self._connect_twice())
             while time.monotonic() < until:
-                tell(self._progress("talking"))
+                on_progress(self._progress("talking"))
                 await asyncio.sleep(0.2)
 
-    async def _chatter(self, client: RecordingClient, number: int, until: float) -> None:
-        said: list[tuple[str, str, str]] = []
+    async def _send_messages(self, client: RecordingClient, number: int, until: float) -> None:
+        sent: list[tuple[str, str, str]] = []
         while time.monotonic() < until:
-            if said and self._rng.random() < _AGAIN:
-                chat_id, content, key = self._rng.choice(said)
+            if sent and self._rng.random() < _AGAIN:
+                chat_id, content, key = self._rng.choice(sent)
             else:
-                key = f"{number}-{len(said)}"
+                key = f"{number}-{len(sent)}"
                 chat_id, content = self._rng.choice(self.chats), f"message {key} of {self.name}"
-                said.append((chat_id, content, key))
+                sent.append((chat_id, content, key))
             self._sends += 1
             try:
                 async with asyncio.timeout(self._settings.settle_seconds):
@@ -226,7 +228,7 @@ class Workload:
             )
             client.cut()
 
-    async def _come_twice(self) -> None:
+    async def _connect_twice(self) -> None:
         """Connect one device twice: the server must say why it closes the first."""
         account, device_id = self._members[0], f"verify-{self._members[0].user.user_id}-twice"[:64]
 
@@ -250,7 +252,7 @@ class Workload:
         closed.cancel()
         await asyncio.gather(closed, return_exceptions=True)
 
-    async def _knock(self, until: float) -> None:
+    async def _probe_access(self, until: float) -> None:
         """Read as a member over REST, and read and write as a stranger."""
         readers = {"member over REST": self._members[0]}
         if self._stranger is not None:
@@ -307,11 +309,11 @@ class Workload:
 
     # The end
 
-    async def _settle(self, tell: Callable[[WorkloadProgress], None]) -> None:
+    async def _settle(self, on_progress: Callable[[WorkloadProgress], None]) -> None:
         """Wait until all devices have all messages, or the time is up."""
         until = time.monotonic() + self._settings.settle_seconds
         while time.monotonic() < until:
-            tell(self._progress("catching up"))
+            on_progress(self._progress("catching up"))
             heads = await asyncio.gather(
                 *(self._page(self._members[0], chat_id, 0, 1) for chat_id in self.chats)
             )

@@ -37,7 +37,7 @@ from holdfast.store.commands import (
 )
 from holdfast.verify.history import (
     ClientSeen,
-    ClosingSaid,
+    ClosingSeen,
     CommitSeen,
     Fail,
     FaultPlane,
@@ -191,7 +191,7 @@ class World:
             if isinstance(frame.payload, ConnectionClosing):
                 reason = frame.payload.reason
                 self.record.note(
-                    ClosingSaid(at=self.clock.monotonic(), connection=connection, reason=reason)
+                    ClosingSeen(at=self.clock.monotonic(), connection=connection, reason=reason)
                 )
 
         wire = Wire(self.rng, self.options.latency_seconds, said)

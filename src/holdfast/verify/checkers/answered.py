@@ -9,7 +9,7 @@ from holdfast.verify.checkers.fault_timeline import ASKS, FELT_SECONDS, FaultTim
 from holdfast.verify.checkers.verdict import Verdict
 from holdfast.verify.history import (
     Closed,
-    ClosingSaid,
+    ClosingSeen,
     Fail,
     History,
     Level,
@@ -47,16 +47,18 @@ def buffers_bounded(history: History) -> Verdict:
 def no_silent_close(history: History) -> Verdict:
     """7: the server says why it closes, and warns a slow consumer one grace before."""
     verdict = Verdict("no silent close")
-    said = {closing.connection: closing for closing in history.of(ClosingSaid)}
+    announced = {closing.connection: closing for closing in history.of(ClosingSeen)}
     for closed in history.of(Closed):
         if closed.by == "server":
             verdict.require(
-                closed.connection in said, f"{closed.connection} was closed without a word", closed
+                closed.connection in announced,
+                f"{closed.connection} was closed without a word",
+                closed,
             )
     warnings: dict[str, list[WarningSeen]] = defaultdict(list)
     for warned in history.of(WarningSeen):
         warnings[warned.connection].append(warned)
-    for closing in said.values():
+    for closing in announced.values():
         if closing.reason == "slow_consumer":
             last = next(
                 (w for w in reversed(warnings[closing.connection]) if w.at <= closing.at), None
@@ -76,7 +78,7 @@ def answered_in_time(history: History) -> Verdict:
     reachable was not answered; and a server that closes a connection answers first.
     """
     verdict = Verdict(f"every request is answered within {ANSWER_SECONDS_MAX} s")
-    weather = FaultTimeline(history)
+    timeline = FaultTimeline(history)
     closed_at = {
         (closed.client, closed.at) for closed in history.of(Closed) if closed.by == "server"
     }
@@ -85,10 +87,10 @@ def answered_in_time(history: History) -> Verdict:
         if end is None:
             verdict.require(False, f"{invoke.verb} of {invoke.client} was never answered", invoke)
             continue
-        away = weather.away_seconds(invoke.client, invoke.at, end.at)
-        seconds = end.at - invoke.at - away
+        unreachable = timeline.unreachable_seconds(invoke.client, invoke.at, end.at)
+        seconds = end.at - invoke.at - unreachable
         gave_up = isinstance(end, Unknown) and end.reason == "timeout"
-        kept = seconds <= ANSWER_SECONDS_MAX and (away > 0 or not gave_up)
+        kept = seconds <= ANSWER_SECONDS_MAX and (unreachable > 0 or not gave_up)
         verdict.require(kept, f"{invoke.verb} of {invoke.client} took {seconds:.3f} s", invoke, end)
         left_open = (
             isinstance(end, Unknown)
@@ -96,7 +98,7 @@ def answered_in_time(history: History) -> Verdict:
             and (invoke.client, end.at) in closed_at
         )
         # request and close may have crossed
-        kept = not left_open or away > 0 or seconds <= FELT_SECONDS
+        kept = not left_open or unreachable > 0 or seconds <= FELT_SECONDS
         verdict.require(
             kept, f"{invoke.verb} of {invoke.client} was open when the server closed", invoke, end
         )
@@ -106,26 +108,26 @@ def answered_in_time(history: History) -> Verdict:
 def failure_stays_in_its_plane(history: History) -> Verdict:
     """10: a fault of its own plane, client and time explains every failure."""
     verdict = Verdict("a plane's failure stays there")
-    weather = FaultTimeline(history)
+    timeline = FaultTimeline(history)
     closed_at = {
         (closed.client, closed.at) for closed in history.of(Closed) if closed.by == "server"
     }
     for operation in history.operations:
-        kept = not _infrastructure(operation) or _explained(weather, operation, closed_at)
+        kept = not _infrastructure(operation) or _explained(timeline, operation, closed_at)
         verdict.require(
             kept, f"{operation.invoke.verb} failed without a fault of its plane", operation
         )
     opened = {event.connection: event for event in history.of(Opened)}
-    for closing in history.of(ClosingSaid):
-        kept = _closing_explained(history, weather, opened[closing.connection], closing)
+    for closing in history.of(ClosingSeen):
+        kept = _closing_explained(history, timeline, opened[closing.connection], closing)
         verdict.require(kept, f"{closing.connection} was closed for another's failure", closing)
-    said = {closing.connection for closing in history.of(ClosingSaid)}
+    announced = {closing.connection for closing in history.of(ClosingSeen)}
     in_vain = _waited_in_vain(history)
     for closed in history.of(Closed):
         kept = (
             closed.by == "server"
-            or closed.connection in said
-            or _torn(weather, closed.client, closed.at)
+            or closed.connection in announced
+            or _torn(timeline, closed.client, closed.at)
         )
         kept = kept or (
             closed.by == "client" and (not closed.why or (closed.client, closed.at) in in_vain)
@@ -134,10 +136,10 @@ def failure_stays_in_its_plane(history: History) -> Verdict:
     return verdict
 
 
-def _torn(weather: FaultTimeline, client: str, at: float) -> bool:
+def _torn(timeline: FaultTimeline, client: str, at: float) -> bool:
     """Whether this client's connection may break now: its own fault, or a kill."""
     since = at - FELT_SECONDS
-    return weather.faults("connection", since, at, client) or weather.faults(
+    return timeline.faults("connection", since, at, client) or timeline.faults(
         "process", since, at, client
     )
 
@@ -163,12 +165,12 @@ def _infrastructure(operation: Operation) -> bool:
 
 
 def _explained(
-    weather: FaultTimeline, operation: Operation, closed_at: Set[tuple[str, float]]
+    timeline: FaultTimeline, operation: Operation, closed_at: Set[tuple[str, float]]
 ) -> bool:
     """Whether a fault of its plane, or a breaker they opened, explains a failure."""
     invoke, end = operation.invoke, operation.end
     ended_at = end.at if end is not None else invoke.at
-    if isinstance(end, Fail) and weather.away_seconds(invoke.client, invoke.at, ended_at):
+    if isinstance(end, Fail) and timeline.unreachable_seconds(invoke.client, invoke.at, ended_at):
         # Pages for a client that does not read wait until they are too old or it is
         # closed; the close is judged by itself.
         waited = end.code == "SERVER_BUSY" or (invoke.client, ended_at) in closed_at
@@ -176,15 +178,15 @@ def _explained(
             return True
     for plane, verbs in ASKS.items():
         if invoke.verb in verbs and (
-            weather.faults(plane, invoke.at, ended_at, invoke.client)
-            or (isinstance(end, Fail) and weather.breaker_open(plane, invoke.at, ended_at))
+            timeline.faults(plane, invoke.at, ended_at, invoke.client)
+            or (isinstance(end, Fail) and timeline.breaker_open(plane, invoke.at, ended_at))
         ):
             return True
     return False
 
 
 def _closing_explained(
-    history: History, weather: FaultTimeline, opened: Opened, closing: ClosingSaid
+    history: History, timeline: FaultTimeline, opened: Opened, closing: ClosingSeen
 ) -> bool:
     client, at = opened.client, closing.at
     match closing.reason:
@@ -196,15 +198,15 @@ def _closing_explained(
                 for later in history.of(Opened)
             )
         case "slow_consumer":
-            return weather.faults("connection", at - FELT_SECONDS, at, client)
+            return timeline.faults("connection", at - FELT_SECONDS, at, client)
         case "idle_timeout":
-            return weather.faults("connection", at - HEARTBEAT_SECONDS_MAX, at, client)
+            return timeline.faults("connection", at - HEARTBEAT_SECONDS_MAX, at, client)
         case "upstream_failure":  # the server could not read its chats at the start
-            return weather.faults("history", opened.at, at) or weather.breaker_open(
+            return timeline.faults("history", opened.at, at) or timeline.breaker_open(
                 "history", opened.at, at
             )
         case "overloaded":
             since = at - OVERLOAD_SECONDS
-            return weather.faults("durability", since, at) or weather.faults("history", since, at)
+            return timeline.faults("durability", since, at) or timeline.faults("history", since, at)
         case _:
             return False

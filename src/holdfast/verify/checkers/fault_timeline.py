@@ -44,7 +44,9 @@ class FaultTimeline:
         self._by_plane: dict[FaultPlane, list[FaultWindow]] = defaultdict(list)
         for fault in history.of(FaultWindow):
             self._by_plane[fault.plane].append(fault)
-        self._away = {client: _merged(self._of_connection(client)) for client in history.clients}
+        self._unreachable = {
+            client: _merged(self._of_connection(client)) for client in history.clients
+        }
         self._open = {plane: self._breaker(history, plane) for plane in ("durability", "history")}
 
     def of(self, plane: FaultPlane) -> Sequence[FaultWindow]:
@@ -66,13 +68,14 @@ class FaultTimeline:
             opened <= until and since <= closed for opened, closed in self._open.get(plane, ())
         )
 
-    def away_seconds(self, client: str, since: float, until: float) -> float:
+    def unreachable_seconds(self, client: str, since: float, until: float) -> float:
         """How long nothing could reach this client between the two.
 
         Its network swallowed bytes, or it did not read.
         """
         return sum(
-            max(min(end, until) - max(start, since), 0.0) for start, end in self._away[client]
+            max(min(end, until) - max(start, since), 0.0)
+            for start, end in self._unreachable[client]
         )
 
     def _of_connection(self, client: str) -> Iterable[tuple[float, float]]:

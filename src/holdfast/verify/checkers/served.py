@@ -15,6 +15,7 @@ from holdfast.verify.history import (
     CommitSeen,
     CursorMoved,
     Dropped,
+    EphemeralSeen,
     FaultPlane,
     Held,
     History,
@@ -26,15 +27,14 @@ from holdfast.verify.history import (
     Ok,
     Opened,
     Pushed,
-    Whispered,
 )
 
-WHISPER_SECONDS = 40.0
+EPHEMERAL_SECONDS = 40.0
 """How long after leaving a client may still get typing events.
 
 A gateway reads memberships once per heartbeat.
 """
-KEEPS_FROM_HEARING: tuple[FaultPlane, ...] = ("fanout", "history", "durability", "process")
+HIDES_LEAVING: tuple[FaultPlane, ...] = ("fanout", "history", "durability", "process")
 _RESUMED = ""
 _Fact = tuple[float, Cursor, HistoryEvent]
 
@@ -251,39 +251,37 @@ def nothing_leaks(history: History) -> Verdict:
             verdict.require(
                 not muted, f"{invoke.client} wrote into {invoke.chat_id} while muted", invoke, ok
             )
-    _whispers(history, verdict)
+    _check_ephemeral(history, verdict)
     return verdict
 
 
-def _whispers(history: History, verdict: Verdict) -> None:
+def _check_ephemeral(history: History, verdict: Verdict) -> None:
     """The receiver of an ephemeral event was a member shortly before it.
 
     The event has no sequence to compare with the membership's.
     A gateway that missed the event of leaving reads the store, which may be unavailable
     for as long as a fault lasts.
     """
-    weather = FaultTimeline(history)
+    timeline = FaultTimeline(history)
     heads: dict[str, list[tuple[float, int]]] = defaultdict(list)
     for commit in history.of(CommitSeen):
         heads[commit.chat_id].append((commit.at, commit.sequence))
-    for whisper in history.of(Whispered):
-        since, known = whisper.at - WHISPER_SECONDS, heads[whisper.chat_id]
+    for event in history.of(EphemeralSeen):
+        since, known = event.at - EPHEMERAL_SECONDS, heads[event.chat_id]
         first = bisect_right(known, since, key=itemgetter(0))
-        recent = known[max(first - 1, 0) : bisect_right(known, whisper.at, key=itemgetter(0))]
+        recent = known[max(first - 1, 0) : bisect_right(known, event.at, key=itemgetter(0))]
         sequences = (
             [sequence for _, sequence in recent]
             if first
             else [0, *(sequence for _, sequence in recent)]
         )
-        excused = _is_of(history, whisper.client, whisper.chat_id) and any(
-            weather.faults(plane, since, whisper.at) for plane in KEEPS_FROM_HEARING
+        excused = _is_of(history, event.client, event.chat_id) and any(
+            timeline.faults(plane, since, event.at) for plane in HIDES_LEAVING
         )
         inside = excused or any(
-            _inside(history, whisper.client, whisper.chat_id, each) for each in sequences
+            _inside(history, event.client, event.chat_id, each) for each in sequences
         )
-        verdict.require(
-            inside, f"{whisper.client} heard of {whisper.chat_id}: {whisper.kind}", whisper
-        )
+        verdict.require(inside, f"{event.client} got {event.kind} of {event.chat_id}", event)
 
 
 def _is_of(history: History, client: str, chat_id: str) -> bool:

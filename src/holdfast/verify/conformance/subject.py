@@ -3,19 +3,21 @@
 A program reads commands from its standard input and writes events to its standard
 output, one JSON object a line:
 
-    in   {"do": "start", "url": …, "chat_id": …, "user_id": …, "state": …, "timings": {…}}
-         {"do": "token", "token": …}                             the answer to token_wanted
+    in   {"do": "start", "url": …, "chat_id": …, "user_id": …, "state": …,
+          "timings": {…}}
+         {"do": "token", "token": …}
          {"do": "send", "client_message_id": …, "content": …}
-         {"do": "stop"}                                          save the state file and exit
-    out  {"event": "token_wanted"}                               before each connection, and where a token is renewed
-         {"event": "message", "epoch": …, "sequence": …, "content": …}    shown to the application, in this order
-         {"event": "reset"}                                      the application drops its copy of the chat
+         {"do": "stop"}
+    out  {"event": "token_wanted"}
+         {"event": "message", "epoch": …, "sequence": …, "content": …}
+         {"event": "reset"}
          {"event": "sent", "client_message_id": …}
-         {"event": "refused", "client_message_id": …, "code": …} for good; a retry is not reported
-         {"event": "gone"}                                       the user is no longer a member of the chat
-         {"event": "stopped", "reason": …}                       the client has given up for good
-         {"event": "log", "text": …}                             anything; it is in the report of a failure
+         {"event": "refused", "client_message_id": …, "code": …}
+         {"event": "gone"}
+         {"event": "stopped", "reason": …}
+         {"event": "log", "text": …}
 
+docs/guides/client-conformance.md says when each is due.
 A scenario may kill the program and start it again on the same state file.
 """
 
@@ -107,7 +109,9 @@ class ProgramSubject:
         await self._stop(hard=error is not None)
 
     def send(self, content: str, client_message_id: str) -> None:
-        self._tell({"do": "send", "client_message_id": client_message_id, "content": content})
+        self._write_command(
+            {"do": "send", "client_message_id": client_message_id, "content": content}
+        )
 
     async def restart(self, hard: bool) -> None:
         await self._stop(hard)
@@ -130,7 +134,7 @@ class ProgramSubject:
             asyncio.create_task(self._read(self._process.stdout, self._on_line)),
             asyncio.create_task(self._read(self._process.stderr, self._on_log)),
         ]
-        self._tell(
+        self._write_command(
             {
                 "do": "start",
                 "url": self._server.url,
@@ -144,7 +148,7 @@ class ProgramSubject:
     async def _stop(self, hard: bool) -> None:
         self._ending = True
         if not hard and self._process.returncode is None:
-            self._tell({"do": "stop"})
+            self._write_command({"do": "stop"})
             try:
                 await asyncio.wait_for(self._process.wait(), STOP_SECONDS)
             except TimeoutError:
@@ -156,7 +160,7 @@ class ProgramSubject:
         await self._process.wait()
         await asyncio.gather(*self._readers, return_exceptions=True)
 
-    def _tell(self, command: dict[str, Any]) -> None:
+    def _write_command(self, command: dict[str, Any]) -> None:
         assert self._process.stdin is not None
         if not self._process.stdin.is_closing():
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
@@ -208,7 +212,7 @@ class ProgramSubject:
             case "stopped":
                 self.stopped = str(event["reason"])
             case "token_wanted":
-                self._tell({"do": "token", "token": f"token-{next(self._tokens)}"})
+                self._write_command({"do": "token", "token": f"token-{next(self._tokens)}"})
             case "log":
                 self.log.append(str(event["text"]))
             case other:

@@ -9,27 +9,57 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from holdfast.verify.conformance import scenarios, together
+from holdfast.verify.conformance import connections, scenarios, together
 from holdfast.verify.conformance.scenarios import Scenario, verify
 from holdfast.verify.conformance.subject import ProgramSubject
 from holdfast.verify.scripted_server import ScriptedServer
 
 SCENARIOS: list[Scenario] = [
-    scenarios.in_order, scenarios.drop_before_store, scenarios.drop_after_store, scenarios.duplicate_pushes,
-    scenarios.gap, scenarios.heads, scenarios.resync, scenarios.pushes_during_a_pull, scenarios.slow_link,
-    scenarios.reset, scenarios.reset_of_one_device, scenarios.rotation, scenarios.shutdown_with_delay,
-    scenarios.slow_closing, scenarios.announced_and_not_closed, scenarios.token_expiry,
-    scenarios.token_refused_at_connect, scenarios.bad_handshakes, scenarios.unanswered_handshake, scenarios.blackhole,
-    scenarios.refusals, scenarios.refused_without_a_delay, scenarios.other_refusals, scenarios.replaced,
-    scenarios.killed_client, scenarios.resume_refused_for_now, scenarios.resume_refused_for_good,
-    scenarios.refused_ack, scenarios.doubted_membership, scenarios.removed, scenarios.unknown_and_missing,
-    scenarios.codes_to_return_from, scenarios.codes_to_stop_at,
-    together.resumed_then_messages, together.empty_resumed_then_message, together.reset_then_messages,
-    together.page_then_messages, together.messages_then_page, together.ack_then_message, together.message_then_ack,
-    together.messages_then_resync, together.messages_then_closing,
-]  # fmt: skip
+    scenarios.in_order,
+    scenarios.drop_before_store,
+    scenarios.drop_after_store,
+    scenarios.duplicate_pushes,
+    scenarios.gap,
+    scenarios.heads,
+    scenarios.resync,
+    scenarios.pushes_during_a_pull,
+    scenarios.slow_link,
+    scenarios.reset,
+    scenarios.reset_of_one_device,
+    connections.rotation,
+    connections.shutdown_with_delay,
+    connections.slow_closing,
+    connections.announced_and_not_closed,
+    connections.token_expiry,
+    connections.token_refused_at_connect,
+    connections.bad_handshakes,
+    connections.unanswered_handshake,
+    connections.blackhole,
+    scenarios.refusals,
+    scenarios.refused_without_a_delay,
+    scenarios.other_refusals,
+    connections.replaced,
+    scenarios.killed_client,
+    scenarios.resume_refused_for_now,
+    scenarios.resume_refused_for_good,
+    scenarios.refused_ack,
+    scenarios.doubted_membership,
+    scenarios.removed,
+    scenarios.unknown_and_missing,
+    connections.codes_to_return_from,
+    connections.codes_to_stop_at,
+    together.resumed_then_messages,
+    together.empty_resumed_then_message,
+    together.reset_then_messages,
+    together.page_then_messages,
+    together.messages_then_page,
+    together.ack_then_message,
+    together.message_then_ack,
+    together.messages_then_resync,
+    together.messages_then_closing,
+]
 
-WITHOUT_VERIFY = (scenarios.replaced, scenarios.removed, scenarios.token_refused_at_connect)
+WITHOUT_VERIFY = (connections.replaced, scenarios.removed, connections.token_refused_at_connect)
 """Scenarios after which the client has no more of the chat to show or to ack."""
 
 
@@ -56,9 +86,7 @@ async def run_suite(
     patience_seconds: float,
     on_result: Callable[[Result], None],
 ) -> list[Result]:
-    """Run each scenario with a program and a state file of its own; a failure does not
-    end the run.
-    """
+    """Run each scenario with its own program and state file, also after a failure."""
     results = []
     with tempfile.TemporaryDirectory(prefix="holdfast-conformance-") as folder:
         for scenario in chosen:

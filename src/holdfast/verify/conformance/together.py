@@ -30,9 +30,7 @@ async def resumed_then_messages(server: ScriptedServer, subject: Subject) -> Non
 
 
 async def empty_resumed_then_message(server: ScriptedServer, subject: Subject) -> None:
-    """``resumed`` that names no chat, for none has moved, and the first message after
-    it.
-    """
+    """``resumed`` without chats, since none has moved, and the first message after."""
     await server.say("before")
     await server.until(lambda: server.acked == (1, 1), "the ack of the first message")
     server.cut()
@@ -87,14 +85,12 @@ async def ack_then_message(server: ScriptedServer, subject: Subject) -> None:
 
 
 async def message_then_ack(server: ScriptedServer, subject: Subject) -> None:
-    """The message itself, and the answer to its send: an ack is not a delivery, nor the
-    other way round.
-    """
+    """The message itself, and the answer to its send: an ack is no delivery."""
     await _send(server, subject, "message", "message_ack")
 
 
 async def messages_then_resync(server: ScriptedServer, subject: Subject) -> None:
-    """Messages, and behind them the word that others were left out."""
+    """Messages, and behind them a resync, since others were left out."""
     await server.until_live()
     server.hold("message", "resync")
     for n in range(2):
@@ -107,9 +103,7 @@ async def messages_then_resync(server: ScriptedServer, subject: Subject) -> None
 
 
 async def messages_then_closing(server: ScriptedServer, subject: Subject) -> None:
-    """Messages, and behind them the last frame of the connection: what came before it
-    counts.
-    """
+    """Messages, and behind them the closing frame: what came before it counts."""
     await server.until_live()
     server.hold("message", "connection_closing")
     for n in range(3):
