@@ -16,6 +16,7 @@ from gateway_rig import decode_frames
 
 from holdfast.access.principal import USER_SCOPES, Principal
 from holdfast.clock import Ids, timestamp
+from holdfast.eventlog.contract import START
 from holdfast.eventlog.memory import MemoryEventLog
 from holdfast.fanout.routing import envelopes, legs, recipients
 from holdfast.ingest.durability import StoreDurability
@@ -95,7 +96,7 @@ async def test_the_life_of_a_message() -> None:
     intake.submit(
         submit.body, ALICE, alice.connection_id, clock.monotonic() + 5, answered.set_result
     )
-    assert await log.end() == 0 and not answered.done(), "nothing is said before the commit"
+    assert await log.end() == START and not answered.done(), "nothing is said before the commit"
     outcome = await answered
     page = await store.read_after("chat_1", 0, 10, 1 << 20, BOB)
     assert [(m.sequence, m.content) for m in page.messages] == [(1, "hello")]
@@ -106,7 +107,7 @@ async def test_the_life_of_a_message() -> None:
     assert (ack["type"], ack["request_id"], ack["payload"]["sequence"]) == ("message_ack", "r", 1)
 
     # 6. eventlog: the same commit is an entry, in the order on which every node agrees.
-    (entry,) = await log.read(0, 10)
+    (entry,), _ = await log.read(START, 10)
     assert entry.message == page.messages[0]
 
     # 7. fanout: who is to get it, and through which gateway.

@@ -149,15 +149,16 @@ class InternalError(HoldfastError):
 
 
 class UnreadableEvent(HoldfastError):
-    """The entry at ``position`` of the event log cannot be decoded; ``data`` is what is
-    there.
+    """The entry at ``offset`` of a log's ``shard`` cannot be decoded; ``data`` is what
+    is there.
     """
 
     private = True
 
-    def __init__(self, message: str, position: int, data: bytes) -> None:
+    def __init__(self, message: str, shard: int, offset: int, data: bytes) -> None:
         super().__init__(message)
-        self.position = position
+        self.shard = shard
+        self.offset = offset
         self.data = data
 
 

@@ -4,7 +4,7 @@ them per layer. (Pure.)
 A *chat* is an ordered, durable list of messages with members. A *message* is immutable
 and numbered: its ``sequence`` is dense within its chat, starts at 1 and stays below
 2^53. An *epoch* counts the repairs of a chat's numbering; a *cursor* (epoch, sequence)
-says how far a client has the chat. A *position* is an offset in the event log.
+says how far a client has the chat.
 """
 
 from __future__ import annotations
@@ -103,11 +103,12 @@ OutcomeUnknown.
 
 
 class LogEntry(Struct, frozen=True, gc=False):
-    """A place in the event log: what was committed, in commit order. ``epoch``: the
-    chat's when it was read.
+    """One committed message in the event log; ``offset`` counts within its ``shard``.
+    ``epoch``: the chat's when the entry was read from the store.
     """
 
-    position: int
+    shard: int
+    offset: int
     tenant: str
     epoch: int
     message: Message

@@ -87,7 +87,7 @@ async def _fill(state: Path, messages: int) -> None:
         await fill(parts.chats, messages)
         await parts.chats.mark([Watermark(BOB, "phone", "chat_a", 1, messages, messages - 1)])
         await parts.work.enqueue(
-            [JobDraft("mail", b"{}")], ReaderMark("webhooks", await parts.chats.log_end())
+            [JobDraft("mail", b"{}")], [ReaderMark("webhooks", 0, await parts.chats.log_end())]
         )
         body = {"algorithm": "token_bucket", "limit": messages, "window": "60s"}
         await parts.rules.change(
@@ -146,7 +146,7 @@ def look(state: Path) -> dict[str, Any]:
                     (mark.delivered, mark.read) for mark in await parts.chats.watermarks("chat_a")
                 ],
                 "log_end": await parts.chats.log_end(),
-                "read_through": await parts.work.position("webhooks"),
+                "read_through": await parts.work.reader_offset("webhooks"),
                 "jobs": sum((await parts.work.stats()).by_state.values()),
                 "limit": rule.limit if rule else None,
                 "rules_epoch": (await parts.rules.head()).epoch,
@@ -242,7 +242,8 @@ def test_a_backup_taken_while_everything_is_written_is_whole(tmp_path: Path) -> 
             while not taking.done():
                 acked(await send(parts.chats, f"during-{during}"))
                 await parts.work.enqueue(
-                    [JobDraft("mail", b"{}")], ReaderMark("webhooks", await parts.chats.log_end())
+                    [JobDraft("mail", b"{}")],
+                    [ReaderMark("webhooks", 0, await parts.chats.log_end())],
                 )
                 during += 1
             await taking
@@ -269,7 +270,8 @@ def test_jobs_lag_behind_the_chats_they_are_made_of_and_never_run_ahead(tmp_path
             async def more() -> None:
                 acked(await send(parts.chats, "in between"))
                 await parts.work.enqueue(
-                    [JobDraft("mail", b"{}")], ReaderMark("webhooks", await parts.chats.log_end())
+                    [JobDraft("mail", b"{}")],
+                    [ReaderMark("webhooks", 0, await parts.chats.log_end())],
                 )
 
             def reached(point: str) -> None:

@@ -15,6 +15,7 @@ import pytest
 from store_rigs import ANN, acked, act, create, draft, send
 
 from holdfast.errors import UnreadableEvent
+from holdfast.eventlog.contract import START, Position
 from holdfast.eventlog.memory import MemoryEventLog
 from holdfast.eventlog.sqlite import TAIL_ENTRIES_MAX, SqliteEventLog
 from holdfast.message import LogEntry, Message
@@ -57,10 +58,17 @@ def on_every_log(scenario: Scenario) -> Callable[[str, Path], None]:
     return test
 
 
+def at(offset: int) -> Position:
+    return Position((offset,))
+
+
 async def read_all(log: Any, after: int = 0, limit: int = 3) -> list[LogEntry]:
     entries: list[LogEntry] = []
-    while page := await log.read(entries[-1].position if entries else after, limit):
+    page, position = await log.read(at(after), limit)
+    while page:
         entries.extend(page)
+        assert position == at(page[-1].offset), "a position is behind what was read"
+        page, position = await log.read(position, limit)
     return entries
 
 
@@ -71,18 +79,21 @@ async def test_positions_rise_in_commit_order_and_nothing_is_missing(store: Any,
     for n in range(5):
         await store.append([draft(f"{n}{chat}", chat_id=f"chat_{chat}") for chat in "aab"[n % 2 :]])
     entries = await read_all(log)
-    assert [e.position for e in entries] == sorted({e.position for e in entries})
+    assert [e.offset for e in entries] == sorted({e.offset for e in entries})
+    assert {e.shard for e in entries} == {0}
     for chat_id in ("chat_a", "chat_b"):
         sequences = [e.message.sequence for e in entries if e.message.chat_id == chat_id]
         assert sequences == list(range(1, len(sequences) + 1))
-    assert await log.end() == entries[-1].position
+    assert await log.end() == at(entries[-1].offset)
     assert {e.tenant for e in entries} == {"default"}
 
 
 @on_every_log
-async def test_an_empty_log_ends_at_0_and_reads_nothing(store: Any, log: Any) -> None:
-    assert await log.end() == 0
-    assert list(await log.read(0, 10)) == []
+async def test_empty_log_ends_at_the_start_and_reads_nothing(store: Any, log: Any) -> None:
+    assert await log.end() == START
+    entries, position = await log.read(START, 10)
+    assert (list(entries), position) == ([], START)
+    assert await log.lag(START) == 0
 
 
 @on_every_log
@@ -94,8 +105,11 @@ async def test_reading_goes_on_after_any_position_and_stops_at_its_limit(
         await send(store, f"k{n}")
     everything = await read_all(log, limit=100)
     for start in range(7):
-        page = await log.read(everything[start].position, 2)
+        after = at(everything[start].offset)
+        page, _ = await log.read(after, 2)
         assert list(page) == everything[start + 1 : start + 3]
+        assert await log.lag(after) == len(everything) - start - 1
+    assert await log.lag(at(everything[-1].offset + 5)) == 0, "after a restore"
 
 
 @on_every_log
@@ -103,12 +117,12 @@ async def test_waiting_returns_when_something_is_committed_and_at_once_if_it_alr
     store: Any, log: Any
 ) -> None:
     await create(store)
-    waiting = asyncio.create_task(log.wait(0))
+    waiting = asyncio.create_task(log.wait(START))
     await asyncio.sleep(0)
     assert not waiting.done()
     await send(store, "k")
     await asyncio.wait_for(waiting, 5)
-    await asyncio.wait_for(log.wait(0), 5)
+    await asyncio.wait_for(log.wait(START), 5)
     cancelled = asyncio.create_task(log.wait(await log.end()))
     await asyncio.sleep(0)
     cancelled.cancel()
@@ -128,12 +142,12 @@ def test_a_log_opened_again_has_everything(adapter: str, tmp_path: Path) -> None
 
     async def second(before: list[LogEntry]) -> None:
         async with opened(adapter, tmp_path) as (store, log):
-            assert await log.end() == before[-1].position
+            assert await log.end() == at(before[-1].offset)
             assert await read_all(log) == before
-            await asyncio.wait_for(log.wait(0), 5)
+            await asyncio.wait_for(log.wait(START), 5)
             acked(await send(store, "new"))
-            assert [e.position for e in await read_all(log, before[-1].position)] == [
-                before[-1].position + 1
+            assert [e.offset for e in await read_all(log, before[-1].offset)] == [
+                before[-1].offset + 1
             ]
 
     asyncio.run(second(asyncio.run(first())))
@@ -157,15 +171,14 @@ async def test_the_tail_stays_within_its_bounds_and_the_usual_reader_touches_no_
     async with SqliteStore(tmp_path / "chats.db") as store:
         log = SqliteEventLog(store, entries_max=100, content_bytes_max=2_000)
         await create(store)
-        position = 0
+        position = START
         for n in range(20):
             await store.append([draft(f"{n}-{i}", "x" * 90) for i in range(10)])
             assert len(log._tail) <= 100 and log._tail_bytes <= 2_000
             log._source = None  # type: ignore[assignment]  # whoever keeps up must not need it
-            entries = await log.read(position, 100)
+            entries, position = await log.read(position, 100)
             log._source = store
             assert len(entries) == 10
-            position = entries[-1].position
 
 
 @pytest.mark.parametrize("damage", ["content = CAST(x'68ff69' AS TEXT)", "kind = 'nonsense'"])
@@ -183,11 +196,17 @@ async def test_an_entry_that_makes_no_sense_is_named_and_those_around_it_are_rea
     damaged.close()
     async with SqliteStore(tmp_path / "chats.db") as store:
         log = SqliteEventLog(store)
-        assert [e.message.content for e in await log.read(end - 4, 10)] == ["text 0", "text 1"]
+        assert [e.message.content for e in (await log.read(at(end - 4), 10))[0]] == [
+            "text 0",
+            "text 1",
+        ]
         with pytest.raises(UnreadableEvent) as caught:
-            await log.read(end - 2, 10)
-        assert caught.value.position == end - 1 and b"k2" in caught.value.data
-        assert [e.message.content for e in await log.read(end - 1, 10)] == ["text 3"]
+            await log.read(at(end - 2), 10)
+        assert (caught.value.shard, caught.value.offset) == (
+            0,
+            end - 1,
+        ) and b"k2" in caught.value.data
+        assert [e.message.content for e in (await log.read(at(end - 1), 10))[0]] == ["text 3"]
 
 
 class SlowSource:
@@ -196,10 +215,10 @@ class SlowSource:
     def __init__(self) -> None:
         self.end = 5
         self.gate = asyncio.Event()
-        self.told: Callable[[list[LogEntry]], None]
+        self.listener: Callable[[list[LogEntry]], None]
 
     def on_commit(self, listener: Any) -> None:
-        self.told = listener
+        self.listener = listener
 
     async def log_end(self) -> int:
         end = self.end
@@ -220,7 +239,18 @@ async def test_an_end_that_was_read_before_a_commit_hides_it_from_nobody(announc
     asking = asyncio.create_task(log.end())
     await asyncio.sleep(0)
     source.end = 6
-    source.told([LogEntry(6, "default", 1, TEXT)] if announced else [])
+    source.listener([LogEntry(0, 6, "default", 1, TEXT)] if announced else [])
     source.gate.set()
-    assert await asking == 6
-    await asyncio.wait_for(log.wait(5), 5)
+    assert await asking == at(6)
+    await asyncio.wait_for(log.wait(at(5)), 5)
+
+
+def test_positions_compare_shard_by_shard() -> None:
+    here = Position((4, 7))
+    assert here.moved(0, 5) == Position((5, 7))
+    assert here.moved(3, 1) == Position((4, 7, 0, 1))
+    assert (here.offset(1), here.offset(9)) == (7, 0)
+    assert here.includes(LogEntry(1, 7, "default", 1, TEXT))
+    assert not here.includes(LogEntry(0, 7, "default", 1, TEXT))
+    assert Position((1, 8)).is_beyond(here) and not Position((4, 7)).is_beyond(here)
+    assert not START.is_beyond(START)

@@ -613,7 +613,7 @@ async def test_listeners_hear_every_commit_in_order_before_the_answer(store: Any
     changed = await store.change(RemoveMember(act(BOB), "chat_a", "bob"))
     assert heard[-1].message == changed.event
     assert [e.tenant for e in heard] == ["default", "default"]
-    assert heard[0].position < heard[1].position
+    assert heard[0].offset < heard[1].offset
 
 
 @on_every_store

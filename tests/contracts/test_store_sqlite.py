@@ -202,7 +202,7 @@ def test_a_send_that_cannot_be_written_fails_alone(tmp_path: Path) -> None:
         assert [type(o) for o in outcomes] == [Acked, InternalError, Acked, Acked]
         assert [acked(outcomes[n]).sequence for n in (0, 2, 3)] == [1, 2, 2]
         assert [e.message.sequence for e in heard] == [1, 2]
-        assert [e.position for e in heard] == [1, 2]
+        assert [e.offset for e in heard] == [1, 2]
         assert not (await store.chat("chat_a")).halted
 
     with_store(tmp_path, scenario)
@@ -638,9 +638,9 @@ def test_a_group_that_was_unknown_and_is_stored_after_all_stands_in_the_log(tmp_
         [repeated] = await store.append([draft("unknown")])
         assert isinstance(repeated, Acked) and repeated.deduplicated
         await asyncio.wait_for(reader, 10)
-        assert await log.end() == before + 1
+        assert await log.end() == before.moved(0, before.offset(0) + 1)
         acked(await send(store, "last"))
-        keys = [entry.message.client_message_id for entry in await log.read(before, 10)]
+        keys = [entry.message.client_message_id for entry in (await log.read(before, 10))[0]]
         assert first.sequence == 1 and keys == ["unknown", "last"]
 
     try:

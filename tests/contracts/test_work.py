@@ -470,12 +470,16 @@ def test_the_inbox_stores_a_message_once_also_within_one_call(opened: Opener) ->
 
 def test_a_readers_position_is_stored_with_its_jobs_and_never_goes_back(opened: Opener) -> None:
     async def body(o: Opened) -> None:
-        assert await o.store.position("webhooks") is None
-        await o.store.enqueue([draft()], ReaderMark("webhooks", 7))
-        assert await o.store.position("webhooks") == 7
-        await o.store.enqueue([], ReaderMark("webhooks", 9))
-        await o.store.enqueue([], ReaderMark("webhooks", 8))
-        assert await o.store.position("webhooks") == 9
+        assert await o.store.reader_offset("webhooks") is None
+        await o.store.enqueue([draft()], [ReaderMark("webhooks", 0, 7)])
+        assert await o.store.reader_offset("webhooks") == 7
+        await o.store.enqueue([], [ReaderMark("webhooks", 0, 9)])
+        await o.store.enqueue([], [ReaderMark("webhooks", 0, 8)])
+        assert await o.store.reader_offset("webhooks") == 9
+        marks = [ReaderMark("webhooks", 0, 10), ReaderMark("webhooks", 3, 4)]
+        await o.store.enqueue([], marks)
+        offsets = [await o.store.reader_offset("webhooks", shard) for shard in (0, 1, 3)]
+        assert offsets == [10, None, 4], "a mark per shard"
 
     check(opened, body)
 

@@ -18,6 +18,7 @@ from webhook_rig import SECRET, Log, Receiver, Scene, entry, receiving, scene, u
 
 from holdfast.clock import SystemClock
 from holdfast.errors import InvalidMessage, NotFound, Unauthorized
+from holdfast.eventlog.contract import Position
 from holdfast.webhooks.address_guard import check_url, is_public
 from holdfast.webhooks.contract import (
     DELIVERIES_KEPT_PER_ENDPOINT,
@@ -36,7 +37,7 @@ from holdfast.work.sqlite.store import MemoryWork
 
 
 async def _positioned(stage: Scene) -> bool:
-    return await stage.jobs.position(NAME) is not None
+    return await stage.jobs.reader_offset(NAME) is not None
 
 
 def check(tmp_path: Path, body: Callable[[Scene, Receiver], Any], **policy: Any) -> None:
@@ -70,7 +71,7 @@ def test_messages_arrive_signed_and_in_order_and_are_logged(tmp_path: Path) -> N
         await until(all_logged)
         log = await stage.endpoints.deliveries("ep_1")
         assert (log[-1].status, log[-1].sequence, log[-1].attempt) == (204, 1, 1)
-        assert await stage.jobs.position(NAME) == 21
+        assert await stage.jobs.reader_offset(NAME) == 21
 
     check(tmp_path, body)
 
@@ -221,7 +222,7 @@ async def test_the_reader_repeats_nothing_after_a_restart(tmp_path: Path) -> Non
     )
     first = WebhookReader(log, endpoints, jobs, SystemClock())
     await jobs.enqueue([])
-    assert await first.advance(0) == 1
+    assert await first.advance(Position((0,))) == Position((1,))
     second = WebhookReader(log, endpoints, jobs, SystemClock())
     task = asyncio.create_task(second.run())
     log.entries.append(entry(2))
@@ -247,7 +248,7 @@ async def test_chats_restored_without_their_jobs_leave_no_later_message_out_and_
         WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01")
     )
     log = Log([entry(n) for n in range(1, 4)])
-    await jobs.enqueue([], ReaderMark(NAME, 6))
+    await jobs.enqueue([], [ReaderMark(NAME, 0, 6)])
     wanted: list[int] = []
 
     async def told() -> bool:
@@ -271,7 +272,7 @@ async def test_chats_restored_without_their_jobs_leave_no_later_message_out_and_
     await restart(12)
     del log.entries[8:]
     await restart(9, 10)
-    assert await jobs.position(f"{NAME}.2") == 10
+    assert await jobs.reader_offset(f"{NAME}.2") == 10
     await endpoints.close()
 
 
@@ -561,17 +562,17 @@ async def test_a_server_without_endpoints_pays_no_commit_per_batch_and_an_endpoi
         MemoryWork(),
         Log([entry(1), entry(2)]),
     )
-    await jobs.enqueue([], ReaderMark("webhooks", 0))
+    await jobs.enqueue([], [ReaderMark("webhooks", 0, 0)])
     reader = WebhookReader(log, endpoints, jobs, SystemClock())
-    assert await reader.advance(0) == 2
-    assert await jobs.position("webhooks") == 0, "nothing was made, so nothing was stored"
+    assert await reader.advance(Position((0,))) == Position((2,))
+    assert await jobs.reader_offset("webhooks") == 0, "nothing was made, so nothing was stored"
     await endpoints.add(
         WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01")
     )
     log.entries.append(entry(3))
-    assert await reader.advance(2) == 3
+    assert await reader.advance(Position((2,))) == Position((3,))
     assert len(await jobs.find(Query())) == 1, "what comes after it was added"
-    assert await jobs.position("webhooks") == 3
+    assert await jobs.reader_offset("webhooks") == 3
     await endpoints.close()
 
 
@@ -583,16 +584,16 @@ async def test_an_endpoint_gets_nothing_older_than_itself_from_a_reader_that_lag
         MemoryWork(),
         Log([entry(1)]),
     )
-    await jobs.enqueue([], ReaderMark("webhooks", 0))
+    await jobs.enqueue([], [ReaderMark("webhooks", 0, 0)])
     reader = WebhookReader(log, endpoints, jobs, SystemClock())
-    assert await reader.advance(0) == 1
+    assert await reader.advance(Position((0,))) == Position((1,))
     log.entries += [entry(2), entry(3)]
     await endpoints.add(
         WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-06-01")
     )
-    assert await reader.advance(1) == 3
+    assert await reader.advance(Position((1,))) == Position((3,))
     assert not await jobs.find(Query()), "both are from before it was added"
     log.entries.append(entry(4))
-    assert await reader.advance(3) == 4
+    assert await reader.advance(Position((3,))) == Position((4,))
     assert len(await jobs.find(Query())) == 1, "whatever the clock said, it came after"
     await endpoints.close()

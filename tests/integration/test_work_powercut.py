@@ -45,7 +45,7 @@ async def work_until_the_cut(store: SqliteWork, rng: random.Random, told: Told) 
             for n in range(rng.choice((1, 2, 7)))
         ]
         number += len(drafts)
-        seqs = await store.enqueue(drafts, ReaderMark(READER, number))
+        seqs = await store.enqueue(drafts, [ReaderMark(READER, 0, number)])
         told.enqueued.update((seq, d.payload.decode()) for seq, d in zip(seqs, drafts, strict=True))
         told.position = number
         got = await hand.turn(8, starting=8)
@@ -90,7 +90,7 @@ async def _broken(store: SqliteWork, told: Told) -> int:
         broken += seq in left and (
             left[seq].state is not State.RETRY or left[seq].attempt < attempt
         )
-    broken += (await store.position(READER) or 0) < told.position
+    broken += (await store.reader_offset(READER) or 0) < told.position
     heir = await Hand.join(store, "heir")
     again = set(await heir.turn(100_000))
     return broken + len(again & told.completed)

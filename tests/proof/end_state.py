@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from holdfast.eventlog.contract import EventLog
+from holdfast.eventlog.contract import START, EventLog
 from holdfast.message import Message
 from holdfast.store.commands import membership_event
 from holdfast.store.contract import ChatStore, Records
@@ -57,15 +57,15 @@ async def note_store(
 
 async def note_log(record: Recorder, log: EventLog) -> None:
     """Record the whole event log."""
-    after = 0
-    while entries := await log.read(after, _BATCH):
+    entries, after = await log.read(START, _BATCH)
+    while entries:
         for entry in entries:
             message = entry.message
             record.note(
-                Logged(position=entry.position, chat_id=message.chat_id, sequence=message.sequence)
+                Logged(position=entry.offset, chat_id=message.chat_id, sequence=message.sequence)
             )
-        after = entries[-1].position
-    record.note(LogAtEnd(position=after))
+        entries, after = await log.read(after, _BATCH)
+    record.note(LogAtEnd(position=after.offset(0)))
 
 
 async def read_all(chats: ChatStore, chat_id: str) -> list[Message]:

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from holdfast.clock import SystemClock
 from holdfast.errors import Unavailable
+from holdfast.eventlog.contract import Position
 from holdfast.message import LogEntry, Message
 from holdfast.webhooks.contract import JOB_TYPE, WebhookEndpoint
 from holdfast.webhooks.delivery import WebhookSender, WebhookSettings, recall_paces, with_webhooks
@@ -44,7 +45,7 @@ def entry(position: int, chat: str = "c1", tenant: str = "acme") -> LogEntry:
         "text/plain",
         "2026-01-01",
     )
-    return LogEntry(position, tenant, 1, text)
+    return LogEntry(0, position, tenant, 1, text)
 
 
 @dataclass
@@ -59,15 +60,19 @@ class Log:
     waited_for: asyncio.Event = field(default_factory=asyncio.Event)
     """A reader has come to where it waits for more."""
 
-    async def end(self) -> int:
-        return self.entries[-1].position if self.entries else 0
+    async def end(self) -> Position:
+        return Position((self.entries[-1].offset if self.entries else 0,))
 
-    async def read(self, after: int, limit: int) -> list[LogEntry]:
-        return [e for e in self.entries if e.position > after][:limit]
+    async def read(self, after: Position, limit: int) -> tuple[list[LogEntry], Position]:
+        entries = [e for e in self.entries if not after.includes(e)][:limit]
+        return entries, Position((entries[-1].offset,)) if entries else after
 
-    async def wait(self, after: int) -> None:
+    async def wait(self, after: Position) -> None:
         self.waited_for.set()
-        await until(lambda: bool(self.entries) and self.entries[-1].position > after)
+        await until(lambda: bool(self.entries) and not after.includes(self.entries[-1]))
+
+    async def lag(self, after: Position) -> int:
+        return (await self.end()).offset(0) - after.offset(0)
 
     async def find(self, chat_id: str, sequence: int) -> Message | None:
         """As the store of chats: what is there now."""

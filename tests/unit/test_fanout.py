@@ -15,6 +15,7 @@ from store_rigs import act
 from holdfast import telemetry
 from holdfast.access.proofs import CursorProofs
 from holdfast.errors import Unauthorized, Unavailable, UnreadableEvent
+from holdfast.eventlog.contract import START, Position
 from holdfast.eventlog.memory import MemoryEventLog
 from holdfast.fanout.contract import Envelope
 from holdfast.fanout.dead_letters import DeadLetter, DeadLetterSettings, RecentDeadLetters
@@ -66,14 +67,14 @@ class Log(MemoryEventLog):
     error: Exception | None = None
     bad: int | None = None
 
-    async def read(self, after: int, limit: int) -> Sequence[LogEntry]:
+    async def read(self, after: Position, limit: int) -> tuple[Sequence[LogEntry], Position]:
         if self.error is not None:
             raise self.error
-        if self.bad is not None and after < self.bad:
-            before = [e for e in await super().read(after, limit) if e.position < self.bad]
+        if self.bad is not None and after.offset(0) < self.bad:
+            before = [e for e in (await super().read(after, limit))[0] if e.offset < self.bad]
             if not before:
-                raise UnreadableEvent("not JSON", self.bad, b"\xff")
-            return before
+                raise UnreadableEvent("not JSON", 0, self.bad, b"\xff")
+            return before, Position((before[-1].offset,))
         return await super().read(after, limit)
 
 
@@ -146,7 +147,7 @@ def test_what_is_committed_reaches_every_gateway_with_a_member() -> None:
         await bench.send("a", "b")
         await asyncio.sleep(0.01)
         assert bench.got == {"east": [(CHAT, 1), (CHAT, 2)], "west": [(CHAT, 1), (CHAT, 2)]}
-        assert bench.fanout.position == await bench.log.end() == 2
+        assert bench.fanout.position == await bench.log.end() == Position((2,))
 
     on_virtual_time(test)
 
@@ -207,7 +208,7 @@ def test_graceful_fanout_at_most_three_tries_then_skip() -> None:
         await bench.send("b")
         await asyncio.sleep(10)
         assert bench.got["west"] == [(CHAT, 2)], "what was skipped is not queued for later"
-        assert bench.fanout.position == 2
+        assert bench.fanout.position == Position((2,))
 
     on_virtual_time(test)
 
@@ -230,7 +231,7 @@ def test_a_send_that_hangs_is_skipped_and_not_tried_again() -> None:
         await bench.send("a")
         await asyncio.sleep(1.1)
         assert [gateway for gateway, _ in bench.link.tries] == ["east", "west"]
-        assert bench.fanout.position == 1
+        assert bench.fanout.position == Position((1,))
         assert metric("fanout_delivery_skipped_total", reason="timeout") == skipped + 1
 
     on_virtual_time(test)
@@ -275,7 +276,7 @@ def test_an_entry_that_cannot_be_decoded_goes_to_the_dead_letters_and_reading_go
         await asyncio.sleep(0.01)
         assert bench.got["east"] == [(CHAT, 1), (CHAT, 3)]
         (letter,) = await bench.letters.read(10)
-        assert (letter.position, letter.reason, letter.data) == (2, "undecodable", b"\xff")
+        assert (letter.offset, letter.reason, letter.data) == (2, "undecodable", b"\xff")
 
     on_virtual_time(test)
 
@@ -283,8 +284,8 @@ def test_an_entry_that_cannot_be_decoded_goes_to_the_dead_letters_and_reading_go
 async def test_dead_letters_are_bounded_and_the_newest_stay() -> None:
     letters = RecentDeadLetters(DeadLetterSettings(max_letters=2))
     for position in range(5):
-        await letters.put(DeadLetter(position, "undecodable", "", b"", "now"))
-    assert [letter.position for letter in await letters.read(10)] == [4, 3]
+        await letters.put(DeadLetter(0, position, "undecodable", "", b"", "now"))
+    assert [letter.offset for letter in await letters.read(10)] == [4, 3]
 
 
 def test_a_log_that_is_away_is_waited_for() -> None:
@@ -317,9 +318,11 @@ async def test_a_fatal_error_ends_the_role_clearly_and_is_counted(where: str) ->
     await bench.send("a")
     restarts = metric("fanout_consumer_restarts_total")
     with pytest.raises(Unauthorized):
-        await bench.fanout.run(after=0)
+        await bench.fanout.run(after=START)
     assert metric("fanout_consumer_restarts_total") == restarts + 1
-    assert bench.fanout.position == 0, "what was not attempted is read again after the restart"
+    assert bench.fanout.position == Position((0,)), (
+        "what was not attempted is read again after the restart"
+    )
 
 
 async def test_a_role_that_is_started_again_goes_on_where_it_ended_even_at_the_beginning_of_the_log() -> (
@@ -360,8 +363,8 @@ def test_an_event_that_trips_a_defect_of_ours_is_put_aside_alone() -> None:
         await asyncio.sleep(2)
         assert bench.got["west"] == [(CHAT, 1), (CHAT, 2)]
         (letter,) = await bench.letters.read(10)
-        assert (letter.position, letter.reason) == (2, "defect")
-        assert bench.fanout.position == 3
+        assert (letter.offset, letter.reason) == (2, "defect")
+        assert bench.fanout.position == Position((3,))
 
     on_virtual_time(test)
 
@@ -444,7 +447,7 @@ def test_under_random_faults_nobody_gets_a_message_twice_in_a_row_or_out_of_orde
         await create_chat(bench.store, ANNA, BELA)
         await bench.registry.announce("east", [ANNA])
         await bench.registry.announce("west", [BELA])
-        task = asyncio.create_task(bench.fanout.run(after=0))
+        task = asyncio.create_task(bench.fanout.run(after=START))
         for n in range(40):
             fault = rng.choice([None, None, Unavailable("reset"), 2.0])
             bench.link.fail = {} if fault is None else {rng.choice(["east", "west"]): fault}
@@ -455,7 +458,7 @@ def test_under_random_faults_nobody_gets_a_message_twice_in_a_row_or_out_of_orde
         await asyncio.sleep(5)
         for got in bench.got.values():
             assert got == sorted(got) and got[-1] == (CHAT, 41)
-        assert bench.fanout.position == 41
+        assert bench.fanout.position == Position((41,))
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 

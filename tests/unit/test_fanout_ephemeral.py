@@ -107,7 +107,7 @@ def message(position: int, sender: User, chat_id: str = CHAT) -> LogEntry:
         "text/plain",
         "now",
     )
-    return LogEntry(position, sender.tenant, 1, text)
+    return LogEntry(0, position, sender.tenant, 1, text)
 
 
 def mark(

@@ -228,7 +228,7 @@ def test_a_fanout_that_lags_does_not_slow_a_send() -> None:
             await asyncio.sleep(0.001)
             assert planes.code(f"k{n}") == "ACK"
             assert planes.clock.monotonic() - started < 0.01
-        assert planes.fanout.position < 100
+        assert planes.fanout.position.offset(0) < 100
         planes.link_faults.heal()
 
     over_planes(test)

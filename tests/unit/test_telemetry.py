@@ -148,7 +148,7 @@ async def test_many_dead_letters_in_an_hour_call_the_operator_once(
 
     letters = RecentDeadLetters(DeadLetterSettings(alert_threshold_per_hour=3))
     for at in ["2026-01-01T10:59:00.000Z"] * 3 + ["2026-01-01T11:00:00.000Z"] * 6:
-        await letters.put(DeadLetter(1, "undecodable", "", b"", at))
+        await letters.put(DeadLetter(0, 1, "undecodable", "", b"", at))
     assert calls == [4]
 
 

@@ -322,7 +322,7 @@ def test_an_epoch_or_sequence_stays_below_two_to_the_53rd(number: int) -> None:
     [
         InternalError("UnicodeDecodeError: byte 0xff in position 175", file="/srv/chats.db"),
         StateDirectory("/srv/holdfast is read-only"),
-        UnreadableEvent("no such kind", 7, b"secret"),
+        UnreadableEvent("no such kind", 0, 7, b"secret"),
     ],
 )
 def test_what_went_wrong_inside_is_for_the_log_and_not_for_clients(error: HoldfastError) -> None:

@@ -11,6 +11,7 @@ from api_rig import Rest, error_of, serving
 from work_rigs import Hand, draft
 
 from holdfast.api.deps import ApiSettings
+from holdfast.eventlog.contract import START
 from holdfast.eventlog.memory import MemoryEventLog
 from holdfast.webhooks.contract import WebhookEndpoint
 from holdfast.webhooks.reader import WebhookReader
@@ -163,7 +164,7 @@ def test_who_reads_jobs_reads_no_message_of_a_webhook(tmp_path: Path) -> None:
         )
         chat = await rest.chat()
         await rest.send(chat, "private words", "k1")
-        await WebhookReader(log, endpoints, jobs, rest.clock).advance(0)
+        await WebhookReader(log, endpoints, jobs, rest.clock).advance(START)
         (waiting,) = await jobs.find(Query())
         shown = [
             await rest.ask("GET", path, key)

@@ -1,8 +1,11 @@
 """The event log: the order on which every node agrees. Adapters: memory, sqlite.
 
-Positions rise in commit order, and between two entries of one chat nothing of that chat
-is missing. Reading is at-least-once: each reader keeps its own position and moves it
-after it has acted; the log stores no positions.
+A log has one or more shards, and all entries of a chat are in one of them. Offsets rise
+in commit order within a shard, and between two entries of one chat nothing of that chat
+is missing. An embedded log has shard 0 only.
+
+Reading is at-least-once: each reader keeps its own ``Position`` and moves it after it
+has acted; the log stores no positions.
 """
 
 from __future__ import annotations
@@ -10,18 +13,52 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from msgspec import Struct
+
 from holdfast.message import LogEntry
+
+
+class Position(Struct, frozen=True):
+    """How far a reader has read: the offset of its last entry in each shard. (Pure.)
+
+    Only readers and logs look inside. Positions compare shard by shard; two of them
+    have no order as a whole.
+    """
+
+    offsets: tuple[int, ...] = (0,)
+    """By shard; 0 is before the first entry."""
+
+    def offset(self, shard: int) -> int:
+        return self.offsets[shard] if shard < len(self.offsets) else 0
+
+    def moved(self, shard: int, offset: int) -> Position:
+        """This position with another offset in one shard."""
+        offsets = [*self.offsets, *(0 for _ in range(len(self.offsets), shard + 1))]
+        offsets[shard] = offset
+        return Position(tuple(offsets))
+
+    def includes(self, entry: LogEntry) -> bool:
+        return entry.offset <= self.offset(entry.shard)
+
+    def is_beyond(self, end: Position) -> bool:
+        """Whether a shard is read further than to ``end``."""
+        return any(offset > end.offset(shard) for shard, offset in enumerate(self.offsets))
+
+
+START = Position()
+"""Before the first entry of every shard."""
 
 
 class EventLog(Protocol):
     """The read side of the log."""
 
-    async def end(self) -> int:
-        """The position of the newest entry; 0 if there is none."""
+    async def end(self) -> Position:
+        """The position of the newest entries; ``START`` if there is none."""
         ...
 
-    async def read(self, after: int, limit: int) -> Sequence[LogEntry]:
-        """Up to ``limit`` entries with position > ``after``, in order; may be empty.
+    async def read(self, after: Position, limit: int) -> tuple[Sequence[LogEntry], Position]:
+        """Up to ``limit`` entries past ``after``, in order, and the position behind
+        them; may be empty.
 
         Raises Unavailable if the log cannot be read now, and UnreadableEvent if the
         first entry cannot be decoded. An undecodable entry further on ends the result
@@ -29,16 +66,20 @@ class EventLog(Protocol):
         """
         ...
 
-    async def wait(self, after: int) -> None:
+    async def wait(self, after: Position) -> None:
         """Return when an entry past ``after`` may exist. Cancel-safe.
 
         It may return early, never late.
         """
         ...
 
+    async def lag(self, after: Position) -> int:
+        """How many entries follow ``after``."""
+        ...
+
 
 class CommitSource(Protocol):
-    """What an embedded log needs from its store."""
+    """What an embedded log, which has one shard, needs from its store."""
 
     def on_commit(self, listener: Callable[[Sequence[LogEntry]], None]) -> None:
         """Call ``listener`` on the event loop after each commit, with the entries it
@@ -52,9 +93,9 @@ class CommitSource(Protocol):
         ...
 
     async def log_end(self) -> int:
-        """The position of the newest entry ever committed."""
+        """The offset of the newest entry ever committed; 0 if there is none."""
         ...
 
     async def log_after(self, after: int, limit: int) -> Sequence[LogEntry]:
-        """Up to ``limit`` entries past a position, in commit order."""
+        """Up to ``limit`` entries past an offset, in commit order."""
         ...

@@ -6,6 +6,7 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from holdfast.eventlog.contract import START, Position
 from holdfast.message import LogEntry
 
 
@@ -18,23 +19,31 @@ class MemoryEventLog:
 
     def __init__(self) -> None:
         self._entries: list[LogEntry] = []
-        self._positions: list[int] = []
+        self._offsets: list[int] = []
         self._grown = asyncio.Event()
 
-    async def end(self) -> int:
-        return self._positions[-1] if self._positions else 0
+    async def end(self) -> Position:
+        return START.moved(0, self._end)
 
-    async def read(self, after: int, limit: int) -> Sequence[LogEntry]:
-        first = bisect_right(self._positions, after)
-        return self._entries[first : first + limit]
+    async def read(self, after: Position, limit: int) -> tuple[Sequence[LogEntry], Position]:
+        first = bisect_right(self._offsets, after.offset(0))
+        entries = self._entries[first : first + limit]
+        return entries, after.moved(0, entries[-1].offset) if entries else after
 
-    async def wait(self, after: int) -> None:
-        while not self._positions or self._positions[-1] <= after:
+    async def wait(self, after: Position) -> None:
+        while self._end <= after.offset(0):
             await self._grown.wait()
 
+    async def lag(self, after: Position) -> int:
+        return max(self._end - after.offset(0), 0)
+
     def committed(self, entries: Sequence[LogEntry]) -> None:
-        """Append entries at the positions the store gave them."""
+        """Append entries at the offsets the store gave them."""
         self._entries.extend(entries)
-        self._positions.extend(entry.position for entry in entries)
+        self._offsets.extend(entry.offset for entry in entries)
         grown, self._grown = self._grown, asyncio.Event()
         grown.set()
+
+    @property
+    def _end(self) -> int:
+        return self._offsets[-1] if self._offsets else 0

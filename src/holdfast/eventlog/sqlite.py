@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from holdfast.bounds import MIB
-from holdfast.eventlog.contract import CommitSource
+from holdfast.eventlog.contract import START, CommitSource, Position
 from holdfast.message import LogEntry
 
 TAIL_ENTRIES_MAX = 4_096
@@ -23,7 +23,7 @@ TAIL_CONTENT_BYTES_MAX = 16 * MIB
 further behind reads the table, and nothing else changes.
 """
 
-_position = attrgetter("position")
+_offset = attrgetter("offset")
 
 
 class SqliteEventLog:
@@ -43,13 +43,16 @@ class SqliteEventLog:
         self._tail: list[LogEntry] = []
         self._tail_bytes = 0
         self._floor: int | None = None
-        """Every entry past this position is in the tail; None if the tail is empty."""
+        """Every entry past this offset is in the tail; None if the tail is empty."""
         self._end: int | None = None
         """None: the table must be asked."""
         self._grown = asyncio.Event()
         source.on_commit(self._committed)
 
-    async def end(self) -> int:
+    async def end(self) -> Position:
+        return START.moved(0, await self._end_offset())
+
+    async def _end_offset(self) -> int:
         while self._end is None:
             grown = self._grown
             end = await self._source.log_end()
@@ -57,15 +60,22 @@ class SqliteEventLog:
                 self._end = end
         return self._end
 
-    async def read(self, after: int, limit: int) -> Sequence[LogEntry]:
-        if self._floor is None or after < self._floor:
-            return await self._source.log_after(after, limit)
-        first = bisect_right(self._tail, after, key=_position)
-        return self._tail[first : first + limit]
+    async def read(self, after: Position, limit: int) -> tuple[Sequence[LogEntry], Position]:
+        offset = after.offset(0)
+        entries: Sequence[LogEntry]
+        if self._floor is None or offset < self._floor:
+            entries = await self._source.log_after(offset, limit)
+        else:
+            first = bisect_right(self._tail, offset, key=_offset)
+            entries = self._tail[first : first + limit]
+        return entries, after.moved(0, entries[-1].offset) if entries else after
 
-    async def wait(self, after: int) -> None:
-        if await self.end() <= after:
+    async def wait(self, after: Position) -> None:
+        if await self._end_offset() <= after.offset(0):
             await self._grown.wait()
+
+    async def lag(self, after: Position) -> int:
+        return max(await self._end_offset() - after.offset(0), 0)
 
     def _committed(self, entries: Sequence[LogEntry]) -> None:
         if entries:
@@ -77,15 +87,15 @@ class SqliteEventLog:
 
     def _append(self, entries: Sequence[LogEntry]) -> None:
         if self._floor is None:
-            self._floor = entries[0].position - 1
+            self._floor = entries[0].offset - 1
         self._tail.extend(entries)
         self._tail_bytes += sum(len(entry.message.content) for entry in entries)
-        self._end = entries[-1].position
+        self._end = entries[-1].offset
         if len(self._tail) > self._entries_max or self._tail_bytes > self._content_bytes_max:
             self._forget(max(len(self._tail) // 2, len(self._tail) - self._entries_max))
 
     def _forget(self, count: int) -> None:
         """Drop the oldest ``count`` entries of the tail."""
-        self._floor = self._tail[count - 1].position
+        self._floor = self._tail[count - 1].offset
         del self._tail[:count]
         self._tail_bytes = sum(len(entry.message.content) for entry in self._tail)

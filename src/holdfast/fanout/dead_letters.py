@@ -1,7 +1,7 @@
 """Events that cannot be used, kept for an operator so that reading can go on.
 
 The contract, and the adapter of the embedded server. There the event itself stays in
-the log at its position, so a bounded list in memory can lose only the reminder. Each
+the log at its offset, so a bounded list in memory can lose only the reminder. Each
 dead letter is also logged as an error.
 """
 
@@ -41,9 +41,10 @@ class DeadLetterSettings:
 
 
 class DeadLetter(Struct, frozen=True):
-    """One event: its position in the log, and when and why it was put aside."""
+    """One event: where it is in the log, and when and why it was put aside."""
 
-    position: int
+    shard: int
+    offset: int
     reason: str
     message: str
     data: bytes
@@ -75,7 +76,7 @@ class RecentDeadLetters:
 
     async def put(self, letter: DeadLetter) -> None:
         self._letters.append(letter)
-        telemetry.dead_letter(letter.reason, letter.position, len(self._letters))
+        telemetry.dead_letter(letter.reason, letter.shard, letter.offset, len(self._letters))
         if (hour := letter.at[:_HOUR]) != self._hour:
             self._hour, self._in_hour = hour, 0
         self._in_hour += 1

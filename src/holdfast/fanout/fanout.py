@@ -24,7 +24,7 @@ from holdfast.access.proofs import CursorProofs
 from holdfast.bounds import positive
 from holdfast.clock import Clock, timestamp
 from holdfast.errors import HoldfastError, OutcomeUnknown, Unavailable, UnreadableEvent
-from holdfast.eventlog.contract import EventLog
+from holdfast.eventlog.contract import START, EventLog, Position
 from holdfast.fanout.contract import Envelope, Link, Registry
 from holdfast.fanout.dead_letters import DATA_BYTES_MAX, DeadLetter, DeadLetters
 from holdfast.fanout.members import Members
@@ -101,10 +101,10 @@ class Fanout:
         self._load_again_at = 0.0
         self._gaps = Gaps()
         self._begun = False
-        self.position = 0
+        self.position = START
         """Delivery of everything up to here has been attempted."""
 
-    async def run(self, after: int | None = None) -> None:
+    async def run(self, after: Position | None = None) -> None:
         """Deliver what follows ``after``. None: start at the end of the log, because
         users who are not connected yet will sync.
 
@@ -124,7 +124,7 @@ class Fanout:
             raise
 
     async def _batch(self) -> None:
-        entries = await self._read()
+        entries, reached = await self._read()
         if not entries:
             await self._around.log.wait(self.position)
             return
@@ -132,11 +132,11 @@ class Fanout:
         if missing := self._gaps.missing(entries):
             telemetry.sequence_gap(missing)
         await self._attempt(entries)
-        self.position = entries[-1].position
+        self.position = reached
         await self._measure(entries)
 
-    async def _read(self) -> Sequence[LogEntry]:
-        """The next entries. Empty after an entry that cannot be decoded became a dead
+    async def _read(self) -> tuple[Sequence[LogEntry], Position]:
+        """The next entries and the position behind them. Empty after an entry that cannot be decoded became a dead
         letter; the next round reads on behind it.
         """
         try:
@@ -144,9 +144,9 @@ class Fanout:
                 lambda: self._around.log.read(self.position, self._max_poll_records)
             )
         except UnreadableEvent as event:
-            await self._dead_letter("undecodable", event.position, event.message, event.data)
-            self.position = event.position
-            return ()
+            await self._dead_letter("undecodable", event, event.message, event.data)
+            self.position = self.position.moved(event.shard, event.offset)
+            return (), self.position
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Retry while the log is unavailable: there is nothing else to do."""
@@ -176,7 +176,7 @@ class Fanout:
                     await self._attempt([entry])
             else:
                 await self._dead_letter(
-                    "defect", entries[0].position, repr(error), msgspec.json.encode(entries[0])
+                    "defect", entries[0], repr(error), msgspec.json.encode(entries[0])
                 )
 
     async def _spread(self, entries: Sequence[LogEntry]) -> None:
@@ -187,9 +187,7 @@ class Fanout:
         self._keep(chats, before, after)
         for entry in unreadable:
             data = msgspec.json.encode(entry)
-            await self._dead_letter(
-                "event", entry.position, "the event does not say what it changes", data
-            )
+            await self._dead_letter("event", entry, "the event does not say what it changes", data)
         if unknown:
             telemetry.delivery_skipped("members_unknown", unknown)
         if cut:
@@ -286,10 +284,12 @@ class Fanout:
                     await asyncio.sleep(retry.backoff.delay(attempt, self._rng))
         telemetry.delivery_skipped("unreachable", count)
 
-    async def _dead_letter(self, reason: str, position: int, message: str, data: bytes) -> None:
+    async def _dead_letter(
+        self, reason: str, event: LogEntry | UnreadableEvent, message: str, data: bytes
+    ) -> None:
         at = timestamp(self._clock.now())
         await self._around.dead_letters.put(
-            DeadLetter(position, reason, message, data[:DATA_BYTES_MAX], at)
+            DeadLetter(event.shard, event.offset, reason, message, data[:DATA_BYTES_MAX], at)
         )
 
     async def _measure(self, entries: Sequence[LogEntry]) -> None:
@@ -298,7 +298,7 @@ class Fanout:
         """
         behind = 0
         if len(entries) == self._max_poll_records:
-            behind = await self._patiently(self._around.log.end) - self.position
+            behind = await self._patiently(lambda: self._around.log.lag(self.position))
         telemetry.fanout_lag(behind)
         stamped = datetime.fromisoformat(entries[0].message.created_at).timestamp()
         telemetry.delivery_lag(max(self._clock.now() - stamped, 0.0))

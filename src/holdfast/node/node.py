@@ -247,7 +247,7 @@ class Node:
     async def _lag(self) -> int | None:
         """None if the log does not answer; the status reports that as a dependency."""
         try:
-            return max(await self.log.end() - self._fanout.position, 0)
+            return await self.log.lag(self._fanout.position)
         except HoldfastError:
             return None
 
@@ -333,7 +333,7 @@ class Node:
             "hot_messages_per_minute": self.settings.durability.intake.hot_messages_per_minute,
             "fanout_lag": await self._lag(),
             "dead_letters": [
-                {"position": letter.position, "reason": letter.reason}
+                {"position": letter.offset, "reason": letter.reason}
                 for letter in await self._dead_letters.read(10)
             ],
             "issuers": self.issuers.status(),

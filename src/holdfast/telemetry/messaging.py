@@ -372,11 +372,14 @@ def delivery_retried() -> None:
     _retries.inc()
 
 
-def dead_letter(reason: str, position: int, depth: int) -> None:
+def dead_letter(reason: str, shard: int, offset: int, depth: int) -> None:
     _dead_letters.labels(reason).inc()
     _dead_letter_depth.set(depth)
     log.error(
-        "an event could not be used and went to the dead letters", reason=reason, position=position
+        "an event could not be used and went to the dead letters",
+        reason=reason,
+        shard=shard,
+        offset=offset,
     )
 
 

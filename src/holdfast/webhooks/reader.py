@@ -5,7 +5,7 @@ repeats nor skips anything. For batches without jobs the position is stored only
 then: a server without webhooks must not pay a commit per batch. An endpoint gets what
 is committed after it was added; the first start begins at the log's end.
 
-A stored position beyond the log's end means that the chats were restored from a backup,
+Its position is stored as one mark per shard. One beyond the log's end means that the chats were restored from a backup,
 and the jobs, in another database, were not. The entries of the restored log had jobs
 before, so the reader begins at the log's end. A job store never moves a position back,
 so the reader continues under its next name (``webhooks.1``); the highest name counts.
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from holdfast.clock import Clock, timestamp
 from holdfast.errors import UnreadableEvent
-from holdfast.eventlog.contract import EventLog
+from holdfast.eventlog.contract import START, EventLog, Position
 from holdfast.message import LogEntry
 from holdfast.telemetry import log
 from holdfast.webhooks.contract import WebhookEndpoint, WebhookEndpoints
@@ -41,12 +41,12 @@ class WebhookReader:
     ) -> None:
         self._log, self._endpoints, self._jobs, self._clock = log, endpoints, jobs, clock
         self._known: tuple[int, dict[str, list[WebhookEndpoint]]] = (0, {})
-        self._name, self._marked = NAME, 0
+        self._name, self._marked, self._unmarked = NAME, START, 0
         self.begun = False
         """Whether its position is stored; an endpoint added earlier could miss
         messages.
         """
-        self._noticed: dict[str, int] = {}
+        self._noticed: dict[str, Position] = {}
         """The log's end when an endpoint was first seen; later entries are its to get.
         """
 
@@ -56,24 +56,22 @@ class WebhookReader:
             await self._log.wait(position)
             position = await self.advance(position)
 
-    async def begin(self) -> int:
-        """The position to start from: the stored one,
-        or the log's end if it has none.
-        """
+    async def begin(self) -> Position:
+        """The position to start from: the stored one, or else the log's end."""
         self._marked = await self._begin()
         self.begun = True
         return self._marked
 
-    async def _begin(self) -> int:
-        restores, position = 0, await self._jobs.position(NAME)
-        while (later := await self._jobs.position(f"{NAME}.{restores + 1}")) is not None:
-            restores, position = restores + 1, later
+    async def _begin(self) -> Position:
         end = await self._log.end()
-        if position is not None and position > end:
+        restores, position = 0, await self._stored(NAME, end)
+        while (later := await self._stored(f"{NAME}.{restores + 1}", end)) is not None:
+            restores, position = restores + 1, later
+        if position is not None and position.is_beyond(end):
             log.warning(
                 "the log of chats ends before the webhooks' position: it was restored",
-                end=end,
-                position=position,
+                end=end.offsets,
+                position=position.offsets,
             )
             restores, position = restores + 1, None
         self._name = f"{NAME}.{restores}" if restores else NAME
@@ -82,14 +80,22 @@ class WebhookReader:
             await self._mark(position)
         return position
 
-    async def advance(self, position: int) -> int:
+    async def _stored(self, name: str, end: Position) -> Position | None:
+        """The stored position of a reader of all shards that the log has."""
+        stored = [await self._jobs.reader_offset(name, n) for n in range(len(end.offsets))]
+        if all(offset is None for offset in stored):
+            return None
+        return Position(tuple(offset or 0 for offset in stored))
+
+    async def advance(self, position: Position) -> Position:
         """Make jobs of the next entries; returns the new position."""
         try:
-            entries = await self._log.read(position, BATCH)
+            entries, reached = await self._log.read(position, BATCH)
         except UnreadableEvent as event:
             # Skip it: an unreadable message cannot be sent. The fanout reports it.
-            await self._mark(event.position)
-            return event.position
+            reached = position.moved(event.shard, event.offset)
+            await self._mark(reached)
+            return reached
         if not entries:
             return position
         by_tenant = await self._by_tenant(position)
@@ -98,22 +104,23 @@ class WebhookReader:
         drafts = [
             draft for entry in told for draft in self._drafts(entry, by_tenant[entry.tenant], at)
         ]
-        reached = entries[-1].position
-        if drafts or reached - self._marked >= UNMARKED_MAX:
+        self._unmarked += len(entries)
+        if drafts or self._unmarked >= UNMARKED_MAX:
             await self._mark(reached, drafts)
         return reached
 
-    async def _mark(self, position: int, drafts: Sequence[JobDraft] = ()) -> None:
-        await self._jobs.enqueue(drafts, ReaderMark(self._name, position))
-        self._marked = position
+    async def _mark(self, position: Position, drafts: Sequence[JobDraft] = ()) -> None:
+        marks = [ReaderMark(self._name, *moved) for moved in enumerate(position.offsets)]
+        await self._jobs.enqueue(drafts, marks)
+        self._marked, self._unmarked = position, 0
 
-    async def _by_tenant(self, position: int) -> dict[str, list[WebhookEndpoint]]:
+    async def _by_tenant(self, position: Position) -> dict[str, list[WebhookEndpoint]]:
         """The endpoints by tenant. Before a change of endpoints takes effect, the
         position from which it does is stored.
         """
         version, known = self._known
         if version != self._endpoints.version:
-            if position > self._marked:
+            if position.is_beyond(self._marked):
                 await self._mark(position)
             version, known = self._endpoints.version, {}
             endpoints, end = await self._endpoints.all(), await self._log.end()
@@ -138,6 +145,6 @@ class WebhookReader:
         return [
             draft_of(DeliveryNotice(each.endpoint_id, entry.tenant, at, *about))
             for each in endpoints
-            if entry.position > self._noticed[each.endpoint_id]
+            if not self._noticed[each.endpoint_id].includes(entry)
             or each.created_at <= entry.message.created_at
         ]

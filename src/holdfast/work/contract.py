@@ -92,10 +92,22 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class ReaderMark:
-    """The position of a named reader, stored together with the jobs that it makes."""
+    """How far a named reader of a log has read one shard, stored together with the jobs
+    that it makes.
+    """
 
     reader: str
-    position: int
+    shard: int
+    offset: int
+
+    @property
+    def row(self) -> str:
+        """Its row in the store: shard 0 has the reader's own name."""
+        return reader_row(self.reader, self.shard)
+
+
+def reader_row(reader: str, shard: int) -> str:
+    return f"{reader}:{shard}" if shard else reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,16 +464,16 @@ class WorkStore(Protocol):
     """Whether many processes may join, so that leases and takeover matter."""
 
     async def enqueue(
-        self, drafts: Sequence[JobDraft], mark: ReaderMark | None = None
+        self, drafts: Sequence[JobDraft], marks: Sequence[ReaderMark] = ()
     ) -> list[int]:
-        """Store jobs and a reader's ``mark``, in order and in one transaction.
+        """Store jobs and a reader's ``marks``, in order and in one transaction.
 
         Returns their sequences, 0 for a job that the inbox has seen before.
         """
         ...
 
-    async def position(self, reader: str) -> int | None:
-        """A named reader's position; None if it never stored a mark."""
+    async def reader_offset(self, reader: str, shard: int = 0) -> int | None:
+        """How far a named reader has read a shard; None if it never stored a mark."""
         ...
 
     async def join(self, name: str) -> WorkerSession:

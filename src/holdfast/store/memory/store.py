@@ -177,7 +177,7 @@ class MemoryStore:
             if held is None or held.chat.tenant != user.tenant:
                 raise unknown_chat(after[0])
             there = (
-                e.position for e in self._log if (e.message.chat_id, e.message.sequence) == after
+                e.offset for e in self._log if (e.message.chat_id, e.message.sequence) == after
             )
             edge = (next(there, held.last_position), held.number)
             newest_first = [held for held in newest_first if held.activity < edge]
@@ -269,7 +269,7 @@ class MemoryStore:
             message = entry.message
             if message.created_at >= before:
                 break
-            self._keys_forgotten = entry.position
+            self._keys_forgotten = entry.offset
             self._chats[message.chat_id].keys.pop(
                 (message.chat_id, message.sender_id, message.client_message_id or ""), None
             )
@@ -291,7 +291,7 @@ class MemoryStore:
                 and stored.content
             ):
                 places.append((message.chat_id, message.sequence))
-        return SentBy(places, looked[-1].position if looked else after, not looked)
+        return SentBy(places, looked[-1].offset if looked else after, not looked)
 
     async def forget_devices(self, user: User) -> None:
         for held in self._chats_with(user):
@@ -413,9 +413,9 @@ class MemoryStore:
         held.counter = message.sequence
         if stored is not None and message.client_message_id is not None:
             held.keys[message.chat_id, message.sender_id, message.client_message_id] = stored
-        entry = LogEntry(len(self._log) + 1, held.chat.tenant, held.chat.epoch, message)
+        entry = LogEntry(0, len(self._log) + 1, held.chat.tenant, held.chat.epoch, message)
         self._log.append(entry)
-        held.last_position = entry.position
+        held.last_position = entry.offset
         return entry
 
     def _commit(self, entries: Sequence[LogEntry]) -> None:

@@ -352,7 +352,7 @@ def _put_event(
     position = connection.execute(SQL["log_end"]).get + 1
     row = message_row(position, chat, message, None)
     put_messages(connection, [row], [(chat, message.sequence, position)])
-    return message, [LogEntry(position, plan.chat.tenant, plan.chat.epoch, message)]
+    return message, [LogEntry(0, position, plan.chat.tenant, plan.chat.epoch, message)]
 
 
 def _find_member(connection: apsw.Connection, chat: int, user_id: str | None) -> Member | None:

@@ -304,6 +304,6 @@ def _up_to_the_damage(connection: apsw.Connection, after: int, limit: int) -> li
             entries.append(_entry.decode(data))
         except UNREADABLE as error:
             if not entries:
-                raise UnreadableEvent(str(error), after, data) from error
+                raise UnreadableEvent(str(error), 0, after, data) from error
             break
     return entries

@@ -356,7 +356,7 @@ SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'messages'), 0);
 
 -- name: log_after
 SELECT '[' || coalesce(group_concat(
-         json_object('position', position, 'tenant', tenant, 'epoch', epoch, 'message', json(value)),
+         json_object('shard', 0, 'offset', position, 'tenant', tenant, 'epoch', epoch, 'message', json(value)),
          ',' ORDER BY position), '') || ']'
 FROM (SELECT v.position, v.tenant, v.value, c.epoch
       FROM message_values AS v CROSS JOIN chats AS c ON c.chat = v.chat
@@ -365,7 +365,7 @@ FROM (SELECT v.position, v.tenant, v.value, c.epoch
 -- name: log_next
 -- The bytes of one entry, which may make no sense: a text that is not UTF-8 could not even be fetched as one.
 SELECT v.position, CAST(
-         json_object('position', v.position, 'tenant', v.tenant, 'epoch', c.epoch, 'message', json(v.value)) AS BLOB)
+         json_object('shard', 0, 'offset', v.position, 'tenant', v.tenant, 'epoch', c.epoch, 'message', json(v.value)) AS BLOB)
 FROM message_values AS v CROSS JOIN chats AS c ON c.chat = v.chat
 WHERE v.position > :after ORDER BY v.position LIMIT 1;
 

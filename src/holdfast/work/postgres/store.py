@@ -28,6 +28,7 @@ from holdfast.work.contract import (
     ReaderMark,
     Stats,
     WaitingJobs,
+    reader_row,
 )
 from holdfast.work.job import Failure, JobDraft, known_seq, known_seqs, reason_of
 from holdfast.work.outbox import ENQUEUE, arguments
@@ -105,23 +106,24 @@ class PostgresWork:
             raise
 
     async def enqueue(
-        self, drafts: Sequence[JobDraft], mark: ReaderMark | None = None
+        self, drafts: Sequence[JobDraft], marks: Sequence[ReaderMark] = ()
     ) -> list[int]:
         values = arguments(drafts, self._rng)
         with translated():
-            if mark is None:
+            if not marks:
                 async with self._connection() as connection:
                     seqs = list(await connection.fetchval(ENQUEUE, *values) or [])
             else:
                 async with self._connection() as connection, connection.transaction():
-                    await connection.execute(SQL["mark"], mark.reader, mark.position)
+                    for mark in marks:
+                        await connection.execute(SQL["mark"], mark.row, mark.offset)
                     seqs = list(await connection.fetchval(ENQUEUE, *values) or [])
         if 0 in seqs:
             telemetry.work_known_already()
         return seqs
 
-    async def position(self, reader: str) -> int | None:
-        rows = await self._fetch("position", reader)
+    async def reader_offset(self, reader: str, shard: int = 0) -> int | None:
+        rows = await self._fetch("position", reader_row(reader, shard))
         return rows[0]["position"] if rows else None
 
     async def join(self, name: str) -> PostgresSession:

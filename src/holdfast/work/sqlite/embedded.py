@@ -33,6 +33,7 @@ from holdfast.work.contract import (
     Stats,
     TransactionEnded,
     WaitingJobs,
+    reader_row,
 )
 from holdfast.work.job import PARTITIONS, Failure, Job, JobDraft, known_seq, known_seqs, reason_of
 from holdfast.work.sqlite import verbs
@@ -144,18 +145,19 @@ class EmbeddedWork:
         self._woken.set()
 
     async def enqueue(
-        self, drafts: Sequence[JobDraft], mark: ReaderMark | None = None
+        self, drafts: Sequence[JobDraft], marks: Sequence[ReaderMark] = ()
     ) -> list[int]:
         seqs = await self._transact(
-            lambda db: verbs.enqueue_marked(db, drafts, mark, self._clock.now())
+            lambda db: verbs.enqueue_marked(db, drafts, marks, self._clock.now())
         )
         self._woken.set()
         if 0 in seqs:
             telemetry.work_known_already()
         return seqs
 
-    async def position(self, reader: str) -> int | None:
-        return await self._look(lambda db: db.execute(SQL["position"], (reader,)).get)
+    async def reader_offset(self, reader: str, shard: int = 0) -> int | None:
+        row = reader_row(reader, shard)
+        return await self._look(lambda db: db.execute(SQL["position"], (row,)).get)
 
     async def join(self, name: str) -> EmbeddedSession:
         if self._worker_name is not None:

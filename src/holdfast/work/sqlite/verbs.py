@@ -77,10 +77,10 @@ def enqueue(db: apsw.Connection, drafts: Iterable[JobDraft], now: float) -> list
 
 
 def enqueue_marked(
-    db: apsw.Connection, drafts: Iterable[JobDraft], mark: ReaderMark | None, now: float
+    db: apsw.Connection, drafts: Iterable[JobDraft], marks: Iterable[ReaderMark], now: float
 ) -> list[int]:
-    if mark is not None:
-        db.execute(SQL["mark"], (mark.reader, mark.position))
+    for mark in marks:
+        db.execute(SQL["mark"], (mark.row, mark.offset))
     return enqueue(db, drafts, now)
 
 
