@@ -343,7 +343,7 @@ def test_skip_lets_the_stream_go_on_and_retries_the_head_out_of_order(opened: Op
     async def body(o: Opened) -> None:
         m1, m2 = await o.store.enqueue([draft(), draft()])
         hand = await Hand.join(
-            o.store, policies=Policies.preset("seed").with_type("order", stream=OnFailure.SKIP)
+            o.store, policies=Policies.preset("uniform").with_type("order", stream=OnFailure.SKIP)
         )
         await hand.turn()
         await hand.turn(failed=[hand.failure(m1)], completed=[m2])

@@ -50,11 +50,11 @@ def test_due_jobs_of_shut_types_stay_but_for_their_probes(opened: Opener) -> Non
             async def call(jobs: int, **more: Any) -> Claimed:
                 return await hand.session.process(Report(), ClaimRequest(jobs=jobs, **more))
 
-            few = await call(3, shut=["down"])
+            few = await call(3, paused_types=["down"])
             assert [job.seq for job in few.jobs] == [
                 seq for seq in seqs[:5] if kinds[seq] != "down"
             ][:3]
-            rest = await call(100, shut=["down"])
+            rest = await call(100, paused_types=["down"])
             assert {job.seq for job in [*few.jobs, *rest.jobs]} == {
                 seq for seq in seqs if kinds[seq] != "down"
             }
@@ -62,8 +62,8 @@ def test_due_jobs_of_shut_types_stay_but_for_their_probes(opened: Opener) -> Non
             assert rest.next_due_seconds > 400, (
                 "that is the mail's: what is due of a shut type wakes nobody"
             )
-            assert (await call(100, shut=["down", "mail"])).next_due_seconds is None
-            probe = await call(100, shut=["down"], probing=["down"])
+            assert (await call(100, paused_types=["down", "mail"])).next_due_seconds is None
+            probe = await call(100, paused_types=["down"], probing=["down"])
             assert [job.seq for job in probe.jobs] == seqs[:1]
             open_again = await call(100)
             assert [job.seq for job in open_again.jobs] == [seqs[3], seqs[6]]
@@ -79,7 +79,8 @@ def test_many_due_jobs_of_a_shut_type_are_not_walked_over_in_sqlite() -> None:
 
             async def steps() -> int:
                 return await steps_of(
-                    o.store, hand.session.process(Report(), ClaimRequest(jobs=100, shut=["down"]))
+                    o.store,
+                    hand.session.process(Report(), ClaimRequest(jobs=100, paused_types=["down"])),
                 )
 
             await o.store.enqueue([draft(None, "mail", delay_seconds=1000.0)])
@@ -102,10 +103,10 @@ def test_many_due_jobs_of_a_shut_type_are_not_walked_over_in_postgres(
             await o.store.enqueue([draft(None, "down", delay_seconds=0.001)] * 5000)
             await o.pass_time(1)
             hand = await Hand.join(o.store)
-            await hand.session.process(Report(), ClaimRequest(jobs=100, shut=["down"]))
+            await hand.session.process(Report(), ClaimRequest(jobs=100, paused_types=["down"]))
             connection = hand.session._connection  # type: ignore[attr-defined]
             async with connection.transaction():
-                await hand.session.process(Report(), ClaimRequest(jobs=100, shut=["down"]))
+                await hand.session.process(Report(), ClaimRequest(jobs=100, paused_types=["down"]))
                 fetched = await connection.fetchval(
                     "SELECT idx_tup_fetch + seq_tup_read FROM pg_stat_xact_user_tables "
                     "WHERE schemaname = 'holdfast_work' AND relname = 'job'"

@@ -53,7 +53,7 @@ def test_a_dead_letter_keeps_every_reason_in_order_and_poison_hides_none(opened:
     async def body(o: Opened) -> None:
         (seq,) = await o.store.enqueue([draft()])
         hand = await Hand.join(
-            o.store, policies=Policies.preset("seed").with_type("order", strikes_max=5)
+            o.store, policies=Policies.preset("uniform").with_type("order", strikes_max=5)
         )
         await hand.turn()
         for reason in (TIMEOUT, TIMEOUT, Reason.THROTTLED, RAISED):
@@ -102,7 +102,7 @@ def test_of_more_reasons_than_are_kept_the_first_stay_and_the_last(opened: Opene
         (seq,) = await o.store.enqueue([draft()])
         hand = await Hand.join(
             o.store,
-            policies=Policies.preset("seed").with_type("order", strikes_max=1000, factor=1.0),
+            policies=Policies.preset("uniform").with_type("order", strikes_max=1000, factor=1.0),
         )
         await hand.turn()
         for reason in itertools.islice(itertools.cycle([TIMEOUT, RAISED]), 70):

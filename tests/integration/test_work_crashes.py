@@ -217,7 +217,9 @@ def test_nothing_that_comes_is_started_beside_a_job_that_runs_alone() -> None:
             async with worker.running():
                 await until(lambda: begun)
                 (other,) = await o.store.enqueue([draft(None)])
-                await until(lambda: len(begun) > 1 or other in worker._shift._streams._waiting)
+                await until(
+                    lambda: len(begun) > 1 or other in worker._worker_loop._streams._waiting
+                )
                 assert begun == [suspect]
                 gate.set()
                 await until(lambda: begun == [suspect, other])

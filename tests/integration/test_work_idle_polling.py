@@ -37,8 +37,8 @@ class Uncertain(EmbeddedSession):
     def may_start(self) -> bool:  # type: ignore[override]
         return self.certain
 
-    async def process(self, report: Report, want: ClaimRequest) -> Claimed:
-        claimed = await super().process(report, want)
+    async def process(self, report: Report, request: ClaimRequest) -> Claimed:
+        claimed = await super().process(report, request)
         self.handed(claimed)
         return claimed
 
@@ -107,11 +107,11 @@ class Failing(EmbeddedSession):
 
     kind, failed = "", False
 
-    async def process(self, report: Report, want: ClaimRequest) -> Claimed:
+    async def process(self, report: Report, request: ClaimRequest) -> Claimed:
         if not self.failed and getattr(report, self.kind):
             self.failed = True
             raise Unavailable("the store is away")
-        return await super().process(report, want)
+        return await super().process(report, request)
 
 
 def failing(kind: str) -> MemoryWork:
@@ -165,12 +165,12 @@ class Stalling(EmbeddedSession):
 
     handed_out = failed = False
 
-    async def process(self, report: Report, want: ClaimRequest) -> Claimed:
+    async def process(self, report: Report, request: ClaimRequest) -> Claimed:
         if self.handed_out and not self.failed:
             self.failed = True
             await asyncio.sleep(2)
             raise Unavailable("the store is away")
-        claimed = await super().process(report, want)
+        claimed = await super().process(report, request)
         self.handed_out |= bool(claimed.jobs)
         return claimed
 

@@ -17,12 +17,12 @@ from work_rigs import Hand, draft, postgres_work, run, until
 from engines import Server
 from holdfast.errors import Unavailable
 from holdfast.work.contract import Child, Query
-from holdfast.work.job import State, place_of
+from holdfast.work.job import State, partition_and_lane
 from holdfast.work.outbox import enqueue
 
 HELD = "held"
-LANE = place_of(HELD)[1]
-NEIGHBOURS = [name for n in range(40_000) if place_of(name := f"n{n}")[1] == LANE][:20]
+LANE = partition_and_lane(HELD)[1]
+NEIGHBOURS = [name for n in range(40_000) if partition_and_lane(name := f"n{n}")[1] == LANE][:20]
 """Streams of the same lane as the held one."""
 
 
@@ -213,7 +213,8 @@ def test_streams_are_locked_from_the_lowest_whatever_the_order_of_the_jobs(
         ):
             few = await _by_hash(looker, [f"s{number}" for number in range(20)])
             many = sorted(
-                (f"s{number}" for number in range(80)), key=lambda stream: place_of(stream)[1]
+                (f"s{number}" for number in range(80)),
+                key=lambda stream: partition_and_lane(stream)[1],
             )
             waiting = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
             locked = (
@@ -281,7 +282,7 @@ def test_who_waits_behind_a_transaction_with_many_streams_is_told_so(
                 ):
                     await one.execute(
                         f"SELECT holdfast_work.wait_for_lock(1214869099, $1, true, {soon})",
-                        place_of("many-0")[1],
+                        partition_and_lane("many-0")[1],
                     )
             async with held(postgres_server, "held"):
                 with pytest.raises(

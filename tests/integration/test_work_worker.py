@@ -29,7 +29,7 @@ from holdfast.work.outbox import enqueue
 from holdfast.work.worker import Worker, WorkerSettings
 
 QUICK = WorkerSettings(concurrency=8, balance_seconds=0.3, poll_max_seconds=0.05, drain_seconds=5)
-SOON = Policies.preset("seed").with_type("Order", base_seconds=0.02)
+SOON = Policies.preset("uniform").with_type("Order", base_seconds=0.02)
 
 
 class Order(msgspec.Struct):
@@ -542,11 +542,11 @@ def test_an_open_type_is_left_alone_but_for_its_probes(opened: Any) -> None:
             session = await join(name)
             plain = session.process
 
-            async def process(report: Report, want: ClaimRequest) -> Claimed:
+            async def process(report: Report, request: ClaimRequest) -> Claimed:
                 put_off.extend(
                     f.seq for f in report.failed if f.verdict.action is FailureAction.POSTPONE
                 )
-                return await plain(report, want)
+                return await plain(report, request)
 
             session.process = process  # type: ignore[method-assign]
             return session
@@ -619,10 +619,10 @@ def test_a_parent_waits_longer_and_longer_for_the_lane_of_its_child(
             session = await join(name)
             process = session.process
 
-            async def listen(report: Report, want: ClaimRequest) -> Claimed:
+            async def listen(report: Report, request: ClaimRequest) -> Claimed:
                 nonlocal calls
                 calls += 1
-                claimed = await process(report, want)
+                claimed = await process(report, request)
                 if claimed.busy:
                     refused.append((clock(), calls))
                 return claimed
@@ -667,7 +667,7 @@ def test_a_job_without_a_handler_goes_where_its_destination_says_in_order_and_is
             JobDraft("OrderPlaced", str(n).encode(), "o1", "topic:orders:eu") for n in range(3)
         ]
         seqs = await o.store.enqueue([*drafts, JobDraft("OrderPlaced", b"", None, "fax:17")])
-        policies = Policies.preset("seed").with_type("OrderPlaced", base_seconds=0.02)
+        policies = Policies.preset("uniform").with_type("OrderPlaced", base_seconds=0.02)
         async with Worker(o.store, handlers, settings=QUICK, policies=policies).running():
             await until(lambda: len(sent) == 3)
             await until(lambda: _was_tried(o, seqs[3]))
@@ -958,9 +958,9 @@ def test_streams_that_stand_still_keep_no_other_waiting_and_their_followers_are_
             session = await join(name)
             process = session.process
 
-            async def listen(report: Report, want: ClaimRequest) -> Claimed:
+            async def listen(report: Report, request: ClaimRequest) -> Claimed:
                 running.update(report.running)
-                return await process(report, want)
+                return await process(report, request)
 
             session.process = listen
             return session
@@ -1029,10 +1029,10 @@ def test_what_was_being_committed_when_the_worker_fell_asleep_need_not_wait_for_
             session: Any = await join(name)
             process = session.process
 
-            async def looking(report: Report, want: ClaimRequest) -> Claimed:
+            async def looking(report: Report, request: ClaimRequest) -> Claimed:
                 nonlocal looks
                 looks += 1
-                return await process(report, want)  # type: ignore[no-any-return]
+                return await process(report, request)  # type: ignore[no-any-return]
 
             session.process = looking
             return session

@@ -232,7 +232,7 @@ def changed(**values: Any) -> JobDraft:
 # Wrong arguments, refused where they are given.
 
 
-@case(of=["payload", None, {"type": "Good"}, b"{}", 5, JobDraft], says="enqueued as a Draft")
+@case(of=["payload", None, {"type": "Good"}, b"{}", 5, JobDraft], says="enqueued as a JobDraft")
 async def enqueues_no_draft(zoo: Zoo, ctx: Context, value: Any) -> None:
     ctx.enqueue(value)
 

@@ -57,12 +57,12 @@ class FaultyWork(MemoryWork):
         session = await super().join(name)
         plain = session.process
 
-        async def process(report: Report, want: ClaimRequest) -> Claimed:
+        async def process(report: Report, request: ClaimRequest) -> Claimed:
             await asyncio.sleep(self._chance.uniform(0, 0.01))
             fate = self._chance.random()
             if fate < self._rate:
                 raise self._chance.choice([Unavailable, ServerBusy])("before")
-            claimed = await plain(report, want)
+            claimed = await plain(report, request)
             if fate < 2 * self._rate:
                 raise self._chance.choice([OutcomeUnknown, InternalError])("after")
             await asyncio.sleep(self._chance.uniform(0, 0.01))

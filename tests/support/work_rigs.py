@@ -108,7 +108,7 @@ async def postgres_work(url: str, **session: float):  # type: ignore[no-untyped-
     finally:
         await asyncio.gather(*(session._stack.aclose() for session in sessions))
         for session in sessions:
-            session._hang_up()
+            session._terminate_connections()
         await store.close()
         await connection.close()
 
@@ -146,7 +146,7 @@ class Hand:
     """A worker by hand: it has a session and reports what the test says."""
 
     session: WorkerSession
-    policies: Policies = field(default_factory=lambda: Policies.preset("seed"))
+    policies: Policies = field(default_factory=lambda: Policies.preset("uniform"))
     jobs: dict[int, Job] = field(default_factory=dict)
     rewound: Rewound = field(default_factory=Rewound)
 
@@ -154,7 +154,7 @@ class Hand:
     async def join(
         cls, store: WorkStore, name: str = "hand", policies: Policies | None = None
     ) -> Hand:
-        hand = cls(await store.join(name), policies or Policies.preset("seed"))
+        hand = cls(await store.join(name), policies or Policies.preset("uniform"))
         await hand.session.owners()
         await hand.session.take(range(PARTITIONS))
         await hand.rewind()

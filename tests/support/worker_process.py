@@ -82,7 +82,7 @@ async def main(
             poll_max_seconds=0.1,
             jobs_max=max(64, runners),
         )
-        policies = Policies.preset("seed").with_type("Deed", base_seconds=0.01)
+        policies = Policies.preset("uniform").with_type("Deed", base_seconds=0.01)
         worker = Worker(store, handlers, name=name, settings=settings, policies=policies)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.stop)
         print("ready", flush=True)

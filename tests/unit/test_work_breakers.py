@@ -10,8 +10,8 @@ from holdfast.work.breakers import Breakers
 def test_a_type_that_is_open_elsewhere_is_put_off_by_who_never_ran_it() -> None:
     clock = ManualClock()
     breakers = Breakers(BreakerSettings(), clock)
-    breakers.heard({"mail": 5.0})
-    assert breakers.put_off("mail") == 5.0 and breakers.paused_types() == (["mail"], [])
-    assert breakers.put_off("order") is None, "another type is none of its business"
+    breakers.update_elsewhere({"mail": 5.0})
+    assert breakers.postpone_seconds("mail") == 5.0 and breakers.paused_types() == (["mail"], [])
+    assert breakers.postpone_seconds("order") is None, "another type is none of its business"
     clock.advance(5.0)
-    assert breakers.put_off("mail") is None and breakers.paused_types() == ([], [])
+    assert breakers.postpone_seconds("mail") is None and breakers.paused_types() == ([], [])

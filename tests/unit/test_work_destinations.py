@@ -73,7 +73,7 @@ class Rig:
                 self.streams.done(job)
                 self.streams.reported([job.seq])
         free = self.runners - len(self.streams.started)
-        self.streams.announcing.announce(free, 0)
+        self.streams.dispatch.announce(free, 0)
         started = []
         while (job := self.streams.next()) is not None:
             self.began[job.seq] = self.now
@@ -88,7 +88,7 @@ def hangs(name: str) -> float:
 
 
 def start_all(streams: Streams) -> list[int]:
-    streams.announcing.announce(100, 100)
+    streams.dispatch.announce(100, 100)
     started = []
     while (job := streams.next()) is not None:
         started.append(job.seq)
@@ -99,8 +99,8 @@ def test_a_job_of_a_full_destination_is_not_announced_and_the_others_start() -> 
     streams = capped(cap=2)
     streams.add([*jobs("slow", *range(1, 11)), *jobs("fast", 11)])
     assert start_all(streams) == [1, 2, 11]
-    assert streams.announcing.announced == {1, 2, 11}
-    assert not streams.announcing.possible(100, 100), "nothing more to tell the store"
+    assert streams.dispatch.announced == {1, 2, 11}
+    assert not streams.dispatch.possible(100, 100), "nothing more to tell the store"
     streams.announced_by_store(range(1, 11))
     assert start_all(streams) == [], "nor when the store has recorded more than the cap"
     streams.done(streams.started[1])

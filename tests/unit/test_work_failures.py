@@ -21,7 +21,7 @@ from holdfast.errors import BadSetting, NotFound, RateLimited, Unavailable
 from holdfast.webhooks.delivery import WebhookSettings
 from holdfast.work.contract import INBOX_SECONDS
 from holdfast.work.failures import (
-    AWAY,
+    LIBRARY_REASONS,
     NETWORK_ERRORS,
     REASONS,
     RETRY_AFTER_MAX_SECONDS,
@@ -238,7 +238,7 @@ def test_a_payload_whose_class_says_not_which_job_it_is_is_refused() -> None:
 
         if name == "order":
             assert handlers.draft({}).type == "order"
-    with pytest.raises(BadSetting, match="handled as order, mail: make its Draft"):
+    with pytest.raises(BadSetting, match="handled as order, mail: make its JobDraft"):
         handlers.draft({})
 
 
@@ -340,6 +340,6 @@ def test_the_guides_table_of_reasons_is_the_codes() -> None:
         for name in re.findall(r"`([\w.]+)`", row.rsplit("|", 2)[0])
     }
     code = {kind.__name__: reason.name.lower() for kind, reason in REASONS}
-    code |= {name: reason.name.lower() for name, reason in AWAY.items()}
+    code |= {name: reason.name.lower() for name, reason in LIBRARY_REASONS.items()}
     code |= {errno.errorcode[number]: "transport_unavailable" for number in NETWORK_ERRORS}
     assert told == code

@@ -29,8 +29,8 @@ from holdfast.work.job import (
     Policy,
     Reason,
     Stage,
+    check_stage,
     decide,
-    known_stage,
 )
 
 RNG = random.Random(7)
@@ -44,15 +44,15 @@ def verdict(
 
 
 @pytest.mark.covers("003 retry table")
-def test_the_seed_preset_reproduces_the_retry_table() -> None:
-    policy = Policies.preset("seed").lookup("order", Reason.UNKNOWN)
+def test_uniform_preset_reproduces_the_retry_table() -> None:
+    policy = Policies.preset("uniform").lookup("order", Reason.UNKNOWN)
     minutes = [policy.delay(attempt, RNG) / 60 for attempt in range(1, 6)]
     assert minutes == [1, 2, 4, 8, 16]
 
 
 @pytest.mark.covers("003 retry timeline")
-def test_the_seed_preset_reproduces_the_timeline_of_two_failures_and_a_success() -> None:
-    policies, now = Policies.preset("seed"), 0.0
+def test_uniform_preset_reproduces_the_timeline_of_two_failures() -> None:
+    policies, now = Policies.preset("uniform"), 0.0
     first = verdict(Reason.TRANSPORT_UNAVAILABLE, attempt=1, strikes=0, policies=policies)
     now += first.delay_seconds
     assert now == 60
@@ -63,17 +63,22 @@ def test_the_seed_preset_reproduces_the_timeline_of_two_failures_and_a_success()
 
 
 @pytest.mark.covers("003 backoff cap")
-def test_the_default_delay_is_capped_at_an_hour_where_the_seed_would_wait_two_years() -> None:
-    seed = Policies.preset("seed").lookup("order", Reason.UNKNOWN)
-    assert seed.delay(21, RNG) / 86400 > 700
+def test_default_delay_is_capped_at_an_hour_uniform_is_not() -> None:
+    uniform = Policies.preset("uniform").lookup("order", Reason.UNKNOWN)
+    assert uniform.delay(21, RNG) / 86400 > 700
     assert DEFAULTS[Reason.UNKNOWN].delay(21, RNG) <= 3600 * 1.1
 
 
+def test_unknown_preset_is_refused_and_the_known_ones_are_named() -> None:
+    with pytest.raises(ValueError, match="'seed'; known presets: default, uniform"):
+        Policies.preset("seed")
+
+
 @pytest.mark.parametrize("reason", list(Reason))
-def test_the_seed_preset_retries_every_reason_nine_times_and_buries_it_at_the_tenth(
+def test_uniform_preset_retries_every_reason_nine_times_then_dead(
     reason: Reason,
 ) -> None:
-    policies = Policies.preset("seed")
+    policies = Policies.preset("uniform")
     assert [
         verdict(reason, attempt=n + 1, strikes=n, policies=policies).action for n in range(9)
     ] == [FailureAction.RETRY] * 9
@@ -165,11 +170,11 @@ def test_a_dead_verdict_lifts_the_block_and_a_retry_keeps_it(
 @pytest.mark.parametrize("wrong", [0, 3, 32768, 65536, -1])
 def test_an_unknown_stage_is_refused(wrong: int) -> None:
     with pytest.raises(InvalidMessage):
-        known_stage(wrong)
+        check_stage(wrong)
 
 
 def test_stages_are_the_seeds_bits_and_users_have_their_own() -> None:
-    assert [known_stage(stage) for stage in (1, 2, 4, 8, 16384)] == [1, 2, 4, 8, 16384]
+    assert [check_stage(stage) for stage in (1, 2, 4, 8, 16384)] == [1, 2, 4, 8, 16384]
     assert {stage.name: int(stage) for stage in Stage} == {
         "STORED": 1,
         "EVENT_STORED": 2,

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from holdfast.work.contract import ClaimRequest
 from holdfast.work.destinations import Destinations
-from holdfast.work.job import LANES, PARTITIONS, SUSPECTS_MAX, Block, Job, place_of, share_of
+from holdfast.work.job import (
+    LANES,
+    PARTITIONS,
+    SUSPECTS_MAX,
+    Block,
+    Job,
+    partition_and_lane,
+    share_of,
+)
 from holdfast.work.streams import Streams
 
 
@@ -23,7 +31,7 @@ def jobs(stream: str | None, *seqs: int, crashes: int = 0) -> list[Job]:
 
 
 def start_all(streams: Streams, announce: int = 1000) -> list[int]:
-    streams.announcing.announce(announce, announce)
+    streams.dispatch.announce(announce, announce)
     started = []
     while (job := streams.next()) is not None:
         started.append(job.seq)
@@ -68,9 +76,9 @@ def test_only_announced_jobs_start() -> None:
 def test_what_was_announced_before_a_rewind_has_to_be_announced_again() -> None:
     streams, same = Streams(), [*jobs(None, 1), *jobs("a", 2)]
     streams.add(same)
-    streams.announcing.announce(2, 0)
+    streams.dispatch.announce(2, 0)
     streams.rewound([])
-    assert streams.announcing.announced == set() and streams.next() is None
+    assert streams.dispatch.announced == set() and streams.next() is None
     streams.add(same)
     assert start_all(streams, announce=0) == []
     assert start_all(streams) == [1, 2]
@@ -123,19 +131,19 @@ def test_a_deep_stream_does_not_crowd_out_the_others() -> None:
 def test_a_deep_stream_takes_no_announcement_from_the_others() -> None:
     streams = Streams()
     streams.add(jobs("deep", *range(1, 100)))
-    streams.announcing.announce(10, 10)
+    streams.dispatch.announce(10, 10)
     streams.add([*jobs("b", 200, 202), *jobs(None, 201), *jobs("c", 203)])
-    assert streams.announcing.announced == {1, 2} and streams.announcing.ahead == 1, (
+    assert streams.dispatch.announced == {1, 2} and streams.dispatch.ahead == 1, (
         "one that has not moved yet has one more"
     )
-    assert streams.announcing.possible(1, 0) and not streams.announcing.possible(0, 9)
-    streams.announcing.announce(2, 0)
-    assert streams.announcing.announced == {1, 2, 200, 201}, "what came first"
-    streams.announcing.announce(9, 0)
-    assert streams.announcing.announced == {1, 2, 200, 201, 203}, (
+    assert streams.dispatch.possible(1, 0) and not streams.dispatch.possible(0, 9)
+    streams.dispatch.announce(2, 0)
+    assert streams.dispatch.announced == {1, 2, 200, 201}, "what came first"
+    streams.dispatch.announce(9, 0)
+    assert streams.dispatch.announced == {1, 2, 200, 201, 203}, (
         "what could not start has to wait for room"
     )
-    assert not streams.announcing.possible(9, 0) and streams.announcing.possible(0, 1)
+    assert not streams.dispatch.possible(9, 0) and streams.dispatch.possible(0, 1)
 
 
 def test_what_is_announced_ahead_follows_the_pace_of_its_stream() -> None:
@@ -143,34 +151,34 @@ def test_what_is_announced_ahead_follows_the_pace_of_its_stream() -> None:
     streams.add(jobs("a", *range(1, 1000)))
     most = []
     for _ in range(5):
-        streams.announcing.announce(1, 1000)
-        most.append(streams.announcing.ahead)
+        streams.dispatch.announce(1, 1000)
+        most.append(streams.dispatch.ahead)
         while (job := streams.next()) is not None:
             streams.done(job)
     assert most == [1, 3, 7, 15, 31], "all of them ended before the next announcement"
     for _ in range(70):
-        streams.announcing.announce(1, 1000)
+        streams.dispatch.announce(1, 1000)
         job = streams.next()
         assert job is not None
         streams.done(job)
-    streams.announcing.announce(1, 1000)
-    assert streams.announcing.ahead == 1, "one ended between two announcements"
+    streams.dispatch.announce(1, 1000)
+    assert streams.dispatch.ahead == 1, "one ended between two announcements"
 
 
 def test_what_is_announced_is_always_the_front_of_its_stream() -> None:
     streams = Streams()
     streams.add(jobs("a", *range(10, 20)))
-    streams.announcing.announce(1, 1)
-    assert streams.announcing.announced == {10, 11}
+    streams.dispatch.announce(1, 1)
+    assert streams.dispatch.announced == {10, 11}
     streams.add(jobs("a", 5))
-    assert streams.announcing.announced == set(), (
+    assert streams.dispatch.announced == set(), (
         "a retried head comes first, and so is nothing behind it in flight"
     )
     streams.announced_by_store([10, 11])
-    assert streams.announcing.announced == set(), "nor out of turn"
-    streams.announcing.announce(1, 0)
+    assert streams.dispatch.announced == set(), "nor out of turn"
+    streams.dispatch.announce(1, 0)
     streams.announced_by_store([10, 11])
-    assert streams.announcing.announced == {5, 10} and streams.announcing.ahead == 1, (
+    assert streams.dispatch.announced == {5, 10} and streams.dispatch.ahead == 1, (
         "nor more than its pace asks for"
     )
 
@@ -231,7 +239,7 @@ def test_suspects_are_in_flight_eight_at_a_time_beside_whatever_else_is() -> Non
     streams = Streams()
     streams.add([*jobs(None, *range(1, 11), crashes=1), *jobs(None, 11, 12)])
     assert start_all(streams) == [*range(1, 9), 11, 12]
-    assert not streams.announcing.possible(100, 100)
+    assert not streams.dispatch.possible(100, 100)
     streams.done(streams.started[5])
     assert start_all(streams) == [9]
 
@@ -241,7 +249,7 @@ def test_a_suspect_is_not_announced_behind_another_job_of_its_stream() -> None:
     streams = Streams()
     streams.add([job for n in range(16) for job in jobs(f"s{n}", 2 * n + 1, 2 * n + 2, crashes=1)])
     assert start_all(streams) == [2 * n + 1 for n in range(8)]
-    assert len(streams.announcing.announced) == 8
+    assert len(streams.dispatch.announced) == 8
 
 
 def test_a_suspect_is_not_announced_with_a_run_of_a_fast_stream() -> None:
@@ -252,7 +260,7 @@ def test_a_suspect_is_not_announced_with_a_run_of_a_fast_stream() -> None:
     assert streams.next() is not None
     streams.done(streams.started[2])  # two since the last announcement: it may be three ahead
     assert start_all(streams) == [3]
-    assert streams.announcing.announced == {3, 4}
+    assert streams.dispatch.announced == {3, 4}
 
 
 def test_a_job_with_two_crashes_is_in_flight_alone() -> None:
@@ -265,18 +273,18 @@ def test_a_job_with_two_crashes_is_in_flight_alone() -> None:
     assert start_all(streams) == [], (
         "it waits for what runs, and nothing else is announced meanwhile"
     )
-    assert streams.announcing.isolates and not streams.announcing.possible(100, 100)
+    assert streams.dispatch.isolates and not streams.dispatch.possible(100, 100)
     streams.done(streams.started[1])
-    assert streams.announcing.possible(100, 100)
-    assert start_all(streams) == [2] and streams.announcing.announced == {2}
-    assert start_all(streams) == [] and not streams.announcing.possible(100, 100)
+    assert streams.dispatch.possible(100, 100)
+    assert start_all(streams) == [2] and streams.dispatch.announced == {2}
+    assert start_all(streams) == [] and not streams.dispatch.possible(100, 100)
     streams.done(streams.started[2])
     assert start_all(streams) == [4, 5], "what was there before the next one that must be alone"
     for seq in (4, 5):
         streams.done(streams.started[seq])
     assert start_all(streams) == [6]
     streams.done(streams.started[6])
-    assert start_all(streams) == [7] and not streams.announcing.isolates
+    assert start_all(streams) == [7] and not streams.dispatch.isolates
 
 
 def test_what_waits_to_be_alone_and_is_given_away_holds_up_nobody() -> None:
@@ -289,10 +297,10 @@ def test_what_waits_to_be_alone_and_is_given_away_holds_up_nobody() -> None:
         ]
     )
     assert start_all(streams) == [1]
-    assert streams.announcing.isolates
+    assert streams.dispatch.isolates
     streams.add(jobs(None, 4))
     streams.close([7])
-    assert not streams.announcing.isolates
+    assert not streams.dispatch.isolates
     assert start_all(streams) == [4]
 
 
@@ -314,11 +322,11 @@ def test_suspects_are_bounded_and_everybody_has_a_turn(seed: int) -> None:
         if rng.random() < 0.05:
             streams.rewound([])
             coming = deque(job for seq, job in sorted(todo.items()) if seq not in streams.started)
-        window = 20 - len(streams.announcing.announced)
-        possible = streams.announcing.possible(window, window)
-        before = set(streams.announcing.announced)
-        streams.announcing.announce(window, window)
-        announced = streams.announcing.announced
+        window = 20 - len(streams.dispatch.announced)
+        possible = streams.dispatch.possible(window, window)
+        before = set(streams.dispatch.announced)
+        streams.dispatch.announce(window, window)
+        announced = streams.dispatch.announced
         assert possible or announced == before, "a worker that rests would miss it"
         crashes = [todo[seq].crashes for seq in announced]
         assert crashes.count(1) <= SUSPECTS_MAX
@@ -339,7 +347,7 @@ def test_followers_of_suspects_do_not_use_up_the_announcements() -> None:
     done = []
     for _ in range(6):
         streams.announced_by_store([3, 4, 5, 6])
-        for seq in start_all(streams, announce=2 - len(streams.announcing.announced)):
+        for seq in start_all(streams, announce=2 - len(streams.dispatch.announced)):
             streams.done(streams.started[seq])
             done.append(seq)
     assert sorted(done) == [1, 2, 3, 4, 5, 6]
@@ -364,7 +372,7 @@ def test_a_closed_partition_starts_nothing_and_is_idle_when_reported() -> None:
             Job(3, "t", b"", partition=9),
         ]
     )
-    streams.announcing.announce(1, 1)
+    streams.dispatch.announce(1, 1)
     assert streams.next() is not None
     streams.close([7])
     streams.done(streams.started[1])
@@ -478,13 +486,13 @@ def test_whatever_fails_and_is_read_again_every_stream_ends_in_order_with_each_j
             break
         if rng.random() < 0.1:
             streams.make_room(8)
-        streams.announcing.announce(rng.randrange(1, 5), rng.randrange(4))
-        assert streams.announcing.ahead == len(streams.announcing.announced) - len(
-            {stream_of[seq] for seq in streams.announcing.announced}
+        streams.dispatch.announce(rng.randrange(1, 5), rng.randrange(4))
+        assert streams.dispatch.ahead == len(streams.dispatch.announced) - len(
+            {stream_of[seq] for seq in streams.dispatch.announced}
         )
         for name in "xy" if cap else "":
             assert (
-                sum(DESTINATIONS[stream_of[seq]] == name for seq in streams.announcing.announced)
+                sum(DESTINATIONS[stream_of[seq]] == name for seq in streams.dispatch.announced)
                 <= cap
             )
         reported = [*done, *failed]
@@ -571,7 +579,7 @@ def test_a_share_moves_only_from_or_to_the_one_who_comes_or_goes() -> None:
 
 
 def test_a_stream_has_one_place() -> None:
-    places = [place_of(f"order-{n}") for n in range(5000)]
-    assert place_of("order-17") == places[17]
+    places = [partition_and_lane(f"order-{n}") for n in range(5000)]
+    assert partition_and_lane("order-17") == places[17]
     assert {partition for partition, _ in places} == set(range(PARTITIONS))
     assert max(lane for _, lane in places) < LANES

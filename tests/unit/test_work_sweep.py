@@ -177,27 +177,27 @@ def test_a_held_transaction_is_remembered_once_and_everything_else_settles() -> 
 def test_a_writer_that_was_open_when_the_worker_fell_asleep_is_looked_for_until_it_ends_ever_more_rarely() -> (
     None
 ):
-    doze = PollInterval()
-    doze.found_nothing(10, "5:5:")
-    assert doze.unaware == {5, 6, 7, 8, 9}, "assigned before this call's own id, and not ended"
-    doze.found_nothing(13, "9:11:9")
-    assert doze.unaware == {9, 11, 12}, "they may have asked before the first call's commit"
-    doze.found_nothing(16, "9:14:9,13")
-    assert doze.unaware == {9}, "13 to 15 asked later, and wake it"
+    interval = PollInterval()
+    interval.found_nothing(10, "5:5:")
+    assert interval.unaware == {5, 6, 7, 8, 9}, "assigned before this call's own id, and not ended"
+    interval.found_nothing(13, "9:11:9")
+    assert interval.unaware == {9, 11, 12}, "they may have asked before the first call's commit"
+    interval.found_nothing(16, "9:14:9,13")
+    assert interval.unaware == {9}, "13 to 15 asked later, and wake it"
     waits = list[float]()
     for xid in range(17, 37):
-        doze.found_nothing(xid, f"9:{xid}:9")
-        waits.append(doze.look_again_seconds or 0.0)
+        interval.found_nothing(xid, f"9:{xid}:9")
+        waits.append(interval.next_poll_seconds or 0.0)
     assert waits[0] < 0.05 and waits[-1] == 1.0 and waits == sorted(waits)
-    doze.found_nothing(37, "37:37:")
-    assert doze.look_again_seconds is None
+    interval.found_nothing(37, "37:37:")
+    assert interval.next_poll_seconds is None
 
 
 def test_a_worker_that_was_awake_meanwhile_falls_asleep_anew() -> None:
-    doze = PollInterval()
+    interval = PollInterval()
     for xid in (10, 11, 12):
-        doze.found_nothing(xid, f"{xid}:{xid}:")
-    assert doze.look_again_seconds is None
-    doze.found_something()
-    doze.found_nothing(20, "15:20:15")
-    assert doze.unaware == {15} and doze.look_again_seconds == 0.002
+        interval.found_nothing(xid, f"{xid}:{xid}:")
+    assert interval.next_poll_seconds is None
+    interval.found_something()
+    interval.found_nothing(20, "15:20:15")
+    assert interval.unaware == {15} and interval.next_poll_seconds == 0.002

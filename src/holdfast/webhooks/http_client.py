@@ -35,10 +35,10 @@ _TEXT_SECONDS = 1.0
 """How long to read a response's text, which is only for the log."""
 
 
-def public_socket(address: AddrInfoType) -> socket.socket:
+def public_socket(info: AddrInfoType) -> socket.socket:
     """A socket to connect to this address; RefusedAddress if it is not public."""
-    family, kind, protocol, _, place = address
-    if not is_public(place[0]):
+    family, kind, protocol, _, address = info
+    if not is_public(address[0]):
         raise RefusedAddress
     return socket.socket(family, kind, protocol)
 
@@ -67,13 +67,13 @@ class _Resolver(AbstractResolver):
         return [
             ResolveResult(
                 hostname=host,
-                host=str(place[0]),
-                port=int(place[1]),
+                host=str(address[0]),
+                port=int(address[1]),
                 family=kind,
                 proto=protocol,
                 flags=numeric,
             )
-            for kind, _, protocol, _, place in found
+            for kind, _, protocol, _, address in found
         ]
 
     async def close(self) -> None:

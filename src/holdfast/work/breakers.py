@@ -22,7 +22,7 @@ class Breakers:
         self._open_elsewhere: dict[str, float] = {}
         self._published: set[str] = set()
 
-    def put_off(self, job_type: str) -> float | None:
+    def postpone_seconds(self, job_type: str) -> float | None:
         """The seconds to postpone a job of this type; None: run it.
 
         After the run, call ``succeeded``, ``failed`` or ``neither``.
@@ -46,15 +46,15 @@ class Breakers:
         )
 
     def paused_types(self) -> tuple[list[str], list[str]]:
-        """The types whose breaker is not closed, here or elsewhere, and those to probe
-        now.
-        """
+        """The types whose breaker is open here or elsewhere, and those to probe now."""
         now = self._clock.monotonic()
-        away = {job_type for job_type, until in self._open_elsewhere.items() if until > now}
+        elsewhere = {job_type for job_type, until in self._open_elsewhere.items() if until > now}
         own = {
             t for t, breaker in self._own.items() if breaker.state(now) is not BreakerState.CLOSED
         }
-        return sorted(away | own), sorted(t for t in own - away if self._own[t].would_admit(now))
+        return sorted(elsewhere | own), sorted(
+            t for t in own - elsewhere if self._own[t].would_admit(now)
+        )
 
     def succeeded(self, job_type: str) -> None:
         breaker = self._own.get(job_type)
@@ -74,10 +74,8 @@ class Breakers:
         if breaker is not None:
             breaker.neither()
 
-    def news(self) -> tuple[dict[str, float], list[str]]:
-        """Own open types with the seconds left, and published types that have closed
-        since.
-        """
+    def changes(self) -> tuple[dict[str, float], list[str]]:
+        """Own open types with the seconds left, and published types now closed."""
         now = self._clock.monotonic()
         states = {job_type: breaker.state(now) for job_type, breaker in self._own.items()}
         opened = {
@@ -89,8 +87,8 @@ class Breakers:
         self._published = (self._published | set(opened)) - set(closed)
         return opened, closed
 
-    def heard(self, open_types: Mapping[str, float]) -> None:
-        """Take all open types that the store knows, with the seconds left."""
+    def update_elsewhere(self, open_types: Mapping[str, float]) -> None:
+        """Replace the open types of other workers by these, with the seconds left."""
         now = self._clock.monotonic()
         self._open_elsewhere = {
             t: now + left for t, left in open_types.items() if t not in self._published

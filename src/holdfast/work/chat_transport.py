@@ -1,10 +1,16 @@
 """A chat as a destination: each job's payload becomes one message, in stream order.
 
-    async with ChatTransport("https://chat.example.com", tenant_key, act_as="shop", source="shop-eu") as chats:
+    transport = ChatTransport(
+        "https://chat.example.com", tenant_key, act_as="shop", source="shop-eu"
+    )
+    async with transport as chats:
         handlers.carry("chat", chats)
         async with Worker(store, handlers).running(): ...
 
-    await enqueue(connection, JobDraft("OrderShipped", b"On its way.", stream=chat_id, destination=f"chat:{chat_id}"))
+    await enqueue(
+        connection,
+        JobDraft("Shipped", b"On its way.", stream=chat, destination=f"chat:{chat}"),
+    )
 
 A chat is a topic of the event log (docs/decisions/0020), and REST is how another
 process writes to it. The server keeps the first message under an idempotency key and
@@ -89,9 +95,7 @@ class ChatTransport:
             await self._session.close()
 
     async def send(self, ctx: Context, address: str) -> None:
-        """Return when the message is on stable storage, or raise JobFailed. Safe to
-        repeat.
-        """
+        """Return when the message is durable, or raise JobFailed. Safe to repeat."""
         if self._session is None:
             raise BadSetting("enter the transport (`async with`) before its worker runs")
         try:
@@ -108,8 +112,8 @@ class ChatTransport:
             ) as answer:
                 text = await answer.content.read(_ANSWER_BYTES_MAX)
         except (TimeoutError, OSError, aiohttp.ClientError) as error:
-            told = f"no answer from {self._url}: {type(error).__name__}: {error}"
-            raise JobFailed(Reason.TRANSPORT_UNAVAILABLE, told) from error
+            message = f"no answer from {self._url}: {type(error).__name__}: {error}"
+            raise JobFailed(Reason.TRANSPORT_UNAVAILABLE, message) from error
         wait = retry_after_seconds(answer.headers.get("retry-after", ""), SystemClock.now())
         failure = judged(answer.status, text, wait or 0.0)
         if failure is not None:
@@ -126,18 +130,16 @@ def judged(status: int, text: bytes, wait: float) -> JobFailed | None:
     if status in (200, 201):
         return None
     error = _error(text)
-    told = f"{status} {error.code}: {error.message}"[:300]
+    message = f"{status} {error.code}: {error.message}"[:300]
     if status == 429:
-        return JobFailed(Reason.THROTTLED, told, retry_after_seconds=wait)
+        return JobFailed(Reason.THROTTLED, message, retry_after_seconds=wait)
     if status < 400 or status >= 500 or error.code in ("", "UNAUTHORIZED", "FORBIDDEN"):
-        return JobFailed(Reason.DEPENDENCY_FAILURE, told, retry_after_seconds=wait)
-    return JobFailed(Reason.VALIDATION_FAILURE, told)
+        return JobFailed(Reason.DEPENDENCY_FAILURE, message, retry_after_seconds=wait)
+    return JobFailed(Reason.VALIDATION_FAILURE, message)
 
 
 def _error(text: bytes) -> Error:
-    """The error in a response; its code is empty if a proxy
-    or another server answered.
-    """
+    """The error in a response; without a code if a proxy or another server answered."""
     try:
         return msgspec.json.decode(text, type=ErrorBody).error
     except (msgspec.MsgspecError, UnicodeDecodeError):

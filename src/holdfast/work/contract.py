@@ -72,11 +72,11 @@ class TransactionEnded(HoldfastError):
     """
 
     def __init__(self, detail: str = "") -> None:
-        told = (
+        message = (
             "the transaction was ended inside its block, by COMMIT, ROLLBACK or closing the"
             " connection"
         )
-        super().__init__(f"{told}: leave that to the block" + (f" ({detail})" if detail else ""))
+        super().__init__(f"{message}: leave that to the block" + (f" ({detail})" if detail else ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class ClaimRequest:
     backlogs: Mapping[str, int] = field(default_factory=dict)
     per_backlog: int = PER_BACKLOG
     sleeping: bool = False
-    shut: Sequence[str] = ()
+    paused_types: Sequence[str] = ()
     probing: Sequence[str] = ()
 
     @property
@@ -379,7 +379,7 @@ class WorkerSession(Protocol):
         """A fencing token: it rises with every new owner of the job's stream."""
         ...
 
-    async def process(self, report: Report, want: ClaimRequest) -> Claimed:
+    async def process(self, report: Report, request: ClaimRequest) -> Claimed:
         """Report and claim, in one transaction; the module says more on order.
 
         Raises Refused, and changes nothing, if the store can never take a value in it.

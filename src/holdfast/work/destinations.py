@@ -37,9 +37,7 @@ _FREE_RUNNERS_DIVISOR = 4
 _RESERVE_DIVISOR = 8
 _MEMORY_DIVISOR = 16
 PACES_MAX = 10_000
-"""How many paces are remembered; the destination that ran longest ago is forgotten
-first.
-"""
+"""How many paces are remembered; the one used longest ago is forgotten first."""
 
 
 class DestinationPace(IntEnum):
@@ -90,9 +88,7 @@ class Destination:
 
 
 class Destinations:
-    """The destinations that a worker has jobs of;
-    ``caps`` maps job types to their cap.
-    """
+    """The destinations that a worker has jobs of; ``caps`` maps job types to caps."""
 
     def __init__(
         self,
@@ -109,9 +105,7 @@ class Destinations:
         )
         self._unproven_max = _without_reserve(runners)
         self.are_capped = bool(self._caps)
-        """Checked first for every job, so that a worker without caps pays nothing for
-        this.
-        """
+        """Checked first for every job: a worker without caps pays nothing for this."""
         self._known: dict[tuple[str, str], Destination] = {}
         self._in_flight = 0
         self._unproven_in_flight = 0
@@ -136,9 +130,7 @@ class Destinations:
         return Destination(*key, self._groups.get(key, job.destination), self._paces.of(key))
 
     def regroup(self, groups: Mapping[tuple[str, str], str]) -> None:
-        """Set the group of each (type, name);
-        an unnamed destination is its own group.
-        """
+        """Set the group of each (type, name); others are groups of their own."""
         self._groups = groups
         for destination in self._known.values():
             self._classify(destination)
@@ -160,9 +152,7 @@ class Destinations:
         return found.jobs if found is not None else 0
 
     def free(self, destination: Destination) -> int:
-        """How many more of its jobs may be in flight; at least one if its group has
-        none.
-        """
+        """How many more of its jobs may be in flight; one if its group has none."""
         own, cap = destination.in_flight, self._caps[destination.type]
         group = (
             self._in_flight_of[destination.group, False]

@@ -33,14 +33,14 @@ from holdfast.work.job import SUSPECTS_MAX, Job
 class Line:
     """The jobs of a stream, which start one after another.
 
-    ``told``: how many of the queue, from its front, are announced. ``reach``: how many
+    ``announced``: how many of the queue are, from its front. ``reach``: how many
     may be, behind the head; it follows how many ``ended`` since the last ``round`` of
     announcements. ``busy``: one has started. ``waits_for``: the destination that has
     reached its cap.
     """
 
     queue: deque[Job] = field(default_factory=deque)
-    told: int = 0
+    announced: int = 0
     reach: int = 1
     ended: int = 0
     round: int = 0
@@ -50,9 +50,9 @@ class Line:
 
     @property
     def in_flight(self) -> int:
-        return self.told + self.busy
+        return self.announced + self.busy
 
-    def kept_pace(self, round: int) -> None:
+    def on_job_ended(self, round: int) -> None:
         """One more of its jobs has ended after this round of announcements."""
         if self.round != round:
             self.round, self.ended, self.reach = round, 0, max(1, self.reach // 2)
@@ -60,10 +60,8 @@ class Line:
         self.reach = max(self.reach, 2 * self.ended - 1)
 
 
-_Place = Line | int
-"""Where the next job to be announced is: in a line, or, without a stream, by its
-sequence.
-"""
+_Candidate = Line | int
+"""The next to be announced: a line, or the sequence of a job without a stream."""
 
 
 class Dispatch:
@@ -80,10 +78,10 @@ class Dispatch:
         self._round = 0
         # A head may start when it is announced; a follower's line has something in
         # flight; a suspect waits for others, a loner until nothing is in flight.
-        self._heads: OrderedDict[_Place, None] = OrderedDict()
-        self._followers: OrderedDict[_Place, None] = OrderedDict()
-        self._suspects: OrderedDict[_Place, None] = OrderedDict()
-        self._loners: OrderedDict[_Place, None] = OrderedDict()
+        self._heads: OrderedDict[_Candidate, None] = OrderedDict()
+        self._followers: OrderedDict[_Candidate, None] = OrderedDict()
+        self._suspects: OrderedDict[_Candidate, None] = OrderedDict()
+        self._loners: OrderedDict[_Candidate, None] = OrderedDict()
         self._suspects_in_flight: set[int] = set()
         self._loner_in_flight: int | None = None
         self._all_waiting = (self._heads, self._followers, self._suspects, self._loners)
@@ -102,9 +100,7 @@ class Dispatch:
 
     @property
     def isolates(self) -> bool:
-        """Whether a job is in flight alone, or is the next to be: nothing else may be
-        announced.
-        """
+        """Whether a job is, or is to be, in flight alone: nothing else is announced."""
         return self._loner_in_flight is not None or bool(self._loners)
 
     @property
@@ -139,14 +135,16 @@ class Dispatch:
         while self._followers and ahead > 0 and not self.isolates:
             ahead -= self._announce(self._followers.popitem(last=False)[0], ahead)
 
-    def announced_by_store(self, job: Job, place: _Place) -> None:
+    def announced_by_store(self, job: Job, candidate: _Candidate) -> None:
         """The store has recorded it on its own when it handed it out; it may have to
         wait all the same.
         """
-        waiting = self._heads if place in self._heads else self._followers
-        if place in waiting and (isinstance(place, int) or place.queue[place.told] is job):
-            del waiting[place]
-            self._announce(place, 1)
+        waiting = self._heads if candidate in self._heads else self._followers
+        if candidate in waiting and (
+            isinstance(candidate, int) or candidate.queue[candidate.announced] is job
+        ):
+            del waiting[candidate]
+            self._announce(candidate, 1)
 
     def next(self) -> Job | None:
         """The next announced job that may start; it counts as started from now on."""
@@ -157,9 +155,9 @@ class Dispatch:
                     return line
                 continue
             line.listed = False
-            if line.told and not line.busy:
+            if line.announced and not line.busy:
                 line.busy = True
-                line.told -= 1
+                line.announced -= 1
                 return line.queue.popleft()
         return None
 
@@ -169,17 +167,17 @@ class Dispatch:
         """
         self.withdraw(job)
         line.busy = False
-        line.kept_pace(self._round)
-        if line.told:
+        line.on_job_ended(self._round)
+        if line.announced:
             self.ahead -= 1
-        if line.told < len(line.queue):
-            if not line.told:
+        if line.announced < len(line.queue):
+            if not line.announced:
                 self._followers.pop(line, None)
             self.offer(line)
 
     def go_on(self, line: Line) -> None:
         """What is announced of the line may start, if nothing of it has."""
-        if line.told and not line.busy and not line.listed:
+        if line.announced and not line.busy and not line.listed:
             line.listed = True
             self._ready.append(line)
 
@@ -189,43 +187,39 @@ class Dispatch:
 
     def offer(self, line: Line) -> None:
         """Put the line where its next job to be announced belongs, if there is one."""
-        if line.told < len(line.queue):
+        if line.announced < len(line.queue):
             in_flight = line.in_flight
             if not in_flight:
                 self._heads[line] = None
-            elif in_flight <= line.reach and not self._only_as_head(line.queue[line.told]):
+            elif in_flight <= line.reach and not self._only_as_head(line.queue[line.announced]):
                 self._followers[line] = None
 
-    def place(self, line: Line) -> None:
+    def requeue(self, line: Line) -> None:
         """Put the line where it belongs after its queue has changed."""
-        self._displace(line)
+        self._remove(line)
         self.offer(line)
 
-    def silence(self, line: Line, told: int) -> None:
-        """Only the first ``told`` jobs of the queue stay announced; none of the others
-        has started.
-        """
-        while line.told > told:
-            line.told -= 1
-            self.withdraw(line.queue[line.told])
+    def withdraw_after(self, line: Line, count: int) -> None:
+        """Only the first ``count`` jobs stay announced; no other has started."""
+        while line.announced > count:
+            line.announced -= 1
+            self.withdraw(line.queue[line.announced])
             self.ahead -= line.in_flight > 0
 
     def empty(self, line: Line) -> None:
         """Nothing waits in the line any more."""
-        self.silence(line, 0)
+        self.withdraw_after(line, 0)
         line.queue.clear()
-        self._displace(line)
+        self._remove(line)
 
     def clear(self, lines: Iterable[Line]) -> None:
-        """Nothing waits any more, neither in the lines, which are all there are, nor
-        without one.
-        """
+        """Nothing waits any more, in ``lines`` (all there are) or without one."""
         for seq in self.announced & self._waiting.keys():
             self.withdraw(self._waiting[seq])
         self._destinations.clear_lines()
         for line in lines:
             line.queue.clear()
-            line.told, line.listed, line.waits_for = 0, False, None
+            line.announced, line.listed, line.waits_for = 0, False, None
         for waiting in self._all_waiting:
             waiting.clear()
         self.ahead = 0
@@ -234,7 +228,7 @@ class Dispatch:
     def withdraw_alone(self, job: Job) -> None:
         """A job without a stream that waited no longer does."""
         self.withdraw(job)
-        self._displace(job.seq)
+        self._remove(job.seq)
 
     def withdraw(self, job: Job) -> None:
         if job.seq not in self.announced:
@@ -247,9 +241,7 @@ class Dispatch:
             self._destinations.withdrawn(destination)
 
     def _announce_waiting(self, most: int) -> int:
-        """Streams that waited for their destination have their turn;
-        how many it were.
-        """
+        """Announce streams that waited for their destination; returns how many."""
         count = 0
         while self._capped and count < most and not self.isolates:
             line = self._in_turn = self._destinations.next_turn()
@@ -260,42 +252,42 @@ class Dispatch:
         self._in_turn = None
         return count
 
-    def _announce(self, line: _Place, most: int) -> int:
+    def _announce(self, line: _Candidate, most: int) -> int:
         """Announce what follows in the line, up to its reach, and put it where it
-        belongs then; how many it were.
+        belongs then; returns how many.
         """
         if isinstance(line, int):
             job = self._waiting[line]
-            if count := self._tell(line, (job,)):
+            if count := self._mark_announced(line, (job,)):
                 self._ready.append(job)
             return count
         in_flight = line.in_flight
         most = min(most, max(1, line.reach + 1 - in_flight))
-        count = self._tell(line, islice(line.queue, line.told, line.told + most))
+        count = self._mark_announced(
+            line, islice(line.queue, line.announced, line.announced + most)
+        )
         if not count:
             # it waits for other suspects, for its destination or for its own job in
             # flight
             return 0
         self.ahead += count if in_flight else count - 1
-        line.told += count
+        line.announced += count
         self.go_on(line)
         self.offer(line)
         return count
 
-    def _tell(self, place: _Place, jobs: Iterable[Job]) -> int:
-        """How many could be announced: a suspect waits for others, a capped job for its
-        destination.
-        """
+    def _mark_announced(self, candidate: _Candidate, jobs: Iterable[Job]) -> int:
+        """How many could be announced: suspects and capped jobs may have to wait."""
         count = 0
         for job in jobs:
             destination = self._destinations.of(job) if self._capped else None
             if (
                 destination is not None
-                and isinstance(place, Line)
-                and not self._may_add(place, destination, count)
+                and isinstance(candidate, Line)
+                and not self._may_add(candidate, destination, count)
             ):
                 break
-            if job.crashes and not self._may_add_suspect(place, job, count):
+            if job.crashes and not self._may_add_suspect(candidate, job, count):
                 break
             self.announced.add(job.seq)
             if destination is not None:
@@ -315,19 +307,19 @@ class Dispatch:
         self._destinations.wait(destination, line)
         return False
 
-    def _may_add_suspect(self, place: _Place, job: Job, chosen: int) -> bool:
+    def _may_add_suspect(self, candidate: _Candidate, job: Job, chosen: int) -> bool:
         """Whether the suspect may be announced; it counts as such then, and otherwise
         waits for its turn.
         """
-        if chosen or (isinstance(place, Line) and place.in_flight):
+        if chosen or (isinstance(candidate, Line) and candidate.in_flight):
             return False
         if job.crashes > 1:
             if self.announced:
-                self._loners[place] = None
+                self._loners[candidate] = None
                 return False
             self._loner_in_flight = job.seq
         elif len(self._suspects_in_flight) >= SUSPECTS_MAX:
-            self._suspects[place] = None
+            self._suspects[candidate] = None
             return False
         else:
             self._suspects_in_flight.add(job.seq)
@@ -336,9 +328,9 @@ class Dispatch:
     def _only_as_head(self, job: Job) -> bool:
         return job.crashes > 0 or (self._capped and self._destinations.is_capped(job))
 
-    def _displace(self, place: _Place) -> None:
+    def _remove(self, candidate: _Candidate) -> None:
         for waiting in self._all_waiting:
-            waiting.pop(place, None)
-        if isinstance(place, Line) and place.waits_for is not None:
-            self._destinations.leave(place.waits_for, place)
-            place.waits_for = None
+            waiting.pop(candidate, None)
+        if isinstance(candidate, Line) and candidate.waits_for is not None:
+            self._destinations.leave(candidate.waits_for, candidate)
+            candidate.waits_for = None

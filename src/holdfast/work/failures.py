@@ -1,7 +1,7 @@
 """Why a job failed: from an exception to a reason and a stored failure.
 
 In order: the reason that ``JobFailed`` carries, the handler's own table, the user's
-hook, the errors of well-known libraries (``AWAY``), the table ``REASONS``.
+hook, the errors of well-known libraries (``LIBRARY_REASONS``), the table ``REASONS``.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ infinite recursion, broken JSON from elsewhere.
 NETWORK_ERRORS = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
 """An OSError with one of these numbers means Reason.TRANSPORT_UNAVAILABLE."""
 
-AWAY: Mapping[str, Reason] = {
+LIBRARY_REASONS: Mapping[str, Reason] = {
     "asyncpg.PostgresConnectionError": Reason.DEPENDENCY_FAILURE,
     "asyncpg.AdminShutdownError": Reason.DEPENDENCY_FAILURE,
     "asyncpg.CrashShutdownError": Reason.DEPENDENCY_FAILURE,
@@ -125,9 +125,7 @@ def classify(error: BaseException, hook: Hook | None = None, own: Reasons | None
 
 
 def _readable(text: Callable[[], str]) -> str:
-    """The text of an exception, whose code is the user's: it may raise or return
-    anything.
-    """
+    """An exception's text; its code is the user's and may raise or return anything."""
     try:
         found = text()
         return (
@@ -149,8 +147,8 @@ def _reason(error: BaseException, hook: Hook | None, own: Reasons) -> Reason:
         return error.reason if isinstance(error.reason, Reason) else Reason.UNKNOWN
     kind = type(error)
     listed = next((own[base] for base in kind.__mro__ if base in own), None)
-    told = _asked(hook, error) if listed is None and hook is not None else listed
-    return told or _away(kind) or _by_table(error)
+    reason = _by_hook(hook, error) if listed is None and hook is not None else listed
+    return reason or _by_library(kind) or _by_table(error)
 
 
 def _by_table(error: BaseException) -> Reason:
@@ -166,54 +164,50 @@ def _by_table(error: BaseException) -> Reason:
 
 def carries(error: BaseException, cause: BaseException) -> bool:
     """Whether ``error`` is ``cause``, was raised from it, or is a group with it."""
-    met: list[BaseException] = [error]
-    for each in met:  # the list grows during the loop
+    chain: list[BaseException] = [error]
+    for each in chain:  # the list grows during the loop
         if each is cause:
             return True
-        if len(met) < _CAUSES_MAX:
-            met += each.exceptions if isinstance(each, BaseExceptionGroup) else ()
-            met += [each.__cause__] if each.__cause__ is not None else []
+        if len(chain) < _CAUSES_MAX:
+            chain += each.exceptions if isinstance(each, BaseExceptionGroup) else ()
+            chain += [each.__cause__] if each.__cause__ is not None else []
     return False
 
 
-def _asked(hook: Hook, error: BaseException) -> Reason | None:
+def _by_hook(hook: Hook, error: BaseException) -> Reason | None:
     """The hook's reason; None if the hook fails or returns anything else."""
     try:
-        told = hook(error)
-        if told is not None and not isinstance(told, Reason):
+        reason = hook(error)
+        if reason is not None and not isinstance(reason, Reason):
             raise TypeError(
-                f"the hook must answer with a Reason or None, not {type(told).__qualname__}"
+                f"the hook must answer with a Reason or None, not {type(reason).__qualname__}"
             )
     except BaseException as defect:
         telemetry.defect("work", defect)
         return None
-    return told
+    return reason
 
 
 def _retry_after(error: BaseException) -> float:
-    """The delay that the exception asks for; other libraries may use the name for
-    anything.
-    """
+    """The delay that the exception asks for; the name may hold anything elsewhere."""
     try:
-        told = getattr(error, "retry_after_seconds", None)
+        seconds = getattr(error, "retry_after_seconds", None)
         return (
-            float(min(told, RETRY_AFTER_MAX_SECONDS))
-            if isinstance(told, int | float) and told > 0
+            float(min(seconds, RETRY_AFTER_MAX_SECONDS))
+            if isinstance(seconds, int | float) and seconds > 0
             else 0.0
         )
     except BaseException:
         return 0.0
 
 
-def _away(kind: type[BaseException]) -> Reason | None:
+def _by_library(kind: type[BaseException]) -> Reason | None:
     names = (f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in kind.__mro__)
-    return next((AWAY[name] for name in names if name in AWAY), None)
+    return next((LIBRARY_REASONS[name] for name in names if name in LIBRARY_REASONS), None)
 
 
 def clipped(text: str, bytes_max: int) -> str:
-    """The end of a text, since the cause comes last,
-    without NUL and lone surrogates.
-    """
+    """The end of a text, where the cause is, without NUL and lone surrogates."""
     data = text[-bytes_max:].replace("\x00", "�").encode("utf-8", "replace")
     if len(data) <= bytes_max and len(text) <= bytes_max:
         return data.decode()

@@ -6,7 +6,7 @@
     async def ship(ctx: Context, order: OrderCreated) -> None:
         await ctx.step(Stage.USER, lambda: book_carrier(order))
         async with ctx.transaction() as connection:
-            await connection.execute("UPDATE orders SET shipped = true WHERE id = $1", order.order_id)
+            await connection.execute(SHIPPED, order.order_id)
 
 A handler runs at least once: it may run again after a crash. Its effects inside
 ``ctx.transaction`` happen exactly once.
@@ -29,9 +29,9 @@ from holdfast.work.job import (
     Job,
     JobDraft,
     Reason,
-    known_draft,
-    known_seq,
-    known_stage,
+    check_draft,
+    check_seq,
+    check_stage,
     shown,
 )
 
@@ -78,14 +78,12 @@ class Context(msgspec.Struct, eq=False):
 
     @property
     def key(self) -> int:
-        """An idempotency key: the same for every run of the job, retries and replays
-        too.
-        """
+        """An idempotency key: the same for every run of the job and every replay."""
         return self.job.key
 
     def completed(self, stage: int) -> bool:
         """Whether an earlier run completed this stage."""
-        return bool((self.job.stages | self.stages) & known_stage(stage))
+        return bool((self.job.stages | self.stages) & check_stage(stage))
 
     async def step(self, stage: int, action: Callable[[], Awaitable[Any]]) -> None:
         """Run ``action`` unless an earlier run completed it; durable on return."""
@@ -102,7 +100,7 @@ class Context(msgspec.Struct, eq=False):
             )
         await action()
         self._require_open()
-        bit = known_stage(stage)
+        bit = check_stage(stage)
         try:
             await self.session.step(self.job, bit)
         except HoldfastError as error:
@@ -113,7 +111,7 @@ class Context(msgspec.Struct, eq=False):
     def enqueue(self, draft: JobDraft) -> None:
         """Enqueue another job atomically with the success of this one."""
         self._require_open()
-        known_draft(draft)
+        check_draft(draft)
         if self.finished:
             raise InvalidArgument(
                 "the job is finished: enqueue inside its transaction with holdfast.work.outbox"
@@ -124,11 +122,11 @@ class Context(msgspec.Struct, eq=False):
             )
         size = self.children_bytes + len(draft.payload)
         if len(self.children) >= CHILDREN_MAX or size > CHILDREN_BYTES_MAX:
-            told = (
+            message = (
                 f"a run may enqueue at most {CHILDREN_MAX} jobs and {CHILDREN_BYTES_MAX} bytes of"
                 " payload"
             )
-            raise InvalidArgument(f"{told} with ctx.enqueue; enqueue more in ctx.transaction()")
+            raise InvalidArgument(f"{message} with ctx.enqueue; enqueue more in ctx.transaction()")
         self.children_bytes = size
         self.children.append(Child(self.job.seq, draft))
 
@@ -137,7 +135,7 @@ class Context(msgspec.Struct, eq=False):
         self._require_open()
         if len(self.released) + len(seqs) > RELEASED_MAX:
             raise InvalidArgument(f"a run may release at most {RELEASED_MAX} jobs", field="seqs")
-        self.released.extend([known_seq(seq) for seq in seqs])
+        self.released.extend([check_seq(seq) for seq in seqs])
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Any]:
@@ -238,9 +236,7 @@ class Handlers:
         self._by_scheme: dict[str, HandlerSpec] = {}
 
     def find(self, job: Job) -> HandlerSpec | None:
-        """The handler of the job's type, or the transport
-        of its destination's scheme.
-        """
+        """The handler of the job's type, or its destination's transport."""
         return self._by_type.get(job.type) or self._by_scheme.get(job.destination.partition(":")[0])
 
     def caps(self) -> dict[str, int]:
@@ -283,8 +279,7 @@ class Handlers:
         per_destination_max: int = 0,
         reasons: Reasons | None = None,
     ) -> Callable[[Typed[_PayloadT]], Typed[_PayloadT]]:
-        """Register a handler for a payload type (a msgspec Struct, a dataclass, dict,
-        …).
+        """Register a handler for a payload type (msgspec Struct, dataclass, dict, …).
 
         ``stream`` returns the stream's key; jobs of a stream run in order. A run beyond
         the deadline is cancelled. ``per_destination_max`` caps the jobs of one
@@ -300,11 +295,11 @@ class Handlers:
 
         def register(run: Typed[_PayloadT]) -> Typed[_PayloadT]:
             table = dict(reasons or {})
-            handling = HandlerSpec(
+            spec = HandlerSpec(
                 name, decode, run, stream, deadline_seconds, per_destination_max, table
             )
-            self._by_type[name] = handling
-            self._by_class.setdefault(payload, []).append(handling)
+            self._by_type[name] = spec
+            self._by_class.setdefault(payload, []).append(spec)
             return run
 
         return register
@@ -315,17 +310,17 @@ class Handlers:
         """The job for a payload whose class has exactly one handler."""
         known = self._by_class.get(payload.__class__, [])
         if len(known) != 1:
-            told = (
-                f"handled as {', '.join(each.type for each in known)}: make its Draft"
+            message = (
+                f"handled as {', '.join(each.type for each in known)}: make its JobDraft"
                 if known
                 else "not handled"
             )
-            raise BadSetting(f"a payload of {payload.__class__.__name__} is {told}")
-        (handling,) = known
-        stream = handling.stream(payload) if handling.stream is not None else None
+            raise BadSetting(f"a payload of {payload.__class__.__name__} is {message}")
+        (spec,) = known
+        stream = spec.stream(payload) if spec.stream is not None else None
         data = _encode(payload)
         return JobDraft(
-            handling.type,
+            spec.type,
             data,
             stream,
             delay_seconds=delay_seconds,

@@ -6,9 +6,9 @@ are only ever added. *State* is where the job stands now:
 
     READY ──start──▶ (in a worker's memory) ──success──▶ gone
       ▲                        │
-      │ due                    ├─ failure ─▶ RETRY (due_at)      its stream waits, or goes on
-      └────────────────────────┤            PARKED               until an operator acts
-    HELD  waits behind its     └─ failure ─▶ dead letter         the row moves to the dead table
+      │ due                    ├─ failure ─▶ RETRY (due_at)  its stream waits or goes on
+      └────────────────────────┤            PARKED           until an operator acts
+    HELD  waits behind its     └─ failure ─▶ dead letter     row moves to the dead table
           stream's failed head
 
 ``attempt`` counts the times a handler got the job and drives the delay; ``strikes`` are
@@ -47,9 +47,7 @@ SEQ_MAX = (1 << 63) - 1
 CRASHES_MAX = 3
 """A job that was in flight when its process died this often is isolated as poison."""
 SUSPECTS_MAX = 8
-"""How many jobs with one crash are in flight at once; one with more crashes is in
-flight alone.
-"""
+"""How many jobs with one crash are in flight at once; with more, one is alone."""
 
 FAILED_BIT = 32768
 """The design document's `Failed`: shown in the views, never stored, since it is a state
@@ -76,10 +74,8 @@ class Stage(IntFlag):
     USER = 8
 
 
-def known_stage(stage: int) -> int:
-    """The stage as one bit; refuses what is no stage (several bits, the failed bit, out
-    of range).
-    """
+def check_stage(stage: int) -> int:
+    """The stage as one bit; refuses several bits, the failed bit, or out of range."""
     if not _is_int(stage) or not 0 < stage < FAILED_BIT or stage & (stage - 1):
         raise InvalidArgument(
             f"{shown(stage)} is no stage: one bit between 1 and {FAILED_BIT >> 1}", field="stage"
@@ -87,7 +83,7 @@ def known_stage(stage: int) -> int:
     return int(stage)
 
 
-def known_seq(seq: int) -> int:
+def check_seq(seq: int) -> int:
     """The sequence of a job; refuses what no store can have given to one."""
     if not _is_int(seq) or not 0 < seq <= SEQ_MAX:
         raise InvalidArgument(
@@ -96,14 +92,14 @@ def known_seq(seq: int) -> int:
     return int(seq)
 
 
-def known_seqs(seqs: Iterable[int]) -> list[int]:
-    return [known_seq(seq) for seq in seqs]
+def check_seqs(seqs: Iterable[int]) -> list[int]:
+    return [check_seq(seq) for seq in seqs]
 
 
-def known_draft(draft: JobDraft) -> JobDraft:
+def check_draft(draft: JobDraft) -> JobDraft:
     """The draft; refuses anything that is not a JobDraft."""
     if not isinstance(draft, JobDraft):
-        raise InvalidArgument(f"a job is enqueued as a Draft, not {shown(draft)}", field="draft")
+        raise InvalidArgument(f"a job is enqueued as a JobDraft, not {shown(draft)}", field="draft")
     return draft
 
 
@@ -112,9 +108,7 @@ def _is_int(value: object) -> bool:
 
 
 def shown(value: object) -> str:
-    """A wrong value in an error: its type, and as much of its text as a line has room
-    for.
-    """
+    """A wrong value in an error: its type and the beginning of its text."""
     try:
         text = repr(value) if isinstance(value, str | int | float | None) else "…"
     except Exception:  # an integer of too many digits has no text
@@ -165,9 +159,7 @@ class FailureAction(IntEnum):
     PARK = 2
     DEAD = 3
     POSTPONE = 4
-    """Not run (its type's breaker is open, its handler postponed it): tried later, no
-    attempt counted.
-    """
+    """Not run (open breaker, or postponed by its handler): no attempt is counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,11 +194,11 @@ class JobDraft:
             )
         number = _is_int(self.delay_seconds) or isinstance(self.delay_seconds, float)
         if not number or not 0 <= self.delay_seconds <= DELAY_MAX_SECONDS:
-            told = (
+            message = (
                 "delay_seconds must be a number between 0 and ten years, not"
                 f" {shown(self.delay_seconds)}"
             )
-            raise InvalidArgument(told, field="delay_seconds")
+            raise InvalidArgument(message, field="delay_seconds")
         if bool(self.source) != bool(self.source_id):
             raise InvalidArgument("source and source_id go together", field="source")
         if (self.source, self.source_id) != ("", ""):
@@ -216,8 +208,8 @@ class JobDraft:
 
 def _name(what: str, value: str, length_max: int = NAME_LENGTH_MAX) -> None:
     if not isinstance(value, str) or not 0 < len(value) <= length_max or not value.isprintable():
-        told = f"{what} must be 1 to {length_max} printable characters, not {shown(value)}"
-        raise InvalidArgument(told, field=what)
+        message = f"{what} must be 1 to {length_max} printable characters, not {shown(value)}"
+        raise InvalidArgument(message, field=what)
 
 
 class Job(Struct, frozen=True, gc=False):
@@ -246,17 +238,13 @@ class Job(Struct, frozen=True, gc=False):
 
     @property
     def suspect(self) -> bool:
-        """Was in flight when a process died; few such jobs run at once, so that the
-        culprit is found.
-        """
+        """Was in flight when a process died; few run at once, to find the culprit."""
         return self.crashes > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What went wrong, as it is kept: bounded texts and a fingerprint that groups equal
-    failures.
-    """
+    """What went wrong: bounded texts, and a fingerprint that groups equal failures."""
 
     reason: Reason
     error_type: str = ""
@@ -269,9 +257,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What to do about one kind of failure. Delay after attempt n: min(cap, base ×
-    factor^n), ± jitter.
-    """
+    """What to do about a failure. Delay: min(cap, base × factor^n), ± jitter."""
 
     retry: bool = True
     base_seconds: float = 30.0
@@ -326,26 +312,24 @@ DEFAULTS: Mapping[Reason, Policy] = {
     Reason.UNKNOWN: _STRIKE,
 }
 
-_SEED = Policy(cap_seconds=float("inf"), jitter=0.0)
-SEED: Mapping[Reason, Policy] = dict.fromkeys(Reason, _SEED)
+_UNIFORM = Policy(cap_seconds=float("inf"), jitter=0.0)
+UNIFORM: Mapping[Reason, Policy] = dict.fromkeys(Reason, _UNIFORM)
 """The design document's behaviour: every reason is retried and is a strike; no jitter,
 no cap, dead at ten."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """The policy for each (job type, reason): the type's own first,
-    then the reason's.
-    """
+    """The policy for each (job type, reason): the type's own, else the reason's."""
 
     by_reason: Mapping[Reason, Policy] = field(default_factory=lambda: DEFAULTS)
     by_type: Mapping[tuple[str, Reason], Policy] = field(default_factory=dict)
 
     @classmethod
     def preset(cls, name: str) -> Policies:
-        presets = {"default": DEFAULTS, "seed": SEED}
+        presets = {"default": DEFAULTS, "uniform": UNIFORM}
         if name not in presets:
-            raise ValueError(f"no preset {name!r}; there are: {', '.join(presets)}")
+            raise ValueError(f"there is no preset {name!r}; known presets: {', '.join(presets)}")
         return cls(presets[name])
 
     def lookup(self, job_type: str, reason: Reason) -> Policy:
@@ -356,7 +340,8 @@ class Policies:
         reasons = [reason] if reason else list(Reason)
         by_type = dict(self.by_type)
         for each in reasons:
-            by_type[job_type, each] = replace(self.lookup(job_type, each), **changes)  # type: ignore[arg-type]
+            policy = self.lookup(job_type, each)
+            by_type[job_type, each] = replace(policy, **changes)  # type: ignore[arg-type]
         return Policies(self.by_reason, by_type)
 
 
@@ -377,9 +362,7 @@ class FailureVerdict:
 
 
 def decide(job: Job, failure: Failure, policy: Policy, rng: random.Random) -> FailureVerdict:
-    """The verdict on one failure: dead at once, dead as poison, parked, or tried again
-    after a delay.
-    """
+    """The verdict on a failure: dead at once, dead as poison, parked, or retried."""
     if failure.postponed:
         return FailureVerdict(FailureAction.POSTPONE, failure.reason, failure.retry_after_seconds)
     if not policy.retry:
@@ -436,7 +419,7 @@ class Block:
         return seq > self.head and not released
 
 
-def place_of(stream: str) -> tuple[int, int]:
+def partition_and_lane(stream: str) -> tuple[int, int]:
     """The (partition, lane) of a stream; the same in every process and release."""
     number = crc32(stream.encode())
     return number % PARTITIONS, number // PARTITIONS % LANES

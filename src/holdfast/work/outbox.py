@@ -27,7 +27,7 @@ from typing import Any
 
 from holdfast.clock import SystemClock
 from holdfast.errors import BadSetting, InvalidMessage
-from holdfast.work.job import PARTITIONS, JobDraft, known_draft, place_of
+from holdfast.work.job import PARTITIONS, JobDraft, check_draft, partition_and_lane
 from holdfast.work.sqlite.verbs import enqueue as enqueue_embedded
 
 _TYPES = (
@@ -80,8 +80,8 @@ async def enqueue(connection: Any, *drafts: JobDraft) -> list[int]:
                 await cursor.execute(_PSYCOPG, values)
                 return list((await cursor.fetchone())[0])
         case "sqlalchemy":
-            told = f"{_ASYNC} AsyncConnection or AsyncSession"
-            _require(iscoroutinefunction(getattr(connection, "execute", None)), connection, told)
+            message = f"{_ASYNC} AsyncConnection or AsyncSession"
+            _require(iscoroutinefunction(getattr(connection, "execute", None)), connection, message)
             result = await connection.execute(*_sqlalchemy(values))
             return list(result.scalar_one())
         case "apsw":
@@ -131,15 +131,15 @@ async def received(connection: Any, source: str, source_id: str, draft: JobDraft
 def arguments(drafts: Sequence[JobDraft], rng: random.Random) -> tuple[list[Any] | None, ...]:
     """The arrays of the SQL function ``enqueue``."""
     for draft in drafts:
-        known_draft(draft)
-    places = [
-        place_of(d.stream) if d.stream is not None else (rng.randrange(PARTITIONS), None)
+        check_draft(draft)
+    positions = [
+        partition_and_lane(d.stream) if d.stream is not None else (rng.randrange(PARTITIONS), None)
         for d in drafts
     ]
     from_outside = any(d.source for d in drafts)
     return (
-        [partition for partition, _ in places],
-        [lane for _, lane in places],
+        [partition for partition, _ in positions],
+        [lane for _, lane in positions],
         [d.stream for d in drafts],
         [d.type for d in drafts],
         [d.destination for d in drafts],
@@ -150,22 +150,18 @@ def arguments(drafts: Sequence[JobDraft], rng: random.Random) -> tuple[list[Any]
     )
 
 
-def _require(fit: bool, connection: Any, told: str) -> None:
-    """Refuse early what has no transaction of the caller,
-    such as a pool or an engine.
-    """
+def _require(fit: bool, connection: Any, message: str) -> None:
+    """Refuse early what has no transaction of the caller: a pool, or an engine."""
     if not fit:
         kind = type(connection)
         raise BadSetting(
-            f"{told}, in whose transaction the jobs are stored, not a"
+            f"{message}, in whose transaction the jobs are stored, not a"
             f" {kind.__module__}.{kind.__qualname__}"
         )
 
 
 def _plain_rows() -> dict[str, Any]:
-    """Cursor options for tuple rows, whatever row factory
-    the caller's connection has.
-    """
+    """Cursor options for tuple rows, whatever row factory the connection has."""
     from psycopg.rows import tuple_row  # only when the caller uses it
 
     return {"row_factory": tuple_row}

@@ -1,6 +1,4 @@
-"""A report in pieces, one per ended job, so that each can be sent and refused alone.
-(Pure.)
-"""
+"""A report in pieces, one per ended job: each can be sent and refused alone. (Pure.)"""
 
 from __future__ import annotations
 
@@ -29,9 +27,7 @@ def split(report: Report) -> list[Report]:
 
 
 def joined(pieces: Iterable[Report], running: Iterable[int] = ()) -> Report:
-    """One report from pieces; ``running`` is in no piece,
-    as it is not about one job.
-    """
+    """One report from pieces; ``running`` is in no piece: it is not about one job."""
     report = Report(running=list(running))
     for piece in pieces:
         report.completed.extend(piece.completed)

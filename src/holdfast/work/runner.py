@@ -41,7 +41,7 @@ from holdfast.work.job import (
 
 _DEADLINE_TICK_SECONDS = 0.1
 _AWAITS_MAX = 100
-_PLACES_MAX = 3
+_FRAMES_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,28 +90,30 @@ class Runner:
         Returns None if the run was given up or dismissed. Raises LeaseLost only if the
         store raised it. ``task`` is the caller's, and is cancelled at the deadline.
         """
-        handling = self._handlers.find(job)
-        if handling is None:
-            told = f"no handler for the job type {job.type!r}, no transport for {job.destination!r}"
-            return self._failed(job, UnknownType(told), 0)
-        seconds = self._breakers.put_off(job.type)
+        spec = self._handlers.find(job)
+        if spec is None:
+            message = (
+                f"no handler for the job type {job.type!r}, no transport for {job.destination!r}"
+            )
+            return self._failed(job, UnknownType(message), 0)
+        seconds = self._breakers.postpone_seconds(job.type)
         if seconds is not None:
-            return self._put_off(job, seconds)
+            return self._postponed(job, seconds)
         if self._breakers.is_probe(job.type):
             telemetry.work_probed()
-        context = Context(job, session, self._clock.monotonic() + handling.deadline_seconds)
+        context = Context(job, session, self._clock.monotonic() + spec.deadline_seconds)
         self._running[task] = context
         try:
-            await handling.run(context, handling.decoded(job.payload))
+            await spec.run(context, spec.decoded(job.payload))
         except BaseException as error:  # a handler may raise more than Exceptions
-            return self._ended(job, context, handling, task, error)
-        return self._ended(job, context, handling, task, None)
+            return self._ended(job, context, spec, task, error)
+        return self._ended(job, context, spec, task, None)
 
     def _ended(
         self,
         job: Job,
         context: Context,
-        handling: HandlerSpec,
+        spec: HandlerSpec,
         task: asyncio.Task[None],
         error: BaseException | None,
     ) -> RunOutcome | None:
@@ -130,7 +132,7 @@ class Runner:
         if context.overdue:
             task.uncancel()
             if not context.finished:
-                error = _late(handling, error)
+                error = _late(spec, error)
         if error is not None:
             return self._raised(job, context, error)
         self._breakers.succeeded(job.type)
@@ -155,11 +157,11 @@ class Runner:
                     continue
                 job = context.job
                 self.give_up(task, "recorded as a timeout")
-                told = (
+                message = (
                     f"the run did not end within {cancel_seconds} s of being cancelled at its"
                     " deadline"
                 )
-                error = TimeoutError(f"{told}; it hangs at {where(task)}")
+                error = TimeoutError(f"{message}; it hangs at {where(task)}")
                 on_stuck(task, job, self._raised(job, context, error))
 
     def dismiss(self) -> None:
@@ -231,10 +233,8 @@ class Runner:
             )
         return failed
 
-    def shut(self) -> tuple[list[str], list[str]]:
-        """The job types not to claim now, and those of them
-        to probe with one job each.
-        """
+    def paused_types(self) -> tuple[list[str], list[str]]:
+        """The job types not to claim now, and those to probe with one job each."""
         return self._breakers.paused_types()
 
     def caps(self) -> dict[str, int]:
@@ -243,7 +243,7 @@ class Runner:
 
     async def share_breakers(self, session: WorkerSession) -> None:
         """Publish own breakers to the store and learn the others'."""
-        self._breakers.heard(await session.breakers(*self._breakers.news()))
+        self._breakers.update_elsewhere(await session.breakers(*self._breakers.changes()))
 
     def _raised(self, job: Job, context: Context, error: BaseException) -> RunOutcome:
         """The outcome of a run that raised.
@@ -264,8 +264,8 @@ class Runner:
             return self._failed(job, error, context.stages, context.released, store_failed=blip)
         self._breakers.neither(job.type)
         failure, _ = self._judged(job, error)
-        told = f"{failure.error_type}: {failure.error}"[:200]
-        telemetry.log.error("work_failed_after_its_end", seq=job.seq, type=job.type, error=told)
+        message = f"{failure.error_type}: {failure.error}"[:200]
+        telemetry.log.error("work_failed_after_its_end", seq=job.seq, type=job.type, error=message)
         return _FINISHED
 
     def _failed(
@@ -307,17 +307,15 @@ class Runner:
     def _judged(self, job: Job, error: BaseException) -> tuple[Failure, Policy]:
         """The failure and its policy; an error in here also fails this job only."""
         try:
-            handling = self._handlers.find(job)
-            failure = classify(
-                error, self._hook, handling.reasons if handling is not None else None
-            )
+            spec = self._handlers.find(job)
+            failure = classify(error, self._hook, spec.reasons if spec is not None else None)
             return failure, self._policies.lookup(job.type, failure.reason)
         except BaseException as defect:
             telemetry.defect("work", defect)
-            told = f"the failure could not be judged: {kind_of(defect)}"
-            return Failure(Reason.UNKNOWN, kind_of(error), told), DEFAULTS[Reason.UNKNOWN]
+            message = f"the failure could not be judged: {kind_of(defect)}"
+            return Failure(Reason.UNKNOWN, kind_of(error), message), DEFAULTS[Reason.UNKNOWN]
 
-    def _put_off(self, job: Job, seconds: float) -> RunOutcome:
+    def _postponed(self, job: Job, seconds: float) -> RunOutcome:
         delay = seconds * (1 + 0.1 * self._rng.random())
         verdict = FailureVerdict(FailureAction.POSTPONE, Reason.DEPENDENCY_FAILURE, delay)
         failure = Failure(
@@ -326,11 +324,9 @@ class Runner:
         return RunOutcome(Failed(job.seq, job.attempt, verdict, failure))
 
 
-def _late(handling: HandlerSpec, error: BaseException | None) -> TimeoutError:
-    """The error of a run that was cancelled at its deadline,
-    whatever it raised itself.
-    """
-    late = TimeoutError(f"the run took longer than {handling.deadline_seconds} s")
+def _late(spec: HandlerSpec, error: BaseException | None) -> TimeoutError:
+    """The error of a run that was cancelled at its deadline, whatever it raised."""
+    late = TimeoutError(f"the run took longer than {spec.deadline_seconds} s")
     if error is not None and not isinstance(error, asyncio.CancelledError):
         late.__cause__ = error
     return late
@@ -345,4 +341,4 @@ def where(task: asyncio.Task[None]) -> str:
         if frame is not None:
             lines.append(f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})")
         awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
-    return " in ".join(reversed(lines[-_PLACES_MAX:])) or "an unknown place"
+    return " in ".join(reversed(lines[-_FRAMES_MAX:])) or "an unknown line"

@@ -64,7 +64,7 @@ class Runners:
         """Wake one idle runner for each job that may start."""
         if len(self._tasks) < self._settings.concurrency:
             self._fill()
-        startable = self._streams.announcing.startable
+        startable = self._streams.dispatch.startable
         while self._idle and startable:
             future = self._idle.popleft()
             if not future.done():
@@ -107,8 +107,8 @@ class Runners:
         if not given_up:
             error = None if task.cancelled() else task.exception()
             telemetry.work_runner_replaced()
-            told = "cancelled from inside" if error is None else type(error).__qualname__
-            telemetry.log.warning("work.runner_replaced", task=task.get_name(), error=told)
+            message = "cancelled from inside" if error is None else type(error).__qualname__
+            telemetry.log.warning("work.runner_replaced", task=task.get_name(), error=message)
         self._fill()
 
     def _watch(self, ended: asyncio.Task[None] | None = None) -> None:

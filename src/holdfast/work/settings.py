@@ -25,9 +25,7 @@ class WorkerSettings:
     poll_max_seconds: float = 1.0
     balance_seconds: float = 5.0
     drain_seconds: float = 30.0
-    """How long a stopped worker lets its jobs run; then it cancels them and gives them
-    back.
-    """
+    """How long a stopped worker lets its jobs run; then it cancels them."""
     cancel_seconds: float = 5.0
     """How long a cancelled handler may take to end; then it is given up as stuck."""
     stuck_max: int = 100

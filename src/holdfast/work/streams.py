@@ -68,10 +68,8 @@ class Streams:
         self._ended: dict[int, Job] = {}
         self._streams: dict[str, _Stream] = {}
         self._backlogs: dict[Target, dict[str, None]] = {}
-        """Streams whose held jobs are wanted; targets, and the streams of each, take
-        turns.
-        """
-        self.announcing = Dispatch(self._waiting, self._destinations)
+        """Streams to read held jobs of; targets and their streams take turns."""
+        self.dispatch = Dispatch(self._waiting, self._destinations)
         self._capped = self._destinations.are_capped
         self._bytes = 0
         self._held: dict[int, int] = {}
@@ -99,7 +97,7 @@ class Streams:
                 continue
             if job.stream is None:
                 self._keep(job)
-                self.announcing.offer_alone(job.seq)
+                self.dispatch.offer_alone(job.seq)
                 continue
             if self._capped and self._destinations.is_paused(job):
                 self._held[job.seq] = job.partition  # the rewind that ends the pause reads it again
@@ -108,7 +106,7 @@ class Streams:
             if stream.backlog is None and (
                 len(stream.queue) >= self._per_stream_max or self._crowded(job)
             ):
-                self._want_backlog(
+                self._request_backlog(
                     job.stream,
                     stream,
                     stream.queue[-1].seq if stream.queue else 0,
@@ -141,7 +139,7 @@ class Streams:
                 continue
             stream = current[key]
             if stream.target is None and self._destinations.is_capped(job):
-                self._want_backlog(key, stream, stream.backlog or 0, self._target(job))
+                self._request_backlog(key, stream, stream.backlog or 0, self._target(job))
             if self._destinations.is_paused(job) or stream.holds_the_rest(job):
                 # read from its start when the pause or the block ends
                 self._end_backlog(key, stream)
@@ -164,13 +162,11 @@ class Streams:
                 self._forget(key, stream)
 
     def backlogs(self, limit: int = 64) -> dict[str, int]:
-        """The next streams to read held jobs of,
-        each with the sequence to read after.
-        """
-        wanted: dict[str, int] = {}
+        """The next streams to read held jobs of, and the sequence to read after."""
+        requested: dict[str, int] = {}
         for target in list(self._backlogs):
-            chosen = self._choose(target, limit - len(wanted))
-            wanted.update(chosen)
+            chosen = self._choose(target, limit - len(requested))
+            requested.update(chosen)
             turns = self._backlogs[target]
             for key in chosen:
                 del turns[key]
@@ -178,9 +174,9 @@ class Streams:
             if chosen:
                 del self._backlogs[target]
                 self._backlogs[target] = turns
-            if len(wanted) >= limit:
+            if len(requested) >= limit:
                 break
-        return wanted
+        return requested
 
     def _choose(self, target: Target, limit: int) -> dict[str, int]:
         """Streams of one target to read now, so few that their jobs fit its memory."""
@@ -209,9 +205,9 @@ class Streams:
         """
         for seq in sorted(seqs):
             job = self._waiting.get(seq)
-            if job is not None and seq not in self.announcing.announced:
-                place = seq if job.stream is None else self._streams[job.stream]
-                self.announcing.announced_by_store(job, place)
+            if job is not None and seq not in self.dispatch.announced:
+                candidate = seq if job.stream is None else self._streams[job.stream]
+                self.dispatch.announced_by_store(job, candidate)
 
     def make_room(self, runners: int) -> None:
         """Give back what exceeds a stream's or destination's share, if runners are
@@ -219,7 +215,7 @@ class Streams:
 
         Runners are idle in a full memory when too few streams fill it.
         """
-        if self.announcing.abreast >= runners:
+        if self.dispatch.abreast >= runners:
             return
         self._make_room_of_destinations()
         jobs_max, bytes_max = self._share(), self._bytes_max // (2 * max(1, len(self._streams)))
@@ -232,10 +228,10 @@ class Streams:
                 kept += 1
             if kept < len(stream.queue):
                 self._give_back(
-                    stream, [stream.queue[place] for place in range(kept, len(stream.queue))]
+                    stream, [stream.queue[index] for index in range(kept, len(stream.queue))]
                 )
                 last = stream.queue[-1]
-                self._want_backlog(key, stream, last.seq, self._target(last))
+                self._request_backlog(key, stream, last.seq, self._target(last))
 
     def _make_room_of_destinations(self) -> None:
         """Shrink destinations to their share, which falls as their number grows."""
@@ -247,11 +243,11 @@ class Streams:
                 key = line.queue[0].stream
                 stream = self._streams[key]
                 self._give_back(stream, list(stream.queue))
-                self._want_backlog(key, stream, 0, (destination.type, destination.name))
+                self._request_backlog(key, stream, 0, (destination.type, destination.name))
 
     def next(self) -> Job | None:
         """Start the next announced job that may start; the caller runs it."""
-        job = self.announcing.next()
+        job = self.dispatch.next()
         if job is not None:
             del self._waiting[job.seq]
             if self._capped:
@@ -268,14 +264,12 @@ class Streams:
         if stream.blocks and any(block.head == job.seq for block in stream.blocks):
             stream.blocks = [block for block in stream.blocks if block.head != job.seq]
             if stream.has_held:
-                self._want_backlog(job.stream, stream, 0, self._target(job))
-        self.announcing.go_on(stream)
+                self._request_backlog(job.stream, stream, 0, self._target(job))
+        self.dispatch.go_on(stream)
         self._forget(job.stream, stream)
 
     def failed(self, job: Job, block: Block | None) -> None:
-        """The job will be retried. A ``block`` holds its followers;
-        else they continue.
-        """
+        """The job will be retried. A ``block`` holds its followers."""
         if block is None:
             self.done(job)
             return
@@ -289,7 +283,7 @@ class Streams:
         self._give_back(
             stream, [other for other in stream.queue if block.holds(other.seq, other.type)]
         )
-        self.announcing.go_on(stream)
+        self.dispatch.go_on(stream)
 
     def reported(self, seqs: Iterable[int]) -> None:
         """Forget these jobs: the store has accepted the report on them."""
@@ -316,7 +310,7 @@ class Streams:
         The store does not know the jobs that ended but are not reported yet. So the
         blocks of such failures stay, and blocks whose head is done are lifted.
         """
-        self.announcing.clear(self._streams.values())
+        self.dispatch.clear(self._streams.values())
         for job in list(self._waiting.values()):
             self._drop(job)
         self._held.clear()
@@ -330,13 +324,13 @@ class Streams:
             stream = self._stream(block.stream)
             stream.has_held = True
             if block.head in self._ended and block.head not in self._unreported:
-                self._want_backlog(block.stream, stream, 0, None)
+                self._request_backlog(block.stream, stream, 0, None)
             else:
                 stream.blocks.append(block)
         for key, (job_type, destination) in (backlogs or {}).items():
             if (job_type, destination) not in paused:
                 target = (job_type, destination) if self._destinations.has_cap(job_type) else None
-                self._want_backlog(key, self._stream(key), 0, target)
+                self._request_backlog(key, self._stream(key), 0, target)
 
     def close(self, partitions: Iterable[int]) -> None:
         """Start nothing more of these partitions, and drop what has not started.
@@ -351,10 +345,10 @@ class Streams:
         for job in [job for job in self._waiting.values() if job.partition in self._closed]:
             self._drop(job)
             if job.stream is None:
-                self.announcing.withdraw_alone(job)
+                self.dispatch.withdraw_alone(job)
             elif job.stream in self._streams:
                 stream = self._streams[job.stream]
-                self.announcing.empty(stream)
+                self.dispatch.empty(stream)
                 self._end_backlog(job.stream, stream)
                 self._forget(job.stream, stream)
 
@@ -399,24 +393,22 @@ class Streams:
         )
 
     def _share(self) -> int:
-        """The jobs of one stream when memory is full;
-        all streams together fill half.
-        """
+        """The jobs of one stream when memory is full; all together fill half."""
         return max(1, min(self._per_stream_max, self._jobs_max // (2 * max(1, len(self._streams)))))
 
     def _give_back(self, stream: _Stream, jobs: Sequence[Job]) -> None:
         """Give these jobs back to the store as held."""
         if not jobs:
             return
-        first = next(place for place, job in enumerate(stream.queue) if job is jobs[0])
-        self.announcing.silence(stream, first)
+        first = next(index for index, job in enumerate(stream.queue) if job is jobs[0])
+        self.dispatch.withdraw_after(stream, first)
         gone = {job.seq for job in jobs}
         stream.queue = deque(job for job in stream.queue if job.seq not in gone)
         for job in jobs:
             self._drop(job)
             self._held[job.seq] = job.partition
         stream.has_held = True
-        self.announcing.place(stream)
+        self.dispatch.requeue(stream)
 
     def _join(self, stream: _Stream, job: Job) -> None:
         """Insert in sequence order: almost always last; a retried head goes first."""
@@ -424,24 +416,24 @@ class Streams:
         queue = stream.queue
         if not queue or queue[-1].seq < job.seq:
             queue.append(job)
-            if stream.told == len(queue) - 1:
-                self.announcing.offer(stream)
+            if stream.announced == len(queue) - 1:
+                self.dispatch.offer(stream)
         else:
-            place = next(i for i, other in enumerate(queue) if other.seq > job.seq)
-            self.announcing.silence(stream, place)
-            queue.insert(place, job)
-            self.announcing.place(stream)
+            index = next(i for i, other in enumerate(queue) if other.seq > job.seq)
+            self.dispatch.withdraw_after(stream, index)
+            queue.insert(index, job)
+            self.dispatch.requeue(stream)
 
     def _end(self, job: Job) -> _Stream | None:
         del self._started[job.seq]
         self._ended[job.seq] = job
         if job.stream is None:
-            self.announcing.withdraw(job)
+            self.dispatch.withdraw(job)
             return None
         stream = self._streams[job.stream]
         if self._capped:
             self._destinations.ended(job)
-        self.announcing.ended(stream, job)
+        self.dispatch.ended(stream, job)
         return stream
 
     def _stream(self, key: str) -> _Stream:
@@ -450,7 +442,7 @@ class Streams:
             stream = self._streams[key] = _Stream()
         return stream
 
-    def _want_backlog(self, key: str, stream: _Stream, after: int, target: Target) -> None:
+    def _request_backlog(self, key: str, stream: _Stream, after: int, target: Target) -> None:
         self._end_backlog(key, stream)
         stream.backlog, stream.target = after, target
         stream.has_held = True  # stays true if a failure drops the backlog before it is read

@@ -61,9 +61,7 @@ class Watchdog:
             await wait_at_most(ended, LAST_WORDS_SECONDS_MAX)
 
     def _tick(self) -> None:
-        """A timer, not a task: a handler that cancels every task must not look like a
-        stuck loop.
-        """
+        """A timer, not a task: a handler that cancels all tasks is no stuck loop."""
         self._ticked = True
         if not self._stopping.is_set():
             self._loop.call_later(self._step / 2, self._tick)

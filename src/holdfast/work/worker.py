@@ -66,7 +66,7 @@ class Worker:
         self.paces = Paces(self._settings.slow_seconds)
         """Which destinations are slow; the owner may preload it after a restart."""
         self._stopping = asyncio.Event()
-        self._shift: WorkerLoop | None = None
+        self._worker_loop: WorkerLoop | None = None
         self._paused: frozenset[tuple[str, str]] = frozenset()
         self._groups: dict[tuple[str, str], str] = {}
         self._task: WorkerTask[None]
@@ -78,8 +78,8 @@ class Worker:
         have another ``cancel_seconds``.
         """
         self._stopping.set()
-        if self._shift is not None:
-            self._shift.stop()
+        if self._worker_loop is not None:
+            self._worker_loop.stop()
 
     async def run(self) -> None:
         """Work until ``stop``, through losses of the lease and of the store.
@@ -90,9 +90,7 @@ class Worker:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Worker]:
-        """Run in the background of an ``async with`` block; leaving it stops and
-        drains.
-        """
+        """Run in the background of an ``async with`` block; leaving it drains."""
         ended = self._start()
         try:
             yield self
@@ -134,15 +132,13 @@ class Worker:
 
     async def _watched(self) -> None:
         seconds, loop = self._settings.stuck_loop_seconds, asyncio.get_running_loop()
-        watchdog = (
-            Watchdog(seconds, lambda stack: self._last_words(loop, stack)) if seconds else None
-        )
+        watchdog = Watchdog(seconds, lambda stack: self._give_up(loop, stack)) if seconds else None
         async with watchdog.watching() if watchdog is not None else nullcontext():
             await self._run(watchdog)
 
-    def _last_words(self, loop: asyncio.AbstractEventLoop, stack: str) -> None:
-        if self._shift is not None:
-            self._shift.give_up(
+    def _give_up(self, loop: asyncio.AbstractEventLoop, stack: str) -> None:
+        if self._worker_loop is not None:
+            self._worker_loop.give_up(
                 self._runner.culprit(loop, self._settings.stuck_loop_seconds, stack)
             )
 
@@ -183,8 +179,8 @@ class Worker:
         if (paused := frozenset(destinations)) == self._paused:
             return  # a change makes the worker read all its streams again
         self._paused = paused
-        if self._shift is not None:
-            self._shift.pause(self._paused)
+        if self._worker_loop is not None:
+            self._worker_loop.pause(self._paused)
 
     def group(self, groups: Mapping[tuple[str, str], str]) -> None:
         """Assign destinations, given as (job type, destination), to named groups.
@@ -192,8 +188,8 @@ class Worker:
         No group can take all runners. An unassigned destination is its own group.
         """
         self._groups = dict(groups)
-        if self._shift is not None:
-            self._shift.group(self._groups)
+        if self._worker_loop is not None:
+            self._worker_loop.group(self._groups)
 
     @property
     def _has_runners(self) -> bool:
@@ -219,21 +215,21 @@ class Worker:
             )
 
     async def _serve(self, session: WorkerSession) -> None:
-        self._shift = WorkerLoop(
+        self._worker_loop = WorkerLoop(
             session, self._store.shared, self._runner, self._settings, self._clock, self.paces
         )
-        self._shift.group(self._groups)
+        self._worker_loop.group(self._groups)
         if self._paused:
-            self._shift.pause(self._paused)
+            self._worker_loop.pause(self._paused)
         if self._stopping.is_set():
-            self._shift.stop()
+            self._worker_loop.stop()
         try:
-            await self._shift.run()
+            await self._worker_loop.run()
         except LeaseLost as error:
             telemetry.work_lease_lost()
             telemetry.log.warning(
                 "work_lease_lost", worker=self._name, instance=session.instance, error=str(error)
             )
         finally:
-            self._shift = None
+            self._worker_loop = None
             await asyncio.shield(session.leave())

@@ -1,6 +1,6 @@
 """One session of a worker: lease partitions, claim jobs, report their outcomes.
 
-One task (``WorkerLoop._talk``) calls the store; ``concurrency`` runners take jobs from
+One task, ``_exchange``, calls the store; ``concurrency`` runners take jobs from
 memory. A round trip reports all jobs that ended during the previous one, so batches
 grow with the load.
 
@@ -70,8 +70,8 @@ class WorkerLoop:
         )
         self._report = Report()
         self._sending = Report()  # the report of the call in progress
-        self._put_off = Report()  # parents whose child's stream another transaction has locked
-        self._put_off_until, self._put_off_seconds = 0.0, settings.poll_min_seconds
+        self._postponed = Report()  # parents whose child's stream another transaction has locked
+        self._postponed_until, self._postponed_seconds = 0.0, settings.poll_min_seconds
         self._owned: set[int] = set()
         self._closing: set[int] = set()
         self._stopping = False
@@ -86,7 +86,7 @@ class WorkerLoop:
         self._runners = Runners(runner, session, self._streams, self._record, settings)
         self._paused: frozenset[tuple[str, str]] = frozenset()
         # read all streams from the start: at first, and after an unknown outcome
-        self._unsure = True
+        self._rewind_needed = True
 
     def stop(self) -> None:
         self._stopping = self._runners.paused = True
@@ -100,7 +100,7 @@ class WorkerLoop:
         A rewind reads held jobs before newer ones, so the order of a stream is kept.
         """
         self._paused = destinations
-        self._unsure = True
+        self._rewind_needed = True
         self._session.wake()
 
     def group(self, groups: Mapping[tuple[str, str], str]) -> None:
@@ -109,22 +109,22 @@ class WorkerLoop:
     async def run(self) -> None:
         """Work until stopped and drained, or no runner is left. Raises LeaseLost."""
         self._runners.start()
-        talking: WorkerTask[None] = start(self._talk(), "holdfast-shift")
+        exchange: WorkerTask[None] = start(self._exchange(), "holdfast-worker-loop")
         try:
-            await asyncio.wait({talking, self._stopped}, return_when=asyncio.FIRST_COMPLETED)
-            if not talking.done():
-                await asyncio.wait({talking}, timeout=self._settings.drain_seconds)
+            await asyncio.wait({exchange, self._stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not exchange.done():
+                await asyncio.wait({exchange}, timeout=self._settings.drain_seconds)
         finally:
             await self._runners.end()
             # the call may have waited for a handler's transaction, which has ended now
             if self._stopping:
-                await asyncio.wait({talking}, timeout=self._settings.cancel_seconds)
-            talking.end()
-            await asyncio.wait({talking})
-        if not talking.cancelled():
-            talking.result()
+                await asyncio.wait({exchange}, timeout=self._settings.cancel_seconds)
+            exchange.end()
+            await asyncio.wait({exchange})
+        if not exchange.cancelled():
+            exchange.result()
         elif not self._stopping:  # cancelled by the surrounding program: the worker joins again
-            on_restart(talking)
+            on_restart(exchange)
 
     def give_up(self, culprit: Failed | None) -> None:
         """Report what ended, blame the culprit and leave; from another thread, while
@@ -132,14 +132,14 @@ class WorkerLoop:
         """
         blamed = [culprit] if culprit is not None else []
         seq = culprit.seq if culprit is not None else None
-        running = [each for each in self._streams.announcing.announced if each != seq]
+        running = [each for each in self._streams.dispatch.announced if each != seq]
         report = joined([self._sending, self._report, Report(failed=blamed)], running)
         try:
             self._session.give_up(report, seq)
         except Refused:
             self._session.give_up(Report(failed=blamed, running=running), seq)
 
-    async def _talk(self) -> None:
+    async def _exchange(self) -> None:
         drained_by: float | None = None
         failures, backoff = 0, Backoff(0.05, 2.0)
         while self._runners.failed_with is None:
@@ -155,14 +155,14 @@ class WorkerLoop:
                     await self._balance()
                 # after _balance: a rewind drops the jobs that were to be held
                 report = self._take_report()
-                want, self._sending = self._want(), report
+                request, self._sending = self._claim_request(), report
                 try:
-                    claimed = await self._session.process(report, want)
+                    claimed = await self._session.process(report, request)
                 except Refused as error:
                     await self._isolate(report, error)
                     continue
                 self._sending = Report()
-                self._apply(report, want, claimed)
+                self._apply(report, request, claimed)
                 if claimed.notice:
                     await self._rewind()
                 failures = 0
@@ -174,13 +174,13 @@ class WorkerLoop:
                 failures += 1
                 log_failed_call(error)
                 self._give_back(report)
-                self._unsure = True
+                self._rewind_needed = True
                 self._balance_at = float("-inf")
                 await asyncio.sleep(backoff.bound(failures))
                 continue
             self._runners.wake()
-            look_again = self._fell_asleep(want, claimed)
-            if self._busy or look_again:
+            claim_again = self._must_claim_again(request, claimed)
+            if self._busy or claim_again:
                 await asyncio.sleep(0)
             else:
                 await self._rest(claimed)
@@ -188,7 +188,7 @@ class WorkerLoop:
 
     async def _rewind(self) -> None:
         # a later pause() takes effect with the next rewind
-        self._unsure, paused = False, self._paused
+        self._rewind_needed, paused = False, self._paused
         rewound = await self._session.rewind()
         self._streams.rewound(rewound.blocks, rewound.backlogs, paused)
 
@@ -200,13 +200,13 @@ class WorkerLoop:
         if now >= self._balance_at:
             self._balance_at = now + self._settings.balance_seconds
             await self._runner.share_breakers(self._session)
-            await self._share_out()
+            await self._lease_share()
         if self._closing:
             await self._give_idle()
-        if self._unsure:
+        if self._rewind_needed:
             await self._rewind()
 
-    async def _share_out(self) -> None:
+    async def _lease_share(self) -> None:
         """Bring the leases in line with the share by rendezvous hashing.
 
         The store's record decides which partitions this worker owns, because the reply
@@ -227,13 +227,13 @@ class WorkerLoop:
         if self._closing & share:
             self._streams.reopen(self._closing & share)
             self._closing -= share
-            self._unsure = True
+            self._rewind_needed = True
         self._closing |= ours - share
         self._streams.close(self._closing)
         missing = (share & (free | ours)) - self._owned
         if missing:
             self._owned = set(await self._session.take(sorted(missing)))
-            self._unsure = True
+            self._rewind_needed = True
 
     async def _give_idle(self) -> None:
         """Give up closing partitions that are no longer in use.
@@ -257,10 +257,10 @@ class WorkerLoop:
         be suspects if this process died.
         """
         report, self._report = fitting(self._report)
-        if self._put_off.completed and self._clock.monotonic() >= self._put_off_until:
-            report.completed.extend(self._put_off.completed)
-            report.children.extend(self._put_off.children)
-            self._put_off = Report()
+        if self._postponed.completed and self._clock.monotonic() >= self._postponed_until:
+            report.completed.extend(self._postponed.completed)
+            report.children.extend(self._postponed.children)
+            self._postponed = Report()
         ended = len(report.completed) + len(report.failed)
         self._recently_ended.append(ended)
         fastest = max(self._recently_ended)
@@ -269,17 +269,15 @@ class WorkerLoop:
         )
         if not self._stopping:
             self._make_room(ended)
-            self._streams.announcing.announce(*self._announceable())
+            self._streams.dispatch.announce(*self._announceable())
         report.held = self._streams.take_held()
-        report.running = list(self._streams.announcing.announced)
+        report.running = list(self._streams.dispatch.announced)
         return report
 
     def _announceable(self) -> tuple[int, int]:
-        """How many more heads of streams, and how many more followers, may be
-        announced.
-        """
-        ahead = self._window - len(self._streams.announcing.announced)
-        return ahead + self._streams.announcing.ahead, ahead
+        """How many more heads of streams and followers may be announced."""
+        ahead = self._window - len(self._streams.dispatch.announced)
+        return ahead + self._streams.dispatch.ahead, ahead
 
     def _make_room(self, ended: int) -> None:
         """Give jobs back if a few slow streams fill the memory (``Streams.make_room``).
@@ -298,30 +296,36 @@ class WorkerLoop:
         ):
             self._streams.make_room(self._settings.concurrency)
 
-    def _want(self) -> ClaimRequest:
+    def _claim_request(self) -> ClaimRequest:
         if self._stopping:
             return ClaimRequest()
         jobs, bytes_max = self._streams.room()
         if not bytes_max:
             jobs = 0
-        announcing = self._streams.announcing
-        starting = 0 if announcing.isolates else max(0, self._window - len(announcing.announced))
+        dispatch = self._streams.dispatch
+        starting = 0 if dispatch.isolates else max(0, self._window - len(dispatch.announced))
         backlogs = self._streams.backlogs(max(1, jobs // PER_BACKLOG)) if jobs else {}
-        shut, probing = self._runner.shut()
+        paused_types, probing = self._runner.paused_types()
         return ClaimRequest(
-            jobs, bytes_max, starting, backlogs, sleeping=jobs > 0, shut=shut, probing=probing
+            jobs,
+            bytes_max,
+            starting,
+            backlogs,
+            sleeping=jobs > 0,
+            paused_types=paused_types,
+            probing=probing,
         )
 
-    def _apply(self, report: Report, want: ClaimRequest, claimed: Claimed) -> None:
+    def _apply(self, report: Report, request: ClaimRequest, claimed: Claimed) -> None:
         busy = set(claimed.busy)
         if busy:
-            self._ask_later(busy, [child for child in report.children if child.parent in busy])
+            self._postpone(busy, [child for child in report.children if child.parent in busy])
         elif report.children:
-            self._put_off_seconds = self._settings.poll_min_seconds
+            self._postponed_seconds = self._settings.poll_min_seconds
         self._streams.reported(seq for seq in report.completed if seq not in busy)
         self._streams.reported(failed.seq for failed in report.failed)
         self._blamed_seqs.difference_update(failed.seq for failed in report.failed)
-        self._streams.add_backlog(claimed.backlog, want, claimed.through)
+        self._streams.add_backlog(claimed.backlog, request, claimed.through)
         self._streams.add(claimed.jobs)
         self._streams.announced_by_store(claimed.started)
         telemetry.work_completed(len(report.completed) - len(busy))
@@ -351,12 +355,10 @@ class WorkerLoop:
                     groups += self._blamed(part, error)
             else:
                 self._apply(part, ClaimRequest(), claimed)
-        self._unsure = True  # streams have continued past jobs that have now failed
+        self._rewind_needed = True  # streams have continued past jobs that have now failed
 
     def _blamed(self, part: Report, refusal: Refused) -> list[list[Report]]:
-        """The failure to report in place of the one job
-        whose report the store refused.
-        """
+        """The failure to report instead, for the job whose report was refused."""
         seqs = [*part.completed, *(failed.seq for failed in part.failed)]
         telemetry.log.error("work.report_refused", seqs=seqs[:1], error=refusal.message[:200])
         job = self._streams.ended(seqs[0]) if seqs else None
@@ -368,21 +370,21 @@ class WorkerLoop:
         failed = self._runner.refused(job, refusal).failed
         return [[Report(failed=[failed])]] if failed is not None else []
 
-    def _ask_later(self, parents: set[int], children: list[Child]) -> None:
+    def _postpone(self, parents: set[int], children: list[Child]) -> None:
         """Report these parents again later, with a doubling delay.
 
         The transaction that locks their children's streams may stay open for hours.
         """
-        if not self._put_off.completed:
-            self._put_off_until = self._clock.monotonic() + self._put_off_seconds
-            self._put_off_seconds = min(2 * self._put_off_seconds, self._settings.poll_max_seconds)
-        self._put_off.completed.extend(parents)
-        self._put_off.children.extend(children)
+        if not self._postponed.completed:
+            self._postponed_until = self._clock.monotonic() + self._postponed_seconds
+            self._postponed_seconds = min(
+                2 * self._postponed_seconds, self._settings.poll_max_seconds
+            )
+        self._postponed.completed.extend(parents)
+        self._postponed.children.extend(children)
 
     def _give_back(self, report: Report) -> None:
-        """Send this report again, before what was added since:
-        its outcome is unknown.
-        """
+        """Send this report again, before later ones: its outcome is unknown."""
         self._report.completed[:0] = report.completed
         self._report.failed[:0] = report.failed
         self._report.children[:0] = report.children
@@ -394,9 +396,9 @@ class WorkerLoop:
         report = self._report
         if report.completed or report.failed:
             return True
-        return not self._stopping and self._streams.announcing.possible(*self._announceable())
+        return not self._stopping and self._streams.dispatch.possible(*self._announceable())
 
-    def _fell_asleep(self, want: ClaimRequest, claimed: Claimed) -> bool:
+    def _must_claim_again(self, request: ClaimRequest, claimed: Claimed) -> bool:
         """Whether to claim once more before resting.
 
         The store learns that this worker sleeps from a call that finds nothing. A
@@ -404,8 +406,8 @@ class WorkerLoop:
         """
         if claimed.jobs or claimed.backlog:
             self._asleep = False
-            return want.sleeping
-        before, self._asleep = self._asleep, self._shared and want.sleeping
+            return request.sleeping
+        before, self._asleep = self._asleep, self._shared and request.sleeping
         return self._asleep and not before
 
     @property
@@ -414,7 +416,7 @@ class WorkerLoop:
             self._streams.started
             or self._report.completed
             or self._report.failed
-            or self._put_off.completed
+            or self._postponed.completed
         )
 
     async def _rest(self, claimed: Claimed) -> None:
@@ -424,8 +426,8 @@ class WorkerLoop:
             self._poll = min(self._poll * 2, self._settings.poll_max_seconds)
         if claimed.next_due_seconds is not None:
             seconds = min(seconds, max(claimed.next_due_seconds, 0.001))
-        if self._put_off.completed:
-            seconds = min(seconds, max(self._put_off_until - self._clock.monotonic(), 0.001))
+        if self._postponed.completed:
+            seconds = min(seconds, max(self._postponed_until - self._clock.monotonic(), 0.001))
         if self._closing:
             seconds = min(seconds, self._settings.poll_min_seconds)
         self._resting = True

@@ -49,9 +49,7 @@ def enter_handlers() -> None:
 
 
 def on_restart(task: asyncio.Task[Any]) -> None:
-    """Log and count that the surrounding program cancelled a task,
-    which is restarted.
-    """
+    """Log and count that the program cancelled a task, which is restarted."""
     telemetry.work_restarted()
     telemetry.log.error(
         "work.worker_restarted", task=task.get_name(), error="cancelled from outside"

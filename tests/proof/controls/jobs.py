@@ -93,10 +93,10 @@ class Story:
             session: Any = await plain(name)
             process = session.process
 
-            async def heard(report: Report, want: ClaimRequest) -> Claimed:
+            async def heard(report: Report, request: ClaimRequest) -> Claimed:
                 if session.instance in self.hearing:
                     await self.hearing[session.instance].wait()
-                claimed: Claimed = await process(report, want)
+                claimed: Claimed = await process(report, request)
                 return claimed
 
             session.process = heard
@@ -216,8 +216,8 @@ class ReleasedDeadLetters(MemoryWork):
         session: Any = await super().join(name)
         plain = session.process
 
-        async def process(report: Report, want: ClaimRequest) -> Claimed:
-            claimed: Claimed = await plain(report, want)
+        async def process(report: Report, request: ClaimRequest) -> Claimed:
+            claimed: Claimed = await plain(report, request)
             for failed in report.failed:
                 if failed.verdict.action is FailureAction.DEAD:
                     await self._transact(lambda db, seq=failed.seq: _make_claimable(db, seq))  # type: ignore[misc]
@@ -243,8 +243,8 @@ class UnorderedClaims(MemoryWork):
         session: Any = await super().join(name)
         plain = session.process
 
-        async def process(report: Report, want: ClaimRequest) -> Claimed:
-            claimed: Claimed = await plain(report, want)
+        async def process(report: Report, request: ClaimRequest) -> Claimed:
+            claimed: Claimed = await plain(report, request)
             claimed.jobs = [msgspec.structs.replace(job, stream=None) for job in claimed.jobs]
             return claimed
 

@@ -33,8 +33,8 @@ class SqliteEndpoints:
     ``server`` is the permanent name of the server that the file belongs to.
     """
 
-    def __init__(self, crew: WorkerThreads, server: str) -> None:
-        self._crew = crew
+    def __init__(self, threads: WorkerThreads, server: str) -> None:
+        self._threads = threads
         self.server = server
         self._version = 1
         self._changed = asyncio.Event()
@@ -122,7 +122,7 @@ class SqliteEndpoints:
         return await self._transact(lambda db: dict(db.execute(SQL["last_seconds"])))
 
     async def close(self) -> None:
-        await self._crew.close()
+        await self._threads.close()
 
     async def _change(self, endpoint_id: str, change: Callable[[apsw.Connection], None]) -> None:
         def work(db: apsw.Connection) -> None:
@@ -139,7 +139,7 @@ class SqliteEndpoints:
         self._changed = asyncio.Event()
 
     async def _transact(self, work: Callable[[apsw.Connection], T]) -> T:
-        return await self._crew.transact(work)
+        return await self._threads.transact(work)
 
 
 def _busy() -> ServerBusy:

@@ -47,9 +47,7 @@ FOREIGN = (*GIVEN_UP, *CUT_OFF, asyncpg.PostgresError)
 
 
 def refused(error: BaseException) -> bool:
-    """Whether a value is at fault: the server refused it, or asyncpg could not encode
-    it.
-    """
+    """Whether a value is at fault: refused by the server, or not encodable."""
     return isinstance(error, REFUSED) or (
         isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError)
     )

@@ -59,9 +59,7 @@ class WorkerHeartbeat:
             await wait_at_most(ended, 2 * self._interval + 5)
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
-        """A timer, not a task: a handler that cancels every task must not look like a
-        stuck loop.
-        """
+        """A timer, not a task: a handler that cancels all tasks is no stuck loop."""
         self._ticked_at = self._clock.monotonic()
         if not self._stopping.is_set():
             loop.call_later(min(1.0, self._interval), self._tick, loop)

@@ -114,7 +114,7 @@ class PostgresSession:
             clock,
             rng,
         )
-        self._sweep, self._doze = Sweep(), PollInterval()
+        self._sweep, self._poll_interval = Sweep(), PollInterval()
         self._partitions: dict[int, int] = {}
         self._lent: dict[int, Any] = {}
         self._stack = AsyncExitStack()
@@ -152,11 +152,14 @@ class PostgresSession:
     def fence(self, job: Job) -> int:
         return self._partitions.get(job.partition, 0)
 
-    async def process(self, report: Report, want: ClaimRequest) -> Claimed:
+    async def process(self, report: Report, request: ClaimRequest) -> Claimed:
         sent_at = self._clock.monotonic()
         sweep = self._sweep
         async with self._call() as connection:
-            values = (*_encodable(self.instance, report, self._rng), *self._wanted(report, want))
+            values = (
+                *_encodable(self.instance, report, self._rng),
+                *self._claim_arguments(report, request),
+            )
             row = await connection.fetchrow(
                 SQL["process"], *values, timeout=self._settings.call_timeout_seconds
             )
@@ -172,14 +175,14 @@ class PostgresSession:
             sweep.advance(int(row["xid"]), row["snapshot"], row["read_through"] or 0)
             claimed.through = sweep.through
             _unpack(row, claimed)
-        if want.sleeping and row["snapshot"] is not None and row["seqs"] is None:
-            self._doze.found_nothing(int(row["xid"]), row["snapshot"])
-            due = (claimed.next_due_seconds, self._doze.look_again_seconds)
+        if request.sleeping and row["snapshot"] is not None and row["seqs"] is None:
+            self._poll_interval.found_nothing(int(row["xid"]), row["snapshot"])
+            due = (claimed.next_due_seconds, self._poll_interval.next_poll_seconds)
             claimed.next_due_seconds = min(
                 (seconds for seconds in due if seconds is not None), default=None
             )
         else:
-            self._doze.found_something()
+            self._poll_interval.found_something()
         return claimed
 
     async def rewind(self) -> Rewound:
@@ -302,7 +305,7 @@ class PostgresSession:
                 await connection.execute(SQL["bury_left"], CRASHES_MAX, self.instance)
         except (OutcomeUnknown, Unavailable):
             pass  # the heartbeat has stopped, so other workers notice
-        self._hang_up()
+        self._terminate_connections()
 
     def give_up(self, report: Report, culprit: int | None) -> None:
         asyncio.run(self._give_up(report, culprit))
@@ -314,7 +317,7 @@ class PostgresSession:
                 async with connection.transaction():
                     values = (
                         *_encodable(self.instance, report, self._rng),
-                        *self._wanted(report, ClaimRequest()),
+                        *self._claim_arguments(report, ClaimRequest()),
                     )
                     if (await connection.fetchrow(SQL["process"], *values))["lost"]:
                         raise LeaseLost(_LOST)
@@ -323,7 +326,7 @@ class PostgresSession:
                         await connection.execute(SQL["leave"], self.instance)
                     await connection.execute(SQL["bury_left"], CRASHES_MAX, self.instance)
 
-    def _hang_up(self) -> None:
+    def _terminate_connections(self) -> None:
         for connection in (self._connection, self._listener):
             if connection is not None:
                 connection.terminate()
@@ -336,7 +339,7 @@ class PostgresSession:
             bits[partition // 8] |= 1 << partition % 8
         return bytes(bits)
 
-    def _wanted(self, report: Report, want: ClaimRequest) -> tuple[Any, ...]:
+    def _claim_arguments(self, report: Report, request: ClaimRequest) -> tuple[Any, ...]:
         sweep = self._sweep
         seen = sweep.snapshot or "1:1:"
         cursor = (
@@ -346,16 +349,24 @@ class PostgresSession:
             str(sweep.xid),
             [str(xid) for xid in sweep.late],
         )
-        jobs = want.jobs if self._partitions else 0
+        jobs = request.jobs if self._partitions else 0
         backlogs = (
-            list(want.backlogs),
-            list(want.backlogs.values()),
-            want.per_backlog,
-            want.per_backlog_bytes,
+            list(request.backlogs),
+            list(request.backlogs.values()),
+            request.per_backlog,
+            request.per_backlog_bytes,
         )
-        limits = (jobs, want.bytes_max, want.starting)
-        shut = (list(want.shut), list(want.probing))
-        return (report.running, want.sleeping, *limits, self._owned(), *cursor, *backlogs, *shut)
+        limits = (jobs, request.bytes_max, request.starting)
+        paused_types = (list(request.paused_types), list(request.probing))
+        return (
+            report.running,
+            request.sleeping,
+            *limits,
+            self._owned(),
+            *cursor,
+            *backlogs,
+            *paused_types,
+        )
 
     @asynccontextmanager
     async def _call(self) -> AsyncIterator[Any]:
@@ -386,7 +397,7 @@ class PostgresSession:
         try:
             async with asyncio.timeout(self._settings.call_timeout_seconds):
                 listener = await asyncpg.connect(self._url)
-                await listener.add_listener(_CHANNEL, self._heard)
+                await listener.add_listener(_CHANNEL, self._on_notification)
             self._listener = listener
             self._woken.set()  # earlier notifications were missed
         except FOREIGN as error:
@@ -397,7 +408,7 @@ class PostgresSession:
             if listener is not None and self._listener is not listener:
                 listener.terminate()
 
-    def _heard(self, _connection: Any, _pid: int, _channel: str, payload: str) -> None:
+    def _on_notification(self, _connection: Any, _pid: int, _channel: str, payload: str) -> None:
         if payload == str(self.instance):
             self._woken.set()
 

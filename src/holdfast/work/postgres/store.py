@@ -30,7 +30,7 @@ from holdfast.work.contract import (
     WaitingJobs,
     reader_row,
 )
-from holdfast.work.job import Failure, JobDraft, known_seq, known_seqs, reason_of
+from holdfast.work.job import Failure, JobDraft, check_seq, check_seqs, reason_of
 from holdfast.work.outbox import ENQUEUE, arguments
 from holdfast.work.postgres.errors import reaching, translated
 from holdfast.work.postgres.session import (
@@ -145,7 +145,7 @@ class PostgresWork:
         ]
 
     async def retry(self, seqs: Sequence[int], *, reset: bool, by: str, why: str) -> int:
-        seqs = known_seqs(seqs)
+        seqs = check_seqs(seqs)
         async with self._act("retry", seqs, by, why) as act:
             await act.fetch("lock_owners", seqs, None)
             return await act.apply(
@@ -153,7 +153,7 @@ class PostgresWork:
             )
 
     async def park(self, seqs: Sequence[int], *, by: str, why: str) -> int:
-        seqs = known_seqs(seqs)
+        seqs = check_seqs(seqs)
         async with self._act("park", seqs, by, why) as act:
             await act.fetch("lock_owners", seqs, None)
             return await act.apply(
@@ -170,7 +170,7 @@ class PostgresWork:
         by: str,
         why: str,
     ) -> int:
-        ids, through = known_seqs(ids), known_seq(through) if through else 0
+        ids, through = check_seqs(ids), check_seq(through) if through else 0
         async with self._act("release", [stream, *ids, *([type] if type else [])], by, why) as act:
             await act.fetch("lock_owners", [], stream)
             types = [type] if type else []
@@ -180,7 +180,7 @@ class PostgresWork:
     async def bury(
         self, seqs: Sequence[int], *, by: str, why: str, failure: Failure | None = None
     ) -> int:
-        seqs = known_seqs(seqs)
+        seqs = check_seqs(seqs)
         async with self._act("dead", seqs, by, why) as act:
             await act.fetch("lock_owners", seqs, None)
             rows = await act.fetch("partitions_of", list(seqs))
@@ -293,9 +293,7 @@ _KEPT_BY_REPLAY = ("stages", "source", "source_id")
 
 
 class _Act:
-    """An operator's act in its transaction: the change, its record,
-    the owners' notice.
-    """
+    """An operator's act in its transaction: change, record, and the owners' notice."""
 
     def __init__(self, connection: Any, verb: str, target: str, by: str, why: str) -> None:
         self.connection = connection
@@ -305,9 +303,7 @@ class _Act:
         return list(await self.connection.fetch(SQL[name], *values))
 
     async def apply(self, rows: Sequence[Any], nothing: str) -> int:
-        """Record the act on these rows and notify their owners; NotFound if there are
-        none.
-        """
+        """Record the act on these rows and notify their owners; NotFound if none."""
         if not rows:
             raise NotFound(nothing)
         record = (self._verb, self._target, len(rows), self._by, self._why)

@@ -57,9 +57,7 @@ class Sweep:
     _bound: int | None = None
 
     def advance(self, xid: int, snapshot_text: str, through: int) -> None:
-        """Note a call that took ``xid``, then read in this
-        snapshot up to ``through``.
-        """
+        """Note a call that took ``xid``, then read up to ``through``."""
         snapshot = TransactionSnapshot.parse(snapshot_text)
         self.late = {late for late in self.late if not snapshot.ended(late)}
         if self._checkpoint is not None and self._bound is None:
@@ -100,9 +98,7 @@ class PollInterval:
         self.calls, self.unaware = 0, frozenset()
 
     def found_nothing(self, xid: int, snapshot_text: str) -> None:
-        """Note a call that took ``xid``, read nothing in this snapshot and asked to be
-        woken.
-        """
+        """Note a call that took ``xid``, read nothing and asked to be woken."""
         snapshot = TransactionSnapshot.parse(snapshot_text)
         self.calls += 1
         if self.calls <= 2:
@@ -113,7 +109,7 @@ class PollInterval:
             )
 
     @property
-    def look_again_seconds(self) -> float | None:
+    def next_poll_seconds(self) -> float | None:
         """When to poll for unaware writers; None: every writer wakes the worker."""
         return (
             min(_SOON_SECONDS * 2.0 ** min(self.calls - 1, 30), _LATER_SECONDS)

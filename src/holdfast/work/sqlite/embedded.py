@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar, cast
 
 import apsw
 
@@ -35,7 +35,7 @@ from holdfast.work.contract import (
     WaitingJobs,
     reader_row,
 )
-from holdfast.work.job import PARTITIONS, Failure, Job, JobDraft, known_seq, known_seqs, reason_of
+from holdfast.work.job import PARTITIONS, Failure, Job, JobDraft, check_seq, check_seqs, reason_of
 from holdfast.work.sqlite import verbs
 
 T = TypeVar("T")
@@ -45,16 +45,10 @@ _FORGOTTEN_AT_ONCE_MAX = 20_000
 """
 
 
-class Transact(Protocol):
-    """Runs work in one transaction; its changes are as durable as the store on return.
-
-    As ``look`` it runs work that changes nothing, if possible beside the writer.
-    """
-
-    def __call__(self, work: Callable[[apsw.Connection], T], /) -> Awaitable[T]: ...
-
-
-Lend = Callable[[], AbstractAsyncContextManager[apsw.Connection]]
+_Transact = Callable[[Callable[[apsw.Connection], Any]], Awaitable[Any]]
+"""Runs work in one transaction; its changes are as durable as the store on return. As
+``read`` it runs work that changes nothing, if possible beside the writer."""
+_Lend = Callable[[], AbstractAsyncContextManager[apsw.Connection]]
 """Lends the one writing connection, in a transaction that commits with the block, or
 rolls back if the block fails."""
 _LENT = "holdfast_lent"
@@ -63,29 +57,25 @@ transaction."""
 
 
 class _Borrowing:
-    """Refuses calls by the task that has borrowed the connection:
-    they would deadlock.
-    """
+    """Refuses calls by the task that has borrowed the connection: a deadlock."""
 
-    def __init__(self, transact: Transact, lend: Lend, look: Transact) -> None:
-        self._transact, self._lend, self._look = transact, lend, look
+    def __init__(self, transact: _Transact, lend: _Lend, read: _Transact) -> None:
+        self._transact, self._lend, self._read = transact, lend, read
         self._borrower: asyncio.Task[Any] | None = None
 
     async def transact(self, work: Callable[[apsw.Connection], T], /) -> T:
         self._refuse_borrower()
-        return await self._transact(work)
+        return cast(T, await self._transact(work))
 
-    async def look(self, work: Callable[[apsw.Connection], T], /) -> T:
+    async def read(self, work: Callable[[apsw.Connection], T], /) -> T:
         self._refuse_borrower()
-        return await self._look(work)
+        return cast(T, await self._read(work))
 
     @asynccontextmanager
     async def lend(
         self, finish: Callable[[apsw.Connection], None] | None = None
     ) -> AsyncIterator[apsw.Connection]:
-        """Lend the connection; ``finish`` runs at the end of the block, in its
-        transaction.
-        """
+        """Lend the connection; ``finish`` runs last, in the block's transaction."""
         self._refuse_borrower()
         async with self._lend() as db:
             db.execute(f"SAVEPOINT {_LENT}")
@@ -122,10 +112,9 @@ class EmbeddedWork:
 
     shared = False
 
-    def __init__(self, transact: Transact, lend: Lend, look: Transact, clock: Clock) -> None:
-        borrowing = _Borrowing(transact, lend, look)
-        self._transact: Transact = borrowing.transact
-        self._look: Transact = borrowing.look
+    def __init__(self, transact: _Transact, lend: _Lend, read: _Transact, clock: Clock) -> None:
+        borrowing = _Borrowing(transact, lend, read)
+        self._transact, self._read = borrowing.transact, borrowing.read
         self._lend = borrowing.lend
         self._clock = clock
         self._woken = asyncio.Event()
@@ -157,12 +146,12 @@ class EmbeddedWork:
 
     async def reader_offset(self, reader: str, shard: int = 0) -> int | None:
         row = reader_row(reader, shard)
-        return await self._look(lambda db: db.execute(SQL["position"], (row,)).get)
+        return await self._read(lambda db: db.execute(SQL["position"], (row,)).get)
 
     async def join(self, name: str) -> EmbeddedSession:
         if self._worker_name is not None:
             raise SessionTaken(
-                f"the worker {self._worker_name!r} runs the jobs of this store: a store has one worker"
+                f"the worker {self._worker_name!r} runs the jobs of this store; it has one worker"
             )
         self.on_joining()
         self._worker_name = name
@@ -184,21 +173,21 @@ class EmbeddedWork:
 
     async def find(self, query: Query, limit: int = 100) -> Sequence[JobEntry]:
         values = {**_conditions(query), "limit": limit}
-        return await self._look(lambda db: verbs.find(db, values))
+        return await self._read(lambda db: verbs.find(db, values))
 
     async def dead(self, query: Query, limit: int = 100) -> Sequence[JobEntry]:
         values = {**_conditions(query), "limit": limit}
-        return await self._look(lambda db: verbs.dead(db, values))
+        return await self._read(lambda db: verbs.dead(db, values))
 
     async def retry(self, seqs: Sequence[int], *, reset: bool, by: str, why: str) -> int:
-        now, seqs = self._clock.now(), known_seqs(seqs)
+        now, seqs = self._clock.now(), check_seqs(seqs)
         act = ("retry", _words(seqs), by, why)
         return await self._act(
             lambda db: verbs.retry(db, seqs, reset, now), act, "no such job waits for a retry"
         )
 
     async def park(self, seqs: Sequence[int], *, by: str, why: str) -> int:
-        now, seqs = self._clock.now(), known_seqs(seqs)
+        now, seqs = self._clock.now(), check_seqs(seqs)
         act = ("park", _words(seqs), by, why)
         nothing = "no such job, or it is parked already"
         return await self._act(lambda db: verbs.park(db, seqs, now, (by, why)), act, nothing)
@@ -213,8 +202,8 @@ class EmbeddedWork:
         by: str,
         why: str,
     ) -> int:
-        types, ids = [type] if type else [], known_seqs(ids)
-        through = known_seq(through) if through else 0
+        types, ids = [type] if type else [], check_seqs(ids)
+        through = check_seq(through) if through else 0
         act = ("release", _words([stream, *ids, *types]), by, why)
         nothing = f"the stream {stream!r} is not blocked"
         return await self._act(
@@ -224,7 +213,7 @@ class EmbeddedWork:
     async def bury(
         self, seqs: Sequence[int], *, by: str, why: str, failure: Failure | None = None
     ) -> int:
-        now, seqs = self._clock.now(), known_seqs(seqs)
+        now, seqs = self._clock.now(), check_seqs(seqs)
         act = ("dead", _words(seqs), by, why)
         return await self._act(lambda db: verbs.bury(db, seqs, now, failure), act, "no such job")
 
@@ -239,40 +228,38 @@ class EmbeddedWork:
         return await self._act(lambda db: verbs.discard(db, values), act, "no such dead letter")
 
     async def waiting(self, destinations: Sequence[str]) -> Mapping[str, WaitingJobs]:
-        return await self._look(lambda db: verbs.waiting(db, destinations))
+        return await self._read(lambda db: verbs.waiting(db, destinations))
 
     async def oldest(self, destination: str, *, before: float, limit: int) -> Sequence[int]:
-        return await self._look(lambda db: verbs.oldest(db, destination, before, limit))
+        return await self._read(lambda db: verbs.oldest(db, destination, before, limit))
 
     async def streams(self, limit: int = 100) -> Sequence[BlockedStream]:
-        return await self._look(
+        return await self._read(
             lambda db: [_blocked(row) for row in db.execute(SQL["streams"], (limit,))]
         )
 
     async def stats(self) -> Stats:
-        return await self._look(lambda db: _stats(db, self._clock.now()))
+        return await self._read(lambda db: _stats(db, self._clock.now()))
 
     async def open_breakers(self) -> Sequence[OpenBreaker]:
         now = self._clock.now()
-        return await self._look(
+        return await self._read(
             lambda db: [OpenBreaker(*row) for row in db.execute(SQL["open_breakers"], (now,))]
         )
 
     async def acts(self, limit: int = 100, before: int | None = None) -> Sequence[JobAct]:
-        return await self._look(
+        return await self._read(
             lambda db: [JobAct(*row) for row in db.execute(SQL["acts"], (limit, before))]
         )
 
     async def close(self) -> None:
         """Close nothing: the adapters own the resources."""
 
-    def recall(self) -> None:
-        """Roll back the transaction of the current loan; the borrower cannot use it
-        further.
-        """
+    def revoke_loan(self) -> None:
+        """Roll back the transaction of the current loan, if any."""
         raise NotImplementedError
 
-    def aside(self, work: Callable[[apsw.Connection], None]) -> None:
+    def run_blocking(self, work: Callable[[apsw.Connection], None]) -> None:
         """Run ``work`` in its own transaction, in the calling thread. Blocks.
 
         For a stuck event loop. A lent transaction is rolled back.
@@ -289,9 +276,7 @@ class EmbeddedWork:
 
 
 class EmbeddedSession:
-    """See ``contract.WorkerSession``. It owns every
-    partition while its process lives.
-    """
+    """See ``contract.WorkerSession``. It owns every partition while it lives."""
 
     may_start = True
 
@@ -306,10 +291,10 @@ class EmbeddedSession:
     def fence(self, job: Job) -> int:
         return self.instance
 
-    async def process(self, report: Report, want: ClaimRequest) -> Claimed:
+    async def process(self, report: Report, request: ClaimRequest) -> Claimed:
         rewinds, cursor, now = self._rewinds, self._cursor, self._clock.now()
         claimed = await self._transact(
-            lambda db: verbs.process(db, self.instance, report, want, cursor, now)
+            lambda db: verbs.process(db, self.instance, report, request, cursor, now)
         )
         if rewinds == self._rewinds:
             self._cursor = claimed.through
@@ -318,7 +303,7 @@ class EmbeddedSession:
     async def rewind(self) -> Rewound:
         self._rewinds += 1
         self._cursor = 0
-        return await self._transact(verbs.standing)
+        return await self._transact(verbs.read_blocks)
 
     async def step(self, job: Job, stages: int) -> None:
         await self._transact(lambda db: verbs.step(db, self.instance, job.seq, stages))
@@ -336,7 +321,7 @@ class EmbeddedSession:
     def revoke(self, job: Job) -> None:
         if self._borrower is job:
             self._borrower = None
-            self._store.recall()
+            self._store.revoke_loan()
 
     async def breakers(
         self, opened: Mapping[str, float], closed: Sequence[str]
@@ -381,7 +366,7 @@ class EmbeddedSession:
         self._woken.set()
 
     def give_up(self, report: Report, culprit: int | None) -> None:
-        self._store.aside(
+        self._store.run_blocking(
             lambda db: verbs.give_up(db, self.instance, report, culprit, self._clock.now())
         )
 

@@ -39,7 +39,7 @@ WORK = StateFile(
 )
 """The file in a state directory and in its backups."""
 
-_ASIDE_BUSY_MILLISECONDS = 2000
+_BLOCKING_BUSY_MILLISECONDS = 2000
 
 
 class _Withdrawn(Exception):
@@ -51,7 +51,7 @@ class _Loan:
 
     def __init__(self) -> None:
         self.returned = threading.Event()
-        self.failed = self.recalled = False
+        self.failed = self.revoked = False
 
 
 class SqliteWork(EmbeddedWork):
@@ -63,10 +63,10 @@ class SqliteWork(EmbeddedWork):
     """
 
     def __init__(
-        self, path: Path, crew: WorkerThreads, reader: WorkerThreads, clock: Clock
+        self, path: Path, writer: WorkerThreads, reader: WorkerThreads, clock: Clock
     ) -> None:
-        super().__init__(self._write, self._borrowed, self._read, clock)
-        self._path, self._crew, self._reader = path, crew, reader
+        super().__init__(self._transact_in_writer, self._borrowed, self._read_in_reader, clock)
+        self._path, self._writer, self._reader = path, writer, reader
         self._loan: _Loan | None = None
         self._lock = SessionLock(path)
 
@@ -86,10 +86,10 @@ class SqliteWork(EmbeddedWork):
         connection = await asyncio.to_thread(open_and_migrate, path, chosen, MIGRATIONS, vfs)
         handle = Handle(path, chosen, vfs, write=True)
         handle.adopt(connection)
-        crew = WorkerThreads("work-writer", [handle], chosen.writes_waiting_max, _busy)
-        looking = Handle(path, chosen, vfs, write=False)
-        reader = WorkerThreads("work-reader", [looking], chosen.reads_waiting_max, _busy)
-        return cls(path, crew, reader, clock or SystemClock())
+        writer = WorkerThreads("work-writer", [handle], chosen.writes_waiting_max, _busy)
+        read_handle = Handle(path, chosen, vfs, write=False)
+        reader = WorkerThreads("work-reader", [read_handle], chosen.reads_waiting_max, _busy)
+        return cls(path, writer, reader, clock or SystemClock())
 
     def on_joining(self) -> None:
         self._lock.take()
@@ -100,28 +100,26 @@ class SqliteWork(EmbeddedWork):
 
     async def close(self) -> None:
         await self._reader.close()
-        await self._crew.close()
+        await self._writer.close()
         self._lock.release()
 
-    async def _read(self, work: Callable[[apsw.Connection], T], /) -> T:
-        def look(handle: Handle) -> T:
+    async def _read_in_reader(self, work: Callable[[apsw.Connection], T], /) -> T:
+        def read(handle: Handle) -> T:
             with handle.snapshot() as db:
                 return work(db)
 
-        return await self._reader.do(look)
+        return await self._reader.do(read)
 
-    async def _write(self, work: Callable[[apsw.Connection], T], /) -> T:
+    async def _transact_in_writer(self, work: Callable[[apsw.Connection], T], /) -> T:
         def transaction(handle: Handle) -> T:
             with handle.transaction() as db:
                 return work(db)
 
-        return await self._crew.do(transaction)
+        return await self._writer.do(transaction)
 
     @asynccontextmanager
     async def _borrowed(self) -> AsyncIterator[apsw.Connection]:
-        """The writer's connection, in a transaction;
-        the writer thread waits meanwhile.
-        """
+        """The writer's connection, in a transaction; its thread waits meanwhile."""
         loop = asyncio.get_running_loop()
         lent: asyncio.Future[Any] = loop.create_future()
         loan = _Loan()
@@ -134,18 +132,18 @@ class SqliteWork(EmbeddedWork):
                     if loan.failed:
                         raise _Withdrawn
             except _Withdrawn:
-                if loan.recalled:
+                if loan.revoked:
                     # the borrower may still use it; the next transaction opens a new
                     # one
                     handle.close()
 
-        done: asyncio.Future[Any] = self._crew.do(lend)
+        done: asyncio.Future[Any] = self._writer.do(lend)
         try:
             await asyncio.wait({done, lent}, return_when=asyncio.FIRST_COMPLETED)
             db = await (done if done.done() else lent)
             self._loan = loan
             yield db
-            if loan.recalled:
+            if loan.revoked:
                 raise Unavailable("the transaction was ended: its run is over")
         except BaseException:
             loan.failed = True
@@ -156,12 +154,12 @@ class SqliteWork(EmbeddedWork):
             loan.returned.set()
             await asyncio.shield(done)
 
-    def recall(self) -> None:
+    def revoke_loan(self) -> None:
         if (loan := self._loan) is not None:
-            loan.failed = loan.recalled = True
+            loan.failed = loan.revoked = True
             loan.returned.set()
 
-    def aside(self, work: Callable[[apsw.Connection], None]) -> None:
+    def run_blocking(self, work: Callable[[apsw.Connection], None]) -> None:
         """Use a separate connection: the writer's replies need the stuck event loop.
 
         A lent transaction is rolled back, but its connection stays open. Opening it
@@ -173,7 +171,7 @@ class SqliteWork(EmbeddedWork):
             loan.returned.set()
         connection = apsw.Connection(str(self._path), flags=apsw.SQLITE_OPEN_READWRITE)
         try:
-            connection.set_busy_timeout(_ASIDE_BUSY_MILLISECONDS)
+            connection.set_busy_timeout(_BLOCKING_BUSY_MILLISECONDS)
             connection.execute("BEGIN IMMEDIATE")
             work(connection)
             connection.execute("COMMIT")
@@ -210,10 +208,10 @@ class MemoryWork(EmbeddedWork):
             raise
         self._end(loan, "COMMIT")
 
-    def recall(self) -> None:
+    def revoke_loan(self) -> None:
         self._end(self._loan, "ROLLBACK")
 
-    def aside(self, work: Callable[[apsw.Connection], None]) -> None:
+    def run_blocking(self, work: Callable[[apsw.Connection], None]) -> None:
         """Do nothing: everything ends with the process."""
 
     def _end(self, loan: object | None, how: str) -> None:

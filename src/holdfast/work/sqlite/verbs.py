@@ -44,7 +44,7 @@ from holdfast.work.job import (
     OnFailure,
     Reason,
     State,
-    known_draft,
+    check_draft,
 )
 
 SQL = statements("holdfast.work.sqlite")
@@ -59,7 +59,7 @@ _ENTRY_COLUMNS = [field.name for field in dataclasses.fields(JobEntry)]
 
 def enqueue(db: apsw.Connection, drafts: Iterable[JobDraft], now: float) -> list[int]:
     seqs: list[int] = []
-    for draft in map(known_draft, drafts):
+    for draft in map(check_draft, drafts):
         if draft.source:
             db.execute(SQL["see"], (draft.source, draft.source_id, now))
             if not db.changes():
@@ -85,9 +85,7 @@ def enqueue_marked(
 
 
 def start_session(db: apsw.Connection, name: str, now: float) -> int:
-    """End the previous session, count a crash for its jobs in flight, and start a new
-    one.
-    """
+    """Start a session; the jobs that the last one had in flight get a crash."""
     for instance, _, _, running in list(db.execute(SQL["seat"])):
         for (seq,) in list(db.execute(SQL["blamed"], (running,))):
             crashes = db.execute(SQL["crash"], (seq, CRASHES_MAX)).get
@@ -117,9 +115,7 @@ def give_up(
 
 
 def fenced(db: apsw.Connection, instance: int) -> tuple[bool, str]:
-    """The operators' notice and the jobs in flight; LeaseLost if this session has
-    ended.
-    """
+    """The operators' notice and the jobs in flight; LeaseLost if the session ended."""
     for number, _, notice, running in db.execute(SQL["seat"]):
         if number == instance:
             return bool(notice), running
@@ -127,9 +123,7 @@ def fenced(db: apsw.Connection, instance: int) -> tuple[bool, str]:
 
 
 def finish(db: apsw.Connection, instance: int, seq: int) -> None:
-    """Complete a job in its handler's transaction: delete its row under the lease, or
-    fail.
-    """
+    """Complete a job in its handler's transaction: delete its row under the lease."""
     fenced(db, instance)
     db.execute(SQL["complete"], (seq,))
     if db.changes() != 1:
@@ -146,15 +140,20 @@ def step(db: apsw.Connection, instance: int, seq: int, stages: int) -> None:
 
 
 def process(
-    db: apsw.Connection, instance: int, report: Report, want: ClaimRequest, cursor: int, now: float
+    db: apsw.Connection,
+    instance: int,
+    report: Report,
+    request: ClaimRequest,
+    cursor: int,
+    now: float,
 ) -> Claimed:
     """See ``contract.WorkerSession.process``; ``cursor`` is the last sequence read."""
     notice, running = fenced(db, instance)
     claimed = Claimed(through=cursor, notice=notice)
     apply(db, report, now, claimed)
-    if want.jobs > 0:
-        _read(db, want, now, claimed)
-    due = _next_due(db, want)
+    if request.jobs > 0:
+        _read(db, request, now, claimed)
+    due = _next_due(db, request)
     claimed.next_due_seconds = max(0.0, due - now) if due is not None else None
     in_flight = json.dumps([*report.running, *sorted(claimed.started)])
     if in_flight != running or notice:
@@ -200,52 +199,56 @@ def _store_children(db: apsw.Connection, report: Report, now: float) -> None:
     enqueue(db, (child.draft for child in report.children if child.parent in alive), now)
 
 
-def _read(db: apsw.Connection, want: ClaimRequest, now: float, claimed: Claimed) -> None:
-    due = [seq for seq, *_ in _fitting(_due(db, want, now), 1, want.bytes_max)]
-    due += [seq for kind in want.probing for (seq,) in db.execute(SQL["probe"], (now, kind))]
+def _read(db: apsw.Connection, request: ClaimRequest, now: float, claimed: Claimed) -> None:
+    due = [seq for seq, *_ in _fitting(_due(db, request, now), 1, request.bytes_max)]
+    due += [seq for kind in request.probing for (seq,) in db.execute(SQL["probe"], (now, kind))]
     if due:
         db.execute(SQL["make_ready"], (json.dumps(due),))
     late = [
         Job(*db.execute(SQL["one"], (seq,)).get) for seq in sorted(due) if seq <= claimed.through
     ]
-    for stream, after in want.backlogs.items():
-        held = db.execute(SQL["backlog"], (stream, after, want.per_backlog))
-        claimed.backlog.extend(starmap(Job, _fitting(held, 2, want.per_backlog_bytes, len)))
-    forward, cut = _forward(db, want, claimed.through)
+    for stream, after in request.backlogs.items():
+        held = db.execute(SQL["backlog"], (stream, after, request.per_backlog))
+        claimed.backlog.extend(starmap(Job, _fitting(held, 2, request.per_backlog_bytes, len)))
+    forward, cut = _forward(db, request, claimed.through)
     claimed.jobs = late + forward
-    starting = [job.seq for job in claimed.jobs if not job.suspect][: want.starting]
+    starting = [job.seq for job in claimed.jobs if not job.suspect][: request.starting]
     claimed.started = set(starting)
     claimed.through = forward[-1].seq if cut else int(db.execute(SQL["last"]).get or 0)
 
 
-def _due(db: apsw.Connection, want: ClaimRequest, now: float) -> Iterable[Any]:
-    """Due retries, the longest due first; those of shut types are not even read."""
-    if not want.shut:
-        return db.execute(SQL["due"], (now, want.jobs))
+def _due(db: apsw.Connection, request: ClaimRequest, now: float) -> Iterable[Any]:
+    """Due retries, the longest due first; those of paused types are not even read."""
+    if not request.paused_types:
+        return db.execute(SQL["due"], (now, request.jobs))
     each = [
-        db.execute(SQL["due_of"], (now, want.jobs, kind)).fetchall()
-        for kind in _open_types(db, want)
+        db.execute(SQL["due_of"], (now, request.jobs, kind)).fetchall()
+        for kind in _open_types(db, request)
     ]
-    return islice(merge(*each, key=itemgetter(2)), want.jobs)
+    return islice(merge(*each, key=itemgetter(2)), request.jobs)
 
 
-def _next_due(db: apsw.Connection, want: ClaimRequest) -> float | None:
-    if not want.shut:
+def _next_due(db: apsw.Connection, request: ClaimRequest) -> float | None:
+    if not request.paused_types:
         return cast("float | None", db.execute(SQL["next_due"]).get)
     return min(
-        (db.execute(SQL["next_due_of"], (kind,)).get for kind in _open_types(db, want)),
+        (db.execute(SQL["next_due_of"], (kind,)).get for kind in _open_types(db, request)),
         default=None,
     )
 
 
-def _open_types(db: apsw.Connection, want: ClaimRequest) -> list[str]:
-    return [kind for (kind,) in db.execute(SQL["scheduled_types"]) if kind not in want.shut]
+def _open_types(db: apsw.Connection, request: ClaimRequest) -> list[str]:
+    return [
+        kind for (kind,) in db.execute(SQL["scheduled_types"]) if kind not in request.paused_types
+    ]
 
 
-def _forward(db: apsw.Connection, want: ClaimRequest, cursor: int) -> tuple[list[Job], bool]:
+def _forward(db: apsw.Connection, request: ClaimRequest, cursor: int) -> tuple[list[Job], bool]:
     """Jobs after the cursor, and whether there may be more."""
-    rows = list(_fitting(db.execute(SQL["claim"], (cursor, want.jobs)), 2, want.bytes_max, len))
-    cut = len(rows) == want.jobs or sum(len(row[2]) for row in rows) >= max(want.bytes_max, 1)
+    rows = list(
+        _fitting(db.execute(SQL["claim"], (cursor, request.jobs)), 2, request.bytes_max, len)
+    )
+    cut = len(rows) == request.jobs or sum(len(row[2]) for row in rows) >= max(request.bytes_max, 1)
     return list(starmap(Job, rows)), cut and bool(rows)
 
 
@@ -305,7 +308,7 @@ def _bury(db: apsw.Connection, seq: int, now: float) -> int:
     return buried
 
 
-def standing(db: apsw.Connection) -> Rewound:
+def read_blocks(db: apsw.Connection) -> Rewound:
     blocks = [block_of(row) for row in db.execute(SQL["blocks"])]
     return Rewound(
         blocks, {stream: (job_type, to) for stream, job_type, to in db.execute(SQL["backlogs"])}
@@ -397,11 +400,11 @@ def replay(db: apsw.Connection, conditions: dict[str, Any], now: float) -> int:
         (new,) = enqueue(
             db, [JobDraft(letter.type, letter.payload, letter.stream, letter.destination)], now
         )
-        origin, came_from = (
+        origin, source = (
             letter.origin or letter.seq,
             (letter.source or None, letter.source_id or None),
         )
-        db.execute(SQL["remember"], (new, origin, letter.stages, *came_from))
+        db.execute(SQL["remember"], (new, origin, letter.stages, *source))
         db.execute(SQL["discard"], (letter.seq,))
     return len(letters)
 
@@ -413,9 +416,7 @@ def discard(db: apsw.Connection, conditions: dict[str, Any]) -> int:
 def record(
     db: apsw.Connection, act: tuple[str, str, str, str], count: int, nothing: str, now: float
 ) -> int:
-    """Record an operator's act and leave the worker a notice; NotFound if it did
-    nothing.
-    """
+    """Record an operator's act and notify the worker; NotFound if it did nothing."""
     if not count:
         raise NotFound(nothing)
     verb, target, by, why = act
