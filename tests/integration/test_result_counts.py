@@ -15,7 +15,7 @@ from proof.results import Row, write
 CONFTEST = """
 from pathlib import Path
 import result_counts
-tally.DIRECTORY = Path(__file__).parent / "results"
+result_counts.DIRECTORY = Path(__file__).parent / "results"
 pytest_plugins = ["result_counts"]
 """
 PROOF = """
@@ -27,9 +27,7 @@ def test_proves():
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_a_run_prints_the_proofs_it_made_and_not_those_of_earlier_runs(
-    workers: str, tmp_path: Path
-) -> None:
+def test_run_prints_its_own_proofs_and_no_earlier_ones(workers: str, tmp_path: Path) -> None:
     write(Row("made before", "by hand", 7, 0, "nothing"), tmp_path / "results")
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_proof.py").write_text(PROOF)
@@ -38,9 +36,15 @@ def test_a_run_prints_the_proofs_it_made_and_not_those_of_earlier_runs(
     # loading them all takes longer than all the rest
     plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "xdist.plugin", "-n", workers, "-p", "no:cacheprovider", tmp_path],
-        cwd=tmp_path, env={**kept, **plugins, "PYTHONPATH": path}, capture_output=True, text=True,
+        [
+            *(sys.executable, "-m", "pytest", "-p", "xdist.plugin", "-n", workers),
+            *("-p", "no:cacheprovider", tmp_path),
+        ],
+        cwd=tmp_path,
+        env={**kept, **plugins, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
         timeout=3 * PATIENCE_SECONDS,
-    )  # fmt: skip
+    )
     assert run.returncode == 0, run.stdout + run.stderr
     assert "made now: 3 runs" in run.stdout and "made before" not in run.stdout

@@ -32,9 +32,7 @@ async def note_store(
     founders: Mapping[str, Iterable[str]],
     keys: Mapping[str, Iterable[KeySeen]] | None = None,
 ) -> None:
-    """Record every chat of ``founders`` (its first members, who are in no event) as it
-    is stored now.
-    """
+    """Record every chat of ``founders``: its first members, who are in no event."""
     redacted = await _redactions(records)
     for chat_id, users in founders.items():
         messages = await read_all(chats, chat_id)

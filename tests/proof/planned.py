@@ -34,35 +34,61 @@ class Uncovered:
 _TESTED = "tested, not counted"
 PLAN = (
     Planned(
-        "kill -9 of each role, half at named points", 1_000, frozenset({"kill -9"}),
-        "roles in processes of their own: one process has them all. Killed workers and a kill between publishing and "
-        f"its mark: {_TESTED} (`test_work_torture.py`, `test_kill_crash_rows.py`)",
-    ),
-    Planned("power cut", 2_000, frozenset({"power cut", "power cut of work.db", "power cut of limits.db"})),
-    Planned(
-        "SIGSTOP longer than leases", 300, frozenset(),
-        f"a worker and Redis: {_TESTED} (`test_work_torture.py`, `test_limits_failures.py`); gateway, PostgreSQL and "
-        "Kafka: nothing",
+        "kill -9 of each role, half at named points",
+        1_000,
+        frozenset({"kill -9"}),
+        "roles in processes of their own: one process has them all. Killed workers and a kill"
+        f" between publishing and its mark: {_TESTED}"
+        " (`test_work_torture.py`, `test_kill_crash_rows.py`)",
     ),
     Planned(
-        "partition, one-way, flapping", 200, frozenset(),
+        "power cut",
+        2_000,
+        frozenset({"power cut", "power cut of work.db", "power cut of limits.db"}),
+    ),
+    Planned(
+        "SIGSTOP longer than leases",
+        300,
+        frozenset(),
+        f"a worker and Redis: {_TESTED} (`test_work_torture.py`, `test_limits_failures.py`);"
+        " gateway, PostgreSQL and Kafka: nothing",
+    ),
+    Planned(
+        "partition, one-way, flapping",
+        200,
+        frozenset(),
         "of clients: only in the simulation; between nodes, Redis and PostgreSQL: "
         f"{_TESTED} (`test_limits_failures.py`, by the proxy); network namespaces: nothing",
     ),
     Planned("disk slow, EIO, ENOSPC", 100, frozenset({"disk faults"})),
-    Planned("clock jumps of an hour", 100, frozenset({"clock jumps"}), "PostgreSQL and Redis keep the machine's clock"),
+    Planned(
+        "clock jumps of an hour",
+        100,
+        frozenset({"clock jumps"}),
+        "PostgreSQL and Redis keep the machine's clock",
+    ),
     Planned("Redis flush, stop, kill, old RDB restored", 100, frozenset({"redis faults"})),
     Planned("Kafka broker down, leader change", 100, frozenset(), "the engine does not exist yet"),
-    Planned("DynamoDB throttle, conflict, 5xx, lost reply", 500, frozenset(), "the engine does not exist yet"),
     Planned(
-        "PostgreSQL failover, synchronous standby", 50, frozenset(),
-        f"failover to a standby that lost a write: {_TESTED} (`test_limits_failures.py`); a synchronous one: nothing",
+        "DynamoDB throttle, conflict, 5xx, lost reply",
+        500,
+        frozenset(),
+        "the engine does not exist yet",
     ),
     Planned(
-        "overload ×10, 2,000 slow readers, reconnect storm", 20, frozenset(),
+        "PostgreSQL failover, synchronous standby",
+        50,
+        frozenset(),
+        f"failover to a standby that lost a write: {_TESTED} (`test_limits_failures.py`);"
+        " a synchronous one: nothing",
+    ),
+    Planned(
+        "overload ×10, 2,000 slow readers, reconnect storm",
+        20,
+        frozenset(),
         "slow readers one at a time and in the simulation; no load of this size",
     ),
-)  # fmt: skip
+)
 
 
 def uncovered(runs: Mapping[str, int]) -> Iterator[Uncovered]:

@@ -63,17 +63,17 @@ class Proxy:
     forwards to the target.
     """
 
-    def __init__(self, host: str, port: int, weather: NetworkConditions | None = None) -> None:
+    def __init__(self, host: str, port: int, conditions: NetworkConditions | None = None) -> None:
         self._target = (host, port)
-        self._weather = weather or NetworkConditions()
+        self._conditions = conditions or NetworkConditions()
         self._pairs: dict[_Pair, asyncio.Task[None]] = {}
         self._server: asyncio.Server | None = None
         self.port = 0
         self.accepted = 0
 
     @property
-    def weather(self) -> NetworkConditions:
-        return self._weather
+    def conditions(self) -> NetworkConditions:
+        return self._conditions
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -94,10 +94,10 @@ class Proxy:
 
     def set(self, **changes: Any) -> None:
         """Change the conditions: ``proxy.set(down=True)``."""
-        before, self._weather = self._weather, replace(self._weather, **changes)
-        if self._weather.down:
+        before, self._conditions = self._conditions, replace(self._conditions, **changes)
+        if self._conditions.down:
             self.reset()
-        if before.blackhole and not self._weather.blackhole:
+        if before.blackhole and not self._conditions.blackhole:
             for pair in list(self._pairs):
                 if pair.has_hole:
                     pair.reset()
@@ -113,7 +113,7 @@ class Proxy:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
-        if self._weather.down or len(self._pairs) >= _CONNECTIONS_MAX:
+        if self._conditions.down or len(self._pairs) >= _CONNECTIONS_MAX:
             _abort(writer)
             return
         pair = _Pair(self, reader, writer)
@@ -176,13 +176,13 @@ class _Pair:
         loop = asyncio.get_running_loop()
         try:
             while True:
-                data = await reader.read(self._proxy.weather.slice_bytes or _CHUNK_BYTES)
-                if self._proxy.weather.swallows(direction):
+                data = await reader.read(self._proxy.conditions.slice_bytes or _CHUNK_BYTES)
+                if self._proxy.conditions.swallows(direction):
                     self.has_hole = True
                     if not data:
                         return
                     continue
-                await flight.put((loop.time() + self._proxy.weather.latency_seconds, data))
+                await flight.put((loop.time() + self._proxy.conditions.latency_seconds, data))
                 if not data:
                     return
         except OSError:
@@ -195,7 +195,7 @@ class _Pair:
         try:
             while True:
                 due, data = await flight.get()
-                rate = self._proxy.weather.bytes_per_second
+                rate = self._proxy.conditions.bytes_per_second
                 await asyncio.sleep(max(due - loop.time(), len(data) / rate if rate else 0.0))
                 if not data:
                     writer.write_eof()

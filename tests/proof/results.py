@@ -24,7 +24,7 @@ from proof.planned import uncovered
 
 class Row(Struct, frozen=True):
     """One kind of proof. ``failures`` counts broken promises, ``figures`` other
-    measurements, ``moments`` the coverage marks that it must reach."""
+    measurements, ``marks`` the coverage marks that it must reach."""
 
     name: str
     how: str
@@ -35,7 +35,7 @@ class Row(Struct, frozen=True):
     commit: str = ""
     seconds: float = 0.0
     figures: dict[str, Any] = field(default_factory=dict)
-    moments: dict[str, int] = field(default_factory=dict)
+    marks: dict[str, int] = field(default_factory=dict)
 
 
 def write(row: Row, directory: Path) -> None:
@@ -90,19 +90,17 @@ def render(rows: Iterable[Row], machine: str) -> str:
         ]
         cells.append(f"`{row.commit or 'unknown'}`")
         lines.append("| " + " | ".join([*cells, f"{row.seconds:.1f}", figures]) + " |")
-    return "\n".join([*lines, *_moments(rows), *_uncovered(rows), ""])
+    return "\n".join([*lines, *_marks(rows), *_uncovered(rows), ""])
 
 
-def _moments(rows: Iterable[Row]) -> Iterator[str]:
+def _marks(rows: Iterable[Row]) -> Iterator[str]:
     """The coverage marks; a proof that missed one of its own is not here."""
-    met = [
-        (row.name, moment, times) for row in rows for moment, times in sorted(row.moments.items())
-    ]
-    if met:
-        yield from ("", "## Rare moments", "")
-        yield "A proof is green only if it met each of its own (`tests/proof/coverage_marks.py`)."
-        yield from ("", "| proof | moment | times |", "|---|---|---|")
-        yield from (f"| {name} | {moment} | {times:,} |" for name, moment, times in met)
+    reached = [(row.name, mark, times) for row in rows for mark, times in sorted(row.marks.items())]
+    if reached:
+        yield from ("", "## Coverage marks", "")
+        yield "A proof passes only if it reached each of its own (`tests/proof/coverage_marks.py`)."
+        yield from ("", "| proof | mark | times |", "|---|---|---|")
+        yield from (f"| {name} | {mark} | {times:,} |" for name, mark, times in reached)
 
 
 def _uncovered(rows: Iterable[Row]) -> Iterator[str]:

@@ -66,10 +66,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """The caller waits one turn; cancelling it does not undo the work."""
         future: asyncio.Future[T] = self.create_future()
         try:
-            tell = partial(future.set_result, func(*args))
+            complete = partial(future.set_result, func(*args))
         except Exception as error:
-            tell = partial(future.set_exception, error)
-        self.call_soon(lambda: None if future.done() else tell())
+            complete = partial(future.set_exception, error)
+        self.call_soon(lambda: None if future.done() else complete())
         return future
 
     def _work_done(self, _future: asyncio.Future[Any]) -> None:

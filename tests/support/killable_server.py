@@ -7,7 +7,7 @@ nothing of them.
 server commits while it starts does not count. Its last words, in FILE, are the
 monotonic time.
 
-``HOLDFAST_TEST_MARKS=path`` appends the rare moments that the process meets to this
+``HOLDFAST_TEST_MARKS=path`` appends the coverage marks that the process reaches to this
 file.
 
 ``python -m killable fork`` imports the server once and then forks one child per line of

@@ -24,11 +24,11 @@ def tally(row: Row, reached: Mapping[str, int] | None = None, *, whole: bool = T
     """Keep the count of one proof; fail if a promise was broken, or a rare moment never
     came.
 
-    ``whole`` False: a shortened run, which need not meet all of its moments.
+    ``whole`` False: a shortened run, which need not reach all of its marks.
     """
     counts = reached or {}
-    moments = {name: counts.get(name, 0) for name in MUST_HAPPEN.get(row.name, ())}
-    write(replace(row, commit=this_commit(DIRECTORY.parent), moments=moments), DIRECTORY)
+    marks = {name: counts.get(name, 0) for name in MUST_HAPPEN.get(row.name, ())}
+    write(replace(row, commit=this_commit(DIRECTORY.parent), marks=marks), DIRECTORY)
     _kept.add(row.name)
     assert row.failures == 0, f"{row.name}: {row.failures} of {row.runs} failed"
     assert not whole or not missed(row.name, counts), (

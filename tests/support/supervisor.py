@@ -270,7 +270,7 @@ class Supervisor:
         assert code == 0, f"exit code {code}; see {self.log_path}"
 
     def marks(self) -> Counter[str]:
-        """The rare moments that all its servers have met."""
+        """The coverage marks that all its servers have reached."""
         return read_marks(self.directory / MARKS)
 
     async def note_state(self) -> None:

@@ -56,5 +56,5 @@ def test_a_proof_that_missed_a_moment_is_not_green(
 
 def test_the_page_shows_how_often_each_moment_came() -> None:
     assert "| made up | a bell rang | 1,234 |" in render(
-        [Row("made up", "", 1, 0, "", moments={"a bell rang": 1234})], "m"
+        [Row("made up", "", 1, 0, "", marks={"a bell rang": 1234})], "m"
     )

@@ -1,9 +1,9 @@
 """Negative controls: broken variants, and the checkers that each must turn red.
 
-- ``planes``     gateways, sessions, intakes and clients that break a promise
-- ``stores``     stores that break a promise
-- ``two_phase``  the sequencing of the design documents: allocate, then persist
-- ``jobs``       workers that break checker 11
+- ``message_path``  gateways, sessions, intakes and clients that break a promise
+- ``stores``        stores that break a promise
+- ``two_phase``     the sequencing of the design documents: allocate, then persist
+- ``jobs``          workers that break checker 11
 
 A control runs in the simulation in place of the part it breaks, under the faults that
 reveal the defect. It must turn its own checkers red and no other. A checker that no
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.session.settings import BackpressureSettings, OutboundSettings
 from holdfast.verify.checkers import check, red
-from proof.controls.planes import (
+from proof.controls.message_path import (
     CarelessSession,
     CoupledStore,
     ForgetfulIntake,
@@ -63,11 +63,11 @@ def turned_red(control: NegativeControl, seeds: Iterable[int] = SEEDS) -> set[in
     return found
 
 
-def weather(**changes: object) -> Callable[[Options], Options]:
+def only_faults(**changes: object) -> Callable[[Options], Options]:
     """Much traffic, and no faults but the named ones."""
 
     def change(options: Options) -> Options:
-        calm: dict[str, object] = {
+        traffic: dict[str, object] = {
             "devices": 3,
             "sends_per_device": 12,
             "seconds": 8.0,
@@ -90,7 +90,8 @@ def weather(**changes: object) -> Callable[[Options], Options]:
             "halts",
             "retentions",
         )
-        return replace(options, **{**dict.fromkeys(none, 0), **calm, **changes})  # type: ignore[arg-type]
+        given = {**dict.fromkeys(none, 0), **traffic, **changes}
+        return replace(options, **given)  # type: ignore[arg-type]
 
     return change
 
@@ -101,36 +102,94 @@ def _boundless(limits: GatewaySettings) -> GatewaySettings:
 
 
 CONTROLS = [
-    NegativeControl("acks before the commit", Parts(
-        around_store=lambda store: EarlyAcks(store), options=weather(server_crashes=2)), frozenset({1, 3, 5})),
-    NegativeControl("unscoped key", Parts(
-        disk=lambda: SimulatedDisk(UnscopedStore()), options=weather()), frozenset({1})),
-    NegativeControl("keys that expire", Parts(
-        disk=lambda: SimulatedDisk(ForgetfulStore()), options=weather(writes=Odds(lost_reply=0.3))), frozenset({2})),
-    NegativeControl("unconditioned put and a counter repaired too low", Parts(
-        disk=lambda: SimulatedDisk(OverwritingStore()), options=weather()), frozenset({1, 3, 9})),
-    NegativeControl("two-phase allocation", Parts(
-        disk=lambda: SimulatedDisk(TwoPhaseStore()), options=weather()), frozenset({4, 9})),
-    NegativeControl("gateway without position check", Parts(
-        session=CarelessSession, options=weather(fanout=Odds(fail=0.6, seconds_max=0.05))), frozenset({4})),
-    NegativeControl("reads from a lagging copy", Parts(
-        around_store=lambda store: LaggingReads(store), options=weather()), frozenset({5})),
-    NegativeControl("unbounded buffer", Parts(
-        limits=_boundless, options=weather(buffer_messages=5, stalls=6, sends_per_device=30)), frozenset({6})),
-    NegativeControl("silent close", Parts(
-        connection=SilentConnection, options=weather(buffer_messages=5, stalls=6, sends_per_device=30)),
-        frozenset({7})),
-    NegativeControl("never answers", Parts(
-        intake=ForgetfulIntake, options=weather()), frozenset({8})),
-    NegativeControl("commits that are not published", Parts(
-        disk=UnpublishedDisk, options=weather()), frozenset({9})),
-    NegativeControl("a client that acknowledges the highest", Parts(
-        device=HighestAcks, options=weather()), frozenset({9})),
-    NegativeControl("fanout failures reach sends", Parts(
-        durability=CoupledStore, options=weather(fanout=Odds(fail=0.6, seconds_max=0.05))), frozenset({10})),
-    NegativeControl("takes the sends of muted members", Parts(
-        disk=lambda: SimulatedDisk(DeafStore()), options=weather(membership_changes=12, sends_per_device=20)),
-        frozenset({12})),
-    NegativeControl("serves whoever asks", Parts(
-        around_store=lambda store: OpenReads(store), options=weather()), frozenset({12})),
-]  # fmt: skip
+    NegativeControl(
+        "acks before the commit",
+        Parts(around_store=lambda store: EarlyAcks(store), options=only_faults(server_crashes=2)),
+        frozenset({1, 3, 5}),
+    ),
+    NegativeControl(
+        "unscoped key",
+        Parts(disk=lambda: SimulatedDisk(UnscopedStore()), options=only_faults()),
+        frozenset({1}),
+    ),
+    NegativeControl(
+        "keys that expire",
+        Parts(
+            disk=lambda: SimulatedDisk(ForgetfulStore()),
+            options=only_faults(writes=Odds(lost_reply=0.3)),
+        ),
+        frozenset({2}),
+    ),
+    NegativeControl(
+        "unconditioned put and a counter repaired too low",
+        Parts(disk=lambda: SimulatedDisk(OverwritingStore()), options=only_faults()),
+        frozenset({1, 3, 9}),
+    ),
+    NegativeControl(
+        "two-phase allocation",
+        Parts(disk=lambda: SimulatedDisk(TwoPhaseStore()), options=only_faults()),
+        frozenset({4, 9}),
+    ),
+    NegativeControl(
+        "gateway without continuity check",
+        Parts(
+            session=CarelessSession, options=only_faults(fanout=Odds(fail=0.6, seconds_max=0.05))
+        ),
+        frozenset({4}),
+    ),
+    NegativeControl(
+        "reads from a lagging copy",
+        Parts(around_store=lambda store: LaggingReads(store), options=only_faults()),
+        frozenset({5}),
+    ),
+    NegativeControl(
+        "unbounded buffer",
+        Parts(
+            limits=_boundless, options=only_faults(buffer_messages=5, stalls=6, sends_per_device=30)
+        ),
+        frozenset({6}),
+    ),
+    NegativeControl(
+        "silent close",
+        Parts(
+            connection=SilentConnection,
+            options=only_faults(buffer_messages=5, stalls=6, sends_per_device=30),
+        ),
+        frozenset({7}),
+    ),
+    NegativeControl(
+        "never answers",
+        Parts(intake=ForgetfulIntake, options=only_faults()),
+        frozenset({8}),
+    ),
+    NegativeControl(
+        "commits that are not published",
+        Parts(disk=UnpublishedDisk, options=only_faults()),
+        frozenset({9}),
+    ),
+    NegativeControl(
+        "a client that acknowledges the highest",
+        Parts(device=HighestAcks, options=only_faults()),
+        frozenset({9}),
+    ),
+    NegativeControl(
+        "fanout failures reach sends",
+        Parts(
+            durability=CoupledStore, options=only_faults(fanout=Odds(fail=0.6, seconds_max=0.05))
+        ),
+        frozenset({10}),
+    ),
+    NegativeControl(
+        "takes the sends of muted members",
+        Parts(
+            disk=lambda: SimulatedDisk(DeafStore()),
+            options=only_faults(membership_changes=12, sends_per_device=20),
+        ),
+        frozenset({12}),
+    ),
+    NegativeControl(
+        "serves whoever asks",
+        Parts(around_store=lambda store: OpenReads(store), options=only_faults()),
+        frozenset({12}),
+    ),
+]

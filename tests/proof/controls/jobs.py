@@ -14,6 +14,7 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import apsw
@@ -42,11 +43,11 @@ class Deed(msgspec.Struct):
     number: int
 
 
-Apply = Callable[["Story", Context, Deed], Any]
+Apply = Callable[["JobScenario", Context, Deed], Any]
 
 
 @dataclass
-class Story:
+class JobScenario:
     """One run of the scenario; ``ledger`` is the resource: a table beside the jobs."""
 
     seed: int
@@ -54,7 +55,7 @@ class Story:
     apply: Apply
     clock: LoopClock
     rng: random.Random
-    told: Recorder
+    record: Recorder
     workers: list[asyncio.Task[None]] = field(default_factory=list)
     sessions: list[Any] = field(default_factory=list)
     hearing: dict[int, asyncio.Event] = field(default_factory=dict)
@@ -68,7 +69,7 @@ class Story:
         for number in range(50):
             drafts = [handlers.draft(Deed(f"s{self.rng.randrange(4)}", number)) for _ in range(2)]
             for draft, seq in zip(drafts, await self.store.enqueue(drafts), strict=True):
-                self.told.note(Enqueued(draft.stream or "", seq))
+                self.record.note(Enqueued(draft.stream or "", seq))
             await asyncio.sleep(self.rng.choice([0, 0.01, 0.2]))
             if number % 10 == 9:
                 if number % 20 == 9:
@@ -93,13 +94,13 @@ class Story:
             session: Any = await plain(name)
             process = session.process
 
-            async def heard(report: Report, request: ClaimRequest) -> Claimed:
+            async def process_when_hearing(report: Report, request: ClaimRequest) -> Claimed:
                 if session.instance in self.hearing:
                     await self.hearing[session.instance].wait()
                 claimed: Claimed = await process(report, request)
                 return claimed
 
-            session.process = heard
+            session.process = process_when_hearing
             self.sessions.append(session)
             return session
 
@@ -131,7 +132,7 @@ class Story:
             if deed.number % 17 == 3 and ctx.job.attempt == 1:
                 raise JobFailed(Reason.VALIDATION_FAILURE, "not like this")
             await self.apply(self, ctx, deed)
-            self.told.note(
+            self.record.note(
                 Ran(
                     deed.stream,
                     ctx.job.seq,
@@ -154,38 +155,38 @@ class Story:
 
     async def _history(self) -> History:
         for dead in await self.store.dead(Query(), 1000):
-            self.told.note(Excused(dead.seq))
+            self.record.note(Excused(dead.seq))
         async with self.store.transaction() as db:
             for stream, seq, fence in db.execute(
                 "SELECT stream, seq, fence FROM ledger ORDER BY rowid"
             ):
-                self.told.note(EffectSeen(str(stream), int(str(seq)), int(str(fence))))
-        return self.told.history()
+                self.record.note(EffectSeen(str(stream), int(str(seq)), int(str(fence))))
+        return self.record.history()
 
 
 def _write(db: apsw.Connection, ctx: Context, deed: Deed) -> None:
     db.execute("INSERT INTO ledger VALUES (?, ?, ?)", (deed.stream, ctx.job.seq, ctx.fence))
 
 
-async def inside(story: Story, ctx: Context, deed: Deed) -> None:
+async def inside(scenario: JobScenario, ctx: Context, deed: Deed) -> None:
     """As the guide says: effect and completion in one transaction."""
     async with ctx.transaction() as db:
         _write(db, ctx, deed)
 
 
-async def outside(story: Story, ctx: Context, deed: Deed) -> None:
+async def outside(scenario: JobScenario, ctx: Context, deed: Deed) -> None:
     """The effect in its own transaction: a crash before completion repeats it."""
-    async with story.store.transaction() as db:
+    async with scenario.store.transaction() as db:
         _write(db, ctx, deed)
     await asyncio.sleep(0.05)
 
 
-async def after(story: Story, ctx: Context, deed: Deed) -> None:
+async def after(scenario: JobScenario, ctx: Context, deed: Deed) -> None:
     """Completion first: a crash in between loses the effect."""
     async with ctx.transaction():
         pass
     await asyncio.sleep(0.05)
-    async with story.store.transaction() as db:
+    async with scenario.store.transaction() as db:
         _write(db, ctx, deed)
 
 
@@ -220,7 +221,7 @@ class ReleasedDeadLetters(MemoryWork):
             claimed: Claimed = await plain(report, request)
             for failed in report.failed:
                 if failed.verdict.action is FailureAction.DEAD:
-                    await self._transact(lambda db, seq=failed.seq: _make_claimable(db, seq))  # type: ignore[misc]
+                    await self._transact(partial(_make_claimable, seq=failed.seq))
             return claimed
 
         session.process = process
@@ -275,10 +276,12 @@ JOB_CONTROLS = [
 def play_jobs(seed: int, control: JobControl) -> History:
     """The same history for the same seed and control."""
 
-    async def main() -> History:
+    async def play() -> History:
         clock = LoopClock()
-        told = Recorder(Header(seed=seed, notes={"control": control.name}))
-        story = Story(seed, control.store(clock), control.apply, clock, random.Random(seed), told)
-        return await story.play()
+        record = Recorder(Header(seed=seed, notes={"control": control.name}))
+        scenario = JobScenario(
+            seed, control.store(clock), control.apply, clock, random.Random(seed), record
+        )
+        return await scenario.play()
 
-    return run(main(), seed=seed)
+    return run(play(), seed=seed)

@@ -3,7 +3,7 @@
 A ``Wire`` is one connection. The server's side is a ``gateway.contract.Socket``; the
 wire splits the written bytes into frames at once, so that the frames are known even if
 they never arrive. Order is kept per direction. Bytes that the device has not read count
-against the kernel's buffers: above ``HIGH_BYTES`` the wire tells the server to pause,
+against the kernel's buffers: above ``HIGH_BYTES`` the wire pauses the server,
 as a real transport does.
 """
 
@@ -40,12 +40,12 @@ class Wire:
     """One connection between a device and the gateway."""
 
     def __init__(
-        self, rng: random.Random, latency_seconds: float, said: Callable[[ServerFrame], None]
+        self, rng: random.Random, latency_seconds: float, on_written: Callable[[ServerFrame], None]
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._rng = rng
         self._latency_seconds = latency_seconds
-        self._said = said
+        self._on_written = on_written
         self._connection: Connection | None = None
         self._far: Far | None = None
         self._flying_down: deque[tuple[ServerFrame | None, int]] = deque()
@@ -75,7 +75,7 @@ class Wire:
         for payload in _payloads(data):
             frame = decode_server_frame(payload)
             if frame is not None:
-                self._said(frame)
+                self._on_written(frame)
             if not self.hole:
                 self._down_bytes += len(payload)
                 self._later_down(frame, len(payload))

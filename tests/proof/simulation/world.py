@@ -108,7 +108,7 @@ class World:
         }
         self.watch = Watch(self.record, self.clock.monotonic, bounds)
 
-    async def story(self) -> History:
+    async def run(self) -> History:
         await self._found_chats()
         self._start_server()
         self._switch_on_devices()
@@ -187,14 +187,14 @@ class World:
             return None
         connection = device.recorder.connection
 
-        def said(frame: ServerFrame) -> None:
+        def on_written(frame: ServerFrame) -> None:
             if isinstance(frame.payload, ConnectionClosing):
                 reason = frame.payload.reason
                 self.record.note(
                     ClosingSeen(at=self.clock.monotonic(), connection=connection, reason=reason)
                 )
 
-        wire = Wire(self.rng, self.options.latency_seconds, said)
+        wire = Wire(self.rng, self.options.latency_seconds, on_written)
         accepted = self.server.accept(wire, device.user, device.device_id)
         self.watch.names[accepted.connection_id] = connection
         wire.attach(accepted, device)
@@ -433,7 +433,7 @@ def play(seed: int, parts: Parts | None = None) -> History:
     parts = parts or Parts()
     options = parts.options(Options.derive(seed))
 
-    async def story() -> History:
-        return await World(options, parts).story()
+    async def run_world() -> History:
+        return await World(options, parts).run()
 
-    return run(story(), seed)
+    return run(run_world(), seed)

@@ -27,17 +27,17 @@ class CarelessSession(Session):
     __slots__ = ()
 
     def deliver_at_once(self, run: EncodedRun) -> bool:
-        self._believe(run)
+        self._skip_gap(run)
         return super().deliver_at_once(run)
 
     def deliver(self, run: EncodedRun, now: float) -> Effects:
-        self._believe(run)
+        self._skip_gap(run)
         return super().deliver(run, now)
 
-    def _believe(self, run: EncodedRun) -> None:
-        place = self._outbound.places.get(run.chat_id)
-        if place is not None and place.live and run.first > place.expects:
-            place.expects = run.first
+    def _skip_gap(self, run: EncodedRun) -> None:
+        progress = self._outbound.places.get(run.chat_id)
+        if progress is not None and progress.live and run.first > progress.expects:
+            progress.expects = run.first
 
 
 class SilentConnection(Connection):
