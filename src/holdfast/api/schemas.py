@@ -34,7 +34,7 @@ _Reason = Annotated[
     str, Meta(min_length=1, max_length=500, description="Why; it goes into the audit log.")
 ]
 SequenceNumber = Annotated[int, Meta(ge=1, le=SEQUENCE_MAX)]
-Position = Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
+_After = Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
 
 
 class RequestBody(Struct, frozen=True, forbid_unknown_fields=True):
@@ -136,7 +136,7 @@ class ErasePerson(RequestBody, frozen=True):
     user_id: Id
     reason: _Reason
     tenant: Id = "default"
-    after: Position = 0
+    after: _After = 0
 
 
 class ChatsQuery(RequestBody, frozen=True):
@@ -155,13 +155,13 @@ class MessagesQuery(RequestBody, frozen=True):
     """
 
     before: SequenceNumber | None = None
-    after: Position | None = None
+    after: _After | None = None
     around: SequenceNumber | None = None
     limit: Annotated[int, Meta(ge=1)] | None = None
 
 
 class AuditQuery(RequestBody, frozen=True):
-    after: Position = 0
+    after: _After = 0
     limit: Annotated[int, Meta(ge=1, le=500)] = 100
 
 
