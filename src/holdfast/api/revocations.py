@@ -21,7 +21,7 @@ from holdfast.access.tokens import TOKEN_BYTES_MAX
 from holdfast.api.admin import record
 from holdfast.api.deps import ApiDeps
 from holdfast.api.endpoint import Answer, Call
-from holdfast.api.schemas import Id, Position, RequestBody, Why, _Reason
+from holdfast.api.schemas import Id, RequestBody, Why, _After, _Reason
 from holdfast.clock import timestamp
 from holdfast.errors import InvalidMessage, Unauthorized
 from holdfast.message import User
@@ -63,7 +63,7 @@ class RevocationsQuery(RequestBody, frozen=True):
     another kind, tenant or user.
     """
 
-    after: Position = 0
+    after: _After = 0
     limit: Annotated[int, Meta(ge=1, le=500)] = 100
     kind: RevocationKind | None = None
     tenant: Id | None = None
