@@ -31,10 +31,10 @@ from holdfast.work.contract import (
     Failed,
     JobGone,
     LeaseLost,
-    Query,
     ReaderMark,
     Report,
 )
+from holdfast.work.inspection import Query
 from holdfast.work.job import (
     Failure,
     FailureAction,

@@ -23,7 +23,8 @@ from work_rigs import (
 
 from engines import Server
 from holdfast.drivers.sqlite.database import SqliteSettings, open_and_migrate
-from holdfast.work.contract import Claimed, ClaimRequest, Query, Report
+from holdfast.work.contract import Claimed, ClaimRequest, Report
+from holdfast.work.inspection import Query
 from holdfast.work.postgres import store as postgres
 from holdfast.work.sqlite import WORK, SqliteWork
 

@@ -15,7 +15,7 @@ import pytest
 from work_rigs import WORK_STORES, Hand, Opened, Opener, draft, opener_of, run
 
 from engines import Server
-from holdfast.work.contract import Query
+from holdfast.work.inspection import Query
 from holdfast.work.job import Failure, InvalidArgument, Policies, Reason, State
 from holdfast.work.postgres import PostgresWork
 from holdfast.work.postgres.store import MIGRATIONS

@@ -18,8 +18,8 @@ from engines import Server
 from holdfast.errors import BadSetting
 from holdfast.limits.composition import LimitsSettings, open_limits
 from holdfast.limits.rules import Rule
-from holdfast.work.contract import Query
 from holdfast.work.handlers import Context, Handlers
+from holdfast.work.inspection import Query
 from holdfast.work.job import JobDraft
 from holdfast.work.outbox import enqueue
 from holdfast.work.postgres import PostgresWork

@@ -31,7 +31,8 @@ from holdfast.webhooks.http_client import WebhookCaller, public_socket
 from holdfast.webhooks.reader import NAME, WebhookReader
 from holdfast.webhooks.signature import headers, new_secret, verify
 from holdfast.webhooks.sqlite import SqliteEndpoints
-from holdfast.work.contract import Query, ReaderMark
+from holdfast.work.contract import ReaderMark
+from holdfast.work.inspection import Query
 from holdfast.work.job import Policies, Reason
 from holdfast.work.sqlite.store import MemoryWork
 

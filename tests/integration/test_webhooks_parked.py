@@ -22,8 +22,8 @@ from holdfast.webhooks.contract import WebhookEndpoint
 from holdfast.webhooks.delivery import DeliveryNotice, WebhookSettings, draft_of
 from holdfast.webhooks.parking import Parking
 from holdfast.webhooks.sqlite import SqliteEndpoints
-from holdfast.work.contract import Query
 from holdfast.work.handlers import Context, Handlers
+from holdfast.work.inspection import Query
 from holdfast.work.job import JobDraft, Reason
 from holdfast.work.sqlite.store import MemoryWork
 from holdfast.work.worker import Worker

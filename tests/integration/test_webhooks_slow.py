@@ -21,7 +21,7 @@ from holdfast.webhooks.contract import Delivery, WebhookEndpoint
 from holdfast.webhooks.delivery import WebhookSettings
 from holdfast.webhooks.http_client import WebhookCaller
 from holdfast.webhooks.sqlite import SqliteEndpoints
-from holdfast.work.contract import Query
+from holdfast.work.inspection import Query
 from holdfast.work.worker import WorkerSettings
 
 CHATS = 24

@@ -19,8 +19,8 @@ from holdfast.node.lifecycle import running
 from holdfast.node.node import Node
 from holdfast.settings import ServerSettings, Settings
 from holdfast.work.chat_transport import ChatTransport, judged
-from holdfast.work.contract import Query
 from holdfast.work.handlers import Handlers
+from holdfast.work.inspection import Query
 from holdfast.work.job import JobDraft, Policies, Reason
 from holdfast.work.worker import Worker, WorkerSettings
 

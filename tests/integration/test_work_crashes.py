@@ -22,8 +22,9 @@ import pytest
 from work_rigs import Hand, draft, embedded_work, postgres_work, run, until
 from worker_process import Deed
 
-from holdfast.work.contract import JobEntry, Query, WorkStore
+from holdfast.work.contract import WorkStore
 from holdfast.work.handlers import Context, Handlers
+from holdfast.work.inspection import JobEntry, Query
 from holdfast.work.job import JobDraft, Reason
 from holdfast.work.sqlite import SqliteWork
 from holdfast.work.worker import Worker

@@ -30,8 +30,8 @@ from holdfast.verify.checkers.jobs import (
     effects_once_in_order,
 )
 from holdfast.work import job
-from holdfast.work.contract import Query
 from holdfast.work.handlers import Context, Handlers
+from holdfast.work.inspection import Query
 from holdfast.work.job import Policies, Stage, State
 from holdfast.work.worker import Worker, WorkerSettings
 from proof.faults import Fault, FaultPlan, Odds, faulty

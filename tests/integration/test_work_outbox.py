@@ -17,7 +17,7 @@ from work_rigs import Hand, draft, postgres_work, run, until
 
 from engines import Server
 from holdfast.errors import BadSetting, InvalidMessage, StateCorrupted, Unavailable
-from holdfast.work.contract import Query
+from holdfast.work.inspection import Query
 from holdfast.work.job import JobDraft
 from holdfast.work.outbox import enqueue, enqueue_sync, received
 from holdfast.work.postgres import PostgresWork

@@ -13,7 +13,8 @@ import pytest
 from work_rigs import Hand, Opened, draft, embedded_work, run
 
 from holdfast.errors import BadSetting
-from holdfast.work.contract import Query, TransactionEnded
+from holdfast.work.contract import TransactionEnded
+from holdfast.work.inspection import Query
 from holdfast.work.job import JobDraft
 from holdfast.work.outbox import enqueue, received
 

@@ -14,7 +14,8 @@ from work_rigs import Hand, draft
 from holdfast.drivers.sqlite.database import SqliteSettings
 from holdfast.webhooks.contract import WebhookEndpoint
 from holdfast.webhooks.sqlite import SqliteEndpoints
-from holdfast.work.contract import Query, ReaderMark
+from holdfast.work.contract import ReaderMark
+from holdfast.work.inspection import Query
 from holdfast.work.job import State
 from holdfast.work.sqlite import SqliteWork
 from proof.powercut import FaultyDisk

@@ -16,7 +16,8 @@ from work_rigs import Hand, draft, postgres_work, run, until
 
 from engines import Server
 from holdfast.errors import Unavailable
-from holdfast.work.contract import Child, Query
+from holdfast.work.contract import Child
+from holdfast.work.inspection import Query
 from holdfast.work.job import State, partition_and_lane
 from holdfast.work.outbox import enqueue
 

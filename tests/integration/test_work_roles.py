@@ -15,8 +15,8 @@ from work_rigs import run, until
 
 from engines import Server
 from holdfast.errors import BadSetting
-from holdfast.work.contract import Query
 from holdfast.work.handlers import Context, Handlers
+from holdfast.work.inspection import Query
 from holdfast.work.job import JobDraft
 from holdfast.work.outbox import enqueue, received
 from holdfast.work.postgres import PostgresWork

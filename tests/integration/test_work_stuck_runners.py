@@ -14,8 +14,8 @@ import asyncpg
 import pytest
 from work_rigs import embedded_work, postgres_work, until
 
-from holdfast.work.contract import Query
 from holdfast.work.handlers import Context, Handlers
+from holdfast.work.inspection import Query
 from holdfast.work.job import JobDraft, Reason, State
 from holdfast.work.watchdog import EXIT_CODE
 from holdfast.work.worker import Worker, WorkerSettings

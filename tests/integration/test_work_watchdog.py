@@ -18,8 +18,9 @@ import pytest
 from work_rigs import Hand, Opened, draft, embedded_work, postgres_work, until
 
 from holdfast.work import watchdog
-from holdfast.work.contract import Query, Report
+from holdfast.work.contract import Report
 from holdfast.work.handlers import Context, Handlers
+from holdfast.work.inspection import Query
 from holdfast.work.job import FailureAction, FailureVerdict, JobDraft, Reason, State
 from holdfast.work.sqlite.store import MemoryWork
 from holdfast.work.watchdog import EXIT_CODE, Watchdog

@@ -21,9 +21,10 @@ from work_rigs import Hand, Opened, draft, embedded_work, postgres_work, run, un
 from engines import Server
 from holdfast.errors import BadSetting, OutcomeUnknown, Unavailable
 from holdfast.resilience import BreakerSettings
-from holdfast.work.contract import Claimed, ClaimRequest, Query, Report
+from holdfast.work.contract import Claimed, ClaimRequest, Report
 from holdfast.work.failures import JobFailed
 from holdfast.work.handlers import Context, Handlers
+from holdfast.work.inspection import Query
 from holdfast.work.job import FailureAction, JobDraft, OnFailure, Policies, Reason, Stage, State
 from holdfast.work.outbox import enqueue
 from holdfast.work.worker import Worker, WorkerSettings

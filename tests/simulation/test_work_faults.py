@@ -25,8 +25,9 @@ from holdfast.verify.checkers.jobs import (
     Ran,
     effects_once_in_order,
 )
-from holdfast.work.contract import Claimed, ClaimRequest, Query, Report
+from holdfast.work.contract import Claimed, ClaimRequest, Report
 from holdfast.work.handlers import Context, Handlers
+from holdfast.work.inspection import Query
 from holdfast.work.job import Policies
 from holdfast.work.sqlite.store import MemoryWork
 from holdfast.work.worker import Worker, WorkerSettings

@@ -15,7 +15,7 @@ from holdfast.eventlog.contract import START
 from holdfast.eventlog.memory import MemoryEventLog
 from holdfast.webhooks.contract import WebhookEndpoint
 from holdfast.webhooks.reader import WebhookReader
-from holdfast.work.contract import Query
+from holdfast.work.inspection import Query
 from holdfast.work.job import Policies, Reason
 from holdfast.work.sqlite.store import MemoryWork
 

@@ -14,7 +14,7 @@ import sqlalchemy
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from holdfast.errors import BadSetting
-from holdfast.work.contract import Query
+from holdfast.work.inspection import Query
 from holdfast.work.job import JobDraft, Reason
 from holdfast.work.outbox import enqueue, enqueue_sync
 

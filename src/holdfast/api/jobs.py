@@ -18,7 +18,8 @@ from holdfast.api.schemas import RequestBody, _Reason
 from holdfast.clock import timestamp
 from holdfast.errors import InvalidMessage, NotFound
 from holdfast.message import SEQUENCE_MAX
-from holdfast.work.contract import BlockedStream, JobEntry, Query, WorkStore
+from holdfast.work.contract import WorkStore
+from holdfast.work.inspection import BlockedStream, JobEntry, Query
 from holdfast.work.job import NAME_LENGTH_MAX, State
 from holdfast.work.job import Reason as JobReason
 

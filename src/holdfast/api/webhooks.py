@@ -20,7 +20,7 @@ from holdfast.webhooks.address_guard import URL_LENGTH_MAX, check_url
 from holdfast.webhooks.contract import Delivery, WebhookEndpoint
 from holdfast.webhooks.delivery import DeliveryNotice, draft_of
 from holdfast.webhooks.signature import SECRET_BYTES, new_secret
-from holdfast.work.contract import WaitingJobs
+from holdfast.work.inspection import WaitingJobs
 
 
 class NewEndpoint(RequestBody, frozen=True):

@@ -2,6 +2,7 @@
 dead letters.
 
 - ``job``             what a job is, what happens when it fails, who owns a partition
+- ``inspection``      jobs, dead letters and counts as operators see them
 - ``contract``        the seam: what a job store and a worker's session promise
 - ``outbox``          enqueue a job, or receive a message, in the caller's transaction
 - ``handlers``        handlers, their registration and their context

@@ -21,9 +21,10 @@ import apsw
 import msgspec
 
 from holdfast.verify.history import EffectSeen, Enqueued, Excused, Header, History, Ran, Recorder
-from holdfast.work.contract import Claimed, ClaimRequest, Query, Report
+from holdfast.work.contract import Claimed, ClaimRequest, Report
 from holdfast.work.failures import JobFailed
 from holdfast.work.handlers import Context, Handlers
+from holdfast.work.inspection import Query
 from holdfast.work.job import FailureAction, Job, Policies, Reason
 from holdfast.work.sqlite.store import MemoryWork
 from holdfast.work.sqlite.verbs import SQL

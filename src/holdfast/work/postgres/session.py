@@ -12,7 +12,6 @@ import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 import asyncpg
@@ -26,7 +25,6 @@ from holdfast.work.contract import (
     INBOX_SECONDS,
     Claimed,
     ClaimRequest,
-    Failed,
     JobGone,
     LeaseLost,
     Owners,
@@ -36,14 +34,15 @@ from holdfast.work.contract import (
 )
 from holdfast.work.job import (
     CRASHES_MAX,
-    PARTITIONS,
-    Block,
-    InvalidArgument,
     Job,
-    OnFailure,
-    Reason,
 )
-from holdfast.work.outbox import arguments
+from holdfast.work.postgres.encoding import (
+    block_of,
+    claim_arguments,
+    owned_bits,
+    report_arguments,
+    unpack,
+)
 from holdfast.work.postgres.errors import CUT_OFF, FOREIGN, GIVEN_UP, cut_off, translate, translated
 from holdfast.work.postgres.heartbeat import Beat, WorkerHeartbeat
 from holdfast.work.postgres.sweep import PollInterval, Sweep
@@ -54,9 +53,6 @@ _SEEN_BATCH = 1000
 _SEEN_BATCHES_MAX = 20
 """Per call of ``owners``, so 4,000 ids a second: more than an inbox takes in for long.
 """
-_BACKLOG = 1
-_POISONED = 5
-"""The action of a dead letter whose reason is PoisonMessage, not its last failure."""
 _LOST = "this worker was declared dead; its jobs belong to others now"
 
 
@@ -157,8 +153,8 @@ class PostgresSession:
         sweep = self._sweep
         async with self._call() as connection:
             values = (
-                *_encodable(self.instance, report, self._rng),
-                *self._claim_arguments(report, request),
+                *report_arguments(self.instance, report, self._rng),
+                *claim_arguments(report, request, self._sweep, self._partitions),
             )
             row = await connection.fetchrow(
                 SQL["process"], *values, timeout=self._settings.call_timeout_seconds
@@ -174,7 +170,7 @@ class PostgresSession:
         elif row["snapshot"] is not None and sweep is self._sweep:
             sweep.advance(int(row["xid"]), row["snapshot"], row["read_through"] or 0)
             claimed.through = sweep.through
-            _unpack(row, claimed)
+            unpack(row, claimed)
         if request.sleeping and row["snapshot"] is not None and row["seqs"] is None:
             self._poll_interval.found_nothing(int(row["xid"]), row["snapshot"])
             due = (claimed.next_due_seconds, self._poll_interval.next_poll_seconds)
@@ -187,7 +183,7 @@ class PostgresSession:
 
     async def rewind(self) -> Rewound:
         self._sweep = Sweep()
-        owned = self._owned()
+        owned = owned_bits(self._partitions)
         async with self._call() as connection:
             await connection.execute(SQL["calls_over"], self.instance)
             blocks = [block_of(row) for row in await connection.fetch(SQL["blocks"], owned)]
@@ -316,8 +312,8 @@ class PostgresSession:
                 connection = await asyncpg.connect(self._url)
                 async with connection.transaction():
                     values = (
-                        *_encodable(self.instance, report, self._rng),
-                        *self._claim_arguments(report, ClaimRequest()),
+                        *report_arguments(self.instance, report, self._rng),
+                        *claim_arguments(report, ClaimRequest(), self._sweep, self._partitions),
                     )
                     if (await connection.fetchrow(SQL["process"], *values))["lost"]:
                         raise LeaseLost(_LOST)
@@ -331,48 +327,9 @@ class PostgresSession:
             if connection is not None:
                 connection.terminate()
 
-    def _owned(self) -> bytes | None:
-        if len(self._partitions) == PARTITIONS:
-            return None
-        bits = bytearray(PARTITIONS // 8)
-        for partition in self._partitions:
-            bits[partition // 8] |= 1 << partition % 8
-        return bytes(bits)
-
-    def _claim_arguments(self, report: Report, request: ClaimRequest) -> tuple[Any, ...]:
-        sweep = self._sweep
-        seen = sweep.snapshot or "1:1:"
-        cursor = (
-            sweep.settled,
-            sweep.through,
-            seen,
-            str(sweep.xid),
-            [str(xid) for xid in sweep.late],
-        )
-        jobs = request.jobs if self._partitions else 0
-        backlogs = (
-            list(request.backlogs),
-            list(request.backlogs.values()),
-            request.per_backlog,
-            request.per_backlog_bytes,
-        )
-        limits = (jobs, request.bytes_max, request.starting)
-        paused_types = (list(request.paused_types), list(request.probing))
-        return (
-            report.running,
-            request.sleeping,
-            *limits,
-            self._owned(),
-            *cursor,
-            *backlogs,
-            *paused_types,
-        )
-
     @asynccontextmanager
     async def _call(self) -> AsyncIterator[Any]:
-        """The session's own connection, reopened after a loss; translates foreign
-        errors.
-        """
+        """The session's own connection, reopened after a loss; translates errors."""
         try:
             if self._connection is None or self._connection.is_closed():
                 async with asyncio.timeout(self._settings.call_timeout_seconds):
@@ -390,9 +347,7 @@ class PostgresSession:
             raise
 
     async def _listen(self) -> None:
-        """Listen for notifications; if that fails, the worker polls,
-        which is enough.
-        """
+        """Listen for notifications; if that fails, polling is enough."""
         listener: Any = None
         try:
             async with asyncio.timeout(self._settings.call_timeout_seconds):
@@ -402,7 +357,7 @@ class PostgresSession:
             self._woken.set()  # earlier notifications were missed
         except FOREIGN as error:
             telemetry.log.warning(
-                "work_listener_interrupted", error=str(error) or type(error).__name__
+                "work.listener_interrupted", error=str(error) or type(error).__name__
             )
         finally:
             if listener is not None and self._listener is not listener:
@@ -432,90 +387,8 @@ async def _beat(connection: Any, instance: int) -> bool:
 
 
 def _check(row: Any) -> None:
-    """Raise LeaseLost or JobGone unless the statement applied to an owned, existing
-    job.
-    """
+    """Raise LeaseLost or JobGone unless the statement applied to the job."""
     if not row["owned"]:
         raise LeaseLost(_LOST)
     if not row["found"]:
         raise JobGone
-
-
-def _encodable(instance: int, report: Report, rng: random.Random) -> tuple[Any, ...]:
-    try:
-        return _reported(instance, report, rng)
-    except (AttributeError, TypeError, ValueError, OverflowError) as error:
-        raise InvalidArgument(
-            f"the report cannot be encoded: {type(error).__name__}: {error}"
-        ) from error
-
-
-def _reported(instance: int, report: Report, rng: random.Random) -> tuple[Any, ...]:
-    failed = report.failed
-    verdicts = [f.verdict for f in failed]
-    failures = [f.failure for f in failed]
-    return (
-        instance,
-        report.completed,
-        [f.seq for f in failed],
-        [f.attempt for f in failed],
-        [_action(f) for f in failed],
-        [v.delay_seconds for v in verdicts],
-        [v.strike for v in verdicts],
-        [v.stream for v in verdicts],
-        [f.reason for f in failures],
-        [f.stages for f in failed],
-        [f.error_type for f in failures],
-        [f.error for f in failures],
-        [f.trace for f in failures],
-        [f.fingerprint for f in failures],
-        report.held,
-        report.released,
-        [child.parent for child in report.children],
-        *arguments([child.draft for child in report.children], rng)[:7],
-    )
-
-
-def _action(failed: Failed) -> int:
-    poisoned = (
-        failed.verdict.reason is Reason.POISON_MESSAGE
-        and failed.failure.reason is not Reason.POISON_MESSAGE
-    )
-    return _POISONED if poisoned else failed.verdict.action
-
-
-def _unpack(row: Any, claimed: Claimed) -> None:
-    if row["seqs"] is None:
-        return
-    jobs = map(
-        Job,
-        row["seqs"],
-        row["types"],
-        row["payloads"],
-        row["streams"],
-        row["destinations"],
-        row["partitions"],
-        (attempt + 1 for attempt in row["attempts"]),
-        row["strikes"],
-        row["crashes"],
-        row["stages"],
-        row["origins"],
-    )
-    for kind, job in zip(row["kinds"], jobs, strict=True):
-        (claimed.backlog if kind == _BACKLOG else claimed.jobs).append(job)
-    claimed.jobs.sort(key=attrgetter("seq"))
-    claimed.started.update(row["started"] or ())
-
-
-def block_of(row: Any) -> Block:
-    released = frozenset(row["released_ids"]), frozenset(row["released_types"])
-    policy = OnFailure(row["policy"])
-    return Block(
-        row["stream"],
-        row["head"],
-        policy,
-        row["released_through"],
-        *released,
-        row["by"],
-        row["why"],
-    )

@@ -17,28 +17,26 @@ from holdfast.clock import SystemClock
 from holdfast.drivers.postgres import pool, refuse_shared_sessions
 from holdfast.drivers.statements import functions, migrations
 from holdfast.errors import BadSetting, NotFound, StateCorrupted
-from holdfast.work.contract import (
-    ACTS_KEPT_MAX,
+from holdfast.work.contract import ACTS_KEPT_MAX, ReaderMark, reader_row
+from holdfast.work.inspection import (
     BlockedStream,
     Group,
     JobAct,
     JobEntry,
     OpenBreaker,
     Query,
-    ReaderMark,
     Stats,
     WaitingJobs,
-    reader_row,
 )
 from holdfast.work.job import Failure, JobDraft, check_seq, check_seqs, reason_of
 from holdfast.work.outbox import ENQUEUE, arguments
+from holdfast.work.postgres.encoding import block_of
 from holdfast.work.postgres.errors import reaching, translated
 from holdfast.work.postgres.session import (
     SQL,
     Pools,
     PostgresSession,
     WorkerSessionSettings,
-    block_of,
 )
 
 SERVER_VERSION_MIN = 130000

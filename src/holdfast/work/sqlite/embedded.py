@@ -17,23 +17,25 @@ from holdfast.clock import Clock, wait_at_most
 from holdfast.errors import BadSetting
 from holdfast.work.contract import (
     INBOX_SECONDS,
-    BlockedStream,
     Claimed,
     ClaimRequest,
-    Group,
-    JobAct,
-    JobEntry,
-    OpenBreaker,
     Owners,
-    Query,
     ReaderMark,
     Report,
     Rewound,
     SessionTaken,
-    Stats,
     TransactionEnded,
-    WaitingJobs,
     reader_row,
+)
+from holdfast.work.inspection import (
+    BlockedStream,
+    Group,
+    JobAct,
+    JobEntry,
+    OpenBreaker,
+    Query,
+    Stats,
+    WaitingJobs,
 )
 from holdfast.work.job import PARTITIONS, Failure, Job, JobDraft, check_seq, check_seqs, reason_of
 from holdfast.work.sqlite import verbs

@@ -25,14 +25,13 @@ from holdfast.work.contract import (
     Claimed,
     ClaimRequest,
     Failed,
-    JobEntry,
     JobGone,
     LeaseLost,
     ReaderMark,
     Report,
     Rewound,
-    WaitingJobs,
 )
+from holdfast.work.inspection import JobEntry, WaitingJobs
 from holdfast.work.job import (
     CRASHES_MAX,
     Block,
