@@ -55,8 +55,8 @@ async def test_the_second_worker_of_a_file_waits_until_the_first_has_died(
         await store.join("second")
     await store.enqueue([JobDraft("Good", b"{}")])
     async with Worker(store, handlers, settings=WorkerSettings(poll_max_seconds=0.05)).running():
-        await until(lambda: "work.seat_taken" in caplog.text)
-        assert not ran.is_set() and caplog.text.count("work.seat_taken") == 1
+        await until(lambda: "work.session_taken" in caplog.text)
+        assert not ran.is_set() and caplog.text.count("work.session_taken") == 1
         child.kill()
         await child.wait()
         await until(ran.is_set)
@@ -98,14 +98,14 @@ async def test_the_second_worker_of_a_store_waits_until_the_first_has_left(
             ):
                 await o.store.join("by hand")
             async with Worker(o.store, handlers, name="second").running():
-                await until(lambda: "work.seat_taken" in caplog.text)
+                await until(lambda: "work.session_taken" in caplog.text)
                 await o.store.enqueue([JobDraft("Good", b"{}")] * 20)
                 await until(lambda: len(ran) == 21)
                 assert len(set(ran)) == 1, "the first kept its session"
                 first.stop()
                 await o.store.enqueue([JobDraft("Good", b"{}")])
                 await until(lambda: len(set(ran)) == 2)
-    assert "work_lease_lost" not in caplog.text
+    assert "work.lease_lost" not in caplog.text
 
 
 async def test_failed_join_leaves_the_session_free(tmp_path: Path) -> None:

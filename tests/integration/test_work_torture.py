@@ -31,7 +31,8 @@ from holdfast.verify.checkers.jobs import (
     Ran,
     effects_once_in_order,
 )
-from holdfast.work.contract import Query, WorkStore
+from holdfast.work.contract import WorkStore
+from holdfast.work.inspection import Query
 from holdfast.work.job import JobDraft, Reason
 from holdfast.work.outbox import enqueue
 
@@ -149,7 +150,7 @@ async def test_a_zombie_that_wakes_after_its_takeover_changes_nothing(
         place.start("heir")
         await place.drained()
         zombie.send_signal(signal.SIGCONT)
-        await until(lambda: "work_lease_lost" in place.said("zombie"))
+        await until(lambda: "work.lease_lost" in place.said("zombie"))
         await place.enqueue(*(deed(f"s{n % 10}") for n in range(40)))
         await place.drained()
         await place.verdict()

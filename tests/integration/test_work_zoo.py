@@ -22,9 +22,10 @@ import pytest
 from work_rigs import Opened, embedded_work, postgres_work, until
 
 from holdfast.resilience import BreakerSettings
-from holdfast.work.contract import JobGone, LeaseLost, Query, RunEnded
+from holdfast.work.contract import JobGone, LeaseLost, RunEnded
 from holdfast.work.failures import JobFailed
 from holdfast.work.handlers import Context, Handlers
+from holdfast.work.inspection import Query
 from holdfast.work.job import JobDraft, Reason, Stage, State
 from holdfast.work.worker import Worker, WorkerSettings
 
@@ -737,5 +738,5 @@ def test_whatever_a_handler_does_ends_as_an_outcome_of_its_job(
     zoo: Zoo, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     zoo.do(zoo.judge(name))
-    assert "work_store_unavailable" not in caplog.text, "the store was blamed"
-    assert "work_lease_lost" not in caplog.text
+    assert "work.store_unavailable" not in caplog.text, "the store was blamed"
+    assert "work.lease_lost" not in caplog.text

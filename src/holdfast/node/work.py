@@ -19,8 +19,9 @@ from holdfast.webhooks.parking import Parking
 from holdfast.webhooks.parts import WebhookParts, WorkParts, WorkSettings
 from holdfast.webhooks.reader import WebhookReader
 from holdfast.webhooks.sqlite import WEBHOOKS, SqliteEndpoints
-from holdfast.work.contract import Stats, WorkStore
+from holdfast.work.contract import WorkStore
 from holdfast.work.handlers import Handlers
+from holdfast.work.inspection import Stats
 from holdfast.work.job import Policies
 from holdfast.work.sqlite import WORK, SqliteWork
 from holdfast.work.worker import Worker, WorkerSettings
@@ -93,7 +94,9 @@ async def _begun(reader: WebhookReader) -> None:
         async with asyncio.timeout(START_SECONDS_MAX):
             await reader.begin()
     except (Unavailable, OutcomeUnknown, TimeoutError) as error:
-        telemetry.log.warning("work_store_away_at_start", error=str(error) or "no answer in time")
+        telemetry.log.warning(
+            "work.store_unavailable_at_startup", error=str(error) or "no answer in time"
+        )
 
 
 def _finding(history: ChatHistory) -> Find:

@@ -255,7 +255,7 @@ class Runner:
             raise error
         if error is context.store_error and isinstance(error, JobGone):
             self._breakers.neither(job.type)
-            telemetry.log.warning("work_job_gone", seq=job.seq, type=job.type, error=error.message)
+            telemetry.log.warning("work.job_gone", seq=job.seq, type=job.type, error=error.message)
             return _FINISHED
         if not context.finished:
             blip = isinstance(context.store_error, Deferred | OutcomeUnknown) and carries(
@@ -265,7 +265,7 @@ class Runner:
         self._breakers.neither(job.type)
         failure, _ = self._judged(job, error)
         message = f"{failure.error_type}: {failure.error}"[:200]
-        telemetry.log.error("work_failed_after_its_end", seq=job.seq, type=job.type, error=message)
+        telemetry.log.error("work.job_failed_after_end", seq=job.seq, type=job.type, error=message)
         return _FINISHED
 
     def _failed(
@@ -294,7 +294,7 @@ class Runner:
         telemetry.work_failed(verdict.reason.name.lower())
         log = telemetry.log.error if verdict.action is FailureAction.DEAD else telemetry.log.warning
         log(
-            "work_job_failed",
+            "work.job_failed",
             seq=job.seq,
             type=job.type,
             attempt=job.attempt,

@@ -107,4 +107,6 @@ class Watchdog:
         try:
             self._last_words(stack)
         except Exception as error:
-            telemetry.log.error("work.last_words_failed", error=f"{type(error).__name__}: {error}")
+            telemetry.log.error(
+                "work.final_report_failed", error=f"{type(error).__name__}: {error}"
+            )

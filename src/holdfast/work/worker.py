@@ -156,7 +156,7 @@ class Worker:
                 failures += 1
                 if failures == 1:
                     telemetry.log.warning(
-                        "work.seat_taken", worker=self._name, error=error.message, action="waits"
+                        "work.session_taken", worker=self._name, error=error.message, action="waits"
                     )
                 await wait_at_most(self._stopping, backoff.delay(failures, self._rng))
             except HoldfastError as error:
@@ -228,7 +228,7 @@ class Worker:
         except LeaseLost as error:
             telemetry.work_lease_lost()
             telemetry.log.warning(
-                "work_lease_lost", worker=self._name, instance=session.instance, error=str(error)
+                "work.lease_lost", worker=self._name, instance=session.instance, error=str(error)
             )
         finally:
             self._worker_loop = None

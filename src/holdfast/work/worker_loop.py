@@ -460,7 +460,7 @@ class WorkerLoop:
 def log_failed_call(error: HoldfastError) -> None:
     """Log a failed call: as unavailability only if the store may recover by itself."""
     if isinstance(error, Deferred | OutcomeUnknown):
-        telemetry.log.warning("work_store_unavailable", error=error.message)
+        telemetry.log.warning("work.store_unavailable", error=error.message)
     else:
         telemetry.log.error(
             "work.store_call_failed", kind=type(error).__name__, error=error.message

@@ -71,7 +71,7 @@ class WorkerHeartbeat:
                     await self._beat_on(beat)
             except (OSError, TimeoutError) as error:
                 telemetry.log.warning(
-                    "work_heartbeat_interrupted", error=str(error) or type(error).__name__
+                    "work.heartbeat_interrupted", error=str(error) or type(error).__name__
                 )
             await self._pause()
 
