@@ -15,8 +15,8 @@ from holdfast.api.app import RestApp
 from holdfast.api.deps import ApiDeps
 from holdfast.api.endpoint import Answer, Call, Endpoint, Stream
 from holdfast.api.strangers import Strangers
-from holdfast.gateway.transport import http
-from holdfast.gateway.unread_answers import UnreadAnswers
+from holdfast.gateway.memory_budget import MemoryBudget
+from holdfast.gateway.transport import http, server
 
 STREAM = Stream(unread_seconds_max=0.5, drain_seconds=0.5)
 
@@ -54,14 +54,15 @@ async def listening(pieces: Pieces) -> AsyncIterator[tuple[RestApp, int, bytes]]
         http_deps = http.HttpDeps(
             port=cast(Any, None),  # no upgrade is asked for
             counts=HttpCounts(HttpLimits(), ()),
-            unread=UnreadAnswers(),
+            memory_budget=MemoryBudget(1 << 30),
+            times=http.HTTP_TIMES,
             count_stranger=strangers.asked,
             legacy_rate_limit_headers=False,
         )
         bearer = f"Authorization: Bearer {rest.token('alice')}\r\n"
         request = f"GET /v1/test HTTP/1.1\r\nHost: x\r\n{bearer}\r\n".encode()
-        with http.bound("127.0.0.1", 0) as bound:
-            async with http.serving(app, http_deps, bound, asyncio.Event()):
+        with server.bound("127.0.0.1", 0) as bound:
+            async with server.serving(app, http_deps, bound, asyncio.Event()):
                 yield app, bound.getsockname()[1], request
 
 

@@ -24,7 +24,7 @@ from gateway_rig import decode_frames
 from sockets import ask, connected, create_chat, serve, token
 
 from holdfast.gateway.contract import GatewayDeps
-from holdfast.gateway.transport import http
+from holdfast.gateway.transport.http import HEAD_BYTES_MAX, HttpRequests, HttpTimes
 from holdfast.node.node import Node
 from holdfast.session.session import Session
 from holdfast.telemetry.metrics import REGISTRY
@@ -144,37 +144,29 @@ def test_http_and_websocket_share_one_port(tmp_path: Path) -> None:
     ],
 )
 def test_who_never_finishes_a_request_is_cut_off(
-    tmp_path: Path, whole: bytes, begun: bytes, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, whole: bytes, begun: bytes
 ) -> None:
     async def story(node: Node) -> None:
-        if not whole:
-            monkeypatch.setattr(http, "HEAD_SECONDS", 0.1)
         reader, writer = await asyncio.open_connection("127.0.0.1", node.settings.server.port)
         if whole:
             writer.write(whole)
             assert (await reader.readuntil(b"}}")).startswith(b"HTTP/1.1 404"), (
                 "what was whole is answered"
             )
-            monkeypatch.setattr(http, "HEAD_SECONDS", 0.1)
         writer.write(begun)
         assert await asyncio.wait_for(reader.read(-1), 4) == b""
         writer.close()
 
-    serve(tmp_path, story)
+    serve(tmp_path, story, http_times=HttpTimes(head_seconds=1))
 
 
-def test_who_was_answered_and_never_ends_the_body_is_cut_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http, "REST_SECONDS", 30)
-
+def test_who_was_answered_and_never_ends_the_body_is_cut_off(tmp_path: Path) -> None:
     async def story(node: Node) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", node.settings.server.port)
         head = b"POST /v1/chats HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
         writer.write(head % 2)
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 401")
         await reader.readuntil(b"}}")
-        monkeypatch.setattr(http, "REST_SECONDS", 0.3)
         # the end of that body, late but in time: the next request is taken
         writer.write(b"{}" + head % 100)
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 401")
@@ -184,7 +176,7 @@ def test_who_was_answered_and_never_ends_the_body_is_cut_off(
         trickle.cancel()
         writer.close()
 
-    serve(tmp_path, story)
+    serve(tmp_path, story, http_times=HttpTimes(rest_seconds=1))
 
 
 async def _trickle(writer: asyncio.StreamWriter) -> None:
@@ -196,11 +188,7 @@ async def _trickle(writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(0.1)
 
 
-def test_who_asks_and_does_not_take_the_answers_is_cut_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http, "TAKEN_SECONDS", 0.3)
-
+def test_who_asks_and_does_not_take_the_answers_is_cut_off(tmp_path: Path) -> None:
     async def story(node: Node) -> None:
         asking = socket.create_connection(("127.0.0.1", node.settings.server.port))
         asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -215,7 +203,7 @@ def test_who_asks_and_does_not_take_the_answers_is_cut_off(
                 await asyncio.sleep(0.05)
         asking.close()
 
-    serve(tmp_path, story)
+    serve(tmp_path, story, http_times=HttpTimes(unread_seconds=0.3))
 
 
 def test_who_does_not_take_a_whole_answer_is_cut_off(
@@ -224,15 +212,13 @@ def test_who_does_not_take_a_whole_answer_is_cut_off(
     """Nothing more is awaited of it, yet it is not closed as an idle connection is:
     that would wait for the answer to leave.
     """
-    monkeypatch.setattr(http, "TAKEN_SECONDS", 0.3)
-    monkeypatch.setattr(http, "HEAD_SECONDS", 0.1)
-    connect = http._Requests.connection_made
+    connect = HttpRequests.connection_made
 
-    def connect_narrow(requests: http._Requests, transport: asyncio.Transport) -> None:
+    def connect_narrow(requests: HttpRequests, transport: asyncio.Transport) -> None:
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         connect(requests, transport)
 
-    monkeypatch.setattr(http._Requests, "connection_made", connect_narrow)
+    monkeypatch.setattr(HttpRequests, "connection_made", connect_narrow)
 
     async def story(node: Node) -> None:
         asking = socket.socket()
@@ -243,7 +229,7 @@ def test_who_does_not_take_a_whole_answer_is_cut_off(
         await http_connections_are(0)
         asking.close()
 
-    serve(tmp_path, story)
+    serve(tmp_path, story, http_times=HttpTimes(unread_seconds=0.3, head_seconds=0.1))
 
 
 def test_a_head_without_end_is_refused(tmp_path: Path) -> None:
@@ -255,7 +241,7 @@ def test_a_head_without_end_is_refused(tmp_path: Path) -> None:
         answer = await asyncio.wait_for(reader.read(-1), 4)
         assert answer.startswith(b"HTTP/1.1 431")
         assert (
-            f"at most {http.HEAD_BYTES_MAX} bytes"
+            f"at most {HEAD_BYTES_MAX} bytes"
             in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
         )
         writer.close()

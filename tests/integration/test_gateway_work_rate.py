@@ -213,7 +213,7 @@ def test_answers_that_nobody_reads_are_in_the_memory_budget_and_the_fullest_is_c
             async with asyncio.timeout(3):
                 await asking.read_to_end()
         asking.socket.close()
-        assert list(node.gateway.unread_answers.sizes()) == []
+        assert node.gateway.memory_budget.unread_responses == {}
 
     serve(tmp_path, story, gateway__memory_budget_bytes=4_000)
     assert [record.message for record in caplog.records if record.exc_info] == []

@@ -17,13 +17,13 @@ import pytest
 from log_capture import logging_to
 from sockets import serve
 
-from holdfast.gateway.transport import http
 from holdfast.gateway.transport.http import (
     HEAD_BYTES_MAX,
     HEADERS_MAX,
     PATH_BYTES_MAX,
     PIPELINED_MAX,
     URL_BYTES_MAX,
+    HttpTimes,
 )
 from holdfast.node.node import Node
 
@@ -273,11 +273,8 @@ def test_whatever_a_stranger_is_answered_was_counted_against_its_address(tmp_pat
     serve(tmp_path, story, **few)
 
 
-def test_requests_of_a_client_that_has_ended_its_side_are_answered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_of_a_client_that_has_ended_its_side_are_answered(tmp_path: Path) -> None:
     # it is closed when everything is answered, not when time is up
-    monkeypatch.setattr(http, "HEAD_SECONDS", 60)
 
     async def story(node: Node) -> None:
         for then in (
@@ -293,17 +290,13 @@ def test_requests_of_a_client_that_has_ended_its_side_are_answered(
             assert [status for status, _ in answers(received)] == [200] * 11, then
             writer.close()
 
-    serve(tmp_path, story)
+    serve(tmp_path, story, http_times=HttpTimes(head_seconds=60))
 
 
-def test_no_head_is_awaited_while_answers_are_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_head_is_awaited_while_answers_are_not_read(tmp_path: Path) -> None:
     """A client that takes its time with the answers is not late with the request behind
     them.
     """
-    monkeypatch.setattr(http, "HEAD_SECONDS", 0.1)
-    monkeypatch.setattr(http, "REST_SECONDS", 0.1)
     pages = get("/openapi.json", "Accept-Encoding: identity") * 40
 
     async def ask(node: Node, ending: bytes) -> list[int]:
@@ -329,7 +322,7 @@ def test_no_head_is_awaited_while_answers_are_not_read(
         assert unfinished == [200] * 40
         assert refused == [200] * 40 + [400]
 
-    serve(tmp_path, story)
+    serve(tmp_path, story, http_times=HttpTimes(head_seconds=0.1, rest_seconds=0.1))
 
 
 @pytest.mark.parametrize(
@@ -341,10 +334,8 @@ def test_no_head_is_awaited_while_answers_are_not_read(
     ids=["a blank line behind an answer", "the rest of a body that was refused"],
 )
 def test_a_connection_that_asks_nothing_more_is_closed_whatever_it_sends(
-    tmp_path: Path, asked: bytes, then: bytes, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, asked: bytes, then: bytes
 ) -> None:
-    monkeypatch.setattr(http, "HEAD_SECONDS", 0.3)
-
     async def story(node: Node) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", node.settings.server.port)
         writer.write(asked)
@@ -353,7 +344,7 @@ def test_a_connection_that_asks_nothing_more_is_closed_whatever_it_sends(
         await asyncio.wait_for(reader.read(-1), 4)
         writer.close()
 
-    serve(tmp_path, story)
+    serve(tmp_path, story, http_times=HttpTimes(head_seconds=0.3))
 
 
 def test_mutilated_requests_write_no_traceback(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import uvloop
 import websockets
 
 from holdfast.access.principal import USER_SCOPES
+from holdfast.gateway.transport.http import HTTP_TIMES, HttpTimes
 from holdfast.message import User
 from holdfast.node.lifecycle import running
 from holdfast.node.node import Node
@@ -22,7 +23,13 @@ from holdfast.settings import load
 Story = Callable[[Node], Awaitable[None]]
 
 
-def serve(tmp_path: Path, story: Story, file: Path | None = None, **settings: Any) -> None:
+def serve(
+    tmp_path: Path,
+    story: Story,
+    file: Path | None = None,
+    http_times: HttpTimes = HTTP_TIMES,
+    **settings: Any,
+) -> None:
     """Run a story against a whole node on SQLite and a free port."""
     paths = {name.replace("__", "."): value for name, value in settings.items()}
     loaded = load(
@@ -32,7 +39,7 @@ def serve(tmp_path: Path, story: Story, file: Path | None = None, **settings: An
     )
 
     async def run() -> None:
-        async with asyncio.timeout(120), running(loaded) as node:
+        async with asyncio.timeout(120), running(loaded, http_times=http_times) as node:
             await story(node)
 
     uvloop.run(run())

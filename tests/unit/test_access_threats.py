@@ -16,7 +16,7 @@ from holdfast.api.deps import ApiSettings
 from holdfast.api.schemas import NewToken
 from holdfast.cli.app import app
 from holdfast.cli.context import TOKEN_HOURS
-from holdfast.gateway.transport.http import HEAD_SECONDS
+from holdfast.gateway.transport.http import HTTP_TIMES
 from holdfast.session.settings import TimeoutSettings
 from holdfast.store.rollbacks import RESETS_PER_MINUTE
 
@@ -39,7 +39,7 @@ def names_in(path: str) -> frozenset[str]:
 def test_the_times_that_the_page_gives_are_those_of_the_code() -> None:
     page = " ".join((ROOT / "SECURITY.md").read_text().split())
     head, body, login = (
-        HEAD_SECONDS,
+        HTTP_TIMES.head_seconds,
         ApiSettings().body_seconds_max,
         TimeoutSettings().authentication_seconds,
     )

@@ -5,13 +5,13 @@ messages of its chats, and drains when the node stops. The session decides the p
 
 In reading order:
 
-- ``settings``        the settings of the gateway as a whole
-- ``contract``        what a connection needs: its socket, its gateway, the node's parts
-- ``handshake``       whether a client may open a WebSocket; the HTTP response if not
-- ``connection``      one session's connection: carries out the session's effects
-- ``gateway``         all connections: delivery, timers, memory budget, drain
-- ``roster_sync``     keeps the roster true, from membership events and from the store
-- ``cutoff``          closes connections whose credential was revoked
-- ``unread_answers``  HTTP responses no client has read yet, for the memory budget
-- ``transport/``      all that knows uvicorn or picows
+- ``settings``       the settings of the gateway as a whole
+- ``contract``       what a connection needs: its socket, its gateway, the node's parts
+- ``handshake``      whether a client may open a WebSocket; the HTTP response if not
+- ``connection``     one session's connection: carries out the session's effects
+- ``memory_budget``  closes the fullest connections when too much waits for clients
+- ``gateway``        all connections: delivery, timers, memory budget, drain
+- ``roster_sync``    keeps the roster true, from membership events and from the store
+- ``cutoff``         closes connections whose credential was revoked
+- ``transport/``     all that knows uvicorn or picows
 """

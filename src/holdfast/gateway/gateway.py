@@ -1,17 +1,15 @@
 """The connections of this node: what reaches them, when they are due, how they end.
 
 The gateway has no state beyond its sockets. It delivers the envelopes of fanout, calls
-``tick`` for every session that is due, sheds the fullest connections above its memory
-budget, and drains when the node stops. It never waits for a client.
+``tick`` for every session that is due, checks its memory budget, and drains when the node
+stops. It never waits for a client.
 """
 
 from __future__ import annotations
 
 import asyncio
-from asyncio import Transport
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from functools import partial
-from operator import itemgetter
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -22,9 +20,9 @@ from holdfast.fanout.contract import Envelope
 from holdfast.gateway.connection import Connection
 from holdfast.gateway.contract import GatewayDeps, Socket
 from holdfast.gateway.cutoff import Cutoff
+from holdfast.gateway.memory_budget import MemoryBudget
 from holdfast.gateway.roster_sync import RosterSync
 from holdfast.gateway.transport.linger import LINGER_SECONDS
-from holdfast.gateway.unread_answers import UnreadAnswers
 from holdfast.message import Message, User
 from holdfast.session.outbound import WAKE
 from holdfast.session.roster import Roster
@@ -66,7 +64,6 @@ class Gateway:
     ) -> None:
         self._plane = plane
         self._neighbours = neighbours
-        self._memory_budget_bytes = memory_budget_bytes
         self._connection_type = connection_type
         self._connections: dict[str, Connection] = {}
         self._roster: Roster[Connection] = Roster(plane.limits.connections_per_user)
@@ -75,7 +72,7 @@ class Gateway:
         self._timers: list[asyncio.Task[None]] = []
         self.cutoff = Cutoff(plane, self._roster, self._connections.values)
         self.belonging = RosterSync(self._roster, plane.history, plane.clock)
-        self.unread_answers = UnreadAnswers()
+        self.memory_budget = MemoryBudget(memory_budget_bytes)
         self._log = telemetry.ThrottledLog(LINES_AT_ONCE, LINES_SECONDS)
         self._empty = asyncio.Event()
         self.draining = False
@@ -301,36 +298,10 @@ class Gateway:
             if connection.paused:  # a socket that is not paused has nothing waiting
                 waiting += connection.waiting_bytes
         self.cutoff.tick(now)
-        waiting += sum(size for size, _ in self.unread_answers.sizes())
-        telemetry.outbound_buffers(waiting)
-        if waiting > self._memory_budget_bytes:
-            self._shed()
+        self.memory_budget.check(waiting, self.open_connections, self.spread_ms)
         patience = self._plane.limits.upstream_failure_close_seconds
         if patience and self._plane.sends_failing_seconds() >= patience:
             self._send_away(CloseReason.UPSTREAM_FAILURE)
-
-    def _shed(self) -> None:
-        """Close the fullest connections until the rest fits the memory budget.
-
-        A disconnected client recovers by itself, a node out of memory does not. Bytes
-        of connections that are closing already are about to be freed and do not count.
-        """
-        held: list[tuple[int, Connection | Transport]] = list(self.unread_answers.sizes())
-        held += [
-            (c.waiting_bytes, c)
-            for c in self._connections.values()
-            if c.paused and c.closing is None
-        ]
-        waiting = sum(size for size, _ in held)
-        for size, holder in sorted(held, key=itemgetter(0), reverse=True):
-            if waiting <= self._memory_budget_bytes:
-                return
-            waiting -= size
-            if isinstance(holder, Connection):
-                holder.close(CloseReason.MEMORY_PRESSURE, delay_ms=self.spread_ms())
-            else:
-                telemetry.http_connection_shed()
-                holder.abort()
 
     # --- drain ------------------------------------------------------------------------
 

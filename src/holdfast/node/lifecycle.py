@@ -22,7 +22,8 @@ from holdfast.api.app import RestApp
 from holdfast.api.strangers import Strangers
 from holdfast.clock import Ids, SystemClock, timestamp
 from holdfast.errors import InternalError
-from holdfast.gateway.transport.http import bound, serving
+from holdfast.gateway.transport.http import HTTP_TIMES, HttpTimes
+from holdfast.gateway.transport.server import bound, serving
 from holdfast.limits.composition import open_limits
 from holdfast.limits.entry_rules import DEFAULT_RULES
 from holdfast.limits.snapshot_file import identity
@@ -105,7 +106,9 @@ async def _serve(settings: Settings, announce: Callable[[str], None], files_max:
 
 @asynccontextmanager
 async def running(
-    settings: Settings, about_to_serve: Callable[[], None] = lambda: None
+    settings: Settings,
+    about_to_serve: Callable[[], None] = lambda: None,
+    http_times: HttpTimes = HTTP_TIMES,
 ) -> AsyncIterator[Node]:
     """A node that serves while the block runs; leaving the block drains it.
 
@@ -145,7 +148,7 @@ async def running(
         app = RestApp(node.deps(backups, work), strangers)
         about_to_serve()
         await stack.enter_async_context(
-            serving(app, node.http_deps(strangers), listening, node.broken)
+            serving(app, node.http_deps(strangers, http_times), listening, node.broken)
         )
         try:
             yield node

@@ -31,7 +31,7 @@ from holdfast.fanout.presence import PresenceReporter
 from holdfast.gateway.contract import GatewayDeps
 from holdfast.gateway.gateway import Gateway
 from holdfast.gateway.handshake import Handshake
-from holdfast.gateway.transport.http import HttpDeps
+from holdfast.gateway.transport.http import HttpDeps, HttpTimes
 from holdfast.gateway.transport.port import Port
 from holdfast.gateway.transport.upgrade import WebSocketUpgrade
 from holdfast.history.history import ChatHistory
@@ -183,13 +183,14 @@ class Node:
             backpressure.outbound.socket_send_buffer_bytes,
         )
 
-    def http_deps(self, strangers: Strangers) -> HttpDeps:
+    def http_deps(self, strangers: Strangers, times: HttpTimes) -> HttpDeps:
         """The dependencies of the port."""
         return HttpDeps(
             port=self._port(),
             counts=HttpCounts(self.settings.access.http, self.settings.server.proxies),
-            unread=self.gateway.unread_answers,
+            memory_budget=self.gateway.memory_budget,
             count_stranger=strangers.asked,
+            times=times,
             legacy_rate_limit_headers=self.settings.api.legacy_rate_limit_headers,
         )
 

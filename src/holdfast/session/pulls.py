@@ -14,6 +14,7 @@ from msgspec import Struct
 from holdfast.errors import HoldfastError, InvalidMessage, NotAMember, Unavailable
 from holdfast.message import Cursor, Page, ResumeRead
 from holdfast.session.effects import NO_PROOFS, Fetch, FetchResume
+from holdfast.session.progress import ChatProgress
 from holdfast.session.responses import brought_up_to_date
 from holdfast.session.settings import SessionSettings
 from holdfast.wire.frames import ResumeBody, SyncBody
@@ -103,13 +104,16 @@ class Pulls:
         """Whether a pull waits and none is under way."""
         return self._waiting is not None and self.under_way is None
 
-    def begin(self) -> Pull | None:
+    def begin(self, places: Mapping[str, ChatProgress]) -> Pull | None:
         """Start the oldest waiting pull, if none is under way."""
         if self._waiting is None or self.under_way is not None:
             return None
         self._moved = None
         self.under_way = self._waiting.pop(0)
         self._waiting = self._waiting or None
+        for chat_id, cursor in self.under_way.cursors.items():
+            if (place := places.get(chat_id)) is not None:
+                place.pull(cursor)
         return self.under_way
 
     def end(self, pull: Pull, read: Page | ResumeRead) -> Page | ResumeRead | HoldfastError:

@@ -18,15 +18,7 @@ from typing import assert_never
 from holdfast.access.principal import Principal
 from holdfast.errors import HoldfastError, InvalidMessage, OutcomeUnknown, ServerBusy, Unavailable
 from holdfast.message import Cursor, Outcome, Page, ResumeRead, check_id
-from holdfast.session.effects import (
-    Close,
-    Effect,
-    Effects,
-    Emit,
-    SessionEvent,
-    Submit,
-    Verify,
-)
+from holdfast.session.effects import Close, Effect, Effects, Emit, SessionEvent, Submit, Verify
 from holdfast.session.heartbeat import NOTHING_WAITS, Transmission
 from holdfast.session.lifetime import Lifetime
 from holdfast.session.outbound import NOTHING, OutboundBuffer
@@ -42,7 +34,6 @@ from holdfast.wire.frames import (
     Ack,
     AnyClientFrame,
     Authenticate,
-    AuthenticateBody,
     Authenticated,
     Heartbeat,
     HeartbeatAck,
@@ -67,7 +58,7 @@ class Session:
         "_limits",
         "_outbound",
         "_pulls",
-        "_rate_told_at",
+        "_rate_reported_at",
         "_requests",
         "closed",
         "connection_id",
@@ -97,7 +88,7 @@ class Session:
         self._requests = Requests(limits.backpressure.inbound)
         self._pulls = Pulls(limits)
         self._lifetime = Lifetime(limits.timeouts, now, expires_at, rng.random() if rng else 0.0)
-        self._rate_told_at = now - _RATE_ERROR_SECONDS
+        self._rate_reported_at = now - _RATE_ERROR_SECONDS
 
     @property
     def chats(self) -> Collection[str]:
@@ -158,13 +149,16 @@ class Session:
             self._refuse(frame, refusal, effects)
             if isinstance(refusal, InvalidMessage) and self._requests.count_invalid(now):
                 effects += self.close(CloseReason.PROTOCOL_ERROR)
-        inbound, outbound = self._limits.backpressure.inbound, self._limits.backpressure.outbound
-        if (
-            len(self._outbound.lanes.control)
-            > 2 * outbound.max_control_frames + inbound.max_queue_depth
-        ):
+        if self._control_overflows:
             effects += self.close(CloseReason.OVERLOADED)
         return effects
+
+    @property
+    def _control_overflows(self) -> bool:
+        """Whether the client goes on asking though its answers are not written."""
+        bounds = self._limits.backpressure
+        frames_max = 2 * bounds.outbound.max_control_frames + bounds.inbound.max_queue_depth
+        return len(self._outbound.lanes.control) > frames_max
 
     def _refusal_of_send(self, body: SendBody, now: float) -> HoldfastError | None:
         bytes_max = self._limits.backpressure.inbound.max_message_size_bytes
@@ -192,34 +186,29 @@ class Session:
 
         The rate error is queued without a wake-up; ``tick`` finds it.
         """
-        if self.closed or (refusal := self._requests.rate_other(now)) is None:
-            return not self.closed
-        self._tell_rate(refusal, [], now)
+        if self.closed:
+            return False
+        if not self._exceeds_rate([], now):
+            return True
         self._outbound.sleep()
         return False
 
     def _admit(self, frame: _NoSend, effects: list[Effect], now: float) -> None:
         match frame:
             case SyncRequest() | Resume() | Authenticate():
-                if (
-                    refusal := self._requests.rate_other(now) or forbidden(frame, self.principal)
-                ) is not None:
+                refusal = self._requests.rate_other(now) or forbidden(frame, self.principal)
+                if refusal is not None:
                     self._refuse(frame, refusal, effects)
                 else:
                     self._ask(frame, effects, now)
             case HeartbeatAck():
-                if (
-                    not self._lifetime.heartbeat.answered()
-                    and (refusal := self._requests.rate_other(now)) is not None
-                ):
-                    self._tell_rate(refusal, effects, now)
+                if not self._lifetime.heartbeat.answered():
+                    self._exceeds_rate(effects, now)
             case Ack() | Read() | TypingStart() | TypingStop():
-                if (refusal := self._requests.rate_other(now)) is not None:
-                    self._tell_rate(refusal, effects, now)
-                elif isinstance(
-                    noted := forbidden(frame, self.principal) or note(frame, self._outbound.places),
-                    HoldfastError,
-                ):
+                if self._exceeds_rate(effects, now):
+                    return
+                noted = forbidden(frame, self.principal) or note(frame, self._outbound.places)
+                if isinstance(noted, HoldfastError):
                     self._refuse(frame, noted, effects)
                 elif noted is not None:
                     effects.append(noted)
@@ -229,9 +218,10 @@ class Session:
     def _ask(
         self, frame: SyncRequest | Resume | Authenticate, effects: list[Effect], now: float
     ) -> None:
-        if isinstance(frame, Resume) and not self._gather(frame, effects):
-            return
-        if (refusal := self._full(now)) is not None:
+        refusal = self._pulls.gather(frame.payload) if isinstance(frame, Resume) else None
+        if refusal is None and isinstance(frame, Resume) and frame.payload.more:
+            return  # answered with the last frame of the resume
+        if (refusal := refusal or self._full(now)) is not None:
             self._refuse(frame, refusal, effects)
             return
         match frame:
@@ -241,24 +231,11 @@ class Session:
             case Resume():
                 self._pulls.resume(self._requests.begin(frame), now)
                 self._pull_next(effects)
-            case Authenticate(payload=body):
-                self._refresh(frame, body, effects)
-
-    def _refresh(self, frame: Authenticate, body: AuthenticateBody, effects: list[Effect]) -> None:
-        if body.device_id is not None and body.device_id != self.device_id:
-            refusal = InvalidMessage(
-                "a connection's device cannot change: open a new connection", field="device_id"
-            )
-            self._refuse(frame, refusal, effects)
-            return
-        effects.append(Verify(self._requests.begin(frame), body.token))
-
-    def _gather(self, frame: Resume, effects: list[Effect]) -> bool:
-        """Collect a frame of a resume; whether it was accepted as the last one."""
-        if (refusal := self._pulls.gather(frame.payload)) is not None:
-            self._refuse(frame, refusal, effects)
-            return False
-        return not frame.payload.more
+            case Authenticate(payload=body) if body.device_id in (None, self.device_id):
+                effects.append(Verify(self._requests.begin(frame), body.token))
+            case Authenticate():
+                text = "a connection's device cannot change: open a new connection"
+                self._refuse(frame, InvalidMessage(text, field="device_id"), effects)
 
     def _full(self, now: float) -> HoldfastError | None:
         if (refusal := self._requests.full()) is not None:
@@ -273,11 +250,13 @@ class Session:
             self._pulls.spoil(frame.payload)
         self._outbound.enqueue_control(error_payload(refusal), frame.request_id, effects)
 
-    def _tell_rate(self, refusal: HoldfastError, effects: list[Effect], now: float) -> None:
-        """Report a frame that expects no answer as refused, once a second at most."""
-        if now - self._rate_told_at >= _RATE_ERROR_SECONDS:
-            self._rate_told_at = now
+    def _exceeds_rate(self, effects: list[Effect], now: float) -> bool:
+        """Count a frame that expects no answer; an excess is reported once a second."""
+        refusal = self._requests.rate_other(now)
+        if refusal is not None and now - self._rate_reported_at >= _RATE_ERROR_SECONDS:
+            self._rate_reported_at = now
             self._outbound.enqueue_control(error_payload(refusal), None, effects)
+        return refusal is not None
 
     # Results of requests.
 
@@ -312,21 +291,21 @@ class Session:
             case HoldfastError():
                 self._fail(request, result, effects)
             case Page():
-                self._show_page(result, request, effects)
+                self._answer_sync(result, request, effects)
             case ResumeRead():
-                self._show_resumed(result, pull, request, effects)
+                self._answer_resume(result, pull, request, effects)
             case _:
                 assert_never(result)
         self._pull_next(effects)
         return effects
 
-    def _show_page(self, page: Page, request: _Request, effects: list[Effect]) -> None:
+    def _answer_sync(self, page: Page, request: _Request, effects: list[Effect]) -> None:
         place = self._outbound.places.get(page.chat_id)
         shown = page if place is None else place.settle(page)
         self._outbound.enqueue_page(encode_frame(shown, request.request_id), effects)
         effects += reads_that_waited(self._outbound.places, (page.chat_id,))
 
-    def _show_resumed(
+    def _answer_resume(
         self, read: ResumeRead, pull: Pull, request: _Request, effects: list[Effect]
     ) -> None:
         """Queue ``resumed`` as a page; resync the chats that it cannot name."""
@@ -363,12 +342,10 @@ class Session:
 
     def _pull_next(self, effects: list[Effect]) -> None:
         """Start the next pull, if the last page has been taken."""
-        if self._outbound.lanes.page is not None or (pull := self._pulls.begin()) is None:
-            return
-        for chat_id, cursor in pull.cursors.items():
-            if (place := self._outbound.places.get(chat_id)) is not None:
-                place.pull(cursor)
-        effects.append(pull.effect())
+        if self._outbound.lanes.page is None:
+            pull = self._pulls.begin(self._outbound.places)
+            if pull is not None:
+                effects.append(pull.effect())
 
     # What else the client must be sent.
 
@@ -466,11 +443,8 @@ class Session:
         for pull in self._pulls.too_old(now):
             if (request := self._requests.end(pull.token)) is not None:
                 self._lifetime.overload.count(busy=True, now=now)
-                self._fail(
-                    request,
-                    ServerBusy("the request waited too long", retry_after_seconds=1),
-                    effects,
-                )
+                busy = ServerBusy("the request waited too long", retry_after_seconds=1)
+                self._fail(request, busy, effects)
         self._outbound.catch_up(effects, now)
         self._pull_next(effects)
         if now >= self._lifetime.heartbeat.due:

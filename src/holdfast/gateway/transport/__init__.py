@@ -2,7 +2,9 @@
 
 In reading order:
 
-- ``http``       the listening socket, and uvicorn's HTTP protocol with bounds
+- ``server``     the listening socket, and uvicorn's server on it
+- ``http``       uvicorn's HTTP protocol with bounds, deadlines and our refusals
+- ``responses``  HTTP responses as bytes, in one write each
 - ``upgrade``    from an upgrade request to a connection or a refusal
 - ``port``       hands an accepted handshake's connection over to picows
 - ``websocket``  between picows and a connection: fragments, pings, raw writes

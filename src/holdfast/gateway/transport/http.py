@@ -1,45 +1,33 @@
-"""The one port: its listening socket, and HTTP on it with uvicorn.
+"""HTTP on the one port: uvicorn's protocol with bounds, deadlines and our refusals.
 
-``_Requests`` adds to uvicorn's protocol what a public port needs: bounds, deadlines and
-our own refusals. An accepted upgrade leaves HTTP through ``Port``.
+An accepted upgrade leaves HTTP through ``Port``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
-import uvicorn
 from httptools import HttpParserError, HttpParserUpgrade, parse_url
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from holdfast import telemetry
 from holdfast.access.network import HttpCounts
 from holdfast.bounds import KIB
-from holdfast.errors import BadSetting, InvalidMessage, MessageTooLarge, RateLimited, Unavailable
+from holdfast.errors import InvalidMessage, RateLimited, Unavailable
 from holdfast.gateway.handshake import RETURN_SECONDS, Refusal, UpgradeRequest, refused_with
+from holdfast.gateway.memory_budget import MemoryBudget
 from holdfast.gateway.transport.port import Port
-from holdfast.gateway.unread_answers import UnreadAnswers
+from holdfast.gateway.transport.responses import OneWrite, refusal_response, too_large
 
-_App = Callable[[Any, Any, Any], Awaitable[None]]
+App = Callable[[Any, Any, Any], Awaitable[None]]
 """An ASGI application."""
 
-HTTP_STOP_SECONDS = 5
-"""How long open requests may take after the drain."""
-HEAD_SECONDS = 5.0
-"""How long a client may take to begin its next request, and then to complete its head,
-counted from when all earlier responses have left."""
 HEAD_BYTES_MAX = 32 * KIB
 """Head of a request with its trailers; a token has at most 4 KiB. More: 431."""
 PARSED_BYTES = 16 * KIB
@@ -52,13 +40,25 @@ PATH_BYTES_MAX = 2 * KIB
 """The path alone; four of the longest ids fit, percent-encoded. More: 414."""
 PIPELINED_MAX = 64
 """Requests that wait behind the one being answered. The next: 400, in its turn."""
-REST_SECONDS = 2.0
-"""How long a request answered early is read on, so that its response can be read."""
-TAKEN_SECONDS = 30.0
-"""How long a client may leave a response unread."""
-BACKLOG = 2048
 HEADER_OVERHEAD_BYTES = 4
 """The colon, the space and the end of the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpTimes:
+    """How long the port waits for a client's next step."""
+
+    head_seconds: float = 5.0
+    """To begin the next request, and then to complete its head; counted from when all
+    earlier responses have left."""
+    rest_seconds: float = 2.0
+    """To send the rest of a request that was answered early: a socket closed with
+    unread input is reset, and the client loses the response."""
+    unread_seconds: float = 30.0
+    """To read a response."""
+
+
+HTTP_TIMES = HttpTimes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,37 +67,18 @@ class HttpDeps:
 
     port: Port
     counts: HttpCounts
-    unread: UnreadAnswers
+    memory_budget: MemoryBudget
     count_stranger: Callable[[str], None]
     """Counts a request without a credential against its address; raises RateLimited."""
     legacy_rate_limit_headers: bool
+    times: HttpTimes
 
 
 class _Refused(Exception):
     """Stops the parser."""
 
 
-@contextmanager
-def bound(host: str, port: int) -> Iterator[socket.socket]:
-    """A listening socket; opened first, so that a busy port changes nothing."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind((host, port))
-        except OSError as error:
-            raise BadSetting(
-                f"cannot listen on {host}:{port} ({error.strerror}): stop what uses it, or choose"
-                " another with --port"
-            ) from None
-        listening.listen(BACKLOG)
-        yield listening
-    finally:
-        listening.close()
-
-
-class _Requests(HttpToolsProtocol):
+class HttpRequests(HttpToolsProtocol):
     """uvicorn's protocol with bounds, and with our words in every refusal.
 
     uvicorn alone takes any number of connections and a head of any size. It waits
@@ -133,13 +114,14 @@ class _Requests(HttpToolsProtocol):
         self._deps = deps
         self._log = log
         self._peer = ""
-        self._unread_seconds_max = TAKEN_SECONDS
+        self._unread_seconds_max = deps.times.unread_seconds
         """How long the client may leave the response unread; a streaming endpoint has
         its own bound, which comes with the response's head."""
         self._path = self._query = ""
         """Only of an upgrade request."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+    # uvicorn narrows the type of ``transport`` as well
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         # so the budget counts what the kernel does not take
         transport.set_write_buffer_limits(high=0)
@@ -154,7 +136,7 @@ class _Requests(HttpToolsProtocol):
         self._await_client()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._deps.unread.discard(self.transport)
+        self._deps.memory_budget.on_response_read(self.transport)
         # uvicorn marks the last request, not the one being answered
         if self._answering is not None:
             self._answering.disconnected = True
@@ -192,7 +174,7 @@ class _Requests(HttpToolsProtocol):
         else:
             if self._unparsed_bytes > HEAD_BYTES_MAX:
                 self._refuse_request(
-                    _too_large(
+                    too_large(
                         HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the head", HEAD_BYTES_MAX
                     )
                 )
@@ -255,7 +237,7 @@ class _Requests(HttpToolsProtocol):
             status=refusal.status,
             answer=refusal.body.decode(),
         )
-        self.transport.write(_response(refusal))
+        self.transport.write(refusal_response(refusal))
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._await_client()
@@ -280,11 +262,11 @@ class _Requests(HttpToolsProtocol):
     def _check_url(self) -> None:
         if len(self.url) > URL_BYTES_MAX:
             self._refuse_rest(
-                _too_large(HTTPStatus.REQUEST_URI_TOO_LONG, "the path and query", URL_BYTES_MAX)
+                too_large(HTTPStatus.REQUEST_URI_TOO_LONG, "the path and query", URL_BYTES_MAX)
             )
         if len(self.url.partition(b"?")[0]) > PATH_BYTES_MAX:
             self._refuse_rest(
-                _too_large(HTTPStatus.REQUEST_URI_TOO_LONG, "the path", PATH_BYTES_MAX)
+                too_large(HTTPStatus.REQUEST_URI_TOO_LONG, "the path", PATH_BYTES_MAX)
             )
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -294,10 +276,10 @@ class _Requests(HttpToolsProtocol):
         self._head_bytes += len(name) + len(value) + HEADER_OVERHEAD_BYTES
         if len(self.headers) > HEADERS_MAX:
             fields = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-            self._refuse_rest(_too_large(fields, "the head", HEADERS_MAX, "header fields"))
+            self._refuse_rest(too_large(fields, "the head", HEADERS_MAX, "header fields"))
         if self._head_bytes + len(self.url) > HEAD_BYTES_MAX:
             self._refuse_rest(
-                _too_large(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the head", HEAD_BYTES_MAX)
+                too_large(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the head", HEAD_BYTES_MAX)
             )
 
     def _refuse_rest(self, refusal: Refusal) -> NoReturn:
@@ -347,15 +329,15 @@ class _Requests(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
-        self._unread_seconds_max = TAKEN_SECONDS
+        self._unread_seconds_max = self._deps.times.unread_seconds
         super()._start_asgi_task(cycle, partial(self._answer, app, cycle))
 
     async def _answer(
-        self, app: _App, cycle: RequestResponseCycle, scope: Any, receive: Any, _send: Any
+        self, app: App, cycle: RequestResponseCycle, scope: Any, receive: Any, _send: Any
     ) -> None:
         """Run the application; a streamed answer that it cut ends the connection."""
         try:
-            await app(scope, receive, _OneWrite(cycle, self._set_unread_seconds).send)
+            await app(scope, receive, OneWrite(cycle, self._set_unread_seconds).send)
         except ConnectionAbortedError:
             cycle.disconnected = True
             self.transport.close()
@@ -385,12 +367,12 @@ class _Requests(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._deps.unread.add(self.transport)
+        self._deps.memory_budget.on_response_waits(self.transport)
         self._set_timer(self._unread_seconds_max, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._deps.unread.discard(self.transport)
+        self._deps.memory_budget.on_response_read(self.transport)
         self._await_client()
 
     def _should_upgrade_to_ws(self) -> bool:
@@ -417,7 +399,8 @@ class _Requests(HttpToolsProtocol):
         self._cancel_timer()
         self._leave()
         self.connections.discard(self)
-        self.parser = None  # type: ignore[assignment]  # breaks the reference cycle, as connection_lost does
+        # breaks the reference cycle, as uvicorn's connection_lost does
+        self.parser = None  # type: ignore[assignment]
 
     def _leave(self) -> None:
         if self._counted_as is not None:
@@ -431,9 +414,9 @@ class _Requests(HttpToolsProtocol):
             return
         self._cancel_timer()
         if self._refused or not (self._body_is_whole or self._unanswered):
-            self._set_timer(REST_SECONDS, self.transport.close)
+            self._set_timer(self._deps.times.rest_seconds, self.transport.close)
         elif not self._unanswered:
-            self._set_timer(HEAD_SECONDS, self.transport.close)
+            self._set_timer(self._deps.times.head_seconds, self.transport.close)
 
     def _set_timer(self, seconds: float, otherwise: Callable[[], None]) -> None:
         self._cancel_timer()
@@ -443,121 +426,3 @@ class _Requests(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-class _OneWrite:
-    """Writes a response in one piece: its head waits for its body.
-
-    uvicorn writes them apart, which costs one more system call and wakes the reader
-    twice, and matches every header against two patterns (measured:
-    docs/internals/speed.md). A response in several parts is left to uvicorn.
-    """
-
-    __slots__ = ("_cycle", "_set_unread_seconds", "_start")
-
-    def __init__(
-        self, cycle: RequestResponseCycle, set_unread_seconds: Callable[[float], None]
-    ) -> None:
-        self._cycle = cycle
-        self._set_unread_seconds = set_unread_seconds
-        self._start: Any = None
-
-    async def send(self, message: Any) -> None:
-        """ASGI's ``send``."""
-        cycle = self._cycle
-        if message["type"] == "http.response.start":
-            self._start = message
-            if "unread_seconds_max" in message:
-                self._set_unread_seconds(message["unread_seconds_max"])
-            return
-        start, self._start = self._start, None
-        if (
-            start is None
-            or message.get("more_body")
-            or cycle.flow.write_paused
-            or cycle.disconnected
-        ):
-            if start is not None:
-                await cycle.send(start)
-            await cycle.send(message)
-            return
-        self._write(start["status"], [*cycle.default_headers, *start["headers"]], message["body"])
-
-    def _write(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> None:
-        cycle = self._cycle
-        lines = [b"%b: %b\r\n" % header for header in headers]
-        if not cycle.keep_alive:
-            lines.append(b"connection: close\r\n")
-        head = b"".join(lines)
-        if len(lines) != head.count(b"\n"):
-            raise ValueError("a header of the answer holds a line break")
-        cycle.response_started = cycle.response_complete = True
-        shown = b"" if cycle.scope["method"] == "HEAD" else body
-        cycle.transport.write(b"".join((STATUS_LINE[status], head, b"\r\n", shown)))
-        cycle.message_event.set()
-        if not cycle.keep_alive:
-            cycle.transport.close()
-        cycle.on_response()
-
-
-def _too_large(status: HTTPStatus, what: str, most: int, unit: str = "bytes") -> Refusal:
-    error = MessageTooLarge(f"{what} of a request may have at most {most} {unit}", limit=most)
-    return replace(refused_with(error), status=status)
-
-
-def _response(refusal: Refusal) -> bytes:
-    """The last response of a connection, as bytes."""
-    status, body = refusal.status, refusal.body
-    headers = {**refusal.headers, "Content-Length": len(body), "Connection": "close"}
-    lines = [
-        f"HTTP/1.1 {status} {status.phrase}",
-        *(f"{name}: {value}" for name, value in headers.items()),
-    ]
-    return "\r\n".join([*lines, "", ""]).encode() + body
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers; ``ready`` is set when it accepts."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.ready = asyncio.Event()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.ready.set()
-
-
-@asynccontextmanager
-async def serving(
-    app: _App, deps: HttpDeps, listening: socket.socket, broken: asyncio.Event
-) -> AsyncIterator[None]:
-    """Serve HTTP and upgrades; sets ``broken`` if uvicorn ends by itself."""
-    config = uvicorn.Config(
-        app,
-        interface="asgi3",
-        http=partial(_Requests, deps, telemetry.ThrottledLog()),  # type: ignore[arg-type]  # a factory serves where it wants a class
-        ws="none",  # upgrades are the protocol's own
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        log_level="warning",
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=HTTP_STOP_SECONDS,
-    )
-    server = _Server(config)
-    ended = asyncio.create_task(server.serve(sockets=[listening]))
-    ended.add_done_callback(lambda _: None if server.should_exit else broken.set())
-    ready = asyncio.create_task(server.ready.wait())
-    try:
-        await asyncio.wait([ready, ended], return_when=asyncio.FIRST_COMPLETED)
-        yield
-    finally:
-        ready.cancel()
-        server.should_exit = True
-        await ended

@@ -1,0 +1,89 @@
+"""The listening socket, and uvicorn's server on it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any
+
+import uvicorn
+
+from holdfast import telemetry
+from holdfast.errors import BadSetting
+from holdfast.gateway.transport.http import App, HttpDeps, HttpRequests
+
+BACKLOG = 2048
+HTTP_STOP_SECONDS = 5
+"""How long open requests may take after the drain."""
+
+
+@contextmanager
+def bound(host: str, port: int) -> Iterator[socket.socket]:
+    """A listening socket; opened first, so that a busy port changes nothing."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((host, port))
+        except OSError as error:
+            raise BadSetting(
+                f"cannot listen on {host}:{port} ({error.strerror}): stop what uses it, or choose"
+                " another with --port"
+            ) from None
+        listening.listen(BACKLOG)
+        yield listening
+    finally:
+        listening.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers; ``ready`` is set when it accepts."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+
+@asynccontextmanager
+async def serving(
+    app: App, deps: HttpDeps, listening: socket.socket, broken: asyncio.Event
+) -> AsyncIterator[None]:
+    """Serve HTTP and upgrades; sets ``broken`` if uvicorn ends by itself."""
+    # a factory serves where uvicorn wants a class
+    protocol: Any = partial(HttpRequests, deps, telemetry.ThrottledLog())
+    config = uvicorn.Config(
+        app,
+        interface="asgi3",
+        http=protocol,
+        ws="none",  # upgrades are the protocol's own
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=HTTP_STOP_SECONDS,
+    )
+    server = _Server(config)
+    ended = asyncio.create_task(server.serve(sockets=[listening]))
+    ended.add_done_callback(lambda _: None if server.should_exit else broken.set())
+    ready = asyncio.create_task(server.ready.wait())
+    try:
+        await asyncio.wait([ready, ended], return_when=asyncio.FIRST_COMPLETED)
+        yield
+    finally:
+        ready.cancel()
+        server.should_exit = True
+        await ended
