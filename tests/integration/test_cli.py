@@ -103,7 +103,7 @@ def test_without_a_server_the_error_says_how_to_start_one(program: Program) -> N
     assert "there is no server at" in error and "holdfast serve" in error
 
 
-def test_what_is_no_holdfast_server_is_said_to_be_none(program: Program) -> None:
+def test_url_of_another_server_is_reported_as_no_holdfast_server(program: Program) -> None:
     error = failed(program.run("chat", "list", "-u", "alice", "--url", f"{program.url}/elsewhere"))
     assert "NOT_FOUND" in error or "no Holdfast server" in error or "there is no" in error
 
@@ -125,7 +125,7 @@ def test_a_bad_address_is_named(program: Program, url: str) -> None:
         ("list", "--token", "€"),
     ],
 )
-def test_what_cannot_be_sent_is_said_and_is_not(
+def test_unsendable_text_is_reported_and_not_sent(
     program: Program, lobby: str, given: tuple[str, ...]
 ) -> None:
     before = program.ok("chat", "history", lobby, "--user", "alice", "--json")
@@ -133,7 +133,7 @@ def test_what_cannot_be_sent_is_said_and_is_not(
     assert program.ok("chat", "history", lobby, "--user", "alice", "--json") == before
 
 
-def test_what_is_read_from_a_pipe_must_be_text(program: Program, lobby: str) -> None:
+def test_piped_input_that_is_no_text_is_refused(program: Program, lobby: str) -> None:
     done = program.run("chat", "send", lobby, "-", "--user", "alice", stdin=b"\xff")
     assert "UTF-8" in failed(done)
 
@@ -199,7 +199,7 @@ def test_a_missing_settings_file_is_named(nowhere: Program) -> None:
 # What works
 
 
-def test_the_hot_chats_are_listed_for_operators_by_what_the_server_calls_hot(
+def test_hot_chats_are_listed_for_operators(
     program: Program,
 ) -> None:
     assert program.ok("chat", "list", "--hot").startswith("No chat had more than 90 messages")
@@ -317,7 +317,7 @@ def test_a_server_that_answers_can_be_stopped_and_drains(tmp_path: Path) -> None
     assert stopped.stdout.splitlines()[-1].startswith("Stopping: ")
 
 
-def test_status_tells_that_the_server_is_ready(program: Program) -> None:
+def test_status_says_that_the_server_is_ready(program: Program) -> None:
     assert "ready" in program.ok("status")
     assert json.loads(program.ok("status", "--json"))["ready"] is True
 
@@ -357,7 +357,7 @@ def test_a_direct_chat_is_unique(program: Program) -> None:
     )
 
 
-def test_strangers_are_told_that_they_are_none_of_it(program: Program, lobby: str) -> None:
+def test_stranger_is_refused_as_no_member(program: Program, lobby: str) -> None:
     assert failed(program.run("chat", "history", lobby, "-u", "mallory"))
     assert "no chat titled" in failed(program.run("chat", "history", "lobby", "-u", "mallory"))
     assert failed(program.run("chat", "open", lobby, "-u", "mallory"))
@@ -400,7 +400,7 @@ def test_keys_are_made_used_listed_and_revoked(program: Program) -> None:
     assert tenant.stdout.startswith("hf_tenant_") and "cannot be shown again" in tenant.stderr
 
 
-def test_who_locked_themselves_out_comes_back_and_nothing_is_void(tmp_path: Path) -> None:
+def test_operator_without_keys_makes_one_offline_and_nothing_is_void(tmp_path: Path) -> None:
     program = Program(tmp_path / "state")
     program.serve()
     try:

@@ -74,7 +74,7 @@ def unsent(program: Program) -> list[str]:
     return found
 
 
-def test_killing_the_server_in_mid_conversation_loses_and_repeats_nothing(program: Program) -> None:
+def test_killed_server_loses_and_repeats_no_message(program: Program) -> None:
     server = program.serve()
     chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby", "-m", "bob").strip()
     talkers = {
@@ -106,7 +106,7 @@ def test_killing_the_server_in_mid_conversation_loses_and_repeats_nothing(progra
         assert [line for line in stored if line.startswith(name)] == written[name]
 
 
-def test_what_was_typed_while_the_server_was_down_leaves_after_the_next_start(
+def test_lines_typed_while_the_server_is_down_are_sent_after_a_restart(
     program: Program,
 ) -> None:
     server = program.serve()
@@ -128,7 +128,7 @@ def test_what_was_typed_while_the_server_was_down_leaves_after_the_next_start(
     assert history.count("into the dark") == 1
 
 
-def test_what_was_left_unsent_in_any_window_leaves_with_the_next_one(program: Program) -> None:
+def test_unsent_messages_of_any_window_are_sent_by_the_next_one(program: Program) -> None:
     server = program.serve()
     chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
     windows = [Terminal(program, chat_id, "--user", "alice", "--json") for _ in range(2)]
@@ -152,7 +152,7 @@ def test_what_was_left_unsent_in_any_window_leaves_with_the_next_one(program: Pr
     )
 
 
-def test_a_sixth_window_is_told_that_five_are_enough(serving: Program) -> None:
+def test_sixth_window_is_refused(serving: Program) -> None:
     chat_id = serving.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
     serving.ok("chat", "open", chat_id, "-u", "alice")
     (first,) = (serving.state_dir / "cli").glob("*-1.db")
@@ -170,7 +170,7 @@ def test_a_sixth_window_is_told_that_five_are_enough(serving: Program) -> None:
 
 
 @pytest.mark.parametrize("window", [1, 2])
-def test_a_damaged_file_of_a_window_is_told_and_does_not_keep_the_chat_closed(
+def test_damaged_file_of_a_window_is_reported_and_the_chat_opens(
     serving: Program, window: int
 ) -> None:
     chat_id = serving.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
@@ -199,7 +199,7 @@ def leave_in_another_window(program: Program, chat_id: str, *contents: str) -> P
     return other
 
 
-def test_what_another_window_left_and_nobody_takes_is_told_and_stays_there(
+def test_refused_message_of_another_window_is_reported_and_kept(
     serving: Program,
 ) -> None:
     chat_id = serving.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
@@ -213,7 +213,7 @@ def test_what_another_window_left_and_nobody_takes_is_told_and_stays_there(
         )
 
 
-def test_what_another_window_left_is_shown_even_if_it_is_sent_before_the_talk_begins(
+def test_message_of_another_window_is_shown_although_sent_before_the_chat_opens(
     serving: Program, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     chat_id = serving.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
@@ -246,7 +246,7 @@ def test_what_another_window_left_is_shown_even_if_it_is_sent_before_the_talk_be
     assert "alice: hello" in capfd.readouterr().out
 
 
-def test_who_is_removed_while_talking_is_told_and_the_talk_ends(serving: Program) -> None:
+def test_user_who_is_removed_gets_the_reason_and_the_chat_ends(serving: Program) -> None:
     chat_id = serving.ok("chat", "create", "-u", "alice", "-n", "lobby", "-m", "bob").strip()
     bob = Terminal(serving, chat_id, "--user", "bob")
     eventually(lambda: "-- online" in bob.states, "a connection")
@@ -265,7 +265,7 @@ class StillTyping(PlainScreen):
         await asyncio.Event().wait()
 
 
-def test_a_token_that_ends_while_talking_ends_the_talk_and_says_what_to_do(
+def test_token_that_expires_ends_the_chat_with_advice(
     serving: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chat_id = serving.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
@@ -302,7 +302,7 @@ for thread in threading.enumerate():
 
 
 @pytest.mark.parametrize("lines", [1, 1000])
-def test_input_that_comes_when_the_talk_has_ended_is_left_without_a_word(lines: int) -> None:
+def test_input_after_the_end_of_the_chat_is_ignored(lines: int) -> None:
     """The thread that reads it may wait for room, or for more."""
     done = subprocess.run(
         [sys.executable, "-c", INPUT_AFTER_THE_END, str(lines)],
@@ -349,7 +349,7 @@ def test_a_terminal_opens_without_a_server_and_catches_up_when_there_is_one(
         assert "✓".encode() not in seen and b"said before" not in seen, "each line appears once"
 
 
-def test_a_pipe_without_a_server_is_told_at_once(program: Program) -> None:
+def test_pipe_without_a_server_fails_at_once(program: Program) -> None:
     server = program.serve()
     chat_id = program.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
     server.kill()
@@ -373,7 +373,7 @@ def test_a_terminal_shows_history_a_prompt_and_what_comes(serving: Program) -> N
         assert os.waitstatus_to_exitcode(status) == 0
 
 
-def test_a_line_that_begins_with_a_slash_is_a_command_and_how_to_leave_is_said(
+def test_line_that_begins_with_a_slash_is_a_command(
     serving: Program,
 ) -> None:
     chat_id = serving.ok("chat", "create", "-u", "alice", "-n", "lobby").strip()
@@ -394,7 +394,7 @@ def test_a_line_that_begins_with_a_slash_is_a_command_and_how_to_leave_is_said(
     ]
 
 
-def test_whatever_is_pasted_while_the_server_is_away_is_kept_and_the_user_can_leave(
+def test_text_pasted_while_the_server_is_down_is_kept_and_the_user_can_leave(
     program: Program,
 ) -> None:
     server = program.serve()

@@ -101,7 +101,7 @@ def _answer_late(lines: Lines) -> None:
         (_answer_late, 8),
     ],
 )
-def test_a_broken_promise_is_said_and_is_the_exit_code(
+def test_broken_promise_is_printed_and_sets_the_exit_code(
     program: Program, saved: Path, tmp_path: Path, change: Callable[[Lines], None], number: int
 ) -> None:
     lines = [json.loads(line) for line in saved.read_text().splitlines()]
@@ -126,7 +126,7 @@ def test_a_tenant_key_mints_its_own_users(program: Program) -> None:
     assert said["kept"] and 12 in {p["number"] for p in said["promises"]}
 
 
-def test_a_user_token_talks_to_itself_and_knows_no_stranger(program: Program) -> None:
+def test_verify_with_a_user_token_has_no_stranger(program: Program) -> None:
     token = program.ok("token", "--user", "alice").strip()
     said = json.loads(
         program.ok("verify", program.url, "--token", token, "--seconds", "1", "--json")
@@ -160,14 +160,14 @@ def test_the_same_seed_draws_the_same_first_sends(program: Program, tmp_path: Pa
         (("nonsense",), "is no server address"),
     ],
 )
-def test_what_cannot_be_done_is_said(
+def test_impossible_run_is_refused_with_the_reason(
     program: Program, arguments: tuple[str, ...], says: str
 ) -> None:
     done = program.run("verify", *arguments)
     assert done.returncode != 0 and says in done.stderr
 
 
-def test_something_else_than_a_history_is_refused(program: Program, tmp_path: Path) -> None:
+def test_replay_of_a_file_that_is_no_history_is_refused(program: Program, tmp_path: Path) -> None:
     (tmp_path / "x").write_text('{"event": "something else"}\n')
     done = program.run("verify", "--replay", str(tmp_path / "x"))
     assert done.returncode == 1 and "not a history of format 1" in done.stderr

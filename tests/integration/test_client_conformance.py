@@ -138,7 +138,7 @@ def conformance(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
-def test_a_program_that_speaks_json_lines_is_driven_and_judged() -> None:
+def test_program_that_reads_json_lines_is_driven_and_judged() -> None:
     some = ("in_order", "token_expiry", "killed_client", "reset_then_messages")
     chosen = [argument for name in some for argument in ("--scenario", name)]
     driver = str(ROOT / "examples/conformance/python_client.py")
@@ -148,7 +148,7 @@ def test_a_program_that_speaks_json_lines_is_driven_and_judged() -> None:
     assert [result["scenario"] for result in report["scenarios"]] == list(some)
 
 
-def test_the_suite_finds_a_client_that_handles_answers_late_every_time() -> None:
+def test_client_that_handles_replies_late_is_found_every_time() -> None:
     """It shows duplicates or a wrong order only where an answer and a push arrive in
     one piece.
     """
@@ -181,6 +181,8 @@ def test_the_suite_finds_a_client_that_handles_answers_late_every_time() -> None
         (("--scenario", "gap", "--", "cat"), "which is no event"),
     ],
 )
-def test_what_cannot_be_driven_is_said_at_once(arguments: tuple[str, ...], says: str) -> None:
+def test_program_that_cannot_be_driven_is_reported_at_once(
+    arguments: tuple[str, ...], says: str
+) -> None:
     ended = conformance(*arguments)
     assert ended.returncode != 0 and says in ended.stdout + ended.stderr

@@ -114,7 +114,7 @@ def test_two_people_talk_in_one_order(tmp_path: Path) -> None:
     served(tmp_path, scenario)
 
 
-def test_a_device_that_was_away_gets_what_it_missed_and_only_that(tmp_path: Path) -> None:
+def test_device_that_was_offline_gets_exactly_what_it_missed(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         chat_id = await world.chat("alice", "bob")
         state = tmp_path / "bob.db"
@@ -132,7 +132,7 @@ def test_a_device_that_was_away_gets_what_it_missed_and_only_that(tmp_path: Path
     served(tmp_path, scenario)
 
 
-def test_a_chat_that_is_not_followed_is_not_told_to_its_senders_as_delivered(
+def test_chat_that_is_not_followed_is_not_reported_as_delivered(
     tmp_path: Path,
 ) -> None:
     async def scenario(world: World) -> None:
@@ -158,7 +158,7 @@ def test_a_chat_that_is_not_followed_is_not_told_to_its_senders_as_delivered(
     served(tmp_path, scenario)
 
 
-def test_a_recovered_chat_is_read_anew(tmp_path: Path) -> None:
+def test_recovered_chat_is_read_again_from_its_beginning(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         chat_id = await world.chat("alice")
         async with world.client("alice") as alice:
@@ -173,7 +173,7 @@ def test_a_recovered_chat_is_read_anew(tmp_path: Path) -> None:
     served(tmp_path, scenario)
 
 
-def test_joining_and_leaving_are_told_while_connected(tmp_path: Path) -> None:
+def test_connected_client_gets_joined_and_gone_chats(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         chat_id = await world.chat("alice")
         async with world.client("bob") as bob:
@@ -191,7 +191,7 @@ def test_joining_and_leaving_are_told_while_connected(tmp_path: Path) -> None:
     served(tmp_path, scenario)
 
 
-def test_a_reader_who_was_removed_learns_it_without_asking(tmp_path: Path) -> None:
+def test_removed_reader_gets_chat_gone_without_a_request(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         chat_id = await world.chat("alice", "bob")
         async with world.client("bob") as bob:
@@ -202,7 +202,7 @@ def test_a_reader_who_was_removed_learns_it_without_asking(tmp_path: Path) -> No
     served(tmp_path, scenario)
 
 
-def test_a_member_who_was_removed_while_away_learns_that_the_chat_is_gone(tmp_path: Path) -> None:
+def test_member_removed_while_offline_gets_chat_gone(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         chat_id = await world.chat("alice", "bob")
         state = tmp_path / "bob.db"
@@ -240,7 +240,7 @@ def test_the_server_s_limit_of_a_message_is_the_client_s(tmp_path: Path) -> None
     served(tmp_path, scenario)
 
 
-def test_a_handshake_that_the_server_itself_refuses_for_good_is_the_end(tmp_path: Path) -> None:
+def test_client_stops_after_a_handshake_refused_for_good_by_the_server(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         async with Client(world.url, "no token at all", settings=QUICK) as client:
             with pytest.raises(Unauthorized):
@@ -252,7 +252,7 @@ def test_a_handshake_that_the_server_itself_refuses_for_good_is_the_end(tmp_path
     served(tmp_path, scenario)
 
 
-def test_who_only_sends_stays_connected_and_may_still_begin_to_read(tmp_path: Path) -> None:
+def test_client_that_only_sends_stays_connected_and_can_read_later(tmp_path: Path) -> None:
     """Nobody reads its events, so nothing can be acked, and a server doubts who does
     not ack.
     """
@@ -280,7 +280,7 @@ def test_who_only_sends_stays_connected_and_may_still_begin_to_read(tmp_path: Pa
     served(tmp_path, scenario, changes)
 
 
-def test_over_a_slow_link_everything_comes_on_one_connection(tmp_path: Path) -> None:
+def test_slow_link_delivers_everything_on_one_connection(tmp_path: Path) -> None:
     """The deadlines of both sides are far shorter than a page takes: what counts is
     whether bytes come.
 
@@ -312,7 +312,7 @@ def test_over_a_slow_link_everything_comes_on_one_connection(tmp_path: Path) -> 
     served(tmp_path, scenario, changes)
 
 
-async def test_a_drained_server_sends_its_clients_away_and_they_find_the_next_one(
+async def test_clients_of_a_drained_server_connect_to_the_next_one(
     tmp_path: Path,
 ) -> None:
     state = str(tmp_path / "state")

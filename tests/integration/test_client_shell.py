@@ -53,7 +53,7 @@ def test_a_send_returns_what_the_server_stored() -> None:
     run(scenario)
 
 
-def test_awaiting_a_send_inside_the_loop_over_a_full_buffer_does_not_lock_up() -> None:
+def test_send_awaited_inside_the_event_loop_with_a_full_buffer_does_not_deadlock() -> None:
     async def scenario(server: ScriptedServer) -> None:
         for n in range(30):
             await server.say(f"theirs {n}")
@@ -71,7 +71,7 @@ def test_awaiting_a_send_inside_the_loop_over_a_full_buffer_does_not_lock_up() -
     run(scenario)
 
 
-def test_equal_calls_join_and_unequal_ones_under_one_key_are_refused() -> None:
+def test_equal_sends_under_one_key_join_and_unequal_ones_are_refused() -> None:
     async def scenario(server: ScriptedServer) -> None:
         server.script.silent = True
         async with Client(server.url, "token", settings=QUICK) as client:
@@ -91,7 +91,7 @@ def test_equal_calls_join_and_unequal_ones_under_one_key_are_refused() -> None:
     run(scenario)
 
 
-def test_cancelling_a_send_stops_the_waiting_and_not_the_sending() -> None:
+def test_cancelled_send_is_sent_all_the_same() -> None:
     async def scenario(server: ScriptedServer) -> None:
         server.script.silent = True
         async with Client(server.url, "token", settings=QUICK) as client:
@@ -122,7 +122,7 @@ def test_a_post_returns_when_it_is_on_disk_and_survives_the_process(tmp_path: Pa
     run(scenario)
 
 
-def test_a_refusal_nobody_waits_for_comes_as_an_event() -> None:
+def test_refusal_without_a_waiting_caller_is_an_event() -> None:
     async def scenario(server: ScriptedServer) -> None:
         server.script.send_errors = [
             {"code": "FORBIDDEN", "message": "no", "retryable": False, "outcome": "rejected"}
@@ -148,7 +148,7 @@ def test_a_refusal_nobody_waits_for_comes_as_an_event() -> None:
         (("c", "x", "text/plain", "two words"), InvalidMessage),
     ],
 )
-def test_what_the_server_would_refuse_is_refused_at_once(
+def test_invalid_message_is_refused_before_it_is_sent(
     arguments: tuple[str, ...], error: type[Exception]
 ) -> None:
     async def scenario(server: ScriptedServer) -> None:
@@ -170,7 +170,7 @@ async def test_a_full_outbox_takes_no_more() -> None:
             await client.post("c", "3")
 
 
-def test_a_refused_token_stops_the_client_and_everybody_hears() -> None:
+def test_refused_token_stops_the_client_and_reaches_every_caller() -> None:
     async def scenario(server: ScriptedServer) -> None:
         server.script.refuse_handshakes = [(401, {})]
         async with Client(server.url, "token") as client:
@@ -191,7 +191,7 @@ def test_a_refused_token_stops_the_client_and_everybody_hears() -> None:
 @pytest.mark.parametrize(
     "body", [b"<h1>Not Found</h1>", b'{"error": {}}', b'{"error": "not found"}', b""]
 )
-def test_a_refusal_that_is_not_the_server_s_own_is_not_the_end(body: bytes) -> None:
+def test_client_retries_after_a_refusal_of_a_proxy(body: bytes) -> None:
     async def scenario(server: ScriptedServer) -> None:
         server.script.refuse_handshakes = [(status, {}) for status in (400, 403, 404)]
         server.script.refusal_body = body
@@ -211,7 +211,7 @@ def test_a_refusal_that_is_not_the_server_s_own_is_not_the_end(body: bytes) -> N
         ValueError("not JSON"),
     ],
 )
-def test_a_token_that_cannot_be_had_now_is_asked_for_again(failure: Exception) -> None:
+def test_token_that_is_unavailable_for_now_is_asked_for_again(failure: Exception) -> None:
     async def scenario(server: ScriptedServer) -> None:
         failures = [failure, failure]
 
@@ -227,7 +227,7 @@ def test_a_token_that_cannot_be_had_now_is_asked_for_again(failure: Exception) -
     run(scenario)
 
 
-def test_a_provider_that_refuses_a_token_for_good_is_the_end() -> None:
+def test_client_stops_when_its_provider_refuses_a_token_for_good() -> None:
     async def scenario(server: ScriptedServer) -> None:
         async def provide() -> str:
             raise Unauthorized("this account is closed")
@@ -239,7 +239,7 @@ def test_a_provider_that_refuses_a_token_for_good_is_the_end() -> None:
     run(scenario)
 
 
-def test_a_provider_that_hangs_is_asked_again_and_keeps_nobody_from_leaving() -> None:
+def test_token_provider_that_hangs_is_asked_again_and_does_not_block_leaving() -> None:
     async def scenario(server: ScriptedServer) -> None:
         calls: list[int] = []
 
@@ -262,7 +262,7 @@ def test_a_provider_that_hangs_is_asked_again_and_keeps_nobody_from_leaving() ->
     run(scenario)
 
 
-def test_a_renewal_that_hangs_does_not_keep_the_client_from_ending() -> None:
+def test_renewal_that_hangs_does_not_block_leaving() -> None:
     async def scenario(server: ScriptedServer) -> None:
         asked = asyncio.Event()
 
@@ -278,7 +278,7 @@ def test_a_renewal_that_hangs_does_not_keep_the_client_from_ending() -> None:
     run(scenario)
 
 
-def test_a_state_file_of_another_user_is_not_sent_in_this_one_s_name(tmp_path: Path) -> None:
+def test_state_file_of_another_user_is_refused(tmp_path: Path) -> None:
     async def scenario(server: ScriptedServer) -> None:
         state = tmp_path / "client.db"
         async with Client("http://127.0.0.1:9", "token", state=state) as client:

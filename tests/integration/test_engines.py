@@ -55,7 +55,7 @@ def test_a_stopped_server_leaves_nothing(postgres_server: Server) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the warden needs pidfd")
 @pytest.mark.usefixtures("postgres_server", "redis_server")
-def test_the_engines_of_a_run_that_is_killed_end_with_it_and_leave_nothing(tmp_path: Path) -> None:
+def test_engines_of_a_killed_run_end_and_leave_nothing(tmp_path: Path) -> None:
     """Even one that is stopped, and although a process that the run forked still holds
     its pipes.
     """
@@ -86,7 +86,7 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_nobody_is_given_a_port_that_another_one_was_given_and_does_not_use_yet() -> None:
+def test_reserved_port_is_given_to_nobody_else() -> None:
     ports = [free_port() for _ in range(400)]
     assert len(set(ports)) == 400
 

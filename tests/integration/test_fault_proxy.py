@@ -70,7 +70,7 @@ def within(story: Callable[[], Awaitable[None]], seconds: float = 10.0) -> None:
     assert not complaints
 
 
-def test_in_good_weather_bytes_pass_unchanged_and_the_end_is_passed_on() -> None:
+def test_proxy_without_faults_passes_bytes_and_the_end_on() -> None:
     async def story() -> None:
         async with proxied() as (_, connect):
             reader, writer = await connect()
@@ -119,7 +119,7 @@ def test_slices_cut_frames_apart_without_changing_them() -> None:
     within(story)
 
 
-def test_a_reset_is_felt_as_one_and_the_next_connection_works() -> None:
+def test_reset_reaches_the_client_and_the_next_connection_works() -> None:
     async def story() -> None:
         async with proxied() as (proxy, connect):
             reader, writer = await connect()
@@ -135,7 +135,7 @@ def test_a_reset_is_felt_as_one_and_the_next_connection_works() -> None:
     within(story)
 
 
-def test_a_connection_that_its_client_resets_is_at_its_end() -> None:
+def test_connection_reset_by_its_client_ends() -> None:
     async def story() -> None:
         async with proxied() as (proxy, connect):
             reader, writer = await connect()
@@ -151,7 +151,7 @@ def test_a_connection_that_its_client_resets_is_at_its_end() -> None:
 
 
 @pytest.mark.parametrize("one_way", [None, "up", "down"])
-def test_a_blackhole_swallows_silently_and_a_swallowed_stream_never_goes_on(
+def test_blackhole_swallows_bytes_and_its_stream_never_continues(
     one_way: str | None,
 ) -> None:
     async def story() -> None:
@@ -173,7 +173,7 @@ def test_a_blackhole_swallows_silently_and_a_swallowed_stream_never_goes_on(
     within(story)
 
 
-def test_down_breaks_what_is_open_and_refuses_what_is_new_until_it_is_up_again() -> None:
+def test_proxy_that_is_down_breaks_and_refuses_connections_until_it_is_up() -> None:
     async def story() -> None:
         async with proxied() as (proxy, connect):
             reader, writer = await connect()
@@ -193,7 +193,7 @@ def test_down_breaks_what_is_open_and_refuses_what_is_new_until_it_is_up_again()
     within(story)
 
 
-def test_a_target_that_is_away_is_a_reset() -> None:
+def test_unreachable_target_is_a_reset() -> None:
     async def story() -> None:
         async with Proxy("127.0.0.1", 1) as proxy:
             reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
@@ -204,7 +204,7 @@ def test_a_target_that_is_away_is_a_reset() -> None:
     within(story)
 
 
-def test_a_stopped_reader_is_felt_by_the_writer() -> None:
+def test_stopped_reader_blocks_the_writer() -> None:
     async def story() -> None:
         async with proxied() as (_, connect):
             _, writer = await connect()
@@ -215,7 +215,7 @@ def test_a_stopped_reader_is_felt_by_the_writer() -> None:
     within(story)
 
 
-def test_impossible_weather_is_refused() -> None:
+def test_impossible_conditions_are_refused() -> None:
     for bad in ({"latency_seconds": -1}, {"bytes_per_second": 0}, {"slice_bytes": 0}):
         with pytest.raises(ValueError):
             NetworkConditions(**bad)  # type: ignore[arg-type]

@@ -75,7 +75,7 @@ def shell(program: Program, script: str, chat: str) -> subprocess.CompletedProce
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_commands_of_a_guide_do_what_it_says(page: str, program: Program, chat: str) -> None:
+def test_commands_of_a_guide_work_as_written(page: str, program: Program, chat: str) -> None:
     commands = blocks(page)
     assert commands, f"{page} shows no commands"
     done = shell(program, "\n".join(commands), chat)
@@ -110,7 +110,7 @@ def test_the_program_of_the_readme_runs_as_printed(program: Program, tmp_path: P
         running.wait()
 
 
-def test_the_program_of_the_python_guide_does_what_it_says(program: Program) -> None:
+def test_program_of_the_python_guide_works_as_written(program: Program) -> None:
     chat = program.ok("chat", "create", "--user", "erin", "--name", "of a program").strip()
     example, *_ = re.findall(
         r"^```python\n(.*?)^```$", (GUIDES / "python-client.md").read_text(), re.M | re.S
@@ -136,7 +136,7 @@ def test_the_program_of_the_python_guide_does_what_it_says(program: Program) -> 
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/guides/getting-started.md"])
-def test_the_server_says_at_its_start_what_the_pages_show(page: str, tmp_path: Path) -> None:
+def test_server_prints_at_startup_what_the_pages_show(page: str, tmp_path: Path) -> None:
     program = Program(tmp_path / "holdfast")
     program.serve()
     program.stop()
@@ -184,7 +184,7 @@ def test_the_runbook_of_counter_corruption_repairs_a_corrupted_counter(tmp_path:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="the page is about Linux")
-def test_the_runbook_of_a_removed_file_saves_everything_that_was_acknowledged(
+def test_runbook_of_a_removed_file_saves_every_acknowledged_message(
     tmp_path: Path,
 ) -> None:
     program = Program(tmp_path / "state")

@@ -150,7 +150,7 @@ async def test_scenario_7_counter_missing() -> None:
 
 
 @pytest.mark.real_time
-async def test_what_the_scenarios_do_not_ask_43_is_visible_before_42_without_any_failure() -> None:
+async def test_two_phases_show_43_before_42_without_any_failure() -> None:
     made = tables(41)
     gate = Gate(("persist", draft("slow").message_id))
     ingest = TwoPhaseIngest(made, gate)
@@ -163,9 +163,7 @@ async def test_what_the_scenarios_do_not_ask_43_is_visible_before_42_without_any
 
 
 @pytest.mark.real_time
-async def test_what_the_scenarios_do_not_ask_a_retry_after_a_failed_publish_publishes_nothing() -> (
-    None
-):
+async def test_two_phases_publish_nothing_on_a_retry_after_a_failed_publish() -> None:
     made = tables(0)
 
     async def log_down(step: str, _send: Draft) -> None:
@@ -179,7 +177,7 @@ async def test_what_the_scenarios_do_not_ask_a_retry_after_a_failed_publish_publ
 
 
 @pytest.mark.real_time
-async def test_what_the_scenarios_do_not_ask_another_members_message_is_swallowed() -> None:
+async def test_two_phases_swallow_a_message_with_another_member_s_key() -> None:
     made = tables(0)
     ingest = TwoPhaseIngest(made)
     await ingest.persist(draft("1", ANN, "ann's"))
@@ -188,9 +186,7 @@ async def test_what_the_scenarios_do_not_ask_another_members_message_is_swallowe
 
 
 @pytest.mark.real_time
-async def test_what_the_scenarios_do_not_ask_a_repaired_counter_overwrites_an_acknowledged_message() -> (
-    None
-):
+async def test_two_phases_overwrite_an_acknowledged_message_after_a_counter_repair() -> None:
     made = tables(0)
     gate = Gate(("persist", draft("late").message_id))
     ingest = TwoPhaseIngest(made, gate)

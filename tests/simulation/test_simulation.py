@@ -71,7 +71,7 @@ def play_many(seeds: Sequence[int]) -> Played:
 
 
 @pytest.mark.long
-def test_every_promise_holds_in_a_thousand_stories_and_every_rare_moment_was_met(
+def test_every_promise_holds_in_a_thousand_runs_that_reach_every_coverage_mark(
     tmp_path: Path,
 ) -> None:
     if (only := os.environ.get("HOLDFAST_SEED")) is not None:
@@ -106,7 +106,7 @@ def test_every_promise_holds_in_a_thousand_stories_and_every_rare_moment_was_met
     assert played.examined.keys() == CHECKERS.keys() - OF_JOBS, "a checker examined nothing"
 
 
-def test_a_seed_is_one_story_twenty_seeds_played_twice_are_the_same_byte_for_byte() -> None:
+def test_twenty_seeds_run_twice_are_the_same_byte_for_byte() -> None:
     def once(seed: int) -> str:
         return hashlib.sha256(encode(play(seed).events)).hexdigest()
 
@@ -125,12 +125,12 @@ def test_a_seed_that_fails_prints_itself_and_everything_derived_from_it() -> Non
     assert any("BROKEN" in verdict for verdict in broken)
 
 
-def test_different_seeds_are_different_stories() -> None:
+def test_different_seeds_are_different_runs() -> None:
     assert len({encode(play(seed).events) for seed in range(1, 6)}) == 5
 
 
 @pytest.mark.parametrize("seed", [84, 111, 245, 278, 281, 295])
-def test_who_was_added_while_fanout_failed_gets_the_chat_without_another_message(seed: int) -> None:
+def test_user_added_while_fanout_fails_gets_the_chat_without_another_message(seed: int) -> None:
     """In these stories the event of joining was skipped, the removal before it was not,
     and the chat stayed quiet.
     """

@@ -12,7 +12,7 @@ GROUPS = {name: group for name, group in ROOT.commands.items() if hasattr(group,
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_what_lists_is_called_ls_and_list_is_understood(name: str) -> None:
+def test_command_that_lists_is_called_ls_and_list_is_accepted(name: str) -> None:
     group = GROUPS[name]
     assert "list" not in group.commands, "one name in help and documentation"
     if "ls" in group.commands:

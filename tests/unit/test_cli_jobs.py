@@ -15,16 +15,16 @@ from holdfast.cli.rest import RestClient
 from holdfast.errors import NotFound
 
 
-def test_what_dies_again_is_not_replayed_for_ever() -> None:
+def test_job_that_dies_again_is_replayed_once() -> None:
     assert list(_portions(2, dead=5)) == [2, 2, 1]
 
 
-def test_where_nothing_is_dead_the_server_is_asked_and_says_so() -> None:
+def test_replay_without_dead_letters_asks_the_server() -> None:
     assert list(_portions(2, dead=0)) == [2]
 
 
 @pytest.mark.parametrize(("rate", "pauses"), [(1, 3), (2, 1), (100, 0)])
-def test_every_named_dead_letter_is_asked_for_oldest_first_within_the_rate_though_some_are_gone(
+def test_named_dead_letters_are_replayed_oldest_first_although_some_are_gone(
     monkeypatch: pytest.MonkeyPatch, rate: int, pauses: int
 ) -> None:
     asked, slept = list[Any](), list[float]()
@@ -49,7 +49,7 @@ def test_every_named_dead_letter_is_asked_for_oldest_first_within_the_rate_thoug
 
 
 @pytest.mark.parametrize(("chosen", "in_all"), [({}, 5), ({"type": "mail"}, None)])
-def test_a_replay_of_many_tells_after_each_second_how_far_it_is(
+def test_long_replay_reports_its_progress_each_second(
     monkeypatch: pytest.MonkeyPatch, chosen: dict[str, str], in_all: int | None
 ) -> None:
     monkeypatch.setattr(jobs.time, "sleep", lambda seconds: None)

@@ -51,11 +51,11 @@ def test_no_input_makes_the_line_unprintable(data: bytes) -> None:
 
 
 @given(st.text())
-def test_what_others_wrote_cannot_drive_the_terminal(text: str) -> None:
+def test_text_of_others_cannot_drive_the_terminal(text: str) -> None:
     assert printable(text).isprintable()
 
 
-def test_events_are_told_in_words() -> None:
+def test_events_are_shown_in_words() -> None:
     def event(content: str) -> str:
         message = {
             "created_at": "2026-01-01T12:34:56.000Z",

@@ -18,7 +18,9 @@ def test_a_rule_that_the_server_cannot_read_is_marked_in_lists() -> None:
     assert requests.besides({**rule, "unreadable": "why"}) == "unreadable, of_next_year"
 
 
-def test_a_short_wait_is_waited_out_and_a_long_one_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_wait_is_waited_out_and_a_long_one_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     waited: list[float] = []
     monkeypatch.setattr(requests.time, "sleep", waited.append)
     refusals = [2.0, 366 * 86_400.0]

@@ -12,7 +12,7 @@ from holdfast.resilience import Backoff
 from holdfast.wire.frames import CursorClaim
 
 
-def test_what_found_no_room_is_not_marked_as_received() -> None:
+def test_message_that_found_no_room_is_not_marked_as_received() -> None:
     copy = ChatCopy(1, 0)
     assert [each.sequence for each in copy.take([message(n) for n in range(1, 6)], 7, room=2)] == [
         1,
@@ -37,7 +37,7 @@ def test_the_cursor_on_disk_waits_for_the_application() -> None:
     assert copy.cursor == CursorClaim(1, 3), "with the last message the hole behind it is passed"
 
 
-def test_what_was_in_flight_leaves_first_on_the_next_connection() -> None:
+def test_entry_in_flight_is_sent_first_on_the_next_connection() -> None:
     entries = [
         OutboxEntry(f"k{n}", chat, "x", "text/plain") for n, chat in enumerate(["a", "b", "a"])
     ]

@@ -258,7 +258,7 @@ def test_heads_of_another_epoch_are_pulled_even_below_the_cursor() -> None:
     ]
 
 
-def test_what_is_heard_of_while_a_page_is_under_way_is_pulled_after_it() -> None:
+def test_head_that_arrives_during_a_pull_is_pulled_after_it() -> None:
     bench = Bench(at(0))
     bench.resume()
     [sync] = bench.get(message(3))
@@ -267,7 +267,7 @@ def test_what_is_heard_of_while_a_page_is_under_way_is_pulled_after_it() -> None
     assert isinstance(again, SyncRequest) and again.payload.after_sequence == 4
 
 
-def test_a_reset_is_told_and_the_chat_starts_at_zero() -> None:
+def test_reset_is_reported_and_the_chat_starts_at_zero() -> None:
     bench = Bench(at(3))
     bench.resume()
     [sync] = bench.get(Resync([ChatHead("c", 2)]))
@@ -331,7 +331,7 @@ def test_a_page_without_messages_does_not_hide_a_reset_from_the_application() ->
     assert bench.kept["c"] == CursorClaim(2, 2)
 
 
-def test_who_left_and_joined_again_starts_anew_whenever_it_crashes() -> None:
+def test_user_who_joined_again_starts_at_zero_whenever_it_crashes() -> None:
     bench = Bench(at(2))
     bench.resume()
     bench.drop()
@@ -342,7 +342,7 @@ def test_who_left_and_joined_again_starts_anew_whenever_it_crashes() -> None:
     assert bench.kept["c"] is None
 
 
-def test_who_left_and_joined_again_keeps_its_new_place_though_the_old_one_was_further() -> None:
+def test_user_who_joined_again_keeps_the_new_cursor_though_the_old_was_higher() -> None:
     bench = Bench(at(0), settings=replace(SETTINGS, buffer_messages_max=100))
     bench.resume(ResumedChat("c", 1, 5, messages(1, 5), 5, False, False))
     [sync] = bench.get(Resync([ChatHead("c", 6)]))
@@ -513,7 +513,7 @@ def test_a_rate_limit_on_a_pull_holds_back_the_others_too() -> None:
     assert [type(frame) for frame in written(bench.pass_time(0.2))] == [SyncRequest]
 
 
-def test_an_ack_that_may_have_been_refused_is_said_again() -> None:
+def test_ack_that_may_be_refused_is_sent_again() -> None:
     bench = Bench(at(0))
     bench.resume()
     bench.get(message(1))
@@ -592,9 +592,7 @@ def test_nothing_more_is_resumed_than_there_is_room_for() -> None:
     assert [type(frame) for frame in frames if is_pull(frame)] == [Resume]
 
 
-def test_a_chat_whose_page_promised_more_and_brought_nothing_waits_a_moment_and_lets_others_go_first() -> (
-    None
-):
+def test_chat_whose_page_brought_nothing_waits_and_lets_others_go_first() -> None:
     bench = Bench({"c": CursorClaim(1, 3), "d": CursorClaim(1, 5)})
     bench.resume()
     (pull,) = bench.get(Resync([ChatHead("c", 9)]))
@@ -610,7 +608,7 @@ def test_a_chat_whose_page_promised_more_and_brought_nothing_waits_a_moment_and_
     )
 
 
-def test_joined_and_gone_chats_are_told_and_kept_or_forgotten() -> None:
+def test_joined_chat_is_reported_and_kept_and_a_gone_one_forgotten() -> None:
     bench = Bench(at(5))
     [sync] = bench.resume(joined=["new"], gone=["c"])
     assert isinstance(sync, SyncRequest) and sync.payload.chat_id == "new"
@@ -652,7 +650,7 @@ def test_a_refusal_that_names_a_chat_makes_the_client_ask_whether_it_is_gone() -
     assert [type(frame) for frame in bench.get(refused, sent.request_id)] == [SyncRequest]
 
 
-def test_a_refusal_that_names_a_chat_we_do_not_know_is_only_told() -> None:
+def test_refusal_that_names_an_unknown_chat_is_only_a_warning() -> None:
     bench = Bench(at(3))
     bench.resume()
     assert bench.get(Error("NOT_A_MEMBER", "no", False, details={"chat_id": "other"})) == []
@@ -702,7 +700,7 @@ def test_client_that_follows_one_chat_is_synced_without_the_others() -> None:
     assert synced(bench) == 1
 
 
-def test_ready_is_told_behind_what_was_missed_and_any_other_state_before_it() -> None:
+def test_ready_comes_after_missed_messages_and_any_other_state_before_them() -> None:
     inbox = Inbox(10)
     for sequence in (1, 2):
         inbox.put(message(sequence))
@@ -755,7 +753,7 @@ def test_acks_are_merged_and_leave_at_most_once_per_interval() -> None:
     assert [frame.payload.sequence for frame in bench.frames(Ack)] == [1, 6]  # type: ignore[union-attr]
 
 
-def test_acks_of_a_broken_connection_are_said_again_on_the_next() -> None:
+def test_acks_of_a_broken_connection_are_sent_again_on_the_next() -> None:
     bench = Bench(at(0))
     bench.resume()
     bench.get(message(1))
@@ -825,9 +823,7 @@ def test_chats_that_are_not_followed_are_passed_over_and_not_acked() -> None:
     assert {f.payload.chat_id for f in bench.frames(Ack) if isinstance(f, Ack)} == {"c"}
 
 
-def test_a_server_that_waits_for_acks_of_a_chat_that_is_not_followed_is_asked_instead_before_its_patience_ends() -> (
-    None
-):
+def test_chat_that_is_not_followed_is_pulled_before_the_server_closes() -> None:
     bench = Bench({"c": CursorClaim(1, 0)}, follow={"c"})
     bench.resume(ResumedChat("d", 1, 2, messages(1, 2, "d"), 2, False, False), joined=["d"])
     assert bench.frames(SyncRequest) == []
@@ -857,9 +853,7 @@ def test_a_chat_that_is_followed_is_pulled_before_those_that_are_not() -> None:
     assert isinstance(sync, SyncRequest) and sync.payload.chat_id == "c"
 
 
-def test_a_session_whose_client_pulls_instead_of_acking_stays_open_and_counts_nothing_as_delivered() -> (
-    None
-):
+def test_session_whose_client_pulls_instead_of_acking_stays_open() -> None:
     talk = Talk().live(0)
     for number in range(1, 20):
         talk.deliver(run(number))
@@ -903,7 +897,7 @@ def test_a_send_without_an_answer_leaves_again_first_with_the_same_id() -> None:
     ] == ["k1"]
 
 
-def test_a_retryable_failure_waits_as_told_and_its_followers_wait_behind_it() -> None:
+def test_retryable_failure_waits_for_its_delay_and_its_followers_behind_it() -> None:
     bench = Bench(entries=[entry(1), entry(2)])
     bench.resume()
     [first] = bench.frames(SendMessage)
@@ -935,7 +929,7 @@ def test_a_send_that_meets_a_defect_is_settled_and_does_not_hold_up_its_chat() -
     assert isinstance(second, SendMessage) and second.payload.client_message_id == "k2"
 
 
-def test_a_final_refusal_is_told_and_the_next_send_leaves() -> None:
+def test_final_refusal_is_reported_and_the_next_send_leaves() -> None:
     bench = Bench(entries=[entry(1), entry(2)])
     bench.resume()
     [first] = bench.frames(SendMessage)
@@ -978,7 +972,7 @@ def test_a_connection_that_is_never_established_is_dropped() -> None:
     assert [a for a in bench.pass_time(15) if isinstance(a, Drop)]
 
 
-def test_an_answer_that_is_still_coming_in_is_waited_for_however_slowly_it_comes() -> None:
+def test_reply_that_still_arrives_is_waited_for_however_slowly() -> None:
     bench = Bench(at(0), entries=[entry(1)])
     [_, resume] = bench.open()
     assert not [a for a in bench.trickle(300) if isinstance(a, Drop)]
@@ -989,7 +983,7 @@ def test_an_answer_that_is_still_coming_in_is_waited_for_however_slowly_it_comes
     assert sequences(bench.take_all()) == [1, 2]
 
 
-def test_an_answer_that_comes_no_further_drops_the_connection() -> None:
+def test_reply_that_stops_arriving_drops_the_connection() -> None:
     bench = Bench(at(0))
     bench.open()
     bench.trickle(60)
@@ -997,7 +991,7 @@ def test_an_answer_that_comes_no_further_drops_the_connection() -> None:
     assert [a for a in bench.pass_time(0.2) if isinstance(a, Drop)]
 
 
-def test_whole_frames_are_no_answer_to_a_question() -> None:
+def test_whole_frames_are_no_reply_to_a_request() -> None:
     bench = Bench(at(0))
     bench.open()
     bench.pass_time(14)
@@ -1039,7 +1033,7 @@ def test_the_watermark_of_an_offline_reader_leaves_with_the_next_connection() ->
     assert [f.payload.sequence for f in bench.frames(Read) if isinstance(f, Read)] == [5]
 
 
-def test_watermarks_of_hundreds_of_chats_leave_within_the_server_s_rate_and_all_of_them() -> None:
+def test_watermarks_of_hundreds_of_chats_all_leave_within_the_server_s_rate() -> None:
     bench = Bench()
     for number in range(300):
         bench.do(bench.machine.read(f"c{number}", 1, bench.now))
@@ -1054,7 +1048,7 @@ def test_watermarks_of_hundreds_of_chats_leave_within_the_server_s_rate_and_all_
         bench.get(Heartbeat({}))
 
 
-def test_a_watermark_that_may_have_been_refused_or_lost_is_said_again() -> None:
+def test_watermark_that_may_be_refused_or_lost_is_sent_again() -> None:
     bench = Bench()
     bench.resume()
     bench.do(bench.machine.read("c", 5, bench.now))
@@ -1068,7 +1062,7 @@ def test_a_watermark_that_may_have_been_refused_or_lost_is_said_again() -> None:
     assert [f.payload.sequence for f in bench.frames(Read) if isinstance(f, Read)] == [5, 5, 4, 5]
 
 
-def test_a_watermark_of_a_numbering_that_is_gone_is_not_said_again() -> None:
+def test_watermark_of_an_old_epoch_is_not_sent_again() -> None:
     bench = Bench(at(7))
     bench.resume()
     bench.do(bench.machine.read("c", 7, bench.now))
@@ -1081,7 +1075,7 @@ def test_a_watermark_of_a_numbering_that_is_gone_is_not_said_again() -> None:
     assert len(bench.frames(Read)) == 1
 
 
-def test_a_watermark_of_a_chat_that_is_not_ours_is_not_said_again() -> None:
+def test_watermark_of_a_chat_that_is_gone_is_not_sent_again() -> None:
     bench = Bench()
     bench.resume()
     bench.do(bench.machine.read("c", 5, bench.now))

@@ -25,17 +25,17 @@ def announced(closing: CloseReason, delay_ms: int = 0) -> ConnectionClosing:
 
 
 @pytest.mark.parametrize("closing", CloseReason, ids=lambda closing: closing.reason)
-def test_the_code_s_range_is_the_rule(closing: CloseReason) -> None:
+def test_range_of_the_close_code_decides(closing: CloseReason) -> None:
     verdict = reconnect().on_closed(closing.code)
     assert isinstance(verdict, Retry if closing.code < 4500 else Stop)
 
 
 @pytest.mark.parametrize("code", [None, 1000, 1001, 1006, 1011, 1012, 4123, 4499])
-def test_every_other_end_is_no_reason_to_give_up(code: int | None) -> None:
+def test_every_other_close_is_retried(code: int | None) -> None:
     assert isinstance(reconnect().on_closed(code), Retry)
 
 
-def test_the_delay_doubles_to_its_cap_with_full_jitter_and_goes_on_for_ever() -> None:
+def test_delay_doubles_to_its_cap_with_full_jitter_without_end() -> None:
     for failures, bound in [(1, 1), (2, 2), (3, 4), (5, 16), (50, 16)]:
         delays = []
         for seed in range(200):
@@ -57,7 +57,7 @@ def test_a_connection_that_lasted_makes_the_next_failure_a_first_one() -> None:
     assert isinstance(verdict, Retry) and verdict.delay_seconds <= 1
 
 
-def test_the_server_s_delay_is_taken_as_it_is_and_once() -> None:
+def test_delay_of_the_server_is_used_as_it_is_and_once() -> None:
     machine = reconnect()
     machine.on_announced(announced(CloseReason.SERVER_SHUTDOWN, 12_345))
     assert machine.on_closed(4000) == Retry(12.345, "server_shutdown")
@@ -80,9 +80,7 @@ def test_after_a_restart_that_was_announced_the_first_retry_comes_within_a_secon
     )
 
 
-def test_after_too_many_frames_a_client_stays_away_for_thirty_seconds_though_nothing_was_announced() -> (
-    None
-):
+def test_close_for_too_many_frames_delays_the_reconnect_by_30_s() -> None:
     verdict = reconnect().on_closed(4009)
     assert isinstance(verdict, Retry)
     assert verdict.delay_seconds >= 30
@@ -95,7 +93,7 @@ def test_an_announced_end_without_reconnect_stops_whatever_the_code() -> None:
     assert isinstance(verdict, Stop) and isinstance(verdict.error, Unauthorized)
 
 
-def test_an_expired_token_is_renewed_once_and_then_is_the_end() -> None:
+def test_expired_token_is_renewed_once_and_then_stops() -> None:
     machine = reconnect()
     first = machine.on_closed(4008)
     assert isinstance(first, Retry) and first.new_token
@@ -106,7 +104,7 @@ def test_an_expired_token_is_renewed_once_and_then_is_the_end() -> None:
     assert isinstance(again, Retry) and again.new_token
 
 
-def test_an_expired_token_that_cannot_be_renewed_is_the_end() -> None:
+def test_expired_token_that_cannot_be_renewed_stops() -> None:
     assert isinstance(reconnect(can_renew=False).on_closed(4008), Stop)
     assert isinstance(reconnect(can_renew=False).on_refused(401, None, ""), Stop)
 
@@ -126,9 +124,7 @@ def test_a_handshake_refused_for_now_is_tried_again_after_what_the_server_says(s
     assert isinstance(verdict, Retry) and 20 <= verdict.delay_seconds <= 25
 
 
-def test_those_who_are_refused_again_and_again_come_less_and_less_often_though_never_before_the_server_says() -> (
-    None
-):
+def test_repeated_refusals_lengthen_the_delay_beyond_retry_after() -> None:
     machine = reconnect()
     delays = [
         verdict.delay_seconds
@@ -142,7 +138,7 @@ def test_those_who_are_refused_again_and_again_come_less_and_less_often_though_n
 
 
 @pytest.mark.parametrize("status", [301, 308])
-def test_an_address_that_has_moved_for_good_is_named_and_not_followed_with_a_token_in_hand(
+def test_permanent_redirect_is_named_and_not_followed(
     status: int,
 ) -> None:
     verdict = reconnect().on_refused(status, None, "https://elsewhere.example/")
@@ -150,13 +146,13 @@ def test_an_address_that_has_moved_for_good_is_named_and_not_followed_with_a_tok
 
 
 @pytest.mark.parametrize("status", [302, 303, 307])
-def test_a_detour_for_now_is_named_and_the_address_tried_again(status: int) -> None:
+def test_temporary_redirect_is_named_and_the_address_tried_again(status: int) -> None:
     verdict = reconnect().on_refused(status, None, "https://maintenance.example/")
     assert isinstance(verdict, Retry) and "maintenance.example" in verdict.reason
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 426])
-def test_what_a_proxy_says_while_the_server_is_away_is_not_the_end(status: int) -> None:
+def test_refusal_of_a_proxy_is_retried(status: int) -> None:
     machine = reconnect()
     for _ in range(3):
         verdict = machine.on_refused(status, None, "")
@@ -189,7 +185,7 @@ def test_a_connection_closed_for_good_says_why_and_what_to_do(closing: CloseReas
 
 
 @pytest.mark.parametrize("status", [301, 400, 401, 403, 404, 426])
-def test_a_client_kept_out_says_what_to_do(status: int) -> None:
+def test_refused_handshake_says_what_to_do(status: int) -> None:
     verdict = reconnect(can_renew=False).on_refused(status, None, "so it is")
     assert isinstance(verdict, Stop)
     assert re.search(r"; .{8,}", verdict.error.message)

@@ -45,7 +45,7 @@ def reopened(path: Path) -> SavedState:
     return asyncio.run(main())
 
 
-def test_what_was_kept_is_there_after_a_restart_in_the_order_of_the_calls(tmp_path: Path) -> None:
+def test_saved_state_is_loaded_after_a_restart_in_order(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "client.db"
 
     async def main() -> Notes:
@@ -73,7 +73,7 @@ def test_what_was_kept_is_there_after_a_restart_in_the_order_of_the_calls(tmp_pa
 
 
 @pytest.mark.real_time
-async def test_an_entry_is_on_disk_before_it_is_said_to_be(tmp_path: Path) -> None:
+async def test_entry_is_on_disk_before_on_written(tmp_path: Path) -> None:
     path = tmp_path / "client.db"
 
     seen: list[bool] = []
@@ -168,7 +168,7 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         reopened(tmp_path / "file" / "client.db")
 
 
-def test_a_failing_disk_is_told_to_whoever_waits(tmp_path: Path) -> None:
+def test_failing_disk_is_reported_to_every_caller(tmp_path: Path) -> None:
     async def main() -> Notes:
         notes = Notes()
         state = FileState(tmp_path / "client.db")
@@ -182,7 +182,7 @@ def test_a_failing_disk_is_told_to_whoever_waits(tmp_path: Path) -> None:
     assert [type(error) for error in notes.errors] == [StateDirectory]
 
 
-def test_what_the_database_cannot_take_is_told_to_whoever_waits_and_the_rest_goes_on(
+def test_entry_refused_by_the_database_is_reported_and_the_rest_is_kept(
     tmp_path: Path,
 ) -> None:
     async def main() -> Notes:
@@ -215,7 +215,7 @@ def test_a_file_that_was_cut_off_opens_as_new_and_says_so(
     assert reopened(path) == SavedState() and len(caplog.messages) == 1
 
 
-def test_what_a_failing_disk_did_not_take_is_kept_with_what_comes_next(tmp_path: Path) -> None:
+def test_changes_refused_by_the_disk_are_kept_with_the_next_write(tmp_path: Path) -> None:
     async def main() -> None:
         notes = Notes()
         state = FileState(tmp_path / "client.db", retry_seconds=60)

@@ -42,9 +42,7 @@ def test_the_marks_of_a_process_that_is_killed_are_there(tmp_path: Path) -> None
     assert read_marks(path) == {"the last moment": 1}
 
 
-def test_a_proof_that_missed_a_moment_is_not_green(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_proof_that_missed_a_mark_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(coverage_marks.MUST_HAPPEN, "made up", frozenset({"a", "b"}))  # type: ignore[arg-type]
     monkeypatch.setattr(support, "DIRECTORY", tmp_path)
     assert missed("made up", {"a": 1, "b": 0}) == ["b"]
@@ -54,7 +52,7 @@ def test_a_proof_that_missed_a_moment_is_not_green(
     tally(ROW, {"a": 1}, whole=False)
 
 
-def test_the_page_shows_how_often_each_moment_came() -> None:
+def test_page_shows_how_often_each_mark_was_reached() -> None:
     assert "| made up | a bell rang | 1,234 |" in render(
         [Row("made up", "", 1, 0, "", marks={"a bell rang": 1234})], "m"
     )

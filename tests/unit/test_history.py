@@ -628,7 +628,7 @@ def test_reads_that_nobody_wants_are_tried_and_shown_as_they_are() -> None:
     on_virtual_time(test)
 
 
-def test_a_recovered_chat_is_read_anew() -> None:
+def test_recovered_chat_is_read_again_from_its_beginning() -> None:
     async def test(bench: Bench) -> None:
         head = await bench.fill(3)
         await bench.store.change(RecoverChat(operator(), CHAT))

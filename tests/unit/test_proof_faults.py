@@ -68,7 +68,7 @@ async def test_a_hanging_call_ends_only_by_its_callers_deadline_or_by_healing() 
 
 
 @pytest.mark.real_time
-async def test_late_replies_change_places_but_effects_do_not() -> None:
+async def test_late_replies_change_their_order_but_effects_do_not() -> None:
     inner, finished = Counter(), []
     first = faulty(inner, scripted(Fault.LATE_REPLY, seconds_max=0.01))
 
@@ -81,7 +81,7 @@ async def test_late_replies_change_places_but_effects_do_not() -> None:
 
 
 @pytest.mark.real_time
-async def test_what_is_not_async_passes_through() -> None:
+async def test_verb_that_is_not_async_passes_through() -> None:
     assert faulty(Counter(), scripted(Fault.FAIL)).size() == 0
 
 

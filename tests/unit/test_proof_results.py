@@ -46,7 +46,7 @@ def test_a_failure_has_no_bound() -> None:
     assert "| 1 | – |" in render([Row("power cuts", "vfs", 200, 1, "0 lost")], "m")
 
 
-def test_what_was_planned_and_did_not_run_is_said() -> None:
+def test_planned_fault_that_did_not_run_is_listed() -> None:
     nothing = list(uncovered({}))
     assert [each.planned for each in nothing] == list(PLAN) and not any(
         each.ran for each in nothing

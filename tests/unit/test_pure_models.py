@@ -239,7 +239,7 @@ def test_hot_chats_are_those_of_the_last_full_minute(counts: list[tuple[str, int
 
 
 @given(st.lists(st.tuples(st.integers(1, 2), st.integers(0, 12), st.integers(0, 12)), max_size=30))
-def test_a_sender_hears_of_each_step_once_and_never_of_going_back(
+def test_sender_gets_each_receipt_once_and_never_a_lower_one(
     marks: list[tuple[int, int, int]],
 ) -> None:
     receipts = Receipts()

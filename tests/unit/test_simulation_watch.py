@@ -9,7 +9,7 @@ from proof.simulation.watch import Watch, watched
 from proof.virtual_loop import LoopClock
 
 
-async def test_what_was_written_to_a_socket_that_takes_nothing_counts_as_waiting() -> None:
+async def test_bytes_written_to_a_blocked_socket_count_as_waiting() -> None:
     record = Recorder(Header(seed=1, notes={}))
     bounds = {"messages": 1000, "bytes": 6000, "requests": 100}
     watch = Watch(record, LoopClock().monotonic, bounds)

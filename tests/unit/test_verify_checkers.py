@@ -153,7 +153,7 @@ def test_a_kept_promise_is_green_and_every_checker_looked_at_something() -> None
     assert all(verdict.examined > 0 for verdict in verdicts)
 
 
-def test_who_was_removed_a_moment_ago_may_still_hear_who_types() -> None:
+def test_user_removed_recently_may_still_get_typing_events() -> None:
     """Longer while something is broken that keeps the gateway from learning it."""
     removed = {
         "memberships": [
@@ -479,7 +479,7 @@ EXCUSED: dict[str, History] = {
 
 
 @pytest.mark.parametrize("name", EXCUSED)
-def test_what_is_allowed_stays_green(name: str) -> None:
+def test_allowed_history_stays_green(name: str) -> None:
     verdicts = check(EXCUSED[name])
     assert red(verdicts) == set(), "\n".join(map(str, verdicts))
 
@@ -509,7 +509,7 @@ INVARIANT_BREAKERS: dict[str, History] = {
 
 
 @pytest.mark.parametrize("name", INVARIANTS)
-def test_each_named_invariant_of_the_seeds_holds_on_a_good_history_and_fails_on_its_broken_one(
+def test_named_invariant_holds_on_a_good_history_and_fails_on_its_broken_one(
     name: str,
 ) -> None:
     kept, violated = INVARIANTS[name](broken()), INVARIANTS[name](INVARIANT_BREAKERS[name])

@@ -41,11 +41,11 @@ def test_a_saved_history_is_loaded_as_it_was(tmp_path: Path) -> None:
     "damage",
     [b"", b"not json\n", b'{"event":"ok","op":1}\n', b'{"event":"header","version":2}\n'],
 )
-def test_what_is_not_a_history_is_refused(damage: bytes) -> None:
+def test_file_that_is_no_history_is_refused(damage: bytes) -> None:
     with pytest.raises(ValueError, match="history"):
         decode(damage)
 
 
-def test_a_field_nobody_knows_is_refused_rather_than_ignored() -> None:
+def test_unknown_field_is_refused() -> None:
     with pytest.raises(ValueError, match="history"):
         decode(encode([Header()]) + b'{"event":"ok","op":1,"surprise":true}\n')

@@ -29,7 +29,7 @@ def test_a_timeout_does_not_overtake_a_thread() -> None:
     assert run(threaded()) == "done"
 
 
-def test_waiting_for_nothing_is_an_error_and_not_a_hang() -> None:
+def test_wait_that_nothing_can_end_is_an_error() -> None:
     async def stuck() -> None:
         await asyncio.get_running_loop().create_future()
 

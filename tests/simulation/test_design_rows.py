@@ -40,9 +40,7 @@ def sent(history: History) -> dict[str, list[Ok | Fail | Unknown | None]]:
         ("reads", Odds(delay=0.9, seconds_max=4.0)),
     ],
 )
-def test_whatever_hangs_every_request_is_answered_within_5_5_seconds(
-    plane: str, odds: Odds
-) -> None:
+def test_every_request_is_answered_within_5_5_s_whatever_hangs(plane: str, odds: Odds) -> None:
     """No fault of the store is an excuse, and no client has to give up: the answer may
     be that nobody knows.
     """
@@ -81,7 +79,7 @@ def test_a_throttled_store_delays_sends_and_loses_none() -> None:
 
 
 @pytest.mark.covers("000 isolation: connection (slow client) to durability")
-def test_clients_that_do_not_read_slow_nobody_elses_sends() -> None:
+def test_clients_that_do_not_read_do_not_slow_other_sends() -> None:
     warned = 0
     for seed in SEEDS:
         history = play(
@@ -99,7 +97,7 @@ def test_clients_that_do_not_read_slow_nobody_elses_sends() -> None:
 
 
 @pytest.mark.covers("001 monitoring: sequence gaps")
-def test_a_log_with_holes_is_counted_as_it_is_read() -> None:
+def test_log_with_holes_is_counted_as_it_is_read() -> None:
     def gaps() -> float:
         return telemetry.REGISTRY.get_sample_value("holdfast_sequence_gaps_total") or 0.0
 
