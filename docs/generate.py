@@ -1,7 +1,7 @@
 """Writes the reference pages that are made from the code: ``python docs/generate.py``.
 
 A page is a function that returns its text; a test compares each with the file, so that
-none can go stale. The pages that are not in PAGES (``seeds*.md``) are written by hand.
+none can go stale.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""docs/reference/metrics.md: every metric of ``telemetry.REGISTRY``, its tier, its
-alert and the seed's name.
+"""docs/reference/metrics.md: every metric of ``telemetry.REGISTRY``, its tier and its
+alert.
 
 Names, types, labels and texts come from the registry; tiers 1 and 2 and their alerts
 stand in CATALOGUE, everything else is tier 3. ``page`` refuses to be written when an
@@ -17,7 +17,8 @@ from prometheus_client.metrics_core import Metric
 
 from holdfast import telemetry
 
-_SEED_NAME = re.compile(r" ?\[([^\]]+)\]")
+_DOCUMENT_NAME = re.compile(r" ?\[[^\]]+\]")
+"""A HELP text ends with the metric's name in a design document, if it has one there."""
 
 
 class Alert(NamedTuple):
@@ -69,11 +70,6 @@ CATALOGUE: dict[str, tuple[int, Alert]] = {
     "fanout_delivery_lag_seconds": (2, Alert("`histogram_quantile(0.99, rate(…_bucket[1h])) > 2` breaks the objective")),
 }  # fmt: skip
 
-LATER: dict[str, str] = {
-    "durability.kafka.produce_latency_p99": "a histogram of the relay's publishes; comes with the Kafka event log. In the embedded server a commit is its own publication, so there is no publish to measure.",
-}
-"""Names of the seeds that no part here can produce yet, and what brings them."""
-
 INTRODUCTION = """# Metrics
 
 Written by `docs/generate.py` from `holdfast.telemetry`; do not edit.
@@ -83,7 +79,8 @@ Written by `docs/generate.py` from `holdfast.telemetry`; do not edit.
 counters, an availability is `holdfast_dependency_up{dependency}`, a breaker is a set of states. Labels are closed sets:
 never a user, a chat or a token. In an alert, `…` stands for the metric's name.
 
-The names in the last column are those of the two design documents Holdfast grew from (the *seeds*).
+A name in brackets at the end of a HELP text is the metric's name in a design document; the pages
+[messaging](../project/design-coverage-messaging.md) and [limits](../project/design-coverage-limits.md) have the mapping.
 
 ## Objectives
 
@@ -111,25 +108,14 @@ def page() -> str:
         lines += [
             f"## Tier {tier}: {meaning}",
             "",
-            "| metric | what | alert | warning | seed |",
-            "|---|---|---|---|---|",
+            "| metric | what | alert | warning |",
+            "|---|---|---|---|",
         ]
         lines += [
             _row(metrics[name], alert) for name, (where, alert) in tiers.items() if where == tier
         ]
         lines.append("")
-    lines += ["## Names of the seeds that come later", "", "| seed | what brings it |", "|---|---|"]
-    lines += [f"| `{name}` | {what} |" for name, what in LATER.items()]
-    return "\n".join(lines) + "\n"
-
-
-def seed_names() -> dict[str, str]:
-    """Every name of the seeds that a HELP text carries, with its metric."""
-    return {
-        name: metric.name
-        for metric in telemetry.REGISTRY.collect()
-        for name in _SEED_NAME.findall(metric.documentation)
-    }
+    return "\n".join(lines)
 
 
 def _labels() -> dict[str, tuple[str, ...]]:
@@ -150,7 +136,6 @@ def _row(metric: Metric, alert: Alert) -> str:
     name = metric.name + ("_total" if metric.type == "counter" else "")
     labels = ", ".join(_labels()[metric.name])
     shown = f"`{name}`" + (f" by {labels}" if labels else "") + f" ({metric.type})"
-    text = _SEED_NAME.sub("", metric.documentation)
-    seeds = ", ".join(f"`{seed}`" for seed in _SEED_NAME.findall(metric.documentation))
-    cells = (shown, text, alert.page or "–", alert.warning or "–", seeds or "–")
+    text = _DOCUMENT_NAME.sub("", metric.documentation)
+    cells = (shown, text, alert.page or "–", alert.warning or "–")
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import pytest
 
+from holdfast import telemetry
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
     page.stem.removeprefix("design-coverage-"): page
@@ -24,6 +26,23 @@ HEADING = re.compile(r"## (\d{3}): .+")
 STATE = re.compile(r"as written(: .+)?|(stronger|changed|partly): .+|not built(: .+)?")
 NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 NOTHING = "-"
+
+# Every name of a metric in the documents.
+METRICS = [
+    "gateway.connection.timeout", "gateway.slow_consumer.disconnects", "gateway.redis.connection_errors",
+    "gateway.redis.available", "gateway.instances.healthy", "gateway.circuit_breaker.open",
+    "gateway.connections.active", "gateway.connections.rate",
+    "durability.dynamodb.throttle_count", "durability.dynamodb.available", "durability.transaction.conflict_rate",
+    "durability.kafka.produce_latency_p99", "durability.kafka.available", "durability.counter.corruption",
+    "durability.duplicate.sequence", "durability.idempotency.hit_rate", "durability.persist.latency_p99",
+    "durability.messages.persisted_rate",
+    "fanout.kafka.consumer_lag", "fanout.delivery.skip_rate", "fanout.messages.delivered_rate", "fanout.retry.count",
+    "fanout.dlq.depth", "fanout.consumer.restarts",
+    "client.resync.forced_rate",
+    "sequence_allocation_latency_p99", "sequence_allocation_errors", "counter_missing_errors", "idempotency_hit_rate",
+    "sequence_gap_rate", "transaction_conflict_rate",
+    "admin_errors_total",
+]  # fmt: skip
 
 
 class Row(NamedTuple):
@@ -92,3 +111,14 @@ def test_every_test_that_covers_a_row_is_in_the_page_of_its_document() -> None:
             for row_name in covered:
                 place = (path.relative_to(ROOT).as_posix(), test)
                 assert place in named[row_name.split()[0]], f"{place} covers {row_name}"
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_metric_of_a_document_is_mapped_to_the_metric_whose_help_names_it(name: str) -> None:
+    rows = [row for _, row in ROWS if re.match(rf"`{re.escape(name)}\b", row.name)]
+    assert rows, f"{name} has no row"
+    helps = {metric.name: metric.documentation for metric in telemetry.REGISTRY.collect()}
+    carriers = {metric for metric, text in helps.items() if f"[{name}]" in text}
+    for row in rows:
+        named = {found.removesuffix("_total") for found in re.findall(r"holdfast_\w+", row.state)}
+        assert row.state.startswith("not built") or carriers & named, f"{row}: {carriers}"

@@ -1,5 +1,4 @@
-"""The documentation is true: links lead somewhere, commands exist, the seeds' names are
-mapped.
+"""The documentation is true: links lead somewhere, commands and metrics exist.
 
 Generated pages are compared by tests/unit/test_generated_pages.py, commands of guides
 run by tests/integration/test_guides.py.
@@ -25,24 +24,6 @@ from holdfast.cli.app import app
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND: Any = typer.main.get_command(app)
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-
-# Every name of a metric in the seeds (failure handling and backpressure; sequencing;
-# the control plane of limits).
-SEED_METRICS = [
-    "gateway.connection.timeout", "gateway.slow_consumer.disconnects", "gateway.redis.connection_errors",
-    "gateway.redis.available", "gateway.instances.healthy", "gateway.circuit_breaker.open",
-    "gateway.connections.active", "gateway.connections.rate",
-    "durability.dynamodb.throttle_count", "durability.dynamodb.available", "durability.transaction.conflict_rate",
-    "durability.kafka.produce_latency_p99", "durability.kafka.available", "durability.counter.corruption",
-    "durability.duplicate.sequence", "durability.idempotency.hit_rate", "durability.persist.latency_p99",
-    "durability.messages.persisted_rate",
-    "fanout.kafka.consumer_lag", "fanout.delivery.skip_rate", "fanout.messages.delivered_rate", "fanout.retry.count",
-    "fanout.dlq.depth", "fanout.consumer.restarts",
-    "client.resync.forced_rate",
-    "sequence_allocation_latency_p99", "sequence_allocation_errors", "counter_missing_errors", "idempotency_hit_rate",
-    "sequence_gap_rate", "transaction_conflict_rate",
-    "admin_errors_total",
-]  # fmt: skip
 
 # What a page must not carry: places on one machine, and promises instead of facts.
 FORBIDDEN = [r"/root/", r"/home/(?!you\b)", r"\bTODO\b", r"\bFIXME\b", r"\bcoming soon\b"]
@@ -168,14 +149,6 @@ def test_every_command_on_a_page_exists(page: Path) -> None:
         if words[0] not in later and (found := complaint_about(words)) is not None
     ]
     assert not wrong, f"{name_of(page)}: {wrong}"
-
-
-@pytest.mark.parametrize("name", SEED_METRICS)
-def test_every_metric_of_the_seeds_is_mapped(name: str) -> None:
-    page = metrics_page()
-    carried, later = page.seed_names(), page.LATER  # type: ignore[attr-defined]
-    assert (name in carried) != (name in later), f"{name}: in a HELP text, or said to come later"
-    assert f"`{name}`" in (ROOT / "docs/reference/metrics.md").read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
