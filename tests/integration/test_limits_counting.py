@@ -32,7 +32,7 @@ async def test_sends_of_many_connections_slip_through_once(redis_server: Server)
     doors, sent = EntryPoints(limiter), 0
     for _ in range(15):  # five connections, ten sends of each in a turn
         sent += sum(doors.admit_at_once("send", User("acme", "ann"), 10)[0] for _ in range(5))
-        await _until(lambda: limiter._batcher.idle)
+        await _until(lambda: limiter._remote.batcher.idle)
     await counters.aclose()
     assert sent == 50, "one round trip's worth, and then it is paid back"
 
@@ -46,7 +46,7 @@ async def test_a_redis_that_was_emptied_does_not_make_nodes_think_that_they_are_
         for n in range(5):
             counters = RedisCounters(RedisSettings(redis_server.url, prefix="emptied"))
             stack.push_async_callback(counters.aclose)
-            limiter = Limiter(counters, SystemClock(), QUICK, place=NodeIdentity(f"n{n}"))
+            limiter = Limiter(counters, SystemClock(), QUICK, node=NodeIdentity(f"n{n}"))
             nodes.append(await stack.enter_async_context(limiter))
         await _until(lambda: all(node.nodes == 5 for node in nodes))
         for _ in range(5):

@@ -115,7 +115,7 @@ class Node:
     ) -> None:
         self.stack = stack
         self.counters = RedisCounters(RedisSettings(redis_url))
-        self.limiter = Limiter(self.counters, SystemClock(), settings, place=NodeIdentity(name))
+        self.limiter = Limiter(self.counters, SystemClock(), settings, node=NodeIdentity(name))
         self.feed: RuleFeed
 
     async def follow(

@@ -54,7 +54,7 @@ async def test_programs_without_a_name_are_told_apart(tmp_path: Path, redis_serv
         open_limits(settings, tmp_path / "a") as one,
         open_limits(settings, tmp_path / "b") as two,
     ):
-        assert one.limiter.place.node != two.limiter.place.node
+        assert one.limiter.node.node != two.limiter.node.node
         assert two.limiter.nodes >= 2
 
 

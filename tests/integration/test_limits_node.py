@@ -123,7 +123,7 @@ async def refused(node: Node, ask: Callable[[], Awaitable[Any]], tries: int) -> 
     for number in range(tries):
         if await ask():
             return number
-        await until(lambda: node.limits.limiter._batcher.idle, "the counters")
+        await until(lambda: node.limits.limiter._remote.batcher.idle, "the counters")
     raise AssertionError(f"nobody was refused in {tries} tries")
 
 

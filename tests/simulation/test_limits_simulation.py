@@ -74,8 +74,8 @@ class Reader:
     async def head(self) -> RuleLogHead:
         self._at()
         head = await self.log.head()
-        unseen = self.log.committed_at[head.seq :]  # a replica says how old what it has may be
-        lag_seconds = asyncio.get_running_loop().time() - unseen[0] if unseen else 0.0
+        behind = self.log.committed_at[head.seq :]  # a replica says how old what it has may be
+        lag_seconds = asyncio.get_running_loop().time() - behind[0] if behind else 0.0
         return structs.replace(head, lag_seconds=lag_seconds)
 
     async def changes_after(self, seq: int, limit: int = 100) -> Sequence[RuleChange]:
@@ -143,7 +143,7 @@ class Node:
             world.counters,
             clock,
             LimiterSettings(lease_percent=LEASE_PERCENT),
-            place=NodeIdentity(self.name),
+            node=NodeIdentity(self.name),
             file=world.disk / f"{self.name}.json",
         )
         self.feed = world.feed(
@@ -160,7 +160,7 @@ class Node:
         self.alive = False
         history = self.world.history
         history.in_force = [each for each in history.in_force if each.node != self.name]
-        for task in (*self.limiter._upkeep._background, *self.limiter._batcher._calls):
+        for task in (*self.limiter._heartbeat._background, *self.limiter._remote.batcher._calls):
             task.cancel()
         await self.feed.__aexit__()
 
@@ -339,12 +339,12 @@ class World:
         started has a new share. What does not wait slips through for one round trip, of
         the counters and of the share.
         """
-        seen = NODES - 1 if self.mortal else NODES
-        share = math.ceil(LIMIT / seen)
+        known = NODES - 1 if self.mortal else NODES
+        share = math.ceil(LIMIT / known)
         window = WINDOW_MIN if self.changing else WINDOW
         at_once, per_second = (
             LIMIT + (NODES + self.starts) * share,
-            LIMIT / window * (1 + NODES / seen),
+            LIMIT / window * (1 + NODES / known),
         )
         slip = NODES * SOON_MAX
         slips, slips_per_second = 2 * slip, 0.0

@@ -21,13 +21,13 @@ from holdfast.limits.entry_points import (
     AdmissionControl,
     EntryPoint,
     EntryPoints,
-    questions,
+    checks_of,
     refusal,
 )
 from holdfast.limits.entry_rules import DEFAULT_RULES
 from holdfast.limits.limiter.limiter import Limiter
 from holdfast.limits.rule_changes import Change, decide
-from holdfast.limits.rule_json import ENTRANCE_RESOURCES
+from holdfast.limits.rule_json import ENTRY_POINT_RESOURCES
 from holdfast.limits.rules import Rule, RuleName, RuleSet
 from holdfast.limits.rulestore.contract import RetentionSettings
 from holdfast.limits.rulestore.sqlite import SqliteRuleStore
@@ -228,7 +228,7 @@ def test_admin_errors_are_counted_by_operation_and_error(tmp_path: Path) -> None
     with_control(tmp_path, scenario)
 
 
-def entrances(*rules: Rule) -> EntryPoints:
+def entry_points(*rules: Rule) -> EntryPoints:
     clock = ManualClock()
     return EntryPoints(Limiter(MemoryCounters(clock), clock, rules=RuleSet.of(rules)))
 
@@ -236,10 +236,10 @@ def entrances(*rules: Rule) -> EntryPoints:
 @pytest.mark.real_time
 async def test_an_entrance_asks_for_user_tenant_and_address() -> None:
     ann, bob = User("acme", "ann"), User("acme", "bob")
-    by_user = entrances(Rule("*", "send:user", "fixed_window", 2, 60.0))
+    by_user = entry_points(Rule("*", "send:user", "fixed_window", 2, 60.0))
     assert [by_user.ask_at_once("send", ann) is None for _ in range(3)] == [True, True, False]
     assert by_user.ask_at_once("send", bob) is None
-    by_tenant = entrances(Rule("*", "rest:tenant", "fixed_window", 2, 60.0))
+    by_tenant = entry_points(Rule("*", "rest:tenant", "fixed_window", 2, 60.0))
     answers = [refusal(await by_tenant.decide("rest", user)) for user in (ann, bob, ann)]
     assert answers[:2] == [None, None]
     assert isinstance(answers[2], RateLimited)
@@ -247,7 +247,7 @@ async def test_an_entrance_asks_for_user_tenant_and_address() -> None:
     assert refusal(await by_tenant.decide("rest", User("other", "ann"))) is None, (
         "each tenant has the whole limit"
     )
-    by_address = entrances(Rule("*", "connect:address", "fixed_window", 1, 60.0))
+    by_address = entry_points(Rule("*", "connect:address", "fixed_window", 1, 60.0))
     assert by_address.ask_at_once("connect", User("", ""), "10.0.0.1") is None
     assert by_address.ask_at_once("connect", User("", ""), "10.0.0.1") is not None
     assert by_address.ask_at_once("connect", User("", ""), "10.0.0.2") is None
@@ -259,7 +259,7 @@ class Doors:
     def __init__(self, *rules: Rule) -> None:
         self.admitted: list[str] = []
         self.refused: list[str] = []
-        self.sends = AdmissionControl(self, entrances(*rules))
+        self.sends = AdmissionControl(self, entry_points(*rules))
 
     def submit(self, body: Any, sender: User, source: str, deadline: float, answer: Any) -> None:
         self.admitted.append(source)
@@ -325,9 +325,11 @@ def test_a_rule_that_counts_holders_is_asked_for_each_send() -> None:
 
 
 def test_what_every_door_asks_is_known_as_an_entrance() -> None:
-    entrances: tuple[EntryPoint, ...] = ("connect", "send", "rest", "check", "admin")
-    asked = [questions(entrance, User("acme", "ann"), "192.0.2.1") for entrance in entrances]
-    assert {check.resource for checks in asked for check in checks} == ENTRANCE_RESOURCES, (
+    entry_points: tuple[EntryPoint, ...] = ("connect", "send", "rest", "check", "admin")
+    asked = [
+        checks_of(entry_point, User("acme", "ann"), "192.0.2.1") for entry_point in entry_points
+    ]
+    assert {check.resource for checks in asked for check in checks} == ENTRY_POINT_RESOURCES, (
         "no rule that nobody asks"
     )
 
@@ -341,7 +343,7 @@ def test_a_rule_that_would_be_refused_today_can_still_be_deleted() -> None:
 @pytest.mark.real_time
 async def test_what_one_rule_of_an_entrance_refuses_is_not_charged_to_the_others() -> None:
     ann, bob = User("acme", "ann"), User("acme", "bob")
-    doors = entrances(
+    doors = entry_points(
         Rule("*", "send:user", "fixed_window", 5, 3600.0),
         Rule("*", "send:tenant", "fixed_window", 2, 60.0),
     )
@@ -352,7 +354,7 @@ async def test_what_one_rule_of_an_entrance_refuses_is_not_charged_to_the_others
     left = [decision.remaining for decision in await doors.decide("send", ann)]
     assert left == [3, 0], "two went through, and only they were counted"
     assert doors.admit_at_once("send", bob, 3)[0] == 0
-    by_address = entrances(
+    by_address = entry_points(
         Rule("*", "connect:user", "fixed_window", 5, 3600.0),
         Rule("acme", "connect:address", "fixed_window", 1, 60.0),
     )

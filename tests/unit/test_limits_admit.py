@@ -1,5 +1,5 @@
 """How many of a turn's sends fit: no history makes the question raise, and who waits as
-told is admitted.
+refused is admitted.
 """
 
 from __future__ import annotations
@@ -93,15 +93,17 @@ def test_a_look_says_how_many_fit_and_when_the_next_does(
     life = Life(algorithm, seed)
     for _ in range(steps):
         life.step()
-        life.table.look(KEY, life.terms, life.rng.randint(1, 40), life.now)
-    told = life.table.look(KEY, life.terms, count, life.now)
-    fits = count if told is None else told.admitted
+        life.table.peek(KEY, life.terms, life.rng.randint(1, 40), life.now)
+    refused = life.table.peek(KEY, life.terms, count, life.now)
+    fits = count if refused is None else refused.admitted
     assert all(life.admits_one(f"new{n}") for n in range(fits))
-    if told is not None:
+    if refused is not None:
         assert fits < count
-        assert not life.admits_one("more") and told.wait_ms > 0 and told.remaining == 0
-        life.now += told.wait_ms + 1
-        assert life.admits_one("later"), "who waited as he was told is admitted"
+        assert not life.admits_one("more") and refused.wait_ms > 0 and refused.remaining == 0
+        life.now += refused.wait_ms + 1
+        assert life.admits_one("later"), (
+            "a caller that waits as long as the refusal says is admitted"
+        )
 
 
 class Taken:
@@ -117,14 +119,16 @@ class Taken:
 
 
 async def send_all(doors: EntryPoints, senders: list[str]) -> tuple[list[str], list[Outcome]]:
-    """Sends of one turn: who was let in, and what the others were told."""
-    taken, told = Taken(), list[Outcome]()
+    """Sends of one turn: who was let in, and what the others were refused."""
+    taken, refused = Taken(), list[Outcome]()
     sends = AdmissionControl(taken, doors)
     for name in senders:
-        sends.submit(SendBody("m", "chat", "hello"), User("acme", name), "socket", 1.0, told.append)
+        sends.submit(
+            SendBody("m", "chat", "hello"), User("acme", name), "socket", 1.0, refused.append
+        )
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    return taken.senders, told
+    return taken.senders, refused
 
 
 @pytest.mark.parametrize(
@@ -139,10 +143,10 @@ def test_every_send_of_a_turn_is_answered_also_when_the_tenants_rule_never_grant
         Rule("*", "send:tenant", algorithm, 5, 60.0),
     ]
     doors = EntryPoints(Limiter(MemoryCounters(clock), clock, rules=RuleSet.of(rules)))
-    admitted, told = asyncio.run(send_all(doors, ["ann"] * 12))
+    admitted, refused = asyncio.run(send_all(doors, ["ann"] * 12))
     assert len(admitted) == 5
-    assert len(told) == 7 and all(isinstance(each, RateLimited) for each in told)
-    assert isinstance(told[0], RateLimited) and told[0].retry_after_seconds > least
+    assert len(refused) == 7 and all(isinstance(each, RateLimited) for each in refused)
+    assert isinstance(refused[0], RateLimited) and refused[0].retry_after_seconds > least
 
 
 def test_a_defect_in_the_question_is_told_to_whom_it_concerns_and_costs_nobody_else_his_answer() -> (
@@ -150,7 +154,7 @@ def test_a_defect_in_the_question_is_told_to_whom_it_concerns_and_costs_nobody_e
 ):
     class Broken(EntryPoints):
         def admit_at_once(
-            self, entrance: object, who: User, count: int, address: str = ""
+            self, entry_point: object, who: User, count: int, address: str = ""
         ) -> tuple[int, RateLimited | None]:
             if who.user_id == "bob":
                 raise ZeroDivisionError
@@ -158,6 +162,6 @@ def test_a_defect_in_the_question_is_told_to_whom_it_concerns_and_costs_nobody_e
 
     clock = ManualClock()
     doors = Broken(Limiter(MemoryCounters(clock), clock))
-    admitted, told = asyncio.run(send_all(doors, ["ann", "bob", "bob", "cid"]))
+    admitted, refused = asyncio.run(send_all(doors, ["ann", "bob", "bob", "cid"]))
     assert admitted == ["ann", "cid"]
-    assert len(told) == 2 and all(isinstance(each, InternalError) for each in told)
+    assert len(refused) == 2 and all(isinstance(each, InternalError) for each in refused)

@@ -1058,7 +1058,7 @@ def test_a_rule_that_cannot_be_read_is_told_as_it_was_written_and_set_anew(tmp_p
                     f"""UPDATE {table} SET body = replace(body, '"token_bucket"', '"gcra"')"""
                 )
         told = (await rest.ask("GET", ONE, key)).json()
-        assert (told["algorithm"], told["version"]) == ("gcra", 1) and "set it anew" in told[
+        assert (told["algorithm"], told["version"]) == ("gcra", 1) and "set all its fields" in told[
             "unreadable"
         ]
         assert validator.is_valid(told)

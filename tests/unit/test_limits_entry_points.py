@@ -151,9 +151,9 @@ def test_a_shadow_counts_what_its_rule_would_have_and_each_check_once(
 
 
 def _terms(limits: Limiter) -> LimitParams:
-    plan = limits._plans.find("acme", "send:user")
-    assert plan is not None
-    return plan.terms
+    compiled = limits._compiler.find("acme", "send:user")
+    assert compiled is not None
+    return compiled.terms
 
 
 @pytest.mark.parametrize("counters", ["near", "far", "away"])

@@ -104,8 +104,8 @@ class Shares(RuleBasedStateMachine):
         told.
         """
         at %= len(self.nodes)
-        charged = sum(debt.charged for debt in self.nodes[at].pending(self.now, 100))
-        assert charged <= self.owed[at] and not self.nodes[at].owes
+        charged = sum(charge.charged for charge in self.nodes[at].take_pending(self.now, 100))
+        assert charged <= self.owed[at] and not self.nodes[at].has_pending
         self.owed[at] = 0
 
     @invariant()

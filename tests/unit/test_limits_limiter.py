@@ -28,10 +28,10 @@ from holdfast.limits.counters.contract import (
     NodesAnnounced,
 )
 from holdfast.limits.counters.memory import MemoryCounters
-from holdfast.limits.limiter import decisions as planning
-from holdfast.limits.limiter import limiter as limiting
 from holdfast.limits.limiter.batch import BatchSettings
+from holdfast.limits.limiter.decisions import RuleCompiler
 from holdfast.limits.limiter.limiter import Limiter
+from holdfast.limits.limiter.remote_checks import COUNTED_LATER_MAX
 from holdfast.limits.limiter.settings import LimiterSettings, NodeIdentity
 from holdfast.limits.rules import Check, Decision, Rule, RuleSet
 from proof import virtual_loop
@@ -322,7 +322,7 @@ async def test_a_reset_reaches_denials_leases_and_shares_of_every_node() -> None
     """
     counters, rules = Telling(), RuleSet.of([rule(100), rule(1000, "leased", precision="leased")])
     nodes = [
-        Limiter(counters, virtual_loop.LoopClock(), rules=rules, place=NodeIdentity(name))
+        Limiter(counters, virtual_loop.LoopClock(), rules=rules, node=NodeIdentity(name))
         for name in ("here", "there")
     ]
     here, there = nodes
@@ -454,9 +454,7 @@ async def test_a_check_under_way_ends_with_the_rule_it_began_with_and_the_next_h
     assert (after.allowed, after.limit, after.rule_version) == (True, 100, 2)
 
 
-def test_a_rule_is_looked_up_once_for_each_resource_and_what_is_remembered_is_bounded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_rule_is_looked_up_once_per_resource_in_a_bounded_cache() -> None:
     class Noted(RuleSet):
         looked: ClassVar[list[str]] = []
 
@@ -464,21 +462,21 @@ def test_a_rule_is_looked_up_once_for_each_resource_and_what_is_remembered_is_bo
             self.looked.append(resource)
             return super().lookup(tenant, resource)
 
-    monkeypatch.setattr(planning, "PLANS_MAX", 5)
     rules = Noted({made.name: made for made in [rule(10), rule(5, "*")]})
-    limits = Limiter(MemoryCounters(ManualClock()), ManualClock(), rules=rules)
+    compiler = RuleCompiler(rules, lease_percent=1.0, size_max=5)
     for _ in range(3):
-        assert (
-            decision := limits.try_check("acme", "send", "ann")
-        ) is not None and decision.limit == 10
+        found = compiler.find("acme", "send")
+        assert found is not None and found.terms.limit == 10
     assert rules.looked == ["send"]
     for n in range(20):
-        assert (
-            decision := limits.try_check("acme", f"r{n}", "ann")
-        ) is not None and decision.limit == 5
-        assert len(limits._found) <= 5
+        found = compiler.find("acme", f"r{n}")
+        assert found is not None and found.terms.limit == 5
+        assert len(compiler.found) <= 5
+    limits = Limiter(MemoryCounters(ManualClock()), ManualClock(), rules=rules)
+    for _ in range(3):
+        assert limits.try_check("acme", "send", "ann") is not None
     assert limits.try_check("other", "send", "ann") == limits.try_check("other", "send", "bob")
-    assert rules.looked[-2:] == ["send", "send"], "that nothing limits is not remembered"
+    assert rules.looked[-3:] == ["send"] * 3, "that nothing limits is not remembered"
 
 
 @pytest.mark.parametrize("wildcard", [None, "/*"])
@@ -602,7 +600,7 @@ async def test_memories_are_bounded() -> None:
     limits = limiter(Shared(), rule(1), keys_max=10)
     for n in range(50):
         await ask(limits, 2, f"u{n}")
-    assert len(limits._known) <= 10
+    assert len(limits._cache) <= 10
 
 
 async def test_too_many_waiting_keys_are_answered_by_the_share() -> None:
@@ -678,13 +676,12 @@ async def test_what_was_allowed_before_it_was_counted_is_charged_to_the_share_if
     assert allowed(await ask(limits, 4)) == 2
 
 
-async def test_checks_whose_askers_do_not_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limiting, "COUNTED_LATER_MAX", 5)
-
-    limits = limiter(Shared(), rule(100))
+async def test_checks_whose_callers_do_not_wait_are_bounded() -> None:
+    limits, most = limiter(Shared(), rule(10 * COUNTED_LATER_MAX)), COUNTED_LATER_MAX
     for _ in range(2):  # what was counted makes room
-        decided = [limits.check_optimistic("acme", "send", "ann").decided_by for _ in range(7)]
-        assert decided == ["counted_later"] * 5 + ["local_share"] * 2
+        asked = (limits.check_optimistic("acme", "send", "ann") for _ in range(most + 2))
+        decided = [decision.decided_by for decision in asked]
+        assert decided == ["counted_later"] * most + ["local_share"] * 2
         await asyncio.sleep(1)
 
 
@@ -717,14 +714,14 @@ async def test_a_defect_in_one_answer_leaves_the_others_theirs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limits = limiter(Shared(), rule(10))
-    learn = limits._learn
+    learn = limits._remote._learn
 
-    def learn_but_of_bob(plan: Any, ask: CounterRequest, *rest: Any) -> Any:
+    def learn_but_of_bob(compiled: Any, ask: CounterRequest, *rest: Any) -> Any:
         if ask.key[1] == "bob":
             raise ZeroDivisionError
-        return learn(plan, ask, *rest)
+        return learn(compiled, ask, *rest)
 
-    monkeypatch.setattr(limits, "_learn", learn_but_of_bob)
+    monkeypatch.setattr(limits._remote, "_learn", learn_but_of_bob)
     checks = [limits.check("acme", "send", who) for who in ("ann", "bob", "cid")]
     with capture_logs() as logs:
         ann, bob, cid = await asyncio.gather(*checks, return_exceptions=True)
@@ -736,7 +733,7 @@ async def test_a_defect_in_one_answer_leaves_the_others_theirs(
     assert len(logs) == 1
     limits.check_optimistic("acme", "send", "bob")
     await asyncio.sleep(0.01)
-    assert limits._counted_later == 0, "what nobody waits for makes room, however it ended"
+    assert limits._remote._counted_later == 0, "what nobody waits for makes room, however it ended"
 
 
 async def test_counters_that_fail_before_they_are_asked_keep_nobody_waiting() -> None:

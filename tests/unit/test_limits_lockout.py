@@ -8,8 +8,8 @@ import pytest
 from msgspec import structs
 
 from holdfast.errors import InvalidRule
-from holdfast.limits.entry_points import questions
-from holdfast.limits.entry_rules import ADMIN, ADMIN_RESOURCES, keep_open, locks_out
+from holdfast.limits.entry_points import checks_of
+from holdfast.limits.entry_rules import ADMIN, ADMIN_RESOURCES, locks_out, refuse_lockout
 from holdfast.limits.rules import Rule, RuleSet
 from holdfast.message import User
 
@@ -18,7 +18,7 @@ TOO_FEW = Rule("*", "admin:*", "fixed_window", 1, 60.0)
 
 
 def test_the_door_is_what_the_admin_entrance_asks() -> None:
-    (asked,) = questions("admin", User("", "key-1"))
+    (asked,) = checks_of("admin", User("", "key-1"))
     assert (asked.tenant, asked.resource) == ADMIN
 
 
@@ -102,7 +102,9 @@ def test_what_answers_the_door_is_what_the_limiter_would_find() -> None:
             judged.append(rule)
         shuts = has_door and any(map(locks_out, judged))
         try:
-            keep_open([made], [rule for name, rule in rules.items() if name in ADMIN_RESOURCES])
+            refuse_lockout(
+                [made], [rule for name, rule in rules.items() if name in ADMIN_RESOURCES]
+            )
             assert not shuts
         except InvalidRule:
             assert shuts
@@ -112,8 +114,10 @@ def test_what_answers_the_door_is_what_the_limiter_would_find() -> None:
 
 def test_what_was_shut_before_stops_no_other_change() -> None:
     other = Rule("*", "admin:k*", "token_bucket", 600, 60.0)
-    keep_open([other], [structs.replace(ENOUGH, limit=1), TOO_FEW])
-    keep_open([structs.replace(TOO_FEW, deleted=True)], [structs.replace(ENOUGH, limit=1), TOO_FEW])
+    refuse_lockout([other], [structs.replace(ENOUGH, limit=1), TOO_FEW])
+    refuse_lockout(
+        [structs.replace(TOO_FEW, deleted=True)], [structs.replace(ENOUGH, limit=1), TOO_FEW]
+    )
 
 
 @pytest.mark.parametrize("resource", [name for name in ADMIN_RESOURCES if name != ADMIN.resource])
@@ -121,10 +125,10 @@ def test_a_wildcard_that_would_lock_operators_out_is_refused_also_while_another_
     resource: str,
 ) -> None:
     with pytest.raises(InvalidRule, match="lock operators out"):
-        keep_open([structs.replace(TOO_FEW, resource=resource)], [ENOUGH])
+        refuse_lockout([structs.replace(TOO_FEW, resource=resource)], [ENOUGH])
 
 
 def test_a_program_without_an_admin_entrance_may_make_any_rule() -> None:
-    keep_open([TOO_FEW], [])
+    refuse_lockout([TOO_FEW], [])
     with pytest.raises(InvalidRule):
-        keep_open([TOO_FEW], [structs.replace(ENOUGH, deleted=True)])
+        refuse_lockout([TOO_FEW], [structs.replace(ENOUGH, deleted=True)])

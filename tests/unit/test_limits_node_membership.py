@@ -28,7 +28,7 @@ async def test_counters_that_forgot_everybody_do_not_give_each_node_the_whole_li
     """
     counters, rules = Members(), RuleSet.of([Rule("acme", "x", "fixed_window", LIMIT, 36_000.0)])
     crowd = [
-        Limiter(counters, virtual_loop.LoopClock(), rules=rules, place=NodeIdentity(f"n{n}"))
+        Limiter(counters, virtual_loop.LoopClock(), rules=rules, node=NodeIdentity(f"n{n}"))
         for n in range(NODES)
     ]
     for limits in crowd:
@@ -59,7 +59,7 @@ async def test_nodes_that_start_while_the_counters_are_away_share_among_as_many_
                 counters,
                 virtual_loop.LoopClock(),
                 rules=rules,
-                place=NodeIdentity(f"n{n}"),
+                node=NodeIdentity(f"n{n}"),
                 file=tmp_path / f"n{n}.json",
             )
             for n in range(count)
@@ -101,7 +101,7 @@ async def test_shares_add_up_to_the_limit_also_where_it_does_not_divide(
     counters, rules = Members(), RuleSet.of([Rule("acme", "x", algorithm, limit, 36_000.0)])
     async with AsyncExitStack() as stack:
         crowd = [
-            Limiter(counters, virtual_loop.LoopClock(), rules=rules, place=NodeIdentity(f"n{n}"))
+            Limiter(counters, virtual_loop.LoopClock(), rules=rules, node=NodeIdentity(f"n{n}"))
             for n in range(6)
         ]
         for limits in crowd:
@@ -158,15 +158,15 @@ async def test_a_disk_that_cannot_keep_the_number_of_nodes_stops_no_heartbeat(
         counters, virtual_loop.LoopClock(), file=tmp_path / "nowhere" / "nodes.json"
     ) as limits:
         await asyncio.sleep(10)
-        assert counters.members[limits.place.node] > asyncio.get_running_loop().time() + 3
+        assert counters.members[limits.node.node] > asyncio.get_running_loop().time() + 3
 
 
 async def test_who_died_is_counted_until_it_was_missing_for_a_whole_ttl() -> None:
     counters, settings = Members(), LimiterSettings(heartbeat_seconds=1.0, node_ttl_seconds=5.0)
     async with Limiter(
-        counters, virtual_loop.LoopClock(), settings, place=NodeIdentity("a")
+        counters, virtual_loop.LoopClock(), settings, node=NodeIdentity("a")
     ) as alive:
-        async with Limiter(counters, virtual_loop.LoopClock(), settings, place=NodeIdentity("b")):
+        async with Limiter(counters, virtual_loop.LoopClock(), settings, node=NodeIdentity("b")):
             await asyncio.sleep(1.5)
         assert alive.nodes == 2
         await asyncio.sleep(8)
@@ -178,34 +178,34 @@ async def test_who_died_is_counted_until_it_was_missing_for_a_whole_ttl() -> Non
 def test_fewer_are_believed_only_while_the_counters_answer_all_the_time() -> None:
     members, named = NodeMembership(5.0, "n0"), True
 
-    def seen(count: int, now: float) -> None:
-        members.seen(count, [f"n{n}" for n in range(count)] if named else (), now)
+    def answered(count: int, now: float) -> None:
+        members.on_answer(count, [f"n{n}" for n in range(count)] if named else (), now)
 
     for now, count in enumerate([10, 3, 4, 2, 3, 3]):
-        seen(count, float(now))
+        answered(count, float(now))
         assert members.count == len(members.names) == 10
-    members.unseen()
-    seen(3, 20.0)
-    seen(6, 24.0)
+    members.on_no_answer()
+    answered(3, 20.0)
+    answered(6, 24.0)
     assert members.count == len(members.names) == 10, "begun again"
-    seen(2, 25.0)
+    answered(2, 25.0)
     assert members.count == 6 and members.names == tuple(f"n{n}" for n in range(6)), (
         "as many as were seen"
     )
-    seen(7, 25.5)
+    answered(7, 25.5)
     assert members.count == len(members.names) == 7, "more at once"
     named = False
-    seen(300, 26.0)
+    answered(300, 26.0)
     assert (members.count, members.names) == (300, ()), "not all names are told of so many"
 
 
 def test_who_comes_while_another_goes_is_one_more_until_the_other_was_missing_for_a_ttl() -> None:
     members = NodeMembership(5.0, "a")
-    members.seen(2, ["a", "b"], 0.0)
+    members.on_answer(2, ["a", "b"], 0.0)
     for now in (1.0, 5.9):
-        members.seen(2, ["a", "c"], now)
+        members.on_answer(2, ["a", "c"], now)
         assert members.names == ("a", "b", "c") and members.count == 3
-    members.seen(2, ["a", "c"], 6.0)
+    members.on_answer(2, ["a", "c"], 6.0)
     assert members.names == ("a", "c") and members.count == 2
 
 
@@ -214,10 +214,10 @@ def test_who_was_missed_before_an_outage_is_not_missed_during_it() -> None:
     nothing.
     """
     members = NodeMembership(5.0, "n0", count=10)
-    members.seen(3, (), 0.0)
-    members.unseen()
-    members.seen(3, (), 10.0)
-    members.seen(3, (), 14.9)
+    members.on_answer(3, (), 0.0)
+    members.on_no_answer()
+    members.on_answer(3, (), 10.0)
+    members.on_answer(3, (), 14.9)
     assert members.count == 10
-    members.seen(3, (), 15.0)
+    members.on_answer(3, (), 15.0)
     assert members.count == 3

@@ -23,7 +23,7 @@ from holdfast.limits.counters.contract import (
     NodesAnnounced,
 )
 from holdfast.limits.counters.memory import MemoryCounters
-from holdfast.limits.limiter import fallback as sharing
+from holdfast.limits.limiter.fallback import FallbackLimiter
 from holdfast.limits.limiter.limiter import Limiter
 from holdfast.limits.limiter.settings import LimiterSettings, NodeIdentity
 from holdfast.limits.rules import Algorithm, Check, Rule, RuleSet
@@ -36,7 +36,7 @@ def node(counters: Shared, rule: Rule, name: str = "a", **settings: Any) -> Limi
         virtual_loop.LoopClock(),
         LimiterSettings(**settings),
         RuleSet.of([rule]),
-        place=NodeIdentity(name),
+        node=NodeIdentity(name),
     )
 
 
@@ -93,7 +93,7 @@ def test_debts_stay_on_the_books_until_the_counters_take_them_and_are_never_char
             await asyncio.sleep(5)
             counters.deaf = None
             await asyncio.sleep(5)
-            assert not one._share.owes
+            assert not one._share.has_pending
             return sum(each.charged for each in counters.adjustments)
 
     assert virtual_loop.run(main(Unavailable("nothing was counted"))) == 60
@@ -124,10 +124,10 @@ async def test_a_node_with_much_to_charge_goes_on_saying_that_it_lives() -> None
             await one.check("acme", "x", f"s{n}")
         counters.mood = "well"
         await asyncio.sleep(9)
-        assert one._share.owes
+        assert one._share.has_pending
         assert counters.members["a"] >= loop.time() + 3
         await asyncio.sleep(6)
-        assert not one._share.owes
+        assert not one._share.has_pending
 
 
 async def test_holders_admitted_without_the_counters_hold_there_when_they_are_back() -> None:
@@ -258,11 +258,8 @@ async def test_more_subjects_than_a_node_can_count_share_one_more_limit() -> Non
     assert await admitted(limits, 1, "fresh") == 1
 
 
-def test_shares_of_more_rules_than_are_remembered_are_worked_out_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sharing, "TERMS_MAX", 3)
-    share = sharing.FallbackLimiter(100)
+def test_shares_of_more_rules_than_fit_the_cache_are_computed_again() -> None:
+    share = FallbackLimiter(100, terms_max=3)
     share.share_among(5)
     rules = [Rule("acme", f"r{n}", "fixed_window", 10 * (n + 1), 3600.0) for n in range(8)]
     for turn in range(2):

@@ -96,7 +96,7 @@ def test_holders_are_not_counted_where_nobody_gives_a_hold_back(resource: str) -
     holders = {**GOOD, "resource": resource, "algorithm": "concurrency"}
     with pytest.raises(InvalidRule) as raised:
         new_rule(holders)
-    assert "gives a hold back" in raised.value.details["fields"]["algorithm"]
+    assert "releases holds" in raised.value.details["fields"]["algorithm"]
     with pytest.raises(InvalidRule):
         changed_rule(new_rule({**GOOD, "resource": resource}), {"algorithm": "concurrency"})
 

@@ -41,14 +41,14 @@ async def test_each_region_grants_the_whole_limit_by_counters_of_its_own_alone(
     nodes: list[Limiter] = []
     counters = [Shared() for _ in range(redises)]
     for index, region in enumerate(("us-east", "us-east", "eu-west", "eu-west")):
-        place = NodeIdentity(f"n{index}", region)
+        identity = NodeIdentity(f"n{index}", region)
         shared = counters[0 if region == "us-east" else -1]
         nodes.append(
-            Limiter(shared, virtual_loop.LoopClock(), rules=RuleSet.of([RULE]), place=place)
+            Limiter(shared, virtual_loop.LoopClock(), rules=RuleSet.of([RULE]), node=identity)
         )
     assert sum([await admitted(node, 80) for node in nodes]) == granted
     for node in nodes:
-        assert (await node.check("acme", "send", "ann")).region == node.place.region
+        assert (await node.check("acme", "send", "ann")).region == node.node.region
 
 
 @pytest.mark.covers("004 open questions: split brain, 5 seen of 10")
@@ -61,7 +61,7 @@ async def test_ten_nodes_that_know_of_five_admit_at_most_twice_the_limit() -> No
             counters,
             virtual_loop.LoopClock(),
             rules=RuleSet.of([RULE]),
-            place=NodeIdentity(f"n{n}", "here"),
+            node=NodeIdentity(f"n{n}", "here"),
         ) as node:
             counters.mood = "away"
             total += await admitted(node, 300)

@@ -131,7 +131,7 @@ async def test_a_decision_names_its_region_also_where_there_is_no_rule(tmp_path:
 async def test_a_node_without_a_name_is_given_one_that_it_keeps(tmp_path: Path) -> None:
     async def name(folder: str, node_id: str = "") -> str:
         async with open_limits(LimitsSettings(), tmp_path / folder, node_id) as plane:
-            return plane.limiter.place.node
+            return plane.limiter.node.node
 
     first = await name("a")
     assert await name("a", "a-name") == "a-name"

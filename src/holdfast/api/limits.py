@@ -26,7 +26,7 @@ from holdfast.errors import (
 )
 from holdfast.limits.admin import REASON_LENGTH_MAX, VERSION_MAX, ImportRequest
 from holdfast.limits.counters.contract import KEYS_PER_CALL_MAX
-from holdfast.limits.entry_points import questions
+from holdfast.limits.entry_points import checks_of
 from holdfast.limits.http import refusal
 from holdfast.limits.limiter.decisions import SUBJECT_LENGTH_MAX, Standing
 from holdfast.limits.rule_changes import RuleChange, RuleChangeResult
@@ -464,7 +464,7 @@ async def _charge_more(deps: ApiDeps, call: Call, count: int) -> None:
     """Charge a call for all its checks but the first, charged before the body was
     read."""
     asked = (
-        [question._replace(cost=count) for question in questions("check", call.principal.user)]
+        [question._replace(cost=count) for question in checks_of("check", call.principal.user)]
         if count
         else ()
     )

@@ -35,7 +35,7 @@ from holdfast.errors import (
     Unauthorized,
     Unavailable,
 )
-from holdfast.limits.entry_points import EntryPoint, questions
+from holdfast.limits.entry_points import EntryPoint, checks_of
 from holdfast.limits.http import refusal, refusing
 from holdfast.limits.rules import Decision
 from holdfast.message import SEQUENCE_MAX, check_id
@@ -198,12 +198,12 @@ async def _ask_limits(
     """
     if endpoint.scope == "limits:check" and principal.kind == "tenant_key":
         decisions = [
-            await deps.limits.limiter.check(*check) for check in questions("check", principal.user)
+            await deps.limits.limiter.check(*check) for check in checks_of("check", principal.user)
         ]
     else:
-        entrance: EntryPoint = "admin" if principal.kind == "admin_key" else "rest"
-        decisions = await deps.limits.entrances.decide(
-            entrance, principal.user, address_of(request, deps)
+        entry_point: EntryPoint = "admin" if principal.kind == "admin_key" else "rest"
+        decisions = await deps.limits.entry_points.decide(
+            entry_point, principal.user, address_of(request, deps)
         )
         request.decisions = decisions
     if refused := refusal(decisions):

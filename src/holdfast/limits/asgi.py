@@ -62,7 +62,7 @@ class RateLimitMiddleware:
         try:
             decisions = await self._limiter.check_many(checks)
         except InvalidCheck as error:
-            await _tell(
+            await _refuse(
                 scope,
                 receive,
                 send,
@@ -70,17 +70,17 @@ class RateLimitMiddleware:
                 [],
             )
             return
-        told = self._limiter.told(checks, decisions)
+        visible = self._limiter.visible(checks, decisions)
         added = [
             (n.lower().encode(), v.encode())
-            for n, v in rate_limit_headers(told, legacy=self._legacy)
+            for n, v in rate_limit_headers(visible, legacy=self._legacy)
         ]
         async with self._holding(checks, decisions):
             if all(decision.allowed for decision in decisions):
                 await self._pass_on(scope, receive, send, added)
             else:
-                wait = (b"retry-after", str(retry_after(told)).encode())
-                await _tell(scope, receive, send, problem(told), [*added, wait])
+                wait = (b"retry-after", str(retry_after(visible)).encode())
+                await _refuse(scope, receive, send, problem(visible), [*added, wait])
 
     async def _pass_on(self, scope: _Scope, receive: _Receive, send: _Send, added: Encoded) -> None:
         async def with_headers(message: _Message) -> None:
@@ -115,11 +115,11 @@ class RateLimitMiddleware:
                 await self._limiter.renew(check, hold)
 
 
-async def _tell(
-    scope: _Scope, receive: _Receive, send: _Send, told: Mapping[str, Any], added: Encoded
+async def _refuse(
+    scope: _Scope, receive: _Receive, send: _Send, document: Mapping[str, Any], added: Encoded
 ) -> None:
     """Respond in place of the application."""
-    body = msgspec.json.encode(told)
+    body = msgspec.json.encode(document)
     headers = [
         *added,
         (b"content-type", PROBLEM_TYPE.encode()),
@@ -131,5 +131,5 @@ async def _tell(
         if answer not in scope.get("extensions", {}):
             await send({"type": "websocket.close", "code": TRY_AGAIN_LATER})
             return
-    await send({"type": f"{answer}.start", "status": told["status"], "headers": headers})
+    await send({"type": f"{answer}.start", "status": document["status"], "headers": headers})
     await send({"type": f"{answer}.body", "body": body})

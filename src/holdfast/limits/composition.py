@@ -66,9 +66,11 @@ class LimitsSettings:
     to the primary.
     """
     region: str = "local"
-    """In every decision. Each region counts on its own and grants the whole limit.
-    Nodes that share a Redis have the same region, all others another one: one node per
-    region publishes rule changes to its Redis."""
+    """A label, shown in every decision. It separates nothing: nodes that use one Redis
+    share its counters whatever their regions are called, and nodes with different
+    Redises each grant the whole limit. Give nodes that share a Redis the same region,
+    and all others another one, because one node per region publishes rule changes to
+    its Redis."""
     limiter: LimiterSettings = field(default_factory=LimiterSettings)
     feed: FeedSettings = field(default_factory=FeedSettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
@@ -105,13 +107,13 @@ class LimitsParts:
     """Running limits.
 
     ``limiter`` answers checks, ``control`` changes rules, ``feed`` brings changes to
-    this node, and ``entrances`` makes the checks of Holdfast's own entry points.
+    this node, and ``entry_points`` makes the checks of Holdfast's own entry points.
     """
 
     limiter: Limiter
     control: RuleAdmin
     feed: RuleFeed
-    entrances: EntryPoints
+    entry_points: EntryPoints
     notifications: Notifications | None = None
 
     def dependencies(self) -> dict[str, str]:
@@ -131,7 +133,7 @@ class LimitsParts:
         health = {
             **await self.control.health(),
             "rate_limiting": limiting,
-            "region": self.limiter.place.region,
+            "region": self.limiter.node.region,
         }
         return {**health, "rules": "stale"} if self.feed.stale else health
 
@@ -146,7 +148,7 @@ class LimitsParts:
             "counters": self.limiter.counters_state,
             **self.limiter.health.status(),
             "notifications": "up" if trouble is None else f"{trouble.reason}: {trouble.detail}",
-            "region": self.limiter.place.region,
+            "region": self.limiter.node.region,
             "nodes": self.limiter.nodes,
             "rules": len(self.limiter.rules.live()),
             "digest": self.limiter.rules.digest,
@@ -178,13 +180,13 @@ async def open_limits(
     state.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - once, before anything else runs
     async with AsyncExitStack() as stack:
         counters, notifications = await _counters_of(chosen, clock, stack)
-        place = NodeIdentity(
+        node = NodeIdentity(
             node_id or await asyncio.to_thread(identity, state, Ids(clock)), chosen.region
         )
         # counters in this process have one node
         nodes_file = None if counters.immediate else state / NODES_NAME
         limiter = Limiter(
-            counters, clock, chosen.limiter, None, place, lambda: feed.nudge(), nodes_file
+            counters, clock, chosen.limiter, None, node, lambda: feed.nudge(), nodes_file
         )
         rules = await _rules_of(chosen, state, clock, notifications, stack)
         # embedded rules are on this disk already

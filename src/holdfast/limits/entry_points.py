@@ -34,29 +34,29 @@ from holdfast.wire.frames import SendBody
 EntryPoint = Literal["connect", "send", "rest", "check", "admin"]
 
 CONNECT_ADDRESS = "connect:address"
-QUESTIONS_MAX = 16_384
+CALLERS_MAX = 16_384
 """Recent callers whose checks are cached: they are the same for every send."""
 
 
-@lru_cache(QUESTIONS_MAX)
-def questions(entrance: EntryPoint, who: User, address: str = "") -> Sequence[Check]:
+@lru_cache(CALLERS_MAX)
+def checks_of(entry_point: EntryPoint, who: User, address: str = "") -> Sequence[Check]:
     """The checks of an entry point. Unknown users, tenants and addresses are left out.
 
     An address stands for its owner: an IPv6 customer has a whole /64. A handshake
     checks twice: first its address, before the user is known, by the rule of all
     tenants; then its user, and its address by the rule of its tenant.
     """
-    if entrance == "admin":
+    if entry_point == "admin":
         return [Check(*ADMIN, who.user_id or address_group(address))]
-    asked = []
-    if who.user_id and entrance != "check":  # a service that makes checks acts for many users
-        asked.append(Check(who.tenant, f"{entrance}:user", who.user_id))
-    if entrance == "connect":
+    checks = []
+    if who.user_id and entry_point != "check":  # a service that makes checks acts for many users
+        checks.append(Check(who.tenant, f"{entry_point}:user", who.user_id))
+    if entry_point == "connect":
         if address:
-            asked.append(Check(who.tenant or ANY, CONNECT_ADDRESS, address_group(address)))
+            checks.append(Check(who.tenant or ANY, CONNECT_ADDRESS, address_group(address)))
     elif who.tenant:
-        asked.append(Check(who.tenant, f"{entrance}:tenant", who.tenant))
-    return asked
+        checks.append(Check(who.tenant, f"{entry_point}:tenant", who.tenant))
+    return checks
 
 
 class EntryPoints:
@@ -67,57 +67,48 @@ class EntryPoints:
         self._operators = Buckets(ADMIN_CALLS_PER_MINUTE_MIN / 60, ADMIN_CALLS_PER_MINUTE_MIN)
         """For operators whose local share is used up: on many nodes it may be zero."""
 
-    async def decide(self, entrance: EntryPoint, who: User, address: str = "") -> list[Decision]:
+    async def decide(self, entry_point: EntryPoint, who: User, address: str = "") -> list[Decision]:
         """Exact, all rules or none, for entry points that can wait for the deadline.
 
         Decisions of rules in shadow mode are left out. While the counters are
         unavailable, an operator has enough calls on each node to undo any change.
         """
-        asked = self._asked(entrance, who, address)
-        decisions = self._limiter.told(asked, await self._limiter.check_many(asked))
-        if entrance == "admin" and any(
+        checks = self._checks(entry_point, who, address)
+        decisions = self._limiter.visible(checks, await self._limiter.check_many(checks))
+        if entry_point == "admin" and any(
             decision.degraded and not decision.allowed for decision in decisions
         ):
-            wait = self._operators.take(asked[0].subject, asyncio.get_running_loop().time())
+            wait = self._operators.take(checks[0].subject, asyncio.get_running_loop().time())
             return decisions if wait else []
         return decisions
 
-    def ask_at_once(self, entrance: EntryPoint, who: User, address: str = "") -> RateLimited | None:
+    def ask_at_once(
+        self, entry_point: EntryPoint, who: User, address: str = ""
+    ) -> RateLimited | None:
         """For entry points that cannot wait."""
-        return self.admit_at_once(entrance, who, 1, address)[1]
+        return self.admit_at_once(entry_point, who, 1, address)[1]
 
     def admit_at_once(
-        self, entrance: EntryPoint, who: User, count: int, address: str = ""
+        self, entry_point: EntryPoint, who: User, count: int, address: str = ""
     ) -> tuple[int, RateLimited | None]:
-        """``ask_at_once`` for ``count`` requests: how many pass, the others' error.
+        """``ask_at_once`` for ``count`` requests: how many pass, the others' error."""
+        checks = self._checks(entry_point, who, address)
+        admitted, decision = self._limiter.admit(checks, count)
+        return admitted, refusal([decision]) if decision is not None else None
 
-        Looks at the later rules first, so that what they refuse is not charged to the
-        first.
-        """
-        asked, refused = self._asked(entrance, who, address), None
-        for check in asked[1:]:
-            admitted, decision = self._limiter.look(check, count)
-            if decision is not None:
-                count, refused = admitted, refusal([decision])
-        for check in asked if count else ():
-            admitted, decision = self._limiter.admit_soon(check, count)
-            if decision is not None:
-                count, refused = admitted, refusal([decision])
-        return count, refused
-
-    def _asked(self, entrance: EntryPoint, who: User, address: str) -> Sequence[Check]:
+    def _checks(self, entry_point: EntryPoint, who: User, address: str) -> Sequence[Check]:
         """Leave out the address of a known user, which was charged before it was known.
 
         It is checked again only if the tenant has its own rule for addresses.
         """
-        asked = questions(entrance, who, address)
+        checks = checks_of(entry_point, who, address)
         if (
-            entrance != "connect"
+            entry_point != "connect"
             or not who.tenant
             or self._limiter.has_own_rule(who.tenant, CONNECT_ADDRESS)
         ):
-            return asked
-        return [check for check in asked if check.resource != CONNECT_ADDRESS]
+            return checks
+        return [check for check in checks if check.resource != CONNECT_ADDRESS]
 
 
 class Sends(Protocol):
@@ -146,9 +137,9 @@ class AdmissionControl:
     order. The bounds of sessions and requests bound what waits here.
     """
 
-    def __init__(self, sends: Sends, entrances: EntryPoints) -> None:
+    def __init__(self, sends: Sends, entry_points: EntryPoints) -> None:
         self._sends = sends
-        self._entrances = entrances
+        self._entrances = entry_points
         self._waiting: list[_Send] = []
 
     def submit(

@@ -2,7 +2,7 @@
 
 ``DEFAULT_RULES`` are created when a node first starts; then they are the operator's.
 
-``keep_open`` rejects a change that would lock operators out of the admin API, so that
+``refuse_lockout`` rejects a change that would lock operators out of the admin API, so that
 they can always undo what they did. The rule store calls it where the change is
 committed, with the rules of that moment. A rule that could answer for the admin API
 must leave enough even while a more specific one answers, because it takes effect when
@@ -57,17 +57,18 @@ ADMIN_RESOURCES = (
 """The resources whose rule for ``*`` can answer for the admin API, by specificity."""
 
 
-def is_of_the_door(name: RuleName) -> bool:
+def is_admin_rule(name: RuleName) -> bool:
+    """Whether a rule of this name can answer for the admin API."""
     return name.tenant == ADMIN.tenant and name.resource in ADMIN_RESOURCES
 
 
-def keep_open(made: Iterable[Rule], there: Iterable[Rule]) -> None:
+def refuse_lockout(made: Iterable[Rule], there: Iterable[Rule]) -> None:
     """InvalidRule if the rules ``made`` leave operators too little of the admin API.
 
     ``there`` are the admin API's rules before the change.
     """
     before = {rule.resource: rule for rule in there}
-    ours = {rule.resource: rule for rule in made if is_of_the_door(rule.name)}
+    ours = {rule.resource: rule for rule in made if is_admin_rule(rule.name)}
     after = {**before, **ours}
     if ADMIN.resource not in after:
         return

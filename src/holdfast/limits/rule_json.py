@@ -31,7 +31,7 @@ LIMIT_MAX = 1_000_000_000
 HOLDERS_MAX = 1_000
 """Holders per concurrency counter. One value stores them, so they cost each check."""
 
-ENTRANCE_RESOURCES = frozenset(rule.resource for rule in DEFAULT_RULES)
+ENTRY_POINT_RESOURCES = frozenset(rule.resource for rule in DEFAULT_RULES)
 """The resources of our own entry points. They count arrivals; none reports an end."""
 
 DRAIN_SECONDS_MAX = 100 * 366 * 86_400.0
@@ -124,7 +124,7 @@ def render(rule: AnyRule) -> dict[str, Any]:
     unreadable = {}
     if isinstance(rule, UnreadableRule):
         unreadable["unreadable"] = (
-            f"no rule that this version knows ({rule.why}): set it anew, whole, or delete it"
+            f"no rule that this version knows ({rule.why}): set all its fields, or delete it"
         )
     return {
         **settable(rule),
@@ -219,19 +219,18 @@ def _judged(rule: Rule) -> Rule:
         problems["precision"] = "holders cannot be leased; use strict"
     if rule.algorithm == "concurrency" and rule.limit > HOLDERS_MAX:
         problems["limit"] = f"must be at most {HOLDERS_MAX} for concurrency"
-    if rule.algorithm == "concurrency" and (entrance := _entrance_under(rule.resource)):
+    if rule.algorithm == "concurrency" and (entry_point := _entry_point_under(rule.resource)):
         problems["algorithm"] = (
-            f"cannot be concurrency for {entrance}: no entrance gives a hold back; limit a rate"
+            f"cannot be concurrency for {entry_point}: no entry point releases holds; limit a rate"
         )
     refuse(problems)
     return rule
 
 
-def _entrance_under(resource: str) -> str | None:
+def _entry_point_under(resource: str) -> str | None:
     """An entry point that a rule of this resource would answer for."""
     return next(
-        (entrance for entrance in sorted(ENTRANCE_RESOURCES) if is_reached(entrance, resource)),
-        None,
+        (ours for ours in sorted(ENTRY_POINT_RESOURCES) if is_reached(ours, resource)), None
     )
 
 

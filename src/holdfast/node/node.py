@@ -69,7 +69,7 @@ class Node:
     ) -> None:
         gateway_settings, plane_settings = settings.gateway, settings.durability
         self.settings = settings
-        self.node_id = limits.limiter.place.node
+        self.node_id = limits.limiter.node.node
         self.secrets = secrets
         self.started_at = timestamp(clock.now())
         self.broken = asyncio.Event()
@@ -97,7 +97,7 @@ class Node:
             self._durability, clock, self._ids, plane_settings.intake, revocations.is_muted
         )
         self.limits = limits
-        self._sends = AdmissionControl(self._intake, limits.entrances)
+        self._sends = AdmissionControl(self._intake, limits.entry_points)
         raiser = EpochRaiser(self._durability, clock, self._ids)
         self._housekeeping = KeyExpiry(store, store, clock, plane_settings.keys)
         self._proofs = CursorProofs(secrets.jwt_secret.encode())
@@ -173,7 +173,7 @@ class Node:
             proxies=self.settings.server.proxies,
             refusal=self._revocations.refusal,
             draining=lambda: self.gateway.draining,
-            rules=self.limits.entrances,
+            rules=self.limits.entry_points,
             legacy_rate_limit_headers=self.settings.api.legacy_rate_limit_headers,
         )
         entrance = WebSocketUpgrade(handshake, self.gateway, backpressure.inbound)

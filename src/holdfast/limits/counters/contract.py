@@ -107,7 +107,7 @@ class Counters(Protocol):
     """Where use is counted."""
 
     immediate: bool
-    """Whether they are in this process, so that ``take_now`` and ``look_now``
+    """Whether they are in this process, so that ``take_now`` and ``peek_now``
     answer."""
 
     def take_trouble(self) -> CountersTrouble | None:
@@ -120,7 +120,7 @@ class Counters(Protocol):
         """Answer one request without I/O. Only for immediate counters."""
         ...
 
-    def look_now(self, key: CounterKey, terms: LimitParams, count: int) -> CounterReading | None:
+    def peek_now(self, key: CounterKey, terms: LimitParams, count: int) -> CounterReading | None:
         """None if ``count`` costs of 1 fit now, else how many do. Takes nothing.
 
         Only for immediate counters.

@@ -38,8 +38,8 @@ class MemoryCounters:
             counter = self.table.counter(key, terms, now)
         return counter.admit(terms, now, cost)
 
-    def look_now(self, key: CounterKey, terms: LimitParams, count: int) -> CounterReading | None:
-        return self.table.look(key, terms, count, self._monotonic() * 1000)
+    def peek_now(self, key: CounterKey, terms: LimitParams, count: int) -> CounterReading | None:
+        return self.table.peek(key, terms, count, self._monotonic() * 1000)
 
     async def take(self, entries: Sequence[Sequence[CounterRequest]]) -> CounterResponse:
         now = self._monotonic() * 1000

@@ -108,7 +108,7 @@ class RedisCounters:
     ) -> CounterReading:
         raise Unavailable("these counters are a round trip away")
 
-    def look_now(self, key: CounterKey, terms: LimitParams, count: int) -> CounterReading | None:
+    def peek_now(self, key: CounterKey, terms: LimitParams, count: int) -> CounterReading | None:
         raise Unavailable("these counters are a round trip away")
 
     def take(self, entries: Sequence[Sequence[CounterRequest]]) -> Awaitable[CounterResponse]:

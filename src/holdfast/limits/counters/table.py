@@ -82,7 +82,7 @@ class CounterTable:
             return counter.admit(ask.terms, now, ask.cost)
         return take(counter, ask.terms, now, ask.cost, ask.times, ask.want, ask.spent)
 
-    def look(
+    def peek(
         self, key: CounterKey, terms: LimitParams, count: int, now: float
     ) -> CounterReading | None:
         """None if ``count`` costs of 1 fit now, else how many do. Takes nothing."""

@@ -89,12 +89,12 @@ class BatchedCheck(Struct):
     Callers that do not wait come before ``waiters`` in the order of admission.
     """
 
-    plans: tuple[CompiledRule, ...]
+    compiled_rules: tuple[CompiledRule, ...]
     asks: tuple[CounterRequest, ...]
     waiters: list[asyncio.Future[Any]]
 
 
-Tell = Callable[[BatchedCheck, BatchResult | None], None]
+OnResult = Callable[[BatchedCheck, BatchResult | None], None]
 """Answers the waiters of an entry; None if the counters did not answer."""
 
 
@@ -113,20 +113,20 @@ class _Batch:
 
 
 class Batcher:
-    """``tell`` is called once per entry, ``on_success`` after each answered call."""
+    """``on_result`` is called once per entry, ``on_success`` after each answered call."""
 
     def __init__(
         self,
         counters: Counters,
         clock: Clock,
         settings: BatchSettings,
-        tell: Tell,
+        on_result: OnResult,
         on_success: Callable[[], None],
     ) -> None:
         self._counters = counters
         self._monotonic = clock.monotonic
         self._settings = settings
-        self._tell = tell
+        self._on_result = on_result
         self._on_success = on_success
         self.breaker = Breaker(settings.breaker)
         self._merged: dict[CounterKey, BatchedCheck] = {}
@@ -140,26 +140,26 @@ class Batcher:
         self._probes = True
         self.keys_per_call = 0
 
-    def ask(self, plan: CompiledRule, ask: CounterRequest) -> BatchedCheck | None:
+    def ask(self, compiled: CompiledRule, ask: CounterRequest) -> BatchedCheck | None:
         """Ask for one key; callers that wait join the entry. None: must not ask now."""
         entry = self._merged.get(ask.key)
         if entry is not None and _alike(entry.asks[0], ask):
             entry.asks[0].times += ask.times
             entry.asks[0].spent += ask.spent
             return entry
-        entry = self.ask_all((plan,), (ask,))
+        entry = self.ask_all((compiled,), (ask,))
         if entry is not None:
             self._merged[ask.key] = entry
         return entry
 
     def ask_all(
-        self, plans: tuple[CompiledRule, ...], asks: tuple[CounterRequest, ...]
+        self, compiled_rules: tuple[CompiledRule, ...], asks: tuple[CounterRequest, ...]
     ) -> BatchedCheck | None:
         """Ask for several keys, all or none."""
         keys_waiting = self._keys_waiting + len(asks)
         if keys_waiting > self._waiting_max or not (self._flush_due or self._begin_turn()):
             return None
-        entry = BatchedCheck(plans, asks, [])
+        entry = BatchedCheck(compiled_rules, asks, [])
         self._waiting.append(entry)
         self._keys_waiting = keys_waiting
         return entry
@@ -314,7 +314,7 @@ class Batcher:
     def _answer(self, entry: BatchedCheck, answer: BatchResult | None) -> None:
         """Contain a defect: it fails the waiters of this entry only."""
         try:
-            self._tell(entry, answer)
+            self._on_result(entry, answer)
         except Exception as error:
             telemetry.defect("limits", error)
             for waiter in entry.waiters:

@@ -188,17 +188,17 @@ class Holds:
 
     def __init__(self, ids: Ids, size_max: int) -> None:
         self._ids = ids
-        self._places: LruDict[tuple[CounterKey, LimitParams]] = LruDict(size_max)
+        self._counters: LruDict[tuple[CounterKey, LimitParams]] = LruDict(size_max)
 
     def ask(self, key: CounterKey, terms: LimitParams) -> str:
         """The name of a new hold that is about to be requested."""
         hold = self._ids.new("hld_")
-        self._places.put(("", hold), (key, terms))
+        self._counters.put(("", hold), (key, terms))
         return hold
 
-    def place(self, check: Check, hold: str) -> tuple[CounterKey, LimitParams] | None:
+    def counter_of(self, check: Check, hold: str) -> tuple[CounterKey, LimitParams] | None:
         """The counter that granted a hold; None if unknown or of another subject."""
-        found = self._places.get(("", hold))
+        found = self._counters.get(("", hold))
         if found is None:
             return None
         prefix, subject = found[0]
@@ -210,6 +210,6 @@ class Holds:
 
     def end(self, hold: str) -> tuple[CounterKey, LimitParams] | None:
         """Forget a hold that is released; its counter, if it is known here."""
-        found = self._places.get(("", hold))
-        self._places.drop(("", hold))
+        found = self._counters.get(("", hold))
+        self._counters.drop(("", hold))
         return found

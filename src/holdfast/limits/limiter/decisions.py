@@ -23,7 +23,7 @@ from holdfast.limits.rule_json import LIMIT_MAX, RESOURCE_LENGTH_MAX, TENANT_LEN
 from holdfast.limits.rules import DecidedBy, Decision, Rule, RuleName, RuleSet
 
 SUBJECT_LENGTH_MAX = 1024
-PLANS_MAX = 65_536
+COMPILED_MAX = 65_536
 """Compiled rules, and names they were found by, that are kept. When full, all are
 dropped and compiled again."""
 
@@ -51,7 +51,8 @@ class RuleCompiler:
     any rule's (paths, which only a wildcard can match).
     """
 
-    def __init__(self, rules: RuleSet, lease_percent: float) -> None:
+    def __init__(self, rules: RuleSet, lease_percent: float, size_max: int = COMPILED_MAX) -> None:
+        self._size_max = size_max
         self._rules = rules
         self._lease_percent = lease_percent
         self._of_rules: dict[tuple[str, RuleName], CompiledRule] = {}
@@ -60,21 +61,21 @@ class RuleCompiler:
 
     def find(self, tenant: str, resource: str) -> CompiledRule | None:
         """None if nothing limits: there is no rule, or it is off."""
-        plan = self.found.get((tenant, resource))
-        if plan is not None:
-            return plan
+        compiled = self.found.get((tenant, resource))
+        if compiled is not None:
+            return compiled
         rule = self._rules.lookup(tenant, resource)
         if rule is None or rule.mode == "off":
             return None
         if len(tenant) > TENANT_LENGTH_MAX:
             return self._made(tenant, rule)
-        plan = self._of_rules.get((tenant, rule.name))
-        if plan is None:
-            plan = self._made(tenant, rule)
-            _put(self._of_rules, (tenant, rule.name), plan)
+        compiled = self._of_rules.get((tenant, rule.name))
+        if compiled is None:
+            compiled = self._made(tenant, rule)
+            self._put(self._of_rules, (tenant, rule.name), compiled)
         if len(resource) <= RESOURCE_LENGTH_MAX:
-            _put(self.found, (tenant, resource), plan)
-        return plan
+            self._put(self.found, (tenant, resource), compiled)
+        return compiled
 
     def _made(self, tenant: str, rule: Rule) -> CompiledRule:
         holds = rule.algorithm == "concurrency"
@@ -85,21 +86,22 @@ class RuleCompiler:
             rule, terms, key_prefix(tenant, rule), rule.label, lease, holds, rule.mode == "shadow"
         )
 
+    def _put(self, kept: dict[K, CompiledRule], key: K, compiled: CompiledRule) -> None:
+        if len(kept) >= self._size_max:
+            kept.clear()
+        kept[key] = compiled
 
-def _put(plans: dict[K, CompiledRule], key: K, plan: CompiledRule) -> None:
-    if len(plans) >= PLANS_MAX:
-        plans.clear()
-    plans[key] = plan
 
-
-def validate(plan: CompiledRule | None, subject: str, cost: int) -> None:
+def validate(compiled: CompiledRule | None, subject: str, cost: int) -> None:
     """Raise InvalidCheck for what no rule, or not this one, can ever admit."""
-    most, whose = (LIMIT_MAX, "any rule") if plan is None else (plan.terms.capacity, plan.label)
+    most, whose = (
+        (LIMIT_MAX, "any rule") if compiled is None else (compiled.terms.capacity, compiled.label)
+    )
     if not 1 <= cost <= most:
         raise InvalidCheck(
             f"cost must be between 1 and {most}, the capacity of {whose}", field="cost"
         )
-    if plan is not None and plan.holds and cost != 1:
+    if compiled is not None and compiled.holds and cost != 1:
         raise InvalidCheck("cost must be 1 for a concurrency rule", field="cost")
     if not subject or len(subject) > SUBJECT_LENGTH_MAX:
         raise InvalidCheck(
@@ -130,11 +132,11 @@ class Standing(Struct, frozen=True):
     reset_after: float
 
 
-def standing_of(plan: CompiledRule, reading: CounterReading) -> Standing:
-    rule, used = plan.rule, max(0, reading.capacity - reading.remaining)
-    if rule.algorithm == "token_bucket" and reading.stamp == plan.terms.stamp:
+def standing_of(compiled: CompiledRule, reading: CounterReading) -> Standing:
+    rule, used = compiled.rule, max(0, reading.capacity - reading.remaining)
+    if rule.algorithm == "token_bucket" and reading.stamp == compiled.terms.stamp:
         used = max(
-            used, math.ceil(reading.reset_ms * reading.limit / plan.terms.window_ms - EPSILON)
+            used, math.ceil(reading.reset_ms * reading.limit / compiled.terms.window_ms - EPSILON)
         )
     told = (
         rule.algorithm,
@@ -144,7 +146,7 @@ def standing_of(plan: CompiledRule, reading: CounterReading) -> Standing:
         used,
         reading.remaining,
     )
-    return Standing(plan.label, reading.stamp.version, *told, reading.reset_ms / 1000)
+    return Standing(compiled.label, reading.stamp.version, *told, reading.reset_ms / 1000)
 
 
 class DecisionBuilder:
@@ -163,7 +165,7 @@ class DecisionBuilder:
 
     def of(
         self,
-        plan: CompiledRule,
+        compiled: CompiledRule,
         reading: CounterReading,
         allowed: bool,
         by: DecidedBy,
@@ -171,33 +173,33 @@ class DecisionBuilder:
     ) -> Decision:
         """``hold`` is what was requested; only an allowed decision carries it."""
         if not allowed:
-            return self.refused(plan, reading, by)
+            return self.refused(compiled, reading, by)
         self.tally[by][_ALLOWED] += 1
         return Decision(
-            True, reading.limit, reading.remaining, reading.reset_ms / 1000, 0.0, plan.label, reading.stamp.version,
-            by, by in _DEGRADED, False, plan.rule.window_seconds, self._region, hold,
+            True, reading.limit, reading.remaining, reading.reset_ms / 1000, 0.0, compiled.label, reading.stamp.version,
+            by, by in _DEGRADED, False, compiled.rule.window_seconds, self._region, hold,
         )  # fmt: skip
 
     def refused(
-        self, plan: CompiledRule, reading: CounterReading, by: DecidedBy, times: int = 1
+        self, compiled: CompiledRule, reading: CounterReading, by: DecidedBy, times: int = 1
     ) -> Decision:
         """The decision for ``times`` refused checks, which shadow mode allows."""
-        self.tally[by][_EXCEEDED if plan.shadow else _REFUSED] += times
+        self.tally[by][_EXCEEDED if compiled.shadow else _REFUSED] += times
         wait = reading.wait_ms / 1000
         return Decision(
-            plan.shadow, reading.limit, reading.remaining, reading.reset_ms / 1000, wait, plan.label,
-            reading.stamp.version, by, by in _DEGRADED, wait > 0, plan.rule.window_seconds, self._region,
+            compiled.shadow, reading.limit, reading.remaining, reading.reset_ms / 1000, wait, compiled.label,
+            reading.stamp.version, by, by in _DEGRADED, wait > 0, compiled.rule.window_seconds, self._region,
         )  # fmt: skip
 
     def of_alike(
-        self, plan: CompiledRule, reading: CounterReading, count: int, by: DecidedBy
+        self, compiled: CompiledRule, reading: CounterReading, count: int, by: DecidedBy
     ) -> tuple[int, Decision | None]:
         """How many of ``count`` equal checks may pass; the decision for the others."""
         admitted = reading.admitted
         self.tally[by][_ALLOWED] += admitted
         if admitted == count:
             return count, None
-        refused = self.refused(plan, reading, by, count - admitted)
+        refused = self.refused(compiled, reading, by, count - admitted)
         return (count, None) if refused.allowed else (admitted, refused)
 
     def again(self, decision: Decision) -> None:
@@ -206,7 +208,7 @@ class DecisionBuilder:
 
     def of_group(
         self,
-        plans: Sequence[CompiledRule],
+        compiled_rules: Sequence[CompiledRule],
         asks: Sequence[CounterRequest],
         readings: Sequence[CounterReading],
         by: DecidedBy | None,
@@ -217,22 +219,22 @@ class DecisionBuilder:
         """
         allowed = all(reading.admitted for reading in readings)
         return [
-            self.of(plan, reading, allowed, by or plan.rule.on_store_failure, ask.hold)
-            for plan, ask, reading in zip(plans, asks, readings, strict=True)
+            self.of(compiled, reading, allowed, by or compiled.rule.on_store_failure, ask.hold)
+            for compiled, ask, reading in zip(compiled_rules, asks, readings, strict=True)
         ]
 
     def from_memory(
-        self, plan: CompiledRule, known: CacheEntry, cost: int, times: int = 1
+        self, compiled: CompiledRule, known: CacheEntry, cost: int, times: int = 1
     ) -> Decision | None:
         """Decide by a denial that holds or a lease with enough tokens, else None.
 
         One answer serves ``times`` equal checks.
         """
-        denial, lease, terms = known.denial, known.lease, plan.terms
+        denial, lease, terms = known.denial, known.lease, compiled.terms
         now = self._monotonic()
         if denial is not None:
             if denial.stands(cost, terms.stamp, now):
-                return self.denied(plan, denial, now, times)
+                return self.denied(compiled, denial, now, times)
             if now >= denial.until:
                 known.denial = None
         if lease is None or lease.tokens < cost * times or now >= lease.until:
@@ -243,13 +245,15 @@ class DecisionBuilder:
         self.tally["lease"][_ALLOWED] += times
         reset = lease.reset_at - now
         return Decision(
-            True, terms.limit, lease.remaining + left, reset if reset > 0 else 0.0, 0.0, plan.label,
-            terms.stamp.version, "lease", False, False, plan.rule.window_seconds, self._region,
+            True, terms.limit, lease.remaining + left, reset if reset > 0 else 0.0, 0.0, compiled.label,
+            terms.stamp.version, "lease", False, False, compiled.rule.window_seconds, self._region,
         )  # fmt: skip
 
-    def denied(self, plan: CompiledRule, denial: Denial, now: float, times: int = 1) -> Decision:
+    def denied(
+        self, compiled: CompiledRule, denial: Denial, now: float, times: int = 1
+    ) -> Decision:
         reading = structs.replace(denial.reading, wait_ms=(denial.until - now) * 1000)
-        return self.refused(plan, reading, "denial_cache", times)
+        return self.refused(compiled, reading, "denial_cache", times)
 
     def report(self) -> None:
         telemetry.limits_checked(self.tally)

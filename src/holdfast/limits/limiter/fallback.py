@@ -1,4 +1,4 @@
-"""What a node admits without the shared counters, and what it owes them. (Pure.)
+"""What a node admits without the shared counters, and what it must charge to them later. (Pure.)
 
 Each rule chooses by ``on_store_failure``:
 
@@ -44,13 +44,14 @@ TERMS_MAX = 1024
 class FallbackLimiter:
     """This node's own counters for an outage. Times are the caller's, in ms."""
 
-    def __init__(self, keys_max: int, node: str = "node") -> None:
+    def __init__(self, keys_max: int, node: str = "node", terms_max: int = TERMS_MAX) -> None:
+        self._terms_max = terms_max
         self._node = node
         self._table = CounterTable(keys_max, overflows=True)
         self._spent: LruDict[tuple[LimitParams, int]] = LruDict(keys_max)
         self._held: LruDict[tuple[CounterKey, LimitParams]] = LruDict(keys_max)
         """By rule and hold: granted here, and unknown to the shared counters."""
-        self._unheard: LruDict[float] = LruDict(keys_max)
+        self._unconfirmed: LruDict[float] = LruDict(keys_max)
         """Keys charged for uncounted checks and not reported on since; and when."""
         self._seeded: LruDict[float] = LruDict(keys_max)
         self._terms: dict[tuple[int, int, int], tuple[LimitParams, LimitParams]] = {}
@@ -79,7 +80,7 @@ class FallbackLimiter:
 
         ``last`` is what the shared counters last said of the key.
         """
-        if self._is_shut(rule, ask.key):
+        if self._admits_nothing(rule, ask.key):
             return _closed(ask)
         own = CounterRequest(ask.key, self._scaled(rule, ask), ask.cost, times, hold=ask.hold)
         self._seed(rule, own, last, now)
@@ -106,11 +107,14 @@ class FallbackLimiter:
         ]
         for rule, own, last in zip(rules, scaled, known, strict=True):
             self._seed(rule, own, last, now)
-        closed = [self._is_shut(rule, ask.key) for rule, ask in zip(rules, asks, strict=True)]
+        closed = [
+            self._admits_nothing(rule, ask.key) for rule, ask in zip(rules, asks, strict=True)
+        ]
         if any(closed):
             each = zip(asks, closed, scaled, strict=True)
             return tuple(
-                _closed(ask) if shut else self._table.refuse(own, now) for ask, shut, own in each
+                _closed(ask) if is_closed else self._table.refuse(own, now)
+                for ask, is_closed, own in each
             )
         readings = self._table.decide(scaled, now)
         for ask, reading in zip(asks, readings, strict=True):
@@ -127,51 +131,51 @@ class FallbackLimiter:
             self._seed(rule, own, last, now)
             self._table.take(own, now)
             self._remember(ask, ask.spent)
-            self._unheard.put(ask.key, now)
+            self._unconfirmed.put(ask.key, now)
 
     def exhausted(self, key: CounterKey, now: float) -> bool:
         """Whether uncounted checks used up our share, without a report since."""
-        return self._unheard.get(key) is not None and self._table.full(key, now)
+        return self._unconfirmed.get(key) is not None and self._table.full(key, now)
 
-    def heard(self, key: CounterKey) -> None:
+    def on_counted(self, key: CounterKey) -> None:
         """The shared counters reported on this key."""
-        if len(self._unheard):
-            self._unheard.drop(key)
+        if len(self._unconfirmed):
+            self._unconfirmed.drop(key)
 
-    def pending(self, now: float, most: int) -> list[Adjustment]:
+    def take_pending(self, now: float, most: int) -> list[Adjustment]:
         """Remove and return up to ``most`` charges that are neither drained nor ended.
 
         This node's own counters stay, so counters that come and go do not get a fresh
         share each time.
         """
-        owed: list[Adjustment] = []
-        while len(owed) < most and (spent := self._spent.pop_first()) is not None:
+        pending: list[Adjustment] = []
+        while len(pending) < most and (spent := self._spent.pop_first()) is not None:
             key, (terms, amount) = spent
             charged = math.ceil(min(amount, self._table.used(key, now)) - EPSILON)
             if charged > 0:
-                owed.append(Adjustment(key, terms, charged=charged))
-        while len(owed) < most and (held := self._held.pop_first()) is not None:
+                pending.append(Adjustment(key, terms, charged=charged))
+        while len(pending) < most and (held := self._held.pop_first()) is not None:
             (_, hold), (key, terms) = held
             if (left_ms := self._table.held_ms(key, hold, now)) > 0:
-                owed.append(Adjustment(key, terms, held=hold, held_ms=left_ms))
-        return owed
+                pending.append(Adjustment(key, terms, held=hold, held_ms=left_ms))
+        return pending
 
-    def owe(self, debts: Sequence[Adjustment]) -> None:
+    def put_back(self, charges: Sequence[Adjustment]) -> None:
         """Take back charges that the counters did not accept."""
-        for debt in debts:
-            self._write(debt.key, debt.terms, debt.charged, debt.held)
+        for charge in charges:
+            self._write(charge.key, charge.terms, charge.charged, charge.held)
 
     @property
-    def owes(self) -> bool:
+    def has_pending(self) -> bool:
         return len(self._spent) > 0 or len(self._held) > 0
 
     def forget(self, key: CounterKey) -> None:
-        """The counter of this key was reset: nothing is used and nothing is owed.
+        """The counter of this key was reset: nothing is used or pending.
 
-        That includes its holds, since ``pending`` charges only what is in the table.
+        That includes its holds, since ``take_pending`` returns only what is in the table.
         """
         self._table.reset(key)
-        for memory in (self._spent, self._unheard, self._seeded):
+        for memory in (self._spent, self._unconfirmed, self._seeded):
             memory.drop(key)
 
     def release(self, key: CounterKey, terms: LimitParams, hold: str, now: float) -> bool:
@@ -179,7 +183,7 @@ class FallbackLimiter:
         found = self._table.adjust(Adjustment(key, terms, released=hold), now)
         return self._held.drop((key[0], hold)) and found
 
-    def _is_shut(self, rule: Rule, key: CounterKey) -> bool:
+    def _admits_nothing(self, rule: Rule, key: CounterKey) -> bool:
         """Whether nothing is admitted: the rule is ``closed``, or our share is zero."""
         if rule.on_store_failure == "open":
             return False
@@ -212,7 +216,7 @@ class FallbackLimiter:
         remembered = self._terms.get((id(terms), limit, capacity))
         if remembered is not None:
             return remembered[1]
-        if len(self._terms) >= TERMS_MAX:
+        if len(self._terms) >= self._terms_max:
             self._terms.clear()
         window_ms = terms.window_ms
         if not times and terms.algorithm == "token_bucket" and limit * self._nodes != rule.limit:
@@ -295,9 +299,9 @@ class NodeMembership:
         """All names in order, or none if some are unknown."""
         return tuple(sorted(self._missing_since)) if len(self._missing_since) == self.count else ()
 
-    def seen(self, count: int, names: Iterable[str], now: float) -> None:
+    def on_answer(self, count: int, names: Iterable[str], now: float) -> None:
         """The counters reported these live nodes at ``now`` (monotonic seconds)."""
-        self._see_names(set(names), now)
+        self._update_names(set(names), now)
         if count >= self._count:
             self._count, self._most = count, 0
         elif not self._most:
@@ -307,7 +311,7 @@ class NodeMembership:
             if now - self._since >= self._ttl_seconds:
                 self._count, self._most = self._most, 0
 
-    def _see_names(self, alive: set[str], now: float) -> None:
+    def _update_names(self, alive: set[str], now: float) -> None:
         missing = {
             name: since if since is not None else now for name, since in self._missing_since.items()
         }
@@ -315,7 +319,7 @@ class NodeMembership:
         kept = {name: since for name, since in missing.items() if name not in alive | gone}
         self._missing_since = {**kept, **dict.fromkeys(alive)}
 
-    def unseen(self) -> None:
+    def on_no_answer(self) -> None:
         """The counters did not answer, so earlier observations of absence prove
         nothing."""
         self._most = 0

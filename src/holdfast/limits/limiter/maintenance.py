@@ -1,7 +1,7 @@
-"""What a node does besides checks: announce itself, charge what it owes, return leases.
+"""What a node does besides checks: announce itself, charge what is pending, return leases.
 
 ``NodeHeartbeat`` runs once a second and whenever the counters answer while something is
-owed. Charging runs beside the heartbeat, because it can take longer than the interval.
+pending. Charging runs beside the heartbeat, because it can take longer than the interval.
 
 ``NodeCount`` announces this node and learns which others are alive. A node that starts
 without the counters must not assume that it is alone, or every node starting then would
@@ -59,24 +59,24 @@ class Reconciler:
 
     @property
     def due(self) -> bool:
-        """Something is owed and no ``settle`` is running."""
-        return (self._share.owes or bool(self._releases)) and not self._settling
+        """Something is pending and no ``settle`` is running."""
+        return (self._share.has_pending or bool(self._releases)) and not self._settling
 
     async def settle(self) -> None:
-        """Charge what is owed; keep what is refused, drop what may have been taken."""
+        """Charge what is pending; keep what is refused, drop what may have been taken."""
         if self._settling:
             return
         self._settling = True
         try:
-            while self._share.owes:
-                owed = self._share.pending(self._monotonic() * 1000, KEYS_PER_CALL_MAX)
+            while self._share.has_pending:
+                pending = self._share.take_pending(self._monotonic() * 1000, KEYS_PER_CALL_MAX)
                 try:
-                    await self._adjust(owed)
+                    await self._adjust(pending)
                 except Unavailable:
-                    self._share.owe(owed)
+                    self._share.put_back(pending)
                     return
                 except HoldfastError as error:
-                    _lost(owed, error)
+                    _lost(pending, error)
                     return
             await self._end_holds()
         finally:
@@ -166,9 +166,9 @@ class NodeCount:
             async with asyncio.timeout(ANNOUNCE_SECONDS):
                 announced = await self._counters.announce(self._node, self._ttl_seconds)
         except (HoldfastError, TimeoutError):
-            self._membership.unseen()
+            self._membership.on_no_answer()
             return None
-        self._membership.seen(announced.nodes, announced.names, self._monotonic())
+        self._membership.on_answer(announced.nodes, announced.names, self._monotonic())
         return announced
 
     async def keep(self) -> None:
@@ -195,14 +195,14 @@ class NodeHeartbeat:
         self,
         nodes: NodeCount,
         share: FallbackLimiter,
-        accounts: Reconciler,
+        reconciler: Reconciler,
         heartbeat_seconds: float,
         report: Callable[[bool], None],
         forget: Callable[[Collection[bytes]], None],
     ) -> None:
         self._nodes = nodes
         self._share = share
-        self._accounts = accounts
+        self.reconciler = reconciler
         self._heartbeat_seconds = heartbeat_seconds
         self._report = report
         self._forget = forget
@@ -219,10 +219,10 @@ class NodeHeartbeat:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
 
-    def recovered(self) -> None:
+    def on_counters_answered(self) -> None:
         """The counters answered: charge them with what was admitted without them."""
-        if self._accounts.due:
-            self._in_background(self._accounts.settle())
+        if self.reconciler.due:
+            self._in_background(self.reconciler.settle())
 
     async def _beat_on(self) -> None:
         while True:
@@ -240,9 +240,9 @@ class NodeHeartbeat:
                 return
             if announced.resets:
                 self._forget(announced.resets)
-            self.recovered()
+            self.on_counters_answered()
             self._in_background(self._nodes.keep())
-            await self._accounts.give_back()
+            await self.reconciler.give_back()
         except Exception as error:
             telemetry.defect("limits", error)
 

@@ -7,7 +7,7 @@ has read up to n never misses an entry below n.
 
 Errors: ``Unavailable`` (nothing happened), ``OutcomeUnknown`` (the commit may have
 happened; repeating the call with the same key answers), and those of
-``rule_changes.decide`` and ``entry_rules.keep_open``. None of them contains a host
+``rule_changes.decide`` and ``entry_rules.refuse_lockout``. None of them contains a host
 name.
 """
 
@@ -103,7 +103,7 @@ class RuleStore(RuleReader, Protocol):
 
     async def change(self, change: Change) -> RuleChangeResult:
         """Commit one change. Raises as ``rule_changes.decide`` and
-        ``entry_rules.keep_open``."""
+        ``entry_rules.refuse_lockout``."""
         ...
 
     async def import_rules(
@@ -111,7 +111,7 @@ class RuleStore(RuleReader, Protocol):
     ) -> tuple[ImportResult, Sequence[RuleDifference]]:
         """Commit an import in one transaction, all or nothing; or plan a dry run.
 
-        Raises as ``rule_import.plan_import`` and ``entry_rules.keep_open``. A
+        Raises as ``rule_import.plan_import`` and ``entry_rules.refuse_lockout``. A
         repetition returns no differences.
         """
         ...

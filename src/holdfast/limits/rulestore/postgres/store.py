@@ -10,7 +10,7 @@ from msgspec import structs
 
 from holdfast.drivers.statements import migrations
 from holdfast.errors import StateCorrupted
-from holdfast.limits.entry_rules import ADMIN, ADMIN_RESOURCES, is_of_the_door, keep_open
+from holdfast.limits.entry_rules import ADMIN, ADMIN_RESOURCES, is_admin_rule, refuse_lockout
 from holdfast.limits.rule_changes import (
     Change,
     Remembered,
@@ -89,7 +89,7 @@ class PostgresRuleStore(PostgresRuleReader):
             made = decide(change, current, await _known_key(db, change.key), epoch, forgotten)
             if isinstance(made, RuleChangeResult):
                 return made
-            await _keep_open(db, [made])
+            await _refuse_lockout(db, [made])
             digest = f"{next_digest(int(head.digest, 16), current, made):032x}"
             entry = RuleChange(
                 head.seq + 1, change.action, made, change.actor, change.reason, change.at
@@ -130,7 +130,7 @@ class PostgresRuleStore(PostgresRuleReader):
             plan, rows = await asyncio.to_thread(decided)
             if isinstance(plan, ImportResult):
                 return plan, ()
-            await _keep_open(db, plan.made)
+            await _refuse_lockout(db, plan.made)
             result = plan.result
             if plan.entries and not wanted.dry_run:
                 await self._write(db, epoch, rows, result.digest)
@@ -204,10 +204,10 @@ def _rows(entries: Sequence[RuleChange]) -> _Rows:
     )
 
 
-async def _keep_open(db: Any, made: Sequence[Rule]) -> None:
-    if any(is_of_the_door(rule.name) for rule in made):
-        door = await db.fetch(SQL["rules_named"], ADMIN.tenant, ADMIN_RESOURCES)
-        keep_open(made, readable(rule_of(row[0]) for row in door))
+async def _refuse_lockout(db: Any, made: Sequence[Rule]) -> None:
+    if any(is_admin_rule(rule.name) for rule in made):
+        rows = await db.fetch(SQL["rules_named"], ADMIN.tenant, ADMIN_RESOURCES)
+        refuse_lockout(made, readable(rule_of(row[0]) for row in rows))
 
 
 async def _forget(db: Any, horizon: int, most: int) -> None:

@@ -17,7 +17,7 @@ from holdfast.drivers.sqlite.file_copy import Restored, StateFile
 from holdfast.drivers.sqlite.threads import WorkerThreads
 from holdfast.drivers.statements import migrations, statements
 from holdfast.errors import ServerBusy
-from holdfast.limits.entry_rules import ADMIN, ADMIN_RESOURCES, is_of_the_door, keep_open
+from holdfast.limits.entry_rules import ADMIN, ADMIN_RESOURCES, is_admin_rule, refuse_lockout
 from holdfast.limits.rule_changes import (
     Change,
     Remembered,
@@ -182,7 +182,7 @@ def _commit(
         )
         if isinstance(made, RuleChangeResult):
             return made
-        _keep_open(db, [made])
+        _refuse_lockout(db, [made])
         entry = RuleChange(seq + 1, change.action, made, change.actor, change.reason, change.at)
         digest = f"{next_digest(int(digest, 16), current, made):032x}"
         _write(db, [entry], digest, retention)
@@ -203,7 +203,7 @@ def _import(
         plan = plan_import(wanted, before, _known_key(db, wanted.key))
         if isinstance(plan, ImportResult):
             return plan
-        _keep_open(db, plan.made)
+        _refuse_lockout(db, plan.made)
         if not wanted.dry_run:
             _write(db, plan.entries, plan.result.digest, retention)
             if wanted.key is not None:
@@ -214,10 +214,10 @@ def _import(
     return plan
 
 
-def _keep_open(db: apsw.Connection, made: Sequence[Rule]) -> None:
-    if any(is_of_the_door(rule.name) for rule in made):
-        door = db.execute(SQL["rules_named"], (ADMIN.tenant, text_of(ADMIN_RESOURCES)))
-        keep_open(made, readable(rule_of(str(body)) for (body,) in door))
+def _refuse_lockout(db: apsw.Connection, made: Sequence[Rule]) -> None:
+    if any(is_admin_rule(rule.name) for rule in made):
+        rows = db.execute(SQL["rules_named"], (ADMIN.tenant, text_of(ADMIN_RESOURCES)))
+        refuse_lockout(made, readable(rule_of(str(body)) for (body,) in rows))
 
 
 def _write(

@@ -1,0 +1,269 @@
+"""Checks that need the shared counters, and what becomes of them without an answer.
+
+``RemoteChecks`` sends a check to the counters in the batch of its event-loop turn. When
+the batch is answered, it remembers the reading, the denial and the lease of each key
+and gives the waiting callers their decisions. If there is no answer, or the counters
+must not be asked, the local share decides.
+
+A caller waits (``begin``, ``decide_group``), or is admitted at once and counted later
+(``admit_uncounted``). Callers that do not wait are charged first when the answer comes.
+
+A caller may be cancelled after its check was counted. Tokens stay charged, but a hold
+that no caller received is released, or it would block others for a whole window.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from holdfast.clock import Clock, Ids
+from holdfast.limits.algorithms import CounterReading
+from holdfast.limits.counters.contract import Adjustment, CounterKey, CounterRequest, Counters
+from holdfast.limits.limiter.batch import BatchedCheck, Batcher, BatchResult
+from holdfast.limits.limiter.cache import CacheEntry, Denial, Holds, Leases, LruDict
+from holdfast.limits.limiter.decisions import CompiledRule, DecisionBuilder
+from holdfast.limits.limiter.fallback import FallbackLimiter
+from holdfast.limits.limiter.maintenance import NodeHeartbeat
+from holdfast.limits.limiter.settings import LimiterSettings
+from holdfast.limits.rules import DecidedBy, Decision
+
+COUNTED_LATER_MAX = 10_000
+"""Unanswered checks whose callers do not wait; above it the local share decides."""
+
+
+class KeyMemory:
+    """What one node remembers of keys: readings, leases, holds and its local share."""
+
+    def __init__(self, settings: LimiterSettings, clock: Clock, node: str) -> None:
+        self.cache: LruDict[CacheEntry] = LruDict(settings.keys_max)
+        self.leases = Leases(settings.keys_max, settings.lease_seconds)
+        self.holds = Holds(Ids(clock), settings.keys_max)
+        self.share = FallbackLimiter(settings.keys_max, node)
+
+    def forget(self, key: CounterKey) -> None:
+        """The counter of this key was reset."""
+        self.leases.forget(key)
+        self.cache.drop(key)
+        self.share.forget(key)
+
+
+class RemoteChecks:
+    """Sends checks to the counters and turns the results into decisions.
+
+    ``on_behind`` is called when the counters have a newer rule than this node.
+    """
+
+    def __init__(
+        self,
+        counters: Counters,
+        clock: Clock,
+        settings: LimiterSettings,
+        decisions: DecisionBuilder,
+        memory: KeyMemory,
+        heartbeat: NodeHeartbeat,
+        on_behind: Callable[[], None],
+    ) -> None:
+        self._monotonic = clock.monotonic
+        self._decisions = decisions
+        self._cache = memory.cache
+        self._leases = memory.leases
+        self._holds = memory.holds
+        self._share = memory.share
+        self._reconciler = heartbeat.reconciler
+        self._on_behind = on_behind
+        self.batcher = Batcher(
+            counters, clock, settings.batch, self._on_result, heartbeat.on_counters_answered
+        )
+        self._counted_later = 0
+
+    def begin(
+        self, compiled: CompiledRule, subject: str, cost: int
+    ) -> Decision | asyncio.Future[Decision]:
+        """A future of the decision; or the decision, by the local share."""
+        ask = self.request(compiled, subject, cost)
+        entry = self.batcher.ask(compiled, ask)
+        if entry is None:
+            return self.decide_locally(compiled, ask)
+        waiter: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
+        entry.waiters.append(waiter)
+        return waiter
+
+    async def decide_group(
+        self, compiled_rules: tuple[CompiledRule, ...], asks: tuple[CounterRequest, ...]
+    ) -> Sequence[Decision]:
+        """Decide several keys together: all are admitted, or none."""
+        # One key alone may be merged with equal checks of this turn; a group may not,
+        # because it is admitted as a whole.
+        entry = (
+            self.batcher.ask_all(compiled_rules, asks)
+            if len(asks) > 1
+            else self.batcher.ask(compiled_rules[0], asks[0])
+        )
+        if entry is None:
+            return self._decide_group_locally(compiled_rules, asks)
+        waiter: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        entry.waiters.append(waiter)
+        decided = await self.wait(waiter)
+        return [decided] if isinstance(decided, Decision) else decided
+
+    async def wait(self, begun: asyncio.Future[Any]) -> Any:
+        """Wait for the decision; a caller that is cancelled keeps no hold."""
+        try:
+            return await begun
+        except asyncio.CancelledError:
+            if begun.done() and not begun.cancelled():
+                decided = begun.result()
+                for decision in [decided] if isinstance(decided, Decision) else decided:
+                    self._give_back(decision.hold)
+            raise
+
+    def admit_uncounted(
+        self, compiled: CompiledRule, ask: CounterRequest
+    ) -> tuple[CounterReading, DecidedBy]:
+        """Without waiting: admitted and counted later, or by the local share."""
+        healthy, now = self.batcher.healthy, self._monotonic() * 1000
+        exhausted = self._share.exhausted(ask.key, now)
+        if healthy and not exhausted and self._counted_later < COUNTED_LATER_MAX:
+            times = ask.spent = ask.times
+            if self.batcher.ask(compiled, ask) is not None:
+                self._counted_later += times
+                terms = compiled.terms
+                # positional: admitted, remaining, reset_ms, wait_ms, leased, then the rule
+                reading = CounterReading(
+                    times, terms.limit, 0.0, 0.0, 0, terms.limit, terms.stamp, terms.capacity
+                )
+                return reading, "counted_later"
+        elif self.batcher.idle or (healthy and exhausted):
+            # takes nothing: it finds out whether the counters answer again
+            self.batcher.ask(compiled, CounterRequest(ask.key, compiled.terms, ask.cost, 0))
+        reading = self._share.decide_one(
+            compiled.rule, ask, self._cache.get(ask.key), now, ask.times
+        )
+        return reading, compiled.rule.on_store_failure
+
+    def request(self, compiled: CompiledRule, subject: str, cost: int) -> CounterRequest:
+        """One check, with the lease and the hold that it asks for."""
+        key = (compiled.prefix, subject)
+        want = (
+            self._leases.wanted(self._cache.get(key), compiled.lease, self._monotonic())
+            if compiled.lease
+            else 0
+        )
+        hold = self._holds.ask(key, compiled.terms) if compiled.holds else ""
+        return CounterRequest(key, compiled.terms, cost, 1, want, hold)
+
+    def decide_locally(self, compiled: CompiledRule, ask: CounterRequest) -> Decision:
+        """Decide by the local share: the counters must not be asked or are silent."""
+        reading = self._share.decide_one(
+            compiled.rule, ask, self._cache.get(ask.key), self._monotonic() * 1000
+        )
+        return self._decisions.of(
+            compiled, reading, reading.admitted > 0, compiled.rule.on_store_failure, ask.hold
+        )
+
+    def _decide_group_locally(
+        self, compiled_rules: tuple[CompiledRule, ...], asks: tuple[CounterRequest, ...]
+    ) -> list[Decision]:
+        known = [self._cache.get(ask.key) for ask in asks]
+        readings = self._share.decide(
+            [compiled.rule for compiled in compiled_rules], asks, known, self._monotonic() * 1000
+        )
+        return self._decisions.of_group(compiled_rules, asks, readings, None)
+
+    def _on_result(self, entry: BatchedCheck, result: BatchResult | None) -> None:
+        """Remember what the counters said, once per entry, and answer each waiter."""
+        self._counted_later -= entry.asks[0].spent
+        if result is None:
+            self._on_no_answer(entry)
+        elif len(entry.asks) > 1:
+            each = zip(entry.compiled_rules, entry.asks, result.readings, strict=True)
+            for compiled, ask, reading in each:
+                self._learn(compiled, ask, reading, result.sent_at)
+            decisions = self._decisions.of_group(
+                entry.compiled_rules, entry.asks, result.readings, "counters"
+            )
+            for waiter in entry.waiters:
+                if not waiter.done():
+                    waiter.set_result(decisions)
+                else:
+                    self._release_unless_received(entry.asks, ())
+        else:
+            self._on_reading(entry.compiled_rules[0], entry.asks[0], entry.waiters, result)
+
+    def _on_reading(
+        self,
+        compiled: CompiledRule,
+        ask: CounterRequest,
+        waiters: list[asyncio.Future[Decision]],
+        result: BatchResult,
+    ) -> None:
+        reading = result.readings[0]
+        known = self._learn(compiled, ask, reading, result.sent_at)
+        # A reading by a newer rule may bring a lease that our parameters do not fit.
+        if reading.leased and ask.terms.stamp == reading.stamp:
+            self._leases.begin(ask.key, known, ask.terms, result.counted_at, self._monotonic())
+        self._share.on_counted(ask.key)
+        # Of the merged checks, ``spent`` callers did not wait and come first; the
+        # others are admitted in the order in which they asked.
+        for rank, waiter in enumerate(waiters, ask.spent):
+            if not waiter.done():
+                allowed = rank < reading.admitted
+                waiter.set_result(
+                    self._decisions.of(compiled, reading, allowed, "counters", ask.hold)
+                )
+            elif reading.admitted:
+                self._release_unless_received((ask,), ())
+
+    def _on_no_answer(self, entry: BatchedCheck) -> None:
+        """Decide by the local share; only charge it for callers that did not wait."""
+        compiled, ask, together = entry.compiled_rules[0], entry.asks[0], len(entry.asks) > 1
+        if ask.spent:
+            self._share.spend(
+                compiled.rule, ask, self._cache.get(ask.key), self._monotonic() * 1000
+            )
+        for waiter in entry.waiters:
+            decisions: list[Decision] = []
+            if not waiter.done():
+                decisions = (
+                    self._decide_group_locally(entry.compiled_rules, entry.asks)
+                    if together
+                    else [self.decide_locally(compiled, ask)]
+                )
+                waiter.set_result(decisions if together else decisions[0])
+            self._release_unless_received(entry.asks, decisions)
+
+    def _learn(
+        self, compiled: CompiledRule, ask: CounterRequest, reading: CounterReading, sent_at: float
+    ) -> CacheEntry:
+        known = self._cache.get(ask.key)
+        if known is None:
+            known = CacheEntry(reading, sent_at)
+            self._cache.put(ask.key, known)
+        else:
+            known.reading, known.at = reading, sent_at
+            self._cache.renew(ask.key)
+        # Counted from when the call was sent, which is before the counters refused, so
+        # the denial never outlasts theirs. A hold may be released at any moment, so a
+        # refusal by a concurrency rule is not remembered.
+        if reading.wait_ms > 0 and not compiled.holds:
+            known.denial = Denial(ask.cost, sent_at + reading.wait_ms / 1000, reading)
+        # Identity first: it is the usual case, and comparing versions costs more.
+        if reading.stamp is not compiled.terms.stamp and reading.stamp > compiled.terms.stamp:
+            self._on_behind()
+        return known
+
+    def _release_unless_received(
+        self, asks: Sequence[CounterRequest], received: Sequence[Decision]
+    ) -> None:
+        """Release what the counters granted and no caller received."""
+        held = [decision.hold for decision in received]
+        for ask in asks:
+            if ask.hold not in held:
+                self._give_back(ask.hold)
+
+    def _give_back(self, hold: str) -> None:
+        if hold and (counter := self._holds.end(hold)) is not None:
+            self._share.release(*counter, hold, self._monotonic() * 1000)
+            self._reconciler.release_soon(Adjustment(*counter, released=hold))
