@@ -61,7 +61,10 @@ async def holdfast() -> None:
             settle_heap()
             at = timestamp(time.time())
             tenants = [f"t{n}" for n in range(CONNECTIONS)]
-            keys = [node._keys.issue("tenant", "bench", at, tenant=tenant)[1] for tenant in tenants]
+            keys = [
+                (await node.keys.issue("tenant", "bench", at, tenant=tenant))[1]
+                for tenant in tenants
+            ]
             await obey({"used": used}, {"url": node.url, "keys": keys})
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import pytest
 import websockets
+from credentials import admin_key_of
 from program import ROOT
 from sockets import ask, serve, ws_url
 from token_issuer import ISSUER, jwk, jwks, signed
@@ -140,7 +141,10 @@ async def trouble_with(
     """The status of the issuer, as soon as its trouble is this one."""
     async with asyncio.timeout(30):
         while True:
-            answer = await http.get("/admin/status", headers=bearer(node.secrets.admin_key))
+            answer = await http.get(
+                "/admin/status",
+                headers=bearer(admin_key_of(node)),
+            )
             found: dict[str, Any] = answer.json()["issuers"][issuer]
             if found["trouble"] is words or (words and words in str(found["trouble"])):
                 return found

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from credentials import admin_key_of
 from program import patched_environment
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
@@ -60,7 +61,11 @@ def bearer(credential: str, **more: str) -> dict[str, str]:
 
 async def tenant_key(node: Node, client: httpx.AsyncClient) -> str:
     body = {"kind": "tenant", "tenant": "default", "label": "backend", "reason": "test"}
-    answer = await client.post("/admin/keys", json=body, headers=bearer(node.secrets.admin_key))
+    answer = await client.post(
+        "/admin/keys",
+        json=body,
+        headers=bearer(admin_key_of(node)),
+    )
     assert answer.status_code == 201, answer.text
     return str(answer.json()["secret"])
 
@@ -123,7 +128,7 @@ def test_an_operator_sees_health_status_metrics_and_audit_and_takes_a_backup(
         assert not stat.S_IMODE(backup.parent.stat().st_mode) & 0o077
 
     async def scenario(node: Node, client: httpx.AsyncClient) -> None:
-        admin = bearer(node.secrets.admin_key)
+        admin = bearer(admin_key_of(node))
         assert (await client.get("/health/ready")).json() == {"status": "ready"}
         assert (await client.get("/health/ready", headers=admin)).json()["dependencies"][
             "store"
@@ -148,7 +153,9 @@ def test_a_backup_without_room_says_so_leaves_nothing_and_writes_no_traceback(
 
     async def scenario(node: Node, client: httpx.AsyncClient) -> None:
         answer = await client.post(
-            "/admin/backup", json={"reason": "nightly"}, headers=bearer(node.secrets.admin_key)
+            "/admin/backup",
+            json={"reason": "nightly"},
+            headers=bearer(admin_key_of(node)),
         )
         error = answer.json()["error"]
         assert (answer.status_code, error["code"], error["outcome"]) == (
@@ -266,7 +273,7 @@ def test_a_client_that_goes_away_in_the_middle_of_its_request_leaves_nothing_beh
         writer.close()
         await writer.wait_closed()
         assert (await client.get("/v1/chats", headers=bearer(token))).json()["chats"] == []
-        metrics = (await client.get("/metrics", headers=bearer(node.secrets.admin_key))).text
+        metrics = (await client.get("/metrics", headers=bearer(admin_key_of(node)))).text
         assert 'endpoint="create_chat",status="500"' not in metrics
 
     with_node(tmp_path / "state", scenario)
@@ -328,7 +335,7 @@ def test_the_status_is_told_also_while_the_log_cannot_be_read(
 
     async def scenario(node: Node, client: httpx.AsyncClient) -> None:
         monkeypatch.setattr(SqliteEventLog, "end", away)
-        answer = await client.get("/admin/status", headers=bearer(node.secrets.admin_key))
+        answer = await client.get("/admin/status", headers=bearer(admin_key_of(node)))
         assert (answer.status_code, answer.json()["fanout_lag"]) == (200, None)
 
     with_node(tmp_path / "state", scenario)

@@ -12,6 +12,7 @@ import pytest
 
 from engines import free_port
 from holdfast.access.principal import USER_SCOPES
+from holdfast.access.secrets import read_secrets
 from holdfast.access.tokens import Tokens, TokenSettings, shared_secret
 from holdfast.cli.rest import RestClient
 from holdfast.client import (
@@ -40,7 +41,7 @@ class World:
 
     def __init__(self, node: Node) -> None:
         self.url = node.url
-        self._secrets = node.secrets
+        self._secrets = read_secrets(node.settings.server.state_path)
 
     def token(self, user: str) -> str:
         tokens = Tokens(

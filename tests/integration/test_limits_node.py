@@ -14,6 +14,7 @@ import httpx
 import pytest
 import redis.asyncio
 import websockets
+from credentials import admin_key_of
 
 from engines import Server as Engine
 from holdfast.access.principal import USER_SCOPES
@@ -52,7 +53,7 @@ def with_node(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scena
                 server=ServerSettings(port=0, state_dir=str(tmp_path / "state")), limits=limits
             )
             async with running(settings) as node, httpx.AsyncClient(base_url=node.url) as client:
-                client.headers["Authorization"] = f"Bearer {node.secrets.admin_key}"
+                client.headers["Authorization"] = f"Bearer {admin_key_of(node)}"
                 await scenario(node, client)
 
         asyncio.run(main())
@@ -268,7 +269,7 @@ async def test_it_starts_and_limits_while_every_engine_is_away(tmp_path: Path) -
     )
     async with running(settings) as node, httpx.AsyncClient(base_url=node.url) as client:
         assert (await client.get("/v1/chats", headers=as_user(node, "alice"))).status_code == 200
-        client.headers["Authorization"] = f"Bearer {node.secrets.admin_key}"
+        client.headers["Authorization"] = f"Bearer {admin_key_of(node)}"
         health = await client.get("/health/admin")
         assert (health.status_code, health.json()["postgres_primary"]) == (503, "unreachable")
         answer = await client.post("/admin/rules", json={"tenantID": "a", "resource": "b"})

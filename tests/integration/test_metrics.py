@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from credentials import admin_key_of
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.cli.operations import alarms
@@ -46,7 +47,7 @@ class Operator:
 
     def __init__(self, node: Node, client: httpx.AsyncClient) -> None:
         self._client = client
-        self._headers = {"Authorization": f"Bearer {node.secrets.admin_key}"}
+        self._headers = {"Authorization": f"Bearer {admin_key_of(node)}"}
         self._sent = 0
 
     async def metrics(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:

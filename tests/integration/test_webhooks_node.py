@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from aiohttp import web
+from credentials import admin_key_of
 from typer.testing import CliRunner
 from work_rigs import postgres_work
 
@@ -52,7 +53,10 @@ class Command:
 
     def __init__(self, node: Node) -> None:
         self.used: set[tuple[str, str]] = set()
-        self._env = {"HOLDFAST_URL": node.url, "HOLDFAST_TOKEN": node.secrets.admin_key}
+        self._env = {
+            "HOLDFAST_URL": node.url,
+            "HOLDFAST_TOKEN": admin_key_of(node),
+        }
 
     async def __call__(self, *words: str, code: int = 0) -> Any:
         result = await asyncio.to_thread(CliRunner().invoke, app, ["--json", *words], env=self._env)
@@ -148,7 +152,7 @@ def test_a_node_serves_chats_while_the_jobs_database_is_away_and_its_webhooks_fo
 
 
 def _admin(node: Node) -> dict[str, str]:
-    return {"Authorization": f"Bearer {node.secrets.admin_key}"}
+    return {"Authorization": f"Bearer {admin_key_of(node)}"}
 
 
 async def _jobs_up(client: httpx.AsyncClient) -> bool:

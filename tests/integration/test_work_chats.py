@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from aiohttp import web
+from credentials import admin_key_of
 from work_rigs import Opened, embedded_work, postgres_work, run, until
 
 from holdfast.errors import BadSetting
@@ -77,7 +78,7 @@ class Place:
     async def opened(cls, state: Path) -> AsyncIterator[Place]:
         settings = Settings(server=ServerSettings(port=0, state_dir=str(state)))
         async with running(settings) as node, httpx.AsyncClient(base_url=node.url) as client:
-            admin = {"Authorization": f"Bearer {node.secrets.admin_key}"}
+            admin = {"Authorization": f"Bearer {admin_key_of(node)}"}
             body = {"kind": "tenant", "label": "shop", "tenant": "acme", "reason": "its outbox"}
             issued = await client.post("/admin/keys", json=body, headers=admin)
             key = issued.json()["secret"]

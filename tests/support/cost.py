@@ -72,8 +72,8 @@ class CostedNode:
         self._loop = loop
         self._numbers = count(1)
         at = timestamp(time.time())
-        self._tenant_key = node._keys.issue("tenant", "cost", at, tenant=TENANT)[1]
-        self._admin_key = node._keys.issue("admin", "cost", at)[1]
+        self._tenant_key = self.run(node.keys.issue("tenant", "cost", at, tenant=TENANT))[1]
+        self._admin_key = self.run(node.keys.issue("admin", "cost", at))[1]
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """On the node's loop."""

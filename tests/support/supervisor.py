@@ -184,7 +184,7 @@ class Supervisor:
     async def prepare(self, *users: str) -> str:
         """Make the state directory and a chat of these users."""
         with held(self.state_dir) as state:
-            secrets, _ = open_secrets(state, "now")
+            secrets = open_secrets(state, "now")
             self._tokens = Tokens(
                 TokenSettings(), shared_secret(secrets.jwt_secret.encode()), SystemClock()
             )

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from credentials import key_ring
 from msgspec import structs
 
-from holdfast.access.keys import ApiKey, KeyRing, is_api_key, load_keys, save_keys
+from holdfast.access.contract import ApiKey
+from holdfast.access.keys import KeyRing, is_api_key
 from holdfast.access.principal import ADMIN_SCOPES, TENANT_SCOPES, USER_SCOPES, KeyScope
+from holdfast.access.secrets import FileCredentials, open_secrets, read_keys, write_keys
 from holdfast.errors import (
     Forbidden,
     InvalidMessage,
@@ -26,9 +29,9 @@ from holdfast.limits.rule_json import check_names
 AT = "2026-01-01T00:00:00.000Z"
 
 
-def test_a_tenant_key_is_found_by_its_secret_and_acts_for_the_user_it_names() -> None:
-    ring = KeyRing()
-    key, secret = ring.issue("tenant", "backend", AT, tenant="acme")
+async def test_a_tenant_key_is_found_by_its_secret_and_acts_for_the_user_it_names() -> None:
+    ring = key_ring()
+    key, secret = await ring.issue("tenant", "backend", AT, tenant="acme")
     assert secret.startswith("hf_tenant_") and is_api_key(secret)
     assert ring.find(secret) == key
     principal = key.principal("alice")
@@ -38,18 +41,18 @@ def test_a_tenant_key_is_found_by_its_secret_and_acts_for_the_user_it_names() ->
     )
 
 
-def test_an_admin_key_belongs_to_no_tenant_and_can_act_for_nobody() -> None:
-    ring = KeyRing()
-    key, secret = ring.issue("admin", "laptop", AT, scopes=["status:read"])
+async def test_an_admin_key_belongs_to_no_tenant_and_can_act_for_nobody() -> None:
+    ring = key_ring()
+    key, secret = await ring.issue("admin", "laptop", AT, scopes=["status:read"])
     assert secret.startswith("hf_admin_") and is_api_key(secret)
     principal = key.principal("alice")
     assert (principal.tenant, principal.user_id, principal.kind) == ("", key.key_id, "admin_key")
     assert principal.scopes == {"status:read"}
 
 
-def test_a_secret_has_256_random_bits_and_is_never_kept() -> None:
-    ring = KeyRing()
-    issued = [ring.issue("tenant", "backend", AT, tenant="acme") for _ in range(50)]
+async def test_a_secret_has_256_random_bits_and_is_never_kept() -> None:
+    ring = key_ring()
+    issued = [await ring.issue("tenant", "backend", AT, tenant="acme") for _ in range(50)]
     assert len({secret for _, secret in issued}) == 50
     for key, secret in issued:
         assert len(secret.removeprefix("hf_tenant_")) == 43
@@ -59,30 +62,30 @@ def test_a_secret_has_256_random_bits_and_is_never_kept() -> None:
 @pytest.mark.parametrize(
     "guess", ["", "hf_tenant_", "hf_tenant_" + "A" * 43, "hf_admin_\ud800", "é"]
 )
-def test_an_unknown_key_is_unauthorized(guess: str) -> None:
-    ring = KeyRing()
-    ring.issue("tenant", "backend", AT, tenant="acme")
+async def test_an_unknown_key_is_unauthorized(guess: str) -> None:
+    ring = key_ring()
+    await ring.issue("tenant", "backend", AT, tenant="acme")
     with pytest.raises(Unauthorized):
         ring.find(guess)
 
 
-def test_the_digest_of_a_key_is_not_a_key() -> None:
-    ring = KeyRing()
-    key, _ = ring.issue("tenant", "backend", AT, tenant="acme")
+async def test_the_digest_of_a_key_is_not_a_key() -> None:
+    ring = key_ring()
+    key, _ = await ring.issue("tenant", "backend", AT, tenant="acme")
     with pytest.raises(Unauthorized):
         ring.find(key.digest)
 
 
-def test_a_revoked_key_is_dead_and_the_others_live() -> None:
-    ring = KeyRing()
-    key, secret = ring.issue("tenant", "old", AT, tenant="acme")
-    _, other = ring.issue("tenant", "new", AT, tenant="acme")
-    ring.revoke(key.key_id)
+async def test_a_revoked_key_is_dead_and_the_others_live() -> None:
+    ring = key_ring()
+    key, secret = await ring.issue("tenant", "old", AT, tenant="acme")
+    _, other = await ring.issue("tenant", "new", AT, tenant="acme")
+    await ring.revoke(key.key_id)
     with pytest.raises(Unauthorized):
         ring.find(secret)
     assert ring.find(other).label == "new"
     with pytest.raises(NotFound):
-        ring.revoke(key.key_id)
+        await ring.revoke(key.key_id)
 
 
 @pytest.mark.parametrize(
@@ -101,29 +104,29 @@ def test_a_revoked_key_is_dead_and_the_others_live() -> None:
         ("admin", "laptop", "", ["everything"], "scopes"),
     ],
 )
-def test_a_key_that_asks_for_what_its_kind_cannot_have_is_refused(
+async def test_a_key_that_asks_for_what_its_kind_cannot_have_is_refused(
     kind: str, label: str, tenant: str, scopes: Sequence[str] | None, field: str
 ) -> None:
-    ring = KeyRing()
+    ring = key_ring()
     with pytest.raises(InvalidMessage) as caught:
-        ring.issue(kind, label, AT, tenant=tenant, scopes=scopes)  # type: ignore[arg-type]
+        await ring.issue(kind, label, AT, tenant=tenant, scopes=scopes)  # type: ignore[arg-type]
     assert caught.value.details["field"] == field
     assert ring.list() == []
 
 
 @pytest.mark.parametrize("tenant", ["a*", "*a", "{a}", "a{b", "}"])
-def test_no_key_is_made_for_a_tenant_that_no_rule_could_name(tenant: str) -> None:
+async def test_no_key_is_made_for_a_tenant_that_no_rule_could_name(tenant: str) -> None:
     with pytest.raises(InvalidMessage, match="no rule of limits could name it"):
-        KeyRing().issue("tenant", "backend", AT, tenant=tenant)
+        await key_ring().issue("tenant", "backend", AT, tenant=tenant)
     with pytest.raises(InvalidRule):
         check_names({"tenantID": tenant})
 
 
-def test_a_kept_key_of_a_tenant_that_cannot_be_is_not_known() -> None:
-    key, secret = KeyRing().issue("tenant", "backend", AT, tenant="acme")
-    assert KeyRing([key]).find(secret) == key
+async def test_a_kept_key_of_a_tenant_that_cannot_be_is_not_known() -> None:
+    key, secret = await key_ring().issue("tenant", "backend", AT, tenant="acme")
+    assert key_ring([key]).find(secret) == key
     with pytest.raises(Unauthorized):
-        KeyRing([structs.replace(key, tenant="*")]).find(secret)
+        key_ring([structs.replace(key, tenant="*")]).find(secret)
 
 
 @pytest.mark.parametrize("scope", [*get_args(KeyScope), *sorted(USER_SCOPES)])
@@ -137,41 +140,43 @@ def test_no_tenant_scope_reaches_across_tenants() -> None:
     assert "tokens:write" not in ADMIN_SCOPES, "an operator cannot become a user"
 
 
-def test_the_last_key_that_can_make_keys_is_revoked_by_force_only() -> None:
-    ring = KeyRing()
-    first, secret = ring.issue("admin", "first", AT)
-    ring.issue("admin", "monitoring", AT, scopes=["status:read"])
-    ring.issue("tenant", "backend", AT, tenant="acme")
+async def test_the_last_key_that_can_make_keys_is_revoked_by_force_only() -> None:
+    ring = key_ring()
+    first, secret = await ring.issue("admin", "first", AT)
+    await ring.issue("admin", "monitoring", AT, scopes=["status:read"])
+    await ring.issue("tenant", "backend", AT, tenant="acme")
     with pytest.raises(Forbidden, match=r"last key that can make keys.*key create admin.*--force"):
-        ring.revoke(first.key_id)
+        await ring.revoke(first.key_id)
     assert ring.find(secret) == first, "nothing changed"
-    second, _ = ring.issue("admin", "second", AT, scopes=["keys:write"])
-    ring.revoke(first.key_id)
+    second, _ = await ring.issue("admin", "second", AT, scopes=["keys:write"])
+    await ring.revoke(first.key_id)
     with pytest.raises(Forbidden):
-        ring.revoke(second.key_id)
-    ring.revoke(second.key_id, force=True)
+        await ring.revoke(second.key_id)
+    await ring.revoke(second.key_id, force=True)
     assert not any(key.makes_keys for key in ring.list())
 
 
-def test_there_is_a_bound_on_keys() -> None:
-    key, _ = KeyRing().issue("tenant", "backend", AT, tenant="acme")
+async def test_there_is_a_bound_on_keys() -> None:
+    key, _ = await key_ring().issue("tenant", "backend", AT, tenant="acme")
     many = [
         ApiKey(f"key_{n}", "tenant", "acme", "x", key.scopes, AT, f"{n:064x}", "abcd")
         for n in range(1000)
     ]
     with pytest.raises(InvalidMessage, match="1000 keys"):
-        KeyRing(many).issue("tenant", "backend", AT, tenant="acme")
+        await key_ring(many).issue("tenant", "backend", AT, tenant="acme")
 
 
-def test_keys_survive_a_restart_in_a_file_only_the_owner_can_read(tmp_path: Path) -> None:
-    path = tmp_path / "keys.json"
-    ring = load_keys(path)
-    key, secret = ring.issue("tenant", "backend", AT, tenant="acme")
-    gone, gone_secret = ring.issue("admin", "laptop", AT)
-    ring.revoke(gone.key_id, force=True)
+async def test_keys_survive_a_restart_in_a_file_only_the_owner_can_read(tmp_path: Path) -> None:
+    open_secrets(tmp_path, AT)
+    path, store = tmp_path / "keys.json", FileCredentials(tmp_path)
+    path.unlink()
+    ring = await KeyRing.load(store)
+    key, secret = await ring.issue("tenant", "backend", AT, tenant="acme")
+    gone, gone_secret = await ring.issue("admin", "laptop", AT)
+    await ring.revoke(gone.key_id, force=True)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert secret not in path.read_text() and gone_secret not in path.read_text()
-    again = load_keys(path)
+    again = await KeyRing.load(store)
     assert again.find(secret) == key and again.list() == [key]
 
 
@@ -180,23 +185,20 @@ def test_the_mode_is_0600_whatever_the_umask_and_whatever_lay_there(tmp_path: Pa
     (tmp_path / "keys.json.new").write_text("left by a crash")
     before = os.umask(0)
     try:
-        save_keys(path, [])
+        write_keys(path, [])
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [p.name for p in tmp_path.iterdir()] == ["keys.json"]
 
 
-def test_a_key_that_could_not_be_saved_does_not_exist() -> None:
-    def full_disk(_: Sequence[ApiKey]) -> None:
-        raise OSError(28, "No space left on device")
-
-    kept, secret = KeyRing().issue("tenant", "backend", AT, tenant="acme")
-    ring = KeyRing([kept], full_disk)
+async def test_a_key_that_could_not_be_saved_does_not_exist() -> None:
+    kept, secret = await key_ring().issue("tenant", "backend", AT, tenant="acme")
+    ring = key_ring([kept], OSError(28, "No space left on device"))
     with pytest.raises(OSError):
-        ring.issue("tenant", "another", AT, tenant="acme")
+        await ring.issue("tenant", "another", AT, tenant="acme")
     with pytest.raises(OSError):
-        ring.revoke(kept.key_id)
+        await ring.revoke(kept.key_id)
     assert ring.list() == [kept] and kept.last_four == secret[-4:]
 
 
@@ -205,4 +207,4 @@ def test_a_damaged_key_file_stops_the_start_with_what_to_do(damage: bytes, tmp_p
     path = tmp_path / "keys.json"
     path.write_bytes(damage)
     with pytest.raises(StateCorrupted, match="restore it"):
-        load_keys(path)
+        read_keys(path)

@@ -7,16 +7,17 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from holdfast.access.keys import load_keys, save_keys
+from holdfast.access.keys import KeyRing
 from holdfast.access.principal import ADMIN_SCOPES
-from holdfast.access.secrets import open_secrets, read_secrets
+from holdfast.access.secrets import FileCredentials, open_secrets, read_secrets, write_keys
 from holdfast.errors import StateCorrupted, StateDirectory, Unauthorized
 
 AT = "2026-01-01T00:00:00.000Z"
 
 
-def test_the_first_start_makes_secrets_only_their_owner_can_read(tmp_path: Path) -> None:
-    made, ring = open_secrets(tmp_path, "2026-01-01T00:00:00.000Z")
+async def test_the_first_start_makes_secrets_only_their_owner_can_read(tmp_path: Path) -> None:
+    made = open_secrets(tmp_path, "2026-01-01T00:00:00.000Z")
+    ring = await KeyRing.load(FileCredentials(tmp_path))
     assert (tmp_path / "secrets.json").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "keys.json").stat().st_mode & 0o777 == 0o600
     assert len(made.jwt_secret) >= 32
@@ -24,45 +25,52 @@ def test_the_first_start_makes_secrets_only_their_owner_can_read(tmp_path: Path)
     assert made.admin_key not in (tmp_path / "keys.json").read_text()
 
 
-def test_the_next_start_finds_the_same_secrets(tmp_path: Path) -> None:
-    made, _ = open_secrets(tmp_path, "2026-01-01T00:00:00.000Z")
-    again, ring = open_secrets(tmp_path, "2026-01-02T00:00:00.000Z")
+async def test_the_next_start_finds_the_same_secrets(tmp_path: Path) -> None:
+    made = open_secrets(tmp_path, "2026-01-01T00:00:00.000Z")
+    again = open_secrets(tmp_path, "2026-01-02T00:00:00.000Z")
+    ring = await KeyRing.load(FileCredentials(tmp_path))
     assert again == made == read_secrets(tmp_path)
     assert len(ring.list()) == 1
 
 
-def test_the_key_of_the_state_directory_carries_the_scopes_that_were_added_since_it_was_made(
+async def test_the_key_of_the_state_directory_carries_the_scopes_that_were_added_since_it_was_made(
     tmp_path: Path,
 ) -> None:
     """Nobody else could hand them out: a key issues only what it carries."""
-    made, ring = open_secrets(tmp_path, AT)
-    other, _ = ring.issue("admin", "monitoring", AT, scopes=["status:read"])
+    made = open_secrets(tmp_path, AT)
+    ring = await KeyRing.load(FileCredentials(tmp_path))
+    other, _ = await ring.issue("admin", "monitoring", AT, scopes=["status:read"])
     older = ("audit:read", "keys:write", "status:read")
-    save_keys(
+    write_keys(
         tmp_path / "keys.json", [structs.replace(ring.find(made.admin_key), scopes=older), other]
     )
-    _, ring = open_secrets(tmp_path, AT)
+    open_secrets(tmp_path, AT)
+    ring = await KeyRing.load(FileCredentials(tmp_path))
     assert set(ring.find(made.admin_key).scopes) == ADMIN_SCOPES
     assert other in ring.list(), "a key somebody made narrow stays so"
-    assert load_keys(tmp_path / "keys.json").list() == ring.list()
+    assert (await KeyRing.load(FileCredentials(tmp_path))).list() == ring.list()
 
 
-def test_a_revoked_key_of_the_state_directory_stays_revoked(tmp_path: Path) -> None:
-    made, ring = open_secrets(tmp_path, AT)
-    ring.revoke(ring.find(made.admin_key).key_id, force=True)
-    _, ring = open_secrets(tmp_path, AT)
+async def test_a_revoked_key_of_the_state_directory_stays_revoked(tmp_path: Path) -> None:
+    made = open_secrets(tmp_path, AT)
+    ring = await KeyRing.load(FileCredentials(tmp_path))
+    await ring.revoke(ring.find(made.admin_key).key_id, force=True)
+    open_secrets(tmp_path, AT)
+    ring = await KeyRing.load(FileCredentials(tmp_path))
     with pytest.raises(Unauthorized):
         ring.find(made.admin_key)
 
 
-def test_new_secrets_put_the_old_admin_key_out_of_force_and_no_other(tmp_path: Path) -> None:
+async def test_new_secrets_put_the_old_admin_key_out_of_force_and_no_other(tmp_path: Path) -> None:
     """Removing a file that others may have read is how its secrets are made void; its
     key once lived on.
     """
-    leaked, ring = open_secrets(tmp_path, AT)
-    other, _ = ring.issue("admin", "monitoring", AT, scopes=["status:read"])
+    leaked = open_secrets(tmp_path, AT)
+    ring = await KeyRing.load(FileCredentials(tmp_path))
+    other, _ = await ring.issue("admin", "monitoring", AT, scopes=["status:read"])
     (tmp_path / "secrets.json").unlink()
-    made, ring = open_secrets(tmp_path, AT)
+    made = open_secrets(tmp_path, AT)
+    ring = await KeyRing.load(FileCredentials(tmp_path))
     assert made.jwt_secret != leaked.jwt_secret
     with pytest.raises(Unauthorized):
         ring.find(leaked.admin_key)
@@ -70,7 +78,7 @@ def test_new_secrets_put_the_old_admin_key_out_of_force_and_no_other(tmp_path: P
 
 
 def test_secrets_do_not_show_themselves(tmp_path: Path) -> None:
-    made, _ = open_secrets(tmp_path, "2026-01-01T00:00:00.000Z")
+    made = open_secrets(tmp_path, "2026-01-01T00:00:00.000Z")
     assert made.jwt_secret not in f"{made!r} {made}"
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from api_rig import Rest, error_of, serving, with_rest
 
-from holdfast.access.keys import KeyRing, load_keys, save_keys
+from holdfast.access.contract import Credentials
+from holdfast.access.keys import KeyRing, new_key
+from holdfast.access.secrets import FileCredentials, open_secrets
 from holdfast.api.deps import ApiSettings, Backup, BackupStep, PresenceView
 from holdfast.clock import ManualClock
 from holdfast.errors import (
@@ -419,13 +421,15 @@ def test_keys_issued_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
         answers = await asyncio.gather(
             *(rest.ask("POST", "/admin/keys", admin, body) for _ in range(10))
         )
-        again = load_keys(tmp_path / "keys.json")
+        again = await KeyRing.load(store)
         for answer in answers:
             assert again.find(answer.json()["secret"]).principal("alice").user == User(
                 "acme", "alice"
             )
 
-    with_rest(scenario, keys=load_keys(tmp_path / "keys.json"))
+    open_secrets(tmp_path, "2026-01-01T00:00:00.000Z")
+    store = FileCredentials(tmp_path)
+    with_rest(scenario, keys=asyncio.run(KeyRing.load(store)))
 
 
 def test_a_keyed_halt_is_done_once() -> None:
@@ -472,7 +476,7 @@ def test_trouble_inside_is_told_to_operators_where_it_is_theirs_and_to_nobody_el
 def test_a_key_that_cannot_be_saved_is_not_issued_and_the_operator_learns_why(
     tmp_path: Path,
 ) -> None:
-    gone = tmp_path / "not there" / "keys.json"
+    gone = tmp_path / "not there"
 
     async def scenario(rest: Rest) -> None:
         admin = rest.deps.keys.list()
@@ -481,5 +485,6 @@ def test_a_key_that_cannot_be_saved_is_not_issued_and_the_operator_learns_why(
         assert error_of(answer) == (500, "INTERNAL_ERROR") and "cannot be written" in answer.text
         assert rest.deps.keys.list() == admin and await actions(rest) == []
 
-    first, secret = KeyRing().issue("admin", "operator", "2026-01-01T00:00:00.000Z")
-    with_rest(scenario, keys=KeyRing([first], lambda keys: save_keys(gone, keys)))
+    first, secret = new_key("admin", "operator", "2026-01-01T00:00:00.000Z")
+    loaded = Credentials([], [first], "")
+    with_rest(scenario, keys=KeyRing(FileCredentials(gone), loaded))

@@ -204,7 +204,9 @@ async def world(rest: Rest) -> dict[str, str]:
             await rest.ask("POST", f"/v1/chats/{chat}/{verb}", alice, {"user_id": user_id})
         ).status_code == 200
     await rest.deps.revocations.add(Revocation("ban", "acme", "zed", "", 0, "then", None))
-    key, _ = rest.deps.keys.issue("tenant", "spare", "2026-01-01T00:00:00.000Z", tenant="acme")
+    key, _ = await rest.deps.keys.issue(
+        "tenant", "spare", "2026-01-01T00:00:00.000Z", tenant="acme"
+    )
     return {"chat": chat, "key": key.key_id}
 
 

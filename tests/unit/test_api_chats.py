@@ -278,7 +278,7 @@ def test_a_revoked_key_is_refused_at_the_next_request() -> None:
     async def scenario(rest: Rest) -> None:
         key = rest.tenant_key()
         assert (await rest.ask("GET", "/v1/chats", key, X_Act_As="alice")).status_code == 200
-        rest.deps.keys.revoke(rest.deps.keys.list()[0].key_id)
+        await rest.deps.keys.revoke(rest.deps.keys.list()[0].key_id)
         assert error_of(await rest.ask("GET", "/v1/chats", key, X_Act_As="alice")) == (
             401,
             "UNAUTHORIZED",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.access.keys import save_keys
+from holdfast.access.secrets import write_keys
 from holdfast.drivers.files import replace_file
 from holdfast.limits.snapshot_file import SavedNodes, save_nodes
 
@@ -15,7 +15,7 @@ from holdfast.limits.snapshot_file import SavedNodes, save_nodes
 @pytest.mark.parametrize(
     "write",
     [
-        lambda path: save_keys(path, []),
+        lambda path: write_keys(path, []),
         lambda path: save_nodes(path, SavedNodes(3)),
         lambda path: replace_file(path, b"{}", modified_at=1_700_000_000.0),
     ],

@@ -7,9 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.access.keys import KEYS_MAX, ApiKey, load_keys, save_keys
+from holdfast.access.contract import ApiKey
+from holdfast.access.keys import KEYS_MAX, KeyRing, new_key
 from holdfast.access.principal import ADMIN_SCOPES
-from holdfast.access.secrets import open_secrets, read_secrets
+from holdfast.access.secrets import (
+    FileCredentials,
+    open_secrets,
+    read_keys,
+    read_secrets,
+    write_keys,
+)
 from holdfast.errors import InvalidMessage, StateDirectory
 from holdfast.node import key_recovery
 from holdfast.node.key_recovery import create_admin_key
@@ -28,12 +35,22 @@ def audited(state: Path) -> list[AuditRecord]:
     return asyncio.run(read())
 
 
+def revoke_own_key(state: Path) -> None:
+    async def revoke() -> None:
+        ring = await KeyRing.load(FileCredentials(state))
+        await ring.revoke(ring.find(read_secrets(state).admin_key).key_id, force=True)
+
+    asyncio.run(revoke())
+
+
 def test_it_opens_what_was_locked_and_voids_nothing(tmp_path: Path) -> None:
-    before, ring = open_secrets(tmp_path, AT)
-    backend, _ = ring.issue("tenant", "backend", AT, tenant="acme")
-    ring.revoke(ring.find(before.admin_key).key_id, force=True)
+    before = open_secrets(tmp_path, AT)
+    backend, _ = new_key("tenant", "backend", AT, tenant="acme")
+    write_keys(tmp_path / "keys.json", [*read_keys(tmp_path / "keys.json"), backend])
+    revoke_own_key(tmp_path)
     key, secret = create_admin_key(tmp_path, "back in", reason="ticket 7")
-    after, ring = open_secrets(tmp_path, AT)
+    after = open_secrets(tmp_path, AT)
+    ring = asyncio.run(KeyRing.load(FileCredentials(tmp_path)))
     assert ring.find(secret) == key and set(key.scopes) == ADMIN_SCOPES and backend in ring.list()
     assert after.jwt_secret == before.jwt_secret, "every token goes on"
     assert after.admin_key == secret, "commands on this machine work again without --token"
@@ -43,14 +60,14 @@ def test_it_opens_what_was_locked_and_voids_nothing(tmp_path: Path) -> None:
 
 
 def test_the_state_directorys_own_key_stays_while_it_is_good(tmp_path: Path) -> None:
-    before, _ = open_secrets(tmp_path, AT)
+    before = open_secrets(tmp_path, AT)
     create_admin_key(tmp_path, "another")
     assert read_secrets(tmp_path) == before
 
 
 def test_a_narrow_key_does_not_become_the_state_directorys_own(tmp_path: Path) -> None:
-    before, ring = open_secrets(tmp_path, AT)
-    ring.revoke(ring.find(before.admin_key).key_id, force=True)
+    before = open_secrets(tmp_path, AT)
+    revoke_own_key(tmp_path)
     key, _ = create_admin_key(tmp_path, "looks", ["status:read"])
     assert key.scopes == ("status:read",) and read_secrets(tmp_path) == before
 
@@ -61,9 +78,9 @@ def test_a_ring_that_somebody_filled_keeps_nobody_out(tmp_path: Path) -> None:
         ApiKey(f"key_{n}", "tenant", "acme", "x", ("chats:read",), AT, f"{n:064x}", "abcd")
         for n in range(KEYS_MAX)
     ]
-    save_keys(tmp_path / "keys.json", full)
+    write_keys(tmp_path / "keys.json", full)
     key, _ = create_admin_key(tmp_path, "back in")
-    assert key in load_keys(tmp_path / "keys.json").list()
+    assert key in read_keys(tmp_path / "keys.json")
 
 
 def test_it_needs_the_lock_a_state_directory_and_a_good_label(tmp_path: Path) -> None:
@@ -82,7 +99,7 @@ def test_it_needs_the_lock_a_state_directory_and_a_good_label(tmp_path: Path) ->
 
 def test_without_a_record_there_is_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     open_secrets(tmp_path, AT)
-    before = load_keys(tmp_path / "keys.json").list()
+    before = read_keys(tmp_path / "keys.json")
 
     async def unwell(*given: object) -> None:
         raise StateDirectory("the disk is full")
@@ -90,4 +107,4 @@ def test_without_a_record_there_is_no_key(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(key_recovery, "_record", unwell)
     with pytest.raises(StateDirectory, match="full"):
         create_admin_key(tmp_path, "x")
-    assert load_keys(tmp_path / "keys.json").list() == before
+    assert read_keys(tmp_path / "keys.json") == before

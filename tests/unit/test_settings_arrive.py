@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from credentials import SECRET, key_ring
 from gateway_rig import FakeSocket, principal
 
 import holdfast
 from holdfast import telemetry
-from holdfast.access.keys import KeyRing
 from holdfast.access.revocations.in_force import RevocationsInForce
 from holdfast.access.revocations.memory import MemoryRevocations
-from holdfast.access.secrets import Secrets
 from holdfast.clock import SystemClock
 from holdfast.limits.composition import open_limits
 from holdfast.node import lifecycle
@@ -90,8 +89,8 @@ def with_node(folder: Path, settings: Settings, look: Callable[[Node], None]) ->
                     settings,
                     store,
                     clock,
-                    Secrets("a secret of thirty-two bytes, or more", "hf_admin_x"),
-                    KeyRing(),
+                    SECRET,
+                    key_ring(),
                     RevocationsInForce(MemoryRevocations(clock), clock),
                     limits,
                 )

@@ -9,8 +9,9 @@ from its credential and from nowhere else.
 - ``jws``          parses a compact token once (pure)
 - ``jwks``         reads a set of public keys strictly (pure)
 - ``issuers``      other token issuers: whose keys are trusted, kept fresh
-- ``keys``         API keys: issue, find, revoke; hashed at rest
-- ``secrets``      the secrets of a state directory
+- ``contract``     API keys as stored; ``CredentialStore``: load, save
+- ``keys``         ``KeyRing``: issue, find, revoke; hashed at rest
+- ``secrets``      the secrets of a state directory; ``FileCredentials``
 - ``revocations``  who is cut off: the contract, its adapters, the entries in force
 - ``proofs``       proofs that this server once sent a cursor (pure)
 - ``network``      origins, client addresses, counts of connections (pure)

@@ -8,37 +8,25 @@ cannot occupy the server.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Literal
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.access.principal import (
-    ADMIN_SCOPES,
-    CHATS_WRITE,
-    TENANT_SCOPES,
-    AnyScope,
-    KeyScope,
-    Principal,
-)
-from holdfast.drivers.files import replace_file
+from holdfast.access.contract import ApiKey, Credentials, CredentialStore, KeyKind
+from holdfast.access.principal import ADMIN_SCOPES, TENANT_SCOPES, KeyScope
 from holdfast.errors import (
     Forbidden,
     InvalidMessage,
     NotFound,
-    StateCorrupted,
-    StateDirectory,
     Unauthorized,
+    Unavailable,
+    VersionConflict,
 )
 from holdfast.message import check_tenant
-
-KeyKind = Literal["tenant", "admin"]
 
 KEYS_MAX = 1000
 LABEL_CHARACTERS_MAX = 100
@@ -48,55 +36,42 @@ _PREFIX: dict[KeyKind, str] = {"tenant": "hf_tenant_", "admin": "hf_admin_"}
 _ALLOWED: dict[KeyKind, frozenset[KeyScope]] = {"tenant": TENANT_SCOPES, "admin": ADMIN_SCOPES}
 
 
-class ApiKey(Struct, frozen=True, forbid_unknown_fields=True):
-    """A stored key: everything but the secret. ``tenant`` is "" for an admin key."""
-
-    key_id: str
-    kind: KeyKind
-    tenant: str
-    label: str
-    scopes: tuple[KeyScope, ...]
-    created_at: str
-    digest: str
-    last_four: str
-
-    @property
-    def makes_keys(self) -> bool:
-        return self.kind == "admin" and "keys:write" in self.scopes
-
-    def principal(self, act_as: str | None = None) -> Principal:
-        """The principal: the user a tenant key acts for, or an operator (the key's
-        id)."""
-        if self.kind == "admin":
-            return Principal("", self.key_id, frozenset(self.scopes), "admin_key")
-        scopes: frozenset[AnyScope] = frozenset(self.scopes)
-        if "chats:write" in scopes:
-            scopes |= CHATS_WRITE
-        return Principal(self.tenant, act_as or "", scopes, "tenant_key")
+Record = Callable[[ApiKey], Awaitable[None]]
+_Keys = dict[str, ApiKey]
+"""By digest."""
+SAVES_MAX = 5
+"""How often a change is made again when another node changed the keys meanwhile."""
 
 
-Save = Callable[[Sequence[ApiKey]], None]
-
-
-def _unsaved(_: Sequence[ApiKey]) -> None:
-    """For a ring in memory only."""
+async def _unrecorded(_: ApiKey) -> None:
+    """For changes that no audit log has to know."""
 
 
 class KeyRing:
     """The keys in force. A change is saved before it takes effect; if saving fails,
     nothing has changed.
 
-    Not safe for concurrent changes: the caller makes one after the other.
+    The ring's lock makes changes run one after the other.
     """
 
-    def __init__(self, keys: Iterable[ApiKey] = (), save: Save = _unsaved) -> None:
-        self._keys = {key.digest: key for key in keys}
-        self._save = save
+    def __init__(self, store: CredentialStore, loaded: Credentials) -> None:
+        self._store = store
+        self._change = asyncio.Lock()
+        self.use(loaded)
+
+    @classmethod
+    async def load(cls, store: CredentialStore) -> KeyRing:
+        return cls(store, await store.load())
+
+    def use(self, loaded: Credentials) -> None:
+        """Put the keys in force that the store has now."""
+        self._keys = {key.digest: key for key in loaded.keys}
+        self._version = loaded.version
 
     def list(self) -> Sequence[ApiKey]:
-        return sorted(self._keys.values(), key=lambda key: (key.created_at, key.key_id))
+        return _in_order(self._keys)
 
-    def issue(
+    async def issue(
         self,
         kind: KeyKind,
         label: str,
@@ -105,40 +80,31 @@ class KeyRing:
         tenant: str = "",
         scopes: Iterable[KeyScope] | None = None,
         bounded: bool = True,
+        record: Record = _unrecorded,
     ) -> tuple[ApiKey, str]:
         """Issue a key; returns it and its secret, which cannot be shown again.
 
         ``bounded`` False ignores ``KEYS_MAX``: a full ring must not lock its operator
-        out. InvalidMessage names what is wrong.
+        out. If ``record`` fails, the key is revoked: no unrecorded key is in use.
+        InvalidMessage names what is wrong.
         """
-        granted = tuple(sorted(_ALLOWED[kind] if scopes is None else frozenset(scopes)))
-        _check(kind, label, tenant, granted)
-        if bounded and len(self._keys) >= KEYS_MAX:
-            raise InvalidMessage(
-                f"there are {KEYS_MAX} keys already; revoke one first", limit=KEYS_MAX
-            )
-        secret = _PREFIX[kind] + secrets.token_urlsafe(32)
-        key = ApiKey(
-            key_id="key_" + secrets.token_hex(8),
-            kind=kind,
-            tenant=tenant,
-            label=label,
-            scopes=granted,
-            created_at=at,
-            digest=_digest(secret),
-            last_four=secret[-4:],
-        )
-        self._replace({**self._keys, key.digest: key})
-        return key, secret
+        key, secret = new_key(kind, label, at, tenant=tenant, scopes=scopes)
 
-    def complete(self, secret: str) -> None:
-        """Give the key with this secret, if it exists, every scope its kind can
-        have."""
-        key = self._keys.get(_digest(secret))
-        if key is not None and _ALLOWED[key.kind] > set(key.scopes):
-            self._replace(
-                {**self._keys, key.digest: replace(key, scopes=tuple(sorted(_ALLOWED[key.kind])))}
-            )
+        def added(keys: _Keys) -> _Keys:
+            if bounded and len(keys) >= KEYS_MAX:
+                raise InvalidMessage(
+                    f"there are {KEYS_MAX} keys already; revoke one first", limit=KEYS_MAX
+                )
+            return {**keys, key.digest: key}
+
+        async with self._change:
+            await self._replace(added)
+            try:
+                await record(key)
+            except BaseException:
+                await self._replace(lambda keys: _without(keys, key))
+                raise
+        return key, secret
 
     def revocable(self, key_id: str, *, force: bool = False) -> ApiKey:
         """The key of that id, if it may be revoked.
@@ -146,31 +112,21 @@ class KeyRing:
         NotFound if there is none. Forbidden if it is the last key that can make keys,
         unless ``force``.
         """
-        key = next((k for k in self._keys.values() if k.key_id == key_id), None)
-        if key is None:
-            raise NotFound(f"there is no key {key_id}")
-        if (
-            not force
-            and key.makes_keys
-            and not any(k.makes_keys and k is not key for k in self._keys.values())
-        ):
-            raise Forbidden(
-                f"{key_id} is the last key that can make keys: make another one first (`holdfast"
-                " key create admin --label LABEL`), or revoke it by force (--force, `force=true`);"
-                " then only a key that is made on the server's machine while it is stopped leads"
-                " back"
-            )
-        return key
+        return _revocable(self._keys, key_id, force)
 
-    def revoke(self, key_id: str, *, force: bool = False) -> ApiKey:
-        """Revoke the key, if it is ``revocable``."""
-        key = self.revocable(key_id, force=force)
-        self._replace({digest: k for digest, k in self._keys.items() if digest != key.digest})
+    async def revoke(
+        self, key_id: str, *, force: bool = False, record: Record = _unrecorded
+    ) -> ApiKey:
+        """Record the revocation and revoke the key, if it is ``revocable``."""
+        async with self._change:
+            key = self.revocable(key_id, force=force)
+            await record(key)
+            await self._replace(lambda keys: _without(keys, _revocable(keys, key_id, force)))
         return key
 
     def find(self, secret: str) -> ApiKey:
         """The key with this secret; Unauthorized if there is none."""
-        digest = _digest(secret)
+        digest = digest_of(secret)
         key = self._keys.get(digest)
         # The timing of the lookup by digest helps no attacker, who cannot choose a
         # guess's digest. The comparison takes constant time all the same.
@@ -182,9 +138,47 @@ class KeyRing:
             raise Unauthorized("the API key is not known here: it may have been revoked")
         return key
 
-    def _replace(self, keys: dict[str, ApiKey]) -> None:
-        self._save(sorted(keys.values(), key=lambda key: (key.created_at, key.key_id)))
-        self._keys = keys
+    async def _replace(self, change: Callable[[_Keys], _Keys]) -> None:
+        for _ in range(SAVES_MAX):
+            keys = change(self._keys)
+            try:
+                self._version = await self._store.save(_in_order(keys), self._version)
+            except VersionConflict:
+                self.use(await self._store.load())
+                continue
+            self._keys = keys
+            return
+        raise Unavailable("the keys change too often; try again", retry_after_seconds=1.0)
+
+
+def new_key(
+    kind: KeyKind,
+    label: str,
+    at: str,
+    *,
+    tenant: str = "",
+    scopes: Iterable[KeyScope] | None = None,
+) -> tuple[ApiKey, str]:
+    """A key that is not in force yet, and its secret; ``scopes`` None: all."""
+    granted = tuple(sorted(_ALLOWED[kind] if scopes is None else frozenset(scopes)))
+    _check(kind, label, tenant, granted)
+    secret = _PREFIX[kind] + secrets.token_urlsafe(32)
+    key = ApiKey(
+        key_id="key_" + secrets.token_hex(8),
+        kind=kind,
+        tenant=tenant,
+        label=label,
+        scopes=granted,
+        created_at=at,
+        digest=digest_of(secret),
+        last_four=secret[-4:],
+    )
+    return key, secret
+
+
+def with_every_scope(key: ApiKey) -> ApiKey:
+    """The key with every scope its kind can have."""
+    return replace(key, scopes=tuple(sorted(_ALLOWED[key.kind] | set(key.scopes))))
 
 
 def is_api_key(credential: str) -> bool:
@@ -192,7 +186,7 @@ def is_api_key(credential: str) -> bool:
     return credential.startswith(tuple(_PREFIX.values()))
 
 
-def _digest(secret: str) -> str:
+def digest_of(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -218,35 +212,27 @@ def _check(kind: KeyKind, label: str, tenant: str, scopes: tuple[KeyScope, ...])
         )
 
 
-def load_keys(path: Path) -> KeyRing:
-    """The ring saved in ``path``, empty if there is no file.
-
-    It saves every change there.
-    """
-    try:
-        keys = msgspec.json.decode(path.read_bytes(), type=list[ApiKey])
-    except FileNotFoundError:
-        keys = []
-    except OSError as error:
-        raise StateDirectory(
-            f"{path} cannot be read: {error.strerror}; run as the user who owns it"
-        ) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise StateCorrupted(
-            f"{path} is not a key file ({error}): restore it, or remove it and issue new keys"
-        ) from error
-    return KeyRing(keys, lambda changed: save_keys(path, changed))
+def _revocable(keys: _Keys, key_id: str, force: bool) -> ApiKey:
+    key = next((k for k in keys.values() if k.key_id == key_id), None)
+    if key is None:
+        raise NotFound(f"there is no key {key_id}")
+    if (
+        not force
+        and key.makes_keys
+        and not any(k.makes_keys and k is not key for k in keys.values())
+    ):
+        raise Forbidden(
+            f"{key_id} is the last key that can make keys: make another one first (`holdfast"
+            " key create admin --label LABEL`), or revoke it by force (--force, `force=true`);"
+            " then only a key that is made on the server's machine while it is stopped leads"
+            " back"
+        )
+    return key
 
 
-def save_keys(path: Path, keys: Sequence[ApiKey]) -> None:
-    write_private(path, msgspec.json.format(msgspec.json.encode(list(keys)), indent=2))
+def _without(keys: _Keys, key: ApiKey) -> _Keys:
+    return {digest: each for digest, each in keys.items() if digest != key.digest}
 
 
-def write_private(path: Path, data: bytes) -> None:
-    """``replace_file``; StateDirectory if it fails."""
-    try:
-        replace_file(path, data)
-    except OSError as error:
-        raise StateDirectory(
-            f"{path} cannot be written: {error.strerror}; make room or give write access"
-        ) from error
+def _in_order(keys: _Keys) -> Sequence[ApiKey]:
+    return sorted(keys.values(), key=lambda key: (key.created_at, key.key_id))

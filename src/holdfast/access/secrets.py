@@ -6,15 +6,20 @@ state directory can mint tokens and operate the server. ``keys.json`` holds only
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.access.keys import KeyRing, load_keys, write_private
-from holdfast.errors import StateCorrupted, StateDirectory, Unauthorized
+from holdfast.access.contract import ApiKey, Credentials
+from holdfast.access.keys import digest_of, new_key, with_every_scope
+from holdfast.drivers.files import replace_file
+from holdfast.errors import StateCorrupted, StateDirectory, VersionConflict
 
 SECRETS_FILE = "secrets.json"
 KEYS_FILE = "keys.json"
@@ -57,14 +62,14 @@ def read_secrets(state_dir: Path) -> Secrets:
         ) from None
 
 
-def open_secrets(state_dir: Path, at: str) -> tuple[Secrets, KeyRing]:
-    """The secrets and keys of a starting server.
+def open_secrets(state_dir: Path, at: str) -> Secrets:
+    """The secrets of a starting server.
 
-    If there are no secrets, makes them and revokes the admin key of earlier ones. The
-    admin key always gets every scope, also scopes newer than the key: a key can only
-    grant its own scopes, so no other key could grant those.
+    If there are none, makes them and revokes the admin key of earlier ones. The admin
+    key always gets every scope, also scopes newer than the key: a key can only grant
+    its own scopes, so no other key could grant those.
     """
-    ring = load_keys(state_dir / KEYS_FILE)
+    keys, keys_file = read_keys(state_dir / KEYS_FILE), state_dir / KEYS_FILE
     path = state_dir / SECRETS_FILE
     if path.exists():
         if path.stat().st_mode & 0o077:
@@ -72,29 +77,105 @@ def open_secrets(state_dir: Path, at: str) -> tuple[Secrets, KeyRing]:
                 f"{path} can be read by others: `chmod 600` it, or remove it to get new secrets;"
                 " the old are void then"
             )
-        kept = read_secrets(state_dir)
-        ring.complete(kept.admin_key)
-        return kept, ring
-    for key in ring.list():
-        if key.kind == "admin" and key.label == FIRST_KEY_LABEL:
-            ring.revoke(key.key_id, force=True)  # removing the file is meant to void its key
-    _, admin_key = ring.issue("admin", FIRST_KEY_LABEL, at)
+        found = read_secrets(state_dir)
+        own = digest_of(found.admin_key)
+        completed = [with_every_scope(key) if key.digest == own else key for key in keys]
+        if completed != keys:
+            write_keys(keys_file, completed)
+        return found
+    others = [key for key in keys if (key.kind, key.label) != ("admin", FIRST_KEY_LABEL)]
+    key, admin_key = new_key("admin", FIRST_KEY_LABEL, at)
+    write_keys(keys_file, [*others, key])  # removing the file is meant to void its key
     made = Secrets(secrets.token_urlsafe(48), admin_key)
     _write(path, made)
-    return made, ring
+    return made
 
 
-def keep_admin_key(state_dir: Path, ring: KeyRing, admin_key: str) -> None:
-    """Make this key the state directory's own, unless its present one is still in
-    force.
+def keep_admin_key(state_dir: Path, keys: Sequence[ApiKey], admin_key: str) -> None:
+    """Make this key the state directory's own, unless its present one is among
+    ``keys``.
 
     The token secret stays.
     """
-    kept = read_secrets(state_dir)
+    found = read_secrets(state_dir)
+    if digest_of(found.admin_key) not in {key.digest for key in keys}:
+        _write(state_dir / SECRETS_FILE, replace(found, admin_key=admin_key))
+
+
+class FileCredentials:
+    """Credentials in the two files of a state directory, which one process holds.
+
+    The version is a digest of the key file, so a file put back by hand counts as a
+    change.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        self._state_dir = state_dir
+        self._keys_file = state_dir / KEYS_FILE
+
+    async def load(self) -> Credentials:
+        return await asyncio.to_thread(self._load)
+
+    async def save(self, keys: Sequence[ApiKey], version: str) -> str:
+        return await asyncio.to_thread(self._save, keys, version)
+
+    def _load(self) -> Credentials:
+        data = _read(self._keys_file)
+        token_key = read_secrets(self._state_dir).jwt_secret.encode()
+        return Credentials([token_key], _decode(self._keys_file, data), _version(data))
+
+    def _save(self, keys: Sequence[ApiKey], version: str) -> str:
+        if _version(_read(self._keys_file)) != version:
+            raise VersionConflict("the keys were changed meanwhile")
+        return _version(write_keys(self._keys_file, keys))
+
+
+def read_keys(path: Path) -> Sequence[ApiKey]:
+    """The keys of a key file; none if there is no file."""
+    return _decode(path, _read(path))
+
+
+def write_keys(path: Path, keys: Sequence[ApiKey]) -> bytes:
+    """Replace a key file; returns its new content."""
+    data = msgspec.json.format(msgspec.json.encode(list(keys)), indent=2)
+    write_private(path, data)
+    return data
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """``replace_file``; StateDirectory if it fails."""
     try:
-        ring.find(kept.admin_key)
-    except Unauthorized:
-        _write(state_dir / SECRETS_FILE, replace(kept, admin_key=admin_key))
+        replace_file(path, data)
+    except OSError as error:
+        raise StateDirectory(
+            f"{path} cannot be written: {error.strerror}; make room or give write access"
+        ) from error
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StateDirectory(
+            f"{path} cannot be read: {error.strerror}; run as the user who owns it"
+        ) from error
+
+
+def _decode(path: Path, data: bytes | None) -> list[ApiKey]:
+    if data is None:
+        return []
+    try:
+        return msgspec.json.decode(data, type=list[ApiKey])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StateCorrupted(
+            f"{path} is not a key file ({error}): restore it, or remove it and issue new keys"
+        ) from error
+
+
+def _version(data: bytes | None) -> str:
+    return "" if data is None else hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _write(path: Path, made: Secrets) -> None:

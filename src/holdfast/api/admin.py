@@ -5,11 +5,9 @@ An operator belongs to no tenant; an act on a chat is recorded under the chat's 
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 
-from holdfast.access.keys import ApiKey
+from holdfast.access.contract import ApiKey
 from holdfast.access.principal import ADMIN_SCOPES
 from holdfast.api.chats import bans_of, commit
 from holdfast.api.deps import ApiDeps, BackupRun
@@ -30,7 +28,7 @@ from holdfast.api.schemas import (
     Why,
 )
 from holdfast.clock import timestamp
-from holdfast.errors import Forbidden, HoldfastError, OutcomeUnknown, ServerBusy, Unavailable
+from holdfast.errors import Forbidden, OutcomeUnknown, ServerBusy, Unavailable
 from holdfast.message import User
 from holdfast.store.commands import (
     ChangeBan,
@@ -222,29 +220,30 @@ async def issue_key(deps: ApiDeps, call: Call) -> Answer:
                 " the server's machine, without --token)",
                 yours=sorted(call.principal.scopes),
             )
-    at = timestamp(deps.clock.now())
-    async with deps.key_change:
-        key, secret = await asyncio.to_thread(
-            deps.keys.issue, body.kind, body.label, at, tenant=body.tenant, scopes=scopes
-        )
+
+    async def recorded(key: ApiKey) -> None:
         details = msgspec.json.encode(
             {"kind": key.kind, "tenant": key.tenant, "scopes": key.scopes}
         ).decode()
-        try:
-            await record(deps, call, "key_issued", key.key_id, body.reason, details=details)
-        except HoldfastError:
-            await asyncio.to_thread(deps.keys.revoke, key.key_id, force=True)
-            raise
+        await record(deps, call, "key_issued", key.key_id, body.reason, details=details)
+
+    key, secret = await deps.keys.issue(
+        body.kind,
+        body.label,
+        timestamp(deps.clock.now()),
+        tenant=body.tenant,
+        scopes=scopes,
+        record=recorded,
+    )
     return Answer(IssuedKey(key_view(key), secret))
 
 
 async def revoke_key(deps: ApiDeps, call: Call) -> Answer:
     """Recorded first; a retry after a crash in between does both again."""
     query: RevokeKey = call.query
-    key_id = call.path["key_id"]
-    async with deps.key_change:
-        deps.keys.revocable(key_id, force=query.force)
-        await record(deps, call, "key_revoked", key_id, query.reason)
-        return Answer(
-            key_view(await asyncio.to_thread(deps.keys.revoke, key_id, force=query.force))
-        )
+
+    async def recorded(key: ApiKey) -> None:
+        await record(deps, call, "key_revoked", key.key_id, query.reason)
+
+    revoked = await deps.keys.revoke(call.path["key_id"], force=query.force, record=recorded)
+    return Answer(key_view(revoked))

@@ -162,5 +162,3 @@ class ApiDeps:
     """The rule store's last answer; cached, because anybody may ask for it."""
     recent_readiness: Recent[Readiness] = field(default_factory=Recent)
     """The same for all dependencies."""
-    key_change: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """One change of the key ring at a time."""

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
-from holdfast.access.keys import KeyKind
+from holdfast.access.contract import KeyKind
 from holdfast.access.principal import KeyScope, UserScope
 from holdfast.access.tokens import CHATS_MAX
 from holdfast.message import (

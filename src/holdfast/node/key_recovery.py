@@ -15,9 +15,10 @@ from typing import cast
 
 import msgspec
 
-from holdfast.access.keys import ApiKey, load_keys
+from holdfast.access.contract import ApiKey
+from holdfast.access.keys import KeyRing
 from holdfast.access.principal import KeyScope
-from holdfast.access.secrets import KEYS_FILE, keep_admin_key, read_secrets
+from holdfast.access.secrets import FileCredentials, keep_admin_key, read_secrets
 from holdfast.clock import SystemClock, timestamp
 from holdfast.message import User
 from holdfast.node.state_dir import held
@@ -35,20 +36,27 @@ def create_admin_key(
     StateDirectory if a server runs on the directory or never did; InvalidMessage for a
     bad label or scope.
     """
-    at = timestamp(SystemClock().now())
     read_secrets(state)
     with held(state) as directory:
-        ring = load_keys(directory / KEYS_FILE)
-        key, secret = ring.issue(
-            "admin", label, at, scopes=cast(Sequence[KeyScope] | None, scopes), bounded=False
+        return asyncio.run(
+            _create(directory, label, cast(Sequence[KeyScope] | None, scopes), reason)
         )
-        try:
-            asyncio.run(_record(directory / CHATS.name, key, reason))
-        except BaseException:
-            ring.revoke(key.key_id, force=True)
-            raise
-        if scopes is None:
-            keep_admin_key(directory, ring, secret)
+
+
+async def _create(
+    state: Path, label: str, scopes: Sequence[KeyScope] | None, reason: str
+) -> tuple[ApiKey, str]:
+    ring = await KeyRing.load(FileCredentials(state))
+    key, secret = await ring.issue(
+        "admin",
+        label,
+        timestamp(SystemClock().now()),
+        scopes=scopes,
+        bounded=False,
+        record=lambda key: _record(state / CHATS.name, key, reason),
+    )
+    if scopes is None:
+        keep_admin_key(state, ring.list(), secret)
     return key, secret
 
 

@@ -16,8 +16,9 @@ from types import FrameType
 import uvloop
 
 from holdfast import telemetry
+from holdfast.access.keys import KeyRing
 from holdfast.access.revocations.in_force import RevocationsInForce
-from holdfast.access.secrets import open_secrets
+from holdfast.access.secrets import FileCredentials, open_secrets
 from holdfast.api.app import RestApp
 from holdfast.api.strangers import Strangers
 from holdfast.clock import Ids, SystemClock, timestamp
@@ -124,7 +125,8 @@ async def running(
         require_whole(state)
         node_id = settings.server.node_id or identity(state, Ids(clock))
         stack.enter_context(telemetry.tracing(settings.traces, node_id))
-        secrets, keys = open_secrets(state, timestamp(clock.now()))
+        open_secrets(state, timestamp(clock.now()))
+        credentials = FileCredentials(state)
         durability = settings.durability
         store = await stack.enter_async_context(
             SqliteStore(state / CHATS.name, durability.sqlite, durability.chats, clock)
@@ -137,7 +139,9 @@ async def running(
         stack.push_async_callback(stored.close)
         revocations = RevocationsInForce(stored, clock)
         await revocations.refresh()
-        node = Node(settings, store, clock, secrets, keys, revocations, limits)
+        loaded = await credentials.load()
+        keys = KeyRing(credentials, loaded)
+        node = Node(settings, store, clock, loaded.token_keys[0], keys, revocations, limits)
         await stack.enter_async_context(node.roles())
         work = await stack.enter_async_context(
             working(settings.work, node_id, state, clock, node.log, node.history)

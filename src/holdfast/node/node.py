@@ -15,7 +15,6 @@ from holdfast.access.keys import KeyRing
 from holdfast.access.network import ConnectionCounts, HttpCounts
 from holdfast.access.proofs import CursorProofs
 from holdfast.access.revocations.in_force import RevocationsInForce
-from holdfast.access.secrets import Secrets
 from holdfast.access.tokens import Tokens, shared_secret
 from holdfast.api.deps import ApiDeps, PresenceView, Readiness
 from holdfast.api.strangers import Strangers
@@ -62,7 +61,7 @@ class Node:
         settings: Settings,
         store: SqliteStore,
         clock: Clock,
-        secrets: Secrets,
+        token_key: bytes,
         keys: KeyRing,
         revocations: RevocationsInForce,
         limits: LimitsParts,
@@ -70,19 +69,18 @@ class Node:
         gateway_settings, plane_settings = settings.gateway, settings.durability
         self.settings = settings
         self.node_id = limits.limiter.node.node
-        self.secrets = secrets
         self.started_at = timestamp(clock.now())
         self.broken = asyncio.Event()
         """Set when a part has ended that the node cannot serve without."""
         self._clock = clock
         self._ids = Ids(clock)
-        self._keys = keys
+        self.keys = keys
         self._store = store
         self._revocations = revocations
         self.issuers = Issuers(
             settings.access.issuers, fetch_jwks, clock, settings.server.state_path / ISSUERS_FILE
         )
-        secret = shared_secret(secrets.jwt_secret.encode())
+        secret = shared_secret(token_key)
         self.tokens = Tokens(
             settings.access.tokens, secret, clock, revocations.check, self._ids, self.issuers
         )
@@ -100,7 +98,7 @@ class Node:
         self._sends = AdmissionControl(self._intake, limits.entry_points)
         raiser = EpochRaiser(self._durability, clock, self._ids)
         self._housekeeping = KeyExpiry(store, store, clock, plane_settings.keys)
-        self._proofs = CursorProofs(secrets.jwt_secret.encode())
+        self._proofs = CursorProofs(token_key)
         pages = gateway_settings.pages
         self.history = ChatHistory(
             store, raiser, self._proofs, clock, plane_settings.history, pages.max_bytes
@@ -269,7 +267,7 @@ class Node:
             limits=self.limits,
             work=work,
             tokens=self.tokens,
-            keys=self._keys,
+            keys=self.keys,
             revocations=self._revocations,
             disconnect=self.gateway.cutoff.disconnect,
             presence=self._presence,

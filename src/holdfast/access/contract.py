@@ -1,0 +1,66 @@
+"""API keys as they are stored, and the store of a server's credentials."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Protocol
+
+from msgspec import Struct
+
+from holdfast.access.principal import CHATS_WRITE, AnyScope, KeyScope, Principal
+
+KeyKind = Literal["tenant", "admin"]
+
+
+class ApiKey(Struct, frozen=True, forbid_unknown_fields=True):
+    """A stored key: everything but the secret. ``tenant`` is "" for an admin key."""
+
+    key_id: str
+    kind: KeyKind
+    tenant: str
+    label: str
+    scopes: tuple[KeyScope, ...]
+    created_at: str
+    digest: str
+    last_four: str
+
+    @property
+    def makes_keys(self) -> bool:
+        return self.kind == "admin" and "keys:write" in self.scopes
+
+    def principal(self, act_as: str | None = None) -> Principal:
+        """The principal: the user a tenant key acts for, or an operator (the key's
+        id)."""
+        if self.kind == "admin":
+            return Principal("", self.key_id, frozenset(self.scopes), "admin_key")
+        scopes: frozenset[AnyScope] = frozenset(self.scopes)
+        if "chats:write" in scopes:
+            scopes |= CHATS_WRITE
+        return Principal(self.tenant, act_as or "", scopes, "tenant_key")
+
+
+class Credentials(NamedTuple):
+    """The credentials of a server at one version."""
+
+    token_keys: Sequence[bytes]
+    """The secrets of user tokens: the first signs, all verify."""
+    keys: Sequence[ApiKey]
+    version: str
+    """Opaque. It changes with every change of the keys."""
+
+    def __repr__(self) -> str:
+        return "Credentials(…)"
+
+
+class CredentialStore(Protocol):
+    """Stores the credentials that all nodes of a server share."""
+
+    async def load(self) -> Credentials:
+        """The credentials; StateDirectory or StateCorrupted says what to do."""
+
+    async def save(self, keys: Sequence[ApiKey], version: str) -> str:
+        """Replace all API keys; returns the new version. Durable at return.
+
+        ``version`` is the one that ``keys`` were derived from. VersionConflict if it is
+        not the stored one any more; after any error nothing has changed.
+        """
