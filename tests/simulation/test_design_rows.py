@@ -1,6 +1,4 @@
-"""Rows of the messaging documents that only a whole story can show: a store that hangs,
-a reader that stops.
-"""
+"""Rows of the design documents that need a whole run: a hanging store, a stopped reader."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from holdfast import telemetry
 from holdfast.verify.checkers import check, red
 from holdfast.verify.checkers.fault_timeline import FaultTimeline
 from holdfast.verify.history import Fail, History, Ok, Unknown
-from proof.controls import weather
+from proof.controls import only_faults
 from proof.controls.stores import UnpublishedDisk
 from proof.faults import Odds
 from proof.simulation import Parts, play
@@ -41,12 +39,10 @@ def sent(history: History) -> dict[str, list[Ok | Fail | Unknown | None]]:
     ],
 )
 def test_every_request_is_answered_within_5_5_s_whatever_hangs(plane: str, odds: Odds) -> None:
-    """No fault of the store is an excuse, and no client has to give up: the answer may
-    be that nobody knows.
-    """
+    """No fault of the store excuses a late answer; the answer may be "unknown"."""
     answers: list[Ok | Fail | Unknown] = []
     for seed in SEEDS:
-        history = play(seed, Parts(options=weather(bursts=3, **{plane: odds})))
+        history = play(seed, Parts(options=only_faults(bursts=3, **{plane: odds})))
         for operation in history.operations:
             end = operation.end
             if operation.invoke.client == "eve over REST":
@@ -56,20 +52,20 @@ def test_every_request_is_answered_within_5_5_s_whatever_hangs(plane: str, odds:
             answers.append(end)
         verdicts = check(history)
         assert red(verdicts) == set(), "\n".join(map(str, verdicts))
-    told = [end for end in answers if isinstance(end, Fail | Unknown)]
-    assert told and {end.code for end in told} <= {"SERVICE_UNAVAILABLE", "SERVER_BUSY", ""}
-    assert plane == "reads" or any(isinstance(end, Unknown) for end in told)
+    refused = [end for end in answers if isinstance(end, Fail | Unknown)]
+    assert refused and {end.code for end in refused} <= {"SERVICE_UNAVAILABLE", "SERVER_BUSY", ""}
+    assert plane == "reads" or any(isinstance(end, Unknown) for end in refused)
 
 
 @pytest.mark.covers("000 taxonomy: DynamoDB throttling")
 @pytest.mark.covers("001 confirmation: DynamoDB throttling, graceful degradation with retries")
 def test_a_throttled_store_delays_sends_and_loses_none() -> None:
-    """The client does the retrying, as told: RATE_LIMITED, then the ack. Nobody is
-    closed, no breaker opens.
+    """The client retries after RATE_LIMITED, until the ack. No connection is closed and
+    no breaker opens.
     """
     retried = 0
     for seed in SEEDS:
-        history = play(seed, Parts(options=weather(writes=Odds(throttle=0.4))))
+        history = play(seed, Parts(options=only_faults(writes=Odds(throttle=0.4))))
         assert red(check(history)) == set()
         for tries in sent(history).values():
             assert isinstance(tries[-1], Ok)
@@ -83,15 +79,17 @@ def test_clients_that_do_not_read_do_not_slow_other_sends() -> None:
     warned = 0
     for seed in SEEDS:
         history = play(
-            seed, Parts(options=weather(stalls=6, buffer_messages=5, sends_per_device=30))
+            seed, Parts(options=only_faults(stalls=6, buffer_messages=5, sends_per_device=30))
         )
-        away = FaultTimeline(history)
+        timeline = FaultTimeline(history)
         for operation in history.operations:
             invoke, end = operation.invoke, operation.end
             assert end is not None
-            if invoke.verb == "send" and not away.away_seconds(invoke.client, invoke.at, end.at):
+            if invoke.verb == "send" and not timeline.unreachable_seconds(
+                invoke.client, invoke.at, end.at
+            ):
                 assert end.at - invoke.at < 0.1 or isinstance(end, Unknown), operation
-        warned += any(fault.name == "stall" for fault in away.of("connection"))
+        warned += any(fault.name == "stall" for fault in timeline.of("connection"))
         assert red(check(history)) == set()
     assert warned > 4
 
@@ -102,7 +100,7 @@ def test_log_with_holes_is_counted_as_it_is_read() -> None:
         return telemetry.REGISTRY.get_sample_value("holdfast_sequence_gaps_total") or 0.0
 
     before = gaps()
-    play(1, Parts(options=weather()))
+    play(1, Parts(options=only_faults()))
     assert gaps() == before
-    play(1, Parts(disk=UnpublishedDisk, options=weather()))
+    play(1, Parts(disk=UnpublishedDisk, options=only_faults()))
     assert gaps() > before

@@ -1,5 +1,4 @@
-"""The seven testing scenarios of the sequencing document, literally, on the sequencing
-it describes.
+"""The seven scenarios of the sequencing document, on the sequencing it describes.
 
 That sequencing ships as a negative control: these tests show that the control is
 faithful to the document, and the last ones show what the scenarios do not ask: the
@@ -60,16 +59,15 @@ class Crash(Exception):
 
 
 @pytest.mark.covers("001 appendix D scenario 1")
-def test_scenario_1_basic_sequence_allocation() -> None:
+async def test_scenario_1_basic_sequence_allocation() -> None:
     made = tables(10)
-    answer = asyncio.run(TwoPhaseIngest(made).persist(draft("uuid-1")))
+    answer = await TwoPhaseIngest(made).persist(draft("uuid-1"))
     assert made.counters["A"] == 11
     assert answer.message.sequence == 11
     assert made.messages["A", 11].client_message_id == "uuid-1"
     assert made.keys["A", "uuid-1"] == (11, answer.message.message_id)
 
 
-@pytest.mark.real_time
 @pytest.mark.covers("001 appendix D scenario 2")
 async def test_scenario_2_idempotent_retry() -> None:
     made = tables(10)
@@ -81,7 +79,6 @@ async def test_scenario_2_idempotent_retry() -> None:
     assert sequences(made) == [11] and len(made.keys) == 1
 
 
-@pytest.mark.real_time
 @pytest.mark.covers("001 appendix D scenario 3")
 async def test_scenario_3_concurrent_writers() -> None:
     made = tables(10)
@@ -92,7 +89,6 @@ async def test_scenario_3_concurrent_writers() -> None:
     assert sequences(made) == [11, 12, 13]
 
 
-@pytest.mark.real_time
 @pytest.mark.covers("001 appendix D scenario 4")
 async def test_scenario_4_race_condition_on_idempotency() -> None:
     made = tables(10)
@@ -111,7 +107,6 @@ async def test_scenario_4_race_condition_on_idempotency() -> None:
     assert (fast.message.sequence, (await slow).message.sequence) == (12, 12)
 
 
-@pytest.mark.real_time
 @pytest.mark.covers("001 appendix D scenario 5")
 async def test_scenario_5_failure_after_allocation() -> None:
     made = tables(10)
@@ -129,14 +124,13 @@ async def test_scenario_5_failure_after_allocation() -> None:
 
 
 @pytest.mark.covers("001 appendix D scenario 6")
-def test_scenario_6_new_chat_first_message() -> None:
+async def test_scenario_6_new_chat_first_message() -> None:
     made = tables(0)
-    answer = asyncio.run(TwoPhaseIngest(made).persist(draft("uuid-1")))
+    answer = await TwoPhaseIngest(made).persist(draft("uuid-1"))
     assert made.counters["A"] == 1
     assert answer.message.sequence == 1 and sequences(made) == [1]
 
 
-@pytest.mark.real_time
 @pytest.mark.covers("001 appendix D scenario 7")
 async def test_scenario_7_counter_missing() -> None:
     made = tables(None)
@@ -149,7 +143,6 @@ async def test_scenario_7_counter_missing() -> None:
     assert (await ingest.persist(draft("uuid-1"))).message.sequence == 1
 
 
-@pytest.mark.real_time
 async def test_two_phases_show_43_before_42_without_any_failure() -> None:
     made = tables(41)
     gate = Gate(("persist", draft("slow").message_id))
@@ -162,7 +155,6 @@ async def test_two_phases_show_43_before_42_without_any_failure() -> None:
     assert (await slow).message.sequence == 42  # and never sees 42
 
 
-@pytest.mark.real_time
 async def test_two_phases_publish_nothing_on_a_retry_after_a_failed_publish() -> None:
     made = tables(0)
 
@@ -176,7 +168,6 @@ async def test_two_phases_publish_nothing_on_a_retry_after_a_failed_publish() ->
     assert made.published == []
 
 
-@pytest.mark.real_time
 async def test_two_phases_swallow_a_message_with_another_member_s_key() -> None:
     made = tables(0)
     ingest = TwoPhaseIngest(made)
@@ -185,7 +176,6 @@ async def test_two_phases_swallow_a_message_with_another_member_s_key() -> None:
     assert answer.message.content == "ann's" and len(made.messages) == 1
 
 
-@pytest.mark.real_time
 async def test_two_phases_overwrite_an_acknowledged_message_after_a_counter_repair() -> None:
     made = tables(0)
     gate = Gate(("persist", draft("late").message_id))

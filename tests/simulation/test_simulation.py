@@ -1,6 +1,6 @@
-"""A thousand stories in which everything breaks; every promise must hold in each.
+"""A thousand runs in which everything breaks; every promise must hold in each.
 
-``HOLDFAST_SEED=n`` plays one seed, ``HOLDFAST_SEEDS=n`` plays n of them.
+``HOLDFAST_SEED=n`` runs one seed, ``HOLDFAST_SEEDS=n`` runs n of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from result_counts import tally
 
 from holdfast.verify.checkers import CHECKERS, Verdict, check, red
 from holdfast.verify.history import History, encode
-from proof.controls import CONTROLS, weather
+from proof.controls import CONTROLS, only_faults
 from proof.coverage_marks import collected
 from proof.faults import Odds
 from proof.invariants import INVARIANTS
@@ -40,7 +40,7 @@ def complaints(seed: int, history: History, verdicts: list[Verdict]) -> list[str
 
 @dataclass(slots=True)
 class Played:
-    """What came of many stories."""
+    """The results of many runs."""
 
     operations: int = 0
     examined: Counter[int] = field(default_factory=Counter)
@@ -131,9 +131,9 @@ def test_different_seeds_are_different_runs() -> None:
 
 @pytest.mark.parametrize("seed", [84, 111, 245, 278, 281, 295])
 def test_user_added_while_fanout_fails_gets_the_chat_without_another_message(seed: int) -> None:
-    """In these stories the event of joining was skipped, the removal before it was not,
+    """In these runs the event of joining was skipped, the removal before it was not,
     and the chat stayed quiet.
     """
-    often = weather(fanout=Odds(fail=0.75), membership_changes=4, sends_per_device=1)
+    often = only_faults(fanout=Odds(fail=0.75), membership_changes=4, sends_per_device=1)
     verdicts = check(play(seed, Parts(options=often)))
     assert red(verdicts) == set(), "\n".join(map(str, verdicts))
