@@ -184,6 +184,19 @@ def test_promises_name_tests_that_exist() -> None:
             assert known, f"{name_of(page)} names {test}, which is not there"
 
 
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs" / "decisions").glob("0*.md")), ids=lambda page: page.stem
+)
+def test_decision_has_its_sections_in_order(page: Path) -> None:
+    sections = re.findall(r"^\*\*([\w ]+)\.\*\*", page.read_text(), re.MULTILINE)
+    assert [name for name in sections if name != "Proof"] == [
+        "Situation",
+        "Decision",
+        "Cost",
+        "What would change it",
+    ]
+
+
 def test_the_index_names_every_page() -> None:
     index = ROOT / "docs/README.md"
     linked = {
