@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,10 @@ import pytest
 from work_rigs import (
     WORK_STORES,
     Hand,
-    Opened,
     Opener,
     draft,
     embedded_work,
     opener_of,
-    run,
     steps_of,
 )
 
@@ -52,16 +49,9 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
     return opener_of(request, tmp_path)
 
 
-def check(opened: Opener, body: Callable[[Opened], Any]) -> None:
-    async def main() -> None:
-        async with opened() as store:
-            await body(store)
+async def test_jobs_come_in_order_and_done_jobs_are_gone(opened: Opener) -> None:
 
-    run(main())
-
-
-def test_jobs_come_in_order_and_done_jobs_are_gone(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         seqs = await o.store.enqueue([draft("a"), draft("b"), draft(None), draft("a")])
         assert seqs == sorted(seqs)
         hand = await Hand.join(o.store)
@@ -71,11 +61,10 @@ def test_jobs_come_in_order_and_done_jobs_are_gone(opened: Opener) -> None:
         assert await hand.turn(completed=seqs) == []
         assert await o.store.find(Query()) == []
 
-    check(opened, body)
 
+async def test_what_was_handed_out_is_not_handed_out_again_until_a_rewind(opened: Opener) -> None:
 
-def test_what_was_handed_out_is_not_handed_out_again_until_a_rewind(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         seqs = await o.store.enqueue([draft() for _ in range(5)])
         hand = await Hand.join(o.store)
         assert await hand.turn(want=3) == seqs[:3]
@@ -84,11 +73,10 @@ def test_what_was_handed_out_is_not_handed_out_again_until_a_rewind(opened: Open
         await hand.rewind()
         assert await hand.turn(completed=seqs[:1]) == seqs[1:]
 
-    check(opened, body)
 
+async def test_a_claim_says_how_far_all_that_is_ready_has_been_read(opened: Opener) -> None:
 
-def test_a_claim_says_how_far_all_that_is_ready_has_been_read(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         seqs = await o.store.enqueue([draft() for _ in range(5)])
         hand = await Hand.join(o.store)
         assert (await hand.call(2)).through == seqs[1]
@@ -98,11 +86,10 @@ def test_a_claim_says_how_far_all_that_is_ready_has_been_read(opened: Opener) ->
         await hand.rewind()
         assert (await hand.call(1)).through == seqs[0]
 
-    check(opened, body)
 
+async def test_a_claim_is_bounded_in_bytes_but_never_empty(opened: Opener) -> None:
 
-def test_a_claim_is_bounded_in_bytes_but_never_empty(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         seqs = await o.store.enqueue([draft(None, payload=b"x" * 1000) for _ in range(6)])
         hand = await Hand.join(o.store)
         first = await hand.session.process(Report(), ClaimRequest(jobs=10, bytes_max=2500))
@@ -113,11 +100,10 @@ def test_a_claim_is_bounded_in_bytes_but_never_empty(opened: Opener) -> None:
         assert [job.seq for job in third.jobs] == seqs[4:5]
         assert await hand.turn() == seqs[5:], "nothing is read past"
 
-    check(opened, body)
 
+async def test_due_and_held_jobs_are_bounded_in_bytes_too(opened: Opener) -> None:
 
-def test_due_and_held_jobs_are_bounded_in_bytes_too(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         seqs = await o.store.enqueue([draft(f"s{n}", payload=b"x" * 1000) for n in range(5)])
         held = await o.store.enqueue([draft("deep", payload=b"x" * 1000) for _ in range(5)])
         hand = await Hand.join(o.store)
@@ -132,14 +118,13 @@ def test_due_and_held_jobs_are_bounded_in_bytes_too(opened: Opener) -> None:
         assert len((await hand.session.process(Report(), bounded)).jobs) == 3
         assert len((await hand.session.process(Report(), bounded)).jobs) == 2
 
-    check(opened, body)
-
 
 @pytest.mark.covers("003 ProcessWorkBatch_FailsOutboxMessages_MarksAsFailedWithErrorAsync")
-def test_process_work_batch_fails_outbox_messages_marks_as_failed_with_error(
+async def test_process_work_batch_fails_outbox_messages_marks_as_failed_with_error(
     opened: Opener,
 ) -> None:
-    async def body(o: Opened) -> None:
+
+    async with opened() as o:
         (m1,) = await o.store.enqueue([draft()])
         hand = await Hand.join(o.store)
         await hand.turn()
@@ -160,12 +145,13 @@ def test_process_work_batch_fails_outbox_messages_marks_as_failed_with_error(
         assert await o.store.find(Query()) == []
         assert await o.store.streams() == []
 
-    check(opened, body)
-
 
 @pytest.mark.covers("003 ProcessWorkBatch_ScheduledRetry_BlocksLaterMessagesInStreamAsync")
-def test_process_work_batch_scheduled_retry_blocks_later_messages_in_stream(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+async def test_process_work_batch_scheduled_retry_blocks_later_messages_in_stream(
+    opened: Opener,
+) -> None:
+
+    async with opened() as o:
         m1, m2, other = await o.store.enqueue([draft(), draft(), draft("other")])
         hand = await Hand.join(o.store)
         await hand.turn()
@@ -176,12 +162,11 @@ def test_process_work_batch_scheduled_retry_blocks_later_messages_in_stream(open
         assert [block.head for block in blocks] == [m1]
         assert await hand.turn() == [], "neither the head nor what it holds may come"
 
-    check(opened, body)
-
 
 @pytest.mark.covers("003 ProcessWorkBatch_ScheduledRetryExpires_UnblocksStreamAsync")
-def test_process_work_batch_scheduled_retry_expires_unblocks_stream(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+async def test_process_work_batch_scheduled_retry_expires_unblocks_stream(opened: Opener) -> None:
+
+    async with opened() as o:
         m1, m2, m3 = await o.store.enqueue([draft(), draft(), draft()])
         hand = await Hand.join(o.store)
         await hand.turn()
@@ -192,16 +177,15 @@ def test_process_work_batch_scheduled_retry_expires_unblocks_stream(opened: Open
         assert await hand.turn(completed=[m1], backlogs={"s": 0}) == [m2, m3]
         assert await o.store.streams() == []
 
-    check(opened, body)
-
 
 @pytest.mark.covers(
     "003 ProcessWorkBatch_StreamBasedFailureCascade_ReleasesLaterMessagesInSameStreamAsync"
 )
-def test_process_work_batch_stream_based_failure_cascade_releases_later_messages_in_same_stream(
+async def test_process_work_batch_stream_based_failure_cascade_releases_later_messages_in_same_stream(
     opened: Opener,
 ) -> None:
-    async def body(o: Opened) -> None:
+
+    async with opened() as o:
         m1, m2, m3, m4 = await o.store.enqueue([draft() for _ in range(4)])
         hand = await Hand.join(o.store)
         await hand.turn()
@@ -217,12 +201,11 @@ def test_process_work_batch_stream_based_failure_cascade_releases_later_messages
         assert await hand.turn(completed=[m2, m3]) == [m1]
         assert await hand.turn(completed=[m1], backlogs={"s": 0}) == [m4]
 
-    check(opened, body)
-
 
 @pytest.mark.covers("003 decision matrix: failed, scheduled / no release")
-def test_matrix_failed_and_scheduled_without_release_blocks(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+async def test_matrix_failed_and_scheduled_without_release_blocks(opened: Opener) -> None:
+
+    async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(), draft()])
         hand = await Hand.join(o.store)
         await hand.turn()
@@ -230,12 +213,13 @@ def test_matrix_failed_and_scheduled_without_release_blocks(opened: Opener) -> N
         await hand.rewind()
         assert await hand.turn() == []
 
-    check(opened, body)
-
 
 @pytest.mark.covers("003 decision matrix: failed, scheduled / released")
-def test_matrix_failed_and_scheduled_with_release_continues_without_m1(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+async def test_matrix_failed_and_scheduled_with_release_continues_without_m1(
+    opened: Opener,
+) -> None:
+
+    async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(), draft()])
         hand = await Hand.join(o.store)
         await hand.turn()
@@ -245,12 +229,11 @@ def test_matrix_failed_and_scheduled_with_release_continues_without_m1(opened: O
         await hand.rewind()
         assert await hand.turn() == [m2]
 
-    check(opened, body)
-
 
 @pytest.mark.covers("003 decision matrix: failed, not scheduled / released")
-def test_matrix_failed_and_not_scheduled_with_release_continues(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+async def test_matrix_failed_and_not_scheduled_with_release_continues(opened: Opener) -> None:
+
+    async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(), draft()])
         hand = await Hand.join(
             o.store, policies=Policies().with_type("order", stream=OnFailure.PARK)
@@ -266,12 +249,11 @@ def test_matrix_failed_and_not_scheduled_with_release_continues(opened: Opener) 
         await o.pass_time(1e6)
         assert await hand.turn(completed=[m2]) == [], "a parked job never runs by itself"
 
-    check(opened, body)
-
 
 @pytest.mark.covers("003 decision matrix: processing")
-def test_matrix_processing_blocks_for_every_other_worker(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+async def test_matrix_processing_blocks_for_every_other_worker(opened: Opener) -> None:
+
+    async with opened() as o:
         m1, _ = await o.store.enqueue([draft(), draft()])
         first = await Hand.join(o.store)
         assert await first.turn(want=1) == [m1]
@@ -280,22 +262,20 @@ def test_matrix_processing_blocks_for_every_other_worker(opened: Opener) -> None
             assert await second.turn() == [], "a stream has one owner"
             await second.session.leave()
 
-    check(opened, body)
-
 
 @pytest.mark.covers("003 decision matrix: completed")
-def test_matrix_completed_goes_on(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+async def test_matrix_completed_goes_on(opened: Opener) -> None:
+
+    async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(), draft()])
         hand = await Hand.join(o.store)
         assert await hand.turn(want=1) == [m1]
         assert await hand.turn(completed=[m1]) == [m2]
 
-    check(opened, body)
 
+async def test_a_release_by_type_lets_just_that_type_pass_also_later_ones(opened: Opener) -> None:
 
-def test_a_release_by_type_lets_just_that_type_pass_also_later_ones(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         m1, m2, m3 = await o.store.enqueue([draft(), draft(type="mail"), draft()])
         hand = await Hand.join(o.store)
         await hand.turn()
@@ -309,11 +289,10 @@ def test_a_release_by_type_lets_just_that_type_pass_also_later_ones(opened: Open
         (act,) = await o.store.acts()
         assert (act.verb, act.by, act.why) == ("release", "ann", "mails are independent")
 
-    check(opened, body)
 
+async def test_a_later_failure_makes_a_new_block(opened: Opener) -> None:
 
-def test_a_later_failure_makes_a_new_block(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         m1, m2, m3 = await o.store.enqueue([draft(), draft(), draft()])
         hand = await Hand.join(o.store)
         await hand.turn()
@@ -326,21 +305,19 @@ def test_a_later_failure_makes_a_new_block(opened: Opener) -> None:
         assert await hand.turn() == [], "m3 waits behind the new block"
         assert [blocked.block.head for blocked in await o.store.streams()] == [m1, m2]
 
-    check(opened, body)
 
+async def test_a_release_of_a_stream_that_is_not_blocked_is_refused(opened: Opener) -> None:
 
-def test_a_release_of_a_stream_that_is_not_blocked_is_refused(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         await o.store.enqueue([draft()])
         with pytest.raises(NotFound, match="not blocked"):
             await o.store.release("s", ids=[1], by="ann", why="?")
         assert await o.store.acts() == []
 
-    check(opened, body)
 
+async def test_skip_lets_the_stream_go_on_and_retries_the_head_out_of_order(opened: Opener) -> None:
 
-def test_skip_lets_the_stream_go_on_and_retries_the_head_out_of_order(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(), draft()])
         hand = await Hand.join(
             o.store, policies=Policies.preset("uniform").with_type("order", stream=OnFailure.SKIP)
@@ -351,11 +328,12 @@ def test_skip_lets_the_stream_go_on_and_retries_the_head_out_of_order(opened: Op
         await o.pass_time(61)
         assert await hand.turn() == [m1]
 
-    check(opened, body)
 
+async def test_poison_is_a_dead_letter_with_everything_known_and_lifts_the_block(
+    opened: Opener,
+) -> None:
 
-def test_poison_is_a_dead_letter_with_everything_known_and_lifts_the_block(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(), draft()])
         hand = await Hand.join(o.store)
         await hand.turn()
@@ -374,11 +352,10 @@ def test_poison_is_a_dead_letter_with_everything_known_and_lifts_the_block(opene
         assert (dead.reason, dead.error) == (Reason.POISON_MESSAGE, "the tenth")
         assert await o.store.streams() == []
 
-    check(opened, body)
 
+async def test_serialization_and_validation_failures_are_dead_at_once(opened: Opener) -> None:
 
-def test_serialization_and_validation_failures_are_dead_at_once(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(None), draft(None)])
         hand = await Hand.join(o.store, policies=Policies())
         await hand.turn()
@@ -392,11 +369,10 @@ def test_serialization_and_validation_failures_are_dead_at_once(opened: Opener) 
             Reason.VALIDATION_FAILURE,
         }
 
-    check(opened, body)
 
+async def test_a_failure_report_counts_once(opened: Opener) -> None:
 
-def test_a_failure_report_counts_once(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         (m1,) = await o.store.enqueue([draft()])
         hand = await Hand.join(o.store)
         await hand.turn()
@@ -406,12 +382,13 @@ def test_a_failure_report_counts_once(opened: Opener) -> None:
         (entry,) = await o.store.find(Query())
         assert (entry.attempt, entry.strikes) == (1, 1)
 
-    check(opened, body)
-
 
 @pytest.mark.covers("003 partial completion")
-def test_completed_stages_are_added_never_removed_and_come_with_the_retry(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+async def test_completed_stages_are_added_never_removed_and_come_with_the_retry(
+    opened: Opener,
+) -> None:
+
+    async with opened() as o:
         (m1,) = await o.store.enqueue([draft()])
         hand = await Hand.join(o.store)
         await hand.turn()
@@ -423,11 +400,10 @@ def test_completed_stages_are_added_never_removed_and_come_with_the_retry(opened
         (entry,) = await o.store.find(Query())
         assert entry.stages == Stage.STORED | Stage.EVENT_STORED
 
-    check(opened, body)
 
+async def test_a_step_is_durable_before_the_job_ends(opened: Opener) -> None:
 
-def test_a_step_is_durable_before_the_job_ends(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         (m1,) = await o.store.enqueue([draft()])
         hand = await Hand.join(o.store)
         await hand.turn()
@@ -435,11 +411,10 @@ def test_a_step_is_durable_before_the_job_ends(opened: Opener) -> None:
         (entry,) = await o.store.find(Query())
         assert entry.stages == Stage.STORED | Stage.PUBLISHED
 
-    check(opened, body)
 
+async def test_a_delayed_job_comes_when_it_is_due(opened: Opener) -> None:
 
-def test_a_delayed_job_comes_when_it_is_due(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         later, now = await o.store.enqueue([draft(delay_seconds=100), draft()])
         hand = await Hand.join(o.store)
         claimed = await hand.call()
@@ -449,11 +424,10 @@ def test_a_delayed_job_comes_when_it_is_due(opened: Opener) -> None:
         assert await hand.turn() == [later]
         assert hand.jobs[later].attempt == 1
 
-    check(opened, body)
 
+async def test_the_inbox_stores_a_message_once_also_within_one_call(opened: Opener) -> None:
 
-def test_the_inbox_stores_a_message_once_also_within_one_call(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         shop = {"source": "shop", "source_id": "42"}
         first = await o.store.enqueue(
             [draft(**shop), draft(**shop), draft(source="shop", source_id="43"), draft()]
@@ -465,11 +439,12 @@ def test_the_inbox_stores_a_message_once_also_within_one_call(opened: Opener) ->
         await hand.turn(completed=[first[0]])
         assert await o.store.enqueue([draft(**shop)]) == [0], "also after it was handled"
 
-    check(opened, body)
 
+async def test_a_readers_position_is_stored_with_its_jobs_and_never_goes_back(
+    opened: Opener,
+) -> None:
 
-def test_a_readers_position_is_stored_with_its_jobs_and_never_goes_back(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         assert await o.store.reader_offset("webhooks") is None
         await o.store.enqueue([draft()], [ReaderMark("webhooks", 0, 7)])
         assert await o.store.reader_offset("webhooks") == 7
@@ -481,11 +456,10 @@ def test_a_readers_position_is_stored_with_its_jobs_and_never_goes_back(opened: 
         offsets = [await o.store.reader_offset("webhooks", shard) for shard in (0, 1, 3)]
         assert offsets == [10, None, 4], "a mark per shard"
 
-    check(opened, body)
 
+async def test_children_are_stored_exactly_with_their_parents_completion(opened: Opener) -> None:
 
-def test_children_are_stored_exactly_with_their_parents_completion(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         (m1,) = await o.store.enqueue([draft()])
         hand = await Hand.join(o.store)
         await hand.turn()
@@ -496,11 +470,10 @@ def test_children_are_stored_exactly_with_their_parents_completion(opened: Opene
             "a repeated report stores nothing"
         )
 
-    check(opened, body)
 
+async def test_dead_letters_are_replayed_in_order_with_who_and_why(opened: Opener) -> None:
 
-def test_dead_letters_are_replayed_in_order_with_who_and_why(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         seqs = await o.store.enqueue(
             [draft("a", payload=b"1"), draft("a", payload=b"2"), draft("b", "other")]
         )
@@ -521,8 +494,6 @@ def test_dead_letters_are_replayed_in_order_with_who_and_why(opened: Opener) -> 
         assert await o.store.discard(Query(seqs=seqs[2:]), limit=10, by="ann", why="junk") == 1
         assert await o.store.dead(Query()) == []
 
-    check(opened, body)
-
 
 @pytest.mark.parametrize(
     ("query", "meant"),
@@ -536,10 +507,11 @@ def test_dead_letters_are_replayed_in_order_with_who_and_why(opened: Opener) -> 
         (Query(fingerprint="another"), []),
     ],
 )
-def test_a_filter_means_the_same_to_everybody(
+async def test_a_filter_means_the_same_to_everybody(
     opened: Opener, query: Query, meant: list[int]
 ) -> None:
-    async def body(o: Opened) -> None:
+
+    async with opened() as o:
         kinds = [("a", "order"), ("a", "mail"), ("b", "order"), ("b", "mail")]
         seqs = await o.store.enqueue([draft(stream, type) for stream, type in kinds])
         asked = [seqs[place] for place in meant]
@@ -560,11 +532,10 @@ def test_a_filter_means_the_same_to_everybody(
         left = sorted(entry.seq for entry in await o.store.dead(Query()))
         assert left == sorted(set(seqs) - set(asked))
 
-    check(opened, body)
 
+async def test_retry_now_with_reset_does_the_seeds_two_manual_repairs(opened: Opener) -> None:
 
-def test_retry_now_with_reset_does_the_seeds_two_manual_repairs(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         (m1,) = await o.store.enqueue([draft()])
         hand = await Hand.join(o.store)
         await hand.turn()
@@ -576,11 +547,10 @@ def test_retry_now_with_reset_does_the_seeds_two_manual_repairs(opened: Opener) 
         with pytest.raises(NotFound):
             await o.store.retry([m1 + 99], reset=False, by="ann", why="no such job")
 
-    check(opened, body)
 
+async def test_an_operator_can_park_and_bury_and_the_owner_is_told(opened: Opener) -> None:
 
-def test_an_operator_can_park_and_bury_and_the_owner_is_told(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(), draft()])
         hand = await Hand.join(o.store)
         assert await o.store.park([m1], by="ann", why="look first") == 1
@@ -594,13 +564,12 @@ def test_an_operator_can_park_and_bury_and_the_owner_is_told(opened: Opener) -> 
         assert await hand.turn() == [m2]
         assert [act.verb for act in await o.store.acts()] == ["dead", "park"]
 
-    check(opened, body)
 
-
-def test_a_job_that_is_parked_while_it_runs_stays_parked_when_it_fails(
+async def test_a_job_that_is_parked_while_it_runs_stays_parked_when_it_fails(
     opened: Opener,
 ) -> None:
-    async def body(o: Opened) -> None:
+
+    async with opened() as o:
         fails, succeeds = await o.store.enqueue([draft("a"), draft("b")])
         hand = await Hand.join(o.store)
         await hand.turn()
@@ -615,11 +584,10 @@ def test_a_job_that_is_parked_while_it_runs_stays_parked_when_it_fails(
         )
         assert [blocked.block.head for blocked in await o.store.streams()] == [fails]
 
-    check(opened, body)
 
+async def test_a_job_that_is_put_off_keeps_what_is_known_of_its_own_failure(opened: Opener) -> None:
 
-def test_a_job_that_is_put_off_keeps_what_is_known_of_its_own_failure(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         failed, fresh = await o.store.enqueue([draft("a"), draft("b")])
         hand = await Hand.join(o.store)
         await hand.turn()
@@ -638,13 +606,12 @@ def test_a_job_that_is_put_off_keeps_what_is_known_of_its_own_failure(opened: Op
             0,
         )
 
-    check(opened, body)
 
-
-def test_a_failure_of_a_job_that_was_reset_while_it_ran_lets_the_worker_read_it_again(
+async def test_a_failure_of_a_job_that_was_reset_while_it_ran_lets_the_worker_read_it_again(
     opened: Opener,
 ) -> None:
-    async def body(o: Opened) -> None:
+
+    async with opened() as o:
         (m1,) = await o.store.enqueue([draft()])
         hand = await Hand.join(o.store)
         await hand.turn()
@@ -660,11 +627,10 @@ def test_a_failure_of_a_job_that_was_reset_while_it_ran_lets_the_worker_read_it_
         assert await hand.turn() == [m1]
         assert hand.jobs[m1].attempt == 1
 
-    check(opened, body)
 
+async def test_the_numbers_people_look_at(opened: Opener) -> None:
 
-def test_the_numbers_people_look_at(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         begun = time.monotonic()
         m1, m2, m3 = await o.store.enqueue([draft(), draft(), draft(None)])
         await o.pass_time(3600)
@@ -687,11 +653,10 @@ def test_the_numbers_people_look_at(opened: Opener) -> None:
         assert stats.next_due_at is not None and stats.next_due_at == stats.last_due_at
         assert 3600 - 0.001 <= stats.oldest_age_seconds <= oldest + 0.001
 
-    check(opened, body)
 
+async def test_looking_at_jobs_waits_for_no_writer_of_the_file(tmp_path: Path) -> None:
 
-def test_looking_at_jobs_waits_for_no_writer_of_the_file(tmp_path: Path) -> None:
-    async def body(o: Opened) -> None:
+    async with embedded_work(tmp_path / "work.db") as o:
         (seq,) = await o.store.enqueue([draft()])
         written, looked = asyncio.Event(), asyncio.Event()
 
@@ -708,10 +673,10 @@ def test_looking_at_jobs_waits_for_no_writer_of_the_file(tmp_path: Path) -> None
         looked.set()
         await writing
 
-    check(lambda: embedded_work(tmp_path / "work.db"), body)
 
-
-def test_looking_at_blocked_streams_passes_over_the_jobs_once_however_many_there_are() -> None:
+async def test_looking_at_blocked_streams_passes_over_the_jobs_once_however_many_there_are() -> (
+    None
+):
     """An operator looks when much is blocked."""
 
     async def cost(blocked: int) -> int:
@@ -722,21 +687,18 @@ def test_looking_at_blocked_streams_passes_over_the_jobs_once_however_many_there
             assert [stream.waiting for stream in await o.store.streams()] == [19] * blocked
             return await steps_of(o.store, o.store.streams())
 
-    async def body() -> None:
-        assert await cost(100) < 10 * await cost(1), (
-            "not a hundred times: then each stream would pass over all jobs"
-        )
-
-    run(body())
+    assert await cost(100) < 10 * await cost(1), (
+        "not a hundred times: then each stream would pass over all jobs"
+    )
 
 
-def test_the_record_of_acts_forgets_the_oldest(
+async def test_the_record_of_acts_forgets_the_oldest(
     opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("sqlite.verbs", "postgres.store"):
         monkeypatch.setattr(f"holdfast.work.{module}.ACTS_KEPT_MAX", 3)
 
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         seqs = await o.store.enqueue([draft(None) for _ in range(5)])
         for seq in seqs:
             await o.store.park([seq], by="ann", why=f"the {seq}th")
@@ -744,11 +706,10 @@ def test_the_record_of_acts_forgets_the_oldest(
             f"the {seq}th" for seq in reversed(seqs[2:])
         ]
 
-    check(opened, body)
 
+async def test_open_breakers_are_shared_and_end(opened: Opener) -> None:
 
-def test_open_breakers_are_shared_and_end(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         hand = await Hand.join(o.store)
         left = await hand.session.breakers({"mail": 30.0}, [])
         assert 28 < left["mail"] <= 30
@@ -759,11 +720,12 @@ def test_open_breakers_are_shared_and_end(opened: Opener) -> None:
         await o.pass_time(31)
         assert await o.store.open_breakers() == []
 
-    check(opened, body)
 
+async def test_a_job_that_kills_its_process_is_counted_and_isolated_after_three(
+    opened: Opener,
+) -> None:
 
-def test_a_job_that_kills_its_process_is_counted_and_isolated_after_three(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         killer, innocent = await o.store.enqueue([draft(), draft()])
         for crash in range(3):
             hand = await Hand.join(o.store, f"victim {crash}")
@@ -786,11 +748,12 @@ def test_a_job_that_kills_its_process_is_counted_and_isolated_after_three(opened
         assert dead.error == "its worker died 3 times while it was in flight"
         assert survivor.jobs[innocent].crashes == 0
 
-    check(opened, body)
 
+async def test_a_death_is_laid_to_the_suspects_in_flight_else_to_all_that_was(
+    opened: Opener,
+) -> None:
 
-def test_a_death_is_laid_to_the_suspects_in_flight_else_to_all_that_was(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         seqs = await o.store.enqueue([draft(None) for _ in range(5)])
 
         async def dies(*in_flight: int) -> list[int]:
@@ -812,11 +775,10 @@ def test_a_death_is_laid_to_the_suspects_in_flight_else_to_all_that_was(opened: 
             assert (entry.attempt, entry.strikes, entry.error_type) == (0, 0, "ProcessDied")
             assert entry.error == "its worker died while it was in flight"
 
-    check(opened, body)
 
+async def test_a_death_does_not_hide_a_failure_of_the_job_itself(opened: Opener) -> None:
 
-def test_a_death_does_not_hide_a_failure_of_the_job_itself(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         (seq,) = await o.store.enqueue([draft()])
         hand = await Hand.join(o.store)
         await hand.turn()
@@ -843,13 +805,12 @@ def test_a_death_does_not_hide_a_failure_of_the_job_itself(opened: Opener) -> No
             == "its worker died 3 times while it was in flight; before that: ValueError: boom"
         )
 
-    check(opened, body)
 
-
-def test_a_suspect_that_ran_alone_and_failed_runs_beside_others_until_the_next_death(
+async def test_a_suspect_that_ran_alone_and_failed_runs_beside_others_until_the_next_death(
     opened: Opener,
 ) -> None:
-    async def body(o: Opened) -> None:
+
+    async with opened() as o:
         (seq,) = await o.store.enqueue([draft()])
 
         async def join_again() -> Hand:
@@ -880,11 +841,10 @@ def test_a_suspect_that_ran_alone_and_failed_runs_beside_others_until_the_next_d
         (dead,) = await o.store.dead(Query())
         assert (dead.crashes, dead.attempt, dead.reason) == (3, 1, Reason.POISON_MESSAGE)
 
-    check(opened, body)
 
+async def test_what_a_dead_worker_held_is_handed_to_the_next_in_order(opened: Opener) -> None:
 
-def test_what_a_dead_worker_held_is_handed_to_the_next_in_order(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         seqs = await o.store.enqueue([draft() for _ in range(4)])
         hand = await Hand.join(o.store)
         await hand.turn()
@@ -894,11 +854,10 @@ def test_what_a_dead_worker_held_is_handed_to_the_next_in_order(opened: Opener) 
         assert await heir.turn() == seqs[1:]
         assert heir.session.fence(heir.jobs[seqs[1]]) > 0
 
-    check(opened, body)
 
+async def test_a_zombies_reports_are_rejected_and_it_is_told(opened: Opener) -> None:
 
-def test_a_zombies_reports_are_rejected_and_it_is_told(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         (m1,) = await o.store.enqueue([draft()])
         zombie = await Hand.join(o.store, "zombie")
         await zombie.turn()
@@ -914,11 +873,10 @@ def test_a_zombies_reports_are_rejected_and_it_is_told(opened: Opener) -> None:
         (entry,) = await o.store.find(Query())
         assert (entry.seq, entry.stages) == (m1, 1)
 
-    check(opened, body)
 
+async def test_a_worker_that_leaves_hands_back_what_it_did_not_start(opened: Opener) -> None:
 
-def test_a_worker_that_leaves_hands_back_what_it_did_not_start(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         seqs = await o.store.enqueue([draft(), draft()])
         hand = await Hand.join(o.store)
         await hand.turn(starting=2)
@@ -926,8 +884,6 @@ def test_a_worker_that_leaves_hands_back_what_it_did_not_start(opened: Opener) -
         heir = await Hand.join(o.store, "heir")
         assert await heir.turn() == seqs
         assert {job.crashes for job in heir.jobs.values()} == {0}
-
-    check(opened, body)
 
 
 async def _do(connection: Any, sql: str) -> list[tuple[Any, ...]]:
@@ -937,8 +893,9 @@ async def _do(connection: Any, sql: str) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in await connection.fetch(sql)]
 
 
-def test_a_job_ends_with_its_handlers_transaction_or_not_at_all(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+async def test_a_job_ends_with_its_handlers_transaction_or_not_at_all(opened: Opener) -> None:
+
+    async with opened() as o:
         m1, m2, m3, _ = await o.store.enqueue([draft("a"), draft("b"), draft("a"), draft("c")])
         hand = await Hand.join(o.store)
         await hand.turn()
@@ -968,11 +925,12 @@ def test_a_job_ends_with_its_handlers_transaction_or_not_at_all(opened: Opener) 
         async with heir.session.transaction(heir.jobs[m3]) as connection:
             assert await _do(connection, "SELECT name FROM mine") == [("m1",)]
 
-    check(opened, body)
 
+async def test_the_head_of_a_block_that_ends_in_its_own_transaction_lifts_it(
+    opened: Opener,
+) -> None:
 
-def test_the_head_of_a_block_that_ends_in_its_own_transaction_lifts_it(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(), draft()])
         hand = await Hand.join(o.store)
         await hand.turn()
@@ -983,5 +941,3 @@ def test_the_head_of_a_block_that_ends_in_its_own_transaction_lifts_it(opened: O
             pass
         assert await o.store.streams() == []
         assert await hand.turn(backlogs={"s": 0}) == [m2]
-
-    check(opened, body)

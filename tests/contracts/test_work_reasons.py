@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 import asyncpg
 import pytest
-from work_rigs import WORK_STORES, Hand, Opened, Opener, draft, opener_of, run
+from work_rigs import WORK_STORES, Hand, Opened, Opener, draft, opener_of
 
 from engines import Server
 from holdfast.work.inspection import Query
@@ -35,22 +35,17 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
     return opener_of(request, tmp_path)
 
 
-def check(opened: Opener, body: Any) -> None:
-    async def main() -> None:
-        async with opened() as o:
-            await body(o)
-
-    run(main())
-
-
 async def fail(o: Opened, hand: Hand, seq: int, reason: Reason) -> None:
     await hand.turn(failed=[hand.failure(seq, reason)])
     await o.pass_time(100 * 86400.0)
     await hand.turn()
 
 
-def test_a_dead_letter_keeps_every_reason_in_order_and_poison_hides_none(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+async def test_a_dead_letter_keeps_every_reason_in_order_and_poison_hides_none(
+    opened: Opener,
+) -> None:
+
+    async with opened() as o:
         (seq,) = await o.store.enqueue([draft()])
         hand = await Hand.join(
             o.store, policies=Policies.preset("uniform").with_type("order", strikes_max=5)
@@ -65,13 +60,12 @@ def test_a_dead_letter_keeps_every_reason_in_order_and_poison_hides_none(opened:
         assert dead.reason is POISON
         assert list(dead.reasons) == [TIMEOUT, Reason.THROTTLED, RAISED, TIMEOUT, POISON]
 
-    check(opened, body)
 
-
-def test_what_ended_processes_keeps_its_reasons_too_and_what_an_operator_buries(
+async def test_what_ended_processes_keeps_its_reasons_too_and_what_an_operator_buries(
     opened: Opener,
 ) -> None:
-    async def body(o: Opened) -> None:
+
+    async with opened() as o:
         killer, buried, named = await o.store.enqueue([draft("a"), draft("b"), draft("c")])
         hand = await Hand.join(o.store)
         await hand.turn()
@@ -94,11 +88,10 @@ def test_what_ended_processes_keeps_its_reasons_too_and_what_an_operator_buries(
             named: [Reason.DEPENDENCY_FAILURE],
         }
 
-    check(opened, body)
 
+async def test_of_more_reasons_than_are_kept_the_first_stay_and_the_last(opened: Opener) -> None:
 
-def test_of_more_reasons_than_are_kept_the_first_stay_and_the_last(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         (seq,) = await o.store.enqueue([draft()])
         hand = await Hand.join(
             o.store,
@@ -111,11 +104,10 @@ def test_of_more_reasons_than_are_kept_the_first_stay_and_the_last(opened: Opene
         (entry,) = await o.store.find(Query())
         assert list(entry.reasons) == [TIMEOUT, RAISED] * 31 + [TIMEOUT, Reason.THROTTLED]
 
-    check(opened, body)
 
+async def test_the_record_of_acts_is_read_page_by_page(opened: Opener) -> None:
 
-def test_the_record_of_acts_is_read_page_by_page(opened: Opener) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         seqs = await o.store.enqueue([draft(None) for _ in range(5)])
         for seq in seqs:
             await o.store.park([seq], by="ann", why=str(seq))
@@ -124,14 +116,13 @@ def test_the_record_of_acts_is_read_page_by_page(opened: Opener) -> None:
         assert [act.why for act in [*first, *second]] == [str(seq) for seq in reversed(seqs[1:])]
         assert await o.store.acts(2, before=1) == []
 
-    check(opened, body)
-
 
 @pytest.mark.parametrize("wrong", [2**70, 0, -1, "12", True, None])
-def test_what_is_no_jobs_sequence_is_refused_and_changes_nothing(
+async def test_what_is_no_jobs_sequence_is_refused_and_changes_nothing(
     opened: Opener, wrong: Any
 ) -> None:
-    async def body(o: Opened) -> None:
+
+    async with opened() as o:
         (seq,) = await o.store.enqueue([draft()])
         who = {"by": "ann", "why": "a mistake"}
         acts = [o.store.park, o.store.bury, partial(o.store.retry, reset=False)]
@@ -142,8 +133,6 @@ def test_what_is_no_jobs_sequence_is_refused_and_changes_nothing(
             await o.store.enqueue([draft(), wrong])
         (entry,) = await o.store.find(Query())
         assert entry.state is State.READY and await o.store.acts() == []
-
-    check(opened, body)
 
 
 async def test_a_file_of_the_version_before_keeps_its_dead_letters_and_their_reason(
@@ -169,29 +158,27 @@ async def test_a_file_of_the_version_before_keeps_its_dead_letters_and_their_rea
         await store.close()
 
 
-def test_a_schema_of_the_version_before_keeps_its_dead_letters_and_their_reason(
+async def test_a_schema_of_the_version_before_keeps_its_dead_letters_and_their_reason(
     postgres_server: Server,
 ) -> None:
-    async def main() -> None:
-        connection = await asyncpg.connect(postgres_server.url)
-        await connection.execute("DROP SCHEMA IF EXISTS holdfast_work CASCADE")
-        for script in MIGRATIONS[:4]:
-            await connection.execute(script)
-        await connection.execute(
-            "INSERT INTO holdfast_work.dead (xid, seq, created_at, origin, attempt, strikes,"
-            " crashes, stages, partition, state, type, destination, payload, reason, dead_at)"
-            " VALUES ('1', 1, now(), 0, 3, 3, 0, 1, 0, 0, 't', '', '', 4, '2026-01-01')"
-        )
-        store = await PostgresWork.open(postgres_server.url)
-        try:
-            (dead,) = await store.dead(Query())
-            assert (list(dead.reasons), dead.attempt) == ([TIMEOUT], 3)
-            at = await connection.fetchval(
-                "SELECT dead_at = '2026-01-01'::timestamptz FROM holdfast_work.dead"
-            )
-            assert at is True
-        finally:
-            await store.close()
-            await connection.close()
 
-    run(main())
+    connection = await asyncpg.connect(postgres_server.url)
+    await connection.execute("DROP SCHEMA IF EXISTS holdfast_work CASCADE")
+    for script in MIGRATIONS[:4]:
+        await connection.execute(script)
+    await connection.execute(
+        "INSERT INTO holdfast_work.dead (xid, seq, created_at, origin, attempt, strikes,"
+        " crashes, stages, partition, state, type, destination, payload, reason, dead_at)"
+        " VALUES ('1', 1, now(), 0, 3, 3, 0, 1, 0, 0, 't', '', '', 4, '2026-01-01')"
+    )
+    store = await PostgresWork.open(postgres_server.url)
+    try:
+        (dead,) = await store.dead(Query())
+        assert (list(dead.reasons), dead.attempt) == ([TIMEOUT], 3)
+        at = await connection.fetchval(
+            "SELECT dead_at = '2026-01-01'::timestamptz FROM holdfast_work.dead"
+        )
+        assert at is True
+    finally:
+        await store.close()
+        await connection.close()

@@ -126,7 +126,7 @@ def test_every_kind_of_a_hostile_receiver_has_its_outcome() -> None:
 
 
 @pytest.mark.parametrize("kind", ENDLESS)
-def test_an_answer_without_an_end_costs_bounded_bytes_and_time_and_does_not_hold_the_loop(
+async def test_an_answer_without_an_end_costs_bounded_bytes_and_time_and_does_not_hold_the_loop(
     kind: str, hostile: dict[str, str]
 ) -> None:
     async def call(caller: WebhookCaller) -> str:
@@ -146,10 +146,10 @@ def test_an_answer_without_an_end_costs_bounded_bytes_and_time_and_does_not_hold
             await caller.close()
         assert [outcome for outcome in outcomes if not re.search(OUTCOMES[kind], outcome)] == []
 
-    assert run(loop_held(calls())) < HELD_SECONDS_MAX
+    assert await loop_held(calls()) < HELD_SECONDS_MAX
 
 
-def test_keys_that_never_come_to_a_status_are_given_up_at_the_start_and_whenever_they_are_fetched(
+async def test_keys_that_never_come_to_a_status_are_given_up_at_the_start_and_whenever_they_are_fetched(
     hostile: dict[str, str],
 ) -> None:
     """Known keys go on; the reason is counted as for any other set that cannot be read."""
@@ -164,7 +164,7 @@ def test_keys_that_never_come_to_a_status_are_given_up_at_the_start_and_whenever
             failures.append(bad.reason)
             raise
 
-    async def story() -> None:
+    async def refreshes() -> None:
         issuer = Issuer(IssuerSettings(ISSUER, hostile["continue"], ("acme",)), fetch, LoopClock())
         seen = list[tuple[str | None, int]]()
 
@@ -179,27 +179,27 @@ def test_keys_that_never_come_to_a_status_are_given_up_at_the_start_and_whenever
         assert (none, known, failures) == (0, 1, ["too_large", "too_large"])
 
     began = time.monotonic()
-    assert run(loop_held(story())) < HELD_SECONDS_MAX
+    assert await loop_held(refreshes()) < HELD_SECONDS_MAX
     assert time.monotonic() - began < CALLS_SECONDS_MAX
 
 
 @pytest.mark.parametrize("kind", ["continue", "blank_lines"])
-def test_a_chat_transport_says_what_the_server_did_and_the_job_comes_again(
+async def test_a_chat_transport_says_what_the_server_did_and_the_job_comes_again(
     kind: str, hostile: dict[str, str]
 ) -> None:
     context: Any = SimpleNamespace(job=SimpleNamespace(payload=b"hi"), key="k")
 
-    async def story() -> None:
+    async def sends() -> None:
         async with ChatTransport(hostile[kind], "credential", source="test") as chats:
             with pytest.raises(JobFailed, match=OUTCOMES[kind]) as caught:
                 await chats.send(context, "chat_1")
         assert caught.value.reason is Reason.TRANSPORT_UNAVAILABLE
 
-    assert run(loop_held(story())) < HELD_SECONDS_MAX
+    assert await loop_held(sends()) < HELD_SECONDS_MAX
 
 
 @pytest.mark.alone
-def test_another_tenant_notices_nothing_of_hostile_receivers_and_of_a_hostile_sign_in(
+async def test_another_tenant_notices_nothing_of_hostile_receivers_and_of_a_hostile_sign_in(
     tmp_path: Path, hostile: dict[str, str]
 ) -> None:
     """One server: an endpoint of each kind, four chats each, and an issuer whose keys
@@ -211,12 +211,12 @@ def test_another_tenant_notices_nothing_of_hostile_receivers_and_of_a_hostile_si
         server = program.serve(
             "--set", "work.webhooks.private_allowed=true", "--set", f"access.issuers={issuers}"
         )
-        run(_story(program, server.pid, hostile))
+        await _check_other_tenant(program, server.pid, hostile)
     finally:
         program.stop()
 
 
-async def _story(program: Program, pid: int, hostile: dict[str, str]) -> None:
+async def _check_other_tenant(program: Program, pid: int, hostile: dict[str, str]) -> None:
     admin = {
         "Authorization": (
             f"Bearer {json.loads((program.state_dir / 'secrets.json').read_text())['admin_key']}"
@@ -318,100 +318,86 @@ async def answering(answers: Answers) -> AsyncIterator[tuple[str, list[asyncio.S
         server.close()
 
 
-def test_a_connection_is_used_again_and_a_few_interim_answers_are_none() -> None:
+async def test_a_connection_is_used_again_and_a_few_interim_answers_are_none() -> None:
     interim = b"HTTP/1.1 102 Processing\r\n\r\n" * 10
 
-    async def main() -> None:
-        caller = a_caller()
-        async with answering(lambda _, request: interim * (request % 2) + OK) as (url, connections):
-            for _ in range(20):
-                assert (await caller.post(url, b"{}", {}, 100))[0] == 200
-            assert len(connections) == 1
-            await caller.close()
-
-    run(main())
+    caller = a_caller()
+    async with answering(lambda _, request: interim * (request % 2) + OK) as (url, connections):
+        for _ in range(20):
+            assert (await caller.post(url, b"{}", {}, 100))[0] == 200
+        assert len(connections) == 1
+        await caller.close()
 
 
 @pytest.mark.parametrize(
     "unasked", [OK, b"x", b"\r\n", b"HTTP/1.1 101 Switching Protocols\r\n\r\n"]
 )
-def test_a_connection_on_which_anything_comes_unasked_is_not_used_again(unasked: bytes) -> None:
-    async def main() -> None:
-        caller = a_caller()
-        async with answering(lambda connection, _: OK.replace(b"200", b"20%d" % connection)) as (
-            url,
-            connections,
-        ):
-            assert (await caller.post(url, b"{}", {}, 100))[0] == 201
-            connections[0].write(unasked)
-            await none_open_to(url)
-            assert (await caller.post(url, b"{}", {}, 100))[0] == 202
-            await caller.close()
+async def test_a_connection_on_which_anything_comes_unasked_is_not_used_again(
+    unasked: bytes,
+) -> None:
 
-    run(main())
+    caller = a_caller()
+    async with answering(lambda connection, _: OK.replace(b"200", b"20%d" % connection)) as (
+        url,
+        connections,
+    ):
+        assert (await caller.post(url, b"{}", {}, 100))[0] == 201
+        connections[0].write(unasked)
+        await none_open_to(url)
+        assert (await caller.post(url, b"{}", {}, 100))[0] == 202
+        await caller.close()
 
 
 @pytest.mark.parametrize("chunk", [100, 4096, 70_000])
-def test_a_long_body_in_chunks_is_read_up_to_the_callers_bound(chunk: int) -> None:
+async def test_a_long_body_in_chunks_is_read_up_to_the_callers_bound(chunk: int) -> None:
     data = b" " * (JWKS_BYTES_MAX - 2) + b"{}"
     pieces = [data[start : start + chunk] for start in range(0, len(data), chunk)]
     body = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
 
-    async def main() -> None:
-        head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-        async with answering(lambda *_: head + body) as (url, _):
-            assert await fetch_jwks(url) == data
-            caller = a_caller()
-            assert (await caller.post(url, b"{}", {}, 1000))[:2] == (200, b" " * 1000)
-            await caller.close()
-
-    run(main())
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    async with answering(lambda *_: head + body) as (url, _):
+        assert await fetch_jwks(url) == data
+        caller = a_caller()
+        assert (await caller.post(url, b"{}", {}, 1000))[:2] == (200, b" " * 1000)
+        await caller.close()
 
 
 @pytest.mark.parametrize("around", [b"1;" + b"a" * 70_000 + b"\r\n{\r\n", b"1\r\n{\r\n" * 14_000])
-def test_what_stands_around_the_chunks_of_a_body_is_bounded_even_if_the_answer_ends(
+async def test_what_stands_around_the_chunks_of_a_body_is_bounded_even_if_the_answer_ends(
     around: bytes,
 ) -> None:
-    async def main() -> None:
-        head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-        async with answering(lambda *_: head + around + b"0\r\n\r\n") as (url, _):
-            with pytest.raises(BadJwks, match=_AROUND):
-                await fetch_jwks(url)
 
-    run(main())
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    async with answering(lambda *_: head + around + b"0\r\n\r\n") as (url, _):
+        with pytest.raises(BadJwks, match=_AROUND):
+            await fetch_jwks(url)
 
 
-def test_a_receiver_that_does_not_read_keeps_no_connection_after_the_call() -> None:
+async def test_a_receiver_that_does_not_read_keeps_no_connection_after_the_call() -> None:
     """A close would wait for it to take the rest of the request."""
 
-    async def main() -> None:
-        listener = socket.socket()
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        caller, url = (
-            a_caller(timeout_seconds=0.1),
-            f"http://127.0.0.1:{listener.getsockname()[1]}/",
-        )
-        with pytest.raises(OSError, match=r"no answer within 0\.1 s"):
-            await caller.post(url, b"x" * (8 << 20), {}, 100)
-        await none_open_to(url)
-        await caller.close()
-        listener.close()
-
-    run(main())
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    caller, url = (
+        a_caller(timeout_seconds=0.1),
+        f"http://127.0.0.1:{listener.getsockname()[1]}/",
+    )
+    with pytest.raises(OSError, match=r"no answer within 0\.1 s"):
+        await caller.post(url, b"x" * (8 << 20), {}, 100)
+    await none_open_to(url)
+    await caller.close()
+    listener.close()
 
 
-def test_an_aiohttp_that_makes_connections_in_another_way_is_not_used() -> None:
+async def test_an_aiohttp_that_makes_connections_in_another_way_is_not_used() -> None:
     """The bounds rest on a private attribute of it: without them nothing is sent."""
 
-    async def main() -> None:
-        async with answering(lambda *_: OK) as (url, connections):
-            connector = BoundedConnector()
-            connector._factory = aiohttp.TCPConnector()._factory
-            async with aiohttp.ClientSession(connector=connector) as session:
-                with pytest.raises(RuntimeError, match="cannot be bounded"):
-                    await session.get(url)
-            assert len(connections) <= 1
-
-    run(main())
+    async with answering(lambda *_: OK) as (url, connections):
+        connector = BoundedConnector()
+        connector._factory = aiohttp.TCPConnector()._factory
+        async with aiohttp.ClientSession(connector=connector) as session:
+            with pytest.raises(RuntimeError, match="cannot be bounded"):
+                await session.get(url)
+        assert len(connections) <= 1

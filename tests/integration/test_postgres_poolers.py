@@ -12,7 +12,7 @@ from typing import Any
 
 import asyncpg
 import pytest
-from work_rigs import postgres_work, run, until
+from work_rigs import postgres_work, until
 
 from engines import Server
 from holdfast.errors import BadSetting
@@ -39,100 +39,89 @@ REFUSED = "pooler in transaction mode.* connect to PostgreSQL itself, or set poo
     ],
     ids=["transaction", "statement", "round robin", "one server connection"],
 )
-def test_a_pooler_in_transaction_mode_is_refused_with_what_to_do(
+async def test_a_pooler_in_transaction_mode_is_refused_with_what_to_do(
     pooler: Pooler, tmp_path: Path, settings: dict[str, str]
 ) -> None:
-    async def main() -> None:
-        url = pooler(**settings).url
-        await _several_server_connections(url)
-        with pytest.raises(BadSetting, match=REFUSED):
-            await PostgresWork.open(url)
-        lazily = await PostgresWork.open(url, at_once=False)
-        with pytest.raises(BadSetting, match=REFUSED):
-            await lazily.find(Query())
-        await lazily.close()
-        with pytest.raises(BadSetting, match=REFUSED):
-            async with open_limits(LimitsSettings(rules_url=url), tmp_path):
-                pass
 
-    run(main())
+    url = pooler(**settings).url
+    await _several_server_connections(url)
+    with pytest.raises(BadSetting, match=REFUSED):
+        await PostgresWork.open(url)
+    lazily = await PostgresWork.open(url, at_once=False)
+    with pytest.raises(BadSetting, match=REFUSED):
+        await lazily.find(Query())
+    await lazily.close()
+    with pytest.raises(BadSetting, match=REFUSED):
+        async with open_limits(LimitsSettings(rules_url=url), tmp_path):
+            pass
 
 
-def test_a_replica_behind_a_pooler_in_transaction_mode_is_refused(
+async def test_a_replica_behind_a_pooler_in_transaction_mode_is_refused(
     postgres_server: Server, pooler: Pooler, tmp_path: Path
 ) -> None:
-    async def main() -> None:
-        settings = LimitsSettings(
-            rules_url=postgres_server.url, replica_url=pooler("transaction").url
-        )
-        with pytest.raises(BadSetting, match=REFUSED):
-            async with open_limits(settings, tmp_path):
-                pass
 
-    run(main())
+    settings = LimitsSettings(rules_url=postgres_server.url, replica_url=pooler("transaction").url)
+    with pytest.raises(BadSetting, match=REFUSED):
+        async with open_limits(settings, tmp_path):
+            pass
 
 
-def test_jobs_run_behind_a_pooler_in_session_mode(postgres_server: Server, pooler: Pooler) -> None:
-    async def main() -> None:
-        async with postgres_work(postgres_server.url) as direct:
-            store = await PostgresWork.open(pooler("session").url)
-            handlers, seen, woken = Handlers(), list[int](), asyncio.Event()
+async def test_jobs_run_behind_a_pooler_in_session_mode(
+    postgres_server: Server, pooler: Pooler
+) -> None:
 
-            @handlers.handle(dict, type="order", stream=lambda _: "s")
-            async def handle(ctx: Context, payload: dict[str, Any]) -> None:
-                async with ctx.transaction() as connection:
-                    idle = await connection.fetchval("SHOW idle_in_transaction_session_timeout")
-                    assert idle == "20s", (
-                        "settings that the pooler refuses at startup are set after it"
-                    )
-                seen.append(ctx.job.seq)
-                woken.set()
+    async with postgres_work(postgres_server.url) as direct:
+        store = await PostgresWork.open(pooler("session").url)
+        handlers, seen, woken = Handlers(), list[int](), asyncio.Event()
 
-            # It looks by itself only after a minute: whatever comes sooner was told by
-            # NOTIFY.
-            settings = WorkerSettings(poll_min_seconds=60, poll_max_seconds=60)
-            async with Worker(store, handlers, settings=settings).running():
-                for _ in range(3):
-                    woken.clear()
-                    await until(lambda: _is_asleep(direct.store))
-                    await direct.store.enqueue([JobDraft("order", b"{}", "s")])
-                    async with asyncio.timeout(20):
-                        await woken.wait()
-            assert len(seen) == 3
-            await store.close()
+        @handlers.handle(dict, type="order", stream=lambda _: "s")
+        async def handle(ctx: Context, payload: dict[str, Any]) -> None:
+            async with ctx.transaction() as connection:
+                idle = await connection.fetchval("SHOW idle_in_transaction_session_timeout")
+                assert idle == "20s", "settings that the pooler refuses at startup are set after it"
+            seen.append(ctx.job.seq)
+            woken.set()
 
-    run(main())
+        # It looks by itself only after a minute: whatever comes sooner was told by
+        # NOTIFY.
+        settings = WorkerSettings(poll_min_seconds=60, poll_max_seconds=60)
+        async with Worker(store, handlers, settings=settings).running():
+            for _ in range(3):
+                woken.clear()
+                await until(lambda: _is_asleep(direct.store))
+                await direct.store.enqueue([JobDraft("order", b"{}", "s")])
+                async with asyncio.timeout(20):
+                    await woken.wait()
+        assert len(seen) == 3
+        await store.close()
 
 
-def test_rules_are_followed_behind_a_pooler_in_session_mode(pooler: Pooler, tmp_path: Path) -> None:
-    async def main() -> None:
-        settings, rule = (
-            LimitsSettings(rules_url=pooler("session").url),
-            Rule("acme", "/x", "fixed_window", 2, 60.0),
-        )
-        async with (
-            open_limits(settings, tmp_path / "a") as one,
-            open_limits(settings, tmp_path / "b", starts_with=[rule]),
-        ):
-            await until(lambda: rule.name in {live.name for live in one.feed.rules.live()})
+async def test_rules_are_followed_behind_a_pooler_in_session_mode(
+    pooler: Pooler, tmp_path: Path
+) -> None:
 
-    run(main())
+    settings, rule = (
+        LimitsSettings(rules_url=pooler("session").url),
+        Rule("acme", "/x", "fixed_window", 2, 60.0),
+    )
+    async with (
+        open_limits(settings, tmp_path / "a") as one,
+        open_limits(settings, tmp_path / "b", starts_with=[rule]),
+    ):
+        await until(lambda: rule.name in {live.name for live in one.feed.rules.live()})
 
 
-def test_a_producer_may_use_a_pooler_in_transaction_mode(
+async def test_a_producer_may_use_a_pooler_in_transaction_mode(
     postgres_server: Server, pooler: Pooler
 ) -> None:
     """Its locks end with its transaction."""
 
-    async def main() -> None:
-        async with postgres_work(postgres_server.url) as o:
-            connection = await asyncpg.connect(pooler("transaction").url, statement_cache_size=0)
-            async with connection.transaction():
-                await enqueue(connection, JobDraft("order", b"{}", "s"))
-            assert len(await o.store.find(Query())) == 1
-            await connection.close()
-
-    run(main())
+    async with postgres_work(postgres_server.url) as o:
+        connection = await asyncpg.connect(pooler("transaction").url, statement_cache_size=0)
+        async with connection.transaction():
+            await enqueue(connection, JobDraft("order", b"{}", "s"))
+        assert len(await o.store.find(Query())) == 1
+        await connection.close()
 
 
 async def _several_server_connections(url: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from email.utils import formatdate
 from pathlib import Path
@@ -41,17 +41,21 @@ async def _positioned(stage: Scene) -> bool:
     return await stage.jobs.reader_offset(NAME) is not None
 
 
-def check(tmp_path: Path, body: Callable[[Scene, Receiver], Any], **policy: Any) -> None:
-    async def main() -> None:
-        async with receiving() as receiver, scene(tmp_path, **policy) as stage:
-            await until(lambda: _positioned(stage))
-            await body(stage, receiver)
+@asynccontextmanager
+async def served(tmp_path: Path, **policy: Any) -> AsyncIterator[tuple[Scene, Receiver]]:
+    """A scene whose reader has begun, and a receiver."""
+    async with (
+        asyncio.timeout(120),
+        receiving() as receiver,
+        scene(tmp_path, **policy) as stage,
+    ):
+        await until(lambda: _positioned(stage))
+        yield stage, receiver
 
-    asyncio.run(asyncio.wait_for(main(), 120))
 
+async def test_messages_arrive_signed_and_in_order_and_are_logged(tmp_path: Path) -> None:
 
-def test_messages_arrive_signed_and_in_order_and_are_logged(tmp_path: Path) -> None:
-    async def body(stage: Scene, receiver: Receiver) -> None:
+    async with served(tmp_path) as (stage, receiver):
         await stage.add(receiver.url)
         stage.log.entries += [entry(n) for n in range(1, 21)] + [entry(21, tenant="other")]
         await until(lambda: len(receiver.calls) == 20)
@@ -74,13 +78,12 @@ def test_messages_arrive_signed_and_in_order_and_are_logged(tmp_path: Path) -> N
         assert (log[-1].status, log[-1].sequence, log[-1].attempt) == (204, 1, 1)
         assert await stage.jobs.reader_offset(NAME) == 21
 
-    check(tmp_path, body)
 
-
-def test_a_failing_endpoint_is_tried_again_with_the_same_id_and_order_is_kept(
+async def test_a_failing_endpoint_is_tried_again_with_the_same_id_and_order_is_kept(
     tmp_path: Path,
 ) -> None:
-    async def body(stage: Scene, receiver: Receiver) -> None:
+
+    async with served(tmp_path) as (stage, receiver):
         receiver.answer = lambda calls: web.Response(status=500 if calls <= 2 else 200, text="oh")
         await stage.add(receiver.url)
         stage.log.entries += [entry(n) for n in range(1, 6)]
@@ -90,13 +93,12 @@ def test_a_failing_endpoint_is_tried_again_with_the_same_id_and_order_is_kept(
         log = list(reversed(await stage.endpoints.deliveries("ep_1")))
         assert [(d.status, d.attempt) for d in log[:2]] == [(500, 1), (500, 2)]
 
-    check(tmp_path, body)
 
-
-def test_what_was_redacted_or_removed_before_its_delivery_is_not_sent_and_no_job_holds_it(
+async def test_what_was_redacted_or_removed_before_its_delivery_is_not_sent_and_no_job_holds_it(
     tmp_path: Path,
 ) -> None:
-    async def body(stage: Scene, receiver: Receiver) -> None:
+
+    async with served(tmp_path, strikes_max=1000) as (stage, receiver):
         let_through = asyncio.Event()
         receiver.answer = lambda _: web.Response(status=200 if let_through.is_set() else 500)
         await stage.add(receiver.url)
@@ -113,8 +115,6 @@ def test_what_was_redacted_or_removed_before_its_delivery_is_not_sent_and_no_job
         told = {event["sequence"]: event["content"] for event in map(_data, receiver.calls)}
         assert told == {1: "hi", 2: "", 4: "hi"}
 
-    check(tmp_path, body, strikes_max=1000)
-
 
 def _data(call: tuple[dict[str, str], bytes]) -> Any:
     return msgspec.json.decode(call[1])["data"]
@@ -130,8 +130,9 @@ def test_our_own_stores_failure_is_no_strike_of_the_endpoint() -> None:
     )
 
 
-def test_a_dead_endpoint_harms_no_other(tmp_path: Path) -> None:
-    async def body(stage: Scene, receiver: Receiver) -> None:
+async def test_a_dead_endpoint_harms_no_other(tmp_path: Path) -> None:
+
+    async with served(tmp_path, strikes_max=3) as (stage, receiver):
         await stage.add("http://127.0.0.1:9/hook", endpoint_id="ep_dead")
         await stage.add(receiver.url)
         stage.log.entries += [entry(n) for n in range(1, 11)]
@@ -146,11 +147,10 @@ def test_a_dead_endpoint_harms_no_other(tmp_path: Path) -> None:
         assert dead[0].reason is Reason.POISON_MESSAGE
         assert dead[0].destination == "ep_dead"
 
-    check(tmp_path, body, strikes_max=3)
 
+async def test_410_disables_the_endpoint_and_429_waits_as_told(tmp_path: Path) -> None:
 
-def test_410_disables_the_endpoint_and_429_waits_as_told(tmp_path: Path) -> None:
-    async def body(stage: Scene, receiver: Receiver) -> None:
+    async with served(tmp_path) as (stage, receiver):
         replies = [web.Response(status=429, headers={"retry-after": "1"}), web.Response(status=410)]
         receiver.answer = lambda calls: replies[min(calls, 2) - 1]
         await stage.add(receiver.url)
@@ -164,21 +164,19 @@ def test_410_disables_the_endpoint_and_429_waits_as_told(tmp_path: Path) -> None
         assert time.monotonic() - started >= 1
         assert "410" in (await stage.endpoints.get("ep_1")).disabled
 
-    check(tmp_path, body)
 
+async def test_a_test_delivery_says_what_it_is(tmp_path: Path) -> None:
 
-def test_a_test_delivery_says_what_it_is(tmp_path: Path) -> None:
-    async def body(stage: Scene, receiver: Receiver) -> None:
+    async with served(tmp_path) as (stage, receiver):
         await stage.add(receiver.url)
         await stage.jobs.enqueue([draft_of(DeliveryNotice("ep_1", "acme", "2026-01-01"))])
         await until(lambda: len(receiver.calls) == 1)
         assert msgspec.json.decode(receiver.calls[0][1])["type"] == "webhook.test"
 
-    check(tmp_path, body)
 
+async def test_a_job_of_an_endpoint_that_never_was_here_is_not_called_done(tmp_path: Path) -> None:
 
-def test_a_job_of_an_endpoint_that_never_was_here_is_not_called_done(tmp_path: Path) -> None:
-    async def body(stage: Scene, receiver: Receiver) -> None:
+    async with served(tmp_path) as (stage, receiver):
         await stage.add(receiver.url, endpoint_id="ep_gone")
         await stage.endpoints.remove("ep_gone")
         notices = [
@@ -195,11 +193,10 @@ def test_a_job_of_an_endpoint_that_never_was_here_is_not_called_done(tmp_path: P
         assert (dead.destination, dead.reason) == ("ep_elsewhere", Reason.VALIDATION_FAILURE)
         assert not receiver.calls
 
-    check(tmp_path, body)
 
+async def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
 
-def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
-    async def body(stage: Scene, receiver: Receiver) -> None:
+    async with served(tmp_path) as (stage, receiver):
         receiver.answer = lambda calls: (
             web.Response(status=302, headers={"location": "http://169.254.169.254/"})
             if calls == 1
@@ -208,8 +205,6 @@ def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
         await stage.add(receiver.url)
         stage.log.entries.append(entry(1))
         await until(lambda: len(receiver.calls) == 2)
-
-    check(tmp_path, body)
 
 
 async def test_the_reader_repeats_nothing_after_a_restart(tmp_path: Path) -> None:
@@ -466,12 +461,12 @@ def test_nor_one_that_cannot_be_written_as_ascii(label: str) -> None:
         check_url(f"https://{label}.example/", private_allowed=True)
 
 
-def test_whatever_fails_before_it_is_sent_is_in_the_log_of_deliveries(tmp_path: Path) -> None:
+async def test_whatever_fails_before_it_is_sent_is_in_the_log_of_deliveries(tmp_path: Path) -> None:
     """An endpoint from before its host was checked; and a message that cannot be read
     for now.
     """
 
-    async def body(stage: Scene, receiver: Receiver) -> None:
+    async with served(tmp_path) as (stage, receiver):
         await stage.add(f"https://{'a' * 64}.example/hook", endpoint_id="ep_bad")
         stage.log.failing = 2
         await stage.add(receiver.url)
@@ -498,11 +493,10 @@ def test_whatever_fails_before_it_is_sent_is_in_the_log_of_deliveries(tmp_path: 
         )
         assert sum("not sent: Unavailable: the store is away" in each for each in told) == 2
 
-    check(tmp_path, body)
 
+async def test_a_retry_after_may_be_a_date(tmp_path: Path) -> None:
 
-def test_a_retry_after_may_be_a_date(tmp_path: Path) -> None:
-    async def body(stage: Scene, receiver: Receiver) -> None:
+    async with served(tmp_path) as (stage, receiver):
         at = formatdate(time.time() + 2, usegmt=True)  # whole seconds: between one and two from now
         receiver.answer = lambda calls: web.Response(
             status=503 if calls == 1 else 200, headers={"retry-after": at} if calls == 1 else {}
@@ -512,8 +506,6 @@ def test_a_retry_after_may_be_a_date(tmp_path: Path) -> None:
         stage.log.entries.append(entry(1))
         await until(lambda: len(receiver.calls) == 2)
         assert time.monotonic() - started >= 0.9
-
-    check(tmp_path, body)
 
 
 def test_a_signature_is_refused_when_anything_is_changed() -> None:

@@ -89,64 +89,62 @@ async def test_two_servers_do_not_share_one_store_of_jobs(
             pass
 
 
-def test_a_node_serves_chats_while_the_jobs_database_is_away_and_its_webhooks_follow(
+async def test_a_node_serves_chats_while_the_jobs_database_is_away_and_its_webhooks_follow(
     tmp_path: Path,
 ) -> None:
     """It is a plane of its own: a node that restarts during its outage must not stay
     away with it.
     """
 
-    async def main(engine: Engine) -> None:
-        calls = list[str]()
-
-        async def take(request: web.Request) -> web.Response:
-            calls.append((await request.json())["data"]["content"])
-            return web.Response()
-
-        receiver = web.Application()
-        receiver.router.add_post("/hook", take)
-        runner = web.AppRunner(receiver)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        hook = {
-            "url": f"http://127.0.0.1:{runner.addresses[0][1]}/hook",
-            "tenant": "acme",
-            "reason": "test",
-        }
-        settings = Settings(
-            server=ServerSettings(port=0, state_dir=str(tmp_path / "state")),
-            work=WorkSettings(url=engine.url, webhooks=WebhookSettings(private_allowed=True)),
-        )
-        async with (
-            running(settings) as node,
-            httpx.AsyncClient(base_url=node.url, headers=_admin(node)) as admin,
-        ):
-            await until(lambda: _jobs_up(admin))
-            assert (await admin.post("/admin/webhooks", json=hook)).status_code == 201
-            chat = await _made_chat(node)
-        postgres.kill(engine)
-        async with (
-            running(settings) as node,
-            httpx.AsyncClient(base_url=node.url, headers=_admin(node)) as admin,
-        ):
-            await _say(node, chat, "while it was away")
-            assert (await admin.get("/admin/jobs")).status_code == 503
-            assert (await admin.post("/admin/webhooks", json=hook)).status_code == 503
-            ready = await admin.get("/health/ready")
-            assert (ready.status_code, ready.json()["dependencies"]["jobs"]) == (200, "down")
-            assert (await admin.get("/admin/status")).json()["dependencies"]["jobs"] == "down"
-            back = postgres.again(engine)
-            try:
-                await until(lambda: calls == ["while it was away"])
-                await until(lambda: _answers(admin, "/admin/jobs"))
-                assert (await admin.post("/admin/webhooks", json=hook)).status_code == 201
-            finally:
-                postgres.kill(back)
-        await runner.cleanup()
-
     engine = had("postgres", postgres.start)
     try:
-        asyncio.run(asyncio.wait_for(main(engine), 120))
+        async with asyncio.timeout(120):
+            calls = list[str]()
+
+            async def take(request: web.Request) -> web.Response:
+                calls.append((await request.json())["data"]["content"])
+                return web.Response()
+
+            receiver = web.Application()
+            receiver.router.add_post("/hook", take)
+            runner = web.AppRunner(receiver)
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            hook = {
+                "url": f"http://127.0.0.1:{runner.addresses[0][1]}/hook",
+                "tenant": "acme",
+                "reason": "test",
+            }
+            settings = Settings(
+                server=ServerSettings(port=0, state_dir=str(tmp_path / "state")),
+                work=WorkSettings(url=engine.url, webhooks=WebhookSettings(private_allowed=True)),
+            )
+            async with (
+                running(settings) as node,
+                httpx.AsyncClient(base_url=node.url, headers=_admin(node)) as admin,
+            ):
+                await until(lambda: _jobs_up(admin))
+                assert (await admin.post("/admin/webhooks", json=hook)).status_code == 201
+                chat = await _made_chat(node)
+            postgres.kill(engine)
+            async with (
+                running(settings) as node,
+                httpx.AsyncClient(base_url=node.url, headers=_admin(node)) as admin,
+            ):
+                await _say(node, chat, "while it was away")
+                assert (await admin.get("/admin/jobs")).status_code == 503
+                assert (await admin.post("/admin/webhooks", json=hook)).status_code == 503
+                ready = await admin.get("/health/ready")
+                assert (ready.status_code, ready.json()["dependencies"]["jobs"]) == (200, "down")
+                assert (await admin.get("/admin/status")).json()["dependencies"]["jobs"] == "down"
+                back = postgres.again(engine)
+                try:
+                    await until(lambda: calls == ["while it was away"])
+                    await until(lambda: _answers(admin, "/admin/jobs"))
+                    assert (await admin.post("/admin/webhooks", json=hook)).status_code == 201
+                finally:
+                    postgres.kill(back)
+            await runner.cleanup()
     finally:
         engine.stop()
 
@@ -185,190 +183,182 @@ async def _say(node: Node, chat: str, text: str) -> None:
 @pytest.mark.parametrize(
     "wrong", ["postgresql://127.0.0.1:notaport/x", "postgresql://127.0.0.1/x?sslmode=maybe"]
 )
-def test_an_address_that_cannot_be_one_is_refused_at_the_start(tmp_path: Path, wrong: str) -> None:
-    async def main() -> None:
-        server = ServerSettings(port=0, state_dir=str(tmp_path / "state"))
-        with pytest.raises(BadSetting, match="no address of PostgreSQL"):
-            async with running(Settings(server=server, work=WorkSettings(url=wrong))):
-                pass
+async def test_an_address_that_cannot_be_one_is_refused_at_the_start(
+    tmp_path: Path, wrong: str
+) -> None:
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    server = ServerSettings(port=0, state_dir=str(tmp_path / "state"))
+    with pytest.raises(BadSetting, match="no address of PostgreSQL"):
+        async with running(Settings(server=server, work=WorkSettings(url=wrong))):
+            pass
 
 
-def test_a_message_leaves_as_a_signed_webhook_and_trouble_is_repaired_by_command(
+async def test_a_message_leaves_as_a_signed_webhook_and_trouble_is_repaired_by_command(
     tmp_path: Path,
 ) -> None:
-    async def main() -> None:
-        calls: list[tuple[dict[str, str], bytes]] = []
-        status = 200
 
-        async def take(request: web.Request) -> web.Response:
-            calls.append(
-                (
-                    {name.lower(): value for name, value in request.headers.items()},
-                    await request.read(),
-                )
+    calls: list[tuple[dict[str, str], bytes]] = []
+    status = 200
+
+    async def take(request: web.Request) -> web.Response:
+        calls.append(
+            (
+                {name.lower(): value for name, value in request.headers.items()},
+                await request.read(),
             )
-            return web.Response(status=status, text="not now")
-
-        receiver = web.Application()
-        receiver.router.add_post("/hook", take)
-        runner = web.AppRunner(receiver)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        hook = f"http://127.0.0.1:{runner.addresses[0][1]}/hook"
-        settings = Settings(
-            server=ServerSettings(port=0, state_dir=str(tmp_path / "state")),
-            work=WorkSettings(webhooks=WebhookSettings(private_allowed=True)),
         )
-        async with running(settings) as node, httpx.AsyncClient(base_url=node.url) as client:
-            command = Command(node)
-            made = await command("webhooks", "add", hook, "--tenant", "acme")
-            token = node.tokens.mint(User("acme", "alice"), 3600, USER_SCOPES)
-            client.headers["Authorization"] = f"Bearer {token}"
-            chat = (await client.post("/v1/chats", json={"name": "lobby"})).json()["chat"][
-                "chat_id"
-            ]
+        return web.Response(status=status, text="not now")
 
-            async def say(text: str) -> None:
-                body = {"content": text}
-                answer = await client.post(
-                    f"/v1/chats/{chat}/messages",
-                    json=body,
-                    headers={"Idempotency-Key": text.replace(" ", "-")},
-                )
-                assert answer.status_code == 201, answer.text
+    receiver = web.Application()
+    receiver.router.add_post("/hook", take)
+    runner = web.AppRunner(receiver)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    hook = f"http://127.0.0.1:{runner.addresses[0][1]}/hook"
+    settings = Settings(
+        server=ServerSettings(port=0, state_dir=str(tmp_path / "state")),
+        work=WorkSettings(webhooks=WebhookSettings(private_allowed=True)),
+    )
+    async with running(settings) as node, httpx.AsyncClient(base_url=node.url) as client:
+        command = Command(node)
+        made = await command("webhooks", "add", hook, "--tenant", "acme")
+        token = node.tokens.mint(User("acme", "alice"), 3600, USER_SCOPES)
+        client.headers["Authorization"] = f"Bearer {token}"
+        chat = (await client.post("/v1/chats", json={"name": "lobby"})).json()["chat"]["chat_id"]
 
-            await say("hello there")
-            await until(lambda: len(calls) == 1)
-            headers, body = calls[0]
-            verify(made["secret"], headers, time.time(), body)
-            assert json.loads(body)["data"]["content"] == "hello there"
-
-            status = 500
-            await say("first")
-            await say("second")
-
-            async def blocked() -> bool:
-                return bool(await command("jobs", "streams"))
-
-            async def one_waits() -> bool:
-                return [stream["waiting"] for stream in await command("jobs", "streams")] == [1]
-
-            await until(one_waits)
-            said = (await client.get(f"/v1/chats/{chat}/messages")).json()["messages"]
-            (second,) = [message for message in said if message["content"] == "second"]
-            redacted = await client.delete(f"/v1/chats/{chat}/messages/{second['sequence']}")
-            assert redacted.status_code == 200, redacted.text
-            (stream,) = await command("jobs", "streams")
-            assert stream["head_reason"] == "transport_unavailable"
-            (head,) = await command("jobs", "ls", "--state", "retry")
-            assert head["seq"] == stream["head"]
-            shown = await command("jobs", "show", str(head["seq"]))
-            assert "not now" in shown["error"]
-            assert (await command("jobs", "stats"))["by_state"]["retry"] == 1
-            assert await command("jobs", "breakers") == []
-
-            status = 200
-            calls.clear()
-            seq, name = str(head["seq"]), stream["stream"]
-            assert await command("jobs", "park", seq, "--reason", "look first") == {"count": 1}
-            follower = str((await command("jobs", "ls", "--stream", name))[1]["seq"])
-            assert await command("jobs", "release", name, "--job", follower) == {"count": 1}
-            await until(lambda: len(calls) == 1)
-            assert await command(
-                "jobs", "release", name, "--type", "webhook", "--through", follower
-            ) == {"count": 1}
-            assert await command("jobs", "retry", seq, "--now", "--reset") == {"count": 1}
-            await until(lambda: len(calls) == 2)
-            assert [json.loads(body)["data"]["content"] for _, body in calls] == ["", "first"]
-
-            async def nothing_left() -> bool:
-                return not await command("jobs", "ls")
-
-            await until(nothing_left)
-            log = await command("webhooks", "log", made["endpoint_id"])
-            assert {entry["status"] for entry in log} == {200, 500}
-            assert await command("webhooks", "test", made["endpoint_id"]) == {"count": 1}
-            await until(lambda: len(calls) == 3)
-
-            status = 500
-            await say("doomed")
-            await until(blocked)
-            (head,) = await command("jobs", "ls", "--state", "retry")
-            assert await command("jobs", "bury", str(head["seq"]), "--reason", "hopeless") == {
-                "count": 1
-            }
-            acts = await command("jobs", "acts")
-            assert {"retry", "release", "dead"} <= {act["verb"] for act in acts["acts"]}
-            (dead,) = await command("jobs", "dead")
-            status = 200
-            assert (await command("jobs", "replay", "--type", "webhook", "--rate", "1"))[
-                "count"
-            ] == 1
-            gone = await command("jobs", "replay", str(dead["seq"]), code=1)
-            assert json.loads(gone) == {"count": 0, "missing": [dead["seq"]]}
-            await until(lambda: json.loads(calls[-1][1])["data"].get("content") == "doomed")
-
-            await until(nothing_left)
-            status = 500
-            await say("first of two")
-            await say("second of two")
-
-            await until(one_waits)
-            seqs = [str(job["seq"]) for job in await command("jobs", "ls")]
-            assert await command("jobs", "bury", *seqs, "--reason", "hopeless") == {"count": 2}
-            await command("jobs", "discard", "--yes", code=1)
-            await command("jobs", "discard", seqs[0], code=1)
-            assert await command("jobs", "discard", seqs[0], "--yes") == {"count": 1, "missing": []}
-            status = 200
-            said_again = json.loads(await command("jobs", "replay", *seqs, "--rate", "1", code=1))
-            assert said_again == {"count": 1, "missing": [int(seqs[0])]}
-            await until(lambda: json.loads(calls[-1][1])["data"].get("content") == "second of two")
-            await command("jobs", "release", "nowhere", "--through", "9", code=1)
-            await until(nothing_left)
-            calls.clear()
-            off = await command(
-                "webhooks", "disable", made["endpoint_id"], "--reason", "maintenance"
+        async def say(text: str) -> None:
+            body = {"content": text}
+            answer = await client.post(
+                f"/v1/chats/{chat}/messages",
+                json=body,
+                headers={"Idempotency-Key": text.replace(" ", "-")},
             )
-            assert off["disabled"] == "by an operator: maintenance" and off["disabled_at"]
-            await say("parked one")
-            await say("parked two")
+            assert answer.status_code == 201, answer.text
 
-            async def two_wait() -> bool:
-                (shown,) = await command("webhooks", "ls")
-                return bool(shown["waiting"] == 2 and shown["oldest_waiting_at"])
+        await say("hello there")
+        await until(lambda: len(calls) == 1)
+        headers, body = calls[0]
+        verify(made["secret"], headers, time.time(), body)
+        assert json.loads(body)["data"]["content"] == "hello there"
 
-            await until(two_wait)
-            await command("webhooks", "test", made["endpoint_id"], code=1)  # it would be parked
-            told = (await client.get("/admin/status", headers=_admin(node))).json()["webhooks"]
-            assert told["endpoints"] == 1 and list(told["parked"]) == [made["endpoint_id"]]
-            assert "webhooks disabled" in alarms({"webhooks": told})[0]
-            assert not calls
-            assert (await command("webhooks", "enable", made["endpoint_id"]))["disabled"] == ""
-            await until(lambda: len(calls) == 2)
-            assert [json.loads(body)["data"]["content"] for _, body in calls] == [
-                "parked one",
-                "parked two",
-            ]
-            assert (await command("webhooks", "rm", made["endpoint_id"]))["url"] == hook
-            groups = {"jobs": jobs, "webhooks": webhooks}
-            known = {
-                (name, each.name)
-                for name, group in groups.items()
-                for each in group.registered_commands
-            }
-            assert command.used == known, "every one of them was seen to print JSON"
+        status = 500
+        await say("first")
+        await say("second")
 
-            async def counted() -> bool:
-                metrics = await client.get("/metrics", headers=_admin(node))
-                assert "holdfast_work_jobs_completed_total" in metrics.text
-                return "holdfast_work_next_due_timestamp_seconds 0.0" in metrics.text
+        async def blocked() -> bool:
+            return bool(await command("jobs", "streams"))
 
-            await until(counted)
-        await runner.cleanup()
+        async def one_waits() -> bool:
+            return [stream["waiting"] for stream in await command("jobs", "streams")] == [1]
 
-    asyncio.run(asyncio.wait_for(main(), 120))
+        await until(one_waits)
+        said = (await client.get(f"/v1/chats/{chat}/messages")).json()["messages"]
+        (second,) = [message for message in said if message["content"] == "second"]
+        redacted = await client.delete(f"/v1/chats/{chat}/messages/{second['sequence']}")
+        assert redacted.status_code == 200, redacted.text
+        (stream,) = await command("jobs", "streams")
+        assert stream["head_reason"] == "transport_unavailable"
+        (head,) = await command("jobs", "ls", "--state", "retry")
+        assert head["seq"] == stream["head"]
+        shown = await command("jobs", "show", str(head["seq"]))
+        assert "not now" in shown["error"]
+        assert (await command("jobs", "stats"))["by_state"]["retry"] == 1
+        assert await command("jobs", "breakers") == []
+
+        status = 200
+        calls.clear()
+        seq, name = str(head["seq"]), stream["stream"]
+        assert await command("jobs", "park", seq, "--reason", "look first") == {"count": 1}
+        follower = str((await command("jobs", "ls", "--stream", name))[1]["seq"])
+        assert await command("jobs", "release", name, "--job", follower) == {"count": 1}
+        await until(lambda: len(calls) == 1)
+        assert await command(
+            "jobs", "release", name, "--type", "webhook", "--through", follower
+        ) == {"count": 1}
+        assert await command("jobs", "retry", seq, "--now", "--reset") == {"count": 1}
+        await until(lambda: len(calls) == 2)
+        assert [json.loads(body)["data"]["content"] for _, body in calls] == ["", "first"]
+
+        async def nothing_left() -> bool:
+            return not await command("jobs", "ls")
+
+        await until(nothing_left)
+        log = await command("webhooks", "log", made["endpoint_id"])
+        assert {entry["status"] for entry in log} == {200, 500}
+        assert await command("webhooks", "test", made["endpoint_id"]) == {"count": 1}
+        await until(lambda: len(calls) == 3)
+
+        status = 500
+        await say("doomed")
+        await until(blocked)
+        (head,) = await command("jobs", "ls", "--state", "retry")
+        assert await command("jobs", "bury", str(head["seq"]), "--reason", "hopeless") == {
+            "count": 1
+        }
+        acts = await command("jobs", "acts")
+        assert {"retry", "release", "dead"} <= {act["verb"] for act in acts["acts"]}
+        (dead,) = await command("jobs", "dead")
+        status = 200
+        assert (await command("jobs", "replay", "--type", "webhook", "--rate", "1"))["count"] == 1
+        gone = await command("jobs", "replay", str(dead["seq"]), code=1)
+        assert json.loads(gone) == {"count": 0, "missing": [dead["seq"]]}
+        await until(lambda: json.loads(calls[-1][1])["data"].get("content") == "doomed")
+
+        await until(nothing_left)
+        status = 500
+        await say("first of two")
+        await say("second of two")
+
+        await until(one_waits)
+        seqs = [str(job["seq"]) for job in await command("jobs", "ls")]
+        assert await command("jobs", "bury", *seqs, "--reason", "hopeless") == {"count": 2}
+        await command("jobs", "discard", "--yes", code=1)
+        await command("jobs", "discard", seqs[0], code=1)
+        assert await command("jobs", "discard", seqs[0], "--yes") == {"count": 1, "missing": []}
+        status = 200
+        said_again = json.loads(await command("jobs", "replay", *seqs, "--rate", "1", code=1))
+        assert said_again == {"count": 1, "missing": [int(seqs[0])]}
+        await until(lambda: json.loads(calls[-1][1])["data"].get("content") == "second of two")
+        await command("jobs", "release", "nowhere", "--through", "9", code=1)
+        await until(nothing_left)
+        calls.clear()
+        off = await command("webhooks", "disable", made["endpoint_id"], "--reason", "maintenance")
+        assert off["disabled"] == "by an operator: maintenance" and off["disabled_at"]
+        await say("parked one")
+        await say("parked two")
+
+        async def two_wait() -> bool:
+            (shown,) = await command("webhooks", "ls")
+            return bool(shown["waiting"] == 2 and shown["oldest_waiting_at"])
+
+        await until(two_wait)
+        await command("webhooks", "test", made["endpoint_id"], code=1)  # it would be parked
+        told = (await client.get("/admin/status", headers=_admin(node))).json()["webhooks"]
+        assert told["endpoints"] == 1 and list(told["parked"]) == [made["endpoint_id"]]
+        assert "webhooks disabled" in alarms({"webhooks": told})[0]
+        assert not calls
+        assert (await command("webhooks", "enable", made["endpoint_id"]))["disabled"] == ""
+        await until(lambda: len(calls) == 2)
+        assert [json.loads(body)["data"]["content"] for _, body in calls] == [
+            "parked one",
+            "parked two",
+        ]
+        assert (await command("webhooks", "rm", made["endpoint_id"]))["url"] == hook
+        groups = {"jobs": jobs, "webhooks": webhooks}
+        known = {
+            (name, each.name)
+            for name, group in groups.items()
+            for each in group.registered_commands
+        }
+        assert command.used == known, "every one of them was seen to print JSON"
+
+        async def counted() -> bool:
+            metrics = await client.get("/metrics", headers=_admin(node))
+            assert "holdfast_work_jobs_completed_total" in metrics.text
+            return "holdfast_work_next_due_timestamp_seconds 0.0" in metrics.text
+
+        await until(counted)
+    await runner.cleanup()
 
 
 @pytest.mark.parametrize("wrong", [{"url": "mysql://x"}, {"concurrency": 0}])

@@ -69,38 +69,36 @@ async def parked(stage: Scene, jobs: int) -> bool:
     )
 
 
-def test_after_a_410_nothing_is_dropped_and_enable_sends_it_in_order(
+async def test_after_a_410_nothing_is_dropped_and_enable_sends_it_in_order(
     opener: Opener, tmp_path: Path
 ) -> None:
-    async def main() -> None:
-        async with (
-            opener() as opened,
-            receiving() as receiver,
-            scene(tmp_path, jobs=opened.store) as stage,
-        ):
-            await until(lambda: _started(stage))
-            gone = asyncio.Event()
-            receiver.answer = lambda _: web.Response(status=410 if gone.is_set() else 204)
-            await stage.add(receiver.url)
-            stage.log.entries += messages(1, 6)
-            await until(lambda: in_order(receiver, 6))
-            gone.set()
-            refused = len(receiver.calls)
-            stage.log.entries += messages(7, 20)
-            await until(lambda: parked(stage, 14))
-            endpoint = await stage.endpoints.get("ep_1")
-            assert "410" in endpoint.disabled and endpoint.disabled_at
-            assert len(receiver.calls) - refused <= 3, "one for each chat, at most"
-            stage.log.entries += messages(21, 30)
-            await until(lambda: parked(stage, 24))
-            assert not await stage.jobs.dead(Query())
-            del receiver.calls[refused:]
-            gone.clear()
-            await stage.endpoints.enable("ep_1")
-            await until(lambda: in_order(receiver, 30))
-            await until(lambda: _empty(stage))
 
-    run(main())
+    async with (
+        opener() as opened,
+        receiving() as receiver,
+        scene(tmp_path, jobs=opened.store) as stage,
+    ):
+        await until(lambda: _started(stage))
+        gone = asyncio.Event()
+        receiver.answer = lambda _: web.Response(status=410 if gone.is_set() else 204)
+        await stage.add(receiver.url)
+        stage.log.entries += messages(1, 6)
+        await until(lambda: in_order(receiver, 6))
+        gone.set()
+        refused = len(receiver.calls)
+        stage.log.entries += messages(7, 20)
+        await until(lambda: parked(stage, 14))
+        endpoint = await stage.endpoints.get("ep_1")
+        assert "410" in endpoint.disabled and endpoint.disabled_at
+        assert len(receiver.calls) - refused <= 3, "one for each chat, at most"
+        stage.log.entries += messages(21, 30)
+        await until(lambda: parked(stage, 24))
+        assert not await stage.jobs.dead(Query())
+        del receiver.calls[refused:]
+        gone.clear()
+        await stage.endpoints.enable("ep_1")
+        await until(lambda: in_order(receiver, 30))
+        await until(lambda: _empty(stage))
 
 
 async def _started(stage: Scene) -> bool:
@@ -112,31 +110,27 @@ async def _empty(stage: Scene) -> bool:
 
 
 @pytest.mark.parametrize("opener", ["sqlite", "postgres"], indirect=True)
-def test_what_is_parked_survives_a_restart_and_other_endpoints_go_on(
+async def test_what_is_parked_survives_a_restart_and_other_endpoints_go_on(
     opener: Opener, tmp_path: Path
 ) -> None:
-    async def main() -> None:
-        log = Log()
-        async with opener() as opened, receiving() as receiver, receiving() as other:
-            async with scene(tmp_path, jobs=opened.store, log=log) as stage:
-                await until(lambda: _started(stage))
-                await stage.add(receiver.url)
-                await stage.add(other.url, endpoint_id="ep_2")
-                await stage.endpoints.disable(
-                    "ep_1", "by an operator", timestamp(SystemClock().now())
-                )
-                log.entries += messages(1, 9)
-                await until(lambda: in_order(other, 9))
-                await until(lambda: _waiting(stage, 9))
-            async with scene(tmp_path, jobs=opened.store, log=log) as stage:
-                log.entries += messages(10, 18)
-                await until(lambda: in_order(other, 18))
-                await until(lambda: parked(stage, 18))
-                assert not receiver.calls
-                await stage.endpoints.enable("ep_1")
-                await until(lambda: in_order(receiver, 18))
 
-    run(main())
+    log = Log()
+    async with opener() as opened, receiving() as receiver, receiving() as other:
+        async with scene(tmp_path, jobs=opened.store, log=log) as stage:
+            await until(lambda: _started(stage))
+            await stage.add(receiver.url)
+            await stage.add(other.url, endpoint_id="ep_2")
+            await stage.endpoints.disable("ep_1", "by an operator", timestamp(SystemClock().now()))
+            log.entries += messages(1, 9)
+            await until(lambda: in_order(other, 9))
+            await until(lambda: _waiting(stage, 9))
+        async with scene(tmp_path, jobs=opened.store, log=log) as stage:
+            log.entries += messages(10, 18)
+            await until(lambda: in_order(other, 18))
+            await until(lambda: parked(stage, 18))
+            assert not receiver.calls
+            await stage.endpoints.enable("ep_1")
+            await until(lambda: in_order(receiver, 18))
 
 
 async def _waiting(stage: Scene, jobs: int) -> bool:
@@ -144,61 +138,57 @@ async def _waiting(stage: Scene, jobs: int) -> bool:
     return {name: each.jobs for name, each in waiting.items()} == {"ep_1": jobs}
 
 
-def test_a_worker_starts_nothing_of_a_destination_that_is_paused_while_it_runs_and_all_when_it_is_resumed() -> (
+async def test_a_worker_starts_nothing_of_a_destination_that_is_paused_while_it_runs_and_all_when_it_is_resumed() -> (
     None
 ):
-    async def main() -> None:
-        store, handlers, ran, go_on = (
-            MemoryWork(),
-            Handlers(),
-            list[tuple[str, int]](),
-            asyncio.Event(),
-        )
 
-        @handlers.handle(DeliveryNotice, type="hook", per_destination_max=4)
-        async def handle(ctx: Context, notice: DeliveryNotice) -> None:
-            ran.append((notice.endpoint_id, notice.sequence))
-            if notice.sequence == 1:
-                await go_on.wait()
+    store, handlers, ran, go_on = (
+        MemoryWork(),
+        Handlers(),
+        list[tuple[str, int]](),
+        asyncio.Event(),
+    )
 
-        def drafts(endpoint: str, *sequences: int) -> list[JobDraft]:
-            return [replace(_draft(endpoint, n), type="hook", stream=endpoint) for n in sequences]
+    @handlers.handle(DeliveryNotice, type="hook", per_destination_max=4)
+    async def handle(ctx: Context, notice: DeliveryNotice) -> None:
+        ran.append((notice.endpoint_id, notice.sequence))
+        if notice.sequence == 1:
+            await go_on.wait()
 
-        async with Worker(store, handlers).running() as worker:
-            await store.enqueue(drafts("ep_1", 1, 2, 3))
-            await until(lambda: ran)
-            worker.pause({("hook", "ep_1")})
-            go_on.set()
-            for n in range(2, 6):
-                await store.enqueue(drafts("ep_1", n + 2) + drafts("ep_2", n))
-                await until(lambda n=n: ("ep_2", n) in ran)
-            assert ran == [("ep_1", 1), *(("ep_2", n) for n in range(2, 6))]
-            worker.pause(())
-            await until(lambda: len(ran) == 11)
-        assert ran[5:] == [("ep_1", n) for n in range(2, 8)]
+    def drafts(endpoint: str, *sequences: int) -> list[JobDraft]:
+        return [replace(_draft(endpoint, n), type="hook", stream=endpoint) for n in sequences]
 
-    run(main())
+    async with Worker(store, handlers).running() as worker:
+        await store.enqueue(drafts("ep_1", 1, 2, 3))
+        await until(lambda: ran)
+        worker.pause({("hook", "ep_1")})
+        go_on.set()
+        for n in range(2, 6):
+            await store.enqueue(drafts("ep_1", n + 2) + drafts("ep_2", n))
+            await until(lambda n=n: ("ep_2", n) in ran)
+        assert ran == [("ep_1", 1), *(("ep_2", n) for n in range(2, 6))]
+        worker.pause(())
+        await until(lambda: len(ran) == 11)
+    assert ran[5:] == [("ep_1", n) for n in range(2, 8)]
 
 
-def test_disabling_and_enabling_at_any_moment_loses_nothing_and_keeps_each_chat_in_order(
+async def test_disabling_and_enabling_at_any_moment_loses_nothing_and_keeps_each_chat_in_order(
     tmp_path: Path,
 ) -> None:
-    async def main() -> None:
-        async with receiving() as receiver, scene(tmp_path) as stage:
-            await until(lambda: _started(stage))
-            await stage.add(receiver.url)
-            for turn in range(12):
-                stage.log.entries += messages(turn * 10 + 1, turn * 10 + 10)
-                if turn % 2:
-                    await stage.endpoints.enable("ep_1")
-                else:
-                    await stage.endpoints.disable(
-                        "ep_1", "by an operator", timestamp(SystemClock().now())
-                    )
-                await until(_moved(stage, receiver, len(receiver.calls)))
-            await until(lambda: in_order(receiver, 120))
 
-    run(main())
+    async with receiving() as receiver, scene(tmp_path) as stage:
+        await until(lambda: _started(stage))
+        await stage.add(receiver.url)
+        for turn in range(12):
+            stage.log.entries += messages(turn * 10 + 1, turn * 10 + 10)
+            if turn % 2:
+                await stage.endpoints.enable("ep_1")
+            else:
+                await stage.endpoints.disable(
+                    "ep_1", "by an operator", timestamp(SystemClock().now())
+                )
+            await until(_moved(stage, receiver, len(receiver.calls)))
+        await until(lambda: in_order(receiver, 120))
 
 
 def _moved(
@@ -215,77 +205,72 @@ def _moved(
 
 
 @pytest.mark.parametrize("aged", [False, True])
-def test_too_many_and_too_old_become_dead_letters_that_say_why(
+async def test_too_many_and_too_old_become_dead_letters_that_say_why(
     opener: Opener, tmp_path: Path, aged: bool
 ) -> None:
-    async def main() -> None:
-        clock = ShiftedClock()
-        endpoints = await SqliteEndpoints.open(tmp_path / "webhooks.db")
-        await endpoints.add(
-            WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01")
-        )
-        await endpoints.disable("ep_1", "by an operator: gone", timestamp(clock.now()))
-        settings = WebhookSettings(parked_max=1000 if aged else 5)
-        async with opener() as opened:
-            parking = Parking(
-                endpoints, opened.store, lambda _: None, lambda _: None, clock, settings
-            )
-            seqs = await opened.store.enqueue([_draft("ep_1", n) for n in range(8)])
-            others = await opened.store.enqueue([_draft("ep_2", n) for n in range(8)])
-            await parking.update()
-            clock.ahead = 6.9 * DAY
+
+    clock = ShiftedClock()
+    endpoints = await SqliteEndpoints.open(tmp_path / "webhooks.db")
+    await endpoints.add(
+        WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01")
+    )
+    await endpoints.disable("ep_1", "by an operator: gone", timestamp(clock.now()))
+    settings = WebhookSettings(parked_max=1000 if aged else 5)
+    async with opener() as opened:
+        parking = Parking(endpoints, opened.store, lambda _: None, lambda _: None, clock, settings)
+        seqs = await opened.store.enqueue([_draft("ep_1", n) for n in range(8)])
+        others = await opened.store.enqueue([_draft("ep_2", n) for n in range(8)])
+        await parking.update()
+        clock.ahead = 6.9 * DAY
+        await parking.expire()
+        assert parking.status.parked == {"ep_1": 8 if aged else 5}
+        clock.ahead = 7.1 * DAY if aged else 0.0
+        await parking.expire()
+        dead = list(reversed(await opened.store.dead(Query())))
+        assert [letter.seq for letter in dead] == (seqs if aged else seqs[:3]), "the oldest"
+        why = "it was parked for 7 days" if aged else "more than 5 jobs were parked"
+        assert {(letter.reason, letter.error_type) for letter in dead} == {
+            (Reason.TRANSPORT_UNAVAILABLE, "EndpointDisabled")
+        }
+        assert {letter.error for letter in dead} == {
+            f"ep_1 is disabled (by an operator: gone): {why}"
+        }
+        kept = [] if aged else seqs[3:]
+        assert [job.seq for job in await opened.store.find(Query())] == kept + others
+        assert (await opened.store.acts())[0].by == "holdfast"
+        if not aged:
+            await opened.store.enqueue([_draft("ep_1", 8)])
             await parking.expire()
-            assert parking.status.parked == {"ep_1": 8 if aged else 5}
-            clock.ahead = 7.1 * DAY if aged else 0.0
-            await parking.expire()
-            dead = list(reversed(await opened.store.dead(Query())))
-            assert [letter.seq for letter in dead] == (seqs if aged else seqs[:3]), "the oldest"
-            why = "it was parked for 7 days" if aged else "more than 5 jobs were parked"
-            assert {(letter.reason, letter.error_type) for letter in dead} == {
-                (Reason.TRANSPORT_UNAVAILABLE, "EndpointDisabled")
-            }
-            assert {letter.error for letter in dead} == {
-                f"ep_1 is disabled (by an operator: gone): {why}"
-            }
-            kept = [] if aged else seqs[3:]
-            assert [job.seq for job in await opened.store.find(Query())] == kept + others
-            assert (await opened.store.acts())[0].by == "holdfast"
-            if not aged:
-                await opened.store.enqueue([_draft("ep_1", 8)])
-                await parking.expire()
-                assert len(await opened.store.dead(Query())) == 4, "one too many is too many"
-        await endpoints.close()
-
-    run(main())
+            assert len(await opened.store.dead(Query())) == 4, "one too many is too many"
+    await endpoints.close()
 
 
-def test_what_came_before_an_endpoint_was_disabled_is_kept_from_then_on(tmp_path: Path) -> None:
+async def test_what_came_before_an_endpoint_was_disabled_is_kept_from_then_on(
+    tmp_path: Path,
+) -> None:
     """The seven days are those it was parked, not those it had waited before."""
 
-    async def main() -> None:
-        clock = ShiftedClock()
-        endpoints = await SqliteEndpoints.open(tmp_path / "webhooks.db")
-        await endpoints.add(
-            WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01")
+    clock = ShiftedClock()
+    endpoints = await SqliteEndpoints.open(tmp_path / "webhooks.db")
+    await endpoints.add(
+        WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01")
+    )
+    async with opener_of_memory() as opened:
+        await opened.store.enqueue([_draft("ep_1", 1)])
+        clock.ahead = 30 * DAY
+        await endpoints.disable("ep_1", "by an operator", timestamp(clock.now()))
+        await endpoints.disable(
+            "ep_1", "the endpoint answered 410 Gone", timestamp(clock.now() + DAY)
         )
-        async with opener_of_memory() as opened:
-            await opened.store.enqueue([_draft("ep_1", 1)])
-            clock.ahead = 30 * DAY
-            await endpoints.disable("ep_1", "by an operator", timestamp(clock.now()))
-            await endpoints.disable(
-                "ep_1", "the endpoint answered 410 Gone", timestamp(clock.now() + DAY)
-            )
-            parking = Parking(
-                endpoints, opened.store, lambda _: None, lambda _: None, clock, WebhookSettings()
-            )
-            await parking.update()
-            for days, left in ((30, 1), (36.9, 1), (37.1, 0)):
-                clock.ahead = days * DAY
-                await parking.expire()
-                assert parking.status.parked == {"ep_1": left}
-        await endpoints.close()
-
-    run(main())
+        parking = Parking(
+            endpoints, opened.store, lambda _: None, lambda _: None, clock, WebhookSettings()
+        )
+        await parking.update()
+        for days, left in ((30, 1), (36.9, 1), (37.1, 0)):
+            clock.ahead = days * DAY
+            await parking.expire()
+            assert parking.status.parked == {"ep_1": left}
+    await endpoints.close()
 
 
 def opener_of_memory() -> Any:

@@ -97,79 +97,70 @@ async def misbehaving(talk: Talk) -> AsyncIterator[tuple[str, list[int]]]:
 
 
 @pytest.mark.parametrize("talk", [read_all_and_wait, never_read, drip])
-def test_a_neighbour_gets_everything_while_a_receiver_never_answers(
+async def test_a_neighbour_gets_everything_while_a_receiver_never_answers(
     tmp_path: Path, talk: Talk
 ) -> None:
     """It is called as often at once as it may be, and not even all that waits for it
     fills the worker's memory.
     """
 
-    async def main() -> None:
-        async with (
-            misbehaving(talk) as (url, calls),
-            receiving() as neighbour,
-            scene(tmp_path, settings=PATIENT, worker=WORKER) as stage,
-        ):
-            await stage.add(url, "bad", "ep_bad")
-            await stage.add(neighbour.url, "good", "ep_good")
-            stage.log.entries += entries("bad", 400, 1, start=1)
-            await until(lambda: len(calls) == 4)
-            stage.log.entries += entries("good", CHATS, 2, start=1000)
-            await until(lambda: len(neighbour.calls) == 2 * CHATS)
-            assert len(calls) == 4, "calls at once to the bad one, all of them still under way"
-            assert not await stage.endpoints.deliveries("ep_bad")
-            assert all(sequences == sorted(sequences) for sequences in by_chat(neighbour).values())
-
-    run(main())
+    async with (
+        misbehaving(talk) as (url, calls),
+        receiving() as neighbour,
+        scene(tmp_path, settings=PATIENT, worker=WORKER) as stage,
+    ):
+        await stage.add(url, "bad", "ep_bad")
+        await stage.add(neighbour.url, "good", "ep_good")
+        stage.log.entries += entries("bad", 400, 1, start=1)
+        await until(lambda: len(calls) == 4)
+        stage.log.entries += entries("good", CHATS, 2, start=1000)
+        await until(lambda: len(neighbour.calls) == 2 * CHATS)
+        assert len(calls) == 4, "calls at once to the bad one, all of them still under way"
+        assert not await stage.endpoints.deliveries("ep_bad")
+        assert all(sequences == sorted(sequences) for sequences in by_chat(neighbour).values())
 
 
 @pytest.mark.parametrize("tenants", [1, 120])
-def test_endpoints_get_everything_while_more_others_hang_than_there_are_runners(
+async def test_endpoints_get_everything_while_more_others_hang_than_there_are_runners(
     tmp_path: Path, tenants: int
 ) -> None:
     """What the log says of their last calls counts from the start; nothing here ever
     times out.
     """
 
-    async def main() -> None:
-        async with misbehaving(read_all_and_wait) as (url, calls), receiving() as good:
-            endpoints = await SqliteEndpoints.open(tmp_path / "webhooks.db")
-            for n in range(121):
-                name, seconds = (f"ep_{n}", 10.0) if n else ("ep_good", 0.01)
-                where, tenant = url if n else good.url, f"t{n % tenants}"
-                await endpoints.add(WebhookEndpoint(name, tenant, where, SECRET, "", "2026-01-01"))
-                await endpoints.log(Delivery(name, "", "", 0, 1, "2026-01-01", 0, seconds))
-            await endpoints.close()
-            async with scene(tmp_path, settings=PATIENT, worker=MANY) as stage:
-                stage.log.entries += [entry(n + 1, f"c{n}", f"t{n}") for n in range(tenants)]
-                await until(lambda: len(calls) == (76 if tenants == 1 else 87))
-                stage.log.entries += [entry(n, f"good{n % 4}", "t0") for n in range(201, 209)]
-                await until(lambda: len(good.calls) == 9)
-                assert len(calls) == (76 if tenants == 1 else 87)
-
-    run(main())
+    async with misbehaving(read_all_and_wait) as (url, calls), receiving() as good:
+        endpoints = await SqliteEndpoints.open(tmp_path / "webhooks.db")
+        for n in range(121):
+            name, seconds = (f"ep_{n}", 10.0) if n else ("ep_good", 0.01)
+            where, tenant = url if n else good.url, f"t{n % tenants}"
+            await endpoints.add(WebhookEndpoint(name, tenant, where, SECRET, "", "2026-01-01"))
+            await endpoints.log(Delivery(name, "", "", 0, 1, "2026-01-01", 0, seconds))
+        await endpoints.close()
+        async with scene(tmp_path, settings=PATIENT, worker=MANY) as stage:
+            stage.log.entries += [entry(n + 1, f"c{n}", f"t{n}") for n in range(tenants)]
+            await until(lambda: len(calls) == (76 if tenants == 1 else 87))
+            stage.log.entries += [entry(n, f"good{n % 4}", "t0") for n in range(201, 209)]
+            await until(lambda: len(good.calls) == 9)
+            assert len(calls) == (76 if tenants == 1 else 87)
 
 
-def test_a_slow_receiver_is_a_success_every_time_gets_nothing_twice_and_each_chat_in_order(
+async def test_a_slow_receiver_is_a_success_every_time_gets_nothing_twice_and_each_chat_in_order(
     tmp_path: Path,
 ) -> None:
     """The time to answer begins when a call is sent: here all calls together take
     longer than that.
     """
 
-    async def main() -> None:
-        quick = WebhookSettings(private_allowed=True, timeout_seconds=1.0)
-        async with receiving() as slow, scene(tmp_path, settings=quick, worker=WORKER) as stage:
-            slow.seconds = 0.3
-            await stage.add(slow.url, "slow", "ep_slow")
-            stage.log.entries += entries("slow", 16, 2, start=1)
-            await until(lambda: _done(stage, 32))
-            log = await stage.endpoints.deliveries("ep_slow")
-            assert [(each.status, each.attempt) for each in log] == [(204, 1)] * 32
-            assert len(slow.calls) == 32
-            assert by_chat(slow) == {f"slow{n}": [n + 1, n + 17] for n in range(16)}
-
-    run(main())
+    quick = WebhookSettings(private_allowed=True, timeout_seconds=1.0)
+    async with receiving() as slow, scene(tmp_path, settings=quick, worker=WORKER) as stage:
+        slow.seconds = 0.3
+        await stage.add(slow.url, "slow", "ep_slow")
+        stage.log.entries += entries("slow", 16, 2, start=1)
+        await until(lambda: _done(stage, 32))
+        log = await stage.endpoints.deliveries("ep_slow")
+        assert [(each.status, each.attempt) for each in log] == [(204, 1)] * 32
+        assert len(slow.calls) == 32
+        assert by_chat(slow) == {f"slow{n}": [n + 1, n + 17] for n in range(16)}
 
 
 async def _done(stage: Scene, deliveries: int) -> bool:
@@ -178,44 +169,37 @@ async def _done(stage: Scene, deliveries: int) -> bool:
     ) == deliveries and not await stage.jobs.find(Query())
 
 
-def test_an_answer_counts_even_if_its_text_never_ends(tmp_path: Path) -> None:
+async def test_an_answer_counts_even_if_its_text_never_ends(tmp_path: Path) -> None:
     async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\nthanks")
         await asyncio.Event().wait()
 
-    async def main() -> None:
-        async with misbehaving(endless) as (url, _):
-            caller = WebhookCaller(
-                timeout_seconds=30, connect_timeout_seconds=30, private_allowed=True
-            )
-            assert await caller.post(url, b"{}", {}, 100) == (200, b"thanks", "")
-            await caller.close()
-
-    run(main())
+    async with misbehaving(endless) as (url, _):
+        caller = WebhookCaller(timeout_seconds=30, connect_timeout_seconds=30, private_allowed=True)
+        assert await caller.post(url, b"{}", {}, 100) == (200, b"thanks", "")
+        await caller.close()
 
 
-def test_no_answer_in_time_and_no_connection_in_time_are_told_apart() -> None:
-    async def main() -> None:
-        async with misbehaving(read_all_and_wait) as (url, _):
-            caller = WebhookCaller(
-                timeout_seconds=0.05, connect_timeout_seconds=30, private_allowed=True
-            )
-            for _ in range(2):
-                with pytest.raises(OSError, match=r"no answer within 0\.05 s"):
-                    await caller.post(url, b"{}", {}, 100)
-            await caller.close()
-            caller = WebhookCaller(
-                timeout_seconds=30, connect_timeout_seconds=0.05, private_allowed=True
-            )
-            with pytest.raises(OSError, match=r"no connection within 0\.05 s"):
-                await caller.post(url.replace("http", "https"), b"{}", {}, 100)
-            await caller.close()
+async def test_no_answer_in_time_and_no_connection_in_time_are_told_apart() -> None:
 
-    run(main())
+    async with misbehaving(read_all_and_wait) as (url, _):
+        caller = WebhookCaller(
+            timeout_seconds=0.05, connect_timeout_seconds=30, private_allowed=True
+        )
+        for _ in range(2):
+            with pytest.raises(OSError, match=r"no answer within 0\.05 s"):
+                await caller.post(url, b"{}", {}, 100)
+        await caller.close()
+        caller = WebhookCaller(
+            timeout_seconds=30, connect_timeout_seconds=0.05, private_allowed=True
+        )
+        with pytest.raises(OSError, match=r"no connection within 0\.05 s"):
+            await caller.post(url.replace("http", "https"), b"{}", {}, 100)
+        await caller.close()
 
 
-def test_a_name_server_that_does_not_answer_holds_up_nobody_else(
+async def test_a_name_server_that_does_not_answer_holds_up_nobody_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Names are looked up in threads of their own, one for each name however often it
@@ -229,25 +213,20 @@ def test_a_name_server_that_does_not_answer_holds_up_nobody_else(
             answer.wait(30)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
 
-    async def main() -> None:
-        async with receiving() as receiver:
-            caller = WebhookCaller(
-                timeout_seconds=30, connect_timeout_seconds=30, private_allowed=True
-            )
-            monkeypatch.setattr(socket, "getaddrinfo", resolve)
-            hosts = [f"bad{n % 10}.example" for n in range(40)]
-            stuck = [
-                asyncio.create_task(caller.post(f"http://{host}:9/", b"", {}, 1)) for host in hosts
-            ]
-            await until(lambda: len(looked_up) == 10)
-            url = receiver.url.replace("127.0.0.1", "good.example")
-            assert (await caller.post(url, b"{}", {}, 100))[0] == 204
-            assert await asyncio.to_thread(lambda: "other threads go on")
-            assert len(looked_up) == 11
-            for task in stuck:
-                task.cancel()
-            await asyncio.gather(*stuck, return_exceptions=True)
-            answer.set()
-            await caller.close()
-
-    run(main())
+    async with receiving() as receiver:
+        caller = WebhookCaller(timeout_seconds=30, connect_timeout_seconds=30, private_allowed=True)
+        monkeypatch.setattr(socket, "getaddrinfo", resolve)
+        hosts = [f"bad{n % 10}.example" for n in range(40)]
+        stuck = [
+            asyncio.create_task(caller.post(f"http://{host}:9/", b"", {}, 1)) for host in hosts
+        ]
+        await until(lambda: len(looked_up) == 10)
+        url = receiver.url.replace("127.0.0.1", "good.example")
+        assert (await caller.post(url, b"{}", {}, 100))[0] == 204
+        assert await asyncio.to_thread(lambda: "other threads go on")
+        assert len(looked_up) == 11
+        for task in stuck:
+            task.cancel()
+        await asyncio.gather(*stuck, return_exceptions=True)
+        answer.set()
+        await caller.close()

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from aiohttp import web
 from credentials import admin_key_of
-from work_rigs import Opened, embedded_work, postgres_work, run, until
+from work_rigs import Opened, embedded_work, postgres_work, until
 
 from holdfast.errors import BadSetting
 from holdfast.node.lifecycle import running
@@ -106,131 +106,121 @@ def shipped(text: str, chat: str) -> JobDraft:
     return JobDraft("Shipped", text.encode(), chat, f"chat:{chat}")
 
 
-def test_jobs_become_messages_in_order_and_once_though_answers_are_lost(
+async def test_jobs_become_messages_in_order_and_once_though_answers_are_lost(
     opened: Any, tmp_path: Path
 ) -> None:
-    async def main() -> None:
-        async with opened() as o, Place.opened(tmp_path / "state") as place:
-            front = Front(place.node)
-            front.losing = {"parcel 2", "parcel 5"}
-            texts = [f"parcel {n}" for n in range(8)]
-            async with (
-                front.listening() as url,
-                ChatTransport(url, place.key, source="eu", act_as="shop") as chats,
-            ):
-                handlers = Handlers()
-                handlers.carry("chat", chats)
-                seqs = await o.store.enqueue([shipped(text, place.chat) for text in texts])
-                async with Worker(o.store, handlers, settings=QUICK, policies=SOON).running():
-                    await until(lambda: _none_left(o))
-            assert await place.said() == texts
-            assert front.lost == 2 and len(front.keys) == 10, "two were sent again"
-            assert set(front.keys) == {f"eu-{seq}" for seq in seqs}
 
-    run(main())
-
-
-def test_a_transport_says_what_its_payloads_are(tmp_path: Path) -> None:
-    async def main() -> None:
+    async with opened() as o, Place.opened(tmp_path / "state") as place:
+        front = Front(place.node)
+        front.losing = {"parcel 2", "parcel 5"}
+        texts = [f"parcel {n}" for n in range(8)]
         async with (
-            embedded_work(tmp_path / "work.db") as o,
-            Place.opened(tmp_path / "state") as place,
+            front.listening() as url,
+            ChatTransport(url, place.key, source="eu", act_as="shop") as chats,
         ):
-            marked_up = ChatTransport(
-                place.node.url, place.key, source="eu", act_as="shop", content_type="text/markdown"
-            )
-            async with (
-                ChatTransport(place.node.url, place.key, source="eu", act_as="shop") as plain,
-                marked_up,
-            ):
-                handlers = Handlers()
-                handlers.carry("chat", plain)
-                handlers.carry("markdown", marked_up)
-                drafts = [
-                    JobDraft("Shipped", b"*soon*", "s", f"{way}:{place.chat}")
-                    for way in ("chat", "markdown")
-                ]
-                await o.store.enqueue(drafts)
-                async with Worker(o.store, handlers, settings=QUICK).running():
-                    await until(lambda: _none_left(o))
-            assert [said["content_type"] for said in await place.messages()] == [
-                "text/plain",
-                "text/markdown",
-            ]
+            handlers = Handlers()
+            handlers.carry("chat", chats)
+            seqs = await o.store.enqueue([shipped(text, place.chat) for text in texts])
+            async with Worker(o.store, handlers, settings=QUICK, policies=SOON).running():
+                await until(lambda: _none_left(o))
+        assert await place.said() == texts
+        assert front.lost == 2 and len(front.keys) == 10, "two were sent again"
+        assert set(front.keys) == {f"eu-{seq}" for seq in seqs}
 
-    run(main())
+
+async def test_a_transport_says_what_its_payloads_are(tmp_path: Path) -> None:
+
+    async with (
+        embedded_work(tmp_path / "work.db") as o,
+        Place.opened(tmp_path / "state") as place,
+    ):
+        marked_up = ChatTransport(
+            place.node.url, place.key, source="eu", act_as="shop", content_type="text/markdown"
+        )
+        async with (
+            ChatTransport(place.node.url, place.key, source="eu", act_as="shop") as plain,
+            marked_up,
+        ):
+            handlers = Handlers()
+            handlers.carry("chat", plain)
+            handlers.carry("markdown", marked_up)
+            drafts = [
+                JobDraft("Shipped", b"*soon*", "s", f"{way}:{place.chat}")
+                for way in ("chat", "markdown")
+            ]
+            await o.store.enqueue(drafts)
+            async with Worker(o.store, handlers, settings=QUICK).running():
+                await until(lambda: _none_left(o))
+        assert [said["content_type"] for said in await place.messages()] == [
+            "text/plain",
+            "text/markdown",
+        ]
 
 
 async def _none_left(o: Opened) -> bool:
     return not await o.store.find(Query(), 1)
 
 
-def test_a_dead_letter_that_was_stored_after_all_adds_nothing_when_it_is_replayed(
+async def test_a_dead_letter_that_was_stored_after_all_adds_nothing_when_it_is_replayed(
     opened: Any, tmp_path: Path
 ) -> None:
-    async def main() -> None:
-        async with opened() as o, Place.opened(tmp_path / "state") as place:
-            front, policies = Front(place.node), SOON.with_type("Shipped", retry=False)
-            front.losing = {"parcel"}
-            async with (
-                front.listening() as url,
-                ChatTransport(url, place.key, source="eu", act_as="shop") as chats,
-            ):
-                handlers = Handlers()
-                handlers.carry("chat", chats)
-                await o.store.enqueue([shipped("parcel", place.chat)])
-                async with Worker(o.store, handlers, settings=QUICK, policies=policies).running():
-                    await until(lambda: o.store.dead(Query()))
-                    assert await place.said() == ["parcel"], "its answer was lost, not the message"
-                    await o.store.replay(Query(), limit=10, by="eve", why="the network is back")
-                    await until(lambda: _none_left(o))
-            assert len(front.keys) == 2 and await place.said() == ["parcel"]
-            assert not await o.store.dead(Query())
 
-    run(main())
+    async with opened() as o, Place.opened(tmp_path / "state") as place:
+        front, policies = Front(place.node), SOON.with_type("Shipped", retry=False)
+        front.losing = {"parcel"}
+        async with (
+            front.listening() as url,
+            ChatTransport(url, place.key, source="eu", act_as="shop") as chats,
+        ):
+            handlers = Handlers()
+            handlers.carry("chat", chats)
+            await o.store.enqueue([shipped("parcel", place.chat)])
+            async with Worker(o.store, handlers, settings=QUICK, policies=policies).running():
+                await until(lambda: o.store.dead(Query()))
+                assert await place.said() == ["parcel"], "its answer was lost, not the message"
+                await o.store.replay(Query(), limit=10, by="eve", why="the network is back")
+                await until(lambda: _none_left(o))
+        assert len(front.keys) == 2 and await place.said() == ["parcel"]
+        assert not await o.store.dead(Query())
 
 
-def test_what_a_chat_refuses_is_a_dead_letter_and_a_bad_credential_waits(
+async def test_what_a_chat_refuses_is_a_dead_letter_and_a_bad_credential_waits(
     opened: Any, tmp_path: Path
 ) -> None:
-    async def main() -> None:
-        async with opened() as o, Place.opened(tmp_path / "state") as place:
-            drafts = [
-                shipped("to nobody", "chat_unknown"),
-                JobDraft("Shipped", b"\xff", None, f"chat:{place.chat}"),
-                JobDraft("Stolen", b"revoked", None, f"stolen:{place.chat}"),
-                JobDraft("Away", b"nobody listens", None, f"away:{place.chat}"),
-                shipped("heard", place.chat),
-            ]
-            async with (
-                ChatTransport(place.node.url, place.key, source="eu", act_as="shop") as chats,
-                ChatTransport(
-                    place.node.url, "hf_tenant_stolen", source="eu", act_as="shop"
-                ) as stolen,
-                ChatTransport("http://127.0.0.1:1", place.key, source="eu", act_as="shop") as away,
-            ):
-                handlers = Handlers()
-                for scheme, transport in {"chat": chats, "stolen": stolen, "away": away}.items():
-                    handlers.carry(scheme, transport)
-                seqs = await o.store.enqueue(drafts)
-                async with Worker(o.store, handlers, settings=QUICK, policies=Policies()).running():
-                    await until(lambda: _tried(o, seqs[2:4]))
-                    await until(lambda: _dead(o, 2))
-                    await until(lambda: _said(place, ["heard"]))
-            reasons = {entry.seq: entry.reason for entry in await o.store.dead(Query())}
-            assert reasons == {
-                seqs[0]: Reason.VALIDATION_FAILURE,
-                seqs[1]: Reason.SERIALIZATION_ERROR,
-            }
-            left = {entry.seq: entry for entry in await o.store.find(Query())}
-            assert (
-                left[seqs[2]].reason is Reason.DEPENDENCY_FAILURE
-                and "UNAUTHORIZED" in left[seqs[2]].error
-            )
-            assert left[seqs[3]].reason is Reason.TRANSPORT_UNAVAILABLE
-            assert {entry.strikes for entry in left.values()} == {0}
 
-    run(main())
+    async with opened() as o, Place.opened(tmp_path / "state") as place:
+        drafts = [
+            shipped("to nobody", "chat_unknown"),
+            JobDraft("Shipped", b"\xff", None, f"chat:{place.chat}"),
+            JobDraft("Stolen", b"revoked", None, f"stolen:{place.chat}"),
+            JobDraft("Away", b"nobody listens", None, f"away:{place.chat}"),
+            shipped("heard", place.chat),
+        ]
+        async with (
+            ChatTransport(place.node.url, place.key, source="eu", act_as="shop") as chats,
+            ChatTransport(place.node.url, "hf_tenant_stolen", source="eu", act_as="shop") as stolen,
+            ChatTransport("http://127.0.0.1:1", place.key, source="eu", act_as="shop") as away,
+        ):
+            handlers = Handlers()
+            for scheme, transport in {"chat": chats, "stolen": stolen, "away": away}.items():
+                handlers.carry(scheme, transport)
+            seqs = await o.store.enqueue(drafts)
+            async with Worker(o.store, handlers, settings=QUICK, policies=Policies()).running():
+                await until(lambda: _tried(o, seqs[2:4]))
+                await until(lambda: _dead(o, 2))
+                await until(lambda: _said(place, ["heard"]))
+        reasons = {entry.seq: entry.reason for entry in await o.store.dead(Query())}
+        assert reasons == {
+            seqs[0]: Reason.VALIDATION_FAILURE,
+            seqs[1]: Reason.SERIALIZATION_ERROR,
+        }
+        left = {entry.seq: entry for entry in await o.store.find(Query())}
+        assert (
+            left[seqs[2]].reason is Reason.DEPENDENCY_FAILURE
+            and "UNAUTHORIZED" in left[seqs[2]].error
+        )
+        assert left[seqs[3]].reason is Reason.TRANSPORT_UNAVAILABLE
+        assert {entry.strikes for entry in left.values()} == {0}
 
 
 async def _tried(o: Opened, seqs: list[int]) -> bool:

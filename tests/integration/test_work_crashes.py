@@ -19,7 +19,7 @@ import apsw
 import asyncpg
 import msgspec
 import pytest
-from work_rigs import Hand, draft, embedded_work, postgres_work, run, until
+from work_rigs import Hand, draft, embedded_work, postgres_work, until
 from worker_process import Deed
 
 from holdfast.work.contract import WorkStore
@@ -140,92 +140,82 @@ async def _ask_postgres(connection: Any, sql: str) -> Any:
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "postgres"])
-def test_sixty_jobs_of_a_killed_worker_are_done_in_eight_rounds(
+async def test_sixty_jobs_of_a_killed_worker_are_done_in_eight_rounds(
     engine: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    async def main() -> None:
-        async with site(engine, request, tmp_path) as place:
-            gates = [tmp_path / f"gate{n}" for n in range(60)]
-            seqs = await place.enqueue(
-                *(Deed(f"s{n}", gate=str(gates[n]), transaction=False) for n in range(60))
-            )
-            victim = place.start("victim")
-            await _in_flight(place, "victim", 60)
-            victim.kill()
-            victim.wait()
-            place.start("heir")
-            rounds, done = 0, set[int]()
-            while len(done) < 60:
-                running = await _in_flight(place, "heir", min(8, 60 - len(done)), apart_from=done)
-                assert len(running) <= 8
-                for seq in running:
-                    gates[seqs.index(seq)].touch()
-                done |= running
-                rounds += 1
-            assert rounds == 8
-            await until(lambda: _is_done(place))
-            assert len(place.runs("heir")) == 60
 
-    run(main())
+    async with site(engine, request, tmp_path) as place:
+        gates = [tmp_path / f"gate{n}" for n in range(60)]
+        seqs = await place.enqueue(
+            *(Deed(f"s{n}", gate=str(gates[n]), transaction=False) for n in range(60))
+        )
+        victim = place.start("victim")
+        await _in_flight(place, "victim", 60)
+        victim.kill()
+        victim.wait()
+        place.start("heir")
+        rounds, done = 0, set[int]()
+        while len(done) < 60:
+            running = await _in_flight(place, "heir", min(8, 60 - len(done)), apart_from=done)
+            assert len(running) <= 8
+            for seq in running:
+                gates[seqs.index(seq)].touch()
+            done |= running
+            rounds += 1
+        assert rounds == 8
+        await until(lambda: _is_done(place))
+        assert len(place.runs("heir")) == 60
 
 
-def test_a_job_that_kills_its_worker_is_isolated_and_all_others_are_done(
+async def test_a_job_that_kills_its_worker_is_isolated_and_all_others_are_done(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """In SQLite; test_work_torture does the same in PostgreSQL."""
 
-    async def main() -> None:
-        async with site("sqlite", request, tmp_path) as place:
-            seqs = await place.enqueue(
-                *(Deed(f"s{n % 25}", transaction=False, kill=n == 20) for n in range(60))
-            )
-            deaths, child = 0, place.start("worker")
-            async with asyncio.timeout(60):
-                while await place.left():
-                    if child.poll() is not None:
-                        deaths += 1
-                        child = place.start("worker")
-                    await asyncio.sleep(0.02)
-            child.kill()
-            child.wait()
-            (dead,) = await place.dead()
-            assert (dead.seq, dead.crashes, dead.reason) == (seqs[20], 3, Reason.POISON_MESSAGE)
-            assert deaths == 3
-
-    run(main())
+    async with site("sqlite", request, tmp_path) as place:
+        seqs = await place.enqueue(
+            *(Deed(f"s{n % 25}", transaction=False, kill=n == 20) for n in range(60))
+        )
+        deaths, child = 0, place.start("worker")
+        async with asyncio.timeout(60):
+            while await place.left():
+                if child.poll() is not None:
+                    deaths += 1
+                    child = place.start("worker")
+                await asyncio.sleep(0.02)
+        child.kill()
+        child.wait()
+        (dead,) = await place.dead()
+        assert (dead.seq, dead.crashes, dead.reason) == (seqs[20], 3, Reason.POISON_MESSAGE)
+        assert deaths == 3
 
 
-def test_nothing_that_comes_is_started_beside_a_job_that_runs_alone() -> None:
+async def test_nothing_that_comes_is_started_beside_a_job_that_runs_alone() -> None:
     """Not even by the store, which starts new jobs on its own when it hands them out."""
 
-    async def main() -> None:
-        async with embedded_work(None) as o:
-            (suspect,) = await o.store.enqueue([draft(None)])
-            for _ in range(2):
-                hand = await Hand.join(o.store)
-                await hand.turn()
-                await hand.turn(running=[suspect])
-                await o.kill(hand.session)
-            handlers, begun, gate = Handlers(), list[int](), asyncio.Event()
+    async with embedded_work(None) as o:
+        (suspect,) = await o.store.enqueue([draft(None)])
+        for _ in range(2):
+            hand = await Hand.join(o.store)
+            await hand.turn()
+            await hand.turn(running=[suspect])
+            await o.kill(hand.session)
+        handlers, begun, gate = Handlers(), list[int](), asyncio.Event()
 
-            @handlers.handle(dict, type="order", stream=lambda _: None)
-            async def handle(ctx: Context, payload: dict[str, Any]) -> None:
-                begun.append(ctx.job.seq)
-                if ctx.job.seq == suspect:
-                    await gate.wait()
+        @handlers.handle(dict, type="order", stream=lambda _: None)
+        async def handle(ctx: Context, payload: dict[str, Any]) -> None:
+            begun.append(ctx.job.seq)
+            if ctx.job.seq == suspect:
+                await gate.wait()
 
-            worker: Any = Worker(o.store, handlers)
-            async with worker.running():
-                await until(lambda: begun)
-                (other,) = await o.store.enqueue([draft(None)])
-                await until(
-                    lambda: len(begun) > 1 or other in worker._worker_loop._streams._waiting
-                )
-                assert begun == [suspect]
-                gate.set()
-                await until(lambda: begun == [suspect, other])
-
-    run(main())
+        worker: Any = Worker(o.store, handlers)
+        async with worker.running():
+            await until(lambda: begun)
+            (other,) = await o.store.enqueue([draft(None)])
+            await until(lambda: len(begun) > 1 or other in worker._worker_loop._streams._waiting)
+            assert begun == [suspect]
+            gate.set()
+            await until(lambda: begun == [suspect, other])
 
 
 async def _in_flight(

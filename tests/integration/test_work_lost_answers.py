@@ -18,7 +18,7 @@ from typing import Any
 import asyncpg
 import msgspec
 import pytest
-from work_rigs import Opened, postgres_work, run, until
+from work_rigs import Opened, postgres_work, until
 
 from engines import Server
 from holdfast.drivers.statements import statements
@@ -177,22 +177,23 @@ def short_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "STORE_RETRY_SECONDS", 0.05)
 
 
-def check(server: Server, plan: FaultPlan, body: Any) -> None:
-    async def main() -> None:
-        async with postgres_work(server.url, **PATIENT) as opened:
-            world = World(opened, plan)
-            await body(world)
-            world.judge()
-
-    run(main())
+@asynccontextmanager
+async def lossy_world(server: Server, plan: FaultPlan) -> AsyncIterator[World]:
+    """A world whose calls meet the faults of the plan; judged at the end."""
+    async with postgres_work(server.url, **PATIENT) as opened:
+        world = World(opened, plan)
+        yield world
+        world.judge()
 
 
 @pytest.mark.parametrize("fault", [Fault.FAIL, Fault.LOST_REPLY])
 @pytest.mark.parametrize("call", CALLS)
-def test_a_call_that_fails_or_whose_answer_is_lost_leaves_no_stream_behind(
+async def test_a_call_that_fails_or_whose_answer_is_lost_leaves_no_stream_behind(
     postgres_server: Server, call: str, fault: Fault
 ) -> None:
-    async def body(world: World) -> None:
+
+    plan = FaultPlan(random.Random(1), script={call: [fault]})
+    async with lossy_world(postgres_server, plan) as world:
         await world.enqueue(60)
         async with world.worker():
             await world.shared_by(1)
@@ -205,14 +206,13 @@ def test_a_call_that_fails_or_whose_answer_is_lost_leaves_no_stream_behind(
             await world.done()
         assert not plan.script[call], "the fault was not met"
 
-    plan = FaultPlan(random.Random(1), script={call: [fault]})
-    check(postgres_server, plan, body)
 
-
-def test_who_leaves_reports_what_it_did_though_nothing_else_can_be_asked(
+async def test_who_leaves_reports_what_it_did_though_nothing_else_can_be_asked(
     postgres_server: Server,
 ) -> None:
-    async def body(world: World) -> None:
+
+    plan = FaultPlan(random.Random(1), odds={})
+    async with lossy_world(postgres_server, plan) as world:
         async with world.worker():
             await world.shared_by(1)
             world.gate.clear()
@@ -223,13 +223,16 @@ def test_who_leaves_reports_what_it_did_though_nothing_else_can_be_asked(
             world.gate.set()
         assert await world.store.find(Query(state=State.READY)) == [], "what ended was reported"
 
-    plan = FaultPlan(random.Random(1), odds={})
-    check(postgres_server, plan, body)
-
 
 @pytest.mark.parametrize("seed", range(3))
-def test_workers_come_and_go_while_answers_are_lost(postgres_server: Server, seed: int) -> None:
-    async def body(world: World) -> None:
+async def test_workers_come_and_go_while_answers_are_lost(
+    postgres_server: Server, seed: int
+) -> None:
+
+    rng = random.Random(seed)
+    odds = Odds(fail=0.08, lost_reply=0.08, delay=0.1, seconds_max=0.05)
+    plan = FaultPlan(rng, odds=dict.fromkeys(CALLS, odds))
+    async with lossy_world(postgres_server, plan) as world:
         async with world.worker():
             for _ in range(4):
                 async with world.worker(), world.worker():
@@ -239,8 +242,3 @@ def test_workers_come_and_go_while_answers_are_lost(postgres_server: Server, see
             plan.heal()
             await world.done()
         assert plan.injected() > 10
-
-    rng = random.Random(seed)
-    odds = Odds(fail=0.08, lost_reply=0.08, delay=0.1, seconds_max=0.05)
-    plan = FaultPlan(rng, odds=dict.fromkeys(CALLS, odds))
-    check(postgres_server, plan, body)

@@ -10,7 +10,7 @@ from typing import Any
 
 import apsw
 import pytest
-from work_rigs import Hand, Opened, draft, embedded_work, run
+from work_rigs import Hand, draft, embedded_work
 
 from holdfast.errors import BadSetting
 from holdfast.work.contract import TransactionEnded
@@ -24,16 +24,9 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return lambda: embedded_work(tmp_path / "app.db" if request.param == "sqlite" else None)
 
 
-def check(opened: Any, body: Any) -> None:
-    async def main() -> None:
-        async with opened() as o:
-            await body(o)
+async def test_a_job_is_stored_with_the_callers_data_or_not_at_all(opened: Any) -> None:
 
-    run(main())
-
-
-def test_a_job_is_stored_with_the_callers_data_or_not_at_all(opened: Any) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         store: Any = o.store
         hand = await Hand.join(store)
         async with store.transaction() as db:
@@ -51,11 +44,10 @@ def test_a_job_is_stored_with_the_callers_data_or_not_at_all(opened: Any) -> Non
             assert list(db.execute("SELECT name FROM orders")) == [("kept",)]
         assert [job.seq for job in await store.find(Query())] == [seq]
 
-    check(opened, body)
 
+async def test_a_message_from_outside_is_stored_once(opened: Any) -> None:
 
-def test_a_message_from_outside_is_stored_once(opened: Any) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         store: Any = o.store
         async with store.transaction() as db:
             assert await received(db, "shop", "1", JobDraft("Order", b"{}"))
@@ -63,11 +55,10 @@ def test_a_message_from_outside_is_stored_once(opened: Any) -> None:
             assert not await received(db, "shop", "1", JobDraft("Order", b"{}"))
         assert len(await store.find(Query())) == 1
 
-    check(opened, body)
 
+async def test_a_waiting_worker_is_woken_by_the_commit(opened: Any) -> None:
 
-def test_a_waiting_worker_is_woken_by_the_commit(opened: Any) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         store: Any = o.store
         hand = await Hand.join(store)
         await hand.turn()
@@ -76,13 +67,12 @@ def test_a_waiting_worker_is_woken_by_the_commit(opened: Any) -> None:
             await enqueue(db, draft())
         assert await waiting
 
-    check(opened, body)
 
-
-def test_who_asks_for_something_else_inside_is_told_and_does_not_wait_for_himself(
+async def test_who_asks_for_something_else_inside_is_told_and_does_not_wait_for_himself(
     opened: Any,
 ) -> None:
-    async def body(o: Opened) -> None:
+
+    async with opened() as o:
         store: Any = o.store
         with pytest.raises(BadSetting, match="use its connection"):
             async with store.transaction():
@@ -93,11 +83,10 @@ def test_who_asks_for_something_else_inside_is_told_and_does_not_wait_for_himsel
         await others
         assert len(await store.find(Query())) == 2
 
-    check(opened, body)
 
+async def test_a_producer_that_closes_the_lent_connection_harms_only_itself(tmp_path: Path) -> None:
 
-def test_a_producer_that_closes_the_lent_connection_harms_only_itself(tmp_path: Path) -> None:
-    async def body(o: Opened) -> None:
+    async with embedded_work(tmp_path / "app.db") as o:
         store: Any = o.store
         with pytest.raises(apsw.ConnectionClosedError):
             async with store.transaction() as db:
@@ -110,12 +99,11 @@ def test_a_producer_that_closes_the_lent_connection_harms_only_itself(tmp_path: 
         assert await store.enqueue([draft()]) == [2]
         assert len(await store.find(Query())) == 2
 
-    check(lambda: embedded_work(tmp_path / "app.db"), body)
-
 
 @pytest.mark.parametrize("ending", ["ROLLBACK", "COMMIT", "ROLLBACK; BEGIN", "COMMIT; BEGIN"])
-def test_a_producer_that_ends_the_lent_transaction_is_told(opened: Any, ending: str) -> None:
-    async def body(o: Opened) -> None:
+async def test_a_producer_that_ends_the_lent_transaction_is_told(opened: Any, ending: str) -> None:
+
+    async with opened() as o:
         store: Any = o.store
         with pytest.raises(TransactionEnded, match="leave that to the block"):
             async with store.transaction() as db:
@@ -125,5 +113,3 @@ def test_a_producer_that_ends_the_lent_transaction_is_told(opened: Any, ending: 
         assert len(await store.find(Query())) == kept
         await store.enqueue([draft()])
         assert len(await store.find(Query())) == kept + 1
-
-    check(opened, body)

@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 import pytest
 from program import ROOT
-from work_rigs import run, until
+from work_rigs import until
 
 from engines import Server
 from holdfast.errors import BadSetting
@@ -51,58 +51,54 @@ async def _prepared(urls: dict[str, str]) -> None:
     await owner.close()
 
 
-def test_the_three_roles_of_the_guide_are_enough_for_their_work(postgres_server: Server) -> None:
-    async def main() -> None:
-        async with database(postgres_server) as urls:
-            with pytest.raises(
-                BadSetting, match="permission denied for database app: see the roles"
-            ):
-                await PostgresWork.open(urls["jobs_worker"])
-            await _prepared(urls)
-            handlers, seen = Handlers(), list[str]()
+async def test_the_three_roles_of_the_guide_are_enough_for_their_work(
+    postgres_server: Server,
+) -> None:
 
-            @handlers.handle(dict, type="order", stream=lambda order: order["stream"])
-            async def handle(ctx: Context, order: dict[str, str]) -> None:
-                if order["do"] == "fail" and ctx.job.attempt == 1:
-                    raise TimeoutError
-                if order["do"] == "child":
-                    ctx.enqueue(JobDraft("order", b'{"stream":"c","do":"nothing"}', "c"))
-                await ctx.step(16, lambda: asyncio.sleep(0))
-                seen.append(order["do"])
-                if order["do"] == "transaction":
-                    async with ctx.transaction() as connection:
-                        await connection.fetchval("SELECT 1")
+    async with database(postgres_server) as urls:
+        with pytest.raises(BadSetting, match="permission denied for database app: see the roles"):
+            await PostgresWork.open(urls["jobs_worker"])
+        await _prepared(urls)
+        handlers, seen = Handlers(), list[str]()
 
-            producer = await asyncpg.connect(urls["jobs_producer"])
-            todo = ["nothing", "fail", "child", "transaction"]
-            drafts = [
-                JobDraft("order", b'{"stream": "%s", "do": "%s"}' % (d.encode(), d.encode()), d)
-                for d in todo
-            ]
-            store = await PostgresWork.open(urls["jobs_worker"], server="this one")
-            async with producer.transaction():
-                await enqueue(producer, *drafts)
-                assert await received(
-                    producer, "shop", "1", JobDraft("order", b'{"stream":"i","do":"inbox"}', "i")
-                )
-            async with Worker(
-                store, handlers, settings=WorkerSettings(balance_seconds=0.2)
-            ).running():
-                await until(lambda: len(seen) >= 5)
-                (failed,) = await store.find(Query())
-                assert await store.retry([failed.seq], reset=False, by="ann", why="now") == 1
-                await until(lambda: len(seen) >= 6)
-                await until(lambda: _none_left(store))
-            assert sorted(seen) == ["child", "fail", "inbox", "nothing", "nothing", "transaction"]
-            (dead,) = await store.enqueue([JobDraft("order", b"{}", "d")])
-            assert await store.park([dead], by="ann", why="later") == 1
-            assert await store.bury([dead], by="ann", why="never") == 1
-            assert await store.replay(Query(), limit=10, by="ann", why="again") == 1
-            assert len(await store.acts()) == 4 and (await store.stats()).dead == 0
-            await store.close()
-            await producer.close()
+        @handlers.handle(dict, type="order", stream=lambda order: order["stream"])
+        async def handle(ctx: Context, order: dict[str, str]) -> None:
+            if order["do"] == "fail" and ctx.job.attempt == 1:
+                raise TimeoutError
+            if order["do"] == "child":
+                ctx.enqueue(JobDraft("order", b'{"stream":"c","do":"nothing"}', "c"))
+            await ctx.step(16, lambda: asyncio.sleep(0))
+            seen.append(order["do"])
+            if order["do"] == "transaction":
+                async with ctx.transaction() as connection:
+                    await connection.fetchval("SELECT 1")
 
-    run(main())
+        producer = await asyncpg.connect(urls["jobs_producer"])
+        todo = ["nothing", "fail", "child", "transaction"]
+        drafts = [
+            JobDraft("order", b'{"stream": "%s", "do": "%s"}' % (d.encode(), d.encode()), d)
+            for d in todo
+        ]
+        store = await PostgresWork.open(urls["jobs_worker"], server="this one")
+        async with producer.transaction():
+            await enqueue(producer, *drafts)
+            assert await received(
+                producer, "shop", "1", JobDraft("order", b'{"stream":"i","do":"inbox"}', "i")
+            )
+        async with Worker(store, handlers, settings=WorkerSettings(balance_seconds=0.2)).running():
+            await until(lambda: len(seen) >= 5)
+            (failed,) = await store.find(Query())
+            assert await store.retry([failed.seq], reset=False, by="ann", why="now") == 1
+            await until(lambda: len(seen) >= 6)
+            await until(lambda: _none_left(store))
+        assert sorted(seen) == ["child", "fail", "inbox", "nothing", "nothing", "transaction"]
+        (dead,) = await store.enqueue([JobDraft("order", b"{}", "d")])
+        assert await store.park([dead], by="ann", why="later") == 1
+        assert await store.bury([dead], by="ann", why="never") == 1
+        assert await store.replay(Query(), limit=10, by="ann", why="again") == 1
+        assert len(await store.acts()) == 4 and (await store.stats()).dead == 0
+        await store.close()
+        await producer.close()
 
 
 FORBIDDEN = {
@@ -127,23 +123,19 @@ FORBIDDEN = {
 }
 
 
-def test_no_role_can_do_more_than_its_work(postgres_server: Server) -> None:
-    async def main() -> None:
-        async with database(postgres_server) as urls:
-            await _prepared(urls)
-            for role, statements in FORBIDDEN.items():
-                connection = await asyncpg.connect(urls[role])
-                for statement in statements:
-                    with pytest.raises(asyncpg.InsufficientPrivilegeError):
-                        await connection.execute(statement)
-                await connection.close()
-            with pytest.raises(
-                BadSetting, match="permission denied for table version: see the roles"
-            ):
-                await PostgresWork.open(urls["jobs_producer"])
-            await _only_the_granted_may_enqueue(urls)
+async def test_no_role_can_do_more_than_its_work(postgres_server: Server) -> None:
 
-    run(main())
+    async with database(postgres_server) as urls:
+        await _prepared(urls)
+        for role, statements in FORBIDDEN.items():
+            connection = await asyncpg.connect(urls[role])
+            for statement in statements:
+                with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                    await connection.execute(statement)
+            await connection.close()
+        with pytest.raises(BadSetting, match="permission denied for table version: see the roles"):
+            await PostgresWork.open(urls["jobs_producer"])
+        await _only_the_granted_may_enqueue(urls)
 
 
 async def _only_the_granted_may_enqueue(urls: dict[str, str]) -> None:
@@ -166,48 +158,46 @@ async def _only_the_granted_may_enqueue(urls: dict[str, str]) -> None:
     await owner.close()
 
 
-def test_a_worker_that_finds_an_old_schema_says_who_can_help(postgres_server: Server) -> None:
-    async def main() -> None:
-        async with database(postgres_server) as urls:
-            await _prepared(urls)
-            owner = await asyncpg.connect(urls["jobs_owner"])
-            await owner.execute("UPDATE holdfast_work.version SET number = 1")
-            with pytest.raises(BadSetting, match="must be owner of table job: see the roles"):
-                await PostgresWork.open(urls["jobs_worker"])
-            await owner.close()
+async def test_a_worker_that_finds_an_old_schema_says_who_can_help(postgres_server: Server) -> None:
 
-    run(main())
+    async with database(postgres_server) as urls:
+        await _prepared(urls)
+        owner = await asyncpg.connect(urls["jobs_owner"])
+        await owner.execute("UPDATE holdfast_work.version SET number = 1")
+        with pytest.raises(BadSetting, match="must be owner of table job: see the roles"):
+            await PostgresWork.open(urls["jobs_worker"])
+        await owner.close()
 
 
-def test_a_worker_opens_no_more_connections_than_the_guide_says(postgres_server: Server) -> None:
-    async def main() -> None:
-        async with database(postgres_server) as urls:
-            await _prepared(urls)
-            store = await PostgresWork.open(urls["jobs_worker"], connections_max=3)
-            handlers, watcher, most = Handlers(), await asyncpg.connect(urls["jobs_owner"]), 0
-            here = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'jobs_worker'"
+async def test_a_worker_opens_no_more_connections_than_the_guide_says(
+    postgres_server: Server,
+) -> None:
 
-            @handlers.handle(dict, type="order", stream=lambda _: None)
-            async def handle(ctx: Context, payload: dict[str, Any]) -> None:
-                async with ctx.transaction() as connection:
-                    await ctx.step(16, lambda: asyncio.sleep(0))
-                    await connection.fetchval("SELECT pg_sleep(0.01)")
+    async with database(postgres_server) as urls:
+        await _prepared(urls)
+        store = await PostgresWork.open(urls["jobs_worker"], connections_max=3)
+        handlers, watcher, most = Handlers(), await asyncpg.connect(urls["jobs_owner"]), 0
+        here = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'jobs_worker'"
 
-            async with Worker(store, handlers, settings=WorkerSettings(concurrency=20)).running():
-                await store.enqueue([JobDraft("order", b"{}") for _ in range(100)])
-                while not await _none_left(store):
-                    await asyncio.gather(
-                        *(
-                            store.enqueue([JobDraft("other", b"{}", None, delay_seconds=9)])
-                            for _ in "12345"
-                        )
+        @handlers.handle(dict, type="order", stream=lambda _: None)
+        async def handle(ctx: Context, payload: dict[str, Any]) -> None:
+            async with ctx.transaction() as connection:
+                await ctx.step(16, lambda: asyncio.sleep(0))
+                await connection.fetchval("SELECT pg_sleep(0.01)")
+
+        async with Worker(store, handlers, settings=WorkerSettings(concurrency=20)).running():
+            await store.enqueue([JobDraft("order", b"{}") for _ in range(100)])
+            while not await _none_left(store):
+                await asyncio.gather(
+                    *(
+                        store.enqueue([JobDraft("other", b"{}", None, delay_seconds=9)])
+                        for _ in "12345"
                     )
-                    most = max(most, await watcher.fetchval(here))
-            await store.close()
-            assert most == 2 * 3 + 3
-            await watcher.close()
-
-    run(main())
+                )
+                most = max(most, await watcher.fetchval(here))
+        await store.close()
+        assert most == 2 * 3 + 3
+        await watcher.close()
 
 
 async def _none_left(store: PostgresWork) -> bool:

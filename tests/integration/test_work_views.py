@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 import asyncpg
 import pytest
-from work_rigs import Hand, Opened, draft, embedded_work, postgres_work, run
+from work_rigs import Hand, Opened, draft, embedded_work, postgres_work
 
 from engines import Server
 from holdfast.work.job import OnFailure, Policies, Reason
@@ -141,63 +141,54 @@ def filled(query: str, names: dict[str, Any]) -> str:
 
 
 @pytest.mark.covers("003 the ten queries")
-def test_the_ten_queries_on_postgresql(postgres_server: Server) -> None:
-    async def main() -> None:
-        async with postgres_work(postgres_server.url) as o:
-            connection = await asyncpg.connect(postgres_server.url)
-            await connection.execute("SET search_path = holdfast_work")
+async def test_the_ten_queries_on_postgresql(postgres_server: Server) -> None:
 
-            async def ask(query: str, **names: Any) -> list[tuple[Any, ...]]:
-                return [tuple(row) for row in await connection.fetch(filled(query, names))]
+    async with postgres_work(postgres_server.url) as o:
+        connection = await asyncpg.connect(postgres_server.url)
+        await connection.execute("SET search_path = holdfast_work")
 
-            for query in TEN:
-                await connection.fetch(query)  # word for word, placeholders included
-            await scene(o, ask)
-            await connection.close()
+        async def ask(query: str, **names: Any) -> list[tuple[Any, ...]]:
+            return [tuple(row) for row in await connection.fetch(filled(query, names))]
 
-    run(main())
+        for query in TEN:
+            await connection.fetch(query)  # word for word, placeholders included
+        await scene(o, ask)
+        await connection.close()
 
 
-def test_nine_of_the_ten_queries_on_sqlite_and_the_backlog_with_the_time_written_out(
+async def test_nine_of_the_ten_queries_on_sqlite_and_the_backlog_with_the_time_written_out(
     tmp_path: Path,
 ) -> None:
     """SQLite has no NOW()."""
 
-    async def main() -> None:
-        async with embedded_work(tmp_path / "work.db") as o:
-            connection = apsw.Connection(str(tmp_path / "work.db"), flags=apsw.SQLITE_OPEN_READONLY)
+    async with embedded_work(tmp_path / "work.db") as o:
+        connection = apsw.Connection(str(tmp_path / "work.db"), flags=apsw.SQLITE_OPEN_READONLY)
 
-            async def ask(query: str, **names: Any) -> list[tuple[Any, ...]]:
-                return list(
-                    connection.execute(
-                        filled(query, names).replace("NOW()", str(o.store._clock.now()))
-                    )
-                )
+        async def ask(query: str, **names: Any) -> list[tuple[Any, ...]]:
+            return list(
+                connection.execute(filled(query, names).replace("NOW()", str(o.store._clock.now())))
+            )
 
-            for query in TEN:
-                if query is not BACKLOG:
-                    list(connection.execute(query))
-            with pytest.raises(apsw.SQLError, match="no such function: NOW"):
-                list(connection.execute(BACKLOG))
-            await scene(o, ask)
-            connection.close()
-
-    run(main())
+        for query in TEN:
+            if query is not BACKLOG:
+                list(connection.execute(query))
+        with pytest.raises(apsw.SQLError, match="no such function: NOW"):
+            list(connection.execute(BACKLOG))
+        await scene(o, ask)
+        connection.close()
 
 
-def test_a_payload_that_is_no_text_does_not_make_the_views_unreadable(
+async def test_a_payload_that_is_no_text_does_not_make_the_views_unreadable(
     postgres_server: Server,
 ) -> None:
-    async def main() -> None:
-        async with postgres_work(postgres_server.url) as o:
-            await o.store.enqueue(
-                [draft(payload=b"plain"), draft(payload=b"\xff\x00\x01"), draft(payload=b"")]
-            )
-            connection = await asyncpg.connect(postgres_server.url)
-            rows = await connection.fetch(
-                "SELECT event_data FROM holdfast_work.wh_outbox ORDER BY message_id::bigint"
-            )
-            await connection.close()
-            assert [row["event_data"] for row in rows] == ["plain", "\\377\\000\x01", ""]
 
-    run(main())
+    async with postgres_work(postgres_server.url) as o:
+        await o.store.enqueue(
+            [draft(payload=b"plain"), draft(payload=b"\xff\x00\x01"), draft(payload=b"")]
+        )
+        connection = await asyncpg.connect(postgres_server.url)
+        rows = await connection.fetch(
+            "SELECT event_data FROM holdfast_work.wh_outbox ORDER BY message_id::bigint"
+        )
+        await connection.close()
+        assert [row["event_data"] for row in rows] == ["plain", "\\377\\000\x01", ""]

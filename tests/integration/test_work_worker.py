@@ -16,7 +16,7 @@ from typing import Any
 import asyncpg
 import msgspec
 import pytest
-from work_rigs import Hand, Opened, draft, embedded_work, postgres_work, run, until
+from work_rigs import Hand, Opened, draft, embedded_work, postgres_work, until
 
 from engines import Server
 from holdfast.errors import BadSetting, OutcomeUnknown, Unavailable
@@ -50,16 +50,9 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return lambda: embedded_work(tmp_path / "work.db" if request.param == "sqlite" else None)
 
 
-def check(opened: Any, body: Any) -> None:
-    async def main() -> None:
-        async with opened() as o:
-            await body(o)
+async def test_streams_run_side_by_side_each_in_order(opened: Any) -> None:
 
-    run(main())
-
-
-def test_streams_run_side_by_side_each_in_order(opened: Any) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         handlers, seen, active, most = Handlers(), defaultdict(list), set(), 0
 
         @handlers.handle(Order, stream=lambda order: order.order_id)
@@ -81,11 +74,10 @@ def test_streams_run_side_by_side_each_in_order(opened: Any) -> None:
         assert all(numbers == sorted(numbers) for numbers in seen.values())
         assert most > 1
 
-    check(opened, body)
 
+async def test_a_failed_head_holds_its_stream_until_its_retry_succeeds(opened: Any) -> None:
 
-def test_a_failed_head_holds_its_stream_until_its_retry_succeeds(opened: Any) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         handlers, runs = Handlers(), list[tuple[int, int]]()
 
         @handlers.handle(Order, stream=lambda order: order.order_id)
@@ -99,11 +91,10 @@ def test_a_failed_head_holds_its_stream_until_its_retry_succeeds(opened: Any) ->
             await until(lambda: empty(o))
         assert runs == [(0, 1), (0, 2), (0, 3), *((n, 1) for n in range(1, 20))]
 
-    check(opened, body)
 
+async def test_an_operators_release_lets_followers_run_before_the_head(opened: Any) -> None:
 
-def test_an_operators_release_lets_followers_run_before_the_head(opened: Any) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         handlers, done = Handlers(), list[int]()
 
         @handlers.handle(Order, stream=lambda order: order.order_id)
@@ -122,11 +113,10 @@ def test_an_operators_release_lets_followers_run_before_the_head(opened: Any) ->
             await until(lambda: len(done) == 3)
         assert done == [1, 2, 3]
 
-    check(opened, body)
 
+async def test_a_handler_that_fails_can_let_named_followers_pass(opened: Any) -> None:
 
-def test_a_handler_that_fails_can_let_named_followers_pass(opened: Any) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         handlers, seqs, done = Handlers(), list[int](), list[int]()
 
         @handlers.handle(Order, stream=lambda order: order.order_id)
@@ -144,8 +134,6 @@ def test_a_handler_that_fails_can_let_named_followers_pass(opened: Any) -> None:
         (blocked,) = await o.store.streams()
         assert blocked.block.released_ids == set(seqs[1:3])
 
-    check(opened, body)
-
 
 async def _blocked(o: Opened) -> bool:
     return bool(await o.store.streams())
@@ -155,8 +143,11 @@ async def _held(o: Opened, count: int) -> bool:
     return len(await o.store.find(Query(state=State.HELD))) == count
 
 
-def test_a_job_that_is_parked_and_reset_while_it_runs_does_not_stop_its_stream(opened: Any) -> None:
-    async def body(o: Opened) -> None:
+async def test_a_job_that_is_parked_and_reset_while_it_runs_does_not_stop_its_stream(
+    opened: Any,
+) -> None:
+
+    async with opened() as o:
         handlers, done, second, repaired = Handlers(), list[int](), asyncio.Event(), asyncio.Event()
 
         @handlers.handle(Order, stream=lambda order: order.order_id)
@@ -178,16 +169,15 @@ def test_a_job_that_is_parked_and_reset_while_it_runs_does_not_stop_its_stream(o
             await until(lambda: empty(o))
         assert done == [0, 1, 2]
 
-    check(opened, body)
-
 
 async def _ready_again(o: Opened, seq: int) -> bool:
     (entry,) = await o.store.find(Query(seqs=[seq]))
     return entry.state is State.READY
 
 
-def test_a_completed_step_is_not_repeated(opened: Any) -> None:
-    async def body(o: Opened) -> None:
+async def test_a_completed_step_is_not_repeated(opened: Any) -> None:
+
+    async with opened() as o:
         handlers, steps = Handlers(), list[str]()
 
         @handlers.handle(Order)
@@ -210,13 +200,12 @@ def test_a_completed_step_is_not_repeated(opened: Any) -> None:
             await until(lambda: empty(o))
         assert steps == ["store", "publish", "publish"]
 
-    check(opened, body)
 
-
-def test_a_failure_of_the_job_store_itself_costs_a_second_and_no_strike_and_opens_no_breaker(
+async def test_a_failure_of_the_job_store_itself_costs_a_second_and_no_strike_and_opens_no_breaker(
     postgres_server: Server,
 ) -> None:
-    async def body(o: Opened) -> None:
+
+    async with postgres_work(postgres_server.url) as o:
         handlers, done = Handlers(), list[int]()
 
         @handlers.handle(Order)
@@ -260,16 +249,14 @@ def test_a_failure_of_the_job_store_itself_costs_a_second_and_no_strike_and_open
             assert await o.store.open_breakers() == []
         assert done == [0, 0, 0, 0]
 
-    check(lambda: postgres_work(postgres_server.url), body)
-
 
 @pytest.mark.parametrize("inside", [False, True], ids=["handler", "transaction"])
-def test_a_handler_that_swallows_every_cancellation_cannot_hold_up_the_stop(
+async def test_a_handler_that_swallows_every_cancellation_cannot_hold_up_the_stop(
     opened: Any, inside: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """That the loop ends, too, is the test's own end."""
 
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         handlers, running = Handlers(), asyncio.Event()
 
         @handlers.handle(Order)
@@ -297,13 +284,12 @@ def test_a_handler_that_swallows_every_cancellation_cannot_hold_up_the_stop(
             and "in handle" in caplog.text
         )
 
-    check(opened, body)
 
-
-def test_each_stuck_handler_beyond_the_bound_costs_a_runner_and_its_end_gives_it_back(
+async def test_each_stuck_handler_beyond_the_bound_costs_a_runner_and_its_end_gives_it_back(
     opened: Any,
 ) -> None:
-    async def body(o: Opened) -> None:
+
+    async with opened() as o:
         handlers, release, done = Handlers(), asyncio.Event(), list[int]()
 
         @handlers.handle(Order, deadline_seconds=0.1)
@@ -324,13 +310,12 @@ def test_each_stuck_handler_beyond_the_bound_costs_a_runner_and_its_end_gives_it
             release.set()
             await until(lambda: 7 in done)
 
-    check(opened, body)
 
-
-def test_a_refused_report_is_isolated_and_all_others_of_its_round_trip_go_through(
+async def test_a_refused_report_is_isolated_and_all_others_of_its_round_trip_go_through(
     opened: Any,
 ) -> None:
-    async def body(o: Opened) -> None:
+
+    async with opened() as o:
         handlers, ready, later = Handlers(), asyncio.Barrier(8), list[str]()
 
         @handlers.handle(Order, stream=lambda order: order.order_id)
@@ -360,13 +345,12 @@ def test_a_refused_report_is_isolated_and_all_others_of_its_round_trip_go_throug
                 "ReportRefused",
             )
 
-    check(opened, body)
 
-
-def test_handlers_that_hold_all_transactions_can_still_step_and_enqueue(
+async def test_handlers_that_hold_all_transactions_can_still_step_and_enqueue(
     postgres_server: Server,
 ) -> None:
-    async def body(o: Opened) -> None:
+
+    async with postgres_work(postgres_server.url) as o:
         handlers, inside, all_inside = Handlers(), 0, asyncio.Event()
 
         async def nothing() -> None:
@@ -387,8 +371,6 @@ def test_handlers_that_hold_all_transactions_can_still_step_and_enqueue(
         async with Worker(o.store, handlers, settings=QUICK).running():
             await until(lambda: empty(o))
 
-    check(lambda: postgres_work(postgres_server.url), body)
-
 
 async def asyncpg_execute(url: str, statement: str, *values: Any) -> None:
     connection = await asyncpg.connect(url)
@@ -400,8 +382,11 @@ async def _waiting_for_retry(o: Opened, count: int) -> bool:
     return len(await o.store.find(Query(state=State.RETRY))) == count
 
 
-def test_effects_in_the_handlers_transaction_happen_exactly_once(postgres_server: Server) -> None:
-    async def body(o: Opened) -> None:
+async def test_effects_in_the_handlers_transaction_happen_exactly_once(
+    postgres_server: Server,
+) -> None:
+
+    async with postgres_work(postgres_server.url) as o:
         connection = await asyncpg.connect(postgres_server.url)
         await connection.execute("DROP TABLE IF EXISTS effects; CREATE TABLE effects (n int)")
         handlers = Handlers()
@@ -420,13 +405,12 @@ def test_effects_in_the_handlers_transaction_happen_exactly_once(postgres_server
         assert [row["n"] for row in rows] == list(range(30))
         await connection.close()
 
-    check(lambda: postgres_work(postgres_server.url), body)
 
-
-def test_a_handler_that_swallows_its_deadline_is_late_all_the_same_and_harms_no_later_job(
+async def test_a_handler_that_swallows_its_deadline_is_late_all_the_same_and_harms_no_later_job(
     opened: Any,
 ) -> None:
-    async def body(o: Opened) -> None:
+
+    async with opened() as o:
         handlers, done = Handlers(), list[int]()
 
         @handlers.handle(Order, deadline_seconds=0.2)
@@ -449,11 +433,10 @@ def test_a_handler_that_swallows_its_deadline_is_late_all_the_same_and_harms_no_
         (entry,) = await o.store.find(Query())
         assert (entry.seq, entry.reason) == (seqs[0], Reason.TIMEOUT_EXCEEDED)
 
-    check(opened, body)
 
+async def test_a_run_beyond_its_deadline_is_cancelled_and_fails_as_a_timeout(opened: Any) -> None:
 
-def test_a_run_beyond_its_deadline_is_cancelled_and_fails_as_a_timeout(opened: Any) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         handlers = Handlers()
 
         @handlers.handle(Order, deadline_seconds=0.2)
@@ -467,15 +450,14 @@ def test_a_run_beyond_its_deadline_is_cancelled_and_fails_as_a_timeout(opened: A
         (entry,) = await o.store.find(Query())
         assert (entry.reason, entry.state) == (Reason.TIMEOUT_EXCEEDED, State.RETRY)
 
-    check(opened, body)
-
 
 async def _failed(o: Opened) -> bool:
     return bool(await o.store.find(Query(state=State.RETRY)))
 
 
-def test_unknown_types_and_undecodable_payloads_are_recorded_failures(opened: Any) -> None:
-    async def body(o: Opened) -> None:
+async def test_unknown_types_and_undecodable_payloads_are_recorded_failures(opened: Any) -> None:
+
+    async with opened() as o:
         handlers = Handlers()
 
         @handlers.handle(Order)
@@ -492,15 +474,14 @@ def test_unknown_types_and_undecodable_payloads_are_recorded_failures(opened: An
         (dead,) = await o.store.dead(Query())
         assert dead.reason is Reason.SERIALIZATION_ERROR
 
-    check(opened, body)
-
 
 async def _dead(o: Opened) -> bool:
     return bool(await o.store.dead(Query()))
 
 
-def test_an_open_breaker_puts_off_its_type_and_harms_no_stream(opened: Any) -> None:
-    async def body(o: Opened) -> None:
+async def test_an_open_breaker_puts_off_its_type_and_harms_no_stream(opened: Any) -> None:
+
+    async with opened() as o:
         handlers, calls, away = Handlers(), list[str](), True
 
         @handlers.handle(Order, stream=lambda order: order.order_id)
@@ -526,11 +507,10 @@ def test_an_open_breaker_puts_off_its_type_and_harms_no_stream(opened: Any) -> N
         assert set(calls) == {f"o{n}" for n in range(30)}
         assert await o.store.dead(Query()) == []
 
-    check(opened, body)
 
+async def test_an_open_type_is_left_alone_but_for_its_probes(opened: Any) -> None:
 
-def test_an_open_type_is_left_alone_but_for_its_probes(opened: Any) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         handlers, runs, put_off, join = Handlers(), 0, list[int](), o.store.join
 
         @handlers.handle(Order, stream=lambda order: order.order_id)
@@ -565,8 +545,6 @@ def test_an_open_type_is_left_alone_but_for_its_probes(opened: Any) -> None:
             await until(lambda: runs >= 3 + 5)
         assert len(put_off) < 40 + 10, "once each, not once more whenever a probe is due"
 
-    check(opened, body)
-
 
 async def _breaker_open(o: Opened) -> bool:
     return bool(await o.store.open_breakers())
@@ -576,8 +554,9 @@ async def _no_breaker(o: Opened) -> bool:
     return not await o.store.open_breakers()
 
 
-def test_children_are_enqueued_with_the_success_of_their_parent(opened: Any) -> None:
-    async def body(o: Opened) -> None:
+async def test_children_are_enqueued_with_the_success_of_their_parent(opened: Any) -> None:
+
+    async with opened() as o:
         handlers, mails = Handlers(), list[int]()
 
         class Mail(msgspec.Struct):
@@ -599,13 +578,12 @@ def test_children_are_enqueued_with_the_success_of_their_parent(opened: Any) -> 
             await until(lambda: empty(o))
         assert sorted(mails) == list(range(10))
 
-    check(opened, body)
 
-
-def test_a_parent_waits_longer_and_longer_for_the_lane_of_its_child(
+async def test_a_parent_waits_longer_and_longer_for_the_lane_of_its_child(
     postgres_server: Server,
 ) -> None:
-    async def body(o: Opened) -> None:
+
+    async with postgres_work(postgres_server.url) as o:
         handlers, calls, refused = Handlers(), 0, list[tuple[float, int]]()
         clock = asyncio.get_running_loop().time
 
@@ -648,13 +626,12 @@ def test_a_parent_waits_longer_and_longer_for_the_lane_of_its_child(
         )
         assert refused[-1][1] - refused[0][1] < 30, "meanwhile the store was left in peace"
 
-    check(lambda: postgres_work(postgres_server.url), body)
 
-
-def test_a_job_without_a_handler_goes_where_its_destination_says_in_order_and_is_retried(
+async def test_a_job_without_a_handler_goes_where_its_destination_says_in_order_and_is_retried(
     opened: Any,
 ) -> None:
-    async def body(o: Opened) -> None:
+
+    async with opened() as o:
         handlers, sent = Handlers(), list[tuple[str, bytes, int]]()
 
         class Topic:
@@ -678,15 +655,14 @@ def test_a_job_without_a_handler_goes_where_its_destination_says_in_order_and_is
         with pytest.raises(BadSetting):
             handlers.carry("topic", Topic())
 
-    check(opened, body)
-
 
 async def _was_tried(o: Opened, seq: int) -> bool:
     return any(job.attempt for job in await o.store.find(Query(seqs=[seq])))
 
 
-def test_a_child_from_outside_is_refused_and_not_stored_without_its_id(opened: Any) -> None:
-    async def body(o: Opened) -> None:
+async def test_a_child_from_outside_is_refused_and_not_stored_without_its_id(opened: Any) -> None:
+
+    async with opened() as o:
         handlers = Handlers()
 
         @handlers.handle(Order)
@@ -699,11 +675,10 @@ def test_a_child_from_outside_is_refused_and_not_stored_without_its_id(opened: A
         (failed,) = await o.store.find(Query())
         assert failed.reason is Reason.HANDLER_EXCEPTION and "holdfast.work.outbox" in failed.error
 
-    check(opened, body)
 
+async def test_a_stopping_worker_ends_what_runs_and_hands_back_the_rest(opened: Any) -> None:
 
-def test_a_stopping_worker_ends_what_runs_and_hands_back_the_rest(opened: Any) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         handlers, started, finished, go = Handlers(), asyncio.Event(), list[int](), asyncio.Event()
 
         @handlers.handle(Order, stream=lambda order: order.order_id)
@@ -723,11 +698,10 @@ def test_a_stopping_worker_ends_what_runs_and_hands_back_the_rest(opened: Any) -
         left = await o.store.find(Query())
         assert [entry.crashes for entry in left] == [0] * 4
 
-    check(opened, body)
 
+async def test_defect_ends_the_session_and_not_the_worker(opened: Any) -> None:
 
-def test_defect_ends_the_session_and_not_the_worker(opened: Any) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         handlers, done = Handlers(), list[int]()
 
         @handlers.handle(Order)
@@ -753,12 +727,11 @@ def test_defect_ends_the_session_and_not_the_worker(opened: Any) -> None:
             await until(lambda: done == [1])
         assert len(sessions) == 2
 
-    check(opened, body)
-
 
 @pytest.mark.parametrize("ends", ["transaction", "step"])
-def test_a_job_that_is_buried_while_it_runs_ends_no_other_run(opened: Any, ends: str) -> None:
-    async def body(o: Opened) -> None:
+async def test_a_job_that_is_buried_while_it_runs_ends_no_other_run(opened: Any, ends: str) -> None:
+
+    async with opened() as o:
         handlers, go, starts, after = Handlers(), asyncio.Event(), list[int](), list[int]()
 
         @handlers.handle(Order, stream=lambda order: order.order_id)
@@ -789,11 +762,12 @@ def test_a_job_that_is_buried_while_it_runs_ends_no_other_run(opened: Any, ends:
         )
         assert sorted(after) == [1, 2, 3, 4, 5, 6]
 
-    check(opened, body)
 
+async def test_a_job_ends_once_and_what_its_handler_does_after_that_harms_nobody(
+    opened: Any,
+) -> None:
 
-def test_a_job_ends_once_and_what_its_handler_does_after_that_harms_nobody(opened: Any) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         handlers, go, starts, refused = Handlers(), asyncio.Event(), list[int](), list[str]()
 
         async def in_vain(ctx: Context, way: str) -> None:
@@ -831,16 +805,15 @@ def test_a_job_ends_once_and_what_its_handler_does_after_that_harms_nobody(opene
         )
         assert sorted(refused) == ["error", "step", "twice"]
 
-    check(opened, body)
-
 
 class Untellable(Exception):
     def __str__(self) -> str:
         raise RuntimeError("not even this")
 
 
-def test_a_failure_that_cannot_be_judged_is_a_failure_of_that_job_only(opened: Any) -> None:
-    async def body(o: Opened) -> None:
+async def test_a_failure_that_cannot_be_judged_is_a_failure_of_that_job_only(opened: Any) -> None:
+
+    async with opened() as o:
         handlers, go, starts = Handlers(), asyncio.Event(), list[int]()
 
         @handlers.handle(Order)
@@ -872,15 +845,14 @@ def test_a_failure_that_cannot_be_judged_is_a_failure_of_that_job_only(opened: A
         assert all(entry.attempt == 1 and entry.due_at is not None for entry in entries)
         assert {entry.reason for entry in entries} == {Reason.HANDLER_EXCEPTION, Reason.THROTTLED}
 
-    check(opened, body)
-
 
 async def _left(o: Opened, count: int) -> bool:
     return len(await o.store.find(Query())) == count
 
 
-def test_a_deep_stream_and_a_parked_stream_do_not_stop_the_others(opened: Any) -> None:
-    async def body(o: Opened) -> None:
+async def test_a_deep_stream_and_a_parked_stream_do_not_stop_the_others(opened: Any) -> None:
+
+    async with opened() as o:
         handlers, done = Handlers(), defaultdict(list)
 
         @handlers.handle(Order, stream=lambda order: order.order_id)
@@ -905,17 +877,15 @@ def test_a_deep_stream_and_a_parked_stream_do_not_stop_the_others(opened: Any) -
         (blocked,) = await o.store.streams()
         assert blocked.waiting == 99
 
-    check(opened, body)
 
-
-def test_what_a_worker_left_half_held_goes_on_in_order_with_another_that_has_much_else_to_do(
+async def test_what_a_worker_left_half_held_goes_on_in_order_with_another_that_has_much_else_to_do(
     opened: Any,
 ) -> None:
     """The first of the stream were in the memory of the one who left, the others it had
     given back for want of room.
     """
 
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         handlers, done = Handlers(), list[int]()
 
         @handlers.handle(Order, stream=lambda order: order.order_id)
@@ -936,13 +906,12 @@ def test_what_a_worker_left_half_held_goes_on_in_order_with_another_that_has_muc
             await until(lambda: empty(o))
         assert done == list(range(10))
 
-    check(opened, body)
 
-
-def test_streams_that_stand_still_keep_no_other_waiting_and_their_followers_are_not_in_flight(
+async def test_streams_that_stand_still_keep_no_other_waiting_and_their_followers_are_not_in_flight(
     opened: Any,
 ) -> None:
-    async def body(o: Opened) -> None:
+
+    async with opened() as o:
         handlers, go, done, running = Handlers(), asyncio.Event(), 0, set[int]()
 
         @handlers.handle(Order, stream=lambda order: order.order_id)
@@ -979,11 +948,10 @@ def test_streams_that_stand_still_keep_no_other_waiting_and_their_followers_are_
             go.set()
             await until(lambda: empty(o))
 
-    check(opened, body)
 
+async def test_a_new_job_need_not_wait_for_the_poll_while_another_runs_long(opened: Any) -> None:
 
-def test_a_new_job_need_not_wait_for_the_poll_while_another_runs_long(opened: Any) -> None:
-    async def body(o: Opened) -> None:
+    async with opened() as o:
         handlers, started, over, warm = (
             Handlers(),
             asyncio.Event(),
@@ -1012,17 +980,15 @@ def test_a_new_job_need_not_wait_for_the_poll_while_another_runs_long(opened: An
             await o.store.enqueue([handlers.draft(Order("short"))])
             await asyncio.wait_for(over.wait(), 20)
 
-    check(opened, body)
 
-
-def test_what_was_being_committed_when_the_worker_fell_asleep_need_not_wait_for_the_poll(
+async def test_what_was_being_committed_when_the_worker_fell_asleep_need_not_wait_for_the_poll(
     postgres_server: Server,
 ) -> None:
     """Its writer looked whom to wake before this worker said that it sleeps, and looks
     no more.
     """
 
-    async def body(o: Opened) -> None:
+    async with postgres_work(postgres_server.url) as o:
         handlers, found, looks = Handlers(), asyncio.Event(), 0
         join = o.store.join
 
@@ -1060,5 +1026,3 @@ def test_what_was_being_committed_when_the_worker_fell_asleep_need_not_wait_for_
             await running
         finally:
             await connection.close()
-
-    check(lambda: postgres_work(postgres_server.url), body)

@@ -5,7 +5,7 @@ it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +34,8 @@ QUICK = {
     "dead_after_seconds": 1.5,
     "stuck_after_seconds": 2.0,
 }
+TEST_SECONDS_MAX = 120.0
+"""A test that takes longer hangs."""
 
 
 @dataclass
@@ -104,7 +106,8 @@ async def postgres_work(url: str, **session: float):  # type: ignore[no-untyped-
         )
 
     try:
-        yield Opened(store, pass_time, kill)
+        async with asyncio.timeout(TEST_SECONDS_MAX):
+            yield Opened(store, pass_time, kill)
     finally:
         await asyncio.gather(*(session._stack.aclose() for session in sessions))
         for session in sessions:
@@ -136,7 +139,8 @@ async def embedded_work(path: Path | None):  # type: ignore[no-untyped-def]
         store.on_left()
 
     try:
-        yield Opened(store, pass_time, kill)
+        async with asyncio.timeout(TEST_SECONDS_MAX):
+            yield Opened(store, pass_time, kill)
     finally:
         await store.close()
 
@@ -216,10 +220,6 @@ def draft(
     stream: str | None = "s", type: str = "order", payload: bytes = b"{}", **more: Any
 ) -> JobDraft:
     return JobDraft(type, payload, stream, **more)
-
-
-def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(coroutine, 120))
 
 
 async def until(condition: Any) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from api_rig import Rest, error_of, serving
 from work_rigs import Hand, draft
 
@@ -19,18 +21,16 @@ from holdfast.work.inspection import Query
 from holdfast.work.job import Policies, Reason
 from holdfast.work.sqlite.store import MemoryWork
 
+pytestmark = pytest.mark.real_time
 
-def served(
-    tmp_path: Path,
-    scenario: Callable[[Rest, MemoryWork], Awaitable[None]],
-    settings: ApiSettings | None = None,
-) -> None:
-    async def main() -> None:
-        async with serving(settings, folder=tmp_path) as rest:
-            assert isinstance(rest.deps.work.jobs, MemoryWork)
-            await scenario(rest, rest.deps.work.jobs)
 
-    asyncio.run(main())
+@asynccontextmanager
+async def served(
+    tmp_path: Path, settings: ApiSettings | None = None
+) -> AsyncIterator[tuple[Rest, MemoryWork]]:
+    async with serving(settings, folder=tmp_path) as rest:
+        assert isinstance(rest.deps.work.jobs, MemoryWork)
+        yield rest, rest.deps.work.jobs
 
 
 async def in_trouble(jobs: MemoryWork) -> tuple[Hand, list[int]]:
@@ -46,8 +46,9 @@ async def in_trouble(jobs: MemoryWork) -> tuple[Hand, list[int]]:
     return hand, seqs
 
 
-def test_an_operator_sees_what_waits_and_why(tmp_path: Path) -> None:
-    async def scenario(rest: Rest, jobs: MemoryWork) -> None:
+async def test_an_operator_sees_what_waits_and_why(tmp_path: Path) -> None:
+
+    async with served(tmp_path) as (rest, jobs):
         _, seqs = await in_trouble(jobs)
         key = rest.admin_key("jobs:read")
         listed = (await rest.ask("GET", "/admin/jobs?state=retry", key)).json()["jobs"]
@@ -72,11 +73,10 @@ def test_an_operator_sees_what_waits_and_why(tmp_path: Path) -> None:
         assert error_of(await rest.ask("GET", "/admin/jobs/999", key)) == (404, "NOT_FOUND")
         assert error_of(await rest.ask("GET", "/admin/jobs/nonsense", key)) == (404, "NOT_FOUND")
 
-    served(tmp_path, scenario)
 
+async def test_the_acts_that_repair_it_are_recorded_with_who_and_why(tmp_path: Path) -> None:
 
-def test_the_acts_that_repair_it_are_recorded_with_who_and_why(tmp_path: Path) -> None:
-    async def scenario(rest: Rest, jobs: MemoryWork) -> None:
+    async with served(tmp_path) as (rest, jobs):
         hand, seqs = await in_trouble(jobs)
         key = rest.admin_key("jobs:read", "jobs:write")
 
@@ -126,11 +126,10 @@ def test_the_acts_that_repair_it_are_recorded_with_who_and_why(tmp_path: Path) -
         ]
         assert {record["reason"] for record in audit} == {"to repair it"}
 
-    served(tmp_path, scenario)
 
+async def test_an_act_on_nothing_is_refused(tmp_path: Path) -> None:
 
-def test_an_act_on_nothing_is_refused(tmp_path: Path) -> None:
-    async def scenario(rest: Rest, jobs: MemoryWork) -> None:
+    async with served(tmp_path) as (rest, jobs):
         key = rest.admin_key("jobs:write")
         for verb, body in (
             ("retry", {"seqs": [1]}),
@@ -146,15 +145,13 @@ def test_an_act_on_nothing_is_refused(tmp_path: Path) -> None:
         assert error_of(vague) == (400, "INVALID_MESSAGE")
         assert await jobs.acts() == []
 
-    served(tmp_path, scenario)
 
-
-def test_who_reads_jobs_reads_no_message_of_a_webhook(tmp_path: Path) -> None:
+async def test_who_reads_jobs_reads_no_message_of_a_webhook(tmp_path: Path) -> None:
     """A job names the message and holds no copy of it: not in lists, not alone, not in
     a dead letter.
     """
 
-    async def scenario(rest: Rest, jobs: MemoryWork) -> None:
+    async with served(tmp_path) as (rest, jobs):
         log, key = MemoryEventLog(), rest.admin_key("jobs:read")
         rest.store.on_commit(log.committed)
         endpoints = rest.deps.work.webhooks.endpoints
@@ -179,11 +176,10 @@ def test_who_reads_jobs_reads_no_message_of_a_webhook(tmp_path: Path) -> None:
             assert answer.status_code == 200 and "ep_1" in answer.text
             assert "private words" not in answer.text and "whsec" not in answer.text
 
-    served(tmp_path, scenario)
 
+async def test_webhook_endpoints_are_managed_and_tested(tmp_path: Path) -> None:
 
-def test_webhook_endpoints_are_managed_and_tested(tmp_path: Path) -> None:
-    async def scenario(rest: Rest, jobs: MemoryWork) -> None:
+    async with served(tmp_path) as (rest, jobs):
         key = rest.admin_key("webhooks:write")
         new = {"url": "https://example.com/hook", "tenant": "acme", "reason": "the shop wants it"}
         made = await rest.ask("POST", "/admin/webhooks", key, new)
@@ -216,13 +212,12 @@ def test_webhook_endpoints_are_managed_and_tested(tmp_path: Path) -> None:
         inside = await rest.ask("POST", "/admin/webhooks", key, {**new, "url": "https://10.0.0.1/"})
         assert error_of(inside) == (400, "INVALID_MESSAGE")
 
-    served(tmp_path, scenario)
 
-
-def test_a_change_that_takes_too_long_is_unknown_and_no_promise(tmp_path: Path) -> None:
+async def test_a_change_that_takes_too_long_is_unknown_and_no_promise(tmp_path: Path) -> None:
     """Whatever it is that does not answer: the jobs, the endpoints of webhooks."""
 
-    async def scenario(rest: Rest, jobs: MemoryWork) -> None:
+    enough_for_what_comes_before = ApiSettings(request_seconds_max=1)
+    async with served(tmp_path, settings=enough_for_what_comes_before) as (rest, jobs):
         endpoints, key = rest.deps.work.webhooks.endpoints, rest.admin_key()
         await endpoints.add(
             WebhookEndpoint("ep_1", "acme", "https://example.com/", "whsec_secret", "", "2020")
@@ -254,6 +249,3 @@ def test_a_change_that_takes_too_long_is_unknown_and_no_promise(tmp_path: Path) 
             for answer in await asyncio.gather(*asked):
                 assert error_of(answer) == (503, "SERVICE_UNAVAILABLE"), answer.text
                 assert answer.json()["error"]["outcome"] == "unknown"
-
-    enough_for_what_comes_before = ApiSettings(request_seconds_max=1)
-    served(tmp_path, scenario, enough_for_what_comes_before)
