@@ -39,7 +39,6 @@ from holdfast.limits.algorithms import (
     take,
     terms_of,
 )
-from holdfast.limits.counters import redis as redis_counters
 from holdfast.limits.counters.contract import (
     KEYS_PER_CALL_MAX,
     Adjustment,
@@ -618,13 +617,11 @@ async def test_a_call_asks_redis_for_the_time_once_however_many_keys_it_has(
     await client.aclose()
 
 
-async def test_a_counter_in_redis_is_named_by_tenant_and_rule_and_tells_no_subject(
-    redis_server: Server, monkeypatch: pytest.MonkeyPatch
+async def test_redis_counter_is_named_by_tenant_and_rule_and_hides_its_subject(
+    redis_server: Server,
 ) -> None:
-    monkeypatch.setattr(redis_counters, "NAMES_MAX", 3)
-
     client = redis.asyncio.Redis.from_url(redis_server.url)
-    counters = RedisCounters(RedisSettings(redis_server.url))
+    counters = RedisCounters(RedisSettings(redis_server.url, names_max=3))
     await client.flushall()
     rule = Rule("*", "/api/*", "sliding_window", 5, 60.0)
     prefix = key_prefix("acme", rule)
@@ -689,12 +686,8 @@ async def test_a_node_that_announces_itself_no_more_is_not_counted(redis_server:
     await counters.aclose()
 
 
-async def test_of_many_resets_the_newest_are_told(
-    redis_server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(redis_counters, "RESETS_MAX", 2)
-
-    counters = RedisCounters(RedisSettings(redis_server.url, prefix="bounded"))
+async def test_only_the_newest_resets_are_reported(redis_server: Server) -> None:
+    counters = RedisCounters(RedisSettings(redis_server.url, prefix="bounded", resets_max=2))
     await counters.announce("n", 30)
     for name in "abc":
         await counters.reset(at(name))
@@ -843,20 +836,15 @@ async def test_who_is_silent_or_talks_nonsense_is_unknown_and_left(answer: bytes
     server.close()
 
 
-async def test_a_redis_that_accepts_and_says_nothing_does_not_hold_up_the_start(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(redis_counters, "CHECK_SECONDS", 0.1)
-
+async def test_silent_redis_does_not_delay_startup() -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    counters = RedisCounters(
-        RedisSettings(f"redis://127.0.0.1:{port}/0", socket_timeout_seconds=3600.0)
-    )
+    url = f"redis://127.0.0.1:{port}/0"
+    counters = RedisCounters(RedisSettings(url, socket_timeout_seconds=3600.0, check_seconds=0.1))
     async with asyncio.timeout(30):
         await counters.check()
     trouble = counters.take_trouble()

@@ -20,7 +20,7 @@ from msgspec import structs
 from structlog.testing import capture_logs
 
 from holdfast.api.deps import ApiSettings
-from holdfast.api.limits import RULES_PER_PAGE_MAX
+from holdfast.api.limit_schemas import RULES_PER_PAGE_MAX
 from holdfast.api.openapi import describe
 from holdfast.api.routes import ENDPOINTS
 from holdfast.cli.operations import alarms

@@ -19,6 +19,7 @@
 - ``admin``        endpoints: halt and recover, erasure, audit log, backups, API keys
 - ``probes``       endpoints: liveness, readiness, status, metrics
 - ``schemas``      bodies, queries and answers (pure)
+- ``limit_schemas``  bodies, queries and answers of limits (pure)
 - ``problems``     explains what is wrong with a body or a query (pure)
 - ``openapi``      the table as OpenAPI (pure)
 - ``reference``    the table as ``/docs`` and docs/reference/rest.md (pure)

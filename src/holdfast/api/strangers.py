@@ -9,14 +9,12 @@ from collections.abc import Collection
 from functools import lru_cache
 from ipaddress import ip_address
 
-from holdfast.access.network import Buckets, Network, address_group
+from holdfast.access.network import ADDRESSES_MAX, Buckets, Network, address_group
 from holdfast.api.deps import ApiSettings
 from holdfast.clock import Clock
 from holdfast.limits.http import rate_limited
 
 HEALTH = "/health/"
-ADDRESSES_MAX = 4096
-"""Addresses for which the cache knows whether they are ours."""
 
 
 class AddressLimit:

@@ -62,9 +62,7 @@ class LimitsSettings:
     rules_url: str = "sqlite:"
     """``sqlite:`` for a file in the state directory, or ``postgresql://…``."""
     replica_url: str = ""
-    """A replica of ``rules_url`` that this node reads the rules from; changes still go
-    to the primary.
-    """
+    """A replica of ``rules_url`` to read the rules from; changes go to the primary."""
     region: str = "local"
     """A label, shown in every decision. It separates nothing: nodes that use one Redis
     share its counters whatever their regions are called, and nodes with different

@@ -2,8 +2,8 @@
 
 ``DEFAULT_RULES`` are created when a node first starts; then they are the operator's.
 
-``refuse_lockout`` rejects a change that would lock operators out of the admin API, so that
-they can always undo what they did. The rule store calls it where the change is
+``refuse_lockout`` rejects a change that would lock operators out of the admin API, so
+that they can always undo what they did. The rule store calls it where the change is
 committed, with the rules of that moment. A rule that could answer for the admin API
 must leave enough even while a more specific one answers, because it takes effect when
 that one is deleted.
@@ -22,7 +22,7 @@ from holdfast.limits.rules import ANY, Precision, Rule, RuleName, is_reached
 
 ADMIN = RuleName(ANY, "admin:key")
 """The rule of the admin API. Operators belong to no tenant, and no credential has this
-one, so nobody else's checks reach their counters."""
+one, so the checks of others cannot reach their counters."""
 
 
 def _rule(resource: str, limit: int, burst: int, precision: Precision = "strict") -> Rule:

@@ -49,11 +49,11 @@ def retry_after(decisions: Sequence[Decision]) -> int:
 
 def problem(decisions: Sequence[Decision]) -> dict[str, Any]:
     """The members of the document. It names the refusing rules as the headers do."""
-    told: dict[str, Any] = {"type": PROBLEM, "title": PROBLEM_TITLE, "status": 429}
+    document: dict[str, Any] = {"type": PROBLEM, "title": PROBLEM_TITLE, "status": 429}
     violated = [
         decision.rule for decision in decisions if decision.exceeded and not decision.allowed
     ]
-    return {**told, "violated-policies": violated} if violated else told
+    return {**document, "violated-policies": violated} if violated else document
 
 
 def refusal(decisions: Sequence[Decision]) -> RateLimited | None:

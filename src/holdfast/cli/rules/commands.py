@@ -50,7 +50,7 @@ VersionOption = Annotated[
 ]
 _ReasonOption = Annotated[str, typer.Option(help="Why; it is kept with the change.")]
 WATCH_SECONDS = 1.0
-AWAY = Backoff(WATCH_SECONDS, 10.0)
+RETRY = Backoff(WATCH_SECONDS, 10.0)
 """How long a watch waits while the server is unavailable."""
 
 
@@ -300,8 +300,8 @@ def watch(
         float | None, typer.Option(help="Stop after this time.  [default: at Ctrl-C]")
     ] = None,
 ) -> None:
-    """Print changes as they are made, until Ctrl-C. While the server is away it waits,
-    and then tells what it missed.
+    """Print changes as they are made, until Ctrl-C. While the server is unavailable it
+    waits, and then prints what it missed.
 
     Examples:
 
@@ -326,10 +326,10 @@ def watch(
             failures, cursor = 0, min(cursor, page["head"])
             for change in page["changes"]:
                 cursor = change["seq"]
-                _tell_change(context, change)
+                _print_change(context, change)
         if over:
             return
-        pause = AWAY.bound(failures) if failures else WATCH_SECONDS
+        pause = RETRY.bound(failures) if failures else WATCH_SECONDS
         time.sleep(pause if end is None else min(pause, max(0.0, end - time.monotonic())))
 
 
@@ -374,7 +374,7 @@ def import_rules(
     plan, change_id = compared(rest, wanted), ""
     if plan["changes"] and not dry_run:
         change_id = imported(rest, wanted, plan["digest"], reason)["changeID"]
-    _tell_imported(context, plan["changes"], change_id, dry_run=dry_run)
+    _print_import(context, plan["changes"], change_id, dry_run=dry_run)
 
 
 @rules.command("raise-epoch")
@@ -413,17 +413,18 @@ def raise_epoch(context: CliContext) -> None:
     )
 
 
-def _tell_change(context: CliContext, change: Mapping[str, Any]) -> None:
+def _print_change(context: CliContext, change: Mapping[str, Any]) -> None:
     if context.as_json:
         output.line(msgspec.json.encode(change).decode())
         return
     rule = change["rule"]
     what = f"{change['action']} {rule['tenantID']} {rule['resource']} v{change['version']}"
-    output.line(output.printable(f"{change['at'][11:19]} {change['actor']}: {what} limit {rule['limit']} "
-                             f"in {rule['window']} ({rule['mode']}) {change['reason']}"))  # fmt: skip
+    limit = f"limit {rule['limit']} in {rule['window']} ({rule['mode']})"
+    text = f"{change['at'][11:19]} {change['actor']}: {what} {limit} {change['reason']}"
+    output.line(output.printable(text))
 
 
-def _tell_imported(
+def _print_import(
     context: CliContext, changes: Sequence[Mapping[str, Any]], change_id: str, *, dry_run: bool
 ) -> None:
     if context.as_json:

@@ -1,6 +1,4 @@
-"""The rules a user asks for, on the command line or in a file as ``rules export``
-prints.
-"""
+"""The rules a user asks for, on the command line or in a file from ``rules export``."""
 
 from __future__ import annotations
 

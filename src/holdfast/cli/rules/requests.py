@@ -66,8 +66,8 @@ def sure(rest: RestClient, method: str, path: str, body: Mapping[str, Any] | Non
             return patiently(rest.ask, method, path, body, headers)
     except VersionConflict as error:
         if now := error.details.get("rule"):
-            told = ", ".join(filter(None, (now["algorithm"], amount(now), besides(now))))
-            error.message += f"; it is version {now['version']} now: {told}"
+            current = ", ".join(filter(None, (now["algorithm"], amount(now), besides(now))))
+            error.message += f"; it is version {now['version']} now: {current}"
         raise
 
 

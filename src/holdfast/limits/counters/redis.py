@@ -31,9 +31,6 @@ from holdfast.limits.counters.contract import (
 )
 from holdfast.limits.rules import RuleVersion
 
-NAMES_MAX = 65_536
-"""Names of counters that are kept; when full, all are dropped and computed again."""
-
 _NUMBERS_PER_READING = 6
 
 
@@ -43,15 +40,11 @@ DECIDE = Script("head", *CODES, "tail")
 ANNOUNCE = Script("announce")
 RESET = Script("reset")
 
-CHECK_SECONDS = 2.0
-"""How long startup waits to find out whether Redis is fit to keep counters."""
 CHECK_AGAIN_SECONDS = 10.0
 """How often a heartbeat checks for eviction, which can be switched on at any time."""
 
-RESETS_TOLD_SECONDS = 60.0
+RESETS_REPORTED_SECONDS = 60.0
 """How long a reset is reported; a node cut off for longer may remember a refusal."""
-RESETS_MAX = 1_000
-"""Resets that are reported; the oldest are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +55,13 @@ class RedisSettings:
     prefix: str = "rl"
     connect_timeout_seconds: float = 1.0
     socket_timeout_seconds: float = 5.0
+    check_seconds: float = 2.0
+    """How long startup waits to find out whether Redis is fit to keep counters."""
+    names_max: int = 65_536
+    """Names of counters that are kept; when full, all are dropped and computed
+    again."""
+    resets_max: int = 1_000
+    """Resets that are reported; the oldest are dropped."""
 
     def __post_init__(self) -> None:
         if not self.prefix:
@@ -94,7 +94,7 @@ class RedisCounters:
     async def check(self) -> None:
         """BadSetting if it is reachable but unfit. Each connection checks again."""
         try:
-            async with asyncio.timeout(CHECK_SECONDS):
+            async with asyncio.timeout(self._settings.check_seconds):
                 (await self._open()).retire()
         except UnfitRedis as error:
             if error.fatal:
@@ -106,10 +106,10 @@ class RedisCounters:
     def take_now(
         self, key: CounterKey, terms: LimitParams, cost: int, hold: str = "", times: int = 1
     ) -> CounterReading:
-        raise Unavailable("these counters are a round trip away")
+        raise Unavailable("these counters need a round trip")
 
     def peek_now(self, key: CounterKey, terms: LimitParams, count: int) -> CounterReading | None:
-        raise Unavailable("these counters are a round trip away")
+        raise Unavailable("these counters need a round trip")
 
     def take(self, entries: Sequence[Sequence[CounterRequest]]) -> Awaitable[CounterResponse]:
         request = _Request()
@@ -121,8 +121,8 @@ class RedisCounters:
         return sum((await self._decide(request, [], packed, _answers.decode))[2:])
 
     async def reset(self, key: CounterKey) -> bool:
-        told = (int(RESETS_TOLD_SECONDS * 1000), RESETS_MAX)
-        return bool(await self._run(RESET, [self.name(key), self._resets], told, int))
+        arguments = (int(RESETS_REPORTED_SECONDS * 1000), self._settings.resets_max)
+        return bool(await self._run(RESET, [self.name(key), self._resets], arguments, int))
 
     def name(self, key: CounterKey) -> bytes:
         return self._names.get(key) or self._name(key)
@@ -172,7 +172,7 @@ class RedisCounters:
         any other.
         """
         subject = hashlib.blake2b(key[1].encode(errors="surrogatepass"), digest_size=12).hexdigest()
-        if len(self._names) >= NAMES_MAX:
+        if len(self._names) >= self._settings.names_max:
             self._names.clear()
         name = self._names[key] = f"{self._settings.prefix}:{key[0]}{subject}".encode(
             errors="surrogatepass"
@@ -203,7 +203,8 @@ class RedisCounters:
         return await pipe.send(call)
 
     async def _open(self) -> Pipe:
-        connection: AbstractConnection = self._connections.make_connection()  # type: ignore[no-untyped-call]
+        make: Callable[[], AbstractConnection] = self._connections.make_connection
+        connection = make()
         try:
             await connection.connect()  # type: ignore[no-untyped-call]
             await check_server(connection)
@@ -295,17 +296,17 @@ def _readings(
         for limit, epoch, version, capacity in answer[1]
     ]
     columns = [answer[at::_NUMBERS_PER_READING] for at in range(2, 2 + _NUMBERS_PER_READING)]
-    told = []
+    readings = []
     for ask, admitted, remaining, reset_ms, wait_ms, leased, by in zip(
         chain(*entries), *columns, strict=True
     ):
         limit, stamp, capacity = (
             newer[by - 1] if by else (ask.terms.limit, ask.terms.stamp, ask.terms.capacity)
         )
-        told.append(
+        readings.append(
             CounterReading(admitted, remaining, reset_ms, wait_ms, leased, limit, stamp, capacity)
         )
-    if len(told) == len(entries):
-        return [(reading,) for reading in told]
-    readings = iter(told)
-    return [tuple(islice(readings, len(entry))) for entry in entries]
+    if len(readings) == len(entries):  # one key each, as almost always
+        return [(reading,) for reading in readings]
+    in_order = iter(readings)
+    return [tuple(islice(in_order, len(entry))) for entry in entries]

@@ -113,7 +113,7 @@ class _Batch:
 
 
 class Batcher:
-    """``on_result`` is called once per entry, ``on_success`` after each answered call."""
+    """Calls ``on_result`` once per entry, ``on_success`` after each answered call."""
 
     def __init__(
         self,

@@ -138,22 +138,27 @@ def standing_of(compiled: CompiledRule, reading: CounterReading) -> Standing:
         used = max(
             used, math.ceil(reading.reset_ms * reading.limit / compiled.terms.window_ms - EPSILON)
         )
-    told = (
-        rule.algorithm,
-        reading.limit,
-        rule.window_seconds,
-        reading.capacity,
-        used,
-        reading.remaining,
+    return Standing(
+        rule=compiled.label,
+        rule_version=reading.stamp.version,
+        algorithm=rule.algorithm,
+        limit=reading.limit,
+        window_seconds=rule.window_seconds,
+        capacity=reading.capacity,
+        used=used,
+        remaining=reading.remaining,
+        reset_after=reading.reset_ms / 1000,
     )
-    return Standing(compiled.label, reading.stamp.version, *told, reading.reset_ms / 1000)
 
 
 class DecisionBuilder:
     """Builds the decisions of one node; each carries ``region``.
 
     ``tally`` counts by source: refused, allowed, and over the limit of a rule in shadow
-    mode.
+    mode. Decisions are constructed by position: thirteen keywords make it 0.16 instead
+    of 0.11 microseconds, on a path of about one. Their order is allowed,
+    limit, remaining, reset_after, retry_after; rule, rule_version, decided_by,
+    degraded, exceeded; window_seconds, region, hold: a line each.
     """
 
     def __init__(self, region: str, monotonic: Callable[[], float]) -> None:
@@ -176,8 +181,9 @@ class DecisionBuilder:
             return self.refused(compiled, reading, by)
         self.tally[by][_ALLOWED] += 1
         return Decision(
-            True, reading.limit, reading.remaining, reading.reset_ms / 1000, 0.0, compiled.label, reading.stamp.version,
-            by, by in _DEGRADED, False, compiled.rule.window_seconds, self._region, hold,
+            True, reading.limit, reading.remaining, reading.reset_ms / 1000, 0.0,
+            compiled.label, reading.stamp.version, by, by in _DEGRADED, False,
+            compiled.rule.window_seconds, self._region, hold,
         )  # fmt: skip
 
     def refused(
@@ -187,8 +193,9 @@ class DecisionBuilder:
         self.tally[by][_EXCEEDED if compiled.shadow else _REFUSED] += times
         wait = reading.wait_ms / 1000
         return Decision(
-            compiled.shadow, reading.limit, reading.remaining, reading.reset_ms / 1000, wait, compiled.label,
-            reading.stamp.version, by, by in _DEGRADED, wait > 0, compiled.rule.window_seconds, self._region,
+            compiled.shadow, reading.limit, reading.remaining, reading.reset_ms / 1000, wait,
+            compiled.label, reading.stamp.version, by, by in _DEGRADED, wait > 0,
+            compiled.rule.window_seconds, self._region,
         )  # fmt: skip
 
     def of_alike(
@@ -245,8 +252,9 @@ class DecisionBuilder:
         self.tally["lease"][_ALLOWED] += times
         reset = lease.reset_at - now
         return Decision(
-            True, terms.limit, lease.remaining + left, reset if reset > 0 else 0.0, 0.0, compiled.label,
-            terms.stamp.version, "lease", False, False, compiled.rule.window_seconds, self._region,
+            True, terms.limit, lease.remaining + left, reset if reset > 0 else 0.0, 0.0,
+            compiled.label, terms.stamp.version, "lease", False, False,
+            compiled.rule.window_seconds, self._region,
         )  # fmt: skip
 
     def denied(

@@ -1,4 +1,4 @@
-"""What a node admits without the shared counters, and what it must charge to them later. (Pure.)
+"""What a node admits without the shared counters, and what it charges them later.
 
 Each rule chooses by ``on_store_failure``:
 
@@ -18,7 +18,7 @@ rule, so a node admits at most (``keys_max`` + 1) shares of a rule, however many
 
 ``FallbackLimiter`` decides, and keeps account of what to charge to the shared counters
 when they answer again. ``NodeMembership`` determines the live nodes that divide the
-limit.
+limit. (Pure.)
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class FallbackLimiter:
     def forget(self, key: CounterKey) -> None:
         """The counter of this key was reset: nothing is used or pending.
 
-        That includes its holds, since ``take_pending`` returns only what is in the table.
+        That includes its holds: ``take_pending`` returns only what is in the table.
         """
         self._table.reset(key)
         for memory in (self._spent, self._unconfirmed, self._seeded):

@@ -278,8 +278,8 @@ class Limiter:
         and refuse nothing.
         """
         # The checks that can refuse form one group. The counters decide a group
-        # atomically, in one entry of one call: they read every key, and take from all or
-        # from none. So a refusal by one rule costs the others nothing, and no other
+        # atomically, in one entry of one call: they read every key, and take from all
+        # or from none. So a refusal by one rule costs the others nothing, and no other
         # caller can take what was found free in between. Leases and denials are not
         # used: what this node knows of one key cannot promise the others.
         if len(checks) > KEYS_PER_CALL_MAX:  # an entry is never split between calls
@@ -290,8 +290,8 @@ class Limiter:
         for compiled, check in pairs:
             validate(compiled, check.subject, check.cost)
             if compiled is not None and not compiled.shadow:
-                # Checks of one key are one request for their sum: two requests would each
-                # be compared with what is left before the other, and both fit.
+                # Checks of one key are one request for their sum: two requests would
+                # each be compared with what is left before the other, and both fit.
                 key = (compiled.prefix, check.subject)
                 cost = check.cost + group.get(key, (compiled, 0))[1]
                 validate(compiled, check.subject, cost)  # the sum may exceed the capacity
@@ -326,7 +326,7 @@ class Limiter:
             return {}
         compiled_rules = tuple(compiled for compiled, _ in group.values())
         asks = tuple(
-            # positional, as on every hot path: one time, no lease
+            # by position, as on every hot path: ``times`` is 1 and ``want`` 0, no lease
             CounterRequest(key, compiled.terms, cost, 1, 0, self._new_hold(compiled, key))
             for key, (compiled, cost) in group.items()
         )

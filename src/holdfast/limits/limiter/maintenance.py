@@ -1,7 +1,8 @@
-"""What a node does besides checks: announce itself, charge what is pending, return leases.
+"""What a node does besides checks: announce itself, charge pending use, return leases.
 
 ``NodeHeartbeat`` runs once a second and whenever the counters answer while something is
-pending. Charging runs beside the heartbeat, because it can take longer than the interval.
+pending. Charging runs beside the heartbeat, because it can take longer than the
+interval.
 
 ``NodeCount`` announces this node and learns which others are alive. A node that starts
 without the counters must not assume that it is alone, or every node starting then would
@@ -63,7 +64,7 @@ class Reconciler:
         return (self._share.has_pending or bool(self._releases)) and not self._settling
 
     async def settle(self) -> None:
-        """Charge what is pending; keep what is refused, drop what may have been taken."""
+        """Charge pending use; keep what is refused, drop what may have been taken."""
         if self._settling:
             return
         self._settling = True

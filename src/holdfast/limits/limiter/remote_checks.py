@@ -130,7 +130,8 @@ class RemoteChecks:
             if self.batcher.ask(compiled, ask) is not None:
                 self._counted_later += times
                 terms = compiled.terms
-                # positional: admitted, remaining, reset_ms, wait_ms, leased, then the rule
+                # by position, as on every hot path: admitted, remaining, reset_ms,
+                # wait_ms, leased; then the rule's limit, stamp and capacity
                 reading = CounterReading(
                     times, terms.limit, 0.0, 0.0, 0, terms.limit, terms.stamp, terms.capacity
                 )

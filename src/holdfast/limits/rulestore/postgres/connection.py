@@ -97,11 +97,11 @@ def _looked_after(settings: PostgresSettings) -> dict[str, str]:
 def unavailable(error: BaseException, what: str) -> HoldfastError:
     """Unavailable: nothing happened. The cause goes to the log, not to the caller."""
     telemetry.log.warning("limits.database_unavailable", what=what, error=type(error).__name__)
-    away = Unavailable(
+    failure = Unavailable(
         f"the database of the rules cannot {what} now", retry_after_seconds=RETRY_AFTER_SECONDS
     )
-    away.__cause__ = error
-    return away
+    failure.__cause__ = error
+    return failure
 
 
 class Database:
@@ -156,7 +156,7 @@ class Database:
             except FOREIGN as error:
                 _end(connection)
                 raise OutcomeUnknown(
-                    "the commit was not confirmed; the same call with the same key tells"
+                    "the commit was not confirmed; repeat the call with the same key to find out"
                 ) from error
 
     async def close(self) -> None:
