@@ -43,7 +43,7 @@ def session_of(user: User, chat_id: str) -> Session:
         "phone",
         now=0,
     )
-    session.established({chat_id: Cursor(1, 0)}, "2026-01-01T00:00:00.000Z")
+    session.establish({chat_id: Cursor(1, 0)}, "2026-01-01T00:00:00.000Z")
     (fetch,) = session.receive(
         Resume(request_id="r", payload=ResumeBody({chat_id: CursorClaim(1, 0)})), now=0
     )

@@ -100,8 +100,8 @@ class FakeSocket:
         self.connection.work_done(1)
 
 
-class NoNeighbours:
-    """Records what the gateway tells the fanout plane."""
+class RecordingPresence:
+    """A presence listener that records what it is called with."""
 
     def __init__(self) -> None:
         self.events: list[tuple[Any, ...]] = []
@@ -135,7 +135,7 @@ class Bench:
     store: Any
     clock: LoopClock
     ids: Ids
-    neighbours: NoNeighbours
+    presence: RecordingPresence
     intake: Intake
     watermarks: Watermarks
     sockets: list[FakeSocket] = field(default_factory=list)
@@ -189,7 +189,7 @@ def message(chat_id: str, sequence: int, **changes: Any) -> Message:
 
 @asynccontextmanager
 async def bench(
-    limits: GatewaySettings | None = None,
+    settings: GatewaySettings | None = None,
     store: ChatStore | None = None,
     memory_budget_bytes: int = PLENTY,
     verify: Callable[[str], Principal] = verify,
@@ -201,8 +201,8 @@ async def bench(
     store = store or MemoryStore()
     durability = StoreDurability(store, clock)
     intake = Intake(durability, clock, ids)
-    plane = GatewayDeps(
-        limits=limits or GatewaySettings(),
+    deps = GatewayDeps(
+        settings=settings or GatewaySettings(),
         clock=clock,
         ids=ids,
         sends=intake,
@@ -213,12 +213,12 @@ async def bench(
         rng=random.Random(1),
         sends_failing_seconds=lambda: durability.breaker_open_seconds,
     )
-    neighbours = NoNeighbours()
+    presence = RecordingPresence()
     running = asyncio.create_task(intake.run())
-    async with Gateway(plane, neighbours, memory_budget_bytes, connection_type) as gateway:
-        made = Bench(gateway, store, clock, ids, neighbours, intake, plane.watermarks)
+    async with Gateway(deps, presence, memory_budget_bytes, connection_type) as gateway:
+        made = Bench(gateway, store, clock, ids, presence, intake, deps.watermarks)
         yield made
         for socket in made.sockets:
-            socket.connection.lost()
+            socket.connection.connection_lost()
     intake.stop()
     await running

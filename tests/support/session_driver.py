@@ -125,7 +125,7 @@ class Talk:
         self.session = Session(self.limits, "conn_1", principal, "phone", self.now, expires_at, rng)
         if established:
             self.do(
-                self.session.established({"chat_1": Cursor(1, 0)} if chats is None else chats, AT)
+                self.session.establish({"chat_1": Cursor(1, 0)} if chats is None else chats, AT)
             )
             self.read()
 

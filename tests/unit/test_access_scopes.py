@@ -361,8 +361,8 @@ async def test_a_socket_is_in_no_chat_that_its_token_is_not_good_for() -> None:
             parts.gateway.push_to_user(
                 User("default", "alice"), chat_id, ("receipt", chat_id), b"\x81\x02{}"
             )
-        await parts.gateway.belonging.ask_memberships()
-        await parts.gateway.belonging.ask_heads()
+        await parts.gateway.roster_sync.ask_memberships()
+        await parts.gateway.roster_sync.ask_heads()
         await settle()
         seen = socket.take()
         assert [frame.get("type") for frame in seen] == [

@@ -77,7 +77,7 @@ async def test_a_client_without_a_device_id_leaves_one_watermark_however_often_i
             socket.say("ack", chat_id=chat_id, epoch=1, sequence=n)
             socket.say("read", chat_id=chat_id, sequence=n)
             await parts.watermarks.flush()
-            socket.connection.lost()
+            socket.connection.connection_lost()
         (mark,) = await parts.store.watermarks(chat_id)
         assert (mark.device_id, mark.delivered, mark.read) == ("", 3, 3)
 
@@ -462,7 +462,7 @@ async def test_a_drain_answers_open_requests_before_it_closes() -> None:
         assert frames[-1]["payload"]["reconnect_allowed"] is True
         assert 0 <= frames[-1]["payload"]["reconnect_delay_ms"] <= 10_000
         assert socket.closed == (4000, "server_shutdown")
-        socket.connection.lost()
+        socket.connection.connection_lost()
         await draining
 
 
@@ -478,7 +478,7 @@ async def test_after_a_restart_clients_return_at_five_hundred_a_second_within_th
         assert max(delays) <= seconds
         assert connections == 1 or max(delays) >= seconds * 0.9, "spread over all of it"
         for socket in sockets:
-            socket.connection.lost()
+            socket.connection.connection_lost()
         await draining
 
 
@@ -486,9 +486,9 @@ async def test_connections_are_announced_and_withdrawn_once_per_user() -> None:
     async with bench() as parts:
         one, two = parts.connect("alice", "a"), parts.connect("alice", "b")
         await settle()
-        one.connection.lost()
-        two.connection.lost()
-        assert parts.neighbours.events == [("came", "alice"), ("left", "alice")]
+        one.connection.connection_lost()
+        two.connection.connection_lost()
+        assert parts.presence.events == [("came", "alice"), ("left", "alice")]
 
 
 async def test_a_closed_connection_leaves_its_chats() -> None:
@@ -496,7 +496,7 @@ async def test_a_closed_connection_leaves_its_chats() -> None:
         chat_id = await parts.chat("alice")
         socket = await live(parts, "alice")
         socket.connection.protocol_broken("for the test")
-        socket.connection.lost()
+        socket.connection.connection_lost()
         assert parts.gateway.roster.in_chat(chat_id) == ()
         assert parts.gateway.connections == 0
 
@@ -543,7 +543,7 @@ async def test_who_was_removed_without_hearing_of_it_gets_no_more_of_the_chat_an
         stays = await parts.chat("alice", "bob")
         alice, bob = await live(parts, "alice"), await live(parts, "bob")
         await parts.remove(chat_id, "bob")
-        await parts.gateway.belonging.ask_memberships()
+        await parts.gateway.roster_sync.ask_memberships()
         await parts.gateway.push_to_chats([chat_id], ("typing",), TYPING)
         await settle()
         assert bob.take() == [
@@ -582,7 +582,7 @@ async def test_memberships_read_before_an_event_do_not_take_it_back(what: str) -
         chat_id = await parts.chat(*before)
         bob = await live(parts, "bob")
         store.gate.clear()
-        asking = asyncio.create_task(parts.gateway.belonging.ask_memberships())
+        asking = asyncio.create_task(parts.gateway.roster_sync.ask_memberships())
         await settle()
         event = message(chat_id, 1, kind="event", content=f'{{"event":"{what}","user_id":"bob"}}')
         parts.gateway.deliver(Envelope([Stretch("default", [event], frozenset({ALICE}))]))
@@ -608,7 +608,7 @@ async def test_who_leaves_while_memberships_are_told_to_others_is_not_put_back(
             parts.gateway.deliver(Envelope([Stretch("default", [event], frozenset({ALICE}))]))
 
         monkeypatch.setattr(Turns, "give_way", give_way)
-        await parts.gateway.belonging.ask_memberships()
+        await parts.gateway.roster_sync.ask_memberships()
         assert [connection.user for connection in parts.gateway.roster.in_chat(chat_id)] == [ALICE]
 
 
@@ -623,7 +623,7 @@ async def test_memberships_that_are_read_for_a_hello_are_not_asked_for_again() -
         parts.connect("bob")
         await settle()
         store.asked.clear()
-        asking = asyncio.create_task(parts.gateway.belonging.ask_memberships())
+        asking = asyncio.create_task(parts.gateway.roster_sync.ask_memberships())
         await settle()
         store.gate.set()
         await asking
@@ -649,7 +649,7 @@ async def test_what_the_store_says_of_many_is_told_in_turns(
             await parts.chat(f"user_{n}", "alice")
             parts.connect(f"user_{n}")
         await settle()
-        asking = getattr(parts.gateway.belonging, ask)
+        asking = getattr(parts.gateway.roster_sync, ask)
         idle = await turns_of(asking())
         worked = count(0, TURN_SECONDS)
         monkeypatch.setattr(LoopClock, "monotonic", lambda clock: next(worked))
@@ -670,15 +670,15 @@ async def test_heads_that_bring_nothing_new_are_not_told(monkeypatch: pytest.Mon
         await live(parts, "alice")
         never_resumed = parts.connect("bob")
         await asyncio.sleep(1)
-        await parts.gateway.belonging.ask_heads()
+        await parts.gateway.roster_sync.ask_heads()
         await asyncio.sleep(1)
         due = never_resumed.connection.due
         monkeypatch.setattr(Session, "on_head", counted)
-        await parts.gateway.belonging.ask_heads()
+        await parts.gateway.roster_sync.ask_heads()
         assert told == []
         assert never_resumed.connection.due == due, "it need not be looked at"
         await parts.store.append([draft("c2", sender=ALICE, chat_id=chats[1])])
-        await parts.gateway.belonging.ask_heads()
+        await parts.gateway.roster_sync.ask_heads()
         assert told == [chats[1]] * 2
 
 
@@ -688,7 +688,7 @@ async def test_memberships_read_before_a_connection_came_say_nothing_about_it() 
         await live(parts, "bob")
         chat_id = await parts.chat("alice", "bob")
         store.gate.clear()
-        asking = asyncio.create_task(parts.gateway.belonging.ask_memberships())
+        asking = asyncio.create_task(parts.gateway.roster_sync.ask_memberships())
         await settle()
         await parts.remove(chat_id, "bob")
         tablet = parts.connect("bob", "tablet")
@@ -715,7 +715,7 @@ async def test_one_part_that_cannot_be_read_keeps_nobody_else_from_their_chats(
         bob = await live(parts, "bob")
         broken.append("alice")
         await parts.chat("carol", "bob")
-        await parts.gateway.belonging.ask_memberships()
+        await parts.gateway.roster_sync.ask_memberships()
         await settle()
         assert types_of(bob.take()) == ["resync"]
 
@@ -734,7 +734,7 @@ async def test_the_memberships_of_many_are_asked_for_in_few_reads() -> None:
             parts.connect(f"user_{n}")
         await settle()
         store.reads = 0
-        await parts.gateway.belonging.ask_memberships()
+        await parts.gateway.roster_sync.ask_memberships()
         assert store.reads == 3
 
 
@@ -756,7 +756,11 @@ def test_the_log_says_whose_buffer_rose_who_was_warned_and_why_a_connection_was_
     with capture_logs() as logs:
         run(story())
     alices = [line for line in logs if line.get("user_id") == "alice"]
-    events = ["outbound_buffer_above_warning", "slow_consumer_warned", "connection_closed"]
+    events = [
+        "gateway.outbound_buffer_filled",
+        "gateway.slow_consumer_warned",
+        "gateway.connection_closed",
+    ]
     assert [line["event"] for line in alices] == events, "each once"
     assert alices[-1]["reason"] == "slow_consumer"
     assert {(line["tenant"], line["connection_id"][:5]) for line in alices} == {
@@ -779,7 +783,7 @@ def test_a_storm_of_closings_does_not_flood_the_log_and_says_what_it_left_out() 
 
     with capture_logs() as logs:
         run(story())
-    lines = [line for line in logs if line["event"] == "connection_closed"]
+    lines = [line for line in logs if line["event"] == "gateway.connection_closed"]
     assert len(lines) == LINES_AT_ONCE + 2
     assert lines[-2]["left_out"] == 300 - LINES_AT_ONCE and lines[-1]["user_id"] == "late"
 
@@ -802,7 +806,7 @@ async def test_presence_in_many_chats_gives_way_to_other_work_between_two_chats(
         for user_id in ("bob", "carol"):
             await live(parts, user_id)
         gateway = parts.gateway
-        gateway._plane = replace(gateway._plane, clock=_SlowLoopClock())
+        gateway._deps = replace(gateway._deps, clock=_SlowLoopClock())
         order: list[str] = []
         pushing = asyncio.create_task(gateway.push_to_chats(chats, ("presence",), TYPING))
         pushing.add_done_callback(lambda _: order.append("pushed"))

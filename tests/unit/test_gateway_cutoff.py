@@ -146,7 +146,7 @@ async def test_nothing_makes_a_socket_that_is_to_close_be_read_again() -> None:
     cut, store = List(), SlowStore()
     async with bench(refusal=cut.refusal, store=store) as parts:
         socket, _ = await sending(parts)
-        burst = parts.gateway._plane.limits.backpressure.inbound.work_rate_limit_burst
+        burst = parts.gateway._deps.settings.backpressure.inbound.work_rate_limit_burst
         socket.connection.work_done(burst + 20)
         await cut.add(parts, entry("ban"))
         await asyncio.sleep(0.4)
@@ -229,7 +229,7 @@ async def test_disconnect_closes_a_user_or_a_device_who_may_come_back() -> None:
         assert parts.gateway.cutoff.disconnect(ALICE, "phone") == 1
         assert phone.closed == (4004, "rotation") and tablet.closed is None
         assert closings(phone.take())[0][2] is True
-        phone.connection.lost()
+        phone.connection.connection_lost()
         assert parts.gateway.cutoff.disconnect(ALICE) == 1 and tablet.closed is not None
         assert (
             parts.gateway.cutoff.disconnect(User("default", "nobody")) == 0 and bob.closed is None

@@ -189,9 +189,9 @@ def test_a_tenants_own_rule_for_addresses_is_asked_besides_that_of_all_tenants()
         assert isinstance(by_frame, AcceptedHandshake), "of an unknown tenant"
         if own is ours:
             with pytest.raises(RateLimited, match="default/connect:"):
-                by_frame.seat.identify(ALICE)
+                by_frame.slot.identify(ALICE)
         else:
-            by_frame.seat.identify(ALICE)
+            by_frame.slot.identify(ALICE)
             assert isinstance(decide(door), Refusal), "five of this address in all"
 
 
@@ -263,11 +263,11 @@ def test_who_says_only_in_the_first_frame_who_it_is_counts_for_its_tenant_from_t
         and by_header.principal
     )
     with pytest.raises(Unavailable, match="this tenant holds its 1 connections"):
-        by_frame.seat.identify(by_header.principal)
-    by_header.seat.leave()
-    by_frame.seat.identify(by_header.principal)
+        by_frame.slot.identify(by_header.principal)
+    by_header.slot.leave()
+    by_frame.slot.identify(by_header.principal)
     assert isinstance(decide(door, Authorization="Bearer good"), Refusal)
-    by_frame.seat.leave()
+    by_frame.slot.leave()
     assert door.counts.total == 0
     assert isinstance(decide(door, Authorization="Bearer good"), AcceptedHandshake)
 

@@ -93,10 +93,10 @@ async def test_a_raised_epoch_is_told_at_once_to_everybody_here() -> None:
     async with bench() as parts:
         chat_id = await parts.chat("alice", "bob")
         alice, bob = await live(parts, "alice"), await live(parts, "bob")
-        parts.gateway.belonging.heard(chat_id, Cursor(2, 7))
+        parts.gateway.roster_sync.on_head(chat_id, Cursor(2, 7))
         await settle()
         told = [{"type": "resync", "payload": {"chats": [{"chat_id": chat_id, "head": 7}]}}]
         assert [alice.take(), bob.take()] == [told, told]
-        parts.gateway.belonging.heard(chat_id, Cursor(2, 7))
+        parts.gateway.roster_sync.on_head(chat_id, Cursor(2, 7))
         await settle()
         assert alice.take() == [], "once"

@@ -286,7 +286,7 @@ class Protocol(RuleBasedStateMachine):
         self.reading = True
         self.warned_at = None
         memberships = {chat_id: self.store.cursor(chat_id) for chat_id in self.store.members}
-        self.carry_out(self.session.established(memberships, AT))
+        self.carry_out(self.session.establish(memberships, AT))
         self.say(self.client.reconnected())
 
     def carry_out(self, effects: Effects) -> None:
@@ -461,7 +461,7 @@ class Protocol(RuleBasedStateMachine):
             event = self.store.leave(chat_id)
             if heard:
                 self.carry_out(self.session.deliver(event, self.now))
-            self.carry_out(self.session.on_membership(chat_id, None, heard=heard))
+            self.carry_out(self.session.on_membership(chat_id, None, event_delivered=heard))
         else:
             self.store.members.add(chat_id)
             epoch = self.rng.choice([0, self.store.epoch[chat_id]])

@@ -269,7 +269,7 @@ def test_deliveries_and_memberships_before_the_chats_are_known_are_remembered() 
     talk.do(talk.session.on_membership("chat_2", Cursor(1, 3)))
     talk.do(talk.session.on_membership("chat_3", None))
     chats = {"chat_1": Cursor(1, 4), "chat_3": Cursor(1, 1)}
-    talk.do(talk.session.established(chats, "now"))
+    talk.do(talk.session.establish(chats, "now"))
     talk.read()
     assert set(talk.session.chats) == {"chat_1", "chat_2"}
     (sent,) = talk.pull(0, page(0, 4))
@@ -489,12 +489,12 @@ def test_pull_from_another_epoch_stops_pushes_until_the_page_has_reset_the_copy(
     place.pull(Cursor(2, 9))
     assert place.live
     place.pull(Cursor(1, 10))
-    assert not place.live and place.heard == 10
+    assert not place.live and place.head == 10
 
 
 def test_a_page_that_ends_one_short_of_what_is_known_to_exist_says_that_there_is_more() -> None:
     place = ChatProgress(Cursor(1, 10))
-    place.hear(11)
+    place.raise_head(11)
     sent = place.settle(page(0, 10))
     assert sent.has_more and sent.head == 11
     assert not place.live, "the next push would be behind a hole"

@@ -42,7 +42,7 @@ BAD_IDS = ["", "x" * 65, "with space", "é", "new\nline"]
 
 def test_hello_names_the_connection_and_its_limits() -> None:
     talk = Talk(established=False)
-    talk.do(talk.session.established({}, "2026-01-01T00:00:00.000Z"))
+    talk.do(talk.session.establish({}, "2026-01-01T00:00:00.000Z"))
     (hello,) = talk.read()
     assert isinstance(hello, ConnectionEstablished)
     assert (hello.connection_id, hello.user_id, hello.device_id) == ("conn_1", "ann", "phone")

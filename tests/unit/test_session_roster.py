@@ -35,7 +35,7 @@ def test_a_session_is_found_by_its_user_and_after_its_hello_by_its_chats() -> No
     assert here.add(session) == []
     assert here.of_user(ANN) == (session,)
     assert here.in_chat("chat_1") == ()
-    here.established(session)
+    here.establish(session)
     assert here.in_chat("chat_1") == here.in_chat("chat_2") == (session,)
     assert set(here.chats) == {"chat_1", "chat_2"}
 
@@ -43,9 +43,9 @@ def test_a_session_is_found_by_its_user_and_after_its_hello_by_its_chats() -> No
 def test_a_devices_new_socket_replaces_its_old_one() -> None:
     here, old, new = roster(), Here(ANN, chats={"chat_1"}), Here(ANN, chats={"chat_1"})
     here.add(old)
-    here.established(old)
+    here.establish(old)
     assert here.add(new) == [old]
-    here.established(new)
+    here.establish(new)
     assert here.of_user(ANN) == here.in_chat("chat_1") == (new,)
     here.remove(old)
     assert here.of_user(ANN) == here.in_chat("chat_1") == (new,), (
@@ -83,21 +83,21 @@ def test_joining_and_leaving_concern_every_device_of_the_user() -> None:
     phone, laptop, bob = Here(ANN), Here(ANN, "laptop"), Here(BOB)
     for session in (phone, laptop, bob):
         here.add(session)
-    here.joined(ANN, "chat_1")
-    here.joined(ANN, "chat_1")
-    here.joined(BOB, "chat_1")
+    here.join(ANN, "chat_1")
+    here.join(ANN, "chat_1")
+    here.join(BOB, "chat_1")
     assert here.in_chat("chat_1") == (phone, laptop, bob)
-    here.left(ANN, "chat_1")
-    here.left(ANN, "chat_1")
+    here.leave(ANN, "chat_1")
+    here.leave(ANN, "chat_1")
     assert here.in_chat("chat_1") == (bob,)
 
 
 def test_a_session_that_ends_before_its_hello_leaves_nothing_behind() -> None:
     here, session = roster(), Here(ANN, chats={"chat_2"})
     here.add(session)
-    here.joined(ANN, "chat_1")
+    here.join(ANN, "chat_1")
     here.remove(session)
-    here.established(session)
+    here.establish(session)
     assert (here.in_chat("chat_1"), list(here.chats), list(here.users), len(here)) == (
         (),
         [],
@@ -111,7 +111,7 @@ def test_a_delivery_goes_through_those_who_were_there_when_it_began() -> None:
     sessions = [Here(ANN, f"device_{n}", {"chat_1"}) for n in range(3)]
     for session in sessions:
         here.add(session)
-        here.established(session)
+        here.establish(session)
     reached = []
     for session in here.in_chat("chat_1"):
         here.remove(session)
@@ -125,10 +125,10 @@ def test_who_is_missing_in_a_chat_is_looked_up_anew_when_anybody_came_or_left() 
     assert here.missing("chat_1", both) == both
     for session in (ann, bob):
         here.add(session)
-        here.established(session)
+        here.establish(session)
         assert here.missing("chat_1", both) == ({BOB} if session is ann else set())
     assert not here.missing("chat_1", both), "the same set again"
-    here.left(ANN, "chat_1")
+    here.leave(ANN, "chat_1")
     assert here.missing("chat_1", both) == {ANN}
     here.remove(bob)
     assert here.missing("chat_1", both) == both
@@ -162,7 +162,7 @@ class Comings(RuleBasedStateMachine):
         assert self.roster.add(session) == expected
         self.here = [other for other in self.here if other not in expected] + [session]
         self.gone += expected
-        self.roster.established(session)
+        self.roster.establish(session)
 
     @rule(at=st.integers(0, 20))
     def goes(self, at: int) -> None:
@@ -179,12 +179,12 @@ class Comings(RuleBasedStateMachine):
     @rule(user=st.sampled_from([ANN, BOB]), chat_id=st.sampled_from(["chat_1", "chat_2"]))
     def joins(self, user: User, chat_id: str) -> None:
         self.members[chat_id].add(user)
-        self.roster.joined(user, chat_id)
+        self.roster.join(user, chat_id)
 
     @rule(user=st.sampled_from([ANN, BOB]), chat_id=st.sampled_from(["chat_1", "chat_2"]))
     def leaves(self, user: User, chat_id: str) -> None:
         self.members[chat_id].discard(user)
-        self.roster.left(user, chat_id)
+        self.roster.leave(user, chat_id)
 
     @invariant()
     def everybody_is_found_and_nobody_else(self) -> None:
@@ -216,7 +216,7 @@ def seconds_of_a_storm(size: int) -> float:
         begun = time.process_time()
         for session in sessions:
             here.add(session)
-            here.established(session)
+            here.establish(session)
         assert len(here.in_chat("chat_1")) == size
         for session in sessions:
             here.remove(session)
@@ -237,7 +237,7 @@ def test_who_goes_through_the_sessions_of_a_chat_sees_them_as_they_were() -> Non
     )
     for session in sessions:
         here.add(session)
-        here.established(session)
+        here.establish(session)
     for session in (seen := here.in_chat("chat_1")):
         here.remove(session)
     assert seen == tuple(sessions)

@@ -27,7 +27,7 @@ def idle_session(number: int, rng: random.Random) -> Session:
     """
     now = float(number)
     session = Session(LIMITS, f"conn_{number:026d}", AS_ANN, "phone", now, now + 3600.5, rng)
-    session.established({chat_id: Cursor(1, 1000 + number) for chat_id in CHATS}, AT)
+    session.establish({chat_id: Cursor(1, 1000 + number) for chat_id in CHATS}, AT)
     for chat_id in CHATS:
         (fetch,) = session.receive(sync(1000 + number, chat_id=chat_id), now)
         assert isinstance(fetch, Fetch)

@@ -70,7 +70,7 @@ def test_above_80_percent_it_is_logged_once() -> None:
     assert talk.count(Emit) == 0
     talk.deliver(run(801))
     talk.deliver(run(802))
-    assert [e.sign for e in talk.effects if isinstance(e, Emit)] == [
+    assert [e.event for e in talk.effects if isinstance(e, Emit)] == [
         SessionEvent.BUFFER_ABOVE_WARNING
     ]
     drain(talk, 10)

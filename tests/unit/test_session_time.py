@@ -64,7 +64,7 @@ def test_no_answer_in_ten_seconds_closes_as_idle() -> None:
 def test_whatever_is_read_shows_that_the_client_is_there() -> None:
     talk = Talk()
     talk.wait(35)
-    talk.session.heard()
+    talk.session.on_bytes_read()
     talk.wait(25)
     assert talk.closing is None
     talk.wait(10)
@@ -324,7 +324,7 @@ def test_a_head_is_known_exactly_if_it_would_change_nothing(
         place, heartbeat = ChatProgress(Cursor(1, 0)), Beats(TimeoutSettings(), first=30)
         if lagged:
             heartbeat.compare("chat", place, Cursor(1, 3), now=0)
-        place.hear(heard)
+        place.raise_head(heard)
         place.settle(Page("chat", 1, (), through, has_more=False, head=through))
         known, before = heartbeat.knows("chat", place, head), state_of(place, heartbeat)
         heartbeat.compare("chat", place, head, now=1)

@@ -35,17 +35,17 @@ def session_of(node: Node) -> Any:
     try:
         return connection.session
     finally:
-        connection.lost()
+        connection.connection_lost()
 
 
 def assembler_of(node: Node) -> Any:
     """What gathers the fragments of a connection, as the entrance makes it."""
-    return node._port()._decide._limits
+    return node._port()._decide._settings
 
 
 REACH: dict[str, Callable[[Node], Any]] = {
     "gateway.backpressure.inbound.max_queue_age_seconds": lambda n: (
-        session_of(n)._pulls._limits.backpressure.inbound
+        session_of(n)._pulls._settings.backpressure.inbound
     ),
     "gateway.backpressure.inbound.max_fragments": assembler_of,
     "gateway.backpressure.inbound.max_invalid_frames": lambda n: session_of(n)._requests._inbound,
@@ -53,14 +53,16 @@ REACH: dict[str, Callable[[Node], Any]] = {
         session_of(n)._requests._inbound
     ),
     "gateway.backpressure.outbound.ephemeral_threshold_percent": lambda n: (
-        session_of(n)._outbound._limits
+        session_of(n)._outbound._settings
     ),
-    "gateway.backpressure.outbound.max_ephemeral_frames": lambda n: session_of(n)._outbound._limits,
+    "gateway.backpressure.outbound.max_ephemeral_frames": lambda n: (
+        session_of(n)._outbound._settings
+    ),
     "gateway.timeouts.behind_before_heads_seconds": lambda n: (
         session_of(n)._lifetime.heartbeat._timeouts
     ),
-    "gateway.timeouts.overload_window_seconds": lambda n: session_of(n)._limits.timeouts,
-    "gateway.timeouts.overload_requests_min": lambda n: session_of(n)._limits.timeouts,
+    "gateway.timeouts.overload_window_seconds": lambda n: session_of(n)._settings.timeouts,
+    "gateway.timeouts.overload_requests_min": lambda n: session_of(n)._settings.timeouts,
     "durability.history.resume_page_messages": lambda n: n.history._settings,
     "durability.watermarks.flush_interval_seconds": lambda n: n._watermarks._settings,
     "fanout.ephemeral.typing_seconds": lambda n: n._ephemeral._settings,

@@ -3,7 +3,7 @@
 It knows no WebSocket library: frames come in through its methods, bytes leave through
 ``Socket``. So a simulation drives the same code that serves real sockets.
 
-    waiting for a credential ──authenticate──> opening ──memberships read──> open ──> closed
+    unauthenticated ──authenticate──> opening ──memberships read──> open ──> closed
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ transport holds of a socket that stops taking data."""
 EARLY_FRAMES_MAX = 100
 EARLY_BYTES_MAX = 256 * 1024
 """Frames a client may send before ``connection_established``; they wait for it."""
-LOGGED = {
-    SessionEvent.BUFFER_ABOVE_WARNING,
-    SessionEvent.SLOW_CONSUMER_WARNED,
-    SessionEvent.SLOW_CONSUMER_RECOVERED,
+LOG_EVENTS = {
+    SessionEvent.BUFFER_ABOVE_WARNING: "gateway.outbound_buffer_filled",
+    SessionEvent.SLOW_CONSUMER_WARNED: "gateway.slow_consumer_warned",
+    SessionEvent.SLOW_CONSUMER_RECOVERED: "gateway.slow_consumer_recovered",
 }
 """Rare events of a client in trouble are logged; the others are only counted."""
 
@@ -63,12 +63,12 @@ class Connection:
     """The shell around one session."""
 
     __slots__ = (
+        "_deps",
         "_early",
         "_holds",
         "_host",
         "_identify",
         "_opened_at",
-        "_plane",
         "_pong",
         "_session_type",
         "_socket",
@@ -88,7 +88,7 @@ class Connection:
 
     def __init__(
         self,
-        plane: GatewayDeps,
+        deps: GatewayDeps,
         host: ConnectionHost,
         socket: Socket,
         device_id: str,
@@ -98,20 +98,20 @@ class Connection:
         """``identify`` gets the principal of a first frame, and may raise a refusal."""
         self._identify = identify
         self._session_type = session_type
-        self._plane = plane
+        self._deps = deps
         self._host = host
         self._socket = socket
-        self._opened_at = plane.clock.monotonic()
+        self._opened_at = deps.clock.monotonic()
         self._early: Sequence[bytes] = ()
-        self._work = WorkRate(plane.limits.backpressure.inbound, self._opened_at)
+        self._work = WorkRate(deps.settings.backpressure.inbound, self._opened_at)
         self._holds = _Hold(0)
         self._pong: bytes | None = None
         """Body of the pong to write when the socket takes data again."""
-        self.connection_id = plane.ids.new("conn_")
+        self.connection_id = deps.ids.new("conn_")
         self.device_id = device_id or self.connection_id
         self.authenticated = False
         self.session: Session
-        """Set by ``open``, once the client is authenticated; delivery reads it directly."""
+        """Set by ``open``, once the client is authenticated."""
         self.established = False
         self.write = socket.write
         self.paused = False
@@ -163,9 +163,9 @@ class Connection:
         if self.closing is not None or self.leaving:
             return
         if self.authenticated and not self.established:
-            self._wait_for_hello(data)
+            self._queue_early_frame(data)
             return
-        now = self._plane.clock.monotonic()
+        now = self._deps.clock.monotonic()
         try:
             frame = decode_client_frame(data)
         except InvalidMessage as error:
@@ -186,7 +186,7 @@ class Connection:
         """Answer a ping within the frame rate; while paused keep only the last."""
         if self.closing is not None:
             return
-        if self.authenticated and not self.session.on_ping(self._plane.clock.monotonic()):
+        if self.authenticated and not self.session.on_ping(self._deps.clock.monotonic()):
             return
         if self.paused:
             self._pong = body
@@ -196,8 +196,8 @@ class Connection:
     def work_done(self, work: int) -> None:
         """Count the frames of one read; above the work rate reading pauses."""
         if self.authenticated:
-            self.session.heard()
-        if self.closing is None and self._work.spend(work, self._plane.clock.monotonic()):
+            self.session.on_bytes_read()
+        if self.closing is None and self._work.spend(work, self._deps.clock.monotonic()):
             self._hold(_Hold.WORK)
             self.due = 0.0
             telemetry.session_noticed(SessionEvent.WORK_RATE_EXCEEDED.value)
@@ -213,12 +213,12 @@ class Connection:
         self.paused = False
         self._host.wake(self)
 
-    def lost(self) -> None:
+    def connection_lost(self) -> None:
         """The socket is closed. Sends under way go on; their answers are dropped."""
         if self.closing is None:
             telemetry.connection_lost()
         self.closing = self.closing or CloseReason.IDLE_TIMEOUT
-        self._host.lost(self)
+        self._host.on_lost(self)
 
     # --- called by the gateway --------------------------------------------------------
 
@@ -238,7 +238,7 @@ class Connection:
             return
         while not self.paused and (chunks := session.take(WRITE_BYTES)):
             self.write(chunks[0] if len(chunks) == 1 else b"".join(chunks))
-            if steps := session.on_written(self._plane.clock.monotonic()):
+            if steps := session.on_written(self._deps.clock.monotonic()):
                 self.do(steps)
 
     def tick(self, now: float) -> None:
@@ -246,7 +246,7 @@ class Connection:
         if self._work.paused and self.closing is None:
             self._judge_work(now)
         if not self.authenticated:
-            self.due = self._opened_at + self._plane.limits.timeouts.authentication_seconds
+            self.due = self._opened_at + self._deps.settings.timeouts.authentication_seconds
             if self.closing is None and now >= self.due:
                 self.close(CloseReason.UNAUTHORIZED, message="no `authenticate` frame in time")
         else:
@@ -264,7 +264,7 @@ class Connection:
                     CloseReason.UNAUTHORIZED, message="too many frames before authentication"
                 )
             else:
-                window = self._plane.limits.backpressure.inbound.work_pause_window_seconds
+                window = self._deps.settings.backpressure.inbound.work_pause_window_seconds
                 self.close(
                     CloseReason.RATE_LIMITED, delay_ms=int(window * 1000) + self._host.spread_ms()
                 )
@@ -282,7 +282,7 @@ class Connection:
         self.write(encode_frame(closing_frame(closing, message, delay_ms, {})))
         self._close_socket(closing)
 
-    def take_no_more(self) -> None:
+    def stop_reading(self) -> None:
         """Stop reading and drop what was read; the caller closes it soon."""
         self.leaving = True
         self._socket.pause_reading()
@@ -307,11 +307,11 @@ class Connection:
                 case effects.Verify():
                     self._verify(effect)
                 case effects.Delivered():
-                    self._plane.watermarks.delivered(
+                    self._deps.watermarks.delivered(
                         self.user, self._marked_as, effect.chat_id, effect.epoch, effect.sequence
                     )
                 case effects.WasRead():
-                    self._plane.watermarks.read(
+                    self._deps.watermarks.read(
                         self.user, self._marked_as, effect.chat_id, effect.epoch, effect.sequence
                     )
                 case effects.IsTyping():
@@ -321,9 +321,9 @@ class Connection:
                 case effects.ResumeReading():
                     self._release(_Hold.CONTROL_LANE)
                 case effects.Emit():
-                    telemetry.session_noticed(effect.sign.value)
-                    if effect.sign in LOGGED:
-                        self._host.log(self, effect.sign.value)
+                    telemetry.session_noticed(effect.event.value)
+                    if (log_event := LOG_EVENTS.get(effect.event)) is not None:
+                        self._host.log(self, log_event)
                 case effects.Close():
                     self._close(effect.closing)
                 case _:
@@ -340,18 +340,18 @@ class Connection:
             self._socket.resume_reading()
 
     def _submit(self, effect: effects.Submit) -> None:
-        plane = self._plane
-        deadline = plane.clock.monotonic() + plane.limits.timeouts.durability_rpc_seconds
+        deps = self._deps
+        deadline = deps.clock.monotonic() + deps.settings.timeouts.durability_rpc_seconds
         answer = partial(self._answered, effect.token)
-        plane.sends.submit(effect.body, self.session.user, self.connection_id, deadline, answer)
+        deps.sends.submit(effect.body, self.session.user, self.connection_id, deadline, answer)
 
     def _answered(self, token: int, outcome: Outcome) -> None:
         if self.closing is None:
-            self.do(self.session.on_send_result(token, outcome, self._plane.clock.monotonic()))
+            self.do(self.session.on_send_result(token, outcome, self._deps.clock.monotonic()))
 
     async def _read(self, effect: effects.Fetch | effects.FetchResume) -> None:
         """Read one page; a session never has two reads under way."""
-        session, history = self.session, self._plane.history
+        session, history = self.session, self._deps.history
         result: Page | ResumeRead | HoldfastError
         try:
             if isinstance(effect, effects.Fetch):
@@ -366,7 +366,7 @@ class Connection:
                 )
         except HoldfastError as error:
             result = error
-        steps = session.on_page(effect.token, result, self._plane.clock.monotonic())
+        steps = session.on_page(effect.token, result, self._deps.clock.monotonic())
         if self.closing is None:
             self.do(steps)
 
@@ -380,7 +380,7 @@ class Connection:
     def _close_socket(self, closing: CloseReason) -> None:
         self.closing = closing
         telemetry.connection_closed(closing.reason)
-        self._host.log(self, "connection_closed", reason=closing.reason)
+        self._host.log(self, "gateway.connection_closed", reason=closing.reason)
         self._socket.close(closing.code, closing.reason)
         asyncio.get_running_loop().call_later(LINGER_SECONDS, self._socket.abort)
 
@@ -389,9 +389,9 @@ class Connection:
     def _authenticate(self, frame: Authenticate) -> None:
         """Judge the credential of the first frame like one in a header."""
         try:
-            if refusal := refusal_of(frame, self._plane.session_limits):
+            if refusal := refusal_of(frame, self._deps.session_settings):
                 raise refusal
-            principal = self._plane.verify(frame.payload.token)
+            principal = self._deps.verify(frame.payload.token)
             self._identify(principal)
         except HoldfastError as error:
             self._refuse(error, frame.request_id)
@@ -421,26 +421,26 @@ class Connection:
         event is missed. A revocation looks for connections on the roster, so one that
         came since the handshake is checked here.
         """
-        if (refusal := self._plane.refusal(principal, self.device_id)) is not None:
+        if (refusal := self._deps.refusal(principal, self.device_id)) is not None:
             self._refuse(refusal, request_id)
             return
-        now = self._plane.clock.monotonic()
+        now = self._deps.clock.monotonic()
         self.session = self._session_type(
-            self._plane.session_limits,
+            self._deps.session_settings,
             self.connection_id,
             principal,
             self.device_id,
             now,
             self._expiry(principal),
-            self._plane.rng,
+            self._deps.rng,
         )
         self.authenticated = True
         del self._identify, self._session_type
-        self._host.opened(self, now)
+        self._host.on_opened(self, now)
         self._hold(_Hold.OPENING)
         self._host.start(self, self._establish(self.session))
 
-    def _wait_for_hello(self, data: bytes | memoryview) -> None:
+    def _queue_early_frame(self, data: bytes | memoryview) -> None:
         """Keep a frame that was read before ``connection_established`` was queued.
 
         Reading is paused by then, but one read may hold several frames.
@@ -459,7 +459,7 @@ class Connection:
 
     async def _establish(self, session: Session) -> None:
         try:
-            memberships = await self._plane.history.memberships(session.user)
+            memberships = await self._deps.history.memberships(session.user)
         except HoldfastError as error:
             self.write(encode_frame(error_payload(error)))
             self._answer_early(error)
@@ -467,20 +467,20 @@ class Connection:
             return
         if self.closing is None:
             self.established = True
-            self.do(session.established(memberships, timestamp(self._plane.clock.now())))
-            self._host.established(self)
+            self.do(session.establish(memberships, timestamp(self._deps.clock.now())))
+            self._host.on_established(self)
             early, self._early = self._early, ()
             for data in early:
                 self.frame_received(data)
             self._release(_Hold.OPENING)
 
     def _verify(self, effect: effects.Verify) -> None:
-        now = self._plane.clock.monotonic()
+        now = self._deps.clock.monotonic()
         try:
-            principal = self._plane.verify(effect.credential)
+            principal = self._deps.verify(effect.credential)
             if principal.user != self.session.user:
                 raise Unauthorized("the token belongs to another user")
-            if refusal := self._plane.refusal(principal, self.device_id):
+            if refusal := self._deps.refusal(principal, self.device_id):
                 raise refusal
         except HoldfastError as error:
             self.do(self.session.on_token_checked(effect.token, error, now))
@@ -496,4 +496,4 @@ class Connection:
         """When the credential expires, as a monotonic time."""
         if principal.expires_at is None:
             return None
-        return self._plane.clock.monotonic() + principal.expires_at - self._plane.clock.now()
+        return self._deps.clock.monotonic() + principal.expires_at - self._deps.clock.now()

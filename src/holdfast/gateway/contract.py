@@ -59,15 +59,15 @@ class Socket(Protocol):
 class ConnectionHost(Protocol):
     """What a connection asks of its gateway."""
 
-    def opened(self, connection: Connection, now: float) -> None:
+    def on_opened(self, connection: Connection, now: float) -> None:
         """Put the new session on the roster, before its memberships are read."""
         ...
 
-    def established(self, connection: Connection) -> None:
+    def on_established(self, connection: Connection) -> None:
         """The session knows its chats: deliver their messages to it."""
         ...
 
-    def lost(self, connection: Connection) -> None:
+    def on_lost(self, connection: Connection) -> None:
         """The connection has ended."""
         ...
 
@@ -82,7 +82,7 @@ class ConnectionHost(Protocol):
         ...
 
     def log(self, connection: Connection, event: str, **facts: str) -> None:
-        """Log an event of this connection."""
+        """Log an event with this connection's id and user."""
         ...
 
     def start(self, connection: Connection, work: Coroutine[Any, Any, None]) -> None:
@@ -98,7 +98,7 @@ class ConnectionHost(Protocol):
 class GatewayDeps:
     """The parts of the node that connections use."""
 
-    limits: GatewaySettings
+    settings: GatewaySettings
     clock: Clock
     ids: Ids
     sends: Sends
@@ -111,8 +111,8 @@ class GatewayDeps:
     """Why this principal and device are cut off (revoked); None if they are not."""
     sends_failing_seconds: Callable[[], float] = lambda: 0.0
     """How long every send has been refused because the store is unavailable."""
-    session_limits: SessionSettings = field(init=False)
+    session_settings: SessionSettings = field(init=False)
     """One value that all sessions share."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "session_limits", self.limits.session)
+        object.__setattr__(self, "session_settings", self.settings.session)

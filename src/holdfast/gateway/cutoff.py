@@ -34,11 +34,11 @@ class Cutoff:
 
     def __init__(
         self,
-        plane: GatewayDeps,
+        deps: GatewayDeps,
         roster: Roster[Connection],
         everybody: Callable[[], Iterable[Connection]],
     ) -> None:
-        self._plane = plane
+        self._deps = deps
         self._roster = roster
         self._everybody = everybody
         self._leaving: dict[Connection, _Leaving] = {}
@@ -93,23 +93,23 @@ class Cutoff:
         if not connection.authenticated:
             return
         if (
-            refusal := self._plane.refusal(connection.session.principal, connection.device_id)
+            refusal := self._deps.refusal(connection.session.principal, connection.device_id)
         ) is not None:
             self._close(connection, CloseReason.UNAUTHORIZED, refusal.message)
 
     def _close(self, connection: Connection, closing: CloseReason, message: str) -> None:
         if connection.closing is not None:  # it lingers already
             return
-        connection.take_no_more()
+        connection.stop_reading()
         if connection.open_requests:
-            until = self._plane.clock.monotonic() + ANSWER_SECONDS
+            until = self._deps.clock.monotonic() + ANSWER_SECONDS
             self._leaving.setdefault(connection, _Leaving(until, closing, message))
         else:
             _end(connection, closing, message)
 
     async def _look(self) -> None:
         """Judge every connection, yielding to the loop between turns."""
-        turns = Turns(self._plane.clock)
+        turns = Turns(self._deps.clock)
         while self._look_again:
             self._look_again = False
             for connection in list(self._everybody()):

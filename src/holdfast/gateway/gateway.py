@@ -1,8 +1,8 @@
 """The connections of this node: what reaches them, when they are due, how they end.
 
 The gateway has no state beyond its sockets. It delivers the envelopes of fanout, calls
-``tick`` for every session that is due, checks its memory budget, and drains when the node
-stops. It never waits for a client.
+``tick`` for every session that is due, checks its memory budget, and drains when the
+node stops. It never waits for a client.
 """
 
 from __future__ import annotations
@@ -57,32 +57,32 @@ class Gateway:
 
     def __init__(
         self,
-        plane: GatewayDeps,
-        neighbours: PresenceListener,
+        deps: GatewayDeps,
+        presence: PresenceListener,
         memory_budget_bytes: int,
         connection_type: Callable[..., Connection] = Connection,
     ) -> None:
-        self._plane = plane
-        self._neighbours = neighbours
+        self._deps = deps
+        self._presence = presence
         self._connection_type = connection_type
         self._connections: dict[str, Connection] = {}
-        self._roster: Roster[Connection] = Roster(plane.limits.connections_per_user)
+        self._roster: Roster[Connection] = Roster(deps.settings.connections_per_user)
         self._dirty: list[Connection] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: list[asyncio.Task[None]] = []
-        self.cutoff = Cutoff(plane, self._roster, self._connections.values)
-        self.belonging = RosterSync(self._roster, plane.history, plane.clock)
+        self.cutoff = Cutoff(deps, self._roster, self._connections.values)
+        self.roster_sync = RosterSync(self._roster, deps.history, deps.clock)
         self.memory_budget = MemoryBudget(memory_budget_bytes)
         self._log = telemetry.ThrottledLog(LINES_AT_ONCE, LINES_SECONDS)
         self._empty = asyncio.Event()
         self.draining = False
 
     async def __aenter__(self) -> Gateway:
-        heartbeat = self._plane.limits.timeouts.heartbeat_interval_seconds
+        heartbeat = self._deps.settings.timeouts.heartbeat_interval_seconds
         self._timers = [
             asyncio.create_task(_every(TICK_SECONDS, self._tick)),
-            asyncio.create_task(_every(heartbeat, self.belonging.ask_heads)),
-            asyncio.create_task(_every(heartbeat, self.belonging.ask_memberships)),
+            asyncio.create_task(_every(heartbeat, self.roster_sync.ask_heads)),
+            asyncio.create_task(_every(heartbeat, self.roster_sync.ask_memberships)),
         ]
         return self
 
@@ -111,7 +111,7 @@ class Gateway:
         return self._roster
 
     def now(self) -> float:
-        return self._plane.clock.monotonic()
+        return self._deps.clock.monotonic()
 
     def accept(
         self,
@@ -125,7 +125,7 @@ class Gateway:
         Without a principal the first frame must authenticate; ``identify`` may refuse
         it.
         """
-        connection = self._connection_type(self._plane, self, socket, device_id, identify)
+        connection = self._connection_type(self._deps, self, socket, device_id, identify)
         self._connections[connection.connection_id] = connection
         telemetry.connection_opened(len(self._connections))
         if principal is not None:
@@ -141,18 +141,18 @@ class Gateway:
         every message: a user who leaves gets the event of leaving and nothing after it,
         a user who joins gets what follows the event.
         """
-        now = self._plane.clock.monotonic()
+        now = self._deps.clock.monotonic()
         delivered = 0
         one_stretch = len(envelope.stretches) == 1
         for stretch in envelope.stretches:
-            self.belonging.meet(stretch)
+            self.roster_sync.add_missing(stretch)
             parts = _cut_behind_events(stretch.messages)
             for messages in parts:
                 delivered += self._deliver_run(
                     EncodedRun(messages), now, alone=one_stretch and len(parts) == 1
                 )
                 if messages[-1].kind == "event":
-                    self.belonging.apply(stretch.tenant, messages[-1])
+                    self.roster_sync.apply(stretch.tenant, messages[-1])
         telemetry.delivered(delivered)
 
     def _deliver_run(self, run: EncodedRun, now: float, *, alone: bool) -> int:
@@ -196,7 +196,7 @@ class Gateway:
         It yields to the loop between chats: a user may have a hundred chats of a
         hundred members each.
         """
-        turns = Turns(self._plane.clock)
+        turns = Turns(self._deps.clock)
         pushed: set[Connection] = set()
         for chat_id in chat_ids:
             await turns.give_way()
@@ -218,24 +218,24 @@ class Gateway:
 
     # --- called by connections (ConnectionHost) ---------------------------------------
 
-    def opened(self, connection: Connection, now: float) -> None:
+    def on_opened(self, connection: Connection, now: float) -> None:
         first = not self._roster.of_user(connection.user)
         for displaced in self._roster.add(connection):
             displaced.close(CloseReason.DUPLICATE_CONNECTION)
         if first:
-            self._neighbours.on_user_connected(connection.user)
+            self._presence.on_user_connected(connection.user)
 
-    def established(self, connection: Connection) -> None:
-        self._roster.established(connection)
+    def on_established(self, connection: Connection) -> None:
+        self._roster.establish(connection)
 
-    def lost(self, connection: Connection) -> None:
+    def on_lost(self, connection: Connection) -> None:
         if self._connections.pop(connection.connection_id, None) is None:
             return
         self.cutoff.forget(connection)
         if connection.authenticated:
             self._roster.remove(connection)
             if not self._roster.of_user(connection.user):
-                self._neighbours.on_user_disconnected(connection.user)
+                self._presence.on_user_disconnected(connection.user)
         telemetry.connection_ended(len(self._connections))
         if not self._connections:
             self._empty.set()
@@ -249,7 +249,7 @@ class Gateway:
         self._dirty.append(connection)
 
     def typing(self, user: User, chat_id: str, active: bool) -> None:
-        self._neighbours.typing(user, chat_id, active)
+        self._presence.typing(user, chat_id, active)
 
     def spread_ms(self) -> int:
         """A random delay that spreads returning clients.
@@ -257,9 +257,10 @@ class Gateway:
         A node that has just started must read the memberships of each.
         """
         seconds = min(
-            self._plane.limits.reconnect_spread_seconds, len(self._connections) / RETURNS_PER_SECOND
+            self._deps.settings.reconnect_spread_seconds,
+            len(self._connections) / RETURNS_PER_SECOND,
         )
-        return int(self._plane.rng.random() * seconds * 1000)
+        return int(self._deps.rng.random() * seconds * 1000)
 
     def log(self, connection: Connection, event: str, **facts: str) -> None:
         who = connection.user._asdict() if connection.authenticated else {}
@@ -287,7 +288,7 @@ class Gateway:
     # --- timers -----------------------------------------------------------------------
 
     async def _tick(self) -> None:
-        now = self._plane.clock.monotonic()
+        now = self._deps.clock.monotonic()
         waiting = 0
         for connection in list(self._connections.values()):
             if now >= connection.due:
@@ -299,9 +300,9 @@ class Gateway:
                 waiting += connection.waiting_bytes
         self.cutoff.tick(now)
         self.memory_budget.check(waiting, self.open_connections, self.spread_ms)
-        patience = self._plane.limits.upstream_failure_close_seconds
-        if patience and self._plane.sends_failing_seconds() >= patience:
-            self._send_away(CloseReason.UPSTREAM_FAILURE)
+        patience = self._deps.settings.upstream_failure_close_seconds
+        if patience and self._deps.sends_failing_seconds() >= patience:
+            self._close_all(CloseReason.UPSTREAM_FAILURE)
 
     # --- drain ------------------------------------------------------------------------
 
@@ -310,8 +311,8 @@ class Gateway:
         if self.draining:
             return
         self.draining = True
-        clock = self._plane.clock
-        end = clock.monotonic() + self._plane.limits.shutdown.drain_timeout_seconds
+        clock = self._deps.clock
+        end = clock.monotonic() + self._deps.settings.shutdown.drain_timeout_seconds
         while self._connections and clock.monotonic() < end:
             for connection in list(self._connections.values()):
                 if not connection.open_requests:
@@ -319,12 +320,12 @@ class Gateway:
             self._empty.clear()
             if self._connections:
                 await wait_at_most(self._empty, min(TICK_SECONDS, end - clock.monotonic()))
-        self._send_away(CloseReason.SERVER_SHUTDOWN)
+        self._close_all(CloseReason.SERVER_SHUTDOWN)
         self._empty.clear()
         if self._connections:  # let the clients read the reason before the process ends
             await wait_at_most(self._empty, LINGER_SECONDS)
 
-    def _send_away(self, closing: CloseReason) -> None:
+    def _close_all(self, closing: CloseReason) -> None:
         """Close every connection, each with its own delay before it reconnects."""
         for connection in list(self._connections.values()):
             connection.close(closing, delay_ms=self.spread_ms())

@@ -101,7 +101,7 @@ class AcceptedHandshake:
 
     principal: Principal | None
     device_id: str
-    seat: ConnectionSlot
+    slot: ConnectionSlot
     subprotocol: bool
 
 

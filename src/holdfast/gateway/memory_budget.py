@@ -1,4 +1,4 @@
-"""The bytes that wait for clients on this node, and what happens when they are too many.
+"""The bytes that wait for clients on this node, and the connections shed for them.
 
 WebSockets and HTTP responses share one budget. Above it the fullest connections are
 closed: a disconnected client recovers by itself, a node out of memory does not.

@@ -1,4 +1,4 @@
-"""Keeps roster and sessions true: who is in which chat, and where each chat's head is.
+"""Keeps roster and sessions true: who is in which chat, and where each head is.
 
 Membership events change both as they pass. Once per heartbeat interval the store is
 asked as well, to correct what a skipped event left wrong. That concerns thousands of
@@ -39,7 +39,7 @@ class RosterSync:
         self._moved: set[User] | None = None
         """Users who joined or left a chat while memberships are read."""
 
-    def meet(self, stretch: Stretch) -> None:
+    def add_missing(self, stretch: Stretch) -> None:
         """Add members that the roster lacks: they connected before the chat existed."""
         first = stretch.messages[0]
         for user in self._roster.missing(first.chat_id, stretch.users):
@@ -54,24 +54,26 @@ class RosterSync:
         if event.event == "member_added":
             self._join(user, message.chat_id, message.sequence)
         elif event.event == "member_removed":
-            self._leave(user, message.chat_id, heard=True)
+            self._leave(user, message.chat_id, event_delivered=True)
 
-    def _note_move(self, user: User) -> None:
+    def _on_moved(self, user: User) -> None:
         if self._moved is not None:
             self._moved.add(user)
 
     def _join(self, user: User, chat_id: str, head: int) -> None:
-        self._note_move(user)
-        self._roster.joined(user, chat_id)
+        self._on_moved(user)
+        self._roster.join(user, chat_id)
         for connection in self._roster.of_user(user):
             connection.do(connection.session.on_membership(chat_id, Cursor(EPOCH_UNKNOWN, head)))
 
-    def _leave(self, user: User, chat_id: str, *, heard: bool) -> None:
-        """``heard``: sessions that are live in the chat were sent the event."""
-        self._note_move(user)
-        self._roster.left(user, chat_id)
+    def _leave(self, user: User, chat_id: str, *, event_delivered: bool) -> None:
+        """``event_delivered``: sessions live in the chat were sent the event."""
+        self._on_moved(user)
+        self._roster.leave(user, chat_id)
         for connection in self._roster.of_user(user):
-            connection.do(connection.session.on_membership(chat_id, None, heard=heard))
+            connection.do(
+                connection.session.on_membership(chat_id, None, event_delivered=event_delivered)
+            )
 
     async def ask_heads(self) -> None:
         """Compare every session with the heads in the store.
@@ -85,7 +87,7 @@ class RosterSync:
         heads = await self._history.heads(chat_ids)
         turns = Turns(self._clock)
         for chat_id, head in heads.items():
-            self.heard(chat_id, head)
+            self.on_head(chat_id, head)
             await turns.give_way()
 
     async def ask_memberships(self) -> None:
@@ -134,9 +136,9 @@ class RosterSync:
         for chat_id in {
             chat_id for connection in here for chat_id in connection.chats
         } - memberships.keys():
-            self._leave(user, chat_id, heard=False)
+            self._leave(user, chat_id, event_delivered=False)
 
-    def heard(self, chat_id: str, head: Cursor) -> None:
+    def on_head(self, chat_id: str, head: Cursor) -> None:
         """Compare the chat's sessions with its head in the store.
 
         Also called when an epoch is raised, so that no client waits for the heartbeat.

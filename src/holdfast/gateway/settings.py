@@ -16,9 +16,7 @@ from holdfast.session.settings import (
 
 @dataclass(frozen=True, slots=True)
 class ShutdownSettings:
-    """A drain asks every client to come back later and elsewhere; what is left after it
-    is closed.
-    """
+    """A drain asks every client to reconnect later, and closes what is left."""
 
     drain_timeout_seconds: float = 30
     """How long a drain waits for open requests; what is left is answered ``unknown``
@@ -31,7 +29,7 @@ class ShutdownSettings:
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """The connection plane."""
+    """The gateway of one node."""
 
     backpressure: BackpressureSettings = field(default_factory=BackpressureSettings)
     circuit_breaker: BreakerSettings = field(default_factory=BreakerSettings)
@@ -45,11 +43,11 @@ class GatewaySettings:
     4003).
     """
     reconnect_spread_seconds: float = 10
-    """Clients that are sent away together are asked to return spread over so long at
+    """Clients that are closed together are asked to reconnect spread over this time at
     most; fewer than 5,000 over less, 500 a second.
     """
     upstream_failure_close_seconds: float = 0
-    """Writes refused by the breaker for so long: close every connection
+    """Writes refused by the breaker for this long: close every connection
     (upstream_failure, 4007). 0: never; sends fail fast and deliveries go on.
     """
     connections_per_user: int = 5

@@ -89,7 +89,7 @@ class Node:
             clock,
             gateway_settings.circuit_breaker,
             plane_settings.changes,
-            epoch_raised=lambda chat_id, head: self.gateway.belonging.heard(chat_id, head),
+            epoch_raised=lambda chat_id, head: self.gateway.roster_sync.on_head(chat_id, head),
         )
         self._intake = Intake(
             self._durability, clock, self._ids, plane_settings.intake, revocations.is_muted
@@ -134,7 +134,7 @@ class Node:
 
     def _plane(self) -> GatewayDeps:
         return GatewayDeps(
-            limits=self.settings.gateway,
+            settings=self.settings.gateway,
             clock=self._clock,
             ids=self._ids,
             sends=self._sends,

@@ -110,7 +110,7 @@ class SessionEvent(Enum):
 class Emit(Struct, frozen=True, gc=False):
     """Count an event, and log it if it is rare."""
 
-    sign: SessionEvent
+    event: SessionEvent
 
 
 class Close(Struct, frozen=True, gc=False):

@@ -14,7 +14,7 @@ from holdfast.message import Cursor
 from holdfast.session.progress import ChatProgress
 from holdfast.session.settings import TimeoutSettings
 
-Places = dict[str, ChatProgress]
+_Chats = dict[str, ChatProgress]
 SLOW_LINK_BYTES_PER_SECOND = 2_500
 SLOW_LINK_SECONDS_MAX = 120.0
 """A client behind a proxy gets the time its data takes at 20 kbit/s, up to this."""
@@ -88,19 +88,19 @@ class HeartbeatTimer:
         on_its_way = 0 if sent.unacknowledged else max(sent.acknowledged - self._arrived, 0)
         return now >= deadline + min(on_its_way / SLOW_LINK_BYTES_PER_SECOND, SLOW_LINK_SECONDS_MAX)
 
-    def knows(self, chat_id: str, place: ChatProgress, head: Cursor) -> bool:
+    def knows(self, chat_id: str, progress: ChatProgress, head: Cursor) -> bool:
         """Whether ``compare`` would change nothing."""
-        heard = place.heard
-        if head.epoch != place.epoch or head.sequence > heard:
+        known = progress.head
+        if head.epoch != progress.epoch or head.sequence > known:
             return False
         lagging = self._lagging_since
-        return (heard > place.through) == (lagging is not None and chat_id in lagging)
+        return (known > progress.through) == (lagging is not None and chat_id in lagging)
 
-    def compare(self, chat_id: str, place: ChatProgress, head: Cursor, now: float) -> None:
+    def compare(self, chat_id: str, progress: ChatProgress, head: Cursor, now: float) -> None:
         """Note if the store has more than was queued; may advance the heartbeat."""
-        place.meet(head)
+        progress.on_head(head)
         lagging = self._lagging_since
-        if place.heard <= place.through:
+        if progress.head <= progress.through:
             if lagging is not None:
                 lagging.pop(chat_id, None)
         elif lagging is None or chat_id not in lagging:
@@ -110,7 +110,7 @@ class HeartbeatTimer:
             self.due = min(self.due, now + self._timeouts.behind_before_heads_seconds)
 
     def ask(
-        self, places: Places, now: float, sent: Transmission, chats_max: int
+        self, chats: _Chats, now: float, sent: Transmission, chats_max: int
     ) -> dict[str, tuple[int, int]]:
         """The heads for the heartbeat sent now.
 
@@ -123,7 +123,7 @@ class HeartbeatTimer:
         still = {
             c: since
             for c, since in lagging.items()
-            if c in places and places[c].heard > places[c].through
+            if c in chats and chats[c].head > chats[c].through
         }
         self._lagging_since = still or None
         wait = self._timeouts.behind_before_heads_seconds
@@ -134,7 +134,7 @@ class HeartbeatTimer:
             behind = behind[:chats_max]
             self.due = min(self.due, now + wait)
             still.update((c, still.pop(c)) for c in behind)
-        return {c: (places[c].epoch, places[c].heard) for c in behind}
+        return {c: (chats[c].epoch, chats[c].head) for c in behind}
 
 
 class _Stale(NamedTuple):
@@ -152,22 +152,22 @@ class StaleAcks:
         self._timeouts = timeouts
         self._stale: dict[str, _Stale] | None = None
 
-    def check(self, places: Places, now: float) -> tuple[list[str], bool]:
+    def check(self, chats: _Chats, now: float) -> tuple[list[str], bool]:
         """Chats that need a resync now; whether one of them had a resync before."""
         before = self._stale or {}
         stale: dict[str, _Stale] = {}
         resync: list[str] = []
         diverged = False
-        for chat_id, place in places.items():
-            if place.acked >= place.through:
+        for chat_id, progress in chats.items():
+            if progress.acked >= progress.through:
                 continue
             known = before.get(chat_id)
-            if known is None or place.acked != known.acked:
-                known = _Stale(now, place.acked, resynced=False)
+            if known is None or progress.acked != known.acked:
+                known = _Stale(now, progress.acked, resynced=False)
             elif now - known.since >= self._timeouts.stale_acks_seconds:
                 diverged = diverged or known.resynced
                 resync.append(chat_id)
-                known = _Stale(now, place.acked, resynced=True)
+                known = _Stale(now, progress.acked, resynced=True)
             stale[chat_id] = known
         self._stale = stale or None
         return resync, diverged

@@ -69,17 +69,13 @@ class Lanes:
         self.page = page
 
     def want_resync(self) -> None:
-        """A resync goes out behind what is queued now, unless one is already on its
-        way.
-        """
+        """A resync goes out behind what is queued now, unless one is under way."""
         self.mixed = True
         if self.resync_after == NO_RESYNC:
             self.resync_after = len(self.runs)
 
     def enqueue_ephemeral(self, key: Hashable, frame: bytes, frames_max: int) -> None:
-        """Queue an ephemeral frame: the newest of its key; at the bound the oldest key
-        goes.
-        """
+        """Queue the newest frame of its key; at the bound drop the oldest key."""
         self.mixed = True
         if self.ephemeral is None:
             self.ephemeral = {}

@@ -37,18 +37,18 @@ _NO_ROOM = -1
 class _Early:
     """Newest heads, joins and leaves from before the memberships are read."""
 
-    __slots__ = ("heard", "members")
+    __slots__ = ("heads", "members")
 
     def __init__(self) -> None:
-        self.heard: dict[str, int] = {}
+        self.heads: dict[str, int] = {}
         self.members: dict[str, Cursor | None] = {}
 
 
 class OutboundBuffer:
     """The outbound side of one session.
 
-    ``calm``: reading is not paused and the buffer is not filling, so ``take`` needs no
-    ``on_written`` after it.
+    ``unobstructed``: reading is not paused and the buffer is not filling, so ``take``
+    needs no ``on_written`` after it.
     """
 
     __slots__ = (
@@ -56,34 +56,34 @@ class OutboundBuffer:
         "_chats_per_frame",
         "_closed",
         "_early",
-        "_limits",
         "_messages_ceiling",
-        "_owed",
+        "_pending_resyncs",
         "_reading",
         "_recovered",
+        "_settings",
         "_slow",
         "_woken",
-        "calm",
+        "chats",
         "lanes",
-        "places",
+        "unobstructed",
     )
 
-    def __init__(self, limits: SessionSettings) -> None:
-        self._limits: OutboundSettings = limits.backpressure.outbound
-        self._chats_per_frame = limits.pages.resume_chats_per_frame
+    def __init__(self, settings: SessionSettings) -> None:
+        self._settings: OutboundSettings = settings.backpressure.outbound
+        self._chats_per_frame = settings.pages.resume_chats_per_frame
         self._closed = False
         self._early: _Early | None = _Early()
-        self._owed: dict[str, ChatProgress] | None = None
+        self._pending_resyncs: dict[str, ChatProgress] | None = None
         self._reading = True
         self._recovered = False
-        self._slow = SlowConsumer(self._limits)
+        self._slow = SlowConsumer(self._settings)
         self._woken = False
-        self.calm = True
+        self.unobstructed = True
         self.lanes = Lanes()
-        self.places: dict[str, ChatProgress] = {}
-        percent = self._limits.warning_threshold_percent
-        self._messages_ceiling = self._limits.max_buffer_messages * percent // 100
-        self._bytes_ceiling = self._limits.max_buffer_bytes * percent // 100
+        self.chats: dict[str, ChatProgress] = {}
+        percent = self._settings.warning_threshold_percent
+        self._messages_ceiling = self._settings.max_buffer_messages * percent // 100
+        self._bytes_ceiling = self._settings.max_buffer_bytes * percent // 100
 
     def establish(self, memberships: Mapping[str, Cursor]) -> None:
         """Set the chats as read from the store, with later changes; all start behind.
@@ -92,46 +92,52 @@ class OutboundBuffer:
         in a dictionary by identity.
         """
         early, self._early = self._early, None
-        self.places = {
+        self.chats = {
             sys.intern(chat_id): ChatProgress(head) for chat_id, head in memberships.items()
         }
         if early is None:
             return
         for chat_id, head in early.members.items():
             if head is None:
-                self.places.pop(chat_id, None)
-            elif chat_id not in self.places:
-                self.places[sys.intern(chat_id)] = ChatProgress(head)
-        for chat_id, sequence in early.heard.items():
-            if chat_id in self.places:
-                self.places[chat_id].hear(sequence)
+                self.chats.pop(chat_id, None)
+            elif chat_id not in self.chats:
+                self.chats[sys.intern(chat_id)] = ChatProgress(head)
+        for chat_id, sequence in early.heads.items():
+            if chat_id in self.chats:
+                self.chats[chat_id].raise_head(sequence)
 
     def deliver_at_once(self, run: EncodedRun) -> bool:
         """Whether to write the run at once: it is the next and nothing waits.
 
         The run then counts as queued and taken. Not for a socket that is paused.
         """
-        place = self.places.get(run.chat_id)
+        progress = self.chats.get(run.chat_id)
         lanes = self.lanes
-        if place is None or place.expects != run.first or lanes.runs or lanes.mixed or self._closed:
+        if (
+            progress is None
+            or progress.expects != run.first
+            or lanes.runs
+            or lanes.mixed
+            or self._closed
+        ):
             return False
-        place.expects = run.next
+        progress.expects = run.next
         return True
 
     def deliver(self, run: EncodedRun, now: float) -> Effects:
         """Queue the run if it is the next one and there is room, else a resync."""
-        place = self.places.get(run.chat_id)
+        progress = self.chats.get(run.chat_id)
         lanes = self.lanes
         messages = lanes.messages + run.count
         size = lanes.bytes + run.size
         if (
-            place is None
-            or place.expects != run.first
+            progress is None
+            or progress.expects != run.first
             or messages > self._messages_ceiling
             or size > self._bytes_ceiling
         ):
-            return self._deliver_slow_path(place, run, now)
-        place.expects = run.next
+            return self._deliver_slow_path(progress, run, now)
+        progress.expects = run.next
         lanes.runs.append(run)
         lanes.messages = messages
         lanes.bytes = size
@@ -141,30 +147,30 @@ class OutboundBuffer:
         return WAKE
 
     def _deliver_slow_path(
-        self, place: ChatProgress | None, run: EncodedRun, now: float
+        self, progress: ChatProgress | None, run: EncodedRun, now: float
     ) -> Effects:
         if self._early is not None:
-            self._early.heard[run.chat_id] = max(run.last, self._early.heard.get(run.chat_id, 0))
+            self._early.heads[run.chat_id] = max(run.last, self._early.heads.get(run.chat_id, 0))
             return NOTHING
-        if place is None or self._closed or run.last <= place.through:
+        if progress is None or self._closed or run.last <= progress.through:
             return NOTHING
-        place.hear(run.last)
-        if not place.live:
+        progress.raise_head(run.last)
+        if not progress.live:
             return NOTHING
         effects: list[Effect] = []
-        if run.first > place.expects:
-            self._leave_behind(run.chat_id, place, effects)
+        if run.first > progress.expects:
+            self._leave_behind(run.chat_id, progress, effects)
             return effects
-        if run.first < place.expects:
-            run = run.after(place.through)
+        if run.first < progress.expects:
+            run = run.after(progress.through)
         if self._has_room(run, effects, now):
-            place.expects = run.last + 1
+            progress.expects = run.last + 1
             self.lanes.runs.append(run)
             self.lanes.messages += run.count
             self.lanes.bytes += run.size
             self._wake(effects)
         else:
-            self._leave_behind(run.chat_id, place, effects)
+            self._leave_behind(run.chat_id, progress, effects)
         return effects
 
     def _has_room(self, run: EncodedRun, effects: list[Effect], now: float) -> bool:
@@ -175,17 +181,17 @@ class OutboundBuffer:
         """
         if self._slow.slow:
             return False
-        self.calm = False
+        self.unobstructed = False
         fill = self._fill(self.lanes.messages + run.count, self.lanes.bytes + run.size)
-        if fill > self._limits.critical_threshold_percent:
+        if fill > self._settings.critical_threshold_percent:
             if (
                 self._fill(self.lanes.messages, self.lanes.bytes)
-                >= self._limits.warning_threshold_percent
+                >= self._settings.warning_threshold_percent
             ):
                 self._warn(effects, now)
             return False
         if (
-            fill > self._limits.warning_threshold_percent
+            fill > self._settings.warning_threshold_percent
             and self._slow.rose_above_warning() is SlowConsumerAction.LOG
         ):
             effects.append(Emit(SessionEvent.BUFFER_ABOVE_WARNING))
@@ -200,53 +206,53 @@ class OutboundBuffer:
                 " until it does"
             ),
             retryable=True,
-            grace_period_seconds=self._limits.grace_period_seconds,
+            grace_period_seconds=self._settings.grace_period_seconds,
         )
         self.enqueue_control(warning, None, effects)
         effects.append(Emit(SessionEvent.SLOW_CONSUMER_WARNED))
 
-    def _leave_behind(self, chat_id: str, place: ChatProgress, effects: list[Effect]) -> None:
-        place.fall_behind()
+    def _leave_behind(self, chat_id: str, progress: ChatProgress, effects: list[Effect]) -> None:
+        progress.fall_behind()
         effects.append(Emit(SessionEvent.FELL_BEHIND))
-        self.request_resync(chat_id, place, effects)
+        self.request_resync(chat_id, progress, effects)
 
-    def request_resync(self, chat_id: str, place: ChatProgress, effects: list[Effect]) -> None:
+    def request_resync(self, chat_id: str, progress: ChatProgress, effects: list[Effect]) -> None:
         """Queue a resync of this chat behind what is queued now."""
-        if self._owed is None:
-            self._owed = {}
-        self._owed[chat_id] = place
+        if self._pending_resyncs is None:
+            self._pending_resyncs = {}
+        self._pending_resyncs[chat_id] = progress
         self.lanes.want_resync()
         self._wake(effects)
 
     def on_membership(
-        self, chat_id: str, head: Cursor | None, effects: list[Effect], told: bool
+        self, chat_id: str, head: Cursor | None, effects: list[Effect], announced: bool
     ) -> None:
         """The user joined the chat with this head, or left it (None).
 
         A joined chat starts behind, with a resync. A chat that was left is dropped,
-        with a resync unless the client learns of it otherwise (``told``).
+        with a resync unless the client learns of it otherwise (``announced``).
         """
         if self._early is not None:
             self._early.members[chat_id] = head
         elif head is None:
-            place = self.places.pop(chat_id, None)
-            if self._owed:
-                self._owed.pop(chat_id, None)
-            if place is not None and not told:
-                place.fall_behind()
-                self.request_resync(chat_id, place, effects)
-        elif chat_id in self.places:
-            self.places[chat_id].meet(head)
+            progress = self.chats.pop(chat_id, None)
+            if self._pending_resyncs:
+                self._pending_resyncs.pop(chat_id, None)
+            if progress is not None and not announced:
+                progress.fall_behind()
+                self.request_resync(chat_id, progress, effects)
+        elif chat_id in self.chats:
+            self.chats[chat_id].on_head(head)
         else:
-            place = self.places[sys.intern(chat_id)] = ChatProgress(head)
-            self.request_resync(chat_id, place, effects)
+            progress = self.chats[sys.intern(chat_id)] = ChatProgress(head)
+            self.request_resync(chat_id, progress, effects)
 
     def enqueue_ephemeral(self, key: Hashable, frame: bytes, effects: list[Effect]) -> None:
         lanes = self.lanes
         fill = self._fill(lanes.messages, lanes.bytes)
-        if fill > self._limits.ephemeral_threshold_percent or self._early is not None:
+        if fill > self._settings.ephemeral_threshold_percent or self._early is not None:
             return
-        lanes.enqueue_ephemeral(key, frame, self._limits.max_ephemeral_frames)
+        lanes.enqueue_ephemeral(key, frame, self._settings.max_ephemeral_frames)
         self._wake(effects)
 
     def enqueue_control(
@@ -255,8 +261,8 @@ class OutboundBuffer:
         """Queue a control frame. A full lane pauses reading, it drops nothing."""
         self.lanes.enqueue_control(encode_frame(payload, request_id))
         self._wake(effects)
-        if self._reading and len(self.lanes.control) >= self._limits.max_control_frames:
-            self._reading = self.calm = False
+        if self._reading and len(self.lanes.control) >= self._settings.max_control_frames:
+            self._reading = self.unobstructed = False
             effects.append(PauseReading())
 
     def enqueue_page(self, page: bytes, effects: list[Effect]) -> None:
@@ -273,7 +279,7 @@ class OutboundBuffer:
         """The one run that waits, if nothing else does; the usual case, made cheap."""
         lanes = self.lanes
         runs = lanes.runs
-        if len(runs) != 1 or lanes.mixed or not self.calm:
+        if len(runs) != 1 or lanes.mixed or not self.unobstructed:
             return None
         self._woken = False
         lanes.messages = lanes.bytes = 0
@@ -287,7 +293,7 @@ class OutboundBuffer:
             frames = lanes.take(sys.maxsize if self._closed else bytes_max, self._resync)
         else:
             frames = lanes.take_deliveries()
-        if not self.calm:
+        if not self.unobstructed:
             fill = self._fill(self.lanes.messages, self.lanes.bytes)
             self._recovered = (
                 self._slow.drained(fill) is SlowConsumerAction.RECOVER or self._recovered
@@ -307,11 +313,11 @@ class OutboundBuffer:
         if self._recovered:
             self._recovered = False
             effects.append(Emit(SessionEvent.SLOW_CONSUMER_RECOVERED))
-        self.calm = self._reading and self._slow.flow is Flow.FLOWING
+        self.unobstructed = self._reading and self._slow.flow is Flow.FLOWING
 
     @property
     def _may_read_on(self) -> bool:
-        return not self._reading and len(self.lanes.control) * 2 < self._limits.max_control_frames
+        return not self._reading and len(self.lanes.control) * 2 < self._settings.max_control_frames
 
     @property
     def overdue(self) -> bool:
@@ -333,9 +339,11 @@ class OutboundBuffer:
 
     def _resync(self) -> list[bytes]:
         """Resync frames for the chats that need one and are still behind."""
-        owed, self._owed = self._owed or {}, None
+        pending, self._pending_resyncs = self._pending_resyncs or {}, None
         heads = [
-            ChatHead(chat_id, place.heard) for chat_id, place in owed.items() if not place.live
+            ChatHead(chat_id, progress.head)
+            for chat_id, progress in pending.items()
+            if not progress.live
         ]
         per_frame = self._chats_per_frame
         return [
@@ -358,17 +366,17 @@ class OutboundBuffer:
     def close(self) -> dict[str, int]:
         """Queue no more; returns from where to sync incomplete chats."""
         lacking = {
-            chat_id: place.acked
-            for chat_id, place in self.places.items()
-            if place.through and place.acked < place.heard
+            chat_id: progress.acked
+            for chat_id, progress in self.chats.items()
+            if progress.through and progress.acked < progress.head
         }
         self._closed = True
-        self._owed = None
+        self._pending_resyncs = None
         self._messages_ceiling = _NO_ROOM
         self.lanes.drop_all_but_control()
         return dict(list(lacking.items())[: self._chats_per_frame])
 
     def _fill(self, messages: int, size: int) -> float:
         """How full the buffer is in percent, of messages or of bytes."""
-        limits = self._limits
-        return max(messages / limits.max_buffer_messages, size / limits.max_buffer_bytes) * 100
+        settings = self._settings
+        return max(messages / settings.max_buffer_messages, size / settings.max_buffer_bytes) * 100

@@ -3,9 +3,10 @@
 ``through`` is the sequence up to which everything was queued to this connection, by
 push or by page. A live chat takes ``through + 1`` next and nothing else; anything later
 makes it behind. A chat that is behind gets no pushes: its client pulls, and the page
-that reaches the newest sequence *heard* of makes it live again, in the same step. A
-chat starts behind. What was heard is remembered while behind, so a push that arrives
-while a page is being read is never lost: the page is then sent with ``has_more``.
+that reaches the chat's *head*, its newest known sequence, makes it live again, in the
+same step. A chat starts behind. The head is remembered while behind, so a push that
+arrives while a page is being read is never lost: the page is then sent with
+``has_more``.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ class ChatProgress:
     """One chat of one connection. ``expects`` is the next sequence to push while live,
     and 0 while behind.
 
-    ``read`` is what the user has read and nobody was told, for want of an epoch; else
-    0.
+    ``read``: what the user has read but no watermark says, because the epoch is not
+    known yet; else 0.
     """
 
-    __slots__ = ("_heard", "_reached", "acked", "epoch", "expects", "read")
+    __slots__ = ("_head", "_reached", "acked", "epoch", "expects", "read")
 
     def __init__(self, head: Cursor) -> None:
         self.epoch = head.epoch
         self.expects = 0
         self.acked = 0
         self.read = 0
-        self._heard = head.sequence
+        self._head = head.sequence
         self._reached = 0
 
     @property
@@ -42,33 +43,32 @@ class ChatProgress:
         return self.expects - 1 if self.expects else self._reached
 
     @property
-    def heard(self) -> int:
+    def head(self) -> int:
         """The newest sequence that is known to exist."""
-        return max(self._heard, self.through)
+        return max(self._head, self.through)
 
-    def hear(self, sequence: int) -> None:
-        if sequence > self._heard:
-            self._heard = sequence
+    def raise_head(self, sequence: int) -> None:
+        if sequence > self._head:
+            self._head = sequence
 
     def fall_behind(self) -> None:
         """From now on the client must pull."""
-        self._heard = self.heard
+        self._head = self.head
         self._reached = self.through
         self.expects = 0
 
-    def meet(self, head: Cursor) -> None:
-        """What the store says of the chat now. A newer epoch starts its numbering
-        afresh; an older one is late.
+    def on_head(self, head: Cursor) -> None:
+        """Compare with the chat's head in the store.
 
-        Who joined by an event was told no epoch (0): what was heard since then is of
-        the epoch that is met first.
+        A newer epoch starts its numbering again; an older one is late. A chat joined by
+        an event has no epoch (0) yet: its head belongs to the first epoch that comes.
         """
         if head.epoch > self.epoch:
-            heard = 0 if self.epoch else self.heard
+            known = 0 if self.epoch else self.head
             self._restart(head.epoch)
-            self._heard = heard
+            self._head = known
         if head.epoch == self.epoch:
-            self.hear(head.sequence)
+            self.raise_head(head.sequence)
 
     def pull(self, cursor: Cursor) -> None:
         """The client asks for what follows ``cursor``, and has all before it.
@@ -80,25 +80,25 @@ class ChatProgress:
         if cursor.epoch != self.epoch:
             self.fall_behind()
         else:
-            self.acked = max(self.acked, min(cursor.sequence, self.heard))
+            self.acked = max(self.acked, min(cursor.sequence, self.head))
 
     def settle(self, page: Page) -> Page:
-        """The page is about to be queued to the client; returns it as it must be sent."""
-        self.meet(Cursor(page.epoch, page.head))
+        """A page is about to be queued to the client; returns it as it must be sent."""
+        self.on_head(Cursor(page.epoch, page.head))
         if page.epoch < self.epoch:
             return replace(page, has_more=True)
         if page.reset:
             self._restart(page.epoch)
-        if page.through >= self.heard:
+        if page.through >= self.head:
             self.expects = page.through + 1
         elif not self.expects:
             self._reached = max(self._reached, page.through)
-        if page.has_more or page.through >= self.heard:
+        if page.has_more or page.through >= self.head:
             return page
-        return replace(page, has_more=True, head=self.heard)
+        return replace(page, has_more=True, head=self.head)
 
     def _restart(self, epoch: int) -> None:
         """The client drops its copy and starts at 0."""
-        self._heard = self.heard
+        self._head = self.head
         self.epoch = epoch
         self.expects = self._reached = self.acked = 0

@@ -41,10 +41,10 @@ class Pull(Struct, frozen=True):
 class Pulls:
     """The pulls of one connection. ``under_way``: the one that is being read."""
 
-    __slots__ = ("_cursors", "_limits", "_moved", "_proofs", "_spoilt", "_waiting", "under_way")
+    __slots__ = ("_cursors", "_moved", "_proofs", "_settings", "_spoilt", "_waiting", "under_way")
 
-    def __init__(self, limits: SessionSettings) -> None:
-        self._limits = limits
+    def __init__(self, settings: SessionSettings) -> None:
+        self._settings = settings
         self._cursors: dict[str, Cursor] | None = None
         """Collected from the frames of an incomplete resume, like ``_proofs``."""
         self._proofs: dict[str, str] = {}
@@ -68,7 +68,7 @@ class Pulls:
             cursors[chat_id] = Cursor(epoch, sequence)
             if proof is not None:
                 self._proofs[chat_id] = proof
-        limit = self._limits.pages.resume_chats_max
+        limit = self._settings.pages.resume_chats_max
         if len(cursors) <= limit:
             return None
         return InvalidMessage(f"a resume has at most {limit} cursors", field="cursors", limit=limit)
@@ -85,7 +85,7 @@ class Pulls:
         self._wait(Pull(token, now, cursors, proofs=proofs))
 
     def sync(self, token: int, body: SyncBody, now: float) -> None:
-        limit = body.limit or self._limits.pages.default_messages
+        limit = body.limit or self._settings.pages.default_messages
         cursors = {body.chat_id: Cursor(body.epoch, body.after_sequence)}
         proofs = NO_PROOFS if body.proof is None else {body.chat_id: body.proof}
         self._wait(Pull(token, now, cursors, body.chat_id, limit, proofs))
@@ -104,7 +104,7 @@ class Pulls:
         """Whether a pull waits and none is under way."""
         return self._waiting is not None and self.under_way is None
 
-    def begin(self, places: Mapping[str, ChatProgress]) -> Pull | None:
+    def begin(self, chats: Mapping[str, ChatProgress]) -> Pull | None:
         """Start the oldest waiting pull, if none is under way."""
         if self._waiting is None or self.under_way is not None:
             return None
@@ -112,8 +112,8 @@ class Pulls:
         self.under_way = self._waiting.pop(0)
         self._waiting = self._waiting or None
         for chat_id, cursor in self.under_way.cursors.items():
-            if (place := places.get(chat_id)) is not None:
-                place.pull(cursor)
+            if (progress := chats.get(chat_id)) is not None:
+                progress.pull(cursor)
         return self.under_way
 
     def end(self, pull: Pull, read: Page | ResumeRead) -> Page | ResumeRead | HoldfastError:
@@ -139,7 +139,7 @@ class Pulls:
         """Remove and return the pulls that have waited too long."""
         if self._waiting is None:
             return []
-        oldest = now - self._limits.backpressure.inbound.max_queue_age_seconds
+        oldest = now - self._settings.backpressure.inbound.max_queue_age_seconds
         late = [pull for pull in self._waiting if pull.at <= oldest]
         self._waiting = self._waiting[len(late) :] or None
         return late
@@ -148,7 +148,7 @@ class Pulls:
     def next_too_old(self) -> float | None:
         if self._waiting is None:
             return None
-        return self._waiting[0].at + self._limits.backpressure.inbound.max_queue_age_seconds
+        return self._waiting[0].at + self._settings.backpressure.inbound.max_queue_age_seconds
 
     def close(self) -> None:
         self._waiting = self.under_way = None

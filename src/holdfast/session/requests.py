@@ -160,61 +160,63 @@ Note = Ack | Read | TypingStart | TypingStop
 
 
 def note(
-    frame: Note, places: Mapping[str, ChatProgress]
+    frame: Note, chats: Mapping[str, ChatProgress]
 ) -> Delivered | WasRead | IsTyping | HoldfastError | None:
     """The effect of the frame, its refusal, or None if it says nothing new."""
     chat_id = frame.payload.chat_id
-    if (place := places.get(chat_id)) is None:
+    if (progress := chats.get(chat_id)) is None:
         return NotAMember("not a member of this chat", chat_id=chat_id)
     match frame:
         case Ack(payload=body):
-            return _acked(place, body)
+            return _acked(progress, body)
         case Read(payload=body):
-            return _read(place, body)
+            return _read(progress, body)
         case _:
             return IsTyping(chat_id, active=isinstance(frame, TypingStart))
 
 
-def _acked(place: ChatProgress, body: AckBody) -> Delivered | HoldfastError | None:
+def _acked(progress: ChatProgress, body: AckBody) -> Delivered | HoldfastError | None:
     """An ack beyond what was sent is a client's defect and refused.
 
     One of an older epoch is ignored: it crossed with the frame about the newer epoch.
     """
-    if body.epoch > place.epoch or (body.epoch == place.epoch and body.sequence > place.through):
+    if body.epoch > progress.epoch or (
+        body.epoch == progress.epoch and body.sequence > progress.through
+    ):
         return InvalidMessage(
-            f"acked {body.sequence} in epoch {body.epoch}; {place.through} in epoch {place.epoch}"
-            " is the last one sent",
+            f"acked {body.sequence} in epoch {body.epoch}; the last one sent is"
+            f" {progress.through} in epoch {progress.epoch}",
             field="sequence",
             chat_id=body.chat_id,
         )
-    if body.epoch < place.epoch or body.sequence <= place.acked:
+    if body.epoch < progress.epoch or body.sequence <= progress.acked:
         return None
-    place.acked = body.sequence
-    return Delivered(body.chat_id, place.epoch, body.sequence)
+    progress.acked = body.sequence
+    return Delivered(body.chat_id, progress.epoch, body.sequence)
 
 
-def _read(place: ChatProgress, body: ReadBody) -> WasRead | HoldfastError | None:
+def _read(progress: ChatProgress, body: ReadBody) -> WasRead | HoldfastError | None:
     """A read is bounded by the chat's head: the user may read elsewhere, too.
 
     While the chat's epoch is unknown the read is kept, because a watermark needs one.
     """
-    if body.sequence > place.heard:
+    if body.sequence > progress.head:
         return InvalidMessage(
-            f"read up to {body.sequence}, but the chat ends at {place.heard}",
+            f"read up to {body.sequence}, but the chat ends at {progress.head}",
             field="sequence",
             chat_id=body.chat_id,
         )
-    if not place.epoch:
-        place.read = max(place.read, body.sequence)
+    if not progress.epoch:
+        progress.read = max(progress.read, body.sequence)
         return None
-    return WasRead(body.chat_id, place.epoch, body.sequence)
+    return WasRead(body.chat_id, progress.epoch, body.sequence)
 
 
 def reads_that_waited(
-    places: Mapping[str, ChatProgress], chat_ids: Iterable[str]
+    chats: Mapping[str, ChatProgress], chat_ids: Iterable[str]
 ) -> Iterator[WasRead]:
     """The kept reads of those chats whose epoch is known by now; each only once."""
     for chat_id in chat_ids:
-        if (place := places.get(chat_id)) is not None and place.read and place.epoch:
-            yield WasRead(chat_id, place.epoch, place.read)
-            place.read = 0
+        if (progress := chats.get(chat_id)) is not None and progress.read and progress.epoch:
+            yield WasRead(chat_id, progress.epoch, progress.read)
+            progress.read = 0

@@ -29,16 +29,16 @@ from holdfast.wire.frames import (
 
 
 def established_frame(
-    limits: SessionSettings, connection_id: str, user_id: str, device_id: str, at: str
+    settings: SessionSettings, connection_id: str, user_id: str, device_id: str, at: str
 ) -> ConnectionEstablished:
     return ConnectionEstablished(
         connection_id=connection_id,
         user_id=user_id,
         device_id=device_id,
         server_time=at,
-        heartbeat_interval_ms=int(limits.timeouts.heartbeat_interval_seconds * 1000),
+        heartbeat_interval_ms=int(settings.timeouts.heartbeat_interval_seconds * 1000),
         protocol_version=PROTOCOL_VERSION,
-        limits=limits.announced(),
+        limits=settings.announced(),
     )
 
 
@@ -67,7 +67,7 @@ def closing_frame(
 
 
 def resumed(
-    places: Mapping[str, ChatProgress],
+    chats: Mapping[str, ChatProgress],
     cursors: Mapping[str, Cursor],
     read: ResumeRead,
     bytes_max: int,
@@ -84,7 +84,7 @@ def resumed(
         if names.fits(chat_id, ChatProgress(Cursor(0, 0)), len(encode(chat_id)) + 1)
     ]
     joined = dict.fromkeys(read.joined)
-    chats = []
+    named = []
     paged = {page.chat_id for page in read.pages}
     unread = (
         _unread(chat_id, cursors.get(chat_id), head)
@@ -92,8 +92,8 @@ def resumed(
         if chat_id not in paged
     )
     for page in (*read.pages, *unread):
-        place = places.get(page.chat_id) or ChatProgress(Cursor(0, 0))
-        settled = place.settle(page)
+        progress = chats.get(page.chat_id) or ChatProgress(Cursor(0, 0))
+        settled = progress.settle(page)
         moved = (
             settled.messages
             or settled.has_more
@@ -102,12 +102,12 @@ def resumed(
         )
         if not moved and page.chat_id not in joined:
             continue
-        if page.chat_id in paged or names.fits(page.chat_id, place, size_of(settled)):
+        if page.chat_id in paged or names.fits(page.chat_id, progress, size_of(settled)):
             if moved:
-                chats.append(_chat(settled))
+                named.append(_chat(settled))
         else:
             joined.pop(page.chat_id, None)
-    return Resumed(chats=chats, joined=list(joined), gone=gone), names.late
+    return Resumed(chats=named, joined=list(joined), gone=gone), names.late
 
 
 class _Names:
@@ -119,12 +119,12 @@ class _Names:
         self._room = room
         self.late: dict[str, ChatProgress] = {}
 
-    def fits(self, chat_id: str, place: ChatProgress, size: int) -> bool:
+    def fits(self, chat_id: str, progress: ChatProgress, size: int) -> bool:
         if size <= self._room:
             self._room -= size
             return True
-        place.fall_behind()
-        self.late[chat_id] = place
+        progress.fall_behind()
+        self.late[chat_id] = progress
         return False
 
 

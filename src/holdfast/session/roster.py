@@ -123,7 +123,7 @@ class Roster(Generic[S]):
             self._leave_all(old)
         return displaced
 
-    def established(self, session: S) -> None:
+    def establish(self, session: S) -> None:
         """The session knows its chats: list it under each."""
         for chat_id in session.chats:
             self._join(chat_id, session)
@@ -137,7 +137,7 @@ class Roster(Generic[S]):
             if not devices:
                 del self._devices[session.user]
 
-    def joined(self, user: User, chat_id: str) -> None:
+    def join(self, user: User, chat_id: str) -> None:
         """List the user's sessions in the chat; harmless if repeated."""
         for session in self.of_user(user):
             if session.reads(chat_id):
@@ -148,7 +148,7 @@ class Roster(Generic[S]):
         sessions = self.of_user(user)
         return not sessions or any(session.reads(chat_id) for session in sessions)
 
-    def left(self, user: User, chat_id: str) -> None:
+    def leave(self, user: User, chat_id: str) -> None:
         """Remove the user's sessions from the chat; harmless if repeated."""
         for session in self.of_user(user):
             if chat_id in self._chats[session]:

@@ -55,11 +55,11 @@ class Session:
 
     __slots__ = (
         "_lifetime",
-        "_limits",
         "_outbound",
         "_pulls",
         "_rate_reported_at",
         "_requests",
+        "_settings",
         "closed",
         "connection_id",
         "device_id",
@@ -69,7 +69,7 @@ class Session:
 
     def __init__(
         self,
-        limits: SessionSettings,
+        settings: SessionSettings,
         connection_id: str,
         principal: Principal,
         device_id: str,
@@ -78,22 +78,22 @@ class Session:
         rng: random.Random | None = None,
     ) -> None:
         """``expires_at``: of the token. ``rng`` spreads heartbeats and rotations."""
-        self._limits = limits
+        self._settings = settings
         self.connection_id = connection_id
         self.principal = principal
         self.user = principal.user
         self.device_id = device_id
         self.closed = False
-        self._outbound = OutboundBuffer(limits)
-        self._requests = Requests(limits.backpressure.inbound)
-        self._pulls = Pulls(limits)
-        self._lifetime = Lifetime(limits.timeouts, now, expires_at, rng.random() if rng else 0.0)
+        self._outbound = OutboundBuffer(settings)
+        self._requests = Requests(settings.backpressure.inbound)
+        self._pulls = Pulls(settings)
+        self._lifetime = Lifetime(settings.timeouts, now, expires_at, rng.random() if rng else 0.0)
         self._rate_reported_at = now - _RATE_ERROR_SECONDS
 
     @property
     def chats(self) -> Collection[str]:
         """The chats this session is in, or was in when it closed."""
-        return self._outbound.places.keys()
+        return self._outbound.chats.keys()
 
     @property
     def open_requests(self) -> int:
@@ -110,7 +110,7 @@ class Session:
         """How many bytes wait to be taken, in all lanes."""
         return self._outbound.lanes.waiting_bytes
 
-    def established(self, memberships: Mapping[str, Cursor], server_time: str) -> Effects:
+    def establish(self, memberships: Mapping[str, Cursor], server_time: str) -> Effects:
         """The user's chats are known: queue ``connection_established``.
 
         Call it once, before ``receive``. Deliveries may come before it.
@@ -123,7 +123,7 @@ class Session:
         )
         effects: list[Effect] = []
         greeting = established_frame(
-            self._limits, self.connection_id, self.user.user_id, self.device_id, server_time
+            self._settings, self.connection_id, self.user.user_id, self.device_id, server_time
         )
         self._outbound.enqueue_control(greeting, None, effects)
         return effects
@@ -141,9 +141,9 @@ class Session:
             refusal = self._refusal_of_send(frame.payload, now)
             if refusal is None:
                 effects.append(Submit(self._requests.begin(frame), frame.payload))
-                if self._outbound.calm:
+                if self._outbound.unobstructed:
                     return effects
-        elif (refusal := refusal_of(frame, self._limits)) is None:
+        elif (refusal := refusal_of(frame, self._settings)) is None:
             self._admit(frame, effects, now)
         if refusal is not None:
             self._refuse(frame, refusal, effects)
@@ -156,12 +156,12 @@ class Session:
     @property
     def _control_overflows(self) -> bool:
         """Whether the client goes on asking though its answers are not written."""
-        bounds = self._limits.backpressure
+        bounds = self._settings.backpressure
         frames_max = 2 * bounds.outbound.max_control_frames + bounds.inbound.max_queue_depth
         return len(self._outbound.lanes.control) > frames_max
 
     def _refusal_of_send(self, body: SendBody, now: float) -> HoldfastError | None:
-        bytes_max = self._limits.backpressure.inbound.max_message_size_bytes
+        bytes_max = self._settings.backpressure.inbound.max_message_size_bytes
         return (
             refusal_of_send(body, bytes_max)
             or self._requests.rate_send(now)
@@ -207,7 +207,7 @@ class Session:
             case Ack() | Read() | TypingStart() | TypingStop():
                 if self._exceeds_rate(effects, now):
                     return
-                noted = forbidden(frame, self.principal) or note(frame, self._outbound.places)
+                noted = forbidden(frame, self.principal) or note(frame, self._outbound.chats)
                 if isinstance(noted, HoldfastError):
                     self._refuse(frame, noted, effects)
                 elif noted is not None:
@@ -300,21 +300,21 @@ class Session:
         return effects
 
     def _answer_sync(self, page: Page, request: _Request, effects: list[Effect]) -> None:
-        place = self._outbound.places.get(page.chat_id)
-        shown = page if place is None else place.settle(page)
+        progress = self._outbound.chats.get(page.chat_id)
+        shown = page if progress is None else progress.settle(page)
         self._outbound.enqueue_page(encode_frame(shown, request.request_id), effects)
-        effects += reads_that_waited(self._outbound.places, (page.chat_id,))
+        effects += reads_that_waited(self._outbound.chats, (page.chat_id,))
 
     def _answer_resume(
         self, read: ResumeRead, pull: Pull, request: _Request, effects: list[Effect]
     ) -> None:
         """Queue ``resumed`` as a page; resync the chats that it cannot name."""
-        places = self._outbound.places
-        answer, late = resumed(places, pull.cursors, read, self._limits.pages.max_bytes)
+        chats = self._outbound.chats
+        answer, late = resumed(chats, pull.cursors, read, self._settings.pages.max_bytes)
         self._outbound.enqueue_page(encode_frame(answer, request.request_id), effects)
-        effects += reads_that_waited(places, (*(page.chat_id for page in read.pages), *read.heads))
-        for chat_id, place in late.items():
-            self._outbound.request_resync(chat_id, place, effects)
+        effects += reads_that_waited(chats, (*(page.chat_id for page in read.pages), *read.heads))
+        for chat_id, progress in late.items():
+            self._outbound.request_resync(chat_id, progress, effects)
 
     def on_token_checked(
         self, token: int, result: float | HoldfastError | None, now: float
@@ -343,14 +343,14 @@ class Session:
     def _pull_next(self, effects: list[Effect]) -> None:
         """Start the next pull, if the last page has been taken."""
         if self._outbound.lanes.page is None:
-            pull = self._pulls.begin(self._outbound.places)
+            pull = self._pulls.begin(self._outbound.chats)
             if pull is not None:
                 effects.append(pull.effect())
 
     # What else the client must be sent.
 
     def deliver(self, run: EncodedRun, now: float) -> Effects:
-        """Queue the run if it is the next of its chat and there is room, else a resync."""
+        """Queue the run if it is the next one and there is room, else a resync."""
         return self._outbound.deliver(run, now)
 
     def deliver_at_once(self, run: EncodedRun) -> bool:
@@ -360,20 +360,22 @@ class Session:
         """
         return self._outbound.deliver_at_once(run)
 
-    def on_membership(self, chat_id: str, head: Cursor | None, *, heard: bool = True) -> Effects:
+    def on_membership(
+        self, chat_id: str, head: Cursor | None, *, event_delivered: bool = True
+    ) -> Effects:
         """The user joined a chat with this head (epoch 0: unknown) or left it (None).
 
-        ``heard``: sessions that are live in the chat were sent the event.
+        ``event_delivered``: sessions that are live in the chat were sent the event.
         """
         effects: list[Effect] = []
         if self.closed or (head is not None and not self.principal.reads(chat_id)):
             return effects
-        place = self._outbound.places.get(chat_id)
-        told = self._pulls.concerns(chat_id, head is not None) or (
-            heard and place is not None and place.live
+        progress = self._outbound.chats.get(chat_id)
+        announced = self._pulls.concerns(chat_id, head is not None) or (
+            event_delivered and progress is not None and progress.live
         )
-        self._outbound.on_membership(chat_id, head, effects, told)
-        effects += reads_that_waited(self._outbound.places, (chat_id,))
+        self._outbound.on_membership(chat_id, head, effects, announced)
+        effects += reads_that_waited(self._outbound.chats, (chat_id,))
         return effects
 
     def ephemeral(self, key: Hashable, frame: bytes) -> Effects:
@@ -385,8 +387,8 @@ class Session:
 
     def knows(self, chat_id: str, head: Cursor) -> bool:
         """Whether ``on_head`` would change nothing, which is the usual case."""
-        place = self._outbound.places.get(chat_id)
-        return place is None or self._lifetime.heartbeat.knows(chat_id, place, head)
+        progress = self._outbound.chats.get(chat_id)
+        return progress is None or self._lifetime.heartbeat.knows(chat_id, progress, head)
 
     def on_head(self, chat_id: str, head: Cursor, now: float) -> Effects:
         """Compare a chat with its head in the store; may bring ``next_tick`` forward.
@@ -395,13 +397,13 @@ class Session:
         at once.
         """
         effects: list[Effect] = []
-        if self.closed or (place := self._outbound.places.get(chat_id)) is None:
+        if self.closed or (progress := self._outbound.chats.get(chat_id)) is None:
             return effects
-        raised = 0 < place.epoch < head.epoch
-        self._lifetime.heartbeat.compare(chat_id, place, head, now)
+        raised = 0 < progress.epoch < head.epoch
+        self._lifetime.heartbeat.compare(chat_id, progress, head, now)
         if raised:
-            self._outbound.request_resync(chat_id, place, effects)
-        effects += reads_that_waited(self._outbound.places, (chat_id,))
+            self._outbound.request_resync(chat_id, progress, effects)
+        effects += reads_that_waited(self._outbound.chats, (chat_id,))
         return effects
 
     def take_single(self) -> bytes | None:
@@ -420,7 +422,7 @@ class Session:
 
     def on_written(self, now: float) -> Effects:
         """The frames of ``take`` are written: go on with pulls and reading."""
-        if self.closed or (self._outbound.calm and not self._pulls.waits):
+        if self.closed or (self._outbound.unobstructed and not self._pulls.waits):
             return NOTHING
         effects: list[Effect] = []
         self._outbound.on_written(effects, now)
@@ -429,7 +431,7 @@ class Session:
 
     # Timers and the close.
 
-    def heard(self) -> None:
+    def on_bytes_read(self) -> None:
         """Bytes from the client were read, which shows that it is alive."""
         self._lifetime.heartbeat.answered()
 
@@ -452,18 +454,18 @@ class Session:
         return effects
 
     def _beat(self, effects: list[Effect], now: float, sent: Transmission) -> None:
-        places = self._outbound.places
+        chats = self._outbound.chats
         if not self._outbound.lanes.runs and not sent.unsent:
-            stale, diverged = self._lifetime.stale_acks.check(places, now)
+            stale, diverged = self._lifetime.stale_acks.check(chats, now)
             if diverged:
                 effects += self.close(CloseReason.STATE_DIVERGED)
                 return
             for chat_id in stale:
                 effects.append(Emit(SessionEvent.ACKS_STALE))
-                places[chat_id].fall_behind()
-                self._outbound.request_resync(chat_id, places[chat_id], effects)
+                chats[chat_id].fall_behind()
+                self._outbound.request_resync(chat_id, chats[chat_id], effects)
         heads = self._lifetime.heartbeat.ask(
-            places, now, sent, self._limits.pages.resume_chats_per_frame
+            chats, now, sent, self._settings.pages.resume_chats_per_frame
         )
         self._outbound.enqueue_control(Heartbeat(heads), None, effects)
 

@@ -12,22 +12,18 @@ from holdfast.bounds import KIB, MIB, positive
 
 @dataclass(frozen=True, slots=True)
 class InboundSettings:
-    """What one connection may ask of us. Over the rate: RATE_LIMITED. Over the queue:
-    SERVER_BUSY.
-    """
+    """What one connection may ask; beyond a rate RATE_LIMITED, else SERVER_BUSY."""
 
     rate_limit_per_second: float = 10
-    """Sends of one connection. Above: RATE_LIMITED + retry_after_seconds; nothing is
-    queued.
-    """
+    """Sends of one connection. Above: RATE_LIMITED with retry_after_seconds."""
     rate_limit_burst: int = 20
-    """So many sends at once before the rate counts."""
+    """How many sends may come at once before the rate counts."""
     other_rate_limit_per_second: float = 50
-    """All other frames of one connection, pings included. Above: RATE_LIMITED, told at
+    """All other frames of one connection, pings included. Above: RATE_LIMITED, at
     most once a second for frames that expect no answer.
     """
     other_rate_limit_burst: int = 100
-    """So many frames at once before the rate counts."""
+    """How many frames may come at once before the rate counts."""
     work_rate_limit_per_second: float = 200
     """Every frame of one connection, also before it has authenticated: refused and
     invalid ones, pings, pongs, fragments and each 4 KiB of a long frame. Above: its
@@ -35,9 +31,9 @@ class InboundSettings:
     together.
     """
     work_rate_limit_burst: int = 400
-    """So many frames at once before the rate counts."""
+    """How many frames may come at once before the rate counts."""
     work_pause_seconds_max: float = 10
-    """Not read for so long within the window: close rate_limited (4009), reconnect
+    """Not read for this long within the window: close rate_limited (4009), reconnect
     after the window; before authentication close unauthorized (4502).
     """
     work_pause_window_seconds: float = 30
@@ -47,16 +43,13 @@ class InboundSettings:
     max_queue_age_seconds: float = 2
     """How long a sync or resume waits for its turn, then SERVER_BUSY."""
     max_message_size_bytes: int = 4096
-    """Content of a message in UTF-8, by socket and REST alike. Above:
-    MESSAGE_TOO_LARGE.
-    """
+    """UTF-8 content of a message, by socket or REST. Above: MESSAGE_TOO_LARGE."""
     max_frame_bytes: int = 64 * KIB
     """A larger frame closes the connection (protocol_error, 4501)."""
     max_fragments: int = 16
     """Fragments of one message. More close the connection (4501)."""
     max_invalid_frames: int = 10
-    """So many within the window close the connection (4501); each is answered before.
-    """
+    """The last of this many in the window closes it (4501); each is answered first."""
     invalid_frames_window_seconds: float = 60
     """How far back invalid frames count."""
 
@@ -81,40 +74,28 @@ class InboundSettings:
 
 @dataclass(frozen=True, slots=True)
 class OutboundSettings:
-    """What may wait for one connection. Above ``critical``: warned, heads only; then
-    closed, healed by sync.
-    """
+    """What may wait for one connection before it is warned, then closed."""
 
     max_buffer_messages: int = 1000
-    """Deliveries that may wait for one connection; the thresholds below are percent of
-    it.
-    """
+    """Deliveries that may wait for one connection: 100 % of the thresholds below."""
     max_buffer_bytes: int = 5 * MIB
     """Their bytes; whichever is fuller counts."""
     warning_threshold_percent: int = 80
-    """Above: logged once. Drained below it a slow client is well again and gets a
-    ``resync``.
-    """
+    """Above: logged once. A slow client that drains below it recovers: ``resync``."""
     critical_threshold_percent: int = 95
     """Above: ``error SLOW_CONSUMER``, heads instead of messages, the grace starts."""
     grace_period_seconds: float = 5
-    """Without a new low for so long: ``connection_closing`` with from where to sync,
-    close 4002.
-    """
+    """Without a new low for this long: close slow_consumer (4002)."""
     grace_total_seconds: float = 60
     """The longest grace, however steadily the client drains."""
     new_low_percent: int = 5
-    """A low counts as new, and starts the grace again, if it is this much under the
-    last.
-    """
+    """A fill this much under the last low is a new low and starts the grace again."""
     ephemeral_threshold_percent: int = 50
     """Above: typing, presence and receipts are dropped for this connection."""
     max_control_frames: int = 200
-    """Answers that wait for one connection. Then its socket is not read until half have
-    left.
-    """
+    """Responses that wait; at this many its socket is not read until half have left."""
     max_ephemeral_frames: int = 256
-    """Ephemeral frames that wait for one connection; the oldest key goes."""
+    """Ephemeral frames that wait for one connection; the oldest key is dropped."""
     socket_send_buffer_bytes: int = 64 * KIB
     """SO_SNDBUF of each connection: what a stopped reader can hide in the kernel."""
 
@@ -145,27 +126,19 @@ class TimeoutSettings:
     if a commit was under way, else rejected.
     """
     heartbeat_interval_seconds: float = 30
-    """How often a client is asked whether it is there, the store for heads, and the
-    registry is told who is here.
-    """
+    """Between heartbeats to a client, and between two comparisons with the store."""
     heartbeat_timeout_seconds: float = 10
-    """No answer for so long, while no bytes leave either: close idle_timeout (4001)."""
+    """No answer for this long, and no bytes leave: close idle_timeout (4001)."""
     authentication_seconds: float = 5
-    """A socket without a credential for so long: close unauthorized (4502)."""
+    """No credential for this long: close unauthorized (4502)."""
     rotation_seconds: float = 24 * 3600
     """An older connection is closed (rotation, 4004) and comes back; spread by 5 %."""
     behind_before_heads_seconds: float = 5
-    """A chat whose head has been ahead of the connection for so long is named in the
-    heartbeat.
-    """
+    """A chat that is behind its head for this long is named in the heartbeat."""
     stale_acks_seconds: float = 60
-    """Acks that stay behind for so long: one ``resync``; again so long: close
-    state_diverged (4006).
-    """
+    """Acks that stay behind: one ``resync``; again: close state_diverged (4006)."""
     overload_window_seconds: float = 30
-    """SERVER_BUSY on more than half of the requests of a window: close overloaded
-    (4005).
-    """
+    """More than half of its requests SERVER_BUSY: close overloaded (4005)."""
     overload_requests_min: int = 10
     """Fewer requests in a window are not judged."""
 
@@ -175,7 +148,7 @@ class TimeoutSettings:
 
 @dataclass(frozen=True, slots=True)
 class PageSettings:
-    """Sync pages: a limit and a size, whichever is first; one in flight per connection."""
+    """Sync pages: a limit and a size, whichever is first; one at a time."""
 
     default_messages: int = 100
     """Messages of a sync page whose request names no limit."""
@@ -201,7 +174,7 @@ class SessionSettings:
     pages: PageSettings = field(default_factory=PageSettings)
 
     def announced(self) -> dict[str, float]:
-        """What a client is told when it connects, so that it can keep within it."""
+        """The limits that ``connection_established`` names."""
         inbound, pages = self.backpressure.inbound, self.pages
         return {
             "max_message_size_bytes": inbound.max_message_size_bytes,

@@ -2,17 +2,17 @@
 either recovery or a close. (Pure.)
 
     FLOWING   bodies are queued
-       │ above warning (80 %)                       → log, once until the buffer has been empty
+       │ above warning (80 %)            → log, once until the buffer has been empty
     FILLING   bodies are queued
-       │ above critical (95 %)                      → error SLOW_CONSUMER on the control lane, the grace starts
-    SLOW      no body is queued: the chats fall behind and only their heads are remembered
-       ├ below warning                              → bodies again, behind one resync with those heads
-       ├ a new low, at least 5 % under the last     → the grace starts again: who drains steadily is not slow
-       └ 5 s without a new low, or 60 s in all      → close
+       │ above critical (95 %)           → error SLOW_CONSUMER; the grace starts
+    SLOW      no body is queued: chats fall behind, only their heads are remembered
+       ├ below warning                   → bodies again, behind a resync with the heads
+       ├ a new low, 5 % under the last   → the grace starts again
+       └ 5 s without one, or 60 s in all → close
     OVER
 
-Only deliveries count. Control frames, pages and ephemeral frames never make a client
-slow.
+A client that drains steadily is not slow. Only deliveries count: control frames, pages
+and ephemeral frames never make a client slow.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ MOVES: dict[tuple[Flow, BufferEvent], tuple[Flow, SlowConsumerAction]] = {
 
 
 class IllegalMove(AssertionError):
-    """A defect: the session showed the machine something that cannot be in its state."""
+    """A defect: the event cannot happen in the machine's state."""
 
 
 class SlowConsumer:
@@ -89,7 +89,7 @@ class SlowConsumer:
 
     @property
     def deadline(self) -> float:
-        """When the grace is over, unless there is a new low by then; only while slow."""
+        """When the grace ends, unless there is a new low before; only while slow."""
         return min(
             self._restarted_at + self._outbound.grace_period_seconds,
             self._warned_at + self._outbound.grace_total_seconds,
@@ -123,9 +123,7 @@ class SlowConsumer:
             self._restarted_at = now
 
     def passed(self, fill: float, now: float) -> SlowConsumerAction:
-        """Time went by while slow. A new low is looked for before the deadline is
-        judged.
-        """
+        """Time went by while slow: look for a new low, then check the deadline."""
         self.lowered(fill, now)
         return (
             self._move(BufferEvent.GRACE_OVER)

@@ -31,14 +31,14 @@ CONTENT_TYPES = get_args(ContentType)
 _BYTES_PER_CHARACTER_MAX = 4
 
 
-def refusal_of(frame: AnyClientFrame, limits: SessionSettings) -> HoldfastError | None:
+def refusal_of(frame: AnyClientFrame, settings: SessionSettings) -> HoldfastError | None:
     """What is wrong with the frame, or None."""
     match frame:
         case SendMessage(payload=body):
-            return refusal_of_send(body, limits.backpressure.inbound.max_message_size_bytes)
+            return refusal_of_send(body, settings.backpressure.inbound.max_message_size_bytes)
         case SyncRequest(payload=body):
             return _bad_id(body.chat_id, "chat_id") or _bad_limit(
-                body.limit, limits.pages.max_messages
+                body.limit, settings.pages.max_messages
             )
         case (
             Ack(payload=body)
@@ -48,7 +48,7 @@ def refusal_of(frame: AnyClientFrame, limits: SessionSettings) -> HoldfastError 
         ):
             return _bad_id(body.chat_id, "chat_id")
         case Resume(payload=body):
-            return _bad_resume(body, limits.pages.resume_chats_per_frame)
+            return _bad_resume(body, settings.pages.resume_chats_per_frame)
         case Authenticate(payload=body):
             return None if body.device_id is None else _bad_id(body.device_id, "device_id")
         case HeartbeatAck():

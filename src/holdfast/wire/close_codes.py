@@ -1,6 +1,6 @@
 """Why the server closes a connection. (Pure.)
 
-The code's range tells clients what to do: 4000-4499 reconnect, 4500-4999 do not.
+The range of a code says what a client does: 4000-4499 reconnect, 4500-4999 do not.
 """
 
 from __future__ import annotations

@@ -113,9 +113,7 @@ class Ack(ClientFrame, frozen=True, tag="ack"):
 
 
 class Resume(ClientFrame, frozen=True, tag="resume"):
-    """After (re)connecting: how far this device has each chat. All frames but the last
-    have ``more``.
-    """
+    """After connecting: how far this device has each chat; ``more`` but in the last."""
 
     payload: ResumeBody
 
@@ -164,17 +162,13 @@ AnyClientFrame = (
 
 
 class Payload(Struct, frozen=True, omit_defaults=True):
-    """A payload to a client; ``type`` names its frame. Decoding ignores fields of newer
-    servers.
-    """
+    """A payload to a client; ``type`` names its frame. Unknown fields are ignored."""
 
     type: ClassVar[str]
 
 
 class ConnectionEstablished(Payload, frozen=True):
-    """The connection is open. ``limits`` are those of this connection, by the names of
-    their settings.
-    """
+    """The connection is open. ``limits``: its own, by the names of their settings."""
 
     type = "connection_established"
     connection_id: str
@@ -283,9 +277,7 @@ class Receipt(Payload, frozen=True):
 
 
 class Error(Payload, frozen=True):
-    """A request failed, or a warning. ``outcome`` of a write: rejected, or unknown: it
-    may be stored.
-    """
+    """A failed request or a warning. ``outcome`` unknown: the write may be stored."""
 
     type = "error"
     code: str
@@ -331,9 +323,7 @@ ServerPayload = (
     | Error
     | ConnectionClosing
 )
-"""All but ``message`` (its payload is a ``Message``) and ``sync_response`` (its payload
-is a ``Page``).
-"""
+"""All but ``message`` and ``sync_response``, whose payloads are Message and Page."""
 
 Sendable = ServerPayload | Message | Page
 

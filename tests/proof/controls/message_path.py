@@ -35,7 +35,7 @@ class CarelessSession(Session):
         return super().deliver(run, now)
 
     def _skip_gap(self, run: EncodedRun) -> None:
-        progress = self._outbound.places.get(run.chat_id)
+        progress = self._outbound.chats.get(run.chat_id)
         if progress is not None and progress.live and run.first > progress.expects:
             progress.expects = run.first
 

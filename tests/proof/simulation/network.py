@@ -189,7 +189,7 @@ class Wire:
     def _lost_by_server(self) -> None:
         if self._connection is not None:
             connection, self._connection = self._connection, None
-            connection.lost()
+            connection.connection_lost()
 
     def _lost_by_device(self) -> None:
         if self._far is not None:

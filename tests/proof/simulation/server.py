@@ -78,7 +78,7 @@ class SimulatedServer:
         self._attendance = PresenceReporter(
             HERE, self._registry, self._ephemeral, HEARTBEAT_SECONDS
         )
-        plane = GatewayDeps(
+        deps = GatewayDeps(
             self.limits,
             self._clock,
             ids,
@@ -89,7 +89,7 @@ class SimulatedServer:
             rng,
         )
         connection_type = watched(watch, parts.connection, parts.session)
-        self.gateway = parts.gateway(plane, self._attendance, _PLENTY_BYTES, connection_type)
+        self.gateway = parts.gateway(deps, self._attendance, _PLENTY_BYTES, connection_type)
         self._ephemeral.connect(self.gateway)
         link = LocalLink()
         link.connect(HERE, self.gateway.deliver)

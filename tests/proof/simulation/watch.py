@@ -134,8 +134,8 @@ def watched(
 
         def do(self, steps: Sequence[object]) -> None:
             for step in steps:
-                if isinstance(step, Emit) and step.sign is SessionEvent.SLOW_CONSUMER_WARNED:
-                    grace = self._plane.limits.backpressure.outbound.grace_period_seconds
+                if isinstance(step, Emit) and step.event is SessionEvent.SLOW_CONSUMER_WARNED:
+                    grace = self._deps.settings.backpressure.outbound.grace_period_seconds
                     watch.warned(self.connection_id, grace)
             super().do(steps)
             watch.saw(self)

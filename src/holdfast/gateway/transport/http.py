@@ -232,7 +232,7 @@ class HttpRequests(HttpToolsProtocol):
             return
         self._refused = True
         self._log.info(
-            "node.request_refused",
+            "gateway.request_refused",
             address=self._peer,
             status=refusal.status,
             answer=refusal.body.decode(),

@@ -41,11 +41,11 @@ _HANDSHAKE = (
 Decide = Callable[[UpgradeRequest, Transport], WebSocketListener | Refusal]
 
 
-class _Heard(Exception):
+class _BadFrame(Exception):
     """Stops picows where it would close the connection itself."""
 
 
-class _Ear:
+class _PicowsLogger:
     """Stands in for picows's logger, the only channel on which it reports a bad frame.
 
     After the log line picows would close with its own code, close the socket ten
@@ -61,7 +61,7 @@ class _Ear:
     def error(self, message: str, *args: Any) -> None:
         if message.startswith(BAD_FRAME):
             self.listener.on_bad_frame(args[0][1])
-            raise _Heard
+            raise _BadFrame
         _logger.error(message, *args)
 
     def isEnabledFor(self, level: int) -> bool:  # a logger's name for it
@@ -74,7 +74,7 @@ class _Ear:
         return getattr(_logger, name)
 
 
-class _Unasked:
+class _QuietTransport:
     """The transport and its socket as picows sees them, without needless system calls.
 
     picows asks for six values that it would only log, and sets options that the loop
@@ -113,7 +113,7 @@ class _Protocol(WSProtocol):  # type: ignore[misc]  # a Cython class without stu
     """Size of the buffer offered to this read; if it is filled, more input waits."""
 
     def connection_made(self, transport: Transport) -> None:
-        super().connection_made(_Unasked(transport))
+        super().connection_made(_QuietTransport(transport))
 
     def get_buffer(self, sizehint: int) -> memoryview:
         buffer: memoryview = super().get_buffer(sizehint)
@@ -125,13 +125,13 @@ class _Protocol(WSProtocol):  # type: ignore[misc]  # a Cython class without stu
     def buffer_updated(self, size: int) -> None:
         listener = self.listener
         if listener is not None:
-            listener.coming(size)
+            listener.on_bytes_read(size)
         try:
             super().buffer_updated(size)
-        except _Heard:
+        except _BadFrame:
             return
         if listener is not None:
-            listener.parsed(self.unread_max)
+            listener.on_parsed(self.unread_max)
             if size == self.offered:
                 listener.read_on_next_turn()
 
@@ -163,7 +163,7 @@ class Port:
         if isinstance(listener, Refusal):
             return listener
         protocol: WSProtocol = _Protocol(
-            None, None, False, lambda _: listener.accept(), _Ear(listener), True, None,
+            None, None, False, lambda _: listener.accept(), _PicowsLogger(listener), True, None,
             False, 0, 0, WSAutoPingStrategy.PING_WHEN_IDLE, False, sys.maxsize, None, READ_BUFFER_BYTES,
         )  # fmt: skip
         protocol.unread_max = self._frame_bytes_max + HEADER_BYTES_MAX

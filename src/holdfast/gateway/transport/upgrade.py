@@ -27,10 +27,10 @@ _DEFECT = Refusal(
 class WebSocketUpgrade:
     """Decides upgrades for the port; counts a connection until it ends."""
 
-    def __init__(self, handshake: Handshake, gateway: Gateway, limits: InboundSettings) -> None:
+    def __init__(self, handshake: Handshake, gateway: Gateway, settings: InboundSettings) -> None:
         self._handshake = handshake
         self._gateway = gateway
-        self._limits = limits
+        self._settings = settings
 
     def __call__(
         self, request: UpgradeRequest, transport: Transport
@@ -49,12 +49,12 @@ class WebSocketUpgrade:
         decision = self._handshake.decide(request, peer[0] if peer else "")
         if isinstance(decision, Refusal):
             return decision
-        seat = decision.seat
+        slot = decision.slot
         return WebSocketListener(
             lambda socket: self._gateway.accept(
-                socket, decision.principal, decision.device_id, seat.identify
+                socket, decision.principal, decision.device_id, slot.identify
             ),
-            seat.leave,
-            Assembler(self._limits.max_frame_bytes, self._limits.max_fragments),
+            slot.leave,
+            Assembler(self._settings.max_frame_bytes, self._settings.max_fragments),
             subprotocol=decision.subprotocol,
         )

@@ -48,8 +48,8 @@ class WebSocketListener(WSListener):
         "_connection",
         "_ended",
         "_frames",
-        "_gone",
         "_held",
+        "_on_end",
         "_raw",
         "_subprotocol",
         "_transport",
@@ -60,13 +60,13 @@ class WebSocketListener(WSListener):
     def __init__(
         self,
         connect: Callable[[Socket], Connection],
-        gone: Callable[[], None],
+        on_end: Callable[[], None],
         assembler: Assembler,
         *,
         subprotocol: bool,
     ) -> None:
         self._connect = connect
-        self._gone = gone
+        self._on_end = on_end
         self._assembler = assembler
         self._subprotocol = subprotocol
         self._unread = 0
@@ -100,11 +100,11 @@ class WebSocketListener(WSListener):
         transport.request.headers.clear()
         transport.response.headers.clear()
 
-    def coming(self, size: int) -> None:
+    def on_bytes_read(self, size: int) -> None:
         """``size`` more bytes are about to be parsed."""
         self._unread += size
 
-    def parsed(self, unread_max: int) -> None:
+    def on_parsed(self, unread_max: int) -> None:
         """A read was parsed. Refuse a frame that is too large before it is complete."""
         frames, self._frames = self._frames, 0
         self._connection.work_done(frames or 1)
@@ -174,13 +174,13 @@ class WebSocketListener(WSListener):
         self._transport.send(WSMsgType.CLOSE, payload)
         linger(self._raw)
         get_running_loop().call_later(LINGER_SECONDS, self._raw.abort)
-        self._connection.lost()
+        self._connection.connection_lost()
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:
-        self._gone()
-        self._connection.lost()
+        self._on_end()
+        self._connection.connection_lost()
         # Break the reference cycle: the memory is freed now, not by the collector.
-        del self._connection, self._gone
+        del self._connection, self._on_end
 
     def pause_writing(self) -> None:
         self._connection.writing_paused()
