@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, NewType
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -23,6 +23,12 @@ MessageKind = Literal["text", "event"]
 
 ID_BYTES_MAX = 64
 SEQUENCE_MAX = 2**53 - 1
+
+
+PageToken = NewType("PageToken", str)
+"""Where a page of a list ended: the next page begins after it. Only the store that gave
+it looks inside.
+"""
 
 
 class User(NamedTuple):

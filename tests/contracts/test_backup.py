@@ -150,7 +150,10 @@ def look(state: Path) -> dict[str, Any]:
                 "jobs": sum((await parts.work.stats()).by_state.values()),
                 "limit": rule.limit if rule else None,
                 "rules_epoch": (await parts.rules.head()).epoch,
-                "acts": [(r.action, r.actor, r.reason) for r in await parts.chats.audit(0, 10)],
+                "acts": [
+                    (r.action, r.actor, r.reason)
+                    for r in (await parts.chats.audit(None, 10)).records
+                ],
             }
 
     with held(state):

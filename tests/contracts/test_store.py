@@ -40,6 +40,7 @@ from holdfast.errors import (
 from holdfast.message import Acked, Cursor, LogEntry, Message, User, Watermark
 from holdfast.store.commands import (
     RETAIN_AT_ONCE,
+    CreateChat,
     HaltChat,
     RaiseEpoch,
     RecoverChat,
@@ -425,7 +426,7 @@ async def test_chats_are_listed_by_newest_activity_with_unread_and_last_message(
     await store.mark(
         [Watermark(BOB, "phone", "chat_a", 1, 3, 1), Watermark(BOB, "laptop", "chat_a", 1, 3, 2)]
     )
-    listed = await store.chats_of(BOB, 10)
+    listed = (await store.chats_of(BOB, 10)).chats
     seen = [(s.chat.chat_id, s.title, s.role, s.members, s.unread, s.read) for s in listed]
     assert seen == [
         ("chat_b", "B", "member", 2, 1, 0),
@@ -433,31 +434,47 @@ async def test_chats_are_listed_by_newest_activity_with_unread_and_last_message(
         ("chat_c", "C", "member", 2, 0, 0),
     ]
     assert [s.last_message and s.last_message.sequence for s in listed] == [1, 3, None]
-    places = (None, ("chat_b", 1), ("chat_a", 3), ("chat_c", 0))
-    pages = [await store.chats_of(BOB, 1, after) for after in places]
-    assert [[s.chat.chat_id for s in page] for page in pages] == [
-        ["chat_b"],
-        ["chat_a"],
-        ["chat_c"],
-        [],
-    ]
+    first = await store.chats_of(BOB, 1)
+    second = await store.chats_of(BOB, 1, first.next)
+    third = await store.chats_of(BOB, 1, second.next)
+    pages = [[s.chat.chat_id for s in page.chats] for page in (first, second, third)]
+    assert pages == [["chat_b"], ["chat_a"], ["chat_c"]] and third.next is None
     await send(store, "again", chat_id="chat_b")
-    (entry,) = await store.chats_of(BOB, 1, ("chat_b", 1))
+    (entry,) = (await store.chats_of(BOB, 1, first.next)).chats
     assert entry.chat.chat_id == "chat_a", "where the page ended, not where its last chat is by now"
     await create(store, "bob", chat_id="chat_d")
-    assert (await store.chats_of(BOB, 1))[0].chat.chat_id == "chat_d", "a new chat is on top"
+    assert (await store.chats_of(BOB, 1)).chats[0].chat.chat_id == "chat_d", "a new chat is on top"
     some = await store.chats_of(BOB, 1, None, {"chat_a", "chat_b", "chat_of_nobody"})
-    more = await store.chats_of(
-        BOB, 9, (some[0].chat.chat_id, some[0].chat.head), {"chat_a", "chat_b"}
-    )
-    assert {entry.chat.chat_id for entry in (*some, *more)} == {"chat_a", "chat_b"} and len(
-        more
-    ) == 1
-    assert await store.chats_of(BOB, 9, None, set()) == []
+    more = await store.chats_of(BOB, 9, some.next, {"chat_a", "chat_b"})
+    assert {entry.chat.chat_id for entry in (*some.chats, *more.chats)} == {"chat_a", "chat_b"}
+    assert (len(more.chats), more.next) == (1, None)
+    nothing = await store.chats_of(BOB, 9, None, set())
+    assert (list(nothing.chats), nothing.next) == ([], None)
+
+
+@on_every_store
+async def test_token_of_no_page_of_this_list_is_refused(store: Any, rig: Rig) -> None:
+    await create(store, "bob")
+    await create(store, chat_id="chat_b")
+    await store.change(CreateChat(act(User("other", "bob")), "chat_o", "group", "Other", []))
+    await store.record(operator(reason="r"), "key.issue", "key_1")
+    for token in ("", "chat_a", "x.chat_a", "-1.chat_a", "0.chat_none", "0.chat_o", "audit.1"):
+        with pytest.raises(InvalidMessage, match="start again"):
+            await store.chats_of(BOB, 1, token)
+    with pytest.raises(InvalidMessage, match="start again"):
+        await store.chats_of(BOB, 1, "0.chat_a", {"chat_b"})
+    with pytest.raises(NotAMember, match="list from the beginning"):
+        await store.chats_of(BOB, 1, "0.chat_b")
+    for token in ("", "x", "-1", "1.5", "texts.1", "audit.2", str(2**53)):
+        with pytest.raises(InvalidMessage, match="start again"):
+            await store.audit(token, 10)
+    for token in ("", "x", "audit.0", "texts.1", "0.chat_a"):
+        with pytest.raises(InvalidMessage, match="start again"):
+            await store.texts_of(BOB, token)
 
 
 async def unread(store: Any, user: User) -> tuple[int, bool]:
-    (summary,) = await store.chats_of(user, 10)
+    (summary,) = (await store.chats_of(user, 10)).chats
     return summary.unread, summary.unread_capped
 
 
@@ -553,7 +570,7 @@ async def test_a_new_epoch_takes_the_watermarks_along_as_far_as_the_chat_goes(
             Watermark(BOB, "phone", "chat_a", epoch, 9, 4),
         ]
         assert await store.watermarks("chat_a") == marks
-        (summary,) = await store.chats_of(BOB, 10)
+        (summary,) = (await store.chats_of(BOB, 10)).chats
         assert (summary.read, summary.unread) == (4, 5)
     await store.mark(
         [Watermark(BOB, "phone", "chat_a", 2, 9, 9), Watermark(BOB, "phone", "chat_a", 3, 1, 5)]
@@ -685,7 +702,7 @@ async def test_recovery_restores_a_lost_counter_records_holes_and_raises_the_epo
         2,
         6,
     )
-    record = (await store.audit(0, 10))[-1]
+    record = (await store.audit(None, 10)).records[-1]
     assert (record.action, record.target, record.actor, record.reason) == (
         "chat.recover",
         "chat_a",

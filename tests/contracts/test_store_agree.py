@@ -137,7 +137,7 @@ async def attempt(call: Any) -> Any:
 
 async def everything(store: Any) -> list[Any]:
     """All that can be read."""
-    seen: list[Any] = [await store.heads(CHATS), list(await store.audit(0, 1_000))]
+    seen: list[Any] = [await store.heads(CHATS), list((await store.audit(None, 1_000)).records)]
     for chat in CHATS:
         seen.append(list(await store.members(chat)))
         seen += [list(await store.bans(chat)), list(await store.mutes(chat))]
@@ -155,7 +155,7 @@ async def everything(store: Any) -> list[Any]:
             seen.append(await attempt(store.read_after(chat, 4, 3, 700, user)))
             seen.append(await attempt(store.read_before(chat, 4, 3, 700, user)))
     seen.append(dict(await store.memberships(USERS)))
-    seen += [list(await store.chats_of(user, 3)) for user in USERS]
+    seen += [(await store.chats_of(user, 3)) for user in USERS]
     return seen
 
 

@@ -50,7 +50,11 @@ async def roles(store: Any, chat_id: str = "chat_a") -> dict[str, str]:
 
 async def refused(store: Any, command: Command, error: type[HoldfastError], *words: str) -> None:
     """The command fails so, says these words, and leaves everything as it was."""
-    before = (await roles(store), await store.heads([command.chat_id]), await store.audit(0, 100))
+    before = (
+        await roles(store),
+        await store.heads([command.chat_id]),
+        (await store.audit(None, 100)).records,
+    )
     with pytest.raises(error) as caught:
         await store.change(command)
     assert type(caught.value) is error
@@ -59,7 +63,7 @@ async def refused(store: Any, command: Command, error: type[HoldfastError], *wor
     assert (
         await roles(store),
         await store.heads([command.chat_id]),
-        await store.audit(0, 100),
+        (await store.audit(None, 100)).records,
     ) == before
 
 
@@ -126,7 +130,7 @@ async def test_a_direct_chat_is_unique_per_pair_and_belongs_to_both(store: Any, 
     again = await store.change(CreateChat(act(BOB), "chat_x", "direct", "", ["ann"]))
     assert again.chat == made.chat and again.repeated and not made.repeated
     assert await roles(store) == {"ann": "member", "bob": "member"}
-    assert [s.title for s in await store.chats_of(ANN, 10)] == ["bob"]
+    assert [s.title for s in (await store.chats_of(ANN, 10)).chats] == ["bob"]
     other = await store.change(CreateChat(act(STRANGER), "chat_o", "direct", "", ["bob"]))
     assert other.chat.chat_id == "chat_o", "pairs are a tenant's own"
     await refused(
@@ -300,7 +304,7 @@ async def test_other_users_fill_at_most_half_of_a_users_chats(store: Any, rig: R
     await invite("chat_5", backend=True)
     await store.change(AddMember(operator(), "chat_4", "bob"))
     await create(store, chat_id="chat_6", creator=BOB)
-    assert len(await store.chats_of(BOB, 10)) == 6, (
+    assert len((await store.chats_of(BOB, 10)).chats) == 6, (
         "the other half is for the backend, operators and oneself"
     )
     await store.change(RemoveMember(act(BOB), "chat_2", "bob"))
@@ -345,7 +349,7 @@ async def test_redaction_takes_the_content_and_leaves_a_record(store: Any, rig: 
     await store.change(Redact(act(reason="rude"), "chat_a", 1))
     after = (await store.read_after("chat_a", 0, *PAGE)).messages[0]
     assert (after.content, after.message_id, after.sequence) == ("", message.message_id, 1)
-    record = (await store.audit(0, 10))[-1]
+    record = (await store.audit(None, 10)).records[-1]
     assert (record.action, record.target, record.actor, record.reason) == (
         "message.redact",
         "chat_a/1",
@@ -355,7 +359,7 @@ async def test_redaction_takes_the_content_and_leaves_a_record(store: Any, rig: 
     assert message.message_id in record.details and "secret" not in record.details
     assert told == [1, 0], "holders of copies are told"
     assert (await store.change(Redact(act(), "chat_a", 1))).event is None
-    assert len(await store.audit(0, 10)) == 1, "what is done is not done again"
+    assert len((await store.audit(None, 10)).records) == 1, "what is done is not done again"
     added = await store.change(AddMember(act(), "chat_a", "carl"))
     await refused(
         store, Redact(act(), "chat_a", added.event.sequence), Forbidden, "cannot be redacted"
@@ -382,10 +386,14 @@ async def test_what_only_operators_do_is_refused_to_owners_and_recorded(
     await store.change(Retain(operator(reason="r3"), "chat_a", 2))
     await store.change(AddMember(operator(reason="r4"), "chat_a", "bob"))
     await store.record(operator(reason="r5"), "backup.take", "chats.db", "{}")
-    records = [(r.number, r.action, r.reason) for r in await store.audit(0, 10)]
+    records = [(r.number, r.action, r.reason) for r in (await store.audit(None, 10)).records]
     actions = ["chat.halt", "chat.recover", "chat.retain", "member.add", "backup.take"]
     assert records == [(n, action, f"r{n}") for n, action in enumerate(actions, 1)]
-    assert [r.number for r in await store.audit(2, 2)] == [3, 4]
+    page = await store.audit("2", 2)
+    assert [r.number for r in page.records] == [3, 4], "a number works too"
+    last = await store.audit(page.next, 2)
+    assert [r.number for r in last.records] == [5] and last.next is None
+    assert list((await store.audit("99", 2)).records) == []
 
 
 @on_every_store
@@ -394,7 +402,7 @@ async def test_many_proofs_of_a_rollback_raise_the_epoch_once(store: Any, rig: R
     for who in (ANN, BOB):
         changed = await store.change(RaiseEpoch(act(who), "chat_a", 1))
         assert changed.chat.epoch == 2
-    assert [r.action for r in await store.audit(0, 10)] == ["chat.raise_epoch"]
+    assert [r.action for r in (await store.audit(None, 10)).records] == ["chat.raise_epoch"]
     assert (await store.read_after("chat_a", 0, *PAGE)).epoch == 2
 
 

@@ -215,21 +215,21 @@ def test_a_users_texts_are_found_in_every_chat_of_the_tenant_and_erased_for_good
         acked(await send(store, "a1", "ann's own"))
         acked(await send(store, "b1", "secret", BOB))
         acked(await send(store, "b2", "secret too", BOB, "chat_b"))
-        found = await store.texts_of(BOB, 0)
-        assert list(found.places) == [("chat_a", 2), ("chat_b", 1)] and not found.ended
-        assert (await store.texts_of(BOB, found.through)).ended
+        found = await store.texts_of(BOB)
+        assert list(found.texts) == [("chat_a", 2), ("chat_b", 1)] and found.next is not None
+        assert (await store.texts_of(BOB, found.next)).next is None
         heard: list[object] = []
         store.on_commit(heard.append)
         await store.change(Erase(operator(reason="asked to"), "chat_a", "bob", [1, 2, 99]))
         assert heard == [[]], "copies of it are out of date"
         page = await store.read_after("chat_a", 0, *PAGE)
         assert [m.content for m in page.messages] == ["ann's own", ""], "only the user's own"
-        assert list((await store.texts_of(BOB, 0)).places) == [("chat_b", 1)]
+        assert list((await store.texts_of(BOB)).texts) == [("chat_b", 1)]
         assert acked(await send(store, "b1", "secret", BOB)).sequence == 2, "the key stays"
         assert acked(await send(store, "b1", "a guess", BOB)).sequence == 2, (
             "and tells nobody what it was for"
         )
-        record = (await store.audit(0, 10))[-1]
+        record = (await store.audit(None, 10)).records[-1]
         assert (record.action, record.target, record.reason) == ("user.erase", "chat_a", "asked to")
         assert record.details == '{"user_id":"bob","sequences":[1,2,99]}'
 
@@ -252,9 +252,9 @@ def test_the_log_is_looked_through_in_bounded_steps(rig: Rig) -> None:
         await create(store, "bob")
         await store.append([draft(f"a{n}") for n in range(LOOKED_AT_ONCE)])
         acked(await send(store, "b", "late", BOB))
-        first = await store.texts_of(BOB, 0)
-        assert (list(first.places), first.through, first.ended) == ([], LOOKED_AT_ONCE, False)
-        assert list((await store.texts_of(BOB, first.through)).places) == [
+        first = await store.texts_of(BOB)
+        assert list(first.texts) == []
+        assert list((await store.texts_of(BOB, first.next)).texts) == [
             ("chat_a", LOOKED_AT_ONCE + 1)
         ]
 

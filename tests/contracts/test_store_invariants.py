@@ -143,7 +143,9 @@ class Workload:
         page = await self.inner.read_after(chat_id, 0, 10_000, 1 << 30)
         inspection = await self.inner.inspect(chat_id)
         redactions = [
-            r.target for r in await self.inner.audit(0, 1_000) if r.action == "message.redact"
+            r.target
+            for r in (await self.inner.audit(None, 1_000)).records
+            if r.action == "message.redact"
         ]
         stored = {(chat_id, m.sender_id, m.client_message_id) for m in page.messages}
         keys = []

@@ -33,12 +33,12 @@ async def erase(path: Path) -> Erasure:
             message_id = f"msg_op_{os.getpid()}_{next(made)}"
             return CommandContext(User("default", "op"), AT, message_id, operator=True, reason="x")
 
-        return await eraser.erase(BOB, act, 0, clock.monotonic() + 30)
+        return await eraser.erase(BOB, act, None, clock.monotonic() + 30)
 
 
 @pytest.mark.parametrize("point", ["chats.commit.before", "chats.commit.after"])
-@pytest.mark.parametrize("nth", range(1, 6))
-def test_an_erasure_killed_at_any_commit_is_completed_by_the_next(
+@pytest.mark.parametrize("nth", range(1, 7))
+def test_erasure_killed_at_any_commit_is_completed_by_the_next(
     point: str, nth: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "chats.db"

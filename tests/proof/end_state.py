@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from holdfast.eventlog.contract import START, EventLog
-from holdfast.message import Message
+from holdfast.message import Message, PageToken
 from holdfast.store.commands import membership_event
 from holdfast.store.contract import ChatStore, Records
 from holdfast.verify.history import (
@@ -106,13 +106,14 @@ def _changes(messages: Iterable[Message]) -> list[MembershipSpan]:
 
 async def _redactions(records: Records) -> dict[str, list[int]]:
     found: dict[str, list[int]] = defaultdict(list)
-    after = 0
-    while page := await records.audit(after, _BATCH):
-        for entry in page:
+    after: PageToken | None = None
+    while True:
+        page = await records.audit(after, _BATCH)
+        for entry in page.records:
             if entry.action == "message.redact":
                 chat_id, _, sequence = entry.target.rpartition("/")
                 found[chat_id].append(int(sequence))
             elif entry.action == "user.erase" and entry.details:
                 found[entry.target] += msgspec.json.decode(entry.details)["sequences"]
-        after = page[-1].number
-    return found
+        if (after := page.next) is None:
+            return found

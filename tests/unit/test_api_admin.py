@@ -31,7 +31,9 @@ AT = "2026-01-01T00:00:00.000Z"
 
 
 async def actions(rest: Rest) -> list[tuple[str, str]]:
-    return [(record.action, record.reason) for record in await rest.store.audit(0, 100)]
+    return [
+        (record.action, record.reason) for record in (await rest.store.audit(None, 100)).records
+    ]
 
 
 def test_halting_and_recovering_a_chat_is_recorded_with_who_and_why() -> None:
@@ -53,8 +55,14 @@ def test_halting_and_recovering_a_chat_is_recorded_with_who_and_why() -> None:
             ("chat.recover", chat, "was fine"),
         ]
         assert {r["actor"] for r in records} == {rest.deps.keys.list()[0].key_id}
-        later = await rest.ask("GET", "/admin/audit?after=1&limit=1", admin)
-        assert [r["number"] for r in later.json()["records"]] == [2]
+        first = (await rest.ask("GET", "/admin/audit?limit=1", admin)).json()
+        for after in (first["next"], "1"):
+            later = (await rest.ask("GET", f"/admin/audit?after={after}&limit=1", admin)).json()
+            assert [r["number"] for r in later["records"]] == [2] and later["next"] is None
+        for unknown in ("audit.77", "texts.1", "-1", f"{2**53}", "x", ""):
+            refused = await rest.ask("GET", f"/admin/audit?after={unknown}", admin)
+            assert error_of(refused) == (400, "INVALID_MESSAGE")
+            assert "start again without `after`" in refused.text
 
     with_rest(scenario)
 
@@ -255,7 +263,7 @@ def test_a_key_is_shown_once_works_at_once_and_is_recorded() -> None:
             "INVALID_MESSAGE",
         )
         assert await actions(rest) == [("key_issued", "new shop"), ("key_revoked", "leaked")]
-        assert issued["secret"] not in repr(await rest.store.audit(0, 10))
+        assert issued["secret"] not in repr((await rest.store.audit(None, 10)).records)
 
     with_rest(scenario)
 
@@ -335,7 +343,9 @@ def test_the_last_key_that_can_make_keys_is_revoked_by_force_only() -> None:
             400,
             "INVALID_MESSAGE",
         )
-        assert await rest.store.audit(0, 10) == [], "what is refused is not recorded as done"
+        assert (await rest.store.audit(None, 10)).records == [], (
+            "what is refused is not recorded as done"
+        )
         assert (await rest.ask("DELETE", path + "&force=true", admin)).status_code == 200
         assert error_of(await rest.ask("GET", "/admin/keys", admin)) == (401, "UNAUTHORIZED")
 

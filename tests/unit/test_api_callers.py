@@ -288,10 +288,12 @@ async def everything(rest: Rest) -> list[object]:
     """All the state there is, to see that a refusal left it alone."""
     users = [User("acme", "alice"), User("acme", "mia")]
     chats = [
-        summary.chat.chat_id for user in users for summary in await rest.store.chats_of(user, 100)
+        summary.chat.chat_id
+        for user in users
+        for summary in (await rest.store.chats_of(user, 100)).chats
     ]
     state: list[object] = [
-        await rest.store.audit(0, 1000),
+        (await rest.store.audit(None, 1000)).records,
         [key.label for key in rest.deps.keys.list() if key.label == "spare"],
         len(rest.deps.revocations),
     ]

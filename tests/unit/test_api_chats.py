@@ -181,7 +181,7 @@ def test_another_tenants_chat_cannot_be_probed_as_a_cursor() -> None:
         evil = rest.token("mallory", "evil")
         there = await rest.ask("GET", f"/v1/chats?after=0.{chat}", evil)
         nowhere = await rest.ask("GET", "/v1/chats?after=0.chat_none", evil)
-        assert error_of(there) == error_of(nowhere) == (404, "NOT_FOUND")
+        assert error_of(there) == error_of(nowhere) == (400, "INVALID_MESSAGE")
         same_tenant = await rest.ask("GET", f"/v1/chats?after=0.{chat}", rest.token("nora"))
         assert error_of(same_tenant) == (403, "NOT_A_MEMBER")
 

@@ -624,7 +624,7 @@ OTHER_PROBLEMS: list[tuple[str, str, object, str, str]] = [
         "there is no field limits: there are limit, after",
         "limits",
     ),
-    ("GET", "/v1/chats?after=a%20b", None, "after is the `next` of the page before", "after"),
+    ("GET", "/v1/chats?after=a%20b", None, "after is not the `next` of a page", "after"),
     ("POST", "/v1/chats", {"kind": "public"}, "kind must be one of direct, group", "kind"),
     ("POST", "/v1/chats", {"name": "x" * 201}, "a name has 1 to 200 printable characters", "name"),
     (

@@ -33,5 +33,5 @@ async def test_a_rollback_ends_as_a_recorded_act_and_a_reset() -> None:
     assert page.reset and page.epoch == epoch + 1
     await raiser(BELA, CHAT, epoch, clock.monotonic() + 5)
     assert (await store.heads([CHAT]))[CHAT].epoch == epoch + 1
-    (record,) = await store.audit(0, 10)
+    (record,) = (await store.audit(None, 10)).records
     assert record.actor == "holdfast" and "bela" in record.reason and record.target == CHAT

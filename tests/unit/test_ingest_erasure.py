@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from api_rig import Rest, error_of, with_rest
+import pytest
+from api_rig import Rest, error_of, serving, with_rest
 
 from holdfast.api.deps import ApiSettings
 from holdfast.errors import Unavailable
@@ -59,7 +60,9 @@ def test_everything_a_user_wrote_goes_also_in_chats_they_have_left() -> None:
         again = await erase(rest)
         assert (again["messages"], again["chats_left"], again["done"]) == (0, 0, True)
         records = [
-            r for r in await rest.store.audit(0, 50) if r.action in ("user.erase", "member.remove")
+            r
+            for r in (await rest.store.audit(None, 50)).records
+            if r.action in ("user.erase", "member.remove")
         ]
         assert {r.reason for r in records} == {"ticket 4711"} and records[0].target == "acme/alice"
         assert all(r.actor.startswith("key_") for r in records)
@@ -175,14 +178,28 @@ def test_an_erasure_ends_in_time_and_says_where_to_go_on() -> None:
         chats = [await rest.chat("bob", ["alice"]) for _ in range(7)]
         for chat in chats:
             await rest.send(chat, "secret", "k")
-        steps, after, done = [], 0, False
+        steps, after, done = [], None, False
         while not done:
             answer = await erase(rest, after=after)
             steps.append(answer["messages"])
-            after, done = answer["through"], answer["done"]
+            after, done = answer["next"], answer["done"]
         assert sum(steps) == 7 and max(steps) == 3 and len(steps) >= 3
 
     with_rest(scenario, ApiSettings(request_seconds_max=5), store=store)
+
+
+@pytest.mark.parametrize("after", ["texts.99", "audit.1", "0.chat_a", "x", -1, 2**53])
+async def test_erasure_after_an_unknown_token_changes_nothing(after: str | int) -> None:
+    async with serving() as rest:
+        chat = await rest.chat("bob", ["alice"])
+        await rest.send(chat, "secret", "k")
+        body = {**BODY, "after": after}
+        refused = await rest.ask("POST", "/admin/erase", rest.admin_key(), body)
+        assert error_of(refused) == (400, "INVALID_MESSAGE")
+        assert await contents(rest, chat) == ["secret"]
+        assert set(await members(rest, chat)) == {"bob", "alice"}
+        assert not (await rest.store.audit(None, 10)).records
+        assert (await erase(rest, after=0))["done"], "a number is understood"
 
 
 def test_what_was_erased_counts_as_redacted_by_a_recorded_act() -> None:

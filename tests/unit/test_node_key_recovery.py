@@ -30,7 +30,7 @@ AT = "2026-01-01T00:00:00.000Z"
 def audited(state: Path) -> list[AuditRecord]:
     async def read() -> list[AuditRecord]:
         async with SqliteStore(state / "chats.db") as store:
-            return list(await store.audit(0, 10))
+            return list((await store.audit(None, 10)).records)
 
     return asyncio.run(read())
 

@@ -105,7 +105,7 @@ def test_lost_revocations_are_given_up_by_a_command_that_is_recorded(state: Path
 
     async def last() -> tuple[str, str, str]:
         async with SqliteStore(state / "chats.db") as store:
-            record = (await store.audit(0, 100))[-1]
+            record = (await store.audit(None, 100)).records[-1]
             return record.action, record.target, record.reason
 
     assert asyncio.run(last()) == ("revocations.reset", "access.db", "disk lost")

@@ -13,7 +13,6 @@ from holdfast.api.chats import bans_of, commit
 from holdfast.api.deps import ApiDeps, BackupRun
 from holdfast.api.endpoint import Answer, Call
 from holdfast.api.schemas import (
-    AuditPage,
     AuditQuery,
     ChangeAnswer,
     ErasePerson,
@@ -26,6 +25,7 @@ from holdfast.api.schemas import (
     RetainFrom,
     RevokeKey,
     Why,
+    token_of,
 )
 from holdfast.clock import timestamp
 from holdfast.errors import Forbidden, OutcomeUnknown, ServerBusy, Unavailable
@@ -157,26 +157,24 @@ async def erase_user(deps: ApiDeps, call: Call) -> Answer:
     """Recorded before it begins and at each step; as many steps as time allows."""
     body: ErasePerson = call.body
     user = User(body.tenant, body.user_id)
-    if not body.after:
+    after = token_of(body.after)
+    if after is None:
         await record(
             deps, call, "user.erase", f"{user.tenant}/{user.user_id}", body.reason, body.tenant
         )
     until = _halfway(deps, call)
     return Answer(
         await deps.eraser.erase(
-            user, lambda: _act(deps, call, body.reason, body.tenant), body.after, until
+            user, lambda: _act(deps, call, body.reason, body.tenant), after, until
         )
     )
 
 
 async def read_audit(deps: ApiDeps, call: Call) -> Answer:
     query: AuditQuery = call.query
+    after = token_of(query.after)
     return Answer(
-        AuditPage(
-            await deps.history.ask(
-                lambda _chats: deps.records.audit(query.after, query.limit), call.deadline
-            )
-        )
+        await deps.history.ask(lambda _chats: deps.records.audit(after, query.limit), call.deadline)
     )
 
 

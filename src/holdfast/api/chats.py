@@ -12,7 +12,6 @@ from holdfast.api.schemas import (
     BanList,
     ChangeAnswer,
     ChatDetail,
-    ChatPage,
     ChatsQuery,
     MemberList,
     NewChat,
@@ -22,10 +21,11 @@ from holdfast.api.schemas import (
     OneUser,
     Renamed,
     TokenAnswer,
+    token_of,
 )
 from holdfast.clock import timestamp
 from holdfast.errors import Forbidden, InvalidMessage, NotAMember, Unavailable
-from holdfast.message import SEQUENCE_MAX, Chat, User, check_id
+from holdfast.message import Chat, User, check_id
 from holdfast.store.commands import (
     AddMember,
     ChangeBan,
@@ -92,39 +92,14 @@ async def create_chat(deps: ApiDeps, call: Call) -> Answer:
 
 async def list_chats(deps: ApiDeps, call: Call) -> Answer:
     query: ChatsQuery = call.query
-    user, after = call.principal.user, _place(query.after)
-    if after is not None:
-        require_scope(call.principal, "chats:read", after[0])
-        await _require_own(deps, call, after[0])
-    chats = await deps.history.ask(
-        lambda store: store.chats_of(user, query.limit + 1, after, call.principal.chats),
+    user, after = call.principal.user, token_of(query.after)
+    page = await deps.history.ask(
+        lambda store: store.chats_of(user, query.limit, after, call.principal.chats),
         call.deadline,
         user,
     )
-    shown = [replace(entry, chat=_for_members(entry.chat)) for entry in chats[: query.limit]]
-    last = shown[-1].chat if len(chats) > query.limit else None
-    return Answer(ChatPage(shown, f"{last.head}.{last.chat_id}" if last is not None else None))
-
-
-async def _require_own(deps: ApiDeps, call: Call, chat_id: str) -> None:
-    """NotAMember unless the caller is in the chat where the page ended: a page after
-    another user's chat would reveal when that chat was last used."""
-    user = call.principal.user
-    try:
-        await deps.history.ask(lambda store: store.chat(chat_id, user), call.deadline, user)
-    except NotAMember:
-        raise NotAMember(
-            "you are no member of the chat where that page ended; list from the beginning"
-        ) from None
-
-
-def _place(after: str | None) -> tuple[str, int] | None:
-    if after is None:
-        return None
-    head, dot, chat_id = after.partition(".")
-    if not dot or not head.isdecimal() or not head.isascii() or int(head) > SEQUENCE_MAX:
-        raise InvalidMessage("after is the `next` of the page before", field="after")
-    return chat_id, int(head)
+    shown = [replace(entry, chat=_for_members(entry.chat)) for entry in page.chats]
+    return Answer(replace(page, chats=shown))
 
 
 async def get_chat(deps: ApiDeps, call: Call) -> Answer:

@@ -24,12 +24,10 @@ from holdfast.api.endpoint import Endpoint, WebPage
 from holdfast.api.openapi import openapi_json
 from holdfast.api.reference import STYLE, html_page
 from holdfast.api.schemas import (
-    AuditPage,
     AuditQuery,
     BanList,
     ChangeAnswer,
     ChatDetail,
-    ChatPage,
     ChatsQuery,
     DeliveryStatus,
     ErasePerson,
@@ -58,7 +56,7 @@ from holdfast.api.schemas import (
 from holdfast.ingest.erasure import Erasure
 from holdfast.limits.limiter.decisions import Standing
 from holdfast.limits.rules import Decision
-from holdfast.store.contract import UNREAD_LOOKED_AT, Inspection
+from holdfast.store.contract import UNREAD_LOOKED_AT, AuditPage, ChatPage, Inspection
 from holdfast.wire.frames import ErrorBody, MessageAck
 
 CHAT = "/v1/chats/{chat_id}"
@@ -213,7 +211,7 @@ ADMIN: Sequence[Endpoint] = (
         "POST", "/admin/erase", admin.erase_user, "Erase a person", "operator", "chats:write",
         body=ErasePerson, answer=Erasure, key="kept",
         note="The content of every text of a user goes for ever, and so do memberships of groups, devices and kept "
-        "answers. As far as its time allows: repeat with `after` set to `through` until `done`.",
+        "answers. As far as its time allows: repeat with `after` set to `next` until `done`.",
     ),
     Endpoint(
         "GET", "/admin/audit", admin.read_audit, "The audit log, oldest first", "operator", "audit:read",

@@ -23,9 +23,9 @@ from holdfast.message import (
     Member,
     Message,
     Mute,
+    PageToken,
     Role,
 )
-from holdfast.store.contract import AuditRecord, ChatSummary
 from holdfast.wire.frames import Error
 
 Id = Annotated[str, Meta(min_length=1, max_length=ID_BYTES_MAX, pattern="^[!-~]+$")]
@@ -35,6 +35,7 @@ _Reason = Annotated[
 ]
 SequenceNumber = Annotated[int, Meta(ge=1, le=SEQUENCE_MAX)]
 _After = Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
+_Token = Annotated[str, Meta(max_length=ID_BYTES_MAX + 17)]
 
 
 class RequestBody(Struct, frozen=True, forbid_unknown_fields=True):
@@ -129,21 +130,26 @@ class RetainFrom(RequestBody, frozen=True):
 
 
 class ErasePerson(RequestBody, frozen=True):
-    """Ask again with ``after`` set to the answer's ``through`` until it is ``done``;
-    from 0 does no harm.
+    """Ask again with ``after`` set to the answer's ``next`` until it is ``done``;
+    without it does no harm.
     """
 
     user_id: Id
     reason: _Reason
     tenant: Id = "default"
-    after: _After = 0
+    after: _Token | _After | None = None
+
+
+def token_of(after: str | int | None) -> PageToken | None:
+    """Where a list continues; None, or the number 0: at its beginning."""
+    return None if after is None or after == 0 else PageToken(str(after))
 
 
 class ChatsQuery(RequestBody, frozen=True):
     """``after`` is the ``next`` of the page before."""
 
     limit: Annotated[int, Meta(ge=1, le=200)] = 50
-    after: Annotated[str, Meta(max_length=ID_BYTES_MAX + 17)] | None = None
+    after: _Token | None = None
 
 
 class MessagesQuery(RequestBody, frozen=True):
@@ -161,15 +167,10 @@ class MessagesQuery(RequestBody, frozen=True):
 
 
 class AuditQuery(RequestBody, frozen=True):
-    after: _After = 0
+    """``after`` is the ``next`` of the page before, or a record's number."""
+
+    after: _Token | None = None
     limit: Annotated[int, Meta(ge=1, le=500)] = 100
-
-
-class ChatPage(Struct, frozen=True):
-    """``next`` is null on the last page."""
-
-    chats: Sequence[ChatSummary]
-    next: str | None
 
 
 class ChatDetail(Struct, frozen=True):
@@ -254,12 +255,6 @@ class IssuedKey(Struct, frozen=True):
 
     key: KeyView
     secret: str
-
-
-class AuditPage(Struct, frozen=True):
-    """Ask again with ``after`` set to the last record's number."""
-
-    records: Sequence[AuditRecord]
 
 
 class Health(Struct, frozen=True, omit_defaults=True):

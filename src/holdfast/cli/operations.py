@@ -211,7 +211,7 @@ def erase(
             err=True,
         )
     rest = context.as_operator()
-    messages = chats = after = 0
+    messages, chats, after = 0, 0, None
     with output.progress(context) as moved:
         while True:
             body = {"tenant": tenant, "user_id": user, "reason": reason, "after": after}
@@ -219,7 +219,7 @@ def erase(
             messages, chats, after = (
                 messages + step["messages"],
                 chats + step["chats_left"],
-                step["through"],
+                step["next"],
             )
             moved(f"{messages:,} messages erased", 0, None)
             if step["done"]:

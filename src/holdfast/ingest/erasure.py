@@ -17,7 +17,7 @@ from msgspec import Struct
 from holdfast.clock import Clock
 from holdfast.errors import ChatHalted, NotFound
 from holdfast.ingest.contract import Durability
-from holdfast.message import Member, User
+from holdfast.message import Member, PageToken, User
 from holdfast.store.commands import (
     ERASE_AT_ONCE,
     ChangeRole,
@@ -32,8 +32,8 @@ STEP_SECONDS_MAX = 2.0
 
 
 class Erasure(Struct, frozen=True):
-    """How far an erasure has come. ``through``: the log has been searched up to here;
-    continue from it.
+    """How far an erasure has come. ``next``: the log has been searched up to here;
+    continue from it. It is null before the search begins and when all is ``done``.
 
     ``kept``: chats that the user is still in: direct chats, and halted ones, which can
     be left once they are recovered.
@@ -42,7 +42,7 @@ class Erasure(Struct, frozen=True):
     messages: int
     chats_left: int
     kept: Sequence[str]
-    through: int
+    next: PageToken | None
     done: bool
 
 
@@ -53,7 +53,7 @@ async def _nothing(user: User) -> None:
 class Eraser:
     """Erases until ``until`` (monotonic).
 
-    The caller repeats from ``through`` until the erasure is ``done``.
+    The caller repeats from ``next`` until the erasure is ``done``.
     """
 
     def __init__(
@@ -74,23 +74,30 @@ class Eraser:
         self._forget_devices = forget_devices
 
     async def erase(
-        self, user: User, act: Callable[[], CommandContext], after: int, until: float
+        self,
+        user: User,
+        act: Callable[[], CommandContext],
+        after: PageToken | None,
+        until: float,
     ) -> Erasure:
         """``act`` makes a new act of the operator for each step. Raises what the store
-        raises; repeat then.
+        raises; repeat then. An ``after`` that the store does not know changes nothing.
         """
+        if after is not None:
+            await self._chats.texts_of(user, after)
         chats_left, kept, unfinished = await self._leave(user, act, until)
         await self._chats.forget_devices(user)
         await self._records.forget_answers_of(user)
         await self._forget_devices(user)
-        messages, through, ended = 0, after, False
+        messages, ended = 0, False
         while not ended and self._clock.monotonic() < until:
-            found = await self._chats.texts_of(user, through)
-            erased = await self._empty(user, found.places, act, until)
+            page = await self._chats.texts_of(user, after)
+            erased = await self._empty(user, page.texts, act, until)
             messages += erased
-            if erased == len(found.places):
-                through, ended = found.through, found.ended
-        return Erasure(messages, chats_left, kept, through, ended and not unfinished)
+            if erased == len(page.texts):
+                after, ended = page.next or after, page.next is None
+        done = ended and not unfinished
+        return Erasure(messages, chats_left, kept, None if done else after, done)
 
     async def _leave(
         self, user: User, act: Callable[[], CommandContext], until: float
@@ -131,12 +138,12 @@ class Eraser:
     async def _empty(
         self,
         user: User,
-        places: Sequence[tuple[str, int]],
+        texts: Sequence[tuple[str, int]],
         act: Callable[[], CommandContext],
         until: float,
     ) -> int:
         by_chat: dict[str, list[int]] = defaultdict(list)
-        for chat_id, sequence in places:
+        for chat_id, sequence in texts:
             by_chat[chat_id].append(sequence)
         erased = 0
         for chat_id, sequences in by_chat.items():

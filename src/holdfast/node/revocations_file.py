@@ -18,7 +18,7 @@ from holdfast.access.revocations.sqlite import ACCESS, SqliteRevocations
 from holdfast.access.secrets import read_secrets
 from holdfast.clock import Clock, SystemClock, timestamp
 from holdfast.errors import InvalidMessage, StateCorrupted
-from holdfast.message import User
+from holdfast.message import PageToken, User
 from holdfast.node.state_dir import held
 from holdfast.store.commands import CommandContext
 from holdfast.store.contract import Records
@@ -72,9 +72,10 @@ def _is_lost(file: Path) -> bool:
 
 
 async def _has_revoked(records: Records) -> bool:
-    after = 0
-    while found := await records.audit(after, _PAGE):
-        if any(record.action in _ACTS for record in found):
+    after: PageToken | None = None
+    while True:
+        page = await records.audit(after, _PAGE)
+        if any(record.action in _ACTS for record in page.records):
             return True
-        after = found[-1].number
-    return False
+        if (after := page.next) is None:
+            return False

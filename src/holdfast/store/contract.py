@@ -32,6 +32,7 @@ from holdfast.message import (
     Mute,
     Outcome,
     Page,
+    PageToken,
     User,
     Watermark,
 )
@@ -87,15 +88,29 @@ class AuditRecord(Struct, frozen=True):
     details: str
 
 
-class SentBy(Struct, frozen=True):
-    """The texts of one user, as (chat_id, sequence), found in a section of the log.
+class ChatPage(Struct, frozen=True):
+    """``next`` is null on the last page."""
 
-    ``through`` is the last entry examined; ``ended``: there is none after it.
+    chats: Sequence[ChatSummary]
+    next: PageToken | None
+
+
+class AuditPage(Struct, frozen=True):
+    """Records, oldest first. ``next`` is null on the last page; ask for later records
+    with ``after`` set to the last record's number.
     """
 
-    places: Sequence[tuple[str, int]]
-    through: int
-    ended: bool
+    records: Sequence[AuditRecord]
+    next: PageToken | None
+
+
+class TextPage(Struct, frozen=True):
+    """The texts of one user, as (chat_id, sequence), found in a section of the log.
+    ``next`` is None if the section is behind the log's end.
+    """
+
+    texts: Sequence[tuple[str, int]]
+    next: PageToken | None
 
 
 class ChatStore(Protocol):
@@ -171,15 +186,16 @@ class ChatStore(Protocol):
         self,
         user: User,
         limit: int,
-        after: tuple[str, int] | None = None,
+        after: PageToken | None = None,
         only: Collection[str] | None = None,
-    ) -> Sequence[ChatSummary]:
+    ) -> ChatPage:
         """The user's chats, newest activity first.
 
-        ``after`` is the last chat of the previous page: its id and its head there. A
-        message that has come to that chat since does not change where the list
-        continues. NotFound if the user's tenant has no such chat. ``only`` restricts
-        the list to these chats.
+        A message that has come to the last chat of the previous page does not change
+        where the list continues. ``only`` restricts the list to these chats.
+        InvalidMessage if ``after`` is of no page of this list; NotAMember if the user
+        has left the chat where that page ended: a page after another user's chat would
+        reveal when that chat was last used.
 
         ``read`` is the furthest of the user's read watermarks. The cost does not depend
         on the length of any chat.
@@ -210,9 +226,9 @@ class ChatStore(Protocol):
         """The chat's counter, head, count and gaps, read in one snapshot."""
         ...
 
-    async def texts_of(self, user: User, after: int) -> SentBy:
+    async def texts_of(self, user: User, after: PageToken | None = None) -> TextPage:
         """This user's texts, not redacted, among the next ``LOOKED_AT_ONCE`` log
-        entries after a position.
+        entries. InvalidMessage if ``after`` is of no such page.
 
         Examines every entry: for erasure, not for interactive requests.
         """
@@ -251,8 +267,10 @@ class Records(Protocol):
         """
         ...
 
-    async def audit(self, after: int, limit: int) -> Sequence[AuditRecord]:
-        """Audit records with number > ``after``, oldest first."""
+    async def audit(self, after: PageToken | None, limit: int) -> AuditPage:
+        """Audit records, oldest first. ``after`` may also be the number of a record, as
+        text. InvalidMessage if it is neither that nor of a page of this log.
+        """
         ...
 
     async def begin(self, act: CommandContext) -> str | None:

@@ -187,6 +187,12 @@ def unknown_chat(chat_id: str) -> NotFound:
     return NotFound(f"there is no chat {chat_id}", chat_id=chat_id)
 
 
+def left_where_page_ended() -> NotAMember:
+    return NotAMember(
+        "you are no member of the chat where that page ended; list from the beginning"
+    )
+
+
 def not_a_member(chat_id: str) -> NotAMember:
     return NotAMember(f"only members of {chat_id} may do that", chat_id=chat_id)
 

@@ -19,6 +19,7 @@ from holdfast.message import (
     Mute,
     Outcome,
     Page,
+    PageToken,
     User,
     Watermark,
 )
@@ -27,13 +28,22 @@ from holdfast.store.commands import Command, CommandContext, CommandResult, Crea
 from holdfast.store.contract import (
     LOOKED_AT_ONCE,
     MEMBERSHIPS_MAX,
+    AuditPage,
     AuditRecord,
-    ChatSummary,
+    ChatPage,
     Inspection,
-    SentBy,
+    TextPage,
 )
 from holdfast.store.memory.chat import MemoryChat
 from holdfast.store.numbering import NO_COUNTER, TAKEN, ChatState, KnownKey, Stored, number
+from holdfast.store.pages import (
+    chat_of,
+    chat_token,
+    check_end,
+    number_of,
+    number_token,
+    unknown_token,
+)
 from holdfast.store.plan import (
     AuditNote,
     ChangePlan,
@@ -44,6 +54,7 @@ from holdfast.store.plan import (
     event_message,
     halted_chat,
     joining,
+    left_where_page_ended,
     not_a_member,
     target_of,
     unknown_chat,
@@ -168,21 +179,33 @@ class MemoryStore:
         self,
         user: User,
         limit: int,
-        after: tuple[str, int] | None = None,
+        after: PageToken | None = None,
         only: Collection[str] | None = None,
-    ) -> Sequence[ChatSummary]:
+    ) -> ChatPage:
         newest_first = sorted(self._chats_with(user), key=lambda held: held.activity, reverse=True)
         if after is not None:
-            held = self._chats.get(after[0])
-            if held is None or held.chat.tenant != user.tenant:
-                raise unknown_chat(after[0])
-            there = (
-                e.offset for e in self._log if (e.message.chat_id, e.message.sequence) == after
-            )
-            edge = (next(there, held.last_position), held.number)
+            edge = self._edge(user, chat_of(after), only)
             newest_first = [held for held in newest_first if held.activity < edge]
         listed = [held for held in newest_first if only is None or held.chat.chat_id in only]
-        return [held.summary(user) for held in listed[:limit]]
+        chats = [held.summary(user) for held in listed[:limit]]
+        return ChatPage(chats, chat_token(chats[-1].chat) if len(listed) > limit else None)
+
+    def _edge(
+        self, user: User, ended_at: tuple[str, int], only: Collection[str] | None
+    ) -> tuple[int, int]:
+        """The activity of the chat where a page ended, as it was then."""
+        chat_id = ended_at[0]
+        held = self._chats.get(chat_id)
+        if (
+            held is None
+            or held.chat.tenant != user.tenant
+            or (only is not None and chat_id not in only)
+        ):
+            raise unknown_token()
+        if user.user_id not in held.members:
+            raise left_where_page_ended()
+        there = (e.offset for e in self._log if (e.message.chat_id, e.message.sequence) == ended_at)
+        return next(there, held.last_position), held.number
 
     async def chat(self, chat_id: str, reader: User | None = None) -> Chat:
         return self._readable(chat_id, reader).now()
@@ -279,9 +302,11 @@ class MemoryStore:
     def _messages_of(self, entry: LogEntry) -> Mapping[int, Message]:
         return self._chats[entry.message.chat_id].messages
 
-    async def texts_of(self, user: User, after: int) -> SentBy:
-        looked = self._log[max(after, 0) :][:LOOKED_AT_ONCE]
-        places = []
+    async def texts_of(self, user: User, after: PageToken | None = None) -> TextPage:
+        looked = self._log[number_of("texts", after) :][:LOOKED_AT_ONCE]
+        if not looked:
+            check_end(after, len(self._log))
+        texts = []
         for message in (entry.message for entry in looked if entry.tenant == user.tenant):
             stored = self._chats[message.chat_id].messages.get(message.sequence)
             if (
@@ -290,8 +315,8 @@ class MemoryStore:
                 and stored is not None
                 and stored.content
             ):
-                places.append((message.chat_id, message.sequence))
-        return SentBy(places, looked[-1].offset if looked else after, not looked)
+                texts.append((message.chat_id, message.sequence))
+        return TextPage(texts, number_token("texts", looked[-1].offset) if looked else None)
 
     async def forget_devices(self, user: User) -> None:
         for held in self._chats_with(user):
@@ -300,8 +325,14 @@ class MemoryStore:
     async def touch(self) -> None:
         pass
 
-    async def audit(self, after: int, limit: int) -> Sequence[AuditRecord]:
-        return self._audit[max(after, 0) :][:limit]
+    async def audit(self, after: PageToken | None, limit: int) -> AuditPage:
+        found = self._audit[number_of("audit", after) :]
+        if not found:
+            check_end(after, len(self._audit))
+        records = found[:limit]
+        return AuditPage(
+            records, number_token("audit", records[-1].number) if len(found) > limit else None
+        )
 
     def _known(self, group: Sequence[Draft]) -> KnownKey:
         held = {d.chat_id: self._chats[d.chat_id] for d in group if d.chat_id in self._chats}

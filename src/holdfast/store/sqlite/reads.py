@@ -10,7 +10,7 @@ import apsw
 from msgspec import MsgspecError
 from msgspec.json import Decoder, encode
 
-from holdfast.errors import Unavailable, UnreadableEvent
+from holdfast.errors import NotAMember, NotFound, Unavailable, UnreadableEvent
 from holdfast.message import (
     Ban,
     Chat,
@@ -20,19 +20,33 @@ from holdfast.message import (
     Message,
     Mute,
     Page,
+    PageToken,
     User,
     Watermark,
 )
 from holdfast.store.contract import (
     LOOKED_AT_ONCE,
     UNREAD_LOOKED_AT,
+    AuditPage,
     AuditRecord,
+    ChatPage,
     ChatSummary,
     Inspection,
-    SentBy,
+    TextPage,
 )
-from holdfast.store.pages import ENVELOPE_BYTES, page_after, page_before, within
-from holdfast.store.plan import not_a_member, unknown_chat
+from holdfast.store.pages import (
+    ENVELOPE_BYTES,
+    chat_of,
+    chat_token,
+    check_end,
+    number_of,
+    number_token,
+    page_after,
+    page_before,
+    unknown_token,
+    within,
+)
+from holdfast.store.plan import left_where_page_ended, not_a_member, unknown_chat
 from holdfast.store.sqlite.change import numbering
 from holdfast.store.sqlite.database import SQL, Handle
 
@@ -59,7 +73,7 @@ _pairs = Decoder(list[tuple[int, int]])
 _audit = Decoder(list[AuditRecord])
 _entries = Decoder(list[LogEntry])
 _entry = Decoder(LogEntry)
-_places = Decoder(list[tuple[str, int]])
+_texts = Decoder(list[tuple[str, int]])
 UNREADABLE = (UnicodeDecodeError, MsgspecError)
 
 
@@ -195,18 +209,15 @@ def chats_of(
     deadline: Deadline,
     user: User,
     limit: int,
-    after: tuple[str, int] | None,
+    after: PageToken | None,
     only: Collection[str] | None,
-) -> list[ChatSummary]:
+) -> ChatPage:
     with deadline.over(handle) as connection:
         edge: tuple[int | None, int | None] = (None, None)
         if after is not None:
-            asked = {"tenant": user.tenant, "chat_id": after[0], "head": after[1]}
-            edge = connection.execute(SQL["list_edge"], asked).get
-            if edge is None:
-                raise unknown_chat(after[0])
+            edge = _edge(connection, user, after, only)
         page = {
-            "limit": limit,
+            "limit": limit + 1,
             "edge_position": edge[0],
             "edge_chat": edge[1],
             "looked_at": UNREAD_LOOKED_AT,
@@ -215,7 +226,7 @@ def chats_of(
         rows = _summaries.decode(
             connection.execute(SQL["chats_of"], {**user._asdict(), **page, **named}).get
         )
-    return [
+    chats = [
         ChatSummary(
             chat=chat,
             role=role,
@@ -226,8 +237,27 @@ def chats_of(
             read=read,
             last_message=last,
         )
-        for chat, role, title, members, read, unread, last in rows
+        for chat, role, title, members, read, unread, last in rows[:limit]
     ]
+    return ChatPage(chats, chat_token(chats[-1].chat) if len(rows) > limit else None)
+
+
+def _edge(
+    connection: apsw.Connection, user: User, after: PageToken, only: Collection[str] | None
+) -> tuple[int, int]:
+    """The activity and the row number of the chat where a page ended."""
+    chat_id, head = chat_of(after)
+    if only is not None and chat_id not in only:
+        raise unknown_token()
+    try:
+        readable(connection, chat_id, user)
+    except NotFound:
+        raise unknown_token() from None
+    except NotAMember:
+        raise left_where_page_ended() from None
+    asked = {"tenant": user.tenant, "chat_id": chat_id, "head": head}
+    edge: tuple[int, int] = connection.execute(SQL["list_edge"], asked).get
+    return edge
 
 
 def members(handle: Handle, deadline: Deadline, chat_id: str) -> list[Member]:
@@ -262,20 +292,27 @@ def inspect(handle: Handle, deadline: Deadline, chat_id: str) -> Inspection:
     return Inspection(value, counter, highest, count, holes, recorded)
 
 
-def audit(handle: Handle, deadline: Deadline, after: int, limit: int) -> list[AuditRecord]:
+def audit(handle: Handle, deadline: Deadline, after: PageToken | None, limit: int) -> AuditPage:
+    asked = {"after": number_of("audit", after), "limit": limit + 1}
     with deadline.over(handle) as connection:
-        return _audit.decode(
-            connection.execute(SQL["audit_after"], {"after": after, "limit": limit}).get
-        )
+        found = _audit.decode(connection.execute(SQL["audit_after"], asked).get)
+        if not found:
+            check_end(after, connection.execute(SQL["audit_end"]).get)
+    records = found[:limit]
+    return AuditPage(
+        records, number_token("audit", records[-1].number) if len(found) > limit else None
+    )
 
 
-def texts_of(handle: Handle, deadline: Deadline, user: User, after: int) -> SentBy:
+def texts_of(handle: Handle, deadline: Deadline, user: User, after: PageToken | None) -> TextPage:
+    asked = {**user._asdict(), "after": number_of("texts", after), "look": LOOKED_AT_ONCE}
     with deadline.over(handle) as connection:
-        asked = {**user._asdict(), "after": after, "look": LOOKED_AT_ONCE}
-        places, through = connection.execute(SQL["sent_by"], asked).get
-        return SentBy(
-            _places.decode(places), after if through is None else through, through is None
-        )
+        texts, through = connection.execute(SQL["sent_by"], asked).get
+        if through is None:
+            check_end(after, connection.execute(SQL["log_end"]).get)
+    return TextPage(
+        _texts.decode(texts), None if through is None else number_token("texts", through)
+    )
 
 
 def log_end(handle: Handle, deadline: Deadline) -> int:

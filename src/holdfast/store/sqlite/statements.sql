@@ -351,6 +351,9 @@ SELECT json_group_array(json_object('number', number, 'at', at, 'actor', actor, 
                                     'reason', reason, 'details', details) ORDER BY number)
 FROM (SELECT * FROM audit WHERE number > :after ORDER BY number LIMIT :limit);
 
+-- name: audit_end
+SELECT coalesce(max(number), 0) FROM audit;
+
 -- name: log_end
 SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'messages'), 0);
 

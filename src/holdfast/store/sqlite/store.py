@@ -29,16 +29,17 @@ from holdfast.message import (
     Mute,
     Outcome,
     Page,
+    PageToken,
     User,
     Watermark,
 )
 from holdfast.store.commands import Command, CommandContext, CommandResult
 from holdfast.store.contract import (
     MEMBERSHIPS_MAX,
-    AuditRecord,
-    ChatSummary,
+    AuditPage,
+    ChatPage,
     Inspection,
-    SentBy,
+    TextPage,
 )
 from holdfast.store.plan import ChatSettings
 from holdfast.store.sqlite import append, change, reads
@@ -150,7 +151,7 @@ class SqliteStore:
     async def touch(self) -> None:
         await self._write(change.touch)
 
-    async def texts_of(self, user: User, after: int) -> SentBy:
+    async def texts_of(self, user: User, after: PageToken | None = None) -> TextPage:
         return await self._read(reads.texts_of, user, after)
 
     async def read_after(
@@ -179,9 +180,9 @@ class SqliteStore:
         self,
         user: User,
         limit: int,
-        after: tuple[str, int] | None = None,
+        after: PageToken | None = None,
         only: Collection[str] | None = None,
-    ) -> Sequence[ChatSummary]:
+    ) -> ChatPage:
         return await self._read(reads.chats_of, user, limit, after, only)
 
     async def chat(self, chat_id: str, reader: User | None = None) -> Chat:
@@ -202,7 +203,7 @@ class SqliteStore:
     async def inspect(self, chat_id: str) -> Inspection:
         return await self._read(reads.inspect, chat_id)
 
-    async def audit(self, after: int, limit: int) -> Sequence[AuditRecord]:
+    async def audit(self, after: PageToken | None, limit: int) -> AuditPage:
         return await self._read(reads.audit, after, limit)
 
     async def log_end(self) -> int:
