@@ -8,17 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.api import (
-    admin,
-    chats,
-    jobs,
-    limit_schemas,
-    limits,
-    messages,
-    probes,
-    revocations,
-    webhooks,
-)
+from holdfast.api import admin, chats, jobs, limits, messages, probes, revocations, webhooks
+from holdfast.api import limit_schemas as schemas
 from holdfast.api.deps import Backup, BackupRun, PresenceView
 from holdfast.api.endpoint import Endpoint, WebPage
 from holdfast.api.openapi import openapi_json
@@ -274,50 +265,50 @@ _OF_A_CHECK = frozenset({404, 422})
 RULES: Sequence[Endpoint] = (
     Endpoint(
         "GET", "/admin/rules", limits.read_rules, "Read one rule, or list rules in pages", "operator", "rules:read",
-        query=limit_schemas.RulesQuery, answer=Mapping[str, Any], errors=_OF_A_RULE,
+        query=schemas.RulesQuery, answer=Mapping[str, Any], errors=_OF_A_RULE,
         on_invalid_input=limits.invalid_rule,
         note="With `tenantID` and `resource` the rule itself; otherwise `{rules, next}`; the `next` of a page is the "
         "`after` of the one after it.",
     ),
     Endpoint(
         "POST", "/admin/rules", limits.create_rule, "Create a rule", "operator", "rules:write",
-        body=limit_schemas.NewRule, answer=limit_schemas.RuleBody, status=201, key="optional", errors=_OF_A_RULE,
+        body=schemas.NewRule, answer=schemas.RuleBody, status=201, key="optional", errors=_OF_A_RULE,
         on_invalid_input=limits.invalid_rule, note="What the fields mean is in the guide to limits. 409 if it exists.",
     ),
     Endpoint(
         "PUT", "/admin/rules", limits.update_rule, "Change fields of a rule", "operator", "rules:write",
-        body=limit_schemas.RuleUpdate, answer=limit_schemas.RuleBody, key="optional", errors=_OF_A_RULE,
+        body=schemas.RuleUpdate, answer=schemas.RuleBody, key="optional", errors=_OF_A_RULE,
         on_invalid_input=limits.invalid_rule,
         note="`expectedVersion` is the version you saw; 409 with `currentVersion` and the rule if it is not the last. "
         "What is not named stays; `burstSize` null unsets it, and so does an algorithm that has none.",
     ),
     Endpoint(
         "DELETE", "/admin/rules", limits.delete_rule, "Delete a rule", "operator", "rules:write",
-        query=limit_schemas.DeleteQuery, answer=limit_schemas.RuleBody, key="optional", errors=_OF_A_RULE,
+        query=schemas.DeleteQuery, answer=schemas.RuleBody, key="optional", errors=_OF_A_RULE,
         on_invalid_input=limits.invalid_rule,
     ),
     Endpoint(
         "GET", "/admin/rules/history", limits.read_rule_history, "A rule's changes, newest first", "operator",
-        "rules:read", query=limit_schemas.HistoryQuery, answer=limit_schemas.HistoryPage, errors=_OF_A_RULE,
+        "rules:read", query=schemas.HistoryQuery, answer=schemas.HistoryPage, errors=_OF_A_RULE,
         on_invalid_input=limits.invalid_rule,
     ),
     Endpoint(
         "GET", "/admin/rules/changes", limits.read_rule_changes, "The log of all changes, oldest first", "operator",
-        "rules:read", query=limit_schemas.ChangesQuery, answer=limit_schemas.ChangesPage, errors=_OF_A_RULE,
+        "rules:read", query=schemas.ChangesQuery, answer=schemas.ChangesPage, errors=_OF_A_RULE,
         on_invalid_input=limits.invalid_rule,
     ),
     Endpoint(
         "POST", "/admin/rules/rollback", limits.roll_back_rule, "Make a rule what it was in `version`", "operator",
-        "rules:write", body=limit_schemas.Rollback, answer=limit_schemas.RuleBody, key="optional", errors=_OF_A_RULE,
+        "rules:write", body=schemas.Rollback, answer=schemas.RuleBody, key="optional", errors=_OF_A_RULE,
         on_invalid_input=limits.invalid_rule,
         note="As a new version; a deleted rule comes back. `expectedVersion`, if given, is the version you saw, that "
         "of the deletion included.",
     ),
     Endpoint(
         "POST", "/admin/rules/import", limits.import_rules, "Create and change many rules, all or none", "operator",
-        "rules:write", body=limit_schemas.ImportBody, answer=limit_schemas.ImportAnswer, key="optional",
-        errors=_OF_A_RULE, on_invalid_input=limits.invalid_rule, body_bytes_max=limit_schemas.IMPORT_BYTES_MAX,
-        deadline_seconds=limit_schemas.IMPORT_SECONDS_MAX,
+        "rules:write", body=schemas.ImportBody, answer=schemas.ImportAnswer, key="optional",
+        errors=_OF_A_RULE, on_invalid_input=limits.invalid_rule, body_bytes_max=schemas.IMPORT_BYTES_MAX,
+        deadline_seconds=schemas.IMPORT_SECONDS_MAX,
         note="Rules that are not named stay; what a rule leaves out is what a new rule would have. With `dryRun` "
         "nothing is changed and `changes` tells what would be, with the `digest` to send as `expectedDigest`: 409 if "
         "any rule has changed since. At most 10,000 rules, 8 MiB.",
@@ -328,12 +319,12 @@ RULES: Sequence[Endpoint] = (
     ),
     Endpoint(
         "GET", "/admin/limits/subject", limits.peek_limit, "How one subject stands with its limit", "operator",
-        "rules:read", query=limit_schemas.SubjectQuery, answer=Standing, errors=_OF_A_CHECK | {404},
+        "rules:read", query=schemas.SubjectQuery, answer=Standing, errors=_OF_A_CHECK | {404},
         on_invalid_input=limits.invalid_check, note="Nothing is taken. 404 where no rule limits the resource.",
     ),
     Endpoint(
         "POST", "/admin/limits/subject/reset", limits.reset_limit, "Forget what one subject has used", "operator",
-        "rules:write", body=limit_schemas.ResetBody, answer=Standing, errors=_OF_A_CHECK | {404},
+        "rules:write", body=schemas.ResetBody, answer=Standing, errors=_OF_A_CHECK | {404},
         on_invalid_input=limits.invalid_check,
         key="optional",
         note="The answer is how it stands after. Recorded in the audit log. Other nodes, which may remember a refusal, "
@@ -341,24 +332,24 @@ RULES: Sequence[Endpoint] = (
     ),
     Endpoint(
         "POST", "/v1/limits/check", limits.check_limit, "May a subject of this tenant go on?", "tenant",
-        "limits:check", body=limit_schemas.CheckBody, answer=Decision, errors=_OF_A_CHECK,
+        "limits:check", body=schemas.CheckBody, answer=Decision, errors=_OF_A_CHECK,
         on_invalid_input=limits.invalid_check,
         note="200 with the decision, allowed or not.",
     ),
     Endpoint(
         "POST", "/v1/limits/check-many", limits.check_limits, "Several checks: all are counted, or none", "tenant",
-        "limits:check", body=limit_schemas.CheckManyBody, answer=limit_schemas.DecisionList, errors=_OF_A_CHECK,
+        "limits:check", body=schemas.CheckManyBody, answer=schemas.DecisionList, errors=_OF_A_CHECK,
         on_invalid_input=limits.invalid_check,
     ),
     Endpoint(
         "POST", "/v1/limits/renew", limits.renew_limit, "Go on holding what a concurrency rule granted", "tenant",
-        "limits:check", body=limit_schemas.HoldBody, answer=Decision, errors=_OF_A_CHECK,
+        "limits:check", body=schemas.HoldBody, answer=Decision, errors=_OF_A_CHECK,
         on_invalid_input=limits.invalid_check,
         note="For another window from now. A hold that was over is begun anew if there is room.",
     ),
     Endpoint(
         "POST", "/v1/limits/release", limits.release_limit, "Give back what a concurrency rule granted", "tenant",
-        "limits:check", body=limit_schemas.HoldBody, answer=limit_schemas.Released, errors=_OF_A_CHECK,
+        "limits:check", body=schemas.HoldBody, answer=schemas.Released, errors=_OF_A_CHECK,
         on_invalid_input=limits.invalid_check,
     ),
 )  # fmt: skip
