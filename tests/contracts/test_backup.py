@@ -537,7 +537,7 @@ async def test_one_backup_is_taken_at_a_time_and_shows_how_far_it_is(tmp_path: P
     state = make_state(tmp_path / "state", 3)
 
     clock = SystemClock()
-    backups = Backups(state, clock, Ids(clock))
+    backups = Backups(state, CONTENTS.parts, clock, Ids(clock))
     seen: list[Any] = []
     with reaching(lambda point: seen.append(backups.step)):
         first = asyncio.create_task(backups.take())
@@ -559,7 +559,7 @@ def test_a_caller_who_goes_away_does_not_stop_a_backup(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         clock = SystemClock()
-        backups = Backups(state, clock, Ids(clock))
+        backups = Backups(state, CONTENTS.parts, clock, Ids(clock))
         task = asyncio.create_task(backups.take())
         await asyncio.sleep(0)
         task.cancel()

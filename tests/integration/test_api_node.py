@@ -330,11 +330,11 @@ def test_a_node_tells_the_registry_who_is_here_with_each_heartbeat(
 def test_the_status_is_told_also_while_the_log_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def away(self: SqliteEventLog) -> int:
+    async def unavailable(self: SqliteEventLog, after: object) -> int:
         raise Unavailable("the server's files are damaged")
 
     async def scenario(node: Node, client: httpx.AsyncClient) -> None:
-        monkeypatch.setattr(SqliteEventLog, "end", away)
+        monkeypatch.setattr(SqliteEventLog, "lag", unavailable)
         answer = await client.get("/admin/status", headers=bearer(admin_key_of(node)))
         assert (answer.status_code, answer.json()["fanout_lag"]) == (200, None)
 

@@ -98,24 +98,24 @@ async def furnish(world: CostedNode) -> None:
     def act(user_id: str = USER) -> CommandContext:
         return CommandContext(User(tenant, user_id), AT, node._ids.new("msg_"), operator=True)
 
-    await node._store.change(
+    await node.engines.chats.change(
         CreateChat(act(), CHAT, "group", "everybody", [f"m{n}" for n in range(80)])
     )
     for n in range(80, 300):
-        await node._store.change(AddMember(act(), CHAT, f"m{n}", "member"))
+        await node.engines.chats.change(AddMember(act(), CHAT, f"m{n}", "member"))
     drafts = [
         Draft(User(tenant, USER), CHAT, f"c{n}", "€" * 340, "text/plain", node._ids.new("msg_"), AT)
         for n in range(250)
     ]
-    await node._store.append(drafts)
+    await node.engines.chats.append(drafts)
     for n in range(300):
-        await node._store.change(ChangeBan(act(), CHAT, f"banned-{n}", True))
+        await node.engines.chats.change(ChangeBan(act(), CHAT, f"banned-{n}", True))
     for n in range(ENTRIES_MAX - 1_000):
         entry = Revocation("ban", "acme", f"banned-{n}", "", 0, AT, None, n + 1)
-        node._revocations._entries[entry.key] = entry
+        node.revocations._entries[entry.key] = entry
     for n in range(200):
-        await node._store.record(act(), "cost", "x" * 500, "")
-        await node._store.change(CreateChat(act(), f"chat_{n}", "group", "x" * 60, []))
+        await node.engines.records.record(act(), "cost", "x" * 500, "")
+        await node.engines.chats.change(CreateChat(act(), f"chat_{n}", "group", "x" * 60, []))
     rule = {"resource": "r" * 200, "algorithm": "token_bucket", "limit": 10, "window": "60s"}
     rules = [{"tenantID": f"t{n}", **rule} for n in range(600)]
     wide = {

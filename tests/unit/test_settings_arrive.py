@@ -8,25 +8,22 @@ is each part's own.
 from __future__ import annotations
 
 import ast
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from credentials import SECRET, key_ring
 from gateway_rig import FakeSocket, principal
 
 import holdfast
 from holdfast import telemetry
-from holdfast.access.revocations.in_force import RevocationsInForce
-from holdfast.access.revocations.memory import MemoryRevocations
 from holdfast.clock import SystemClock
 from holdfast.limits.composition import open_limits
 from holdfast.node import lifecycle
+from holdfast.node.engines import open_engines
 from holdfast.node.node import Node
+from holdfast.node.work import NodeWork
 from holdfast.settings import UNUSED_WITHOUT_ENGINES, Settings, load, paths
-from holdfast.store.sqlite.store import SqliteStore
 from holdfast.webhooks.delivery import WebhookSender
 
 
@@ -79,34 +76,26 @@ REACH: dict[str, Callable[[Node], Any]] = {
 """Setting -> the part's own settings, in which it stands under its name."""
 
 
-def with_node(folder: Path, settings: Settings, look: Callable[[Node], None]) -> None:
-    async def main() -> None:
-        clock, durability = SystemClock(), settings.durability
-        async with (
-            SqliteStore(folder / "chats.db", durability.sqlite, durability.chats, clock) as store,
-            open_limits(settings.limits, folder, "node_1", clock=clock) as limits,
-        ):
-            look(
-                Node(
-                    settings,
-                    store,
-                    clock,
-                    SECRET,
-                    key_ring(),
-                    RevocationsInForce(MemoryRevocations(clock), clock),
-                    limits,
-                )
-            )
-
-    asyncio.run(main())
+async def with_node(folder: Path, settings: Settings, look: Callable[[Node], None]) -> None:
+    clock = SystemClock()
+    async with (
+        open_engines(settings, folder, clock) as engines,
+        open_limits(settings.limits, folder, "node_1", clock=clock) as limits,
+    ):
+        work = NodeWork(
+            settings.work, "node_1", engines.jobs, engines.endpoints, engines.log, clock
+        )
+        credentials = await engines.credentials.load()
+        look(Node(settings, engines, limits, work.parts, credentials, clock))
 
 
 @pytest.mark.parametrize("path", REACH)
-def test_a_part_obeys_the_setting_it_is_given(path: str, tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_a_part_obeys_the_setting_it_is_given(path: str, tmp_path: Path) -> None:
     settings = load(None, {}, {path: 37})
     name = path.rpartition(".")[2]
     assert getattr(_group(Settings(), path), name) != 37
-    with_node(tmp_path, settings, lambda node: _holds(REACH[path](node), name))
+    await with_node(tmp_path, settings, lambda node: _holds(REACH[path](node), name))
 
 
 def _holds(part: Any, name: str) -> None:
@@ -119,19 +108,21 @@ def _group(settings: Any, path: str) -> Any:
     return settings
 
 
-def test_a_connection_rotates_when_it_is_set_to(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_a_connection_rotates_when_it_is_set_to(tmp_path: Path) -> None:
     def look(node: Node) -> None:
         now = node.gateway.now()
         assert now < session_of(node)._lifetime._rotates_at < now + 37 * 1.06
 
-    with_node(tmp_path, load(None, {}, {"gateway.timeouts.rotation_seconds": 37}), look)
+    await with_node(tmp_path, load(None, {}, {"gateway.timeouts.rotation_seconds": 37}), look)
 
 
-def test_as_many_reads_wait_for_the_store_as_are_set(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_as_many_reads_wait_for_the_store_as_are_set(tmp_path: Path) -> None:
     def look(node: Node) -> None:
-        assert node._store._readers._waiting_max == 37
+        assert node.engines.chats._readers._waiting_max == 37
 
-    with_node(tmp_path, load(None, {}, {"durability.sqlite.reads_waiting_max": 37}), look)
+    await with_node(tmp_path, load(None, {}, {"durability.sqlite.reads_waiting_max": 37}), look)
 
 
 @pytest.mark.real_time

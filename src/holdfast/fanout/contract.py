@@ -6,7 +6,7 @@ missed by its continuity check, and sync repairs it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Protocol
 
 from msgspec import Struct
@@ -56,6 +56,10 @@ class Registry(Protocol):
 
 class Link(Protocol):
     """The connection to the gateways. Adapters: local."""
+
+    def connect(self, gateway: str, deliver: Callable[[Envelope], None]) -> None:
+        """Pass this gateway's envelopes to ``deliver`` from now on."""
+        ...
 
     async def deliver(self, gateway: str, envelope: Envelope) -> None:
         """Hand over an envelope. Unavailable if the gateway cannot be reached now."""

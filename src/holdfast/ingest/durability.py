@@ -78,10 +78,9 @@ class StoreDurability:
         clock: Clock,
         breaker: BreakerSettings | None = None,
         changes: ChangeSettings | None = None,
-        epoch_raised: Callable[[str, Cursor], None] = lambda chat_id, head: None,
     ) -> None:
-        """``epoch_raised`` is called with each chat whose copies must be dropped."""
-        self._epoch_raised = epoch_raised
+        self.on_epoch_raised: Callable[[str, Cursor], None] = lambda chat_id, head: None
+        """Called with each chat whose copies must be dropped."""
         self._store = store
         self._clock = clock
         refusal = "messages cannot be stored now; send it again later"
@@ -140,7 +139,9 @@ class StoreDurability:
         finally:
             self._changes -= 1
         if isinstance(command, RecoverChat | RaiseEpoch):
-            self._epoch_raised(changed.chat.chat_id, Cursor(changed.chat.epoch, changed.chat.head))
+            self.on_epoch_raised(
+                changed.chat.chat_id, Cursor(changed.chat.epoch, changed.chat.head)
+            )
         return changed
 
     async def mark(self, watermarks: Sequence[Watermark]) -> bool:

@@ -1,10 +1,11 @@
-"""Settings in, a running server out. The node chooses the adapters of every part.
+"""Settings in, a running server out.
 
 It starts from the storage outwards and stops from the sockets inwards:
 
-    port → state directory → store → event log → ingest → fanout → gateway → HTTP
+    port → state directory → engines → ingest → fanout → gateway → HTTP
 
 - ``lifecycle``         starts a node, serves until a signal, drains
+- ``engines``           the composition root: chooses and opens every adapter
 - ``node``              connects the parts of the message path
 - ``work``              connects jobs and webhooks
 - ``supervisor``        restarts what runs beside the sockets

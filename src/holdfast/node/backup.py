@@ -16,28 +16,29 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from holdfast import __version__
-from holdfast.access.revocations.sqlite import ACCESS
 from holdfast.access.secrets import KEYS_FILE
 from holdfast.api.deps import Backup, BackupStep
 from holdfast.clock import Clock, Ids, SystemClock, timestamp
 from holdfast.drivers.sqlite.backup import Contents, Manifest, take
-from holdfast.drivers.sqlite.file_copy import CopyProgress, Restored, quiet
+from holdfast.drivers.sqlite.file_copy import CopyProgress, Restored, StateFile, quiet
 from holdfast.drivers.sqlite.restore import renew, restore
 from holdfast.errors import NotFound, ServerBusy, StateCorrupted, Unavailable, extra
 from holdfast.limits.composition import RULES_NAME
 from holdfast.limits.rulestore.sqlite import LIMITS
+from holdfast.node.engines import FILES
 from holdfast.node.state_dir import held
 from holdfast.store.sqlite import CHATS
 from holdfast.webhooks.sqlite import WEBHOOKS
 from holdfast.work.sqlite import WORK
 
 FOLDER = "backups"
-CONTENTS = Contents(
-    (WORK, WEBHOOKS, LIMITS, ACCESS, CHATS), plain=(KEYS_FILE,), derived=(RULES_NAME,)
-)
+CONTENTS = Contents(FILES, plain=(KEYS_FILE,), derived=(RULES_NAME,))
 
 
 def require_whole(state: Path) -> None:
@@ -48,7 +49,7 @@ def require_whole(state: Path) -> None:
     own. ``access.db`` is not checked here, because servers before revocations have none
     (``revocations_file``).
     """
-    names = [part.name for part in (CHATS, LIMITS, WORK, WEBHOOKS)]
+    names = [file.name for file in (CHATS, LIMITS, WORK, WEBHOOKS)]
     sizes = [_size(state / name) for name in names]
     for place, (name, size) in enumerate(zip(names, sizes, strict=True)):
         later = [names[n] for n in range(place + 1, len(names)) if sizes[n]]
@@ -71,8 +72,9 @@ def _size(path: Path) -> int | None:
 class Backups:
     """Takes backups of a running node's state directory, one at a time."""
 
-    def __init__(self, state: Path, clock: Clock, ids: Ids) -> None:
+    def __init__(self, state: Path, files: Sequence[StateFile], clock: Clock, ids: Ids) -> None:
         self._state = state
+        self._contents = replace(CONTENTS, parts=files)
         self._clock = clock
         self._ids = ids
         self._stopping = False
@@ -101,7 +103,9 @@ class Backups:
 
     def _take(self, target: Path) -> Manifest:
         at = timestamp(self._clock.now())
-        return take(self._state, target, CONTENTS, at=at, program=__version__, progress=self._note)
+        return take(
+            self._state, target, self._contents, at=at, program=__version__, progress=self._note
+        )
 
     def _note(self, doing: str, done: int, in_all: int) -> None:
         if self._stopping:

@@ -16,12 +16,9 @@ from types import FrameType
 import uvloop
 
 from holdfast import telemetry
-from holdfast.access.keys import KeyRing
-from holdfast.access.revocations.in_force import RevocationsInForce
-from holdfast.access.secrets import FileCredentials, open_secrets
 from holdfast.api.app import RestApp
 from holdfast.api.strangers import Strangers
-from holdfast.clock import Ids, SystemClock, timestamp
+from holdfast.clock import Ids, SystemClock
 from holdfast.errors import InternalError
 from holdfast.gateway.transport.http import HTTP_TIMES, HttpTimes
 from holdfast.gateway.transport.server import bound, serving
@@ -30,13 +27,11 @@ from holdfast.limits.entry_rules import DEFAULT_RULES
 from holdfast.limits.snapshot_file import identity
 from holdfast.node.backup import Backups, require_whole
 from holdfast.node.banner import posture
+from holdfast.node.engines import open_engines
 from holdfast.node.node import Node
-from holdfast.node.revocations_file import open_revocations
 from holdfast.node.state_dir import held
-from holdfast.node.work import working
+from holdfast.node.work import NodeWork
 from holdfast.settings import Settings, differences
-from holdfast.store.sqlite import SqliteStore
-from holdfast.store.sqlite.database import CHATS
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
 NEW_OBJECTS_MAX = 10_000
@@ -125,31 +120,21 @@ async def running(
         require_whole(state)
         node_id = settings.server.node_id or identity(state, Ids(clock))
         stack.enter_context(telemetry.tracing(settings.traces, node_id))
-        open_secrets(state, timestamp(clock.now()))
-        credentials = FileCredentials(state)
-        durability = settings.durability
-        store = await stack.enter_async_context(
-            SqliteStore(state / CHATS.name, durability.sqlite, durability.chats, clock)
-        )
         telemetry.settings_changed(path for path, _, _ in differences(settings))
+        engines = await stack.enter_async_context(open_engines(settings, state, clock))
         limits = await stack.enter_async_context(
             open_limits(settings.limits, state, node_id, DEFAULT_RULES, clock)
         )
-        stored = await open_revocations(state, clock, store)
-        stack.push_async_callback(stored.close)
-        revocations = RevocationsInForce(stored, clock)
-        await revocations.refresh()
-        loaded = await credentials.load()
-        keys = KeyRing(credentials, loaded)
-        node = Node(settings, store, clock, loaded.token_keys[0], keys, revocations, limits)
+        work = NodeWork(settings.work, node_id, engines.jobs, engines.endpoints, engines.log, clock)
+        loaded = await engines.credentials.load()
+        node = Node(settings, engines, limits, work.parts, loaded, clock)
+        await node.revocations.refresh()
         await stack.enter_async_context(node.roles())
-        work = await stack.enter_async_context(
-            working(settings.work, node_id, state, clock, node.log, node.history)
-        )
+        await stack.enter_async_context(work.running(node.history))
         await stack.enter_async_context(node.gateway)
-        backups = Backups(state, clock, Ids(clock))
+        backups = Backups(state, engines.files, clock, Ids(clock))
         strangers = Strangers(settings.api, clock, settings.server.proxies)
-        app = RestApp(node.deps(backups, work), strangers)
+        app = RestApp(node.deps(backups), strangers)
         about_to_serve()
         await stack.enter_async_context(
             serving(app, node.http_deps(strangers, http_times), listening, node.broken)

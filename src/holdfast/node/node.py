@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from holdfast import __version__, telemetry
+from holdfast.access.contract import Credentials
 from holdfast.access.issuers import ISSUERS_FILE, Issuers
 from holdfast.access.keys import KeyRing
 from holdfast.access.network import ConnectionCounts, HttpCounts
@@ -20,12 +21,9 @@ from holdfast.api.deps import ApiDeps, PresenceView, Readiness
 from holdfast.api.strangers import Strangers
 from holdfast.clock import Clock, Ids, timestamp
 from holdfast.errors import HoldfastError
-from holdfast.eventlog.sqlite import SqliteEventLog
-from holdfast.fanout.dead_letters import RecentDeadLetters
 from holdfast.fanout.ephemeral import Ephemeral
 from holdfast.fanout.fanout import Fanout, FanoutDeps
 from holdfast.fanout.members import Members
-from holdfast.fanout.memory import LocalLink, MemoryRegistry
 from holdfast.fanout.presence import PresenceReporter
 from holdfast.gateway.contract import GatewayDeps
 from holdfast.gateway.gateway import Gateway
@@ -44,11 +42,11 @@ from holdfast.limits.entry_points import AdmissionControl
 from holdfast.message import User
 from holdfast.node.backup import Backups
 from holdfast.node.banner import origins_of
+from holdfast.node.engines import Engines
 from holdfast.node.jwks_fetch import fetch_jwks
 from holdfast.node.supervisor import GAUGES_SECONDS, role
 from holdfast.resilience import BreakerState
 from holdfast.settings import Settings, differences
-from holdfast.store.sqlite import SqliteStore
 from holdfast.webhooks.parts import WorkParts
 from holdfast.wire.frames import Presence
 
@@ -59,71 +57,67 @@ class Node:
     def __init__(
         self,
         settings: Settings,
-        store: SqliteStore,
-        clock: Clock,
-        token_key: bytes,
-        keys: KeyRing,
-        revocations: RevocationsInForce,
+        engines: Engines,
         limits: LimitsParts,
+        work: WorkParts,
+        credentials: Credentials,
+        clock: Clock,
     ) -> None:
-        gateway_settings, plane_settings = settings.gateway, settings.durability
         self.settings = settings
+        self.engines = engines
+        self.limits = limits
         self.node_id = limits.limiter.node.node
         self.started_at = timestamp(clock.now())
         self.broken = asyncio.Event()
         """Set when a part has ended that the node cannot serve without."""
+        self._work = work
         self._clock = clock
-        self._ids = Ids(clock)
-        self.keys = keys
-        self._store = store
-        self._revocations = revocations
-        self.issuers = Issuers(
-            settings.access.issuers, fetch_jwks, clock, settings.server.state_path / ISSUERS_FILE
-        )
-        secret = shared_secret(token_key)
-        self.tokens = Tokens(
-            settings.access.tokens, secret, clock, revocations.check, self._ids, self.issuers
-        )
-        self._durability = StoreDurability(
-            store,
-            clock,
-            gateway_settings.circuit_breaker,
-            plane_settings.changes,
-            epoch_raised=lambda chat_id, head: self.gateway.roster_sync.on_head(chat_id, head),
-        )
+        self._ids = ids = Ids(clock)
+
+        token_key = credentials.token_keys[0]
+        self.keys = KeyRing(engines.credentials, credentials)
+        self.revocations = RevocationsInForce(engines.revocations, clock)
+        access, issuers_file = settings.access, settings.server.state_path / ISSUERS_FILE
+        self.issuers = Issuers(access.issuers, fetch_jwks, clock, issuers_file)
+        secret, check = shared_secret(token_key), self.revocations.check
+        self.tokens = Tokens(access.tokens, secret, clock, check, ids, self.issuers)
+        proofs = CursorProofs(token_key)
+
+        chats, durability = engines.chats, settings.durability
+        breaker = settings.gateway.circuit_breaker
+        self._durability = StoreDurability(chats, clock, breaker, durability.changes)
         self._intake = Intake(
-            self._durability, clock, self._ids, plane_settings.intake, revocations.is_muted
+            self._durability, clock, ids, durability.intake, self.revocations.is_muted
         )
-        self.limits = limits
         self._sends = AdmissionControl(self._intake, limits.entry_points)
-        raiser = EpochRaiser(self._durability, clock, self._ids)
-        self._housekeeping = KeyExpiry(store, store, clock, plane_settings.keys)
-        self._proofs = CursorProofs(token_key)
-        pages = gateway_settings.pages
-        self.history = ChatHistory(
-            store, raiser, self._proofs, clock, plane_settings.history, pages.max_bytes
+        self._key_expiry = KeyExpiry(chats, engines.records, clock, durability.keys)
+        raiser = EpochRaiser(self._durability, clock, ids)
+        page_bytes = settings.gateway.pages.max_bytes
+        self.history = ChatHistory(chats, raiser, proofs, clock, durability.history, page_bytes)
+
+        members = Members(chats.members)
+        self._ephemeral = Ephemeral(
+            members, self.history.memberships_of, clock, settings.fanout.ephemeral
         )
         self._watermarks = Watermarks(
-            self._durability, lambda moved: self._ephemeral.moved(moved), plane_settings.watermarks
+            self._durability, self._ephemeral.moved, durability.watermarks
         )
-        self._registry = MemoryRegistry()
-        self._link = LocalLink()
-        self._members = Members(store.members)
-        self._dead_letters = RecentDeadLetters(settings.fanout.dlq)
-        self._ephemeral = Ephemeral(
-            self._members, self.history.memberships_of, clock, settings.fanout.ephemeral
+        heartbeat = settings.gateway.timeouts.heartbeat_interval_seconds
+        self._presence_reporter = PresenceReporter(
+            self.node_id, engines.registry, self._ephemeral, heartbeat
         )
-        heartbeat = gateway_settings.timeouts.heartbeat_interval_seconds
-        self._attendance = PresenceReporter(
-            self.node_id, self._registry, self._ephemeral, heartbeat
+        self.gateway = Gateway(
+            self._gateway_deps(), self._presence_reporter, _memory_budget(settings)
         )
-        self.gateway = Gateway(self._plane(), self._attendance, _memory_budget(settings))
-        revocations.on_added = self.gateway.cutoff.on_revoked
-        self._link.connect(self.node_id, self.gateway.deliver)
+        self._fanout = self._make_fanout(members, proofs)
+        self._connect()
+
+    def _connect(self) -> None:
+        """Close the circle: what happens further along reaches the gateway."""
+        self._durability.on_epoch_raised = self.gateway.roster_sync.on_head
+        self.revocations.on_added = self.gateway.cutoff.on_revoked
+        self.engines.link.connect(self.node_id, self.gateway.deliver)
         self._ephemeral.connect(self.gateway)
-        self.log = SqliteEventLog(store)
-        self._fanout = self._make_fanout()
-        self._work: WorkParts  # runs on this node's log and history; it comes with ``deps``
 
     @property
     def url(self) -> str:
@@ -132,7 +126,7 @@ class Node:
     # --- what the parts need of each other
     # --------------------------------------------------------------
 
-    def _plane(self) -> GatewayDeps:
+    def _gateway_deps(self) -> GatewayDeps:
         return GatewayDeps(
             settings=self.settings.gateway,
             clock=self._clock,
@@ -141,26 +135,24 @@ class Node:
             history=self.history,
             watermarks=self._watermarks,
             verify=self.tokens.verify,
-            refusal=self._revocations.refusal,
+            refusal=self.revocations.refusal,
             rng=random.Random(),
             sends_failing_seconds=lambda: self._durability.breaker_open_seconds,
         )
 
-    def _make_fanout(self) -> Fanout:
+    def _make_fanout(self, members: Members, proofs: CursorProofs) -> Fanout:
         settings = self.settings.fanout
-        around = FanoutDeps(
-            log=self.log,
-            members=self._members,
-            registry=self._registry,
-            link=self._link,
-            dead_letters=self._dead_letters,
-            proofs=self._proofs,
+        deps = FanoutDeps(
+            log=self.engines.log,
+            members=members,
+            registry=self.engines.registry,
+            link=self.engines.link,
+            dead_letters=self.engines.dead_letters,
+            proofs=proofs,
             here=self.node_id,
         )
         most = settings.kafka.consumer.max_poll_records
-        return Fanout(
-            around, self._clock, random.Random(), settings.retry, most, self._ephemeral.saw
-        )
+        return Fanout(deps, self._clock, random.Random(), settings.retry, most, self._ephemeral.saw)
 
     def _port(self) -> Port:
         access, backpressure = self.settings.access, self.settings.gateway.backpressure
@@ -169,14 +161,14 @@ class Node:
             counts=ConnectionCounts(access.connections),
             origins=origins_of(self.settings),
             proxies=self.settings.server.proxies,
-            refusal=self._revocations.refusal,
+            refusal=self.revocations.refusal,
             draining=lambda: self.gateway.draining,
             rules=self.limits.entry_points,
             legacy_rate_limit_headers=self.settings.api.legacy_rate_limit_headers,
         )
-        entrance = WebSocketUpgrade(handshake, self.gateway, backpressure.inbound)
+        upgrade = WebSocketUpgrade(handshake, self.gateway, backpressure.inbound)
         return Port(
-            entrance,
+            upgrade,
             backpressure.inbound.max_frame_bytes,
             backpressure.outbound.socket_send_buffer_bytes,
         )
@@ -196,7 +188,8 @@ class Node:
     async def roles(self) -> AsyncIterator[None]:
         """Run everything beside the sockets.
 
-        Ingest ends when its sends are answered.
+        Ingest ends when its sends are answered. The names of roles are label values of
+        the metric ``holdfast_defects``, so they stay.
         """
         ended = [
             asyncio.create_task(self._intake.run()),
@@ -208,11 +201,11 @@ class Node:
             async with (
                 role("fanout", self._fanout.run),
                 role("ephemeral", self._ephemeral.run),
-                role("attendance", self._attendance.run),
+                role("attendance", self._presence_reporter.run),
                 role("gauges", self._keep_gauges),
                 role("probe", self._probe),
-                role("housekeeping", self._housekeeping.run),
-                role("revocations", self._revocations.follow),
+                role("housekeeping", self._key_expiry.run),
+                role("revocations", self.revocations.follow),
                 role("issuers", self.issuers.run),
             ):
                 yield
@@ -246,29 +239,32 @@ class Node:
     async def _lag(self) -> int | None:
         """None if the log does not answer; the status reports that as a dependency."""
         try:
-            return await self.log.lag(self._fanout.position)
+            return await self.engines.log.lag(self._fanout.position)
         except HoldfastError:
             return None
 
     # --- what the API shows
     # -----------------------------------------------------------------------------
 
-    def deps(self, backups: Backups, work: WorkParts) -> ApiDeps:
-        server, self._work = self.settings.server, work
+    def deps(self, backups: Backups) -> ApiDeps:
         return ApiDeps(
             durability=self._durability,
             sends=self._sends,
             history=self.history,
-            chats=self._store,
-            records=self._store,
+            chats=self.engines.chats,
+            records=self.engines.records,
             eraser=Eraser(
-                self._store, self._store, self._durability, self._clock, self._revocations.condense
+                self.engines.chats,
+                self.engines.records,
+                self._durability,
+                self._clock,
+                self.revocations.condense,
             ),
             limits=self.limits,
-            work=work,
+            work=self._work,
             tokens=self.tokens,
             keys=self.keys,
-            revocations=self._revocations,
+            revocations=self.revocations,
             disconnect=self.gateway.cutoff.disconnect,
             presence=self._presence,
             status=self._status,
@@ -280,12 +276,12 @@ class Node:
             settings=self.settings.api,
             content_bytes_max=self.settings.gateway.backpressure.inbound.max_message_size_bytes,
             pages=self.settings.gateway.pages,
-            origins=frozenset(server.allowed_origins),
+            origins=frozenset(self.settings.server.allowed_origins),
             proxies=self.settings.server.proxies,
         )
 
     async def _presence(self, users: Sequence[User]) -> PresenceView:
-        here = self._attendance.here
+        here = self._presence_reporter.here
         return PresenceView(
             [
                 Presence(
@@ -326,14 +322,14 @@ class Node:
             "dependencies": readiness.dependencies,
             "trouble": self._trouble(),
             "connections": self.gateway.connections,
-            "users": len(self._attendance.here),
+            "users": len(self._presence_reporter.here),
             "sends_waiting": self._intake.waiting,
             "hot_chats": dict(self._intake.hot_chats()),
             "hot_messages_per_minute": self.settings.durability.intake.hot_messages_per_minute,
             "fanout_lag": await self._lag(),
             "dead_letters": [
                 {"position": letter.offset, "reason": letter.reason}
-                for letter in await self._dead_letters.read(10)
+                for letter in await self.engines.dead_letters.read(10)
             ],
             "issuers": self.issuers.status(),
             "limits": self.limits.status(),

@@ -1,29 +1,27 @@
-"""Builds work and webhooks of a node: the job store, its worker, the log reader."""
+"""Builds and runs work and webhooks of a node: worker, log reader, gauges."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 
 from holdfast import telemetry
 from holdfast.clock import Clock
-from holdfast.errors import HoldfastError, NotFound, OutcomeUnknown, Unavailable, extra
+from holdfast.errors import HoldfastError, NotFound, OutcomeUnknown, Unavailable
 from holdfast.eventlog.contract import EventLog
 from holdfast.history.history import ChatHistory
 from holdfast.message import Message
 from holdfast.node.supervisor import GAUGES_SECONDS, role
+from holdfast.webhooks.contract import WebhookEndpoints
 from holdfast.webhooks.delivery import Find, WebhookSender, recall_paces, with_webhooks
 from holdfast.webhooks.parking import Parking
 from holdfast.webhooks.parts import WebhookParts, WorkParts, WorkSettings
 from holdfast.webhooks.reader import WebhookReader
-from holdfast.webhooks.sqlite import WEBHOOKS, SqliteEndpoints
 from holdfast.work.contract import WorkStore
 from holdfast.work.handlers import Handlers
 from holdfast.work.inspection import Stats
 from holdfast.work.job import Policies
-from holdfast.work.sqlite import WORK, SqliteWork
 from holdfast.work.worker import Worker, WorkerSettings
 
 _GAUGES_PAUSE = 20
@@ -33,34 +31,25 @@ START_SECONDS_MAX = 5.0
 """How long a start waits for PostgreSQL, whose host may not answer."""
 
 
-@asynccontextmanager
-async def working(
-    settings: WorkSettings,
-    node_id: str,
-    state: Path,
-    clock: Clock,
-    log: EventLog,
-    history: ChatHistory,
-) -> AsyncIterator[WorkParts]:
-    """Run jobs and send webhooks while the block runs; leaving it drains running jobs.
+class NodeWork:
+    """Jobs and webhooks of a node: built first, run once the node can read messages."""
 
-    It starts and goes on while PostgreSQL is unavailable: the worker and the reader
-    retry until it answers, and the reader's position is stored there, so no message is
-    skipped. BadSetting or StateCorrupted if PostgreSQL answers and cannot be used.
-    """
-    async with AsyncExitStack() as stack:
-        endpoints = await SqliteEndpoints.open(state / WEBHOOKS.name)
-        stack.push_async_callback(endpoints.close)
-        store = await _open(settings.url, endpoints.server, state, clock)
-        stack.push_async_callback(store.close)
-        handlers = Handlers()
-        deliveries = await stack.enter_async_context(
-            WebhookSender.opened(endpoints, _finding(history), clock, settings.webhooks)
-        )
-        deliveries.register(handlers)
-        worker = Worker(
-            store,
-            handlers,
+    def __init__(
+        self,
+        settings: WorkSettings,
+        node_id: str,
+        jobs: WorkStore,
+        endpoints: WebhookEndpoints,
+        log: EventLog,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._endpoints = endpoints
+        self._clock = clock
+        self._handlers = Handlers()
+        self._worker = Worker(
+            jobs,
+            self._handlers,
             name=node_id,
             policies=with_webhooks(Policies()),
             settings=WorkerSettings(
@@ -69,23 +58,46 @@ async def working(
                 stuck_loop_seconds=settings.stuck_loop_seconds,
             ),
         )
-        reader, gauges = WebhookReader(log, endpoints, store, clock), _Gauges(store, clock)
-        await _begun(reader)
-        gauges.told(reader.begun)
-        parking = Parking(endpoints, store, worker.pause, worker.group, clock, settings.webhooks)
-        await parking.update()
-        await recall_paces(endpoints, worker.paces)
-        await stack.enter_async_context(worker.running())
-        await stack.enter_async_context(role("webhooks", reader.run))
-        await stack.enter_async_context(role("work_gauges", gauges.run))
-        await stack.enter_async_context(role("webhook_parking", parking.run))
+        self._reader = reader = WebhookReader(log, endpoints, jobs, clock)
+        self._gauges = gauges = _Gauges(jobs, clock)
+        worker = self._worker
+        self._parking = parking = Parking(
+            endpoints, jobs, worker.pause, worker.group, clock, settings.webhooks
+        )
         webhooks = WebhookParts(
             endpoints,
             settings.webhooks.private_allowed,
             begun=lambda: reader.begun,
             parked=lambda: parking.status,
         )
-        yield WorkParts(store, webhooks, up=lambda: gauges.up)
+        self.parts = WorkParts(jobs, webhooks, up=lambda: gauges.up)
+
+    @asynccontextmanager
+    async def running(self, history: ChatHistory) -> AsyncIterator[None]:
+        """Run jobs and send webhooks while the block runs; leaving it drains running
+        jobs.
+
+        It starts and goes on while PostgreSQL is unavailable: the worker and the reader
+        retry until it answers, and the reader's position is stored there, so no message
+        is skipped. BadSetting or StateCorrupted if PostgreSQL answers and cannot be
+        used.
+        """
+        async with AsyncExitStack() as stack:
+            sender = await stack.enter_async_context(
+                WebhookSender.opened(
+                    self._endpoints, _finding(history), self._clock, self._settings.webhooks
+                )
+            )
+            sender.register(self._handlers)
+            await _begun(self._reader)
+            self._gauges.report(self._reader.begun)
+            await self._parking.update()
+            await recall_paces(self._endpoints, self._worker.paces)
+            await stack.enter_async_context(self._worker.running())
+            await stack.enter_async_context(role("webhooks", self._reader.run))
+            await stack.enter_async_context(role("work_gauges", self._gauges.run))
+            await stack.enter_async_context(role("webhook_parking", self._parking.run))
+            yield
 
 
 async def _begun(reader: WebhookReader) -> None:
@@ -112,15 +124,6 @@ def _finding(history: ChatHistory) -> Find:
     return find
 
 
-async def _open(url: str, server: str, state: Path, clock: Clock) -> WorkStore:
-    if url == "sqlite:":
-        return await SqliteWork.open(state / WORK.name, clock)
-    with extra("postgres"):
-        from holdfast.work.postgres import PostgresWork
-
-    return await PostgresWork.open(url, server=server, at_once=False)
-
-
 class _Gauges:
     """Counts jobs for the gauges. ``up``: whether the job store answered last time."""
 
@@ -137,13 +140,13 @@ class _Gauges:
                 took = self._clock.monotonic() - started
                 breakers = await self._store.open_breakers()
             except HoldfastError:
-                self.told(False)
+                self.report(False)
                 raise
-            self.told(True)
+            self.report(True)
             _show(stats, len(breakers))
             await asyncio.sleep(max(GAUGES_SECONDS, _GAUGES_PAUSE * took))
 
-    def told(self, up: bool) -> None:
+    def report(self, up: bool) -> None:
         self.up = up
         telemetry.dependency_up("jobs", up)
 

@@ -85,6 +85,9 @@ class WatchedLink:
         self._link = link
         self._watch = watch
 
+    def connect(self, gateway: str, deliver: Callable[[Envelope], None]) -> None:
+        self._link.connect(gateway, deliver)
+
     async def deliver(self, gateway: str, envelope: Envelope) -> None:
         self._watch.tried(gateway, envelope)
         await self._link.deliver(gateway, envelope)

@@ -1,0 +1,101 @@
+"""The composition root: opens the engines of a node, one ``match`` for each choice.
+
+Everything else sees the contracts. Two libraries that also run without a node choose
+their own engines: ``limits/composition`` and ``work/outbox``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from holdfast.access.contract import CredentialStore
+from holdfast.access.revocations.contract import Revocations
+from holdfast.access.revocations.sqlite import ACCESS
+from holdfast.access.secrets import FileCredentials, open_secrets
+from holdfast.clock import Clock, timestamp
+from holdfast.drivers.sqlite.file_copy import StateFile
+from holdfast.errors import BadSetting, extra
+from holdfast.eventlog.contract import EventLog
+from holdfast.eventlog.sqlite import SqliteEventLog
+from holdfast.fanout.contract import Link, Registry
+from holdfast.fanout.dead_letters import DeadLetters, RecentDeadLetters
+from holdfast.fanout.memory import LocalLink, MemoryRegistry
+from holdfast.limits.rulestore.sqlite import LIMITS
+from holdfast.node.revocations_file import open_revocations
+from holdfast.settings import Settings
+from holdfast.store.contract import ChatStore, Records
+from holdfast.store.sqlite import CHATS, SqliteStore
+from holdfast.webhooks.contract import WebhookEndpoints
+from holdfast.webhooks.sqlite import WEBHOOKS, SqliteEndpoints
+from holdfast.work.contract import WorkStore
+from holdfast.work.sqlite import WORK, SqliteWork
+
+FILES: Sequence[StateFile] = (WORK, WEBHOOKS, LIMITS, ACCESS, CHATS)
+"""The databases of a state directory, in the order in which a backup copies them."""
+
+
+class Engines(NamedTuple):
+    """What a node stores things in and reaches other nodes by."""
+
+    chats: ChatStore
+    records: Records
+    log: EventLog
+    registry: Registry
+    link: Link
+    dead_letters: DeadLetters
+    credentials: CredentialStore
+    revocations: Revocations
+    jobs: WorkStore
+    endpoints: WebhookEndpoints
+    files: Sequence[StateFile]
+    """The databases in the state directory."""
+
+
+@asynccontextmanager
+async def open_engines(settings: Settings, state: Path, clock: Clock) -> AsyncIterator[Engines]:
+    """Open every engine; close them when the block ends, the last opened first.
+
+    BadSetting, StateDirectory or StateCorrupted if one cannot be used. PostgreSQL may
+    be unavailable: its store connects when it answers.
+    """
+    async with AsyncExitStack() as stack:
+        open_secrets(state, timestamp(clock.now()))
+        durability = settings.durability
+        store = await stack.enter_async_context(
+            SqliteStore(state / CHATS.name, durability.sqlite, durability.chats, clock)
+        )
+        revocations = await open_revocations(state, clock, store)
+        stack.push_async_callback(revocations.close)
+        endpoints = await SqliteEndpoints.open(state / WEBHOOKS.name)
+        stack.push_async_callback(endpoints.close)
+        jobs = await _open_jobs(settings.work.url, endpoints.server, state, clock)
+        stack.push_async_callback(jobs.close)
+        yield Engines(
+            chats=store,
+            records=store,
+            log=SqliteEventLog(store),
+            registry=MemoryRegistry(),
+            link=LocalLink(),
+            dead_letters=RecentDeadLetters(settings.fanout.dlq),
+            credentials=FileCredentials(state),
+            revocations=revocations,
+            jobs=jobs,
+            endpoints=endpoints,
+            files=FILES,
+        )
+
+
+async def _open_jobs(url: str, server: str, state: Path, clock: Clock) -> WorkStore:
+    match urlsplit(url).scheme:
+        case "sqlite":
+            return await SqliteWork.open(state / WORK.name, clock)
+        case "postgres" | "postgresql":
+            with extra("postgres"):
+                from holdfast.work.postgres import PostgresWork
+            return await PostgresWork.open(url, server=server, at_once=False)
+        case other:
+            raise BadSetting(f"work.url: there is no engine {other!r}")
