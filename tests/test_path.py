@@ -1,129 +1,182 @@
-"""The life of one message, step by step, as ``holdfast/__init__.py`` tells it: read
-this test first.
+"""The life of one message, step by step, as ``holdfast/__init__.py`` lists it.
 
-Every part is the real one, on memory adapters and virtual time; between the steps
-stands what one hands to the next.
+Read this test first. Every part is the real one, on memory adapters and virtual time;
+only the two sockets are fake. Between the steps stands what one hands to the next.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import msgspec
-from gateway_rig import decode_frames
+from gateway_rig import PLENTY, PROOFS, FakeSocket, RecordingPresence, principal, settle, verify
 
-from holdfast.access.principal import USER_SCOPES, Principal
 from holdfast.clock import Ids, timestamp
 from holdfast.eventlog.contract import START
 from holdfast.eventlog.memory import MemoryEventLog
-from holdfast.fanout.routing import envelopes, legs, recipients
-from holdfast.ingest.durability import StoreDurability
+from holdfast.fanout.contract import Envelope
+from holdfast.fanout.dead_letters import RecentDeadLetters
+from holdfast.fanout.fanout import Fanout, FanoutDeps
+from holdfast.fanout.members import Members
+from holdfast.fanout.memory import LocalLink, MemoryRegistry
+from holdfast.gateway.contract import GatewayDeps
+from holdfast.gateway.gateway import Gateway
+from holdfast.gateway.settings import GatewaySettings
+from holdfast.history.history import ChatHistory
+from holdfast.ingest.durability import EpochRaiser, StoreDurability
 from holdfast.ingest.intake import Intake
-from holdfast.message import Cursor, Outcome, ResumeRead, User
-from holdfast.session.effects import FetchResume, Submit, Wake
-from holdfast.session.session import Session
-from holdfast.session.settings import SessionSettings
+from holdfast.ingest.watermarks import Watermarks
+from holdfast.limits.counters.memory import MemoryCounters
+from holdfast.limits.entry_points import AdmissionControl, EntryPoints
+from holdfast.limits.entry_rules import DEFAULT_RULES
+from holdfast.limits.limiter.limiter import Limiter
+from holdfast.limits.rules import RuleSet
+from holdfast.message import User
 from holdfast.store.commands import CommandContext, CreateChat
 from holdfast.store.memory import MemoryStore
-from holdfast.wire.codec import EncodedRun, decode_client_frame
-from holdfast.wire.frames import CursorClaim, Resume, ResumeBody, SendMessage
+from holdfast.wire.codec import decode_client_frame
+from holdfast.wire.frames import SendMessage
 from proof.virtual_loop import LoopClock
 
 ALICE, BOB = User("default", "alice"), User("default", "bob")
+CHAT = "chat_1"
+HERE = "node_1"
 
 
-def session_of(user: User, chat_id: str) -> Session:
-    """A client that is connected, has resumed, and had everything there was: nothing."""
-    session = Session(
-        SessionSettings(),
-        f"conn_{user.user_id}",
-        Principal(*user, USER_SCOPES, "user"),
-        "phone",
-        now=0,
-    )
-    session.establish({chat_id: Cursor(1, 0)}, "2026-01-01T00:00:00.000Z")
-    (fetch,) = session.receive(
-        Resume(request_id="r", payload=ResumeBody({chat_id: CursorClaim(1, 0)})), now=0
-    )
-    assert isinstance(fetch, FetchResume)
-    session.on_page(fetch.token, ResumeRead([], [], [], {chat_id: Cursor(1, 0)}), now=0)
-    assert [frame["type"] for frame in written(session)] == ["connection_established", "resumed"]
-    return session
+@dataclass
+class Path:
+    """The parts of the path, built from its end to its beginning."""
+
+    store: MemoryStore
+    log: MemoryEventLog
+    intake: Intake
+    entry_points: EntryPoints
+    gateway: Gateway
+    envelopes: list[Envelope]
+    """What fanout has handed over; the gateway gets it in the last step."""
+
+    async def connect(self, user: User) -> FakeSocket:
+        """A client that has resumed and has everything there is: nothing."""
+        socket = FakeSocket()
+        socket.connection = self.gateway.accept(socket, principal(user.user_id), "phone")
+        await settle()
+        socket.say("resume", "r", cursors={CHAT: [1, 0]})
+        await settle()
+        assert [frame["type"] for frame in socket.take()] == ["connection_established", "resumed"]
+        return socket
 
 
-def written(session: Session) -> list[dict[str, Any]]:
-    """What its gateway would write now."""
-    return decode_frames(
-        b"".join(chunk for chunks in iter(lambda: session.take(1 << 20), []) for chunk in chunks)
-    )
-
-
-async def test_the_life_of_a_message() -> None:
+@asynccontextmanager
+async def path() -> AsyncIterator[Path]:
     clock = LoopClock()
-    ids = Ids(clock, random.Random(1))
+    rng = random.Random(1)
+    ids = Ids(clock, rng)
     store, log = MemoryStore(), MemoryEventLog()
     store.on_commit(log.committed)
-    intake = Intake(StoreDurability(store, clock), clock, ids)
+    durability = StoreDurability(store, clock)
+    intake = Intake(durability, clock, ids)
+    limiter = Limiter(MemoryCounters(clock), clock, rules=RuleSet.of(DEFAULT_RULES))
+    entry_points = EntryPoints(limiter)
+    deps = GatewayDeps(
+        settings=GatewaySettings(),
+        clock=clock,
+        ids=ids,
+        sends=AdmissionControl(intake, entry_points),
+        history=ChatHistory(store, EpochRaiser(durability, clock, ids), PROOFS, clock),
+        watermarks=Watermarks(durability, lambda moved: None),
+        verify=verify,
+        rng=rng,
+    )
+    registry, link, envelopes = MemoryRegistry(), LocalLink(), list[Envelope]()
+    await registry.announce(HERE, [ALICE, BOB])
+    link.connect(HERE, envelopes.append)
+    fanout_deps = FanoutDeps(
+        log, Members(store.members), registry, link, RecentDeadLetters(), PROOFS, HERE
+    )
+    created = CommandContext(ALICE, timestamp(clock.now()), "msg_0")
+    await store.change(CreateChat(created, CHAT, "group", "lobby", ("bob",)))
     ingest = asyncio.create_task(intake.run())
-    await store.change(
-        CreateChat(
-            CommandContext(ALICE, timestamp(clock.now()), "msg_0"),
-            "chat_1",
-            "group",
-            "lobby",
-            ("bob",),
-        )
-    )
-    alice, bob = session_of(ALICE, "chat_1"), session_of(BOB, "chat_1")
-
-    # 1. wire: bytes become a typed frame.
-    body = {"chat_id": "chat_1", "client_message_id": "c1", "content": "hello"}
-    frame = decode_client_frame(
-        msgspec.json.encode({"type": "send_message", "request_id": "r", "payload": body})
-    )
-    assert isinstance(frame, SendMessage)
-
-    # 3. session (called by 2, the gateway, which owns the socket): what may this client
-    #    do? It may send.
-    (submit,) = alice.receive(frame, clock.monotonic())
-    assert isinstance(submit, Submit)
-
-    # 4. ingest and 5. store: one commit gives it its number, and only then there is an
-    #    outcome.
-    answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-    intake.submit(
-        submit.body, ALICE, alice.connection_id, clock.monotonic() + 5, answered.set_result
-    )
-    assert await log.end() == START and not answered.done(), "nothing is said before the commit"
-    outcome = await answered
-    page = await store.read_after("chat_1", 0, 10, 1 << 20, BOB)
-    assert [(m.sequence, m.content) for m in page.messages] == [(1, "hello")]
-
-    # The ack goes back to the sender.
-    assert list(alice.on_send_result(submit.token, outcome, clock.monotonic())) == [Wake()]
-    (ack,) = written(alice)
-    assert (ack["type"], ack["request_id"], ack["payload"]["sequence"]) == ("message_ack", "r", 1)
-
-    # 6. eventlog: the same commit is an entry, in the order on which every node agrees.
-    (entry,), _ = await log.read(START, 10)
-    assert entry.message == page.messages[0]
-
-    # 7. fanout: who is to get it, and through which gateway.
-    cut = legs([entry], {"chat_1": frozenset({ALICE, BOB})}).legs
-    assert recipients(cut) == {ALICE, BOB}
-    (stretch,) = envelopes(cut, {"node": {ALICE, BOB}})["node"].stretches
-
-    # 8. and out again: encoded once, owed by each session, written by its gateway.
-    assert list(bob.deliver(EncodedRun(stretch.messages), clock.monotonic())) == [Wake()]
-    (received,) = written(bob)
-    assert (received["type"], received["payload"]["sequence"], received["payload"]["content"]) == (
-        "message",
-        1,
-        "hello",
-    )
-    assert received["payload"]["message_id"] == ack["payload"]["message_id"]
-
+    fanout = asyncio.create_task(Fanout(fanout_deps, clock, rng).run(START))
+    async with Gateway(deps, RecordingPresence(), PLENTY) as gateway:
+        yield Path(store, log, intake, entry_points, gateway, envelopes)
+        for connection in gateway.open_connections:
+            connection.connection_lost()
+    fanout.cancel()
     intake.stop()
     await ingest
+
+
+def send_frame(client_message_id: str) -> bytes:
+    """``send_message`` as a client writes it."""
+    body = {"chat_id": CHAT, "client_message_id": client_message_id, "content": "hello"}
+    return msgspec.json.encode(
+        {"type": "send_message", "request_id": client_message_id, "payload": body}
+    )
+
+
+async def test_message_goes_from_one_client_to_the_other() -> None:
+    async with path() as parts:
+        alice, bob = await parts.connect(ALICE), await parts.connect(BOB)
+
+        # 1. wire: bytes become a typed frame.
+        data = send_frame("c1")
+        assert isinstance(decode_client_frame(data), SendMessage)
+
+        # 2. gateway: the connection reads the frame and asks its session.
+        # 3. session: it may send, so the connection submits it; one request is open.
+        alice.connection.frame_received(data)
+        assert alice.connection.open_requests == 1
+
+        # 4. ingest: admission asks the limits at the end of this turn of the loop, then
+        #    the intake queues the send for the next commit.
+        assert parts.intake.waiting == 0
+        await asyncio.sleep(0)
+        assert parts.intake.waiting + parts.intake.committing == 1
+        assert await parts.log.end() == START and not alice.take(), "no answer before the commit"
+
+        # 5. store: one commit numbers the message; only then the sender gets its ack.
+        await settle()
+        page = await parts.store.read_after(CHAT, 0, 10, 1 << 20, BOB)
+        assert [(m.sequence, m.content) for m in page.messages] == [(1, "hello")]
+        (ack,) = (frame for frame in alice.take() if frame["type"] == "message_ack")
+        assert (ack["request_id"], ack["payload"]["sequence"]) == ("c1", 1)
+
+        # 6. eventlog: the same commit is an entry, in the order all nodes agree on.
+        (entry,), _ = await parts.log.read(START, 10)
+        assert entry.message == page.messages[0]
+
+        # 7. fanout: both members are connected to this node, so it gets one envelope.
+        (envelope,) = parts.envelopes
+
+        # 8. and out again: the gateway encodes the message once and gives it to each
+        #    session; the wire has the same bytes for both.
+        parts.gateway.deliver(envelope)
+        assert alice.writes == bob.writes
+        (received,) = bob.take()
+        assert (received["type"], received["payload"]["content"]) == ("message", "hello")
+        assert received["payload"]["message_id"] == ack["payload"]["message_id"]
+
+
+async def test_send_beyond_the_default_rules_is_refused_before_the_intake() -> None:
+    async with path() as parts:
+        alice = await parts.connect(ALICE)
+
+        # Alice has used up her burst, on this connection or on another.
+        admitted, _ = parts.entry_points.admit_at_once("send", ALICE, 1_000)
+        assert admitted == 500
+
+        # The session lets one more send pass: its own rate is that of one connection.
+        alice.connection.frame_received(send_frame("c1"))
+        assert alice.connection.open_requests == 1
+
+        # Admission refuses it, and neither the intake nor the store sees it.
+        await settle()
+        (refused,) = alice.take()
+        assert (refused["request_id"], refused["payload"]["code"]) == ("c1", "RATE_LIMITED")
+        assert refused["payload"]["outcome"] == "rejected"
+        assert refused["payload"]["retry_after_seconds"] > 0
+        assert await parts.log.end() == START
