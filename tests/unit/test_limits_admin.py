@@ -15,10 +15,10 @@ from limits_rig import Shared
 
 from holdfast.clock import ManualClock, SystemClock
 from holdfast.errors import InvalidRule, NotFound, RateLimited, VersionConflict
+from holdfast.ingest.admission import AdmissionControl
 from holdfast.limits.admin import RuleAdmin
 from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.entry_points import (
-    AdmissionControl,
     EntryPoint,
     EntryPoints,
     checks_of,

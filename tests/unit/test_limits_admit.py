@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from holdfast.clock import ManualClock
 from holdfast.errors import InternalError, RateLimited
+from holdfast.ingest.admission import AdmissionControl
 from holdfast.limits.algorithms import CODES, LimitParams
 from holdfast.limits.counters.contract import Adjustment, CounterRequest
 from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.counters.table import CounterTable
-from holdfast.limits.entry_points import AdmissionControl, EntryPoints
+from holdfast.limits.entry_points import EntryPoints
 from holdfast.limits.limiter.limiter import Limiter
 from holdfast.limits.rules import Algorithm, Rule, RuleSet, RuleVersion
 from holdfast.message import Outcome, User

@@ -10,10 +10,11 @@ import pytest
 from limits_rig import Shared
 
 from holdfast.clock import ManualClock
+from holdfast.ingest.admission import AdmissionControl
 from holdfast.limits.algorithms import LimitParams
 from holdfast.limits.counters.contract import key_prefix
 from holdfast.limits.counters.memory import MemoryCounters
-from holdfast.limits.entry_points import AdmissionControl, EntryPoints
+from holdfast.limits.entry_points import EntryPoints
 from holdfast.limits.entry_rules import ADMIN, ADMIN_CALLS_PER_MINUTE_MIN
 from holdfast.limits.http import refusal
 from holdfast.limits.limiter.limiter import Limiter

@@ -20,10 +20,9 @@ from holdfast.bounds import KIB, positive
 from holdfast.clock import Clock, Ids
 from holdfast.drivers.sqlite.file_copy import CopiedFile
 from holdfast.history.history import ChatHistory
-from holdfast.ingest.contract import Durability
+from holdfast.ingest.contract import Durability, Sends
 from holdfast.ingest.erasure import Eraser
 from holdfast.limits.composition import LimitsParts
-from holdfast.limits.entry_points import Sends
 from holdfast.message import User
 from holdfast.session.settings import PageSettings
 from holdfast.store.contract import ChatStore, Records

@@ -12,8 +12,8 @@ from holdfast.clock import Clock, Ids
 from holdfast.errors import HoldfastError
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.history.history import ChatHistory
+from holdfast.ingest.contract import Sends
 from holdfast.ingest.watermarks import Watermarks
-from holdfast.limits.entry_points import Sends
 from holdfast.message import User
 from holdfast.session.heartbeat import Transmission
 from holdfast.session.settings import SessionSettings

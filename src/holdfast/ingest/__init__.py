@@ -1,6 +1,7 @@
 """Ingest: accepts sends, commits them in groups, and answers each exactly once.
 
-- ``contract``    the seam to the durable side: ``Durability``
+- ``contract``    the seams: ``Sends`` in front, ``Durability`` behind
+- ``admission``   asks limits before a send goes on
 - ``intake``      the loop: one group is committed while the next gathers
 - ``send_queue``  the bounded queue of waiting sends, and how groups are cut (pure)
 - ``durability``  the store behind a breaker and deadlines; raises epochs

@@ -1,12 +1,28 @@
-"""The seam to the durable side. The gateway and the API know nothing behind it."""
+"""The seams of ingest: ``Sends`` in front of it, ``Durability`` behind it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from holdfast.message import Draft, Outcome, Watermark
+from holdfast.message import Draft, Outcome, User, Watermark
 from holdfast.store.commands import Command, CommandResult
+from holdfast.wire.frames import SendBody
+
+
+class Sends(Protocol):
+    """Where sends are submitted: ``admission``, and ``intake`` behind it."""
+
+    def submit(
+        self,
+        body: SendBody,
+        sender: User,
+        source: str,
+        deadline: float,
+        answer: Callable[[Outcome], None],
+    ) -> None:
+        """Take a valid send and answer it exactly once, by ``deadline`` (monotonic)."""
+        ...
 
 
 class Durability(Protocol):

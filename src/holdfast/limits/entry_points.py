@@ -15,21 +15,17 @@ So unavailable counters never delay a send.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from itertools import groupby
-from operator import itemgetter
-from typing import Literal, Protocol
+from typing import Literal
 
-from holdfast import telemetry
 from holdfast.access.network import Buckets, address_group
-from holdfast.errors import HoldfastError, InternalError, RateLimited
+from holdfast.errors import RateLimited
 from holdfast.limits.entry_rules import ADMIN, ADMIN_CALLS_PER_MINUTE_MIN
 from holdfast.limits.http import refusal
 from holdfast.limits.limiter.limiter import Limiter
 from holdfast.limits.rules import ANY, Check, Decision
-from holdfast.message import Outcome, User
-from holdfast.wire.frames import SendBody
+from holdfast.message import User
 
 EntryPoint = Literal["connect", "send", "rest", "check", "admin"]
 
@@ -109,70 +105,3 @@ class EntryPoints:
         ):
             return checks
         return [check for check in checks if check.resource != CONNECT_ADDRESS]
-
-
-class Sends(Protocol):
-    """Where sends are submitted: ``ingest.intake.Intake``, or what precedes it."""
-
-    def submit(
-        self,
-        body: SendBody,
-        sender: User,
-        source: str,
-        deadline: float,
-        answer: Callable[[Outcome], None],
-    ) -> None:
-        """Take a valid send and answer it exactly once, by ``deadline`` (monotonic)."""
-        ...
-
-
-_Send = tuple[SendBody, User, str, float, Callable[[Outcome], None]]
-_sender = itemgetter(1)
-
-
-class AdmissionControl:
-    """Checks the entry point ``send`` before sends; a refused one is answered here.
-
-    The sends of one event-loop turn are checked together, once per sender, and go on in
-    order. The bounds of sessions and requests bound what waits here.
-    """
-
-    def __init__(self, sends: Sends, entry_points: EntryPoints) -> None:
-        self._sends = sends
-        self._entrances = entry_points
-        self._waiting: list[_Send] = []
-
-    def submit(
-        self,
-        body: SendBody,
-        sender: User,
-        source: str,
-        deadline: float,
-        answer: Callable[[Outcome], None],
-    ) -> None:
-        if not self._waiting:
-            asyncio.get_running_loop().call_soon(self._admit)
-        self._waiting.append((body, sender, source, deadline, answer))
-
-    def _admit(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for sender, group in groupby(waiting, _sender):
-            sends = list(group)
-            admitted, refused = self._ask(sender, len(sends))
-            for place, send in enumerate(sends):
-                try:
-                    if refused is None or place < admitted:
-                        self._sends.submit(*send)
-                    else:
-                        send[4](refused)
-                except Exception as error:
-                    # one broken listener must not cost the others their answers
-                    telemetry.defect("limits", error)
-
-    def _ask(self, sender: User, count: int) -> tuple[int, HoldfastError | None]:
-        """How many may pass, and the others' error; a defect fails this sender only."""
-        try:
-            return self._entrances.admit_at_once("send", sender, count)
-        except Exception as error:
-            telemetry.defect("limits", error)
-            return 0, InternalError("limits could not decide; the log has the cause")

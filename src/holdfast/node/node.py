@@ -32,13 +32,13 @@ from holdfast.gateway.transport.http import HttpDeps, HttpTimes
 from holdfast.gateway.transport.port import Port
 from holdfast.gateway.transport.upgrade import WebSocketUpgrade
 from holdfast.history.history import ChatHistory
+from holdfast.ingest.admission import AdmissionControl
 from holdfast.ingest.durability import EpochRaiser, StoreDurability
 from holdfast.ingest.erasure import Eraser
 from holdfast.ingest.expiry import KeyExpiry
 from holdfast.ingest.intake import Intake
 from holdfast.ingest.watermarks import Watermarks
 from holdfast.limits.composition import LimitsParts
-from holdfast.limits.entry_points import AdmissionControl
 from holdfast.message import User
 from holdfast.node.backup import Backups
 from holdfast.node.banner import origins_of
