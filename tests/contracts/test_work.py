@@ -50,7 +50,6 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
 
 
 async def test_jobs_come_in_order_and_done_jobs_are_gone(opened: Opener) -> None:
-
     async with opened() as o:
         seqs = await o.store.enqueue([draft("a"), draft("b"), draft(None), draft("a")])
         assert seqs == sorted(seqs)
@@ -63,7 +62,6 @@ async def test_jobs_come_in_order_and_done_jobs_are_gone(opened: Opener) -> None
 
 
 async def test_what_was_handed_out_is_not_handed_out_again_until_a_rewind(opened: Opener) -> None:
-
     async with opened() as o:
         seqs = await o.store.enqueue([draft() for _ in range(5)])
         hand = await Hand.join(o.store)
@@ -75,7 +73,6 @@ async def test_what_was_handed_out_is_not_handed_out_again_until_a_rewind(opened
 
 
 async def test_a_claim_says_how_far_all_that_is_ready_has_been_read(opened: Opener) -> None:
-
     async with opened() as o:
         seqs = await o.store.enqueue([draft() for _ in range(5)])
         hand = await Hand.join(o.store)
@@ -88,7 +85,6 @@ async def test_a_claim_says_how_far_all_that_is_ready_has_been_read(opened: Open
 
 
 async def test_a_claim_is_bounded_in_bytes_but_never_empty(opened: Opener) -> None:
-
     async with opened() as o:
         seqs = await o.store.enqueue([draft(None, payload=b"x" * 1000) for _ in range(6)])
         hand = await Hand.join(o.store)
@@ -102,7 +98,6 @@ async def test_a_claim_is_bounded_in_bytes_but_never_empty(opened: Opener) -> No
 
 
 async def test_due_and_held_jobs_are_bounded_in_bytes_too(opened: Opener) -> None:
-
     async with opened() as o:
         seqs = await o.store.enqueue([draft(f"s{n}", payload=b"x" * 1000) for n in range(5)])
         held = await o.store.enqueue([draft("deep", payload=b"x" * 1000) for _ in range(5)])
@@ -123,7 +118,6 @@ async def test_due_and_held_jobs_are_bounded_in_bytes_too(opened: Opener) -> Non
 async def test_process_work_batch_fails_outbox_messages_marks_as_failed_with_error(
     opened: Opener,
 ) -> None:
-
     async with opened() as o:
         (m1,) = await o.store.enqueue([draft()])
         hand = await Hand.join(o.store)
@@ -150,7 +144,6 @@ async def test_process_work_batch_fails_outbox_messages_marks_as_failed_with_err
 async def test_process_work_batch_scheduled_retry_blocks_later_messages_in_stream(
     opened: Opener,
 ) -> None:
-
     async with opened() as o:
         m1, m2, other = await o.store.enqueue([draft(), draft(), draft("other")])
         hand = await Hand.join(o.store)
@@ -165,7 +158,6 @@ async def test_process_work_batch_scheduled_retry_blocks_later_messages_in_strea
 
 @pytest.mark.covers("003 ProcessWorkBatch_ScheduledRetryExpires_UnblocksStreamAsync")
 async def test_process_work_batch_scheduled_retry_expires_unblocks_stream(opened: Opener) -> None:
-
     async with opened() as o:
         m1, m2, m3 = await o.store.enqueue([draft(), draft(), draft()])
         hand = await Hand.join(o.store)
@@ -184,7 +176,6 @@ async def test_process_work_batch_scheduled_retry_expires_unblocks_stream(opened
 async def test_process_work_batch_stream_based_failure_cascade_releases_later_messages_in_same_stream(
     opened: Opener,
 ) -> None:
-
     async with opened() as o:
         m1, m2, m3, m4 = await o.store.enqueue([draft() for _ in range(4)])
         hand = await Hand.join(o.store)
@@ -204,7 +195,6 @@ async def test_process_work_batch_stream_based_failure_cascade_releases_later_me
 
 @pytest.mark.covers("003 decision matrix: failed, scheduled / no release")
 async def test_matrix_failed_and_scheduled_without_release_blocks(opened: Opener) -> None:
-
     async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(), draft()])
         hand = await Hand.join(o.store)
@@ -218,7 +208,6 @@ async def test_matrix_failed_and_scheduled_without_release_blocks(opened: Opener
 async def test_matrix_failed_and_scheduled_with_release_continues_without_m1(
     opened: Opener,
 ) -> None:
-
     async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(), draft()])
         hand = await Hand.join(o.store)
@@ -232,7 +221,6 @@ async def test_matrix_failed_and_scheduled_with_release_continues_without_m1(
 
 @pytest.mark.covers("003 decision matrix: failed, not scheduled / released")
 async def test_matrix_failed_and_not_scheduled_with_release_continues(opened: Opener) -> None:
-
     async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(), draft()])
         hand = await Hand.join(
@@ -252,7 +240,6 @@ async def test_matrix_failed_and_not_scheduled_with_release_continues(opened: Op
 
 @pytest.mark.covers("003 decision matrix: processing")
 async def test_matrix_processing_blocks_for_every_other_worker(opened: Opener) -> None:
-
     async with opened() as o:
         m1, _ = await o.store.enqueue([draft(), draft()])
         first = await Hand.join(o.store)
@@ -265,7 +252,6 @@ async def test_matrix_processing_blocks_for_every_other_worker(opened: Opener) -
 
 @pytest.mark.covers("003 decision matrix: completed")
 async def test_matrix_completed_goes_on(opened: Opener) -> None:
-
     async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(), draft()])
         hand = await Hand.join(o.store)
@@ -274,7 +260,6 @@ async def test_matrix_completed_goes_on(opened: Opener) -> None:
 
 
 async def test_a_release_by_type_lets_just_that_type_pass_also_later_ones(opened: Opener) -> None:
-
     async with opened() as o:
         m1, m2, m3 = await o.store.enqueue([draft(), draft(type="mail"), draft()])
         hand = await Hand.join(o.store)
@@ -291,7 +276,6 @@ async def test_a_release_by_type_lets_just_that_type_pass_also_later_ones(opened
 
 
 async def test_a_later_failure_makes_a_new_block(opened: Opener) -> None:
-
     async with opened() as o:
         m1, m2, m3 = await o.store.enqueue([draft(), draft(), draft()])
         hand = await Hand.join(o.store)
@@ -307,7 +291,6 @@ async def test_a_later_failure_makes_a_new_block(opened: Opener) -> None:
 
 
 async def test_a_release_of_a_stream_that_is_not_blocked_is_refused(opened: Opener) -> None:
-
     async with opened() as o:
         await o.store.enqueue([draft()])
         with pytest.raises(NotFound, match="not blocked"):
@@ -316,7 +299,6 @@ async def test_a_release_of_a_stream_that_is_not_blocked_is_refused(opened: Open
 
 
 async def test_skip_lets_the_stream_go_on_and_retries_the_head_out_of_order(opened: Opener) -> None:
-
     async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(), draft()])
         hand = await Hand.join(
@@ -332,7 +314,6 @@ async def test_skip_lets_the_stream_go_on_and_retries_the_head_out_of_order(open
 async def test_poison_is_a_dead_letter_with_everything_known_and_lifts_the_block(
     opened: Opener,
 ) -> None:
-
     async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(), draft()])
         hand = await Hand.join(o.store)
@@ -354,7 +335,6 @@ async def test_poison_is_a_dead_letter_with_everything_known_and_lifts_the_block
 
 
 async def test_serialization_and_validation_failures_are_dead_at_once(opened: Opener) -> None:
-
     async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(None), draft(None)])
         hand = await Hand.join(o.store, policies=Policies())
@@ -371,7 +351,6 @@ async def test_serialization_and_validation_failures_are_dead_at_once(opened: Op
 
 
 async def test_a_failure_report_counts_once(opened: Opener) -> None:
-
     async with opened() as o:
         (m1,) = await o.store.enqueue([draft()])
         hand = await Hand.join(o.store)
@@ -387,7 +366,6 @@ async def test_a_failure_report_counts_once(opened: Opener) -> None:
 async def test_completed_stages_are_added_never_removed_and_come_with_the_retry(
     opened: Opener,
 ) -> None:
-
     async with opened() as o:
         (m1,) = await o.store.enqueue([draft()])
         hand = await Hand.join(o.store)
@@ -402,7 +380,6 @@ async def test_completed_stages_are_added_never_removed_and_come_with_the_retry(
 
 
 async def test_a_step_is_durable_before_the_job_ends(opened: Opener) -> None:
-
     async with opened() as o:
         (m1,) = await o.store.enqueue([draft()])
         hand = await Hand.join(o.store)
@@ -413,7 +390,6 @@ async def test_a_step_is_durable_before_the_job_ends(opened: Opener) -> None:
 
 
 async def test_a_delayed_job_comes_when_it_is_due(opened: Opener) -> None:
-
     async with opened() as o:
         later, now = await o.store.enqueue([draft(delay_seconds=100), draft()])
         hand = await Hand.join(o.store)
@@ -426,7 +402,6 @@ async def test_a_delayed_job_comes_when_it_is_due(opened: Opener) -> None:
 
 
 async def test_the_inbox_stores_a_message_once_also_within_one_call(opened: Opener) -> None:
-
     async with opened() as o:
         shop = {"source": "shop", "source_id": "42"}
         first = await o.store.enqueue(
@@ -443,7 +418,6 @@ async def test_the_inbox_stores_a_message_once_also_within_one_call(opened: Open
 async def test_a_readers_position_is_stored_with_its_jobs_and_never_goes_back(
     opened: Opener,
 ) -> None:
-
     async with opened() as o:
         assert await o.store.reader_offset("webhooks") is None
         await o.store.enqueue([draft()], [ReaderMark("webhooks", 0, 7)])
@@ -458,7 +432,6 @@ async def test_a_readers_position_is_stored_with_its_jobs_and_never_goes_back(
 
 
 async def test_children_are_stored_exactly_with_their_parents_completion(opened: Opener) -> None:
-
     async with opened() as o:
         (m1,) = await o.store.enqueue([draft()])
         hand = await Hand.join(o.store)
@@ -472,7 +445,6 @@ async def test_children_are_stored_exactly_with_their_parents_completion(opened:
 
 
 async def test_dead_letters_are_replayed_in_order_with_who_and_why(opened: Opener) -> None:
-
     async with opened() as o:
         seqs = await o.store.enqueue(
             [draft("a", payload=b"1"), draft("a", payload=b"2"), draft("b", "other")]
@@ -510,7 +482,6 @@ async def test_dead_letters_are_replayed_in_order_with_who_and_why(opened: Opene
 async def test_a_filter_means_the_same_to_everybody(
     opened: Opener, query: Query, meant: list[int]
 ) -> None:
-
     async with opened() as o:
         kinds = [("a", "order"), ("a", "mail"), ("b", "order"), ("b", "mail")]
         seqs = await o.store.enqueue([draft(stream, type) for stream, type in kinds])
@@ -534,7 +505,6 @@ async def test_a_filter_means_the_same_to_everybody(
 
 
 async def test_retry_now_with_reset_does_the_seeds_two_manual_repairs(opened: Opener) -> None:
-
     async with opened() as o:
         (m1,) = await o.store.enqueue([draft()])
         hand = await Hand.join(o.store)
@@ -549,7 +519,6 @@ async def test_retry_now_with_reset_does_the_seeds_two_manual_repairs(opened: Op
 
 
 async def test_an_operator_can_park_and_bury_and_the_owner_is_told(opened: Opener) -> None:
-
     async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(), draft()])
         hand = await Hand.join(o.store)
@@ -568,7 +537,6 @@ async def test_an_operator_can_park_and_bury_and_the_owner_is_told(opened: Opene
 async def test_a_job_that_is_parked_while_it_runs_stays_parked_when_it_fails(
     opened: Opener,
 ) -> None:
-
     async with opened() as o:
         fails, succeeds = await o.store.enqueue([draft("a"), draft("b")])
         hand = await Hand.join(o.store)
@@ -586,7 +554,6 @@ async def test_a_job_that_is_parked_while_it_runs_stays_parked_when_it_fails(
 
 
 async def test_a_job_that_is_put_off_keeps_what_is_known_of_its_own_failure(opened: Opener) -> None:
-
     async with opened() as o:
         failed, fresh = await o.store.enqueue([draft("a"), draft("b")])
         hand = await Hand.join(o.store)
@@ -610,7 +577,6 @@ async def test_a_job_that_is_put_off_keeps_what_is_known_of_its_own_failure(open
 async def test_a_failure_of_a_job_that_was_reset_while_it_ran_lets_the_worker_read_it_again(
     opened: Opener,
 ) -> None:
-
     async with opened() as o:
         (m1,) = await o.store.enqueue([draft()])
         hand = await Hand.join(o.store)
@@ -629,7 +595,6 @@ async def test_a_failure_of_a_job_that_was_reset_while_it_ran_lets_the_worker_re
 
 
 async def test_the_numbers_people_look_at(opened: Opener) -> None:
-
     async with opened() as o:
         begun = time.monotonic()
         m1, m2, m3 = await o.store.enqueue([draft(), draft(), draft(None)])
@@ -655,7 +620,6 @@ async def test_the_numbers_people_look_at(opened: Opener) -> None:
 
 
 async def test_looking_at_jobs_waits_for_no_writer_of_the_file(tmp_path: Path) -> None:
-
     async with embedded_work(tmp_path / "work.db") as o:
         (seq,) = await o.store.enqueue([draft()])
         written, looked = asyncio.Event(), asyncio.Event()
@@ -692,13 +656,8 @@ async def test_looking_at_blocked_streams_passes_over_the_jobs_once_however_many
     )
 
 
-async def test_the_record_of_acts_forgets_the_oldest(
-    opened: Opener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in ("sqlite.verbs", "postgres.store"):
-        monkeypatch.setattr(f"holdfast.work.{module}.ACTS_KEPT_MAX", 3)
-
-    async with opened() as o:
+async def test_record_of_acts_forgets_the_oldest(opened: Opener) -> None:
+    async with opened(acts_kept_max=3) as o:
         seqs = await o.store.enqueue([draft(None) for _ in range(5)])
         for seq in seqs:
             await o.store.park([seq], by="ann", why=f"the {seq}th")
@@ -708,7 +667,6 @@ async def test_the_record_of_acts_forgets_the_oldest(
 
 
 async def test_open_breakers_are_shared_and_end(opened: Opener) -> None:
-
     async with opened() as o:
         hand = await Hand.join(o.store)
         left = await hand.session.breakers({"mail": 30.0}, [])
@@ -724,7 +682,6 @@ async def test_open_breakers_are_shared_and_end(opened: Opener) -> None:
 async def test_a_job_that_kills_its_process_is_counted_and_isolated_after_three(
     opened: Opener,
 ) -> None:
-
     async with opened() as o:
         killer, innocent = await o.store.enqueue([draft(), draft()])
         for crash in range(3):
@@ -752,7 +709,6 @@ async def test_a_job_that_kills_its_process_is_counted_and_isolated_after_three(
 async def test_a_death_is_laid_to_the_suspects_in_flight_else_to_all_that_was(
     opened: Opener,
 ) -> None:
-
     async with opened() as o:
         seqs = await o.store.enqueue([draft(None) for _ in range(5)])
 
@@ -777,7 +733,6 @@ async def test_a_death_is_laid_to_the_suspects_in_flight_else_to_all_that_was(
 
 
 async def test_a_death_does_not_hide_a_failure_of_the_job_itself(opened: Opener) -> None:
-
     async with opened() as o:
         (seq,) = await o.store.enqueue([draft()])
         hand = await Hand.join(o.store)
@@ -809,7 +764,6 @@ async def test_a_death_does_not_hide_a_failure_of_the_job_itself(opened: Opener)
 async def test_a_suspect_that_ran_alone_and_failed_runs_beside_others_until_the_next_death(
     opened: Opener,
 ) -> None:
-
     async with opened() as o:
         (seq,) = await o.store.enqueue([draft()])
 
@@ -843,7 +797,6 @@ async def test_a_suspect_that_ran_alone_and_failed_runs_beside_others_until_the_
 
 
 async def test_what_a_dead_worker_held_is_handed_to_the_next_in_order(opened: Opener) -> None:
-
     async with opened() as o:
         seqs = await o.store.enqueue([draft() for _ in range(4)])
         hand = await Hand.join(o.store)
@@ -856,7 +809,6 @@ async def test_what_a_dead_worker_held_is_handed_to_the_next_in_order(opened: Op
 
 
 async def test_a_zombies_reports_are_rejected_and_it_is_told(opened: Opener) -> None:
-
     async with opened() as o:
         (m1,) = await o.store.enqueue([draft()])
         zombie = await Hand.join(o.store, "zombie")
@@ -875,7 +827,6 @@ async def test_a_zombies_reports_are_rejected_and_it_is_told(opened: Opener) -> 
 
 
 async def test_a_worker_that_leaves_hands_back_what_it_did_not_start(opened: Opener) -> None:
-
     async with opened() as o:
         seqs = await o.store.enqueue([draft(), draft()])
         hand = await Hand.join(o.store)
@@ -894,7 +845,6 @@ async def _do(connection: Any, sql: str) -> list[tuple[Any, ...]]:
 
 
 async def test_a_job_ends_with_its_handlers_transaction_or_not_at_all(opened: Opener) -> None:
-
     async with opened() as o:
         m1, m2, m3, _ = await o.store.enqueue([draft("a"), draft("b"), draft("a"), draft("c")])
         hand = await Hand.join(o.store)
@@ -929,7 +879,6 @@ async def test_a_job_ends_with_its_handlers_transaction_or_not_at_all(opened: Op
 async def test_the_head_of_a_block_that_ends_in_its_own_transaction_lifts_it(
     opened: Opener,
 ) -> None:
-
     async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(), draft()])
         hand = await Hand.join(o.store)

@@ -34,7 +34,6 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
 
 
 async def test_due_jobs_of_shut_types_stay_but_for_their_probes(opened: Opener) -> None:
-
     async with opened() as o:
         drafts = [
             draft(None, kind, delay_seconds=1.0 + n / 10)
@@ -71,7 +70,6 @@ async def test_due_jobs_of_shut_types_stay_but_for_their_probes(opened: Opener) 
 
 
 async def test_many_due_jobs_of_a_shut_type_are_not_walked_over_in_sqlite() -> None:
-
     async with embedded_work(None) as o:
         hand = await Hand.join(o.store)
 
@@ -93,7 +91,6 @@ async def test_many_due_jobs_of_a_shut_type_are_not_walked_over_in_sqlite() -> N
 async def test_many_due_jobs_of_a_shut_type_are_not_walked_over_in_postgres(
     postgres_server: Server,
 ) -> None:
-
     async with postgres_work(postgres_server.url) as o:
         await o.store.enqueue([draft(None, "mail", delay_seconds=1000.0)])
         await o.store.enqueue([draft(None, "down", delay_seconds=0.001)] * 5000)
@@ -113,7 +110,6 @@ async def test_many_due_jobs_of_a_shut_type_are_not_walked_over_in_postgres(
 async def test_a_database_of_the_version_before_is_brought_up_to_date_with_its_jobs(
     postgres_server: Server,
 ) -> None:
-
     connection = await asyncpg.connect(postgres_server.url)
     await connection.execute("DROP SCHEMA IF EXISTS holdfast_work CASCADE")
     await connection.execute(postgres.MIGRATIONS[0])
@@ -141,7 +137,6 @@ async def test_a_database_of_the_version_before_is_brought_up_to_date_with_its_j
 async def test_a_file_of_the_version_before_is_brought_up_to_date_with_its_jobs(
     tmp_path: Path,
 ) -> None:
-
     old = open_and_migrate(tmp_path / "work.db", SqliteSettings(), WORK.migrations[:1])
     old.execute(
         "INSERT INTO job (type, payload, destination, state, created_at) VALUES ('order',"

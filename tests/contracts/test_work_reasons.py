@@ -44,7 +44,6 @@ async def fail(o: Opened, hand: Hand, seq: int, reason: Reason) -> None:
 async def test_a_dead_letter_keeps_every_reason_in_order_and_poison_hides_none(
     opened: Opener,
 ) -> None:
-
     async with opened() as o:
         (seq,) = await o.store.enqueue([draft()])
         hand = await Hand.join(
@@ -64,7 +63,6 @@ async def test_a_dead_letter_keeps_every_reason_in_order_and_poison_hides_none(
 async def test_what_ended_processes_keeps_its_reasons_too_and_what_an_operator_buries(
     opened: Opener,
 ) -> None:
-
     async with opened() as o:
         killer, buried, named = await o.store.enqueue([draft("a"), draft("b"), draft("c")])
         hand = await Hand.join(o.store)
@@ -90,7 +88,6 @@ async def test_what_ended_processes_keeps_its_reasons_too_and_what_an_operator_b
 
 
 async def test_of_more_reasons_than_are_kept_the_first_stay_and_the_last(opened: Opener) -> None:
-
     async with opened() as o:
         (seq,) = await o.store.enqueue([draft()])
         hand = await Hand.join(
@@ -106,7 +103,6 @@ async def test_of_more_reasons_than_are_kept_the_first_stay_and_the_last(opened:
 
 
 async def test_the_record_of_acts_is_read_page_by_page(opened: Opener) -> None:
-
     async with opened() as o:
         seqs = await o.store.enqueue([draft(None) for _ in range(5)])
         for seq in seqs:
@@ -121,7 +117,6 @@ async def test_the_record_of_acts_is_read_page_by_page(opened: Opener) -> None:
 async def test_what_is_no_jobs_sequence_is_refused_and_changes_nothing(
     opened: Opener, wrong: Any
 ) -> None:
-
     async with opened() as o:
         (seq,) = await o.store.enqueue([draft()])
         who = {"by": "ann", "why": "a mistake"}
@@ -161,7 +156,6 @@ async def test_a_file_of_the_version_before_keeps_its_dead_letters_and_their_rea
 async def test_a_schema_of_the_version_before_keeps_its_dead_letters_and_their_reason(
     postgres_server: Server,
 ) -> None:
-
     connection = await asyncpg.connect(postgres_server.url)
     await connection.execute("DROP SCHEMA IF EXISTS holdfast_work CASCADE")
     for script in MIGRATIONS[:4]:

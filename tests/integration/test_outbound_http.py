@@ -335,7 +335,6 @@ async def test_a_connection_is_used_again_and_a_few_interim_answers_are_none() -
 async def test_a_connection_on_which_anything_comes_unasked_is_not_used_again(
     unasked: bytes,
 ) -> None:
-
     caller = a_caller()
     async with answering(lambda connection, _: OK.replace(b"200", b"20%d" % connection)) as (
         url,
@@ -366,7 +365,6 @@ async def test_a_long_body_in_chunks_is_read_up_to_the_callers_bound(chunk: int)
 async def test_what_stands_around_the_chunks_of_a_body_is_bounded_even_if_the_answer_ends(
     around: bytes,
 ) -> None:
-
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     async with answering(lambda *_: head + around + b"0\r\n\r\n") as (url, _):
         with pytest.raises(BadJwks, match=_AROUND):

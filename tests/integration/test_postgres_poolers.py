@@ -42,7 +42,6 @@ REFUSED = "pooler in transaction mode.* connect to PostgreSQL itself, or set poo
 async def test_a_pooler_in_transaction_mode_is_refused_with_what_to_do(
     pooler: Pooler, tmp_path: Path, settings: dict[str, str]
 ) -> None:
-
     url = pooler(**settings).url
     await _several_server_connections(url)
     with pytest.raises(BadSetting, match=REFUSED):
@@ -59,7 +58,6 @@ async def test_a_pooler_in_transaction_mode_is_refused_with_what_to_do(
 async def test_a_replica_behind_a_pooler_in_transaction_mode_is_refused(
     postgres_server: Server, pooler: Pooler, tmp_path: Path
 ) -> None:
-
     settings = LimitsSettings(rules_url=postgres_server.url, replica_url=pooler("transaction").url)
     with pytest.raises(BadSetting, match=REFUSED):
         async with open_limits(settings, tmp_path):
@@ -69,7 +67,6 @@ async def test_a_replica_behind_a_pooler_in_transaction_mode_is_refused(
 async def test_jobs_run_behind_a_pooler_in_session_mode(
     postgres_server: Server, pooler: Pooler
 ) -> None:
-
     async with postgres_work(postgres_server.url) as direct:
         store = await PostgresWork.open(pooler("session").url)
         handlers, seen, woken = Handlers(), list[int](), asyncio.Event()
@@ -99,7 +96,6 @@ async def test_jobs_run_behind_a_pooler_in_session_mode(
 async def test_rules_are_followed_behind_a_pooler_in_session_mode(
     pooler: Pooler, tmp_path: Path
 ) -> None:
-
     settings, rule = (
         LimitsSettings(rules_url=pooler("session").url),
         Rule("acme", "/x", "fixed_window", 2, 60.0),

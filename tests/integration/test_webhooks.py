@@ -54,7 +54,6 @@ async def served(tmp_path: Path, **policy: Any) -> AsyncIterator[tuple[Scene, Re
 
 
 async def test_messages_arrive_signed_and_in_order_and_are_logged(tmp_path: Path) -> None:
-
     async with served(tmp_path) as (stage, receiver):
         await stage.add(receiver.url)
         stage.log.entries += [entry(n) for n in range(1, 21)] + [entry(21, tenant="other")]
@@ -82,7 +81,6 @@ async def test_messages_arrive_signed_and_in_order_and_are_logged(tmp_path: Path
 async def test_a_failing_endpoint_is_tried_again_with_the_same_id_and_order_is_kept(
     tmp_path: Path,
 ) -> None:
-
     async with served(tmp_path) as (stage, receiver):
         receiver.answer = lambda calls: web.Response(status=500 if calls <= 2 else 200, text="oh")
         await stage.add(receiver.url)
@@ -97,7 +95,6 @@ async def test_a_failing_endpoint_is_tried_again_with_the_same_id_and_order_is_k
 async def test_what_was_redacted_or_removed_before_its_delivery_is_not_sent_and_no_job_holds_it(
     tmp_path: Path,
 ) -> None:
-
     async with served(tmp_path, strikes_max=1000) as (stage, receiver):
         let_through = asyncio.Event()
         receiver.answer = lambda _: web.Response(status=200 if let_through.is_set() else 500)
@@ -131,7 +128,6 @@ def test_our_own_stores_failure_is_no_strike_of_the_endpoint() -> None:
 
 
 async def test_a_dead_endpoint_harms_no_other(tmp_path: Path) -> None:
-
     async with served(tmp_path, strikes_max=3) as (stage, receiver):
         await stage.add("http://127.0.0.1:9/hook", endpoint_id="ep_dead")
         await stage.add(receiver.url)
@@ -149,7 +145,6 @@ async def test_a_dead_endpoint_harms_no_other(tmp_path: Path) -> None:
 
 
 async def test_410_disables_the_endpoint_and_429_waits_as_told(tmp_path: Path) -> None:
-
     async with served(tmp_path) as (stage, receiver):
         replies = [web.Response(status=429, headers={"retry-after": "1"}), web.Response(status=410)]
         receiver.answer = lambda calls: replies[min(calls, 2) - 1]
@@ -166,7 +161,6 @@ async def test_410_disables_the_endpoint_and_429_waits_as_told(tmp_path: Path) -
 
 
 async def test_a_test_delivery_says_what_it_is(tmp_path: Path) -> None:
-
     async with served(tmp_path) as (stage, receiver):
         await stage.add(receiver.url)
         await stage.jobs.enqueue([draft_of(DeliveryNotice("ep_1", "acme", "2026-01-01"))])
@@ -175,7 +169,6 @@ async def test_a_test_delivery_says_what_it_is(tmp_path: Path) -> None:
 
 
 async def test_a_job_of_an_endpoint_that_never_was_here_is_not_called_done(tmp_path: Path) -> None:
-
     async with served(tmp_path) as (stage, receiver):
         await stage.add(receiver.url, endpoint_id="ep_gone")
         await stage.endpoints.remove("ep_gone")
@@ -195,7 +188,6 @@ async def test_a_job_of_an_endpoint_that_never_was_here_is_not_called_done(tmp_p
 
 
 async def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
-
     async with served(tmp_path) as (stage, receiver):
         receiver.answer = lambda calls: (
             web.Response(status=302, headers={"location": "http://169.254.169.254/"})
@@ -495,7 +487,6 @@ async def test_whatever_fails_before_it_is_sent_is_in_the_log_of_deliveries(tmp_
 
 
 async def test_a_retry_after_may_be_a_date(tmp_path: Path) -> None:
-
     async with served(tmp_path) as (stage, receiver):
         at = formatdate(time.time() + 2, usegmt=True)  # whole seconds: between one and two from now
         receiver.answer = lambda calls: web.Response(

@@ -186,7 +186,6 @@ async def _say(node: Node, chat: str, text: str) -> None:
 async def test_an_address_that_cannot_be_one_is_refused_at_the_start(
     tmp_path: Path, wrong: str
 ) -> None:
-
     server = ServerSettings(port=0, state_dir=str(tmp_path / "state"))
     with pytest.raises(BadSetting, match="no address of PostgreSQL"):
         async with running(Settings(server=server, work=WorkSettings(url=wrong))):
@@ -196,7 +195,6 @@ async def test_an_address_that_cannot_be_one_is_refused_at_the_start(
 async def test_a_message_leaves_as_a_signed_webhook_and_trouble_is_repaired_by_command(
     tmp_path: Path,
 ) -> None:
-
     calls: list[tuple[dict[str, str], bytes]] = []
     status = 200
 

@@ -72,7 +72,6 @@ async def parked(stage: Scene, jobs: int) -> bool:
 async def test_after_a_410_nothing_is_dropped_and_enable_sends_it_in_order(
     opener: Opener, tmp_path: Path
 ) -> None:
-
     async with (
         opener() as opened,
         receiving() as receiver,
@@ -113,7 +112,6 @@ async def _empty(stage: Scene) -> bool:
 async def test_what_is_parked_survives_a_restart_and_other_endpoints_go_on(
     opener: Opener, tmp_path: Path
 ) -> None:
-
     log = Log()
     async with opener() as opened, receiving() as receiver, receiving() as other:
         async with scene(tmp_path, jobs=opened.store, log=log) as stage:
@@ -175,7 +173,6 @@ async def test_a_worker_starts_nothing_of_a_destination_that_is_paused_while_it_
 async def test_disabling_and_enabling_at_any_moment_loses_nothing_and_keeps_each_chat_in_order(
     tmp_path: Path,
 ) -> None:
-
     async with receiving() as receiver, scene(tmp_path) as stage:
         await until(lambda: _started(stage))
         await stage.add(receiver.url)
@@ -208,7 +205,6 @@ def _moved(
 async def test_too_many_and_too_old_become_dead_letters_that_say_why(
     opener: Opener, tmp_path: Path, aged: bool
 ) -> None:
-
     clock = ShiftedClock()
     endpoints = await SqliteEndpoints.open(tmp_path / "webhooks.db")
     await endpoints.add(

@@ -182,7 +182,6 @@ async def test_an_answer_counts_even_if_its_text_never_ends(tmp_path: Path) -> N
 
 
 async def test_no_answer_in_time_and_no_connection_in_time_are_told_apart() -> None:
-
     async with misbehaving(read_all_and_wait) as (url, _):
         caller = WebhookCaller(
             timeout_seconds=0.05, connect_timeout_seconds=30, private_allowed=True

@@ -109,7 +109,6 @@ def shipped(text: str, chat: str) -> JobDraft:
 async def test_jobs_become_messages_in_order_and_once_though_answers_are_lost(
     opened: Any, tmp_path: Path
 ) -> None:
-
     async with opened() as o, Place.opened(tmp_path / "state") as place:
         front = Front(place.node)
         front.losing = {"parcel 2", "parcel 5"}
@@ -129,7 +128,6 @@ async def test_jobs_become_messages_in_order_and_once_though_answers_are_lost(
 
 
 async def test_a_transport_says_what_its_payloads_are(tmp_path: Path) -> None:
-
     async with (
         embedded_work(tmp_path / "work.db") as o,
         Place.opened(tmp_path / "state") as place,
@@ -164,7 +162,6 @@ async def _none_left(o: Opened) -> bool:
 async def test_a_dead_letter_that_was_stored_after_all_adds_nothing_when_it_is_replayed(
     opened: Any, tmp_path: Path
 ) -> None:
-
     async with opened() as o, Place.opened(tmp_path / "state") as place:
         front, policies = Front(place.node), SOON.with_type("Shipped", retry=False)
         front.losing = {"parcel"}
@@ -187,7 +184,6 @@ async def test_a_dead_letter_that_was_stored_after_all_adds_nothing_when_it_is_r
 async def test_what_a_chat_refuses_is_a_dead_letter_and_a_bad_credential_waits(
     opened: Any, tmp_path: Path
 ) -> None:
-
     async with opened() as o, Place.opened(tmp_path / "state") as place:
         drafts = [
             shipped("to nobody", "chat_unknown"),

@@ -143,7 +143,6 @@ async def _ask_postgres(connection: Any, sql: str) -> Any:
 async def test_sixty_jobs_of_a_killed_worker_are_done_in_eight_rounds(
     engine: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-
     async with site(engine, request, tmp_path) as place:
         gates = [tmp_path / f"gate{n}" for n in range(60)]
         seqs = await place.enqueue(

@@ -21,7 +21,6 @@ from holdfast.work.outbox import enqueue
 
 
 async def test_only_a_sleeper_is_notified(postgres_server: Server) -> None:
-
     async with postgres_work(postgres_server.url) as o:
         heard: list[str] = []
         connection = await asyncpg.connect(postgres_server.url)
@@ -44,7 +43,6 @@ async def test_only_a_sleeper_is_notified(postgres_server: Server) -> None:
 
 
 async def test_a_sleeping_worker_wakes_at_the_commit(postgres_server: Server) -> None:
-
     async with postgres_work(postgres_server.url) as o:
         hand = await Hand.join(o.store)
         assert await hand.session.wait(20), "it listens now, and looks for what came before it did"
@@ -56,7 +54,6 @@ async def test_a_sleeping_worker_wakes_at_the_commit(postgres_server: Server) ->
 
 
 async def test_session_without_confirmed_heartbeats_starts_nothing(postgres_server: Server) -> None:
-
     async with postgres_work(postgres_server.url) as o:
         hand = await Hand.join(o.store)
         session: Any = hand.session
@@ -70,7 +67,6 @@ async def test_session_without_confirmed_heartbeats_starts_nothing(postgres_serv
 
 
 async def test_a_given_partition_is_free_and_keeps_its_jobs(postgres_server: Server) -> None:
-
     async with postgres_work(postgres_server.url) as o:
         first, second = await Hand.join(o.store, "first"), await Hand.join(o.store, "second")
         (seq,) = await o.store.enqueue([draft()])
@@ -83,7 +79,6 @@ async def test_a_given_partition_is_free_and_keeps_its_jobs(postgres_server: Ser
 
 
 async def test_the_inbox_forgets_after_seven_days(postgres_server: Server) -> None:
-
     async with postgres_work(postgres_server.url) as o:
         shop = JobDraft("Order", b"{}", source="shop", source_id="1")
         assert (await o.store.enqueue([shop]))[0] > 0
@@ -102,7 +97,6 @@ async def test_the_inbox_forgets_after_seven_days(postgres_server: Server) -> No
 async def test_children_of_a_locked_stream_wait_without_holding_up_the_worker(
     postgres_server: Server,
 ) -> None:
-
     from holdfast.work.contract import Child
 
     async with postgres_work(postgres_server.url) as o:
@@ -147,7 +141,6 @@ async def test_session_with_short_waits_is_woken_by_new_jobs(
 async def test_a_late_transaction_with_more_jobs_than_there_is_room_for_is_read_in_pieces(
     postgres_server: Server,
 ) -> None:
-
     async with postgres_work(postgres_server.url) as o:
         connection = await asyncpg.connect(postgres_server.url)
         transaction = connection.transaction()
@@ -204,7 +197,6 @@ async def test_who_enqueues_while_a_worker_falls_asleep_is_looked_for_soon(
 async def test_a_backlog_of_a_partition_that_was_given_away_is_not_handed_out(
     postgres_server: Server,
 ) -> None:
-
     async with postgres_work(postgres_server.url) as o:
         seqs = await o.store.enqueue([draft("deep") for _ in range(4)])
         first, second = await Hand.join(o.store, "first"), await Hand.join(o.store, "second")
@@ -313,7 +305,6 @@ async def test_claiming_and_running_write_nothing_and_a_held_job_is_marked_once(
 async def test_a_transaction_may_enqueue_for_more_streams_than_the_server_has_locks(
     postgres_server: Server,
 ) -> None:
-
     async with postgres_work(postgres_server.url) as o:
         seqs = await o.store.enqueue([draft(f"s{number}") for number in range(20_000)])
         assert len(set(seqs)) == 20_000
@@ -345,7 +336,6 @@ async def test_sequences_are_drawn_one_by_one_after_the_transactions_id(
 async def test_a_retry_is_due_by_the_databases_clock(
     postgres_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-
     async with postgres_work(postgres_server.url) as o:
         (seq,) = await o.store.enqueue([draft()])
         hand = await Hand.join(o.store)
@@ -361,7 +351,6 @@ async def test_a_retry_is_due_by_the_databases_clock(
 
 
 async def test_a_partition_is_not_taken_from_an_owner_who_lives(postgres_server: Server) -> None:
-
     async with postgres_work(postgres_server.url) as o:
         owner = await Hand.join(o.store, "owner")
         (seq,) = await o.store.enqueue([draft()])

@@ -29,7 +29,6 @@ from holdfast.verify.checkers.jobs import (
     Ran,
     effects_once_in_order,
 )
-from holdfast.work import job
 from holdfast.work.handlers import Context, Handlers
 from holdfast.work.inspection import Query
 from holdfast.work.job import Policies, Stage, State
@@ -56,7 +55,7 @@ CALLS = (
 SETTINGS = WorkerSettings(
     concurrency=8, balance_seconds=0.1, poll_max_seconds=0.05, drain_seconds=10, jobs_max=32
 )
-POLICIES = Policies().with_type(
+POLICIES = Policies(store_retry_seconds=0.05).with_type(
     "Deed", strikes_max=1000, base_seconds=0.01, cap_seconds=0.05, feeds_breaker=False
 )
 
@@ -171,12 +170,6 @@ class World:
         assert verdict.ok, verdict
 
 
-@pytest.fixture(autouse=True)
-def short_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One step in ten fails here, and each would hold up its stream for a second."""
-    monkeypatch.setattr(job, "STORE_RETRY_SECONDS", 0.05)
-
-
 @asynccontextmanager
 async def lossy_world(server: Server, plan: FaultPlan) -> AsyncIterator[World]:
     """A world whose calls meet the faults of the plan; judged at the end."""
@@ -191,7 +184,6 @@ async def lossy_world(server: Server, plan: FaultPlan) -> AsyncIterator[World]:
 async def test_a_call_that_fails_or_whose_answer_is_lost_leaves_no_stream_behind(
     postgres_server: Server, call: str, fault: Fault
 ) -> None:
-
     plan = FaultPlan(random.Random(1), script={call: [fault]})
     async with lossy_world(postgres_server, plan) as world:
         await world.enqueue(60)
@@ -210,7 +202,6 @@ async def test_a_call_that_fails_or_whose_answer_is_lost_leaves_no_stream_behind
 async def test_who_leaves_reports_what_it_did_though_nothing_else_can_be_asked(
     postgres_server: Server,
 ) -> None:
-
     plan = FaultPlan(random.Random(1), odds={})
     async with lossy_world(postgres_server, plan) as world:
         async with world.worker():
@@ -228,7 +219,6 @@ async def test_who_leaves_reports_what_it_did_though_nothing_else_can_be_asked(
 async def test_workers_come_and_go_while_answers_are_lost(
     postgres_server: Server, seed: int
 ) -> None:
-
     rng = random.Random(seed)
     odds = Odds(fail=0.08, lost_reply=0.08, delay=0.1, seconds_max=0.05)
     plan = FaultPlan(rng, odds=dict.fromkeys(CALLS, odds))

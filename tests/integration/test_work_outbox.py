@@ -33,7 +33,6 @@ async def stored(store: Any) -> list[bytes]:
 
 
 async def test_asyncpg_commits_or_rolls_back_the_job_with_the_data(postgres_server: Server) -> None:
-
     async with postgres_work(postgres_server.url) as o:
         connection = await asyncpg.connect(postgres_server.url)
         async with connection.transaction():
@@ -53,7 +52,6 @@ async def test_asyncpg_commits_or_rolls_back_the_job_with_the_data(postgres_serv
 async def test_psycopg_commits_or_rolls_back_the_job_with_the_data(
     postgres_server: Server, rows: Any
 ) -> None:
-
     async with postgres_work(postgres_server.url) as o:
         connection = await psycopg.AsyncConnection.connect(postgres_server.url, row_factory=rows)
         await enqueue(connection, draft(payload=b"async"), draft(None, payload=b"two"))
@@ -71,7 +69,6 @@ async def test_psycopg_commits_or_rolls_back_the_job_with_the_data(
 async def test_sqlalchemy_commits_or_rolls_back_the_job_with_the_data(
     postgres_server: Server, driver: str
 ) -> None:
-
     async with postgres_work(postgres_server.url) as o:
         engine = create_async_engine(
             postgres_server.url.replace("postgresql:", f"postgresql+{driver}:")
@@ -87,7 +84,6 @@ async def test_sqlalchemy_commits_or_rolls_back_the_job_with_the_data(
 
 
 async def test_an_unknown_kind_of_connection_is_refused() -> None:
-
     with pytest.raises(BadSetting, match="asyncpg, psycopg, SQLAlchemy or apsw"):
         await enqueue(object(), draft())
 
@@ -95,7 +91,6 @@ async def test_an_unknown_kind_of_connection_is_refused() -> None:
 async def test_two_producers_of_one_stream_are_serialised_and_others_are_not(
     postgres_server: Server,
 ) -> None:
-
     async with postgres_work(postgres_server.url) as o:
         first, second = [await asyncpg.connect(postgres_server.url) for _ in range(2)]
         transaction = first.transaction()
@@ -120,7 +115,6 @@ async def test_two_producers_of_one_stream_are_serialised_and_others_are_not(
 async def test_an_inbox_message_is_received_once_whoever_repeats_it(
     postgres_server: Server,
 ) -> None:
-
     async with postgres_work(postgres_server.url) as o:
         connections = [await asyncpg.connect(postgres_server.url) for _ in range(5)]
 
@@ -139,7 +133,6 @@ async def test_an_inbox_message_is_received_once_whoever_repeats_it(
 
 
 async def test_a_schema_of_a_newer_program_is_refused(postgres_server: Server) -> None:
-
     async with postgres_work(postgres_server.url) as o:
         connection = await asyncpg.connect(postgres_server.url)
         await connection.execute("UPDATE holdfast_work.version SET number = 99")
@@ -166,18 +159,15 @@ def test_a_server_that_is_away_is_unavailable() -> None:
         asyncio.run(PostgresWork.open("postgresql://postgres@127.0.0.1:1/postgres"))
 
 
-def test_a_server_that_does_not_answer_is_told_from_one_that_refuses(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("holdfast.work.postgres.store.CONNECT_SECONDS_MAX", 0.05)
+async def test_server_that_does_not_answer_is_unavailable_with_a_timeout() -> None:
     silent = socket.create_server(("127.0.0.1", 0))
-    away = pytest.raises(Unavailable, match="cannot connect to PostgreSQL: TimeoutError")
-    with silent, away:
-        asyncio.run(PostgresWork.open(f"postgresql://x@127.0.0.1:{silent.getsockname()[1]}/x"))
+    timeout = pytest.raises(Unavailable, match="cannot connect to PostgreSQL: TimeoutError")
+    with silent, timeout:
+        url = f"postgresql://x@127.0.0.1:{silent.getsockname()[1]}/x"
+        await PostgresWork.open(url, connect_seconds_max=0.05)
 
 
 async def test_many_processes_may_migrate_at_once(postgres_server: Server) -> None:
-
     connection = await asyncpg.connect(postgres_server.url)
     await connection.execute("DROP SCHEMA IF EXISTS holdfast_work CASCADE")
     stores = await asyncio.gather(*(PostgresWork.open(postgres_server.url) for _ in range(4)))
@@ -188,7 +178,6 @@ async def test_many_processes_may_migrate_at_once(postgres_server: Server) -> No
 
 
 async def test_a_worker_outlives_the_loss_of_its_connections(postgres_server: Server) -> None:
-
     from holdfast.work.handlers import Context, Handlers
     from holdfast.work.worker import Worker, WorkerSettings
 

@@ -25,7 +25,6 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 async def test_a_job_is_stored_with_the_callers_data_or_not_at_all(opened: Any) -> None:
-
     async with opened() as o:
         store: Any = o.store
         hand = await Hand.join(store)
@@ -46,7 +45,6 @@ async def test_a_job_is_stored_with_the_callers_data_or_not_at_all(opened: Any) 
 
 
 async def test_a_message_from_outside_is_stored_once(opened: Any) -> None:
-
     async with opened() as o:
         store: Any = o.store
         async with store.transaction() as db:
@@ -57,7 +55,6 @@ async def test_a_message_from_outside_is_stored_once(opened: Any) -> None:
 
 
 async def test_a_waiting_worker_is_woken_by_the_commit(opened: Any) -> None:
-
     async with opened() as o:
         store: Any = o.store
         hand = await Hand.join(store)
@@ -71,7 +68,6 @@ async def test_a_waiting_worker_is_woken_by_the_commit(opened: Any) -> None:
 async def test_who_asks_for_something_else_inside_is_told_and_does_not_wait_for_himself(
     opened: Any,
 ) -> None:
-
     async with opened() as o:
         store: Any = o.store
         with pytest.raises(BadSetting, match="use its connection"):
@@ -85,7 +81,6 @@ async def test_who_asks_for_something_else_inside_is_told_and_does_not_wait_for_
 
 
 async def test_a_producer_that_closes_the_lent_connection_harms_only_itself(tmp_path: Path) -> None:
-
     async with embedded_work(tmp_path / "app.db") as o:
         store: Any = o.store
         with pytest.raises(apsw.ConnectionClosedError):
@@ -102,7 +97,6 @@ async def test_a_producer_that_closes_the_lent_connection_harms_only_itself(tmp_
 
 @pytest.mark.parametrize("ending", ["ROLLBACK", "COMMIT", "ROLLBACK; BEGIN", "COMMIT; BEGIN"])
 async def test_a_producer_that_ends_the_lent_transaction_is_told(opened: Any, ending: str) -> None:
-
     async with opened() as o:
         store: Any = o.store
         with pytest.raises(TransactionEnded, match="leave that to the block"):

@@ -51,7 +51,6 @@ async def held(server: Server, *streams: str) -> AsyncIterator[Any]:
 async def test_producers_of_other_streams_go_on_while_a_transaction_stays_open(
     postgres_server: Server, per_call: int
 ) -> None:
-
     async with postgres_work(postgres_server.url) as o, held(postgres_server, HELD):
         async with asyncio.timeout(4), connections(postgres_server, 4) as producers:
 
@@ -171,7 +170,6 @@ async def test_as_many_transactions_as_there_are_connections_may_hold_64_streams
 async def test_only_the_children_of_a_locked_stream_are_put_off_however_many_there_are(
     postgres_server: Server,
 ) -> None:
-
     async with postgres_work(postgres_server.url) as o:
         parents = await o.store.enqueue([draft(None) for _ in range(200)])
         hand = await Hand.join(o.store)
@@ -222,7 +220,6 @@ async def test_streams_are_locked_from_the_lowest_whatever_the_order_of_the_jobs
 async def test_of_two_transactions_that_enqueue_twice_one_may_be_aborted_and_can_be_repeated(
     postgres_server: Server,
 ) -> None:
-
     async with (
         postgres_work(postgres_server.url) as o,
         connections(postgres_server, 2) as producers,

@@ -54,7 +54,6 @@ async def _prepared(urls: dict[str, str]) -> None:
 async def test_the_three_roles_of_the_guide_are_enough_for_their_work(
     postgres_server: Server,
 ) -> None:
-
     async with database(postgres_server) as urls:
         with pytest.raises(BadSetting, match="permission denied for database app: see the roles"):
             await PostgresWork.open(urls["jobs_worker"])
@@ -124,7 +123,6 @@ FORBIDDEN = {
 
 
 async def test_no_role_can_do_more_than_its_work(postgres_server: Server) -> None:
-
     async with database(postgres_server) as urls:
         await _prepared(urls)
         for role, statements in FORBIDDEN.items():
@@ -159,7 +157,6 @@ async def _only_the_granted_may_enqueue(urls: dict[str, str]) -> None:
 
 
 async def test_a_worker_that_finds_an_old_schema_says_who_can_help(postgres_server: Server) -> None:
-
     async with database(postgres_server) as urls:
         await _prepared(urls)
         owner = await asyncpg.connect(urls["jobs_owner"])
@@ -172,7 +169,6 @@ async def test_a_worker_that_finds_an_old_schema_says_who_can_help(postgres_serv
 async def test_a_worker_opens_no_more_connections_than_the_guide_says(
     postgres_server: Server,
 ) -> None:
-
     async with database(postgres_server) as urls:
         await _prepared(urls)
         store = await PostgresWork.open(urls["jobs_worker"], connections_max=3)

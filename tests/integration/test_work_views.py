@@ -142,7 +142,6 @@ def filled(query: str, names: dict[str, Any]) -> str:
 
 @pytest.mark.covers("003 the ten queries")
 async def test_the_ten_queries_on_postgresql(postgres_server: Server) -> None:
-
     async with postgres_work(postgres_server.url) as o:
         connection = await asyncpg.connect(postgres_server.url)
         await connection.execute("SET search_path = holdfast_work")
@@ -181,7 +180,6 @@ async def test_nine_of_the_ten_queries_on_sqlite_and_the_backlog_with_the_time_w
 async def test_a_payload_that_is_no_text_does_not_make_the_views_unreadable(
     postgres_server: Server,
 ) -> None:
-
     async with postgres_work(postgres_server.url) as o:
         await o.store.enqueue(
             [draft(payload=b"plain"), draft(payload=b"\xff\x00\x01"), draft(payload=b"")]

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from work_rigs import Hand, Opened, draft, embedded_work, postgres_work, until
 
-from holdfast.work import watchdog
 from holdfast.work.contract import Report
 from holdfast.work.handlers import Context, Handlers
 from holdfast.work.inspection import Query
@@ -160,17 +159,16 @@ async def test_the_third_process_that_a_job_ends_makes_it_poison() -> None:
     assert reasons == {1: Reason.TIMEOUT_EXCEEDED, 2: Reason.POISON_MESSAGE}
 
 
-async def test_a_busy_loop_that_ticks_is_left_alone_and_a_stuck_one_is_ended_though_the_last_words_hang(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(watchdog, "LAST_WORDS_SECONDS_MAX", 0.2)
+async def test_a_busy_loop_that_ticks_is_left_alone_and_a_stuck_one_is_ended_though_the_last_words_hang() -> (
+    None
+):
     ended, said, blocked = list[int](), list[str](), threading.Event()
 
-    def last_words(stack: str) -> None:
+    def report(stack: str) -> None:
         said.append(stack)
         blocked.wait()
 
-    async with Watchdog(0.3, last_words, ended.append).watching():
+    async with Watchdog(0.3, report, ended.append, report_seconds_max=0.2).watching():
         for _ in range(40):
             time.sleep(0.02)  # noqa: ASYNC251 - busy, not stuck
             await asyncio.sleep(0)

@@ -51,7 +51,6 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 async def test_streams_run_side_by_side_each_in_order(opened: Any) -> None:
-
     async with opened() as o:
         handlers, seen, active, most = Handlers(), defaultdict(list), set(), 0
 
@@ -76,7 +75,6 @@ async def test_streams_run_side_by_side_each_in_order(opened: Any) -> None:
 
 
 async def test_a_failed_head_holds_its_stream_until_its_retry_succeeds(opened: Any) -> None:
-
     async with opened() as o:
         handlers, runs = Handlers(), list[tuple[int, int]]()
 
@@ -93,7 +91,6 @@ async def test_a_failed_head_holds_its_stream_until_its_retry_succeeds(opened: A
 
 
 async def test_an_operators_release_lets_followers_run_before_the_head(opened: Any) -> None:
-
     async with opened() as o:
         handlers, done = Handlers(), list[int]()
 
@@ -115,7 +112,6 @@ async def test_an_operators_release_lets_followers_run_before_the_head(opened: A
 
 
 async def test_a_handler_that_fails_can_let_named_followers_pass(opened: Any) -> None:
-
     async with opened() as o:
         handlers, seqs, done = Handlers(), list[int](), list[int]()
 
@@ -146,7 +142,6 @@ async def _held(o: Opened, count: int) -> bool:
 async def test_a_job_that_is_parked_and_reset_while_it_runs_does_not_stop_its_stream(
     opened: Any,
 ) -> None:
-
     async with opened() as o:
         handlers, done, second, repaired = Handlers(), list[int](), asyncio.Event(), asyncio.Event()
 
@@ -176,7 +171,6 @@ async def _ready_again(o: Opened, seq: int) -> bool:
 
 
 async def test_a_completed_step_is_not_repeated(opened: Any) -> None:
-
     async with opened() as o:
         handlers, steps = Handlers(), list[str]()
 
@@ -204,7 +198,6 @@ async def test_a_completed_step_is_not_repeated(opened: Any) -> None:
 async def test_a_failure_of_the_job_store_itself_costs_a_second_and_no_strike_and_opens_no_breaker(
     postgres_server: Server,
 ) -> None:
-
     async with postgres_work(postgres_server.url) as o:
         handlers, done = Handlers(), list[int]()
 
@@ -288,7 +281,6 @@ async def test_a_handler_that_swallows_every_cancellation_cannot_hold_up_the_sto
 async def test_each_stuck_handler_beyond_the_bound_costs_a_runner_and_its_end_gives_it_back(
     opened: Any,
 ) -> None:
-
     async with opened() as o:
         handlers, release, done = Handlers(), asyncio.Event(), list[int]()
 
@@ -314,7 +306,6 @@ async def test_each_stuck_handler_beyond_the_bound_costs_a_runner_and_its_end_gi
 async def test_a_refused_report_is_isolated_and_all_others_of_its_round_trip_go_through(
     opened: Any,
 ) -> None:
-
     async with opened() as o:
         handlers, ready, later = Handlers(), asyncio.Barrier(8), list[str]()
 
@@ -349,7 +340,6 @@ async def test_a_refused_report_is_isolated_and_all_others_of_its_round_trip_go_
 async def test_handlers_that_hold_all_transactions_can_still_step_and_enqueue(
     postgres_server: Server,
 ) -> None:
-
     async with postgres_work(postgres_server.url) as o:
         handlers, inside, all_inside = Handlers(), 0, asyncio.Event()
 
@@ -385,7 +375,6 @@ async def _waiting_for_retry(o: Opened, count: int) -> bool:
 async def test_effects_in_the_handlers_transaction_happen_exactly_once(
     postgres_server: Server,
 ) -> None:
-
     async with postgres_work(postgres_server.url) as o:
         connection = await asyncpg.connect(postgres_server.url)
         await connection.execute("DROP TABLE IF EXISTS effects; CREATE TABLE effects (n int)")
@@ -409,7 +398,6 @@ async def test_effects_in_the_handlers_transaction_happen_exactly_once(
 async def test_a_handler_that_swallows_its_deadline_is_late_all_the_same_and_harms_no_later_job(
     opened: Any,
 ) -> None:
-
     async with opened() as o:
         handlers, done = Handlers(), list[int]()
 
@@ -435,7 +423,6 @@ async def test_a_handler_that_swallows_its_deadline_is_late_all_the_same_and_har
 
 
 async def test_a_run_beyond_its_deadline_is_cancelled_and_fails_as_a_timeout(opened: Any) -> None:
-
     async with opened() as o:
         handlers = Handlers()
 
@@ -456,7 +443,6 @@ async def _failed(o: Opened) -> bool:
 
 
 async def test_unknown_types_and_undecodable_payloads_are_recorded_failures(opened: Any) -> None:
-
     async with opened() as o:
         handlers = Handlers()
 
@@ -480,7 +466,6 @@ async def _dead(o: Opened) -> bool:
 
 
 async def test_an_open_breaker_puts_off_its_type_and_harms_no_stream(opened: Any) -> None:
-
     async with opened() as o:
         handlers, calls, away = Handlers(), list[str](), True
 
@@ -509,7 +494,6 @@ async def test_an_open_breaker_puts_off_its_type_and_harms_no_stream(opened: Any
 
 
 async def test_an_open_type_is_left_alone_but_for_its_probes(opened: Any) -> None:
-
     async with opened() as o:
         handlers, runs, put_off, join = Handlers(), 0, list[int](), o.store.join
 
@@ -555,7 +539,6 @@ async def _no_breaker(o: Opened) -> bool:
 
 
 async def test_children_are_enqueued_with_the_success_of_their_parent(opened: Any) -> None:
-
     async with opened() as o:
         handlers, mails = Handlers(), list[int]()
 
@@ -582,7 +565,6 @@ async def test_children_are_enqueued_with_the_success_of_their_parent(opened: An
 async def test_a_parent_waits_longer_and_longer_for_the_lane_of_its_child(
     postgres_server: Server,
 ) -> None:
-
     async with postgres_work(postgres_server.url) as o:
         handlers, calls, refused = Handlers(), 0, list[tuple[float, int]]()
         clock = asyncio.get_running_loop().time
@@ -630,7 +612,6 @@ async def test_a_parent_waits_longer_and_longer_for_the_lane_of_its_child(
 async def test_a_job_without_a_handler_goes_where_its_destination_says_in_order_and_is_retried(
     opened: Any,
 ) -> None:
-
     async with opened() as o:
         handlers, sent = Handlers(), list[tuple[str, bytes, int]]()
 
@@ -661,7 +642,6 @@ async def _was_tried(o: Opened, seq: int) -> bool:
 
 
 async def test_a_child_from_outside_is_refused_and_not_stored_without_its_id(opened: Any) -> None:
-
     async with opened() as o:
         handlers = Handlers()
 
@@ -677,7 +657,6 @@ async def test_a_child_from_outside_is_refused_and_not_stored_without_its_id(ope
 
 
 async def test_a_stopping_worker_ends_what_runs_and_hands_back_the_rest(opened: Any) -> None:
-
     async with opened() as o:
         handlers, started, finished, go = Handlers(), asyncio.Event(), list[int](), asyncio.Event()
 
@@ -700,7 +679,6 @@ async def test_a_stopping_worker_ends_what_runs_and_hands_back_the_rest(opened: 
 
 
 async def test_defect_ends_the_session_and_not_the_worker(opened: Any) -> None:
-
     async with opened() as o:
         handlers, done = Handlers(), list[int]()
 
@@ -730,7 +708,6 @@ async def test_defect_ends_the_session_and_not_the_worker(opened: Any) -> None:
 
 @pytest.mark.parametrize("ends", ["transaction", "step"])
 async def test_a_job_that_is_buried_while_it_runs_ends_no_other_run(opened: Any, ends: str) -> None:
-
     async with opened() as o:
         handlers, go, starts, after = Handlers(), asyncio.Event(), list[int](), list[int]()
 
@@ -766,7 +743,6 @@ async def test_a_job_that_is_buried_while_it_runs_ends_no_other_run(opened: Any,
 async def test_a_job_ends_once_and_what_its_handler_does_after_that_harms_nobody(
     opened: Any,
 ) -> None:
-
     async with opened() as o:
         handlers, go, starts, refused = Handlers(), asyncio.Event(), list[int](), list[str]()
 
@@ -812,7 +788,6 @@ class Untellable(Exception):
 
 
 async def test_a_failure_that_cannot_be_judged_is_a_failure_of_that_job_only(opened: Any) -> None:
-
     async with opened() as o:
         handlers, go, starts = Handlers(), asyncio.Event(), list[int]()
 
@@ -851,7 +826,6 @@ async def _left(o: Opened, count: int) -> bool:
 
 
 async def test_a_deep_stream_and_a_parked_stream_do_not_stop_the_others(opened: Any) -> None:
-
     async with opened() as o:
         handlers, done = Handlers(), defaultdict(list)
 
@@ -910,7 +884,6 @@ async def test_what_a_worker_left_half_held_goes_on_in_order_with_another_that_h
 async def test_streams_that_stand_still_keep_no_other_waiting_and_their_followers_are_not_in_flight(
     opened: Any,
 ) -> None:
-
     async with opened() as o:
         handlers, go, done, running = Handlers(), asyncio.Event(), 0, set[int]()
 
@@ -950,7 +923,6 @@ async def test_streams_that_stand_still_keep_no_other_waiting_and_their_follower
 
 
 async def test_a_new_job_need_not_wait_for_the_poll_while_another_runs_long(opened: Any) -> None:
-
     async with opened() as o:
         handlers, started, over, warm = (
             Handlers(),

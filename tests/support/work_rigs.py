@@ -16,6 +16,7 @@ import pytest
 
 from holdfast.clock import SystemClock
 from holdfast.work.contract import (
+    ACTS_KEPT_MAX,
     Claimed,
     ClaimRequest,
     Failed,
@@ -48,7 +49,7 @@ class Opened:
     """End a session as a crash would: nothing is reported, the lease runs out."""
 
 
-Opener = Callable[[], Any]
+Opener = Callable[..., Any]
 WORK_STORES = ("memory", "sqlite", "postgres")
 
 
@@ -57,22 +58,21 @@ def opener_of(request: pytest.FixtureRequest, folder: Path) -> Opener:
     asked for.
     """
     if request.param == "memory":
-        return lambda: embedded_work(None)
+        return lambda **options: embedded_work(None, **options)
     if request.param == "sqlite":
-        return lambda: embedded_work(folder / "work.db")
+        return lambda **options: embedded_work(folder / "work.db", **options)
     server = request.getfixturevalue("postgres_server")
-    return lambda: postgres_work(server.url)
+    return lambda **options: postgres_work(server.url, **options)
 
 
 @asynccontextmanager
-async def postgres_work(url: str, **session: float):  # type: ignore[no-untyped-def]
+async def postgres_work(url: str, acts_kept_max: int = ACTS_KEPT_MAX, **session: float):  # type: ignore[no-untyped-def]
     from holdfast.work.postgres import PostgresWork, WorkerSessionSettings
 
     connection = await asyncpg.connect(url)
     await connection.execute("DROP SCHEMA IF EXISTS holdfast_work CASCADE")
-    store = await PostgresWork.open(
-        url, session_settings=WorkerSessionSettings(**{**QUICK, **session})
-    )
+    settings = WorkerSessionSettings(**{**QUICK, **session})
+    store = await PostgresWork.open(url, session_settings=settings, acts_kept_max=acts_kept_max)
 
     sessions: list[Any] = []
     join = store.join
@@ -127,9 +127,13 @@ class ShiftedClock(SystemClock):
 
 
 @asynccontextmanager
-async def embedded_work(path: Path | None):  # type: ignore[no-untyped-def]
+async def embedded_work(path: Path | None, acts_kept_max: int = ACTS_KEPT_MAX):  # type: ignore[no-untyped-def]
     clock = ShiftedClock()
-    store = MemoryWork(clock) if path is None else await SqliteWork.open(path, clock)
+    store = (
+        MemoryWork(clock, acts_kept_max=acts_kept_max)
+        if path is None
+        else await SqliteWork.open(path, clock, acts_kept_max=acts_kept_max)
+    )
 
     async def pass_time(seconds: float) -> None:
         clock.ahead += seconds

@@ -47,7 +47,6 @@ async def in_trouble(jobs: MemoryWork) -> tuple[Hand, list[int]]:
 
 
 async def test_an_operator_sees_what_waits_and_why(tmp_path: Path) -> None:
-
     async with served(tmp_path) as (rest, jobs):
         _, seqs = await in_trouble(jobs)
         key = rest.admin_key("jobs:read")
@@ -75,7 +74,6 @@ async def test_an_operator_sees_what_waits_and_why(tmp_path: Path) -> None:
 
 
 async def test_the_acts_that_repair_it_are_recorded_with_who_and_why(tmp_path: Path) -> None:
-
     async with served(tmp_path) as (rest, jobs):
         hand, seqs = await in_trouble(jobs)
         key = rest.admin_key("jobs:read", "jobs:write")
@@ -128,7 +126,6 @@ async def test_the_acts_that_repair_it_are_recorded_with_who_and_why(tmp_path: P
 
 
 async def test_an_act_on_nothing_is_refused(tmp_path: Path) -> None:
-
     async with served(tmp_path) as (rest, jobs):
         key = rest.admin_key("jobs:write")
         for verb, body in (
@@ -178,7 +175,6 @@ async def test_who_reads_jobs_reads_no_message_of_a_webhook(tmp_path: Path) -> N
 
 
 async def test_webhook_endpoints_are_managed_and_tested(tmp_path: Path) -> None:
-
     async with served(tmp_path) as (rest, jobs):
         key = rest.admin_key("webhooks:write")
         new = {"url": "https://example.com/hook", "tenant": "acme", "reason": "the shop wants it"}

@@ -39,9 +39,6 @@ ERROR_BYTES_MAX = 4 << 10
 TRACE_BYTES_MAX = 16 << 10
 DELAY_MAX_SECONDS = 10 * 366 * 86400.0
 """Ten years: the longest delay until a job is due; every store can represent it."""
-STORE_RETRY_SECONDS = 1.0
-"""How long a job waits whose run failed because the job store itself was unavailable.
-"""
 SEQ_MAX = (1 << 63) - 1
 """The greatest sequence a store can keep: 64 bits with a sign."""
 CRASHES_MAX = 3
@@ -286,14 +283,12 @@ class Policy:
             delay = self.cap_seconds
         return delay * (1 + self.jitter * (2 * rng.random() - 1)) if self.jitter else delay
 
-    def for_store_failure(self) -> Policy:
-        """The same job when the job store itself failed: tried again after about a
-        second, for nobody is to blame.
+    def for_store_failure(self, seconds: float) -> Policy:
+        """The same job when the job store itself failed: tried again after this time,
+        without a strike.
         """
         stream = OnFailure.BLOCK if self.stream is OnFailure.PARK else self.stream
-        return Policy(
-            True, STORE_RETRY_SECONDS, 1.0, STORE_RETRY_SECONDS, strike=False, stream=stream
-        )
+        return Policy(True, seconds, 1.0, seconds, strike=False, stream=stream)
 
 
 _STRIKE = Policy()
@@ -324,6 +319,8 @@ class Policies:
 
     by_reason: Mapping[Reason, Policy] = field(default_factory=lambda: DEFAULTS)
     by_type: Mapping[tuple[str, Reason], Policy] = field(default_factory=dict)
+    store_retry_seconds: float = 1.0
+    """How long a job waits whose run failed because the job store was unavailable."""
 
     @classmethod
     def preset(cls, name: str) -> Policies:
@@ -335,6 +332,11 @@ class Policies:
     def lookup(self, job_type: str, reason: Reason) -> Policy:
         return self.by_type.get((job_type, reason)) or self.by_reason[reason]
 
+    def after_store_failure(self, job_type: str) -> Policy:
+        """The policy for a run that failed because the job store was unavailable."""
+        policy = self.lookup(job_type, Reason.DEPENDENCY_FAILURE)
+        return policy.for_store_failure(self.store_retry_seconds)
+
     def with_type(self, job_type: str, reason: Reason | None = None, **changes: object) -> Policies:
         """The same with changed values for one job type, for one reason or for all."""
         reasons = [reason] if reason else list(Reason)
@@ -342,7 +344,7 @@ class Policies:
         for each in reasons:
             policy = self.lookup(job_type, each)
             by_type[job_type, each] = replace(policy, **changes)  # type: ignore[arg-type]
-        return Policies(self.by_reason, by_type)
+        return replace(self, by_type=by_type)
 
 
 @dataclass(frozen=True, slots=True)

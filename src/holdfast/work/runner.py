@@ -285,7 +285,7 @@ class Runner:
         failure, policy = self._judged(job, error)
         if store_failed:
             failure = replace(failure, reason=Reason.DEPENDENCY_FAILURE)
-            policy = self._policies.lookup(job.type, failure.reason).for_store_failure()
+            policy = self._policies.after_store_failure(job.type)
         if policy.feeds_breaker:
             self._breakers.failed(job.type)
         else:

@@ -26,24 +26,26 @@ from holdfast.clock import start_thread, wait_at_most
 
 EXIT_CODE = 70
 """EX_SOFTWARE of sysexits.h: an internal error."""
-LAST_WORDS_SECONDS_MAX = 5.0
-"""How long an ending process may take to record why."""
 _STEPS = 10
 
 
 class Watchdog:
-    """Calls ``last_words`` in another thread with the stack of the loop's thread.
+    """Calls ``on_stuck`` in another thread with the stack of the loop's thread.
 
-    It may block, but has at most LAST_WORDS_SECONDS_MAX.
+    The call records why the process ends. It may block, but has at most
+    ``report_seconds_max``.
     """
 
     def __init__(
         self,
         seconds: float,
-        last_words: Callable[[str], None],
+        on_stuck: Callable[[str], None],
         end: Callable[[int], object] = os._exit,
+        *,
+        report_seconds_max: float = 5.0,
     ) -> None:
-        self._seconds, self._last_words, self._end = seconds, last_words, end
+        self._seconds, self._on_stuck, self._end = seconds, on_stuck, end
+        self._report_seconds_max = report_seconds_max
         self._step = min(1.0, seconds / _STEPS)
         self._ticked = True
         self._stopping = threading.Event()
@@ -58,7 +60,7 @@ class Watchdog:
             yield
         finally:
             self._stopping.set()
-            await wait_at_most(ended, LAST_WORDS_SECONDS_MAX)
+            await wait_at_most(ended, self._report_seconds_max)
 
     def _tick(self) -> None:
         """A timer, not a task: a handler that cancels all tasks is no stuck loop."""
@@ -78,11 +80,11 @@ class Watchdog:
     def _give_up(self) -> None:
         frame = sys._current_frames().get(self._thread_id)
         stack = "".join(traceback.format_stack(frame))
-        speaking = threading.Thread(
-            target=self._speak, args=(stack,), name="holdfast-last-words", daemon=True
+        report = threading.Thread(
+            target=self._report, args=(stack,), name="holdfast-final-report", daemon=True
         )
-        speaking.start()
-        speaking.join(LAST_WORDS_SECONDS_MAX)
+        report.start()
+        report.join(self._report_seconds_max)
         self.end_process()
 
     def end_process(self) -> None:
@@ -91,8 +93,8 @@ class Watchdog:
             sys.stderr.flush()
         self._end(EXIT_CODE)
 
-    def _speak(self, stack: str) -> None:
-        """Record the stacks and the last words, in a thread of its own.
+    def _report(self, stack: str) -> None:
+        """Record the stacks and call ``on_stuck``, in a thread of its own.
 
         The stuck code may hold a lock that is needed here.
         """
@@ -105,7 +107,7 @@ class Watchdog:
             where=stack.rstrip().rpartition("  File ")[2],
         )
         try:
-            self._last_words(stack)
+            self._on_stuck(stack)
         except Exception as error:
             telemetry.log.error(
                 "work.final_report_failed", error=f"{type(error).__name__}: {error}"

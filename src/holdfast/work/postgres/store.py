@@ -40,7 +40,6 @@ from holdfast.work.postgres.session import (
 )
 
 SERVER_VERSION_MIN = 130000
-CONNECT_SECONDS_MAX = 10.0
 MIGRATIONS = migrations("holdfast.work.postgres")
 FUNCTIONS = functions("holdfast.work.postgres")
 SCHEMA_VERSION = len(MIGRATIONS)
@@ -53,12 +52,19 @@ class PostgresWork:
     shared = True
 
     def __init__(
-        self, url: str, pools: Pools, session_settings: WorkerSessionSettings, server: str
+        self,
+        url: str,
+        pools: Pools,
+        session_settings: WorkerSessionSettings,
+        server: str,
+        connect_seconds_max: float,
+        acts_kept_max: int,
     ) -> None:
         self._url = url
         self._pools = pools
         self._session_settings = session_settings
         self._server = server
+        self._connect_seconds_max, self._acts_kept_max = connect_seconds_max, acts_kept_max
         self._clock, self._rng = SystemClock(), random.Random()
         self._preparing = asyncio.Lock()
         self._prepared = asyncio.Event()
@@ -72,6 +78,8 @@ class PostgresWork:
         connections_max: int = 8,
         server: str = "",
         at_once: bool = True,
+        connect_seconds_max: float = 10.0,
+        acts_kept_max: int = ACTS_KEPT_MAX,
     ) -> PostgresWork:
         """Connect and bring the schema up to date.
 
@@ -90,10 +98,10 @@ class PostgresWork:
             "min_size": 0,
             "max_size": connections_max,
             "command_timeout": 60,
-            "timeout": CONNECT_SECONDS_MAX,
+            "timeout": connect_seconds_max,
         }
         pools = Pools(*[await pool(url, settings=idle, **options) for _ in range(2)])
-        store = cls(url, pools, chosen, server)
+        store = cls(url, pools, chosen, server, connect_seconds_max, acts_kept_max)
         if not at_once:
             return store
         try:
@@ -266,7 +274,9 @@ class PostgresWork:
                 connection = await self._pools.calls.acquire()
             try:
                 with translated():
-                    await refuse_shared_sessions(connection, self._url, timeout=CONNECT_SECONDS_MAX)
+                    await refuse_shared_sessions(
+                        connection, self._url, timeout=self._connect_seconds_max
+                    )
                 await migrate(connection)
                 await _claim(connection, self._server)
             finally:
@@ -284,7 +294,8 @@ class PostgresWork:
     ) -> AsyncIterator[_Act]:
         with translated():
             async with self._connection() as connection, connection.transaction():
-                yield _Act(connection, verb, " ".join(map(str, targets))[:1000], by, why)
+                target = " ".join(map(str, targets))[:1000]
+                yield _Act(connection, (verb, target, by, why), self._acts_kept_max)
 
 
 _KEPT_BY_REPLAY = ("stages", "source", "source_id")
@@ -293,9 +304,10 @@ _KEPT_BY_REPLAY = ("stages", "source", "source_id")
 class _Act:
     """An operator's act in its transaction: change, record, and the owners' notice."""
 
-    def __init__(self, connection: Any, verb: str, target: str, by: str, why: str) -> None:
+    def __init__(self, connection: Any, act: tuple[str, str, str, str], kept_max: int) -> None:
         self.connection = connection
-        self._verb, self._target, self._by, self._why = verb, target, by, why
+        self._verb, self._target, self._by, self._why = act
+        self._kept_max = kept_max
 
     async def fetch(self, name: str, *values: Any) -> list[Any]:
         return list(await self.connection.fetch(SQL[name], *values))
@@ -305,7 +317,7 @@ class _Act:
         if not rows:
             raise NotFound(nothing)
         record = (self._verb, self._target, len(rows), self._by, self._why)
-        await self.connection.execute(SQL["record"], *record, ACTS_KEPT_MAX)
+        await self.connection.execute(SQL["record"], *record, self._kept_max)
         partitions = [row["partition"] for row in rows if "partition" in row]
         await self.connection.execute(SQL["tell"], partitions)
         return len(rows)

@@ -16,6 +16,7 @@ from holdfast import telemetry
 from holdfast.clock import Clock, wait_at_most
 from holdfast.errors import BadSetting
 from holdfast.work.contract import (
+    ACTS_KEPT_MAX,
     INBOX_SECONDS,
     Claimed,
     ClaimRequest,
@@ -114,11 +115,18 @@ class EmbeddedWork:
 
     shared = False
 
-    def __init__(self, transact: _Transact, lend: _Lend, read: _Transact, clock: Clock) -> None:
+    def __init__(
+        self,
+        transact: _Transact,
+        lend: _Lend,
+        read: _Transact,
+        clock: Clock,
+        acts_kept_max: int = ACTS_KEPT_MAX,
+    ) -> None:
         borrowing = _Borrowing(transact, lend, read)
         self._transact, self._read = borrowing.transact, borrowing.read
         self._lend = borrowing.lend
-        self._clock = clock
+        self._clock, self._acts_kept_max = clock, acts_kept_max
         self._woken = asyncio.Event()
         self._worker_name: str | None = None
         """The name of the worker that has joined."""
@@ -272,7 +280,10 @@ class EmbeddedWork:
         self, change: Callable[[apsw.Connection], int], act: tuple[str, str, str, str], nothing: str
     ) -> int:
         now = self._clock.now()
-        count = await self._transact(lambda db: verbs.record(db, act, change(db), nothing, now))
+        kept_max = self._acts_kept_max
+        count = await self._transact(
+            lambda db: verbs.record(db, act, change(db), nothing, now, kept_max)
+        )
         self._woken.set()
         return count
 

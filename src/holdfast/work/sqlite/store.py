@@ -23,6 +23,7 @@ from holdfast.drivers.sqlite.database import Handle, SqliteSettings, give_up, op
 from holdfast.drivers.sqlite.file_copy import StateFile
 from holdfast.drivers.sqlite.threads import WorkerThreads
 from holdfast.errors import ServerBusy, Unavailable
+from holdfast.work.contract import ACTS_KEPT_MAX
 from holdfast.work.sqlite.embedded import EmbeddedWork
 from holdfast.work.sqlite.session_lock import SessionLock
 from holdfast.work.sqlite.verbs import MIGRATIONS
@@ -63,9 +64,16 @@ class SqliteWork(EmbeddedWork):
     """
 
     def __init__(
-        self, path: Path, writer: WorkerThreads, reader: WorkerThreads, clock: Clock
+        self,
+        path: Path,
+        writer: WorkerThreads,
+        reader: WorkerThreads,
+        clock: Clock,
+        acts_kept_max: int = ACTS_KEPT_MAX,
     ) -> None:
-        super().__init__(self._transact_in_writer, self._borrowed, self._read_in_reader, clock)
+        super().__init__(
+            self._transact_in_writer, self._borrowed, self._read_in_reader, clock, acts_kept_max
+        )
         self._path, self._writer, self._reader = path, writer, reader
         self._loan: _Loan | None = None
         self._lock = SessionLock(path)
@@ -77,6 +85,8 @@ class SqliteWork(EmbeddedWork):
         clock: Clock | None = None,
         settings: SqliteSettings | None = None,
         vfs: str | None = None,
+        *,
+        acts_kept_max: int = ACTS_KEPT_MAX,
     ) -> SqliteWork:
         """Open or create the file.
 
@@ -89,7 +99,7 @@ class SqliteWork(EmbeddedWork):
         writer = WorkerThreads("work-writer", [handle], chosen.writes_waiting_max, _busy)
         read_handle = Handle(path, chosen, vfs, write=False)
         reader = WorkerThreads("work-reader", [read_handle], chosen.reads_waiting_max, _busy)
-        return cls(path, writer, reader, clock or SystemClock())
+        return cls(path, writer, reader, clock or SystemClock(), acts_kept_max)
 
     def on_joining(self) -> None:
         self._lock.take()
@@ -182,8 +192,9 @@ class SqliteWork(EmbeddedWork):
 class MemoryWork(EmbeddedWork):
     """Jobs in memory, lost with the process. No thread, so virtual time works."""
 
-    def __init__(self, clock: Clock | None = None) -> None:
-        super().__init__(self._inline, self._borrowed, self._inline, clock or SystemClock())
+    def __init__(self, clock: Clock | None = None, *, acts_kept_max: int = ACTS_KEPT_MAX) -> None:
+        chosen = clock or SystemClock()
+        super().__init__(self._inline, self._borrowed, self._inline, chosen, acts_kept_max)
         self._db = apsw.Connection(":memory:")
         self._turn = asyncio.Lock()
         self._loan: object | None = None

@@ -21,7 +21,6 @@ import apsw
 from holdfast.drivers.statements import migrations, statements
 from holdfast.errors import NotFound
 from holdfast.work.contract import (
-    ACTS_KEPT_MAX,
     Claimed,
     ClaimRequest,
     Failed,
@@ -413,13 +412,18 @@ def discard(db: apsw.Connection, conditions: dict[str, Any]) -> int:
 
 
 def record(
-    db: apsw.Connection, act: tuple[str, str, str, str], count: int, nothing: str, now: float
+    db: apsw.Connection,
+    act: tuple[str, str, str, str],
+    count: int,
+    nothing: str,
+    now: float,
+    kept_max: int,
 ) -> int:
     """Record an operator's act and notify the worker; NotFound if it did nothing."""
     if not count:
         raise NotFound(nothing)
     verb, target, by, why = act
     db.execute(SQL["record"], (now, verb, target[:1000], count, by, why))
-    db.execute(SQL["forget_acts"], (ACTS_KEPT_MAX,))
+    db.execute(SQL["forget_acts"], (kept_max,))
     db.execute(SQL["notice"])
     return count
