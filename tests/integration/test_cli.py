@@ -1,6 +1,4 @@
-"""The command line against a real server: every command, and every failure a newcomer
-meets.
-"""
+"""The command line against a real server: every command, and a newcomer's failures."""
 
 from __future__ import annotations
 
@@ -305,9 +303,7 @@ main()
 
 
 def test_a_server_that_answers_can_be_stopped_and_drains(tmp_path: Path) -> None:
-    """Whoever saw that it is ready may stop it at once: that is no start that is cut
-    short any more.
-    """
+    """A server that has reported ready has ended its startup and drains."""
     program = Program(tmp_path / "state")
     stopped = subprocess.run(
         [sys.executable, "-c", STOPPED_AS_SOON_AS_IT_ANSWERS],
@@ -357,7 +353,7 @@ def test_a_direct_chat_is_unique(program: Program) -> None:
     )
 
 
-def test_stranger_is_refused_as_no_member(program: Program, lobby: str) -> None:
+def test_stranger_is_refused(program: Program, lobby: str) -> None:
     assert failed(program.run("chat", "history", lobby, "-u", "mallory"))
     assert "no chat titled" in failed(program.run("chat", "history", "lobby", "-u", "mallory"))
     assert failed(program.run("chat", "open", lobby, "-u", "mallory"))

@@ -61,9 +61,7 @@ def contents(lines: list[str]) -> list[str]:
 
 
 def unsent(program: Program) -> list[str]:
-    """What all windows would find in their files if they were killed now: half a commit
-    does not count.
-    """
+    """What all windows would find in their files if they were killed now."""
     found = []
     with TemporaryDirectory() as folder:
         for file in (program.state_dir / "cli").glob("*.db"):
@@ -116,7 +114,8 @@ def test_lines_typed_while_the_server_is_down_are_sent_after_a_restart(
     server.kill()
     server.wait()
     eventually(
-        lambda: any(state.startswith("-- offline") for state in alice.states), "the loss to be told"
+        lambda: any(state.startswith("-- offline") for state in alice.states),
+        "the loss to be reported",
     )
     alice.type("into the dark")
     eventually(lambda: "into the dark" in unsent(program), "the outbox on disk")
@@ -180,7 +179,7 @@ def test_damaged_file_of_a_window_is_reported_and_the_chat_opens(
     damaged.write_bytes(b"no database" * 1000)
     talked = serving.run("chat", "open", chat_id, "-u", "alice")
     assert talked.returncode == 0
-    assert f"{damaged} is damaged" in talked.stderr and "move it away" in talked.stderr
+    assert f"{damaged} is damaged" in talked.stderr and "move it aside" in talked.stderr
 
 
 def leave_in_another_window(program: Program, chat_id: str, *contents: str) -> Path:
@@ -306,8 +305,11 @@ def test_input_after_the_end_of_the_chat_is_ignored(lines: int) -> None:
     """The thread that reads it may wait for room, or for more."""
     done = subprocess.run(
         [sys.executable, "-c", INPUT_AFTER_THE_END, str(lines)],
-        env={"PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True, timeout=PATIENCE_SECONDS,
-    )  # fmt: skip
+        env={"PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -421,9 +423,7 @@ def test_text_pasted_while_the_server_is_down_is_kept_and_the_user_can_leave(
 
 @contextmanager
 def pseudo_terminal(program: Program, chat_id: str) -> Iterator[tuple[int, int]]:
-    """``chat open`` of Alice where it believes to be at a terminal: its process and the
-    terminal's other end.
-    """
+    """``chat open`` of Alice on a pseudo-terminal: the process, and the other end."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ.update(program.environment)

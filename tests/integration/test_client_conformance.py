@@ -1,6 +1,4 @@
-"""The Python client passes the conformance suite, over real sockets and a real state
-file.
-"""
+"""The Python client passes the conformance suite: real sockets, a real state file."""
 
 from __future__ import annotations
 
@@ -149,9 +147,7 @@ def test_program_that_reads_json_lines_is_driven_and_judged() -> None:
 
 
 def test_client_that_handles_replies_late_is_found_every_time() -> None:
-    """It shows duplicates or a wrong order only where an answer and a push arrive in
-    one piece.
-    """
+    """It fails only where a reply and a push arrive in one piece."""
     late = str(ROOT / "tests/support/late_client.py")
     apart = conformance(
         "--scenario", "rotation", "--scenario", "duplicate_pushes", "--", sys.executable, late

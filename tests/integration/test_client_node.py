@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,27 +66,20 @@ class World:
         return str((await self.ask(members[0], "POST", "/v1/chats", body))["chat"]["chat_id"])
 
 
-def served(
-    tmp_path: Path,
-    scenario: Callable[[World], Awaitable[None]],
-    changes: Mapping[str, float] | None = None,
-) -> None:
-    """A node with heartbeats far apart, unless ``changes`` say else, so that what waits
-    for one is too late.
-    """
-
-    async def main() -> None:
-        server = {
-            "server.port": 0,
-            "server.state_dir": str(tmp_path / "state"),
-            "server.log_level": "error",
-        }
-        rare = {"gateway.timeouts.heartbeat_interval_seconds": 600}
-        settings = load(None, {}, {**server, **rare, **(changes or {})})
-        async with asyncio.timeout(100), running(settings) as node:
-            await scenario(World(node))
-
-    asyncio.run(main())
+@asynccontextmanager
+async def served(
+    tmp_path: Path, changes: Mapping[str, float] | None = None
+) -> AsyncIterator[World]:
+    """A node with rare heartbeats, so that no test passes only because one came."""
+    server = {
+        "server.port": 0,
+        "server.state_dir": str(tmp_path / "state"),
+        "server.log_level": "error",
+    }
+    rare = {"gateway.timeouts.heartbeat_interval_seconds": 600}
+    settings = load(None, {}, {**server, **rare, **(changes or {})})
+    async with asyncio.timeout(100), running(settings) as node:
+        yield World(node)
 
 
 async def next_of(client: Client, kind: type[ClientEvent], count: int = 1) -> list[Any]:
@@ -98,8 +92,8 @@ async def next_of(client: Client, kind: type[ClientEvent], count: int = 1) -> li
     return found
 
 
-def test_two_people_talk_in_one_order(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_two_people_talk_in_one_order(tmp_path: Path) -> None:
+    async with served(tmp_path) as world:
         chat_id = await world.chat("alice", "bob")
         async with world.client("alice") as alice, world.client("bob") as bob:
             await asyncio.gather(alice.connected(), bob.connected())
@@ -112,11 +106,9 @@ def test_two_people_talk_in_one_order(tmp_path: Path) -> None:
             assert heard_by_alice == heard_by_bob
             assert [message.sequence for message in heard_by_alice] == list(range(1, 17))
 
-    served(tmp_path, scenario)
 
-
-def test_device_that_was_offline_gets_exactly_what_it_missed(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_device_that_was_offline_gets_exactly_what_it_missed(tmp_path: Path) -> None:
+    async with served(tmp_path) as world:
         chat_id = await world.chat("alice", "bob")
         state = tmp_path / "bob.db"
         async with world.client("alice") as alice:
@@ -130,13 +122,11 @@ def test_device_that_was_offline_gets_exactly_what_it_missed(tmp_path: Path) -> 
                     f"missed {n}" for n in range(15)
                 ]
 
-    served(tmp_path, scenario)
 
-
-def test_chat_that_is_not_followed_is_not_reported_as_delivered(
+async def test_chat_that_is_not_followed_is_not_reported_as_delivered(
     tmp_path: Path,
 ) -> None:
-    async def scenario(world: World) -> None:
+    async with served(tmp_path) as world:
         lobby, den = await world.chat("alice", "bob"), await world.chat("alice", "bob")
         bob = Client(world.url, world.token("bob"), settings=QUICK, follow={lobby})
         async with world.client("alice") as alice, bob:
@@ -156,11 +146,9 @@ def test_chat_that_is_not_followed_is_not_reported_as_delivered(
             }
             assert "bob" in status[lobby]["delivered"] and "bob" not in status[den]["delivered"]
 
-    served(tmp_path, scenario)
 
-
-def test_recovered_chat_is_read_again_from_its_beginning(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_recovered_chat_is_read_again_from_its_beginning(tmp_path: Path) -> None:
+    async with served(tmp_path) as world:
         chat_id = await world.chat("alice")
         async with world.client("alice") as alice:
             await alice.send(chat_id, "one")
@@ -171,11 +159,9 @@ def test_recovered_chat_is_read_again_from_its_beginning(tmp_path: Path) -> None
             assert reset == ChatReset(chat_id, 2)
             assert [m.content for m in await next_of(alice, Message, 2)] == ["one", "two"]
 
-    served(tmp_path, scenario)
 
-
-def test_connected_client_gets_joined_and_gone_chats(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_connected_client_gets_joined_and_gone_chats(tmp_path: Path) -> None:
+    async with served(tmp_path) as world:
         chat_id = await world.chat("alice")
         async with world.client("bob") as bob:
             await bob.connected()
@@ -189,22 +175,18 @@ def test_connected_client_gets_joined_and_gone_chats(tmp_path: Path) -> None:
                 await bob.send(chat_id, "still here?")
             assert await next_of(bob, ChatGone) == [ChatGone(chat_id)]
 
-    served(tmp_path, scenario)
 
-
-def test_removed_reader_gets_chat_gone_without_a_request(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_removed_reader_gets_chat_gone_without_a_request(tmp_path: Path) -> None:
+    async with served(tmp_path) as world:
         chat_id = await world.chat("alice", "bob")
         async with world.client("bob") as bob:
             assert await next_of(bob, ChatJoined) == [ChatJoined(chat_id)]
             await world.ask("alice", "DELETE", f"/v1/chats/{chat_id}/members/bob")
             assert await next_of(bob, ChatGone) == [ChatGone(chat_id)]
 
-    served(tmp_path, scenario)
 
-
-def test_member_removed_while_offline_gets_chat_gone(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_member_removed_while_offline_gets_chat_gone(tmp_path: Path) -> None:
+    async with served(tmp_path) as world:
         chat_id = await world.chat("alice", "bob")
         state = tmp_path / "bob.db"
         async with world.client("alice") as alice, world.client("bob", state) as bob:
@@ -214,21 +196,17 @@ def test_member_removed_while_offline_gets_chat_gone(tmp_path: Path) -> None:
         async with world.client("bob", state) as bob:
             assert await next_of(bob, ChatGone) == [ChatGone(chat_id)]
 
-    served(tmp_path, scenario)
 
-
-def test_more_sends_than_the_rate_allows_all_arrive_in_order(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_more_sends_than_the_rate_allows_all_arrive_in_order(tmp_path: Path) -> None:
+    async with served(tmp_path) as world:
         chat_id = await world.chat("alice")
         async with world.client("alice") as alice:
             sent = await asyncio.gather(*(alice.send(chat_id, f"{n}") for n in range(35)))
         assert [one.sequence for one in sent] == list(range(1, 36))
 
-    served(tmp_path, scenario)
 
-
-def test_the_server_s_limit_of_a_message_is_the_client_s(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_the_server_s_limit_of_a_message_is_the_client_s(tmp_path: Path) -> None:
+    async with served(tmp_path) as world:
         chat_id = await world.chat("alice")
         async with world.client("alice", settings=replace(QUICK, content_bytes_max=10)) as alice:
             with pytest.raises(MessageTooLarge):
@@ -238,11 +216,11 @@ def test_the_server_s_limit_of_a_message_is_the_client_s(tmp_path: Path) -> None
             with pytest.raises(MessageTooLarge):
                 await alice.send(chat_id, "x" * 4097)
 
-    served(tmp_path, scenario)
 
-
-def test_client_stops_after_a_handshake_refused_for_good_by_the_server(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+async def test_client_stops_after_a_handshake_refused_for_good_by_the_server(
+    tmp_path: Path,
+) -> None:
+    async with served(tmp_path) as world:
         async with Client(world.url, "no token at all", settings=QUICK) as client:
             with pytest.raises(Unauthorized):
                 await client.connected()
@@ -250,15 +228,16 @@ def test_client_stops_after_a_handshake_refused_for_good_by_the_server(tmp_path:
             with pytest.raises(NotFound):
                 await client.connected()
 
-    served(tmp_path, scenario)
 
+async def test_client_that_only_sends_stays_connected_and_can_read_later(tmp_path: Path) -> None:
+    """It takes no events, so it acks nothing; a server closes such clients."""
 
-def test_client_that_only_sends_stays_connected_and_can_read_later(tmp_path: Path) -> None:
-    """Nobody reads its events, so nothing can be acked, and a server doubts who does
-    not ack.
-    """
-
-    async def scenario(world: World) -> None:
+    changes = {
+        "gateway.timeouts.heartbeat_interval_seconds": 0.1,
+        "gateway.timeouts.stale_acks_seconds": 0.2,
+        "gateway.backpressure.inbound.rate_limit_burst": 100,
+    }
+    async with served(tmp_path, changes) as world:
         chat_id = await world.chat("alice", "bob")
         async with Proxy("127.0.0.1", int(world.url.rpartition(":")[2])) as proxy:
             settings = replace(QUICK, buffer_messages_max=5)
@@ -273,15 +252,8 @@ def test_client_that_only_sends_stays_connected_and_can_read_later(tmp_path: Pat
                     f"{n}" for n in range(30)
                 ]
 
-    changes = {
-        "gateway.timeouts.heartbeat_interval_seconds": 0.1,
-        "gateway.timeouts.stale_acks_seconds": 0.2,
-        "gateway.backpressure.inbound.rate_limit_burst": 100,
-    }
-    served(tmp_path, scenario, changes)
 
-
-def test_slow_link_delivers_everything_on_one_connection(tmp_path: Path) -> None:
+async def test_slow_link_delivers_everything_on_one_connection(tmp_path: Path) -> None:
     """The deadlines of both sides are far shorter than a page takes: what counts is
     whether bytes come.
 
@@ -289,7 +261,12 @@ def test_slow_link_delivers_everything_on_one_connection(tmp_path: Path) -> None
     meanwhile.
     """
 
-    async def scenario(world: World) -> None:
+    changes = {
+        "gateway.timeouts.heartbeat_interval_seconds": 1.0,
+        "gateway.timeouts.heartbeat_timeout_seconds": 1.5,
+        "gateway.backpressure.inbound.rate_limit_burst": 100,
+    }
+    async with served(tmp_path, changes) as world:
         chat_id = await world.chat("alice", "bob")
         async with world.client("alice") as alice:
             for n in range(60):
@@ -304,13 +281,6 @@ def test_slow_link_delivers_everything_on_one_connection(tmp_path: Path) -> None
                 await bob.send(chat_id, "all of it")
             assert texts == [f"{n:04}" for n in range(60)]
             assert proxy.accepted == 1
-
-    changes = {
-        "gateway.timeouts.heartbeat_interval_seconds": 1.0,
-        "gateway.timeouts.heartbeat_timeout_seconds": 1.5,
-        "gateway.backpressure.inbound.rate_limit_burst": 100,
-    }
-    served(tmp_path, scenario, changes)
 
 
 async def test_clients_of_a_drained_server_connect_to_the_next_one(

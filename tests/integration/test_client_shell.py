@@ -6,7 +6,8 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -35,26 +36,22 @@ def jwt(expires_at: float) -> str:
     return f"h.{base64.urlsafe_b64encode(body).decode().rstrip('=')}.s"
 
 
-def run(scenario: Callable[[ScriptedServer], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with ScriptedServer() as server, asyncio.timeout(60):
-            await scenario(server)
-
-    asyncio.run(main())
+@asynccontextmanager
+async def scripted() -> AsyncIterator[ScriptedServer]:
+    async with ScriptedServer() as server, asyncio.timeout(60):
+        yield server
 
 
-def test_a_send_returns_what_the_server_stored() -> None:
-    async def scenario(server: ScriptedServer) -> None:
+async def test_a_send_returns_what_the_server_stored() -> None:
+    async with scripted() as server:
         async with Client(server.url, "token") as client:
             sent = await client.send(CHAT, "hello", client_message_id="k")
         assert (sent.sequence, sent.client_message_id, sent.deduplicated) == (1, "k", False)
         assert server.messages[0]["content"] == "hello"
 
-    run(scenario)
 
-
-def test_send_awaited_inside_the_event_loop_with_a_full_buffer_does_not_deadlock() -> None:
-    async def scenario(server: ScriptedServer) -> None:
+async def test_send_awaited_inside_the_event_loop_with_a_full_buffer_does_not_deadlock() -> None:
+    async with scripted() as server:
         for n in range(30):
             await server.say(f"theirs {n}")
         settings = ClientSettings(buffer_messages_max=3, page_messages=3)
@@ -68,11 +65,9 @@ def test_send_awaited_inside_the_event_loop_with_a_full_buffer_does_not_deadlock
                     break
             assert heard == list(range(1, 31))
 
-    run(scenario)
 
-
-def test_equal_sends_under_one_key_join_and_unequal_ones_are_refused() -> None:
-    async def scenario(server: ScriptedServer) -> None:
+async def test_equal_sends_under_one_key_join_and_unequal_ones_are_refused() -> None:
+    async with scripted() as server:
         server.script.silent = True
         async with Client(server.url, "token", settings=QUICK) as client:
             both = [
@@ -88,11 +83,9 @@ def test_equal_sends_under_one_key_join_and_unequal_ones_are_refused() -> None:
             assert first == second
         assert len(server.messages) == 1
 
-    run(scenario)
 
-
-def test_cancelled_send_is_sent_all_the_same() -> None:
-    async def scenario(server: ScriptedServer) -> None:
+async def test_cancelled_send_is_sent_all_the_same() -> None:
+    async with scripted() as server:
         server.script.silent = True
         async with Client(server.url, "token", settings=QUICK) as client:
             sending = asyncio.create_task(client.send(CHAT, "x", client_message_id="k"))
@@ -104,11 +97,9 @@ def test_cancelled_send_is_sent_all_the_same() -> None:
             server.cut()
             await server.until(lambda: "k" in server.keys, "the send")
 
-    run(scenario)
 
-
-def test_a_post_returns_when_it_is_on_disk_and_survives_the_process(tmp_path: Path) -> None:
-    async def scenario(server: ScriptedServer) -> None:
+async def test_a_post_returns_when_it_is_on_disk_and_survives_the_process(tmp_path: Path) -> None:
+    async with scripted() as server:
         state = tmp_path / "client.db"
         async with Client("http://127.0.0.1:9", "token", state=state) as offline:
             key = await offline.post(CHAT, "written in a tunnel")
@@ -119,11 +110,9 @@ def test_a_post_returns_when_it_is_on_disk_and_survives_the_process(tmp_path: Pa
             assert client.device_id == device == server.here.device_id
             await server.until(lambda: not client.unsent(), "an empty outbox")
 
-    run(scenario)
 
-
-def test_refusal_without_a_waiting_caller_is_an_event() -> None:
-    async def scenario(server: ScriptedServer) -> None:
+async def test_refusal_without_a_waiting_caller_is_an_event() -> None:
+    async with scripted() as server:
         server.script.send_errors = [
             {"code": "FORBIDDEN", "message": "no", "retryable": False, "outcome": "rejected"}
         ]
@@ -133,8 +122,6 @@ def test_refusal_without_a_waiting_caller_is_an_event() -> None:
                 if isinstance(event, SendRefused):
                     assert event.client_message_id == key and isinstance(event.error, Forbidden)
                     break
-
-    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -148,16 +135,13 @@ def test_refusal_without_a_waiting_caller_is_an_event() -> None:
         (("c", "x", "text/plain", "two words"), InvalidMessage),
     ],
 )
-def test_invalid_message_is_refused_before_it_is_sent(
+async def test_invalid_message_is_refused_before_it_is_sent(
     arguments: tuple[str, ...], error: type[Exception]
 ) -> None:
-    async def scenario(server: ScriptedServer) -> None:
-        async with Client(server.url, "token") as client:
-            with pytest.raises(error):
-                await client.send(*arguments)
-            assert client.unsent() == []
-
-    run(scenario)
+    async with scripted() as server, Client(server.url, "token") as client:
+        with pytest.raises(error):
+            await client.send(*arguments)
+        assert client.unsent() == []
 
 
 async def test_a_full_outbox_takes_no_more() -> None:
@@ -170,8 +154,8 @@ async def test_a_full_outbox_takes_no_more() -> None:
             await client.post("c", "3")
 
 
-def test_refused_token_stops_the_client_and_reaches_every_caller() -> None:
-    async def scenario(server: ScriptedServer) -> None:
+async def test_refused_token_stops_the_client_and_reaches_every_caller() -> None:
+    async with scripted() as server:
         server.script.refuse_handshakes = [(401, {})]
         async with Client(server.url, "token") as client:
             with pytest.raises(Unauthorized):
@@ -185,21 +169,17 @@ def test_refused_token_stops_the_client_and_reaches_every_caller() -> None:
                 await client.send(CHAT, "y")
             assert len(client.unsent()) == 1, "what was accepted stays in the outbox"
 
-    run(scenario)
-
 
 @pytest.mark.parametrize(
     "body", [b"<h1>Not Found</h1>", b'{"error": {}}', b'{"error": "not found"}', b""]
 )
-def test_client_retries_after_a_refusal_of_a_proxy(body: bytes) -> None:
-    async def scenario(server: ScriptedServer) -> None:
+async def test_client_retries_after_a_refusal_of_a_proxy(body: bytes) -> None:
+    async with scripted() as server:
         server.script.refuse_handshakes = [(status, {}) for status in (400, 403, 404)]
         server.script.refusal_body = body
         async with Client(server.url, "token", settings=QUICK) as client:
             await client.send(CHAT, "x")
         assert len(server.handshakes) == 4
-
-    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -211,8 +191,8 @@ def test_client_retries_after_a_refusal_of_a_proxy(body: bytes) -> None:
         ValueError("not JSON"),
     ],
 )
-def test_token_that_is_unavailable_for_now_is_asked_for_again(failure: Exception) -> None:
-    async def scenario(server: ScriptedServer) -> None:
+async def test_token_that_is_unavailable_for_now_is_asked_for_again(failure: Exception) -> None:
+    async with scripted() as server:
         failures = [failure, failure]
 
         async def provide() -> str:
@@ -224,11 +204,10 @@ def test_token_that_is_unavailable_for_now_is_asked_for_again(failure: Exception
             await client.connected()
             assert not failures
 
-    run(scenario)
 
+async def test_client_stops_when_its_provider_refuses_a_token_for_good() -> None:
+    async with scripted() as server:
 
-def test_client_stops_when_its_provider_refuses_a_token_for_good() -> None:
-    async def scenario(server: ScriptedServer) -> None:
         async def provide() -> str:
             raise Unauthorized("this account is closed")
 
@@ -236,11 +215,9 @@ def test_client_stops_when_its_provider_refuses_a_token_for_good() -> None:
             with pytest.raises(Unauthorized, match="this account is closed"):
                 await client.connected()
 
-    run(scenario)
 
-
-def test_token_provider_that_hangs_is_asked_again_and_does_not_block_leaving() -> None:
-    async def scenario(server: ScriptedServer) -> None:
+async def test_token_provider_that_hangs_is_asked_again_and_does_not_block_leaving() -> None:
+    async with scripted() as server:
         calls: list[int] = []
 
         async def provide() -> str:
@@ -259,11 +236,9 @@ def test_token_provider_that_hangs_is_asked_again_and_does_not_block_leaving() -
                         break
         assert any("no token" in reason for reason in seen)
 
-    run(scenario)
 
-
-def test_renewal_that_hangs_does_not_block_leaving() -> None:
-    async def scenario(server: ScriptedServer) -> None:
+async def test_renewal_that_hangs_does_not_block_leaving() -> None:
+    async with scripted() as server:
         asked = asyncio.Event()
 
         async def provide() -> str:
@@ -275,11 +250,9 @@ def test_renewal_that_hangs_does_not_block_leaving() -> None:
         async with asyncio.timeout(8), Client(server.url, provide):
             await asked.wait()
 
-    run(scenario)
 
-
-def test_state_file_of_another_user_is_refused(tmp_path: Path) -> None:
-    async def scenario(server: ScriptedServer) -> None:
+async def test_state_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    async with scripted() as server:
         state = tmp_path / "client.db"
         async with Client("http://127.0.0.1:9", "token", state=state) as client:
             client._state.identify("user_id", "mallory")
@@ -289,13 +262,11 @@ def test_state_file_of_another_user_is_refused(tmp_path: Path) -> None:
                 await client.connected()
         assert server.messages == []
 
-    run(scenario)
 
-
-def test_an_event_interrupted_by_an_error_comes_again_and_a_finished_one_does_not(
+async def test_an_event_interrupted_by_an_error_comes_again_and_a_finished_one_does_not(
     tmp_path: Path,
 ) -> None:
-    async def scenario(server: ScriptedServer) -> None:
+    async with scripted() as server:
         state = tmp_path / "client.db"
         for n in range(3):
             await server.say(f"theirs {n}")
@@ -318,11 +289,9 @@ def test_an_event_interrupted_by_an_error_comes_again_and_a_finished_one_does_no
         assert await take(1, fail=False) == [2]
         assert await take(1, fail=False) == [3]
 
-    run(scenario)
 
-
-def test_the_application_sees_the_connection_come_and_go() -> None:
-    async def scenario(server: ScriptedServer) -> None:
+async def test_the_application_sees_the_connection_come_and_go() -> None:
+    async with scripted() as server:
         states = []
         async with Client(server.url, "token", settings=QUICK) as client:
             async for event in client.events():
@@ -334,25 +303,20 @@ def test_the_application_sees_the_connection_come_and_go() -> None:
                         break
         assert "backoff" in states and states[-1] == "ready"
 
-    run(scenario)
 
+async def test_two_loops_over_the_events_are_refused() -> None:
+    async with scripted() as server, Client(server.url, "token") as client:
+        await client.connected()
 
-def test_two_loops_over_the_events_are_refused() -> None:
-    async def scenario(server: ScriptedServer) -> None:
-        async with Client(server.url, "token") as client:
-            await client.connected()
+        async def drain() -> None:
+            async for _ in client.events():
+                pass
 
-            async def drain() -> None:
-                async for _ in client.events():
-                    pass
-
-            first = asyncio.create_task(drain())
-            await server.until(lambda: server.here.live, "a resumed connection")
-            with pytest.raises(RuntimeError, match="read by another loop; end it"):
-                await asyncio.wait_for(drain(), 5)
-            first.cancel()
-
-    run(scenario)
+        first = asyncio.create_task(drain())
+        await server.until(lambda: server.here.live, "a resumed connection")
+        with pytest.raises(RuntimeError, match="read by another loop; end it"):
+            await asyncio.wait_for(drain(), 5)
+        first.cancel()
 
 
 def test_a_token_in_the_address_is_refused() -> None:
@@ -362,8 +326,8 @@ def test_a_token_in_the_address_is_refused() -> None:
         Client("127.0.0.1:8080", "token")
 
 
-def test_a_token_is_renewed_in_band_before_it_ends() -> None:
-    async def scenario(server: ScriptedServer) -> None:
+async def test_a_token_is_renewed_in_band_before_it_ends() -> None:
+    async with scripted() as server:
         made: list[str] = []
 
         async def provide() -> str:
@@ -376,15 +340,11 @@ def test_a_token_is_renewed_in_band_before_it_ends() -> None:
             )
         assert len(server.connections) == 1
 
-    run(scenario)
 
-
-def test_messages_are_typed_values() -> None:
-    async def scenario(server: ScriptedServer) -> None:
+async def test_messages_are_typed_values() -> None:
+    async with scripted() as server:
         await server.say("hello")
         async with Client(server.url, "token") as client:
             async for message in client.messages(CHAT):
                 assert isinstance(message, Message) and message.content == "hello"
                 break
-
-    run(scenario)

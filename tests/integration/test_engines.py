@@ -1,6 +1,4 @@
-"""The engine helper itself: what it starts works, what it cannot have it says, what it
-stops is gone.
-"""
+"""The engines that tests start: they work, and they leave nothing when stopped."""
 
 from __future__ import annotations
 
@@ -56,9 +54,7 @@ def test_a_stopped_server_leaves_nothing(postgres_server: Server) -> None:
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the warden needs pidfd")
 @pytest.mark.usefixtures("postgres_server", "redis_server")
 def test_engines_of_a_killed_run_end_and_leave_nothing(tmp_path: Path) -> None:
-    """Even one that is stopped, and although a process that the run forked still holds
-    its pipes.
-    """
+    """Also a stopped one, and although a fork of the run still holds its pipes."""
     (tmp_path / "test_hanging.py").write_text(HANGING_TEST)
     run = subprocess.Popen(
         [sys.executable, "-m", "pytest", "-s", "-q", "-p", "engines.fixtures", "test_hanging.py"],

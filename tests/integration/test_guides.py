@@ -20,11 +20,14 @@ import apsw
 import pytest
 from program import PATIENCE_SECONDS, ROOT, Program
 
+DEFAULT_URL = "http://127.0.0.1:8080"
 GUIDES = ROOT / "docs" / "guides"
-PAGES = ["access.md", "getting-started.md", "rest-quickstart.md", "operating.md", "limits.md", *sorted(
-    f"runbooks/{page.name}" for page in (GUIDES / "runbooks").glob("*.md") if page.name != "README.md"
-)]  # fmt: skip
-TOLD = {
+RUNBOOKS = sorted(page.name for page in (GUIDES / "runbooks").glob("*.md"))
+PAGES = [
+    *("access.md", "getting-started.md", "rest-quickstart.md", "operating.md", "limits.md"),
+    *(f"runbooks/{name}" for name in RUNBOOKS if name != "README.md"),
+]
+PROMISED = {
     "limits.md": ['"decided_by":"counters"'],
     "rest-quickstart.md": ['"deduplicated":true'],
     "runbooks/counter-corruption.md": ["goes on in epoch 2"],
@@ -69,9 +72,12 @@ def shell(program: Program, script: str, chat: str) -> subprocess.CompletedProce
         "CHAT": chat,
     }
     return subprocess.run(
-        ["bash", "-e", "-o", "pipefail", "-c", script.replace("http://127.0.0.1:8080", program.url)],
-        env=environment, capture_output=True, text=True, timeout=3 * PATIENCE_SECONDS,
-    )  # fmt: skip
+        ["bash", "-e", "-o", "pipefail", "-c", script.replace(DEFAULT_URL, program.url)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=3 * PATIENCE_SECONDS,
+    )
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -80,8 +86,8 @@ def test_commands_of_a_guide_work_as_written(page: str, program: Program, chat: 
     assert commands, f"{page} shows no commands"
     done = shell(program, "\n".join(commands), chat)
     assert done.returncode == 0, f"{page}\n{done.stdout}\n{done.stderr}"
-    for told in TOLD.get(page, ()):
-        assert done.stdout.count(told) == 1, f"{page} promises {told}"
+    for text in PROMISED.get(page, ()):
+        assert done.stdout.count(text) == 1, f"{page} promises {text}"
 
 
 def test_the_program_of_the_readme_runs_as_printed(program: Program, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from holdfast.store.sqlite import SqliteStore
 from holdfast.store.sqlite.database import CHATS
 from holdfast.verify.checkers import check, red
 from holdfast.verify.history import Recorder
-from proof.controls import weather
+from proof.controls import only_faults
 from proof.faults import Fault, FaultPlan, Odds, faulty
 from proof.simulation import Parts, play
 from proof.virtual_loop import LoopClock
@@ -230,7 +230,7 @@ def test_log_unavailable() -> None:
     """Stronger: sends are acknowledged all the while, and everybody has everything soon
     after the log is back, whether or not anybody retries.
     """
-    history = play(3, Parts(options=weather(fanout=Odds(fail=0.95))))
+    history = play(3, Parts(options=only_faults(fanout=Odds(fail=0.95))))
     sends = [operation for operation in history.operations if operation.invoke.verb == "send"]
     assert sends and len(list(history.acks())) == len(sends)
     assert red(check(history)) == set()

@@ -1,4 +1,4 @@
-"""What a test run prints of its proofs: those it made, and no number of an earlier run."""
+"""What a test run prints of its proofs: those it made, and no earlier ones."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from program import PATIENCE_SECONDS, ROOT
 from proof.results import Row, write
 
 CONFTEST = """
-from pathlib import Path
-import result_counts
-result_counts.DIRECTORY = Path(__file__).parent / "results"
 pytest_plugins = ["result_counts"]
 """
 PROOF = """
@@ -41,7 +38,7 @@ def test_run_prints_its_own_proofs_and_no_earlier_ones(workers: str, tmp_path: P
             *("-p", "no:cacheprovider", tmp_path),
         ],
         cwd=tmp_path,
-        env={**kept, **plugins, "PYTHONPATH": path},
+        env={**kept, **plugins, "PYTHONPATH": path, "HOLDFAST_RESULTS": str(tmp_path / "results")},
         capture_output=True,
         text=True,
         timeout=3 * PATIENCE_SECONDS,

@@ -101,8 +101,11 @@ def read_marks(path: Path) -> Counter[str]:
     return Counter(path.read_text().splitlines()) if path.exists() else Counter()
 
 
-def missed(proof: str, reached: Mapping[str, int]) -> list[str]:
+def missed(
+    proof: str,
+    reached: Mapping[str, int],
+    must_happen: Mapping[str, frozenset[str]] = MUST_HAPPEN,
+) -> list[str]:
     """The marks that this proof must reach and did not."""
-    return sorted(
-        MUST_HAPPEN.get(proof, frozenset()) - {name for name, times in reached.items() if times > 0}
-    )
+    met = {name for name, times in reached.items() if times > 0}
+    return sorted(must_happen.get(proof, frozenset()) - met)

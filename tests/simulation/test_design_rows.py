@@ -1,4 +1,4 @@
-"""Rows of the design documents that need a whole run: a hanging store, a stopped reader."""
+"""Rows of the design documents that need a whole run of the simulation."""
 
 from __future__ import annotations
 
@@ -60,9 +60,7 @@ def test_every_request_is_answered_within_5_5_s_whatever_hangs(plane: str, odds:
 @pytest.mark.covers("000 taxonomy: DynamoDB throttling")
 @pytest.mark.covers("001 confirmation: DynamoDB throttling, graceful degradation with retries")
 def test_a_throttled_store_delays_sends_and_loses_none() -> None:
-    """The client retries after RATE_LIMITED, until the ack. No connection is closed and
-    no breaker opens.
-    """
+    """The client retries after RATE_LIMITED; no connection closes, no breaker opens."""
     retried = 0
     for seed in SEEDS:
         history = play(seed, Parts(options=only_faults(writes=Odds(throttle=0.4))))

@@ -1,5 +1,4 @@
-"""The server's own command line with three additions for tests; the product knows
-nothing of them.
+"""The server's own command line with three additions for tests.
 
 ``HOLDFAST_TEST_KILL_AT=commit.after:17:FILE`` kills the process with SIGKILL behind the
 17th commit to ``chats.db`` that reached ``commit.after``
@@ -10,10 +9,10 @@ monotonic time.
 ``HOLDFAST_TEST_MARKS=path`` appends the coverage marks that the process reaches to this
 file.
 
-``python -m killable fork`` imports the server once and then forks one child per line of
-JSON on its input (``{"settings": {…}, "kill_at": "…", "log": "…", "marks": "…"}``), so
-that a hundred kills do not pay for a hundred imports. A child is a server like any
-other. It answers ``pid N``, and ``exit N`` when that child has ended.
+``python -m killable_server fork`` imports the server once, then forks one child per
+line of JSON on its input (``{"settings": {…}, "kill_at": "…", "log": "…", "marks":
+"…"}``), so that a hundred kills do not pay for a hundred imports. A child is a server
+like any other. It answers ``pid N``, and ``exit N`` when that child has ended.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Any
 import websockets
 
 
-def tell(event: str, **fields: Any) -> None:
+def report(event: str, **fields: Any) -> None:
     print(json.dumps({"event": event, **fields}), flush=True)
 
 
@@ -31,7 +31,7 @@ class LateClient:
 
     async def run(self) -> None:
         while True:
-            tell("token_wanted")
+            report("token_wanted")
             headers = {"Authorization": f"Bearer {await self.tokens.get()}", "X-Device-ID": "late"}
             try:
                 connecting = websockets.connect(
@@ -70,7 +70,9 @@ class LateClient:
             await self.pull()
 
     def show(self, message: dict[str, Any]) -> None:
-        tell("message", epoch=self.epoch, sequence=message["sequence"], content=message["content"])
+        report(
+            "message", epoch=self.epoch, sequence=message["sequence"], content=message["content"]
+        )
 
     async def ack(self) -> None:
         payload = {"chat_id": self.chat_id, "epoch": self.epoch, "sequence": self.sequence}

@@ -1,6 +1,4 @@
-"""The ``holdfast`` program as people run it: real processes, real sockets, real
-signals.
-"""
+"""The ``holdfast`` program as people run it: real processes, sockets and signals."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ from holdfast.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 100.0
-"""After which something will not come any more; nothing that is judged by its speed
-waits so long.
-"""
+"""When a test gives up; tests of speed have their own, shorter times."""
 
 
 def eventually(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
@@ -90,7 +86,7 @@ class Program:
         return Ran(result.exit_code, result.stdout, result.stderr)
 
     def run_process(self, *arguments: str) -> Ran:
-        """A command in a process of its own, for those that would take this one over."""
+        """A command in its own process, for those that would take this one over."""
         done = self.start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         output, errors = done.communicate(timeout=PATIENCE_SECONDS)
         return Ran(done.returncode, output, errors)

@@ -1,9 +1,11 @@
-"""Where the proofs of a test run leave their counts; printed at its end, and by
-``make results`` as RESULTS.md.
+"""Where the proofs of a test run leave their counts, and how they are printed.
+
+``make results`` makes RESULTS.md of them. ``HOLDFAST_RESULTS`` names another directory.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
@@ -15,25 +17,31 @@ from msgspec.structs import replace
 from proof.coverage_marks import MUST_HAPPEN, missed
 from proof.results import Row, read, summary, this_commit, write
 
-DIRECTORY = Path(__file__).resolve().parent.parent.parent / ".results"
+ROOT = Path(__file__).resolve().parent.parent.parent
+DIRECTORY = Path(os.environ.get("HOLDFAST_RESULTS", ROOT / ".results"))
 _kept: set[str] = set()
 """The proofs of this run; what earlier ones left in the directory is not its own."""
 
 
-def tally(row: Row, reached: Mapping[str, int] | None = None, *, whole: bool = True) -> None:
-    """Keep the count of one proof; fail if a promise was broken, or a rare moment never
-    came.
+def tally(
+    row: Row,
+    reached: Mapping[str, int] | None = None,
+    *,
+    whole: bool = True,
+    directory: Path = DIRECTORY,
+    must_happen: Mapping[str, frozenset[str]] = MUST_HAPPEN,
+) -> None:
+    """Keep the count of one proof; fail if it broke a promise or missed a mark.
 
     ``whole`` False: a shortened run, which need not reach all of its marks.
     """
     counts = reached or {}
-    marks = {name: counts.get(name, 0) for name in MUST_HAPPEN.get(row.name, ())}
-    write(replace(row, commit=this_commit(DIRECTORY.parent), marks=marks), DIRECTORY)
+    marks = {name: counts.get(name, 0) for name in must_happen.get(row.name, ())}
+    write(replace(row, commit=this_commit(ROOT), marks=marks), directory)
     _kept.add(row.name)
     assert row.failures == 0, f"{row.name}: {row.failures} of {row.runs} failed"
-    assert not whole or not missed(row.name, counts), (
-        f"{row.name} never met: {missed(row.name, counts)}"
-    )
+    left_out = missed(row.name, counts, must_happen)
+    assert not whole or not left_out, f"{row.name} never reached: {left_out}"
 
 
 class Control(Protocol):
@@ -54,9 +62,7 @@ def tally_controls(
     seeds: Sequence[int],
     turned_red: Callable[[C], Set[int]],
 ) -> None:
-    """Try each control, and keep the count of those that turned red what they must and
-    no more.
-    """
+    """Run each control; count those that turn red what they must and no more."""
     began = time.perf_counter()
     found = {control.name: turned_red(control) for control in controls}
     wrong = {
@@ -78,7 +84,7 @@ def tally_controls(
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker tells the process that prints."""
+    """A worker reports to the process that prints."""
     if (output := getattr(session.config, "workeroutput", None)) is not None:
         output["proofs"] = sorted(_kept)
 

@@ -61,9 +61,7 @@ output and its marks.
 
 
 class Again(NamedTuple):
-    """How long it took from a kill until it served again, and how much of it was its
-    own work.
-    """
+    """The time from a kill until it served again, and its own processor time in it."""
 
     seconds: float
     cpu_seconds: float
@@ -71,13 +69,17 @@ class Again(NamedTuple):
 
 
 class Forks:
-    """Starts servers by forking a process that has imported them already; one child at
-    a time.
-    """
+    """Starts servers, one at a time, by forking a process that has imported them."""
 
     async def __aenter__(self) -> Forks:
         self._parent = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "killable", "fork", env=_environment(), stdin=PIPE, stdout=PIPE
+            sys.executable,
+            "-m",
+            "killable_server",
+            "fork",
+            env=_environment(),
+            stdin=PIPE,
+            stdout=PIPE,
         )
         self._life: Life | None = None
         return self
@@ -85,7 +87,7 @@ class Forks:
     async def __aexit__(self, *_: object) -> None:
         assert self._parent.stdin is not None
         if self._life is not None:
-            await self._life.end(signal.SIGKILL)  # of a story that failed: its parent waits for it
+            await self._life.end(signal.SIGKILL)  # after a failed test: its parent waits for it
         self._parent.stdin.close()
         await self._parent.wait()
 
@@ -103,15 +105,13 @@ class Forks:
 
     async def _answer(self, word: str) -> int:
         assert self._parent.stdout is not None
-        said, number = (await self._parent.stdout.readline()).split()
-        assert said == word.encode()
+        answered, number = (await self._parent.stdout.readline()).split()
+        assert answered == word.encode()
         return int(number)
 
 
 class Life:
-    """One process, from its start to its end; it does not outlive the loop of a story
-    that failed.
-    """
+    """One process, from its start to its end; it does not outlive a failed test."""
 
     def __init__(self, pid: int, ends: Coroutine[Any, Any, int]) -> None:
         self.pid = pid
@@ -144,7 +144,13 @@ async def executed(
     }
     with (directory / LOG).open("ab") as out:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "killable", *arguments, env=environment, stdout=out, stderr=out
+            sys.executable,
+            "-m",
+            "killable_server",
+            *arguments,
+            env=environment,
+            stdout=out,
+            stderr=out,
         )
     return Life(process.pid, process.wait())
 
@@ -176,9 +182,7 @@ class Supervisor:
         self._executed = False
         self._life: Life | None = None
         self._down_since: float | None = time.monotonic()
-        """Since when nobody could be connected; several may have been killed since,
-        before they served.
-        """
+        """Since when no client could connect, over all servers killed since."""
         self._dead_since = time.monotonic()
 
     async def prepare(self, *users: str) -> str:
@@ -212,9 +216,7 @@ class Supervisor:
         self._life = await (start or self._start)(settings, kill_at, self.directory)
 
     async def serving(self) -> bool:
-        """Wait until the server answers; False if it died before. Notes for how long
-        there was none.
-        """
+        """Wait until the server answers; False if it died before. Record the outage."""
         async with asyncio.timeout(START_SECONDS_MAX):
             while not await _ready(self.port):
                 if self.died():
@@ -296,9 +298,7 @@ async def _ready(port: int) -> bool:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """What a process has computed so far, which other processes of a busy machine do
-    not make longer.
-    """
+    """The processor time of a process, which does not depend on other processes."""
     after_its_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, after_its_name[11:13])) / os.sysconf("SC_CLK_TCK")
 
@@ -384,7 +384,7 @@ async def talk(person: Person, chat_id: str, rng: random.Random, go_on: asyncio.
 
 
 async def all_have_all(supervisor: Supervisor, people: Sequence[Person], chat_id: str) -> None:
-    """Wait until everybody has what was acknowledged to anybody, and note their copies."""
+    """Wait until everybody has every acknowledged message, and note their copies."""
     head = max(acked.sequence for _, _, acked in supervisor.record.history().acks())
     await asyncio.gather(*(person.has(chat_id, head) for person in people))
     for person in people:

@@ -1,4 +1,4 @@
-"""The command groups speak alike."""
+"""All command groups have the same names for the same things."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import typer.main
 from holdfast.cli.app import app
 
 ROOT = typer.main.get_command(app)
-GROUPS = {name: group for name, group in ROOT.commands.items() if hasattr(group, "commands")}  # type: ignore[attr-defined]
+COMMANDS = ROOT.commands  # type: ignore[attr-defined]
+GROUPS = {name: group for name, group in COMMANDS.items() if hasattr(group, "commands")}
 
 
 @pytest.mark.parametrize("name", GROUPS)

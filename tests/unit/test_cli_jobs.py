@@ -38,12 +38,12 @@ def test_named_dead_letters_are_replayed_oldest_first_although_some_are_gone(
             return {"count": 1}
 
     rest = cast(RestClient, Server())
-    told = list[tuple[int, int | None]]()
+    steps = list[tuple[int, int | None]]()
     done = _one_by_one(
-        rest, "replay", {"reason": "r"}, [4, 1, 2, 3, 3], rate, lambda *step: told.append(step)
+        rest, "replay", {"reason": "r"}, [4, 1, 2, 3, 3], rate, lambda *step: steps.append(step)
     )
     assert done == (3, [2])
-    assert told == [(1, 4), (1, 4), (2, 4), (3, 4)]
+    assert steps == [(1, 4), (1, 4), (2, 4), (3, 4)]
     assert asked == [[1], [2], [3], [4]]
     assert len(slept) == pauses
 
@@ -61,10 +61,10 @@ def test_long_replay_reports_its_progress_each_second(
         def post(self, path: str, body: dict[str, Any]) -> dict[str, int]:
             return {"count": body["limit"]}
 
-    told = list[tuple[int, int | None]]()
+    steps = list[tuple[int, int | None]]()
     rest, body = cast(RestClient, Server()), {"reason": "r", **chosen}
-    assert _in_portions(rest, "replay", body, 2, lambda *step: told.append(step)) == 5
-    assert told == [(2, in_all), (4, in_all), (5, in_all)]
+    assert _in_portions(rest, "replay", body, 2, lambda *step: steps.append(step)) == 5
+    assert steps == [(2, in_all), (4, in_all), (5, in_all)]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_progress_is_for_people_at_a_terminal(
     seen: bool,
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    # which is how one tells rich whether it has a terminal
+    # rich takes this for a terminal
     monkeypatch.setenv("TTY_COMPATIBLE", str(int(terminal)))
     with output.progress(CliContext(as_json=as_json)) as moved:
         moved("3 enqueued again", 3, 5)
@@ -125,8 +125,8 @@ def test_acts_are_shown_with_how_to_read_on(capsys: pytest.CaptureFixture[str]) 
     }
     found = {"acts": [{**act, "by": "ann", "why": "look at it"}], "next_before": 9}
     _show_acts(cast(CliContext, SimpleNamespace(as_json=False)), found)
-    told = capsys.readouterr().out
-    assert "ann" in told and "look at it" in told and "--before 9" in told
+    shown = capsys.readouterr().out
+    assert "ann" in shown and "look at it" in shown and "--before 9" in shown
     _show_acts(cast(CliContext, SimpleNamespace(as_json=True)), found)
     assert msgspec.json.decode(capsys.readouterr().out) == found
     _show_acts(cast(CliContext, SimpleNamespace(as_json=False)), {"acts": [], "next_before": None})

@@ -92,7 +92,7 @@ def page(
 
 
 class Bench:
-    """A machine with its time and everything it has said."""
+    """A machine with its time and everything it has sent."""
 
     def __init__(
         self,
@@ -126,6 +126,10 @@ class Bench:
     ) -> list[AnyClientFrame]:
         self.do(self.machine.on_opened(expires_at, self.now))
         return self.get(ConnectionEstablished("conn", "alice", "dev", "", 30_000, 1, limits or {}))
+
+    def acked(self) -> list[int]:
+        """The sequences of all acks so far."""
+        return [frame.payload.sequence for frame in self.frames(Ack) if isinstance(frame, Ack)]
 
     def get(self, payload: Sendable, request_id: str | None = None) -> list[AnyClientFrame]:
         return written(self.do(self.machine.receive(ServerFrame(payload, request_id), self.now)))
@@ -326,7 +330,7 @@ def test_a_page_without_messages_does_not_hide_a_reset_from_the_application() ->
     [sync] = bench.get(Resync([ChatHead("c", 2)]))
     [again] = bench.get(page(1, 2, 2, epoch=2, reset=True), sync.request_id)
     bench.get(Page("c", 2, [], 2, False, 2, False), again.request_id)
-    assert bench.kept == {}, "who crashes now must be told of the reset again"
+    assert bench.kept == {}, "after a crash now, the reset is reported again"
     assert bench.take() == ChatReset("c", 2)
     assert bench.kept["c"] == CursorClaim(2, 2)
 
@@ -363,7 +367,7 @@ def test_messages_of_the_old_epoch_still_in_the_buffer_do_not_move_the_new_curso
     [sync] = bench.get(Heartbeat({"c": (2, 1)}))[1:]
     bench.get(page(1, 1, 1, epoch=2, reset=True), sync.request_id)
     assert sequences([e for e in [bench.take(), bench.take()] if e]) == [1, 2]
-    assert bench.kept["c"] == CursorClaim(1, 2), "who crashes now must be told of the reset again"
+    assert bench.kept["c"] == CursorClaim(1, 2), "after a crash now, the reset is reported again"
     assert bench.take() == ChatReset("c", 2)
     assert bench.kept["c"] == CursorClaim(2, 0)
 
@@ -402,7 +406,7 @@ def test_nothing_is_pulled_before_the_resume_is_answered() -> None:
 
 
 BUSY = Error("SERVER_BUSY", "too many resumes at once", True, retry_after_seconds=2.0)
-AWAY = Error("SERVICE_UNAVAILABLE", "an earlier frame was refused", True)
+UNAVAILABLE = Error("SERVICE_UNAVAILABLE", "an earlier frame was refused", True)
 
 
 def test_a_resume_refused_for_now_is_repeated_whole_on_the_same_connection() -> None:
@@ -417,7 +421,9 @@ def test_a_resume_refused_for_now_is_repeated_whole_on_the_same_connection() -> 
     assert bench.get(Resumed([], ["new"], []), again[-1].request_id)[0].payload.chat_id == "new"
 
 
-@pytest.mark.parametrize("refusal", [AWAY, Error("SERVER_BUSY", "", True, retry_after_seconds=1)])
+@pytest.mark.parametrize(
+    "refusal", [UNAVAILABLE, Error("SERVER_BUSY", "", True, retry_after_seconds=1)]
+)
 def test_a_resume_refused_again_and_again_waits_longer_up_to_the_cap(refusal: Error) -> None:
     bench = Bench(at(3))
     asked = bench.open()[-1].request_id
@@ -448,7 +454,7 @@ def test_nothing_is_asked_for_until_the_application_listens() -> None:
 
 def test_while_a_resume_waits_sends_leave_and_nothing_is_pulled() -> None:
     bench = Bench(at(3))
-    bench.get(AWAY, bench.open()[-1].request_id)
+    bench.get(UNAVAILABLE, bench.open()[-1].request_id)
     assert [type(frame) for frame in bench.send(1)] == [SendMessage]
     assert [type(frame) for frame in bench.get(Resync([ChatHead("c", 9)]))] == []
 
@@ -597,7 +603,7 @@ def test_chat_whose_page_brought_nothing_waits_and_lets_others_go_first() -> Non
     bench.resume()
     (pull,) = bench.get(Resync([ChatHead("c", 9)]))
     assert bench.get(Page("c", 1, (), 3, True, 9), pull.request_id) == [], (
-        "not at once, or it would be asked for ever"
+        "not at once, or it would be asked without end"
     )
     assert written(bench.pass_time(0.9)) == []
     (pull,) = written(bench.pass_time(0.2))
@@ -636,7 +642,7 @@ def test_a_pull_refused_for_want_of_membership_means_gone() -> None:
 
 
 def test_a_refusal_that_names_a_chat_makes_the_client_ask_whether_it_is_gone() -> None:
-    """The ack of the last message of who was removed is refused so, or the next send."""
+    """So the ack of a removed member's last message is refused, or the next send."""
     refused = Error("NOT_A_MEMBER", "not a member of this chat", False, details={"chat_id": "c"})
     bench = Bench(at(3))
     bench.resume()
@@ -720,7 +726,7 @@ def test_ready_comes_after_missed_messages_and_any_other_state_before_them() -> 
     inbox.put_ephemeral(ConnectionChanged("ready"))
     inbox.put_ephemeral(ConnectionChanged("backoff", "gone", 1.0))
     assert [take(), take()] == [ConnectionChanged("backoff", "gone", 1.0), message(4)]
-    assert inbox.take() is None, "what is over is not told"
+    assert inbox.take() is None, "a state that is over is not reported"
 
 
 # Acks and cursors
@@ -737,7 +743,7 @@ def test_a_message_is_kept_and_acked_only_after_the_application_moved_past_it() 
     bench.pass_time(1)
     assert bench.frames(Ack) == [], "the cursor is not on disk yet"
     bench.do(bench.machine.on_kept([keep], bench.now))
-    assert [frame.payload.sequence for frame in bench.frames(Ack)] == [1]  # type: ignore[union-attr]
+    assert bench.acked() == [1]
 
 
 def test_acks_are_merged_and_leave_at_most_once_per_interval() -> None:
@@ -746,11 +752,11 @@ def test_acks_are_merged_and_leave_at_most_once_per_interval() -> None:
     for sequence in range(1, 7):
         bench.get(message(sequence))
         bench.take()
-    assert [frame.payload.sequence for frame in bench.frames(Ack)] == [1]  # type: ignore[union-attr]
+    assert bench.acked() == [1]
     bench.pass_time(0.24)
     assert len(bench.frames(Ack)) == 1
     bench.pass_time(0.02)
-    assert [frame.payload.sequence for frame in bench.frames(Ack)] == [1, 6]  # type: ignore[union-attr]
+    assert bench.acked() == [1, 6]
 
 
 def test_acks_of_a_broken_connection_are_sent_again_on_the_next() -> None:
@@ -762,7 +768,7 @@ def test_acks_of_a_broken_connection_are_sent_again_on_the_next() -> None:
     bench.actions.clear()
     bench.now += 1
     bench.resume()
-    assert [frame.payload.sequence for frame in bench.frames(Ack)] == [1]  # type: ignore[union-attr]
+    assert bench.acked() == [1]
 
 
 # The buffer

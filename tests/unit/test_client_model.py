@@ -1,5 +1,4 @@
-"""The client's machine against a model server, over every interleaving hypothesis can
-think of.
+"""The client's machine against a model server, over every interleaving.
 
 The network loses the tail of both directions when a connection breaks; the server
 skips, repeats and renumbers; the user leaves chats and joins them again; the disk lags;
@@ -226,16 +225,16 @@ class ClientAgainstServer(RuleBasedStateMachine):
             self.somebody_writes(chat_id, "once")
         self.network_flows(1)
         for _ in range(2):
-            self.user_leaves_or_joins_again(chat_id, told=True)
+            self.user_leaves_or_joins_again(chat_id, is_notified=True)
             self.network_flows(2)
         self.application_reads(unread)
         self.disk_catches_up(100)
         self.application_reads(read)
 
-    @rule(chat_id=chats, told=st.booleans())
-    def user_leaves_or_joins_again(self, chat_id: str, told: bool) -> None:
+    @rule(chat_id=chats, is_notified=st.booleans())
+    def user_leaves_or_joins_again(self, chat_id: str, is_notified: bool) -> None:
         self.server.members ^= {chat_id}
-        if self.connected and told:
+        if self.connected and is_notified:
             self.push(Resync([ChatHead(chat_id, len(self.server.stored[chat_id]))]))
 
     @precondition(lambda self: not self.connected)

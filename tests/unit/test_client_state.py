@@ -16,6 +16,8 @@ from holdfast.client.state import FileState, SavedState
 from holdfast.errors import HoldfastError, InternalError, StateCorrupted, StateDirectory
 from holdfast.wire.frames import CursorClaim
 
+pytestmark = pytest.mark.real_time
+
 
 def entry(number: int, chat_id: str = "c") -> OutboxEntry:
     return OutboxEntry(f"k{number}", chat_id, f"text {number}", "text/plain")
@@ -35,44 +37,36 @@ class Notes:
         self.errors += [error] if error is not None else []
 
 
-def reopened(path: Path) -> SavedState:
-    async def main() -> SavedState:
-        state = FileState(path)
-        saved = state.open(Notes())
-        await state.close()
-        return saved
-
-    return asyncio.run(main())
+async def reopened(path: Path) -> SavedState:
+    state = FileState(path)
+    saved = state.open(Notes())
+    await state.close()
+    return saved
 
 
-def test_saved_state_is_loaded_after_a_restart_in_order(tmp_path: Path) -> None:
+async def test_saved_state_is_loaded_after_a_restart_in_order(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "client.db"
 
-    async def main() -> Notes:
-        notes = Notes()
-        state = FileState(path)
-        assert state.open(notes) == SavedState()
-        for number in range(20):
-            state.put(entry(number))
-        state.remove(entry(3))
-        state.keep(Keep("c", CursorClaim(1, 7)))
-        state.keep(Keep("d", CursorClaim(2, 1)))
-        state.keep(Keep("d", None))
-        state.identify("device_id", "dev")
-        await state.close()
-        return notes
-
-    notes = asyncio.run(main())
+    notes = Notes()
+    state = FileState(path)
+    assert state.open(notes) == SavedState()
+    for number in range(20):
+        state.put(entry(number))
+    state.remove(entry(3))
+    state.keep(Keep("c", CursorClaim(1, 7)))
+    state.keep(Keep("d", CursorClaim(2, 1)))
+    state.keep(Keep("d", None))
+    state.identify("device_id", "dev")
+    await state.close()
     assert notes.entries == [entry(number) for number in range(20)]
     assert notes.errors == []
-    saved = reopened(path)
+    saved = await reopened(path)
     assert list(saved.outbox) == [entry(number) for number in range(20) if number != 3]
     assert saved.cursors == {"c": CursorClaim(1, 7)}
     assert saved.identity == {"device_id": "dev"}
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.real_time
 async def test_entry_is_on_disk_before_on_written(tmp_path: Path) -> None:
     path = tmp_path / "client.db"
 
@@ -94,22 +88,18 @@ async def test_entry_is_on_disk_before_on_written(tmp_path: Path) -> None:
     assert seen == [True]
 
 
-def test_a_put_is_synced_to_the_disk_and_a_cursor_need_not_be(tmp_path: Path) -> None:
-    async def main() -> list[str]:
-        levels: list[str] = []
-        state = FileState(tmp_path / "client.db")
-        state.open(lambda *_: levels.append(state._db.pragma("synchronous")))
-        state.put(entry(1))
-        await state.drain()
-        state.keep(Keep("c", CursorClaim(1, 1)))
-        await state.drain()
-        await state.close()
-        return levels
-
-    assert asyncio.run(main()) == [2, 1]
+async def test_a_put_is_synced_to_the_disk_and_a_cursor_need_not_be(tmp_path: Path) -> None:
+    levels: list[str] = []
+    state = FileState(tmp_path / "client.db")
+    state.open(lambda *_: levels.append(state._db.pragma("synchronous")))
+    state.put(entry(1))
+    await state.drain()
+    state.keep(Keep("c", CursorClaim(1, 1)))
+    await state.drain()
+    await state.close()
+    assert levels == [2, 1]
 
 
-@pytest.mark.real_time
 async def test_a_file_in_use_is_refused_with_what_to_do(tmp_path: Path) -> None:
     first = FileState(tmp_path / "client.db")
     first.open(Notes())
@@ -120,128 +110,117 @@ async def test_a_file_in_use_is_refused_with_what_to_do(tmp_path: Path) -> None:
     await first.close()
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+async def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "client.db"
     path.write_bytes(b"no database at all, but long enough to be taken for one" * 100)
     with pytest.raises(StateCorrupted, match=r"client\.db"):
-        reopened(path)
+        await reopened(path)
 
 
-def test_file_of_the_first_version_keeps_its_cursors_and_gains_proofs(tmp_path: Path) -> None:
+async def test_file_of_the_first_version_keeps_its_cursors_and_gains_proofs(tmp_path: Path) -> None:
     path = tmp_path / "client.db"
     database = apsw.Connection(str(path))
     database.execute("""
-        CREATE TABLE outbox (number INTEGER PRIMARY KEY, client_message_id TEXT NOT NULL, chat_id TEXT NOT NULL,
-          content TEXT NOT NULL, content_type TEXT NOT NULL, UNIQUE (chat_id, client_message_id)) STRICT;
+        CREATE TABLE outbox (
+          number INTEGER PRIMARY KEY, client_message_id TEXT NOT NULL,
+          chat_id TEXT NOT NULL, content TEXT NOT NULL, content_type TEXT NOT NULL,
+          UNIQUE (chat_id, client_message_id)) STRICT;
         CREATE TABLE cursors (
-          chat_id TEXT PRIMARY KEY, epoch INTEGER NOT NULL, sequence INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+          chat_id TEXT PRIMARY KEY, epoch INTEGER NOT NULL, sequence INTEGER NOT NULL
+        ) STRICT, WITHOUT ROWID;
         CREATE TABLE identity (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
         INSERT INTO cursors VALUES ('c', 2, 7);
         PRAGMA user_version = 1;
         """)
     database.close()
 
-    async def main() -> None:
-        state, notes = FileState(path), Notes()
-        assert state.open(notes).cursors == {"c": CursorClaim(2, 7, None)}
-        state.keep(Keep("c", CursorClaim(2, 8, "00ff")))
-        await state.close()
-        assert notes.errors == []
-
-    asyncio.run(main())
-    assert reopened(path).cursors == {"c": CursorClaim(2, 8, "00ff")}
+    state, notes = FileState(path), Notes()
+    assert state.open(notes).cursors == {"c": CursorClaim(2, 7, None)}
+    state.keep(Keep("c", CursorClaim(2, 8, "00ff")))
+    await state.close()
+    assert notes.errors == []
+    assert (await reopened(path)).cursors == {"c": CursorClaim(2, 8, "00ff")}
 
 
-def test_a_file_of_a_newer_program_is_left_alone(tmp_path: Path) -> None:
+async def test_a_file_of_a_newer_program_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "client.db"
-    reopened(path)
+    await reopened(path)
     database = apsw.Connection(str(path))
     database.pragma("user_version", 99)
     database.close()
     with pytest.raises(StateCorrupted, match="newer"):
-        reopened(path)
+        await reopened(path)
 
 
-def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+async def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StateDirectory, match="cannot use"):
-        reopened(tmp_path / "file" / "client.db")
+        await reopened(tmp_path / "file" / "client.db")
 
 
-def test_failing_disk_is_reported_to_every_caller(tmp_path: Path) -> None:
-    async def main() -> Notes:
-        notes = Notes()
-        state = FileState(tmp_path / "client.db")
-        state.open(notes)
-        state._db.execute("PRAGMA max_page_count = 5")
-        state.put(OutboxEntry("k", "c", "x" * 100_000, "text/plain"))
-        await state.close()
-        return notes
-
-    notes = asyncio.run(main())
+async def test_failing_disk_is_reported_to_every_caller(tmp_path: Path) -> None:
+    notes = Notes()
+    state = FileState(tmp_path / "client.db")
+    state.open(notes)
+    state._db.execute("PRAGMA max_page_count = 5")
+    state.put(OutboxEntry("k", "c", "x" * 100_000, "text/plain"))
+    await state.close()
     assert [type(error) for error in notes.errors] == [StateDirectory]
 
 
-def test_entry_refused_by_the_database_is_reported_and_the_rest_is_kept(
+async def test_entry_refused_by_the_database_is_reported_and_the_rest_is_kept(
     tmp_path: Path,
 ) -> None:
-    async def main() -> Notes:
-        notes = Notes()
-        state = FileState(tmp_path / "client.db")
-        state.open(notes)
-        state.put(OutboxEntry("k", "c", "a lone \ud800", "text/plain"))
-        await state.drain()
-        assert [entry.client_message_id for entry in notes.entries] == ["k"]
-        state.put(entry(1))
-        await state.close()
-        return notes
-
-    assert [type(error) for error in asyncio.run(main()).errors] == [InternalError]
-    assert list(reopened(tmp_path / "client.db").outbox) == [entry(1)]
+    notes = Notes()
+    state = FileState(tmp_path / "client.db")
+    state.open(notes)
+    state.put(OutboxEntry("k", "c", "a lone \ud800", "text/plain"))
+    await state.drain()
+    assert [entry.client_message_id for entry in notes.entries] == ["k"]
+    state.put(entry(1))
+    await state.close()
+    assert [type(error) for error in notes.errors] == [InternalError]
+    assert list((await reopened(tmp_path / "client.db")).outbox) == [entry(1)]
 
 
-def test_a_file_that_was_cut_off_opens_as_new_and_says_so(
+async def test_a_file_that_was_cut_off_opens_as_new_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """SQLite takes an empty file for a new one, and so it may be: a crash can leave it
     so before anything was in it.
     """
     path = tmp_path / "client.db"
-    assert reopened(path) == reopened(path) == SavedState() and caplog.messages == []
+    assert await reopened(path) == await reopened(path) == SavedState() and caplog.messages == []
     os.truncate(path, 0)
-    assert reopened(path) == SavedState()
+    assert await reopened(path) == SavedState()
     [line] = caplog.messages
     assert str(path) in line and "unsent messages" in line
-    assert reopened(path) == SavedState() and len(caplog.messages) == 1
+    assert await reopened(path) == SavedState() and len(caplog.messages) == 1
 
 
-def test_changes_refused_by_the_disk_are_kept_with_the_next_write(tmp_path: Path) -> None:
-    async def main() -> None:
-        notes = Notes()
-        state = FileState(tmp_path / "client.db", retry_seconds=60)
-        state.open(notes)
-        state.put(entry(1))
-        await state.drain()
-        state._db.execute("PRAGMA query_only = ON")
-        state.remove(entry(1))
-        state.identify("device_id", "dev")
-        state.keep(Keep("c", CursorClaim(1, 7)))
-        state.keep(Keep("d", CursorClaim(1, 1)))
-        await state.drain()
-        assert {type(error) for error in notes.errors} == {StateDirectory}
-        state._db.execute("PRAGMA query_only = OFF")
-        state.keep(Keep("d", CursorClaim(1, 2)))
-        await state.drain()
-        assert notes.cursors[-2:] == [Keep("c", CursorClaim(1, 7)), Keep("d", CursorClaim(1, 2))]
-        await state.close()
-
-    asyncio.run(main())
-    assert reopened(tmp_path / "client.db") == SavedState(
+async def test_changes_refused_by_the_disk_are_kept_with_the_next_write(tmp_path: Path) -> None:
+    notes = Notes()
+    state = FileState(tmp_path / "client.db", retry_seconds=60)
+    state.open(notes)
+    state.put(entry(1))
+    await state.drain()
+    state._db.execute("PRAGMA query_only = ON")
+    state.remove(entry(1))
+    state.identify("device_id", "dev")
+    state.keep(Keep("c", CursorClaim(1, 7)))
+    state.keep(Keep("d", CursorClaim(1, 1)))
+    await state.drain()
+    assert {type(error) for error in notes.errors} == {StateDirectory}
+    state._db.execute("PRAGMA query_only = OFF")
+    state.keep(Keep("d", CursorClaim(1, 2)))
+    await state.drain()
+    assert notes.cursors[-2:] == [Keep("c", CursorClaim(1, 7)), Keep("d", CursorClaim(1, 2))]
+    await state.close()
+    assert await reopened(tmp_path / "client.db") == SavedState(
         (), {"c": CursorClaim(1, 7), "d": CursorClaim(1, 2)}, {"device_id": "dev"}
     )
 
 
-@pytest.mark.real_time
 async def test_a_failing_disk_is_tried_again_though_nothing_else_comes(tmp_path: Path) -> None:
     kept = asyncio.Event()
     errors: list[HoldfastError] = []
@@ -263,29 +242,27 @@ async def test_a_failing_disk_is_tried_again_though_nothing_else_comes(tmp_path:
     await state.close()
 
 
-def test_a_disk_that_fails_for_good_does_not_keep_the_state_from_closing(tmp_path: Path) -> None:
-    async def main() -> Notes:
-        notes = Notes()
-        state = FileState(tmp_path / "client.db")
-        state.open(notes)
-        state._db.execute("PRAGMA query_only = ON")
-        state.keep(Keep("c", CursorClaim(1, 7)))
-        await asyncio.wait_for(state.close(), 5)
-        return notes
+async def test_a_disk_that_fails_for_good_does_not_keep_the_state_from_closing(
+    tmp_path: Path,
+) -> None:
+    notes = Notes()
+    state = FileState(tmp_path / "client.db")
+    state.open(notes)
+    state._db.execute("PRAGMA query_only = ON")
+    state.keep(Keep("c", CursorClaim(1, 7)))
+    await asyncio.wait_for(state.close(), 5)
+    assert notes.errors
 
-    assert asyncio.run(main()).errors
 
-
-def test_a_message_put_again_under_the_key_of_one_just_removed_is_on_disk(tmp_path: Path) -> None:
-    async def main() -> None:
-        state = FileState(tmp_path / "client.db")
-        state.open(Notes())
-        state.put(entry(1))
-        await state.drain()
-        state.identify("device_id", "dev")  # its commit runs, so that what follows makes one
-        state.remove(entry(1))
-        state.put(entry(1))
-        await state.close()
-
-    asyncio.run(main())
-    assert list(reopened(tmp_path / "client.db").outbox) == [entry(1)]
+async def test_a_message_put_again_under_the_key_of_one_just_removed_is_on_disk(
+    tmp_path: Path,
+) -> None:
+    state = FileState(tmp_path / "client.db")
+    state.open(Notes())
+    state.put(entry(1))
+    await state.drain()
+    state.identify("device_id", "dev")  # its commit runs, so that what follows makes one
+    state.remove(entry(1))
+    state.put(entry(1))
+    await state.close()
+    assert list((await reopened(tmp_path / "client.db")).outbox) == [entry(1)]

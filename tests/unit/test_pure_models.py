@@ -4,6 +4,7 @@ whatever order, they agree.
 
 from __future__ import annotations
 
+import random
 from collections import Counter, defaultdict
 from itertools import pairwise
 
@@ -55,9 +56,7 @@ class BreakerModel(RuleBasedStateMachine):
 
     @rule(calls=st.integers(2, 8))
     def trouble(self, calls: int) -> None:
-        """Everything fails for a while: without it chance alone would seldom open a
-        breaker.
-        """
+        """Everything fails for a while: chance alone would seldom open a breaker."""
         for _ in range(calls):
             self.ask()
             if self.out:
@@ -129,10 +128,10 @@ def test_a_bucket_never_gives_more_than_its_burst_and_its_rate(
 
 @given(st.floats(0.1, 5), st.floats(5, 60), st.integers(1, 5000), st.randoms(use_true_random=False))
 def test_a_delay_lies_between_nothing_and_the_doubled_bound(
-    initial: float, cap: float, failures: int, rng: object
+    initial: float, cap: float, failures: int, rng: random.Random
 ) -> None:
     backoff = Backoff(initial, cap)
-    assert 0 <= backoff.delay(failures, rng) <= backoff.bound(failures) <= cap  # type: ignore[arg-type]
+    assert 0 <= backoff.delay(failures, rng) <= backoff.bound(failures) <= cap
     assert backoff.bound(failures) == min(cap, initial * 2 ** min(failures - 1, 60))
 
 
@@ -244,25 +243,25 @@ def test_sender_gets_each_receipt_once_and_never_a_lower_one(
 ) -> None:
     receipts = Receipts()
     receipts.saw(entry(n, "c", n, "ann" if n % 2 else "bob") for n in range(1, 11))
-    told: list[tuple[int, int, int]] = []
+    sent: list[tuple[int, int, int]] = []
     epoch = 0
     for mark_epoch, delivered, read in marks:
         mark = Watermark(BOB, "phone", "c", mark_epoch, delivered, min(read, delivered))
-        heard = list(receipts.of([mark]))
-        assert all(sender == ANN and reader == BOB for sender, reader, _ in heard), (
-            "nobody hears of themselves"
+        found = list(receipts.of([mark]))
+        assert all(sender == ANN and reader == BOB for sender, reader, _ in found), (
+            "nobody gets a receipt of their own"
         )
-        assert len(heard) <= 1
+        assert len(found) <= 1
         epoch = max(epoch, mark_epoch if delivered else 0)
-        assert not heard or mark_epoch == epoch, "a numbering that is gone is not told of"
-        told += [(mark_epoch, receipt.delivered, receipt.read) for _, _, receipt in heard]
-    assert told == sorted(set(told))
-    for earlier, later in pairwise(told):
+        assert not found or mark_epoch == epoch, "no receipt of an old epoch"
+        sent += [(mark_epoch, receipt.delivered, receipt.read) for _, _, receipt in found]
+    assert sent == sorted(set(sent))
+    for earlier, later in pairwise(sent):
         assert later[0] > earlier[0] or (later[1] >= earlier[1] and later[2] >= earlier[2])
 
 
 def test_the_last_number_is_given_and_none_beyond_it() -> None:
-    """Beyond it a client in JavaScript could not tell two sequences apart."""
+    """Beyond it a client in JavaScript could not distinguish two sequences."""
     known = KnownKey({"a": ChatState("t", None, SEQUENCE_MAX - 1, 1)}, {("a", "ann")}, set(), {})
     group = [Draft(ANN, "a", f"k{n}", "x", "text/plain", f"m{n}", "now") for n in (1, 2)]
     last, beyond = number(group, known).outcomes

@@ -69,9 +69,7 @@ def page(
 
 
 def good() -> dict[str, AnyEvent]:
-    """Ann sends three; Bob resumes, gets one pushed, is slow, is warned and closed;
-    everybody ends complete.
-    """
+    """Ann sends three; Bob is pushed one, is slow and closed; all end complete."""
     send = {
         n: Invoke(
             at=n, op=n, client="A", verb="send", chat_id="c", key=f"key-{n}", digest=f"digest-{n}"
@@ -92,7 +90,7 @@ def good() -> dict[str, AnyEvent]:
         "commit 2": CommitSeen(at=2.1, chat_id="c", sequence=2),
         "ack 2": Ok(at=2.2, op=2, acked=ack(2)),
         "push 2": Pushed(at=2.3, client="B", connection="b1", chat_id="c", message=message(2)),
-        "whisper": EphemeralSeen(at=2.3, client="B", chat_id="c", kind="typing"),
+        "typing": EphemeralSeen(at=2.3, client="B", chat_id="c", kind="typing"),
         "tried": Tried(at=2.3, gateway="g", envelope=1, attempt=3),
         "moved 1": CursorMoved(at=2.35, client="B", chat_id="c", epoch=1, sequence=1),
         "moved 2": CursorMoved(at=2.4, client="B", chat_id="c", epoch=1, sequence=2),
@@ -143,7 +141,8 @@ def broken(drop: tuple[str, ...] = (), **changes: HistoryEvent | dict[str, Any])
         del events[name]
     for name, change in changes.items():
         key = name.replace("_", " ")
-        events[key] = replace(events[key], **change) if isinstance(change, dict) else change  # type: ignore[assignment]
+        changed = replace(events[key], **change) if isinstance(change, dict) else change
+        events[key] = changed  # type: ignore[assignment]
     return History(events.values())
 
 
@@ -163,10 +162,10 @@ def test_user_removed_recently_may_still_get_typing_events() -> None:
         ]
     }
     unasked = ("sync", "synced")
-    assert red(check(broken(unasked, whisper={"at": 30.0}, chat=removed))) == set()
+    assert red(check(broken(unasked, typing={"at": 30.0}, chat=removed))) == set()
     down = FaultWindow(at=50, until=61, plane="history", name="down")
-    assert red(check(broken(unasked, whisper={"at": 60.0}, chat=removed, down=down))) == set()
-    assert red(check(broken(unasked, whisper={"at": 60.0}, chat=removed))) == {12}
+    assert red(check(broken(unasked, typing={"at": 60.0}, chat=removed, down=down))) == set()
+    assert red(check(broken(unasked, typing={"at": 60.0}, chat=removed))) == {12}
 
 
 LOST = [message(1), message(3)]
@@ -299,7 +298,7 @@ BROKEN: dict[str, tuple[set[int], History]] = {
         {8},
         broken(ack_3=Unknown(at=5.0, op=3, reason="timeout")),
     ),
-    "a request was late before its client went away": (
+    "a request was late before its client was unreachable": (
         {8},
         broken(
             drop=("sync", "synced"),
@@ -393,14 +392,14 @@ BROKEN: dict[str, tuple[set[int], History]] = {
         {12},
         broken(
             eve=ClientSeen(client="E", tenant="other", user_id="eve", device_id="e"),
-            whisper={"client": "E"},
+            typing={"client": "E"},
         ),
     ),
     "somebody who never was a member heard who types": (
         {12},
         broken(
             eve=ClientSeen(client="E", tenant="t", user_id="eve", device_id="e"),
-            whisper={"client": "E"},
+            typing={"client": "E"},
         ),
     ),
     "a removed member wrote": (

@@ -68,25 +68,23 @@ def test_plain_callbacks_keep_their_order_under_a_seed() -> None:
 
 
 def test_seeded_runs_are_the_same_each_time_also_where_they_use_threads() -> None:
-    """When a thread was done decided how many turns the loop took, and so how the next
-    ones were shuffled.
-    """
+    """The moment a thread ended once decided how the loop shuffled what came next."""
 
-    def story() -> list[tuple[int, int]]:
+    def run_once() -> list[tuple[int, int]]:
         seen: list[tuple[int, int]] = []
 
         async def one(number: int) -> None:
             for step in range(20):
-                seen.append((number, await asyncio.to_thread(lambda step=step: step)))  # type: ignore[misc]
+                seen.append((number, await asyncio.to_thread(abs, step)))
                 with pytest.raises(ZeroDivisionError):
                     await asyncio.to_thread(lambda: 1 // 0)
 
-        async def main() -> None:
+        async def all_five() -> None:
             await asyncio.gather(*(one(number) for number in range(5)))
 
-        run(main(), seed=7)
+        run(all_five(), seed=7)
         return seen
 
-    first = story()
+    first = run_once()
     assert len(first) == 100 and first != sorted(first)
-    assert all(story() == first for _ in range(5))
+    assert all(run_once() == first for _ in range(5))
