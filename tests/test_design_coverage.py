@@ -1,4 +1,4 @@
-"""The coverage pages are true: each row says how far it is built, and what it names exists.
+"""The coverage pages are true: each row has a state, and what it names exists.
 
 A page has a table per section of a design document, and each row has one state. A test
 that carries ``@pytest.mark.covers("000 …")`` stands in the page of that document.
@@ -29,20 +29,39 @@ NOTHING = "-"
 
 # Every name of a metric in the documents.
 METRICS = [
-    "gateway.connection.timeout", "gateway.slow_consumer.disconnects", "gateway.redis.connection_errors",
-    "gateway.redis.available", "gateway.instances.healthy", "gateway.circuit_breaker.open",
-    "gateway.connections.active", "gateway.connections.rate",
-    "durability.dynamodb.throttle_count", "durability.dynamodb.available", "durability.transaction.conflict_rate",
-    "durability.kafka.produce_latency_p99", "durability.kafka.available", "durability.counter.corruption",
-    "durability.duplicate.sequence", "durability.idempotency.hit_rate", "durability.persist.latency_p99",
+    "gateway.connection.timeout",
+    "gateway.slow_consumer.disconnects",
+    "gateway.redis.connection_errors",
+    "gateway.redis.available",
+    "gateway.instances.healthy",
+    "gateway.circuit_breaker.open",
+    "gateway.connections.active",
+    "gateway.connections.rate",
+    "durability.dynamodb.throttle_count",
+    "durability.dynamodb.available",
+    "durability.transaction.conflict_rate",
+    "durability.kafka.produce_latency_p99",
+    "durability.kafka.available",
+    "durability.counter.corruption",
+    "durability.duplicate.sequence",
+    "durability.idempotency.hit_rate",
+    "durability.persist.latency_p99",
     "durability.messages.persisted_rate",
-    "fanout.kafka.consumer_lag", "fanout.delivery.skip_rate", "fanout.messages.delivered_rate", "fanout.retry.count",
-    "fanout.dlq.depth", "fanout.consumer.restarts",
+    "fanout.kafka.consumer_lag",
+    "fanout.delivery.skip_rate",
+    "fanout.messages.delivered_rate",
+    "fanout.retry.count",
+    "fanout.dlq.depth",
+    "fanout.consumer.restarts",
     "client.resync.forced_rate",
-    "sequence_allocation_latency_p99", "sequence_allocation_errors", "counter_missing_errors", "idempotency_hit_rate",
-    "sequence_gap_rate", "transaction_conflict_rate",
+    "sequence_allocation_latency_p99",
+    "sequence_allocation_errors",
+    "counter_missing_errors",
+    "idempotency_hit_rate",
+    "sequence_gap_rate",
+    "transaction_conflict_rate",
     "admin_errors_total",
-]  # fmt: skip
+]
 
 
 class Row(NamedTuple):

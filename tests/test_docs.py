@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 COMMAND: Any = typer.main.get_command(app)
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
-# What a page must not carry: places on one machine, and promises instead of facts.
+# What a page must not contain: paths of one machine, and promises instead of facts.
 FORBIDDEN = [r"/root/", r"/home/(?!you\b)", r"\bTODO\b", r"\bFIXME\b", r"\bcoming soon\b"]
 
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
@@ -36,7 +36,7 @@ def name_of(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
-def metrics_page() -> object:
+def metrics_page() -> Any:
     sys.path.insert(0, str(ROOT / "docs"))
     try:
         return importlib.import_module("metrics_page")
@@ -52,7 +52,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_link_leads_to_an_existing_page_and_heading(page: Path) -> None:
     for target in LINK.findall(FENCE.sub("", page.read_text())):
         if re.match(r"https?://|mailto:", target):
             continue
@@ -64,7 +64,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_no_page_tells_what_concerns_nobody(page: Path) -> None:
+def test_page_has_no_machine_path_and_no_empty_promise(page: Path) -> None:
     text = page.read_text()
     for word in FORBIDDEN:
         assert not (found := re.search(word, text, re.IGNORECASE)), (
@@ -73,9 +73,7 @@ def test_no_page_tells_what_concerns_nobody(page: Path) -> None:
 
 
 def commands_in(text: str) -> Iterator[list[str]]:
-    """Every ``holdfast …`` of a page: in blocks of commands, after a prompt, and
-    between backticks.
-    """
+    """Every ``holdfast …`` of a page: in blocks, after a prompt, between backticks."""
     for language, block in FENCE.findall(text):
         if language in ("sh", "text", "console", ""):
             joined = re.sub(r"\\\n\s*", " ", block)
@@ -126,7 +124,7 @@ def _options(command: Any) -> set[str]:
     return named | {"-h", "--help"}
 
 
-def test_the_check_of_commands_finds_what_is_wrong() -> None:
+def test_check_of_commands_finds_unknown_commands_and_options() -> None:
     assert complaint_about(["chat", "inspect", "chat_1"]) is None
     assert complaint_about(["chat", "explode"]) == "holdfast chat has no command explode"
     assert complaint_about(["status", "--loud"]) == "holdfast status has no option --loud"
@@ -141,18 +139,17 @@ def test_the_check_of_commands_finds_what_is_wrong() -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "cli.md"], ids=name_of)
-def test_every_command_on_a_page_exists(page: Path) -> None:
-    later = {"drill", "doctor", "bench", "trace"}  # named by pages that say they are not there yet
+def test_command_on_a_page_exists(page: Path) -> None:
     wrong = [
         found
         for words in commands_in(page.read_text())
-        if words[0] not in later and (found := complaint_about(words)) is not None
+        if (found := complaint_about(words)) is not None
     ]
     assert not wrong, f"{name_of(page)}: {wrong}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_metric_on_a_page_exists(page: Path) -> None:
+def test_metric_on_a_page_exists(page: Path) -> None:
     shown = {
         sample
         for metric in telemetry.REGISTRY.collect()
@@ -164,24 +161,24 @@ def test_every_metric_on_a_page_exists(page: Path) -> None:
     assert named <= shown, f"{name_of(page)}: {named - shown}"
 
 
-def test_metrics_have_closed_labels() -> None:
+def test_labels_of_metrics_are_closed_sets() -> None:
     """Never a user, a chat or a token."""
     allowed = {
-        "reason", "sign", "status", "part", "path", "outcome", "ended", "dependency", "state", "kind", "endpoint",
-        "use", "decided_by", "decision", "by", "operation", "error", "attempt",
+        "reason", "sign", "status", "part", "path", "outcome", "ended", "dependency", "state",
+        "kind", "endpoint", "use", "decided_by", "decision", "by", "operation", "error", "attempt",
     }  # fmt: skip
-    page = metrics_page()
-    labels = {label for names in page._labels().values() for label in names}  # type: ignore[attr-defined]
+    by_metric = metrics_page()._labels()
+    labels = {label for names in by_metric.values() for label in names}
     assert labels <= allowed, f"is this a closed set? {labels - allowed}"
-    assert {metric.name for metric in telemetry.REGISTRY.collect()} == set(page._labels())  # type: ignore[attr-defined]
+    assert {metric.name for metric in telemetry.REGISTRY.collect()} == set(by_metric)
 
 
-def test_promises_name_tests_that_exist() -> None:
+def test_test_named_on_a_page_exists() -> None:
     texts = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
     for page in [ROOT / "README.md", *(ROOT / "docs/internals").glob("*.md")]:
         for test in re.findall(r"`(test_\w+)`", page.read_text()):
             known = f"def {test}(" in texts or list((ROOT / "tests").rglob(f"{test}.py"))
-            assert known, f"{name_of(page)} names {test}, which is not there"
+            assert known, f"{name_of(page)} names {test}, which does not exist"
 
 
 @pytest.mark.parametrize(
@@ -197,7 +194,7 @@ def test_decision_has_its_sections_in_order(page: Path) -> None:
     ]
 
 
-def test_the_index_names_every_page() -> None:
+def test_index_links_every_page() -> None:
     index = ROOT / "docs/README.md"
     linked = {
         (index.parent / target.partition("#")[0]).resolve()
@@ -217,7 +214,7 @@ ON_A_COMMAND_LINE = re.compile(
 )
 
 
-def test_the_check_of_credentials_finds_them() -> None:
+def test_check_of_credentials_finds_them_on_a_command_line() -> None:
     for line in (
         "holdfast status --token hf_admin_x",
         'curl -H "Authorization: Bearer $KEY" http://x/',
@@ -231,9 +228,7 @@ def test_the_check_of_credentials_finds_them() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_no_example_puts_a_key_on_a_command_line(page: Path) -> None:
-    """Everybody on the machine sees it there; the pages of the reference show every
-    ``--help``.
-    """
+    """Every user of the machine can read it there."""
     for block in re.findall(
         r"^ *```(?:sh|text|bash)?\n(.*?)^ *```$", page.read_text(), re.MULTILINE | re.DOTALL
     ):
