@@ -11,7 +11,7 @@ import pytest
 from scripted_durability import ANNA
 
 from holdfast.errors import Unavailable
-from holdfast.fanout.contract import Envelope, Link, Stretch
+from holdfast.fanout.contract import Envelope, Link, MessageRun
 from holdfast.fanout.memory import LocalLink
 from holdfast.message import Message
 
@@ -36,7 +36,7 @@ def envelope(*sequences: int) -> Envelope:
         Message(f"msg_{n}", "c", n, "text", "anna", None, "hi", "text/plain", "now")
         for n in sequences
     ]
-    return Envelope([Stretch("default", messages, frozenset({ANNA}))])
+    return Envelope([MessageRun("default", messages, frozenset({ANNA}))])
 
 
 async def test_an_envelope_reaches_the_gateway_it_names_whole_and_in_order(bench) -> None:  # type: ignore[no-untyped-def]

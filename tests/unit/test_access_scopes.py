@@ -17,7 +17,7 @@ from holdfast.access.tokens import CHATS_MAX, Tokens, TokenSettings, shared_secr
 from holdfast.api.routes import ENDPOINTS
 from holdfast.clock import Ids, ManualClock
 from holdfast.errors import BadSetting, InvalidMessage, Unauthorized
-from holdfast.fanout.contract import Envelope, Stretch
+from holdfast.fanout.contract import Envelope, MessageRun
 from holdfast.message import User
 from holdfast.session.scopes import FRAME_SCOPES
 from holdfast.wire.frames import (
@@ -405,4 +405,4 @@ async def connected(parts: Bench, scopes: frozenset[UserScope], *chats: str) -> 
 
 def push(parts: Bench, chat_id: str, sequence: int) -> None:
     users = frozenset({User("default", "alice"), User("default", "bob")})
-    parts.gateway.deliver(Envelope([Stretch("default", [message(chat_id, sequence)], users)]))
+    parts.gateway.deliver(Envelope([MessageRun("default", [message(chat_id, sequence)], users)]))

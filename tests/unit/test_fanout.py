@@ -112,9 +112,7 @@ class Bench:
         return await self.store.members(chat_id)
 
     def note(self, gateway: str, envelope: Envelope) -> None:
-        self.got[gateway] += [
-            (m.chat_id, m.sequence) for s in envelope.stretches for m in s.messages
-        ]
+        self.got[gateway] += [(m.chat_id, m.sequence) for s in envelope.runs for m in s.messages]
 
     async def send(self, *keys: str, chat_id: str = CHAT) -> None:
         await self.store.append(
@@ -157,7 +155,7 @@ def test_each_message_is_delivered_with_the_proof_of_its_cursor() -> None:
         proofs: list[object] = []
         bench.link.connect(
             "east",
-            lambda envelope: proofs.extend(m.proof for s in envelope.stretches for m in s.messages),
+            lambda envelope: proofs.extend(m.proof for s in envelope.runs for m in s.messages),
         )
         await bench.send("a", "b")
         await asyncio.sleep(0.01)

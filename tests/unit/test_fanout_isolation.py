@@ -75,9 +75,7 @@ class Planes:
         raise AssertionError("no rollback here")
 
     def note(self, gateway: str, envelope: Envelope) -> None:
-        self.got[gateway] += [
-            message for stretch in envelope.stretches for message in stretch.messages
-        ]
+        self.got[gateway] += [message for run in envelope.runs for message in run.messages]
 
     def send(self, key: str, chat: str = CHAT, source: str = "conn_1", user: User = ANNA) -> None:
         self.intake.submit(

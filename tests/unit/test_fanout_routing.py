@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_durability import ANNA, BELA, CHAT, CLEO
 
-from holdfast.fanout.routing import Gaps, envelopes, legs, recipients, undeliverable
+from holdfast.fanout.routing import Gaps, envelopes, recipients, route, undeliverable
 from holdfast.message import LogEntry, Message, User
 from holdfast.store.commands import MembershipEvent
 
@@ -32,22 +32,22 @@ def event(
 
 def heard(entries: list[LogEntry], members: dict[str, frozenset[User]], user: User) -> list[int]:
     """The sequences that reach a gateway which holds only this user."""
-    made = envelopes(legs(entries, dict(members)).legs, {"gateway": frozenset({user})})
-    return [m.sequence for e in made.values() for s in e.stretches for m in s.messages]
+    made = envelopes(route(entries, dict(members)).runs, {"gateway": frozenset({user})})
+    return [m.sequence for e in made.values() for s in e.runs for m in s.messages]
 
 
 def test_one_envelope_per_gateway_with_only_what_concerns_it() -> None:
     members = {"a": frozenset({ANNA, BELA}), "b": frozenset({BELA, CLEO})}
-    cut = legs([entry(1, 1, "a"), entry(2, 1, "b"), entry(3, 2, "a")], members)
-    made = envelopes(cut.legs, {"east": {ANNA}, "west": {BELA, CLEO}, "north": set()})
+    routed = route([entry(1, 1, "a"), entry(2, 1, "b"), entry(3, 2, "a")], members)
+    made = envelopes(routed.runs, {"east": {ANNA}, "west": {BELA, CLEO}, "north": set()})
     assert {
-        g: [(s.messages[0].chat_id, len(s.messages)) for s in e.stretches] for g, e in made.items()
+        g: [(s.messages[0].chat_id, len(s.messages)) for s in e.runs] for g, e in made.items()
     } == {
         "east": [("a", 2)],
         "west": [("a", 2), ("b", 1)],
     }
-    assert made["west"].stretches[0].users == {BELA}
-    assert recipients(cut.legs) == {ANNA, BELA, CLEO}
+    assert made["west"].runs[0].users == {BELA}
+    assert recipients(routed.runs) == {ANNA, BELA, CLEO}
 
 
 def test_a_removed_member_gets_the_event_of_its_removal_and_nothing_after() -> None:
@@ -62,24 +62,24 @@ def test_an_added_member_gets_the_event_and_what_follows() -> None:
     entries = [entry(1, 1), event(2, 2, "member_added", BELA), entry(3, 3)]
     assert heard(entries, members, BELA) == [2, 3]
     assert heard(entries, members, ANNA) == [1, 2, 3]
-    (stretch,) = envelopes(legs(entries, members).legs, {"g": {BELA}})["g"].stretches
-    assert stretch.users == {BELA}
+    (run,) = envelopes(route(entries, members).runs, {"g": {BELA}})["g"].runs
+    assert run.users == {BELA}
     assert members == {CHAT: frozenset({ANNA, BELA})}, (
         "the members are moved on to the end of the batch"
     )
 
 
-def test_a_gateway_that_stays_concerned_gets_one_stretch() -> None:
+def test_a_gateway_that_stays_concerned_gets_one_run() -> None:
     entries = [
         entry(1, 1),
         event(2, 2, "member_added", BELA),
         entry(3, 3),
         event(4, 4, "member_removed", BELA),
     ]
-    made = envelopes(legs(entries, {CHAT: frozenset({ANNA})}).legs, {"g": {ANNA, BELA}})
-    (stretch,) = made["g"].stretches
-    assert [m.sequence for m in stretch.messages] == [1, 2, 3, 4]
-    assert stretch.users == {ANNA}
+    made = envelopes(route(entries, {CHAT: frozenset({ANNA})}).runs, {"g": {ANNA, BELA}})
+    (run,) = made["g"].runs
+    assert [m.sequence for m in run.messages] == [1, 2, 3, 4]
+    assert run.users == {ANNA}
 
 
 def test_the_removed_hear_of_it_also_if_the_store_was_ahead_of_the_log() -> None:
@@ -90,36 +90,36 @@ def test_the_removed_hear_of_it_also_if_the_store_was_ahead_of_the_log() -> None
 def test_renaming_and_roles_change_nobodys_membership() -> None:
     members = {CHAT: frozenset({ANNA, BELA})}
     entries = [event(1, 1, "chat_renamed", None), event(2, 2, "role_changed", BELA), entry(3, 3)]
-    cut = legs(entries, members)
-    assert len(cut.legs) == 1 and members == {CHAT: frozenset({ANNA, BELA})}
+    routed = route(entries, members)
+    assert len(routed.runs) == 1 and members == {CHAT: frozenset({ANNA, BELA})}
 
 
-def test_a_stretch_is_consecutive_whatever_the_log_repeats_or_lacks() -> None:
+def test_a_run_is_consecutive_whatever_the_log_repeats_or_lacks() -> None:
     entries = [entry(1, 1), entry(2, 2), entry(3, 2), entry(4, 3), entry(5, 7)]
-    made = envelopes(legs(entries, {CHAT: frozenset({ANNA})}).legs, {"g": {ANNA}})
-    assert [[m.sequence for m in s.messages] for s in made["g"].stretches] == [[1, 2], [2, 3], [7]]
+    made = envelopes(route(entries, {CHAT: frozenset({ANNA})}).runs, {"g": {ANNA}})
+    assert [[m.sequence for m in s.messages] for s in made["g"].runs] == [[1, 2], [2, 3], [7]]
 
 
 def test_chats_without_known_members_are_left_out_and_counted() -> None:
-    cut = legs([entry(1, 1, "a"), entry(2, 1, "b"), entry(3, 2, "b")], {"a": frozenset({ANNA})})
-    assert (len(cut.legs), cut.unknown) == (1, 2)
+    routed = route([entry(1, 1, "a"), entry(2, 1, "b"), entry(3, 2, "b")], {"a": frozenset({ANNA})})
+    assert (len(routed.runs), routed.unknown) == (1, 2)
 
 
 def test_an_unreadable_event_is_delivered_and_its_chat_is_to_be_loaded_anew() -> None:
     members = {CHAT: frozenset({ANNA})}
     broken = entry(1, 1, content="{", kind="event")
-    cut = legs([broken, entry(2, 2)], members)
-    assert cut.unreadable == [broken]
-    assert [m.sequence for leg in cut.legs for m in leg.messages] == [1, 2]
+    routed = route([broken, entry(2, 2)], members)
+    assert routed.unreadable == [broken]
+    assert [m.sequence for run in routed.runs for m in run.messages] == [1, 2]
     assert members == {}
 
 
 def test_messages_that_nobody_online_gets_are_counted() -> None:
-    cut = legs(
+    routed = route(
         [entry(1, 1, "a"), entry(2, 1, "b")], {"a": frozenset({ANNA}), "b": frozenset({BELA})}
     )
-    assert undeliverable(cut.legs, {"g": {ANNA}}) == 1
-    assert undeliverable(cut.legs, {}) == 2
+    assert undeliverable(routed.runs, {"g": {ANNA}}) == 1
+    assert undeliverable(routed.runs, {}) == 2
 
 
 USERS = (ANNA, BELA, CLEO)
@@ -162,16 +162,16 @@ def test_every_gateway_gets_exactly_what_its_users_are_owed(
     got: dict[str, list] = {gateway: [] for gateway in online}
     edges = sorted({0, len(entries), *(c for c in cuts if c < len(entries))})
     for start, end in pairwise(edges):
-        cut = legs(entries[start:end], members)
-        assert cut.unknown == 0 and not cut.unreadable
-        asked = recipients(cut.legs)
+        routed = route(entries[start:end], members)
+        assert routed.unknown == 0 and not routed.unreadable
+        asked = recipients(routed.runs)
         here = {gateway: asked & held for gateway, held in online.items() if asked & held}
-        for gateway, envelope in envelopes(cut.legs, here).items():
-            for stretch in envelope.stretches:
-                run = [m.sequence for m in stretch.messages]
-                assert run == list(range(run[0], run[0] + len(run)))
-                assert stretch.users and stretch.users <= online[gateway]
-                got[gateway] += [(m.chat_id, m.sequence) for m in stretch.messages]
+        for gateway, envelope in envelopes(routed.runs, here).items():
+            for run in envelope.runs:
+                numbers = [m.sequence for m in run.messages]
+                assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+                assert run.users and run.users <= online[gateway]
+                got[gateway] += [(m.chat_id, m.sequence) for m in run.messages]
     for gateway in online:
         for chat in "ab":
             assert [x for x in got[gateway] if x[0] == chat] == [
@@ -198,7 +198,7 @@ def test_members_loaded_ahead_of_the_log_end_up_right(steps: list, data: st.Data
         entry(n, n) if what == "text" else event(n, n, what[0], what[1])
         for n, what in enumerate(steps, 1)
     ]
-    legs(entries[start:], members)
+    route(entries[start:], members)
     assert members[CHAT] == states[-1]
 
 

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from holdfast.clock import TURN_SECONDS, Turns
 from holdfast.errors import Unavailable
-from holdfast.fanout.contract import Envelope, Stretch
+from holdfast.fanout.contract import Envelope, MessageRun
 from holdfast.gateway.gateway import LINES_AT_ONCE, LINES_SECONDS
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.message import Cursor, User
@@ -52,7 +52,7 @@ async def live(parts: Bench, user_id: str) -> FakeSocket:
 def envelope(
     chat_id: str, *sequences: int, users: frozenset[User] = frozenset({ALICE, BOB})
 ) -> Envelope:
-    return Envelope([Stretch("default", [message(chat_id, n) for n in sequences], users)])
+    return Envelope([MessageRun("default", [message(chat_id, n) for n in sequences], users)])
 
 
 async def test_a_send_is_acknowledged_after_its_commit() -> None:
@@ -86,10 +86,10 @@ async def test_frames_of_one_turn_leave_in_one_write() -> None:
     async with bench() as parts:
         chats = [await parts.chat("alice", "bob") for _ in range(3)]
         socket = await live(parts, "alice")
-        stretches = [
-            Stretch("default", [message(chat_id, 1)], frozenset({ALICE})) for chat_id in chats
+        runs = [
+            MessageRun("default", [message(chat_id, 1)], frozenset({ALICE})) for chat_id in chats
         ]
-        parts.gateway.deliver(Envelope(stretches))
+        parts.gateway.deliver(Envelope(runs))
         await settle()
         assert len(socket.writes) == 1
         assert [f["payload"]["chat_id"] for f in socket.take()] == chats
@@ -125,10 +125,10 @@ async def test_who_is_removed_gets_the_event_and_nothing_after_it() -> None:
         left = message(
             chat_id, 2, kind="event", content='{"event":"member_removed","user_id":"bob"}'
         )
-        stretch = Stretch(
+        run = MessageRun(
             "default", [message(chat_id, 1), left, message(chat_id, 3)], frozenset({ALICE, BOB})
         )
-        parts.gateway.deliver(Envelope([stretch]))
+        parts.gateway.deliver(Envelope([run]))
         await settle()
         assert [f["payload"]["sequence"] for f in alice.take()] == [1, 2, 3]
         assert [f["payload"]["sequence"] for f in bob.take()] == [1, 2]
@@ -141,7 +141,7 @@ async def test_who_joins_is_told_to_sync_and_gets_what_follows() -> None:
         joined = message(
             chat_id, 1, kind="event", content='{"event":"member_added","user_id":"bob"}'
         )
-        parts.gateway.deliver(Envelope([Stretch("default", [joined], frozenset({ALICE, BOB}))]))
+        parts.gateway.deliver(Envelope([MessageRun("default", [joined], frozenset({ALICE, BOB}))]))
         await settle()
         assert bob.take() == [
             {"type": "resync", "payload": {"chats": [{"chat_id": chat_id, "head": 1}]}}
@@ -585,7 +585,7 @@ async def test_memberships_read_before_an_event_do_not_take_it_back(what: str) -
         asking = asyncio.create_task(parts.gateway.roster_sync.ask_memberships())
         await settle()
         event = message(chat_id, 1, kind="event", content=f'{{"event":"{what}","user_id":"bob"}}')
-        parts.gateway.deliver(Envelope([Stretch("default", [event], frozenset({ALICE}))]))
+        parts.gateway.deliver(Envelope([MessageRun("default", [event], frozenset({ALICE}))]))
         store.gate.set()
         await asking
         is_in = what == "member_added"
@@ -605,7 +605,7 @@ async def test_who_leaves_while_memberships_are_told_to_others_is_not_put_back(
         )
 
         async def give_way(turns: Turns) -> None:
-            parts.gateway.deliver(Envelope([Stretch("default", [event], frozenset({ALICE}))]))
+            parts.gateway.deliver(Envelope([MessageRun("default", [event], frozenset({ALICE}))]))
 
         monkeypatch.setattr(Turns, "give_way", give_way)
         await parts.gateway.roster_sync.ask_memberships()

@@ -8,7 +8,7 @@ from typing import Any
 from gateway_rig import Bench, FakeSocket, bench, message, settle
 
 from holdfast.errors import Unavailable
-from holdfast.fanout.contract import Envelope, Stretch
+from holdfast.fanout.contract import Envelope, MessageRun
 from holdfast.message import Cursor, Page, User
 from holdfast.store.memory import MemoryStore
 from proof.virtual_loop import run
@@ -26,7 +26,7 @@ async def live(parts: Bench, user_id: str) -> FakeSocket:
 
 
 def envelope(*chats: str) -> Envelope:
-    return Envelope([Stretch("default", [message(chat_id, 1)], USERS) for chat_id in chats])
+    return Envelope([MessageRun("default", [message(chat_id, 1)], USERS) for chat_id in chats])
 
 
 def break_writes(socket: FakeSocket) -> None:
@@ -46,7 +46,7 @@ def test_a_connection_that_cannot_be_written_is_aborted_and_the_others_are_serve
             await settle()
             assert bob.aborted
             assert [len(socket.take()) for socket in (alice, carol)] == [chats, chats]
-            parts.gateway.deliver(Envelope([Stretch("default", [message(made[0], 2)], USERS)]))
+            parts.gateway.deliver(Envelope([MessageRun("default", [message(made[0], 2)], USERS)]))
             await settle()
             assert [f["payload"]["sequence"] for f in carol.take()] == [2], (
                 "and so is what comes later"

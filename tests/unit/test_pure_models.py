@@ -18,7 +18,7 @@ from holdfast.fanout.routing import Gaps
 from holdfast.ingest.hot_chats import HotChats
 from holdfast.message import SEQUENCE_MAX, Acked, Draft, LogEntry, Message, User, Watermark
 from holdfast.resilience import Backoff, Breaker, BreakerSettings, BreakerState, Bucket
-from holdfast.store.numbering import ChatState, KnownKey, number
+from holdfast.store.numbering import ChatState, GroupState, number
 
 ANN, BOB = User("t", "ann"), User("t", "bob")
 
@@ -152,7 +152,7 @@ def test_numbers_are_dense_and_a_key_is_answered_once_however_sends_are_grouped(
 ) -> None:  # type: ignore[type-arg]
     counters: dict[str, int | None] = {"a": 0, "b": 7, "halted": 3, "lost": None}
     members = {(chat, user) for chat in counters for user in ("ann", "bob")}
-    known = KnownKey({}, members, set(), {})
+    known = GroupState({}, members, set(), {})
     model: dict[tuple[User, str, str], tuple[str, int]] = {}
     for index, sends in enumerate(groups):
         known.chats = {
@@ -262,7 +262,7 @@ def test_sender_gets_each_receipt_once_and_never_a_lower_one(
 
 def test_the_last_number_is_given_and_none_beyond_it() -> None:
     """Beyond it a client in JavaScript could not distinguish two sequences."""
-    known = KnownKey({"a": ChatState("t", None, SEQUENCE_MAX - 1, 1)}, {("a", "ann")}, set(), {})
+    known = GroupState({"a": ChatState("t", None, SEQUENCE_MAX - 1, 1)}, {("a", "ann")}, set(), {})
     group = [Draft(ANN, "a", f"k{n}", "x", "text/plain", f"m{n}", "now") for n in (1, 2)]
     last, beyond = number(group, known).outcomes
     assert isinstance(last, Acked) and last.message.sequence == SEQUENCE_MAX

@@ -14,24 +14,25 @@ from msgspec import Struct
 from holdfast.message import Message, User
 
 
-class Stretch(Struct, frozen=True):
-    """Consecutive messages of one chat, for the members connected to one gateway.
+class MessageRun(Struct, frozen=True):
+    """Consecutive messages of one chat, and the users who get them: all members, or in
+    an envelope those connected to one gateway.
 
     ``users`` are the members before the first message, or after it if it is the event
-    that adds them. The gateway follows later membership events inside the stretch by
+    that adds them. The gateway follows later membership events inside the run by
     itself. The users are listed because creating a chat leaves no event: its first
     message is how a gateway learns that they are members.
     """
 
     tenant: str
-    messages: Sequence[Message]
+    messages: list[Message]
     users: Set[User]
 
 
 class Envelope(Struct, frozen=True):
-    """Everything one batch holds for one gateway: stretches of chats, in log order."""
+    """Everything one batch holds for one gateway: runs of chats, in log order."""
 
-    stretches: Sequence[Stretch]
+    runs: Sequence[MessageRun]
 
 
 class Registry(Protocol):

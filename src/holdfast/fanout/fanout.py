@@ -25,10 +25,10 @@ from holdfast.bounds import positive
 from holdfast.clock import Clock, timestamp
 from holdfast.errors import HoldfastError, OutcomeUnknown, Unavailable, UnreadableEvent
 from holdfast.eventlog.contract import START, EventLog, Position
-from holdfast.fanout.contract import Envelope, Link, Registry
+from holdfast.fanout.contract import Envelope, Link, MessageRun, Registry
 from holdfast.fanout.dead_letters import DATA_BYTES_MAX, DeadLetter, DeadLetters
 from holdfast.fanout.members import Members
-from holdfast.fanout.routing import Gaps, Leg, envelopes, legs, recipients, undeliverable
+from holdfast.fanout.routing import Gaps, envelopes, recipients, route, undeliverable
 from holdfast.message import Cursor, LogEntry, User
 from holdfast.resilience import Backoff
 
@@ -85,14 +85,14 @@ class Fanout:
 
     def __init__(
         self,
-        around: FanoutDeps,
+        deps: FanoutDeps,
         clock: Clock,
         rng: random.Random,
         retry: RetrySettings | None = None,
         max_poll_records: int = 500,
         watch: Callable[[Sequence[LogEntry]], None] = lambda entries: None,
     ) -> None:
-        self._around = around
+        self._deps = deps
         self._clock = clock
         self._rng = rng
         self._retry = retry or RetrySettings()
@@ -114,7 +114,7 @@ class Fanout:
         try:
             if not self._begun:
                 self.position = (
-                    await self._patiently(self._around.log.end) if after is None else after
+                    await self._patiently(self._deps.log.end) if after is None else after
                 )
                 self._begun = True
             while True:
@@ -126,7 +126,7 @@ class Fanout:
     async def _batch(self) -> None:
         entries, reached = await self._read()
         if not entries:
-            await self._around.log.wait(self.position)
+            await self._deps.log.wait(self.position)
             return
         self._watch(entries)
         if missing := self._gaps.missing(entries):
@@ -136,12 +136,12 @@ class Fanout:
         await self._measure(entries)
 
     async def _read(self) -> tuple[Sequence[LogEntry], Position]:
-        """The next entries and the position behind them. Empty after an entry that cannot be decoded became a dead
-        letter; the next round reads on behind it.
+        """The next entries and the position behind them. Empty after an entry that
+        cannot be decoded became a dead letter; the next round reads on behind it.
         """
         try:
             return await self._patiently(
-                lambda: self._around.log.read(self.position, self._max_poll_records)
+                lambda: self._deps.log.read(self.position, self._max_poll_records)
             )
         except UnreadableEvent as event:
             await self._dead_letter("undecodable", event, event.message, event.data)
@@ -183,19 +183,19 @@ class Fanout:
         chats = {entry.message.chat_id: entry.tenant for entry in entries}
         before = await self._members_of(chats)
         after = dict(before)
-        cut, unknown, unreadable = legs(map(self._with_proof, entries), after)
+        runs, unknown, unreadable = route(map(self._with_proof, entries), after)
         self._keep(chats, before, after)
         for entry in unreadable:
             data = msgspec.json.encode(entry)
             await self._dead_letter("event", entry, "the event does not say what it changes", data)
         if unknown:
             telemetry.delivery_skipped("members_unknown", unknown)
-        if cut:
-            online = await self._online(cut)
+        if runs:
+            online = await self._online(runs)
             await asyncio.gather(
                 *(
                     self._hand_over(gateway, envelope)
-                    for gateway, envelope in envelopes(cut, online).items()
+                    for gateway, envelope in envelopes(runs, online).items()
                 )
             )
 
@@ -204,7 +204,7 @@ class Fanout:
         too is encoded only once.
         """
         message = entry.message
-        proof = self._around.proofs.of(
+        proof = self._deps.proofs.of(
             entry.tenant, message.chat_id, Cursor(entry.epoch, message.sequence)
         )
         return replace(entry, message=replace(message, proof=proof))
@@ -216,7 +216,7 @@ class Fanout:
         """
         found = {}
         for chat_id, tenant in chats.items():
-            members = self._around.members.known(chat_id)
+            members = self._deps.members.known(chat_id)
             if members is None:
                 members = await self._load(tenant, chat_id)
             if members is not None:
@@ -228,7 +228,7 @@ class Fanout:
             return None
         try:
             async with asyncio.timeout(LOOKUP_SECONDS):
-                return await self._around.members.of(tenant, chat_id)
+                return await self._deps.members.of(tenant, chat_id)
         except (HoldfastError, TimeoutError) as error:
             self._load_again_at = self._clock.monotonic() + LOOKUP_SECONDS
             telemetry.log.warning("members cannot be loaded: skipping deliveries", error=str(error))
@@ -245,21 +245,21 @@ class Fanout:
         """
         for chat_id in chats:
             if chat_id not in after:
-                self._around.members.forget(chat_id)
+                self._deps.members.forget(chat_id)
             elif after[chat_id] is not before[chat_id]:
-                self._around.members.learn(chat_id, after[chat_id])
+                self._deps.members.learn(chat_id, after[chat_id])
 
-    async def _online(self, cut: Sequence[Leg]) -> Mapping[str, Set[User]]:
-        users = recipients(cut)
+    async def _online(self, runs: Sequence[MessageRun]) -> Mapping[str, Set[User]]:
+        users = recipients(runs)
         try:
             async with asyncio.timeout(LOOKUP_SECONDS):
-                online = await self._around.registry.gateways_of(users)
+                online = await self._deps.registry.gateways_of(users)
         except (Unavailable, OutcomeUnknown, TimeoutError) as error:
             telemetry.registry_failed(error)
-            telemetry.delivery_skipped("registry_down", sum(len(leg.messages) for leg in cut))
-            return {self._around.here: users}
+            telemetry.delivery_skipped("registry_down", sum(len(run.messages) for run in runs))
+            return {self._deps.here: users}
         telemetry.dependency_up("registry", True)
-        if nobody := undeliverable(cut, online):
+        if nobody := undeliverable(runs, online):
             telemetry.delivery_skipped("offline", nobody)
         return online
 
@@ -267,12 +267,12 @@ class Fanout:
         """Try at most ``max_attempts`` times while the gateway is unreachable; then, or
         after a timeout, skip the envelope.
         """
-        count = sum(len(stretch.messages) for stretch in envelope.stretches)
+        count = sum(len(run.messages) for run in envelope.runs)
         retry = self._retry
         for attempt in range(1, retry.max_attempts + 1):
             try:
                 async with asyncio.timeout(SEND_SECONDS):
-                    await self._around.link.deliver(gateway, envelope)
+                    await self._deps.link.deliver(gateway, envelope)
                 telemetry.handed_over(count)
                 return
             except TimeoutError:
@@ -288,7 +288,7 @@ class Fanout:
         self, reason: str, event: LogEntry | UnreadableEvent, message: str, data: bytes
     ) -> None:
         at = timestamp(self._clock.now())
-        await self._around.dead_letters.put(
+        await self._deps.dead_letters.put(
             DeadLetter(event.shard, event.offset, reason, message, data[:DATA_BYTES_MAX], at)
         )
 
@@ -298,7 +298,7 @@ class Fanout:
         """
         behind = 0
         if len(entries) == self._max_poll_records:
-            behind = await self._patiently(lambda: self._around.log.lag(self.position))
+            behind = await self._patiently(lambda: self._deps.log.lag(self.position))
         telemetry.fanout_lag(behind)
         stamped = datetime.fromisoformat(entries[0].message.created_at).timestamp()
         telemetry.delivery_lag(max(self._clock.now() - stamped, 0.0))

@@ -1,9 +1,9 @@
 """From entries of the log to envelopes for gateways. (Pure.)
 
-``legs`` divides a batch, chat by chat, into legs: consecutive messages that go to the
+``route`` divides a batch, chat by chat, into runs: consecutive messages that go to the
 same members. A membership event changes the members exactly where it stands: a user who
 is added gets the event and what follows; a user who is removed gets the event of the
-removal and nothing after it. ``envelopes`` then turns the legs into one envelope per
+removal and nothing after it. ``envelopes`` then turns the runs into one envelope per
 gateway, once the registry has said who is connected where.
 
 ``Gaps`` checks on the same entries that no sequence is missing between two neighbours
@@ -16,43 +16,35 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence, Set
 from typing import NamedTuple
 
-from holdfast.fanout.contract import Envelope, Stretch
-from holdfast.message import LogEntry, Message, User
+from holdfast.fanout.contract import Envelope, MessageRun
+from holdfast.message import LogEntry, User
 from holdfast.store.commands import membership_event
 
 
-class Leg(NamedTuple):
-    """Consecutive messages of one chat, and the members who get them."""
-
-    tenant: str
-    messages: list[Message]
-    members: Set[User]
-
-
 class RoutingResult(NamedTuple):
-    """The legs of a batch.
+    """The runs of a batch, each for all members of its chat.
 
     ``unknown`` counts messages of chats whose members are not known. ``unreadable`` are
     events that do not say what they change: they are delivered, but their chat's
     members must be loaded again.
     """
 
-    legs: list[Leg]
+    runs: list[MessageRun]
     unknown: int
     unreadable: list[LogEntry]
 
 
-def legs(
+def route(
     entries: Iterable[LogEntry], members: MutableMapping[str, frozenset[User]]
 ) -> RoutingResult:
-    """Divide a batch into legs, and update ``members`` to those after the batch.
+    """Divide a batch into runs, and update ``members`` to those after the batch.
 
     Chats that ``members`` does not have are skipped. A chat with an unreadable event is
     removed from it. Applying an event twice, or one that the members already reflect,
     changes nothing.
     """
-    found: list[Leg] = []
-    open_legs: dict[str, Leg] = {}
+    found: list[MessageRun] = []
+    open_runs: dict[str, MessageRun] = {}
     unknown = 0
     unreadable: list[LogEntry] = []
     for entry in entries:
@@ -64,21 +56,21 @@ def legs(
             continue
         during = after = before
         if message.kind == "event":
-            around = _around(entry, before)
-            if around is None:
+            audience = _audience(entry, before)
+            if audience is None:
                 unreadable.append(entry)
             else:
-                during, after = around
-        leg = open_legs.get(chat_id)
+                during, after = audience
+        run = open_runs.get(chat_id)
         if (
-            leg is not None
-            and leg.members is during
-            and leg.messages[-1].sequence + 1 == message.sequence
+            run is not None
+            and run.users is during
+            and run.messages[-1].sequence + 1 == message.sequence
         ):
-            leg.messages.append(message)
+            run.messages.append(message)
         else:
-            leg = open_legs[chat_id] = Leg(entry.tenant, [message], during)
-            found.append(leg)
+            run = open_runs[chat_id] = MessageRun(entry.tenant, [message], during)
+            found.append(run)
         if after is not before:
             members[chat_id] = after
     for entry in unreadable:
@@ -86,7 +78,7 @@ def legs(
     return RoutingResult(found, unknown, unreadable)
 
 
-def _around(
+def _audience(
     entry: LogEntry, before: frozenset[User]
 ) -> tuple[frozenset[User], frozenset[User]] | None:
     """Who gets an event, and who gets what follows it; None if it cannot be read."""
@@ -100,58 +92,56 @@ def _around(
         after = before if user in before else before | {user}
         return after, after
     if event.event == "member_removed":
-        # The store may be ahead of the log: then the removed user is no member any
-        # more.
+        # The store may be ahead of the log: then it has removed the user already.
         return (before, before - {user}) if user in before else (before | {user}, before)
     return before, before
 
 
-def recipients(cut: Sequence[Leg]) -> Set[User]:
-    """All users to look up. If all legs have the same members, this is that very set:
+def recipients(runs: Sequence[MessageRun]) -> Set[User]:
+    """All users to look up. If all runs have the same members, this is that very set:
     the registry's cache then finds it by a hash that is already computed.
     """
-    sets = {id(leg.members): leg.members for leg in cut}
+    sets = {id(run.users): run.users for run in runs}
     return next(iter(sets.values())) if len(sets) == 1 else set[User]().union(*sets.values())
 
 
-def envelopes(cut: Sequence[Leg], online: Mapping[str, Set[User]]) -> dict[str, Envelope]:
+def envelopes(runs: Sequence[MessageRun], online: Mapping[str, Set[User]]) -> dict[str, Envelope]:
     """One envelope for every gateway that holds a recipient.
 
-    ``online`` is the registry's answer for ``recipients``. If all legs have the same
-    members, it is already each leg's own answer.
+    ``online`` is the registry's answer for ``recipients``. If all runs have the same
+    members, it is already each run's own answer.
     """
-    shared = len({id(leg.members) for leg in cut}) == 1
-    made = {gateway: _stretches(cut, held, shared=shared) for gateway, held in online.items()}
-    return {gateway: Envelope(stretches) for gateway, stretches in made.items() if stretches}
+    shared = len({id(run.users) for run in runs}) == 1
+    made = {gateway: _runs_for(runs, held, shared=shared) for gateway, held in online.items()}
+    return {gateway: Envelope(found) for gateway, found in made.items() if found}
 
 
-def _stretches(cut: Sequence[Leg], held: Set[User], *, shared: bool) -> list[Stretch]:
-    """A gateway's part of the legs; adjacent legs of a chat become one stretch."""
-    stretches: list[Stretch] = []
+def _runs_for(runs: Sequence[MessageRun], held: Set[User], *, shared: bool) -> list[MessageRun]:
+    """A gateway's part of the runs; adjacent runs of a chat become one."""
+    found: list[MessageRun] = []
     last: dict[str, int] = {}
-    for leg in cut:
-        users = held if shared else leg.members & held
+    for run in runs:
+        users = held if shared else run.users & held
         if not users:
             continue
-        first = leg.messages[0]
+        first = run.messages[0]
         index = last.get(first.chat_id)
-        if index is not None and stretches[index].messages[-1].sequence + 1 == first.sequence:
-            earlier = stretches[index]
-            stretches[index] = Stretch(
-                leg.tenant, [*earlier.messages, *leg.messages], earlier.users
-            )
+        if index is not None and found[index].messages[-1].sequence + 1 == first.sequence:
+            earlier = found[index]
+            messages = [*earlier.messages, *run.messages]
+            found[index] = MessageRun(run.tenant, messages, earlier.users)
         else:
-            last[first.chat_id] = len(stretches)
-            stretches.append(Stretch(leg.tenant, leg.messages, users))
-    return stretches
+            last[first.chat_id] = len(found)
+            found.append(MessageRun(run.tenant, run.messages, users))
+    return found
 
 
-def undeliverable(cut: Sequence[Leg], online: Mapping[str, Set[User]]) -> int:
+def undeliverable(runs: Sequence[MessageRun], online: Mapping[str, Set[User]]) -> int:
     """How many messages have no recipient connected anywhere."""
     return sum(
-        len(leg.messages)
-        for leg in cut
-        if all(leg.members.isdisjoint(held) for held in online.values())
+        len(run.messages)
+        for run in runs
+        if all(run.users.isdisjoint(held) for held in online.values())
     )
 
 

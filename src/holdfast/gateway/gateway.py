@@ -137,22 +137,22 @@ class Gateway:
     def deliver(self, envelope: Envelope) -> None:
         """Queue committed messages to the sessions of their chats.
 
-        A stretch is cut behind each membership event, so that the roster is exact for
+        A run is cut behind each membership event, so that the roster is exact for
         every message: a user who leaves gets the event of leaving and nothing after it,
         a user who joins gets what follows the event.
         """
         now = self._deps.clock.monotonic()
         delivered = 0
-        one_stretch = len(envelope.stretches) == 1
-        for stretch in envelope.stretches:
-            self.roster_sync.add_missing(stretch)
-            parts = _cut_behind_events(stretch.messages)
+        one_run = len(envelope.runs) == 1
+        for found in envelope.runs:
+            self.roster_sync.add_missing(found)
+            parts = _cut_behind_events(found.messages)
             for messages in parts:
                 delivered += self._deliver_run(
-                    EncodedRun(messages), now, alone=one_stretch and len(parts) == 1
+                    EncodedRun(messages), now, alone=one_run and len(parts) == 1
                 )
                 if messages[-1].kind == "event":
-                    self.roster_sync.apply(stretch.tenant, messages[-1])
+                    self.roster_sync.apply(found.tenant, messages[-1])
         telemetry.delivered(delivered)
 
     def _deliver_run(self, run: EncodedRun, now: float, *, alone: bool) -> int:

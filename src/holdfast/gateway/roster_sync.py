@@ -14,7 +14,7 @@ from typing import TypeVar
 from holdfast import telemetry
 from holdfast.clock import Clock, Turns
 from holdfast.errors import HoldfastError
-from holdfast.fanout.contract import Stretch
+from holdfast.fanout.contract import MessageRun
 from holdfast.gateway.connection import Connection
 from holdfast.history.history import ChatHistory
 from holdfast.history.memberships import USERS_PER_READ
@@ -39,10 +39,10 @@ class RosterSync:
         self._moved: set[User] | None = None
         """Users who joined or left a chat while memberships are read."""
 
-    def add_missing(self, stretch: Stretch) -> None:
+    def add_missing(self, run: MessageRun) -> None:
         """Add members that the roster lacks: they connected before the chat existed."""
-        first = stretch.messages[0]
-        for user in self._roster.missing(first.chat_id, stretch.users):
+        first = run.messages[0]
+        for user in self._roster.missing(first.chat_id, run.users):
             self._join(user, first.chat_id, first.sequence - 1)
 
     def apply(self, tenant: str, message: Message) -> None:

@@ -1,6 +1,6 @@
 """What becomes of each send of a group, alike in every adapter. (Pure.)
 
-An adapter reads what is known of the group's chats, members and keys (``KnownKey``),
+An adapter reads what is known of the group's chats, members and keys (``GroupState``),
 calls ``number`` and writes the result, all in one commit.
 """
 
@@ -29,7 +29,7 @@ class ChatState(Struct, frozen=True):
     epoch: int
 
 
-class Stored(Struct, frozen=True, gc=False):
+class StoredSend(Struct, frozen=True, gc=False):
     """What a key stands for: the first answer and what it was an answer to; None once
     that was redacted.
     """
@@ -38,7 +38,7 @@ class Stored(Struct, frozen=True, gc=False):
     content_hash: bytes | None
 
 
-class KnownKey(Struct):
+class GroupState(Struct):
     """What the store holds about a group's sends, read in the commit that will hold
     them.
     """
@@ -48,31 +48,31 @@ class KnownKey(Struct):
     """(chat_id, user_id) of those senders who are members."""
     muted: Container[tuple[str, str]]
     """(chat_id, user_id) of those who are muted there."""
-    keys: dict[tuple[str, str, str], Stored]
+    keys: dict[tuple[str, str, str], StoredSend]
 
 
-class Numbered(Struct):
+class NumberedGroup(Struct):
     """One outcome per send; what is to be stored; where the counters go; which chats
     must be halted.
     """
 
     outcomes: list[Outcome]
-    fresh: list[Stored]
+    fresh: list[StoredSend]
     counters: dict[str, int]
     without_counter: set[str]
 
 
-def number(group: Sequence[Draft], known: KnownKey) -> Numbered:
+def number(group: Sequence[Draft], known: GroupState) -> NumberedGroup:
     """Decide every send of the group in order. Equal keys are merged: the later is a
     retry of the earlier.
     """
-    result = Numbered([], [], {}, set())
+    result = NumberedGroup([], [], {}, set())
     for draft in group:
         result.outcomes.append(_number_one(draft, known, result))
     return result
 
 
-def _number_one(draft: Draft, known: KnownKey, result: Numbered) -> Outcome:
+def _number_one(draft: Draft, known: GroupState, result: NumberedGroup) -> Outcome:
     chat_id = draft.chat_id
     chat = known.chats.get(chat_id)
     if chat is None or chat.tenant != draft.sender.tenant:
@@ -120,6 +120,6 @@ def _number_one(draft: Draft, known: KnownKey, result: Numbered) -> Outcome:
         draft.content_type,
         draft.created_at,
     )
-    stored = known.keys[key] = Stored(message, content_hash)
+    stored = known.keys[key] = StoredSend(message, content_hash)
     result.fresh.append(stored)
     return Acked(message, False)

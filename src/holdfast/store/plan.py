@@ -187,9 +187,13 @@ def unknown_chat(chat_id: str) -> NotFound:
     return NotFound(f"there is no chat {chat_id}", chat_id=chat_id)
 
 
+def outside_the_list() -> Forbidden:
+    return Forbidden("that page ended at a chat outside this list; list from the beginning")
+
+
 def left_where_page_ended() -> NotAMember:
     return NotAMember(
-        "you are no member of the chat where that page ended; list from the beginning"
+        "you are not a member of the chat where that page ended; list from the beginning"
     )
 
 

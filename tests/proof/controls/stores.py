@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from holdfast.message import Acked, Draft, LogEntry, Message, Outcome, Page, User
 from holdfast.store.contract import ChatStore
 from holdfast.store.memory import MemoryStore
-from holdfast.store.numbering import KnownKey, Stored, number
+from holdfast.store.numbering import GroupState, StoredSend, number
 from proof.simulation.parts import SimulatedDisk
 
 
@@ -28,17 +28,17 @@ class TwoPhaseStore(MemoryStore):
         self._rng = random.Random(1)
 
     async def append(self, group: Sequence[Draft]) -> list[Outcome]:
-        numbered = number(group, self._known(group))
+        numbered = number(group, self._group_state(group))
         for chat_id, counter in numbered.counters.items():
             self._chats[chat_id].counter = counter
         await asyncio.gather(*(self._persist(stored) for stored in numbered.fresh))
         return numbered.outcomes
 
-    async def _persist(self, stored: Stored) -> None:
+    async def _persist(self, stored: StoredSend) -> None:
         await asyncio.sleep(self._rng.random())
         self._commit([self._put(stored.message, stored)])
 
-    def _put(self, message: Message, stored: Stored | None) -> LogEntry:
+    def _put(self, message: Message, stored: StoredSend | None) -> LogEntry:
         held = self._chats[message.chat_id]
         allocated = held.counter or 0
         entry = super()._put(message, stored)
@@ -64,7 +64,7 @@ class OverwritingStore(MemoryStore):
             for chat_id in {draft.chat_id for draft in group}:
                 held = self._chats[chat_id]
                 held.counter = max((held.counter or 0) - 1, 0)
-        numbered = number(group, self._known(group))
+        numbered = number(group, self._group_state(group))
         self._commit([self._put(stored.message, stored) for stored in numbered.fresh])
         return numbered.outcomes
 
@@ -91,8 +91,8 @@ class UnscopedStore(MemoryStore):
 class DeafStore(MemoryStore):
     """Accepts the sends of muted members."""
 
-    def _known(self, group: Sequence[Draft]) -> KnownKey:
-        known = super()._known(group)
+    def _group_state(self, group: Sequence[Draft]) -> GroupState:
+        known = super()._group_state(group)
         known.muted = ()
         return known
 

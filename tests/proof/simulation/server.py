@@ -33,7 +33,7 @@ from holdfast.message import Draft, User
 from holdfast.session.settings import BackpressureSettings, OutboundSettings, TimeoutSettings
 from holdfast.store.contract import ChatStore
 from holdfast.store.memory import MemoryStore
-from holdfast.store.numbering import KnownKey
+from holdfast.store.numbering import GroupState
 from proof.faults import FaultPlan, faulty
 from proof.simulation.network import Wire
 from proof.simulation.options import Options
@@ -148,9 +148,9 @@ class Mortal:
         self._store = store
         self.dead = False
 
-    def peek(self, group: Sequence[Draft]) -> KnownKey:
+    def peek(self, group: Sequence[Draft]) -> GroupState:
         """The store's records of a group, for a control that predicts commits."""
-        return self._store._known(group)
+        return self._store._group_state(group)
 
     def __getattr__(self, verb: str) -> Any:
         inner = getattr(self._store, verb)

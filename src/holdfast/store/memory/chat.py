@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from holdfast.message import Ban, Chat, Member, Message, Mute, Page, User, Watermark
 from holdfast.store.contract import UNREAD_LOOKED_AT, ChatSummary
-from holdfast.store.numbering import Stored
+from holdfast.store.numbering import StoredSend
 from holdfast.store.pages import ENVELOPE_BYTES, page_after, page_before, within
 from holdfast.store.plan import ChangePlan
 
@@ -31,7 +31,7 @@ class MemoryChat(Struct):
     bans: dict[str, Ban] = field(default_factory=dict)
     mutes: dict[str, Mute] = field(default_factory=dict)
     messages: dict[int, Message] = field(default_factory=dict)
-    keys: dict[tuple[str, str, str], Stored] = field(default_factory=dict)
+    keys: dict[tuple[str, str, str], StoredSend] = field(default_factory=dict)
     marks: dict[tuple[str, str], Watermark] = field(default_factory=dict)
     gaps: list[tuple[int, int]] = field(default_factory=list)
 
@@ -152,7 +152,7 @@ class MemoryChat(Struct):
             redacted = self.messages[sequence] = replace(self.messages[sequence], content="")
             for key, stored in self.keys.items():
                 if stored.message.sequence == sequence:
-                    self.keys[key] = Stored(redacted, None)
+                    self.keys[key] = StoredSend(redacted, None)
         for sequence in [s for s in self.messages if plan.retain and s < plan.chat.first_sequence]:
             gone = self.messages.pop(sequence)
             if gone.client_message_id is not None:

@@ -35,7 +35,7 @@ from holdfast.store.contract import (
     TextPage,
 )
 from holdfast.store.memory.chat import MemoryChat
-from holdfast.store.numbering import NO_COUNTER, TAKEN, ChatState, KnownKey, Stored, number
+from holdfast.store.numbering import NO_COUNTER, TAKEN, ChatState, GroupState, StoredSend, number
 from holdfast.store.pages import (
     chat_of,
     chat_token,
@@ -56,6 +56,7 @@ from holdfast.store.plan import (
     joining,
     left_where_page_ended,
     not_a_member,
+    outside_the_list,
     target_of,
     unknown_chat,
 )
@@ -81,7 +82,7 @@ class MemoryStore:
         self._listeners.append(listener)
 
     async def append(self, group: Sequence[Draft]) -> list[Outcome]:
-        known = self._known(group)
+        known = self._group_state(group)
         numbered = number(group, known)
         outcomes = numbered.outcomes
         for chat_id in numbered.without_counter:
@@ -196,11 +197,9 @@ class MemoryStore:
         """The activity of the chat where a page ended, as it was then."""
         chat_id = ended_at[0]
         held = self._chats.get(chat_id)
-        if (
-            held is None
-            or held.chat.tenant != user.tenant
-            or (only is not None and chat_id not in only)
-        ):
+        if only is not None and chat_id not in only:
+            raise outside_the_list()
+        if held is None or held.chat.tenant != user.tenant:
             raise unknown_token()
         if user.user_id not in held.members:
             raise left_where_page_ended()
@@ -334,14 +333,14 @@ class MemoryStore:
             records, number_token("audit", records[-1].number) if len(found) > limit else None
         )
 
-    def _known(self, group: Sequence[Draft]) -> KnownKey:
+    def _group_state(self, group: Sequence[Draft]) -> GroupState:
         held = {d.chat_id: self._chats[d.chat_id] for d in group if d.chat_id in self._chats}
         present = {
             (d.chat_id, d.sender.user_id): held[d.chat_id].members[d.sender.user_id]
             for d in group
             if d.chat_id in held and d.sender.user_id in held[d.chat_id].members
         }
-        return KnownKey(
+        return GroupState(
             chats={
                 c: ChatState(h.chat.tenant, h.chat.halted, h.counter, h.chat.epoch)
                 for c, h in held.items()
@@ -438,7 +437,7 @@ class MemoryStore:
             self._commit([self._put(message, None)])
         return message
 
-    def _put(self, message: Message, stored: Stored | None) -> LogEntry:
+    def _put(self, message: Message, stored: StoredSend | None) -> LogEntry:
         held = self._chats[message.chat_id]
         held.messages[message.sequence] = message
         held.counter = message.sequence

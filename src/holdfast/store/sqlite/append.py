@@ -22,9 +22,9 @@ from holdfast.store.numbering import (
     NO_COUNTER,
     TAKEN,
     ChatState,
-    KnownKey,
-    Numbered,
-    Stored,
+    GroupState,
+    NumberedGroup,
+    StoredSend,
     number,
 )
 from holdfast.store.plan import halted_chat
@@ -69,7 +69,7 @@ def _write(connection: apsw.Connection, group: Sequence[Draft]) -> WriteResult[l
 
 def _read(
     connection: apsw.Connection, group: Sequence[Draft]
-) -> tuple[KnownKey, dict[str, int], int]:
+) -> tuple[GroupState, dict[str, int], int]:
     """What is known of the group, its chats' row numbers, and the end of the log."""
     senders = encode(list({(d.chat_id, d.sender.user_id) for d in group})).decode()
     keys = encode([_key_of(d) for d in group]).decode()
@@ -97,18 +97,18 @@ def _read(
         if is_muted:
             muted.add((chat_id, user_id))
     stored = {
-        (message.chat_id, message.sender_id, message.client_message_id or ""): Stored(
+        (message.chat_id, message.sender_id, message.client_message_id or ""): StoredSend(
             message, bytes.fromhex(digest) or None
         )
         for digest, message in _keys.decode(found)
     }
-    return KnownKey(chats, members, muted, stored), numbers, end
+    return GroupState(chats, members, muted, stored), numbers, end
 
 
 def _put(
     connection: apsw.Connection,
-    numbered: Numbered,
-    known: KnownKey,
+    numbered: NumberedGroup,
+    known: GroupState,
     numbers: dict[str, int],
     end: int,
 ) -> list[LogEntry]:

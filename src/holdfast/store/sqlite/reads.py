@@ -46,7 +46,7 @@ from holdfast.store.pages import (
     unknown_token,
     within,
 )
-from holdfast.store.plan import left_where_page_ended, not_a_member, unknown_chat
+from holdfast.store.plan import left_where_page_ended, not_a_member, outside_the_list, unknown_chat
 from holdfast.store.sqlite.change import numbering
 from holdfast.store.sqlite.database import SQL, Handle
 
@@ -248,7 +248,7 @@ def _edge(
     """The activity and the row number of the chat where a page ended."""
     chat_id, head = chat_of(after)
     if only is not None and chat_id not in only:
-        raise unknown_token()
+        raise outside_the_list()
     try:
         readable(connection, chat_id, user)
     except NotFound:
