@@ -27,11 +27,12 @@ from holdfast.gateway.contract import GatewayDeps
 from holdfast.gateway.gateway import Gateway
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.history.history import ChatHistory
+from holdfast.ingest.admission import AdmissionControl
 from holdfast.ingest.durability import EpochRaiser, StoreDurability
 from holdfast.ingest.intake import Intake
 from holdfast.ingest.watermarks import Watermarks
 from holdfast.limits.counters.memory import MemoryCounters
-from holdfast.limits.entry_points import AdmissionControl, EntryPoints
+from holdfast.limits.entry_points import EntryPoints
 from holdfast.limits.entry_rules import DEFAULT_RULES
 from holdfast.limits.limiter.limiter import Limiter
 from holdfast.limits.rules import RuleSet

@@ -31,6 +31,7 @@ from store_rigs import (
 from holdfast import telemetry
 from holdfast.errors import (
     ChatHalted,
+    Forbidden,
     InvalidMessage,
     KeyReused,
     NotAMember,

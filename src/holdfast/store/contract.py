@@ -194,8 +194,8 @@ class ChatStore(Protocol):
         A message that has come to the last chat of the previous page does not change
         where the list continues. ``only`` restricts the list to these chats.
         InvalidMessage if ``after`` is of no page of this list, Forbidden if that page
-        ended at a chat outside ``only``; NotAMember if the user has left the chat where that page ended: a page after another user's chat would
-        reveal when that chat was last used.
+        ended at a chat outside ``only``. NotAMember if the user has left the chat where
+        it ended: a page after another user's chat would reveal when that was last used.
 
         ``read`` is the furthest of the user's read watermarks. The cost does not depend
         on the length of any chat.
