@@ -60,6 +60,7 @@ METRICS = [
     "idempotency_hit_rate",
     "sequence_gap_rate",
     "transaction_conflict_rate",
+    "messages_per_chat_per_minute",
     "admin_errors_total",
 ]
 
@@ -138,6 +139,7 @@ def test_metric_of_a_document_is_mapped_to_the_metric_whose_help_names_it(name: 
     assert rows, f"{name} has no row"
     helps = {metric.name: metric.documentation for metric in telemetry.REGISTRY.collect()}
     carriers = {metric for metric, text in helps.items() if f"[{name}]" in text}
+    assert len(carriers) <= 1, f"{name} is in several HELP texts: {carriers}"
     for row in rows:
         named = {found.removesuffix("_total") for found in re.findall(r"holdfast_\w+", row.state)}
         assert row.state.startswith("not built") or carriers & named, f"{row}: {carriers}"

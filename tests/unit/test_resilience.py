@@ -51,7 +51,7 @@ def test_few_failures_among_many_calls_do_not_open_it() -> None:
     assert breaker.state(1.0) is BreakerState.CLOSED
 
 
-def test_ratio_zero_is_the_seeds_rule() -> None:
+def test_ratio_zero_opens_by_the_count_alone() -> None:
     breaker = Breaker(BreakerSettings(min_failure_ratio=0))
     for _ in range(1000):
         breaker.success(1.0)
