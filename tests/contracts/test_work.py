@@ -13,7 +13,7 @@ import apsw
 import pytest
 from work_rigs import (
     WORK_STORES,
-    Hand,
+    ManualWorker,
     Opener,
     draft,
     embedded_work,
@@ -49,69 +49,73 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
     return opener_of(request, tmp_path)
 
 
-async def test_jobs_come_in_order_and_done_jobs_are_gone(opened: Opener) -> None:
+async def test_jobs_are_claimed_in_order_and_completed_jobs_are_gone(opened: Opener) -> None:
     async with opened() as o:
         seqs = await o.store.enqueue([draft("a"), draft("b"), draft(None), draft("a")])
         assert seqs == sorted(seqs)
-        hand = await Hand.join(o.store)
-        assert await hand.turn() == seqs
-        assert hand.jobs[seqs[0]].attempt == 1
-        assert hand.jobs[seqs[0]].stages == Stage.STORED
-        assert await hand.turn(completed=seqs) == []
+        manual = await ManualWorker.join(o.store)
+        assert await manual.turn() == seqs
+        assert manual.jobs[seqs[0]].attempt == 1
+        assert manual.jobs[seqs[0]].stages == Stage.STORED
+        assert await manual.turn(completed=seqs) == []
         assert await o.store.find(Query()) == []
 
 
-async def test_what_was_handed_out_is_not_handed_out_again_until_a_rewind(opened: Opener) -> None:
+async def test_claimed_job_is_not_claimed_again_until_a_rewind(opened: Opener) -> None:
     async with opened() as o:
         seqs = await o.store.enqueue([draft() for _ in range(5)])
-        hand = await Hand.join(o.store)
-        assert await hand.turn(want=3) == seqs[:3]
-        assert await hand.turn() == seqs[3:]
-        assert await hand.turn() == []
-        await hand.rewind()
-        assert await hand.turn(completed=seqs[:1]) == seqs[1:]
+        manual = await ManualWorker.join(o.store)
+        assert await manual.turn(want=3) == seqs[:3]
+        assert await manual.turn() == seqs[3:]
+        assert await manual.turn() == []
+        await manual.rewind()
+        assert await manual.turn(completed=seqs[:1]) == seqs[1:]
 
 
-async def test_a_claim_says_how_far_all_that_is_ready_has_been_read(opened: Opener) -> None:
+async def test_claim_reports_how_far_ready_jobs_have_been_read(opened: Opener) -> None:
     async with opened() as o:
         seqs = await o.store.enqueue([draft() for _ in range(5)])
-        hand = await Hand.join(o.store)
-        assert (await hand.call(2)).through == seqs[1]
-        await hand.turn(0)
-        assert (await hand.call(1)).through == seqs[2]
-        assert (await hand.call(10)).through >= seqs[4], "to the end"
-        await hand.rewind()
-        assert (await hand.call(1)).through == seqs[0]
+        manual = await ManualWorker.join(o.store)
+        assert (await manual.call(2)).through == seqs[1]
+        await manual.turn(0)
+        assert (await manual.call(1)).through == seqs[2]
+        assert (await manual.call(10)).through >= seqs[4], "to the end"
+        await manual.rewind()
+        assert (await manual.call(1)).through == seqs[0]
 
 
-async def test_a_claim_is_bounded_in_bytes_but_never_empty(opened: Opener) -> None:
+async def test_claim_is_bounded_in_bytes_but_never_empty(opened: Opener) -> None:
     async with opened() as o:
         seqs = await o.store.enqueue([draft(None, payload=b"x" * 1000) for _ in range(6)])
-        hand = await Hand.join(o.store)
-        first = await hand.session.process(Report(), ClaimRequest(jobs=10, bytes_max=2500))
+        manual = await ManualWorker.join(o.store)
+        first = await manual.session.process(Report(), ClaimRequest(jobs=10, bytes_max=2500))
         assert [job.seq for job in first.jobs] == seqs[:3]
-        second = await hand.session.process(Report(), ClaimRequest(jobs=10, bytes_max=1))
+        second = await manual.session.process(Report(), ClaimRequest(jobs=10, bytes_max=1))
         assert [job.seq for job in second.jobs] == seqs[3:4]
-        third = await hand.session.process(Report(), ClaimRequest(jobs=10, bytes_max=0))
+        third = await manual.session.process(Report(), ClaimRequest(jobs=10, bytes_max=0))
         assert [job.seq for job in third.jobs] == seqs[4:5]
-        assert await hand.turn() == seqs[5:], "nothing is read past"
+        assert await manual.turn() == seqs[5:], "nothing is read past"
 
 
 async def test_due_and_held_jobs_are_bounded_in_bytes_too(opened: Opener) -> None:
     async with opened() as o:
         seqs = await o.store.enqueue([draft(f"s{n}", payload=b"x" * 1000) for n in range(5)])
         held = await o.store.enqueue([draft("deep", payload=b"x" * 1000) for _ in range(5)])
-        hand = await Hand.join(o.store)
-        await hand.turn()
-        await hand.turn(failed=[hand.failure(seq) for seq in seqs], held=held)
+        manual = await ManualWorker.join(o.store)
+        await manual.turn()
+        await manual.turn(failed=[manual.failure(seq) for seq in seqs], held=held)
         some = ClaimRequest(jobs=10, bytes_max=2500, backlogs={"deep": 0})
-        assert [job.seq for job in (await hand.session.process(Report(), some)).backlog] == held[:3]
+        assert [job.seq for job in (await manual.session.process(Report(), some)).backlog] == held[
+            :3
+        ]
         rest = ClaimRequest(jobs=10, bytes_max=2500, backlogs={"deep": held[2]})
-        assert [job.seq for job in (await hand.session.process(Report(), rest)).backlog] == held[3:]
+        assert [job.seq for job in (await manual.session.process(Report(), rest)).backlog] == held[
+            3:
+        ]
         await o.pass_time(100)
         bounded = ClaimRequest(jobs=10, bytes_max=2500)
-        assert len((await hand.session.process(Report(), bounded)).jobs) == 3
-        assert len((await hand.session.process(Report(), bounded)).jobs) == 2
+        assert len((await manual.session.process(Report(), bounded)).jobs) == 3
+        assert len((await manual.session.process(Report(), bounded)).jobs) == 2
 
 
 @pytest.mark.covers("003 ProcessWorkBatch_FailsOutboxMessages_MarksAsFailedWithErrorAsync")
@@ -120,22 +124,22 @@ async def test_process_work_batch_fails_outbox_messages_marks_as_failed_with_err
 ) -> None:
     async with opened() as o:
         (m1,) = await o.store.enqueue([draft()])
-        hand = await Hand.join(o.store)
-        await hand.turn()
-        failure = hand.failure(
+        manual = await ManualWorker.join(o.store)
+        await manual.turn()
+        failure = manual.failure(
             m1, Reason.TRANSPORT_UNAVAILABLE, stages=int(Stage.STORED), error="Network timeout"
         )
-        assert await hand.turn(failed=[failure]) == []
+        assert await manual.turn(failed=[failure]) == []
         (entry,) = await o.store.find(Query())
         assert (entry.state, entry.attempt, entry.error) == (State.RETRY, 1, "Network timeout")
         assert (entry.reason, entry.error_type) == (Reason.TRANSPORT_UNAVAILABLE, "ValueError")
         assert (entry.trace, entry.fingerprint) == ("trace", "print")
         await o.pass_time(50)  # and what this test takes
-        assert await hand.turn() == []
+        assert await manual.turn() == []
         await o.pass_time(10)
-        assert await hand.turn() == [m1]
-        assert hand.jobs[m1].attempt == 2
-        assert await hand.turn(completed=[m1]) == []
+        assert await manual.turn() == [m1]
+        assert manual.jobs[m1].attempt == 2
+        assert await manual.turn(completed=[m1]) == []
         assert await o.store.find(Query()) == []
         assert await o.store.streams() == []
 
@@ -146,62 +150,62 @@ async def test_process_work_batch_scheduled_retry_blocks_later_messages_in_strea
 ) -> None:
     async with opened() as o:
         m1, m2, other = await o.store.enqueue([draft(), draft(), draft("other")])
-        hand = await Hand.join(o.store)
-        await hand.turn()
-        await hand.turn(failed=[hand.failure(m1)], held=[m2], completed=[other])
+        manual = await ManualWorker.join(o.store)
+        await manual.turn()
+        await manual.turn(failed=[manual.failure(m1)], held=[m2], completed=[other])
         (blocked,) = await o.store.streams()
         assert (blocked.block.stream, blocked.block.head, blocked.waiting) == ("s", m1, 1)
-        blocks = await hand.rewind()
+        blocks = await manual.rewind()
         assert [block.head for block in blocks] == [m1]
-        assert await hand.turn() == [], "neither the head nor what it holds may come"
+        assert await manual.turn() == [], "neither the head nor what it holds may come"
 
 
 @pytest.mark.covers("003 ProcessWorkBatch_ScheduledRetryExpires_UnblocksStreamAsync")
 async def test_process_work_batch_scheduled_retry_expires_unblocks_stream(opened: Opener) -> None:
     async with opened() as o:
         m1, m2, m3 = await o.store.enqueue([draft(), draft(), draft()])
-        hand = await Hand.join(o.store)
-        await hand.turn()
-        claimed = await hand.call(failed=[hand.failure(m1)], held=[m2, m3])
+        manual = await ManualWorker.join(o.store)
+        await manual.turn()
+        claimed = await manual.call(failed=[manual.failure(m1)], held=[m2, m3])
         assert claimed.next_due_seconds is not None and 58 < claimed.next_due_seconds <= 60
         await o.pass_time(61)
-        assert await hand.turn() == [m1]
-        assert await hand.turn(completed=[m1], backlogs={"s": 0}) == [m2, m3]
+        assert await manual.turn() == [m1]
+        assert await manual.turn(completed=[m1], backlogs={"s": 0}) == [m2, m3]
         assert await o.store.streams() == []
 
 
 @pytest.mark.covers(
     "003 ProcessWorkBatch_StreamBasedFailureCascade_ReleasesLaterMessagesInSameStreamAsync"
 )
-async def test_process_work_batch_stream_based_failure_cascade_releases_later_messages_in_same_stream(
+async def test_process_work_batch_failure_cascade_releases_later_messages_in_stream(
     opened: Opener,
 ) -> None:
     async with opened() as o:
         m1, m2, m3, m4 = await o.store.enqueue([draft() for _ in range(4)])
-        hand = await Hand.join(o.store)
-        await hand.turn()
-        await hand.turn(failed=[hand.failure(m1)], held=[m2, m3, m4])
-        claimed = await hand.call(released=[m2, m3])
+        manual = await ManualWorker.join(o.store)
+        await manual.turn()
+        await manual.turn(failed=[manual.failure(m1)], held=[m2, m3, m4])
+        claimed = await manual.call(released=[m2, m3])
         assert claimed.notice, "what was released is read by a rewind"
-        (block,) = await hand.rewind()
+        (block,) = await manual.rewind()
         assert block.released_ids == {m2, m3}
-        assert await hand.turn() == [m2, m3]
+        assert await manual.turn() == [m2, m3]
         (head,) = await o.store.find(Query(seqs=[m1]))
         assert head.state is State.RETRY
         await o.pass_time(61)
-        assert await hand.turn(completed=[m2, m3]) == [m1]
-        assert await hand.turn(completed=[m1], backlogs={"s": 0}) == [m4]
+        assert await manual.turn(completed=[m2, m3]) == [m1]
+        assert await manual.turn(completed=[m1], backlogs={"s": 0}) == [m4]
 
 
 @pytest.mark.covers("003 decision matrix: failed, scheduled / no release")
 async def test_matrix_failed_and_scheduled_without_release_blocks(opened: Opener) -> None:
     async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(), draft()])
-        hand = await Hand.join(o.store)
-        await hand.turn()
-        await hand.turn(failed=[hand.failure(m1)], held=[m2])
-        await hand.rewind()
-        assert await hand.turn() == []
+        manual = await ManualWorker.join(o.store)
+        await manual.turn()
+        await manual.turn(failed=[manual.failure(m1)], held=[m2])
+        await manual.rewind()
+        assert await manual.turn() == []
 
 
 @pytest.mark.covers("003 decision matrix: failed, scheduled / released")
@@ -210,87 +214,87 @@ async def test_matrix_failed_and_scheduled_with_release_continues_without_m1(
 ) -> None:
     async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(), draft()])
-        hand = await Hand.join(o.store)
-        await hand.turn()
-        await hand.turn(failed=[hand.failure(m1)], held=[m2])
+        manual = await ManualWorker.join(o.store)
+        await manual.turn()
+        await manual.turn(failed=[manual.failure(m1)], held=[m2])
         await o.store.release("s", ids=[m2], by="ann", why="independent")
-        assert (await hand.call()).notice
-        await hand.rewind()
-        assert await hand.turn() == [m2]
+        assert (await manual.call()).notice
+        await manual.rewind()
+        assert await manual.turn() == [m2]
 
 
 @pytest.mark.covers("003 decision matrix: failed, not scheduled / released")
 async def test_matrix_failed_and_not_scheduled_with_release_continues(opened: Opener) -> None:
     async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(), draft()])
-        hand = await Hand.join(
+        manual = await ManualWorker.join(
             o.store, policies=Policies().with_type("order", stream=OnFailure.PARK)
         )
-        await hand.turn()
-        await hand.turn(failed=[hand.failure(m1)], held=[m2])
+        await manual.turn()
+        await manual.turn(failed=[manual.failure(m1)], held=[m2])
         (head,) = await o.store.find(Query(seqs=[m1]))
         assert (head.state, head.due_at) == (State.PARKED, None)
         await o.store.release("s", through=m2, by="ann", why="m1 is poison")
-        await hand.call()
-        await hand.rewind()
-        assert await hand.turn() == [m2]
+        await manual.call()
+        await manual.rewind()
+        assert await manual.turn() == [m2]
         await o.pass_time(1e6)
-        assert await hand.turn(completed=[m2]) == [], "a parked job never runs by itself"
+        assert await manual.turn(completed=[m2]) == [], "a parked job never runs by itself"
 
 
 @pytest.mark.covers("003 decision matrix: processing")
 async def test_matrix_processing_blocks_for_every_other_worker(opened: Opener) -> None:
     async with opened() as o:
         m1, _ = await o.store.enqueue([draft(), draft()])
-        first = await Hand.join(o.store)
+        first = await ManualWorker.join(o.store)
         assert await first.turn(want=1) == [m1]
         if o.store.shared:
-            second = await Hand.join(o.store, "second")
+            second = await ManualWorker.join(o.store, "second")
             assert await second.turn() == [], "a stream has one owner"
             await second.session.leave()
 
 
 @pytest.mark.covers("003 decision matrix: completed")
-async def test_matrix_completed_goes_on(opened: Opener) -> None:
+async def test_matrix_completed_continues_the_stream(opened: Opener) -> None:
     async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(), draft()])
-        hand = await Hand.join(o.store)
-        assert await hand.turn(want=1) == [m1]
-        assert await hand.turn(completed=[m1]) == [m2]
+        manual = await ManualWorker.join(o.store)
+        assert await manual.turn(want=1) == [m1]
+        assert await manual.turn(completed=[m1]) == [m2]
 
 
-async def test_a_release_by_type_lets_just_that_type_pass_also_later_ones(opened: Opener) -> None:
+async def test_release_by_type_lets_only_that_type_pass_later_jobs_too(opened: Opener) -> None:
     async with opened() as o:
         m1, m2, m3 = await o.store.enqueue([draft(), draft(type="mail"), draft()])
-        hand = await Hand.join(o.store)
-        await hand.turn()
-        await hand.turn(failed=[hand.failure(m1)], held=[m2, m3])
+        manual = await ManualWorker.join(o.store)
+        await manual.turn()
+        await manual.turn(failed=[manual.failure(m1)], held=[m2, m3])
         await o.store.release("s", type="mail", by="ann", why="mails are independent")
-        await hand.call()
-        (block,) = await hand.rewind()
-        assert await hand.turn() == [m2]
+        await manual.call()
+        (block,) = await manual.rewind()
+        assert await manual.turn() == [m2]
         assert not block.holds(m3 + 100, "mail")
         assert block.holds(m3, "order")
         (act,) = await o.store.acts()
         assert (act.verb, act.by, act.why) == ("release", "ann", "mails are independent")
 
 
-async def test_a_later_failure_makes_a_new_block(opened: Opener) -> None:
+async def test_later_failure_makes_a_new_block(opened: Opener) -> None:
     async with opened() as o:
         m1, m2, m3 = await o.store.enqueue([draft(), draft(), draft()])
-        hand = await Hand.join(o.store)
-        await hand.turn()
-        await hand.turn(failed=[hand.failure(m1)], held=[m2, m3])
-        await hand.call(released=[m2, m3])
-        await hand.rewind()
-        assert await hand.turn() == [m2, m3]
-        await hand.turn(failed=[hand.failure(m2)], held=[m3])
-        await hand.rewind()
-        assert await hand.turn() == [], "m3 waits behind the new block"
+        manual = await ManualWorker.join(o.store)
+        await manual.turn()
+        await manual.turn(failed=[manual.failure(m1)], held=[m2, m3])
+        await manual.call(released=[m2, m3])
+        await manual.rewind()
+        assert await manual.turn() == [m2, m3]
+        await manual.turn(failed=[manual.failure(m2)], held=[m3])
+        await manual.rewind()
+        assert await manual.turn() == [], "m3 waits behind the new block"
         assert [blocked.block.head for blocked in await o.store.streams()] == [m1, m2]
 
 
-async def test_a_release_of_a_stream_that_is_not_blocked_is_refused(opened: Opener) -> None:
+async def test_release_of_a_stream_without_block_is_refused(opened: Opener) -> None:
     async with opened() as o:
         await o.store.enqueue([draft()])
         with pytest.raises(NotFound, match="not blocked"):
@@ -298,36 +302,36 @@ async def test_a_release_of_a_stream_that_is_not_blocked_is_refused(opened: Open
         assert await o.store.acts() == []
 
 
-async def test_skip_lets_the_stream_go_on_and_retries_the_head_out_of_order(opened: Opener) -> None:
+async def test_skip_continues_the_stream_and_retries_the_head_out_of_order(opened: Opener) -> None:
     async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(), draft()])
-        hand = await Hand.join(
+        manual = await ManualWorker.join(
             o.store, policies=Policies.preset("uniform").with_type("order", stream=OnFailure.SKIP)
         )
-        await hand.turn()
-        await hand.turn(failed=[hand.failure(m1)], completed=[m2])
+        await manual.turn()
+        await manual.turn(failed=[manual.failure(m1)], completed=[m2])
         assert await o.store.streams() == []
         await o.pass_time(61)
-        assert await hand.turn() == [m1]
+        assert await manual.turn() == [m1]
 
 
-async def test_poison_is_a_dead_letter_with_everything_known_and_lifts_the_block(
+async def test_poison_becomes_a_complete_dead_letter_and_lifts_the_block(
     opened: Opener,
 ) -> None:
     async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(), draft()])
-        hand = await Hand.join(o.store)
-        await hand.turn()
-        await hand.turn(failed=[hand.failure(m1)], held=[m2])
+        manual = await ManualWorker.join(o.store)
+        await manual.turn()
+        await manual.turn(failed=[manual.failure(m1)], held=[m2])
         for _ in range(8):
             await o.pass_time(1e6)
-            assert await hand.turn() == [m1]
-            await hand.turn(failed=[hand.failure(m1)])
+            assert await manual.turn() == [m1]
+            await manual.turn(failed=[manual.failure(m1)])
         await o.pass_time(1e6)
-        assert await hand.turn() == [m1]
-        assert await hand.turn(failed=[hand.failure(m1, error="the tenth")], backlogs={"s": 0}) == [
-            m2
-        ]
+        assert await manual.turn() == [m1]
+        assert await manual.turn(
+            failed=[manual.failure(m1, error="the tenth")], backlogs={"s": 0}
+        ) == [m2]
         (dead,) = await o.store.dead(Query())
         assert (dead.seq, dead.attempt, dead.strikes) == (m1, 10, 10)
         assert (dead.reason, dead.error) == (Reason.POISON_MESSAGE, "the tenth")
@@ -337,71 +341,73 @@ async def test_poison_is_a_dead_letter_with_everything_known_and_lifts_the_block
 async def test_serialization_and_validation_failures_are_dead_at_once(opened: Opener) -> None:
     async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(None), draft(None)])
-        hand = await Hand.join(o.store, policies=Policies())
-        await hand.turn()
+        manual = await ManualWorker.join(o.store, policies=Policies())
+        await manual.turn()
         failures = [
-            hand.failure(m1, Reason.SERIALIZATION_ERROR),
-            hand.failure(m2, Reason.VALIDATION_FAILURE),
+            manual.failure(m1, Reason.SERIALIZATION_ERROR),
+            manual.failure(m2, Reason.VALIDATION_FAILURE),
         ]
-        await hand.turn(failed=failures)
+        await manual.turn(failed=failures)
         assert {entry.reason for entry in await o.store.dead(Query())} == {
             Reason.SERIALIZATION_ERROR,
             Reason.VALIDATION_FAILURE,
         }
 
 
-async def test_a_failure_report_counts_once(opened: Opener) -> None:
+async def test_repeated_failure_report_counts_once(opened: Opener) -> None:
     async with opened() as o:
         (m1,) = await o.store.enqueue([draft()])
-        hand = await Hand.join(o.store)
-        await hand.turn()
-        failure = hand.failure(m1)
-        await hand.turn(failed=[failure])
-        await hand.turn(failed=[failure])
+        manual = await ManualWorker.join(o.store)
+        await manual.turn()
+        failure = manual.failure(m1)
+        await manual.turn(failed=[failure])
+        await manual.turn(failed=[failure])
         (entry,) = await o.store.find(Query())
         assert (entry.attempt, entry.strikes) == (1, 1)
 
 
 @pytest.mark.covers("003 partial completion")
-async def test_completed_stages_are_added_never_removed_and_come_with_the_retry(
+async def test_completed_stages_are_never_removed_and_come_with_the_retry(
     opened: Opener,
 ) -> None:
     async with opened() as o:
         (m1,) = await o.store.enqueue([draft()])
-        hand = await Hand.join(o.store)
-        await hand.turn()
-        await hand.turn(failed=[hand.failure(m1, stages=int(Stage.STORED | Stage.EVENT_STORED))])
+        manual = await ManualWorker.join(o.store)
+        await manual.turn()
+        await manual.turn(
+            failed=[manual.failure(m1, stages=int(Stage.STORED | Stage.EVENT_STORED))]
+        )
         await o.pass_time(61)
-        await hand.turn()
-        assert hand.jobs[m1].stages == Stage.STORED | Stage.EVENT_STORED
-        await hand.turn(failed=[hand.failure(m1, stages=0)])
+        await manual.turn()
+        assert manual.jobs[m1].stages == Stage.STORED | Stage.EVENT_STORED
+        await manual.turn(failed=[manual.failure(m1, stages=0)])
         (entry,) = await o.store.find(Query())
         assert entry.stages == Stage.STORED | Stage.EVENT_STORED
 
 
-async def test_a_step_is_durable_before_the_job_ends(opened: Opener) -> None:
+async def test_step_is_durable_before_the_job_ends(opened: Opener) -> None:
     async with opened() as o:
         (m1,) = await o.store.enqueue([draft()])
-        hand = await Hand.join(o.store)
-        await hand.turn()
-        await hand.session.step(hand.jobs[m1], int(Stage.PUBLISHED))
+        manual = await ManualWorker.join(o.store)
+        await manual.turn()
+        await manual.session.step(manual.jobs[m1], int(Stage.PUBLISHED))
         (entry,) = await o.store.find(Query())
         assert entry.stages == Stage.STORED | Stage.PUBLISHED
 
 
-async def test_a_delayed_job_comes_when_it_is_due(opened: Opener) -> None:
+async def test_delayed_job_is_claimed_when_it_is_due(opened: Opener) -> None:
     async with opened() as o:
         later, now = await o.store.enqueue([draft(delay_seconds=100), draft()])
-        hand = await Hand.join(o.store)
-        claimed = await hand.call()
+        manual = await ManualWorker.join(o.store)
+        claimed = await manual.call()
         assert [job.seq for job in claimed.jobs] == [now]
         assert claimed.next_due_seconds is not None and 90 < claimed.next_due_seconds <= 100
         await o.pass_time(101)
-        assert await hand.turn() == [later]
-        assert hand.jobs[later].attempt == 1
+        assert await manual.turn() == [later]
+        assert manual.jobs[later].attempt == 1
 
 
-async def test_the_inbox_stores_a_message_once_also_within_one_call(opened: Opener) -> None:
+async def test_inbox_stores_a_message_once_even_within_one_call(opened: Opener) -> None:
     async with opened() as o:
         shop = {"source": "shop", "source_id": "42"}
         first = await o.store.enqueue(
@@ -409,9 +415,9 @@ async def test_the_inbox_stores_a_message_once_also_within_one_call(opened: Open
         )
         assert first[1] == 0 and first[0] and first[2] and first[3]
         assert await o.store.enqueue([draft(**shop)]) == [0]
-        hand = await Hand.join(o.store)
-        assert await hand.turn() == [first[0], first[2], first[3]]
-        await hand.turn(completed=[first[0]])
+        manual = await ManualWorker.join(o.store)
+        assert await manual.turn() == [first[0], first[2], first[3]]
+        await manual.turn(completed=[first[0]])
         assert await o.store.enqueue([draft(**shop)]) == [0], "also after it was handled"
 
 
@@ -434,12 +440,12 @@ async def test_a_readers_position_is_stored_with_its_jobs_and_never_goes_back(
 async def test_children_are_stored_exactly_with_their_parents_completion(opened: Opener) -> None:
     async with opened() as o:
         (m1,) = await o.store.enqueue([draft()])
-        hand = await Hand.join(o.store)
-        await hand.turn()
+        manual = await ManualWorker.join(o.store)
+        await manual.turn()
         children = [Child(m1, draft("next", "mail")), Child(m1, draft(None, "log"))]
-        born = await hand.turn(completed=[m1], children=children)
+        born = await manual.turn(completed=[m1], children=children)
         assert len(born) == 2
-        assert await hand.turn(completed=[m1], children=children) == [], (
+        assert await manual.turn(completed=[m1], children=children) == [], (
             "a repeated report stores nothing"
         )
 
@@ -449,14 +455,14 @@ async def test_dead_letters_are_replayed_in_order_with_who_and_why(opened: Opene
         seqs = await o.store.enqueue(
             [draft("a", payload=b"1"), draft("a", payload=b"2"), draft("b", "other")]
         )
-        hand = await Hand.join(o.store, policies=Policies())
-        await hand.turn()
-        await hand.turn(
-            failed=[hand.failure(seq, Reason.VALIDATION_FAILURE, stages=4) for seq in seqs]
+        manual = await ManualWorker.join(o.store, policies=Policies())
+        await manual.turn()
+        await manual.turn(
+            failed=[manual.failure(seq, Reason.VALIDATION_FAILURE, stages=4) for seq in seqs]
         )
         assert await o.store.replay(Query(type="order"), limit=10, by="ann", why="fixed") == 2
-        assert [hand.jobs[seq].payload for seq in await hand.turn()] == [b"1", b"2"]
-        replayed = [job for job in hand.jobs.values() if job.origin]
+        assert [manual.jobs[seq].payload for seq in await manual.turn()] == [b"1", b"2"]
+        replayed = [job for job in manual.jobs.values() if job.origin]
         assert [job.key for job in replayed] == seqs[:2]
         assert {job.stages for job in replayed} == {5}, "what was completed is not repeated"
         assert {(job.attempt, job.strikes) for job in replayed} == {(1, 0)}
@@ -479,19 +485,19 @@ async def test_dead_letters_are_replayed_in_order_with_who_and_why(opened: Opene
         (Query(fingerprint="another"), []),
     ],
 )
-async def test_a_filter_means_the_same_to_everybody(
+async def test_filter_selects_the_same_in_every_verb(
     opened: Opener, query: Query, meant: list[int]
 ) -> None:
     async with opened() as o:
         kinds = [("a", "order"), ("a", "mail"), ("b", "order"), ("b", "mail")]
         seqs = await o.store.enqueue([draft(stream, type) for stream, type in kinds])
         asked = [seqs[place] for place in meant]
-        hand = await Hand.join(o.store, policies=Policies())
-        await hand.turn()
+        manual = await ManualWorker.join(o.store, policies=Policies())
+        await manual.turn()
         invalid, unreadable = Reason.VALIDATION_FAILURE, Reason.SERIALIZATION_ERROR
         reasons = [invalid, unreadable, unreadable, invalid]
-        await hand.turn(
-            failed=[hand.failure(seq, reason) for seq, reason in zip(seqs, reasons, strict=True)]
+        await manual.turn(
+            failed=[manual.failure(seq, reason) for seq, reason in zip(seqs, reasons, strict=True)]
         )
         assert [entry.seq for entry in await o.store.dead(query)] == asked[::-1]
         if asked:
@@ -499,50 +505,50 @@ async def test_a_filter_means_the_same_to_everybody(
         else:
             with pytest.raises(NotFound):
                 await o.store.replay(query, limit=10, by="ann", why="fixed")
-        assert [hand.jobs[seq].origin for seq in await hand.turn()] == asked
+        assert [manual.jobs[seq].origin for seq in await manual.turn()] == asked
         left = sorted(entry.seq for entry in await o.store.dead(Query()))
         assert left == sorted(set(seqs) - set(asked))
 
 
-async def test_retry_now_with_reset_does_the_seeds_two_manual_repairs(opened: Opener) -> None:
+async def test_retry_with_reset_does_both_manual_repairs_of_the_document(opened: Opener) -> None:
     async with opened() as o:
         (m1,) = await o.store.enqueue([draft()])
-        hand = await Hand.join(o.store)
-        await hand.turn()
-        await hand.turn(failed=[hand.failure(m1)])
-        assert await hand.turn() == []
+        manual = await ManualWorker.join(o.store)
+        await manual.turn()
+        await manual.turn(failed=[manual.failure(m1)])
+        assert await manual.turn() == []
         assert await o.store.retry([m1], reset=True, by="ann", why="fixed") == 1
-        assert await hand.turn() == [m1]
-        assert (hand.jobs[m1].attempt, hand.jobs[m1].strikes) == (1, 0)
+        assert await manual.turn() == [m1]
+        assert (manual.jobs[m1].attempt, manual.jobs[m1].strikes) == (1, 0)
         with pytest.raises(NotFound):
             await o.store.retry([m1 + 99], reset=False, by="ann", why="no such job")
 
 
-async def test_an_operator_can_park_and_bury_and_the_owner_is_told(opened: Opener) -> None:
+async def test_operator_can_park_and_bury_and_the_owner_is_notified(opened: Opener) -> None:
     async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(), draft()])
-        hand = await Hand.join(o.store)
+        manual = await ManualWorker.join(o.store)
         assert await o.store.park([m1], by="ann", why="look first") == 1
-        claimed = await hand.call()
+        claimed = await manual.call()
         assert claimed.notice
-        (block,) = await hand.rewind()
+        (block,) = await manual.rewind()
         assert (block.head, block.policy, block.why) == (m1, OnFailure.PARK, "look first")
         assert await o.store.bury([m1], by="ann", why="hopeless") == 1
-        assert (await hand.call()).notice
-        assert await hand.rewind() == []
-        assert await hand.turn() == [m2]
+        assert (await manual.call()).notice
+        assert await manual.rewind() == []
+        assert await manual.turn() == [m2]
         assert [act.verb for act in await o.store.acts()] == ["dead", "park"]
 
 
-async def test_a_job_that_is_parked_while_it_runs_stays_parked_when_it_fails(
+async def test_job_parked_while_it_runs_stays_parked_when_it_fails(
     opened: Opener,
 ) -> None:
     async with opened() as o:
         fails, succeeds = await o.store.enqueue([draft("a"), draft("b")])
-        hand = await Hand.join(o.store)
-        await hand.turn()
+        manual = await ManualWorker.join(o.store)
+        await manual.turn()
         await o.store.park([fails, succeeds], by="ann", why="look first")
-        await hand.turn(failed=[hand.failure(fails)], completed=[succeeds])
+        await manual.turn(failed=[manual.failure(fails)], completed=[succeeds])
         (entry,) = await o.store.find(Query())
         assert (entry.seq, entry.state, entry.due_at, entry.attempt) == (
             fails,
@@ -553,18 +559,20 @@ async def test_a_job_that_is_parked_while_it_runs_stays_parked_when_it_fails(
         assert [blocked.block.head for blocked in await o.store.streams()] == [fails]
 
 
-async def test_a_job_that_is_put_off_keeps_what_is_known_of_its_own_failure(opened: Opener) -> None:
+async def test_postponed_job_keeps_its_last_failure(opened: Opener) -> None:
     async with opened() as o:
         failed, fresh = await o.store.enqueue([draft("a"), draft("b")])
-        hand = await Hand.join(o.store)
-        await hand.turn()
-        await hand.turn(failed=[hand.failure(failed, Reason.THROTTLED, error="too fast")])
+        manual = await ManualWorker.join(o.store)
+        await manual.turn()
+        await manual.turn(failed=[manual.failure(failed, Reason.THROTTLED, error="too fast")])
         await o.pass_time(3600)
-        assert await hand.turn() == [failed]
+        assert await manual.turn() == [failed]
         verdict = FailureVerdict(FailureAction.POSTPONE, Reason.DEPENDENCY_FAILURE, 30.0)
         closed = Failure(Reason.DEPENDENCY_FAILURE, "BreakerOpen", "the breaker is open")
-        put_off = [Failed(seq, hand.jobs[seq].attempt, verdict, closed) for seq in (failed, fresh)]
-        await hand.turn(failed=put_off)
+        put_off = [
+            Failed(seq, manual.jobs[seq].attempt, verdict, closed) for seq in (failed, fresh)
+        ]
+        await manual.turn(failed=put_off)
         known, unknown = await o.store.find(Query())
         assert (known.reason, known.error, known.attempt) == (Reason.THROTTLED, "too fast", 1)
         assert (unknown.reason, unknown.error_type, unknown.attempt) == (
@@ -574,36 +582,39 @@ async def test_a_job_that_is_put_off_keeps_what_is_known_of_its_own_failure(open
         )
 
 
-async def test_a_failure_of_a_job_that_was_reset_while_it_ran_lets_the_worker_read_it_again(
+async def test_failure_of_a_job_reset_while_it_ran_makes_the_worker_rewind(
     opened: Opener,
 ) -> None:
     async with opened() as o:
         (m1,) = await o.store.enqueue([draft()])
-        hand = await Hand.join(o.store)
-        await hand.turn()
-        await hand.turn(failed=[hand.failure(m1)])
+        manual = await ManualWorker.join(o.store)
+        await manual.turn()
+        await manual.turn(failed=[manual.failure(m1)])
         await o.pass_time(3600)
-        assert await hand.turn() == [m1]
-        second_run = hand.failure(m1)
+        assert await manual.turn() == [m1]
+        second_run = manual.failure(m1)
         await o.store.park([m1], by="ann", why="stop it")
         await o.store.retry([m1], reset=True, by="ann", why="it is repaired")
-        await hand.turn(running=[m1])
-        assert (await hand.call(failed=[second_run])).notice
-        await hand.session.rewind()
-        assert await hand.turn() == [m1]
-        assert hand.jobs[m1].attempt == 1
+        await manual.turn(running=[m1])
+        assert (await manual.call(failed=[second_run])).notice
+        await manual.session.rewind()
+        assert await manual.turn() == [m1]
+        assert manual.jobs[m1].attempt == 1
 
 
-async def test_the_numbers_people_look_at(opened: Opener) -> None:
+async def test_stats_count_states_reasons_attempts_and_times(opened: Opener) -> None:
     async with opened() as o:
         begun = time.monotonic()
         m1, m2, m3 = await o.store.enqueue([draft(), draft(), draft(None)])
         await o.pass_time(3600)
         await o.store.enqueue([draft(None)])
-        hand = await Hand.join(o.store, policies=Policies())
-        await hand.turn()
-        failures = [hand.failure(m1, Reason.THROTTLED), hand.failure(m3, Reason.VALIDATION_FAILURE)]
-        await hand.turn(failed=failures, held=[m2])
+        manual = await ManualWorker.join(o.store, policies=Policies())
+        await manual.turn()
+        failures = [
+            manual.failure(m1, Reason.THROTTLED),
+            manual.failure(m3, Reason.VALIDATION_FAILURE),
+        ]
+        await manual.turn(failed=failures, held=[m2])
         stats = await o.store.stats()
         oldest = 3600 + (time.monotonic() - begun)
         assert stats.by_state == {State.READY: 1, State.RETRY: 1, State.HELD: 1}
@@ -619,7 +630,7 @@ async def test_the_numbers_people_look_at(opened: Opener) -> None:
         assert 3600 - 0.001 <= stats.oldest_age_seconds <= oldest + 0.001
 
 
-async def test_looking_at_jobs_waits_for_no_writer_of_the_file(tmp_path: Path) -> None:
+async def test_queries_of_operators_do_not_wait_for_a_writer_of_the_file(tmp_path: Path) -> None:
     async with embedded_work(tmp_path / "work.db") as o:
         (seq,) = await o.store.enqueue([draft()])
         written, looked = asyncio.Event(), asyncio.Event()
@@ -638,9 +649,7 @@ async def test_looking_at_jobs_waits_for_no_writer_of_the_file(tmp_path: Path) -
         await writing
 
 
-async def test_looking_at_blocked_streams_passes_over_the_jobs_once_however_many_there_are() -> (
-    None
-):
+async def test_list_of_blocked_streams_reads_the_jobs_once() -> None:
     """An operator looks when much is blocked."""
 
     async def cost(blocked: int) -> int:
@@ -668,36 +677,36 @@ async def test_record_of_acts_forgets_the_oldest(opened: Opener) -> None:
 
 async def test_open_breakers_are_shared_and_end(opened: Opener) -> None:
     async with opened() as o:
-        hand = await Hand.join(o.store)
-        left = await hand.session.breakers({"mail": 30.0}, [])
+        manual = await ManualWorker.join(o.store)
+        left = await manual.session.breakers({"mail": 30.0}, [])
         assert 28 < left["mail"] <= 30
         (breaker,) = await o.store.open_breakers()
         assert (breaker.type, breaker.by) == ("mail", "hand")
-        assert await hand.session.breakers({}, ["mail"]) == {}
-        await hand.session.breakers({"mail": 30.0}, [])
+        assert await manual.session.breakers({}, ["mail"]) == {}
+        await manual.session.breakers({"mail": 30.0}, [])
         await o.pass_time(31)
         assert await o.store.open_breakers() == []
 
 
-async def test_a_job_that_kills_its_process_is_counted_and_isolated_after_three(
+async def test_job_that_kills_its_process_three_times_is_poison(
     opened: Opener,
 ) -> None:
     async with opened() as o:
         killer, innocent = await o.store.enqueue([draft(), draft()])
         for crash in range(3):
-            hand = await Hand.join(o.store, f"victim {crash}")
-            claimed = await hand.call(starting=1)
+            manual = await ManualWorker.join(o.store, f"victim {crash}")
+            claimed = await manual.call(starting=1)
             if crash == 0:
                 assert claimed.started == {killer}
             else:
                 assert claimed.started != {killer}, "a suspect is not started unannounced"
-                await hand.call(running=[killer])
-            job = hand.jobs[killer]
+                await manual.call(running=[killer])
+            job = manual.jobs[killer]
             assert (job.crashes, job.attempt, job.strikes) == (crash, 1, 0), (
                 "a death costs no attempt and no strike"
             )
-            await o.kill(hand.session)
-        survivor = await Hand.join(o.store, "survivor")
+            await o.kill(manual.session)
+        survivor = await ManualWorker.join(o.store, "survivor")
         assert await survivor.turn() == [innocent]
         (dead,) = await o.store.dead(Query())
         assert (dead.seq, dead.crashes, dead.reason) == (killer, 3, Reason.POISON_MESSAGE)
@@ -706,18 +715,18 @@ async def test_a_job_that_kills_its_process_is_counted_and_isolated_after_three(
         assert survivor.jobs[innocent].crashes == 0
 
 
-async def test_a_death_is_laid_to_the_suspects_in_flight_else_to_all_that_was(
+async def test_death_is_a_crash_of_suspects_in_flight_else_of_all_jobs_in_flight(
     opened: Opener,
 ) -> None:
     async with opened() as o:
         seqs = await o.store.enqueue([draft(None) for _ in range(5)])
 
         async def dies(*in_flight: int) -> list[int]:
-            hand = await Hand.join(o.store)
-            await hand.turn()
-            await hand.call(running=list(in_flight))
-            await o.kill(hand.session)
-            heir = await Hand.join(o.store, "heir")
+            manual = await ManualWorker.join(o.store)
+            await manual.turn()
+            await manual.call(running=list(in_flight))
+            await o.kill(manual.session)
+            heir = await ManualWorker.join(o.store, "heir")
             await heir.turn()
             await heir.session.leave()
             return [heir.jobs[seq].crashes for seq in seqs if seq in heir.jobs]
@@ -732,22 +741,22 @@ async def test_a_death_is_laid_to_the_suspects_in_flight_else_to_all_that_was(
             assert entry.error == "its worker died while it was in flight"
 
 
-async def test_a_death_does_not_hide_a_failure_of_the_job_itself(opened: Opener) -> None:
+async def test_death_does_not_hide_a_failure_of_the_job_itself(opened: Opener) -> None:
     async with opened() as o:
         (seq,) = await o.store.enqueue([draft()])
-        hand = await Hand.join(o.store)
-        await hand.turn()
-        await hand.turn(failed=[hand.failure(seq)])
-        await hand.session.leave()
+        manual = await ManualWorker.join(o.store)
+        await manual.turn()
+        await manual.turn(failed=[manual.failure(seq)])
+        await manual.session.leave()
         for _ in range(3):
             await o.pass_time(3600)
-            hand = await Hand.join(o.store)
-            await hand.turn()
-            await hand.call(running=[seq])
-            await o.kill(hand.session)
+            manual = await ManualWorker.join(o.store)
+            await manual.turn()
+            await manual.call(running=[seq])
+            await o.kill(manual.session)
             if entries := await o.store.find(Query()):
                 assert (entries[0].reason, entries[0].error) == (Reason.HANDLER_EXCEPTION, "boom")
-        await Hand.join(o.store)
+        await ManualWorker.join(o.store)
         (dead,) = await o.store.dead(Query())
         assert (dead.attempt, dead.strikes, dead.crashes, dead.reason) == (
             1,
@@ -761,34 +770,34 @@ async def test_a_death_does_not_hide_a_failure_of_the_job_itself(opened: Opener)
         )
 
 
-async def test_a_suspect_that_ran_alone_and_failed_runs_beside_others_until_the_next_death(
+async def test_suspect_that_failed_alone_runs_beside_others_until_the_next_death(
     opened: Opener,
 ) -> None:
     async with opened() as o:
         (seq,) = await o.store.enqueue([draft()])
 
-        async def join_again() -> Hand:
+        async def join_again() -> ManualWorker:
             await o.pass_time(86400)
-            hand = await Hand.join(o.store)
-            await hand.turn()
-            return hand
+            manual = await ManualWorker.join(o.store)
+            await manual.turn()
+            return manual
 
         async def dies() -> None:
-            hand = await join_again()
-            await hand.call(running=[seq])
-            await o.kill(hand.session)
+            manual = await join_again()
+            await manual.call(running=[seq])
+            await o.kill(manual.session)
 
         for crashes in (0, 1):
             (entry,) = await o.store.find(Query())
             assert entry.crashes == crashes
             await dies()
-            await (hand := await join_again()).session.leave()
-        hand = await join_again()
-        assert hand.jobs[seq].crashes == 2, "it runs alone"
-        await hand.turn(failed=[hand.failure(seq)], running=[seq])
-        await hand.session.leave()
-        await (hand := await join_again()).session.leave()
-        assert hand.jobs[seq].crashes == 1, "alone, it did not kill its worker: but it may yet"
+            await (manual := await join_again()).session.leave()
+        manual = await join_again()
+        assert manual.jobs[seq].crashes == 2, "it runs alone"
+        await manual.turn(failed=[manual.failure(seq)], running=[seq])
+        await manual.session.leave()
+        await (manual := await join_again()).session.leave()
+        assert manual.jobs[seq].crashes == 1, "alone, it did not kill its worker: but it may yet"
         await dies()
         await dies()
         await join_again()
@@ -796,26 +805,26 @@ async def test_a_suspect_that_ran_alone_and_failed_runs_beside_others_until_the_
         assert (dead.crashes, dead.attempt, dead.reason) == (3, 1, Reason.POISON_MESSAGE)
 
 
-async def test_what_a_dead_worker_held_is_handed_to_the_next_in_order(opened: Opener) -> None:
+async def test_jobs_of_a_dead_worker_go_to_the_next_in_order(opened: Opener) -> None:
     async with opened() as o:
         seqs = await o.store.enqueue([draft() for _ in range(4)])
-        hand = await Hand.join(o.store)
-        await hand.turn()
-        await hand.turn(completed=seqs[:1])
-        await o.kill(hand.session)
-        heir = await Hand.join(o.store, "heir")
+        manual = await ManualWorker.join(o.store)
+        await manual.turn()
+        await manual.turn(completed=seqs[:1])
+        await o.kill(manual.session)
+        heir = await ManualWorker.join(o.store, "heir")
         assert await heir.turn() == seqs[1:]
         assert heir.session.fence(heir.jobs[seqs[1]]) > 0
 
 
-async def test_a_zombies_reports_are_rejected_and_it_is_told(opened: Opener) -> None:
+async def test_zombie_reports_are_refused_with_lease_lost(opened: Opener) -> None:
     async with opened() as o:
         (m1,) = await o.store.enqueue([draft()])
-        zombie = await Hand.join(o.store, "zombie")
+        zombie = await ManualWorker.join(o.store, "zombie")
         await zombie.turn()
         old_fence = zombie.session.fence(zombie.jobs[m1])
         await o.kill(zombie.session)
-        heir = await Hand.join(o.store, "heir")
+        heir = await ManualWorker.join(o.store, "heir")
         assert await heir.turn() == [m1]
         assert heir.session.fence(heir.jobs[m1]) > old_fence
         with pytest.raises(LeaseLost):
@@ -826,13 +835,13 @@ async def test_a_zombies_reports_are_rejected_and_it_is_told(opened: Opener) -> 
         assert (entry.seq, entry.stages) == (m1, 1)
 
 
-async def test_a_worker_that_leaves_hands_back_what_it_did_not_start(opened: Opener) -> None:
+async def test_leaving_worker_gives_back_jobs_it_did_not_start(opened: Opener) -> None:
     async with opened() as o:
         seqs = await o.store.enqueue([draft(), draft()])
-        hand = await Hand.join(o.store)
-        await hand.turn(starting=2)
-        await hand.session.leave()
-        heir = await Hand.join(o.store, "heir")
+        manual = await ManualWorker.join(o.store)
+        await manual.turn(starting=2)
+        await manual.session.leave()
+        heir = await ManualWorker.join(o.store, "heir")
         assert await heir.turn() == seqs
         assert {job.crashes for job in heir.jobs.values()} == {0}
 
@@ -844,49 +853,49 @@ async def _do(connection: Any, sql: str) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in await connection.fetch(sql)]
 
 
-async def test_a_job_ends_with_its_handlers_transaction_or_not_at_all(opened: Opener) -> None:
+async def test_job_ends_with_its_handlers_transaction_or_not_at_all(opened: Opener) -> None:
     async with opened() as o:
         m1, m2, m3, _ = await o.store.enqueue([draft("a"), draft("b"), draft("a"), draft("c")])
-        hand = await Hand.join(o.store)
-        await hand.turn()
-        async with hand.session.transaction(hand.jobs[m1]) as connection:
+        manual = await ManualWorker.join(o.store)
+        await manual.turn()
+        async with manual.session.transaction(manual.jobs[m1]) as connection:
             await _do(connection, "DROP TABLE IF EXISTS mine")
             await _do(connection, "CREATE TABLE mine (name TEXT)")
             await _do(connection, "INSERT INTO mine VALUES ('m1')")
         with pytest.raises(RuntimeError, match="on second thought"):
-            async with hand.session.transaction(hand.jobs[m2]) as connection:
+            async with manual.session.transaction(manual.jobs[m2]) as connection:
                 await _do(connection, "INSERT INTO mine VALUES ('m2')")
                 raise RuntimeError("on second thought")
         left = await o.store.find(Query())
         assert m1 not in [job.seq for job in left] and m2 in [job.seq for job in left]
         with pytest.raises(JobGone):
-            async with hand.session.transaction(hand.jobs[m1]) as connection:
+            async with manual.session.transaction(manual.jobs[m1]) as connection:
                 await _do(connection, "INSERT INTO mine VALUES ('m1 again')")
         with pytest.raises(JobGone):
-            await hand.session.step(hand.jobs[m1], int(Stage.PUBLISHED))
-        await o.kill(hand.session)
-        heir = await Hand.join(o.store, "heir")
+            await manual.session.step(manual.jobs[m1], int(Stage.PUBLISHED))
+        await o.kill(manual.session)
+        heir = await ManualWorker.join(o.store, "heir")
         with pytest.raises(LeaseLost):
-            async with hand.session.transaction(hand.jobs[m3]) as connection:
+            async with manual.session.transaction(manual.jobs[m3]) as connection:
                 await _do(connection, "INSERT INTO mine VALUES ('by a zombie')")
         with pytest.raises(LeaseLost):
-            await hand.session.step(hand.jobs[m3], int(Stage.PUBLISHED))
+            await manual.session.step(manual.jobs[m3], int(Stage.PUBLISHED))
         assert m3 in await heir.turn()
         async with heir.session.transaction(heir.jobs[m3]) as connection:
             assert await _do(connection, "SELECT name FROM mine") == [("m1",)]
 
 
-async def test_the_head_of_a_block_that_ends_in_its_own_transaction_lifts_it(
+async def test_head_completed_in_its_transaction_lifts_its_block(
     opened: Opener,
 ) -> None:
     async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(), draft()])
-        hand = await Hand.join(o.store)
-        await hand.turn()
-        await hand.turn(failed=[hand.failure(m1)], held=[m2])
+        manual = await ManualWorker.join(o.store)
+        await manual.turn()
+        await manual.turn(failed=[manual.failure(m1)], held=[m2])
         await o.pass_time(61)
-        assert await hand.turn() == [m1]
-        async with hand.session.transaction(hand.jobs[m1]):
+        assert await manual.turn() == [m1]
+        async with manual.session.transaction(manual.jobs[m1]):
             pass
         assert await o.store.streams() == []
-        assert await hand.turn(backlogs={"s": 0}) == [m2]
+        assert await manual.turn(backlogs={"s": 0}) == [m2]

@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 from work_rigs import (
     WORK_STORES,
-    Hand,
+    ManualWorker,
     Opener,
     draft,
     embedded_work,
@@ -33,7 +33,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
     return opener_of(request, tmp_path)
 
 
-async def test_due_jobs_of_shut_types_stay_but_for_their_probes(opened: Opener) -> None:
+async def test_due_jobs_of_paused_types_stay_except_their_probes(opened: Opener) -> None:
     async with opened() as o:
         drafts = [
             draft(None, kind, delay_seconds=1.0 + n / 10)
@@ -43,11 +43,11 @@ async def test_due_jobs_of_shut_types_stay_but_for_their_probes(opened: Opener) 
         seqs = await o.store.enqueue(drafts)
         (later,) = await o.store.enqueue([draft(None, "mail", delay_seconds=500.0)])
         kinds = {seq: each.type for seq, each in zip(seqs, drafts, strict=True)}
-        hand = await Hand.join(o.store)
+        manual = await ManualWorker.join(o.store)
         await o.pass_time(10)
 
         async def call(jobs: int, **more: Any) -> Claimed:
-            return await hand.session.process(Report(), ClaimRequest(jobs=jobs, **more))
+            return await manual.session.process(Report(), ClaimRequest(jobs=jobs, **more))
 
         few = await call(3, paused_types=["down"])
         assert [job.seq for job in few.jobs] == [seq for seq in seqs[:5] if kinds[seq] != "down"][
@@ -69,14 +69,14 @@ async def test_due_jobs_of_shut_types_stay_but_for_their_probes(opened: Opener) 
         assert [entry.seq for entry in await o.store.find(Query(seqs=[later]))] == [later]
 
 
-async def test_many_due_jobs_of_a_shut_type_are_not_walked_over_in_sqlite() -> None:
+async def test_sqlite_claim_does_not_scan_due_jobs_of_a_paused_type() -> None:
     async with embedded_work(None) as o:
-        hand = await Hand.join(o.store)
+        manual = await ManualWorker.join(o.store)
 
         async def steps() -> int:
             return await steps_of(
                 o.store,
-                hand.session.process(Report(), ClaimRequest(jobs=100, paused_types=["down"])),
+                manual.session.process(Report(), ClaimRequest(jobs=100, paused_types=["down"])),
             )
 
         await o.store.enqueue([draft(None, "mail", delay_seconds=1000.0)])
@@ -88,18 +88,18 @@ async def test_many_due_jobs_of_a_shut_type_are_not_walked_over_in_sqlite() -> N
         assert await steps() < without + 100
 
 
-async def test_many_due_jobs_of_a_shut_type_are_not_walked_over_in_postgres(
+async def test_postgres_claim_does_not_scan_due_jobs_of_a_paused_type(
     postgres_server: Server,
 ) -> None:
     async with postgres_work(postgres_server.url) as o:
         await o.store.enqueue([draft(None, "mail", delay_seconds=1000.0)])
         await o.store.enqueue([draft(None, "down", delay_seconds=0.001)] * 5000)
         await o.pass_time(1)
-        hand = await Hand.join(o.store)
-        await hand.session.process(Report(), ClaimRequest(jobs=100, paused_types=["down"]))
-        connection = hand.session._connection  # type: ignore[attr-defined]
+        manual = await ManualWorker.join(o.store)
+        await manual.session.process(Report(), ClaimRequest(jobs=100, paused_types=["down"]))
+        connection = manual.session._connection  # type: ignore[attr-defined]
         async with connection.transaction():
-            await hand.session.process(Report(), ClaimRequest(jobs=100, paused_types=["down"]))
+            await manual.session.process(Report(), ClaimRequest(jobs=100, paused_types=["down"]))
             fetched = await connection.fetchval(
                 "SELECT idx_tup_fetch + seq_tup_read FROM pg_stat_xact_user_tables "
                 "WHERE schemaname = 'holdfast_work' AND relname = 'job'"
@@ -107,7 +107,7 @@ async def test_many_due_jobs_of_a_shut_type_are_not_walked_over_in_postgres(
         assert fetched < 50
 
 
-async def test_a_database_of_the_version_before_is_brought_up_to_date_with_its_jobs(
+async def test_database_of_the_previous_version_is_migrated_with_its_jobs(
     postgres_server: Server,
 ) -> None:
     connection = await asyncpg.connect(postgres_server.url)
@@ -127,14 +127,14 @@ async def test_a_database_of_the_version_before_is_brought_up_to_date_with_its_j
     )
     assert "job_due_by_type" in {row["indexname"] for row in indexes}
     assert await store.retry([1], reset=True, by="ann", why="functions are replaced, too") == 1
-    hand = await Hand.join(store)
-    assert await hand.turn() == [1]
-    await hand.session.leave()
+    manual = await ManualWorker.join(store)
+    assert await manual.turn() == [1]
+    await manual.session.leave()
     await store.close()
     await connection.close()
 
 
-async def test_a_file_of_the_version_before_is_brought_up_to_date_with_its_jobs(
+async def test_file_of_the_previous_version_is_migrated_with_its_jobs(
     tmp_path: Path,
 ) -> None:
     old = open_and_migrate(tmp_path / "work.db", SqliteSettings(), WORK.migrations[:1])
@@ -144,8 +144,8 @@ async def test_a_file_of_the_version_before_is_brought_up_to_date_with_its_jobs(
     )
     old.close()
     store = await SqliteWork.open(tmp_path / "work.db")
-    hand = await Hand.join(store)
-    assert await hand.turn() == [1]
+    manual = await ManualWorker.join(store)
+    assert await manual.turn() == [1]
     async with store.transaction() as db:
         assert (
             db.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'job_due_by_type'").get == 1

@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 import asyncpg
 import pytest
-from work_rigs import WORK_STORES, Hand, Opened, Opener, draft, opener_of
+from work_rigs import WORK_STORES, ManualWorker, Opened, Opener, draft, opener_of
 
 from engines import Server
 from holdfast.work.inspection import Query
@@ -35,50 +35,50 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
     return opener_of(request, tmp_path)
 
 
-async def fail(o: Opened, hand: Hand, seq: int, reason: Reason) -> None:
-    await hand.turn(failed=[hand.failure(seq, reason)])
+async def fail(o: Opened, manual: ManualWorker, seq: int, reason: Reason) -> None:
+    await manual.turn(failed=[manual.failure(seq, reason)])
     await o.pass_time(100 * 86400.0)
-    await hand.turn()
+    await manual.turn()
 
 
-async def test_a_dead_letter_keeps_every_reason_in_order_and_poison_hides_none(
+async def test_dead_letter_keeps_every_reason_in_order(
     opened: Opener,
 ) -> None:
     async with opened() as o:
         (seq,) = await o.store.enqueue([draft()])
-        hand = await Hand.join(
+        manual = await ManualWorker.join(
             o.store, policies=Policies.preset("uniform").with_type("order", strikes_max=5)
         )
-        await hand.turn()
+        await manual.turn()
         for reason in (TIMEOUT, TIMEOUT, Reason.THROTTLED, RAISED):
-            await fail(o, hand, seq, reason)
+            await fail(o, manual, seq, reason)
         (waiting,) = await o.store.find(Query(seqs=[seq]))
         assert list(waiting.reasons) == [TIMEOUT, Reason.THROTTLED, RAISED]
-        await hand.turn(failed=[hand.failure(seq, TIMEOUT)])
+        await manual.turn(failed=[manual.failure(seq, TIMEOUT)])
         (dead,) = await o.store.dead(Query())
         assert dead.reason is POISON
         assert list(dead.reasons) == [TIMEOUT, Reason.THROTTLED, RAISED, TIMEOUT, POISON]
 
 
-async def test_what_ended_processes_keeps_its_reasons_too_and_what_an_operator_buries(
+async def test_crashed_and_buried_jobs_keep_their_reasons_too(
     opened: Opener,
 ) -> None:
     async with opened() as o:
         killer, buried, named = await o.store.enqueue([draft("a"), draft("b"), draft("c")])
-        hand = await Hand.join(o.store)
-        await hand.turn()
-        await fail(o, hand, killer, TIMEOUT)
-        await fail(o, hand, buried, RAISED)
+        manual = await ManualWorker.join(o.store)
+        await manual.turn()
+        await fail(o, manual, killer, TIMEOUT)
+        await fail(o, manual, buried, RAISED)
         await o.store.bury([buried], by="ann", why="hopeless")
         given = Failure(
             Reason.DEPENDENCY_FAILURE, "Disabled", "its endpoint was disabled for too long"
         )
         await o.store.bury([named], by="ann", why="too old", failure=given)
         for _ in range(3):
-            await hand.turn(running=[killer])
-            await o.kill(hand.session)
-            hand = await Hand.join(o.store)
-            await hand.turn()
+            await manual.turn(running=[killer])
+            await o.kill(manual.session)
+            manual = await ManualWorker.join(o.store)
+            await manual.turn()
         dead = {entry.seq: list(entry.reasons) for entry in await o.store.dead(Query())}
         assert dead == {
             killer: [TIMEOUT, DIED, POISON],
@@ -87,22 +87,22 @@ async def test_what_ended_processes_keeps_its_reasons_too_and_what_an_operator_b
         }
 
 
-async def test_of_more_reasons_than_are_kept_the_first_stay_and_the_last(opened: Opener) -> None:
+async def test_too_many_reasons_keep_the_first_and_the_last(opened: Opener) -> None:
     async with opened() as o:
         (seq,) = await o.store.enqueue([draft()])
-        hand = await Hand.join(
+        manual = await ManualWorker.join(
             o.store,
             policies=Policies.preset("uniform").with_type("order", strikes_max=1000, factor=1.0),
         )
-        await hand.turn()
+        await manual.turn()
         for reason in itertools.islice(itertools.cycle([TIMEOUT, RAISED]), 70):
-            await fail(o, hand, seq, reason)
-        await fail(o, hand, seq, Reason.THROTTLED)
+            await fail(o, manual, seq, reason)
+        await fail(o, manual, seq, Reason.THROTTLED)
         (entry,) = await o.store.find(Query())
         assert list(entry.reasons) == [TIMEOUT, RAISED] * 31 + [TIMEOUT, Reason.THROTTLED]
 
 
-async def test_the_record_of_acts_is_read_page_by_page(opened: Opener) -> None:
+async def test_record_of_acts_is_read_page_by_page(opened: Opener) -> None:
     async with opened() as o:
         seqs = await o.store.enqueue([draft(None) for _ in range(5)])
         for seq in seqs:
@@ -114,9 +114,7 @@ async def test_the_record_of_acts_is_read_page_by_page(opened: Opener) -> None:
 
 
 @pytest.mark.parametrize("wrong", [2**70, 0, -1, "12", True, None])
-async def test_what_is_no_jobs_sequence_is_refused_and_changes_nothing(
-    opened: Opener, wrong: Any
-) -> None:
+async def test_invalid_sequence_is_refused_and_changes_nothing(opened: Opener, wrong: Any) -> None:
     async with opened() as o:
         (seq,) = await o.store.enqueue([draft()])
         who = {"by": "ann", "why": "a mistake"}
@@ -130,7 +128,7 @@ async def test_what_is_no_jobs_sequence_is_refused_and_changes_nothing(
         assert entry.state is State.READY and await o.store.acts() == []
 
 
-async def test_a_file_of_the_version_before_keeps_its_dead_letters_and_their_reason(
+async def test_migrated_file_keeps_dead_letters_and_their_reason(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "work.db"
@@ -153,7 +151,7 @@ async def test_a_file_of_the_version_before_keeps_its_dead_letters_and_their_rea
         await store.close()
 
 
-async def test_a_schema_of_the_version_before_keeps_its_dead_letters_and_their_reason(
+async def test_migrated_schema_keeps_dead_letters_and_their_reason(
     postgres_server: Server,
 ) -> None:
     connection = await asyncpg.connect(postgres_server.url)

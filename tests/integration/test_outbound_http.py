@@ -126,7 +126,7 @@ def test_every_kind_of_a_hostile_receiver_has_its_outcome() -> None:
 
 
 @pytest.mark.parametrize("kind", ENDLESS)
-async def test_an_answer_without_an_end_costs_bounded_bytes_and_time_and_does_not_hold_the_loop(
+async def test_endless_response_costs_bounded_bytes_and_time_and_does_not_hold_the_loop(
     kind: str, hostile: dict[str, str]
 ) -> None:
     async def call(caller: WebhookCaller) -> str:
@@ -149,7 +149,7 @@ async def test_an_answer_without_an_end_costs_bounded_bytes_and_time_and_does_no
     assert await loop_held(calls()) < HELD_SECONDS_MAX
 
 
-async def test_keys_that_never_come_to_a_status_are_given_up_at_the_start_and_whenever_they_are_fetched(
+async def test_jwks_response_without_a_status_is_given_up_at_every_fetch(
     hostile: dict[str, str],
 ) -> None:
     """Known keys go on; the reason is counted as for any other set that cannot be read."""
@@ -184,7 +184,7 @@ async def test_keys_that_never_come_to_a_status_are_given_up_at_the_start_and_wh
 
 
 @pytest.mark.parametrize("kind", ["continue", "blank_lines"])
-async def test_a_chat_transport_says_what_the_server_did_and_the_job_comes_again(
+async def test_chat_transport_names_the_hostile_response_and_the_job_is_retried(
     kind: str, hostile: dict[str, str]
 ) -> None:
     context: Any = SimpleNamespace(job=SimpleNamespace(payload=b"hi"), key="k")
@@ -199,7 +199,7 @@ async def test_a_chat_transport_says_what_the_server_did_and_the_job_comes_again
 
 
 @pytest.mark.alone
-async def test_another_tenant_notices_nothing_of_hostile_receivers_and_of_a_hostile_sign_in(
+async def test_hostile_receivers_and_issuer_do_not_delay_another_tenant(
     tmp_path: Path, hostile: dict[str, str]
 ) -> None:
     """One server: an endpoint of each kind, four chats each, and an issuer whose keys
@@ -318,7 +318,7 @@ async def answering(answers: Answers) -> AsyncIterator[tuple[str, list[asyncio.S
         server.close()
 
 
-async def test_a_connection_is_used_again_and_a_few_interim_answers_are_none() -> None:
+async def test_connection_is_reused_after_a_few_interim_responses() -> None:
     interim = b"HTTP/1.1 102 Processing\r\n\r\n" * 10
 
     caller = a_caller()
@@ -332,7 +332,7 @@ async def test_a_connection_is_used_again_and_a_few_interim_answers_are_none() -
 @pytest.mark.parametrize(
     "unasked", [OK, b"x", b"\r\n", b"HTTP/1.1 101 Switching Protocols\r\n\r\n"]
 )
-async def test_a_connection_on_which_anything_comes_unasked_is_not_used_again(
+async def test_connection_with_unrequested_bytes_is_not_reused(
     unasked: bytes,
 ) -> None:
     caller = a_caller()
@@ -348,7 +348,7 @@ async def test_a_connection_on_which_anything_comes_unasked_is_not_used_again(
 
 
 @pytest.mark.parametrize("chunk", [100, 4096, 70_000])
-async def test_a_long_body_in_chunks_is_read_up_to_the_callers_bound(chunk: int) -> None:
+async def test_long_chunked_body_is_read_up_to_the_callers_bound(chunk: int) -> None:
     data = b" " * (JWKS_BYTES_MAX - 2) + b"{}"
     pieces = [data[start : start + chunk] for start in range(0, len(data), chunk)]
     body = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
@@ -362,7 +362,7 @@ async def test_a_long_body_in_chunks_is_read_up_to_the_callers_bound(chunk: int)
 
 
 @pytest.mark.parametrize("around", [b"1;" + b"a" * 70_000 + b"\r\n{\r\n", b"1\r\n{\r\n" * 14_000])
-async def test_what_stands_around_the_chunks_of_a_body_is_bounded_even_if_the_answer_ends(
+async def test_chunk_extensions_and_trailers_of_a_body_are_bounded(
     around: bytes,
 ) -> None:
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -371,7 +371,7 @@ async def test_what_stands_around_the_chunks_of_a_body_is_bounded_even_if_the_an
             await fetch_jwks(url)
 
 
-async def test_a_receiver_that_does_not_read_keeps_no_connection_after_the_call() -> None:
+async def test_receiver_that_does_not_read_keeps_no_connection_after_the_call() -> None:
     """A close would wait for it to take the rest of the request."""
 
     listener = socket.socket()
@@ -389,7 +389,7 @@ async def test_a_receiver_that_does_not_read_keeps_no_connection_after_the_call(
     listener.close()
 
 
-async def test_an_aiohttp_that_makes_connections_in_another_way_is_not_used() -> None:
+async def test_aiohttp_with_another_connection_class_is_refused() -> None:
     """The bounds rest on a private attribute of it: without them nothing is sent."""
 
     async with answering(lambda *_: OK) as (url, connections):

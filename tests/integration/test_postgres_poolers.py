@@ -39,7 +39,7 @@ REFUSED = "pooler in transaction mode.* connect to PostgreSQL itself, or set poo
     ],
     ids=["transaction", "statement", "round robin", "one server connection"],
 )
-async def test_a_pooler_in_transaction_mode_is_refused_with_what_to_do(
+async def test_pooler_in_transaction_mode_is_refused_with_advice(
     pooler: Pooler, tmp_path: Path, settings: dict[str, str]
 ) -> None:
     url = pooler(**settings).url
@@ -55,7 +55,7 @@ async def test_a_pooler_in_transaction_mode_is_refused_with_what_to_do(
             pass
 
 
-async def test_a_replica_behind_a_pooler_in_transaction_mode_is_refused(
+async def test_replica_behind_a_pooler_in_transaction_mode_is_refused(
     postgres_server: Server, pooler: Pooler, tmp_path: Path
 ) -> None:
     settings = LimitsSettings(rules_url=postgres_server.url, replica_url=pooler("transaction").url)
@@ -107,7 +107,7 @@ async def test_rules_are_followed_behind_a_pooler_in_session_mode(
         await until(lambda: rule.name in {live.name for live in one.feed.rules.live()})
 
 
-async def test_a_producer_may_use_a_pooler_in_transaction_mode(
+async def test_producer_may_use_a_pooler_in_transaction_mode(
     postgres_server: Server, pooler: Pooler
 ) -> None:
     """Its locks end with its transaction."""

@@ -78,7 +78,7 @@ async def test_messages_arrive_signed_and_in_order_and_are_logged(tmp_path: Path
         assert await stage.jobs.reader_offset(NAME) == 21
 
 
-async def test_a_failing_endpoint_is_tried_again_with_the_same_id_and_order_is_kept(
+async def test_failing_endpoint_is_retried_with_the_same_id_in_order(
     tmp_path: Path,
 ) -> None:
     async with served(tmp_path) as (stage, receiver):
@@ -92,7 +92,7 @@ async def test_a_failing_endpoint_is_tried_again_with_the_same_id_and_order_is_k
         assert [(d.status, d.attempt) for d in log[:2]] == [(500, 1), (500, 2)]
 
 
-async def test_what_was_redacted_or_removed_before_its_delivery_is_not_sent_and_no_job_holds_it(
+async def test_message_redacted_or_removed_before_delivery_is_not_sent(
     tmp_path: Path,
 ) -> None:
     async with served(tmp_path, strikes_max=1000) as (stage, receiver):
@@ -117,7 +117,7 @@ def _data(call: tuple[dict[str, str], bytes]) -> Any:
     return msgspec.json.decode(call[1])["data"]
 
 
-def test_our_own_stores_failure_is_no_strike_of_the_endpoint() -> None:
+def test_failure_of_the_chat_store_is_no_strike_of_the_endpoint() -> None:
     policies = with_webhooks(Policies())
     assert policies.lookup(JOB_TYPE, Reason.TRANSPORT_UNAVAILABLE).strike
     assert not policies.lookup(JOB_TYPE, Reason.TRANSPORT_UNAVAILABLE).feeds_breaker
@@ -127,7 +127,7 @@ def test_our_own_stores_failure_is_no_strike_of_the_endpoint() -> None:
     )
 
 
-async def test_a_dead_endpoint_harms_no_other(tmp_path: Path) -> None:
+async def test_dead_endpoint_does_not_delay_others(tmp_path: Path) -> None:
     async with served(tmp_path, strikes_max=3) as (stage, receiver):
         await stage.add("http://127.0.0.1:9/hook", endpoint_id="ep_dead")
         await stage.add(receiver.url)
@@ -144,7 +144,7 @@ async def test_a_dead_endpoint_harms_no_other(tmp_path: Path) -> None:
         assert dead[0].destination == "ep_dead"
 
 
-async def test_410_disables_the_endpoint_and_429_waits_as_told(tmp_path: Path) -> None:
+async def test_410_disables_the_endpoint_and_429_waits_for_retry_after(tmp_path: Path) -> None:
     async with served(tmp_path) as (stage, receiver):
         replies = [web.Response(status=429, headers={"retry-after": "1"}), web.Response(status=410)]
         receiver.answer = lambda calls: replies[min(calls, 2) - 1]
@@ -160,7 +160,7 @@ async def test_410_disables_the_endpoint_and_429_waits_as_told(tmp_path: Path) -
         assert "410" in (await stage.endpoints.get("ep_1")).disabled
 
 
-async def test_a_test_delivery_says_what_it_is(tmp_path: Path) -> None:
+async def test_test_delivery_has_its_own_event_type(tmp_path: Path) -> None:
     async with served(tmp_path) as (stage, receiver):
         await stage.add(receiver.url)
         await stage.jobs.enqueue([draft_of(DeliveryNotice("ep_1", "acme", "2026-01-01"))])
@@ -168,7 +168,7 @@ async def test_a_test_delivery_says_what_it_is(tmp_path: Path) -> None:
         assert msgspec.json.decode(receiver.calls[0][1])["type"] == "webhook.test"
 
 
-async def test_a_job_of_an_endpoint_that_never_was_here_is_not_called_done(tmp_path: Path) -> None:
+async def test_job_of_an_unknown_endpoint_is_a_failure(tmp_path: Path) -> None:
     async with served(tmp_path) as (stage, receiver):
         await stage.add(receiver.url, endpoint_id="ep_gone")
         await stage.endpoints.remove("ep_gone")
@@ -187,7 +187,7 @@ async def test_a_job_of_an_endpoint_that_never_was_here_is_not_called_done(tmp_p
         assert not receiver.calls
 
 
-async def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
+async def test_redirect_of_a_delivery_is_a_failure(tmp_path: Path) -> None:
     async with served(tmp_path) as (stage, receiver):
         receiver.answer = lambda calls: (
             web.Response(status=302, headers={"location": "http://169.254.169.254/"})
@@ -199,7 +199,7 @@ async def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
         await until(lambda: len(receiver.calls) == 2)
 
 
-async def test_the_reader_repeats_nothing_after_a_restart(tmp_path: Path) -> None:
+async def test_reader_repeats_nothing_after_a_restart(tmp_path: Path) -> None:
     endpoints, jobs, log = (
         await SqliteEndpoints.open(tmp_path / "w.db"),
         MemoryWork(),
@@ -225,7 +225,7 @@ async def test_the_reader_repeats_nothing_after_a_restart(tmp_path: Path) -> Non
     await endpoints.close()
 
 
-async def test_chats_restored_without_their_jobs_leave_no_later_message_out_and_repeat_none(
+async def test_chats_restored_without_their_jobs_skip_and_repeat_no_later_message(
     tmp_path: Path,
 ) -> None:
     """Jobs in PostgreSQL are not in a backup: their position is then past the end of
@@ -278,7 +278,7 @@ def test_private_addresses_are_not_public(address: str) -> None:
 @pytest.mark.parametrize(
     "address", ["1.1.1.1", "93.184.216.34", "2606:4700:4700::1111", "64:ff9b::101:101"]
 )
-def test_public_addresses_are(address: str) -> None:
+def test_public_addresses_are_public(address: str) -> None:
     assert is_public(address)
 
 
@@ -337,7 +337,7 @@ def names_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("host", [*INSIDE, "localhost", "ⓛocalhost", "LOCALHOST."])
 @pytest.mark.parametrize("scheme", ["https", "http"])
 @pytest.mark.usefixtures("names_of_this_machine")
-async def test_what_leads_inside_is_refused_when_it_is_connected_to(scheme: str, host: str) -> None:
+async def test_private_address_is_refused_at_connect(scheme: str, host: str) -> None:
     async with inside() as (port, reached):
         with pytest.raises(OSError):
             await call(f"{scheme}://{host}:{port}/")
@@ -345,7 +345,7 @@ async def test_what_leads_inside_is_refused_when_it_is_connected_to(scheme: str,
 
 
 @pytest.mark.parametrize("host", INSIDE)
-def test_an_address_inside_is_refused_when_the_url_is_given(host: str) -> None:
+def test_loopback_url_in_any_spelling_is_refused(host: str) -> None:
     with pytest.raises(InvalidMessage) as refused:
         check_url(f"https://{host}/", private_allowed=False)
     assert refused.value.details["field"] == "url"
@@ -354,7 +354,7 @@ def test_an_address_inside_is_refused_when_the_url_is_given(host: str) -> None:
 @pytest.mark.parametrize(
     "host", ["169.254.169.254", "１６９.254.169.254", "①⑥⑨.254.169.254", "10.0.0.1", "[fd00::1]"]
 )
-def test_an_address_of_the_network_inside_is_refused_when_the_url_is_given(host: str) -> None:
+def test_private_address_url_is_refused(host: str) -> None:
     with pytest.raises(InvalidMessage):
         check_url(f"https://{host}/", private_allowed=False)
 
@@ -362,13 +362,13 @@ def test_an_address_of_the_network_inside_is_refused_when_the_url_is_given(host:
 @pytest.mark.parametrize(
     "address", ["169.254.169.254", "10.0.0.1", "fd00::1", "fe80::1%eth0", "::ffff:10.0.0.1"]
 )
-def test_no_socket_is_made_for_an_address_of_the_network_inside(address: str) -> None:
+def test_no_socket_is_opened_to_a_private_address(address: str) -> None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with pytest.raises(OSError, match="not public"):
         public_socket((family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, 443)))
 
 
-async def test_a_name_that_changes_its_mind_is_judged_by_what_is_connected_to(
+async def test_dns_rebinding_is_judged_by_the_connected_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """DNS rebinding: what the name was when the URL was given does not count."""
@@ -398,7 +398,7 @@ async def test_a_name_that_changes_its_mind_is_judged_by_what_is_connected_to(
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-async def test_a_redirect_is_an_answer_and_is_not_followed(status: int) -> None:
+async def test_redirect_response_is_not_followed(status: int) -> None:
     async with inside() as (port, reached), receiving() as receiver:
         aside = {"location": f"http://127.0.0.1:{port}/"}
         receiver.answer = lambda _: web.Response(status=status, headers=aside)
@@ -416,7 +416,7 @@ async def test_a_redirect_is_an_answer_and_is_not_followed(status: int) -> None:
      "https://example.com/" + "x" * 2000, "https://exa mple.com/", "https://example.com%2f/", "https://a..example/",
      "https://[fe80::1%25eth0]/", "https://[2606:4700:4700::1111%25eth0]/", "https://1.1.1/"],
 )  # fmt: skip
-def test_a_url_no_webhook_may_have_is_refused(url: str) -> None:
+def test_invalid_webhook_url_is_refused(url: str) -> None:
     with pytest.raises(InvalidMessage):
         check_url(url, private_allowed=False)
 
@@ -427,7 +427,7 @@ def test_a_url_no_webhook_may_have_is_refused(url: str) -> None:
      "https://bücher.example/", "https://xn--bcher-kva.example/", "https://a_b.example/", "https://4chan.example/",
      "https://[2606:4700:4700::1111]/", "HTTPS://Example.com/"],
 )  # fmt: skip
-def test_a_public_url_is_one_a_webhook_may_have(url: str) -> None:
+def test_public_webhook_url_is_accepted(url: str) -> None:
     check_url(url, private_allowed=False)
 
 
@@ -439,21 +439,19 @@ def test_a_public_url_is_one_a_webhook_may_have(url: str) -> None:
      ("a-.example", "letters, digits"), ("xn--.example", "letters, digits"), ("xn--99zzz99.example", "cannot be"),
      ("xn--abc-.example", "letters, digits"), ("ex!ample.example", "letters, digits"), ("example..", "empty label")],
 )  # fmt: skip
-def test_a_host_that_cannot_exist_is_refused_when_the_url_is_given(
-    host: str, why: str, private_allowed: bool
-) -> None:
+def test_url_with_an_impossible_host_is_refused(host: str, why: str, private_allowed: bool) -> None:
     with pytest.raises(InvalidMessage, match=why) as refused:
         check_url(f"https://{host}/", private_allowed=private_allowed)
     assert refused.value.details["field"] == "url"
 
 
 @pytest.mark.parametrize("label", ["bü" + "x" * 70, "a\u0301" * 60, "\ud800"])
-def test_nor_one_that_cannot_be_written_as_ascii(label: str) -> None:
+def test_url_with_a_host_that_has_no_ascii_form_is_refused(label: str) -> None:
     with pytest.raises(InvalidMessage):
         check_url(f"https://{label}.example/", private_allowed=True)
 
 
-async def test_whatever_fails_before_it_is_sent_is_in_the_log_of_deliveries(tmp_path: Path) -> None:
+async def test_failure_before_sending_is_in_the_log_of_deliveries(tmp_path: Path) -> None:
     """An endpoint from before its host was checked; and a message that cannot be read
     for now.
     """
@@ -486,7 +484,7 @@ async def test_whatever_fails_before_it_is_sent_is_in_the_log_of_deliveries(tmp_
         assert sum("not sent: Unavailable: the store is away" in each for each in told) == 2
 
 
-async def test_a_retry_after_may_be_a_date(tmp_path: Path) -> None:
+async def test_retry_after_may_be_a_date(tmp_path: Path) -> None:
     async with served(tmp_path) as (stage, receiver):
         at = formatdate(time.time() + 2, usegmt=True)  # whole seconds: between one and two from now
         receiver.answer = lambda calls: web.Response(
@@ -499,7 +497,7 @@ async def test_a_retry_after_may_be_a_date(tmp_path: Path) -> None:
         assert time.monotonic() - started >= 0.9
 
 
-def test_a_signature_is_refused_when_anything_is_changed() -> None:
+def test_signature_is_refused_if_anything_is_changed() -> None:
     sent = headers(SECRET, "msg_1", 1000.0, b"{}")
     verify(SECRET, sent, 1000.0, b"{}")
     for wrong in (
@@ -513,13 +511,13 @@ def test_a_signature_is_refused_when_anything_is_changed() -> None:
             verify(*wrong)
 
 
-def test_the_published_example_of_standard_webhooks_verifies() -> None:
+def test_published_example_of_standard_webhooks_verifies() -> None:
     secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
     sent = headers(secret, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330.0, b'{"test": 2432232314}')
     assert sent["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
-async def test_the_log_of_deliveries_is_bounded_and_goes_with_its_endpoint(tmp_path: Path) -> None:
+async def test_log_of_deliveries_is_bounded_and_removed_with_its_endpoint(tmp_path: Path) -> None:
     endpoints = await SqliteEndpoints.open(tmp_path / "w.db")
     await endpoints.add(
         WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01")
@@ -538,7 +536,7 @@ async def test_the_log_of_deliveries_is_bounded_and_goes_with_its_endpoint(tmp_p
     await endpoints.close()
 
 
-async def test_a_server_without_endpoints_pays_no_commit_per_batch_and_an_endpoint_gets_nothing_older(
+async def test_reader_without_endpoints_commits_no_batch_and_skips_older_messages(
     tmp_path: Path,
 ) -> None:
     endpoints, jobs, log = (
@@ -560,7 +558,7 @@ async def test_a_server_without_endpoints_pays_no_commit_per_batch_and_an_endpoi
     await endpoints.close()
 
 
-async def test_an_endpoint_gets_nothing_older_than_itself_from_a_reader_that_lags(
+async def test_endpoint_gets_no_older_message_from_a_lagging_reader(
     tmp_path: Path,
 ) -> None:
     endpoints, jobs, log = (

@@ -69,7 +69,7 @@ class Command:
         return json.loads(said)
 
 
-async def test_two_servers_do_not_share_one_store_of_jobs(
+async def test_second_server_of_a_job_store_is_refused(
     tmp_path: Path, postgres_server: Engine
 ) -> None:
     """Each knows its own endpoints and reads its own log: together they would lose each
@@ -89,7 +89,7 @@ async def test_two_servers_do_not_share_one_store_of_jobs(
             pass
 
 
-async def test_a_node_serves_chats_while_the_jobs_database_is_away_and_its_webhooks_follow(
+async def test_node_serves_chats_during_an_outage_of_the_job_database(
     tmp_path: Path,
 ) -> None:
     """It is a plane of its own: a node that restarts during its outage must not stay
@@ -183,16 +183,14 @@ async def _say(node: Node, chat: str, text: str) -> None:
 @pytest.mark.parametrize(
     "wrong", ["postgresql://127.0.0.1:notaport/x", "postgresql://127.0.0.1/x?sslmode=maybe"]
 )
-async def test_an_address_that_cannot_be_one_is_refused_at_the_start(
-    tmp_path: Path, wrong: str
-) -> None:
+async def test_invalid_work_url_is_refused_at_startup(tmp_path: Path, wrong: str) -> None:
     server = ServerSettings(port=0, state_dir=str(tmp_path / "state"))
     with pytest.raises(BadSetting, match="no address of PostgreSQL"):
         async with running(Settings(server=server, work=WorkSettings(url=wrong))):
             pass
 
 
-async def test_a_message_leaves_as_a_signed_webhook_and_trouble_is_repaired_by_command(
+async def test_message_is_sent_as_signed_webhook_and_failures_are_repaired_by_cli(
     tmp_path: Path,
 ) -> None:
     calls: list[tuple[dict[str, str], bytes]] = []

@@ -69,9 +69,7 @@ async def parked(stage: Scene, jobs: int) -> bool:
     )
 
 
-async def test_after_a_410_nothing_is_dropped_and_enable_sends_it_in_order(
-    opener: Opener, tmp_path: Path
-) -> None:
+async def test_enable_after_410_sends_everything_in_order(opener: Opener, tmp_path: Path) -> None:
     async with (
         opener() as opened,
         receiving() as receiver,
@@ -109,7 +107,7 @@ async def _empty(stage: Scene) -> bool:
 
 
 @pytest.mark.parametrize("opener", ["sqlite", "postgres"], indirect=True)
-async def test_what_is_parked_survives_a_restart_and_other_endpoints_go_on(
+async def test_parked_jobs_survive_a_restart_and_other_endpoints_continue(
     opener: Opener, tmp_path: Path
 ) -> None:
     log = Log()
@@ -136,9 +134,7 @@ async def _waiting(stage: Scene, jobs: int) -> bool:
     return {name: each.jobs for name, each in waiting.items()} == {"ep_1": jobs}
 
 
-async def test_a_worker_starts_nothing_of_a_destination_that_is_paused_while_it_runs_and_all_when_it_is_resumed() -> (
-    None
-):
+async def test_running_worker_starts_nothing_of_a_paused_destination_until_resumed() -> None:
 
     store, handlers, ran, go_on = (
         MemoryWork(),
@@ -170,7 +166,7 @@ async def test_a_worker_starts_nothing_of_a_destination_that_is_paused_while_it_
     assert ran[5:] == [("ep_1", n) for n in range(2, 8)]
 
 
-async def test_disabling_and_enabling_at_any_moment_loses_nothing_and_keeps_each_chat_in_order(
+async def test_disable_and_enable_at_any_moment_lose_nothing_and_keep_order(
     tmp_path: Path,
 ) -> None:
     async with receiving() as receiver, scene(tmp_path) as stage:
@@ -202,7 +198,7 @@ def _moved(
 
 
 @pytest.mark.parametrize("aged", [False, True])
-async def test_too_many_and_too_old_become_dead_letters_that_say_why(
+async def test_too_many_or_too_old_parked_jobs_become_dead_letters(
     opener: Opener, tmp_path: Path, aged: bool
 ) -> None:
     clock = ShiftedClock()
@@ -241,7 +237,7 @@ async def test_too_many_and_too_old_become_dead_letters_that_say_why(
     await endpoints.close()
 
 
-async def test_what_came_before_an_endpoint_was_disabled_is_kept_from_then_on(
+async def test_age_of_parked_jobs_counts_from_the_disabling(
     tmp_path: Path,
 ) -> None:
     """The seven days are those it was parked, not those it had waited before."""

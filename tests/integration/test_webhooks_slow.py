@@ -97,7 +97,7 @@ async def misbehaving(talk: Talk) -> AsyncIterator[tuple[str, list[int]]]:
 
 
 @pytest.mark.parametrize("talk", [read_all_and_wait, never_read, drip])
-async def test_a_neighbour_gets_everything_while_a_receiver_never_answers(
+async def test_other_endpoint_gets_everything_while_a_receiver_never_answers(
     tmp_path: Path, talk: Talk
 ) -> None:
     """It is called as often at once as it may be, and not even all that waits for it
@@ -121,7 +121,7 @@ async def test_a_neighbour_gets_everything_while_a_receiver_never_answers(
 
 
 @pytest.mark.parametrize("tenants", [1, 120])
-async def test_endpoints_get_everything_while_more_others_hang_than_there_are_runners(
+async def test_endpoints_get_everything_while_more_others_hang_than_runners_exist(
     tmp_path: Path, tenants: int
 ) -> None:
     """What the log says of their last calls counts from the start; nothing here ever
@@ -144,7 +144,7 @@ async def test_endpoints_get_everything_while_more_others_hang_than_there_are_ru
             assert len(calls) == (76 if tenants == 1 else 87)
 
 
-async def test_a_slow_receiver_is_a_success_every_time_gets_nothing_twice_and_each_chat_in_order(
+async def test_slow_receiver_gets_each_message_once_and_in_order(
     tmp_path: Path,
 ) -> None:
     """The time to answer begins when a call is sent: here all calls together take
@@ -169,7 +169,7 @@ async def _done(stage: Scene, deliveries: int) -> bool:
     ) == deliveries and not await stage.jobs.find(Query())
 
 
-async def test_an_answer_counts_even_if_its_text_never_ends(tmp_path: Path) -> None:
+async def test_response_counts_even_if_its_text_never_ends(tmp_path: Path) -> None:
     async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\nthanks")
@@ -181,7 +181,7 @@ async def test_an_answer_counts_even_if_its_text_never_ends(tmp_path: Path) -> N
         await caller.close()
 
 
-async def test_no_answer_in_time_and_no_connection_in_time_are_told_apart() -> None:
+async def test_response_timeout_and_connect_timeout_are_distinguished() -> None:
     async with misbehaving(read_all_and_wait) as (url, _):
         caller = WebhookCaller(
             timeout_seconds=0.05, connect_timeout_seconds=30, private_allowed=True
@@ -198,7 +198,7 @@ async def test_no_answer_in_time_and_no_connection_in_time_are_told_apart() -> N
         await caller.close()
 
 
-async def test_a_name_server_that_does_not_answer_holds_up_nobody_else(
+async def test_silent_name_server_does_not_delay_other_endpoints(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Names are looked up in threads of their own, one for each name however often it

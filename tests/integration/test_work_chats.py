@@ -106,7 +106,7 @@ def shipped(text: str, chat: str) -> JobDraft:
     return JobDraft("Shipped", text.encode(), chat, f"chat:{chat}")
 
 
-async def test_jobs_become_messages_in_order_and_once_though_answers_are_lost(
+async def test_jobs_become_messages_once_and_in_order_despite_lost_responses(
     opened: Any, tmp_path: Path
 ) -> None:
     async with opened() as o, Place.opened(tmp_path / "state") as place:
@@ -127,7 +127,7 @@ async def test_jobs_become_messages_in_order_and_once_though_answers_are_lost(
         assert set(front.keys) == {f"eu-{seq}" for seq in seqs}
 
 
-async def test_a_transport_says_what_its_payloads_are(tmp_path: Path) -> None:
+async def test_transport_sends_its_content_type(tmp_path: Path) -> None:
     async with (
         embedded_work(tmp_path / "work.db") as o,
         Place.opened(tmp_path / "state") as place,
@@ -159,7 +159,7 @@ async def _none_left(o: Opened) -> bool:
     return not await o.store.find(Query(), 1)
 
 
-async def test_a_dead_letter_that_was_stored_after_all_adds_nothing_when_it_is_replayed(
+async def test_replayed_dead_letter_whose_message_was_stored_adds_nothing(
     opened: Any, tmp_path: Path
 ) -> None:
     async with opened() as o, Place.opened(tmp_path / "state") as place:
@@ -181,7 +181,7 @@ async def test_a_dead_letter_that_was_stored_after_all_adds_nothing_when_it_is_r
         assert not await o.store.dead(Query())
 
 
-async def test_what_a_chat_refuses_is_a_dead_letter_and_a_bad_credential_waits(
+async def test_refused_message_is_a_dead_letter_and_a_bad_credential_waits(
     opened: Any, tmp_path: Path
 ) -> None:
     async with opened() as o, Place.opened(tmp_path / "state") as place:
@@ -246,14 +246,14 @@ async def _said(place: Place, texts: list[str]) -> bool:
         (503, "CHAT_HALTED", Reason.DEPENDENCY_FAILURE),
     ],
 )
-def test_each_answer_of_the_server_has_its_reason(status: int, code: str, reason: Reason) -> None:
+def test_each_response_of_the_server_has_its_reason(status: int, code: str, reason: Reason) -> None:
     answer = f'{{"error": {{"code": "{code}", "message": "no", "retryable": false, "more": 1}}}}'
     failure = judged(status, answer.encode(), 7.0)
     assert failure is not None and failure.reason is reason and code in str(failure)
     assert failure.retry_after_seconds == (0.0 if reason is Reason.VALIDATION_FAILURE else 7.0)
 
 
-def test_an_answer_that_is_not_of_a_holdfast_server_is_no_verdict_on_the_message() -> None:
+def test_response_of_another_server_is_no_verdict_on_the_message() -> None:
     for status, text in (
         (404, b"<html>no such site"),
         (301, b""),
@@ -265,7 +265,7 @@ def test_an_answer_that_is_not_of_a_holdfast_server_is_no_verdict_on_the_message
     assert judged(200, b"", 0.0) is None and judged(201, b"{}", 0.0) is None
 
 
-def test_a_transport_that_cannot_work_is_refused_when_it_is_made() -> None:
+def test_transport_with_invalid_arguments_is_refused() -> None:
     for url, credential, source, seconds in (
         ("chat.example.com", "key", "eu", 1.0),
         ("https://chat.example.com", "", "eu", 1.0),

@@ -19,7 +19,7 @@ import apsw
 import asyncpg
 import msgspec
 import pytest
-from work_rigs import Hand, draft, embedded_work, postgres_work, until
+from work_rigs import ManualWorker, draft, embedded_work, postgres_work, until
 from worker_process import Deed
 
 from holdfast.work.contract import WorkStore
@@ -140,7 +140,7 @@ async def _ask_postgres(connection: Any, sql: str) -> Any:
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "postgres"])
-async def test_sixty_jobs_of_a_killed_worker_are_done_in_eight_rounds(
+async def test_sixty_jobs_of_a_killed_worker_complete_in_eight_rounds(
     engine: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     async with site(engine, request, tmp_path) as place:
@@ -166,7 +166,7 @@ async def test_sixty_jobs_of_a_killed_worker_are_done_in_eight_rounds(
         assert len(place.runs("heir")) == 60
 
 
-async def test_a_job_that_kills_its_worker_is_isolated_and_all_others_are_done(
+async def test_job_that_kills_its_worker_is_isolated_and_all_others_complete(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """In SQLite; test_work_torture does the same in PostgreSQL."""
@@ -189,16 +189,16 @@ async def test_a_job_that_kills_its_worker_is_isolated_and_all_others_are_done(
         assert deaths == 3
 
 
-async def test_nothing_that_comes_is_started_beside_a_job_that_runs_alone() -> None:
+async def test_new_job_does_not_start_beside_a_job_that_runs_alone() -> None:
     """Not even by the store, which starts new jobs on its own when it hands them out."""
 
     async with embedded_work(None) as o:
         (suspect,) = await o.store.enqueue([draft(None)])
         for _ in range(2):
-            hand = await Hand.join(o.store)
-            await hand.turn()
-            await hand.turn(running=[suspect])
-            await o.kill(hand.session)
+            manual = await ManualWorker.join(o.store)
+            await manual.turn()
+            await manual.turn(running=[suspect])
+            await o.kill(manual.session)
         handlers, begun, gate = Handlers(), list[int](), asyncio.Event()
 
         @handlers.handle(dict, type="order", stream=lambda _: None)

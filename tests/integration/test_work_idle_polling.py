@@ -59,7 +59,7 @@ class Store(MemoryWork):
         return self.session
 
 
-async def test_no_job_starts_while_the_lease_is_not_certain() -> None:
+async def test_no_job_starts_while_the_lease_is_uncertain() -> None:
     store, handlers, ran = Store(SystemClock()), Handlers(), list[int]()
     handed = asyncio.Event()
 
@@ -82,7 +82,7 @@ async def test_no_job_starts_while_the_lease_is_not_certain() -> None:
 
 
 @pytest.mark.virtual_time
-async def test_an_idle_worker_polls_ever_more_rarely_and_at_once_after_news() -> None:
+async def test_idle_worker_polls_more_rarely_and_at_once_after_a_wake_up() -> None:
     clock = LoopClock()
     store, handlers, ran = Store(clock), Handlers(), asyncio.Event()
 
@@ -127,7 +127,7 @@ def failing(kind: str) -> MemoryWork:
     return store
 
 
-async def test_what_a_job_enqueued_comes_though_the_first_report_of_it_failed() -> None:
+async def test_enqueued_child_is_stored_although_the_first_report_failed() -> None:
     store, handlers, ran = failing("children"), Handlers(), list[int]()
 
     @handlers.handle(Order)
@@ -142,7 +142,7 @@ async def test_what_a_job_enqueued_comes_though_the_first_report_of_it_failed() 
     assert ran == [1, 2, 3]
 
 
-async def test_what_a_failing_job_released_passes_it_though_the_first_report_of_it_failed() -> None:
+async def test_released_jobs_pass_although_the_first_report_failed() -> None:
     store, handlers, ran = failing("released"), Handlers(), list[int]()
     followers = list[int]()
 
@@ -176,9 +176,7 @@ class Stalling(EmbeddedSession):
 
 
 @pytest.mark.virtual_time
-async def test_what_is_given_back_for_want_of_room_keeps_its_place_though_all_is_read_again_at_that_moment() -> (
-    None
-):
+async def test_job_given_back_for_lack_of_room_keeps_its_order_during_a_rewind() -> None:
     """It would be marked as held behind the back of the new reading, which knows of
     nothing that is held.
     """
@@ -206,7 +204,7 @@ async def test_what_is_given_back_for_want_of_room_keeps_its_place_though_all_is
     assert ran == list(range(20))
 
 
-async def test_a_runner_outlives_any_number_of_overdue_jobs() -> None:
+async def test_runner_survives_any_number_of_overdue_jobs() -> None:
     store, handlers, ended = MemoryWork(SystemClock()), Handlers(), asyncio.Event()
 
     @handlers.handle(Order, deadline_seconds=0.05)

@@ -10,7 +10,7 @@ from typing import Any
 
 import asyncpg
 import pytest
-from work_rigs import Hand, draft, postgres_work, until
+from work_rigs import ManualWorker, draft, postgres_work, until
 
 from engines import Server
 from holdfast.clock import SystemClock
@@ -20,55 +20,62 @@ from holdfast.work.job import PARTITIONS, JobDraft
 from holdfast.work.outbox import enqueue
 
 
-async def test_only_a_sleeper_is_notified(postgres_server: Server) -> None:
+async def test_only_a_sleeping_worker_is_notified(postgres_server: Server) -> None:
     async with postgres_work(postgres_server.url) as o:
         heard: list[str] = []
         connection = await asyncpg.connect(postgres_server.url)
         await connection.add_listener("holdfast_work", lambda *words: heard.append(words[-1]))
-        hand = await Hand.join(o.store)
-        await hand.turn()
+        manual = await ManualWorker.join(o.store)
+        await manual.turn()
         await o.store.enqueue([draft()])
         await connection.fetchval("SELECT 1")
         assert heard == [], "it said that it is awake"
-        assert (await hand.session.process(Report(), ClaimRequest(jobs=10, sleeping=True))).jobs
+        assert (await manual.session.process(Report(), ClaimRequest(jobs=10, sleeping=True))).jobs
         await o.store.enqueue([draft()])
         await connection.fetchval("SELECT 1")
         assert heard == [], "it found something, so it did not fall asleep"
-        await hand.turn()
-        assert not (await hand.session.process(Report(), ClaimRequest(jobs=10, sleeping=True))).jobs
+        await manual.turn()
+        assert not (
+            await manual.session.process(Report(), ClaimRequest(jobs=10, sleeping=True))
+        ).jobs
         await o.store.enqueue([draft()])
         await connection.fetchval("SELECT 1")
-        assert heard == [str(hand.session.instance)]
+        assert heard == [str(manual.session.instance)]
         await connection.close()
 
 
-async def test_a_sleeping_worker_wakes_at_the_commit(postgres_server: Server) -> None:
+async def test_sleeping_worker_wakes_at_the_commit(postgres_server: Server) -> None:
     async with postgres_work(postgres_server.url) as o:
-        hand = await Hand.join(o.store)
-        assert await hand.session.wait(20), "it listens now, and looks for what came before it did"
-        await hand.session.process(Report(), ClaimRequest(jobs=10, sleeping=True))
-        assert not await hand.session.wait(0.01)
-        waiting = asyncio.create_task(hand.session.wait(20))
+        manual = await ManualWorker.join(o.store)
+        assert await manual.session.wait(20), (
+            "it listens now, and looks for what came before it did"
+        )
+        await manual.session.process(Report(), ClaimRequest(jobs=10, sleeping=True))
+        assert not await manual.session.wait(0.01)
+        waiting = asyncio.create_task(manual.session.wait(20))
         await o.store.enqueue([draft()])
         assert await waiting, "by the commit, long before the time was over"
 
 
 async def test_session_without_confirmed_heartbeats_starts_nothing(postgres_server: Server) -> None:
     async with postgres_work(postgres_server.url) as o:
-        hand = await Hand.join(o.store)
-        session: Any = hand.session
+        manual = await ManualWorker.join(o.store)
+        session: Any = manual.session
         assert session.may_start
         await session._stack.aclose()
         async with asyncio.timeout(10):
             while session.may_start:  # noqa: ASYNC110 - time must pass
                 await asyncio.sleep(0.05)
-        await hand.turn()
+        await manual.turn()
         assert session.may_start, "a call that succeeded is as good as a beat"
 
 
-async def test_a_given_partition_is_free_and_keeps_its_jobs(postgres_server: Server) -> None:
+async def test_given_up_partition_is_free_and_keeps_its_jobs(postgres_server: Server) -> None:
     async with postgres_work(postgres_server.url) as o:
-        first, second = await Hand.join(o.store, "first"), await Hand.join(o.store, "second")
+        first, second = (
+            await ManualWorker.join(o.store, "first"),
+            await ManualWorker.join(o.store, "second"),
+        )
         (seq,) = await o.store.enqueue([draft()])
         await first.session.give(range(PARTITIONS))
         assert await first.turn() == []
@@ -78,40 +85,40 @@ async def test_a_given_partition_is_free_and_keeps_its_jobs(postgres_server: Ser
         assert await second.turn() == [seq]
 
 
-async def test_the_inbox_forgets_after_seven_days(postgres_server: Server) -> None:
+async def test_inbox_forgets_an_id_after_seven_days(postgres_server: Server) -> None:
     async with postgres_work(postgres_server.url) as o:
         shop = JobDraft("Order", b"{}", source="shop", source_id="1")
         assert (await o.store.enqueue([shop]))[0] > 0
-        hand = await Hand.join(o.store)
+        manual = await ManualWorker.join(o.store)
         await o.pass_time(6 * 86400)
-        await hand.session.owners()
+        await manual.session.owners()
         assert await o.store.enqueue([shop]) == [0]
         many = [JobDraft("Order", b"{}", source="shop", source_id=str(n)) for n in range(2, 2502)]
         await o.store.enqueue(many)
         await o.pass_time(8 * 86400)
-        await hand.session.owners()
+        await manual.session.owners()
         assert (await o.store.enqueue([shop]))[0] > 0
         assert 0 not in await o.store.enqueue(many), "more than one batch is forgotten at once"
 
 
-async def test_children_of_a_locked_stream_wait_without_holding_up_the_worker(
+async def test_children_of_a_locked_stream_wait_without_blocking_the_worker(
     postgres_server: Server,
 ) -> None:
     from holdfast.work.contract import Child
 
     async with postgres_work(postgres_server.url) as o:
         (parent,) = await o.store.enqueue([draft("a")])
-        hand = await Hand.join(o.store)
-        await hand.turn()
+        manual = await ManualWorker.join(o.store)
+        await manual.turn()
         connection = await asyncpg.connect(postgres_server.url)
         transaction = connection.transaction()
         await transaction.start()
         await enqueue(connection, draft("busy"))
         child = Child(parent, draft("busy", "mail"))
-        claimed = await hand.call(completed=[parent], children=[child])
+        claimed = await manual.call(completed=[parent], children=[child])
         assert claimed.busy == [parent], "both are reported again"
         await transaction.commit()
-        claimed = await hand.call(completed=[parent], children=[child])
+        claimed = await manual.call(completed=[parent], children=[child])
         assert claimed.busy == []
         assert [job.type for job in claimed.jobs] == ["order", "mail"]
         await connection.close()
@@ -127,18 +134,18 @@ async def test_session_with_short_waits_is_woken_by_new_jobs(
         await listen(connection, *told)
 
     async with postgres_work(postgres_server.url) as o:
-        hand = await Hand.join(o.store)
+        manual = await ManualWorker.join(o.store)
         monkeypatch.setattr(asyncpg.Connection, "add_listener", slowly)
         for _ in range(50):
-            if await hand.session.wait(0.01):
+            if await manual.session.wait(0.01):
                 break
-        await hand.session.process(Report(), ClaimRequest(jobs=10, sleeping=True))
-        waiting = asyncio.create_task(hand.session.wait(10))
+        await manual.session.process(Report(), ClaimRequest(jobs=10, sleeping=True))
+        waiting = asyncio.create_task(manual.session.wait(10))
         await o.store.enqueue([draft()])
         assert await waiting, "woken, not timed out"
 
 
-async def test_a_late_transaction_with_more_jobs_than_there_is_room_for_is_read_in_pieces(
+async def test_late_transaction_with_more_jobs_than_room_is_read_in_pieces(
     postgres_server: Server,
 ) -> None:
     async with postgres_work(postgres_server.url) as o:
@@ -147,22 +154,22 @@ async def test_a_late_transaction_with_more_jobs_than_there_is_room_for_is_read_
         await transaction.start()
         late = await enqueue(connection, *(draft(None) for _ in range(900)))
         await o.store.enqueue([draft(None)])
-        hand = await Hand.join(o.store)
-        assert len(await hand.turn(10)) == 1
+        manual = await ManualWorker.join(o.store)
+        assert len(await manual.turn(10)) == 1
         for _ in range(3):
-            assert await hand.turn(10) == []
+            assert await manual.turn(10) == []
         await transaction.commit()
-        claimed = await hand.call(10)
+        claimed = await manual.call(10)
         assert claimed.notice and not claimed.jobs, "too many at once: rewind"
-        await hand.rewind()
+        await manual.rewind()
         got = set[int]()
         for _ in range(95):
-            got.update(await hand.turn(10))
+            got.update(await manual.turn(10))
         assert set(late) <= got
         await connection.close()
 
 
-async def test_who_enqueues_while_a_worker_falls_asleep_is_looked_for_soon(
+async def test_enqueue_while_a_worker_falls_asleep_is_found_by_a_soon_poll(
     postgres_server: Server,
 ) -> None:
     """It looked whether anybody sleeps before the worker had said so, and commits after
@@ -170,14 +177,14 @@ async def test_who_enqueues_while_a_worker_falls_asleep_is_looked_for_soon(
     """
 
     async with postgres_work(postgres_server.url) as o:
-        hand, sleeping = await Hand.join(o.store), ClaimRequest(jobs=10, sleeping=True)
-        await hand.turn()
+        manual, sleeping = await ManualWorker.join(o.store), ClaimRequest(jobs=10, sleeping=True)
+        await manual.turn()
         connection = await asyncpg.connect(postgres_server.url)
         transaction = connection.transaction()
         await transaction.start()
         (seq,) = await enqueue(connection, draft())
         looks = [
-            (await hand.session.process(Report(), sleeping)).next_due_seconds for _ in range(4)
+            (await manual.session.process(Report(), sleeping)).next_due_seconds for _ in range(4)
         ]
         assert looks == [
             0.002,
@@ -187,19 +194,22 @@ async def test_who_enqueues_while_a_worker_falls_asleep_is_looked_for_soon(
         ], "a long one is waited for ever more rarely"
         await transaction.commit()
         await connection.close()
-        assert await hand.turn() == [seq]
+        assert await manual.turn() == [seq]
         looks = [
-            (await hand.session.process(Report(), sleeping)).next_due_seconds for _ in range(3)
+            (await manual.session.process(Report(), sleeping)).next_due_seconds for _ in range(3)
         ]
         assert looks[-1] is None, "nobody is left who would not wake it"
 
 
-async def test_a_backlog_of_a_partition_that_was_given_away_is_not_handed_out(
+async def test_backlog_of_a_given_up_partition_is_not_claimed(
     postgres_server: Server,
 ) -> None:
     async with postgres_work(postgres_server.url) as o:
         seqs = await o.store.enqueue([draft("deep") for _ in range(4)])
-        first, second = await Hand.join(o.store, "first"), await Hand.join(o.store, "second")
+        first, second = (
+            await ManualWorker.join(o.store, "first"),
+            await ManualWorker.join(o.store, "second"),
+        )
         await first.turn()
         await first.turn(held=seqs[2:])
         await first.turn(completed=seqs[:2])
@@ -213,7 +223,7 @@ async def test_a_backlog_of_a_partition_that_was_given_away_is_not_handed_out(
         assert await second.turn() == seqs[2:]
 
 
-async def test_who_reads_from_the_start_waits_for_a_call_whose_answer_was_lost(
+async def test_rewind_waits_for_a_call_whose_response_was_lost(
     postgres_server: Server,
 ) -> None:
     """It may mark jobs as held after they were read as ready: then newer ones of the
@@ -222,37 +232,37 @@ async def test_who_reads_from_the_start_waits_for_a_call_whose_answer_was_lost(
 
     async with postgres_work(postgres_server.url) as o:
         seqs = await o.store.enqueue([draft() for _ in range(3)])
-        hand = await Hand.join(o.store)
-        await hand.turn()
-        session: Any = hand.session
+        manual = await ManualWorker.join(o.store)
+        await manual.turn()
+        session: Any = manual.session
         lost, session_again = session._connection, await asyncpg.connect(postgres_server.url)
         watcher = await asyncpg.connect(postgres_server.url)
         async with lost.transaction():
-            await hand.session.process(Report(held=seqs[1:]), ClaimRequest())
+            await manual.session.process(Report(held=seqs[1:]), ClaimRequest())
             session._connection = session_again
-            reading = asyncio.ensure_future(hand.rewind())
+            reading = asyncio.ensure_future(manual.rewind())
             waits = (
                 "SELECT count(*) FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock'"
             )
             await until(lambda: watcher.fetchval(waits, session_again.get_server_pid()))
             assert not reading.done()
         await reading
-        assert list(hand.rewound.backlogs) == ["s"]
+        assert list(manual.rewound.backlogs) == ["s"]
         await lost.close()
         await watcher.close()
 
 
-async def test_held_jobs_are_not_even_looked_at(postgres_server: Server) -> None:
+async def test_claim_does_not_read_held_jobs(postgres_server: Server) -> None:
     """A hundred thousand blocked jobs must cost nothing: the claim reads ready ones by
     an index of their own.
     """
 
     async with postgres_work(postgres_server.url) as o:
         seqs = await o.store.enqueue([draft("blocked") for _ in range(2000)])
-        hand = await Hand.join(o.store)
-        await hand.turn(2000)
-        await hand.turn(failed=[hand.failure(seqs[0])], held=seqs[1:])
-        session: Any = hand.session
+        manual = await ManualWorker.join(o.store)
+        await manual.turn(2000)
+        await manual.turn(failed=[manual.failure(seqs[0])], held=seqs[1:])
+        session: Any = manual.session
         await session._connection.execute("VACUUM ANALYZE holdfast_work.job")
         (ready,) = await o.store.enqueue([draft("other")])
 
@@ -265,14 +275,14 @@ async def test_held_jobs_are_not_even_looked_at(postgres_server: Server) -> None
             return int(await session._connection.fetchval(sql))
 
         before = await rows_read()
-        await hand.rewind()
-        assert await hand.turn() == [ready]
+        await manual.rewind()
+        assert await manual.turn() == [ready]
         for _ in range(3):
-            assert await hand.turn() == []
+            assert await manual.turn() == []
         assert await rows_read() - before < 50
 
 
-async def test_claiming_and_running_write_nothing_and_a_held_job_is_marked_once(
+async def test_claim_and_run_write_nothing_and_a_held_job_is_marked_once(
     postgres_server: Server,
 ) -> None:
     """A row that is never updated has the version its INSERT made: ``ctid`` tells."""
@@ -288,21 +298,21 @@ async def test_claiming_and_running_write_nothing_and_a_held_job_is_marked_once(
             return {row["seq"]: row["version"] for row in rows}
 
         inserted = await versions()
-        hand = await Hand.join(o.store)
-        assert await hand.turn(starting=3) == [head, held, free]
-        await hand.turn(running=[head, free])
-        await hand.rewind()
-        await hand.turn(running=[head, free])
+        manual = await ManualWorker.join(o.store)
+        assert await manual.turn(starting=3) == [head, held, free]
+        await manual.turn(running=[head, free])
+        await manual.rewind()
+        await manual.turn(running=[head, free])
         assert await versions() == inserted
-        await hand.turn(failed=[hand.failure(head)], held=[held])
+        await manual.turn(failed=[manual.failure(head)], held=[held])
         marked = await versions()
         assert marked[held] != inserted[held] and marked[free] == inserted[free]
-        await hand.turn(held=[held])
+        await manual.turn(held=[held])
         assert (await versions())[held] == marked[held], "and once only"
         await connection.close()
 
 
-async def test_a_transaction_may_enqueue_for_more_streams_than_the_server_has_locks(
+async def test_transaction_may_enqueue_for_more_streams_than_the_server_has_locks(
     postgres_server: Server,
 ) -> None:
     async with postgres_work(postgres_server.url) as o:
@@ -310,7 +320,7 @@ async def test_a_transaction_may_enqueue_for_more_streams_than_the_server_has_lo
         assert len(set(seqs)) == 20_000
 
 
-async def test_sequences_are_drawn_one_by_one_after_the_transactions_id(
+async def test_sequences_are_drawn_one_by_one_after_the_transaction_id(
     postgres_server: Server,
 ) -> None:
     """What the sweep's theory rests upon: see work/postgres/sweep.py."""
@@ -333,15 +343,15 @@ async def test_sequences_are_drawn_one_by_one_after_the_transactions_id(
         await connection.close()
 
 
-async def test_a_retry_is_due_by_the_databases_clock(
+async def test_retry_is_due_by_the_clock_of_the_database(
     postgres_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with postgres_work(postgres_server.url) as o:
         (seq,) = await o.store.enqueue([draft()])
-        hand = await Hand.join(o.store)
-        await hand.turn()
+        manual = await ManualWorker.join(o.store)
+        await manual.turn()
         monkeypatch.setattr(SystemClock, "now", staticmethod(lambda: 0.0))
-        await hand.turn(failed=[hand.failure(seq)])
+        await manual.turn(failed=[manual.failure(seq)])
         connection = await asyncpg.connect(postgres_server.url)
         left = (
             "SELECT extract(epoch FROM due_at - clock_timestamp())::float8 FROM holdfast_work.job"
@@ -350,9 +360,9 @@ async def test_a_retry_is_due_by_the_databases_clock(
         await connection.close()
 
 
-async def test_a_partition_is_not_taken_from_an_owner_who_lives(postgres_server: Server) -> None:
+async def test_partition_of_a_live_owner_is_not_taken(postgres_server: Server) -> None:
     async with postgres_work(postgres_server.url) as o:
-        owner = await Hand.join(o.store, "owner")
+        owner = await ManualWorker.join(o.store, "owner")
         (seq,) = await o.store.enqueue([draft()])
         other = await o.store.join("other")
         await other.owners()
@@ -365,7 +375,7 @@ async def test_a_partition_is_not_taken_from_an_owner_who_lives(postgres_server:
 
 
 @pytest.mark.parametrize("verb", ["retry", "park", "bury", "release"])
-async def test_an_operator_and_a_worker_that_meet_at_a_job_do_not_wait_for_each_other(
+async def test_operator_and_worker_at_the_same_job_do_not_deadlock(
     postgres_server: Server, verb: str
 ) -> None:
     """Both lock the worker's row first: the act waits until the call has ended, and
@@ -374,25 +384,25 @@ async def test_an_operator_and_a_worker_that_meet_at_a_job_do_not_wait_for_each_
 
     async with postgres_work(postgres_server.url) as o:
         head, _ = await o.store.enqueue([draft("s"), draft("s")])
-        hand = await Hand.join(o.store)
-        await hand.turn()
-        await hand.turn(failed=[hand.failure(head)])
+        manual = await ManualWorker.join(o.store)
+        await manual.turn()
+        await manual.turn(failed=[manual.failure(head)])
         acts: dict[str, Callable[[], Awaitable[int]]] = {
             "retry": lambda: o.store.retry([head], reset=False, by="ann", why="now"),
             "park": lambda: o.store.park([head], by="ann", why="later"),
             "bury": lambda: o.store.bury([head], by="ann", why="never"),
             "release": lambda: o.store.release("s", through=99, by="ann", why="go on"),
         }
-        connection = hand.session._connection  # type: ignore[attr-defined]
+        connection = manual.session._connection  # type: ignore[attr-defined]
         watcher = await asyncpg.connect(postgres_server.url)
         async with connection.transaction():
             # holds the worker's row until the transaction ends
-            await hand.session.process(Report(), ClaimRequest())
+            await manual.session.process(Report(), ClaimRequest())
             acting = asyncio.ensure_future(acts[verb]())
             await until(
                 lambda: watcher.fetchval("SELECT count(*) > 0 FROM pg_locks WHERE NOT granted")
             )
-            await hand.session.process(Report(completed=[head]), ClaimRequest())
+            await manual.session.process(Report(completed=[head]), ClaimRequest())
         with pytest.raises(NotFound):
             await acting
         assert await o.store.streams() == []

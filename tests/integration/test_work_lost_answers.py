@@ -181,7 +181,7 @@ async def lossy_world(server: Server, plan: FaultPlan) -> AsyncIterator[World]:
 
 @pytest.mark.parametrize("fault", [Fault.FAIL, Fault.LOST_REPLY])
 @pytest.mark.parametrize("call", CALLS)
-async def test_a_call_that_fails_or_whose_answer_is_lost_leaves_no_stream_behind(
+async def test_failed_call_or_lost_response_leaves_no_stream_unserved(
     postgres_server: Server, call: str, fault: Fault
 ) -> None:
     plan = FaultPlan(random.Random(1), script={call: [fault]})
@@ -199,7 +199,7 @@ async def test_a_call_that_fails_or_whose_answer_is_lost_leaves_no_stream_behind
         assert not plan.script[call], "the fault was not met"
 
 
-async def test_who_leaves_reports_what_it_did_though_nothing_else_can_be_asked(
+async def test_leaving_worker_reports_although_other_calls_fail(
     postgres_server: Server,
 ) -> None:
     plan = FaultPlan(random.Random(1), odds={})
@@ -216,7 +216,7 @@ async def test_who_leaves_reports_what_it_did_though_nothing_else_can_be_asked(
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_workers_come_and_go_while_answers_are_lost(
+async def test_workers_join_and_leave_while_responses_are_lost(
     postgres_server: Server, seed: int
 ) -> None:
     rng = random.Random(seed)

@@ -36,7 +36,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-async def test_the_second_worker_of_a_file_waits_until_the_first_has_died(
+async def test_second_worker_of_a_file_waits_until_the_first_has_died(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, ran, handlers = tmp_path / "work.db", asyncio.Event(), Handlers()
@@ -79,7 +79,7 @@ async def test_session_is_free_when_its_worker_has_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["memory", "sqlite"])
-async def test_the_second_worker_of_a_store_waits_until_the_first_has_left(
+async def test_second_worker_of_a_store_waits_until_the_first_has_left(
     engine: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     handlers, ran = Handlers(), list[int]()

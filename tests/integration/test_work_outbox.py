@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row, tuple_row
 from sqlalchemy.ext.asyncio import create_async_engine
-from work_rigs import Hand, draft, postgres_work, until
+from work_rigs import ManualWorker, draft, postgres_work, until
 
 from engines import Server
 from holdfast.errors import BadSetting, InvalidMessage, StateCorrupted, Unavailable
@@ -83,12 +83,12 @@ async def test_sqlalchemy_commits_or_rolls_back_the_job_with_the_data(
         assert await stored(o.store) == [b"kept"]
 
 
-async def test_an_unknown_kind_of_connection_is_refused() -> None:
+async def test_unknown_kind_of_connection_is_refused() -> None:
     with pytest.raises(BadSetting, match="asyncpg, psycopg, SQLAlchemy or apsw"):
         await enqueue(object(), draft())
 
 
-async def test_two_producers_of_one_stream_are_serialised_and_others_are_not(
+async def test_producers_of_one_stream_are_serialised_and_others_are_not(
     postgres_server: Server,
 ) -> None:
     async with postgres_work(postgres_server.url) as o:
@@ -98,21 +98,21 @@ async def test_two_producers_of_one_stream_are_serialised_and_others_are_not(
         await enqueue(first, draft("a", payload=b"1"))
         await enqueue(second, draft("b", payload=b"other stream"))
         waiting = asyncio.create_task(enqueue(second, draft("a", payload=b"2")))
-        hand = await Hand.join(o.store)
-        claimed = await hand.call()
+        manual = await ManualWorker.join(o.store)
+        claimed = await manual.call()
         assert [job.payload for job in claimed.jobs] == [b"other stream"], (
             "a held transaction delays nobody else"
         )
         assert not waiting.done()
         await transaction.commit()
         await waiting
-        claimed = await hand.call()
+        claimed = await manual.call()
         assert [job.payload for job in claimed.jobs] == [b"1", b"2"]
         await first.close()
         await second.close()
 
 
-async def test_an_inbox_message_is_received_once_whoever_repeats_it(
+async def test_repeated_inbox_message_is_received_once(
     postgres_server: Server,
 ) -> None:
     async with postgres_work(postgres_server.url) as o:
@@ -132,7 +132,7 @@ async def test_an_inbox_message_is_received_once_whoever_repeats_it(
             await connection.close()
 
 
-async def test_a_schema_of_a_newer_program_is_refused(postgres_server: Server) -> None:
+async def test_schema_of_a_newer_version_is_refused(postgres_server: Server) -> None:
     async with postgres_work(postgres_server.url) as o:
         connection = await asyncpg.connect(postgres_server.url)
         await connection.execute("UPDATE holdfast_work.version SET number = 99")
@@ -145,7 +145,7 @@ async def test_a_schema_of_a_newer_program_is_refused(postgres_server: Server) -
         assert o.store is not None
 
 
-def test_a_server_that_is_too_old_is_refused() -> None:
+def test_server_of_an_old_version_is_refused() -> None:
     class Old:
         def get_server_version(self) -> Any:
             return asyncpg.types.ServerVersion(12, 9, 0, "final", 0)
@@ -154,7 +154,7 @@ def test_a_server_that_is_too_old_is_refused() -> None:
         asyncio.run(migrate(Old()))
 
 
-def test_a_server_that_is_away_is_unavailable() -> None:
+def test_server_that_refuses_connections_is_unavailable() -> None:
     with pytest.raises(Unavailable, match="cannot connect"):
         asyncio.run(PostgresWork.open("postgresql://postgres@127.0.0.1:1/postgres"))
 
@@ -177,7 +177,7 @@ async def test_many_processes_may_migrate_at_once(postgres_server: Server) -> No
     await connection.close()
 
 
-async def test_a_worker_outlives_the_loss_of_its_connections(postgres_server: Server) -> None:
+async def test_worker_survives_the_loss_of_its_connections(postgres_server: Server) -> None:
     from holdfast.work.handlers import Context, Handlers
     from holdfast.work.worker import Worker, WorkerSettings
 

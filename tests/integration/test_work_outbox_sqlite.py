@@ -10,7 +10,7 @@ from typing import Any
 
 import apsw
 import pytest
-from work_rigs import Hand, draft, embedded_work
+from work_rigs import ManualWorker, draft, embedded_work
 
 from holdfast.errors import BadSetting
 from holdfast.work.contract import TransactionEnded
@@ -24,27 +24,27 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return lambda: embedded_work(tmp_path / "app.db" if request.param == "sqlite" else None)
 
 
-async def test_a_job_is_stored_with_the_callers_data_or_not_at_all(opened: Any) -> None:
+async def test_job_is_stored_with_the_callers_data_or_not_at_all(opened: Any) -> None:
     async with opened() as o:
         store: Any = o.store
-        hand = await Hand.join(store)
+        manual = await ManualWorker.join(store)
         async with store.transaction() as db:
             db.execute("CREATE TABLE orders (name TEXT)")
             db.execute("INSERT INTO orders VALUES ('kept')")
             (seq,) = await enqueue(db, draft("a"))
-        assert await hand.turn() == [seq]
+        assert await manual.turn() == [seq]
         with pytest.raises(RuntimeError, match="sold out"):
             async with store.transaction() as db:
                 db.execute("INSERT INTO orders VALUES ('lost')")
                 await enqueue(db, draft("a"))
                 raise RuntimeError("sold out")
-        assert await hand.turn() == []
+        assert await manual.turn() == []
         async with store.transaction() as db:
             assert list(db.execute("SELECT name FROM orders")) == [("kept",)]
         assert [job.seq for job in await store.find(Query())] == [seq]
 
 
-async def test_a_message_from_outside_is_stored_once(opened: Any) -> None:
+async def test_message_from_outside_is_stored_once(opened: Any) -> None:
     async with opened() as o:
         store: Any = o.store
         async with store.transaction() as db:
@@ -54,18 +54,18 @@ async def test_a_message_from_outside_is_stored_once(opened: Any) -> None:
         assert len(await store.find(Query())) == 1
 
 
-async def test_a_waiting_worker_is_woken_by_the_commit(opened: Any) -> None:
+async def test_waiting_worker_is_woken_by_the_commit(opened: Any) -> None:
     async with opened() as o:
         store: Any = o.store
-        hand = await Hand.join(store)
-        await hand.turn()
-        waiting = asyncio.create_task(hand.session.wait(30))
+        manual = await ManualWorker.join(store)
+        await manual.turn()
+        waiting = asyncio.create_task(manual.session.wait(30))
         async with store.transaction() as db:
             await enqueue(db, draft())
         assert await waiting
 
 
-async def test_who_asks_for_something_else_inside_is_told_and_does_not_wait_for_himself(
+async def test_store_call_inside_its_own_transaction_is_refused_without_deadlock(
     opened: Any,
 ) -> None:
     async with opened() as o:
@@ -80,7 +80,7 @@ async def test_who_asks_for_something_else_inside_is_told_and_does_not_wait_for_
         assert len(await store.find(Query())) == 2
 
 
-async def test_a_producer_that_closes_the_lent_connection_harms_only_itself(tmp_path: Path) -> None:
+async def test_producer_that_closes_the_lent_connection_affects_only_itself(tmp_path: Path) -> None:
     async with embedded_work(tmp_path / "app.db") as o:
         store: Any = o.store
         with pytest.raises(apsw.ConnectionClosedError):
@@ -96,7 +96,9 @@ async def test_a_producer_that_closes_the_lent_connection_harms_only_itself(tmp_
 
 
 @pytest.mark.parametrize("ending", ["ROLLBACK", "COMMIT", "ROLLBACK; BEGIN", "COMMIT; BEGIN"])
-async def test_a_producer_that_ends_the_lent_transaction_is_told(opened: Any, ending: str) -> None:
+async def test_producer_that_ends_the_lent_transaction_gets_an_error(
+    opened: Any, ending: str
+) -> None:
     async with opened() as o:
         store: Any = o.store
         with pytest.raises(TransactionEnded, match="leave that to the block"):

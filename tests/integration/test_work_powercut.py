@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from powercuts import Cuts, Synchronous
-from work_rigs import Hand, draft
+from work_rigs import ManualWorker, draft
 
 from holdfast.drivers.sqlite.database import SqliteSettings
 from holdfast.webhooks.contract import WebhookEndpoint
@@ -39,7 +39,7 @@ class Told:
 
 
 async def work_until_the_cut(store: SqliteWork, rng: random.Random, told: Told) -> None:
-    hand, number = await Hand.join(store), 0
+    manual, number = await ManualWorker.join(store), 0
     while True:
         drafts = [
             draft(f"s{rng.randrange(4)}", payload=f"{number + n}".encode())
@@ -49,13 +49,13 @@ async def work_until_the_cut(store: SqliteWork, rng: random.Random, told: Told) 
         seqs = await store.enqueue(drafts, [ReaderMark(READER, 0, number)])
         told.enqueued.update((seq, d.payload.decode()) for seq, d in zip(seqs, drafts, strict=True))
         told.position = number
-        got = await hand.turn(8, starting=8)
+        got = await manual.turn(8, starting=8)
         failing = [seq for seq in got if rng.random() < 0.2]
         done = [seq for seq in got if seq not in failing]
         told.asked = set(got)
-        await hand.call(0, completed=done, failed=[hand.failure(seq) for seq in failing])
+        await manual.call(0, completed=done, failed=[manual.failure(seq) for seq in failing])
         told.completed.update(done)
-        told.failed.update((seq, hand.jobs[seq].attempt) for seq in failing)
+        told.failed.update((seq, manual.jobs[seq].attempt) for seq in failing)
         told.asked = set()
 
 
@@ -92,12 +92,12 @@ async def _broken(store: SqliteWork, told: Told) -> int:
             left[seq].state is not State.RETRY or left[seq].attempt < attempt
         )
     broken += (await store.reader_offset(READER) or 0) < told.position
-    heir = await Hand.join(store, "heir")
+    heir = await ManualWorker.join(store, "heir")
     again = set(await heir.turn(100_000))
     return broken + len(again & told.completed)
 
 
-def test_power_cuts_lose_no_job_and_repeat_none_that_was_completed(tmp_path: Path) -> None:
+def test_power_cuts_lose_no_job_and_repeat_no_completed_one(tmp_path: Path) -> None:
     cuts = Cuts.made(cut, tmp_path, CUTS)
     enqueued = sum(enqueued for enqueued, _ in cuts.reports)
     how = "an SQLite VFS that loses, keeps or tears unsynced writes; FULL"
@@ -112,7 +112,7 @@ def test_power_cuts_lose_no_job_and_repeat_none_that_was_completed(tmp_path: Pat
     assert enqueued > 20 * CUTS
 
 
-def test_control_without_a_sync_per_commit_power_cuts_do_lose_jobs(tmp_path: Path) -> None:
+def test_control_power_cuts_lose_jobs_without_a_sync_per_commit(tmp_path: Path) -> None:
     assert sum(broken for _, broken in Cuts.made(cut, tmp_path, 12, "NORMAL").reports) > 0
 
 
@@ -154,13 +154,13 @@ async def endpoint_cut(folder: Path, seed: int, synchronous: Synchronous) -> tup
     return answered, len(differing - {asked})
 
 
-def test_power_cuts_lose_no_endpoint_and_bring_none_back(tmp_path: Path) -> None:
+def test_power_cuts_lose_no_endpoint_and_restore_no_removed_one(tmp_path: Path) -> None:
     reports = Cuts.made(endpoint_cut, tmp_path, 20).reports
     assert not [report for report in reports if report[1]], reports
     assert sum(answered for answered, _ in reports) > 200
 
 
-def test_control_without_a_sync_per_commit_power_cuts_do_lose_endpoints(tmp_path: Path) -> None:
+def test_control_power_cuts_lose_endpoints_without_a_sync_per_commit(tmp_path: Path) -> None:
     assert (
         sum(differing for _, differing in Cuts.made(endpoint_cut, tmp_path, 12, "NORMAL").reports)
         > 0

@@ -12,7 +12,7 @@ from typing import Any
 
 import asyncpg
 import pytest
-from work_rigs import Hand, draft, postgres_work, until
+from work_rigs import ManualWorker, draft, postgres_work, until
 
 from engines import Server
 from holdfast.errors import Unavailable
@@ -48,7 +48,7 @@ async def held(server: Server, *streams: str) -> AsyncIterator[Any]:
 
 
 @pytest.mark.parametrize("per_call", [1, 5])
-async def test_producers_of_other_streams_go_on_while_a_transaction_stays_open(
+async def test_producers_of_other_streams_continue_while_a_transaction_is_open(
     postgres_server: Server, per_call: int
 ) -> None:
     async with postgres_work(postgres_server.url) as o, held(postgres_server, HELD):
@@ -63,7 +63,7 @@ async def test_producers_of_other_streams_go_on_while_a_transaction_stays_open(
         assert len(await o.store.find(Query(), 1000)) == len(NEIGHBOURS) * per_call
 
 
-async def test_a_producer_waits_five_seconds_in_all_and_a_big_call_one_second(
+async def test_producer_waits_five_seconds_in_all_and_a_big_call_one_second(
     postgres_server: Server,
 ) -> None:
     """However many locks it waits for one after another; what it is told says what to
@@ -101,7 +101,7 @@ async def test_a_producer_waits_five_seconds_in_all_and_a_big_call_one_second(
         await o.store.enqueue([draft(stream) for stream in many[:64]])
 
 
-async def test_small_and_big_calls_and_a_workers_children_neither_deadlock_nor_break_the_order(
+async def test_small_and_big_enqueues_and_children_neither_deadlock_nor_reorder(
     postgres_server: Server,
 ) -> None:
     """A stream that is locked by its lane and one that is locked by itself exclude each
@@ -125,14 +125,19 @@ async def test_small_and_big_calls_and_a_workers_children_neither_deadlock_nor_b
                     await asyncio.sleep(rng.choice([0, 0, 0.002, 0.01]))
 
         producing = asyncio.gather(*(produce(n, each) for n, each in enumerate(producers)))
-        hand, last, rng, turns = await Hand.join(o.store), dict[str, int](), random.Random(9), 0
+        manual, last, rng, turns = (
+            await ManualWorker.join(o.store),
+            dict[str, int](),
+            random.Random(9),
+            0,
+        )
         ended = list[int]()
         end = asyncio.get_running_loop().time() + 3
         while asyncio.get_running_loop().time() < end:
             children = [
                 Child(seq, draft(stream)) for seq in ended for stream in rng.sample(streams, 2)
             ]
-            claimed = await hand.call(2000, completed=ended, children=children)
+            claimed = await manual.call(2000, completed=ended, children=children)
             for job in claimed.jobs:
                 assert job.stream is not None and last.get(job.stream, 0) < job.seq, (
                     "an earlier one came later"
@@ -167,19 +172,19 @@ async def test_as_many_transactions_as_there_are_connections_may_hold_64_streams
         assert (await o.store.stats()).by_state[State.READY] == 85 * 64
 
 
-async def test_only_the_children_of_a_locked_stream_are_put_off_however_many_there_are(
+async def test_only_children_of_a_locked_stream_are_postponed(
     postgres_server: Server,
 ) -> None:
     async with postgres_work(postgres_server.url) as o:
         parents = await o.store.enqueue([draft(None) for _ in range(200)])
-        hand = await Hand.join(o.store)
-        await hand.turn(200)
+        manual = await ManualWorker.join(o.store)
+        await manual.turn(200)
         async with held(postgres_server, HELD):
             streams = [HELD, *NEIGHBOURS, *(f"other{n}" for n in range(179))]
             children = [
                 Child(seq, draft(stream)) for seq, stream in zip(parents, streams, strict=True)
             ]
-            claimed = await hand.call(0, completed=parents, children=children)
+            claimed = await manual.call(0, completed=parents, children=children)
             assert claimed.busy == [parents[0]]
         stored = {entry.stream for entry in await o.store.find(Query(), 1000) if entry.stream}
         assert stored == set(streams[1:])
@@ -217,7 +222,7 @@ async def test_streams_are_locked_from_the_lowest_whatever_the_order_of_the_jobs
             assert len(await calling) == len(streams)
 
 
-async def test_of_two_transactions_that_enqueue_twice_one_may_be_aborted_and_can_be_repeated(
+async def test_aborted_one_of_two_interleaved_enqueues_can_be_repeated(
     postgres_server: Server,
 ) -> None:
     async with (
@@ -240,7 +245,7 @@ async def test_of_two_transactions_that_enqueue_twice_one_may_be_aborted_and_can
         assert len(await o.store.find(Query())) == 4
 
 
-async def test_who_waits_behind_a_transaction_with_many_streams_is_told_so(
+async def test_producer_waiting_for_many_locked_streams_gets_an_error_saying_so(
     postgres_server: Server,
 ) -> None:
     """Not that somebody has stored jobs of the same stream. The wait is cut short: it

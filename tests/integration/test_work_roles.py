@@ -51,7 +51,7 @@ async def _prepared(urls: dict[str, str]) -> None:
     await owner.close()
 
 
-async def test_the_three_roles_of_the_guide_are_enough_for_their_work(
+async def test_three_database_roles_of_the_guide_are_sufficient(
     postgres_server: Server,
 ) -> None:
     async with database(postgres_server) as urls:
@@ -122,7 +122,7 @@ FORBIDDEN = {
 }
 
 
-async def test_no_role_can_do_more_than_its_work(postgres_server: Server) -> None:
+async def test_no_database_role_can_do_more_than_its_work(postgres_server: Server) -> None:
     async with database(postgres_server) as urls:
         await _prepared(urls)
         for role, statements in FORBIDDEN.items():
@@ -156,7 +156,7 @@ async def _only_the_granted_may_enqueue(urls: dict[str, str]) -> None:
     await owner.close()
 
 
-async def test_a_worker_that_finds_an_old_schema_says_who_can_help(postgres_server: Server) -> None:
+async def test_worker_role_with_an_old_schema_names_the_owner_role(postgres_server: Server) -> None:
     async with database(postgres_server) as urls:
         await _prepared(urls)
         owner = await asyncpg.connect(urls["jobs_owner"])
@@ -166,7 +166,7 @@ async def test_a_worker_that_finds_an_old_schema_says_who_can_help(postgres_serv
         await owner.close()
 
 
-async def test_a_worker_opens_no_more_connections_than_the_guide_says(
+async def test_worker_opens_no_more_connections_than_the_guide_says(
     postgres_server: Server,
 ) -> None:
     async with database(postgres_server) as urls:

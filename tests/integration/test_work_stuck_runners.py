@@ -55,7 +55,7 @@ def _good(count: int) -> list[JobDraft]:
     return [JobDraft("Good", b"{}", f"stream-{n}") for n in range(count)]
 
 
-async def test_without_a_runner_a_worker_gives_up_its_streams_and_others_take_them(
+async def test_worker_without_runners_leaves_its_streams_to_others(
     postgres_server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     from holdfast.work.postgres import PostgresWork
@@ -116,7 +116,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-async def test_where_a_stuck_loop_ends_the_process_so_do_stuck_runners(tmp_path: Path) -> None:
+async def test_watchdog_ends_a_process_whose_runners_are_all_stuck(tmp_path: Path) -> None:
     async with embedded_work(tmp_path / "work.db") as o:
         stuck = await o.store.enqueue([JobDraft("Stuck", b"{}")] * STUCK)
         pipe = asyncio.subprocess.PIPE
@@ -130,7 +130,7 @@ async def test_where_a_stuck_loop_ends_the_process_so_do_stuck_runners(tmp_path:
             assert (entry.reason, entry.attempt, entry.crashes) == (Reason.TIMEOUT_EXCEEDED, 1, 0)
 
 
-async def test_a_worker_whose_task_the_program_cancels_is_started_again(
+async def test_worker_whose_task_the_program_cancels_is_restarted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     ran = list[int]()

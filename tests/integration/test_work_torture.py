@@ -131,7 +131,7 @@ async def until(condition: Any, seconds: float = 60.0) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_zombie_that_wakes_after_its_takeover_changes_nothing(
+async def test_zombie_that_wakes_after_its_takeover_changes_nothing(
     postgres_server: Server, tmp_path: Path
 ) -> None:
     async with yard(postgres_server, tmp_path) as place:
@@ -158,7 +158,7 @@ async def test_a_zombie_that_wakes_after_its_takeover_changes_nothing(
         assert len(fences) > 1, "the takeover raised the fence"
 
 
-async def test_a_crash_loop_is_isolated_and_everything_else_is_done(
+async def test_crash_loop_is_isolated_and_everything_else_completes(
     postgres_server: Server, tmp_path: Path
 ) -> None:
     async with yard(postgres_server, tmp_path) as place:

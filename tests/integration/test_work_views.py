@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 import asyncpg
 import pytest
-from work_rigs import Hand, Opened, draft, embedded_work, postgres_work
+from work_rigs import ManualWorker, Opened, draft, embedded_work, postgres_work
 
 from engines import Server
 from holdfast.work.job import OnFailure, Policies, Reason
@@ -101,17 +101,17 @@ async def scene(o: Opened, ask: Ask) -> None:
             draft("in", source="shop", source_id="1"),
         ]
     )
-    hand = await Hand.join(o.store, policies=THROTTLED_OFTEN)
-    await hand.turn()
-    await hand.turn(
-        failed=[hand.failure(stuck, Reason.THROTTLED, error="slow down")], held=[stuck + 1]
+    manual = await ManualWorker.join(o.store, policies=THROTTLED_OFTEN)
+    await manual.turn()
+    await manual.turn(
+        failed=[manual.failure(stuck, Reason.THROTTLED, error="slow down")], held=[stuck + 1]
     )
     for _ in range(9):
         await o.pass_time(4000)
-        assert await hand.turn() == [stuck]
-        await hand.turn(failed=[hand.failure(stuck, Reason.THROTTLED, error="slow down")])
-    hand.policies = Policies().with_type("order", stream=OnFailure.PARK)
-    await hand.turn(failed=[hand.failure(parked, error="look at me")])
+        assert await manual.turn() == [stuck]
+        await manual.turn(failed=[manual.failure(stuck, Reason.THROTTLED, error="slow down")])
+    manual.policies = Policies().with_type("order", stream=OnFailure.PARK)
+    await manual.turn(failed=[manual.failure(parked, error="look at me")])
 
     ids = {"stuck_message_id": stuck, "blocking_message_id": stuck, "blocked_stream_id": "blocked"}
     (poison,) = await ask(POISON)
@@ -141,7 +141,7 @@ def filled(query: str, names: dict[str, Any]) -> str:
 
 
 @pytest.mark.covers("003 the ten queries")
-async def test_the_ten_queries_on_postgresql(postgres_server: Server) -> None:
+async def test_ten_queries_of_the_document_run_on_postgresql(postgres_server: Server) -> None:
     async with postgres_work(postgres_server.url) as o:
         connection = await asyncpg.connect(postgres_server.url)
         await connection.execute("SET search_path = holdfast_work")
@@ -155,7 +155,7 @@ async def test_the_ten_queries_on_postgresql(postgres_server: Server) -> None:
         await connection.close()
 
 
-async def test_nine_of_the_ten_queries_on_sqlite_and_the_backlog_with_the_time_written_out(
+async def test_sqlite_runs_nine_of_ten_queries_and_the_backlog_with_a_literal_time(
     tmp_path: Path,
 ) -> None:
     """SQLite has no NOW()."""
@@ -177,7 +177,7 @@ async def test_nine_of_the_ten_queries_on_sqlite_and_the_backlog_with_the_time_w
         connection.close()
 
 
-async def test_a_payload_that_is_no_text_does_not_make_the_views_unreadable(
+async def test_views_show_a_payload_that_is_no_text(
     postgres_server: Server,
 ) -> None:
     async with postgres_work(postgres_server.url) as o:

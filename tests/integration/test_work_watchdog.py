@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from work_rigs import Hand, Opened, draft, embedded_work, postgres_work, until
+from work_rigs import ManualWorker, Opened, draft, embedded_work, postgres_work, until
 
 from holdfast.work.contract import Report
 from holdfast.work.handlers import Context, Handlers
@@ -59,7 +59,7 @@ asyncio.run(main(sys.argv[1]))
 
 @pytest.mark.parametrize("inside", ["false", "true"], ids=["handler", "transaction"])
 @pytest.mark.parametrize("engine", ["sqlite", "postgres"])
-async def test_a_stuck_loop_ends_its_process_with_70_and_the_reason_is_recorded(
+async def test_stuck_loop_ends_its_process_with_70_and_records_the_reason(
     engine: str, inside: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     where = (
@@ -113,7 +113,7 @@ async def _taken_at_once(store: Any, seq: int) -> None:
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "postgres"])
-async def test_the_crash_of_a_stuck_loop_counts_though_its_failure_is_reported(
+async def test_crash_of_a_stuck_loop_counts_although_its_failure_is_reported(
     engine: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """A failure alone would leave a suspect one crash: it did not kill its worker."""
@@ -127,22 +127,22 @@ async def test_the_crash_of_a_stuck_loop_counts_though_its_failure_is_reported(
         (seq,) = await o.store.enqueue([draft()])
         for crashes in (0, 1, 2):
             await o.pass_time(86400)
-            hand = await Hand.join(o.store)
-            await hand.turn()
-            assert hand.jobs[seq].crashes == crashes
-            failed = hand.failure(seq)
+            manual = await ManualWorker.join(o.store)
+            await manual.turn()
+            assert manual.jobs[seq].crashes == crashes
+            failed = manual.failure(seq)
             if crashes == 2:
                 failed = replace(
                     failed,
                     verdict=FailureVerdict(FailureAction.DEAD, Reason.POISON_MESSAGE, strike=True),
                 )
-            await asyncio.to_thread(hand.session.give_up, Report(failed=[failed]), seq)
-            await o.kill(hand.session)
+            await asyncio.to_thread(manual.session.give_up, Report(failed=[failed]), seq)
+            await o.kill(manual.session)
         (dead,) = await o.store.dead(Query())
         assert (dead.crashes, dead.attempt, dead.strikes) == (3, 3, 3)
 
 
-async def test_the_third_process_that_a_job_ends_makes_it_poison() -> None:
+async def test_third_process_that_a_job_ends_makes_it_poison() -> None:
     store, handlers, failures = MemoryWork(), Handlers(), list[Any]()
     worker = Worker(store, handlers)
 
@@ -159,9 +159,7 @@ async def test_the_third_process_that_a_job_ends_makes_it_poison() -> None:
     assert reasons == {1: Reason.TIMEOUT_EXCEEDED, 2: Reason.POISON_MESSAGE}
 
 
-async def test_a_busy_loop_that_ticks_is_left_alone_and_a_stuck_one_is_ended_though_the_last_words_hang() -> (
-    None
-):
+async def test_watchdog_spares_a_busy_loop_and_ends_a_stuck_one_if_its_report_hangs() -> None:
     ended, said, blocked = list[int](), list[str](), threading.Event()
 
     def report(stack: str) -> None:
@@ -192,7 +190,7 @@ asyncio.run(main())
 """
 
 
-def test_a_process_that_was_stopped_for_long_is_not_stuck() -> None:
+def test_stopped_and_continued_process_is_not_stuck() -> None:
     child = subprocess.Popen([sys.executable, "-c", PAUSED], stdout=subprocess.PIPE)
     assert child.stdout is not None and child.stdout.readline() == b"ready\n"
     child.send_signal(signal.SIGSTOP)
@@ -225,7 +223,7 @@ asyncio.run(main(sys.argv[1]))
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "postgres"])
-async def test_a_handler_that_ends_its_process_is_a_crash_of_its_job(
+async def test_handler_that_ends_its_process_is_a_crash_of_its_job(
     engine: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     where = (

@@ -16,7 +16,7 @@ from typing import Any
 import asyncpg
 import msgspec
 import pytest
-from work_rigs import Hand, Opened, draft, embedded_work, postgres_work, until
+from work_rigs import ManualWorker, Opened, draft, embedded_work, postgres_work, until
 
 from engines import Server
 from holdfast.errors import BadSetting, OutcomeUnknown, Unavailable
@@ -74,7 +74,7 @@ async def test_streams_run_side_by_side_each_in_order(opened: Any) -> None:
         assert most > 1
 
 
-async def test_a_failed_head_holds_its_stream_until_its_retry_succeeds(opened: Any) -> None:
+async def test_failed_head_holds_its_stream_until_its_retry_succeeds(opened: Any) -> None:
     async with opened() as o:
         handlers, runs = Handlers(), list[tuple[int, int]]()
 
@@ -90,7 +90,7 @@ async def test_a_failed_head_holds_its_stream_until_its_retry_succeeds(opened: A
         assert runs == [(0, 1), (0, 2), (0, 3), *((n, 1) for n in range(1, 20))]
 
 
-async def test_an_operators_release_lets_followers_run_before_the_head(opened: Any) -> None:
+async def test_release_by_an_operator_lets_followers_run_before_the_head(opened: Any) -> None:
     async with opened() as o:
         handlers, done = Handlers(), list[int]()
 
@@ -111,7 +111,7 @@ async def test_an_operators_release_lets_followers_run_before_the_head(opened: A
         assert done == [1, 2, 3]
 
 
-async def test_a_handler_that_fails_can_let_named_followers_pass(opened: Any) -> None:
+async def test_failing_handler_can_release_named_followers(opened: Any) -> None:
     async with opened() as o:
         handlers, seqs, done = Handlers(), list[int](), list[int]()
 
@@ -139,7 +139,7 @@ async def _held(o: Opened, count: int) -> bool:
     return len(await o.store.find(Query(state=State.HELD))) == count
 
 
-async def test_a_job_that_is_parked_and_reset_while_it_runs_does_not_stop_its_stream(
+async def test_job_parked_and_reset_while_it_runs_does_not_stop_its_stream(
     opened: Any,
 ) -> None:
     async with opened() as o:
@@ -170,7 +170,7 @@ async def _ready_again(o: Opened, seq: int) -> bool:
     return entry.state is State.READY
 
 
-async def test_a_completed_step_is_not_repeated(opened: Any) -> None:
+async def test_completed_step_is_not_repeated(opened: Any) -> None:
     async with opened() as o:
         handlers, steps = Handlers(), list[str]()
 
@@ -195,7 +195,7 @@ async def test_a_completed_step_is_not_repeated(opened: Any) -> None:
         assert steps == ["store", "publish", "publish"]
 
 
-async def test_a_failure_of_the_job_store_itself_costs_a_second_and_no_strike_and_opens_no_breaker(
+async def test_failure_of_the_job_store_costs_a_second_no_strike_and_no_breaker(
     postgres_server: Server,
 ) -> None:
     async with postgres_work(postgres_server.url) as o:
@@ -244,7 +244,7 @@ async def test_a_failure_of_the_job_store_itself_costs_a_second_and_no_strike_an
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["handler", "transaction"])
-async def test_a_handler_that_swallows_every_cancellation_cannot_hold_up_the_stop(
+async def test_handler_that_swallows_every_cancellation_does_not_delay_the_stop(
     opened: Any, inside: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """That the loop ends, too, is the test's own end."""
@@ -268,9 +268,9 @@ async def test_a_handler_that_swallows_every_cancellation_cannot_hold_up_the_sto
         await running.wait()
         worker.stop()
         await asyncio.wait_for(task, 10)
-        hand = await Hand.join(o.store)
-        assert await hand.turn() == [seq], "it was given back"
-        assert (hand.jobs[seq].attempt, hand.jobs[seq].crashes) == (1, 0)
+        manual = await ManualWorker.join(o.store)
+        assert await manual.turn() == [seq], "it was given back"
+        assert (manual.jobs[seq].attempt, manual.jobs[seq].crashes) == (1, 0)
         assert (
             "work.handler_stuck" in caplog.text
             and "given back" in caplog.text
@@ -278,7 +278,7 @@ async def test_a_handler_that_swallows_every_cancellation_cannot_hold_up_the_sto
         )
 
 
-async def test_each_stuck_handler_beyond_the_bound_costs_a_runner_and_its_end_gives_it_back(
+async def test_stuck_handler_beyond_the_bound_costs_a_runner_until_it_ends(
     opened: Any,
 ) -> None:
     async with opened() as o:
@@ -303,7 +303,7 @@ async def test_each_stuck_handler_beyond_the_bound_costs_a_runner_and_its_end_gi
             await until(lambda: 7 in done)
 
 
-async def test_a_refused_report_is_isolated_and_all_others_of_its_round_trip_go_through(
+async def test_refused_report_is_isolated_and_the_others_are_stored(
     opened: Any,
 ) -> None:
     async with opened() as o:
@@ -372,7 +372,7 @@ async def _waiting_for_retry(o: Opened, count: int) -> bool:
     return len(await o.store.find(Query(state=State.RETRY))) == count
 
 
-async def test_effects_in_the_handlers_transaction_happen_exactly_once(
+async def test_effects_in_the_transaction_of_a_handler_happen_exactly_once(
     postgres_server: Server,
 ) -> None:
     async with postgres_work(postgres_server.url) as o:
@@ -395,7 +395,7 @@ async def test_effects_in_the_handlers_transaction_happen_exactly_once(
         await connection.close()
 
 
-async def test_a_handler_that_swallows_its_deadline_is_late_all_the_same_and_harms_no_later_job(
+async def test_handler_that_swallows_its_deadline_times_out_without_harming_later_jobs(
     opened: Any,
 ) -> None:
     async with opened() as o:
@@ -422,7 +422,7 @@ async def test_a_handler_that_swallows_its_deadline_is_late_all_the_same_and_har
         assert (entry.seq, entry.reason) == (seqs[0], Reason.TIMEOUT_EXCEEDED)
 
 
-async def test_a_run_beyond_its_deadline_is_cancelled_and_fails_as_a_timeout(opened: Any) -> None:
+async def test_run_beyond_its_deadline_is_cancelled_and_fails_as_a_timeout(opened: Any) -> None:
     async with opened() as o:
         handlers = Handlers()
 
@@ -465,7 +465,7 @@ async def _dead(o: Opened) -> bool:
     return bool(await o.store.dead(Query()))
 
 
-async def test_an_open_breaker_puts_off_its_type_and_harms_no_stream(opened: Any) -> None:
+async def test_open_breaker_postpones_its_type_and_harms_no_stream(opened: Any) -> None:
     async with opened() as o:
         handlers, calls, away = Handlers(), list[str](), True
 
@@ -493,7 +493,7 @@ async def test_an_open_breaker_puts_off_its_type_and_harms_no_stream(opened: Any
         assert await o.store.dead(Query()) == []
 
 
-async def test_an_open_type_is_left_alone_but_for_its_probes(opened: Any) -> None:
+async def test_jobs_of_an_open_type_are_not_claimed_except_its_probes(opened: Any) -> None:
     async with opened() as o:
         handlers, runs, put_off, join = Handlers(), 0, list[int](), o.store.join
 
@@ -562,7 +562,7 @@ async def test_children_are_enqueued_with_the_success_of_their_parent(opened: An
         assert sorted(mails) == list(range(10))
 
 
-async def test_a_parent_waits_longer_and_longer_for_the_lane_of_its_child(
+async def test_parent_retries_with_a_growing_delay_while_its_childs_lane_is_locked(
     postgres_server: Server,
 ) -> None:
     async with postgres_work(postgres_server.url) as o:
@@ -609,7 +609,7 @@ async def test_a_parent_waits_longer_and_longer_for_the_lane_of_its_child(
         assert refused[-1][1] - refused[0][1] < 30, "meanwhile the store was left in peace"
 
 
-async def test_a_job_without_a_handler_goes_where_its_destination_says_in_order_and_is_retried(
+async def test_job_without_handler_goes_to_its_transport_in_order_and_is_retried(
     opened: Any,
 ) -> None:
     async with opened() as o:
@@ -641,7 +641,7 @@ async def _was_tried(o: Opened, seq: int) -> bool:
     return any(job.attempt for job in await o.store.find(Query(seqs=[seq])))
 
 
-async def test_a_child_from_outside_is_refused_and_not_stored_without_its_id(opened: Any) -> None:
+async def test_child_with_a_source_is_refused(opened: Any) -> None:
     async with opened() as o:
         handlers = Handlers()
 
@@ -656,7 +656,7 @@ async def test_a_child_from_outside_is_refused_and_not_stored_without_its_id(ope
         assert failed.reason is Reason.HANDLER_EXCEPTION and "holdfast.work.outbox" in failed.error
 
 
-async def test_a_stopping_worker_ends_what_runs_and_hands_back_the_rest(opened: Any) -> None:
+async def test_stopping_worker_drains_running_jobs_and_gives_back_the_rest(opened: Any) -> None:
     async with opened() as o:
         handlers, started, finished, go = Handlers(), asyncio.Event(), list[int](), asyncio.Event()
 
@@ -707,7 +707,7 @@ async def test_defect_ends_the_session_and_not_the_worker(opened: Any) -> None:
 
 
 @pytest.mark.parametrize("ends", ["transaction", "step"])
-async def test_a_job_that_is_buried_while_it_runs_ends_no_other_run(opened: Any, ends: str) -> None:
+async def test_job_buried_while_it_runs_ends_no_other_run(opened: Any, ends: str) -> None:
     async with opened() as o:
         handlers, go, starts, after = Handlers(), asyncio.Event(), list[int](), list[int]()
 
@@ -740,7 +740,7 @@ async def test_a_job_that_is_buried_while_it_runs_ends_no_other_run(opened: Any,
         assert sorted(after) == [1, 2, 3, 4, 5, 6]
 
 
-async def test_a_job_ends_once_and_what_its_handler_does_after_that_harms_nobody(
+async def test_context_of_an_ended_job_refuses_everything(
     opened: Any,
 ) -> None:
     async with opened() as o:
@@ -787,7 +787,7 @@ class Untellable(Exception):
         raise RuntimeError("not even this")
 
 
-async def test_a_failure_that_cannot_be_judged_is_a_failure_of_that_job_only(opened: Any) -> None:
+async def test_failure_that_cannot_be_judged_affects_only_its_job(opened: Any) -> None:
     async with opened() as o:
         handlers, go, starts = Handlers(), asyncio.Event(), list[int]()
 
@@ -825,7 +825,7 @@ async def _left(o: Opened, count: int) -> bool:
     return len(await o.store.find(Query())) == count
 
 
-async def test_a_deep_stream_and_a_parked_stream_do_not_stop_the_others(opened: Any) -> None:
+async def test_deep_stream_and_parked_stream_do_not_stop_the_others(opened: Any) -> None:
     async with opened() as o:
         handlers, done = Handlers(), defaultdict(list)
 
@@ -852,7 +852,7 @@ async def test_a_deep_stream_and_a_parked_stream_do_not_stop_the_others(opened: 
         assert blocked.waiting == 99
 
 
-async def test_what_a_worker_left_half_held_goes_on_in_order_with_another_that_has_much_else_to_do(
+async def test_half_held_stream_of_a_worker_continues_in_order_at_a_busy_one(
     opened: Any,
 ) -> None:
     """The first of the stream were in the memory of the one who left, the others it had
@@ -869,10 +869,10 @@ async def test_what_a_worker_left_half_held_goes_on_in_order_with_another_that_h
 
         await o.store.enqueue([handlers.draft(Order(f"s{n}")) for n in range(100)])
         deep = await o.store.enqueue([handlers.draft(Order("deep", n)) for n in range(10)])
-        hand = await Hand.join(o.store)
-        await hand.turn(200)
-        await hand.turn(held=deep[6:])
-        await hand.session.leave()
+        manual = await ManualWorker.join(o.store)
+        await manual.turn(200)
+        await manual.turn(held=deep[6:])
+        await manual.session.leave()
         settings = WorkerSettings(
             concurrency=2, jobs_max=8, balance_seconds=0.3, poll_max_seconds=0.05
         )
@@ -881,7 +881,7 @@ async def test_what_a_worker_left_half_held_goes_on_in_order_with_another_that_h
         assert done == list(range(10))
 
 
-async def test_streams_that_stand_still_keep_no_other_waiting_and_their_followers_are_not_in_flight(
+async def test_stalled_streams_delay_no_other_and_have_no_followers_in_flight(
     opened: Any,
 ) -> None:
     async with opened() as o:
@@ -922,7 +922,7 @@ async def test_streams_that_stand_still_keep_no_other_waiting_and_their_follower
             await until(lambda: empty(o))
 
 
-async def test_a_new_job_need_not_wait_for_the_poll_while_another_runs_long(opened: Any) -> None:
+async def test_new_job_does_not_wait_for_the_poll_while_another_runs(opened: Any) -> None:
     async with opened() as o:
         handlers, started, over, warm = (
             Handlers(),
@@ -953,7 +953,7 @@ async def test_a_new_job_need_not_wait_for_the_poll_while_another_runs_long(open
             await asyncio.wait_for(over.wait(), 20)
 
 
-async def test_what_was_being_committed_when_the_worker_fell_asleep_need_not_wait_for_the_poll(
+async def test_commit_during_falling_asleep_does_not_wait_for_the_poll(
     postgres_server: Server,
 ) -> None:
     """Its writer looked whom to wake before this worker said that it sleeps, and looks

@@ -734,7 +734,7 @@ def is_not_async(zoo: Zoo, ctx: Context) -> None:
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_whatever_a_handler_does_ends_as_an_outcome_of_its_job(
+def test_any_misbehaviour_of_a_handler_is_an_outcome_of_its_job(
     zoo: Zoo, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     zoo.do(zoo.judge(name))

@@ -12,14 +12,14 @@ from holdfast.verify.history import decode, encode
 from proof.controls.jobs import JOB_CONTROLS, SEEDS, WHOLE, JobControl, play_jobs
 
 
-def test_what_is_whole_keeps_every_promise_among_zombies_and_kills() -> None:
+def test_correct_worker_keeps_every_promise_among_zombies_and_kills() -> None:
     for seed in SEEDS:
         verdict = job_effects_once(play_jobs(seed, WHOLE))
         assert verdict.ok, f"seed {seed}\n{verdict}"
         assert verdict.examined > 100
 
 
-def test_each_broken_variant_turns_its_checker_red_and_no_other() -> None:
+def test_each_broken_worker_turns_its_checker_red_and_no_other() -> None:
     def turned_red(control: JobControl) -> set[int]:
         return set[int]().union(*(red(check(play_jobs(seed, control))) for seed in SEEDS))
 
@@ -28,7 +28,7 @@ def test_each_broken_variant_turns_its_checker_red_and_no_other() -> None:
     tally_controls("negative controls of jobs", how, requirement, JOB_CONTROLS, SEEDS, turned_red)
 
 
-def test_a_saved_history_of_jobs_is_judged_like_the_first_time() -> None:
+def test_saved_history_of_jobs_gets_the_same_verdict() -> None:
     history = play_jobs(1, JOB_CONTROLS[0])
     again = decode(encode(history.events))
     assert str(job_effects_once(again)) == str(job_effects_once(history))

@@ -136,7 +136,7 @@ async def world(seed: int, *, rate: float, kills: bool) -> JobHistory:
     return history
 
 
-def test_jobs_keep_their_place_whatever_the_store_does_and_whoever_dies() -> None:
+def test_jobs_keep_their_order_under_store_faults_and_kills() -> None:
     began, broken = time.perf_counter(), list[str]()
     with collected() as reached:
         for seed in range(FAULTY_SEEDS):

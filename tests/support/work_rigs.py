@@ -41,7 +41,7 @@ TEST_SECONDS_MAX = 120.0
 
 @dataclass
 class Opened:
-    """An open store, and the hand on its clock."""
+    """An open store, and ways to let time pass and to kill a session."""
 
     store: WorkStore
     pass_time: Callable[[float], Awaitable[None]]
@@ -150,8 +150,8 @@ async def embedded_work(path: Path | None, acts_kept_max: int = ACTS_KEPT_MAX): 
 
 
 @dataclass
-class Hand:
-    """A worker by hand: it has a session and reports what the test says."""
+class ManualWorker:
+    """A worker that a test drives: it reports what the test says."""
 
     session: WorkerSession
     policies: Policies = field(default_factory=lambda: Policies.preset("uniform"))
@@ -161,12 +161,12 @@ class Hand:
     @classmethod
     async def join(
         cls, store: WorkStore, name: str = "hand", policies: Policies | None = None
-    ) -> Hand:
-        hand = cls(await store.join(name), policies or Policies.preset("uniform"))
-        await hand.session.owners()
-        await hand.session.take(range(PARTITIONS))
-        await hand.rewind()
-        return hand
+    ) -> ManualWorker:
+        manual = cls(await store.join(name), policies or Policies.preset("uniform"))
+        await manual.session.owners()
+        await manual.session.take(range(PARTITIONS))
+        await manual.rewind()
+        return manual
 
     async def rewind(self) -> Sequence[Block]:
         """The next turn reads from the start, and the backlogs that may be free."""

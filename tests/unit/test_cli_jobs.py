@@ -91,7 +91,7 @@ def test_progress_is_for_people_at_a_terminal(
 LONG = "order-" + "0123456789" * 12
 
 
-def test_a_table_in_a_pipe_has_a_line_for_each_row_and_cuts_nothing(
+def test_table_in_a_pipe_has_a_line_per_row_and_cuts_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     output.table(
@@ -102,7 +102,7 @@ def test_a_table_in_a_pipe_has_a_line_for_each_row_and_cuts_nothing(
     assert first.split() == ["4711", LONG, "e" * 300] and second.split() == ["4712", "s", "x"]
 
 
-def test_a_terminal_folds_free_text_only(
+def test_terminal_folds_free_text_only(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from api_rig import Rest, error_of, serving
-from work_rigs import Hand, draft
+from work_rigs import ManualWorker, draft
 
 from holdfast.api.deps import ApiSettings
 from holdfast.eventlog.contract import START
@@ -33,20 +33,20 @@ async def served(
         yield rest, rest.deps.work.jobs
 
 
-async def in_trouble(jobs: MemoryWork) -> tuple[Hand, list[int]]:
+async def in_trouble(jobs: MemoryWork) -> tuple[ManualWorker, list[int]]:
     """One stream blocked by its head with two behind it, and one dead letter."""
     seqs = await jobs.enqueue([draft(payload=b'{"n":1}'), draft(), draft(type="mail"), draft(None)])
-    hand = await Hand.join(jobs, policies=Policies())
-    await hand.turn()
+    manual = await ManualWorker.join(jobs, policies=Policies())
+    await manual.turn()
     failures = [
-        hand.failure(seqs[0], Reason.THROTTLED),
-        hand.failure(seqs[3], Reason.VALIDATION_FAILURE),
+        manual.failure(seqs[0], Reason.THROTTLED),
+        manual.failure(seqs[3], Reason.VALIDATION_FAILURE),
     ]
-    await hand.turn(failed=failures, held=seqs[1:3])
-    return hand, seqs
+    await manual.turn(failed=failures, held=seqs[1:3])
+    return manual, seqs
 
 
-async def test_an_operator_sees_what_waits_and_why(tmp_path: Path) -> None:
+async def test_operator_sees_waiting_jobs_and_why(tmp_path: Path) -> None:
     async with served(tmp_path) as (rest, jobs):
         _, seqs = await in_trouble(jobs)
         key = rest.admin_key("jobs:read")
@@ -73,9 +73,9 @@ async def test_an_operator_sees_what_waits_and_why(tmp_path: Path) -> None:
         assert error_of(await rest.ask("GET", "/admin/jobs/nonsense", key)) == (404, "NOT_FOUND")
 
 
-async def test_the_acts_that_repair_it_are_recorded_with_who_and_why(tmp_path: Path) -> None:
+async def test_repairing_acts_are_recorded_with_by_and_why(tmp_path: Path) -> None:
     async with served(tmp_path) as (rest, jobs):
-        hand, seqs = await in_trouble(jobs)
+        manual, seqs = await in_trouble(jobs)
         key = rest.admin_key("jobs:read", "jobs:write")
 
         async def act(verb: str, **body: Any) -> int:
@@ -86,11 +86,11 @@ async def test_the_acts_that_repair_it_are_recorded_with_who_and_why(tmp_path: P
             return int(answer.json()["count"])
 
         assert await act("release", stream="s", type="mail") == 1
-        await hand.call()
-        await hand.rewind()
-        assert await hand.turn() == [seqs[2]]
+        await manual.call()
+        await manual.rewind()
+        assert await manual.turn() == [seqs[2]]
         assert await act("retry", seqs=[seqs[0]], reset=True) == 1
-        assert await hand.turn() == [seqs[0]]
+        assert await manual.turn() == [seqs[0]]
         assert await act("park", seqs=[seqs[1]]) == 1
         assert await act("bury", seqs=[seqs[1]]) == 1
         assert await act("replay", seqs=[seqs[3]]) == 1
@@ -125,7 +125,7 @@ async def test_the_acts_that_repair_it_are_recorded_with_who_and_why(tmp_path: P
         assert {record["reason"] for record in audit} == {"to repair it"}
 
 
-async def test_an_act_on_nothing_is_refused(tmp_path: Path) -> None:
+async def test_act_on_nothing_is_refused(tmp_path: Path) -> None:
     async with served(tmp_path) as (rest, jobs):
         key = rest.admin_key("jobs:write")
         for verb, body in (
@@ -143,7 +143,7 @@ async def test_an_act_on_nothing_is_refused(tmp_path: Path) -> None:
         assert await jobs.acts() == []
 
 
-async def test_who_reads_jobs_reads_no_message_of_a_webhook(tmp_path: Path) -> None:
+async def test_scope_jobs_read_shows_no_message_of_a_webhook(tmp_path: Path) -> None:
     """A job names the message and holds no copy of it: not in lists, not alone, not in
     a dead letter.
     """
@@ -209,7 +209,7 @@ async def test_webhook_endpoints_are_managed_and_tested(tmp_path: Path) -> None:
         assert error_of(inside) == (400, "INVALID_MESSAGE")
 
 
-async def test_a_change_that_takes_too_long_is_unknown_and_no_promise(tmp_path: Path) -> None:
+async def test_act_beyond_its_deadline_has_an_unknown_outcome(tmp_path: Path) -> None:
     """Whatever it is that does not answer: the jobs, the endpoints of webhooks."""
 
     enough_for_what_comes_before = ApiSettings(request_seconds_max=1)

@@ -7,7 +7,7 @@ from holdfast.resilience import BreakerSettings
 from holdfast.work.breakers import Breakers
 
 
-def test_a_type_that_is_open_elsewhere_is_put_off_by_who_never_ran_it() -> None:
+def test_type_open_elsewhere_is_postponed_by_a_worker_that_never_ran_it() -> None:
     clock = ManualClock()
     breakers = Breakers(BreakerSettings(), clock)
     breakers.update_elsewhere({"mail": 5.0})

@@ -53,7 +53,7 @@ def test_each_breach_is_red(broken: JobHistory, says: str) -> None:
     assert says in str(verdict)
 
 
-def test_an_unknown_commit_may_or_may_not_have_an_effect() -> None:
+def test_unknown_commit_may_or_may_not_have_an_effect() -> None:
     unsure = JobHistory(
         [Enqueued("s", 1, certain=False), Enqueued("s", 2)], [], [EffectSeen("s", 2, 1)]
     )

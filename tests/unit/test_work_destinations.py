@@ -95,7 +95,7 @@ def start_all(streams: Streams) -> list[int]:
     return started
 
 
-def test_a_job_of_a_full_destination_is_not_announced_and_the_others_start() -> None:
+def test_job_of_a_full_destination_is_not_announced_and_others_start() -> None:
     streams = capped(cap=2)
     streams.add([*jobs("slow", *range(1, 11)), *jobs("fast", 11)])
     assert start_all(streams) == [1, 2, 11]
@@ -107,7 +107,7 @@ def test_a_job_of_a_full_destination_is_not_announced_and_the_others_start() -> 
     assert start_all(streams) == [3]
 
 
-def test_the_streams_of_a_full_destination_take_turns() -> None:
+def test_streams_of_a_full_destination_take_turns() -> None:
     streams = capped(cap=1)
     streams.add([*jobs("slow", 1, 3, 5, stream="slow/a"), *jobs("slow", 2, 4, 6, stream="slow/b")])
     order = []
@@ -125,9 +125,7 @@ def test_types_without_a_cap_and_jobs_without_a_stream_are_not_capped() -> None:
     assert start_all(streams) == [1, 2, 3, 4, 5, 6]
 
 
-def test_many_slow_destinations_leave_runners_to_one_that_is_idle_and_their_shares_grow_again() -> (
-    None
-):
+def test_slow_destinations_leave_runners_to_an_idle_one_and_their_shares_regrow() -> None:
     streams = capped(cap=4, runners=32)
     for n in range(12):
         streams.add(jobs(f"slow{n}", *range(n * 100, n * 100 + 50)))
@@ -144,7 +142,7 @@ def test_many_slow_destinations_leave_runners_to_one_that_is_idle_and_their_shar
     assert len(start_all(streams)) == 4
 
 
-def test_a_backlog_of_one_destination_leaves_room_in_memory_for_all_others() -> None:
+def test_backlog_of_one_destination_leaves_jobs_in_memory_to_others() -> None:
     streams = capped(jobs_max=800)
     streams.add(jobs("slow", *range(1, 801)))
     assert streams.room()[0] > 700 and len(streams.take_held()) > 700, "the rest waits in the store"
@@ -163,13 +161,13 @@ def test_a_backlog_of_one_destination_leaves_room_in_memory_for_all_others() -> 
     assert start_all(streams) == [999_999]
 
 
-def test_nor_does_it_fill_the_bytes() -> None:
+def test_backlog_of_one_destination_leaves_bytes_in_memory_to_others() -> None:
     streams = capped(bytes_max=1 << 20)
     streams.add(jobs("slow", *range(1, 100), payload=b"x" * (1 << 15)))
     assert streams.room()[1] > 800_000
 
 
-def test_what_was_held_of_a_full_destination_is_read_a_little_at_a_time_and_in_order() -> None:
+def test_held_jobs_of_a_full_destination_are_read_in_small_ordered_pieces() -> None:
     streams = capped(cap=1, jobs_max=64)
     everything = {job.seq: job for job in jobs("slow", *range(1, 41), stream="slow/a")}
     everything |= {job.seq: job for job in jobs("slow", *range(41, 81), stream="slow/b")}
@@ -197,7 +195,7 @@ def test_what_was_held_of_a_full_destination_is_read_a_little_at_a_time_and_in_o
     assert [seq for seq in order if seq > 40] == list(range(41, 81))
 
 
-def test_the_followers_of_a_block_are_not_read_to_find_its_head() -> None:
+def test_followers_of_a_block_are_not_read_to_find_its_head() -> None:
     """A retried head of a full destination is held like any other job, in front of all
     that waits behind it.
     """
@@ -214,7 +212,7 @@ def test_the_followers_of_a_block_are_not_read_to_find_its_head() -> None:
     assert streams.backlogs() == {"slow/a": 0}
 
 
-def test_a_paused_destination_has_no_runner_and_no_memory_and_resumes_with_what_was_held() -> None:
+def test_paused_destination_has_no_runner_or_memory_and_resumes_held_jobs() -> None:
     streams = capped()
     streams.rewound([], {"ep/a": ("hook", "ep")}, paused={("hook", "ep")})
     streams.add([*jobs("ep", 1, 2, 3, stream="ep/a"), *jobs("fast", 4)])
@@ -232,9 +230,7 @@ def test_a_paused_destination_has_no_runner_and_no_memory_and_resumes_with_what_
     assert start_all(streams) == [1]
 
 
-def test_slow_destinations_together_leave_an_eighth_of_the_runners_and_the_others_start_at_once() -> (
-    None
-):
+def test_slow_destinations_together_leave_an_eighth_of_the_runners() -> None:
     rig = Rig()
     for n in range(150):
         rig.add(f"bad{n}", 10)
@@ -253,7 +249,7 @@ def test_slow_destinations_together_leave_an_eighth_of_the_runners_and_the_other
     assert waited == 0
 
 
-def test_slow_destinations_take_turns_and_none_of_their_jobs_is_lost_or_out_of_order() -> None:
+def test_slow_destinations_take_turns_without_loss_or_reordering() -> None:
     rig = Rig(runners=8)
     for n in range(20):
         rig.add(f"bad{n}", 40)
@@ -271,7 +267,7 @@ def test_slow_destinations_take_turns_and_none_of_their_jobs_is_lost_or_out_of_o
     assert len(runs) == 20 and max(runs.values()) - min(runs.values()) <= 8, runs
 
 
-def test_few_slow_destinations_keep_their_cap_and_one_that_recovers_is_slow_no_longer() -> None:
+def test_few_slow_destinations_keep_their_cap_and_can_recover() -> None:
     rig = Rig()
     rig.add("bad", 100)
     for _ in range(15):
@@ -288,7 +284,7 @@ def test_few_slow_destinations_keep_their_cap_and_one_that_recovers_is_slow_no_l
     assert seconds < 30, "one turn among 151 that share 87 runners for 10 s each"
 
 
-def test_the_destinations_of_one_group_leave_an_eighth_of_the_runners_whatever_they_do() -> None:
+def test_destinations_of_one_group_leave_an_eighth_of_the_runners() -> None:
     """A tenant whose receivers answer once at once and then hang, so that none is slow
     when it begins to.
     """
@@ -304,7 +300,7 @@ def test_the_destinations_of_one_group_leave_an_eighth_of_the_runners_whatever_t
         assert bad <= 87
 
 
-def test_slow_destinations_of_a_group_leave_an_eighth_of_its_share_to_the_others_of_it() -> None:
+def test_slow_destinations_of_a_group_leave_an_eighth_of_its_share() -> None:
     rig = Rig(groups=dict.fromkeys([*(f"bad{n}" for n in range(150)), "good"], "evil"))
     for n in range(150):
         rig.add(f"bad{n}", 10)
@@ -316,7 +312,7 @@ def test_slow_destinations_of_a_group_leave_an_eighth_of_its_share_to_the_others
         assert "good" in rig.turn(hangs)
 
 
-def test_a_group_that_is_known_later_counts_what_is_in_flight_already() -> None:
+def test_group_assigned_later_counts_jobs_already_in_flight() -> None:
     rig = Rig(runners=16)
     for n in range(20):
         rig.add(f"bad{n}", 4)
@@ -330,9 +326,7 @@ def test_a_group_that_is_known_later_counts_what_is_in_flight_already() -> None:
     assert sum(map(len, rig.order.values())) == 80 and not rig.streams.started
 
 
-def test_a_group_that_is_alone_has_three_quarters_of_the_runners_for_healthy_destinations_that_are_slow() -> (
-    None
-):
+def test_lone_group_has_three_quarters_of_the_runners_for_slow_destinations() -> None:
     """A deployment with one tenant, whose receivers answer after 3 s."""
     rig = Rig(groups={f"ep{n}": "only" for n in range(40)})
     for n in range(40):
@@ -343,7 +337,7 @@ def test_a_group_that_is_alone_has_three_quarters_of_the_runners_for_healthy_des
 
 
 @pytest.mark.parametrize("groups", [1, 100, 16_000])
-def test_what_a_turn_costs_does_not_grow_with_how_many_wait_for_theirs(groups: int) -> None:
+def test_cost_of_a_turn_does_not_grow_with_waiting_destinations(groups: int) -> None:
     def cost(destinations: int) -> float:
         capped = Destinations({"hook": 4})
         capped.regroup({("hook", f"ep{n}"): f"group{n % groups}" for n in range(destinations)})

@@ -62,7 +62,7 @@ def deep(depth: int) -> None:
     deep(depth - 1)
 
 
-def test_an_error_and_its_trace_are_bounded_and_end_with_the_cause() -> None:
+def test_error_and_trace_are_bounded_and_end_with_the_cause() -> None:
     failure = kept(lambda: deep(300))
     assert ERROR_BYTES_MAX - 8 <= len(failure.error.encode()) <= ERROR_BYTES_MAX == 4 << 10
     assert TRACE_BYTES_MAX - 8 <= len(failure.trace.encode()) <= TRACE_BYTES_MAX == 16 << 10
@@ -70,7 +70,7 @@ def test_an_error_and_its_trace_are_bounded_and_end_with_the_cause() -> None:
     assert failure.trace.rstrip().endswith("the cause") and failure.error_type == "ValueError"
 
 
-def test_what_no_database_can_keep_is_replaced() -> None:
+def test_characters_that_no_database_can_store_are_replaced() -> None:
     def raises() -> None:
         raise ValueError("a\x00b\ud800c")
 
@@ -79,7 +79,7 @@ def test_what_no_database_can_keep_is_replaced() -> None:
     assert failure.error.startswith("a") and failure.error.endswith("c")
 
 
-def test_of_a_class_as_much_of_its_name_is_kept_as_any_database_takes() -> None:
+def test_long_class_name_is_cut_to_what_databases_take() -> None:
     class Odd(Exception): ...
 
     Odd.__qualname__ = "A\x00" + 10_000 * "E" + "rror"
@@ -103,7 +103,7 @@ def test_equal_failures_have_one_fingerprint_and_others_another() -> None:
 
 
 @pytest.mark.parametrize("reason", list(Reason))
-def test_a_handler_that_knows_why_it_failed_is_believed(reason: Reason) -> None:
+def test_job_failed_with_a_reason_keeps_that_reason(reason: Reason) -> None:
     def raises() -> None:
         raise JobFailed(reason, "so it is", retry_after_seconds=3)
 
@@ -124,7 +124,7 @@ def test_a_handler_that_knows_why_it_failed_is_believed(reason: Reason) -> None:
         (10**400, 86400),
     ],
 )
-def test_only_a_sensible_number_of_seconds_is_waited_for(told: Any, kept_as: float) -> None:
+def test_retry_after_is_used_only_if_it_is_a_sensible_number(told: Any, kept_as: float) -> None:
     class Odd(Exception):
         retry_after_seconds = told
 
@@ -136,7 +136,7 @@ def test_only_a_sensible_number_of_seconds_is_waited_for(told: Any, kept_as: flo
     )
 
 
-def test_no_policy_puts_a_job_off_for_longer_than_a_store_can_tell() -> None:
+def test_no_policy_delays_a_job_longer_than_a_store_can_represent() -> None:
     endless = Policy(strike=False, cap_seconds=float("inf"))
     for attempt in (30, 1000, 10_000):
         verdict = decide(
@@ -150,11 +150,11 @@ def test_no_policy_puts_a_job_off_for_longer_than_a_store_can_tell() -> None:
 @pytest.mark.parametrize(
     "answer", [lambda error: error.args[9], lambda error: "poison", lambda error: 7]
 )
-def test_a_hook_that_fails_or_answers_nonsense_has_no_say(answer: Any) -> None:
+def test_hook_that_fails_or_returns_no_reason_is_ignored(answer: Any) -> None:
     assert classify(ConnectionError("away"), answer).reason is Reason.TRANSPORT_UNAVAILABLE
 
 
-def test_a_handler_that_names_no_reason_is_not_believed() -> None:
+def test_job_failed_without_a_valid_reason_is_unknown() -> None:
     assert classify(JobFailed("because", "x")).reason is Reason.UNKNOWN  # type: ignore[arg-type]
 
 
@@ -212,14 +212,12 @@ WEBHOOKS = [
         *((WebhookSettings, name) for name in WEBHOOKS),
     ],
 )
-def test_a_bound_of_nothing_is_refused_by_its_name(
-    settings: type[Any], name: str, value: int
-) -> None:
+def test_setting_of_zero_is_refused_by_name(settings: type[Any], name: str, value: int) -> None:
     with pytest.raises(ValueError, match=f"^{name} must be greater than 0, not {value}$"):
         settings(**{name: value})
 
 
-def test_a_watchdog_is_off_at_zero_and_never_negative() -> None:
+def test_watchdog_is_off_at_zero_and_never_negative() -> None:
     assert WorkerSettings(stuck_loop_seconds=0).stuck_loop_seconds == 0
     with pytest.raises(
         ValueError, match=r"stuck_loop_seconds must be 0 \(never\) or a number of seconds"
@@ -227,7 +225,7 @@ def test_a_watchdog_is_off_at_zero_and_never_negative() -> None:
         WorkerSettings(stuck_loop_seconds=-1)
 
 
-def test_a_payload_whose_class_says_not_which_job_it_is_is_refused() -> None:
+def test_draft_of_a_payload_class_with_several_handlers_is_refused() -> None:
     handlers = Handlers()
     with pytest.raises(BadSetting, match="a payload of dict is not handled"):
         handlers.draft({})
@@ -242,7 +240,7 @@ def test_a_payload_whose_class_says_not_which_job_it_is_is_refused() -> None:
         handlers.draft({})
 
 
-def test_a_handler_and_a_transport_without_time_to_run_are_refused() -> None:
+def test_handler_and_transport_without_a_deadline_are_refused() -> None:
     class Nowhere:
         async def send(self, ctx: Context, address: str) -> None: ...
 
@@ -264,9 +262,7 @@ def test_a_handler_and_a_transport_without_time_to_run_are_refused() -> None:
         (WorkerSessionSettings, {"no_start_after_seconds": 20}),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(
-    settings: type[Any], given: dict[str, float]
-) -> None:
+def test_contradicting_settings_are_refused(settings: type[Any], given: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must hold"):
         settings(**given)
 
@@ -317,7 +313,7 @@ async def nobody(ctx: Context, payload: Any) -> None:
     """A handler."""
 
 
-def test_a_handlers_own_table_comes_first_and_the_nearest_class_decides() -> None:
+def test_reasons_of_a_handler_precede_the_table_and_the_nearest_class_decides() -> None:
     own = {LookupError: Reason.VALIDATION_FAILURE, KeyError: Reason.THROTTLED}
     assert classify(KeyError("x"), lambda _: Reason.UNKNOWN, own).reason is Reason.THROTTLED
     assert classify(IndexError("x"), None, own).reason is Reason.VALIDATION_FAILURE
@@ -331,7 +327,7 @@ def test_a_handlers_own_table_comes_first_and_the_nearest_class_decides() -> Non
             Handlers().handle(dict, type="T", reasons=wrong)(nobody)  # type: ignore[arg-type]
 
 
-def test_the_guides_table_of_reasons_is_the_codes() -> None:
+def test_table_of_reasons_in_the_guide_matches_the_code() -> None:
     guide = (Path(__file__).parents[2] / "docs/guides/work.md").read_text()
     table = guide.partition("| a handler raises | reason |")[2].partition("\n\n")[0]
     told = {

@@ -58,7 +58,7 @@ def beats_on() -> bool:
 
 
 @pytest.mark.real_time
-async def test_it_beats_while_the_loop_ticks_and_ends_with_the_block() -> None:
+async def test_heartbeat_beats_while_the_loop_ticks_and_ends_with_the_block() -> None:
     store = Store()
     async with heartbeat(store).beating():
         await until(lambda: len(store.beats) > 5)
@@ -66,7 +66,7 @@ async def test_it_beats_while_the_loop_ticks_and_ends_with_the_block() -> None:
 
 
 @pytest.mark.real_time
-async def test_a_handler_that_cancels_every_task_does_not_make_the_loop_look_stuck() -> None:
+async def test_handler_that_cancels_every_task_does_not_stop_the_heartbeat() -> None:
     store = Store()
     async with heartbeat(store, stuck_after=0.1).beating():
         await until(lambda: bool(store.beats))
@@ -95,7 +95,7 @@ def block_until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.real_time
-async def test_a_busy_loop_still_beats_and_a_stuck_one_does_not() -> None:
+async def test_busy_loop_beats_and_a_stuck_one_does_not() -> None:
     store, clock = Store(), Watched()
     beating = WorkerHeartbeat(store.connect, clock, interval_seconds=0.02, stuck_after_seconds=0.25)
     async with beating.beating():
@@ -114,9 +114,7 @@ async def test_a_busy_loop_still_beats_and_a_stuck_one_does_not() -> None:
 
 
 @pytest.mark.real_time
-async def test_the_age_of_the_last_confirmed_beat_grows_while_the_store_is_away_and_falls_after() -> (
-    None
-):
+async def test_age_of_the_last_confirmed_beat_grows_during_a_store_outage() -> None:
     store = Store()
     beating = heartbeat(store)
     async with beating.beating():
@@ -128,7 +126,7 @@ async def test_the_age_of_the_last_confirmed_beat_grows_while_the_store_is_away_
 
 
 @pytest.mark.real_time
-async def test_a_store_that_says_we_are_dead_is_believed() -> None:
+async def test_heartbeat_refused_by_the_store_marks_the_session_lost() -> None:
     store = Store()
     beating = heartbeat(store)
     async with beating.beating():

@@ -116,19 +116,19 @@ def test_the_default_for_each_reason(
     )
 
 
-def test_an_unavailable_transport_never_makes_poison() -> None:
+def test_unavailable_transport_never_makes_poison() -> None:
     assert (
         verdict(Reason.TRANSPORT_UNAVAILABLE, attempt=500, strikes=9).action is FailureAction.RETRY
     )
 
 
-def test_a_throttled_job_waits_at_least_as_long_as_it_was_told() -> None:
+def test_throttled_job_waits_at_least_for_retry_after() -> None:
     job = Job(1, "order", b"{}")
     told = Failure(Reason.THROTTLED, retry_after_seconds=900)
     assert decide(job, told, DEFAULTS[Reason.THROTTLED], RNG).delay_seconds == 900
 
 
-def test_a_type_may_have_a_policy_of_its_own_for_one_reason() -> None:
+def test_type_may_have_its_own_policy_for_one_reason() -> None:
     policies = Policies().with_type(
         "order", Reason.UNKNOWN, stream=OnFailure.SKIP, base_seconds=1.0
     )
@@ -137,7 +137,7 @@ def test_a_type_may_have_a_policy_of_its_own_for_one_reason() -> None:
     assert policies.lookup("other", Reason.UNKNOWN) == DEFAULTS[Reason.UNKNOWN]
 
 
-def test_a_type_may_have_one_policy_for_all_reasons() -> None:
+def test_type_may_have_one_policy_for_all_reasons() -> None:
     policies = Policies().with_type("order", strikes_max=2)
     assert {policies.lookup("order", reason).strikes_max for reason in Reason} == {2}
 
@@ -150,7 +150,7 @@ def test_park_stops_the_stream_until_an_operator_acts() -> None:
 
 
 @given(st.integers(1, 10_000), st.sampled_from(list(Reason)), st.integers(0, 2**32))
-def test_a_delay_is_within_its_jitter_and_never_above_the_cap(
+def test_delay_is_within_its_jitter_and_never_above_the_cap(
     attempt: int, reason: Reason, seed: int
 ) -> None:
     policy = DEFAULTS[reason]
@@ -160,7 +160,7 @@ def test_a_delay_is_within_its_jitter_and_never_above_the_cap(
 
 
 @given(st.integers(1, 50), st.integers(0, 50), st.sampled_from(list(Reason)))
-def test_a_dead_verdict_lifts_the_block_and_a_retry_keeps_it(
+def test_dead_verdict_lifts_the_block_and_a_retry_keeps_it(
     attempt: int, strikes: int, reason: Reason
 ) -> None:
     decided = verdict(reason, attempt=attempt, strikes=strikes)
@@ -168,12 +168,12 @@ def test_a_dead_verdict_lifts_the_block_and_a_retry_keeps_it(
 
 
 @pytest.mark.parametrize("wrong", [0, 3, 32768, 65536, -1])
-def test_an_unknown_stage_is_refused(wrong: int) -> None:
+def test_unknown_stage_is_refused(wrong: int) -> None:
     with pytest.raises(InvalidMessage):
         check_stage(wrong)
 
 
-def test_stages_are_the_seeds_bits_and_users_have_their_own() -> None:
+def test_stages_are_the_bits_of_the_document_and_users_have_their_own() -> None:
     assert [check_stage(stage) for stage in (1, 2, 4, 8, 16384)] == [1, 2, 4, 8, 16384]
     assert {stage.name: int(stage) for stage in Stage} == {
         "STORED": 1,
@@ -196,12 +196,12 @@ def test_stages_are_the_seeds_bits_and_users_have_their_own() -> None:
         {"source_id": "1"},
     ],
 )
-def test_a_draft_with_a_bad_field_is_refused(wrong: dict[str, object]) -> None:
+def test_draft_with_a_bad_field_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidMessage):
         JobDraft(**{"type": "order", "payload": b"{}", **wrong})  # type: ignore[arg-type]
 
 
-def test_a_payload_above_one_mebibyte_is_refused() -> None:
+def test_payload_above_one_mebibyte_is_refused() -> None:
     JobDraft("order", bytes(PAYLOAD_BYTES_MAX))
     with pytest.raises(MessageTooLarge):
         JobDraft("order", bytes(PAYLOAD_BYTES_MAX + 1))
@@ -210,12 +210,12 @@ def test_a_payload_above_one_mebibyte_is_refused() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"base_seconds": 0}, {"factor": 0.5}, {"jitter": 1}, {"strikes_max": 0}]
 )
-def test_a_policy_that_makes_no_sense_cannot_be_built(wrong: dict[str, float]) -> None:
+def test_invalid_policy_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be"):
         Policy(**wrong)  # type: ignore[arg-type]
 
 
-def test_a_block_holds_what_is_behind_its_head_and_not_released() -> None:
+def test_block_holds_jobs_behind_its_head_unless_released() -> None:
     block = Block(
         "s",
         head=10,
@@ -241,7 +241,7 @@ def test_a_block_holds_what_is_behind_its_head_and_not_released() -> None:
         (RuntimeError("a defect"), Reason.HANDLER_EXCEPTION),
     ],
 )
-def test_a_library_that_says_the_other_side_is_away_is_understood(
+def test_unavailability_errors_of_known_libraries_have_their_reason(
     error: Exception, reason: Reason
 ) -> None:
     assert classify(error).reason is reason

@@ -50,5 +50,5 @@ def test_enqueue_sync_names_what_it_takes_and_what_it_got(kind: type[Any]) -> No
         (Query(type="J", reason=Reason.THROTTLED), "type=J reason=THROTTLED"),
     ],
 )
-def test_a_recorded_act_names_its_jobs_in_words(query: Query, text: str) -> None:
+def test_recorded_act_names_its_jobs_as_text(query: Query, text: str) -> None:
     assert str(query) == text

@@ -25,7 +25,7 @@ def _report() -> Report:
     )
 
 
-def test_the_pieces_of_a_report_are_the_whole_report() -> None:
+def test_pieces_of_a_report_are_the_whole_report() -> None:
     report = _report()
     pieces = split(report)
     assert joined(pieces) == report
@@ -36,7 +36,7 @@ def test_the_pieces_of_a_report_are_the_whole_report() -> None:
     ]
 
 
-def test_what_does_not_fit_one_round_trip_goes_with_the_next_and_one_job_always_fits() -> None:
+def test_report_too_large_for_one_round_trip_is_split_and_one_job_always_fits() -> None:
     report = _report()
     assert size_of(report) == 42
     assert fitting(report, 42) == (report, Report())

@@ -38,7 +38,7 @@ def start_all(streams: Streams, announce: int = 1000) -> list[int]:
     return started
 
 
-def test_a_stream_starts_one_job_after_another_and_streams_run_side_by_side() -> None:
+def test_stream_starts_one_job_at_a_time_and_streams_run_side_by_side() -> None:
     streams = Streams()
     streams.add([*jobs("a", 1, 3), *jobs("b", 2), *jobs(None, 4, 5)])
     assert sorted(start_all(streams)) == [1, 2, 4, 5]
@@ -46,7 +46,7 @@ def test_a_stream_starts_one_job_after_another_and_streams_run_side_by_side() ->
     assert start_all(streams) == [3]
 
 
-def test_what_is_held_in_a_partition_that_is_closed_is_not_told_any_more() -> None:
+def test_held_jobs_of_a_closed_partition_are_not_reported() -> None:
     """The store may hear of it after another worker has read the partition, and counts
     on it as ready.
     """
@@ -73,7 +73,7 @@ def test_only_announced_jobs_start() -> None:
     assert start_all(streams, announce=0) == [3]
 
 
-def test_what_was_announced_before_a_rewind_has_to_be_announced_again() -> None:
+def test_jobs_announced_before_a_rewind_must_be_announced_again() -> None:
     streams, same = Streams(), [*jobs(None, 1), *jobs("a", 2)]
     streams.add(same)
     streams.dispatch.announce(2, 0)
@@ -109,7 +109,7 @@ def test_followers_of_a_failed_head_are_held_and_come_back_when_it_succeeds() ->
     assert order == [2, 3, 4, 5]
 
 
-def test_a_released_job_passes_the_block_and_a_later_failure_makes_a_new_one() -> None:
+def test_released_job_passes_the_block_and_a_later_failure_makes_a_new_one() -> None:
     streams = Streams()
     streams.rewound([Block("a", 1, released_ids=frozenset({2, 3}))])
     streams.add(jobs("a", 2, 3, 4))
@@ -119,7 +119,7 @@ def test_a_released_job_passes_the_block_and_a_later_failure_makes_a_new_one() -
     assert streams.take_held() == [3]
 
 
-def test_a_deep_stream_does_not_crowd_out_the_others() -> None:
+def test_deep_stream_does_not_crowd_out_the_others() -> None:
     streams = Streams(per_stream_max=2)
     streams.add([*jobs("deep", 1, 2, 3, 4, 5), *jobs("b", 6)])
     assert streams.take_held() == [3, 4, 5]
@@ -128,7 +128,7 @@ def test_a_deep_stream_does_not_crowd_out_the_others() -> None:
     assert streams.backlogs() == {"deep": 2}
 
 
-def test_a_deep_stream_takes_no_announcement_from_the_others() -> None:
+def test_deep_stream_takes_no_announcement_from_the_others() -> None:
     streams = Streams()
     streams.add(jobs("deep", *range(1, 100)))
     streams.dispatch.announce(10, 10)
@@ -146,7 +146,7 @@ def test_a_deep_stream_takes_no_announcement_from_the_others() -> None:
     assert not streams.dispatch.possible(9, 0) and streams.dispatch.possible(0, 1)
 
 
-def test_what_is_announced_ahead_follows_the_pace_of_its_stream() -> None:
+def test_followers_announced_ahead_match_the_pace_of_their_stream() -> None:
     streams = Streams()
     streams.add(jobs("a", *range(1, 1000)))
     most = []
@@ -165,7 +165,7 @@ def test_what_is_announced_ahead_follows_the_pace_of_its_stream() -> None:
     assert streams.dispatch.ahead == 1, "one ended between two announcements"
 
 
-def test_what_is_announced_is_always_the_front_of_its_stream() -> None:
+def test_announced_jobs_are_always_the_front_of_their_stream() -> None:
     streams = Streams()
     streams.add(jobs("a", *range(10, 20)))
     streams.dispatch.announce(1, 1)
@@ -183,7 +183,7 @@ def test_what_is_announced_is_always_the_front_of_its_stream() -> None:
     )
 
 
-def test_a_few_deep_streams_make_room_when_runners_are_idle() -> None:
+def test_few_deep_streams_make_room_when_runners_are_idle() -> None:
     streams = Streams(jobs_max=16, per_stream_max=8)
     streams.add([*jobs("a", *range(1, 9)), *jobs("b", *range(11, 19))])
     start_all(streams)
@@ -203,7 +203,7 @@ def test_a_few_deep_streams_make_room_when_runners_are_idle() -> None:
     assert streams.backlogs() == {"a": 5}
 
 
-def test_a_stream_of_large_jobs_makes_room_too_and_keeps_one() -> None:
+def test_stream_of_large_jobs_makes_room_and_keeps_one() -> None:
     streams = Streams(bytes_max=1000)
     streams.add(Job(seq, "t", b"x" * 250, "a") for seq in range(1, 5))
     streams.make_room(runners=2)
@@ -213,7 +213,7 @@ def test_a_stream_of_large_jobs_makes_room_too_and_keeps_one() -> None:
     assert streams.take_held() == [2] and sorted(start_all(streams)) == [1, 9]
 
 
-def test_a_backlog_that_was_cut_by_its_bytes_is_read_on_and_every_stream_has_its_turn() -> None:
+def test_backlog_cut_by_bytes_is_continued_and_every_stream_has_its_turn() -> None:
     streams = Streams()
     streams.rewound([], dict.fromkeys("abc", ("order", "")))
     asked = ClaimRequest(bytes_max=4, backlogs=streams.backlogs(limit=2))
@@ -235,7 +235,7 @@ def test_memory_is_bounded_in_jobs_and_bytes() -> None:
     assert streams.room() == (2, 9)
 
 
-def test_suspects_are_in_flight_eight_at_a_time_beside_whatever_else_is() -> None:
+def test_at_most_eight_suspects_are_in_flight_beside_other_jobs() -> None:
     streams = Streams()
     streams.add([*jobs(None, *range(1, 11), crashes=1), *jobs(None, 11, 12)])
     assert start_all(streams) == [*range(1, 9), 11, 12]
@@ -244,7 +244,7 @@ def test_suspects_are_in_flight_eight_at_a_time_beside_whatever_else_is() -> Non
     assert start_all(streams) == [9]
 
 
-def test_a_suspect_is_not_announced_behind_another_job_of_its_stream() -> None:
+def test_suspect_is_not_announced_behind_another_job_of_its_stream() -> None:
     """It would take the place of one that could run."""
     streams = Streams()
     streams.add([job for n in range(16) for job in jobs(f"s{n}", 2 * n + 1, 2 * n + 2, crashes=1)])
@@ -252,7 +252,7 @@ def test_a_suspect_is_not_announced_behind_another_job_of_its_stream() -> None:
     assert len(streams.dispatch.announced) == 8
 
 
-def test_a_suspect_is_not_announced_with_a_run_of_a_fast_stream() -> None:
+def test_suspect_is_not_announced_with_followers_of_a_fast_stream() -> None:
     streams = Streams()
     streams.add([*jobs("a", 1, 2, 3, 4), *jobs("a", 5, crashes=1)])
     assert start_all(streams) == [1]
@@ -263,7 +263,7 @@ def test_a_suspect_is_not_announced_with_a_run_of_a_fast_stream() -> None:
     assert streams.dispatch.announced == {3, 4}
 
 
-def test_a_job_with_two_crashes_is_in_flight_alone() -> None:
+def test_job_with_two_crashes_is_in_flight_alone() -> None:
     streams = Streams()
     streams.add(
         [*jobs("a", 1), *jobs(None, 2, crashes=2), *jobs(None, 4, 5), *jobs("b", 6, crashes=2)]
@@ -287,7 +287,7 @@ def test_a_job_with_two_crashes_is_in_flight_alone() -> None:
     assert start_all(streams) == [7] and not streams.dispatch.isolates
 
 
-def test_what_waits_to_be_alone_and_is_given_away_holds_up_nobody() -> None:
+def test_isolated_job_that_is_given_back_blocks_no_other() -> None:
     streams = Streams()
     streams.add(
         [
@@ -305,7 +305,7 @@ def test_what_waits_to_be_alone_and_is_given_away_holds_up_nobody() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_suspects_are_bounded_and_everybody_has_a_turn(seed: int) -> None:
+def test_suspects_are_bounded_and_each_has_a_turn(seed: int) -> None:
     """Whatever comes and ends in whatever order, with rewinds in between."""
     rng, streams = random.Random(seed), Streams()
     keys = [None, None, *(f"s{n}" for n in range(12))]
@@ -353,7 +353,7 @@ def test_followers_of_suspects_do_not_use_up_the_announcements() -> None:
     assert sorted(done) == [1, 2, 3, 4, 5, 6]
 
 
-def test_what_is_known_is_not_taken_twice() -> None:
+def test_known_job_is_not_added_twice() -> None:
     streams = Streams()
     streams.add(jobs("a", 1))
     start_all(streams)
@@ -363,7 +363,7 @@ def test_what_is_known_is_not_taken_twice() -> None:
     assert start_all(streams) == [2]
 
 
-def test_a_closed_partition_starts_nothing_and_is_idle_when_reported() -> None:
+def test_closed_partition_starts_nothing_and_is_idle_when_reported() -> None:
     streams = Streams()
     streams.add(
         [
@@ -448,7 +448,7 @@ DESTINATIONS = {"a": "x", "b": "x", "c": "x", "d": "y", "e": "y"}
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 2**32), st.integers(0, 2))
-def test_whatever_fails_and_is_read_again_every_stream_ends_in_order_with_each_job_once(
+def test_every_stream_ends_in_order_with_each_job_once_despite_failures(
     seed: int, cap: int
 ) -> None:
     rng = random.Random(seed)
@@ -520,7 +520,7 @@ def test_whatever_fails_and_is_read_again_every_stream_ends_in_order_with_each_j
         assert order == sorted(order)
 
 
-def test_held_jobs_are_read_when_the_running_head_fails_before_their_backlog_came() -> None:
+def test_held_jobs_are_read_although_the_head_fails_before_the_backlog_arrives() -> None:
     streams = Streams()
     streams.add(jobs("a", 1))
     start_all(streams)
@@ -537,7 +537,7 @@ def test_held_jobs_are_read_when_the_running_head_fails_before_their_backlog_cam
     )
 
 
-def test_a_backlog_that_starts_anew_while_it_is_read_forgets_the_answer() -> None:
+def test_backlog_restarted_while_it_is_read_ignores_the_response() -> None:
     streams = Streams()
     streams.rewound([Block("a", 1, released_ids=frozenset({3, 4}))], {"a": ("order", "")})
     streams.add_backlog(jobs("a", 2), ClaimRequest(backlogs={"a": 0}, per_backlog=1), through=4)
@@ -551,7 +551,7 @@ def test_a_backlog_that_starts_anew_while_it_is_read_forgets_the_answer() -> Non
     assert start_all(streams) == []
 
 
-def test_held_jobs_wait_for_ready_ones_before_them_that_are_yet_to_be_read() -> None:
+def test_held_jobs_wait_for_unread_ready_jobs_before_them() -> None:
     """Another worker left the stream so: what it had in memory is ready, what it gave
     back before is held.
     """
@@ -570,7 +570,7 @@ def test_held_jobs_wait_for_ready_ones_before_them_that_are_yet_to_be_read() -> 
     assert start_all(streams) == [5]
 
 
-def test_a_share_moves_only_from_or_to_the_one_who_comes_or_goes() -> None:
+def test_share_moves_only_to_a_joining_or_from_a_leaving_worker() -> None:
     before = {instance: share_of(instance, [1, 2, 3]) for instance in (1, 2, 3)}
     after = {instance: share_of(instance, [1, 2, 3, 4]) for instance in (1, 2, 3, 4)}
     assert set().union(*after.values()) == set(range(PARTITIONS))
@@ -578,7 +578,7 @@ def test_a_share_moves_only_from_or_to_the_one_who_comes_or_goes() -> None:
     assert all(40 < len(share) < 90 for share in after.values())
 
 
-def test_a_stream_has_one_place() -> None:
+def test_stream_has_one_partition_and_lane() -> None:
     places = [partition_and_lane(f"order-{n}") for n in range(5000)]
     assert partition_and_lane("order-17") == places[17]
     assert {partition for partition, _ in places} == set(range(PARTITIONS))

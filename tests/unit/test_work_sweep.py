@@ -150,7 +150,7 @@ class BoundIsXmax(Sweep):
         self.snapshot = snapshot_text
 
 
-def test_the_snapshots_own_xmax_as_the_bound_loses_rows() -> None:
+def test_control_xmax_of_the_snapshot_as_bound_loses_rows() -> None:
     lost = 0
     for seed in range(60):
         delivered, model = run(seed, BoundIsXmax())
@@ -158,7 +158,7 @@ def test_the_snapshots_own_xmax_as_the_bound_loses_rows() -> None:
     assert lost > 0
 
 
-def test_a_held_transaction_is_remembered_once_and_everything_else_settles() -> None:
+def test_open_transaction_is_remembered_once_and_everything_else_settles() -> None:
     model, sweep = Model(), Sweep()
     held = model.begin()
     model.insert(held, 0)
@@ -174,9 +174,7 @@ def test_a_held_transaction_is_remembered_once_and_everything_else_settles() -> 
     assert not sweep.late
 
 
-def test_a_writer_that_was_open_when_the_worker_fell_asleep_is_looked_for_until_it_ends_ever_more_rarely() -> (
-    None
-):
+def test_writer_open_at_falling_asleep_is_polled_more_rarely_until_it_ends() -> None:
     interval = PollInterval()
     interval.found_nothing(10, "5:5:")
     assert interval.unaware == {5, 6, 7, 8, 9}, "assigned before this call's own id, and not ended"
@@ -193,7 +191,7 @@ def test_a_writer_that_was_open_when_the_worker_fell_asleep_is_looked_for_until_
     assert interval.next_poll_seconds is None
 
 
-def test_a_worker_that_was_awake_meanwhile_falls_asleep_anew() -> None:
+def test_worker_that_woke_starts_its_poll_interval_again() -> None:
     interval = PollInterval()
     for xid in (10, 11, 12):
         interval.found_nothing(xid, f"{xid}:{xid}:")
