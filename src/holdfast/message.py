@@ -26,9 +26,7 @@ SEQUENCE_MAX = 2**53 - 1
 
 
 PageToken = NewType("PageToken", str)
-"""Where a page of a list ended: the next page begins after it. Only the store that gave
-it looks inside.
-"""
+"""Where a page of a list ended. Only the store that made it looks inside."""
 
 
 class User(NamedTuple):
@@ -85,8 +83,8 @@ class Draft(Struct, frozen=True, gc=False):
 
     @property
     def content_hash(self) -> bytes:
-        """Tells a retry from another message under the same key; goes with the content
-        when that is redacted.
+        """Distinguishes a retry from another message under the same key. It goes when
+        the content is redacted.
         """
         return hashlib.blake2b(
             f"{self.content_type}\0{self.content}".encode(), digest_size=16
@@ -94,18 +92,14 @@ class Draft(Struct, frozen=True, gc=False):
 
 
 class Acked(Struct, frozen=True, gc=False):
-    """The send is on stable storage as ``message``; ``deduplicated`` if it had been
-    before.
-    """
+    """The send is stored as ``message``; ``deduplicated``: by an earlier attempt."""
 
     message: Message
     deduplicated: bool
 
 
 Outcome = Acked | HoldfastError
-"""What became of a send: Acked; a Refused or Deferred (not stored); or an
-OutcomeUnknown.
-"""
+"""What became of a send: Acked, Refused or Deferred (not stored), OutcomeUnknown."""
 
 
 class LogEntry(Struct, frozen=True, gc=False):
@@ -121,7 +115,7 @@ class LogEntry(Struct, frozen=True, gc=False):
 
 
 class Page(Struct, frozen=True):
-    """A stretch of a chat; authoritative: what it does not hold up to ``through`` does
+    """A part of a chat; authoritative: what it does not hold up to ``through`` does
     not exist.
 
     ``reset`` tells a client whose cursor has another epoch, or is beyond the head, to
@@ -178,9 +172,7 @@ class Ban(Struct, frozen=True):
 
 
 class Mute(Struct, frozen=True):
-    """Somebody who may not send in a chat until the mute is lifted, also after leaving
-    and coming back.
-    """
+    """Somebody who may not send in a chat, also after rejoining, until it is lifted."""
 
     user_id: str
     by_operator: bool = False
@@ -218,18 +210,14 @@ class Watermark(Struct, frozen=True):
 
 
 def check_tenant(value: str, name: str = "tenant") -> str | None:
-    """Why no credential can be of tenant ``value``, or None. ``*`` counts what belongs
-    to none.
-    """
+    """Why no credential can be of tenant ``value``, or None. ``*`` is reserved."""
     return check_id(value, name) or (
         f"{name} must not be *, which means every tenant" if value == "*" else None
     )
 
 
 def check_id(value: str, name: str) -> str | None:
-    """Why ``value`` cannot be an id, or None. Ids are 1..64 printable ASCII characters
-    without spaces.
-    """
+    """Why ``value`` cannot be an id (1..64 printable ASCII, no spaces), or None."""
     if not value:
         return f"{name} must not be empty"
     if len(value) > ID_BYTES_MAX:

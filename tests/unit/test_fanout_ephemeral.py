@@ -268,7 +268,7 @@ def test_a_storm_of_arrivals_gives_way_to_the_rest_every_few_milliseconds() -> N
         bench.seconds_of_a_push = TURN_SECONDS / 2
         for n in range(20):
             bench.ephemeral.presence(User("default", f"user-{n}"), "online")
-        telling = asyncio.create_task(bench.ephemeral.tell())
+        telling = asyncio.create_task(bench.ephemeral.send_due())
         turns = 0
         while not telling.done():
             await asyncio.sleep(0)
@@ -334,7 +334,7 @@ def test_a_note_costs_the_same_however_many_were_told_a_moment_ago() -> None:
             try:
                 for n in range(30):
                     bench.ephemeral.typing(User("default", f"late-{n}"), CHAT, False)
-                    await bench.ephemeral.tell()
+                    await bench.ephemeral.send_due()
             finally:
                 sys.settrace(None)
             assert len(bench.take()) == told_before + 30
@@ -392,7 +392,7 @@ def test_a_store_in_trouble_costs_notes_and_nothing_else() -> None:
 
 def test_receipts_go_to_the_senders_of_what_moved_and_to_nobody_else() -> None:
     receipts = Receipts()
-    receipts.saw([message(1, ANNA), message(2, CLEO), message(3, ANNA), message(4, BELA)])
+    receipts.on_entries([message(1, ANNA), message(2, CLEO), message(3, ANNA), message(4, BELA)])
 
     def told(*marks: Watermark) -> dict[str, tuple[int, int]]:
         return {sender.user_id: (r.delivered, r.read) for sender, _, r in receipts.of(marks)}
@@ -408,7 +408,7 @@ def test_receipts_go_to_the_senders_of_what_moved_and_to_nobody_else() -> None:
 
 def test_devices_of_one_reader_make_one_receipt() -> None:
     receipts = Receipts()
-    receipts.saw([message(1, ANNA), message(2, ANNA)])
+    receipts.on_entries([message(1, ANNA), message(2, ANNA)])
     ((sender, reader, receipt),) = receipts.of([mark(BELA, 1), mark(BELA, 2, device="tablet")])
     assert (sender, reader, receipt.delivered) == (ANNA, BELA, 2)
 
@@ -416,8 +416,10 @@ def test_devices_of_one_reader_make_one_receipt() -> None:
 def test_users_of_the_same_name_in_two_tenants_are_two() -> None:
     async def test(bench: Bench) -> None:
         twin = User("other", "bela")
-        bench.ephemeral.saw([message(1, ANNA)])
-        bench.ephemeral.moved([mark(BELA, 1), Watermark(twin, "phone", "elsewhere", 1, 1, 0)])
+        bench.ephemeral.on_entries([message(1, ANNA)])
+        bench.ephemeral.on_watermarks_moved(
+            [mark(BELA, 1), Watermark(twin, "phone", "elsewhere", 1, 1, 0)]
+        )
         await asyncio.sleep(0.01)
         assert [(to, p["type"]) for to, p in bench.take()] == [(ANNA, "receipt")]
 
@@ -426,8 +428,8 @@ def test_users_of_the_same_name_in_two_tenants_are_two() -> None:
 
 def test_who_has_left_a_chat_is_told_of_nobody_who_reads_there() -> None:
     async def test(bench: Bench) -> None:
-        bench.ephemeral.saw([message(1, ANNA), message(2, CLEO)])
-        bench.ephemeral.moved([mark(BELA, 2)])
+        bench.ephemeral.on_entries([message(1, ANNA), message(2, CLEO)])
+        bench.ephemeral.on_watermarks_moved([mark(BELA, 2)])
         await asyncio.sleep(0.01)
         assert [to for to, _ in bench.take()] == [ANNA], "cleo is not in it"
 
@@ -437,17 +439,17 @@ def test_who_has_left_a_chat_is_told_of_nobody_who_reads_there() -> None:
 def test_what_receipts_remember_is_bounded() -> None:
     receipts = Receipts(max_chats=2, max_readers=2)
     for n in range(10):
-        receipts.saw([message(1, ANNA, chat_id=f"chat-{n}")])
+        receipts.on_entries([message(1, ANNA, chat_id=f"chat-{n}")])
         list(receipts.of([Watermark(BELA, "phone", f"chat-{n}", 1, 1, 0)]))
-    assert len(receipts._senders) == len(receipts._told) == 2
+    assert len(receipts._senders) == len(receipts._furthest) == 2
     for n in range(500):
-        receipts.saw([message(n, ANNA, chat_id="long")])
+        receipts.on_entries([message(n, ANNA, chat_id="long")])
     assert len(receipts._senders["long"]) == 100
 
 
 def test_of_many_chats_the_quiet_ones_are_forgotten_and_not_the_busy_ones() -> None:
     receipts = Receipts(max_chats=2)
-    receipts.saw(
+    receipts.on_entries(
         message(n, ANNA, chat_id) for n, chat_id in enumerate(("busy", "quiet", "busy", "new"), 1)
     )
     told = receipts.of(

@@ -242,7 +242,7 @@ def test_sender_gets_each_receipt_once_and_never_a_lower_one(
     marks: list[tuple[int, int, int]],
 ) -> None:
     receipts = Receipts()
-    receipts.saw(entry(n, "c", n, "ann" if n % 2 else "bob") for n in range(1, 11))
+    receipts.on_entries(entry(n, "c", n, "ann" if n % 2 else "bob") for n in range(1, 11))
     sent: list[tuple[int, int, int]] = []
     epoch = 0
     for mark_epoch, delivered, read in marks:

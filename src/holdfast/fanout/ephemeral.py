@@ -128,7 +128,7 @@ class Ephemeral:
         self._ready_presences: dict[_Key, _Note] = {}
         self._held: dict[_Key, _Note] = {}
         """Changed within a second of being sent: waits until the second is over."""
-        self._told_at: OrderedDict[_Key, float] = OrderedDict()
+        self._sent_at: OrderedDict[_Key, float] = OrderedDict()
         self._typing: OrderedDict[tuple[str, User], float] = OrderedDict()
         self._typing_rates = Buckets(self._settings.typing_per_second, self._settings.typing_burst)
         self._last_seen: OrderedDict[User, str] = OrderedDict()
@@ -180,11 +180,11 @@ class Ephemeral:
         """When the user last connected or disconnected, if this node remembers it."""
         return self._last_seen.get(user)
 
-    def saw(self, entries: Sequence[LogEntry]) -> None:
+    def on_entries(self, entries: Sequence[LogEntry]) -> None:
         """Remember the senders of this batch, for the receipts that will follow."""
-        self._receipts.saw(entries)
+        self._receipts.on_entries(entries)
 
-    def moved(self, watermarks: Sequence[Watermark]) -> None:
+    def on_watermarks_moved(self, watermarks: Sequence[Watermark]) -> None:
         """Send receipts for watermarks that moved in the last second."""
         for sender, reader, receipt in self._receipts.of(watermarks):
             self._put(_Note(reader, receipt, chat_id=receipt.chat_id, to=sender))
@@ -194,9 +194,9 @@ class Ephemeral:
         while True:
             await wait_at_most(self._news, self._settings.interval_seconds)
             self._news.clear()
-            await self.tell()
+            await self.send_due()
 
-    async def tell(self) -> None:
+    async def send_due(self) -> None:
         """One round over the notes that are due. The chats of all users whose presence
         changed are read once. Yields to other work.
         """
@@ -213,14 +213,14 @@ class Ephemeral:
         for number, (ready, key) in enumerate(due):
             await turns.give_way()
             note = ready.pop(key)
-            self._told_at[key] = now
+            self._sent_at[key] = now
             try:
                 async with asyncio.timeout(self._settings.lookup_timeout_seconds):
                     if key in presences and memberships is None:
                         memberships = await self._memberships(
                             [presence.about for presence in presences.values()]
                         )
-                    await self._tell(note, memberships or {})
+                    await self._send(note, memberships or {})
             except (HoldfastError, TimeoutError):
                 telemetry.ephemeral(note.kind, "dropped")
                 self._drop(due[number + 1 :])
@@ -229,18 +229,18 @@ class Ephemeral:
     def _release(self, now: float) -> None:
         """Make notes ready whose key was last sent long enough ago."""
         edge = now - self._settings.interval_seconds
-        while self._told_at:
-            key, at = next(iter(self._told_at.items()))
+        while self._sent_at:
+            key, at = next(iter(self._sent_at.items()))
             if at > edge:
                 return
-            del self._told_at[key]
+            del self._sent_at[key]
             if (note := self._held.pop(key, None)) is not None:
                 self._ready_for(note)[key] = note
 
     def _ready_for(self, note: _Note) -> dict[_Key, _Note]:
         return self._ready_presences if note.kind == Presence.type else self._ready
 
-    async def _tell(self, note: _Note, memberships: _MembershipsOf) -> None:
+    async def _send(self, note: _Note, memberships: _MembershipsOf) -> None:
         frame = encode_frame(note.payload)
         if note.chat_id is None:
             shared = await self._shared_chats(note.about, memberships[note.about])
@@ -284,7 +284,7 @@ class Ephemeral:
         """Queue a note. Returns False if there was no room."""
         key = note.key
         self._release(self._clock.monotonic())
-        waiting = self._held if key in self._told_at else self._ready_for(note)
+        waiting = self._held if key in self._sent_at else self._ready_for(note)
         if key in waiting:
             telemetry.ephemeral(note.kind, "merged")
         elif self._is_full:

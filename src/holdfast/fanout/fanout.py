@@ -65,9 +65,7 @@ class RetrySettings:
 
 @dataclass(frozen=True, slots=True)
 class FanoutDeps:
-    """What fanout works with. ``here`` is this node's gateway, reached even if the
-    registry is down.
-    """
+    """``here`` is this node's gateway, reached even if the registry is down."""
 
     log: EventLog
     members: Members

@@ -58,9 +58,7 @@ class Members:
         return known
 
     def learn(self, chat_id: str, members: frozenset[User]) -> None:
-        """Set a chat's members as the log says. A load in progress is older than this
-        and is discarded.
-        """
+        """Set a chat's members by the log. A load in progress is older: discard it."""
         self._loads.pop(chat_id, None)
         self._put(chat_id, members)
 

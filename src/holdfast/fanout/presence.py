@@ -35,7 +35,7 @@ class PresenceReporter:
         self._ephemeral = ephemeral
         self._heartbeat_seconds = heartbeat_seconds
         self._here: set[User] = set()
-        self._news: dict[User, bool] = {}
+        self._changes: dict[User, bool] = {}
         self._woken = asyncio.Event()
 
     @property
@@ -60,36 +60,36 @@ class PresenceReporter:
     async def run(self) -> None:
         """Keep the registry up to date."""
         try:
-            await self._tell(self._here, ())
+            await self._report(self._here, ())
             while True:
                 if await wait_at_most(self._woken, self._heartbeat_seconds):
-                    await self._tell_news()
+                    await self._report_changes()
                 else:
-                    await self._tell(self._here, ())
+                    await self._report(self._here, ())
         finally:
-            await self._tell((), self._here)
+            await self._report((), self._here)
 
-    async def _tell_news(self) -> None:
+    async def _report_changes(self) -> None:
         self._woken.clear()
-        news, self._news = self._news, {}
-        came = [user for user, here in news.items() if here]
-        if not await self._tell(came, [user for user, here in news.items() if not here]):
-            for user, here in news.items():
-                self._news.setdefault(user, here)
+        changes, self._changes = self._changes, {}
+        connected = [user for user, here in changes.items() if here]
+        if not await self._report(connected, [user for user, here in changes.items() if not here]):
+            for user, here in changes.items():
+                self._changes.setdefault(user, here)
             await asyncio.sleep(RETRY_SECONDS)
             self._woken.set()
 
-    async def _tell(self, came: Collection[User], left: Collection[User]) -> bool:
+    async def _report(self, connected: Collection[User], disconnected: Collection[User]) -> bool:
         try:
             async with asyncio.timeout(CALL_SECONDS):
-                await self._registry.announce(self._gateway, list(came))
-                if left:
-                    await self._registry.withdraw(self._gateway, list(left))
+                await self._registry.announce(self._gateway, list(connected))
+                if disconnected:
+                    await self._registry.withdraw(self._gateway, list(disconnected))
         except (HoldfastError, TimeoutError) as error:
             telemetry.registry_failed(error)
             return False
         return True
 
     def _note(self, user: User, here: bool) -> None:
-        self._news[user] = here
+        self._changes[user] = here
         self._woken.set()

@@ -25,9 +25,9 @@ class Receipts:
         self._max_chats = max_chats
         self._max_readers = max_readers
         self._senders: OrderedDict[str, deque[tuple[int, str, str]]] = OrderedDict()
-        self._told: OrderedDict[tuple[User, str], tuple[int, int, int]] = OrderedDict()
+        self._furthest: OrderedDict[tuple[User, str], tuple[int, int, int]] = OrderedDict()
 
-    def saw(self, entries: Iterable[LogEntry]) -> None:
+    def on_entries(self, entries: Iterable[LogEntry]) -> None:
         """Remember who sent these messages."""
         for entry in entries:
             message = entry.message
@@ -49,11 +49,11 @@ class Receipts:
         moved: dict[tuple[User, str], tuple[tuple[int, int], tuple[int, int]]] = {}
         for mark in watermarks:
             key = (mark.user, mark.chat_id)
-            before = self._told.get(key, (0, 0, 0))
+            before = self._furthest.get(key, (0, 0, 0))
             was = before[1:] if before[0] == mark.epoch else (0, 0)
             now = (max(was[0], mark.delivered), max(was[1], mark.read))
             if mark.epoch >= before[0] and now != was:
-                self._tell(key, (mark.epoch, *now))
+                self._remember(key, (mark.epoch, *now))
                 moved[key] = (moved[key][0] if key in moved else was, now)
         for (reader, chat_id), (was, now) in moved.items():
             for sender in self._concerned(chat_id, was, now) - {reader}:
@@ -71,8 +71,8 @@ class Receipts:
             if was[0] < sequence <= now[0] or was[1] < sequence <= now[1]
         }
 
-    def _tell(self, key: tuple[User, str], level: tuple[int, int, int]) -> None:
-        self._told[key] = level
-        self._told.move_to_end(key)
-        if len(self._told) > self._max_readers:
-            self._told.popitem(last=False)
+    def _remember(self, key: tuple[User, str], level: tuple[int, int, int]) -> None:
+        self._furthest[key] = level
+        self._furthest.move_to_end(key)
+        if len(self._furthest) > self._max_readers:
+            self._furthest.popitem(last=False)

@@ -60,9 +60,7 @@ class HistorySettings:
     """
 
     max_reads: int = 8
-    """Concurrent reads, four for each reader; more wait for ``max_wait_seconds``,
-    tenants in turn.
-    """
+    """Concurrent reads, four for each reader; more wait, tenants in turn."""
     max_resumes: int = 100
     """Concurrent resumes; more wait for ``max_wait_seconds``, tenants in turn."""
     max_wait_seconds: float = 2

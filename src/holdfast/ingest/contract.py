@@ -31,9 +31,7 @@ class Durability(Protocol):
     """
 
     async def persist(self, drafts: Sequence[Draft], deadline: float) -> list[Outcome]:
-        """One outcome per draft, in order, by ``deadline`` (monotonic). Never raises,
-        except for cancellation.
-        """
+        """One outcome per draft, in order, by ``deadline``. Never raises."""
         ...
 
     async def change(self, command: Command, deadline: float) -> CommandResult:

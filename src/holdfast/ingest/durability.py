@@ -171,9 +171,7 @@ class StoreDurability:
         deadline: float,
         works: Callable[[T], bool] = lambda _: True,
     ) -> T:
-        """Carry out one write by its deadline, or raise what is known of it. Raises
-        nothing foreign.
-        """
+        """Carry out one write by its deadline. Raises only ``holdfast.errors``."""
         seconds = deadline - self._clock.monotonic()
         refusal = self._refusal(seconds)
         if refusal is not None:
@@ -199,9 +197,9 @@ class StoreDurability:
             if _is_an_answer(error):
                 self._guard.succeeded()
                 raise
-            told = _translated(error)
-            self._guard.failed(told.message)
-            raise told from error
+            translated = _translated(error)
+            self._guard.failed(translated.message)
+            raise translated from error
         if worked:
             self._guard.succeeded()
         else:
@@ -229,9 +227,7 @@ def _failed(write: asyncio.Future[Any]) -> bool:
 
 
 def _translated(error: BaseException) -> HoldfastError:
-    """A store lets nothing foreign through; if one does, it is a defect, and nobody
-    knows what happened.
-    """
+    """A foreign error from a store is a defect: the outcome is unknown."""
     if isinstance(error, Unavailable | OutcomeUnknown):
         return error
     telemetry.defect("store", error)
@@ -281,9 +277,7 @@ class EpochRaiser:
         self._ids = ids
 
     async def __call__(self, user: User, chat_id: str, epoch: int, deadline: float) -> None:
-        """Raises what ``Durability.change`` raises; on return the chat's epoch is above
-        ``epoch``.
-        """
+        """On return the chat's epoch is above ``epoch``. Raises as ``change`` does."""
         act = CommandContext(
             actor=User(user.tenant, SERVER),
             at=timestamp(self._clock.now()),

@@ -115,9 +115,7 @@ class Eraser:
         return left, kept, False
 
     async def _leave_one(self, chat_id: str, user: User, act: Callable[[], CommandContext]) -> bool:
-        """Whether the user is out of the chat. If the user is its last owner, another
-        member becomes owner.
-        """
+        """Whether the user is out of the chat. A last owner is replaced first."""
         if (await self._chats.chat(chat_id)).kind == "direct":
             return False
         members = await self._chats.members(chat_id)

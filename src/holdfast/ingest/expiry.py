@@ -21,9 +21,7 @@ PAUSE_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class KeySettings:
-    """How long idempotency keys are remembered. A request repeated after that is
-    carried out again.
-    """
+    """How long idempotency keys are kept. A later repeat is carried out again."""
 
     idempotency_ttl_days: float = 0
     """How long the key of a message (``client_message_id``) is remembered. 0: as long

@@ -14,7 +14,7 @@ memory, and a node with that many active chats has no use for a longer list.
 
 
 class HotChats:
-    """Counts committed messages by chat; those above ``messages_per_minute`` are hot."""
+    """Counts committed messages by chat; above ``messages_per_minute`` one is hot."""
 
     def __init__(self, messages_per_minute: int) -> None:
         self._messages_per_minute = messages_per_minute

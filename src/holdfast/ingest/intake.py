@@ -39,9 +39,7 @@ class Intake:
         settings: IntakeSettings | None = None,
         is_muted: Callable[[User], bool] = lambda user: False,
     ) -> None:
-        """``is_muted``: whether a user may send nothing in the whole tenant; asked when
-        the commit begins.
-        """
+        """``is_muted``: by the whole tenant; asked when the commit begins."""
         self._is_muted = is_muted
         self._durability = durability
         self._clock = clock
@@ -63,9 +61,7 @@ class Intake:
         deadline: float,
         answer: Callable[[Outcome], None],
     ) -> None:
-        """Take a valid send of ``source`` (a connection) and answer it by ``deadline``
-        (monotonic).
-        """
+        """Take a valid send of a connection, ``source``; answer it by ``deadline``."""
         if self._stopping:
             telemetry.send_turned_away("stopping")
             answer(
@@ -101,9 +97,7 @@ class Intake:
         return self._hot.hot(self._clock.monotonic())
 
     async def run(self) -> None:
-        """Commit group after group; a group is answered while the next one is being
-        committed.
-        """
+        """Commit group after group; each is answered while the next is committed."""
         try:
             while self._waiting or self._settled or not self._stopping:
                 if not self._waiting and not self._settled:

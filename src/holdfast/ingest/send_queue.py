@@ -111,9 +111,7 @@ class SendQueue:
         return None
 
     def take(self, now: float) -> tuple[list[Send], Refusals]:
-        """The next group, and those that waited too long to be in it, each with its
-        answer.
-        """
+        """The next group, and the sends that waited too long, with their answers."""
         limits = self._settings
         group: list[Send] = []
         refused: Refusals = []
@@ -158,9 +156,7 @@ class SendQueue:
         return min(front.since + self._settings.max_age_seconds, front.deadline)
 
     def fail_followers(self, failed: Mapping[tuple[str, str], HoldfastError]) -> Refusals:
-        """Take out the sends behind failed ones of their connection and chat, each with
-        that answer.
-        """
+        """Take out the sends behind failed ones of their connection and chat."""
         if not failed or not self._queue:
             return []
         refused = [(send, failed[send.lane]) for send in self._queue if send.lane in failed]

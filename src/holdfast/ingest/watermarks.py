@@ -40,18 +40,16 @@ class WatermarkSettings:
 
 
 class Watermarks:
-    """``told`` is called once per flush with the watermarks that moved, stored or not,
-    for the receipts.
-    """
+    """``on_moved`` gets the watermarks that moved at each flush, stored or not."""
 
     def __init__(
         self,
         durability: Durability,
-        told: Callable[[Sequence[Watermark]], None],
+        on_moved: Callable[[Sequence[Watermark]], None],
         settings: WatermarkSettings | None = None,
     ) -> None:
         self._durability = durability
-        self._told = told
+        self._on_moved = on_moved
         self._settings = settings or WatermarkSettings()
         self._waiting: dict[_Key, Watermark] = {}
         self._stopping = asyncio.Event()
@@ -94,7 +92,7 @@ class Watermarks:
         self._waiting = {}
         await self._write(batch)
         if batch:
-            self._told(batch)
+            self._on_moved(batch)
 
     async def _write(self, batch: Sequence[Watermark]) -> None:
         size = self._settings.max_per_write

@@ -100,7 +100,7 @@ class Node:
             members, self.history.memberships_of, clock, settings.fanout.ephemeral
         )
         self._watermarks = Watermarks(
-            self._durability, self._ephemeral.moved, durability.watermarks
+            self._durability, self._ephemeral.on_watermarks_moved, durability.watermarks
         )
         heartbeat = settings.gateway.timeouts.heartbeat_interval_seconds
         self._presence_reporter = PresenceReporter(
@@ -152,7 +152,9 @@ class Node:
             here=self.node_id,
         )
         most = settings.kafka.consumer.max_poll_records
-        return Fanout(deps, self._clock, random.Random(), settings.retry, most, self._ephemeral.saw)
+        return Fanout(
+            deps, self._clock, random.Random(), settings.retry, most, self._ephemeral.on_entries
+        )
 
     def _port(self) -> Port:
         access, backpressure = self.settings.access, self.settings.gateway.backpressure

@@ -2,8 +2,9 @@
 
 - ``contract``       what a store promises
 - ``commands``       the commands that change a chat, as values (pure)
-- ``plan``           what a decision reads and what it tells an adapter to write (pure)
+- ``plan``           what a decision reads and what an adapter must write (pure)
 - ``command_rules``  from a command to its plan, or a refusal (pure)
+- ``command_checks`` the checks that several commands share (pure)
 - ``numbering``      which sequence or error each send of a group gets (pure)
 - ``pages``          how a page of messages is cut (pure)
 - ``rollbacks``      cursors beyond the head: lost messages, or a made-up cursor

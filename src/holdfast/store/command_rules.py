@@ -7,14 +7,25 @@ chat) is refused to operators too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NoReturn, assert_never
 
 from msgspec.structs import replace
 
-from holdfast.access.roles import Action, may
-from holdfast.errors import Forbidden, HoldfastError, InvalidMessage, NotFound
-from holdfast.message import Ban, Chat, Member, Mute, Role, check_id
+from holdfast.errors import Forbidden, InvalidMessage, NotFound
+from holdfast.message import Ban, Chat, Member, Mute, Role
+from holdfast.store.command_checks import (
+    bad_id,
+    check,
+    check_group,
+    check_name,
+    check_not_halted,
+    check_not_muted,
+    check_operator,
+    check_role,
+    check_room_for_a_chat,
+    last_owner,
+    record_of,
+)
 from holdfast.store.commands import (
     ERASE_AT_ONCE,
     RETAIN_AT_ONCE,
@@ -42,11 +53,8 @@ from holdfast.store.plan import (
     CommandInputs,
     Erased,
     direct_pair,
-    halted_chat,
     invited_by,
     joining,
-    muted,
-    muted_in_tenant,
     not_a_member,
     unknown_chat,
 )
@@ -94,8 +102,8 @@ def _create(command: CreateChat, seen: CommandInputs, limits: ChatSettings) -> C
     act = command.act
     users = joining(command)
     for user_id in users:
-        _check(_bad_id({"user_id": user_id}))
-    _check(_bad_id({"chat_id": command.chat_id, "tenant": act.actor.tenant}))
+        check(bad_id({"user_id": user_id}))
+    check(bad_id({"chat_id": command.chat_id, "tenant": act.actor.tenant}))
     if command.kind == "direct":
         if len(users) != 2:
             raise InvalidMessage("a direct chat has exactly two different members", field="members")
@@ -104,8 +112,8 @@ def _create(command: CreateChat, seen: CommandInputs, limits: ChatSettings) -> C
         if seen.pair is not None:
             return ChangePlan(seen.pair)
     else:
-        _check_name(command.name, limits)
-    _check_not_muted(act, seen)
+        check_name(command.name, limits)
+    check_not_muted(act, seen)
     if seen.chat is not None:
         raise InvalidMessage(f"the chat id {command.chat_id} is taken", field="chat_id")
     if len(users) > limits.members_at_creation_max:
@@ -115,7 +123,7 @@ def _create(command: CreateChat, seen: CommandInputs, limits: ChatSettings) -> C
             field="members",
             limit=limits.members_at_creation_max,
         )
-    _check_room_for_a_chat(command, seen, limits)
+    check_room_for_a_chat(command, seen, limits)
     chat = Chat(
         chat_id=command.chat_id,
         tenant=act.actor.tenant,
@@ -131,7 +139,7 @@ def _create(command: CreateChat, seen: CommandInputs, limits: ChatSettings) -> C
     creator_role: Role = "member" if command.kind == "direct" else "owner"
     roles: list[Role] = [creator_role] + ["member"] * (len(users) - 1)
     put = [Member(user_id, role, act.at) for user_id, role in zip(users, roles, strict=True)]
-    record = _record(act, "chat.create", chat.chat_id, members=users)
+    record = record_of(act, "chat.create", chat.chat_id, members=users)
     return ChangePlan(
         chat,
         create=True,
@@ -146,31 +154,31 @@ def _create(command: CreateChat, seen: CommandInputs, limits: ChatSettings) -> C
 def _rename(
     command: RenameChat, chat: Chat, seen: CommandInputs, limits: ChatSettings
 ) -> ChangePlan:
-    _check_group(chat, "renamed")
-    _check_role(command.act, seen, "rename")
-    _check_not_muted(command.act, seen)
-    _check_name(command.name, limits)
+    check_group(chat, "renamed")
+    check_role(command.act, seen, "rename")
+    check_not_muted(command.act, seen)
+    check_name(command.name, limits)
     if command.name == chat.name:
         return ChangePlan(chat)
-    _check_not_halted(chat)
+    check_not_halted(chat)
     return ChangePlan(
         replace(chat, name=command.name),
         event=MembershipEvent("chat_renamed", name=command.name),
-        record=_record(command.act, "chat.rename", chat.chat_id, name=command.name),
+        record=record_of(command.act, "chat.rename", chat.chat_id, name=command.name),
     )
 
 
 def _add(command: AddMember, chat: Chat, seen: CommandInputs, limits: ChatSettings) -> ChangePlan:
-    _check(_bad_id({"user_id": command.user_id}))
-    _check_group(chat, "joined")
-    _check_role(command.act, seen, "add_member", command.role)
+    check(bad_id({"user_id": command.user_id}))
+    check_group(chat, "joined")
+    check_role(command.act, seen, "add_member", command.role)
     if seen.target is not None:
         if seen.target.role == command.role:
             return ChangePlan(chat)
         raise InvalidMessage(
             f"{command.user_id} is already a member; change the role instead", field="role"
         )
-    _check_not_muted(command.act, seen)
+    check_not_muted(command.act, seen)
     if seen.banned:
         raise Forbidden(
             f"{command.user_id} is banned from this chat; lift the ban first",
@@ -182,9 +190,9 @@ def _add(command: AddMember, chat: Chat, seen: CommandInputs, limits: ChatSettin
         )
     if not seen.members and command.role != "owner":
         raise Forbidden("nobody is in this chat: whom an operator adds first must be an owner")
-    _check_room_for_a_chat(command, seen, limits)
+    check_room_for_a_chat(command, seen, limits)
     unmute = _lifted_by_role(command, chat, seen)
-    _check_not_halted(chat)
+    check_not_halted(chat)
     still_muted = seen.mute is not None and unmute is None
     return ChangePlan(
         chat,
@@ -194,35 +202,35 @@ def _add(command: AddMember, chat: Chat, seen: CommandInputs, limits: ChatSettin
         event=MembershipEvent(
             "member_added", user_id=command.user_id, role=command.role, muted=still_muted
         ),
-        record=_record(
+        record=record_of(
             command.act, "member.add", chat.chat_id, user_id=command.user_id, role=command.role
         ),
     )
 
 
 def _remove(command: RemoveMember, chat: Chat, seen: CommandInputs) -> ChangePlan:
-    _check_group(chat, "left")
+    check_group(chat, "left")
     leaving = command.user_id == command.act.actor.user_id
     if seen.target is None:
         raise NotFound(
             f"{command.user_id} is not a member of {chat.chat_id}", user_id=command.user_id
         )
     if not leaving:
-        _check_role(command.act, seen, "remove_member", seen.target.role)
+        check_role(command.act, seen, "remove_member", seen.target.role)
     if seen.target.role == "owner" and seen.owners == 1 and seen.members > 1:
-        raise _last_owner(command.user_id)
-    _check_not_halted(chat)
+        raise last_owner(command.user_id)
+    check_not_halted(chat)
     return ChangePlan(
         chat,
         drop=[command.user_id],
         event=MembershipEvent("member_removed", user_id=command.user_id),
-        record=_record(command.act, "member.remove", chat.chat_id, user_id=command.user_id),
+        record=record_of(command.act, "member.remove", chat.chat_id, user_id=command.user_id),
     )
 
 
 def _change_role(command: ChangeRole, chat: Chat, seen: CommandInputs) -> ChangePlan:
-    _check_group(chat, "given roles")
-    _check_role(command.act, seen, "change_role")
+    check_group(chat, "given roles")
+    check_role(command.act, seen, "change_role")
     if seen.target is None:
         raise NotFound(
             f"{command.user_id} is not a member of {chat.chat_id}", user_id=command.user_id
@@ -230,15 +238,15 @@ def _change_role(command: ChangeRole, chat: Chat, seen: CommandInputs) -> Change
     if seen.target.role == command.role:
         return ChangePlan(chat)
     if seen.target.role == "owner" and seen.owners == 1:
-        raise _last_owner(command.user_id)
+        raise last_owner(command.user_id)
     unmute = _lifted_by_role(command, chat, seen)
-    _check_not_halted(chat)
+    check_not_halted(chat)
     return ChangePlan(
         chat,
         put=[replace(seen.target, role=command.role)],
         unmute=unmute,
         event=MembershipEvent("role_changed", user_id=command.user_id, role=command.role),
-        record=_record(
+        record=record_of(
             command.act, "member.role", chat.chat_id, user_id=command.user_id, role=command.role
         ),
     )
@@ -248,7 +256,7 @@ def _change_ban(
     command: ChangeBan, chat: Chat, seen: CommandInputs, limits: ChatSettings
 ) -> ChangePlan:
     act, user_id = command.act, command.user_id
-    _check(_bad_id({"user_id": user_id}))
+    check(bad_id({"user_id": user_id}))
     if chat.kind == "direct":
         raise Forbidden(
             "nobody is banned from a direct chat, which belongs to its two members; mute the"
@@ -261,11 +269,11 @@ def _change_ban(
     if not command.banned:
         _check_lifts(act, "ban", seen.banned_by_operator, chat, user_id)
     elif seen.target is None:
-        _check_not_muted(act, seen)
+        check_not_muted(act, seen)
     if command.banned and not takes_over:
         _check_room_to_restrict(act, seen.bans, limits.bans_max, "bans")
-    _check_not_halted(chat)
-    record = _record(
+    check_not_halted(chat)
+    record = record_of(
         act, "member.ban" if command.banned else "member.unban", chat.chat_id, user_id=user_id
     )
     if not command.banned:
@@ -300,8 +308,8 @@ def _change_mute(
         _check_room_to_restrict(act, seen.mutes, limits.mutes_max, "mutes")
     if mute is not None and not command.muted:
         _check_lifts(act, "mute", mute.by_operator, chat, user_id)
-    _check_not_halted(chat)
-    record = _record(
+    check_not_halted(chat)
+    record = record_of(
         act, "member.mute" if command.muted else "member.unmute", chat.chat_id, user_id=user_id
     )
     if not command.muted:
@@ -340,7 +348,7 @@ def _check_restricts(
             " first"
         )
     if not by_anybody:
-        _check_role(act, seen, "restrict_member", role)
+        check_role(act, seen, "restrict_member", role)
 
 
 def _check_room_to_restrict(act: CommandContext, made: int, most: int, what: str) -> None:
@@ -355,9 +363,7 @@ def _check_room_to_restrict(act: CommandContext, made: int, most: int, what: str
 def _check_lifts(
     act: CommandContext, what: str, by_operator: bool, chat: Chat, user_id: str
 ) -> None:
-    """Forbidden unless the actor may lift this ban or mute: an operator's is lifted by
-    operators only.
-    """
+    """Forbidden unless the actor may lift it; an operator's only operators lift."""
     if by_operator and not act.operator:
         raise Forbidden(
             f"an operator made this {what} of {user_id}, and only an operator lifts it "
@@ -380,7 +386,7 @@ def _redact(command: Redact, chat: Chat, seen: CommandInputs) -> ChangePlan:
     if message.kind == "event":
         raise Forbidden("the record of a membership cannot be redacted")
     if message.sender_id != command.act.actor.user_id:
-        _check_role(command.act, seen, "redact_any")
+        check_role(command.act, seen, "redact_any")
     if not message.content:
         return ChangePlan(chat)
     target = f"{chat.chat_id}/{command.sequence}"
@@ -391,7 +397,7 @@ def _redact(command: Redact, chat: Chat, seen: CommandInputs) -> ChangePlan:
 
 
 def _erase(command: Erase, chat: Chat) -> ChangePlan:
-    _check_operator(command.act)
+    check_operator(command.act)
     if len(command.sequences) > ERASE_AT_ONCE:
         raise InvalidMessage(
             f"at most {ERASE_AT_ONCE} messages at once", field="sequences", limit=ERASE_AT_ONCE
@@ -402,7 +408,7 @@ def _erase(command: Erase, chat: Chat) -> ChangePlan:
 
 
 def _retain(command: Retain, chat: Chat) -> ChangePlan:
-    _check_operator(command.act)
+    check_operator(command.act)
     first = command.first_sequence
     if not 1 <= first <= chat.head + 1:
         raise InvalidMessage(
@@ -416,7 +422,7 @@ def _retain(command: Retain, chat: Chat) -> ChangePlan:
 
 
 def _halt(command: HaltChat, chat: Chat) -> ChangePlan:
-    _check_operator(command.act)
+    check_operator(command.act)
     if chat.halted is not None:
         return ChangePlan(chat)
     halted = command.act.reason or "halted by an operator"
@@ -424,7 +430,7 @@ def _halt(command: HaltChat, chat: Chat) -> ChangePlan:
 
 
 def _recover(command: RecoverChat, chat: Chat, seen: CommandInputs) -> ChangePlan:
-    _check_operator(command.act)
+    check_operator(command.act)
     counter = max(seen.counter or 0, seen.highest, chat.first_sequence - 1)
     details = {
         "halted": chat.halted,
@@ -446,93 +452,3 @@ def _raise_epoch(command: RaiseEpoch, chat: Chat) -> ChangePlan:
         return ChangePlan(chat)
     record = AuditNote("chat.raise_epoch", chat.chat_id, {"epoch": [chat.epoch, chat.epoch + 1]})
     return ChangePlan(replace(chat, epoch=chat.epoch + 1), raised=True, record=record)
-
-
-def _record(act: CommandContext, action: str, target: str, **details: object) -> AuditNote | None:
-    """Members' own acts are in the chat itself; an operator's go to the audit table
-    too.
-    """
-    return AuditNote(action, target, details) if act.operator else None
-
-
-def _bad_id(ids: Mapping[str, str]) -> InvalidMessage | None:
-    """The first of the named ids that cannot be one."""
-    for name, value in ids.items():
-        if problem := check_id(value, name):
-            return InvalidMessage(problem, field=name)
-    return None
-
-
-def _check(problem: HoldfastError | None) -> None:
-    if problem is not None:
-        raise problem
-
-
-def _check_name(name: str, limits: ChatSettings) -> None:
-    if not 1 <= len(name) <= limits.name_characters_max or not name.isprintable():
-        raise InvalidMessage(
-            f"a name has 1 to {limits.name_characters_max} printable characters",
-            field="name",
-            limit=limits.name_characters_max,
-        )
-
-
-def _check_group(chat: Chat, what: str) -> None:
-    if chat.kind == "direct":
-        raise Forbidden(
-            f"a direct chat belongs to its two members and cannot be {what}; create a group instead"
-        )
-
-
-def _check_role(
-    act: CommandContext, seen: CommandInputs, action: Action, target: Role = "member"
-) -> None:
-    if act.operator:
-        return
-    if seen.actor is None or not may(seen.actor.role, action, target):
-        raise Forbidden(
-            f"your role in this chat does not allow that ({action.replace('_', ' ')}); ask an owner"
-        )
-
-
-def _check_not_muted(act: CommandContext, seen: CommandInputs) -> None:
-    """Forbidden if the actor is muted in the chat or the tenant: everybody reads a name
-    or an id that the actor chose, like a message.
-    """
-    if act.operator:
-        return
-    if act.muted:
-        raise muted_in_tenant(act.actor.tenant)
-    if seen.chat is not None and seen.actor is not None and seen.actor.muted:
-        raise muted(seen.chat.chat_id)
-
-
-def _check_operator(act: CommandContext) -> None:
-    if not act.operator:
-        raise Forbidden("only operators may do that")
-
-
-def _check_not_halted(chat: Chat) -> None:
-    if chat.halted is not None:
-        raise halted_chat(chat.chat_id)
-
-
-def _last_owner(user_id: str) -> Forbidden:
-    return Forbidden(f"{user_id} is the last owner; make another member an owner first")
-
-
-def _check_room_for_a_chat(command: Command, seen: CommandInputs, limits: ChatSettings) -> None:
-    """Invitations fill at most half of a user's chats, so that strangers never keep the
-    tenant's backend out.
-    """
-    most = limits.chats_per_user_max
-    for user_id in joining(command):
-        if seen.chats.get(user_id, 0) >= most:
-            raise Forbidden(f"{user_id} is in {most} chats, which is the limit", limit=most)
-    for user_id in invited_by(command):
-        if seen.invited.get(user_id, 0) >= most // 2:
-            raise Forbidden(
-                f"{user_id} was put into {most // 2} chats by other users, which is the limit; a"
-                " tenant key can add more",
-                limit=most // 2,
-            )

@@ -95,9 +95,7 @@ class ChangeRole(Struct, frozen=True, tag=True):
 
 
 class ChangeBan(Struct, frozen=True, tag=True):
-    """Ban a user from a group, and remove a member; or lift the ban
-    (``banned`` False).
-    """
+    """Ban a user from a group and remove them; ``banned`` False lifts the ban."""
 
     act: CommandContext
     chat_id: str

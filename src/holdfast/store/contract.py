@@ -262,9 +262,7 @@ class Records(Protocol):
     async def record(
         self, act: CommandContext, action: str, target: str, details: str = ""
     ) -> None:
-        """Add an act that changed no chat (a key issued, a backup taken) to the audit
-        log.
-        """
+        """Record an act that changed no chat: a key issued, a backup taken."""
         ...
 
     async def audit(self, after: PageToken | None, limit: int) -> AuditPage:

@@ -30,18 +30,14 @@ class ChatState(Struct, frozen=True):
 
 
 class StoredSend(Struct, frozen=True, gc=False):
-    """What a key stands for: the first answer and what it was an answer to; None once
-    that was redacted.
-    """
+    """What a key stands for. ``content_hash`` is None once it is redacted."""
 
     message: Message
     content_hash: bytes | None
 
 
 class GroupState(Struct):
-    """What the store holds about a group's sends, read in the commit that will hold
-    them.
-    """
+    """What the store holds about a group's sends, read in their own commit."""
 
     chats: Mapping[str, ChatState]
     members: Container[tuple[str, str]]
@@ -52,9 +48,7 @@ class GroupState(Struct):
 
 
 class NumberedGroup(Struct):
-    """One outcome per send; what is to be stored; where the counters go; which chats
-    must be halted.
-    """
+    """One outcome per send; what to store; the new counters; the chats to halt."""
 
     outcomes: list[Outcome]
     fresh: list[StoredSend]

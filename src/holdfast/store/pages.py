@@ -10,9 +10,7 @@ from holdfast.errors import InvalidMessage
 from holdfast.message import SEQUENCE_MAX, Chat, Message, Page, PageToken
 
 ENVELOPE_BYTES = 512
-"""An upper bound for the rest of a frame that carries a page or chats: type,
-request_id, ids, numbers.
-"""
+"""An upper bound for the rest of a frame that carries a page or chats."""
 
 
 def within(

@@ -1,4 +1,4 @@
-"""What a decision about a command reads, and what it tells an adapter to write. (Pure.)
+"""What a decision about a command reads, and what an adapter must then write. (Pure.)
 
 An adapter reads the ``CommandInputs``, calls ``command_rules.decide`` for a
 ``ChangePlan`` and applies it, all in one commit. If ``decide`` raises a Refused or a
@@ -40,17 +40,13 @@ class ChatSettings:
     members_max: int = 1_000
     """Members of a chat. The next: FORBIDDEN with the limit."""
     members_at_creation_max: int = 90
-    """Members a chat may be created with, its creator included. Above: INVALID_MESSAGE
-    with the limit.
-    """
+    """Members at a chat's creation, the creator included. Above: INVALID_MESSAGE."""
     chats_per_user_max: int = 5_000
     """Chats of one user. The next: FORBIDDEN with the limit. Invitations by other users
     fill at most half of it.
     """
     bans_max: int = 1_000
-    """Users banned from a chat. The next: FORBIDDEN with the limit. Operators may ban
-    as many again.
-    """
+    """Users banned from a chat. The next: FORBIDDEN. Operators may ban as many more."""
     mutes_max: int = 1_000
     """Users muted in a chat, including those who have left. The next: FORBIDDEN with
     the limit. Operators may mute as many again.
@@ -127,9 +123,7 @@ class ChangePlan(Struct, frozen=True):
     """For a direct chat to be created: see ``direct_pair``."""
     put: Sequence[Member] = ()
     invited: Collection[str] = ()
-    """Those of ``put`` who join by invitation; those already in keep how
-    they joined.
-    """
+    """Those of ``put`` who join by invitation; members keep how they joined."""
     drop: Sequence[str] = ()
     ban: Ban | None = None
     unban: str | None = None

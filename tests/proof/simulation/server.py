@@ -74,7 +74,7 @@ class SimulatedServer:
         )
         self._members = Members(store.members)
         self._ephemeral = Ephemeral(self._members, self.history.memberships_of, self._clock)
-        self._watermarks = Watermarks(self.durability, self._ephemeral.moved)
+        self._watermarks = Watermarks(self.durability, self._ephemeral.on_watermarks_moved)
         self._attendance = PresenceReporter(
             HERE, self._registry, self._ephemeral, HEARTBEAT_SECONDS
         )
@@ -95,10 +95,10 @@ class SimulatedServer:
         link.connect(HERE, self.gateway.deliver)
         tried = WatchedLink(faulty(link, plan), watch)
         letters = RecentDeadLetters()
-        around = FanoutDeps(
+        fanout_deps = FanoutDeps(
             faulty(disk.log, plan), self._members, self._registry, tried, letters, PROOFS, HERE
         )
-        self._fanout = Fanout(around, self._clock, rng, watch=self._ephemeral.saw)
+        self._fanout = Fanout(fanout_deps, self._clock, rng, watch=self._ephemeral.on_entries)
         self._stopping = asyncio.Event()
         self._life = asyncio.create_task(self._live())
 

@@ -15,9 +15,7 @@ from holdfast.store.plan import ChangePlan
 
 
 class MemoryChat(Struct):
-    """One chat with everything that belongs to it. ``chat.head`` may be stale;
-    ``counter`` is right.
-    """
+    """One chat with all of its state. ``chat.head`` may be stale; use ``counter``."""
 
     chat: Chat
     counter: int | None

@@ -116,7 +116,7 @@ class MemoryStore:
                 "the fingerprint of a request is no command's"
             )
             return replace(earlier[1], repeated=True)
-        plan = decide(command, self._seen(command), self._limits)
+        plan = decide(command, self._inputs(command), self._limits)
         if plan.event is not None:
             self._check_numbering(plan.chat.chat_id)
         existing = isinstance(command, CreateChat) and not plan.create
@@ -249,27 +249,26 @@ class MemoryStore:
     async def record(
         self, act: CommandContext, action: str, target: str, details: str = ""
     ) -> None:
+        number = len(self._audit) + 1
         self._audit.append(
-            AuditRecord(
-                len(self._audit) + 1, act.at, act.actor.user_id, action, target, act.reason, details
-            )
+            AuditRecord(number, act.at, act.actor.user_id, action, target, act.reason, details)
         )
 
     async def begin(self, act: CommandContext) -> str | None:
-        place = (act.actor, act.key or "")
-        if (earlier := self._answers.get(place)) is not None:
+        key = (act.actor, act.key or "")
+        if (earlier := self._answers.get(key)) is not None:
             check_same(act, earlier[0])
             assert isinstance(earlier[1], str), "the fingerprint of a command is no request's"
             return earlier[1]
-        self._answers[place] = (act.fingerprint, "", act.at)
+        self._answers[key] = (act.fingerprint, "", act.at)
         return None
 
     async def keep(self, act: CommandContext, answer: str | None) -> None:
-        place = (act.actor, act.key or "")
+        key = (act.actor, act.key or "")
         if answer is None:
-            self._answers.pop(place, None)
+            self._answers.pop(key, None)
         else:
-            self._answers[place] = (act.fingerprint, answer, act.at)
+            self._answers[key] = (act.fingerprint, answer, act.at)
 
     async def forget_answers(self, before: str, limit: int) -> int:
         old = sorted((at, key) for key, (_, _, at) in self._answers.items() if at < before)
@@ -356,7 +355,7 @@ class MemoryStore:
             },
         )
 
-    def _seen(self, command: Command) -> CommandInputs:
+    def _inputs(self, command: Command) -> CommandInputs:
         act = command.act
         theirs = {
             user_id: self._chats_with(User(act.actor.tenant, user_id))
@@ -429,7 +428,7 @@ class MemoryStore:
         held.gaps.extend(gap for gap in plan.gaps if gap not in held.gaps)
         if plan.forgets:
             held.forget(plan)
-            self._tell([])
+            self._notify([])
         if plan.record is not None:
             self._note(act, plan.record)
         message = event_message(plan, act, held.head + 1)
@@ -450,9 +449,9 @@ class MemoryStore:
 
     def _commit(self, entries: Sequence[LogEntry]) -> None:
         if entries:
-            self._tell(entries)
+            self._notify(entries)
 
-    def _tell(self, entries: Sequence[LogEntry]) -> None:
+    def _notify(self, entries: Sequence[LogEntry]) -> None:
         for listener in self._listeners:
             listener(entries)
 
@@ -474,16 +473,9 @@ class MemoryStore:
 
     def _note(self, act: CommandContext, record: AuditNote) -> None:
         details = msgspec.json.encode(record.details).decode()
+        number, actor = len(self._audit) + 1, act.actor.user_id
         self._audit.append(
-            AuditRecord(
-                len(self._audit) + 1,
-                act.at,
-                act.actor.user_id,
-                record.action,
-                record.target,
-                act.reason,
-                details,
-            )
+            AuditRecord(number, act.at, actor, record.action, record.target, act.reason, details)
         )
 
     def _chats_with(self, user: User) -> list[MemoryChat]:

@@ -166,9 +166,7 @@ def put_messages(
     rows: Sequence[tuple[object, ...]],
     counters: Sequence[tuple[int, int, int]],
 ) -> None:
-    """Write messages and move their chats' counters; ``counters`` are (chat, sequence,
-    last position).
-    """
+    """Write messages; move ``counters``, which are (chat, sequence, last position)."""
     connection.execute(SQL["put_messages"], {"messages": encode(rows).decode()})
     connection.execute(SQL["advance_counters"], {"counters": encode(counters).decode()})
 

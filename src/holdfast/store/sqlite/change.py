@@ -172,7 +172,7 @@ def _change(
         earlier = connection.execute(SQL["answer"], _key(act.actor, act.key)).get
         if earlier is not None:
             return WriteResult(same_request(act, earlier[0], _changed.decode(earlier[1])))
-    chat, seen = _see(connection, command)
+    chat, seen = _inputs(connection, command)
     plan = decide(command, seen, limits)
     chat = _apply(connection, chat, plan, act)
     event, entries = _put_event(connection, chat, seen.counter, plan, act)
@@ -185,7 +185,7 @@ def _change(
     return WriteResult(changed, entries, plan.forgets)
 
 
-def _see(connection: apsw.Connection, command: Command) -> tuple[int, CommandInputs]:
+def _inputs(connection: apsw.Connection, command: Command) -> tuple[int, CommandInputs]:
     """The chat's row number (0 for none), and the inputs of the decision."""
     act = command.act
     row = connection.execute(SQL["chat_state"], {"chat_id": command.chat_id}).get

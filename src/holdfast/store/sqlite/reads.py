@@ -56,9 +56,7 @@ if TYPE_CHECKING:
 SLICE_MESSAGES = 64
 """Messages read at a time for a page. A deadline discards at most one slice."""
 OPERATIONS_BETWEEN_LOOKS = 5_000
-"""SQLite checks the deadline after this many virtual machine operations; an ordinary
-page takes fewer.
-"""
+"""SQLite checks the deadline after this many operations; a usual page takes fewer."""
 
 _chat = Decoder(Chat)
 _messages = Decoder(list[Message])

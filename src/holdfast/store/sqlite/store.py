@@ -220,7 +220,7 @@ class SqliteStore:
         this one is delivered, and a connection's acks and messages of both leave in one
         write.
         """
-        heard: list[Sequence[LogEntry]] = []
+        commits: list[Sequence[LogEntry]] = []
 
         def done(handle: Handle) -> T:
             try:
@@ -229,17 +229,17 @@ class SqliteStore:
                 raise
             except BaseException:
                 self._unsure = True
-                heard.append([])
+                commits.append([])
                 raise
             if self._unsure or written.forgets:
-                heard.append([])
+                commits.append([])
                 self._traces = True
             self._unsure = False
             if written.entries:
-                heard.append(written.entries)
+                commits.append(written.entries)
             return written.answer
 
-        return self._writer.do(done, lambda: self._tell(heard))
+        return self._writer.do(done, lambda: self._notify(commits))
 
     async def _read(self, read: Callable[..., T], *args: object) -> T:
         deadline = self._deadline(self._settings.read_deadline_seconds)
@@ -256,9 +256,9 @@ class SqliteStore:
         )
         return Handle(self._path, settings, self._vfs, write=write)
 
-    def _tell(self, heard: Sequence[Sequence[LogEntry]]) -> None:
+    def _notify(self, commits: Sequence[Sequence[LogEntry]]) -> None:
         self._wipe_soon()
-        for entries in heard:
+        for entries in commits:
             for listener in self._listeners:
                 listener(entries)
 
