@@ -159,19 +159,21 @@ class Gateway:
         """The hot path: nothing is done per connection that can be done per run.
 
         A lone run bypasses lanes in which nothing waits. Several runs go through the
-        lanes, which make one write per connection. All connections are checked before
-        the first is written to: system calls in between would evict from the processor
-        caches what the checks need.
+        lanes, which make one write per connection: 16 messages cost about 1 µs each
+        instead of 10.
         """
         connections = self._roster.in_chat(run.chat_id)
         writes: list[Callable[[bytes], None]] = []
+        # All connections are checked before the first is written to. A system call in
+        # between leaves the processor's caches cold for the next check: 3 µs instead of
+        # 0.3 µs each (docs/internals/speed.md).
         for connection in connections:
             try:
                 if alone and not connection.paused and connection.session.deliver_at_once(run):
                     writes.append(connection.write)
                     continue
                 steps = connection.session.deliver(run, now)
-                if steps is WAKE:
+                if steps is WAKE:  # nearly always; saves the ``match`` over effects
                     self.wake(connection)
                 elif steps:
                     connection.do(steps)
@@ -182,10 +184,9 @@ class Gateway:
             try:
                 write(data)
             except Exception as error:
-                _give_up(
-                    next(connection for connection in connections if connection.write is write),
-                    error,
-                )
+                # Searched only now: to keep the connections beside their writes would
+                # cost every delivery something.
+                _give_up(next(c for c in connections if c.write is write), error)
         return len(connections) * run.count
 
     async def push_to_chats(

@@ -5,6 +5,9 @@ The connection carries effects out in order, in a ``match`` that ends in
 for Submit, ``on_page`` for Fetch and FetchResume, ``on_token_checked`` for Verify;
 after the close they are ignored. Frames to the client are not effects: they wait in the
 session's lanes, and ``Wake`` says that there are some.
+
+Effects of every frame are made by position (``Submit(token, body)``): names cost 8 ns
+of 130. They have few fields, whose order is that of the class.
 """
 
 from __future__ import annotations

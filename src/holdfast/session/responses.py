@@ -43,6 +43,7 @@ def established_frame(
 
 
 def acknowledgement(client_message_id: str, acked: Acked) -> MessageAck:
+    # By position, in the struct's order: one per send, and names cost 14 ns of 200.
     message = acked.message
     return MessageAck(
         client_message_id,

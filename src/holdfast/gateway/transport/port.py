@@ -1,8 +1,25 @@
 """Hands the connection of an accepted handshake over from HTTP to picows.
 
 HTTP and WebSockets share one port: ``http`` reads the request, ``handshake`` decides
-it, and picows takes over. Only this module depends on picows's ``WSProtocol``, which is
-undocumented and pinned in pyproject.toml; its tests fail if the library changes.
+it, and picows takes over.
+
+This replaces uvicorn's WebSocket protocol class (its setting ``ws`` is ``none``) for
+two reasons. uvicorn's classes speak ASGI: a task per connection and a dict and an await
+per frame, a third of picows's speed (decision 13). And they write frame by frame, while
+a delivery is bytes that were encoded once for all connections: the session's writes go
+straight to the transport.
+
+It relies on:
+
+- uvicorn: ``HttpToolsProtocol`` leaves the transport alone after ``_should_upgrade``,
+  so that ``http`` can give it another protocol;
+- asyncio and uvloop: ``set_protocol`` works on a transport in use;
+- picows: ``WSProtocol`` can be made by hand, reads a handshake from ``data_received``,
+  and reports a bad frame only to its logger.
+
+None of that is documented, so both libraries are pinned in pyproject.toml, only
+``transport/`` knows them, and tests fail if one changes (test_gateway_sockets,
+test_autobahn_cases).
 
 picows insists on reading a handshake itself, with its own limits and error texts. So it
 is fed one of ours that has only the key from the client's.
@@ -162,10 +179,24 @@ class Port:
         listener = self._decide(request, transport)
         if isinstance(listener, Refusal):
             return listener
+        # By name: a release of picows that moves or renames one fails here at once.
         protocol: WSProtocol = _Protocol(
-            None, None, False, lambda _: listener.accept(), _PicowsLogger(listener), True, None,
-            False, 0, 0, WSAutoPingStrategy.PING_WHEN_IDLE, False, sys.maxsize, None, READ_BUFFER_BYTES,
-        )  # fmt: skip
+            host_port=None,
+            ws_path=None,
+            is_client_side=False,
+            ws_listener_factory=lambda _: listener.accept(),
+            logger=_PicowsLogger(listener),
+            disconnect_on_exception=True,
+            websocket_handshake_timeout=None,
+            enable_auto_ping=False,
+            auto_ping_idle_timeout=0,
+            auto_ping_reply_timeout=0,
+            auto_ping_strategy=WSAutoPingStrategy.PING_WHEN_IDLE,
+            enable_auto_pong=False,
+            max_frame_size=sys.maxsize,
+            extra_headers=None,
+            read_buffer_init_size=READ_BUFFER_BYTES,
+        )
         protocol.unread_max = self._frame_bytes_max + HEADER_BYTES_MAX
         sock = transport.get_extra_info("socket")
         # With the default size, thousands of frames disappear in the kernel before we
