@@ -229,7 +229,9 @@ class Fanout:
                 return await self._deps.members.of(tenant, chat_id)
         except (HoldfastError, TimeoutError) as error:
             self._load_again_at = self._clock.monotonic() + LOOKUP_SECONDS
-            telemetry.log.warning("members cannot be loaded: skipping deliveries", error=str(error))
+            telemetry.log.warning(
+                "fanout.members_load_failed", detail="skipping deliveries", error=str(error)
+            )
             return None
 
     def _keep(

@@ -109,7 +109,7 @@ def outbound_buffers(waiting_bytes: int) -> None:
 
 def unread(what: str, many: int, error: Exception) -> None:
     """Heads or memberships could not be read; the next heartbeat interval retries."""
-    log.warning(f"{what} unread", many=many, error=str(error))
+    log.warning("gateway.read_failed", what=what, many=many, error=str(error))
 
 
 _waiting = gauge("ingest_sends_waiting", "Sends that wait for their group")
@@ -197,9 +197,7 @@ def group_persisted(sends: int, oldest_seconds: float) -> None:
 
 
 def sends_answered(outcome: str, count: int) -> None:
-    """``outcome``: persisted, deduplicated, refused, throttled, deferred, halted or
-    unknown.
-    """
+    """``outcome`` is a label of ``durability_outcomes``."""
     sometimes("sends were answered", outcome)
     _outcomes.labels(outcome).inc(count)
     if outcome == "persisted":
@@ -218,7 +216,7 @@ def sequences_allocated(seconds: float) -> None:
 
 def sequence_gap(missing: int) -> None:
     _gaps.inc(missing)
-    log.error("sequences are missing in the event log", missing=missing)
+    log.error("fanout.gap_found", missing=missing)
 
 
 def transaction_conflict() -> None:
@@ -244,8 +242,9 @@ def rollback_proven(chat_id: str, user_id: str, epoch: int, cursor: int, head: i
     sometimes("a rollback was proven")
     _rollbacks.inc()
     log.critical(
-        "SEV-1: a client has messages that the store does not: raising the chat's epoch",
-        severity="SEV-1", chat_id=chat_id, user_id=user_id, epoch=epoch, cursor=cursor, head=head,
+        "store.rollback_proven", severity="SEV-1",
+        detail="a client has messages that the store does not: raising the chat's epoch",
+        chat_id=chat_id, user_id=user_id, epoch=epoch, cursor=cursor, head=head,
     )  # fmt: skip
 
 
@@ -278,29 +277,27 @@ def counter_corruption(chat_id: str) -> None:
     """A chat has no counter; it is halted until an operator recovers it."""
     _counter_corruption.inc()
     sometimes("a chat had no counter")
-    log.critical("durability.counter.corruption", severity="SEV-1", chat_id=chat_id)
+    log.critical("store.counter_corrupted", severity="SEV-1", chat_id=chat_id)
 
 
 def duplicate_sequence(chat_id: str) -> None:
-    """A chat's next sequence is already taken; it is halted until an operator recovers
-    it.
-    """
+    """A chat's next sequence is taken; the chat is halted until it is recovered."""
     _duplicate_sequence.inc()
     sometimes("a sequence was taken")
-    log.critical("durability.duplicate.sequence", severity="SEV-1", chat_id=chat_id)
+    log.critical("store.sequence_duplicated", severity="SEV-1", chat_id=chat_id)
 
 
 def store_reopened(cause: str) -> None:
     """A handle is never used again after an error with an unknown outcome."""
     _store_reopened.inc()
     sometimes("a database was opened again")
-    log.error("store.reopened", cause=cause)
+    log.error("store.file_reopened", cause=cause)
 
 
 def store_moved(file: str) -> None:
     """The open database was moved or removed: what is written to it would be lost."""
     log.critical(
-        "store.moved",
+        "store.file_moved",
         severity="SEV-1",
         file=file,
         advice=(
@@ -376,7 +373,7 @@ def dead_letter(reason: str, shard: int, offset: int, depth: int) -> None:
     _dead_letters.labels(reason).inc()
     _dead_letter_depth.set(depth)
     log.error(
-        "an event could not be used and went to the dead letters",
+        "fanout.event_dead_lettered",
         reason=reason,
         shard=shard,
         offset=offset,
@@ -385,14 +382,15 @@ def dead_letter(reason: str, shard: int, offset: int, depth: int) -> None:
 
 def many_dead_letters(in_hour: int) -> None:
     log.critical(
-        "more dead letters in this hour than fanout.dlq.alert_threshold_per_hour",
+        "fanout.dead_letters_exceeded",
+        detail="more in this hour than fanout.dlq.alert_threshold_per_hour",
         dead_letters=in_hour,
     )
 
 
 def fanout_ended(error: BaseException) -> None:
     _restarts.inc()
-    log.critical("fanout ends", error=repr(error))
+    log.critical("fanout.reader_ended", error=repr(error))
 
 
 def registry_failed(error: Exception) -> None:
@@ -400,7 +398,7 @@ def registry_failed(error: Exception) -> None:
     _registry_errors.inc()
     dependency_up("registry", False)
     log.warning(
-        "the registry does not answer: delivering to local connections only", error=str(error)
+        "fanout.registry_failed", detail="delivering to local connections only", error=str(error)
     )
 
 

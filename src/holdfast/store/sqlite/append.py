@@ -197,7 +197,7 @@ def _why(connection: apsw.Connection, draft: Draft, error: Exception) -> Holdfas
     if isinstance(error, UnicodeEncodeError):
         return InvalidMessage("a field is not valid Unicode text")
     if connection.execute(SQL["taken"], {"chat_id": draft.chat_id}).get is None:
-        telemetry.log.error("store.send_not_writable", chat_id=draft.chat_id, error=str(error))
+        telemetry.log.error("store.send_failed", chat_id=draft.chat_id, error=str(error))
         return InternalError(f"the message could not be stored: {error}")
     telemetry.duplicate_sequence(draft.chat_id)
     connection.execute(SQL["halt"], {"chat_id": draft.chat_id, "why": TAKEN})

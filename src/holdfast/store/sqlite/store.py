@@ -274,7 +274,7 @@ class SqliteStore:
             try:
                 await self._writer.do(self._empty_log)
             except HoldfastError as error:
-                telemetry.log.warning("store.not_wiped", error=str(error))
+                telemetry.log.warning("store.wipe_failed", error=str(error))
             if self._traces:
                 await asyncio.sleep(WIPE_AGAIN_SECONDS)
         self._wiping = None
