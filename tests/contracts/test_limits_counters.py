@@ -175,7 +175,7 @@ def random_ask(rng: random.Random, key: int) -> CounterRequest:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_answer_is_the_oracles(counting: Callable[[Scenario], None], seed: int) -> None:
+def test_every_reading_equals_the_oracle(counting: Callable[[Scenario], None], seed: int) -> None:
     async def scenario(counters: Counters) -> None:
         rng, judge = (
             random.Random(seed),
@@ -237,7 +237,7 @@ def random_adjustment(rng: random.Random, key: int, now: float) -> Adjustment:
     return rng.choice([given, Adjustment(ask.key, ask.terms, charged=rng.randint(1, 20))])
 
 
-def test_any_text_is_a_subject(counting: Callable[[Scenario], None]) -> None:
+def test_any_text_can_be_a_subject(counting: Callable[[Scenario], None]) -> None:
     """Half of a surrogate pair once failed the whole call, with everybody in it."""
 
     async def scenario(counters: Counters) -> None:
@@ -251,9 +251,7 @@ def test_any_text_is_a_subject(counting: Callable[[Scenario], None]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_redis_and_memory_tell_one_story_whatever_their_clock_does(
-    redis_server: Server, seed: int
-) -> None:
+async def test_redis_and_memory_agree_under_any_clock(redis_server: Server, seed: int) -> None:
     """Takes, groups, gifts, charges and holds, changed rules, two stores, hours that
     pass and hours that come back.
     """
@@ -288,9 +286,7 @@ async def test_redis_and_memory_tell_one_story_whatever_their_clock_does(
 @pytest.mark.parametrize("algorithm", [*AMOUNTS, "concurrency"])
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
-def test_the_short_way_in_memory_says_what_the_oracle_says(
-    algorithm: Algorithm, data: st.DataObject
-) -> None:
+def test_immediate_take_equals_the_oracle(algorithm: Algorithm, data: st.DataObject) -> None:
     clock, judge = ManualClock(), Judge()
     counters = MemoryCounters(clock)
     steps = st.tuples(st.floats(0, 0.08), st.integers(1, 4), st.sampled_from([1, 1, 2, 3]))
@@ -311,7 +307,7 @@ def test_the_short_way_in_memory_says_what_the_oracle_says(
 
 
 @pytest.mark.parametrize("algorithm", AMOUNTS)
-def test_used_carries_over_and_the_newer_rule_decides(
+def test_used_amount_carries_over_and_the_newer_rule_decides(
     counting: Callable[[Scenario], None], algorithm: Algorithm
 ) -> None:
     async def scenario(counters: Counters) -> None:
@@ -328,7 +324,7 @@ def test_used_carries_over_and_the_newer_rule_decides(
 
 @pytest.mark.parametrize("before", AMOUNTS)
 @pytest.mark.parametrize("after", AMOUNTS)
-def test_what_is_used_carries_over_to_another_algorithm_and_back(
+def test_used_amount_carries_over_to_another_algorithm_and_back(
     counting: Callable[[Scenario], None], before: Algorithm, after: Algorithm
 ) -> None:
     """Changing the algorithm back and forth granted the limit each time. Who is behind
@@ -351,7 +347,7 @@ def test_what_is_used_carries_over_to_another_algorithm_and_back(
 
 @pytest.mark.parametrize("before", AMOUNTS)
 @pytest.mark.parametrize("after", AMOUNTS)
-def test_what_is_used_is_capped_at_a_lower_capacity_and_stays_so(
+def test_used_amount_is_capped_at_a_lower_capacity_and_stays_capped(
     counting: Callable[[Scenario], None], before: Algorithm, after: Algorithm
 ) -> None:
     """Lowering a limit locked subjects out for as long as all they had used took to
@@ -378,7 +374,7 @@ def test_what_is_used_is_capped_at_a_lower_capacity_and_stays_so(
 
 
 @pytest.mark.parametrize("algorithm", AMOUNTS)
-def test_a_limit_lowered_and_raised_in_turns_grants_what_lies_between_each_time(
+def test_limit_lowered_and_raised_grants_the_difference_each_time(
     counting: Callable[[Scenario], None], algorithm: Algorithm
 ) -> None:
     async def scenario(counters: Counters) -> None:
@@ -392,7 +388,7 @@ def test_a_limit_lowered_and_raised_in_turns_grants_what_lies_between_each_time(
 
 
 @pytest.mark.parametrize("algorithm", AMOUNTS)
-def test_holds_and_amounts_are_no_measure_of_each_other(
+def test_holds_and_amounts_do_not_convert_into_each_other(
     counting: Callable[[Scenario], None], algorithm: Algorithm
 ) -> None:
     async def scenario(counters: Counters) -> None:
@@ -426,7 +422,7 @@ def test_holds_and_amounts_are_no_measure_of_each_other(
 
 
 @pytest.mark.parametrize("algorithm", AMOUNTS)
-def test_what_was_let_through_already_is_taken_also_beyond_the_limit(
+def test_uncounted_checks_are_charged_beyond_the_limit(
     counting: Callable[[Scenario], None], algorithm: Algorithm
 ) -> None:
     async def scenario(counters: Counters) -> None:
@@ -444,7 +440,7 @@ def test_what_was_let_through_already_is_taken_also_beyond_the_limit(
 
 
 @pytest.mark.parametrize("algorithm", [*AMOUNTS, "concurrency"])
-def test_a_reset_forgets_what_one_counter_has_used(
+def test_reset_forgets_the_use_of_one_counter(
     counting: Callable[[Scenario], None], algorithm: Algorithm
 ) -> None:
     async def scenario(counters: Counters) -> None:
@@ -467,7 +463,7 @@ def test_a_reset_forgets_what_one_counter_has_used(
     counting(scenario)
 
 
-def test_several_rules_are_all_taken_or_none(counting: Callable[[Scenario], None]) -> None:
+def test_group_of_rules_is_taken_whole_or_not_at_all(counting: Callable[[Scenario], None]) -> None:
     async def scenario(counters: Counters) -> None:
         wide, narrow = (
             CounterRequest(at("wide"), terms("fixed_window", 100)),
@@ -486,7 +482,7 @@ def test_several_rules_are_all_taken_or_none(counting: Callable[[Scenario], None
     counting(scenario)
 
 
-def test_a_hold_that_is_over_is_no_place_in_a_group(counting: Callable[[Scenario], None]) -> None:
+def test_expired_hold_does_not_count_in_a_group(counting: Callable[[Scenario], None]) -> None:
     async def scenario(counters: Counters) -> None:
         brief, slots, wide = (
             terms("concurrency", 1, window_ms=20),
@@ -506,7 +502,7 @@ def test_a_hold_that_is_over_is_no_place_in_a_group(counting: Callable[[Scenario
     counting(scenario)
 
 
-def test_gifts_charges_and_releases_put_counters_right(
+def test_returns_charges_and_releases_adjust_counters(
     counting: Callable[[Scenario], None],
 ) -> None:
     async def scenario(counters: Counters) -> None:
@@ -543,7 +539,7 @@ def test_gifts_charges_and_releases_put_counters_right(
 
 
 @pytest.mark.parametrize("algorithm", AMOUNTS)
-def test_a_charge_costs_at_most_what_the_rule_grants_at_once(
+def test_charge_is_capped_at_the_capacity(
     counting: Callable[[Scenario], None], algorithm: Algorithm
 ) -> None:
     async def scenario(counters: Counters) -> None:
@@ -556,7 +552,7 @@ def test_a_charge_costs_at_most_what_the_rule_grants_at_once(
     counting(scenario)
 
 
-def test_a_hold_granted_elsewhere_counts_also_beyond_the_limit(
+def test_hold_granted_elsewhere_counts_beyond_the_limit(
     counting: Callable[[Scenario], None],
 ) -> None:
     async def scenario(counters: Counters) -> None:
@@ -578,7 +574,7 @@ def test_a_hold_granted_elsewhere_counts_also_beyond_the_limit(
     counting(scenario)
 
 
-def test_a_full_call_is_one_call(counting: Callable[[Scenario], None]) -> None:
+def test_full_batch_is_one_script_call(counting: Callable[[Scenario], None]) -> None:
     async def scenario(counters: Counters) -> None:
         entries = [
             [CounterRequest(at(f"k{n}"), terms("token_bucket"))] for n in range(KEYS_PER_CALL_MAX)
@@ -590,7 +586,7 @@ def test_a_full_call_is_one_call(counting: Callable[[Scenario], None]) -> None:
     counting(scenario)
 
 
-def test_a_call_without_entries_is_answered(counting: Callable[[Scenario], None]) -> None:
+def test_call_without_entries_is_answered(counting: Callable[[Scenario], None]) -> None:
     async def asked(counters: Counters) -> None:
         taken = await counters.take([])
         assert taken.now > 0 and taken.readings == []
@@ -598,7 +594,7 @@ def test_a_call_without_entries_is_answered(counting: Callable[[Scenario], None]
     counting(asked)
 
 
-async def test_a_call_asks_redis_for_the_time_once_however_many_keys_it_has(
+async def test_call_reads_the_redis_clock_once_for_all_keys(
     redis_server: Server,
 ) -> None:
     client = redis.asyncio.Redis.from_url(redis_server.url)
@@ -637,7 +633,7 @@ async def test_redis_counter_is_named_by_tenant_and_rule_and_hides_its_subject(
 
 
 @pytest.mark.parametrize("algorithm", [*AMOUNTS, "concurrency"])
-def test_the_most_absurd_counter_is_nobody_elses_trouble(
+def test_corrupt_counter_does_not_affect_others(
     counting: Callable[[Scenario], None], algorithm: Algorithm
 ) -> None:
     """A billion used, then a rule that gives one back a year: a debt of a billion
@@ -667,7 +663,7 @@ def test_the_most_absurd_counter_is_nobody_elses_trouble(
     counting(scenario)
 
 
-def test_nodes_that_announce_themselves_are_counted(counting: Callable[[Scenario], None]) -> None:
+def test_announced_nodes_are_counted(counting: Callable[[Scenario], None]) -> None:
     async def scenario(counters: Counters) -> None:
         assert await counters.announce("a", 30) == NodesAnnounced(1, ("a",))
         shared = not isinstance(counters, MemoryCounters)
@@ -678,7 +674,7 @@ def test_nodes_that_announce_themselves_are_counted(counting: Callable[[Scenario
     counting(scenario)
 
 
-async def test_a_node_that_announces_itself_no_more_is_not_counted(redis_server: Server) -> None:
+async def test_node_that_stops_announcing_is_not_counted(redis_server: Server) -> None:
     async with redis.asyncio.Redis.from_url(redis_server.url) as client:
         await client.zadd("silent:nodes", {"gone": 1.0})
     counters = RedisCounters(RedisSettings(redis_server.url, prefix="silent"))
@@ -695,7 +691,7 @@ async def test_only_the_newest_resets_are_reported(redis_server: Server) -> None
     await counters.aclose()
 
 
-async def test_redis_away_before_the_send_is_unavailable_and_after_it_unknown(
+async def test_redis_lost_before_the_send_is_unavailable_and_after_it_unknown(
     redis_server: Server,
 ) -> None:
     nobody = RedisCounters(RedisSettings("redis://127.0.0.1:1/0"))
@@ -724,7 +720,7 @@ async def test_redis_away_before_the_send_is_unavailable_and_after_it_unknown(
 
 
 @pytest.mark.parametrize("algorithm", [*AMOUNTS, "concurrency"])
-async def test_a_counter_in_redis_is_kept_until_nothing_is_used_and_then_forgotten(
+async def test_redis_counter_expires_when_nothing_is_used(
     redis_server: Server, algorithm: Algorithm
 ) -> None:
     counters = RedisCounters(RedisSettings(redis_server.url))
@@ -749,7 +745,7 @@ def greeted(data: bytes) -> bytes:
     return b"+OK\r\n" * data.count(b"CLIENT") + b"$0\r\n\r\n" * data.count(b"$4\r\nINFO\r\n")
 
 
-async def test_a_redis_that_refuses_to_count_is_left_for_another_connection() -> None:
+async def test_redis_that_refuses_to_count_gets_a_new_connection() -> None:
     """A primary that became a replica goes on answering on the connections it has."""
     connections = 0
 
@@ -772,7 +768,7 @@ async def test_a_redis_that_refuses_to_count_is_left_for_another_connection() ->
     server.close()
 
 
-def test_who_holds_already_has_a_place_in_a_group(counting: Callable[[Scenario], None]) -> None:
+def test_existing_hold_is_admitted_again_in_a_group(counting: Callable[[Scenario], None]) -> None:
     async def scenario(counters: Counters) -> None:
         slots, wide = terms("concurrency", 1), terms("fixed_window")
         await one(counters, CounterRequest(at("slots"), slots, hold="mine"))
@@ -784,7 +780,7 @@ def test_who_holds_already_has_a_place_in_a_group(counting: Callable[[Scenario],
     counting(scenario)
 
 
-async def test_calls_under_way_together_each_get_their_own_answer(redis_server: Server) -> None:
+async def test_concurrent_calls_each_get_their_own_answer(redis_server: Server) -> None:
     counters = RedisCounters(RedisSettings(redis_server.url))
     client = redis.asyncio.Redis.from_url(redis_server.url)
     await one(counters, CounterRequest(at("first"), terms("token_bucket")))
@@ -801,7 +797,7 @@ async def test_calls_under_way_together_each_get_their_own_answer(redis_server: 
     await counters.aclose()
 
 
-async def test_a_connection_that_redis_closed_is_replaced(redis_server: Server) -> None:
+async def test_connection_closed_by_redis_is_replaced(redis_server: Server) -> None:
     counters = RedisCounters(RedisSettings(redis_server.url))
     client = redis.asyncio.Redis.from_url(redis_server.url)
     await one(counters, CounterRequest(at("closed"), terms("token_bucket")))
@@ -817,7 +813,7 @@ async def test_a_connection_that_redis_closed_is_replaced(redis_server: Server) 
 
 
 @pytest.mark.parametrize("answer", [b"", b":1\r\n:2\r\n", b"HTTP/1.1 200 OK\r\n\r\n"])
-async def test_who_is_silent_or_talks_nonsense_is_unknown_and_left(answer: bytes) -> None:
+async def test_silent_or_nonsensical_server_is_unknown_and_disconnected(answer: bytes) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Says OK to the greeting and ``answer`` to a call."""
         while data := await reader.read(65536):
@@ -853,7 +849,7 @@ async def test_silent_redis_does_not_delay_startup() -> None:
     server.close()
 
 
-async def test_a_script_that_broke_off_is_unknown_and_one_that_was_refused_is_unavailable(
+async def test_aborted_script_is_unknown_and_refused_script_is_unavailable(
     redis_server: Server,
 ) -> None:
     counters = RedisCounters(RedisSettings(redis_server.url))
@@ -884,7 +880,7 @@ async def test_a_script_that_broke_off_is_unknown_and_one_that_was_refused_is_un
     await counters.aclose()
 
 
-async def test_a_forgotten_script_is_loaded_again(redis_server: Server) -> None:
+async def test_script_that_redis_forgot_is_loaded_again(redis_server: Server) -> None:
     counters = RedisCounters(RedisSettings(redis_server.url))
     client = redis.asyncio.Redis.from_url(redis_server.url)
     await client.script_flush()
@@ -893,7 +889,7 @@ async def test_a_forgotten_script_is_loaded_again(redis_server: Server) -> None:
     await counters.aclose()
 
 
-def test_memory_forgets_the_idle_first_and_stays_within_its_bound() -> None:
+def test_memory_counters_evict_idle_keys_first_and_stay_bounded() -> None:
     clock = ManualClock()
     counters = MemoryCounters(clock, subjects_max=100)
     rule = terms("fixed_window", 10, window_ms=1000)
@@ -909,7 +905,7 @@ def test_memory_forgets_the_idle_first_and_stays_within_its_bound() -> None:
     assert len(counters.table) <= 100
 
 
-def test_a_new_subject_costs_the_same_among_many_as_among_few() -> None:
+def test_new_subject_costs_the_same_among_many_as_among_few() -> None:
     counters = MemoryCounters(ManualClock(), subjects_max=100_000)
     rule = terms("token_bucket", 10, window_ms=86_400_000)
 

@@ -117,7 +117,7 @@ async def refused(store: RuleStore, change: Change, kind: type[HoldfastError]) -
     return raised.value
 
 
-def test_a_rule_lives_from_creation_to_tombstone_and_again(
+def test_rule_lives_from_creation_to_tombstone_and_again(
     stored: Callable[[Scenario], None],
 ) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
@@ -150,7 +150,7 @@ def test_a_rule_lives_from_creation_to_tombstone_and_again(
     stored(scenario)
 
 
-def test_who_is_late_is_told_what_is_there_now(stored: Callable[[Scenario], None]) -> None:
+def test_late_change_gets_the_current_rule(stored: Callable[[Scenario], None]) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
         await refused(store, change("update", body={"limit": 5}), NotFound)
         await refused(store, change("delete"), NotFound)
@@ -168,7 +168,7 @@ def test_who_is_late_is_told_what_is_there_now(stored: Callable[[Scenario], None
     stored(scenario)
 
 
-def test_of_two_operators_with_the_same_version_one_wins(
+def test_one_of_two_changes_to_the_same_version_wins(
     stored: Callable[[Scenario], None],
 ) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
@@ -189,7 +189,7 @@ def test_of_two_operators_with_the_same_version_one_wins(
 NEXT_TO_NOTHING = {"algorithm": "fixed_window", "limit": 1, "window": "366d"}
 
 
-def test_of_two_changes_that_would_lock_operators_out_together_one_is_refused(
+def test_one_of_two_changes_that_together_lock_operators_out_is_refused(
     stored: Callable[[Scenario], None],
 ) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
@@ -211,7 +211,7 @@ def test_of_two_changes_that_would_lock_operators_out_together_one_is_refused(
     stored(scenario)
 
 
-def test_a_repeated_change_gets_its_answer_even_if_it_would_lock_operators_out_now(
+def test_repeated_change_gets_its_answer_even_if_it_now_locks_out(
     stored: Callable[[Scenario], None],
 ) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
@@ -229,7 +229,7 @@ def test_a_repeated_change_gets_its_answer_even_if_it_would_lock_operators_out_n
     stored(scenario)
 
 
-def test_where_there_is_no_admin_entrance_any_rule_for_everybody_is_made(
+def test_store_without_an_admin_rule_accepts_any_rule(
     stored: Callable[[Scenario], None],
 ) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
@@ -239,7 +239,7 @@ def test_where_there_is_no_admin_entrance_any_rule_for_everybody_is_made(
     stored(scenario)
 
 
-def test_a_reader_of_the_log_misses_nothing_of_writers_who_commit_at_once(
+def test_log_reader_misses_nothing_of_concurrent_writers(
     stored: Callable[[Scenario], None],
 ) -> None:
     """Whoever begins first may commit last: were the log in the order of beginnings,
@@ -264,7 +264,7 @@ def test_a_reader_of_the_log_misses_nothing_of_writers_who_commit_at_once(
     stored(scenario)
 
 
-def test_the_same_key_gets_the_first_answer_for_ever(stored: Callable[[Scenario], None]) -> None:
+def test_same_key_always_gets_the_first_answer(stored: Callable[[Scenario], None]) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
         create = change("create", key="k1")
         first = await store.change(create)
@@ -282,7 +282,7 @@ def test_the_same_key_gets_the_first_answer_for_ever(stored: Callable[[Scenario]
     stored(scenario)
 
 
-def test_a_snapshot_and_the_log_tell_the_same(stored: Callable[[Scenario], None]) -> None:
+def test_snapshot_and_log_agree(stored: Callable[[Scenario], None]) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
         for n in range(30):
             await store.change(change("create", RuleName("acme", f"/r{n}")))
@@ -303,7 +303,7 @@ def test_a_snapshot_and_the_log_tell_the_same(stored: Callable[[Scenario], None]
     stored(scenario)
 
 
-def test_a_rollback_is_a_new_version_and_can_bring_back_what_was_deleted(
+def test_rollback_is_a_new_version_and_restores_a_deleted_rule(
     stored: Callable[[Scenario], None],
 ) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
@@ -326,7 +326,7 @@ def test_a_rollback_is_a_new_version_and_can_bring_back_what_was_deleted(
     stored(scenario)
 
 
-def test_the_doorbell_rings_with_the_rule(stored: Callable[[Scenario], None]) -> None:
+def test_change_notifies_with_the_rule(stored: Callable[[Scenario], None]) -> None:
     async def scenario(store: RuleStore, source: Any) -> None:
         notifications = source.notifications()
         assert (await anext(notifications)).seq == 0
@@ -345,7 +345,7 @@ def test_the_doorbell_rings_with_the_rule(stored: Callable[[Scenario], None]) ->
     stored(scenario)
 
 
-def test_a_rule_that_is_too_long_for_a_doorbell_stays_at_home() -> None:
+def test_rule_too_long_for_a_notification_is_left_out() -> None:
     """PostgreSQL ends a transaction whose NOTIFY is above 8,000 bytes, and the change
     with it.
     """
@@ -362,7 +362,7 @@ def test_a_rule_that_is_too_long_for_a_doorbell_stays_at_home() -> None:
     assert decode_notification(absurd) == ChangeNotification(1, 8, None, "ours")
 
 
-def test_a_store_has_a_name_of_its_own_that_it_keeps(
+def test_store_has_its_own_permanent_name(
     stored: Callable[[Scenario], None], tmp_path: Path
 ) -> None:
     names: set[str] = set()
@@ -380,7 +380,7 @@ def test_a_store_has_a_name_of_its_own_that_it_keeps(
     assert len(names) == 2
 
 
-async def test_stores_that_are_older_than_their_names_are_given_one(
+async def test_store_without_a_name_gets_one_by_migration(
     postgres_server: Server, tmp_path: Path
 ) -> None:
     file = tmp_path / "limits.db"
@@ -401,7 +401,7 @@ async def test_stores_that_are_older_than_their_names_are_given_one(
         assert len((await store.head()).store) == 32
 
 
-async def test_a_restore_raises_the_epoch_and_its_versions_win(tmp_path: Path) -> None:
+async def test_restore_raises_the_epoch_and_its_versions_win(tmp_path: Path) -> None:
     async with SqliteRuleStore(tmp_path / "limits.db", SystemClock()) as store:
         old = await store.change(change("create"))
     with closing(apsw.Connection(str(tmp_path / "limits.db"))) as connection:
@@ -412,7 +412,7 @@ async def test_a_restore_raises_the_epoch_and_its_versions_win(tmp_path: Path) -
         assert new.rule.epoch == old.rule.epoch + 1 == (await store.head()).epoch
 
 
-async def test_a_database_that_is_away_is_unavailable_and_tells_no_host() -> None:
+async def test_unreachable_database_is_unavailable_without_its_host_name() -> None:
     settings = PostgresSettings("postgresql://nobody@127.0.0.1:1/none", connect_timeout_seconds=0.5)
     async with PostgresRuleStore(settings) as store:
         for call in (store.change(change("create")), store.head(), store.get(SEARCH)):
@@ -424,7 +424,7 @@ async def test_a_database_that_is_away_is_unavailable_and_tells_no_host() -> Non
             await anext(PostgresNotifications(settings).notifications())
 
 
-async def test_a_newer_schema_is_refused(postgres_server: Server) -> None:
+async def test_newer_schema_is_refused(postgres_server: Server) -> None:
     await empty_database(postgres_server.url)
     async with PostgresRuleStore(PostgresSettings(postgres_server.url)) as store:
         await store.prepare()
@@ -436,7 +436,7 @@ async def test_a_newer_schema_is_refused(postgres_server: Server) -> None:
     await empty_database(postgres_server.url)
 
 
-def test_the_log_forgets_its_oldest_and_versions_still_never_restart(
+def test_trimmed_log_never_restarts_versions(
     stored: Callable[..., None],
 ) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
@@ -469,7 +469,7 @@ def test_the_log_forgets_its_oldest_and_versions_still_never_restart(
     stored(scenario, RetentionSettings(changes_kept=100))
 
 
-def test_a_rule_that_came_back_is_not_forgotten_with_its_deletion(
+def test_recreated_rule_is_not_dropped_with_its_deletion(
     stored: Callable[..., None],
 ) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
@@ -485,7 +485,7 @@ def test_a_rule_that_came_back_is_not_forgotten_with_its_deletion(
     stored(scenario, RetentionSettings(changes_kept=100))
 
 
-def test_a_key_is_forgotten_after_its_time(stored: Callable[..., None]) -> None:
+def test_idempotency_key_expires(stored: Callable[..., None]) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
         await store.change(change("create", key="k"))
         await asyncio.sleep(0.002)
@@ -516,7 +516,7 @@ async def spoil(store: RuleStore, file: Path, resource: str) -> None:
                 db.execute("UPDATE rules_head SET digest = ?", (digest,))
 
 
-def test_a_rule_that_cannot_be_read_is_left_out_and_said_so(
+def test_unreadable_rule_is_left_out_and_logged(
     stored: Callable[[Scenario], None], tmp_path: Path
 ) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
@@ -537,7 +537,7 @@ def test_a_rule_that_cannot_be_read_is_left_out_and_said_so(
     stored(scenario)
 
 
-def test_operators_see_replace_and_delete_what_cannot_be_read(
+def test_operators_can_see_replace_and_delete_unreadable_rules(
     stored: Callable[[Scenario], None], tmp_path: Path
 ) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
@@ -566,7 +566,7 @@ def test_operators_see_replace_and_delete_what_cannot_be_read(
     stored(scenario)
 
 
-def test_changes_go_on_when_one_that_cannot_be_read_leaves_the_log(
+def test_changes_continue_when_an_unreadable_one_leaves_the_log(
     stored: Callable[..., None], tmp_path: Path
 ) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
@@ -587,7 +587,7 @@ def test_changes_go_on_when_one_that_cannot_be_read_leaves_the_log(
     stored(scenario, RetentionSettings(changes_kept=100))
 
 
-async def test_writers_are_in_line_whatever_isolation_the_database_starts_with(
+async def test_writers_are_serialized_under_any_default_isolation(
     postgres_server: Server,
 ) -> None:
     await empty_database(postgres_server.url)
@@ -608,7 +608,7 @@ async def test_writers_are_in_line_whatever_isolation_the_database_starts_with(
         await connection.close()
 
 
-async def test_many_may_be_the_first_to_need_the_database(postgres_server: Server) -> None:
+async def test_concurrent_first_users_open_the_database_once(postgres_server: Server) -> None:
     await empty_database(postgres_server.url)
     settings = PostgresSettings(postgres_server.url)
     async with PostgresRuleStore(settings) as store:
@@ -641,7 +641,7 @@ async def refused_import(
     return raised.value
 
 
-def test_an_import_is_one_change_and_a_dry_run_tells_the_difference(
+def test_import_is_one_change_and_a_dry_run_lists_differences(
     stored: Callable[[Scenario], None],
 ) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
@@ -686,7 +686,7 @@ def test_an_import_is_one_change_and_a_dry_run_tells_the_difference(
     stored(scenario)
 
 
-def test_an_import_of_rules_that_moved_meanwhile_is_refused_and_two_at_once_leave_no_mixture(
+def test_import_over_changed_rules_is_refused_and_imports_never_mix(
     stored: Callable[[Scenario], None],
 ) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
@@ -716,7 +716,7 @@ def test_an_import_of_rules_that_moved_meanwhile_is_refused_and_two_at_once_leav
     stored(scenario)
 
 
-def test_an_import_that_would_lock_operators_out_changes_nothing(
+def test_import_that_locks_operators_out_changes_nothing(
     stored: Callable[[Scenario], None],
 ) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
@@ -731,7 +731,7 @@ def test_an_import_that_would_lock_operators_out_changes_nothing(
     stored(scenario)
 
 
-def test_a_repeated_import_gets_its_first_answer_and_its_key_is_of_no_other_request(
+def test_repeated_import_gets_its_first_answer_and_owns_its_key(
     stored: Callable[[Scenario], None],
 ) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
@@ -755,7 +755,7 @@ def test_a_repeated_import_gets_its_first_answer_and_its_key_is_of_no_other_requ
     stored(scenario)
 
 
-def test_ten_thousand_rules_are_imported_in_seconds_and_the_log_forgets_as_many(
+def test_import_of_ten_thousand_rules_takes_seconds_and_trims_the_log(
     stored: Callable[[Scenario], None],
 ) -> None:
     async def scenario(store: RuleStore, source: Any) -> None:

@@ -383,12 +383,12 @@ def held(world: World, seed: int) -> None:
     assert rules.examined > (10 if world.mortal else 50) and admission.examined == 3
 
 
-def test_rules_converge_also_when_the_database_forgets_its_oldest_changes() -> None:
+def test_rules_converge_with_a_trimmed_log() -> None:
     for seed in range(10):
         held(World(seed, forgetful=True), seed)
 
 
-def test_rules_converge_and_admission_is_bounded_whatever_happens() -> None:
+def test_rules_converge_and_admission_is_bounded_under_faults() -> None:
     began = time.monotonic()
     for seed in range(SEEDS):
         changing = seed % 4 > 1
@@ -414,25 +414,25 @@ def test_rules_converge_and_admission_is_bounded_whatever_happens() -> None:
 
 
 @pytest.mark.parametrize("broken", [ReplacingFeed, UpsertOnlyFeed])
-def test_a_broken_feed_turns_checker_13_red_and_no_other(broken: type[RuleFeed]) -> None:
+def test_broken_feed_fails_checker_13_only(broken: type[RuleFeed]) -> None:
     verdicts = [judged(World(seed, broken), seed) for seed in range(5)]
     assert not all(rules.ok for rules, _ in verdicts), "the control was not noticed"
     assert all(admission.ok for _, admission in verdicts)
 
 
-def test_a_fallback_without_division_turns_checker_14_red_and_no_other() -> None:
+def test_fallback_without_division_fails_checker_14_only() -> None:
     verdicts = [judged(World(seed, limiter=Undivided), seed) for seed in range(6)]
     assert not all(admission.ok for _, admission in verdicts), "the control was not noticed"
     assert all(rules.ok for rules, _ in verdicts)
 
 
-def test_counters_that_forgive_what_slipped_through_turn_checker_14_red_and_no_other() -> None:
+def test_counters_that_do_not_charge_uncounted_checks_fail_checker_14_only() -> None:
     verdicts = [judged(World(seed, counters=Forgiving), seed) for seed in range(6)]
     assert not all(admission.ok for _, admission in verdicts), "the control was not noticed"
     assert all(rules.ok for rules, _ in verdicts)
 
 
-def test_the_bound_finds_the_worst_stretch() -> None:
+def test_bound_checker_finds_the_worst_interval() -> None:
     burst = [
         AdmittedAmount("a", 0.0, 5),
         AdmittedAmount("a", 1.0, 5),
@@ -443,7 +443,7 @@ def test_the_bound_finds_the_worst_stretch() -> None:
     assert most_over_rate([], 1.0) == 0
 
 
-def test_a_name_that_vanishes_and_an_epoch_that_goes_back_are_found() -> None:
+def test_checker_finds_a_vanished_name_and_a_lower_epoch() -> None:
     name, stamp = RuleName("acme", "a"), RuleSet.of([LOAD]).get(LOAD.name)
     assert stamp is not None
     history = LimitsHistory(

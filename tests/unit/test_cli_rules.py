@@ -8,7 +8,7 @@ from holdfast.cli.rules import requests
 from holdfast.errors import RateLimited
 
 
-def test_a_rule_that_the_server_cannot_read_is_marked_in_lists() -> None:
+def test_unreadable_rule_is_marked_in_lists() -> None:
     rule = {
         "precision": "strict",
         "onStoreFailure": "local_share",

@@ -49,7 +49,7 @@ def with_control(folder: Path, scenario: Callable[[RuleAdmin], Awaitable[None]])
     asyncio.run(main())
 
 
-def test_a_rule_is_changed_looked_at_and_rolled_back(tmp_path: Path) -> None:
+def test_rule_is_changed_read_and_rolled_back(tmp_path: Path) -> None:
     async def scenario(control: RuleAdmin) -> None:
         await control.create({**RULE, "reason": "launch", "idempotencyKey": "k1"}, "olga")
         again = await control.create({**RULE, "reason": "launch"}, "olga", key="k1")
@@ -104,7 +104,7 @@ def test_a_rule_is_changed_looked_at_and_rolled_back(tmp_path: Path) -> None:
         ("roll_back", {"version": 1, "limit": 5}, "limit"),
     ],
 )
-def test_a_call_that_makes_no_sense_names_its_field(
+def test_invalid_call_names_its_field(
     tmp_path: Path, verb: str, body: dict[str, Any], field: str
 ) -> None:
     async def scenario(control: RuleAdmin) -> None:
@@ -141,7 +141,7 @@ def test_operators_cannot_lock_themselves_out(tmp_path: Path, body: dict[str, An
     with_control(tmp_path, scenario)
 
 
-def test_a_key_said_twice_is_said_alike(tmp_path: Path) -> None:
+def test_idempotency_key_in_header_and_body_must_be_equal(tmp_path: Path) -> None:
     async def scenario(control: RuleAdmin) -> None:
         with pytest.raises(InvalidRule) as raised:
             await control.create({**RULE, "idempotencyKey": "k1"}, "olga", key="k2")
@@ -152,7 +152,7 @@ def test_a_key_said_twice_is_said_alike(tmp_path: Path) -> None:
     with_control(tmp_path, scenario)
 
 
-def test_a_page_of_a_tenant_that_cannot_be_is_refused(tmp_path: Path) -> None:
+def test_page_of_an_invalid_tenant_is_refused(tmp_path: Path) -> None:
     async def scenario(control: RuleAdmin) -> None:
         for tenant in ("\0", "a b", "a*", ""):
             with pytest.raises(InvalidRule) as raised:
@@ -163,7 +163,7 @@ def test_a_page_of_a_tenant_that_cannot_be_is_refused(tmp_path: Path) -> None:
     with_control(tmp_path, scenario)
 
 
-def test_operators_cannot_unveil_a_rule_that_locks_them_out(tmp_path: Path) -> None:
+def test_deletion_that_uncovers_a_lockout_rule_is_refused(tmp_path: Path) -> None:
     async def scenario(control: RuleAdmin) -> None:
         await control.create({**RULE, "tenantID": "*", "resource": "admin:*", "limit": 1}, "olga")
         await control.ensure(DEFAULT_RULES)
@@ -175,7 +175,7 @@ def test_operators_cannot_unveil_a_rule_that_locks_them_out(tmp_path: Path) -> N
     with_control(tmp_path, scenario)
 
 
-def test_default_rules_are_ordinary_rules_and_stay_deleted(tmp_path: Path) -> None:
+def test_default_rules_can_be_deleted_and_stay_deleted(tmp_path: Path) -> None:
     async def scenario(control: RuleAdmin) -> None:
         await control.ensure(DEFAULT_RULES)
         await control.ensure(DEFAULT_RULES)
@@ -192,7 +192,7 @@ def test_default_rules_are_ordinary_rules_and_stay_deleted(tmp_path: Path) -> No
 
 
 @pytest.mark.real_time
-async def test_a_rule_outlives_its_history(tmp_path: Path) -> None:
+async def test_rule_outlives_its_history(tmp_path: Path) -> None:
     kept = RetentionSettings(changes_kept=100)
     async with SqliteRuleStore(tmp_path / "limits.db", SystemClock(), retention=kept) as store:
         control = RuleAdmin(store, SystemClock(), "embedded")
@@ -234,7 +234,7 @@ def entry_points(*rules: Rule) -> EntryPoints:
 
 
 @pytest.mark.real_time
-async def test_an_entrance_asks_for_user_tenant_and_address() -> None:
+async def test_entry_point_checks_user_tenant_and_address() -> None:
     ann, bob = User("acme", "ann"), User("acme", "bob")
     by_user = entry_points(Rule("*", "send:user", "fixed_window", 2, 60.0))
     assert [by_user.ask_at_once("send", ann) is None for _ in range(3)] == [True, True, False]
@@ -282,14 +282,14 @@ def at_the_doors(doors: Doors, *sends: tuple[str, str]) -> Doors:
     return doors
 
 
-def test_a_refused_send_is_answered_and_goes_no_further() -> None:
+def test_refused_send_is_answered_and_not_submitted() -> None:
     doors = at_the_doors(
         Doors(Rule("*", "send:user", "fixed_window", 1, 60.0)), ("ann", "a1"), ("ann", "a2")
     )
     assert (doors.admitted, doors.refused) == (["a1"], ["a2"])
 
 
-def test_of_sends_that_come_together_as_many_go_on_as_fit_in_their_order() -> None:
+def test_sends_of_one_turn_pass_in_order_as_far_as_they_fit() -> None:
     by_user = Rule("*", "send:user", "token_bucket", 3, 60.0, burst_size=3)
     by_tenant = Rule("*", "send:tenant", "fixed_window", 6, 60.0)
     together = [(user, f"{user}{n}") for user in ("ann", "bob", "ann") for n in range(2)]
@@ -308,7 +308,7 @@ def test_of_sends_that_come_together_as_many_go_on_as_fit_in_their_order() -> No
 
 
 @pytest.mark.real_time
-async def test_a_broken_listener_does_not_cost_the_others_their_answers() -> None:
+async def test_broken_callback_does_not_affect_other_sends() -> None:
     doors = Doors(Rule("*", "send:user", "fixed_window", 1, 60.0))
     doors.send("ann", "a1")
     doors.sends.submit(None, User("acme", "ann"), "a2", 0.0, lambda outcome: 1 / 0)  # type: ignore[arg-type]
@@ -318,13 +318,13 @@ async def test_a_broken_listener_does_not_cost_the_others_their_answers() -> Non
     assert (doors.admitted, doors.refused) == (["a1", "b1"], ["a3"])
 
 
-def test_a_rule_that_counts_holders_is_asked_for_each_send() -> None:
+def test_concurrency_rule_is_checked_for_each_send() -> None:
     doors = Doors(Rule("*", "send:user", "concurrency", 2, 60.0))
     at_the_doors(doors, *[("ann", f"a{n}") for n in range(3)])
     assert (doors.admitted, doors.refused) == (["a0", "a1"], ["a2"])
 
 
-def test_what_every_door_asks_is_known_as_an_entrance() -> None:
+def test_every_check_of_an_entry_point_is_a_reserved_resource() -> None:
     entry_points: tuple[EntryPoint, ...] = ("connect", "send", "rest", "check", "admin")
     asked = [
         checks_of(entry_point, User("acme", "ann"), "192.0.2.1") for entry_point in entry_points
@@ -334,14 +334,14 @@ def test_what_every_door_asks_is_known_as_an_entrance() -> None:
     )
 
 
-def test_a_rule_that_would_be_refused_today_can_still_be_deleted() -> None:
+def test_rule_that_is_no_longer_valid_can_be_deleted() -> None:
     old = Rule("acme", "send:user", "concurrency", 2, 60.0)
     made = decide(Change("delete", old.name, "olga", "", expected_version=1), old, None, 1)
     assert isinstance(made, Rule) and made.deleted
 
 
 @pytest.mark.real_time
-async def test_what_one_rule_of_an_entrance_refuses_is_not_charged_to_the_others() -> None:
+async def test_refusal_by_one_rule_is_not_charged_to_the_others() -> None:
     ann, bob = User("acme", "ann"), User("acme", "bob")
     doors = entry_points(
         Rule("*", "send:user", "fixed_window", 5, 3600.0),
@@ -364,9 +364,7 @@ async def test_what_one_rule_of_an_entrance_refuses_is_not_charged_to_the_others
     assert (await by_address.decide("connect", ann, "192.0.2.2"))[0].remaining == 3
 
 
-async def test_a_refusal_that_is_known_of_shared_counters_is_not_charged_to_the_other_rules() -> (
-    None
-):
+async def test_cached_refusal_by_one_rule_is_not_charged_to_the_others() -> None:
     counters, ann = Shared(), User("acme", "ann")
     rules = [
         Rule("*", "send:user", "fixed_window", 50, 3600.0),

@@ -88,7 +88,7 @@ class Life:
 @pytest.mark.parametrize("algorithm", CODES)
 @settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(0, 30), count=st.integers(1, 60))
-def test_a_look_says_how_many_fit_and_when_the_next_does(
+def test_peek_says_how_many_fit_and_when_the_next_does(
     algorithm: Algorithm, seed: int, steps: int, count: int
 ) -> None:
     life = Life(algorithm, seed)
@@ -135,7 +135,7 @@ async def send_all(doors: EntryPoints, senders: list[str]) -> tuple[list[str], l
 @pytest.mark.parametrize(
     ("algorithm", "least"), [("token_bucket", 11.9), ("fixed_window", 0.0), ("sliding_window", 0.0)]
 )
-def test_every_send_of_a_turn_is_answered_also_when_the_tenants_rule_never_grants_so_many(
+def test_every_send_of_a_turn_is_answered_beyond_the_tenants_capacity(
     algorithm: Algorithm, least: float
 ) -> None:
     clock = ManualClock()
@@ -150,9 +150,7 @@ def test_every_send_of_a_turn_is_answered_also_when_the_tenants_rule_never_grant
     assert isinstance(refused[0], RateLimited) and refused[0].retry_after_seconds > least
 
 
-def test_a_defect_in_the_question_is_told_to_whom_it_concerns_and_costs_nobody_else_his_answer() -> (
-    None
-):
+def test_defect_in_a_check_fails_only_its_own_sends() -> None:
     class Broken(EntryPoints):
         def admit_at_once(
             self, entry_point: object, who: User, count: int, address: str = ""

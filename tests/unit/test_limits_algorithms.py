@@ -27,7 +27,7 @@ def fresh(algorithm: Algorithm, limit: int = 100, window_ms: float = 60_000) -> 
 
 
 @pytest.mark.parametrize("algorithm", AMOUNTS)
-def test_a_limit_is_used_up_and_comes_back(algorithm: Algorithm) -> None:
+def test_limit_is_used_up_and_recovers(algorithm: Algorithm) -> None:
     counter, rule = fresh(algorithm, 10), terms(algorithm, 10)
     for left in range(9, -1, -1):
         reading = take(counter, rule, T0, 1)
@@ -40,7 +40,7 @@ def test_a_limit_is_used_up_and_comes_back(algorithm: Algorithm) -> None:
 
 
 @pytest.mark.parametrize("algorithm", AMOUNTS)
-def test_what_is_used_carries_over_to_a_changed_limit(algorithm: Algorithm) -> None:
+def test_used_amount_carries_over_to_a_changed_limit(algorithm: Algorithm) -> None:
     counter = fresh(algorithm)
     take(counter, terms(algorithm, 100), T0, 80)
     assert take(counter, terms(algorithm, 500, version=2), T0, 1).remaining == 419
@@ -50,7 +50,7 @@ def test_what_is_used_carries_over_to_a_changed_limit(algorithm: Algorithm) -> N
 
 
 @pytest.mark.parametrize("algorithm", [*AMOUNTS, "concurrency"])
-def test_who_asks_with_an_older_rule_is_judged_by_the_newer(algorithm: Algorithm) -> None:
+def test_request_with_an_older_rule_is_decided_by_the_newer(algorithm: Algorithm) -> None:
     counter = COUNTERS[algorithm](terms(algorithm, 5, version=8))
     reading = (
         take(counter, terms(algorithm, 100, version=7), T0, 6)
@@ -73,7 +73,7 @@ def test_equal_costs_are_admitted_as_far_as_they_fit(algorithm: Algorithm) -> No
 
 
 @pytest.mark.parametrize("algorithm", AMOUNTS)
-def test_a_lease_is_taken_only_far_from_the_limit(algorithm: Algorithm) -> None:
+def test_lease_is_taken_only_far_from_the_limit(algorithm: Algorithm) -> None:
     counter, rule = fresh(algorithm), terms(algorithm)
     assert take(counter, rule, T0, 1, want=10) == structs.replace(
         take(fresh(algorithm), rule, T0, 11), leased=10
@@ -83,7 +83,7 @@ def test_a_lease_is_taken_only_far_from_the_limit(algorithm: Algorithm) -> None:
 
 
 @pytest.mark.parametrize("algorithm", AMOUNTS)
-def test_what_is_given_back_at_once_can_be_used_again(algorithm: Algorithm) -> None:
+def test_returned_tokens_can_be_used_again(algorithm: Algorithm) -> None:
     counter, rule = fresh(algorithm, 10), terms(algorithm, 10)
     take(counter, rule, T0, 10)
     counter.give(T0, 4, T0)
@@ -91,7 +91,7 @@ def test_what_is_given_back_at_once_can_be_used_again(algorithm: Algorithm) -> N
 
 
 @pytest.mark.parametrize("algorithm", AMOUNTS)
-def test_what_has_drained_is_not_given_back_again(algorithm: Algorithm) -> None:
+def test_drained_tokens_are_not_returned_again(algorithm: Algorithm) -> None:
     counter, rule = fresh(algorithm, 60), terms(algorithm, 60)
     take(counter, rule, T0, 30)
     later = T0 + 60_000
@@ -102,7 +102,7 @@ def test_what_has_drained_is_not_given_back_again(algorithm: Algorithm) -> None:
 
 
 @pytest.mark.parametrize("algorithm", AMOUNTS)
-def test_a_window_that_was_a_mistake_is_over_soon_after_it_is_corrected(
+def test_corrected_window_takes_effect_soon(
     algorithm: Algorithm,
 ) -> None:
     counter = fresh(algorithm, 10, window_ms=86_400_000)
@@ -116,7 +116,7 @@ def test_a_window_that_was_a_mistake_is_over_soon_after_it_is_corrected(
     assert take(counter, shorter, T0 + 10_000, 1, times=20).admitted == 10
 
 
-def test_what_was_used_in_a_fixed_window_is_used_in_a_longer_one() -> None:
+def test_use_of_a_fixed_window_carries_over_to_a_longer_one() -> None:
     counter = fresh("fixed_window", 10, window_ms=1000)
     take(counter, terms("fixed_window", 10, window_ms=1000), T0 + 30_000, 8)
     longer = terms("fixed_window", 10, version=2)
@@ -125,7 +125,7 @@ def test_what_was_used_in_a_fixed_window_is_used_in_a_longer_one() -> None:
     assert take(counter, longer, T0 + 60_000, 1, times=20).admitted == 10
 
 
-def test_a_sliding_window_fades_and_survives_a_new_length() -> None:
+def test_sliding_window_fades_and_survives_a_new_length() -> None:
     counter, rule = fresh("sliding_window"), terms("sliding_window")
     take(counter, rule, T0, 100)
     assert take(counter, rule, T0 + 90_000, 1, times=100).admitted == 50
@@ -134,7 +134,7 @@ def test_a_sliding_window_fades_and_survives_a_new_length() -> None:
     assert take(counter, longer, T0 + 400_000, 1, times=200).admitted == 100
 
 
-def test_a_clock_that_steps_back_neither_refills_nor_raises() -> None:
+def test_clock_step_back_neither_refills_nor_raises() -> None:
     for algorithm in AMOUNTS:
         counter, rule = fresh(algorithm, 10), terms(algorithm, 10)
         take(counter, rule, T0, 10)
@@ -146,7 +146,7 @@ def test_a_clock_that_steps_back_neither_refills_nor_raises() -> None:
         )
 
 
-def test_holders_come_and_go() -> None:
+def test_holds_are_granted_and_released() -> None:
     counter, rule = Concurrency(terms("concurrency", 2)), terms("concurrency", 2)
     assert (
         hold(counter, rule, T0, "a").admitted == hold(counter, rule, T0 + 1000, "b").admitted == 1
@@ -163,7 +163,7 @@ def test_holders_come_and_go() -> None:
     )
 
 
-def test_holders_are_forgotten_after_their_window_also_when_the_clock_steps_back() -> None:
+def test_holds_expire_after_their_window_despite_clock_steps() -> None:
     counter, rule = Concurrency(terms("concurrency", 1)), terms("concurrency", 1)
     assert hold(counter, rule, T0, "a").admitted == 1
     back = T0 - 3_600_000
@@ -173,7 +173,7 @@ def test_holders_are_forgotten_after_their_window_also_when_the_clock_steps_back
     assert hold(counter, rule, back + 61_000, "b").admitted == 1
 
 
-def test_a_peek_uses_nothing() -> None:
+def test_peek_uses_nothing() -> None:
     counter, rule = fresh("token_bucket", 1), terms("token_bucket", 1)
     assert peek(counter, rule, T0, 1)
     assert peek(counter, rule, T0, 1)
@@ -182,7 +182,7 @@ def test_a_peek_uses_nothing() -> None:
 
 
 @pytest.mark.parametrize("algorithm", COUNTERS)
-def test_a_million_counters_are_no_work_for_the_garbage_collector(algorithm: Algorithm) -> None:
+def test_counters_are_exempt_from_garbage_collection(algorithm: Algorithm) -> None:
     counter = fresh(algorithm)
     counter.settle(1000.0)
     assert not gc.is_tracked(counter)
@@ -196,7 +196,7 @@ def test_a_million_counters_are_no_work_for_the_garbage_collector(algorithm: Alg
         st.tuples(st.floats(0, 30_000), st.integers(1, 5), st.integers(1, 4)), max_size=60
     ),
 )
-def test_no_history_admits_more_than_its_bound(
+def test_any_history_stays_within_its_bound(
     algorithm: Algorithm, limit: int, asks: list[tuple[float, int, int]]
 ) -> None:
     counter, rule = fresh(algorithm, limit), terms(algorithm, limit)
@@ -224,7 +224,7 @@ def test_no_history_admits_more_than_its_bound(
         max_size=60,
     ),
 )
-def test_a_clock_that_steps_back_admits_no_more_than_its_bound(
+def test_clock_steps_stay_within_the_bound(
     algorithm: Algorithm, limit: int, asks: list[tuple[float, int, float]]
 ) -> None:
     """In true time. A step may cut a fixed window short, which then grants its limit
@@ -259,7 +259,7 @@ def test_a_clock_that_steps_back_admits_no_more_than_its_bound(
         max_size=30,
     ),
 )
-def test_a_changed_rule_leaves_its_limit_less_what_was_used(
+def test_changed_rule_leaves_its_limit_less_the_used_amount(
     algorithm: Algorithm, steps: list[tuple[float, int, int, float]]
 ) -> None:
     counter, now = fresh(algorithm), T0
@@ -297,7 +297,7 @@ def admitted_in_a_span(
 
 
 @pytest.mark.parametrize("algorithm", AMOUNTS)
-def test_a_windows_span_holds_at_most_twice_the_limit_and_can_come_close(
+def test_window_span_admits_at_most_twice_the_limit_and_comes_close(
     algorithm: Algorithm,
 ) -> None:
     """All of one window at its end, then whatever fits: the guide says so of each
@@ -307,7 +307,7 @@ def test_a_windows_span_holds_at_most_twice_the_limit_and_can_come_close(
     assert 195 <= admitted_in_a_span(algorithm, greedy) <= 200
 
 
-def test_a_sliding_window_keeps_its_limit_where_use_is_even() -> None:
+def test_sliding_window_keeps_its_limit_under_even_use() -> None:
     """Unlike the others: whoever asks all the time has no more than the limit in any
     span.
     """
@@ -316,7 +316,7 @@ def test_a_sliding_window_keeps_its_limit_where_use_is_even() -> None:
     assert admitted_in_a_span("fixed_window", [(T0 + 59_900, 100), (T0 + 60_100, 100)]) == 200
 
 
-def test_who_finds_no_place_is_told_when_the_first_hold_ends() -> None:
+def test_refused_hold_reports_when_the_first_hold_ends() -> None:
     counter, rule = Concurrency(terms("concurrency", 2)), terms("concurrency", 2)
     for name, at in (("a", 0.0), ("b", 20_000.0)):
         assert hold(counter, rule, T0 + at, name).admitted

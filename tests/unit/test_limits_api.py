@@ -96,7 +96,7 @@ async def at_version_seven(rest: Rest, key: str) -> None:
 
 
 @pytest.mark.parametrize("act_as", [{}, {"X-Act-As": "ann"}])
-def test_a_service_may_check_as_often_as_its_tenant_may_ask(
+def test_service_may_check_as_often_as_its_tenant_rule_allows(
     tmp_path: Path, act_as: dict[str, str]
 ) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
@@ -116,9 +116,7 @@ def test_a_service_may_check_as_often_as_its_tenant_may_ask(
         ("release", {"resource": "/api/search", "subject": "ann", "hold": "h"}),
     ],
 )
-def test_asking_about_limits_has_a_limit_of_its_own(
-    tmp_path: Path, path: str, body: dict[str, Any]
-) -> None:
+def test_checks_have_their_own_limit(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         few = next(rule for rule in DEFAULT_RULES if rule.resource == "check:tenant")
         await plane.control.ensure([structs.replace(few, limit=3, burst_size=0)])
@@ -139,7 +137,7 @@ def test_asking_about_limits_has_a_limit_of_its_own(
     limited(tmp_path, scenario)
 
 
-def test_a_call_of_many_checks_counts_as_many(tmp_path: Path) -> None:
+def test_check_many_counts_each_check(tmp_path: Path) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         await plane.control.ensure([Rule("acme", "check:tenant", "fixed_window", 10, 86_400.0)])
         await applied(plane, store)
@@ -161,7 +159,7 @@ def test_a_call_of_many_checks_counts_as_many(tmp_path: Path) -> None:
     limited(tmp_path, scenario)
 
 
-def test_a_call_of_more_checks_than_may_ever_be_asked_at_once_says_so(tmp_path: Path) -> None:
+def test_check_many_beyond_the_tenants_capacity_is_refused(tmp_path: Path) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         await plane.control.ensure([Rule("acme", "check:tenant", "fixed_window", 10, 86_400.0)])
         await applied(plane, store)
@@ -176,7 +174,7 @@ def test_a_call_of_more_checks_than_may_ever_be_asked_at_once_says_so(tmp_path: 
 
 @pytest.mark.parametrize("algorithm", ["token_bucket", "fixed_window", "sliding_window"])
 @pytest.mark.parametrize("precision", ["strict", "leased"])
-def test_of_many_checks_at_once_no_more_pass_than_the_rule_says(
+def test_concurrent_checks_stay_within_the_rule(
     tmp_path: Path, algorithm: Algorithm, precision: Precision
 ) -> None:
     """Also where the counters are a round trip away: who asks about limits can wait for
@@ -200,7 +198,7 @@ def test_of_many_checks_at_once_no_more_pass_than_the_rule_says(
 
 
 @pytest.mark.parametrize("tenant", ["holdfast", "acme"])
-def test_no_service_can_use_up_what_an_operator_may_ask(tmp_path: Path, tenant: str) -> None:
+def test_service_cannot_use_up_an_operators_limit(tmp_path: Path, tenant: str) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         few = next(rule for rule in DEFAULT_RULES if rule.name == ADMIN)
         await plane.control.ensure([structs.replace(few, limit=10, burst_size=0)])
@@ -224,7 +222,7 @@ def test_no_service_can_use_up_what_an_operator_may_ask(tmp_path: Path, tenant: 
     limited(tmp_path, scenario)
 
 
-def test_no_credential_speaks_for_every_tenant(tmp_path: Path) -> None:
+def test_no_credential_acts_for_every_tenant(tmp_path: Path) -> None:
     """``*`` counts what belongs to no tenant: operators, and addresses that have not
     said who they are.
     """
@@ -238,7 +236,7 @@ def test_no_credential_speaks_for_every_tenant(tmp_path: Path) -> None:
     limited(tmp_path, scenario)
 
 
-def test_the_seeds_own_requests_as_written(tmp_path: Path) -> None:
+def test_requests_of_the_design_document_as_written(tmp_path: Path) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         key = rest.admin_key()
         await at_version_seven(rest, key)
@@ -278,7 +276,7 @@ def test_the_seeds_own_requests_as_written(tmp_path: Path) -> None:
     limited(tmp_path, scenario)
 
 
-def test_keys_history_rollback_and_deletion(tmp_path: Path) -> None:
+def test_rule_keys_history_rollback_and_deletion(tmp_path: Path) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         key = rest.admin_key()
         first = await rest.ask(
@@ -310,7 +308,7 @@ def test_keys_history_rollback_and_deletion(tmp_path: Path) -> None:
     limited(tmp_path, scenario)
 
 
-def test_who_creates_what_exists_is_told_so(tmp_path: Path) -> None:
+def test_creating_an_existing_rule_is_a_conflict(tmp_path: Path) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         key = rest.admin_key()
         await rest.ask("POST", "/admin/rules", key, RULE)
@@ -340,7 +338,7 @@ def test_pages(tmp_path: Path) -> None:
     limited(tmp_path, scenario)
 
 
-def test_the_largest_page_goes_on_too(tmp_path: Path) -> None:
+def test_largest_page_has_a_next(tmp_path: Path) -> None:
     """It once said that nothing follows, and ``rules export`` of 528 rules printed 500."""
 
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
@@ -364,7 +362,7 @@ def test_the_largest_page_goes_on_too(tmp_path: Path) -> None:
     limited(tmp_path, scenario)
 
 
-def test_pages_go_on_after_any_name(tmp_path: Path) -> None:
+def test_pages_continue_after_any_name(tmp_path: Path) -> None:
     """A place in the list can be put into a URL as it is, and no two names have the
     same.
     """
@@ -397,7 +395,7 @@ def test_pages_go_on_after_any_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "after", ["nonsense", "a/b", "*", "YQ", "AAAg", "_w", "YSBiIGM", "%00", "%C3%A9", "x" * 500]
 )
-def test_what_is_no_place_in_the_list_is_refused(tmp_path: Path, after: str) -> None:
+def test_invalid_page_token_is_refused(tmp_path: Path, after: str) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         answer = await rest.ask("GET", f"/admin/rules?after={after}", rest.admin_key())
         assert error_of(answer) == (422, "INVALID_RULE")
@@ -433,7 +431,7 @@ def test_bad_rules_are_refused_by_field_and_change_nothing(
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT"])
-def test_everything_wrong_with_a_request_is_said_at_once(tmp_path: Path, method: str) -> None:
+def test_every_error_of_a_request_is_reported_at_once(tmp_path: Path, method: str) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         wrong = {
             "tenantID": "a b", "resource": "/a*/b", "algorithm": "leaky", "limit": -5, "window": "soon",
@@ -452,7 +450,7 @@ def test_everything_wrong_with_a_request_is_said_at_once(tmp_path: Path, method:
     limited(tmp_path, scenario)
 
 
-def test_without_its_database_the_admin_answers_503_and_limiting_goes_on(
+def test_admin_answers_503_without_the_database_and_limiting_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
@@ -489,7 +487,7 @@ def test_without_its_database_the_admin_answers_503_and_limiting_goes_on(
     limited(tmp_path, scenario)
 
 
-def test_a_check_answers_200_with_the_decision(tmp_path: Path) -> None:
+def test_check_answers_200_with_the_decision(tmp_path: Path) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         key, tenant = rest.admin_key(), rest.tenant_key()
         await rest.ask(
@@ -569,7 +567,7 @@ def test_a_check_answers_200_with_the_decision(tmp_path: Path) -> None:
         ("release", {"resource": "a", "subject": "ann"}, "hold", "is missing"),
     ],
 )
-def test_a_check_of_the_wrong_shape_is_refused_by_field(
+def test_malformed_check_is_refused_by_field(
     tmp_path: Path, path: str, body: dict[str, Any], field: str, reason: str
 ) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
@@ -594,7 +592,7 @@ def test_a_check_of_the_wrong_shape_is_refused_by_field(
         ("GET", "/changes?after=-1", "after"),
     ],
 )
-def test_a_question_about_rules_of_the_wrong_shape_is_refused_by_field(
+def test_malformed_rules_query_is_refused_by_field(
     tmp_path: Path, method: str, query: str, field: str
 ) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
@@ -605,7 +603,7 @@ def test_a_question_about_rules_of_the_wrong_shape_is_refused_by_field(
     limited(tmp_path, scenario)
 
 
-def test_what_is_no_json_is_no_question(tmp_path: Path) -> None:
+def test_body_that_is_not_json_is_refused(tmp_path: Path) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         headers = {
             "Authorization": f"Bearer {rest.tenant_key()}",
@@ -618,7 +616,7 @@ def test_what_is_no_json_is_no_question(tmp_path: Path) -> None:
     limited(tmp_path, scenario)
 
 
-def test_the_entrance_rest_is_limited_and_says_so_in_headers(tmp_path: Path) -> None:
+def test_rest_entry_point_is_limited_and_reports_it_in_headers(tmp_path: Path) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         rule = {
             **RULE,
@@ -660,7 +658,7 @@ ONCE_AT_MOST = {"rest:user": 100, "check:tenant": 2_000, "admin:key": 100}
 
 
 @pytest.mark.parametrize("resource", ASKED)
-def test_a_rule_is_the_one_limiter_of_its_entry_point(tmp_path: Path, resource: str) -> None:
+def test_rule_is_the_only_limiter_of_its_entry_point(tmp_path: Path, resource: str) -> None:
     """A refusal names its policy and when to come back; a raised rule is in force with
     the next request.
     """
@@ -706,9 +704,7 @@ def test_a_rule_is_the_one_limiter_of_its_entry_point(tmp_path: Path, resource: 
         ("operator", "/v1/chats", "admin:key"),
     ],
 )
-def test_refusals_of_what_a_caller_may_not_ask_are_counted(
-    tmp_path: Path, who: str, path: str, resource: str
-) -> None:
+def test_forbidden_requests_are_counted(tmp_path: Path, who: str, path: str, resource: str) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         keys = {
             "user": rest.token("alice"),
@@ -726,7 +722,7 @@ def test_refusals_of_what_a_caller_may_not_ask_are_counted(
     limited(tmp_path, scenario)
 
 
-def test_the_default_rules_are_as_tight_as_what_they_replaced() -> None:
+def test_default_rules_are_as_tight_as_the_settings_they_replaced() -> None:
     rules = {
         rule.resource: (rule.limit, rule.window_seconds, rule.burst_size) for rule in DEFAULT_RULES
     }
@@ -735,7 +731,7 @@ def test_the_default_rules_are_as_tight_as_what_they_replaced() -> None:
     assert rules["rest:tenant"] == (60_000, 60.0, 2_000)
 
 
-def test_a_refusal_names_every_rule_that_refuses_and_no_other(tmp_path: Path) -> None:
+def test_refusal_names_every_refusing_rule_and_no_other(tmp_path: Path) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         few = {**RULE, "tenantID": "*", "algorithm": "fixed_window", "limit": 1}
         for resource in ("rest:user", "rest:tenant"):
@@ -751,7 +747,7 @@ def test_a_refusal_names_every_rule_that_refuses_and_no_other(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_the_old_headers_come_only_where_they_are_asked_for(tmp_path: Path, legacy: bool) -> None:
+def test_legacy_headers_are_sent_only_if_configured(tmp_path: Path, legacy: bool) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         rule = {
             **RULE,
@@ -773,7 +769,7 @@ def test_the_old_headers_come_only_where_they_are_asked_for(tmp_path: Path, lega
     limited(tmp_path, scenario, legacy_rate_limit_headers=legacy)
 
 
-def test_headers_name_every_rule_and_escape_it() -> None:
+def test_headers_name_and_escape_every_rule() -> None:
     decisions = [
         Decision(True, 100, 7, 12.3, 0.0, 'a/"x"', 1, "counters", window_seconds=60.0),
         Decision(True, 10, 3, 0.2, 0.0, "b/y", 1, "counters", window_seconds=0.5),
@@ -789,7 +785,7 @@ def test_headers_name_every_rule_and_escape_it() -> None:
     assert rate_limit_headers([Decision(True)]) == []
 
 
-def test_the_reset_of_a_rule_that_refuses_is_not_after_the_retry() -> None:
+def test_reset_of_a_refusing_rule_is_not_after_the_retry() -> None:
     """The draft: t is when there is more, and Retry-After is not before it; a bucket
     has room before it is empty.
     """
@@ -801,7 +797,7 @@ def test_the_reset_of_a_rule_that_refuses_is_not_after_the_retry() -> None:
     assert retry_after([refused, other]) == 1
 
 
-def test_a_wait_longer_than_a_header_can_say_is_the_longest_it_can() -> None:
+def test_wait_too_long_for_a_header_is_capped() -> None:
     """A billion used of a rule that now gives one back a year: structured fields end at
     15 digits.
     """
@@ -854,7 +850,7 @@ async def test_any_asgi_application_can_be_limited() -> None:
     assert len(seen) == 2
 
 
-def test_status_names_what_somebody_should_look_at() -> None:
+def test_status_lists_alarms() -> None:
     fresh = {"counters": "up", "stale": False, "staleness_seconds": 3.0}
     assert alarms({"limits": fresh}) == [] == alarms({})
     stale, down = alarms({"limits": {"counters": "down", "stale": True, "staleness_seconds": 12.3}})
@@ -880,7 +876,7 @@ def test_status_names_what_somebody_should_look_at() -> None:
         ("GET", "/admin/rules/changes", None, None),
     ],
 )
-def test_a_database_that_never_answers_costs_an_operator_the_promised_time_and_no_more(
+def test_hanging_database_costs_an_operator_the_deadline_at_most(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     method: str,
@@ -905,7 +901,7 @@ def test_a_database_that_never_answers_costs_an_operator_the_promised_time_and_n
     limited(tmp_path, scenario, request_seconds_max=0.01)
 
 
-def test_strangers_learn_a_word_of_the_rules_and_cannot_make_work_for_the_primary(
+def test_strangers_see_one_word_and_cannot_load_the_primary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
@@ -935,7 +931,7 @@ def test_strangers_learn_a_word_of_the_rules_and_cannot_make_work_for_the_primar
     limited(tmp_path, scenario)
 
 
-def test_an_import_is_compared_then_made_and_refused_if_the_rules_moved(tmp_path: Path) -> None:
+def test_import_is_compared_then_made_unless_the_rules_changed(tmp_path: Path) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         key, path = rest.admin_key(), "/admin/rules/import"
         rules = [{**RULE, "resource": f"/{n}"} for n in range(1_500)]
@@ -974,9 +970,7 @@ def test_an_import_is_compared_then_made_and_refused_if_the_rules_moved(tmp_path
         (None, "must be a list of rules"),
     ],
 )
-def test_an_import_with_anything_wrong_in_it_changes_nothing(
-    tmp_path: Path, rules: Any, said: str
-) -> None:
+def test_invalid_import_changes_nothing(tmp_path: Path, rules: Any, said: str) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         await plane.control.create({**RULE, "tenantID": "*", "resource": "admin:key"}, "olga")
         before = await store.head()
@@ -993,7 +987,7 @@ def test_an_import_with_anything_wrong_in_it_changes_nothing(
     limited(tmp_path, scenario)
 
 
-def test_an_import_beyond_its_bytes_is_refused_unread(tmp_path: Path) -> None:
+def test_oversized_import_is_refused_unread(tmp_path: Path) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         body = {"rules": [{**RULE, "resource": "/" * 200}] * 40_000}
         answer = await rest.ask("POST", "/admin/rules/import", rest.admin_key(), body)
@@ -1002,7 +996,7 @@ def test_an_import_beyond_its_bytes_is_refused_unread(tmp_path: Path) -> None:
     limited(tmp_path, scenario)
 
 
-def test_the_description_of_a_rule_is_what_is_taken(tmp_path: Path) -> None:
+def test_openapi_schema_of_a_rule_equals_the_validation(tmp_path: Path) -> None:
     """OpenAPI's bodies for rules, against what the server says of each field of them."""
     described = {
         e["operationId"]: e for path in describe(ENDPOINTS)["paths"].values() for e in path.values()
@@ -1041,7 +1035,7 @@ def test_the_description_of_a_rule_is_what_is_taken(tmp_path: Path) -> None:
     limited(tmp_path, scenario)
 
 
-def test_a_rule_that_cannot_be_read_is_told_as_it_was_written_and_set_anew(tmp_path: Path) -> None:
+def test_unreadable_rule_is_shown_as_stored_and_can_be_replaced(tmp_path: Path) -> None:
     described = describe(ENDPOINTS)["paths"]["/admin/rules"]["post"]["responses"]["201"]["content"]
     validator = jsonschema_rs.Draft202012Validator(described["application/json"]["schema"])
 

@@ -81,7 +81,7 @@ class Handshake:
         await self._running
 
 
-async def test_a_websocket_is_asked_for_at_its_handshake_and_holds_until_it_ends() -> None:
+async def test_websocket_is_checked_at_its_handshake_and_holds_until_it_ends() -> None:
     served = Served(SLOTS)
     two = [Handshake(served) for _ in range(2)]
     accepted = [await each.answered() for each in two]
@@ -97,7 +97,7 @@ async def test_a_websocket_is_asked_for_at_its_handshake_and_holds_until_it_ends
     assert (await Handshake(served).answered())["type"] == "websocket.accept"
 
 
-async def test_what_a_long_request_holds_is_renewed_until_it_is_over() -> None:
+async def test_hold_of_a_long_request_is_renewed_until_it_ends() -> None:
     served = Served(msgspec.structs.replace(SLOTS, window_seconds=10.0))
     served.going_on.clear()
     two = [asyncio.create_task(served.get()) for _ in range(2)]
@@ -111,7 +111,7 @@ async def test_what_a_long_request_holds_is_renewed_until_it_is_over() -> None:
     assert len(asyncio.all_tasks()) == 1, "nobody goes on renewing"
 
 
-async def test_a_rule_that_goes_into_shadow_while_it_refuses_has_refused() -> None:
+async def test_refusal_stands_if_its_rule_goes_into_shadow_meanwhile() -> None:
     once = Rule("acme", "/once", "fixed_window", 1, 3600.0)
     served = Served(once)
     await served.get()
@@ -123,7 +123,7 @@ async def test_a_rule_that_goes_into_shadow_while_it_refuses_has_refused() -> No
     assert int(headers["retry-after"]) >= 1
 
 
-async def test_a_request_that_is_over_gives_back_what_it_held() -> None:
+async def test_finished_request_releases_its_hold() -> None:
     served = Served(SLOTS)
     assert [(await served.get())[0] for _ in range(5)] == [200] * 5
     served.going_on.clear()
@@ -139,7 +139,7 @@ async def test_a_request_that_is_over_gives_back_what_it_held() -> None:
     assert [(await served.get())[0] for _ in range(5)] == [200] * 5, "however it ended"
 
 
-async def test_what_a_refused_request_held_in_shadow_is_given_back_too() -> None:
+async def test_refused_request_releases_its_shadow_hold() -> None:
     shadow = msgspec.structs.replace(SLOTS, mode="shadow")
     served = Served(shadow, Rule("acme", "/once", "fixed_window", 1, 3600.0))
     assert [(await served.get())[0] for _ in range(4)] == [200] + [429] * 3
@@ -148,14 +148,14 @@ async def test_what_a_refused_request_held_in_shadow_is_given_back_too() -> None
 
 
 @pytest.mark.parametrize("subject", ["", "x" * 2000])
-async def test_a_question_that_no_rule_can_answer_is_the_clients_mistake(subject: str) -> None:
+async def test_check_that_no_rule_can_answer_is_a_client_error(subject: str) -> None:
     served = Served(Rule("acme", "/x", "fixed_window", 10, 3600.0), subject=subject)
     status, headers, body = await served.get()
     assert (status, headers["content-type"]) == (400, "application/problem+json")
     assert body["status"] == 400 and "subject" in body["detail"]
 
 
-async def test_a_rule_in_shadow_is_not_told_to_clients() -> None:
+async def test_shadow_rule_is_not_visible_to_clients() -> None:
     enforced = Rule("acme", "/x", "fixed_window", 1, 3600.0)
     served = Served(enforced, Rule("acme", "/y", "fixed_window", 1, 3600.0, mode="shadow"))
     for expected in (200, 429):
@@ -166,7 +166,7 @@ async def test_a_rule_in_shadow_is_not_told_to_clients() -> None:
     assert body["violated-policies"] == ["acme//x"]
 
 
-async def test_the_doors_do_not_tell_of_a_rule_in_shadow_either() -> None:
+async def test_shadow_rule_is_not_visible_at_entry_points() -> None:
     rules = [
         Rule("*", "rest:user", "fixed_window", 9, 3600.0, mode="shadow"),
         Rule("*", "rest:tenant", "fixed_window", 5, 3600.0),

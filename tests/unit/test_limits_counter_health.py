@@ -21,7 +21,7 @@ def beat(health: CounterHealth, *, counted: int = 0, local: int = 0, alive: bool
     )
 
 
-def test_counters_that_answer_every_heartbeat_and_41_of_100_checks_are_not_up() -> None:
+def test_counters_that_answer_41_of_100_checks_are_not_up() -> None:
     """Redis Cluster: calls with one key succeed, those with keys of several slots do
     not.
     """
@@ -32,7 +32,7 @@ def test_counters_that_answer_every_heartbeat_and_41_of_100_checks_are_not_up() 
     assert health.ratio == pytest.approx(0.584, abs=0.001)
 
 
-def test_one_lost_heartbeat_of_ten_is_no_change_of_state_and_two_are() -> None:
+def test_one_lost_heartbeat_of_ten_is_up_and_two_are_not() -> None:
     health = CounterHealth(1.0)
     for alive in [True] * 9 + [False]:
         beat(health, alive=alive)
@@ -43,13 +43,13 @@ def test_one_lost_heartbeat_of_ten_is_no_change_of_state_and_two_are() -> None:
     assert health.state == "degraded", "the last one was answered"
 
 
-def test_nothing_was_ever_answered_means_down_at_once() -> None:
+def test_counters_that_never_answered_are_down_at_once() -> None:
     health = CounterHealth(1.0)
     beat(health, alive=False)
     assert (health.state, health.ratio) == ("down", 1.0)
 
 
-def test_a_change_of_state_is_logged_once_by_reason_and_once_when_it_is_over() -> None:
+def test_change_of_state_is_logged_once_by_reason_and_once_at_its_end() -> None:
     health = CounterHealth(1.0)
     with capture_logs() as lines:
         for trouble in (FULL, FULL, None, CountersTrouble("timeout", "silent"), FULL, None):
@@ -65,7 +65,7 @@ def test_a_change_of_state_is_logged_once_by_reason_and_once_when_it_is_over() -
     assert (health.state, health.trouble, health.status()["counters_reason"]) == ("up", None, "")
 
 
-def test_without_a_reason_it_is_that_nobody_answered_in_time() -> None:
+def test_trouble_without_a_reason_is_a_timeout() -> None:
     health = CounterHealth(1.0)
     with capture_logs() as lines:
         beat(health, local=10)

@@ -32,7 +32,7 @@ async def admitted(limiter: Limiter, times: int) -> int:
 
 @pytest.mark.covers("004 scenario 8: each region grants the whole limit")
 @pytest.mark.parametrize(("redises", "granted"), [(1, 100), (2, 200)])
-async def test_each_region_grants_the_whole_limit_by_counters_of_its_own_alone(
+async def test_region_is_a_label_and_only_its_own_redis_grants_a_limit(
     redises: int, granted: int
 ) -> None:
     """The name of a region is in every decision and separates nothing: regions on one
@@ -52,7 +52,7 @@ async def test_each_region_grants_the_whole_limit_by_counters_of_its_own_alone(
 
 
 @pytest.mark.covers("004 open questions: split brain, 5 seen of 10")
-async def test_ten_nodes_that_know_of_five_admit_at_most_twice_the_limit() -> None:
+async def test_ten_nodes_that_see_five_admit_at_most_twice_the_limit() -> None:
     total = 0
     for n in range(10):
         counters = Shared()
@@ -80,7 +80,7 @@ class Busy(Log):
 
 
 @pytest.mark.covers("004 scenario 7: load all, then subscribe")
-async def test_what_changes_while_a_node_loads_its_rules_is_not_lost() -> None:
+async def test_change_during_startup_is_not_lost() -> None:
     """It listens first: a notification that comes while it loads is applied, and not only at the
     next sync.
     """
@@ -103,7 +103,7 @@ class Away(SqliteRuleStore):
 @pytest.mark.covers(
     '004 scenario 1: admin_errors_total{operation="update_rule", error="db_connection_failed"}'
 )
-async def test_a_database_that_is_away_is_counted_as_the_admins_own_error(tmp_path: Path) -> None:
+async def test_unavailable_database_is_counted_as_an_admin_error(tmp_path: Path) -> None:
     def count() -> float:
         labels = {"operation": "update_rule", "error": "db_connection_failed"}
         return REGISTRY.get_sample_value("holdfast_admin_errors_total", labels) or 0.0

@@ -28,7 +28,7 @@ from proof import virtual_loop
     ("algorithm", "slips"), [("token_bucket", 1), ("fixed_window", 4), ("sliding_window", 3)]
 )
 @pytest.mark.parametrize("sizes", [[10], [1] * 10, list(range(20, 0, -1)), [50, 3]])
-async def test_sends_counted_far_away_are_limited_in_groups_of_any_size(
+async def test_sends_with_remote_counters_are_limited_in_groups_of_any_size(
     sizes: list[int], algorithm: Algorithm, slips: int
 ) -> None:
     """One round trip's worth slips through, and is paid back before the next; windows
@@ -47,9 +47,7 @@ async def test_sends_counted_far_away_are_limited_in_groups_of_any_size(
     assert rule.capacity + 100 <= sent <= rule.capacity + 180 + slips * max(sizes)
 
 
-async def test_what_slipped_through_before_the_counters_failed_is_charged_to_the_share_beyond_its_room() -> (
-    None
-):
+async def test_uncounted_sends_before_an_outage_are_charged_to_the_share() -> None:
     counters, sent = Shared(), []
     counters.mood = "away"
     rule = Rule("*", "send:user", "token_bucket", 60, 60.0, burst_size=10)
@@ -60,7 +58,7 @@ async def test_what_slipped_through_before_the_counters_failed_is_charged_to_the
     assert sent == [30] + [0] * 99, "once; nothing drains of what is owed for 20 s"
 
 
-async def test_calls_that_hang_let_nothing_slip_through_twice() -> None:
+async def test_hanging_calls_admit_no_uncounted_sends_twice() -> None:
     """Two calls hang and the breaker saw no third: checks wait in vain for a place, and
     heartbeats are answered.
     """
@@ -79,7 +77,7 @@ async def test_calls_that_hang_let_nothing_slip_through_twice() -> None:
     assert 60 <= sent <= 10 + 60 + 10
 
 
-def test_all_addresses_of_one_ipv6_customer_are_counted_as_one() -> None:
+def test_addresses_of_one_ipv6_network_are_counted_as_one() -> None:
     clock = ManualClock()
     rules = RuleSet.of([Rule("*", "connect:address", "fixed_window", 60, 60.0)])
     doors = EntryPoints(Limiter(MemoryCounters(clock), clock, rules=rules))
@@ -98,7 +96,7 @@ def test_all_addresses_of_one_ipv6_customer_are_counted_as_one() -> None:
 
 
 @pytest.mark.parametrize("mood", ["away", "lost", "silent", "broken"])
-async def test_no_send_waits_for_limits_whatever_became_of_the_counters(mood: str) -> None:
+async def test_send_never_waits_for_limits_in_any_state_of_the_counters(mood: str) -> None:
     class Taken:
         def __init__(self) -> None:
             self.at: list[float] = []
@@ -131,7 +129,7 @@ def tally(limits: Limiter, by: str) -> list[int]:
     "algorithm", ["token_bucket", "fixed_window", "sliding_window", "concurrency"]
 )
 @pytest.mark.parametrize("mode", ["enforce", "shadow"])
-def test_a_shadow_counts_what_its_rule_would_have_and_each_check_once(
+def test_shadow_rule_counts_like_an_enforced_one_and_each_check_once(
     algorithm: Algorithm, mode: Mode
 ) -> None:
     clock = ManualClock()
@@ -158,7 +156,7 @@ def _terms(limits: Limiter) -> LimitParams:
 
 
 @pytest.mark.parametrize("counters", ["near", "far", "away"])
-async def test_every_check_is_counted_once_with_what_became_of_it(counters: str) -> None:
+async def test_every_check_is_counted_once_with_its_result(counters: str) -> None:
     clock, shared = virtual_loop.LoopClock(), Shared()
     shared.mood = "away" if counters == "away" else "well"
     rules = [
@@ -181,7 +179,7 @@ async def test_every_check_is_counted_once_with_what_became_of_it(counters: str)
 WHOSE = {"user": 15, "tenant": 100}
 
 
-def test_checks_of_a_group_are_counted_one_by_one_also_where_two_ask_for_the_same() -> None:
+def test_checks_of_a_group_are_counted_one_by_one_even_for_one_key() -> None:
     clock = ManualClock()
     rules = RuleSet.of([Rule("*", name, "fixed_window", 4, 3600.0) for name in ("x", "y")])
     limits = Limiter(MemoryCounters(clock), clock, rules=rules)
@@ -208,9 +206,7 @@ def _without_a_share(limiter: Limiter) -> str:
     )
 
 
-async def test_an_operator_has_some_admin_calls_on_every_node_while_the_counters_are_unavailable() -> (
-    None
-):
+async def test_operator_has_admin_calls_on_every_node_without_the_counters() -> None:
     """Ten a minute among twenty nodes are nothing on half of them, and whoever set that
     must be able to undo it.
     """

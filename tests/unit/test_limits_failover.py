@@ -36,7 +36,7 @@ async def admitted(limits: Limiter, times: int) -> int:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("shared", [False, True])
-async def test_the_surviving_rule_decides_also_where_the_lost_one_was_counted(
+async def test_surviving_rule_decides_where_the_lost_one_was_counted(
     algorithm: Algorithm, shared: bool
 ) -> None:
     counters = Shared() if shared else MemoryCounters(ManualClock())
@@ -65,7 +65,7 @@ def _count(counts: list[int], place: int) -> None:
     counts[place] += 1
 
 
-async def test_a_denial_and_a_lease_of_the_lost_rule_answer_no_more() -> None:
+async def test_denial_and_lease_of_the_lost_rule_do_not_answer() -> None:
     before, after = lost_and_survived(rule(2, 9), rule(1000, 8))
     limits = Limiter(Shared(), virtual_loop.LoopClock(), rules=before)
     assert await admitted(limits, 3) == 2
@@ -84,7 +84,7 @@ async def test_a_denial_and_a_lease_of_the_lost_rule_answer_no_more() -> None:
     assert await admitted(limits, 20) == 0, "more than 3 are used"
 
 
-async def test_the_share_goes_by_the_surviving_rule() -> None:
+async def test_local_share_follows_the_surviving_rule() -> None:
     counters = Shared()
     before, after = lost_and_survived(rule(2, 9), rule(50, 8))
     limits = Limiter(counters, virtual_loop.LoopClock(), rules=before)
@@ -95,7 +95,7 @@ async def test_the_share_goes_by_the_surviving_rule() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["token_bucket", "fixed_window", "sliding_window"])
-async def test_who_has_the_rules_of_another_store_is_judged_by_his_own(
+async def test_node_with_the_rules_of_another_store_is_decided_by_its_own(
     algorithm: Algorithm,
 ) -> None:
     """A database filled anew, or an emptied state directory: versions begin at 1, and
@@ -122,7 +122,7 @@ async def test_who_has_the_rules_of_another_store_is_judged_by_his_own(
     assert behind == [0]
 
 
-async def test_rules_that_nobody_stored_yield_to_those_of_any_store() -> None:
+async def test_default_rules_yield_to_those_of_any_store() -> None:
     """A node that starts without its database has only the rules everybody starts with."""
     counters = Shared()
     stored = Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule(3, 1)], 1, "ours"))

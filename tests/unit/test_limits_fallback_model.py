@@ -133,7 +133,7 @@ TestShares = Shares.TestCase
 TestMemory.settings = TestShares.settings = settings(max_examples=40, deadline=None)
 
 
-def test_shares_of_a_bucket_drain_together_as_fast_as_the_rule_says() -> None:
+def test_shares_of_a_bucket_drain_together_at_the_rules_rate() -> None:
     """Of 2 a minute each of six nodes would have at least 1; of the burst of 12 each
     has 2.
     """

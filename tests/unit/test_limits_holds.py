@@ -44,7 +44,7 @@ async def free(limits: Limiter) -> int:
 
 
 @pytest.mark.parametrize("turns", range(6))
-def test_a_cancelled_check_holds_nothing(turns: int) -> None:
+def test_cancelled_check_keeps_no_hold(turns: int) -> None:
     """Whenever it is cancelled: before the counters are asked, before they answer, or
     before the answer is read.
     """
@@ -64,7 +64,7 @@ def test_a_cancelled_check_holds_nothing(turns: int) -> None:
     world(scenario)
 
 
-def test_a_cancelled_group_holds_nothing() -> None:
+def test_cancelled_group_keeps_no_hold() -> None:
     async def scenario(limits: Limiter, counters: Shared) -> None:
         limits.use(RuleSet.of([SLOTS, Rule("acme", "calls", "token_bucket", 100, 1.0)]))
         for delay in (0, counters.delay / 2, counters.delay):
@@ -77,7 +77,7 @@ def test_a_cancelled_group_holds_nothing() -> None:
     world(scenario)
 
 
-def test_an_answer_that_comes_too_late_for_who_was_refused_holds_nothing() -> None:
+def test_late_answer_to_a_refused_caller_keeps_no_hold() -> None:
     async def scenario(limits: Limiter, counters: Shared) -> None:
         counters.delay = 0.06
         assert not (await limits.check(*ANN)).allowed, "closed, after the deadline"
@@ -88,7 +88,7 @@ def test_an_answer_that_comes_too_late_for_who_was_refused_holds_nothing() -> No
     world(scenario, structs.replace(SLOTS, on_store_failure="closed"))
 
 
-def test_what_is_released_while_the_counters_are_away_is_released_when_they_are_back() -> None:
+def test_release_during_an_outage_is_made_up_for_after_it() -> None:
     async def scenario(limits: Limiter, counters: Shared) -> None:
         held = [(await limits.check(*ANN)).hold for _ in range(2)]
         counters.mood = "away"
@@ -107,7 +107,7 @@ def test_what_is_released_while_the_counters_are_away_is_released_when_they_are_
         Rule("acme", "slots", "fixed_window", 5, 60.0, version=9),
     ],
 )
-def test_what_was_granted_is_given_back_where_it_was_granted_whatever_the_rule_is_by_now(
+def test_hold_is_released_where_it_was_granted_after_a_rule_change(
     now: Rule,
 ) -> None:
     general = structs.replace(SLOTS, tenant="*")
@@ -122,7 +122,7 @@ def test_what_was_granted_is_given_back_where_it_was_granted_whatever_the_rule_i
     world(scenario, general)
 
 
-def test_nobody_gives_back_what_another_holds() -> None:
+def test_hold_of_another_subject_is_not_released() -> None:
     async def scenario(limits: Limiter, counters: Shared) -> None:
         hold = (await limits.check(*ANN)).hold
         for other in (Check("acme", "slots", "bob"), Check("evil", "slots", "ann")):
@@ -133,7 +133,7 @@ def test_nobody_gives_back_what_another_holds() -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_hold_that_is_renewed_lasts(shared: bool) -> None:
+def test_renewed_hold_lasts(shared: bool) -> None:
     async def scenario(limits: Limiter, counters: Shared) -> None:
         counters.immediate = limits._immediate = not shared
         held = [(await limits.check(*ANN)).hold for _ in range(2)]
@@ -148,7 +148,7 @@ def test_a_hold_that_is_renewed_lasts(shared: bool) -> None:
     world(scenario)
 
 
-def test_where_nothing_is_limited_any_more_there_is_nothing_to_renew() -> None:
+def test_renew_without_a_rule_is_allowed() -> None:
     async def scenario(limits: Limiter, counters: Shared) -> None:
         hold = (await limits.check(*ANN)).hold
         limits.use(RuleSet.of([structs.replace(SLOTS, mode="off", version=2)]))
@@ -159,7 +159,7 @@ def test_where_nothing_is_limited_any_more_there_is_nothing_to_renew() -> None:
 
 
 @pytest.mark.parametrize("mood", ["away", "lost", "silent"])
-def test_a_renewal_that_nobody_answers_gives_nothing_away(mood: str) -> None:
+def test_renewal_without_an_answer_grants_nothing_more(mood: str) -> None:
     async def scenario(limits: Limiter, counters: Shared) -> None:
         held = [(await limits.check(*ANN)).hold for _ in range(2)]
         counters.mood = mood
@@ -173,7 +173,7 @@ def test_a_renewal_that_nobody_answers_gives_nothing_away(mood: str) -> None:
 
 
 @pytest.mark.parametrize("asked_between", ["", "check", "peek"])
-def test_a_hold_is_given_back_on_another_node_after_a_change_of_the_algorithm(
+def test_hold_is_released_on_another_node_after_a_change_of_algorithm(
     asked_between: str,
 ) -> None:
     async def scenario(limits: Limiter, counters: Shared) -> None:
@@ -198,7 +198,7 @@ def test_a_hold_is_given_back_on_another_node_after_a_change_of_the_algorithm(
     world(scenario)
 
 
-async def test_the_end_of_a_hold_that_was_refused_again_is_told_until_it_is_heard() -> None:
+async def test_unconfirmed_release_is_repeated_until_confirmed() -> None:
     class Refusing(Shared):
         refusals = 0
 

@@ -58,14 +58,14 @@ def allowed(decisions: list[Decision]) -> int:
     return sum(decision.allowed for decision in decisions)
 
 
-async def test_without_a_rule_everything_is_allowed_and_said_so() -> None:
+async def test_check_without_a_rule_is_allowed() -> None:
     decision = await limiter(Shared()).check("acme", "send", "ann")
     assert (decision.allowed, decision.decided_by, decision.rule) == (True, "no_rule", "")
     off = await limiter(Shared(), rule(1, mode="off")).check("acme", "send", "ann")
     assert off.decided_by == "no_rule"
 
 
-async def test_the_checks_of_one_turn_are_one_call_merged_by_key() -> None:
+async def test_checks_of_one_turn_are_one_call_merged_by_key() -> None:
     counters = Shared()
     limits = limiter(counters, rule(10))
     decisions = await ask(limits, 15)
@@ -80,7 +80,7 @@ async def test_the_checks_of_one_turn_are_one_call_merged_by_key() -> None:
     assert 0 < refused.retry_after <= 3600
 
 
-async def test_unequal_costs_on_a_key_are_each_judged_alone() -> None:
+async def test_unequal_costs_on_a_key_are_decided_one_by_one() -> None:
     limits = limiter(Shared(), rule(10))
     big, small = await asyncio.gather(
         limits.check("acme", "send", "ann", 8), limits.check("acme", "send", "ann", 2)
@@ -92,7 +92,7 @@ async def test_unequal_costs_on_a_key_are_each_judged_alone() -> None:
     assert (first.allowed, second.allowed) == (True, False)
 
 
-async def test_a_call_carries_at_most_256_keys_and_as_many_calls_as_allowed() -> None:
+async def test_call_carries_at_most_256_keys_and_calls_are_bounded() -> None:
     counters = Shared()
     limits = limiter(
         counters, rule(10), batch=BatchSettings(calls_max=2, keys_per_call=KEYS_PER_CALL_MAX)
@@ -103,7 +103,7 @@ async def test_a_call_carries_at_most_256_keys_and_as_many_calls_as_allowed() ->
     assert [len(call) for call in counters.calls] == [KEYS_PER_CALL_MAX] * 3
 
 
-async def test_a_denial_is_remembered_from_the_send_for_that_cost_and_version() -> None:
+async def test_denial_is_cached_from_the_send_for_its_cost_and_version() -> None:
     counters = Shared()
     counters.delay = 0.02
     limits = limiter(counters, rule(10, algorithm="token_bucket", window_seconds=10.0))
@@ -123,7 +123,7 @@ async def test_a_denial_is_remembered_from_the_send_for_that_cost_and_version() 
 
 
 @pytest.mark.covers("004 scenario 6: cutover by the event's version")
-async def test_checks_in_flight_across_a_change_of_the_rule_are_answered_and_counted_once() -> None:
+async def test_checks_in_flight_across_a_rule_change_are_counted_once() -> None:
     counters = Shared()
     counters.delay = 0.02
     limits = limiter(counters, rule(10))
@@ -139,7 +139,7 @@ async def test_checks_in_flight_across_a_change_of_the_rule_are_answered_and_cou
     assert allowed(after) == 40, "what was admitted across the change is used, and used once"
 
 
-async def test_a_denial_ends_when_it_said() -> None:
+async def test_denial_ends_when_it_said() -> None:
     limits = limiter(Shared(), rule(10, algorithm="token_bucket", window_seconds=10.0))
     await ask(limits, 10)
     refused = (await ask(limits, 1))[0]
@@ -147,7 +147,7 @@ async def test_a_denial_ends_when_it_said() -> None:
     assert (await ask(limits, 1))[0].allowed
 
 
-async def test_holders_are_never_denied_from_memory_and_can_leave() -> None:
+async def test_concurrency_rule_is_never_denied_from_the_cache() -> None:
     counters = Shared()
     limits = limiter(counters, rule(1, algorithm="concurrency", window_seconds=60.0))
     held = (await ask(limits, 1))[0]
@@ -157,7 +157,7 @@ async def test_holders_are_never_denied_from_memory_and_can_leave() -> None:
     assert (await ask(limits, 1))[0].allowed
 
 
-async def test_a_leased_rule_is_spent_here_and_a_strict_one_never() -> None:
+async def test_leased_rule_is_spent_locally_and_a_strict_one_never() -> None:
     counters = Shared()
     limits = limiter(
         counters, rule(1000, precision="leased"), rule(1000, "strict"), lease_percent=1.0
@@ -173,9 +173,7 @@ async def test_a_leased_rule_is_spent_here_and_a_strict_one_never() -> None:
 
 @pytest.mark.parametrize("nodes", [1, 4])
 @pytest.mark.parametrize("lease", [1.0, 10.0])
-async def test_leases_admit_exactly_the_limit_when_it_is_all_asked_for(
-    nodes: int, lease: float
-) -> None:
+async def test_leases_admit_exactly_the_limit_under_full_demand(nodes: int, lease: float) -> None:
     counters = Shared()
     crowd = [
         limiter(counters, rule(1000, precision="leased"), lease_percent=lease) for _ in range(nodes)
@@ -192,7 +190,7 @@ async def test_leases_admit_exactly_the_limit_when_it_is_all_asked_for(
     )
 
 
-async def test_what_is_left_of_a_lease_is_given_back() -> None:
+async def test_unspent_lease_is_returned() -> None:
     counters = Shared()
     async with limiter(counters, rule(1000, precision="leased"), lease_seconds=1.0) as limits:
         for _ in range(6):  # a first little lease is used up, then a whole one is taken
@@ -203,7 +201,7 @@ async def test_what_is_left_of_a_lease_is_given_back() -> None:
     assert decision.remaining == 1000 - 6 - 1
 
 
-async def test_a_lease_of_an_old_version_is_not_spent() -> None:
+async def test_lease_of_an_old_rule_version_is_not_spent() -> None:
     counters = Shared()
     limits = limiter(counters, rule(1000, precision="leased"))
     for _ in range(3):
@@ -215,7 +213,7 @@ async def test_a_lease_of_an_old_version_is_not_spent() -> None:
 
 
 @pytest.mark.parametrize("mood", ["away", "lost", "silent", "broken"])
-async def test_without_an_answer_the_local_share_decides_in_time(mood: str) -> None:
+async def test_local_share_decides_at_the_deadline(mood: str) -> None:
     counters = Shared()
     counters.nodes = 4
     async with limiter(counters, rule(100)) as limits:
@@ -228,7 +226,7 @@ async def test_without_an_answer_the_local_share_decides_in_time(mood: str) -> N
         assert len(counters.calls) == 1, "what may have been counted is never sent again"
 
 
-async def test_a_breaker_spares_the_deadline_and_one_probe_ends_it() -> None:
+async def test_open_breaker_answers_at_once_and_one_probe_closes_it() -> None:
     counters = Shared()
     limits = limiter(counters, rule(1000), batch=BatchSettings(calls_max=8))
     counters.mood = "silent"
@@ -246,7 +244,7 @@ async def test_a_breaker_spares_the_deadline_and_one_probe_ends_it() -> None:
     assert limits.counters_state == "up"
 
 
-async def test_the_share_begins_with_what_was_left_and_is_charged_after() -> None:
+async def test_local_share_starts_from_what_was_left_and_is_charged_later() -> None:
     counters = Shared()
     counters.nodes = 2
     async with limiter(counters, rule(100)) as limits:
@@ -261,7 +259,7 @@ async def test_the_share_begins_with_what_was_left_and_is_charged_after() -> Non
         assert (await ask(limits, 1))[0].remaining == 100 - 80 - 10 - 1
 
 
-async def test_counters_that_come_and_go_do_not_give_a_new_share_each_time() -> None:
+async def test_flapping_counters_do_not_grant_a_new_share_each_time() -> None:
     counters = Shared()
     async with limiter(counters, rule(100)) as limits:
         total = 0
@@ -276,7 +274,7 @@ async def test_counters_that_come_and_go_do_not_give_a_new_share_each_time() -> 
 
 
 @pytest.mark.parametrize(("policy", "admitted"), [("open", 1000), ("closed", 0)])
-async def test_a_rule_says_what_happens_without_counters(policy: str, admitted: int) -> None:
+async def test_rule_chooses_what_happens_without_counters(policy: str, admitted: int) -> None:
     counters = Shared()
     counters.mood = "away"
     limits = limiter(counters, rule(100, on_store_failure=policy))
@@ -285,7 +283,7 @@ async def test_a_rule_says_what_happens_without_counters(policy: str, admitted: 
     assert {d.decided_by for d in decisions} == {policy}
 
 
-async def test_a_changed_rule_applies_to_the_share_at_once() -> None:
+async def test_changed_rule_applies_to_the_share_at_once() -> None:
     counters = Shared()
     counters.mood = "away"
     limits = limiter(counters, rule(100))
@@ -316,7 +314,7 @@ class Telling(Shared):
         return announced._replace(resets=frozenset(self.resets[since:]))
 
 
-async def test_a_reset_reaches_denials_leases_and_shares_of_every_node() -> None:
+async def test_reset_reaches_denials_leases_and_shares_of_every_node() -> None:
     """A node remembers a refusal for as long as it lasts; it hears of the reset with
     its next heartbeat.
     """
@@ -349,7 +347,7 @@ async def test_a_reset_reaches_denials_leases_and_shares_of_every_node() -> None
         assert await there.peek(Check("acme", "nothing", "ann")) is None
 
 
-async def test_what_a_share_admitted_before_a_reset_is_not_owed_after_it() -> None:
+async def test_share_admitted_before_a_reset_is_not_charged_after_it() -> None:
     counters = Telling()
     async with limiter(counters, rule(10)) as limits:
         counters.mood = "away"
@@ -360,7 +358,7 @@ async def test_what_a_share_admitted_before_a_reset_is_not_owed_after_it() -> No
         assert not counters.adjustments and allowed(await ask(limits, 12)) == 10
 
 
-async def test_live_nodes_are_frozen_while_nobody_answers() -> None:
+async def test_node_count_is_frozen_while_the_counters_do_not_answer() -> None:
     counters = Shared()
     counters.nodes = 5
     async with limiter(counters, rule(100)) as limits:
@@ -375,7 +373,7 @@ async def test_live_nodes_are_frozen_while_nobody_answers() -> None:
         assert limits.nodes == 3
 
 
-async def test_who_was_asked_about_lately_is_remembered_longest() -> None:
+async def test_recently_used_keys_are_evicted_last() -> None:
     counters = Shared()
     limits = limiter(counters, rule(1), keys_max=2)
     for subject in ("ann", "bob", "ann", "cid"):
@@ -395,7 +393,7 @@ class Wild(Shared):
         return await super().announce(node, ttl_seconds)
 
 
-async def test_a_node_goes_on_saying_that_it_lives_whatever_the_counters_raise() -> None:
+async def test_heartbeat_survives_any_error_of_the_counters() -> None:
     counters = Wild()
     counters.mood = "wild"
     async with limiter(counters, rule(100)) as limits:
@@ -407,7 +405,7 @@ async def test_a_node_goes_on_saying_that_it_lives_whatever_the_counters_raise()
         assert limits.nodes == 3
 
 
-async def test_several_checks_are_all_or_none_and_the_refusing_rule_is_named() -> None:
+async def test_check_many_is_all_or_none_and_names_the_refusing_rule() -> None:
     limits = limiter(Shared(), rule(10), rule(1, "connect"), rule(1, "shadow", mode="shadow"))
     group = [Check("acme", name, "ann") for name in ("send", "connect", "shadow", "free")]
     assert all(d.allowed for d in await limits.check_many(group))
@@ -426,7 +424,7 @@ async def test_several_checks_are_all_or_none_and_the_refusing_rule_is_named() -
     ], "the same rule twice is one sum"
 
 
-async def test_groups_are_entries_of_their_own_and_never_merged() -> None:
+async def test_groups_are_never_merged() -> None:
     counters = Shared()
     limits = limiter(counters, rule(3), rule(3, "connect"))
     group = [Check("acme", name, "ann") for name in ("send", "connect")]
@@ -438,9 +436,7 @@ async def test_groups_are_entries_of_their_own_and_never_merged() -> None:
     ]
 
 
-async def test_a_check_under_way_ends_with_the_rule_it_began_with_and_the_next_has_the_new_one() -> (
-    None
-):
+async def test_check_in_flight_keeps_its_rule_and_the_next_has_the_new_one() -> None:
     limits = limiter(Shared(), rule(1))
     begun = [asyncio.ensure_future(limits.check("acme", "send", "ann")) for _ in range(2)]
     await asyncio.sleep(0)
@@ -480,7 +476,7 @@ def test_rule_is_looked_up_once_per_resource_in_a_bounded_cache() -> None:
 
 
 @pytest.mark.parametrize("wildcard", [None, "/*"])
-async def test_long_resources_leave_nothing_in_memory_and_are_answered_by_wildcards(
+async def test_long_resources_use_no_memory_and_match_wildcards_only(
     wildcard: str | None,
 ) -> None:
     """An application behind the middleware asks for its paths, which strangers choose:
@@ -508,7 +504,7 @@ async def test_long_resources_leave_nothing_in_memory_and_are_answered_by_wildca
     assert len(limits._found) == 0
 
 
-async def test_checks_batches_and_leases_are_told_to_the_metrics_with_each_heartbeat() -> None:
+async def test_heartbeat_reports_checks_batches_and_leases_to_the_metrics() -> None:
     def sample(name: str, **labels: str) -> float:
         return telemetry.REGISTRY.get_sample_value(f"holdfast_limits_{name}", labels) or 0.0
 
@@ -539,7 +535,7 @@ async def test_checks_batches_and_leases_are_told_to_the_metrics_with_each_heart
         assert (sample("batch_keys"), sample("lease_tokens"), sample("nodes")) == (7, 2, 3)
 
 
-async def test_a_group_takes_one_round_trip_however_many_rules_are_in_shadow() -> None:
+async def test_group_with_shadow_rules_takes_one_round_trip() -> None:
     counters, loop = Shared(), asyncio.get_running_loop()
     counters.delay = 0.04
     limits = limiter(counters, rule(1), *[rule(1, f"s{n}", mode="shadow") for n in range(50)])
@@ -552,14 +548,14 @@ async def test_a_group_takes_one_round_trip_however_many_rules_are_in_shadow() -
         assert [d.exceeded for d in decisions] == [exceeded] * 51
 
 
-async def test_shadow_counts_and_says_but_stops_nobody() -> None:
+async def test_shadow_rule_counts_and_reports_but_refuses_nothing() -> None:
     limits = limiter(Shared(), rule(1, mode="shadow"))
     decisions = await ask(limits, 3)
     assert [d.allowed for d in decisions] == [True] * 3
     assert [d.exceeded for d in decisions] == [False, True, True]
 
 
-async def test_a_node_that_is_behind_is_told_and_decides_by_the_newer_rule() -> None:
+async def test_node_behind_is_notified_and_decides_by_the_newer_rule() -> None:
     counters, told = Shared(), []
     ahead = limiter(counters, rule(5, version=8))
     behind = Limiter(
@@ -586,7 +582,7 @@ async def test_a_node_that_is_behind_is_told_and_decides_by_the_newer_rule() -> 
         ("x" * 1025, 1, "subject"),
     ],
 )
-async def test_a_check_that_can_never_be_right_is_an_error(
+async def test_check_that_can_never_fit_is_an_error(
     immediate: bool, subject: str, cost: int, field: str
 ) -> None:
     counters = MemoryCounters(virtual_loop.LoopClock()) if immediate else Shared()
@@ -596,21 +592,21 @@ async def test_a_check_that_can_never_be_right_is_an_error(
     assert raised.value.details["field"] == field
 
 
-async def test_memories_are_bounded() -> None:
+async def test_caches_are_bounded() -> None:
     limits = limiter(Shared(), rule(1), keys_max=10)
     for n in range(50):
         await ask(limits, 2, f"u{n}")
     assert len(limits._cache) <= 10
 
 
-async def test_too_many_waiting_keys_are_answered_by_the_share() -> None:
+async def test_keys_beyond_the_queue_bound_are_decided_by_the_share() -> None:
     limits = limiter(Shared(), rule(10), batch=BatchSettings(waiting_max=100, calls_max=1))
     decisions = await asyncio.gather(*[limits.check("acme", "send", f"u{n}") for n in range(150)])
     assert sum(d.decided_by == "local_share" for d in decisions) == 50
     assert all(d.allowed for d in decisions)
 
 
-async def test_who_cannot_wait_is_answered_at_once_and_counted_later() -> None:
+async def test_optimistic_check_is_answered_at_once_and_counted_later() -> None:
     counters = Shared()
     limits = limiter(counters, rule(10))
     first = [limits.check_optimistic("acme", "send", "ann") for _ in range(15)]
@@ -627,9 +623,7 @@ async def test_who_cannot_wait_is_answered_at_once_and_counted_later() -> None:
     ] * 10 + [False] * 2
 
 
-async def test_who_cannot_wait_is_bounded_too_while_the_counters_are_away_and_notices_their_return() -> (
-    None
-):
+async def test_optimistic_checks_are_bounded_in_an_outage_and_notice_its_end() -> None:
     counters = Shared()
     counters.mood = "away"
     limits = limiter(counters, rule(100))
@@ -646,9 +640,7 @@ async def test_who_cannot_wait_is_bounded_too_while_the_counters_are_away_and_no
     assert limits.counters_state == "up"
 
 
-async def test_who_does_not_wait_costs_no_task_and_has_the_first_places_of_who_asks_with_him() -> (
-    None
-):
+async def test_optimistic_check_creates_no_task_and_is_admitted_first() -> None:
     counters = Shared()
     limits = limiter(counters, rule(10))
     tasks = len(asyncio.all_tasks())
@@ -665,9 +657,7 @@ async def test_who_does_not_wait_costs_no_task_and_has_the_first_places_of_who_a
     assert [call[0][0].times for call in counters.calls] == [12]
 
 
-async def test_what_was_allowed_before_it_was_counted_is_charged_to_the_share_if_nobody_counts_it() -> (
-    None
-):
+async def test_uncounted_checks_are_charged_to_the_share_without_an_answer() -> None:
     counters = Shared()
     counters.mood = "away"
     limits = limiter(counters, rule(10))
@@ -685,7 +675,7 @@ async def test_checks_whose_callers_do_not_wait_are_bounded() -> None:
         await asyncio.sleep(1)
 
 
-async def test_a_check_can_be_begun_without_a_coroutine_and_its_future_never_fails() -> None:
+async def test_begun_check_needs_no_coroutine_and_its_future_never_fails() -> None:
     counters = Shared()
     limits = limiter(counters, rule(1), rule(1, "off", mode="off"))
     assert limits.begin_check("acme", "off", "ann") == await limits.check("acme", "off", "ann")
@@ -701,7 +691,7 @@ async def test_a_check_can_be_begun_without_a_coroutine_and_its_future_never_fai
     assert (await unknown).decided_by == "local_share"
 
 
-async def test_a_lease_is_kept_although_who_asked_for_it_went_away() -> None:
+async def test_lease_is_kept_after_its_caller_was_cancelled() -> None:
     limits = limiter(Shared(), rule(1000, precision="leased"))
     begun = limits.begin_check("acme", "send", "ann")
     assert isinstance(begun, asyncio.Future)
@@ -710,7 +700,7 @@ async def test_a_lease_is_kept_although_who_asked_for_it_went_away() -> None:
     assert limits.lease_stock == 4
 
 
-async def test_a_defect_in_one_answer_leaves_the_others_theirs(
+async def test_defect_in_one_answer_does_not_affect_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limits = limiter(Shared(), rule(10))
@@ -736,7 +726,7 @@ async def test_a_defect_in_one_answer_leaves_the_others_theirs(
     assert limits._remote._counted_later == 0, "what nobody waits for makes room, however it ended"
 
 
-async def test_counters_that_fail_before_they_are_asked_keep_nobody_waiting() -> None:
+async def test_counters_that_fail_at_once_leave_no_caller_waiting() -> None:
     class Broken(Shared):
         def take(self, entries: Sequence[Sequence[CounterRequest]]) -> Awaitable[CounterResponse]:  # type: ignore[override]
             raise ZeroDivisionError
@@ -750,9 +740,7 @@ async def test_counters_that_fail_before_they_are_asked_keep_nobody_waiting() ->
     assert [entry["log_level"] for entry in logs if "ZeroDivisionError" in str(entry)] == ["error"]
 
 
-async def test_what_needs_no_round_trip_is_answered_without_one_and_the_rest_is_left_alone() -> (
-    None
-):
+async def test_try_check_answers_without_io_or_has_no_effect() -> None:
     counters = Shared()
     limits = limiter(
         counters, rule(10), rule(1000, "leased", precision="leased"), rule(1, "off", mode="off")
@@ -774,7 +762,7 @@ async def test_what_needs_no_round_trip_is_answered_without_one_and_the_rest_is_
         limits.try_check("acme", "send", "ann", 11)
 
 
-def test_with_counters_in_this_process_nothing_ever_waits() -> None:
+def test_checks_never_wait_with_counters_in_this_process() -> None:
     limits = Limiter(
         MemoryCounters(ManualClock()),
         ManualClock(),
@@ -793,7 +781,7 @@ def test_with_counters_in_this_process_nothing_ever_waits() -> None:
     assert (refused.allowed, refused.hold) == (False, "")
 
 
-async def test_a_lease_that_ended_is_taken_anew_and_what_was_left_of_it_is_given_back() -> None:
+async def test_ended_lease_is_renewed_and_its_rest_is_returned() -> None:
     counters = Shared()
     limits = limiter(counters, rule(1000, precision="leased"), lease_seconds=1.0)
     for _ in range(6):  # the first four, then a whole lease of ten
@@ -815,7 +803,7 @@ async def test_a_lease_that_ended_is_taken_anew_and_what_was_left_of_it_is_given
 
 
 @pytest.mark.real_time
-async def test_a_loop_that_was_held_up_reads_the_answer_before_it_gives_up() -> None:
+async def test_stalled_loop_reads_the_answer_before_it_gives_up() -> None:
     """The answer is there in time, the loop is not: a pause of this process is no
     failure of the counters.
     """

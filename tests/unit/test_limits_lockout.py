@@ -17,7 +17,7 @@ ENOUGH = Rule(*ADMIN, "token_bucket", 600, 60.0)
 TOO_FEW = Rule("*", "admin:*", "fixed_window", 1, 60.0)
 
 
-def test_the_door_is_what_the_admin_entrance_asks() -> None:
+def test_admin_resources_are_those_of_the_admin_check() -> None:
     (asked,) = checks_of("admin", User("", "key-1"))
     assert (asked.tenant, asked.resource) == ADMIN
 
@@ -34,9 +34,7 @@ def test_the_door_is_what_the_admin_entrance_asks() -> None:
         (Rule(*ADMIN, "concurrency", 1_000_000, 3_600.0), "window"),
     ],
 )
-def test_a_rule_that_leaves_operators_too_little_locks_them_out_where_it_is_enforced(
-    rule: Rule, field: str
-) -> None:
+def test_enforced_rule_with_too_few_admin_calls_locks_out(rule: Rule, field: str) -> None:
     assert locks_out(rule) == field
     assert not locks_out(structs.replace(rule, mode="shadow"))
 
@@ -50,11 +48,11 @@ def test_a_rule_that_leaves_operators_too_little_locks_them_out_where_it_is_enfo
         structs.replace(ENOUGH, limit=10, burst_size=10),
     ],
 )
-def test_ten_calls_in_every_minute_are_enough(rule: Rule) -> None:
+def test_ten_admin_calls_a_minute_do_not_lock_out(rule: Rule) -> None:
     assert not locks_out(rule)
 
 
-def test_what_answers_the_door_is_what_the_limiter_would_find() -> None:
+def test_answering_admin_rule_is_the_one_the_limiter_finds() -> None:
     """Any rules and one more: it is refused just when it locks out, or lets a rule
     answer that does.
     """
@@ -112,7 +110,7 @@ def test_what_answers_the_door_is_what_the_limiter_would_find() -> None:
     assert refused > 50
 
 
-def test_what_was_shut_before_stops_no_other_change() -> None:
+def test_existing_lockout_does_not_block_other_changes() -> None:
     other = Rule("*", "admin:k*", "token_bucket", 600, 60.0)
     refuse_lockout([other], [structs.replace(ENOUGH, limit=1), TOO_FEW])
     refuse_lockout(
@@ -121,14 +119,14 @@ def test_what_was_shut_before_stops_no_other_change() -> None:
 
 
 @pytest.mark.parametrize("resource", [name for name in ADMIN_RESOURCES if name != ADMIN.resource])
-def test_a_wildcard_that_would_lock_operators_out_is_refused_also_while_another_rule_answers(
+def test_hidden_wildcard_that_would_lock_operators_out_is_refused(
     resource: str,
 ) -> None:
     with pytest.raises(InvalidRule, match="lock operators out"):
         refuse_lockout([structs.replace(TOO_FEW, resource=resource)], [ENOUGH])
 
 
-def test_a_program_without_an_admin_entrance_may_make_any_rule() -> None:
+def test_program_without_an_admin_rule_may_set_any_rule() -> None:
     refuse_lockout([TOO_FEW], [])
     with pytest.raises(InvalidRule):
         refuse_lockout([TOO_FEW], [structs.replace(ENOUGH, deleted=True)])

@@ -20,7 +20,7 @@ LIMIT = 100
 
 
 @pytest.mark.parametrize("outage_seconds", [0.0, 60.0])
-async def test_counters_that_forgot_everybody_do_not_give_each_node_the_whole_limit(
+async def test_counters_that_lost_all_nodes_do_not_grant_each_node_the_limit(
     outage_seconds: float,
 ) -> None:
     """Restarted empty, or away for longer than anybody is remembered; then away again
@@ -48,7 +48,7 @@ async def test_counters_that_forgot_everybody_do_not_give_each_node_the_whole_li
         await limits.__aexit__()
 
 
-async def test_nodes_that_start_while_the_counters_are_away_share_among_as_many_as_they_last_knew(
+async def test_nodes_started_during_an_outage_share_among_the_nodes_last_known(
     tmp_path: Path,
 ) -> None:
     counters, rules = Members(), RuleSet.of([Rule("acme", "x", "fixed_window", LIMIT, 36_000.0)])
@@ -92,7 +92,7 @@ async def test_nodes_that_start_while_the_counters_are_away_share_among_as_many_
     "algorithm", ["token_bucket", "fixed_window", "sliding_window", "concurrency"]
 )
 @pytest.mark.parametrize("limit", [2, 6, 15])
-async def test_shares_add_up_to_the_limit_also_where_it_does_not_divide(
+async def test_shares_add_up_to_a_limit_that_does_not_divide(
     algorithm: Algorithm, limit: int
 ) -> None:
     """A limit of 2 on 6 nodes admitted 6. Who has the remainder differs from subject to
@@ -120,7 +120,7 @@ async def test_shares_add_up_to_the_limit_also_where_it_does_not_divide(
         assert min(has_more.values()) > 0 or limit == 6, "nobody is always the one"
 
 
-async def test_what_an_earlier_version_kept_of_the_nodes_is_still_believed(tmp_path: Path) -> None:
+async def test_nodes_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     """It kept how many there were and not who: the remainder of a limit is then
     nobody's.
     """
@@ -136,7 +136,7 @@ async def test_what_an_earlier_version_kept_of_the_nodes_is_still_believed(tmp_p
 @pytest.mark.parametrize(
     "on_disk", [None, b"", b"{", b'{"nodes":0}', b'{"nodes":-3}', b'{"nodes":1e99}', b"\xff"]
 )
-async def test_a_node_that_never_knew_others_counts_itself(
+async def test_node_that_never_knew_others_counts_itself(
     tmp_path: Path, on_disk: bytes | None
 ) -> None:
     counters, file = Members(), tmp_path / "nodes.json"
@@ -150,7 +150,7 @@ async def test_a_node_that_never_knew_others_counts_itself(
     assert file.read_bytes() == b'{"nodes":1,"names":["node"]}'
 
 
-async def test_a_disk_that_cannot_keep_the_number_of_nodes_stops_no_heartbeat(
+async def test_disk_that_cannot_save_the_nodes_does_not_stop_the_heartbeat(
     tmp_path: Path,
 ) -> None:
     counters = Members()
@@ -161,7 +161,7 @@ async def test_a_disk_that_cannot_keep_the_number_of_nodes_stops_no_heartbeat(
         assert counters.members[limits.node.node] > asyncio.get_running_loop().time() + 3
 
 
-async def test_who_died_is_counted_until_it_was_missing_for_a_whole_ttl() -> None:
+async def test_dead_node_counts_until_it_is_missing_for_a_ttl() -> None:
     counters, settings = Members(), LimiterSettings(heartbeat_seconds=1.0, node_ttl_seconds=5.0)
     async with Limiter(
         counters, virtual_loop.LoopClock(), settings, node=NodeIdentity("a")
@@ -175,7 +175,7 @@ async def test_who_died_is_counted_until_it_was_missing_for_a_whole_ttl() -> Non
         assert alive.nodes == 1
 
 
-def test_fewer_are_believed_only_while_the_counters_answer_all_the_time() -> None:
+def test_lower_node_count_is_used_only_after_continuous_answers() -> None:
     members, named = NodeMembership(5.0, "n0"), True
 
     def answered(count: int, now: float) -> None:
@@ -199,7 +199,7 @@ def test_fewer_are_believed_only_while_the_counters_answer_all_the_time() -> Non
     assert (members.count, members.names) == (300, ()), "not all names are told of so many"
 
 
-def test_who_comes_while_another_goes_is_one_more_until_the_other_was_missing_for_a_ttl() -> None:
+def test_new_node_counts_beside_a_missing_one_until_its_ttl() -> None:
     members = NodeMembership(5.0, "a")
     members.on_answer(2, ["a", "b"], 0.0)
     for now in (1.0, 5.9):
@@ -209,7 +209,7 @@ def test_who_comes_while_another_goes_is_one_more_until_the_other_was_missing_fo
     assert members.names == ("a", "c") and members.count == 2
 
 
-def test_who_was_missed_before_an_outage_is_not_missed_during_it() -> None:
+def test_outage_restarts_the_ttl_of_a_missing_node() -> None:
     """Fewer are believed after a whole TTL of answers; the time without any proves
     nothing.
     """

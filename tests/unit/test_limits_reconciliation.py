@@ -47,9 +47,7 @@ async def admitted(limits: Limiter, times: int, subject: str = "ann") -> int:
 HOURLY = Rule("acme", "x", "fixed_window", 100, 36_000.0)
 
 
-async def test_a_node_that_nobody_asks_any_more_charges_what_it_admitted_with_its_next_heartbeat() -> (
-    None
-):
+async def test_idle_node_charges_its_share_with_the_next_heartbeat() -> None:
     counters = Shared()
     counters.nodes = 2
     async with node(counters, HOURLY) as one, node(counters, HOURLY, "b") as other:
@@ -60,7 +58,7 @@ async def test_a_node_that_nobody_asks_any_more_charges_what_it_admitted_with_it
         assert await admitted(other, 200) == 50
 
 
-async def test_a_node_that_leaves_charges_what_it_admitted() -> None:
+async def test_node_that_stops_charges_its_share() -> None:
     counters = Shared()
     async with node(counters, HOURLY) as one:
         counters.mood = "away"
@@ -80,7 +78,7 @@ class Deaf(Shared):
         return await super().adjust(adjustments)
 
 
-def test_debts_stay_on_the_books_until_the_counters_take_them_and_are_never_charged_twice() -> None:
+def test_pending_charges_are_kept_until_accepted_and_never_repeated() -> None:
 
     async def main(error: Exception) -> int:
         counters = Deaf()
@@ -100,7 +98,7 @@ def test_debts_stay_on_the_books_until_the_counters_take_them_and_are_never_char
     assert virtual_loop.run(main(OutcomeUnknown("it may have been counted"))) == 0
 
 
-async def test_many_debts_are_charged_in_calls_that_the_counters_can_carry() -> None:
+async def test_many_charges_are_split_into_calls() -> None:
     counters = Shared()
     async with node(counters, HOURLY) as one:
         counters.mood = "away"
@@ -111,7 +109,7 @@ async def test_many_debts_are_charged_in_calls_that_the_counters_can_carry() -> 
         assert {each.key[1] for each in counters.adjustments} == {f"s{n}" for n in range(600)}
 
 
-async def test_a_node_with_much_to_charge_goes_on_saying_that_it_lives() -> None:
+async def test_long_charging_does_not_stop_the_heartbeat() -> None:
     class Slow(Members):
         async def adjust(self, adjustments: Sequence[Adjustment]) -> int:
             await asyncio.sleep(3)
@@ -130,7 +128,7 @@ async def test_a_node_with_much_to_charge_goes_on_saying_that_it_lives() -> None
         assert not one._share.has_pending
 
 
-async def test_holders_admitted_without_the_counters_hold_there_when_they_are_back() -> None:
+async def test_holds_granted_in_an_outage_are_transferred_after_it() -> None:
     counters, rule = Shared(), Rule("acme", "x", "concurrency", 10, 3600.0)
     async with node(counters, rule) as one:
         counters.mood = "away"
@@ -144,7 +142,7 @@ async def test_holders_admitted_without_the_counters_hold_there_when_they_are_ba
         assert await admitted(one, 30) == 1, "also one that came over is given back"
 
 
-async def test_a_hold_that_was_carried_over_ends_when_it_would_have_ended_anyway() -> None:
+async def test_transferred_hold_keeps_its_end() -> None:
     """Whoever took it and vanished is remembered for one window, not for the outage and
     a window more.
     """
@@ -173,7 +171,7 @@ class Elsewhere(Shared):
 
 
 @pytest.mark.parametrize("seed", range(40))
-async def test_shares_are_one_more_limit_for_as_long_as_the_counters_are_away_and_cost_nobody_more_than_a_window(
+async def test_shares_add_one_limit_in_an_outage_and_cost_at_most_a_window(
     seed: int,
 ) -> None:
     """Wherever the windows of nodes and counters lie: a debt counts in the window in
@@ -221,7 +219,7 @@ async def test_shares_are_one_more_limit_for_as_long_as_the_counters_are_away_an
 
 
 @pytest.mark.parametrize("nodes", [1, 4])
-async def test_a_debt_is_never_larger_than_what_the_rule_grants_at_once(nodes: int) -> None:
+async def test_pending_charge_is_at_most_the_capacity(nodes: int) -> None:
     """``open`` admits ten times the limit on each node: nobody pays for that with
     hours.
     """
@@ -240,7 +238,7 @@ async def test_a_debt_is_never_larger_than_what_the_rule_grants_at_once(nodes: i
         await limits.__aexit__()
 
 
-async def test_more_subjects_than_a_node_can_count_share_one_more_limit() -> None:
+async def test_subjects_beyond_the_bound_share_one_counter() -> None:
     counters, rule = Shared(), Rule("acme", "x", "fixed_window", 2, 36_000.0)
     counters.mood = "away"
     limits = node(counters, rule, keys_max=100)
@@ -269,7 +267,7 @@ def test_shares_of_more_rules_than_fit_the_cache_are_computed_again() -> None:
             assert len(share._terms) <= 3
 
 
-async def test_a_place_that_was_held_between_all_others_can_be_given_back() -> None:
+async def test_hold_in_the_shared_overflow_counter_can_be_released() -> None:
     counters, rule = Shared(), Rule("acme", "x", "concurrency", 1, 36_000.0)
     counters.mood = "away"
     limits = node(counters, rule, keys_max=2)
@@ -280,7 +278,7 @@ async def test_a_place_that_was_held_between_all_others_can_be_given_back() -> N
     assert await admitted(limits, 2, "s0") == 0
 
 
-async def test_release_says_yes_only_if_the_hold_was_one_and_is_over() -> None:
+async def test_release_is_true_only_if_the_hold_existed_and_is_over() -> None:
     counters, rule, ann = (
         Shared(),
         Rule("acme", "x", "concurrency", 1, 3600.0),
@@ -310,7 +308,7 @@ async def test_release_says_yes_only_if_the_hold_was_one_and_is_over() -> None:
         )
 
 
-async def test_a_closed_rule_refuses_a_group_without_a_word_against_the_others() -> None:
+async def test_closed_rule_refuses_a_group_and_the_others_are_not_exceeded() -> None:
     rules = [
         Rule("acme", "x", "fixed_window", 10, 3600.0),
         Rule("acme", "y", "fixed_window", 10, 3600.0, on_store_failure="closed"),
@@ -334,7 +332,7 @@ async def test_a_closed_rule_refuses_a_group_without_a_word_against_the_others()
     ("limit", "changed", "left"), [(100, 500, 420), (500, 50, 0), (500, 100, 20), (100, 100, 20)]
 )
 @pytest.mark.parametrize("nodes", [1, 4])
-async def test_a_rule_that_changes_while_the_counters_are_away_carries_over_what_was_used(
+async def test_rule_changed_in_an_outage_carries_over_the_used_amount(
     nodes: int, limit: int, changed: int, left: int
 ) -> None:
     counters = Shared()
@@ -346,7 +344,7 @@ async def test_a_rule_that_changes_while_the_counters_are_away_carries_over_what
         assert await admitted(one, 600) == left // nodes
 
 
-async def test_a_burst_is_not_the_limit_when_what_was_used_carries_over() -> None:
+async def test_used_amount_carries_over_by_burst_not_by_limit() -> None:
     counters = Shared()
     bucket = Rule("acme", "x", "token_bucket", 10, 36_000.0, burst_size=100)
     async with node(counters, bucket) as one:
@@ -357,9 +355,7 @@ async def test_a_burst_is_not_the_limit_when_what_was_used_carries_over() -> Non
 
 
 @pytest.mark.parametrize(("algorithm", "owed"), [("token_bucket", [40]), ("fixed_window", [60])])
-async def test_what_has_drained_from_a_share_is_not_charged(
-    algorithm: Algorithm, owed: list[int]
-) -> None:
+async def test_drained_share_is_not_charged(algorithm: Algorithm, owed: list[int]) -> None:
     counters = Shared()
     async with node(counters, Rule("acme", "x", algorithm, 100, 100.0)) as one:
         await asyncio.sleep(0.5)  # between two heartbeats, and early in a window
@@ -371,7 +367,7 @@ async def test_what_has_drained_from_a_share_is_not_charged(
         assert [debt.charged for debt in counters.adjustments] == owed
 
 
-async def test_a_share_that_began_with_nothing_left_drains_like_any_other() -> None:
+async def test_share_that_started_empty_drains_like_any_other() -> None:
     """What the counters last said is where it begins, once: what has drained since
     stays drained.
     """
@@ -426,7 +422,7 @@ async def timed(asked: Awaitable[Any]) -> tuple[float, Any]:
 
 
 @pytest.mark.parametrize("clients", [1, 20])
-async def test_counters_that_hang_are_waited_for_a_few_times_and_no_more(clients: int) -> None:
+async def test_hanging_counters_are_waited_for_only_a_few_times(clients: int) -> None:
     counters = Hanging()
     async with node(counters, structs.replace(HOURLY, limit=1_000_000)) as one:
 
@@ -474,9 +470,7 @@ async def test_counters_that_hang_are_waited_for_a_few_times_and_no_more(clients
         assert one.counters_state == "up"
 
 
-async def test_counters_that_hung_and_now_refuse_are_found_by_the_breaker_and_not_asked_in_a_loop() -> (
-    None
-):
+async def test_counters_that_hung_and_now_refuse_open_the_breaker() -> None:
     counters = Hanging()
     async with node(counters, HOURLY) as one:
         counters.answers.clear()
@@ -494,7 +488,7 @@ async def test_counters_that_hung_and_now_refuse_are_found_by_the_breaker_and_no
         assert (await one.check("acme", "x", "ann")).decided_by == "counters"
 
 
-async def test_holds_do_not_wait_for_counters_that_hang() -> None:
+async def test_holds_do_not_wait_for_hanging_counters() -> None:
     counters, slots = Hanging(), Rule("acme", "x", "concurrency", 10, 3600.0)
     async with node(counters, slots) as one:
         ann = Check("acme", "x", "ann")

@@ -28,7 +28,7 @@ GOOD: dict[str, Any] = {
     ("text", "seconds"),
     [("60s", 60.0), ("500ms", 0.5), ("5m", 300.0), ("1h", 3600.0), ("2d", 172_800.0)],
 )
-def test_windows_are_texts_with_a_unit(text: str, seconds: float) -> None:
+def test_window_is_a_text_with_a_unit(text: str, seconds: float) -> None:
     assert parse_window(text) == seconds
     assert parse_window(render_window(seconds)) == seconds
 
@@ -45,14 +45,14 @@ def test_windows_are_texts_with_a_unit(text: str, seconds: float) -> None:
         ("resource", "naïve"), ("limits", 5), ("version", 3),
     ],
 )  # fmt: skip
-def test_a_wrong_field_is_named_with_the_reason(field: str, value: object) -> None:
+def test_invalid_field_is_named_with_the_reason(field: str, value: object) -> None:
     with pytest.raises(InvalidRule) as raised:
         new_rule({**GOOD, field: value})
     assert list(raised.value.details["fields"]) == [field]
     assert raised.value.details["fields"][field]
 
 
-def test_what_a_rule_does_not_say_is_the_careful_choice() -> None:
+def test_fields_left_out_take_the_careful_default() -> None:
     rule = new_rule(GOOD)
     assert (rule.precision, rule.on_store_failure, rule.mode) == (
         "strict",
@@ -71,7 +71,7 @@ def test_what_a_rule_does_not_say_is_the_careful_choice() -> None:
         ({"limit": 1, "window": "366d", "burstSize": 101}, "burstSize"),
     ],
 )
-def test_fields_that_do_not_go_together_are_refused(fields: dict[str, Any], blamed: str) -> None:
+def test_contradictory_fields_are_refused(fields: dict[str, Any], blamed: str) -> None:
     with pytest.raises(InvalidRule) as raised:
         new_rule({**GOOD, **fields})
     assert list(raised.value.details["fields"]) == [blamed]
@@ -85,14 +85,14 @@ def test_fields_that_do_not_go_together_are_refused(fields: dict[str, Any], blam
         {"limit": 1, "window": "366d"},
     ],
 )
-def test_a_burst_that_drains_within_a_hundred_years_is_a_rule(fields: dict[str, Any]) -> None:
+def test_burst_that_drains_within_a_hundred_years_is_valid(fields: dict[str, Any]) -> None:
     assert new_rule({**GOOD, **fields}).capacity == fields.get("burstSize", 1)
 
 
 @pytest.mark.parametrize(
     "resource", ["connect:user", "connect:address", "send:*", "rest:tenant", "admin:key", "rest:u*"]
 )
-def test_holders_are_not_counted_where_nobody_gives_a_hold_back(resource: str) -> None:
+def test_concurrency_rule_of_an_entry_point_is_refused(resource: str) -> None:
     holders = {**GOOD, "resource": resource, "algorithm": "concurrency"}
     with pytest.raises(InvalidRule) as raised:
         new_rule(holders)
@@ -102,14 +102,14 @@ def test_holders_are_not_counted_where_nobody_gives_a_hold_back(resource: str) -
 
 
 @pytest.mark.parametrize("resource", ["slots", "sending", "send:mail", "/api/*", "s*", "*"])
-def test_holders_are_counted_where_a_service_asks(resource: str) -> None:
+def test_concurrency_rule_of_a_services_resource_is_valid(resource: str) -> None:
     assert (
         new_rule({**GOOD, "resource": resource, "algorithm": "concurrency"}).algorithm
         == "concurrency"
     )
 
 
-def test_everything_wrong_is_said_at_once() -> None:
+def test_every_invalid_field_is_reported_at_once() -> None:
     with pytest.raises(InvalidRule) as raised:
         new_rule({"tenantID": "acme", "limit": -1, "colour": "red"})
     assert set(raised.value.details["fields"]) == {
@@ -124,7 +124,7 @@ def test_everything_wrong_is_said_at_once() -> None:
     assert set(raised.value.details["fields"]) == {"tenantID", "resource"}
 
 
-def test_an_update_changes_only_what_it_names() -> None:
+def test_update_changes_only_the_fields_it_names() -> None:
     rule = new_rule({**GOOD, "burstSize": 150, "mode": "shadow"})
     changed = changed_rule(rule, {"limit": 500})
     assert (changed.limit, changed.burst_size, changed.mode, changed.window_seconds) == (
@@ -135,7 +135,7 @@ def test_an_update_changes_only_what_it_names() -> None:
     )
 
 
-def test_a_burst_ends_when_it_is_unset_or_the_algorithm_has_none() -> None:
+def test_burst_is_unset_by_null_or_by_another_algorithm() -> None:
     rule = new_rule({**GOOD, "burstSize": 150})
     assert changed_rule(rule, {"burstSize": None}).burst_size == 0
     assert changed_rule(rule, {"algorithm": "fixed_window"}).burst_size == 0
@@ -164,7 +164,7 @@ def test_a_burst_ends_when_it_is_unset_or_the_algorithm_has_none() -> None:
         }
     )
 )
-def test_what_is_shown_makes_the_same_rule_again(body: dict[str, Any]) -> None:
+def test_rendered_rule_parses_to_the_same_rule(body: dict[str, Any]) -> None:
     rule = new_rule(body)
     assert new_rule(settable(rule)) == rule
     assert render(rule)["version"] == 1
@@ -175,6 +175,6 @@ def test_what_is_shown_makes_the_same_rule_again(body: dict[str, Any]) -> None:
         st.text(max_size=10), st.none() | st.integers() | st.text() | st.lists(st.integers())
     )
 )
-def test_no_body_raises_anything_else(body: dict[str, Any]) -> None:
+def test_any_body_raises_only_invalid_rule(body: dict[str, Any]) -> None:
     with pytest.raises(InvalidRule):
         new_rule(body)

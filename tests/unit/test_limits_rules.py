@@ -37,7 +37,7 @@ def rule(
     )
 
 
-def test_the_most_specific_rule_answers() -> None:
+def test_most_specific_rule_answers() -> None:
     ladder = [
         rule("*", "*", 1),
         rule("*", "/api/*", 2),
@@ -58,7 +58,7 @@ def test_the_most_specific_rule_answers() -> None:
     assert rules.lookup("acme", "login") == ladder[3]
 
 
-def test_a_default_rule_never_answers_for_our_own_entry_points() -> None:
+def test_wildcard_rule_never_answers_for_our_entry_points() -> None:
     """Only an exact name or a wildcard with the word and the colon; of a tenant and of
     all tenants alike.
     """
@@ -79,7 +79,7 @@ def test_a_default_rule_never_answers_for_our_own_entry_points() -> None:
     assert reserved_beside("/api/*") == reserved_beside("send:user") == []
 
 
-def test_a_rule_answers_alone_for_what_it_reaches() -> None:
+def test_rule_answers_for_what_it_reaches() -> None:
     chance = random.Random(3)
     parts = ["", "s", "send", "send:", "send:user", "/a", "sen:", "admin:"]
     for _ in range(3_000):
@@ -96,7 +96,7 @@ def test_a_rule_answers_alone_for_what_it_reaches() -> None:
         )
 
 
-def test_a_tombstone_answers_nothing_and_stays() -> None:
+def test_tombstone_answers_nothing_and_stays() -> None:
     rules = RuleSet.of([rule("acme", "a")]).merge(rule("acme", "a", version=2, deleted=True))
     assert rules.lookup("acme", "a") is None
     assert rules.live() == []
@@ -104,7 +104,7 @@ def test_a_tombstone_answers_nothing_and_stays() -> None:
     assert rules.merge(rule("acme", "a", limit=5, version=3)).lookup("acme", "a") is not None
 
 
-def test_a_change_leaves_the_old_set_as_it_was() -> None:
+def test_merge_leaves_the_old_set_unchanged() -> None:
     old = RuleSet.of([rule("acme", "a", 1)])
     assert old.lookup("acme", "a") is not None
     new = old.merge(rule("acme", "a", 2, version=2))
@@ -113,7 +113,7 @@ def test_a_change_leaves_the_old_set_as_it_was() -> None:
     assert (before.limit, after.limit) == (1, 2)
 
 
-def test_a_failover_that_lost_a_write_ends_on_the_survivors_rule() -> None:
+def test_rule_of_the_newer_epoch_wins_after_a_failover() -> None:
     node = (
         RuleSet(epoch=1)
         .merge(rule("acme", "a", 8, version=8))
@@ -128,7 +128,7 @@ def test_a_failover_that_lost_a_write_ends_on_the_survivors_rule() -> None:
     assert node.merge(new).lookup("acme", "a") == new
 
 
-def test_a_lagging_snapshot_neither_takes_back_nor_removes() -> None:
+def test_lagging_snapshot_neither_reverts_nor_removes_rules() -> None:
     lagging = RuleSnapshot(1, 1, (rule("acme", "a", version=1),))
     node = (
         RuleSet(epoch=1).merge(rule("acme", "a", 5, version=2)).merge(rule("acme", "b", version=1))
@@ -136,14 +136,14 @@ def test_a_lagging_snapshot_neither_takes_back_nor_removes() -> None:
     assert node.merge_snapshot(lagging) is node
 
 
-def test_a_newer_epochs_lagging_snapshot_keeps_what_is_newer_still() -> None:
+def test_lagging_snapshot_of_a_newer_epoch_keeps_still_newer_rules() -> None:
     node = RuleSet(epoch=1).merge(rule("acme", "a", 7, epoch=2, version=3))
     node = node.merge_snapshot(RuleSnapshot(2, 1, (rule("acme", "a", 6, epoch=2, version=2),)))
     found = node.lookup("acme", "a")
     assert found is not None and found.stamp == RuleVersion(2, 3)
 
 
-def test_the_digest_tells_any_difference_and_ignores_order() -> None:
+def test_digest_shows_any_difference_and_ignores_order() -> None:
     rules = [rule("acme", str(n), n + 1) for n in range(20)]
     shuffled = random.Random(1).sample(rules, len(rules))
     assert RuleSet.of(rules).digest == RuleSet.of(shuffled).digest
@@ -156,7 +156,7 @@ def test_the_digest_tells_any_difference_and_ignores_order() -> None:
         assert RuleSet.of(other).digest != RuleSet.of(rules).digest
 
 
-def test_rules_put_one_by_one_answer_like_rules_read_at_once() -> None:
+def test_rules_merged_one_by_one_answer_like_a_snapshot() -> None:
     chance = random.Random(11)
     resources = ["*", "a*", "ab*", "ab", "abc", "b"]
     for _ in range(300):
@@ -214,9 +214,7 @@ steps = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(steps=steps, random=st.randoms(use_true_random=False))
-def test_any_order_repetition_and_loss_of_events_and_syncs_ends_in_the_same_rules(
-    steps, random
-) -> None:  # type: ignore[no-untyped-def]
+def test_rules_converge_under_any_order_repetition_and_loss(steps, random) -> None:  # type: ignore[no-untyped-def]
     primary = Primary()
     for step in steps:
         if step[0] == "change":
@@ -242,7 +240,7 @@ def test_any_order_repetition_and_loss_of_events_and_syncs_ends_in_the_same_rule
 
 @settings(max_examples=200, deadline=None)
 @given(steps=steps, random=st.randoms(use_true_random=False))
-def test_changes_merged_together_end_as_one_by_one(steps, random) -> None:  # type: ignore[no-untyped-def]
+def test_changes_merged_together_equal_one_by_one(steps, random) -> None:  # type: ignore[no-untyped-def]
     primary = Primary()
     for step in steps:
         if step[0] == "change":
@@ -260,7 +258,7 @@ def test_changes_merged_together_end_as_one_by_one(steps, random) -> None:  # ty
 
 
 @pytest.mark.parametrize("tenants", [1, 10_000])
-def test_a_hundred_changes_cost_one_pass_over_the_other_rules(tenants: int) -> None:
+def test_hundred_changes_cost_one_pass_over_the_other_rules(tenants: int) -> None:
     rules = RuleSet.of([rule(f"t{n % tenants}", f"/r{n}") for n in range(10_000)])
     changes = [rule(f"t{n % tenants}", f"/r{n}", 9, version=2) for n in range(0, 10_000, 100)]
 
@@ -304,7 +302,7 @@ def never_goes_back(before: RuleSet, after: RuleSet) -> None:
 
 
 @pytest.mark.parametrize("tenants", [1, 1000])
-def test_ten_thousand_rules_are_looked_up_like_ten(tenants: int) -> None:
+def test_lookup_among_ten_thousand_rules_costs_like_ten(tenants: int) -> None:
     rules = RuleSet.of([rule(f"t{n % tenants}", f"/r{n}") for n in range(10_000)])
     assert rules.lookup("t0", "/r0") is not None
     assert len(rules.live()) == 10_000

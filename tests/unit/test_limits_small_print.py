@@ -38,7 +38,7 @@ async def admitted(limits: Limiter, times: int) -> int:
     return sum([(await limits.check("acme", "x", "ann")).allowed for _ in range(times)])
 
 
-async def test_a_share_is_worked_out_anew_when_nodes_come_and_go() -> None:
+async def test_share_is_computed_again_when_the_nodes_change() -> None:
     counters = Shared()
     async with node(counters, node_ttl_seconds=3.0) as limits:
         shares = []
@@ -50,7 +50,7 @@ async def test_a_share_is_worked_out_anew_when_nodes_come_and_go() -> None:
         assert shares == [100, 25, 50]
 
 
-async def test_a_peek_shows_what_a_bucket_owes() -> None:
+async def test_peek_shows_use_beyond_the_capacity() -> None:
     """It said 5 used of 5, and that nothing would be used in 227 s of a window of 60 s."""
     counters, ann = Shared(), Check("acme", "x", "ann")
     limits = node(counters, Rule("acme", "x", "token_bucket", 5, 60.0))
@@ -67,7 +67,7 @@ async def test_a_peek_shows_what_a_bucket_owes() -> None:
     assert (later.used, later.remaining) == (2, 3), "what is left is what is not used"
 
 
-async def test_what_is_owed_is_charged_as_soon_as_the_counters_answer() -> None:
+async def test_pending_charges_are_sent_as_soon_as_the_counters_answer() -> None:
     counters = Shared()
     async with node(counters, **QUIET) as limits:
         counters.mood = "away"
@@ -79,7 +79,7 @@ async def test_what_is_owed_is_charged_as_soon_as_the_counters_answer() -> None:
         assert [(debt.key[1], debt.charged) for debt in counters.adjustments] == [("ann", 60)]
 
 
-async def test_what_has_drained_meanwhile_is_not_owed() -> None:
+async def test_share_drained_before_reconciliation_is_not_pending() -> None:
     counters = Shared()
     bucket = Rule("acme", "x", "token_bucket", 60, 60.0)
     async with node(counters, bucket, **QUIET) as limits:
@@ -92,7 +92,7 @@ async def test_what_has_drained_meanwhile_is_not_owed() -> None:
         assert [debt.charged for debt in counters.adjustments] == [20]
 
 
-async def test_a_share_forgets_what_was_used_when_all_of_it_has_drained() -> None:
+async def test_share_that_drained_starts_fresh() -> None:
     counters = Shared()
     limits = node(counters, structs.replace(RULE, window_seconds=60.0))
     assert await admitted(limits, 90) == 90
@@ -101,7 +101,7 @@ async def test_a_share_forgets_what_was_used_when_all_of_it_has_drained() -> Non
     assert await admitted(limits, 100) == 100
 
 
-async def test_a_group_learns_from_its_answer() -> None:
+async def test_group_answer_is_cached_per_key() -> None:
     """That its node is behind, and what was denied."""
     counters, behind = Shared(), []
     rules = [RULE, structs.replace(RULE, resource="y", limit=1)]
@@ -123,7 +123,7 @@ async def test_a_group_learns_from_its_answer() -> None:
     assert remembered is not None and remembered.decided_by == "denial_cache"
 
 
-async def test_checks_of_a_group_that_never_fit_together_are_refused_as_a_mistake() -> None:
+async def test_group_whose_sum_can_never_fit_is_an_error() -> None:
     counters = Shared()
     limits = node(counters)
     with pytest.raises(InvalidCheck, match="cost"):
@@ -135,7 +135,7 @@ async def test_checks_of_a_group_that_never_fit_together_are_refused_as_a_mistak
     assert [d.allowed for d in decisions] == [True, True]
 
 
-async def test_a_node_that_leaves_gives_its_leases_back() -> None:
+async def test_node_that_stops_returns_its_leases() -> None:
     counters = Shared()
     leased = structs.replace(RULE, precision="leased")
     async with node(counters, leased, lease_percent=10, **QUIET) as limits:
@@ -148,7 +148,7 @@ async def test_a_node_that_leaves_gives_its_leases_back() -> None:
     ).remaining == 100 - 8 - 1
 
 
-async def test_a_decision_by_lease_tells_its_region() -> None:
+async def test_decision_by_lease_has_its_region() -> None:
     limits = node(Shared(), structs.replace(RULE, precision="leased"), lease_percent=10)
     decisions = [await limits.check("acme", "x", "ann") for _ in range(3)]
     assert [d.decided_by for d in decisions] == ["counters", "lease", "lease"]
@@ -166,7 +166,7 @@ class Withdrawn(Shared):
         return await super().take(entries)
 
 
-async def test_a_probe_that_was_cancelled_does_not_keep_the_breaker_shut() -> None:
+async def test_cancelled_probe_does_not_keep_the_breaker_open() -> None:
     counters = Withdrawn()
     limits = node(counters)
     counters.mood = "away"

@@ -25,7 +25,7 @@ NOWHERE = LimitsSettings(rules_url="postgresql://127.0.0.1:1/none")
 
 @pytest.mark.real_time
 @pytest.mark.parametrize("on_disk", [None, b"", b"{"])
-async def test_a_first_start_without_the_database_limits_by_the_rules_to_start_with(
+async def test_first_start_without_the_database_uses_the_default_rules(
     tmp_path: Path, on_disk: bytes | None
 ) -> None:
     if on_disk is not None:
@@ -38,7 +38,7 @@ async def test_a_first_start_without_the_database_limits_by_the_rules_to_start_w
 
 
 @pytest.mark.real_time
-async def test_who_never_knew_the_rules_says_that_they_are_stale(tmp_path: Path) -> None:
+async def test_node_that_never_knew_the_rules_reports_them_stale(tmp_path: Path) -> None:
     async with open_limits(NOWHERE, tmp_path, starts_with=DEFAULT_RULES) as plane:
         assert plane.dependencies()["rules"] == "stale"
         assert (await plane.health())["rules"] == "stale"
@@ -50,7 +50,7 @@ async def test_who_never_knew_the_rules_says_that_they_are_stale(tmp_path: Path)
         ) == float("inf")
 
 
-async def test_the_rules_to_start_with_give_way_to_whatever_the_database_has() -> None:
+async def test_default_rules_yield_to_those_of_the_database() -> None:
     log, applied = Log(), list[RuleSet]()
     log.put("a", 5, deleted=True)
     log.put("b", 7)
@@ -73,7 +73,7 @@ async def test_the_rules_to_start_with_give_way_to_whatever_the_database_has() -
         assert feed.rules.digest == (await log.head()).digest
 
 
-async def test_a_restart_on_a_reader_that_lags_goes_on_with_what_the_node_knew(
+async def test_restart_with_a_lagging_reader_keeps_what_the_node_knew(
     tmp_path: Path,
 ) -> None:
     log, file = Log(), tmp_path / RULES_NAME
@@ -100,14 +100,14 @@ def limit_of(feed: RuleFeed) -> int | None:
 
 
 @pytest.mark.real_time
-async def test_embedded_rules_need_no_copy_beside_them(tmp_path: Path) -> None:
+async def test_embedded_rules_have_no_snapshot_file(tmp_path: Path) -> None:
     async with open_limits(LimitsSettings(), tmp_path, starts_with=DEFAULT_RULES):
         pass
     assert not (tmp_path / RULES_NAME).exists()
 
 
 @pytest.mark.real_time
-async def test_a_node_whose_counters_are_away_says_that_it_limits_without_them(
+async def test_node_without_counters_reports_degraded_limiting(
     tmp_path: Path,
 ) -> None:
     async with open_limits(LimitsSettings(), tmp_path / "whole") as plane:
@@ -121,14 +121,14 @@ async def test_a_node_whose_counters_are_away_says_that_it_limits_without_them(
 
 
 @pytest.mark.real_time
-async def test_a_decision_names_its_region_also_where_there_is_no_rule(tmp_path: Path) -> None:
+async def test_decision_without_a_rule_has_its_region(tmp_path: Path) -> None:
     async with open_limits(LimitsSettings(region="eu"), tmp_path) as plane:
         decision = await plane.limiter.check("acme", "unruled", "ann")
         assert (decision.decided_by, decision.region) == ("no_rule", "eu")
 
 
 @pytest.mark.real_time
-async def test_a_node_without_a_name_is_given_one_that_it_keeps(tmp_path: Path) -> None:
+async def test_node_without_a_name_gets_a_permanent_one(tmp_path: Path) -> None:
     async def name(folder: str, node_id: str = "") -> str:
         async with open_limits(LimitsSettings(), tmp_path / folder, node_id) as plane:
             return plane.limiter.node.node
@@ -142,7 +142,7 @@ async def test_a_node_without_a_name_is_given_one_that_it_keeps(tmp_path: Path) 
 
 
 @pytest.mark.real_time
-async def test_a_rule_to_start_with_that_cannot_be_read_any_more_stops_no_start(
+async def test_unreadable_default_rule_does_not_stop_startup(
     tmp_path: Path,
 ) -> None:
     async with open_limits(LimitsSettings(), tmp_path, starts_with=DEFAULT_RULES):
