@@ -14,7 +14,7 @@ import pytest
 from limits_rig import Shared
 
 from holdfast.clock import ManualClock, SystemClock
-from holdfast.errors import InvalidRule, NotFound, RateLimited, VersionConflict
+from holdfast.errors import InvalidRule, NotFound, RateLimited, Unavailable, VersionConflict
 from holdfast.ingest.admission import AdmissionControl
 from holdfast.limits.admin import RuleAdmin
 from holdfast.limits.counters.memory import MemoryCounters
@@ -26,7 +26,7 @@ from holdfast.limits.entry_points import (
 )
 from holdfast.limits.entry_rules import DEFAULT_RULES
 from holdfast.limits.limiter.limiter import Limiter
-from holdfast.limits.rule_changes import Change, decide
+from holdfast.limits.rule_changes import Change, RuleChangeResult, decide
 from holdfast.limits.rule_json import ENTRY_POINT_RESOURCES
 from holdfast.limits.rules import Rule, RuleName, RuleSet
 from holdfast.limits.rulestore.contract import RetentionSettings
@@ -378,3 +378,27 @@ async def test_cached_refusal_by_one_rule_is_not_charged_to_the_others() -> None
     assert [doors.admit_at_once("send", ann, 2)[0] for _ in range(10)] == [0] * 10
     await asyncio.sleep(0.1)
     assert len(counters.calls) == counted, "nobody's counter was asked"
+
+
+class Unreachable(SqliteRuleStore):
+    async def change(self, change: Change) -> RuleChangeResult:
+        raise Unavailable("the database of the rules cannot be reached now")
+
+
+@pytest.mark.real_time
+@pytest.mark.covers(
+    '004 scenario 1: admin_errors_total{operation="update_rule", error="db_connection_failed"}'
+)
+async def test_unavailable_database_is_counted_as_an_admin_error(tmp_path: Path) -> None:
+    def count() -> float:
+        labels = {"operation": "update_rule", "error": "db_connection_failed"}
+        return REGISTRY.get_sample_value("holdfast_admin_errors_total", labels) or 0.0
+
+    before, clock = count(), SystemClock()
+    async with Unreachable(tmp_path / "limits.db", clock) as store:
+        control = RuleAdmin(store, clock, "embedded")
+        with pytest.raises(Unavailable):
+            await control.update(
+                {"tenantID": "acme", "resource": "/a", "limit": 1, "expectedVersion": 1}, "olga"
+            )
+    assert count() == before + 1

@@ -671,3 +671,27 @@ async def test_source_that_fails_to_close_ends_with_the_feed(
         ),
     ):
         pass
+
+
+class Busy(Log):
+    """A rule changes, with a notification, while the snapshot is read."""
+
+    async def snapshot(self) -> RuleSnapshot:
+        found = await super().snapshot()
+        await asyncio.sleep(0.1)
+        if len(self.changes) == 1:
+            self.put("a", 50)
+        return found
+
+
+@pytest.mark.covers("004 scenario 7: load all, then subscribe")
+async def test_change_during_startup_is_not_lost() -> None:
+    """It listens first, so a notification during the load is applied without a sync."""
+    log = Busy()
+    log.put("a", 5)
+    feed = RuleFeed(log, [log], lambda rules: None, virtual_loop.LoopClock(), None)
+    async with feed:
+        await asyncio.sleep(1)
+        found = feed.rules.lookup("acme", "a")
+        assert len(log.changes) == 2, "it changed while it was read"
+        assert found is not None and found.limit == 50

@@ -54,6 +54,11 @@ async def ask(limits: Limiter, times: int, subject: str = "ann", cost: int = 1) 
     )
 
 
+async def ask_in_turn(limits: Limiter, times: int) -> None:
+    for _ in range(times):
+        await limits.check("acme", "send", "ann")
+
+
 def allowed(decisions: list[Decision]) -> int:
     return sum(decision.allowed for decision in decisions)
 
@@ -822,3 +827,106 @@ async def test_stalled_loop_reads_the_answer_before_it_gives_up() -> None:
     settings = LimiterSettings(batch=BatchSettings(deadline_seconds=deadline))
     limits = Limiter(Quick(), SystemClock(), settings, RuleSet.of([rule(10)]))
     assert (await limits.check("acme", "send", "ann")).decided_by == "counters"
+
+
+async def test_peek_shows_use_beyond_the_capacity() -> None:
+    """It once showed 5 used of 5, all drained only after 227 s of a 60 s window."""
+    counters, ann = Shared(), Check("acme", "send", "ann")
+    limits = limiter(counters, Rule("acme", "send", "token_bucket", 5, 60.0))
+    for _ in range(19):
+        assert limits.check_optimistic(*ann).allowed
+    await asyncio.sleep(0.01)
+    standing = await limits.peek(ann)
+    assert standing is not None
+    assert (standing.used, standing.capacity, standing.remaining) == (19, 5, 0)
+    assert standing.reset_after == pytest.approx(19 * 12, abs=0.1)
+    await asyncio.sleep(17 * 12 + 1)
+    later = await limits.peek(ann)
+    assert later is not None
+    assert (later.used, later.remaining) == (2, 3), "what is left is what is not used"
+
+
+async def test_group_answer_is_cached_per_key() -> None:
+    """Also that this node is behind, and what was denied."""
+    counters, behind = Shared(), []
+    rules = [rule(100), rule(1, "y")]
+    newer = Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule(100, version=2)]))
+    await newer.check("acme", "send", "ann")
+    limits = Limiter(
+        counters,
+        virtual_loop.LoopClock(),
+        rules=RuleSet.of(rules),
+        on_behind=lambda: behind.append("behind"),
+    )
+    group = [Check("acme", "send", "ann"), Check("acme", "y", "ann")]
+    assert [d.rule_version for d in await limits.check_many(group)] == [2, 1]
+    assert behind == ["behind"]
+    assert [d.exceeded for d in await limits.check_many(group)] == [False, True]
+    remembered = limits.try_check("acme", "y", "ann")
+    assert remembered is not None and remembered.decided_by == "denial_cache"
+
+
+async def test_group_whose_sum_can_never_fit_is_an_error() -> None:
+    counters = Shared()
+    limits = limiter(counters, rule(100))
+    with pytest.raises(InvalidCheck, match="cost"):
+        await limits.check_many(
+            [Check("acme", "send", "ann", 60), Check("acme", "send", "ann", 41)]
+        )
+    assert not counters.calls
+    decisions = await limits.check_many(
+        [Check("acme", "send", "ann", 60), Check("acme", "send", "ann", 40)]
+    )
+    assert [d.allowed for d in decisions] == [True, True]
+
+
+async def test_node_that_stops_returns_its_leases() -> None:
+    counters = Shared()
+    leased = rule(100, precision="leased")
+    quiet = {"heartbeat_seconds": 1000.0, "node_ttl_seconds": 5000.0}
+    async with limiter(counters, leased, lease_percent=10, **quiet) as limits:
+        await ask_in_turn(limits, 8)
+        stock = limits.lease_stock
+        assert stock > 0
+    assert sum(returned.given for returned in counters.adjustments) == stock
+    assert (
+        await limiter(counters, leased, lease_percent=0).check("acme", "send", "ann")
+    ).remaining == 100 - 8 - 1
+
+
+async def test_decision_by_lease_has_its_region() -> None:
+    limits = Limiter(
+        Shared(),
+        virtual_loop.LoopClock(),
+        LimiterSettings(lease_percent=10),
+        RuleSet.of([rule(100, precision="leased")]),
+        NodeIdentity("a", "eu"),
+    )
+    decisions = [await limits.check("acme", "send", "ann") for _ in range(3)]
+    assert [d.decided_by for d in decisions] == ["counters", "lease", "lease"]
+    assert {d.region for d in decisions} == {"eu"}
+
+
+class Withdrawn(Shared):
+    """A call may be cancelled under way, by whoever runs it."""
+
+    withdraw = False
+
+    async def take(self, entries: Sequence[Sequence[CounterRequest]]) -> CounterResponse:
+        if self.withdraw:
+            raise asyncio.CancelledError
+        return await super().take(entries)
+
+
+async def test_cancelled_probe_does_not_keep_the_breaker_open() -> None:
+    counters = Withdrawn()
+    limits = limiter(counters, rule(100))
+    counters.mood = "away"
+    await ask_in_turn(limits, 5)
+    assert limits.counters_state == "down"
+    counters.mood, counters.withdraw = "well", True
+    await asyncio.sleep(2)
+    assert (await limits.check("acme", "send", "ann")).degraded, "the probe has no result"
+    counters.withdraw = False
+    assert not (await limits.check("acme", "send", "ann")).degraded
+    assert limits.counters_state == "up"

@@ -502,3 +502,53 @@ async def test_holds_do_not_wait_for_hanging_counters() -> None:
         counters.answers.set()
         await asyncio.sleep(2.1)
         assert (await one.peek(ann)).used == 3, "first and the two of the outage"
+
+
+QUIET: dict[str, Any] = {"heartbeat_seconds": 1000.0, "node_ttl_seconds": 5000.0}
+"""Nothing happens because of a heartbeat."""
+
+
+async def test_share_is_computed_again_when_the_nodes_change() -> None:
+    counters = Shared()
+    async with node(counters, HOURLY, node_ttl_seconds=3.0) as limits:
+        shares = []
+        for nodes in (1, 4, 2):
+            counters.mood, counters.nodes = "well", nodes
+            await asyncio.sleep(10)
+            counters.mood = "away"
+            shares.append((await limits.check("acme", "x", f"ann{nodes}")).limit)
+        assert shares == [100, 25, 50]
+
+
+async def test_pending_charges_are_sent_as_soon_as_the_counters_answer() -> None:
+    counters = Shared()
+    async with node(counters, HOURLY, **QUIET) as limits:
+        counters.mood = "away"
+        assert await admitted(limits, 60) == 60
+        counters.mood = "well"
+        await asyncio.sleep(2)  # the breaker lets one through again
+        await limits.check("acme", "x", "bob")
+        await asyncio.sleep(0.01)
+        assert [(charge.key[1], charge.charged) for charge in counters.adjustments] == [("ann", 60)]
+
+
+async def test_share_drained_before_reconciliation_is_not_pending() -> None:
+    counters = Shared()
+    bucket = Rule("acme", "x", "token_bucket", 60, 60.0)
+    async with node(counters, bucket, **QUIET) as limits:
+        counters.mood = "away"
+        assert await admitted(limits, 50) == 50
+        await asyncio.sleep(30)
+        counters.mood = "well"
+        await limits.check("acme", "x", "bob")
+        await asyncio.sleep(0.01)
+        assert [charge.charged for charge in counters.adjustments] == [20]
+
+
+async def test_share_that_drained_starts_fresh() -> None:
+    counters = Shared()
+    limits = node(counters, structs.replace(HOURLY, window_seconds=60.0))
+    assert await admitted(limits, 90) == 90
+    await asyncio.sleep(61)
+    counters.mood = "away"
+    assert await admitted(limits, 100) == 100
