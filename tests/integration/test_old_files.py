@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import re
 import shutil
 import tarfile
 import time
@@ -17,15 +18,19 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import msgspec
 import pytest
 from aiohttp import web
 from program import PATIENCE_SECONDS, Program
 
+from holdfast.api.request import _fingerprint
+from holdfast.api.routes import ENDPOINTS
 from holdfast.client import Client, Message
 from holdfast.webhooks.signature import verify
 
 WRITTEN = Path(__file__).parents[1] / "golden" / "written_by_0_1"
 EXPECTED: dict[str, Any] = json.loads((WRITTEN / "expected.json").read_text())
+FINGERPRINTS: list[dict[str, Any]] = json.loads((WRITTEN / "fingerprints.json").read_text())
 VERDICTS: dict[str, Any] = json.loads((WRITTEN / "verdicts.json").read_text())
 GROUP, DIRECT = EXPECTED["group"], EXPECTED["direct"]
 LOBBY = f"/v1/chats/{GROUP}/messages?after=0&limit=100"
@@ -128,6 +133,21 @@ def test_idempotency_key_used_before_gets_the_same_answer(unchanged: OldServer) 
         is_send = "deduplicated" in used["answer"]
         assert again.json() == used["answer"] | ({"deduplicated": True} if is_send else {})
     assert unchanged.get("alice", LOBBY) == then("alice", LOBBY)
+
+
+@pytest.mark.parametrize("stored", FINGERPRINTS, ids=lambda stored: stored["path"])
+def test_request_has_the_fingerprint_stored_with_its_key(stored: dict[str, Any]) -> None:
+    """It is made of the endpoint's name and the body with its defaults; if one changes,
+    the repetition of an old request is refused as another one.
+    """
+    [endpoint] = [
+        each
+        for each in ENDPOINTS
+        if (each.method, each.path) == (stored["method"], stored["path"]) and each.body
+    ]
+    path = dict.fromkeys(re.findall(r"{(\w+)}", endpoint.path), "p1")
+    body = msgspec.json.decode(json.dumps(stored["body"]), type=endpoint.body)
+    assert _fingerprint(endpoint, path, body) == stored["fingerprint"]
 
 
 def test_whoever_was_cut_off_still_is(unchanged: OldServer) -> None:

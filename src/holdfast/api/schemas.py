@@ -137,7 +137,8 @@ class ErasePerson(RequestBody, frozen=True):
     user_id: Id
     reason: _Reason
     tenant: Id = "default"
-    after: _Token | _After | None = None
+    after: _Token | _After | None = 0
+    """0, not None: the default is part of the fingerprints stored with keys."""
 
 
 def token_of(after: str | int | None) -> PageToken | None:
