@@ -25,8 +25,8 @@ from holdfast.work.job import Reason as JobReason
 
 StateName = Literal["ready", "retry", "held", "parked"]
 ReasonName = Literal[
-    "transport_unavailable", "handler_exception", "validation_failure", "timeout_exceeded", "serialization_error",
-    "dependency_failure", "poison_message", "throttled", "unknown",
+    "transport_unavailable", "handler_exception", "validation_failure", "timeout_exceeded",
+    "serialization_error", "dependency_failure", "poison_message", "throttled", "unknown",
 ]  # fmt: skip
 Seq = Annotated[int, Meta(ge=1, le=SEQUENCE_MAX)]
 Seqs = Annotated[list[Seq], Meta(min_length=1, max_length=1000)]
@@ -129,9 +129,7 @@ class JobList(Struct, frozen=True):
 
 
 class StreamView(Struct, frozen=True):
-    """A blocked stream: who blocks it, since when, how many wait, what was released
-    past it.
-    """
+    """A blocked stream: its head, since when, how many wait, what was released."""
 
     stream: str
     head: int
@@ -188,7 +186,7 @@ class ActView(Struct, frozen=True):
 
 
 class ActList(Struct, frozen=True):
-    """``next_before``: how to ask for the page after this one; null when there is none."""
+    """``next_before``: the ``before`` of the next page; null: there is none."""
 
     acts: Sequence[ActView]
     next_before: int | None
@@ -206,10 +204,13 @@ def _when(at: float | None) -> str | None:
 
 def _view(entry: JobEntry, *, whole: bool = False) -> JobView:
     return JobView(
-        entry.seq, entry.type, entry.stream, "dead" if entry.dead_at is not None else entry.state.name.lower(),
-        entry.attempt, entry.strikes, entry.crashes, entry.stages, timestamp(entry.created_at), _when(entry.due_at),
+        entry.seq, entry.type, entry.stream,
+        "dead" if entry.dead_at is not None else entry.state.name.lower(),
+        entry.attempt, entry.strikes, entry.crashes, entry.stages,
+        timestamp(entry.created_at), _when(entry.due_at),
         entry.reason.name.lower() if entry.reason is not None else None,
-        [reason.name.lower() for reason in entry.reasons], entry.error_type, entry.error, entry.fingerprint,
+        [reason.name.lower() for reason in entry.reasons],
+        entry.error_type, entry.error, entry.fingerprint,
         entry.destination, entry.source, entry.source_id, entry.origin, _when(entry.dead_at),
         entry.payload.decode("utf-8", "replace") if whole else None, entry.trace if whole else None,
     )  # fmt: skip
@@ -217,7 +218,8 @@ def _view(entry: JobEntry, *, whole: bool = False) -> JobView:
 
 def _query(asked: JobsQuery) -> Query:
     return Query(
-        type=asked.type, stream=asked.stream, fingerprint=asked.fingerprint, reason=_reason(asked.reason),
+        type=asked.type, stream=asked.stream, fingerprint=asked.fingerprint,
+        reason=_reason(asked.reason),
         state=State[asked.state.upper()] if asked.state else None,
     )  # fmt: skip
 
@@ -246,7 +248,7 @@ async def get_job(deps: ApiDeps, call: Call) -> Answer:
     store = deps.work.jobs
     found = [*await call.in_time(store.find(query, 1)), *await call.in_time(store.dead(query, 1))]
     if not found:
-        raise NotFound(f"no job {text}: it is done, or never was")
+        raise NotFound(f"no job {text}: it is done or never existed")
     return Answer(_view(found[0], whole=True))
 
 
@@ -276,9 +278,11 @@ async def list_job_streams(deps: ApiDeps, call: Call) -> Answer:
 def _stream_view(found: BlockedStream) -> StreamView:
     block = found.block
     return StreamView(
-        block.stream, block.head, block.policy.name.lower(), timestamp(found.since), found.waiting, found.head_type,
-        found.head_attempt, found.head_reason.name.lower() if found.head_reason is not None else None,
-        found.head_error, _when(found.head_due_at), block.released_through, sorted(block.released_ids),
+        block.stream, block.head, block.policy.name.lower(),
+        timestamp(found.since), found.waiting, found.head_type, found.head_attempt,
+        found.head_reason.name.lower() if found.head_reason is not None else None,
+        found.head_error, _when(found.head_due_at),
+        block.released_through, sorted(block.released_ids),
         sorted(block.released_types), block.by, block.why,
     )  # fmt: skip
 

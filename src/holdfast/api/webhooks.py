@@ -86,11 +86,11 @@ def _counted(view: EndpointView, waiting: WaitingJobs | None) -> EndpointView:
 
 async def create_webhook(deps: ApiDeps, call: Call) -> Answer:
     body: NewEndpoint = call.body
-    plane = deps.work.webhooks
-    check_url(body.url, private_allowed=plane.private_allowed)
-    if not plane.begun():
+    webhooks = deps.work.webhooks
+    check_url(body.url, private_allowed=webhooks.private_allowed)
+    if not webhooks.begun():
         raise Unavailable(
-            "the store of jobs has been away since the start: an endpoint would miss what comes now"
+            "the job store has been unavailable since startup: an endpoint would miss messages"
         )
     secret, at = new_secret(secrets.token_bytes(SECRET_BYTES)), timestamp(deps.clock.now())
     endpoint = WebhookEndpoint(
@@ -103,7 +103,7 @@ async def create_webhook(deps: ApiDeps, call: Call) -> Answer:
         f"{endpoint.endpoint_id} {endpoint.tenant} {endpoint.url}",
         body.reason,
     )
-    await call.done_in_time(plane.endpoints.add(endpoint))
+    await call.done_in_time(webhooks.endpoints.add(endpoint))
     return Answer(_view(endpoint, secret))
 
 

@@ -15,14 +15,14 @@ from holdfast.errors import InvalidMessage, NotFound
 
 jobs = group("Jobs that wait, failed or died.")
 
-LimitOption = Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")]
+LimitOption = Annotated[int, typer.Option(min=1, max=1000, help="The most to show.")]
 TypeOption = Annotated[str | None, typer.Option("--type", help="Only this job type.")]
 StreamOption = Annotated[str | None, typer.Option("--stream", help="Only this stream.")]
 FailedOption = Annotated[
     str | None, typer.Option("--failed-with", help="Only this failure reason, e.g. throttled.")
 ]
 DISCARDED_PER_SECOND = 1000
-_Told = Callable[[int, int | None], None]
+_OnProgress = Callable[[int, int | None], None]
 """Called after each step with the number of jobs done, and the total if known."""
 SeqsArgument = Annotated[list[int], typer.Argument(metavar="JOB...", help="Jobs by their numbers.")]
 
@@ -114,7 +114,8 @@ def blocked_streams(context: CliContext, limit: LimitOption = 100) -> None:
         (
             (
                 s["stream"], s["head"], s["head_type"], s["head_attempt"], s["waiting"],
-                s["head_reason"] or s["policy"], (s["head_due_at"] or "–")[:19], s["since"][:19], s["head_error"][:50],
+                s["head_reason"] or s["policy"], (s["head_due_at"] or "–")[:19],
+                s["since"][:19], s["head_error"][:50],
             )
             for s in found
         ),
@@ -176,7 +177,7 @@ def _show_acts(context: CliContext, found: dict[str, Any]) -> None:
 def retry_jobs(
     context: CliContext,
     seqs: SeqsArgument,
-    now: Annotated[bool, typer.Option("--now", help="At once; so it is without it, too.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="At once, which is also the default.")] = False,
     reset: Annotated[
         bool, typer.Option("--reset", help="Also forget attempts, strikes and crashes.")
     ] = False,
@@ -283,7 +284,7 @@ def replay_jobs(
     type: TypeOption = None,
     stream: StreamOption = None,
     failed_with: FailedOption = None,
-    rate: Annotated[int, typer.Option(min=1, max=1000, help="At most so many a second.")] = 100,
+    rate: Annotated[int, typer.Option(min=1, max=1000, help="The most per second.")] = 100,
     reason: ReasonOption = ASKED,
 ) -> None:
     """Enqueue dead letters again, oldest first, in the order of their streams; exit
@@ -318,7 +319,7 @@ def discard_jobs(
 
     \b
       holdfast jobs discard 4711
-      holdfast jobs discard --type SendMail --yes --reason "they were told by hand"
+      holdfast jobs discard --type SendMail --yes --reason "customers were called"
     """
     chosen = _chosen(type, stream, failed_with)
     if not (seqs or chosen):
@@ -355,20 +356,22 @@ def _exhume(
     rest, missing = context.as_operator(), list[int]()
     with output.progress(context) as moved:
 
-        def told(count: int, in_all: int | None) -> None:
+        def on_progress(count: int, in_all: int | None) -> None:
             moved(f"{count:,} {done}", count, in_all)
 
         if seqs:
-            count, missing = _one_by_one(rest, verb, body, seqs, rate, told)
+            count, missing = _one_by_one(rest, verb, body, seqs, rate, on_progress)
         else:
-            count = _in_portions(rest, verb, body, rate, told)
+            count = _in_portions(rest, verb, body, rate, on_progress)
     gone = f"; no such dead letter: {', '.join(map(str, missing))}" if missing else ""
     output.report(context, {"count": count, "missing": missing}, f"{count} {done}{gone}")
     if missing:
         raise typer.Exit(1)
 
 
-def _in_portions(rest: RestClient, verb: str, body: dict[str, Any], rate: int, told: _Told) -> int:
+def _in_portions(
+    rest: RestClient, verb: str, body: dict[str, Any], rate: int, on_progress: _OnProgress
+) -> int:
     """Apply ``verb`` to all selected, ``rate`` a second; return the count."""
     total, dead = 0, rest.get("/admin/jobs/stats")["dead"]
     for limit in _portions(rate, dead):
@@ -380,12 +383,17 @@ def _in_portions(rest: RestClient, verb: str, body: dict[str, Any], rate: int, t
             if not total:
                 raise
             break
-        told(total, dead if body.keys() == {"reason"} else None)
+        on_progress(total, dead if body.keys() == {"reason"} else None)
     return total
 
 
 def _one_by_one(
-    rest: RestClient, verb: str, body: dict[str, Any], seqs: list[int], rate: int, told: _Told
+    rest: RestClient,
+    verb: str,
+    body: dict[str, Any],
+    seqs: list[int],
+    rate: int,
+    on_progress: _OnProgress,
 ) -> tuple[int, list[int]]:
     """Apply ``verb`` to each, oldest first; return the count and those missing."""
     done, missing, chosen = 0, list[int](), sorted(set(seqs))
@@ -396,7 +404,7 @@ def _one_by_one(
             done += rest.post(f"/admin/jobs/{verb}", body={**body, "seqs": [seq]})["count"]
         except NotFound:
             missing.append(seq)
-        told(done, len(chosen))
+        on_progress(done, len(chosen))
     return done, missing
 
 

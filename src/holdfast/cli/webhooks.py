@@ -161,8 +161,8 @@ def webhook_log(context: CliContext, endpoint: _EndpointArgument, limit: LimitOp
         ("at", "chat", "sequence", "attempt", "status", "seconds", "error"),
         (
             (
-                d["at"][:19], d["chat_id"] or "test", d["sequence"], d["attempt"], d["status"] or "none", d["seconds"],
-                d["error"][:60],
+                d["at"][:19], d["chat_id"] or "test", d["sequence"], d["attempt"],
+                d["status"] or "none", d["seconds"], d["error"][:60],
             )
             for d in found
         ),

@@ -12,9 +12,7 @@ DELIVERIES_KEPT_PER_ENDPOINT = 1000
 
 
 class WebhookEndpoint(Struct, frozen=True):
-    """A URL that gets a tenant's messages. ``disabled``:
-    why it gets none; else empty.
-    """
+    """A URL that gets a tenant's messages. ``disabled``: why it gets none."""
 
     endpoint_id: str
     tenant: str
@@ -54,9 +52,7 @@ class WebhookEndpoints(Protocol):
         ...
 
     async def disable(self, endpoint_id: str, why: str, at: str) -> None:
-        """Disable; if already disabled, the first time stays. NotFound if there is
-        none.
-        """
+        """Disable; a first disabling keeps its time. NotFound if there is none."""
         ...
 
     async def enable(self, endpoint_id: str) -> None:
@@ -72,9 +68,7 @@ class WebhookEndpoints(Protocol):
         ...
 
     async def log(self, delivery: Delivery) -> None:
-        """Log a delivery; the last
-        ``DELIVERIES_KEPT_PER_ENDPOINT`` of each are kept.
-        """
+        """Log a delivery; ``DELIVERIES_KEPT_PER_ENDPOINT`` of each are kept."""
         ...
 
     async def deliveries(self, endpoint_id: str, limit: int = 100) -> Sequence[Delivery]:

@@ -46,9 +46,7 @@ class WebhookSettings:
     """How endpoints are called."""
 
     timeout_seconds: float = 10.0
-    """How long an endpoint may take to respond; after that the call has failed and is
-    retried.
-    """
+    """How long an endpoint may take to respond; then the call fails and is retried."""
     connect_timeout_seconds: float = 10.0
     """How long the name lookup, the connection and the TLS handshake may take together.
     """
@@ -79,9 +77,7 @@ Find = Callable[[str, int], Awaitable[Message | None]]
 
 
 class DeliveryNotice(msgspec.Struct, frozen=True):
-    """The payload of a delivery job: endpoint and message.
-    Empty ``chat_id``: a test.
-    """
+    """The payload of a delivery job: endpoint, message. Empty ``chat_id``: a test."""
 
     endpoint_id: str
     tenant: str
@@ -130,9 +126,7 @@ async def recall_paces(endpoints: WebhookEndpoints, paces: Paces) -> None:
 
 
 class WebhookSender:
-    """Delivers messages to endpoints. Create it inside the event loop,
-    with ``opened``.
-    """
+    """Delivers messages to endpoints. ``opened`` creates it inside the event loop."""
 
     def __init__(
         self,
@@ -143,7 +137,7 @@ class WebhookSender:
     ) -> None:
         self._endpoints, self._find, self._clock = endpoints, find, clock
         self._settings = settings
-        self._calling: asyncio.Task[WebhookCaller] | None = None
+        self._opening_caller: asyncio.Task[WebhookCaller] | None = None
 
     @classmethod
     @asynccontextmanager
@@ -155,25 +149,23 @@ class WebhookSender:
         settings: WebhookSettings | None = None,
     ) -> AsyncIterator[WebhookSender]:
         chosen = settings or WebhookSettings()
-        deliveries = cls(endpoints, find, clock, chosen)
+        sender = cls(endpoints, find, clock, chosen)
         try:
-            yield deliveries
+            yield sender
         finally:
-            if deliveries._calling is not None:
-                await (await deliveries._calling).close()
+            if sender._opening_caller is not None:
+                await (await sender._opening_caller).close()
 
     async def _caller(self) -> WebhookCaller:
-        """The HTTP client, made for the first delivery;
-        a thread imports its libraries.
-        """
-        if self._calling is None:
-            self._calling = asyncio.create_task(self._open())
-        return await asyncio.shield(self._calling)
+        """The HTTP client, made at the first delivery; its import takes a thread."""
+        if self._opening_caller is None:
+            self._opening_caller = asyncio.create_task(self._open())
+        return await asyncio.shield(self._opening_caller)
 
     async def _open(self) -> WebhookCaller:
-        calling = await asyncio.to_thread(import_module, "holdfast.webhooks.http_client")
+        module = await asyncio.to_thread(import_module, "holdfast.webhooks.http_client")
         chosen = self._settings
-        caller: WebhookCaller = calling.WebhookCaller(
+        caller: WebhookCaller = module.WebhookCaller(
             timeout_seconds=chosen.timeout_seconds,
             connect_timeout_seconds=chosen.connect_timeout_seconds,
             private_allowed=chosen.private_allowed,
@@ -194,19 +186,17 @@ class WebhookSender:
             await self.deliver(ctx, notice)
 
     async def deliver(self, ctx: Context, notice: DeliveryNotice) -> None:
-        """Return when the endpoint accepted the message or was removed;
-        else JobFailed.
-        """
+        """Return when the endpoint accepted the message or was removed."""
         try:
             endpoint = await self._endpoints.get(notice.endpoint_id)
         except NotFound:
             if await self._endpoints.removed(notice.endpoint_id):
                 return  # the endpoint was removed: nothing to deliver
-            told = (
-                f"no endpoint {notice.endpoint_id} was ever here: the job is of another server, or"
-                " of another state"
+            message = (
+                f"the endpoint {notice.endpoint_id} never existed here: the job belongs to another"
+                " server or another state"
             )
-            raise JobFailed(Reason.VALIDATION_FAILURE, told) from None
+            raise JobFailed(Reason.VALIDATION_FAILURE, message) from None
         if endpoint.disabled:
             raise _disabled(endpoint.endpoint_id, endpoint.disabled)
         webhook_id = f"{notice.message_id or f'msg_{ctx.key}'}_{notice.endpoint_id}"
@@ -248,9 +238,7 @@ class WebhookSender:
     async def _post(
         self, endpoint: WebhookEndpoint, webhook_id: str, body: bytes
     ) -> tuple[int, str, float]:
-        """(status, error, the endpoint's Retry-After in seconds); status 0: no
-        response.
-        """
+        """(status, error, Retry-After in seconds); status 0: no response."""
         signed = headers(endpoint.secret, webhook_id, self._clock.now(), body)
         signed["user-agent"] = "Holdfast-Webhooks/1"
         try:
@@ -261,8 +249,8 @@ class WebhookSender:
             )
         except OSError as error:
             return 0, str(error)[:ERROR_LENGTH_MAX], 0.0
-        told = "" if status < 300 else text[:200].decode("utf-8", "replace")
-        return status, told, retry_after_seconds(retry_after, self._clock.now()) or 0.0
+        reply = "" if status < 300 else text[:200].decode("utf-8", "replace")
+        return status, reply, retry_after_seconds(retry_after, self._clock.now()) or 0.0
 
     async def _judge(
         self, endpoint: WebhookEndpoint, status: int, error: str, retry_after: float
@@ -276,14 +264,14 @@ class WebhookSender:
             )
             await self._endpoints.disable(endpoint.endpoint_id, why, timestamp(self._clock.now()))
             raise _disabled(endpoint.endpoint_id, why)
-        told = f"{endpoint.endpoint_id} answered {status or 'nothing'}: {error}"
+        message = f"{endpoint.endpoint_id} answered {status or 'nothing'}: {error}"
         if status == 429:
             reason = Reason.THROTTLED
         elif status == 0 or status >= 500:
             reason = Reason.TRANSPORT_UNAVAILABLE
         else:
             reason = Reason.HANDLER_EXCEPTION
-        raise JobFailed(reason, told, retry_after_seconds=retry_after)
+        raise JobFailed(reason, message, retry_after_seconds=retry_after)
 
 
 def _disabled(endpoint_id: str, why: str) -> JobPostponed:

@@ -44,9 +44,7 @@ def public_socket(info: AddrInfoType) -> socket.socket:
 
 
 class _Resolver(AbstractResolver):
-    """getaddrinfo in its own threads, so that no other thread pool waits for name
-    servers.
-    """
+    """getaddrinfo in its own threads: no other thread pool waits for name servers."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(RESOLVING_MAX, thread_name_prefix="webhook-resolver")
@@ -125,9 +123,7 @@ class WebhookCaller:
     async def post(
         self, url: str, body: bytes, headers: Mapping[str, str], bytes_max: int
     ) -> tuple[int, bytes, str]:
-        """(status, up to ``bytes_max`` of the text, Retry-After). OSError:
-        no response.
-        """
+        """(status, at most ``bytes_max`` of the text, Retry-After), or OSError."""
         deadline = asyncio.timeout(self._connect_timeout_seconds)
         call = _Call(deadline, self._timeout_seconds)
         try:

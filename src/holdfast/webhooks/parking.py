@@ -63,9 +63,7 @@ class Parking:
                 pass
 
     async def update(self) -> None:
-        """Pause exactly the disabled endpoints;
-        make each tenant's endpoints a group.
-        """
+        """Pause exactly the disabled endpoints; each tenant's endpoints are a group."""
         version = self._endpoints.version
         if version == self._version:
             return
@@ -77,9 +75,7 @@ class Parking:
         self.status = ParkedStatus(len(endpoints), {each.endpoint_id: 0 for each in self._disabled})
 
     async def expire(self) -> None:
-        """Bury jobs that are parked for too long,
-        and the oldest ones beyond the bound.
-        """
+        """Bury jobs that are parked for too long, and the oldest beyond the bound."""
         parked: dict[str, int] = {}
         for endpoint in self._disabled:
             parked[endpoint.endpoint_id] = await self._expire(endpoint)

@@ -5,10 +5,11 @@ repeats nor skips anything. For batches without jobs the position is stored only
 then: a server without webhooks must not pay a commit per batch. An endpoint gets what
 is committed after it was added; the first start begins at the log's end.
 
-Its position is stored as one mark per shard. One beyond the log's end means that the chats were restored from a backup,
-and the jobs, in another database, were not. The entries of the restored log had jobs
-before, so the reader begins at the log's end. A job store never moves a position back,
-so the reader continues under its next name (``webhooks.1``); the highest name counts.
+Its position is stored as one mark per shard. A position beyond the log's end means that
+the chats were restored from a backup, and the jobs, in another database, were not. The
+entries of the restored log had jobs before, so the reader begins at the log's end. A
+job store never moves a position back, so the reader continues under its next name
+(``webhooks.1``); the highest name counts.
 """
 
 from __future__ import annotations
@@ -32,9 +33,7 @@ UNMARKED_MAX = 10_000
 
 
 class WebhookReader:
-    """Runs until cancelled; after a failure the node restarts it at its stored
-    position.
-    """
+    """Runs until cancelled; the node restarts a failed one at its stored position."""
 
     def __init__(
         self, log: EventLog, endpoints: WebhookEndpoints, jobs: WorkStore, clock: Clock
@@ -43,9 +42,7 @@ class WebhookReader:
         self._known: tuple[int, dict[str, list[WebhookEndpoint]]] = (0, {})
         self._name, self._marked, self._unmarked = NAME, START, 0
         self.begun = False
-        """Whether its position is stored; an endpoint added earlier could miss
-        messages.
-        """
+        """Whether its position is stored; endpoints added before may miss messages."""
         self._noticed: dict[str, Position] = {}
         """The log's end when an endpoint was first seen; later entries are its to get.
         """
@@ -69,7 +66,8 @@ class WebhookReader:
             restores, position = restores + 1, later
         if position is not None and position.is_beyond(end):
             log.warning(
-                "the log of chats ends before the webhooks' position: it was restored",
+                "webhooks.log_restored",
+                detail="the log ends before the reader's position",
                 end=end.offsets,
                 position=position.offsets,
             )
@@ -100,9 +98,11 @@ class WebhookReader:
             return position
         by_tenant = await self._by_tenant(position)
         at = timestamp(self._clock.now())
-        told = [entry for entry in entries if entry.tenant in by_tenant]
         drafts = [
-            draft for entry in told for draft in self._drafts(entry, by_tenant[entry.tenant], at)
+            draft
+            for entry in entries
+            if entry.tenant in by_tenant
+            for draft in self._drafts(entry, by_tenant[entry.tenant], at)
         ]
         self._unmarked += len(entries)
         if drafts or self._unmarked >= UNMARKED_MAX:

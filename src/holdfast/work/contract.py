@@ -95,9 +95,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class ReaderMark:
-    """How far a named reader of a log has read one shard, stored together with the jobs
-    that it makes.
-    """
+    """How far a named reader has read a shard, stored with the jobs that it makes."""
 
     reader: str
     shard: int

@@ -284,9 +284,7 @@ class Policy:
         return delay * (1 + self.jitter * (2 * rng.random() - 1)) if self.jitter else delay
 
     def for_store_failure(self, seconds: float) -> Policy:
-        """The same job when the job store itself failed: tried again after this time,
-        without a strike.
-        """
+        """After a failure of the job store itself: retried, without a strike."""
         stream = OnFailure.BLOCK if self.stream is OnFailure.PARK else self.stream
         return Policy(True, seconds, 1.0, seconds, strike=False, stream=stream)
 

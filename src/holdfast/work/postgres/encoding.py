@@ -1,6 +1,4 @@
-"""Reports and claims as arguments of the SQL function ``process``, and jobs from its
-rows. (Pure.)
-"""
+"""Reports and claims as arguments of ``process``, and jobs from its rows. (Pure.)"""
 
 from __future__ import annotations
 
