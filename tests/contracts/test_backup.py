@@ -23,8 +23,8 @@ import msgspec
 import pytest
 from store_rigs import BOB, acked, create, draft, fill, send
 
+from holdfast import telemetry
 from holdfast.clock import Ids, SystemClock
-from holdfast.drivers.sqlite import points
 from holdfast.drivers.sqlite.backup import MANIFEST, Manifest, read_manifest, take
 from holdfast.drivers.sqlite.file_copy import CopiedFile, Restored, copy_database
 from holdfast.drivers.sqlite.restore import restore
@@ -162,11 +162,11 @@ def look(state: Path) -> dict[str, Any]:
 
 @contextmanager
 def reaching(reached: Callable[[str], None]) -> Iterator[None]:
-    points.install(reached)
+    stop = telemetry.on_mark(reached)
     try:
         yield
     finally:
-        points.install(None)
+        stop()
 
 
 def killed_at(point: str, work: Callable[[], object]) -> bool:
@@ -175,7 +175,9 @@ def killed_at(point: str, work: Callable[[], object]) -> bool:
     """
     pid = os.fork()
     if pid == 0:
-        points.install(lambda name: os.kill(os.getpid(), signal.SIGKILL) if name == point else None)
+        telemetry.on_mark(
+            lambda name: os.kill(os.getpid(), signal.SIGKILL) if name == point else None
+        )
         try:
             work()
         finally:
@@ -534,8 +536,7 @@ def test_a_full_disk_ends_a_backup_and_a_restore_and_leaves_everything_as_it_was
 
 
 async def test_one_backup_is_taken_at_a_time_and_shows_how_far_it_is(tmp_path: Path) -> None:
-    state = make_state(tmp_path / "state", 3)
-
+    state = await asyncio.to_thread(make_state, tmp_path / "state", 3)
     clock = SystemClock()
     backups = Backups(state, CONTENTS.parts, clock, Ids(clock))
     seen: list[Any] = []

@@ -25,7 +25,6 @@ from store_rigs import ANN, BOB, PAGE, acked, create, draft, fill, operator, sen
 
 from holdfast import telemetry
 from holdfast.clock import ManualClock
-from holdfast.drivers.sqlite import points
 from holdfast.drivers.sqlite.errors import Doing, translate
 from holdfast.errors import (
     HoldfastError,
@@ -251,13 +250,13 @@ class Gate:
         self._arrived, self._open = threading.Event(), threading.Event()
 
     def shut(self) -> None:
-        points.install(self._reached)
+        self._stop = telemetry.on_mark(self._reached)
 
     async def arrival(self) -> None:
         assert await asyncio.to_thread(self._arrived.wait, 10)
 
     def open(self) -> None:
-        points.install(None)
+        self._stop()
         self._open.set()
 
     def _reached(self, name: str) -> None:
@@ -338,18 +337,18 @@ def test_a_listener_that_fails_does_not_take_the_answer_with_it(tmp_path: Path) 
     with_store(tmp_path, scenario)
 
 
-def test_the_named_points_frame_the_commit(tmp_path: Path) -> None:
+def test_commit_is_framed_by_two_marks(tmp_path: Path) -> None:
     seen: list[str] = []
 
     async def scenario(store: SqliteStore) -> None:
         await create(store)
-        points.install(seen.append)
-        acked(await send(store, "k"))
+        stop = telemetry.on_mark(seen.append)
+        try:
+            acked(await send(store, "k"))
+        finally:
+            stop()
 
-    try:
-        with_store(tmp_path, scenario)
-    finally:
-        points.install(None)
+    with_store(tmp_path, scenario)
     assert seen == ["chats.commit.before", "chats.commit.after"]
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from store_rigs import AT, BOB, acked, create, send
 
+from holdfast import telemetry
 from holdfast.clock import SystemClock
-from holdfast.drivers.sqlite import points
 from holdfast.ingest.durability import StoreDurability
 from holdfast.ingest.erasure import Eraser, Erasure
 from holdfast.message import User
@@ -61,7 +61,7 @@ def test_erasure_killed_at_any_commit_is_completed_by_the_next(
             if left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        points.install(reached)
+        telemetry.on_mark(reached)
         try:
             asyncio.run(erase(path))
         finally:

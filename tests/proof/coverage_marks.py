@@ -1,6 +1,6 @@
 """Coverage marks: rare events that a proof must reach to count for them.
 
-The code marks them (``telemetry.sometimes``). A proof collects the marks while it runs
+The code marks them (``telemetry.mark``). A proof collects the marks while it runs
 and passes only if it reached each of ``MUST_HAPPEN[its name]``. ``collected`` is for a
 proof in this process. A process that may be killed at any time writes its marks with
 ``write_marks``, one line each, unbuffered, and the proof reads them afterwards.
@@ -77,23 +77,30 @@ def collected() -> Iterator[Counter[str]]:
     counts: Counter[str] = Counter()
 
     def reached(name: str) -> None:
-        counts[name] += 1
+        if is_rare(name):
+            counts[name] += 1
 
-    telemetry.collect_sometimes(reached)
+    stop = telemetry.on_mark(reached)
     try:
         yield counts
     finally:
-        telemetry.collect_sometimes(None)
+        stop()
 
 
 def write_marks(path: Path) -> None:
     """Append each mark to a file; a kill leaves a line whole or absent."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    telemetry.collect_sometimes(lambda name: _append(file, name))
+
+    def reached(name: str) -> None:
+        if is_rare(name):
+            os.write(file, f"{name}\n".encode())
+
+    telemetry.on_mark(reached)
 
 
-def _append(file: int, name: str) -> None:
-    os.write(file, f"{name}\n".encode())
+def is_rare(name: str) -> bool:
+    """Every commit reaches two marks: they are acted on, and prove nothing."""
+    return ".commit." not in name
 
 
 def read_marks(path: Path) -> Counter[str]:

@@ -2,7 +2,7 @@
 
 ``HOLDFAST_TEST_KILL_AT=commit.after:17:FILE`` kills the process with SIGKILL behind the
 17th commit to ``chats.db`` that reached ``commit.after``
-(``holdfast.drivers.sqlite.points`` offers the places) since FILE is there: what a
+(``holdfast.telemetry.marks`` offers the places) since FILE is there: what a
 server commits while it starts does not count. Its last words, in FILE, are the
 monotonic time.
 
@@ -26,7 +26,6 @@ from pathlib import Path
 
 from holdfast import telemetry
 from holdfast.cli import main
-from holdfast.drivers.sqlite import points
 from proof.coverage_marks import write_marks
 
 
@@ -39,11 +38,11 @@ def install(where: str) -> None:
         if point == f"chats.{name}" and Path(armed).exists():
             left -= 1
             if left == 0:
-                telemetry.sometimes("the server was killed", point)
+                telemetry.mark("the server was killed", point)
                 Path(armed).write_text(f"{time.monotonic()}")
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    points.install(reached)
+    telemetry.on_mark(reached)
 
 
 def fork() -> None:

@@ -18,12 +18,12 @@ ROW = Row("made up", "by hand", 3, 0, "nothing")
 
 
 def test_marks_are_counted_while_somebody_collects_and_cost_nothing_otherwise() -> None:
-    telemetry.sometimes("before")
+    telemetry.mark("before")
     with collected() as counts:
-        telemetry.sometimes("a door was", "open")
-        telemetry.sometimes("a door was", "open")
-        telemetry.sometimes("a job ran")
-    telemetry.sometimes("after")
+        telemetry.mark("a door was", "open")
+        telemetry.mark("a door was", "open")
+        telemetry.mark("a job ran")
+    telemetry.mark("after")
     assert counts == {"a door was: open": 2, "a job ran": 1}
 
 
@@ -33,7 +33,7 @@ def test_the_marks_of_a_process_that_is_killed_are_there(tmp_path: Path) -> None
     pid = os.fork()
     if pid == 0:
         write_marks(path)
-        telemetry.sometimes("the last mark")
+        telemetry.mark("the last mark")
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
     assert read_marks(path) == {"the last mark": 1}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from prometheus_client import Histogram
 
 from holdfast.telemetry.logs import log
-from holdfast.telemetry.marks import sometimes
+from holdfast.telemetry.marks import mark
 from holdfast.telemetry.metrics import REGISTRY, counter, dependency_up, gauge, histogram
 
 _connections = gauge("gateway_connections_active", "Open connections [gateway.connections.active]")
@@ -61,7 +61,7 @@ def connection_ended(active: int) -> None:
 
 def connection_closed(reason: str) -> None:
     """The server closes a connection."""
-    sometimes("a connection was closed", reason)
+    mark("a connection was closed", reason)
     _closed.labels(reason).inc()
     if reason == "slow_consumer":
         _slow_disconnects.inc()
@@ -77,7 +77,7 @@ def connection_lost() -> None:
 
 
 def session_noticed(sign: str) -> None:
-    sometimes("a session noticed", sign)
+    mark("a session noticed", sign)
     _signs.labels(sign).inc()
     if sign in _FORCED_PULLS:
         _forced_resyncs.inc()
@@ -187,7 +187,7 @@ def sends_waiting(count: int) -> None:
 
 
 def send_turned_away(reason: str) -> None:
-    sometimes("a send was turned away", reason)
+    mark("a send was turned away", reason)
     _turned_away.labels(reason).inc()
 
 
@@ -198,7 +198,7 @@ def group_persisted(sends: int, oldest_seconds: float) -> None:
 
 def sends_answered(outcome: str, count: int) -> None:
     """``outcome`` is a label of ``durability_outcomes``."""
-    sometimes("sends were answered", outcome)
+    mark("sends were answered", outcome)
     _outcomes.labels(outcome).inc(count)
     if outcome == "persisted":
         _persisted.inc(count)
@@ -229,7 +229,7 @@ def hot_chats(count: int) -> None:
 
 def write_overdue(ended: str) -> None:
     """A write ended after its deadline; ``ended``: done or failed."""
-    sometimes("a write ended after its deadline")
+    mark("a write ended after its deadline")
     _overdue.labels(ended).inc()
 
 
@@ -239,7 +239,7 @@ def watermarks(outcome: str, count: int) -> None:
 
 def rollback_proven(chat_id: str, user_id: str, epoch: int, cursor: int, head: int) -> None:
     """``user_id``: the user whose cursor is the proof."""
-    sometimes("a rollback was proven")
+    mark("a rollback was proven")
     _rollbacks.inc()
     log.critical(
         "store.rollback_proven", severity="SEV-1",
@@ -249,7 +249,7 @@ def rollback_proven(chat_id: str, user_id: str, epoch: int, cursor: int, head: i
 
 
 def cursor_unproven() -> None:
-    sometimes("a cursor was unproven")
+    mark("a cursor was unproven")
     _unproven.inc()
 
 
@@ -276,21 +276,21 @@ _store_reopened = counter(
 def counter_corruption(chat_id: str) -> None:
     """A chat has no counter; it is halted until an operator recovers it."""
     _counter_corruption.inc()
-    sometimes("a chat had no counter")
+    mark("a chat had no counter")
     log.critical("store.counter_corrupted", severity="SEV-1", chat_id=chat_id)
 
 
 def duplicate_sequence(chat_id: str) -> None:
     """A chat's next sequence is taken; the chat is halted until it is recovered."""
     _duplicate_sequence.inc()
-    sometimes("a sequence was taken")
+    mark("a sequence was taken")
     log.critical("store.sequence_duplicated", severity="SEV-1", chat_id=chat_id)
 
 
 def store_reopened(cause: str) -> None:
     """A handle is never used again after an error with an unknown outcome."""
     _store_reopened.inc()
-    sometimes("a database was opened again")
+    mark("a database was opened again")
     log.error("store.file_reopened", cause=cause)
 
 
@@ -360,12 +360,12 @@ def handed_over(messages: int) -> None:
 
 
 def delivery_skipped(reason: str, messages: int) -> None:
-    sometimes("a delivery was skipped", reason)
+    mark("a delivery was skipped", reason)
     _skipped.labels(reason).inc(messages)
 
 
 def delivery_retried() -> None:
-    sometimes("a delivery was tried again")
+    mark("a delivery was tried again")
     _retries.inc()
 
 
@@ -394,7 +394,7 @@ def fanout_ended(error: BaseException) -> None:
 
 
 def registry_failed(error: Exception) -> None:
-    sometimes("the registry failed")
+    mark("the registry failed")
     _registry_errors.inc()
     dependency_up("registry", False)
     log.warning(

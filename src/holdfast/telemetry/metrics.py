@@ -13,7 +13,7 @@ from functools import cache
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from holdfast.telemetry.logs import log
-from holdfast.telemetry.marks import sometimes
+from holdfast.telemetry.marks import mark
 
 REGISTRY = CollectorRegistry()
 LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -51,7 +51,7 @@ def dependency_up(dependency: str, up: bool) -> None:
 
 
 def breaker_state(dependency: str, state: str) -> None:
-    sometimes("a breaker was", state)
+    mark("a breaker was", state)
     for each in ("closed", "open", "half_open"):
         _breaker.labels(dependency, each).set(each == state)
 
@@ -295,7 +295,7 @@ def work_failed(reason: str) -> None:
 
 def work_lease_lost() -> None:
     _lease_lost.inc()
-    sometimes("a worker lost its lease")
+    mark("a worker lost its lease")
 
 
 def work_report_refused() -> None:
@@ -319,15 +319,15 @@ def work_stuck(count: int) -> None:
 
 
 def work_completion_refused() -> None:
-    sometimes("a zombie's completion was refused")
+    mark("a zombie's completion was refused")
 
 
 def work_probed() -> None:
-    sometimes("a job type was probed: half_open")
+    mark("a job type was probed: half_open")
 
 
 def work_known_already() -> None:
-    sometimes("a message from outside was known already")
+    mark("a message from outside was known already")
 
 
 def work_counts(

@@ -183,7 +183,7 @@ class Device:
                     self.store(event)
                 case ChatReset(chat_id=chat_id) | ChatGone(chat_id=chat_id):
                     if isinstance(event, ChatReset):
-                        telemetry.sometimes("a device dropped its copy for a newer epoch")
+                        telemetry.mark("a device dropped its copy for a newer epoch")
                     self.copies.pop(chat_id, None)
                     self.recorder.on_dropped(chat_id)
                 case _:

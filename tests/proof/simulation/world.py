@@ -274,7 +274,7 @@ class World:
         if server is None:
             return
         if server.committing:
-            telemetry.sometimes("the server was killed while a commit was open")
+            telemetry.mark("the server was killed while a commit was open")
         server.kill()
         self._over(list(self._disturbances))
         self.dead.append(server)

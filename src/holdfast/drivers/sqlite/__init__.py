@@ -7,5 +7,4 @@
 - ``file_copy``  one file of a backup: copied from a live database and checked
 - ``backup``     a folder with all files of a state directory and a manifest
 - ``restore``    puts a backup in place: all of it or nothing
-- ``points``     named points at which a test may end the process
 """

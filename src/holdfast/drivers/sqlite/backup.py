@@ -19,8 +19,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from holdfast import telemetry
 from holdfast.drivers.files import sync
-from holdfast.drivers.sqlite import points
 from holdfast.drivers.sqlite.file_copy import (
     CopiedFile,
     CopyProgress,
@@ -112,7 +112,7 @@ def take(
             manifest = Manifest(FORMAT, FORMAT_VERSION, program, at, files).sealed()
             _write(partial / MANIFEST, manifest)
             sync(partial)
-            points.checkpoint("backup.complete")
+            telemetry.mark("backup.complete")
             partial.rename(target)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -130,7 +130,7 @@ def _copy_all(
         if (state / part.name).exists():
             copy_database(state / part.name, folder / part.name, progress)
             files.append(_described(state / part.name, folder / part.name, part, progress))
-            points.checkpoint(f"backup.{part.name}")
+            telemetry.mark(f"backup.{part.name}")
         elif part is contents.needed:
             raise _useless(state / part.name, "gone")
     for name in contents.plain:

@@ -13,7 +13,6 @@ import apsw
 from holdfast import telemetry
 from holdfast.bounds import GIB, at_most, positive
 from holdfast.drivers.files import sync
-from holdfast.drivers.sqlite import points
 from holdfast.drivers.sqlite.errors import KEEPS_HANDLE, TAKEN, Doing, translate
 from holdfast.drivers.sqlite.wal import require_whole_log
 from holdfast.errors import HoldfastError, StateCorrupted, Unavailable
@@ -278,12 +277,12 @@ class Handle:
         except BaseException:
             self._roll_back(connection)
             raise
-        points.checkpoint(f"{self.path.stem}.commit.before")
+        telemetry.mark(f"{self.path.stem}.commit.before")
         try:
             connection.execute("COMMIT")
         except apsw.Error as error:
             raise self.failed(error, Doing.COMMITTING) from error
-        points.checkpoint(f"{self.path.stem}.commit.after")
+        telemetry.mark(f"{self.path.stem}.commit.after")
 
     @contextmanager
     def snapshot(self) -> Iterator[apsw.Connection]:

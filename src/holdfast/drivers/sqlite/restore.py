@@ -23,8 +23,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from holdfast import telemetry
 from holdfast.drivers.files import sync
-from holdfast.drivers.sqlite import points
 from holdfast.drivers.sqlite.backup import Contents, Manifest, read_manifest
 from holdfast.drivers.sqlite.database import SqliteSettings, open_and_migrate
 from holdfast.drivers.sqlite.errors import Doing, translate
@@ -92,12 +92,12 @@ def restore(
         (partial / NEW).mkdir(mode=0o700, parents=True)
         try:
             made = _make_ready(source, partial, state, contents, restored, progress)
-            points.checkpoint("restore.made")
+            telemetry.mark("restore.made")
             partial.rename(state / READY)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         sync(state)
-        points.checkpoint("restore.ready")
+        telemetry.mark("restore.ready")
         finish(state)
     except OSError as error:
         raise cannot(f"{backup} cannot be restored to {state}", error) from error
@@ -158,7 +158,7 @@ def _make_ready(
         if part is not None:
             renew(staged, part, restored)
         sync(staged)
-        points.checkpoint(f"restore.made.{entry.name}")
+        telemetry.mark(f"restore.made.{entry.name}")
         brought.append(entry)
     plan = RestorePlan(
         list(_replaced(contents, state)),
@@ -240,7 +240,7 @@ def _put(state: Path, ready: Path, name: str, *, brings: bool) -> None:
         return
     if (state / name).exists():
         (state / name).rename(ready / name)
-    points.checkpoint(f"restore.aside.{name}")
+    telemetry.mark(f"restore.aside.{name}")
     if brings:
         staged.rename(state / name)
-        points.checkpoint(f"restore.placed.{name}")
+        telemetry.mark(f"restore.placed.{name}")
