@@ -11,6 +11,8 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
 
@@ -23,13 +25,22 @@ def cli_page() -> str:
         (
             "Exit codes: 0 done; 1 refused or failed, with a sentence on stderr that says what to"
             " do; 2 the command was not understood. With `--json` results are JSON on stdout and"
-            " errors JSON on stderr. The options under `--url` may stand before or after the"
-            " command.\n"
+            " errors JSON on stderr.\n"
         ),
+        "## Shared options\n",
+        (
+            "Almost every command takes them, before or after its name; its section says which. A"
+            " command that contacts no server does not take `--url` and the tokens.\n"
+        ),
+        f"```text\n{shared_options()}```\n",
     ]
     for words in commands():
+        text, shared = help_of(words)
         parts.append(f"## holdfast {' '.join(words)}".rstrip() + "\n")
-        parts.append(f"```text\n{help_of(words)}```\n")
+        parts.append(f"```text\n{text}```\n")
+        if shared:
+            names = ", ".join(f"`{name}`" for name in shared)
+            parts.append(f"Also the [shared options](#shared-options) {names}.\n")
     return "\n".join(parts)
 
 
@@ -55,13 +66,41 @@ def commands() -> Iterator[tuple[str, ...]]:
             yield (group.name, _name(command.name, command.callback))
 
 
-def help_of(words: tuple[str, ...]) -> str:
-    from typer.testing import CliRunner
+def help_of(words: tuple[str, ...]) -> tuple[str, list[str]]:
+    """A command's help without the shared options, and the names of these."""
+    from click import Context
+    from typer.main import get_command
 
-    from holdfast.cli.app import app
+    from holdfast.cli.context import SERVER
 
     os.environ["COLUMNS"] = "100"
-    return CliRunner().invoke(app, [*words, "--help"], prog_name="holdfast").stdout
+    command: Any = get_command(app := _app())
+    context = Context(command, info_name="holdfast", **app.info.context_settings)
+    for word in words:
+        command = command.get_command(context, word)
+        context = Context(command, info_name=word, parent=context)
+    shared = [each for each in command.params if getattr(each, "rich_help_panel", "") == SERVER]
+    for option in shared:
+        option.hidden = True
+    return f"{command.get_help(context)}\n", [max(each.opts, key=len) for each in shared]
+
+
+def shared_options() -> str:
+    """The shared options, from a command that has no others."""
+    from typer.testing import CliRunner
+
+    os.environ["COLUMNS"] = "100"
+    text = CliRunner().invoke(_app(), ["status", "--help"], prog_name="holdfast").stdout
+    options = text.partition("Options:\n")[2]
+    return "".join(
+        line for line in options.splitlines(keepends=True) if not line.startswith("  -h, --help")
+    )
+
+
+def _app() -> Any:
+    from holdfast.cli.app import app
+
+    return app
 
 
 def _name(name: str | None, callback: Callable[..., object] | None) -> str:
@@ -73,20 +112,33 @@ def _page_of(module: str) -> Callable[[], str]:
     """The ``page`` of a module beside this one."""
 
     def write() -> str:
-        if str(REFERENCE.parent) not in sys.path:
-            sys.path.insert(0, str(REFERENCE.parent))
-        text: str = importlib.import_module(module).page()
+        text: str = _beside(module).page()
         return text
 
     return write
 
 
+def _wrapped(page: Callable[[], str]) -> Callable[[], str]:
+    def write() -> str:
+        text: str = _beside("wrapping").wrapped(page())
+        return text
+
+    return write
+
+
+def _beside(module: str) -> ModuleType:
+    """A module of this folder, also when the caller is elsewhere."""
+    if str(REFERENCE.parent) not in sys.path:
+        sys.path.insert(0, str(REFERENCE.parent))
+    return importlib.import_module(module)
+
+
 PAGES: dict[str, Callable[[], str]] = {
-    "cli.md": cli_page,
-    "metrics.md": _page_of("metrics_page"),
-    "protocol.md": _page_of("protocol_page"),
-    "rest.md": rest_page,
-    "settings.md": _page_of("settings_page"),
+    "cli.md": _wrapped(cli_page),
+    "metrics.md": _wrapped(_page_of("metrics_page")),
+    "protocol.md": _wrapped(_page_of("protocol_page")),
+    "rest.md": _wrapped(rest_page),
+    "settings.md": _wrapped(_page_of("settings_page")),
 }
 
 

@@ -30,7 +30,7 @@ class Alert(NamedTuple):
 
 TIERS = {
     1: "correctness: call somebody at once",
-    2: "capacity and performance: alert if it lasts; the warning band is yellow and pages nobody",
+    2: "capacity and performance: alert if it lasts",
     3: "operation: for dashboards",
 }
 
@@ -77,7 +77,7 @@ Written by `docs/generate.py` from `holdfast.telemetry`; do not edit.
 `GET /metrics` in Prometheus' text format, with an admin key of scope `status:read` (see
 [access](../guides/access.md#metrics-and-health)). Counters end in `_total`, histograms are in seconds, a ratio is two
 counters, an availability is `holdfast_dependency_up{dependency}`, a breaker is a set of states. Labels are closed sets:
-never a user, a chat or a token. In an alert, `…` stands for the metric's name.
+never a user, a chat or a token. In an alert, `…` stands for the metric's name. A warning is yellow and pages nobody.
 
 A name in brackets at the end of a HELP text is the metric's name in a design document; the pages
 [messaging](../project/design-coverage-messaging.md) and [limits](../project/design-coverage-limits.md) have the mapping.

@@ -38,3 +38,31 @@ def test_the_reference_holds_every_command() -> None:
     text = (DOCS / "reference" / "cli.md").read_text()
     for words in generate.commands():
         assert f"\n## holdfast {' '.join(words)}".rstrip() in text
+
+
+@pytest.mark.parametrize("name", generate.PAGES)
+def test_prose_of_a_page_is_at_most_88_columns_wide(name: str) -> None:
+    in_code = False
+    for line in (DOCS / "reference" / name).read_text().splitlines():
+        in_code ^= line.startswith("```")
+        assert in_code or line.startswith("|") or len(line) <= 88, line
+
+
+def test_wrapping_keeps_code_lists_and_tables_whole() -> None:
+    wrapped = generate._beside("wrapping").wrapped
+    row = f"| {'cell ' * 30}|"
+    item = f"- {'word ' * 15}`a code of some words` and + a plus"
+    assert wrapped(f"{row}\n\n{item}\n```text\n{'x ' * 60}\n```\n").splitlines() == [
+        row,
+        "",
+        f"- {'word ' * 15}".rstrip(),
+        "  `a code of some words` and + a plus",
+        "```text",
+        "x " * 60,
+        "```",
+    ]
+
+
+def test_command_reference_has_the_shared_options_once() -> None:
+    text = (DOCS / "reference" / "cli.md").read_text()
+    assert text.count("[env var: HOLDFAST_URL]") == text.count("Print JSON.") == 1
