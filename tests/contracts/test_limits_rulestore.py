@@ -117,6 +117,7 @@ async def refused(store: RuleStore, change: Change, kind: type[HoldfastError]) -
     return raised.value
 
 
+@pytest.mark.covers("004 `SET limit = …, window = …`")
 def test_rule_lives_from_creation_to_tombstone_and_again(
     stored: Callable[[Scenario], None],
 ) -> None:
@@ -168,6 +169,7 @@ def test_late_change_gets_the_current_rule(stored: Callable[[Scenario], None]) -
     stored(scenario)
 
 
+@pytest.mark.covers("004 `UPDATE … WHERE version = $6`")
 def test_one_of_two_changes_to_the_same_version_wins(
     stored: Callable[[Scenario], None],
 ) -> None:
@@ -239,6 +241,7 @@ def test_store_without_an_admin_rule_accepts_any_rule(
     stored(scenario)
 
 
+@pytest.mark.covers("004 `ORDER BY created_at`")
 def test_log_reader_misses_nothing_of_concurrent_writers(
     stored: Callable[[Scenario], None],
 ) -> None:
@@ -264,6 +267,7 @@ def test_log_reader_misses_nothing_of_concurrent_writers(
     stored(scenario)
 
 
+@pytest.mark.covers("004 the operator retries by hand")
 def test_same_key_always_gets_the_first_answer(stored: Callable[[Scenario], None]) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
         create = change("create", key="k1")
@@ -282,6 +286,7 @@ def test_same_key_always_gets_the_first_answer(stored: Callable[[Scenario], None
     stored(scenario)
 
 
+@pytest.mark.covers("004 an `outbox` table with `sent_at`")
 def test_snapshot_and_log_agree(stored: Callable[[Scenario], None]) -> None:
     async def scenario(store: RuleStore, _: Any) -> None:
         for n in range(30):
@@ -412,6 +417,7 @@ async def test_restore_raises_the_epoch_and_its_versions_win(tmp_path: Path) -> 
         assert new.rule.epoch == old.rule.epoch + 1 == (await store.head()).epoch
 
 
+@pytest.mark.covers("004 errors carry `dial tcp 10.0.8.45:5432`")
 async def test_unreachable_database_is_unavailable_without_its_host_name() -> None:
     settings = PostgresSettings("postgresql://nobody@127.0.0.1:1/none", connect_timeout_seconds=0.5)
     async with PostgresRuleStore(settings) as store:

@@ -197,7 +197,7 @@ async def test_process_work_batch_failure_cascade_releases_later_messages_in_str
         assert await manual.turn(completed=[m1], backlogs={"s": 0}) == [m4]
 
 
-@pytest.mark.covers("003 decision matrix: failed, scheduled / no release")
+@pytest.mark.covers("003 matrix: failed and scheduled, not released")
 async def test_matrix_failed_and_scheduled_without_release_blocks(opened: Opener) -> None:
     async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(), draft()])
@@ -208,7 +208,7 @@ async def test_matrix_failed_and_scheduled_without_release_blocks(opened: Opener
         assert await manual.turn() == []
 
 
-@pytest.mark.covers("003 decision matrix: failed, scheduled / released")
+@pytest.mark.covers("003 matrix: failed and scheduled, released")
 async def test_matrix_failed_and_scheduled_with_release_continues_without_m1(
     opened: Opener,
 ) -> None:
@@ -223,7 +223,7 @@ async def test_matrix_failed_and_scheduled_with_release_continues_without_m1(
         assert await manual.turn() == [m2]
 
 
-@pytest.mark.covers("003 decision matrix: failed, not scheduled / released")
+@pytest.mark.covers("003 matrix: failed, not scheduled, released")
 async def test_matrix_failed_and_not_scheduled_with_release_continues(opened: Opener) -> None:
     async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(), draft()])
@@ -242,7 +242,7 @@ async def test_matrix_failed_and_not_scheduled_with_release_continues(opened: Op
         assert await manual.turn(completed=[m2]) == [], "a parked job never runs by itself"
 
 
-@pytest.mark.covers("003 decision matrix: processing")
+@pytest.mark.covers("003 matrix: processing")
 async def test_matrix_processing_blocks_for_every_other_worker(opened: Opener) -> None:
     async with opened() as o:
         m1, _ = await o.store.enqueue([draft(), draft()])
@@ -254,7 +254,7 @@ async def test_matrix_processing_blocks_for_every_other_worker(opened: Opener) -
             await second.session.leave()
 
 
-@pytest.mark.covers("003 decision matrix: completed")
+@pytest.mark.covers("003 matrix: completed")
 async def test_matrix_completed_continues_the_stream(opened: Opener) -> None:
     async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(), draft()])
@@ -263,6 +263,7 @@ async def test_matrix_completed_continues_the_stream(opened: Opener) -> None:
         assert await manual.turn(completed=[m1]) == [m2]
 
 
+@pytest.mark.covers("003 use case: release M3, keep M2")
 async def test_release_by_type_lets_only_that_type_pass_later_jobs_too(opened: Opener) -> None:
     async with opened() as o:
         m1, m2, m3 = await o.store.enqueue([draft(), draft(type="mail"), draft()])
@@ -302,6 +303,7 @@ async def test_release_of_a_stream_without_block_is_refused(opened: Opener) -> N
         assert await o.store.acts() == []
 
 
+@pytest.mark.covers("003 block all, continue, or cascade release")
 async def test_skip_continues_the_stream_and_retries_the_head_out_of_order(opened: Opener) -> None:
     async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(), draft()])
@@ -315,6 +317,7 @@ async def test_skip_continues_the_stream_and_retries_the_head_out_of_order(opene
         assert await manual.turn() == [m1]
 
 
+@pytest.mark.covers("003 PoisonMessage = 7")
 async def test_poison_becomes_a_complete_dead_letter_and_lifts_the_block(
     opened: Opener,
 ) -> None:
@@ -338,6 +341,7 @@ async def test_poison_becomes_a_complete_dead_letter_and_lifts_the_block(
         assert await o.store.streams() == []
 
 
+@pytest.mark.covers("003 ValidationFailure = 3")
 async def test_serialization_and_validation_failures_are_dead_at_once(opened: Opener) -> None:
     async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(None), draft(None)])
@@ -354,6 +358,7 @@ async def test_serialization_and_validation_failures_are_dead_at_once(opened: Op
         }
 
 
+@pytest.mark.covers("003 the SQL of a failure: bits, error, attempts, schedule in one statement")
 async def test_repeated_failure_report_counts_once(opened: Opener) -> None:
     async with opened() as o:
         (m1,) = await o.store.enqueue([draft()])
@@ -366,7 +371,7 @@ async def test_repeated_failure_report_counts_once(opened: Opener) -> None:
         assert (entry.attempt, entry.strikes) == (1, 1)
 
 
-@pytest.mark.covers("003 partial completion")
+@pytest.mark.covers("003 bits only ever added")
 async def test_completed_stages_are_never_removed_and_come_with_the_retry(
     opened: Opener,
 ) -> None:
@@ -385,6 +390,7 @@ async def test_completed_stages_are_never_removed_and_come_with_the_retry(
         assert entry.stages == Stage.STORED | Stage.EVENT_STORED
 
 
+@pytest.mark.covers("003 resume from the failure point")
 async def test_step_is_durable_before_the_job_ends(opened: Opener) -> None:
     async with opened() as o:
         (m1,) = await o.store.enqueue([draft()])
@@ -407,6 +413,7 @@ async def test_delayed_job_is_claimed_when_it_is_due(opened: Opener) -> None:
         assert manual.jobs[later].attempt == 1
 
 
+@pytest.mark.covers("003 inbox: a message is stored once")
 async def test_inbox_stores_a_message_once_even_within_one_call(opened: Opener) -> None:
     async with opened() as o:
         shop = {"source": "shop", "source_id": "42"}
@@ -510,6 +517,7 @@ async def test_filter_selects_the_same_in_every_verb(
         assert left == sorted(set(seqs) - set(asked))
 
 
+@pytest.mark.covers("003 stuck in a retry loop: reset attempts")
 async def test_retry_with_reset_does_both_manual_repairs_of_the_document(opened: Opener) -> None:
     async with opened() as o:
         (m1,) = await o.store.enqueue([draft()])
@@ -524,6 +532,7 @@ async def test_retry_with_reset_does_both_manual_repairs_of_the_document(opened:
             await o.store.retry([m1 + 99], reset=False, by="ann", why="no such job")
 
 
+@pytest.mark.covers("003 1: dead letter queue, then Status = 0")
 async def test_operator_can_park_and_bury_and_the_owner_is_notified(opened: Opener) -> None:
     async with opened() as o:
         m1, m2 = await o.store.enqueue([draft(), draft()])
@@ -602,6 +611,7 @@ async def test_failure_of_a_job_reset_while_it_ran_makes_the_worker_rewind(
         assert manual.jobs[m1].attempt == 1
 
 
+@pytest.mark.covers("003 metrics by reason")
 async def test_stats_count_states_reasons_attempts_and_times(opened: Opener) -> None:
     async with opened() as o:
         begun = time.monotonic()
@@ -675,6 +685,7 @@ async def test_record_of_acts_forgets_the_oldest(opened: Opener) -> None:
         ]
 
 
+@pytest.mark.covers("003 3: alert and investigate")
 async def test_open_breakers_are_shared_and_end(opened: Opener) -> None:
     async with opened() as o:
         manual = await ManualWorker.join(o.store)
@@ -688,6 +699,7 @@ async def test_open_breakers_are_shared_and_end(opened: Opener) -> None:
         assert await o.store.open_breakers() == []
 
 
+@pytest.mark.covers("003 attempts counted at failure")
 async def test_job_that_kills_its_process_three_times_is_poison(
     opened: Opener,
 ) -> None:
@@ -817,6 +829,7 @@ async def test_jobs_of_a_dead_worker_go_to_the_next_in_order(opened: Opener) -> 
         assert heir.session.fence(heir.jobs[seqs[1]]) > 0
 
 
+@pytest.mark.covers("003 completions by any instance")
 async def test_zombie_reports_are_refused_with_lease_lost(opened: Opener) -> None:
     async with opened() as o:
         (m1,) = await o.store.enqueue([draft()])

@@ -60,6 +60,7 @@ async def test_dead_letter_keeps_every_reason_in_order(
         assert list(dead.reasons) == [TIMEOUT, Reason.THROTTLED, RAISED, TIMEOUT, POISON]
 
 
+@pytest.mark.covers("003 2: manual, FailureReason = PoisonMessage")
 async def test_crashed_and_buried_jobs_keep_their_reasons_too(
     opened: Opener,
 ) -> None:

@@ -248,6 +248,7 @@ async def replica_caught_up(engines: Engines) -> None:
     raise AssertionError("the replica did not catch up")
 
 
+@pytest.mark.covers("004 nothing changes, limiting goes on")
 def test_primary_down_stops_the_admin_and_nothing_else(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
         node = await w.node()
@@ -290,6 +291,7 @@ def test_two_operators_with_the_same_version(engines_: Engines) -> None:
     play(engines_, scenario)
 
 
+@pytest.mark.covers("004 the outbox insert fails: all rolls back")
 def test_a_failure_inside_the_transaction_changes_nothing(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
         await w.node()
@@ -314,6 +316,7 @@ def test_a_failure_inside_the_transaction_changes_nothing(engines_: Engines) -> 
     play(engines_, scenario)
 
 
+@pytest.mark.covers("004 commit uncertainty: look and see")
 def test_after_a_lost_commit_answer_the_same_key_tells(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
         await w.node()
@@ -390,6 +393,7 @@ def _swallow_commit_answers(store: PostgresRuleStore, proxy: Proxy) -> list[bool
     return done
 
 
+@pytest.mark.covers("004 the instance crashes after the commit: 13.6 s")
 def test_a_node_that_dies_after_the_commit_is_not_needed(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
         sources = w.redis_notifications()
@@ -408,6 +412,7 @@ def test_a_node_that_dies_after_the_commit_is_not_needed(engines_: Engines) -> N
     play(engines_, scenario)
 
 
+@pytest.mark.covers("004 the host vanishes and closes nothing")
 def test_a_follower_whose_host_vanishes_is_replaced_by_another(engines_: Engines) -> None:
     """Nobody closes its connection, so the server itself must notice that it has fallen
     silent.
@@ -556,6 +561,7 @@ def test_a_doorbell_that_swallows_everything_does_not_stop_the_beat(engines_: En
     play(engines_, scenario)
 
 
+@pytest.mark.covers("004 events wait and are delivered in order")
 def test_without_redis_pubsub_a_change_comes_by_notify_and_without_both_by_sync(
     engines_: Engines,
 ) -> None:
@@ -581,6 +587,7 @@ def test_without_redis_pubsub_a_change_comes_by_notify_and_without_both_by_sync(
     play(engines_, scenario)
 
 
+@pytest.mark.covers("004 marked as sent after PUBLISH")
 def test_a_publish_that_nobody_receives_loses_nothing(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
         node = await w.node(sources=())
@@ -592,6 +599,7 @@ def test_a_publish_that_nobody_receives_loses_nothing(engines_: Engines) -> None
     play(engines_, scenario)
 
 
+@pytest.mark.covers("004 one channel, `rule_changes`")
 def test_two_deployments_that_share_a_redis_keep_their_rules_apart(
     engines_: Engines, tmp_path: Path
 ) -> None:
@@ -640,6 +648,7 @@ def _limit(plane: LimitsParts, resource: str) -> int | None:
     return rule.limit if rule is not None else None
 
 
+@pytest.mark.covers("004 the invalidator fetches from the replica")
 @pytest.mark.parametrize("heard", [True, False])
 def test_a_lagging_replica_never_takes_a_rule_back(engines_: Engines, heard: bool) -> None:
     async def scenario(w: World) -> None:
@@ -665,6 +674,7 @@ def test_a_lagging_replica_never_takes_a_rule_back(engines_: Engines, heard: boo
     play(engines_, scenario)
 
 
+@pytest.mark.covers("004 the replica lags at the start")
 def test_a_restart_on_a_lagging_replica_goes_on_with_what_the_node_knew(
     engines_: Engines, tmp_path: Path
 ) -> None:
@@ -687,6 +697,7 @@ def test_a_restart_on_a_lagging_replica_goes_on_with_what_the_node_knew(
     play(engines_, scenario)
 
 
+@pytest.mark.covers("004 full sync at the start")
 def test_a_node_that_missed_everything_starts_complete(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
         for seen, limit in enumerate((200, 300, 400), 1):
@@ -739,6 +750,7 @@ async def _until_counted(nodes: list[Node]) -> None:
                 await asyncio.sleep(0.1)
 
 
+@pytest.mark.covers("004 disaster path: stale rules")
 def test_both_down_a_new_node_limits_by_disk_and_share(engines_: Engines, tmp_path: Path) -> None:
     async def scenario(w: World) -> None:
         await w.node(file=tmp_path / "rules.json")
@@ -760,6 +772,7 @@ def test_both_down_a_new_node_limits_by_disk_and_share(engines_: Engines, tmp_pa
     play(engines_, scenario)
 
 
+@pytest.mark.covers("004 the admin is down there")
 def test_a_region_that_is_cut_off_goes_on_and_converges(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
         async with Proxy("127.0.0.1", engines_.primary.port) as wire:
@@ -860,6 +873,7 @@ def test_a_stopped_redis_costs_one_deadline_and_never_more(engines_: Engines) ->
     play(engines_, scenario)
 
 
+@pytest.mark.covers("004 events within 100 ms")
 def test_a_change_reaches_a_crowd_within_a_tenth_of_a_second(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
         crowd = [await w.node(sources=("notify",), feed=NO_SYNC) for _ in range(10)]
@@ -877,6 +891,7 @@ def test_a_change_reaches_a_crowd_within_a_tenth_of_a_second(engines_: Engines) 
     play(engines_, scenario)
 
 
+@pytest.mark.covers("004 a database restored from a dump")
 def test_a_database_put_back_from_a_dump_is_followed_again_after_raise_epoch(
     engines_: Engines, tmp_path: Path
 ) -> None:
@@ -997,6 +1012,7 @@ def _raise_epoch(url: str, state: Path) -> int:
     )
 
 
+@pytest.mark.covers("004 a failover that lost a write")
 def test_a_failover_that_lost_a_write_ends_on_what_survived_and_goes_on(engines_: Engines) -> None:
     """A real promotion: the standby never got the last change, and its version is given
     out again under a new epoch.

@@ -70,7 +70,7 @@ async def a_database(server: Server, name: str) -> str:
     return urlsplit(server.url)._replace(path=f"/{name}").geturl()
 
 
-@pytest.mark.covers("004 scenario 4: tick 100 ms, 100 rows")
+@pytest.mark.covers("004 tick 100 ms, 100 rows")
 async def test_the_publisher_ticks_and_reads_as_the_document_says(
     postgres_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

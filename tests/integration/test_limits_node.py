@@ -298,6 +298,7 @@ async def test_nodes_that_were_given_no_name_count_as_many(
         assert named.node_id == "web-1"
 
 
+@pytest.mark.covers("004 nodes that start while Redis is down")
 async def test_nodes_that_start_while_redis_is_away_still_admit_one_limit_together(
     redis_server: Engine, tmp_path: Path
 ) -> None:

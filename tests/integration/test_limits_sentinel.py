@@ -228,6 +228,7 @@ def cluster() -> Iterator[Server]:
     server.stop()
 
 
+@pytest.mark.covers("004 Redis as a cluster")
 def test_redis_cluster_is_refused_at_the_start_with_what_to_do(
     cluster: Server, tmp_path: Path
 ) -> None:

@@ -190,6 +190,7 @@ async def test_invalid_work_url_is_refused_at_startup(tmp_path: Path, wrong: str
             pass
 
 
+@pytest.mark.covers("003 stuck in a retry loop: diagnosis")
 async def test_message_is_sent_as_signed_webhook_and_failures_are_repaired_by_cli(
     tmp_path: Path,
 ) -> None:

@@ -32,6 +32,7 @@ async def stored(store: Any) -> list[bytes]:
     return [entry.payload for entry in await store.find(Query())]
 
 
+@pytest.mark.covers("003 outbox: stored with the caller's data")
 async def test_asyncpg_commits_or_rolls_back_the_job_with_the_data(postgres_server: Server) -> None:
     async with postgres_work(postgres_server.url) as o:
         connection = await asyncpg.connect(postgres_server.url)
@@ -112,6 +113,7 @@ async def test_producers_of_one_stream_are_serialised_and_others_are_not(
         await second.close()
 
 
+@pytest.mark.covers("003 inbox: a message is stored once")
 async def test_repeated_inbox_message_is_received_once(
     postgres_server: Server,
 ) -> None:

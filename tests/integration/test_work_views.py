@@ -140,7 +140,7 @@ def filled(query: str, names: dict[str, Any]) -> str:
     return re.sub(r"<(\w+)>", lambda found: str(names[found.group(1)]), query)
 
 
-@pytest.mark.covers("003 the ten queries")
+@pytest.mark.covers("003 Failed 32768 as a bit of the status")
 async def test_ten_queries_of_the_document_run_on_postgresql(postgres_server: Server) -> None:
     async with postgres_work(postgres_server.url) as o:
         connection = await asyncpg.connect(postgres_server.url)
@@ -155,6 +155,7 @@ async def test_ten_queries_of_the_document_run_on_postgresql(postgres_server: Se
         await connection.close()
 
 
+@pytest.mark.covers("003 scheduled retry backlog")
 async def test_sqlite_runs_nine_of_ten_queries_and_the_backlog_with_a_literal_time(
     tmp_path: Path,
 ) -> None:

@@ -170,6 +170,7 @@ async def _ready_again(o: Opened, seq: int) -> bool:
     return entry.state is State.READY
 
 
+@pytest.mark.covers("003 progression Stored, EventStored, Published")
 async def test_completed_step_is_not_repeated(opened: Any) -> None:
     async with opened() as o:
         handlers, steps = Handlers(), list[str]()
@@ -372,6 +373,7 @@ async def _waiting_for_retry(o: Opened, count: int) -> bool:
     return len(await o.store.find(Query(state=State.RETRY))) == count
 
 
+@pytest.mark.covers("003 inbox: handler effects once")
 async def test_effects_in_the_transaction_of_a_handler_happen_exactly_once(
     postgres_server: Server,
 ) -> None:
@@ -422,6 +424,7 @@ async def test_handler_that_swallows_its_deadline_times_out_without_harming_late
         assert (entry.seq, entry.reason) == (seqs[0], Reason.TIMEOUT_EXCEEDED)
 
 
+@pytest.mark.covers("003 TimeoutExceeded = 4")
 async def test_run_beyond_its_deadline_is_cancelled_and_fails_as_a_timeout(opened: Any) -> None:
     async with opened() as o:
         handlers = Handlers()
@@ -465,6 +468,7 @@ async def _dead(o: Opened) -> bool:
     return bool(await o.store.dead(Query()))
 
 
+@pytest.mark.covers("003 3: circuit breaker per type")
 async def test_open_breaker_postpones_its_type_and_harms_no_stream(opened: Any) -> None:
     async with opened() as o:
         handlers, calls, away = Handlers(), list[str](), True

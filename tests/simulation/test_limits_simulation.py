@@ -388,6 +388,7 @@ def test_rules_converge_with_a_trimmed_log() -> None:
         held(World(seed, forgetful=True), seed)
 
 
+@pytest.mark.covers("004 never allows unbounded traffic")
 def test_rules_converge_and_admission_is_bounded_under_faults() -> None:
     began = time.monotonic()
     for seed in range(SEEDS):
@@ -413,6 +414,7 @@ def test_rules_converge_and_admission_is_bounded_under_faults() -> None:
     )
 
 
+@pytest.mark.covers("004 `ReplaceAll`")
 @pytest.mark.parametrize("broken", [ReplacingFeed, UpsertOnlyFeed])
 def test_broken_feed_fails_checker_13_only(broken: type[RuleFeed]) -> None:
     verdicts = [judged(World(seed, broken), seed) for seed in range(5)]

@@ -79,6 +79,7 @@ def test_rule_is_changed_read_and_rolled_back(tmp_path: Path) -> None:
     with_control(tmp_path, scenario)
 
 
+@pytest.mark.covers("004 versions are 64-bit integers")
 @pytest.mark.parametrize(
     ("verb", "body", "field"),
     [
@@ -385,10 +386,10 @@ class Unreachable(SqliteRuleStore):
         raise Unavailable("the database of the rules cannot be reached now")
 
 
-@pytest.mark.real_time
 @pytest.mark.covers(
-    '004 scenario 1: admin_errors_total{operation="update_rule", error="db_connection_failed"}'
+    '004 `admin_errors_total{operation="update_rule", error="db_connection_failed"}`'
 )
+@pytest.mark.real_time
 async def test_unavailable_database_is_counted_as_an_admin_error(tmp_path: Path) -> None:
     def count() -> float:
         labels = {"operation": "update_rule", "error": "db_connection_failed"}

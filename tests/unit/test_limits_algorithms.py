@@ -39,6 +39,7 @@ def test_limit_is_used_up_and_recovers(algorithm: Algorithm) -> None:
     assert take(counter, rule, T0 + refused.wait_ms + 0.001, 1).admitted == 1
 
 
+@pytest.mark.covers("004 what was used when the limit changes")
 @pytest.mark.parametrize("algorithm", AMOUNTS)
 def test_used_amount_carries_over_to_a_changed_limit(algorithm: Algorithm) -> None:
     counter = fresh(algorithm)

@@ -236,6 +236,7 @@ def test_no_credential_acts_for_every_tenant(tmp_path: Path) -> None:
     limited(tmp_path, scenario)
 
 
+@pytest.mark.covers("004 `PUT /admin/rules` with `expectedVersion`")
 def test_requests_of_the_design_document_as_written(tmp_path: Path) -> None:
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         key = rest.admin_key()
@@ -450,6 +451,7 @@ def test_every_error_of_a_request_is_reported_at_once(tmp_path: Path, method: st
     limited(tmp_path, scenario)
 
 
+@pytest.mark.covers("004 HTTP 500")
 def test_admin_answers_503_without_the_database_and_limiting_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -901,6 +903,7 @@ def test_hanging_database_costs_an_operator_the_deadline_at_most(
     limited(tmp_path, scenario, request_seconds_max=0.01)
 
 
+@pytest.mark.covers("004 `GET /health/admin`")
 def test_strangers_see_one_word_and_cannot_load_the_primary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

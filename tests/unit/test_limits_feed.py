@@ -67,6 +67,7 @@ async def test_source_that_ignores_one_cancellation_does_not_block_shutdown() ->
         await asyncio.sleep(1)
 
 
+@pytest.mark.covers("004 worst case 11 s: one sync and the replication lag")
 async def test_lost_notification_costs_one_sync_interval() -> None:
     log = Log()
     feed, _ = feed_of(log)
@@ -78,6 +79,7 @@ async def test_lost_notification_costs_one_sync_interval() -> None:
         assert limit_of(feed) == 5
 
 
+@pytest.mark.covers("004 option 2: fetch again with backoff")
 async def test_gap_between_notifications_is_read_at_once() -> None:
     log = Log()
     feed, _ = feed_of(log)
@@ -228,6 +230,7 @@ async def test_damaged_rules_file_is_not_used(tmp_path: Path) -> None:
         assert len(nothing.rules) == 0
 
 
+@pytest.mark.covers("004 tolerates stale rules for up to 10 s")
 async def test_staleness_grows_without_the_database_and_ends_with_any_sync() -> None:
     log = Log()
     feed, _ = feed_of(log)
@@ -684,7 +687,7 @@ class Busy(Log):
         return found
 
 
-@pytest.mark.covers("004 scenario 7: load all, then subscribe")
+@pytest.mark.covers("004 load all, then subscribe")
 async def test_change_during_startup_is_not_lost() -> None:
     """It listens first, so a notification during the load is applied without a sync."""
     log = Busy()

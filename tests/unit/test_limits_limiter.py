@@ -127,7 +127,7 @@ async def test_denial_is_cached_from_the_send_for_its_cost_and_version() -> None
     assert (await ask(limits, 1, cost=6))[0].allowed, "a denial belongs to its version"
 
 
-@pytest.mark.covers("004 scenario 6: cutover by the event's version")
+@pytest.mark.covers("004 limiter pool, quiesce window, cutover by the event's version")
 async def test_checks_in_flight_across_a_rule_change_are_counted_once() -> None:
     counters = Shared()
     counters.delay = 0.02
@@ -206,6 +206,7 @@ async def test_unspent_lease_is_returned() -> None:
     assert decision.remaining == 1000 - 6 - 1
 
 
+@pytest.mark.covers("004 a limiter that outlives the full sync")
 async def test_lease_of_an_old_rule_version_is_not_spent() -> None:
     counters = Shared()
     limits = limiter(counters, rule(1000, precision="leased"))
@@ -217,6 +218,7 @@ async def test_lease_of_an_old_rule_version_is_not_spent() -> None:
     assert (decision.allowed, decision.rule_version) == (False, 2)
 
 
+@pytest.mark.covers("004 never stops limiting")
 @pytest.mark.parametrize("mood", ["away", "lost", "silent", "broken"])
 async def test_local_share_decides_at_the_deadline(mood: str) -> None:
     counters = Shared()
@@ -288,6 +290,7 @@ async def test_rule_chooses_what_happens_without_counters(policy: str, admitted:
     assert {d.decided_by for d in decisions} == {policy}
 
 
+@pytest.mark.covers("004 Redis counters down during an update")
 async def test_changed_rule_applies_to_the_share_at_once() -> None:
     counters = Shared()
     counters.mood = "away"
@@ -560,6 +563,7 @@ async def test_shadow_rule_counts_and_reports_but_refuses_nothing() -> None:
     assert [d.exceeded for d in decisions] == [False, True, True]
 
 
+@pytest.mark.covers("004 option 3: compare versions at each check")
 async def test_node_behind_is_notified_and_decides_by_the_newer_rule() -> None:
     counters, told = Shared(), []
     ahead = limiter(counters, rule(5, version=8))

@@ -231,7 +231,7 @@ async def admitted(limiter: Limiter, times: int) -> int:
     return sum(decision.allowed for decision in decisions)
 
 
-@pytest.mark.covers("004 scenario 8: each region grants the whole limit")
+@pytest.mark.covers("004 each region grants the whole limit")
 @pytest.mark.parametrize(("redises", "granted"), [(1, 100), (2, 200)])
 async def test_region_is_a_label_and_only_its_own_redis_grants_a_limit(
     redises: int, granted: int
@@ -252,7 +252,7 @@ async def test_region_is_a_label_and_only_its_own_redis_grants_a_limit(
         assert (await node.check("acme", "send", "ann")).region == node.node.region
 
 
-@pytest.mark.covers("004 open questions: split brain, 5 seen of 10")
+@pytest.mark.covers("004 split brain: 5 seen of 10")
 async def test_ten_nodes_that_see_five_admit_at_most_twice_the_limit() -> None:
     total = 0
     for n in range(10):

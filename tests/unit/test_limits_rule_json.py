@@ -109,6 +109,7 @@ def test_concurrency_rule_of_a_services_resource_is_valid(resource: str) -> None
     )
 
 
+@pytest.mark.covers("004 limit ≤ 0 is invalid")
 def test_every_invalid_field_is_reported_at_once() -> None:
     with pytest.raises(InvalidRule) as raised:
         new_rule({"tenantID": "acme", "limit": -1, "colour": "red"})
@@ -124,6 +125,7 @@ def test_every_invalid_field_is_reported_at_once() -> None:
     assert set(raised.value.details["fields"]) == {"tenantID", "resource"}
 
 
+@pytest.mark.covers("004 the retry that names only `limit`")
 def test_update_changes_only_the_fields_it_names() -> None:
     rule = new_rule({**GOOD, "burstSize": 150, "mode": "shadow"})
     changed = changed_rule(rule, {"limit": 500})

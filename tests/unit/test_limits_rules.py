@@ -212,6 +212,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.covers("004 `UpsertIfNewer`")
 @settings(max_examples=300, deadline=None)
 @given(steps=steps, random=st.randoms(use_true_random=False))
 def test_rules_converge_under_any_order_repetition_and_loss(steps, random) -> None:  # type: ignore[no-untyped-def]

@@ -23,6 +23,7 @@ from proof import virtual_loop
 NOWHERE = LimitsSettings(rules_url="postgresql://127.0.0.1:1/none")
 
 
+@pytest.mark.covers("004 a first start while PostgreSQL is down")
 @pytest.mark.real_time
 @pytest.mark.parametrize("on_disk", [None, b"", b"{"])
 async def test_first_start_without_the_database_uses_the_default_rules(

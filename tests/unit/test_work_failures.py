@@ -267,6 +267,7 @@ def test_contradicting_settings_are_refused(settings: type[Any], given: dict[str
         settings(**given)
 
 
+@pytest.mark.covers("003 every failure has a reason")
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
@@ -298,6 +299,7 @@ def test_the_reason_of_an_exception(error: BaseException, reason: Reason) -> Non
     assert classify(error).reason is reason
 
 
+@pytest.mark.covers("003 SerializationError = 5")
 @pytest.mark.parametrize("data", [b"{", b"\xff", b"[" * 100_000, b'{"n": "x"}'])
 def test_only_our_own_decoding_of_the_payload_is_a_serialization_error(data: bytes) -> None:
     handlers = Handlers()

@@ -43,14 +43,14 @@ def verdict(
     return decide(job, Failure(reason), (policies or Policies()).lookup("order", reason), RNG)
 
 
-@pytest.mark.covers("003 retry table")
+@pytest.mark.covers("003 the formula: 30 s × 2^attempts")
 def test_uniform_preset_reproduces_the_retry_table() -> None:
     policy = Policies.preset("uniform").lookup("order", Reason.UNKNOWN)
     minutes = [policy.delay(attempt, RNG) / 60 for attempt in range(1, 6)]
     assert minutes == [1, 2, 4, 8, 16]
 
 
-@pytest.mark.covers("003 retry timeline")
+@pytest.mark.covers("003 the timeline of two failures and a success")
 def test_uniform_preset_reproduces_the_timeline_of_two_failures() -> None:
     policies, now = Policies.preset("uniform"), 0.0
     first = verdict(Reason.TRANSPORT_UNAVAILABLE, attempt=1, strikes=0, policies=policies)
@@ -62,7 +62,7 @@ def test_uniform_preset_reproduces_the_timeline_of_two_failures() -> None:
     assert first.action is second.action is FailureAction.RETRY
 
 
-@pytest.mark.covers("003 backoff cap")
+@pytest.mark.covers("003 optional cap of one hour")
 def test_default_delay_is_capped_at_an_hour_uniform_is_not() -> None:
     uniform = Policies.preset("uniform").lookup("order", Reason.UNKNOWN)
     assert uniform.delay(21, RNG) / 86400 > 700
@@ -74,6 +74,7 @@ def test_unknown_preset_is_refused_and_the_known_ones_are_named() -> None:
         Policies.preset("seed")
 
 
+@pytest.mark.covers("003 ten attempts recommended")
 @pytest.mark.parametrize("reason", list(Reason))
 def test_uniform_preset_retries_every_reason_nine_times_then_dead(
     reason: Reason,
@@ -86,6 +87,7 @@ def test_uniform_preset_retries_every_reason_nine_times_then_dead(
     assert (last.action, last.reason) == (FailureAction.DEAD, Reason.POISON_MESSAGE)
 
 
+@pytest.mark.covers("003 Unknown = 99")
 @pytest.mark.parametrize(
     ("number", "name", "action", "strike", "breaker"),
     [
@@ -116,18 +118,21 @@ def test_the_default_for_each_reason(
     )
 
 
+@pytest.mark.covers("003 TransportUnavailable = 1")
 def test_unavailable_transport_never_makes_poison() -> None:
     assert (
         verdict(Reason.TRANSPORT_UNAVAILABLE, attempt=500, strikes=9).action is FailureAction.RETRY
     )
 
 
+@pytest.mark.covers("003 a ninth reason: Throttled = 8")
 def test_throttled_job_waits_at_least_for_retry_after() -> None:
     job = Job(1, "order", b"{}")
     told = Failure(Reason.THROTTLED, retry_after_seconds=900)
     assert decide(job, told, DEFAULTS[Reason.THROTTLED], RNG).delay_seconds == 900
 
 
+@pytest.mark.covers("003 different strategies per reason")
 def test_type_may_have_its_own_policy_for_one_reason() -> None:
     policies = Policies().with_type(
         "order", Reason.UNKNOWN, stream=OnFailure.SKIP, base_seconds=1.0
@@ -137,6 +142,7 @@ def test_type_may_have_its_own_policy_for_one_reason() -> None:
     assert policies.lookup("other", Reason.UNKNOWN) == DEFAULTS[Reason.UNKNOWN]
 
 
+@pytest.mark.covers("003 base interval 30 s, configurable")
 def test_type_may_have_one_policy_for_all_reasons() -> None:
     policies = Policies().with_type("order", strikes_max=2)
     assert {policies.lookup("order", reason).strikes_max for reason in Reason} == {2}
@@ -173,6 +179,7 @@ def test_unknown_stage_is_refused(wrong: int) -> None:
         check_stage(wrong)
 
 
+@pytest.mark.covers("003 Stored 1, EventStored 2, Published 4, bitwise")
 def test_stages_are_the_bits_of_the_document_and_users_have_their_own() -> None:
     assert [check_stage(stage) for stage in (1, 2, 4, 8, 16384)] == [1, 2, 4, 8, 16384]
     assert {stage.name: int(stage) for stage in Stage} == {

@@ -128,6 +128,7 @@ def run(seed: int, sweep: Sweep) -> tuple[list[int], Model]:
     return delivered, model
 
 
+@pytest.mark.covers("003 order by created_at")
 @pytest.mark.parametrize("block", range(10))
 def test_no_row_is_lost_and_every_stream_keeps_its_order(block: int) -> None:
     for seed in range(block * 40, block * 40 + 40):
