@@ -18,6 +18,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+import uvloop
 
 from proof import virtual_loop
 
@@ -57,14 +58,14 @@ itself.
 
 def _runner(item: pytest.Function) -> Callable[[Coroutine[Any, Any, object]], object]:
     """The loop of an async test: virtual or real by its folder, unless a marker says
-    otherwise.
+    otherwise. ``real_time("uvloop")`` is the loop of the server.
     """
     folder = item.path.relative_to(Path(__file__).parent).parts[0]
     is_virtual = folder in VIRTUAL or folder.endswith(".py")
     if item.get_closest_marker("virtual_time"):
         is_virtual = True
-    elif item.get_closest_marker("real_time"):
-        is_virtual = False
+    elif (real := item.get_closest_marker("real_time")) is not None:
+        return uvloop.run if "uvloop" in real.args else asyncio.run
     return virtual_loop.run if is_virtual else asyncio.run
 
 

@@ -21,7 +21,7 @@ import pytest
 import websockets
 from credentials import admin_key_of
 from program import ROOT
-from sockets import ask, serve, ws_url
+from sockets import ask, running_node, ws_url
 from token_issuer import ISSUER, jwk, jwks, signed
 
 from engines import free_port
@@ -29,6 +29,8 @@ from holdfast.access.jwks import JWKS_BYTES_MAX, BadJwks
 from holdfast.message import User
 from holdfast.node.jwks_fetch import fetch_jwks
 from holdfast.node.node import Node
+
+pytestmark = pytest.mark.real_time("uvloop")
 
 
 def answer(body: bytes, status: str = "200 OK", *headers: str) -> bytes:
@@ -151,7 +153,7 @@ async def trouble_with(
             await asyncio.sleep(0.02)
 
 
-def test_the_example_of_the_guide_works(tmp_path: Path) -> None:
+async def test_the_example_of_the_guide_works(tmp_path: Path) -> None:
     guide = (ROOT / "docs/guides/access.md").read_text()
     (settings,) = re.findall(r"^```toml\n(.*?)^```$", guide, re.M | re.S)
     (program,) = re.findall(r"^```python\n(.*?)^```$", guide, re.M | re.S)
@@ -163,15 +165,13 @@ def test_the_example_of_the_guide_works(tmp_path: Path) -> None:
     file.write_text(settings.replace(address, str(tmp_path / "jwks.json")))
     assert address in settings
 
-    async def story(node: Node) -> None:
+    async with running_node(tmp_path / "state", file) as node:
         async with httpx.AsyncClient(base_url=node.url) as http:
             await trouble_with(http, node, None, "https://sign-in.example.com")
         assert node.tokens.verify(made["token"]).user == User("acme", "alice")
 
-    serve(tmp_path / "state", story, file)
 
-
-def test_a_node_takes_the_tokens_of_another_sign_in_on_every_way_in(
+async def test_a_node_takes_the_tokens_of_another_sign_in_on_every_way_in(
     sign_in: SignIn, tmp_path: Path
 ) -> None:
     unknown = signed("EdDSA", "b", now=time.time())
@@ -221,6 +221,8 @@ def test_a_node_takes_the_tokens_of_another_sign_in_on_every_way_in(
             assert (said["code"], said["retryable"]) == ("SERVICE_UNAVAILABLE", True)
 
     issuers = json.dumps([{"issuer": ISSUER, "jwks": sign_in.url, "tenants": ["acme"]}])
-    serve(tmp_path, known, access__issuers=issuers)
+    async with running_node(tmp_path, access__issuers=issuers) as node:
+        await known(node)
     sign_in.says = BAD["a redirect"][0]
-    serve(tmp_path, in_trouble, access__issuers=issuers)
+    async with running_node(tmp_path, access__issuers=issuers) as node:
+        await in_trouble(node)

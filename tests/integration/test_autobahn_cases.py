@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sockets import serve, token
+from sockets import running_node, token
 
 from holdfast.node.node import Node
+
+pytestmark = pytest.mark.real_time("uvloop")
 
 TEXT, BINARY, CONTINUATION, CLOSE, PING, PONG = 0x1, 0x2, 0x0, 0x8, 0x9, 0xA
 MASK = b"\x0a\x0b\x0c\x0d"
@@ -327,12 +329,12 @@ def frame_by_frame(case: Case) -> Case:
 
 
 @pytest.mark.parametrize("delivered", [frame_by_frame, in_one_piece])
-def test_every_case_of_the_suite_ends_as_it_says(
+async def test_every_case_of_the_suite_ends_as_it_says(
     tmp_path: Path, delivered: Callable[[Case], Case]
 ) -> None:
     wrong: dict[str, tuple[object, object]] = {}
 
-    async def story(node: Node) -> None:
+    async with running_node(tmp_path) as node:
         for index, (number, each) in enumerate(CASES.items()):
             case = delivered(each)
             async with asyncio.timeout(30):
@@ -346,7 +348,6 @@ def test_every_case_of_the_suite_ends_as_it_says(
             if came != expected and not cut:
                 wrong[number] = (came, expected)
 
-    serve(tmp_path, story)
     assert not wrong, "\n".join(f"{number}: {came}" for number, came in wrong.items())
     assert len(CASES) > 120
 

@@ -235,13 +235,13 @@ def memory_path(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.alone
-def test_floods_of_any_frame_kind_leave_healthy_clients_alone(memory_path: Path) -> None:
+async def test_floods_of_any_frame_kind_leave_healthy_clients_alone(memory_path: Path) -> None:
     began, program = time.monotonic(), Program(memory_path / "state")
     server = program.serve()
     world = World(program, server.pid)
     report: list[dict[str, Any]] = []
 
-    async def story() -> None:
+    try:
         async with AsyncExitStack() as stack:
             names = [f"healthy{n}" for n in range(HEALTHY)]
             chats = [world.chat(name, names[n ^ 1], "newcomer") for n, name in enumerate(names)]
@@ -275,9 +275,6 @@ def test_floods_of_any_frame_kind_leave_healthy_clients_alone(memory_path: Path)
             assert [client.closed for client in healthy] == [None] * HEALTHY
             for task in lives:
                 task.cancel()
-
-    try:
-        asyncio.run(story())
     finally:
         program.stop()
         for row in report:  # shown if it fails

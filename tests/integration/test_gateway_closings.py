@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import websockets
-from sockets import ask, connected, create_chat, serve, token, ws_url
+from sockets import ask, connected, create_chat, running_node, token, ws_url
 
 from holdfast.node.node import Node
+
+pytestmark = pytest.mark.real_time("uvloop")
 
 IDLE = {
     "gateway__timeouts__heartbeat_interval_seconds": 0.4,
@@ -108,15 +110,13 @@ Client = Callable[[Node], Awaitable[tuple[str, int, bool]]]
     ],
     ids=["idle", "rotating", "strict"],
 )
-def test_each_reason_has_its_code_and_is_announced(
+async def test_each_reason_has_its_code_and_is_announced(
     tmp_path: Path, settings: dict[str, float], clients: dict[Client, tuple[str, int, bool]]
 ) -> None:
     """Together are those of which none can meet another's reason first, however slow
     the machine is.
     """
 
-    async def story(node: Node) -> None:
+    async with running_node(tmp_path, **settings) as node:
         found = await asyncio.gather(*(client(node) for client in clients))
         assert found == [*clients.values()]
-
-    serve(tmp_path, story, **settings)

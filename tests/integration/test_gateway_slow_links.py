@@ -10,11 +10,12 @@ from typing import Any
 import httpx
 import pytest
 from flooder import TEXT, frame, said
-from sockets import create_chat, serve, token
+from sockets import create_chat, running_node, token
 from websocket_sender import Sender
 
-from holdfast.node.node import Node
 from holdfast.session import heartbeat
+
+pytestmark = pytest.mark.real_time("uvloop")
 
 MESSAGES, CONTENT_BYTES = 10, 4_000
 READ_BYTES, READ_SECONDS = 2_048, 0.1
@@ -30,12 +31,12 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def test_a_client_that_takes_a_page_slowly_is_not_idle_though_it_says_nothing(
+async def test_a_client_that_takes_a_page_slowly_is_not_idle_though_it_says_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeat, "SLOW_LINK_BYTES_PER_SECOND", 10 * READ_BYTES / READ_SECONDS)
 
-    async def story(node: Node) -> None:
+    async with running_node(tmp_path, **SETTINGS) as node:
         chat_id = await create_chat(node, "alice")
         headers = {"Authorization": f"Bearer {token(node, 'alice')}"}
         async with httpx.AsyncClient(base_url=node.url, headers=headers) as http:
@@ -66,5 +67,3 @@ def test_a_client_that_takes_a_page_slowly_is_not_idle_though_it_says_nothing(
             "it took everything"
         )
         reader.socket.close()
-
-    serve(tmp_path, story, **SETTINGS)

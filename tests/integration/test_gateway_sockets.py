@@ -21,7 +21,7 @@ import apsw
 import httpx
 import pytest
 from gateway_rig import decode_frames
-from sockets import ask, connected, create_chat, serve, token
+from sockets import ask, connected, create_chat, running_node, token
 
 from holdfast.gateway.contract import GatewayDeps
 from holdfast.gateway.transport.http import HEAD_BYTES_MAX, HttpRequests, HttpTimes
@@ -29,6 +29,8 @@ from holdfast.node.node import Node
 from holdfast.session.session import Session
 from holdfast.telemetry.metrics import REGISTRY
 from holdfast.wire.close_codes import CloseReason
+
+pytestmark = pytest.mark.real_time("uvloop")
 
 
 class Raw:
@@ -124,15 +126,13 @@ async def raw(node: Node, user_id: str, size: int = 0) -> Raw:
     return client
 
 
-def test_http_and_websocket_share_one_port(tmp_path: Path) -> None:
-    async def story(node: Node) -> None:
+async def test_http_and_websocket_share_one_port(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
         async with httpx.AsyncClient(base_url=node.url) as http:
             assert (await http.get("/health/live")).json() == {"status": "live"}
             assert (await http.get("/v1/ws")).status_code == 426
         async with connected(node, "alice"):
             pass
-
-    serve(tmp_path, story)
 
 
 @pytest.mark.parametrize(
@@ -143,10 +143,10 @@ def test_http_and_websocket_share_one_port(tmp_path: Path) -> None:
         (b"GET /no HTTP/1.1\r\nHost: x\r\n\r\n", b"GET / H"),
     ],
 )
-def test_who_never_finishes_a_request_is_cut_off(
+async def test_who_never_finishes_a_request_is_cut_off(
     tmp_path: Path, whole: bytes, begun: bytes
 ) -> None:
-    async def story(node: Node) -> None:
+    async with running_node(tmp_path, http_times=HttpTimes(head_seconds=1)) as node:
         reader, writer = await asyncio.open_connection("127.0.0.1", node.settings.server.port)
         if whole:
             writer.write(whole)
@@ -157,11 +157,9 @@ def test_who_never_finishes_a_request_is_cut_off(
         assert await asyncio.wait_for(reader.read(-1), 4) == b""
         writer.close()
 
-    serve(tmp_path, story, http_times=HttpTimes(head_seconds=1))
 
-
-def test_who_was_answered_and_never_ends_the_body_is_cut_off(tmp_path: Path) -> None:
-    async def story(node: Node) -> None:
+async def test_who_was_answered_and_never_ends_the_body_is_cut_off(tmp_path: Path) -> None:
+    async with running_node(tmp_path, http_times=HttpTimes(rest_seconds=1)) as node:
         reader, writer = await asyncio.open_connection("127.0.0.1", node.settings.server.port)
         head = b"POST /v1/chats HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
         writer.write(head % 2)
@@ -176,8 +174,6 @@ def test_who_was_answered_and_never_ends_the_body_is_cut_off(tmp_path: Path) -> 
         trickle.cancel()
         writer.close()
 
-    serve(tmp_path, story, http_times=HttpTimes(rest_seconds=1))
-
 
 async def _trickle(writer: asyncio.StreamWriter) -> None:
     """So slowly that every pause between requests is shorter than that of the
@@ -188,8 +184,8 @@ async def _trickle(writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(0.1)
 
 
-def test_who_asks_and_does_not_take_the_answers_is_cut_off(tmp_path: Path) -> None:
-    async def story(node: Node) -> None:
+async def test_who_asks_and_does_not_take_the_answers_is_cut_off(tmp_path: Path) -> None:
+    async with running_node(tmp_path, http_times=HttpTimes(unread_seconds=0.3)) as node:
         asking = socket.create_connection(("127.0.0.1", node.settings.server.port))
         asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         asking.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 200)
@@ -203,10 +199,8 @@ def test_who_asks_and_does_not_take_the_answers_is_cut_off(tmp_path: Path) -> No
                 await asyncio.sleep(0.05)
         asking.close()
 
-    serve(tmp_path, story, http_times=HttpTimes(unread_seconds=0.3))
 
-
-def test_who_does_not_take_a_whole_answer_is_cut_off(
+async def test_who_does_not_take_a_whole_answer_is_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing more is awaited of it, yet it is not closed as an idle connection is:
@@ -220,7 +214,9 @@ def test_who_does_not_take_a_whole_answer_is_cut_off(
 
     monkeypatch.setattr(HttpRequests, "connection_made", connect_narrow)
 
-    async def story(node: Node) -> None:
+    async with running_node(
+        tmp_path, http_times=HttpTimes(unread_seconds=0.3, head_seconds=0.1)
+    ) as node:
         asking = socket.socket()
         asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         asking.connect(("127.0.0.1", node.settings.server.port))
@@ -229,11 +225,9 @@ def test_who_does_not_take_a_whole_answer_is_cut_off(
         await http_connections_are(0)
         asking.close()
 
-    serve(tmp_path, story, http_times=HttpTimes(unread_seconds=0.3, head_seconds=0.1))
 
-
-def test_a_head_without_end_is_refused(tmp_path: Path) -> None:
-    async def story(node: Node) -> None:
+async def test_a_head_without_end_is_refused(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
         reader, writer = await asyncio.open_connection("127.0.0.1", node.settings.server.port)
         writer.write(b"GET / HTTP/1.1\r\nX-Long: ")
         for _ in range(70):
@@ -246,15 +240,13 @@ def test_a_head_without_end_is_refused(tmp_path: Path) -> None:
         )
         writer.close()
 
-    serve(tmp_path, story)
 
-
-def test_a_refusal_is_read_by_who_goes_on_sending(tmp_path: Path) -> None:
+async def test_a_refusal_is_read_by_who_goes_on_sending(tmp_path: Path) -> None:
     """Closed with bytes on their way, a socket is reset, and the answer is lost with
     it.
     """
 
-    async def story(node: Node) -> None:
+    async with running_node(tmp_path) as node:
         reader, writer = await asyncio.open_connection("127.0.0.1", node.settings.server.port)
         writer.write(b"GET / HTTP/1.1\r\nX-Long: " + b"x" * 100_000)
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 431")
@@ -266,8 +258,6 @@ def test_a_refusal_is_read_by_who_goes_on_sending(tmp_path: Path) -> None:
             == "MESSAGE_TOO_LARGE"
         )
         writer.close()
-
-    serve(tmp_path, story)
 
 
 UPGRADE = (
@@ -302,12 +292,12 @@ NO_HANDSHAKES = {
 
 
 @pytest.mark.parametrize("what", NO_HANDSHAKES)
-def test_what_is_no_opening_handshake_is_refused_with_our_error_body(
+async def test_what_is_no_opening_handshake_is_refused_with_our_error_body(
     tmp_path: Path, what: str
 ) -> None:
     request, why = NO_HANDSHAKES[what]
 
-    async def story(node: Node) -> None:
+    async with running_node(tmp_path) as node:
         reader, writer = await asyncio.open_connection("127.0.0.1", node.settings.server.port)
         writer.write(request.encode())
         head, _, body = (await asyncio.wait_for(reader.read(-1), 4)).partition(b"\r\n\r\n")
@@ -316,10 +306,8 @@ def test_what_is_no_opening_handshake_is_refused_with_our_error_body(
         assert node.gateway.connections == 0
         writer.close()
 
-    serve(tmp_path, story)
 
-
-def test_the_memory_of_a_connection_goes_with_it(tmp_path: Path) -> None:
+async def test_the_memory_of_a_connection_goes_with_it(tmp_path: Path) -> None:
     """The collector comes by seldom; what waited for it would look like a leak."""
 
     def sessions() -> int:
@@ -328,7 +316,7 @@ def test_the_memory_of_a_connection_goes_with_it(tmp_path: Path) -> None:
             for thing in gc.get_objects()
         )
 
-    async def story(node: Node) -> None:
+    async with running_node(tmp_path) as node:
         gc.collect()
         gc.disable()
         try:
@@ -341,15 +329,15 @@ def test_the_memory_of_a_connection_goes_with_it(tmp_path: Path) -> None:
         finally:
             gc.enable()
 
-    serve(tmp_path, story)
 
-
-def test_the_credential_of_a_handshake_is_not_kept_with_the_connection(tmp_path: Path) -> None:
+async def test_the_credential_of_a_handshake_is_not_kept_with_the_connection(
+    tmp_path: Path,
+) -> None:
     """A process that lives for weeks would hold the tokens of everybody, and two
     kilobytes more for each.
     """
 
-    async def story(node: Node) -> None:
+    async with running_node(tmp_path) as node:
         credential = token(node, "alice")
         client, _ = await Raw.connect(
             node, f"Authorization: Bearer {credential}", f"X-Odd: {credential}"
@@ -377,13 +365,11 @@ def test_the_credential_of_a_handshake_is_not_kept_with_the_connection(tmp_path:
         ]
         client.close()
 
-    serve(tmp_path, story)
 
-
-def test_a_socket_is_set_as_we_want_it_whatever_its_library_would_ask(tmp_path: Path) -> None:
+async def test_a_socket_is_set_as_we_want_it_whatever_its_library_would_ask(tmp_path: Path) -> None:
     """Its library is not let near the socket: what it would set, the loop has set."""
 
-    async def story(node: Node) -> None:
+    async with running_node(tmp_path) as node:
         client = await raw(node, "alice")
         [connection] = node.gateway.open_connections
         transport = connection._socket._raw  # type: ignore[attr-defined]
@@ -396,11 +382,9 @@ def test_a_socket_is_set_as_we_want_it_whatever_its_library_would_ask(tmp_path: 
         ), "Linux tells twice as much"
         client.close()
 
-    serve(tmp_path, story)
 
-
-def test_two_sockets_chat(tmp_path: Path) -> None:
-    async def story(node: Node) -> None:
+async def test_two_sockets_chat(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
         chat_id = await create_chat(node, "alice", "bob")
         async with connected(node, "alice") as alice, connected(node, "bob") as bob:
             for client in (alice, bob):
@@ -413,22 +397,18 @@ def test_two_sockets_chat(tmp_path: Path) -> None:
                 pass
             assert frame["payload"]["content"] == "hello"
 
-    serve(tmp_path, story)
 
-
-def test_firefoxs_connection_header_is_understood(tmp_path: Path) -> None:
-    async def story(node: Node) -> None:
+async def test_firefoxs_connection_header_is_understood(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
         client, head = await Raw.connect(
             node, f"Authorization: Bearer {token(node, 'alice')}", connection="keep-alive, Upgrade"
         )
         assert head.startswith("HTTP/1.1 101"), head
         client.close()
 
-    serve(tmp_path, story)
 
-
-def test_compression_is_not_agreed_to(tmp_path: Path) -> None:
-    async def story(node: Node) -> None:
+async def test_compression_is_not_agreed_to(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
         client, head = await Raw.connect(
             node,
             f"Authorization: Bearer {token(node, 'alice')}",
@@ -437,11 +417,9 @@ def test_compression_is_not_agreed_to(tmp_path: Path) -> None:
         assert "extensions" not in head.lower()
         client.close()
 
-    serve(tmp_path, story)
 
-
-def test_the_token_of_a_subprotocol_is_never_echoed(tmp_path: Path) -> None:
-    async def story(node: Node) -> None:
+async def test_the_token_of_a_subprotocol_is_never_echoed(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
         secret = token(node, "alice")
         client, head = await Raw.connect(
             node, f"Sec-WebSocket-Protocol: holdfast.v1, bearer.{secret}"
@@ -449,8 +427,6 @@ def test_the_token_of_a_subprotocol_is_never_echoed(tmp_path: Path) -> None:
         assert "Sec-WebSocket-Protocol: holdfast.v1\r\n" in head
         assert secret not in head
         client.close()
-
-    serve(tmp_path, story)
 
 
 @pytest.mark.parametrize(
@@ -460,20 +436,18 @@ def test_the_token_of_a_subprotocol_is_never_echoed(tmp_path: Path) -> None:
         (["Origin: https://evil.example"], "403", "FORBIDDEN"),
     ],
 )
-def test_a_refused_handshake_is_an_http_answer_with_our_error_body(
+async def test_a_refused_handshake_is_an_http_answer_with_our_error_body(
     tmp_path: Path, extra: list[str], status: str, code: str
 ) -> None:
-    async def story(node: Node) -> None:
+    async with running_node(tmp_path) as node:
         client, head = await Raw.connect(node, *extra)
         assert head.split()[1] == status
         assert "Content-Type: application/json" in head
         assert json.loads(await client.rest())["error"]["code"] == code
 
-    serve(tmp_path, story)
 
-
-def test_too_many_handshakes_are_told_when_to_come_back(tmp_path: Path) -> None:
-    async def story(node: Node) -> None:
+async def test_too_many_handshakes_are_told_when_to_come_back(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
         rule = {
             "tenantID": "*",
             "resource": "connect:address",
@@ -487,8 +461,6 @@ def test_too_many_handshakes_are_told_when_to_come_back(tmp_path: Path) -> None:
         _, head = await Raw.connect(node)
         assert head.split()[1] == "429"
         assert "Retry-After:" in head and 'RateLimit-Policy: "*/connect:address";q=600;w=60' in head
-
-    serve(tmp_path, story)
 
 
 class Idle:
@@ -527,10 +499,10 @@ async def http_connections_are(many: int) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_an_address_holds_so_many_http_connections_and_the_next_is_told_and_closed(
+async def test_an_address_holds_so_many_http_connections_and_the_next_is_told_and_closed(
     tmp_path: Path,
 ) -> None:
-    async def story(node: Node) -> None:
+    async with running_node(tmp_path, access__http__per_address_max=2) as node:
         refused = "holdfast_gateway_http_connections_refused_total"
         before = REGISTRY.get_sample_value(refused) or 0
         held = [await Idle.connect(node) for _ in range(2)]
@@ -551,27 +523,27 @@ def test_an_address_holds_so_many_http_connections_and_the_next_is_told_and_clos
             await each.close()
         await http_connections_are(0)
 
-    serve(tmp_path, story, access__http__per_address_max=2)
 
-
-def test_a_connection_that_became_a_websocket_is_no_http_connection_any_more(
+async def test_a_connection_that_became_a_websocket_is_no_http_connection_any_more(
     tmp_path: Path,
 ) -> None:
-    async def story(node: Node) -> None:
-        async with connected(node, "alice"), connected(node, "bob"):
-            await http_connections_are(0)
-            assert node.gateway.connections == 2
-            client = await Idle.connect(node)
-            assert (await client.ask()).split()[1] == "200"
-            await client.close()
+    async with (
+        running_node(tmp_path, access__http__per_address_max=1) as node,
+        connected(node, "alice"),
+        connected(node, "bob"),
+    ):
+        await http_connections_are(0)
+        assert node.gateway.connections == 2
+        client = await Idle.connect(node)
+        assert (await client.ask()).split()[1] == "200"
+        await client.close()
 
-    serve(tmp_path, story, access__http__per_address_max=1)
 
-
-def test_the_connections_of_a_declared_proxy_are_bounded_with_all_others_only(
+async def test_the_connections_of_a_declared_proxy_are_bounded_with_all_others_only(
     tmp_path: Path,
 ) -> None:
-    async def story(node: Node) -> None:
+    limits = {"access__http__per_address_max": 1, "access__http__connections_max": 3}
+    async with running_node(tmp_path, server__trusted_proxies=["127.0.0.1/32"], **limits) as node:
         clients = [await Idle.connect(node) for _ in range(3)]
         assert [(await client.ask()).split()[1] for client in clients] == ["200"] * 3
         fourth = await Idle.connect(node)
@@ -579,12 +551,9 @@ def test_the_connections_of_a_declared_proxy_are_bounded_with_all_others_only(
         for client in (*clients, fourth):
             await client.close()
 
-    limits = {"access__http__per_address_max": 1, "access__http__connections_max": 3}
-    serve(tmp_path, story, server__trusted_proxies=["127.0.0.1/32"], **limits)
 
-
-def test_fragments_become_one_message_with_a_ping_in_between(tmp_path: Path) -> None:
-    async def story(node: Node) -> None:
+async def test_fragments_become_one_message_with_a_ping_in_between(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
         client = await raw(node, "alice")
         frame = json.dumps(
             {"type": "resume", "request_id": "q", "payload": {"cursors": {}}}
@@ -598,17 +567,13 @@ def test_fragments_become_one_message_with_a_ping_in_between(tmp_path: Path) -> 
         assert (await client.frame())["request_id"] == "q"
         client.close()
 
-    serve(tmp_path, story)
-
 
 @pytest.mark.parametrize("payload", [b"", b"\x03\xe8", b"\x03\xe8bye"])
-def test_a_client_that_closes_gets_its_own_words_back(tmp_path: Path, payload: bytes) -> None:
-    async def story(node: Node) -> None:
+async def test_a_client_that_closes_gets_its_own_words_back(tmp_path: Path, payload: bytes) -> None:
+    async with running_node(tmp_path) as node:
         client = await raw(node, "alice")
         client.send(0x8, payload)
         assert await client.rest() == bytes([0x88, len(payload)]) + payload
-
-    serve(tmp_path, story)
 
 
 def oversize(client: Raw) -> None:
@@ -672,10 +637,10 @@ BREAKS = [
 
 
 @pytest.mark.parametrize("breaks", [oversize, far_oversize, oversize_without_an_end])
-def test_a_frame_above_the_limit_ends_with_our_closing_however_large_it_is(
+async def test_a_frame_above_the_limit_ends_with_our_closing_however_large_it_is(
     tmp_path: Path, breaks: Callable[[Raw], None]
 ) -> None:
-    async def story(node: Node) -> None:
+    async with running_node(tmp_path) as node:
         client = await raw(node, "alice")
         breaks(client)
         rest = await client.rest()
@@ -683,38 +648,41 @@ def test_a_frame_above_the_limit_ends_with_our_closing_however_large_it_is(
         code = rest[rest.rindex(b"\x88") + 2 :][:2]
         assert int.from_bytes(code, "big") == 4501
 
-    serve(tmp_path, story)
-
 
 @pytest.mark.parametrize("breaks", BREAKS)
-def test_a_broken_protocol_ends_that_connection_and_no_other(
+async def test_a_broken_protocol_ends_that_connection_and_no_other(
     tmp_path: Path, breaks: Callable[[Raw], None]
 ) -> None:
-    async def story(node: Node) -> None:
-        async with connected(node, "bob") as bob:
-            client = await raw(node, "alice")
-            breaks(client)
-            rest = await client.rest()
-            assert b'"reason":"protocol_error"' in rest and b"\x88" in rest, (
-                "it is said why before the close frame"
-            )
-            assert (
-                int.from_bytes(rest[rest.rindex(b"\x88") + 2 :][:2], "big")
-                == CloseReason.PROTOCOL_ERROR.code
-            )
-            assert (await ask(bob, "resume", cursors={}))["type"] == "resumed"
-
-    serve(tmp_path, story)
+    async with running_node(tmp_path) as node, connected(node, "bob") as bob:
+        client = await raw(node, "alice")
+        breaks(client)
+        rest = await client.rest()
+        assert b'"reason":"protocol_error"' in rest and b"\x88" in rest, (
+            "it is said why before the close frame"
+        )
+        assert (
+            int.from_bytes(rest[rest.rindex(b"\x88") + 2 :][:2], "big")
+            == CloseReason.PROTOCOL_ERROR.code
+        )
+        assert (await ask(bob, "resume", cursors={}))["type"] == "resumed"
 
 
-def test_a_stopped_reader_is_warned_then_closed_after_its_grace_and_resumes_complete(
+async def test_a_stopped_reader_is_warned_then_closed_after_its_grace_and_resumes_complete(
     tmp_path: Path,
 ) -> None:
     # much more than a transport hides, which takes 64 KiB even if the client reads
     # nothing
     messages = 300
 
-    async def story(node: Node) -> None:
+    async with running_node(
+        tmp_path,
+        gateway__backpressure__inbound__rate_limit_per_second=10000,
+        gateway__backpressure__inbound__rate_limit_burst=10000,
+        gateway__backpressure__inbound__work_rate_limit_per_second=20000,
+        gateway__backpressure__inbound__work_rate_limit_burst=20000,
+        gateway__backpressure__outbound__max_buffer_messages=200,
+        gateway__backpressure__outbound__socket_send_buffer_bytes=8192,
+    ) as node:
         chat_id = await create_chat(node, "alice", "bob")
         stopped = await raw(node, "bob", size=4096)
         stopped.send(0x1, json.dumps({"type": "resume", "payload": {"cursors": {}}}).encode())
@@ -765,17 +733,6 @@ def test_a_stopped_reader_is_warned_then_closed_after_its_grace_and_resumes_comp
                 got += [message["sequence"] for message in page["messages"]]
         assert got == list(range(1, messages + 1))
 
-    serve(
-        tmp_path,
-        story,
-        gateway__backpressure__inbound__rate_limit_per_second=10_000,
-        gateway__backpressure__inbound__rate_limit_burst=10_000,
-        gateway__backpressure__inbound__work_rate_limit_per_second=20_000,
-        gateway__backpressure__inbound__work_rate_limit_burst=20_000,
-        gateway__backpressure__outbound__max_buffer_messages=200,
-        gateway__backpressure__outbound__socket_send_buffer_bytes=8192,
-    )
-
 
 async def closed(node: Node, user_id: str) -> None:
     """Wait until the server has closed the user's connection."""
@@ -797,10 +754,10 @@ def decode_all(data: bytes) -> list[dict[str, Any]]:
     ("opcode", "payload", "fin"),
     [(3, b"", True), (9, b"x" * 126, True), (9, b"", False), (8, b"x", True)],
 )
-def test_a_frame_of_which_the_library_makes_nothing_is_told_closed_by_us_and_no_line_per_read(
+async def test_frame_that_picows_cannot_parse_is_answered_by_us_and_not_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, opcode: int, payload: bytes, fin: bool
 ) -> None:
-    async def story(node: Node) -> None:
+    async with running_node(tmp_path) as node:
         client = await raw(node, "alice")
         client.send(1, b'{"type":"resume","request_id":"open","payload":{"cursors":{}}}')
         await asyncio.sleep(0)
@@ -817,12 +774,13 @@ def test_a_frame_of_which_the_library_makes_nothing_is_told_closed_by_us_and_no_
         ), "answered, if it was read before"
         assert close[1:3] == (4501).to_bytes(2, "big")
 
-    serve(tmp_path, story)
     assert [record for record in caplog.records if record.name == "holdfast.picows"] == []
 
 
-def test_one_frame_of_made_up_cursors_raises_no_epoch_and_a_proven_one_does(tmp_path: Path) -> None:
-    async def story(node: Node) -> None:
+async def test_one_frame_of_made_up_cursors_raises_no_epoch_and_a_proven_one_does(
+    tmp_path: Path,
+) -> None:
+    async with running_node(tmp_path) as node:
         chats = [await create_chat(node, "alice", "bob") for _ in range(20)]
         before = await node.history.heads(chats)
         async with connected(node, "bob") as bob:
@@ -852,8 +810,6 @@ def test_one_frame_of_made_up_cursors_raises_no_epoch_and_a_proven_one_does(tmp_
             )
             (chat,) = (chat for chat in answer["payload"]["chats"] if chat["chat_id"] == chats[0])
             assert (chat["reset"], chat["epoch"]) == (True, epoch + 1)
-
-    serve(tmp_path, story)
 
 
 async def lose_the_last_message(node: Node, chat_id: str) -> None:

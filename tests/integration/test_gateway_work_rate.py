@@ -17,16 +17,17 @@ import httpx
 import pytest
 from flooder import PING, TEXT, frame, said
 from program import Program
-from sockets import serve, token
+from sockets import running_node, token
 from websocket_sender import Sender
 
 from holdfast.gateway.connection import Connection
 from holdfast.gateway.handshake import UpgradeRequest
 from holdfast.gateway.transport.port import READ_BYTES_MAX
 from holdfast.gateway.transport.upgrade import WebSocketUpgrade
-from holdfast.node.node import Node
 from holdfast.telemetry.metrics import REGISTRY
 from holdfast.wire.assembler import CLOSE
+
+pytestmark = pytest.mark.real_time("uvloop")
 
 PINGS = 20_000
 UNBOUNDED = {
@@ -52,10 +53,10 @@ def closing_of(data: bytes) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("authenticated", [True, False])
-def test_pings_of_a_client_that_does_not_read_pile_up_nowhere(
+async def test_pings_of_a_client_that_does_not_read_pile_up_nowhere(
     tmp_path: Path, authenticated: bool
 ) -> None:
-    async def story(node: Node) -> None:
+    async with running_node(tmp_path, **UNBOUNDED) as node:
         credential = token(node, "alice") if authenticated else ""
         sender = Sender(node.settings.server.port, credential, receive_buffer=4096)
         await sender.connect(b"connection_established" if authenticated else b"\r\n\r\n")
@@ -69,10 +70,8 @@ def test_pings_of_a_client_that_does_not_read_pile_up_nowhere(
         assert most <= QUEUED_BYTES_MAX
         sender.socket.close()
 
-    serve(tmp_path, story, **UNBOUNDED)
 
-
-def test_little_of_a_socket_is_handled_in_one_turn(
+async def test_little_of_a_socket_is_handled_in_one_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[tuple[int, int]] = []
@@ -89,7 +88,8 @@ def test_little_of_a_socket_is_handled_in_one_turn(
 
     monkeypatch.setattr(Connection, "work_done", count)
 
-    async def story(node: Node) -> None:
+    async with running_node(tmp_path, **UNBOUNDED) as node:
+
         async def turns() -> None:
             nonlocal turn
             while True:
@@ -107,7 +107,6 @@ def test_little_of_a_socket_is_handled_in_one_turn(
         counting.cancel()
         sender.socket.close()
 
-    serve(tmp_path, story, **UNBOUNDED)
     assert reads[0][1] == 1, "half of a frame is work, too: it had to be read"
     assert max(work for _, work in reads) <= READ_BYTES_MAX // 6 + 1
     assert len({turn for turn, _ in reads}) == len(reads), (
@@ -115,8 +114,12 @@ def test_little_of_a_socket_is_handled_in_one_turn(
     )
 
 
-def test_a_flood_is_told_why_it_is_closed_though_it_goes_on_sending(tmp_path: Path) -> None:
-    async def story(node: Node) -> None:
+async def test_a_flood_is_told_why_it_is_closed_though_it_goes_on_sending(tmp_path: Path) -> None:
+    async with running_node(
+        tmp_path,
+        gateway__backpressure__inbound__work_pause_seconds_max=0.5,
+        gateway__backpressure__inbound__work_pause_window_seconds=1.5,
+    ) as node:
         sender = await Sender(node.settings.server.port, token(node, "alice")).connect(
             b"connection_established"
         )
@@ -131,22 +134,15 @@ def test_a_flood_is_told_why_it_is_closed_though_it_goes_on_sending(tmp_path: Pa
         sending.cancel()
         sender.socket.close()
 
-    serve(
-        tmp_path,
-        story,
-        gateway__backpressure__inbound__work_pause_seconds_max=0.5,
-        gateway__backpressure__inbound__work_pause_window_seconds=1.5,
-    )
-
 
 @pytest.mark.parametrize("defect", [False, True])
-def test_a_close_frame_is_read_by_who_goes_on_sending(
+async def test_a_close_frame_is_read_by_who_goes_on_sending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defect: bool
 ) -> None:
     def meet_defect(connection: Connection, data: bytes) -> None:
         raise RuntimeError("a defect")
 
-    async def story(node: Node) -> None:
+    async with running_node(tmp_path) as node:
         sender = await Sender(node.settings.server.port, token(node, "alice")).connect(
             b"connection_established"
         )
@@ -165,10 +161,8 @@ def test_a_close_frame_is_read_by_who_goes_on_sending(
         sender.socket.close()
         sending.cancel()
 
-    serve(tmp_path, story)
 
-
-def test_a_refused_handshake_is_told_why_though_it_goes_on_sending(
+async def test_a_refused_handshake_is_told_why_though_it_goes_on_sending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     senders: list[Sender] = []
@@ -182,22 +176,20 @@ def test_a_refused_handshake_is_told_why_though_it_goes_on_sending(
 
     monkeypatch.setattr(WebSocketUpgrade, "_decide", decide_late)
 
-    async def story(node: Node) -> None:
+    async with running_node(tmp_path) as node:
         senders.append(Sender(node.settings.server.port, "none"))
         await senders[0].connect(b"HTTP/1.1 401")
         assert b"UNAUTHORIZED" in senders[0].got + await senders[0].read_to_end()
         senders[0].socket.close()
 
-    serve(tmp_path, story)
 
-
-def test_answers_that_nobody_reads_are_in_the_memory_budget_and_the_fullest_is_cut_off(
+async def test_answers_that_nobody_reads_are_in_the_memory_budget_and_the_fullest_is_cut_off(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def shed() -> float:
         return REGISTRY.get_sample_value("holdfast_gateway_http_connections_shed_total") or 0
 
-    async def story(node: Node) -> None:
+    async with running_node(tmp_path, gateway__memory_budget_bytes=4_000) as node:
         before = shed()
         asking = Sender(node.settings.server.port, receive_buffer=4_096)
         await asking._loop.sock_connect(asking.socket, ("127.0.0.1", node.settings.server.port))
@@ -215,11 +207,10 @@ def test_answers_that_nobody_reads_are_in_the_memory_budget_and_the_fullest_is_c
         asking.socket.close()
         assert node.gateway.memory_budget.unread_responses == {}
 
-    serve(tmp_path, story, gateway__memory_budget_bytes=4_000)
     assert [record.message for record in caplog.records if record.exc_info] == []
 
 
-def test_everybody_who_is_sending_hears_of_a_shutdown(tmp_path: Path) -> None:
+async def test_everybody_who_is_sending_hears_of_a_shutdown(tmp_path: Path) -> None:
     program = Program(tmp_path / "state")
     server = program.serve()
 
@@ -232,7 +223,7 @@ def test_everybody_who_is_sending_hears_of_a_shutdown(tmp_path: Path) -> None:
                 await sender.send(data)
                 await asyncio.sleep(1 / 150)
 
-    async def story() -> None:
+    try:
         senders = []
         for n in range(10):
             credential = program.ok("token", "--user", f"user{n}").strip()
@@ -258,8 +249,5 @@ def test_everybody_who_is_sending_hears_of_a_shutdown(tmp_path: Path) -> None:
         assert {closing_of(end) for end in ends if isinstance(end, bytes)} == {
             ("server_shutdown", 4000)
         }
-
-    try:
-        asyncio.run(story())
     finally:
         program.stop()

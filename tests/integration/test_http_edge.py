@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from log_capture import logging_to
-from sockets import serve
+from sockets import running_node
 
 from holdfast.gateway.transport.http import (
     HEAD_BYTES_MAX,
@@ -26,6 +26,8 @@ from holdfast.gateway.transport.http import (
     HttpTimes,
 )
 from holdfast.node.node import Node
+
+pytestmark = pytest.mark.real_time("uvloop")
 
 GET = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 UPGRADE = (
@@ -131,8 +133,8 @@ def cut(data: bytes, size: int) -> list[bytes]:
     return [data[at : at + size] for at in range(0, len(data), size)]
 
 
-def test_bounds_of_a_request_hold_however_its_bytes_arrive(tmp_path: Path) -> None:
-    async def story(node: Node) -> None:
+async def test_bounds_of_a_request_hold_however_its_bytes_arrive(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
         for what, (within, beyond, status, words) in BOUNDS.items():
             [(first, _)] = await exchange(node, [within])
             assert first == (101 if "handshake" in what else first) and first not in (
@@ -150,8 +152,6 @@ def test_bounds_of_a_request_hold_however_its_bytes_arrive(tmp_path: Path) -> No
                     body,
                 )
                 assert words in error["message"], what
-
-    serve(tmp_path, story)
 
 
 GARBAGE = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 no HTTP at all\r\n\r\n"
@@ -211,8 +211,10 @@ STRANGE: dict[str, tuple[list[bytes], list[int]]] = {
 }  # fmt: skip
 
 
-def test_strange_requests_are_answered_in_order_and_write_no_traceback(tmp_path: Path) -> None:
-    async def story(node: Node) -> None:
+async def test_strange_requests_are_answered_in_order_and_write_no_traceback(
+    tmp_path: Path,
+) -> None:
+    async with running_node(tmp_path) as node:
         lines = io.StringIO()
         with logging_to(lines):
             for what, (pieces, expected) in STRANGE.items():
@@ -224,8 +226,6 @@ def test_strange_requests_are_answered_in_order_and_write_no_traceback(tmp_path:
         assert "raceback" not in lines.getvalue() and "exception" not in lines.getvalue(), (
             lines.getvalue()
         )
-
-    serve(tmp_path, story)
 
 
 COUNTED = {
@@ -247,8 +247,11 @@ COUNTED = {
 }
 
 
-def test_whatever_a_stranger_is_answered_was_counted_against_its_address(tmp_path: Path) -> None:
-    async def story(node: Node) -> None:
+async def test_whatever_a_stranger_is_answered_was_counted_against_its_address(
+    tmp_path: Path,
+) -> None:
+    few = {"api__unauthenticated_per_minute": 1, "api__unauthenticated_burst": len(COUNTED)}
+    async with running_node(tmp_path, **few) as node:
         rule = {
             "tenantID": "*",
             "resource": "connect:address",
@@ -269,14 +272,11 @@ def test_whatever_a_stranger_is_answered_was_counted_against_its_address(tmp_pat
             policy = json.loads(body)["violated-policies"]
             assert policy in (["unauthenticated"], ["*/connect:address"]), what
 
-    few = {"api__unauthenticated_per_minute": 1, "api__unauthenticated_burst": len(COUNTED)}
-    serve(tmp_path, story, **few)
 
-
-def test_requests_of_a_client_that_has_ended_its_side_are_answered(tmp_path: Path) -> None:
+async def test_requests_of_a_client_that_has_ended_its_side_are_answered(tmp_path: Path) -> None:
     # it is closed when everything is answered, not when time is up
 
-    async def story(node: Node) -> None:
+    async with running_node(tmp_path, http_times=HttpTimes(head_seconds=60)) as node:
         for then in (
             b"",
             b"GET /health/li",
@@ -290,10 +290,8 @@ def test_requests_of_a_client_that_has_ended_its_side_are_answered(tmp_path: Pat
             assert [status for status, _ in answers(received)] == [200] * 11, then
             writer.close()
 
-    serve(tmp_path, story, http_times=HttpTimes(head_seconds=60))
 
-
-def test_no_head_is_awaited_while_answers_are_not_read(tmp_path: Path) -> None:
+async def test_no_head_is_awaited_while_answers_are_not_read(tmp_path: Path) -> None:
     """A client that takes its time with the answers is not late with the request behind
     them.
     """
@@ -317,12 +315,12 @@ def test_no_head_is_awaited_while_answers_are_not_read(tmp_path: Path) -> None:
         client.close()
         return [status for status, _ in answers(bytes(received))]
 
-    async def story(node: Node) -> None:
+    async with running_node(
+        tmp_path, http_times=HttpTimes(head_seconds=0.1, rest_seconds=0.1)
+    ) as node:
         unfinished, refused = await asyncio.gather(ask(node, b"GET /hea"), ask(node, GARBAGE))
         assert unfinished == [200] * 40
         assert refused == [200] * 40 + [400]
-
-    serve(tmp_path, story, http_times=HttpTimes(head_seconds=0.1, rest_seconds=0.1))
 
 
 @pytest.mark.parametrize(
@@ -333,10 +331,10 @@ def test_no_head_is_awaited_while_answers_are_not_read(tmp_path: Path) -> None:
     ],
     ids=["a blank line behind an answer", "the rest of a body that was refused"],
 )
-def test_a_connection_that_asks_nothing_more_is_closed_whatever_it_sends(
+async def test_a_connection_that_asks_nothing_more_is_closed_whatever_it_sends(
     tmp_path: Path, asked: bytes, then: bytes
 ) -> None:
-    async def story(node: Node) -> None:
+    async with running_node(tmp_path, http_times=HttpTimes(head_seconds=0.3)) as node:
         reader, writer = await asyncio.open_connection("127.0.0.1", node.settings.server.port)
         writer.write(asked)
         await reader.readuntil(b"}")
@@ -344,10 +342,8 @@ def test_a_connection_that_asks_nothing_more_is_closed_whatever_it_sends(
         await asyncio.wait_for(reader.read(-1), 4)
         writer.close()
 
-    serve(tmp_path, story, http_times=HttpTimes(head_seconds=0.3))
 
-
-def test_mutilated_requests_write_no_traceback(tmp_path: Path) -> None:
+async def test_mutilated_requests_write_no_traceback(tmp_path: Path) -> None:
     rng = random.Random(10)
     whole = [GET, UPGRADE + b"\r\n", *(b"".join(pieces) for pieces, _ in STRANGE.values())]
 
@@ -366,7 +362,7 @@ def test_mutilated_requests_write_no_traceback(tmp_path: Path) -> None:
         writer.close()
         await writer.wait_closed()
 
-    async def story(node: Node) -> None:
+    async with running_node(tmp_path) as node:
         lines = io.StringIO()
         with logging_to(lines):
             for _ in range(20):
@@ -382,10 +378,8 @@ def test_mutilated_requests_write_no_traceback(tmp_path: Path) -> None:
             lines.getvalue()
         )
 
-    serve(tmp_path, story)
 
-
-def test_garbage_on_an_open_websocket_writes_no_traceback(tmp_path: Path) -> None:
+async def test_garbage_on_an_open_websocket_writes_no_traceback(tmp_path: Path) -> None:
     rng = random.Random(11)
 
     async def send(node: Node, data: bytes) -> None:
@@ -401,7 +395,7 @@ def test_garbage_on_an_open_websocket_writes_no_traceback(tmp_path: Path) -> Non
                 pass
         writer.close()
 
-    async def story(node: Node) -> None:
+    async with running_node(tmp_path) as node:
         garbage = [
             GET,
             GARBAGE,
@@ -417,5 +411,3 @@ def test_garbage_on_an_open_websocket_writes_no_traceback(tmp_path: Path) -> Non
         assert "raceback" not in lines.getvalue() and '"exception"' not in lines.getvalue(), (
             lines.getvalue()
         )
-
-    serve(tmp_path, story)

@@ -7,10 +7,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
@@ -45,7 +44,7 @@ def proxy(program: Program, plain_port: int) -> Iterator[Server]:
 
 
 def session(proxy: Server) -> aiohttp.ClientSession:
-    """A client that knows the certificate, and the name by which it is to be reached."""
+    """A client that knows the certificate and the host name."""
     known = ssl.create_default_context(cafile=str(proxy.folder / "cert.pem"))
     return aiohttp.ClientSession(
         proxy.url,
@@ -55,22 +54,10 @@ def session(proxy: Server) -> aiohttp.ClientSession:
     )
 
 
-def with_client(
-    proxy: Server, body: Callable[[aiohttp.ClientSession], Coroutine[Any, Any, None]]
-) -> None:
-    async def main() -> None:
-        async with session(proxy) as client:
-            await body(client)
-
-    asyncio.run(asyncio.wait_for(main(), 60))
-
-
 def get(
     proxy: Server, target: str, *, method: str = "GET", headers: str = "", body: bytes = b""
 ) -> tuple[int, str]:
-    """The status and the head of the answer to a request whose target is sent as it
-    stands.
-    """
+    """The status and the head of the response; the target is sent unchanged."""
     known = ssl.create_default_context(cafile=str(proxy.folder / "cert.pem"))
     length = f"Content-Length: {len(body)}\r\n" if body else ""
     request = (
@@ -87,7 +74,7 @@ def get(
     return int(answer.split(b" ", 2)[1]), answer.split(b"\r\n\r\n")[0].decode()
 
 
-def test_requests_and_sockets_pass_and_browsers_are_told_to_use_tls_only(
+async def test_requests_and_sockets_pass_and_browsers_must_use_tls(
     proxy: Server, program: Program
 ) -> None:
     status, head = get(proxy, "/health/ready")
@@ -110,19 +97,29 @@ def test_requests_and_sockets_pass_and_browsers_are_told_to_use_tls_only(
         assert first[0] == 0x81, "a text frame: the session is established"
         writer.close()
 
-    async def main() -> None:
-        line = socket.create_connection(("127.0.0.1", proxy.port))
-        line.setblocking(False)
+    line = socket.create_connection(("127.0.0.1", proxy.port))
+    line.setblocking(False)
+    async with asyncio.timeout(20):
         await talk(line)
-
-    asyncio.run(asyncio.wait_for(main(), 20))
 
 
 @pytest.mark.parametrize(
     "target",
-    ["/admin/status", "/admin", "/admin/", "/metrics", "//admin/status", "/v1/../admin/status", "/%61dmin/status",
-     "/admin%2fstatus", "/./admin/keys", "/metrics/", "/metrics?x=1", "/v1/chats/%2e%2e/%2e%2e/admin/status"],
-)  # fmt: skip
+    [
+        "/admin/status",
+        "/admin",
+        "/admin/",
+        "/metrics",
+        "//admin/status",
+        "/v1/../admin/status",
+        "/%61dmin/status",
+        "/admin%2fstatus",
+        "/./admin/keys",
+        "/metrics/",
+        "/metrics?x=1",
+        "/v1/chats/%2e%2e/%2e%2e/admin/status",
+    ],
+)
 def test_what_is_for_operators_is_denied_from_outside_whatever_the_key(
     proxy: Server, program: Program, target: str
 ) -> None:
@@ -165,7 +162,7 @@ def test_old_tls_is_refused(proxy: Server) -> None:
         old.wrap_socket(line, server_hostname=HOST)
 
 
-def test_who_asks_too_often_waits_and_who_holds_too_many_connections_gets_no_more(
+async def test_requests_and_connections_beyond_the_rate_are_refused(
     program: Program,
 ) -> None:
     """With a proxy of its own: the others' requests come from the same address."""
@@ -200,7 +197,8 @@ def test_who_asks_too_often_waits_and_who_holds_too_many_connections_gets_no_mor
         }, "a burst passes, more than that does not"
 
     try:
-        with_client(proxy, body)
+        async with asyncio.timeout(60), session(proxy) as client:
+            await body(client)
     finally:
         proxy.stop()
 
@@ -214,28 +212,22 @@ async def _answers(client: aiohttp.ClientSession, status: int) -> bool:
     return await _status(client) == status
 
 
-def test_nobody_says_where_they_come_from(tmp_path: Path) -> None:
+async def test_forwarded_address_of_a_client_does_not_reach_the_server(tmp_path: Path) -> None:
     """What a client says of its own address does not reach the server."""
     with closing(socket.create_server(("127.0.0.1", 0))) as upstream:
         proxy = had("nginx", lambda: nginx.start(upstream.getsockname()[1], free_port()))
         try:
             seen = list[bytes]()
 
-            async def main() -> None:
-                async def accept(
-                    reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-                ) -> None:
-                    seen.append(await reader.readuntil(b"\r\n\r\n"))
-                    writer.write(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
-                    writer.close()
+            async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                seen.append(await reader.readuntil(b"\r\n\r\n"))
+                writer.write(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
+                writer.close()
 
-                async with await asyncio.start_server(accept, sock=upstream):
-                    forged = "X-Forwarded-For: 203.0.113.9\r\n"
-                    assert (await asyncio.to_thread(get, proxy, "/v1/chats", headers=forged))[
-                        0
-                    ] == 204
-
-            asyncio.run(asyncio.wait_for(main(), 20))
+            async with asyncio.timeout(20), await asyncio.start_server(accept, sock=upstream):
+                forged = "X-Forwarded-For: 203.0.113.9\r\n"
+                status, _ = await asyncio.to_thread(get, proxy, "/v1/chats", headers=forged)
+                assert status == 204
             assert b"X-Forwarded-For: 127.0.0.1\r\n" in seen[0] and b"203.0.113.9" not in seen[0]
         finally:
             proxy.stop()

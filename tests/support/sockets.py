@@ -1,16 +1,15 @@
-"""Real WebSocket clients of a whole node, for tests that look at the protocol itself."""
+"""Real WebSocket clients of a whole node, for tests of the protocol itself."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
-import uvloop
 import websockets
 
 from holdfast.access.principal import USER_SCOPES
@@ -20,29 +19,20 @@ from holdfast.node.lifecycle import running
 from holdfast.node.node import Node
 from holdfast.settings import load
 
-Story = Callable[[Node], Awaitable[None]]
 
-
-def serve(
-    tmp_path: Path,
-    story: Story,
-    file: Path | None = None,
-    http_times: HttpTimes = HTTP_TIMES,
-    **settings: Any,
-) -> None:
-    """Run a story against a whole node on SQLite and a free port."""
+@asynccontextmanager
+async def running_node(
+    folder: Path, file: Path | None = None, http_times: HttpTimes = HTTP_TIMES, **settings: Any
+) -> AsyncIterator[Node]:
+    """A whole node on SQLite and a free port; ``a__b`` sets the setting ``a.b``."""
     paths = {name.replace("__", "."): value for name, value in settings.items()}
     loaded = load(
         file,
         {},
-        {"server.port": 0, "server.state_dir": str(tmp_path), "server.log_level": "error", **paths},
+        {"server.port": 0, "server.state_dir": str(folder), "server.log_level": "error", **paths},
     )
-
-    async def run() -> None:
-        async with asyncio.timeout(120), running(loaded, http_times=http_times) as node:
-            await story(node)
-
-    uvloop.run(run())
+    async with asyncio.timeout(120), running(loaded, http_times=http_times) as node:
+        yield node
 
 
 def token(node: Node, user_id: str, seconds: float = 3600) -> str:
@@ -57,7 +47,7 @@ def ws_url(node: Node) -> str:
 async def connected(
     node: Node, user_id: str, seconds: float = 3600
 ) -> AsyncIterator[websockets.ClientConnection]:
-    """A client with a token of so many seconds, greeted."""
+    """A connected client, whose token is valid for ``seconds``."""
     headers = {"Authorization": f"Bearer {token(node, user_id, seconds)}"}
     async with websockets.connect(
         ws_url(node), additional_headers=headers, compression=None
