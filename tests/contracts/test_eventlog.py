@@ -73,7 +73,7 @@ async def read_all(log: Any, after: int = 0, limit: int = 3) -> list[LogEntry]:
 
 
 @on_every_log
-async def test_positions_rise_in_commit_order_and_nothing_is_missing(store: Any, log: Any) -> None:
+async def test_offsets_rise_in_commit_order_and_nothing_is_missing(store: Any, log: Any) -> None:
     for chat in "ab":
         await create(store, chat_id=f"chat_{chat}")
     for n in range(5):

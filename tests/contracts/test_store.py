@@ -367,7 +367,7 @@ async def test_a_page_s_bytes_are_those_on_the_wire_whatever_the_messages_are_ma
 
 
 @on_every_store
-async def test_pages_backwards_ascend_and_tell_of_older_ones(store: Any, rig: Rig) -> None:
+async def test_pages_backwards_ascend_and_say_if_older_messages_exist(store: Any, rig: Rig) -> None:
     await create(store)
     await store.append([draft(f"k{n}", "x" * 1000) for n in range(150)])
     page = await store.read_before("chat_a", 151, 100, 1 << 20)
@@ -579,7 +579,7 @@ async def test_a_new_epoch_takes_the_watermarks_along_as_far_as_the_chat_goes(
     assert (await store.watermarks("chat_a"))[1] == Watermark(BOB, "phone", "chat_a", 3, 9, 5)
 
 
-def test_a_member_has_so_many_devices_and_what_the_forgotten_ones_had_is_kept_under_none(
+def test_watermarks_of_devices_beyond_the_limit_merge_into_the_unnamed_device(
     rig: Rig,
 ) -> None:
     rig.limits = ChatSettings(devices_per_member_max=2)

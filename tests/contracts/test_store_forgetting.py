@@ -261,7 +261,7 @@ def test_the_log_is_looked_through_in_bounded_steps(rig: Rig) -> None:
     rig.run(scenario)
 
 
-def test_a_users_devices_and_answers_are_forgotten_and_nobody_elses(rig: Rig) -> None:
+def test_devices_and_answers_of_one_user_are_forgotten_alone(rig: Rig) -> None:
     async def scenario(store: Any) -> None:
         await create(store, "bob")
         acked(await send(store, "k"))
@@ -282,7 +282,7 @@ def test_a_users_devices_and_answers_are_forgotten_and_nobody_elses(rig: Rig) ->
     rig.run(scenario)
 
 
-def test_a_key_taken_for_a_request_is_taken_once_answers_with_what_is_kept_and_grows_old(
+def test_request_key_is_taken_once_repeats_its_answer_and_expires(
     rig: Rig,
 ) -> None:
     async def scenario(store: Any) -> None:

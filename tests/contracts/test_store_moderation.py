@@ -114,7 +114,7 @@ async def test_banned_member_is_removed_and_cannot_be_added_until_unbanned(
 
 
 @on_every_store
-async def test_somebody_who_is_no_member_can_be_banned_beforehand(store: Any, rig: Rig) -> None:
+async def test_user_who_is_not_a_member_can_be_banned_in_advance(store: Any, rig: Rig) -> None:
     await staffed(store)
     changed = await store.change(ban("eve"))
     assert event_of(changed) == MembershipEvent("user_banned", user_id="eve"), "nobody was removed"
@@ -212,7 +212,7 @@ async def test_who_is_muted_in_the_tenant_puts_nothing_before_others(store: Any,
 
 
 @on_every_store
-async def test_who_is_muted_in_the_tenant_creates_no_chat_and_finds_the_direct_one_there_is(
+async def test_user_muted_in_the_tenant_creates_no_chat_but_finds_a_direct_one(
     store: Any, rig: Rig
 ) -> None:
     by = msgspec.structs.replace(act(BOB), muted=True)

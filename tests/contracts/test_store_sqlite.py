@@ -308,7 +308,7 @@ def test_writes_beyond_the_queue_are_refused_and_those_within_are_done(
     with_store(tmp_path, scenario, settings=SqliteSettings(writes_waiting_max=3))
 
 
-def test_a_cancelled_send_may_have_happened_and_is_told_to_listeners(
+def test_cancelled_send_may_have_happened_and_listeners_are_notified(
     tmp_path: Path, gate: Gate
 ) -> None:
     async def scenario(store: SqliteStore) -> None:

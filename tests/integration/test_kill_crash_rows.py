@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -33,17 +34,13 @@ from proof.faults import Fault, FaultPlan, Odds, faulty
 from proof.simulation import Parts, play
 from proof.virtual_loop import LoopClock
 
-Story = Callable[[Supervisor, str, Path], Awaitable[None]]
 
-
-def told(tmp_path: Path, story: Story) -> None:
-    async def main() -> None:
-        supervisor = Supervisor(tmp_path, Recorder(), 1)
-        chat_id = await supervisor.prepare("ann", "bob")
-        async with asyncio.timeout(3 * START_SECONDS_MAX):
-            await story(supervisor, chat_id, tmp_path)
-
-    asyncio.run(main())
+@asynccontextmanager
+async def prepared(tmp_path: Path) -> AsyncIterator[tuple[Supervisor, str, Path]]:
+    supervisor = Supervisor(tmp_path, Recorder(), 1)
+    chat_id = await supervisor.prepare("ann", "bob")
+    async with asyncio.timeout(3 * START_SECONDS_MAX):
+        yield supervisor, chat_id, tmp_path
 
 
 async def inspected(supervisor: Supervisor, chat_id: str) -> Inspection:
@@ -81,10 +78,9 @@ async def retried(supervisor: Supervisor, chat_id: str, directory: Path) -> Pers
 
 
 @pytest.mark.covers("001 section 10: crash before step 3 (allocation)")
-def test_crash_before_allocation(tmp_path: Path) -> None:
+async def test_crash_before_allocation(tmp_path: Path) -> None:
     """As written: nothing was written, the client retries from scratch."""
-
-    async def story(supervisor: Supervisor, chat_id: str, directory: Path) -> None:
+    async with prepared(tmp_path) as (supervisor, chat_id, directory):
         await die_at(supervisor, chat_id, directory, "commit.before")
         before = await inspected(supervisor, chat_id)
         assert (before.counter, before.count) == (0, 0)
@@ -92,33 +88,27 @@ def test_crash_before_allocation(tmp_path: Path) -> None:
         assert [sequence for sequence, _ in ann.copy[chat_id]] == [1]
         await supervisor.stop()
 
-    told(tmp_path, story)
-
 
 @pytest.mark.covers("001 section 10: crash after step 3, before step 4")
 @pytest.mark.covers(
     "001 confirmation: kill process after step 3, verify gap created, retry succeeds"
 )
-def test_crash_after_allocation_before_persistence(tmp_path: Path) -> None:
+async def test_crash_after_allocation_before_persistence(tmp_path: Path) -> None:
     """Stronger: the number is allocated inside the commit that is lost, so there is no
     gap; the retry gets 1.
     """
-
-    async def story(supervisor: Supervisor, chat_id: str, directory: Path) -> None:
+    async with prepared(tmp_path) as (supervisor, chat_id, directory):
         await die_at(supervisor, chat_id, directory, "commit.before")
         await retried(supervisor, chat_id, directory)
         await supervisor.stop()
         after = await inspected(supervisor, chat_id)
         assert (after.counter, after.count, list(after.gaps)) == (1, 1, [])
 
-    told(tmp_path, story)
-
 
 @pytest.mark.covers("001 section 10: crash during step 4 (transaction)")
-def test_crash_during_the_transaction(tmp_path: Path) -> None:
+async def test_crash_during_the_transaction(tmp_path: Path) -> None:
     """Stronger: a whole group of sends is rolled back together, again without a gap."""
-
-    async def story(supervisor: Supervisor, chat_id: str, directory: Path) -> None:
+    async with prepared(tmp_path) as (supervisor, chat_id, directory):
         await supervisor.spawn("commit.before:2")
         assert await supervisor.serving()
         people = [Person(supervisor, user, directory) for user in ("ann", "bob")]
@@ -138,17 +128,14 @@ def test_crash_during_the_transaction(tmp_path: Path) -> None:
         after = await inspected(supervisor, chat_id)
         assert (after.counter, after.count, list(after.gaps)) == (6, 6, [])
 
-    told(tmp_path, story)
-
 
 @pytest.mark.covers("001 section 10: crash after step 4, before step 5")
 @pytest.mark.covers(
     "001 confirmation: kill process after step 4, verify idempotency returns cached response"
 )
-def test_crash_after_persistence_before_the_ack(tmp_path: Path) -> None:
+async def test_crash_after_persistence_before_the_ack(tmp_path: Path) -> None:
     """As written: the message is stored, and the retry is answered from its key."""
-
-    async def story(supervisor: Supervisor, chat_id: str, directory: Path) -> None:
+    async with prepared(tmp_path) as (supervisor, chat_id, directory):
         await supervisor.spawn("commit.after:1")
         assert await supervisor.serving()
         ann = Person(supervisor, "ann", directory)
@@ -166,16 +153,13 @@ def test_crash_after_persistence_before_the_ack(tmp_path: Path) -> None:
         await supervisor.stop()
         assert (await inspected(supervisor, chat_id)).count == 1
 
-    told(tmp_path, story)
-
 
 @pytest.mark.covers("001 section 10: crash during step 5 (Kafka)")
-def test_crash_during_the_publish(tmp_path: Path) -> None:
+async def test_crash_during_the_publish(tmp_path: Path) -> None:
     """Stronger: what is committed is in the log. Bob gets it although Ann never comes
     back to retry.
     """
-
-    async def story(supervisor: Supervisor, chat_id: str, directory: Path) -> None:
+    async with prepared(tmp_path) as (supervisor, chat_id, directory):
         await die_at(supervisor, chat_id, directory, "commit.after")
         await supervisor.spawn()
         assert await supervisor.serving()
@@ -184,8 +168,6 @@ def test_crash_during_the_publish(tmp_path: Path) -> None:
             await bob.has(chat_id, 1)
         assert bob.texts[chat_id] == ["once"]
         await supervisor.stop()
-
-    told(tmp_path, story)
 
 
 ANN = User("default", "ann")

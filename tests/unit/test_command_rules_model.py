@@ -296,7 +296,7 @@ TestChatLife = ChatLife.TestCase
 TestChatLife.settings = settings(max_examples=40, deadline=None)
 
 
-def test_a_chat_whose_messages_were_all_retained_away_recovers_above_them() -> None:
+def test_chat_without_retained_messages_recovers_above_them() -> None:
     """With its counter lost and nothing stored, only the first sequence still tells
     which numbers were given.
     """

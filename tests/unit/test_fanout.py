@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence, Set
+from contextlib import asynccontextmanager
 
 import pytest
 from scripted_durability import ANNA, BELA, CHAT, CLEO, create_chat
@@ -125,33 +126,29 @@ class Bench:
         )
 
 
-def on_virtual_time(test: Callable[[Bench], Awaitable[None]], max_poll_records: int = 500) -> None:
-    async def main() -> None:
-        bench = Bench(max_poll_records)
-        await create_chat(bench.store, ANNA, BELA)
-        await bench.registry.announce("east", [ANNA])
-        await bench.registry.announce("west", [BELA])
-        task = asyncio.create_task(bench.fanout.run())
-        await asyncio.sleep(0.01)
-        await test(bench)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    run(main())
+@asynccontextmanager
+async def running(max_poll_records: int = 500) -> AsyncIterator[Bench]:
+    bench = Bench(max_poll_records)
+    await create_chat(bench.store, ANNA, BELA)
+    await bench.registry.announce("east", [ANNA])
+    await bench.registry.announce("west", [BELA])
+    task = asyncio.create_task(bench.fanout.run())
+    await asyncio.sleep(0.01)
+    yield bench
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
-def test_what_is_committed_reaches_every_gateway_with_a_member() -> None:
-    async def test(bench: Bench) -> None:
+async def test_what_is_committed_reaches_every_gateway_with_a_member() -> None:
+    async with running() as bench:
         await bench.send("a", "b")
         await asyncio.sleep(0.01)
         assert bench.got == {"east": [(CHAT, 1), (CHAT, 2)], "west": [(CHAT, 1), (CHAT, 2)]}
         assert bench.fanout.position == await bench.log.end() == Position((2,))
 
-    on_virtual_time(test)
 
-
-def test_each_message_is_delivered_with_the_proof_of_its_cursor() -> None:
-    async def test(bench: Bench) -> None:
+async def test_each_message_is_delivered_with_the_proof_of_its_cursor() -> None:
+    async with running() as bench:
         proofs: list[object] = []
         bench.link.connect(
             "east",
@@ -164,11 +161,9 @@ def test_each_message_is_delivered_with_the_proof_of_its_cursor() -> None:
             CursorProofs(b"test").of(ANNA.tenant, CHAT, Cursor(epoch, n)) for n in (1, 2)
         ]
 
-    on_virtual_time(test)
 
-
-def test_members_are_loaded_once_and_follow_the_log() -> None:
-    async def test(bench: Bench) -> None:
+async def test_members_are_loaded_once_and_follow_the_log() -> None:
+    async with running() as bench:
         await bench.send("a")
         await asyncio.sleep(0.01)
         await bench.store.change(RemoveMember(act(ANNA), CHAT, "bela"))
@@ -181,14 +176,12 @@ def test_members_are_loaded_once_and_follow_the_log() -> None:
         assert bench.got["east"] == [(CHAT, n) for n in range(1, 6)]
         assert bench.loads == [CHAT]
 
-    on_virtual_time(test)
-
 
 @pytest.mark.covers("000 invariant: graceful_fanout")
 @pytest.mark.covers("000 3.1: transient, retry with backoff (max 3)")
 @pytest.mark.covers("000 3.2: gateway unreachable, skip")
-def test_graceful_fanout_at_most_three_tries_then_skip() -> None:
-    async def test(bench: Bench) -> None:
+async def test_graceful_fanout_at_most_three_tries_then_skip() -> None:
+    async with running() as bench:
         skipped, retried = (
             metric("fanout_delivery_skipped_total", reason="unreachable"),
             metric("fanout_retries_total"),
@@ -208,22 +201,18 @@ def test_graceful_fanout_at_most_three_tries_then_skip() -> None:
         assert bench.got["west"] == [(CHAT, 2)], "what was skipped is not queued for later"
         assert bench.fanout.position == Position((2,))
 
-    on_virtual_time(test)
 
-
-def test_a_transient_error_that_passes_costs_nothing() -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_transient_error_that_passes_costs_nothing() -> None:
+    async with running() as bench:
         bench.link.fail["west"], bench.link.failures = Unavailable("reset"), 2
         await bench.send("a")
         await asyncio.sleep(1)
         assert bench.got["west"] == [(CHAT, 1)]
 
-    on_virtual_time(test)
-
 
 @pytest.mark.covers("000 3.2: send timeout, skip")
-def test_a_send_that_hangs_is_skipped_and_not_tried_again() -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_send_that_hangs_is_skipped_and_not_tried_again() -> None:
+    async with running() as bench:
         skipped = metric("fanout_delivery_skipped_total", reason="timeout")
         bench.link.fail["west"] = 60.0
         await bench.send("a")
@@ -232,11 +221,9 @@ def test_a_send_that_hangs_is_skipped_and_not_tried_again() -> None:
         assert bench.fanout.position == Position((1,))
         assert metric("fanout_delivery_skipped_total", reason="timeout") == skipped + 1
 
-    on_virtual_time(test)
 
-
-def test_recipients_who_are_offline_are_skipped_without_a_try() -> None:
-    async def test(bench: Bench) -> None:
+async def test_recipients_who_are_offline_are_skipped_without_a_try() -> None:
+    async with running() as bench:
         skipped = metric("fanout_delivery_skipped_total", reason="offline")
         await bench.registry.withdraw("east", [ANNA])
         await bench.registry.withdraw("west", [BELA])
@@ -245,11 +232,9 @@ def test_recipients_who_are_offline_are_skipped_without_a_try() -> None:
         assert bench.link.tries == []
         assert metric("fanout_delivery_skipped_total", reason="offline") == skipped + 2
 
-    on_virtual_time(test)
 
-
-def test_without_the_registry_local_connections_are_served() -> None:
-    async def test(bench: Bench) -> None:
+async def test_without_the_registry_local_connections_are_served() -> None:
+    async with running() as bench:
         errors = metric("registry_errors_total")
         bench.registry.down = Unavailable("redis is away")
         await bench.send("a")
@@ -263,20 +248,16 @@ def test_without_the_registry_local_connections_are_served() -> None:
         assert bench.got["west"] == [(CHAT, 2)]
         assert metric("dependency_up", dependency="registry") == 1
 
-    on_virtual_time(test)
-
 
 @pytest.mark.covers("000 3.1: poison pill, send to DLQ and continue")
-def test_an_entry_that_cannot_be_decoded_goes_to_the_dead_letters_and_reading_goes_on() -> None:
-    async def test(bench: Bench) -> None:
+async def test_undecodable_entry_becomes_a_dead_letter_and_reading_continues() -> None:
+    async with running() as bench:
         bench.log.bad = 2
         await bench.send("a", "b", "c")
         await asyncio.sleep(0.01)
         assert bench.got["east"] == [(CHAT, 1), (CHAT, 3)]
         (letter,) = await bench.letters.read(10)
         assert (letter.offset, letter.reason, letter.data) == (2, "undecodable", b"\xff")
-
-    on_virtual_time(test)
 
 
 async def test_dead_letters_are_bounded_and_the_newest_stay() -> None:
@@ -286,8 +267,8 @@ async def test_dead_letters_are_bounded_and_the_newest_stay() -> None:
     assert [letter.offset for letter in await letters.read(10)] == [4, 3]
 
 
-def test_a_log_that_is_away_is_waited_for() -> None:
-    async def test(bench: Bench) -> None:
+async def test_fanout_waits_for_an_unavailable_log() -> None:
+    async with running() as bench:
         bench.log.error = Unavailable("kafka is away")
         await bench.send("a")
         await asyncio.sleep(60)
@@ -296,8 +277,6 @@ def test_a_log_that_is_away_is_waited_for() -> None:
         bench.log.error = None
         await asyncio.sleep(1.1)
         assert bench.got["east"] == [(CHAT, 1)]
-
-    on_virtual_time(test)
 
 
 @pytest.mark.covers("000 3.1: fatal, let the supervisor restart")
@@ -323,9 +302,7 @@ async def test_a_fatal_error_ends_the_role_clearly_and_is_counted(where: str) ->
     )
 
 
-async def test_a_role_that_is_started_again_goes_on_where_it_ended_even_at_the_beginning_of_the_log() -> (
-    None
-):
+async def test_restarted_fanout_continues_where_it_ended_even_at_the_log_start() -> None:
     bench = Bench()
     await create_chat(bench.store, ANNA)
     await bench.registry.announce("east", [ANNA])
@@ -342,8 +319,8 @@ async def test_a_role_that_is_started_again_goes_on_where_it_ended_even_at_the_b
     again.cancel()
 
 
-def test_an_event_that_trips_a_defect_of_ours_is_put_aside_alone() -> None:
-    async def test(bench: Bench) -> None:
+async def test_an_event_that_trips_a_defect_of_ours_is_put_aside_alone() -> None:
+    async with running() as bench:
         gateways_of = bench.registry.gateways_of
 
         async def trips(users: Iterable[User]) -> Mapping[str, Set[User]]:
@@ -364,11 +341,9 @@ def test_an_event_that_trips_a_defect_of_ours_is_put_aside_alone() -> None:
         assert (letter.offset, letter.reason) == (2, "defect")
         assert bench.fanout.position == Position((3,))
 
-    on_virtual_time(test)
 
-
-def test_a_store_that_cannot_tell_members_delays_a_batch_once_and_never_known_chats() -> None:
-    async def test(bench: Bench) -> None:
+async def test_failed_member_load_delays_a_batch_once_and_never_known_chats() -> None:
+    async with running() as bench:
         await bench.send("a")
         await asyncio.sleep(0.01)
         for n in range(20):
@@ -388,19 +363,15 @@ def test_a_store_that_cannot_tell_members_delays_a_batch_once_and_never_known_ch
         await asyncio.sleep(0.01)
         assert bench.got["east"][-1] == ("cold-3", 2)
 
-    on_virtual_time(test)
 
-
-def test_a_full_batch_shows_how_far_behind_the_reader_is() -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_full_batch_shows_how_far_behind_the_reader_is() -> None:
+    async with running(max_poll_records=10) as bench:
         bench.link.fail["west"] = 0.5
         await bench.send(*(str(n) for n in range(25)))
         await asyncio.sleep(0.6)
         assert metric("fanout_lag") == 15
         await asyncio.sleep(2)
         assert metric("fanout_lag") == 0
-
-    on_virtual_time(test, max_poll_records=10)
 
 
 async def test_members_learned_during_a_load_are_not_overwritten_by_it() -> None:
@@ -440,7 +411,7 @@ async def test_the_members_kept_are_bounded_and_the_least_used_go_first() -> Non
 def test_under_random_faults_nobody_gets_a_message_twice_in_a_row_or_out_of_order(
     seed: int,
 ) -> None:
-    async def main() -> None:
+    async def scenario() -> None:
         bench, rng = Bench(), random.Random(seed)
         await create_chat(bench.store, ANNA, BELA)
         await bench.registry.announce("east", [ANNA])
@@ -460,4 +431,4 @@ def test_under_random_faults_nobody_gets_a_message_twice_in_a_row_or_out_of_orde
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
-    run(main(), seed=seed)
+    run(scenario(), seed=seed)

@@ -7,7 +7,8 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from types import FrameType
 from typing import Any
@@ -26,7 +27,7 @@ from holdfast.message import LogEntry, Message, User, Watermark
 from holdfast.store.commands import AddMember
 from holdfast.store.memory import MemoryStore
 from proof.faults import Fault, FaultPlan, Odds, faulty
-from proof.virtual_loop import LoopClock, run
+from proof.virtual_loop import LoopClock
 
 
 class Working(LoopClock):
@@ -73,19 +74,15 @@ class Bench:
         return told
 
 
-def on_virtual_time(
-    test: Callable[[Bench], Awaitable[None]], settings: EphemeralSettings | None = None
-) -> None:
-    async def main() -> None:
-        bench = Bench(settings)
-        await create_chat(bench.store, ANNA, BELA)
-        task = asyncio.create_task(bench.ephemeral.run())
-        await asyncio.sleep(0)
-        await test(bench)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    run(main())
+@asynccontextmanager
+async def running(settings: EphemeralSettings | None = None) -> AsyncIterator[Bench]:
+    bench = Bench(settings)
+    await create_chat(bench.store, ANNA, BELA)
+    task = asyncio.create_task(bench.ephemeral.run())
+    await asyncio.sleep(0)
+    yield bench
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def typing(user: User, active: bool, chat_id: str = CHAT) -> tuple[object, dict[str, Any]]:
@@ -116,8 +113,8 @@ def mark(
     return Watermark(user, device, CHAT, epoch, delivered, read)
 
 
-def test_typing_is_told_at_once_and_ends_by_itself_after_ten_seconds() -> None:
-    async def test(bench: Bench) -> None:
+async def test_typing_is_sent_at_once_and_ends_by_itself_after_ten_seconds() -> None:
+    async with running() as bench:
         bench.ephemeral.typing(ANNA, CHAT, True)
         await asyncio.sleep(0.01)
         assert bench.take() == [typing(ANNA, True)]
@@ -128,11 +125,9 @@ def test_typing_is_told_at_once_and_ends_by_itself_after_ten_seconds() -> None:
         await asyncio.sleep(60)
         assert bench.take() == []
 
-    on_virtual_time(test)
 
-
-def test_a_new_start_keeps_it_alive_and_a_stop_ends_it() -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_new_start_keeps_it_alive_and_a_stop_ends_it() -> None:
+    async with running() as bench:
         for _ in range(3):
             bench.ephemeral.typing(ANNA, CHAT, True)
             await asyncio.sleep(6)
@@ -140,11 +135,9 @@ def test_a_new_start_keeps_it_alive_and_a_stop_ends_it() -> None:
         await asyncio.sleep(30)
         assert [payload["active"] for _, payload in bench.take()] == [True, True, True, False]
 
-    on_virtual_time(test)
 
-
-def test_the_newest_wins_and_at_most_one_a_second_leaves() -> None:
-    async def test(bench: Bench) -> None:
+async def test_the_newest_wins_and_at_most_one_a_second_leaves() -> None:
+    async with running() as bench:
         for n in range(100):
             bench.ephemeral.typing(ANNA, CHAT, n % 2 == 0)
             bench.ephemeral.typing(BELA, CHAT, True)
@@ -159,11 +152,9 @@ def test_the_newest_wins_and_at_most_one_a_second_leaves() -> None:
         assert 4 <= len(annas) <= 7
         assert [p for _, p in bench.take() if p["user_id"] == "anna"][-1]["active"] is False
 
-    on_virtual_time(test)
 
-
-def test_a_user_who_types_everywhere_is_told_of_in_few_chats_and_others_as_ever() -> None:
-    async def test(bench: Bench) -> None:
+async def test_user_typing_in_all_chats_is_shown_in_few_without_delaying_others() -> None:
+    async with running() as bench:
         settings = EphemeralSettings()
         for n in range(100):
             await create_chat(bench.store, ANNA, BELA, chat_id=f"chat-{n}")
@@ -187,11 +178,9 @@ def test_a_user_who_types_everywhere_is_told_of_in_few_chats_and_others_as_ever(
         }
         assert not any(last.values()), "whatever was dropped: nobody types for ever"
 
-    on_virtual_time(test)
 
-
-def test_what_was_told_more_than_a_second_ago_is_told_again_at_once() -> None:
-    async def test(bench: Bench) -> None:
+async def test_note_sent_more_than_a_second_ago_is_sent_again_at_once() -> None:
+    async with running() as bench:
         bench.ephemeral.typing(ANNA, CHAT, True)
         await asyncio.sleep(0.5)
         bench.ephemeral.typing(BELA, CHAT, True)
@@ -201,11 +190,9 @@ def test_what_was_told_more_than_a_second_ago_is_told_again_at_once() -> None:
         await asyncio.sleep(0.01)
         assert bench.take() == [typing(ANNA, False)]
 
-    on_virtual_time(test)
 
-
-def test_a_chat_above_a_hundred_members_hears_nothing() -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_chat_above_a_hundred_members_hears_nothing() -> None:
+    async with running() as bench:
         for chat_id, size in (("large", 101), ("small", 100)):
             await create_chat(bench.store, ANNA, chat_id=chat_id)
             for n in range(size - 1):
@@ -217,11 +204,9 @@ def test_a_chat_above_a_hundred_members_hears_nothing() -> None:
         await asyncio.sleep(1)
         assert {to for to, _ in bench.take()} == {"small", CHAT}
 
-    on_virtual_time(test)
 
-
-def test_presence_goes_to_the_chats_one_shares_with_the_time_last_seen() -> None:
-    async def test(bench: Bench) -> None:
+async def test_presence_goes_to_the_chats_one_shares_with_the_time_last_seen() -> None:
+    async with running() as bench:
         await create_chat(bench.store, BELA, CLEO, chat_id="other", owner=BELA)
         bench.ephemeral.presence(ANNA, "online")
         await asyncio.sleep(GATHER_SECONDS / 2)
@@ -233,11 +218,9 @@ def test_presence_goes_to_the_chats_one_shares_with_the_time_last_seen() -> None
         assert payload["last_seen"] == bench.ephemeral.last_seen(ANNA)
         assert bench.ephemeral.last_seen(BELA) is None
 
-    on_virtual_time(test)
 
-
-def test_a_short_absence_is_told_as_its_end() -> None:
-    async def test(bench: Bench) -> None:
+async def test_short_absence_is_sent_as_its_end() -> None:
+    async with running() as bench:
         bench.ephemeral.presence(ANNA, "online")
         await asyncio.sleep(0.1)
         bench.ephemeral.presence(ANNA, "offline")
@@ -245,11 +228,9 @@ def test_a_short_absence_is_told_as_its_end() -> None:
         await asyncio.sleep(2)
         assert [payload["status"] for _, payload in bench.take()] == ["online", "online"]
 
-    on_virtual_time(test)
 
-
-def test_a_storm_of_arrivals_does_not_hold_up_typing() -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_storm_of_arrivals_does_not_hold_up_typing() -> None:
+    async with running() as bench:
         bench.plan.odds = {"memberships": Odds(delay=1.0, seconds_max=0.05)}
         for n in range(500):
             bench.ephemeral.presence(User("default", f"user-{n}"), "online")
@@ -260,11 +241,9 @@ def test_a_storm_of_arrivals_does_not_hold_up_typing() -> None:
         await asyncio.sleep(50 * 0.05)
         assert bench.take() == [typing(BELA, True)], "a round tells fifty presences at most"
 
-    on_virtual_time(test)
 
-
-def test_a_storm_of_arrivals_gives_way_to_the_rest_every_few_milliseconds() -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_storm_of_arrivals_gives_way_to_the_rest_every_few_milliseconds() -> None:
+    async with running() as bench:
         bench.seconds_of_a_push = TURN_SECONDS / 2
         for n in range(20):
             bench.ephemeral.presence(User("default", f"user-{n}"), "online")
@@ -275,11 +254,9 @@ def test_a_storm_of_arrivals_gives_way_to_the_rest_every_few_milliseconds() -> N
             turns += 1
         assert turns > 20 / 3, "a push takes half of a turn"
 
-    on_virtual_time(test)
 
-
-def test_who_comes_a_moment_later_is_looked_up_with_those_before() -> None:
-    async def test(bench: Bench) -> None:
+async def test_who_comes_a_moment_later_is_looked_up_with_those_before() -> None:
+    async with running() as bench:
         for round_of_three in range(2):
             for n in range(3):
                 bench.ephemeral.presence(User("default", f"user-{round_of_three}-{n}"), "online")
@@ -287,32 +264,26 @@ def test_who_comes_a_moment_later_is_looked_up_with_those_before() -> None:
             await asyncio.sleep(GATHER_SECONDS)
         assert bench.plan.counts == {("memberships", Fault.NONE): 2}
 
-    on_virtual_time(test)
 
-
-def test_the_chats_of_a_crowd_that_comes_are_looked_up_together() -> None:
-    async def test(bench: Bench) -> None:
+async def test_the_chats_of_a_crowd_that_comes_are_looked_up_together() -> None:
+    async with running() as bench:
         for user in (ANNA, BELA, *(User("default", f"user-{n}") for n in range(118))):
             bench.ephemeral.presence(user, "online")
         await asyncio.sleep(3)
         assert [payload["user_id"] for _, payload in bench.take()] == [ANNA.user_id, BELA.user_id]
         assert bench.plan.counts == {("memberships", Fault.NONE): 3, ("members", Fault.NONE): 1}
 
-    on_virtual_time(test)
 
-
-def test_what_is_too_much_is_dropped() -> None:
-    async def test(bench: Bench) -> None:
+async def test_what_is_too_much_is_dropped() -> None:
+    async with running(EphemeralSettings(max_waiting=3)) as bench:
         for n in range(10):
             bench.ephemeral.typing(User("default", f"user-{n}"), CHAT, True)
         await asyncio.sleep(1)
         assert len(bench.take()) == 3
 
-    on_virtual_time(test, EphemeralSettings(max_waiting=3))
 
-
-def test_a_note_costs_the_same_however_many_were_told_a_moment_ago() -> None:
-    def cost(told_before: int) -> int:
+async def test_cost_of_a_note_does_not_depend_on_notes_sent_recently() -> None:
+    async def cost(sent_before: int) -> int:
         """Steps of the interpreter: seconds would count whatever else the process does,
         its collector first.
         """
@@ -324,11 +295,11 @@ def test_a_note_costs_the_same_however_many_were_told_a_moment_ago() -> None:
             steps += event == "opcode"
             return count
 
-        async def test(bench: Bench) -> None:
-            for n in range(told_before):
+        async with running() as bench:
+            for n in range(sent_before):
                 bench.ephemeral.typing(User("default", f"user-{n}"), CHAT, True)
             await asyncio.sleep(0.01)
-            for n in range(told_before):
+            for n in range(sent_before):
                 bench.ephemeral.typing(User("default", f"user-{n}"), CHAT, False)
             sys.settrace(count)
             try:
@@ -337,19 +308,15 @@ def test_a_note_costs_the_same_however_many_were_told_a_moment_ago() -> None:
                     await bench.ephemeral.send_due()
             finally:
                 sys.settrace(None)
-            assert len(bench.take()) == told_before + 30
-
-        on_virtual_time(test)
+            assert len(bench.take()) == sent_before + 30
         return steps
 
-    few = cost(10)
-    assert few > 0 and cost(5000) < 1.1 * few, "the rest is not looked at"
+    few = await cost(10)
+    assert few > 0 and await cost(5000) < 1.1 * few, "the rest is not looked at"
 
 
-def test_who_types_while_there_is_no_room_to_remember_it_is_not_told_for_it_would_never_end() -> (
-    None
-):
-    async def test(bench: Bench) -> None:
+async def test_typing_that_cannot_be_remembered_is_not_sent_as_it_would_never_end() -> None:
+    async with running(EphemeralSettings(max_waiting=3)) as bench:
         for n in range(5):
             bench.ephemeral.typing(User("default", f"user-{n}"), CHAT, True)
             await asyncio.sleep(0.01)
@@ -357,11 +324,9 @@ def test_who_types_while_there_is_no_room_to_remember_it_is_not_told_for_it_woul
         told = [(payload["user_id"], payload["active"]) for _, payload in bench.take()]
         assert told == [(f"user-{n}", active) for active in (True, False) for n in range(3)]
 
-    on_virtual_time(test, EphemeralSettings(max_waiting=3))
 
-
-def test_a_stop_for_which_there_is_no_room_is_told_when_typing_ends_by_itself() -> None:
-    async def test(bench: Bench) -> None:
+async def test_stop_without_room_is_sent_when_typing_ends_by_itself() -> None:
+    async with running(EphemeralSettings(max_waiting=3)) as bench:
         bench.ephemeral.typing(ANNA, CHAT, True)
         await asyncio.sleep(0.01)
         for n in range(3):
@@ -372,11 +337,9 @@ def test_a_stop_for_which_there_is_no_room_is_told_when_typing_ends_by_itself() 
             payload["active"] for _, payload in bench.take() if payload["user_id"] == "anna"
         ] == [True, False]
 
-    on_virtual_time(test, EphemeralSettings(max_waiting=3))
 
-
-def test_a_store_in_trouble_costs_notes_and_nothing_else() -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_store_in_trouble_costs_notes_and_nothing_else() -> None:
+    async with running() as bench:
         bench.plan.odds = {"members": Odds(hang=1.0)}
         for n in range(50):
             bench.ephemeral.typing(User("default", f"user-{n}"), f"chat-{n}", False)
@@ -386,8 +349,6 @@ def test_a_store_in_trouble_costs_notes_and_nothing_else() -> None:
         bench.ephemeral.typing(ANNA, CHAT, True)
         await asyncio.sleep(1)
         assert bench.take() == [typing(ANNA, True)]
-
-    on_virtual_time(test)
 
 
 def test_receipts_go_to_the_senders_of_what_moved_and_to_nobody_else() -> None:
@@ -413,8 +374,8 @@ def test_devices_of_one_reader_make_one_receipt() -> None:
     assert (sender, reader, receipt.delivered) == (ANNA, BELA, 2)
 
 
-def test_users_of_the_same_name_in_two_tenants_are_two() -> None:
-    async def test(bench: Bench) -> None:
+async def test_users_of_the_same_name_in_two_tenants_are_two() -> None:
+    async with running() as bench:
         twin = User("other", "bela")
         bench.ephemeral.on_entries([message(1, ANNA)])
         bench.ephemeral.on_watermarks_moved(
@@ -423,17 +384,13 @@ def test_users_of_the_same_name_in_two_tenants_are_two() -> None:
         await asyncio.sleep(0.01)
         assert [(to, p["type"]) for to, p in bench.take()] == [(ANNA, "receipt")]
 
-    on_virtual_time(test)
 
-
-def test_who_has_left_a_chat_is_told_of_nobody_who_reads_there() -> None:
-    async def test(bench: Bench) -> None:
+async def test_user_who_left_a_chat_gets_no_receipts_of_it() -> None:
+    async with running() as bench:
         bench.ephemeral.on_entries([message(1, ANNA), message(2, CLEO)])
         bench.ephemeral.on_watermarks_moved([mark(BELA, 2)])
         await asyncio.sleep(0.01)
         assert [to for to, _ in bench.take()] == [ANNA], "cleo is not in it"
-
-    on_virtual_time(test)
 
 
 def test_what_receipts_remember_is_bounded() -> None:
@@ -461,72 +418,62 @@ def test_of_many_chats_the_quiet_ones_are_forgotten_and_not_the_busy_ones() -> N
 HEARTBEAT_SECONDS = 20.0
 
 
-def attending(
-    test: Callable[[PresenceReporter, MemoryRegistry, Bench], Awaitable[None]], **odds: Odds
-) -> None:
-    async def main() -> None:
-        bench, registry = Bench(), MemoryRegistry()
-        bench.plan.odds = odds
-        attendance = PresenceReporter(
-            "east", faulty(registry, bench.plan), bench.ephemeral, HEARTBEAT_SECONDS
-        )
-        task = asyncio.create_task(attendance.run())
-        await asyncio.sleep(0)
-        await test(attendance, registry, bench)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert await registry.gateways_of([ANNA, BELA]) == {} or odds
-
-    run(main())
+@asynccontextmanager
+async def reporting(
+    **odds: Odds,
+) -> AsyncIterator[tuple[PresenceReporter, MemoryRegistry, Bench]]:
+    bench, registry = Bench(), MemoryRegistry()
+    bench.plan.odds = odds
+    reporter = PresenceReporter(
+        "east", faulty(registry, bench.plan), bench.ephemeral, HEARTBEAT_SECONDS
+    )
+    task = asyncio.create_task(reporter.run())
+    await asyncio.sleep(0)
+    yield reporter, registry, bench
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert await registry.gateways_of([ANNA, BELA]) == {} or odds
 
 
-def test_the_registry_follows_who_comes_and_goes() -> None:
-    async def test(attendance: PresenceReporter, registry: MemoryRegistry, _bench: Bench) -> None:
-        attendance.on_user_connected(ANNA)
-        attendance.on_user_connected(BELA)
-        attendance.on_user_disconnected(ANNA)
+async def test_the_registry_follows_who_comes_and_goes() -> None:
+    async with reporting() as (reporter, registry, _bench):
+        reporter.on_user_connected(ANNA)
+        reporter.on_user_connected(BELA)
+        reporter.on_user_disconnected(ANNA)
         await asyncio.sleep(0.01)
         assert await registry.gateways_of([ANNA, BELA]) == {"east": {BELA}}
-        attendance.on_user_connected(ANNA)
+        reporter.on_user_connected(ANNA)
         await asyncio.sleep(0.01)
         assert await registry.gateways_of([ANNA, BELA]) == {"east": {ANNA, BELA}}
 
-    attending(test)
 
-
-def test_a_registry_that_failed_is_told_again() -> None:
-    async def test(attendance: PresenceReporter, registry: MemoryRegistry, bench: Bench) -> None:
-        attendance.on_user_connected(ANNA)
-        attendance.on_user_connected(BELA)
+async def test_presence_is_reported_again_after_the_registry_failed() -> None:
+    async with reporting(announce=Odds(fail=1.0)) as (reporter, registry, bench):
+        reporter.on_user_connected(ANNA)
+        reporter.on_user_connected(BELA)
         await asyncio.sleep(0.5)
-        attendance.on_user_disconnected(BELA)
+        reporter.on_user_disconnected(BELA)
         await asyncio.sleep(0.5)
         assert await registry.gateways_of([ANNA, BELA]) == {}
         bench.plan.heal()
         await asyncio.sleep(2)
         assert await registry.gateways_of([ANNA, BELA]) == {"east": {ANNA}}
 
-    attending(test, announce=Odds(fail=1.0))
 
-
-def test_everybody_is_announced_again_each_heartbeat() -> None:
-    async def test(attendance: PresenceReporter, registry: MemoryRegistry, _bench: Bench) -> None:
-        attendance.on_user_connected(ANNA)
+async def test_everybody_is_announced_again_each_heartbeat() -> None:
+    async with reporting() as (reporter, registry, _bench):
+        reporter.on_user_connected(ANNA)
         await asyncio.sleep(1)
         await registry.withdraw("east", [ANNA])
         await asyncio.sleep(HEARTBEAT_SECONDS)
         assert await registry.gateways_of([ANNA]) == {"east": {ANNA}}
 
-    attending(test)
 
-
-def test_a_lookup_that_fails_never_raises_into_the_loop() -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_lookup_that_fails_never_raises_into_the_loop() -> None:
+    async with running() as bench:
         bench.plan.odds = {"memberships": Odds(fail=1.0)}
         bench.ephemeral.presence(ANNA, "online")
         await asyncio.sleep(2)
         bench.ephemeral.typing(ANNA, CHAT, True)
         await asyncio.sleep(1)
         assert bench.take() == [typing(ANNA, True)]
-
-    on_virtual_time(test)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ from holdfast.message import Acked, Cursor, Message, User
 from holdfast.resilience import BreakerState
 from holdfast.store.memory import MemoryStore
 from proof.faults import Fault, FaultPlan, Odds, faulty
-from proof.virtual_loop import LoopClock, run
+from proof.virtual_loop import LoopClock
 
 
 def metric(name: str, **labels: str) -> float:
@@ -94,27 +95,25 @@ class Planes:
         return [message.client_message_id for message in page.messages]
 
 
-def over_planes(test: Callable[[Planes], Awaitable[None]]) -> None:
-    async def main() -> None:
-        planes = Planes()
-        await create_chat(planes.store, ANNA, BELA)
-        await create_chat(planes.store, ANNA, BELA, chat_id="other")
-        await planes.registry.announce("east", [ANNA])
-        await planes.registry.announce("west", [BELA])
-        tasks = [asyncio.create_task(planes.intake.run()), asyncio.create_task(planes.fanout.run())]
-        await asyncio.sleep(0.01)
-        await test(planes)
-        for task in tasks:
-            assert not task.done(), "a plane died"
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    run(main())
+@asynccontextmanager
+async def running() -> AsyncIterator[Planes]:
+    planes = Planes()
+    await create_chat(planes.store, ANNA, BELA)
+    await create_chat(planes.store, ANNA, BELA, chat_id="other")
+    await planes.registry.announce("east", [ANNA])
+    await planes.registry.announce("west", [BELA])
+    tasks = [asyncio.create_task(planes.intake.run()), asyncio.create_task(planes.fanout.run())]
+    await asyncio.sleep(0.01)
+    yield planes
+    for task in tasks:
+        assert not task.done(), "a plane died"
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @pytest.mark.covers("000 isolation: connection (slow client) does not affect durability")
-def test_a_client_that_floods_one_chat_leaves_others_their_turn() -> None:
-    async def test(planes: Planes) -> None:
+async def test_a_client_that_floods_one_chat_leaves_others_their_turn() -> None:
+    async with running() as planes:
         planes.store_faults.script["append"] = [Fault.DELAY]
         planes.send("in-flight")
         await asyncio.sleep(0)
@@ -127,13 +126,11 @@ def test_a_client_that_floods_one_chat_leaves_others_their_turn() -> None:
         await asyncio.sleep(2)
         assert planes.code("else") == "ACK"
 
-    over_planes(test)
-
 
 @pytest.mark.covers("000 isolation: connection (gateway crash) does not affect durability")
 @pytest.mark.covers("000 taxonomy: gateway crash")
-def test_a_gateway_that_crashes_costs_its_own_connections_and_nothing_else() -> None:
-    async def test(planes: Planes) -> None:
+async def test_a_gateway_that_crashes_costs_its_own_connections_and_nothing_else() -> None:
+    async with running() as planes:
         planes.link.disconnect("west")
         planes.send("a")
         await asyncio.sleep(2)
@@ -141,14 +138,12 @@ def test_a_gateway_that_crashes_costs_its_own_connections_and_nothing_else() -> 
         assert planes.seen("east") == ["a"]
         assert await planes.synced(BELA) == ["a"], "its clients reconnect elsewhere and sync"
 
-    over_planes(test)
-
 
 @pytest.mark.covers("000 isolation: durability (DynamoDB down) is a fast error for connections")
 @pytest.mark.covers("000 taxonomy: DynamoDB unavailable")
 @pytest.mark.covers("000 confirmation: kill DynamoDB, verify fast error response")
-def test_a_store_that_is_down_is_answered_fast_and_detected_within_ten_seconds() -> None:
-    async def test(planes: Planes) -> None:
+async def test_a_store_that_is_down_is_answered_fast_and_detected_within_ten_seconds() -> None:
+    async with running() as planes:
         planes.store_faults.odds = {"append": Odds(fail=1.0)}
         for n in range(6):
             started = planes.clock.monotonic()
@@ -168,18 +163,15 @@ def test_a_store_that_is_down_is_answered_fast_and_detected_within_ten_seconds()
         assert metric("dependency_up", dependency="store") == 1
         assert metric("circuit_breaker_state", dependency="store", state="open") == 0
 
-    over_planes(test)
-
 
 @pytest.mark.covers("000 isolation: durability (Kafka down) leaves no request hanging")
 @pytest.mark.covers("000 taxonomy: Kafka cluster down")
 @pytest.mark.covers("000 confirmation: kill Kafka, verify request failure (not hang)")
-def test_a_log_that_is_down_delays_delivery_and_no_answer() -> None:
+async def test_a_log_that_is_down_delays_delivery_and_no_answer() -> None:
     """In the embedded server the log is the store's own commit order: an ack does not
     wait for its readers.
     """
-
-    async def test(planes: Planes) -> None:
+    async with running() as planes:
         planes.log_faults.odds = {"read": Odds(fail=1.0)}
         planes.send("a")
         await asyncio.sleep(5)
@@ -191,12 +183,10 @@ def test_a_log_that_is_down_delays_delivery_and_no_answer() -> None:
         await asyncio.sleep(1.1)
         assert planes.seen("west") == ["a"]
 
-    over_planes(test)
-
 
 @pytest.mark.covers("000 isolation: durability (any failure) does not stop fanout")
-def test_fanout_goes_on_with_what_is_in_the_log_while_nothing_can_be_stored() -> None:
-    async def test(planes: Planes) -> None:
+async def test_fanout_goes_on_with_what_is_in_the_log_while_nothing_can_be_stored() -> None:
+    async with running() as planes:
         planes.send("warm")
         await asyncio.sleep(0.01)
         planes.link_faults.script["deliver"] = [Fault.DELAY] * 2
@@ -213,12 +203,10 @@ def test_fanout_goes_on_with_what_is_in_the_log_while_nothing_can_be_stored() ->
         assert planes.code("never") == "SERVICE_UNAVAILABLE"
         planes.store_faults.heal()
 
-    over_planes(test)
-
 
 @pytest.mark.covers("000 isolation: fanout (consumer lag) does not affect durability")
-def test_a_fanout_that_lags_does_not_slow_a_send() -> None:
-    async def test(planes: Planes) -> None:
+async def test_a_fanout_that_lags_does_not_slow_a_send() -> None:
+    async with running() as planes:
         planes.link_faults.odds = {"deliver": Odds(hang=1.0)}
         for n in range(100):
             started = planes.clock.monotonic()
@@ -229,12 +217,10 @@ def test_a_fanout_that_lags_does_not_slow_a_send() -> None:
         assert planes.fanout.position.offset(0) < 100
         planes.link_faults.heal()
 
-    over_planes(test)
-
 
 @pytest.mark.covers("000 isolation: fanout (delivery fails) does not affect connections")
-def test_a_delivery_that_fails_is_skipped_and_the_other_gateways_get_theirs() -> None:
-    async def test(planes: Planes) -> None:
+async def test_a_delivery_that_fails_is_skipped_and_the_other_gateways_get_theirs() -> None:
+    async with running() as planes:
         planes.link.connect("west", lambda envelope: 1 / 0)
         planes.send("a")
         await asyncio.sleep(0.5)
@@ -245,12 +231,10 @@ def test_a_delivery_that_fails_is_skipped_and_the_other_gateways_get_theirs() ->
         assert planes.seen("west") == ["b"], "no retry queue"
         assert await planes.synced(BELA) == ["a", "b"]
 
-    over_planes(test)
-
 
 @pytest.mark.covers("000 taxonomy: DynamoDB throttling")
-def test_a_throttled_store_is_a_retryable_answer_and_no_reason_to_stop_asking() -> None:
-    async def test(planes: Planes) -> None:
+async def test_a_throttled_store_is_a_retryable_answer_and_no_reason_to_stop_asking() -> None:
+    async with running() as planes:
         throttled = metric("durability_store_throttles_total")
         planes.store_faults.odds = {"append": Odds(throttle=1.0)}
         for n in range(10):
@@ -264,12 +248,10 @@ def test_a_throttled_store_is_a_retryable_answer_and_no_reason_to_stop_asking() 
         await asyncio.sleep(0.01)
         assert planes.code("after") == "ACK"
 
-    over_planes(test)
-
 
 @pytest.mark.covers("000 taxonomy: Redis connection reset")
-def test_a_registry_whose_connection_is_reset_costs_one_lookup() -> None:
-    async def test(planes: Planes) -> None:
+async def test_a_registry_whose_connection_is_reset_costs_one_lookup() -> None:
+    async with running() as planes:
         errors = metric("registry_errors_total")
         planes.registry_faults.script["gateways_of"] = [Fault.LOST_REPLY]
         planes.send("reset")
@@ -285,13 +267,11 @@ def test_a_registry_whose_connection_is_reset_costs_one_lookup() -> None:
         assert metric("dependency_up", dependency="registry") == 1
         assert metric("registry_errors_total") == errors + 1
 
-    over_planes(test)
-
 
 @pytest.mark.covers("000 taxonomy: Redis cluster unavailable")
 @pytest.mark.covers("000 3.2: Redis lookup fails, skip")
-def test_a_registry_that_is_down_degrades_to_local_delivery_and_sync() -> None:
-    async def test(planes: Planes) -> None:
+async def test_a_registry_that_is_down_degrades_to_local_delivery_and_sync() -> None:
+    async with running() as planes:
         errors = metric("registry_errors_total")
         planes.registry_faults.script["gateways_of"] = [Fault.FAIL, Fault.HANG]
         planes.send("refused")
@@ -307,12 +287,10 @@ def test_a_registry_that_is_down_degrades_to_local_delivery_and_sync() -> None:
         assert planes.seen("west") == ["back"]
         planes.registry_faults.heal()
 
-    over_planes(test)
-
 
 @pytest.mark.covers("000 taxonomy: counter corruption")
-def test_a_chat_without_its_counter_halts_alone() -> None:
-    async def test(planes: Planes) -> None:
+async def test_a_chat_without_its_counter_halts_alone() -> None:
+    async with running() as planes:
         found = metric("durability_counter_corruption_total")
         rig = MemoryRig()
         rig.store = planes.store
@@ -326,11 +304,9 @@ def test_a_chat_without_its_counter_halts_alone() -> None:
         assert metric("durability_counter_corruption_total") == found + 1
         assert planes.durability.breaker is BreakerState.CLOSED
 
-    over_planes(test)
-
 
 @pytest.mark.covers("000 confirmation: verify tier 1 metrics alert correctly")
-def test_every_tier_1_metric_meets_its_alert_when_it_must_and_not_before() -> None:
+async def test_every_tier_1_metric_meets_its_alert_when_it_must_and_not_before() -> None:
     """Counters move at the first occurrence; a gauge is down for as long as its alert
     waits, and up afterwards.
     """
@@ -353,7 +329,7 @@ def test_every_tier_1_metric_meets_its_alert_when_it_must_and_not_before() -> No
             await asyncio.sleep(1)
             assert metric("dependency_up", dependency=dependency) == 0, second
 
-    async def test(planes: Planes) -> None:
+    async with running() as planes:
         rig, before = MemoryRig(), counted()
         rig.store = planes.store
         await create_chat(planes.store, ANNA, chat_id="fine")
@@ -394,12 +370,10 @@ def test_every_tier_1_metric_meets_its_alert_when_it_must_and_not_before() -> No
         ]
         assert counted() == [number + 1 for number in before], "what is only away is not damaged"
 
-    over_planes(test)
-
 
 @pytest.mark.covers("000 taxonomy: idempotency collision")
-def test_a_retry_is_answered_as_the_first_time_and_delivered_once() -> None:
-    async def test(planes: Planes) -> None:
+async def test_a_retry_is_answered_as_the_first_time_and_delivered_once() -> None:
+    async with running() as planes:
         hits = metric("durability_idempotency_hits_total")
         planes.store_faults.script["append"] = [Fault.LOST_REPLY]
         planes.intake.submit(
@@ -416,12 +390,10 @@ def test_a_retry_is_answered_as_the_first_time_and_delivered_once() -> None:
         assert planes.seen("west") == ["key"]
         assert metric("durability_idempotency_hits_total") == hits + 1
 
-    over_planes(test)
-
 
 @pytest.mark.covers("000 3.2: recipient offline, skip")
-def test_who_is_offline_syncs_later() -> None:
-    async def test(planes: Planes) -> None:
+async def test_who_is_offline_syncs_later() -> None:
+    async with running() as planes:
         await planes.registry.withdraw("west", [BELA])
         planes.send("a")
         await asyncio.sleep(1)
@@ -430,5 +402,3 @@ def test_who_is_offline_syncs_later() -> None:
         await asyncio.sleep(60)
         assert planes.seen("west") == [], "nothing was queued for later"
         assert await planes.synced(BELA) == ["a"]
-
-    over_planes(test)

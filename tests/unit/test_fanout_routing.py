@@ -105,7 +105,7 @@ def test_chats_without_known_members_are_left_out_and_counted() -> None:
     assert (len(routed.runs), routed.unknown) == (1, 2)
 
 
-def test_an_unreadable_event_is_delivered_and_its_chat_is_to_be_loaded_anew() -> None:
+def test_unreadable_event_is_delivered_and_its_members_are_loaded_again() -> None:
     members = {CHAT: frozenset({ANNA})}
     broken = entry(1, 1, content="{", kind="event")
     routed = route([broken, entry(2, 2)], members)

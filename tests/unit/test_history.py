@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -25,7 +27,7 @@ from holdfast.store.commands import CreateChat, RaiseEpoch, RecoverChat, RemoveM
 from holdfast.store.memory import MemoryStore
 from holdfast.telemetry import REGISTRY
 from proof.faults import Fault, FaultPlan, Odds, faulty
-from proof.virtual_loop import LoopClock, run
+from proof.virtual_loop import LoopClock
 
 OTHER = User("other", "olaf")
 PROOFS = CursorProofs(b"test")
@@ -68,19 +70,14 @@ class Bench:
         return (await self.store.heads([chat_id]))[chat_id]
 
 
-def on_virtual_time(
-    test: Any,
-    settings: HistorySettings | None = None,
-    page_bytes_max: int = 256 * KIB,
-    **odds: Odds,
-) -> None:
-    async def main() -> None:
-        bench = Bench(settings, **odds)
-        bench.history._page_bytes_max = page_bytes_max
-        await create_chat(bench.store, ANNA, BELA)
-        await test(bench)
-
-    run(main())
+@asynccontextmanager
+async def reading(
+    settings: HistorySettings | None = None, page_bytes_max: int = 256 * KIB, **odds: Odds
+) -> AsyncIterator[Bench]:
+    bench = Bench(settings, **odds)
+    bench.history._page_bytes_max = page_bytes_max
+    await create_chat(bench.store, ANNA, BELA)
+    yield bench
 
 
 def shown_up() -> bool:
@@ -91,8 +88,8 @@ def sequences(page: Any) -> list[int]:
     return [message.sequence for message in page.messages]
 
 
-def test_a_page_follows_its_cursor() -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_page_follows_its_cursor() -> None:
+    async with reading() as bench:
         head = await bench.fill(5)
         page = await bench.history.sync(BELA, CHAT, Cursor(head.epoch, 2), 2)
         assert (sequences(page), page.through, page.has_more, page.head, page.reset) == (
@@ -103,21 +100,17 @@ def test_a_page_follows_its_cursor() -> None:
             False,
         )
 
-    on_virtual_time(test)
 
-
-def test_another_epoch_starts_again_from_zero() -> None:
-    async def test(bench: Bench) -> None:
+async def test_another_epoch_starts_again_from_zero() -> None:
+    async with reading() as bench:
         head = await bench.fill(5)
         page = await bench.history.sync(BELA, CHAT, Cursor(head.epoch + 1, 4), 100)
         assert (sequences(page), page.reset, page.epoch) == ([1, 2, 3, 4, 5], True, head.epoch)
         assert bench.raised == []
 
-    on_virtual_time(test)
 
-
-def test_proven_cursor_beyond_the_head_raises_the_epoch_and_is_never_clamped() -> None:
-    async def test(bench: Bench) -> None:
+async def test_proven_cursor_beyond_the_head_raises_the_epoch_and_is_never_clamped() -> None:
+    async with reading() as bench:
         head = await bench.fill(5)
         beyond = Cursor(head.epoch, 9)
         page = await bench.history.sync(BELA, CHAT, beyond, 100, proof=proof_of(beyond))
@@ -131,8 +124,6 @@ def test_proven_cursor_beyond_the_head_raises_the_epoch_and_is_never_clamped() -
             "a second rollback is as real as the first"
         )
 
-    on_virtual_time(test)
-
 
 OF_OTHERS = [
     proof_of(Cursor(1, 8)),
@@ -145,10 +136,10 @@ OF_OTHERS = [
 
 @pytest.mark.parametrize("verb", ["sync", "resume"])
 @pytest.mark.parametrize("proof", [None, "", "é", "0" * 16, *OF_OTHERS])
-def test_made_up_cursor_resets_the_device_that_shows_it_and_nobody_else(
+async def test_made_up_cursor_resets_the_device_that_shows_it_and_nobody_else(
     verb: str, proof: str | None
 ) -> None:
-    async def test(bench: Bench) -> None:
+    async with reading() as bench:
         head = await bench.fill(5)
         beyond = Cursor(head.epoch, 9)
         before = REGISTRY.get_sample_value("holdfast_durability_cursors_unproven_total") or 0
@@ -162,11 +153,9 @@ def test_made_up_cursor_resets_the_device_that_shows_it_and_nobody_else(
         assert REGISTRY.get_sample_value("holdfast_durability_cursors_unproven_total") == before + 1
         assert not (await bench.history.sync(ANNA, CHAT, Cursor(head.epoch, 3), 100)).reset
 
-    on_virtual_time(test)
 
-
-def test_user_gets_ten_resets_a_minute_for_made_up_cursors() -> None:
-    async def test(bench: Bench) -> None:
+async def test_user_gets_ten_resets_a_minute_for_made_up_cursors() -> None:
+    async with reading() as bench:
         head = await bench.fill(5)
         beyond = Cursor(head.epoch, 9)
         for _ in range(5):
@@ -187,11 +176,9 @@ def test_user_gets_ten_resets_a_minute_for_made_up_cursors() -> None:
         await asyncio.sleep(6)
         assert (await bench.history.sync(BELA, CHAT, Cursor(head.epoch + 1, 9), 100)).reset
 
-    on_virtual_time(test)
 
-
-def test_a_resume_counts_as_one_reset_however_many_cursors_are_beyond_their_heads() -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_resume_counts_as_one_reset_however_many_cursors_are_beyond_their_heads() -> None:
+    async with reading() as bench:
         cursors = {CHAT: Cursor((await bench.fill(1)).epoch, 9)}
         for n in range(11):
             await create_chat(bench.store, ANNA, BELA, chat_id=f"c{n}")
@@ -201,43 +188,35 @@ def test_a_resume_counts_as_one_reset_however_many_cursors_are_beyond_their_head
         with pytest.raises(RateLimited):
             await bench.history.resume(BELA, cursors)
 
-    on_virtual_time(test)
 
-
-def test_many_made_up_cursors_log_one_warning_a_minute() -> None:
-    async def test(bench: Bench) -> None:
-        head = await bench.fill(5)
-        for _ in range(8):
-            await bench.history.sync(BELA, CHAT, Cursor(head.epoch, 9), 100)
-        await asyncio.sleep(60)
-        await bench.history.sync(BELA, CHAT, Cursor(head.epoch, 9), 100)
-
+async def test_many_made_up_cursors_log_one_warning_a_minute() -> None:
     with capture_logs() as logged:
-        on_virtual_time(test)
+        async with reading() as bench:
+            head = await bench.fill(5)
+            for _ in range(8):
+                await bench.history.sync(BELA, CHAT, Cursor(head.epoch, 9), 100)
+            await asyncio.sleep(60)
+            await bench.history.sync(BELA, CHAT, Cursor(head.epoch, 9), 100)
     warnings = [line for line in logged if line["event"] == "store.cursor_unproven"]
     assert [line["requests"] for line in warnings] == [1, 8]
     assert all(line["log_level"] == "warning" for line in warnings)
 
 
-def test_every_page_carries_the_proof_of_its_end() -> None:
-    async def test(bench: Bench) -> None:
+async def test_every_page_carries_the_proof_of_its_end() -> None:
+    async with reading() as bench:
         head = await bench.fill(5)
         page = await bench.history.sync(BELA, CHAT, Cursor(head.epoch, 1), 2)
         assert page.proof == proof_of(Cursor(head.epoch, 3))
         (page,) = (await bench.history.resume(BELA, {CHAT: Cursor(head.epoch, 1)})).pages
         assert page.proof == proof_of(head)
 
-    on_virtual_time(test)
 
-
-def test_members_who_prove_the_same_rollback_together_share_one_raise_and_all_are_answered() -> (
-    None
-):
+async def test_members_proving_the_same_rollback_share_one_raise_and_are_all_answered() -> None:
     """After a rollback everybody reconnects; one who gives up meanwhile takes nobody
     along.
     """
 
-    async def test(bench: Bench) -> None:
+    async with reading() as bench:
         head, begun, may_end = await bench.fill(5), asyncio.Event(), asyncio.Event()
 
         async def slowly(user: User, chat_id: str, epoch: int, deadline: float) -> None:
@@ -270,11 +249,9 @@ def test_members_who_prove_the_same_rollback_together_share_one_raise_and_all_ar
         assert late.epoch == head.epoch + 1, "its head was read before the raise was committed"
         assert bench.raised == [(CHAT, head.epoch)]
 
-    on_virtual_time(test)
 
-
-def test_a_raise_that_did_not_last_is_done_again() -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_raise_that_did_not_last_is_done_again() -> None:
+    async with reading() as bench:
         head, lost = await bench.fill(5), [True]
 
         async def raise_epoch(user: User, chat_id: str, epoch: int, deadline: float) -> None:
@@ -293,11 +270,9 @@ def test_a_raise_that_did_not_last_is_done_again() -> None:
             await history.sync(BELA, CHAT, beyond, 100, proof=proof_of(beyond))
         ).epoch == head.epoch + 1
 
-    on_virtual_time(test)
 
-
-def test_who_joins_a_raise_waits_no_longer_than_its_own_time() -> None:
-    async def test(bench: Bench) -> None:
+async def test_who_joins_a_raise_waits_no_longer_than_its_own_time() -> None:
+    async with reading() as bench:
         head = await bench.fill(5)
 
         async def hanging(user: User, chat_id: str, epoch: int, deadline: float) -> None:
@@ -317,11 +292,11 @@ def test_who_joins_a_raise_waits_no_longer_than_its_own_time() -> None:
         with pytest.raises(Unavailable):
             await asking[0]
 
-    on_virtual_time(test)
 
-
-def test_a_sync_is_answered_within_five_seconds_however_many_reads_it_takes() -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_sync_is_answered_within_five_seconds_however_many_reads_it_takes() -> None:
+    async with reading(
+        HistorySettings(read_timeout_seconds=4.5), read_after=Odds(delay=1.0, seconds_max=4.4)
+    ) as bench:
         head = await bench.fill(5)
         started = LoopClock().monotonic()
         for n in range(20):
@@ -332,18 +307,17 @@ def test_a_sync_is_answered_within_five_seconds_however_many_reads_it_takes() ->
             assert LoopClock().monotonic() - started <= 5.001
             started = LoopClock().monotonic()
 
-    on_virtual_time(
-        test, HistorySettings(read_timeout_seconds=4.5), read_after=Odds(delay=1.0, seconds_max=4.4)
-    )
-
 
 @pytest.mark.parametrize("verb", ["sync", "resume"])
-def test_the_time_of_a_request_runs_from_when_it_was_asked_and_through_a_repair(verb: str) -> None:
+async def test_the_time_of_a_request_runs_from_when_it_was_asked_and_through_a_repair(
+    verb: str,
+) -> None:
     """It waited two seconds for its turn, its cursor proves a rollback, and every step
     takes almost its own limit.
     """
 
-    async def test(bench: Bench) -> None:
+    always = Odds(delay=1.0, seconds_max=2.4)
+    async with reading(read_after=always, heads=always, memberships=always) as bench:
         head, clock = await bench.fill(5), LoopClock()
 
         async def slowly(user: User, chat_id: str, epoch: int, deadline: float) -> None:
@@ -364,52 +338,43 @@ def test_the_time_of_a_request_runs_from_when_it_was_asked_and_through_a_repair(
                 )
         assert clock.monotonic() <= asked_at + 5.001
 
-    always = Odds(delay=1.0, seconds_max=2.4)
-    on_virtual_time(test, read_after=always, heads=always, memberships=always)
 
-
-def test_a_request_without_any_time_left_says_nothing_about_the_store() -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_request_without_any_time_left_says_nothing_about_the_store() -> None:
+    async with reading() as bench:
         await bench.fill(5)
         for _ in range(10):
             with pytest.raises(Unavailable):
                 await bench.history.sync(BELA, CHAT, Cursor(1, 0), 100, asked_at=-6.0)
         assert bench.history.breaker is BreakerState.CLOSED
 
-    on_virtual_time(test)
 
-
-def test_if_the_epoch_cannot_be_raised_nothing_is_answered_in_the_old_one() -> None:
-    async def test(bench: Bench) -> None:
+async def test_if_the_epoch_cannot_be_raised_nothing_is_answered_in_the_old_one() -> None:
+    async with reading() as bench:
         head = await bench.fill(5)
 
         async def cannot(user: User, chat_id: str, epoch: int, deadline: float) -> None:
-            raise Unavailable("the writer is away")
+            raise Unavailable("the writer is unavailable")
 
         history, beyond = (
             ChatHistory(bench.store, cannot, PROOFS, LoopClock()),
             Cursor(head.epoch, 9),
         )
         for _ in range(2):
-            with pytest.raises(Unavailable, match="the writer is away"):
+            with pytest.raises(Unavailable, match="the writer is unavailable"):
                 await history.sync(BELA, CHAT, beyond, 100, proof=proof_of(beyond))
         with pytest.raises(Unavailable):
             await history.resume(BELA, {CHAT: beyond}, proofs={CHAT: proof_of(beyond)})
 
-    on_virtual_time(test)
 
-
-def test_who_is_no_member_reads_nothing() -> None:
-    async def test(bench: Bench) -> None:
+async def test_user_who_is_not_a_member_reads_nothing() -> None:
+    async with reading() as bench:
         head = await bench.fill(1)
         with pytest.raises(NotAMember):
             await bench.history.sync(CLEO, CHAT, Cursor(head.epoch, 0), 100)
 
-    on_virtual_time(test)
 
-
-def test_a_resume_lists_only_what_moved_what_was_joined_and_what_is_gone() -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_resume_lists_only_what_moved_what_was_joined_and_what_is_gone() -> None:
+    async with reading() as bench:
         for chat_id in ("still", "moved", "joined", "left", "other_epoch", "empty"):
             await create_chat(bench.store, ANNA, BELA, chat_id=chat_id)
         heads = {
@@ -436,12 +401,10 @@ def test_a_resume_lists_only_what_moved_what_was_joined_and_what_is_gone() -> No
         assert set(read.heads) == {"still", "empty", CHAT}
         assert read.heads["still"] == heads["still"]
 
-    on_virtual_time(test)
-
 
 @pytest.mark.parametrize("content", ["x" * 4000, "\x01" * 4000])
-def test_a_resume_carries_one_budget_of_bytes_and_heads_for_the_rest(content: str) -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_resume_carries_one_budget_of_bytes_and_heads_for_the_rest(content: str) -> None:
+    async with reading() as bench:
         chats = [f"chat_{n}" for n in range(100, 110)]
         for chat_id in chats:
             await create_chat(bench.store, ANNA, BELA, chat_id=chat_id)
@@ -453,11 +416,9 @@ def test_a_resume_carries_one_budget_of_bytes_and_heads_for_the_rest(content: st
         assert set(read.heads) | {p.chat_id for p in read.pages} == {CHAT, *chats}
         assert all(read.heads[c].sequence == 20 for c in read.heads if c != CHAT)
 
-    on_virtual_time(test)
 
-
-def test_a_rollback_is_proved_by_a_resume_too_whatever_the_budget() -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_rollback_is_proved_by_a_resume_too_whatever_the_budget() -> None:
+    async with reading(page_bytes_max=1000) as bench:
         await create_chat(bench.store, ANNA, BELA, chat_id="a")
         await bench.fill(2, "a", content="x" * 900)
         head = await bench.fill(3)
@@ -469,11 +430,9 @@ def test_a_rollback_is_proved_by_a_resume_too_whatever_the_budget() -> None:
         }
         assert places[CHAT] == head.epoch + 1
 
-    on_virtual_time(test, page_bytes_max=1000)
 
-
-def test_a_resume_that_meets_its_deadline_answers_what_it_has() -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_resume_that_meets_its_deadline_answers_what_it_has() -> None:
+    async with reading(read_after=Odds(delay=1.0, seconds_max=1.0)) as bench:
         for n in range(20):
             await create_chat(bench.store, ANNA, BELA, chat_id=f"c{n}")
             await bench.fill(1, f"c{n}")
@@ -483,13 +442,9 @@ def test_a_resume_that_meets_its_deadline_answers_what_it_has() -> None:
         assert 0 < len(read.pages) < 20
         assert len(read.heads) == 21 - len(read.pages)
 
-    on_virtual_time(test, read_after=Odds(delay=1.0, seconds_max=1.0))
 
-
-def test_fifty_who_resume_where_one_may_are_asked_back_at_times_of_their_own_and_all_get_through() -> (
-    None
-):
-    async def test(bench: Bench) -> None:
+async def test_fifty_resumes_for_one_slot_return_at_spread_times_and_all_succeed() -> None:
+    async with reading(HistorySettings(max_resumes=1)) as bench:
         bench.plan.odds = {"memberships": Odds(delay=1.0, seconds_max=0.5)}
         asked_back: list[float] = []
 
@@ -510,15 +465,17 @@ def test_fifty_who_resume_where_one_may_are_asked_back_at_times_of_their_own_and
         )
         assert len(asked_back) < 200
 
-    on_virtual_time(test, HistorySettings(max_resumes=1))
 
-
-def test_a_tenant_that_wants_everything_keeps_another_waiting_for_one_read_not_for_all() -> None:
+async def test_greedy_tenant_delays_another_by_one_read_not_by_all() -> None:
     """Two places, each read takes a second, and one tenant has forty waiting when
     another comes.
     """
 
-    async def test(bench: Bench) -> None:
+    slow = Odds(delay=1.0, seconds_max=1.0)
+    settings = HistorySettings(
+        max_reads=2, max_wait_seconds=60, read_timeout_seconds=60, request_timeout_seconds=60
+    )
+    async with reading(settings, read_after=slow) as bench:
         await bench.store.change(CreateChat(act(OTHER), "chat_o", "group", "Other", []))
         asked = [
             asyncio.create_task(bench.history.sync(BELA, CHAT, Cursor(1, 0), 100))
@@ -537,15 +494,9 @@ def test_a_tenant_that_wants_everything_keeps_another_waiting_for_one_read_not_f
             "and nobody is forgotten"
         )
 
-    slow = Odds(delay=1.0, seconds_max=1.0)
-    settings = HistorySettings(
-        max_reads=2, max_wait_seconds=60, read_timeout_seconds=60, request_timeout_seconds=60
-    )
-    on_virtual_time(test, settings, read_after=slow)
 
-
-def test_who_gives_up_waiting_takes_no_place_along() -> None:
-    async def test(bench: Bench) -> None:
+async def test_who_gives_up_waiting_takes_no_place_along() -> None:
+    async with reading() as bench:
         gate = FairSemaphore("reads", 1, 60)
 
         async def pass_through() -> None:
@@ -563,11 +514,9 @@ def test_who_gives_up_waiting_takes_no_place_along() -> None:
         await pass_through()
         assert LoopClock().monotonic() == before
 
-    on_virtual_time(test)
 
-
-def test_a_hundred_resumes_at_once_and_the_next_waits_its_turn_but_not_for_ever() -> None:
-    async def test(bench: Bench) -> None:
+async def test_resume_beyond_a_hundred_waits_its_turn_for_a_bounded_time() -> None:
+    async with reading() as bench:
         bench.plan.script["memberships"] = [Fault.HANG] * 100
         first = [asyncio.create_task(bench.history.resume(BELA, {})) for _ in range(100)]
         await asyncio.sleep(0.1)
@@ -581,20 +530,16 @@ def test_a_hundred_resumes_at_once_and_the_next_waits_its_turn_but_not_for_ever(
         await asyncio.gather(*first)
         assert (await next_one).joined == [CHAT]
 
-    on_virtual_time(test)
 
-
-def test_a_hanging_read_is_a_retryable_error_in_time() -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_hanging_read_is_a_retryable_error_in_time() -> None:
+    async with reading(read_after=Odds(hang=1.0)) as bench:
         with pytest.raises(Unavailable):
             await bench.history.sync(BELA, CHAT, Cursor(1, 0), 100)
         assert LoopClock().monotonic() == pytest.approx(2.5)
 
-    on_virtual_time(test, read_after=Odds(hang=1.0))
 
-
-def test_reads_have_a_breaker_of_their_own_that_refusals_do_not_open() -> None:
-    async def test(bench: Bench) -> None:
+async def test_reads_have_a_breaker_of_their_own_that_refusals_do_not_open() -> None:
+    async with reading() as bench:
         for _ in range(20):
             with pytest.raises(NotAMember):
                 await bench.history.sync(CLEO, CHAT, Cursor(1, 0), 100)
@@ -611,11 +556,9 @@ def test_reads_have_a_breaker_of_their_own_that_refusals_do_not_open() -> None:
             [Draft(ANNA, CHAT, "k", "hi", "text/plain", "msg_1", "2027-01-15T08:00:00.000Z")]
         ), "the writer does not care"
 
-    on_virtual_time(test)
 
-
-def test_reads_that_nobody_wants_are_tried_and_shown_as_they_are() -> None:
-    async def test(bench: Bench) -> None:
+async def test_reads_that_nobody_wants_are_tried_and_shown_as_they_are() -> None:
+    async with reading() as bench:
         bench.plan.script["heads"] = [Fault.FAIL]
         await bench.history.probe()
         assert not shown_up() and bench.history.trouble is not None
@@ -625,21 +568,18 @@ def test_reads_that_nobody_wants_are_tried_and_shown_as_they_are() -> None:
         await bench.history.probe()
         assert bench.plan.counts == asked, "it worked a moment ago"
 
-    on_virtual_time(test)
 
-
-def test_recovered_chat_is_read_again_from_its_beginning() -> None:
-    async def test(bench: Bench) -> None:
+async def test_recovered_chat_is_read_again_from_its_beginning() -> None:
+    async with reading() as bench:
         head = await bench.fill(3)
         await bench.store.change(RecoverChat(operator(), CHAT))
         page = await bench.history.sync(BELA, CHAT, head, 100)
         assert page.reset and sequences(page) == [1, 2, 3]
 
-    on_virtual_time(test)
 
+async def test_reads_that_fail_by_a_defect_open_the_breaker() -> None:
+    async with reading() as bench:
 
-def test_reads_that_fail_by_a_defect_open_the_breaker() -> None:
-    async def test(bench: Bench) -> None:
         async def broken(store: Any) -> None:
             raise InternalError("a row makes no sense")
 
@@ -647,5 +587,3 @@ def test_reads_that_fail_by_a_defect_open_the_breaker() -> None:
             with pytest.raises(InternalError):
                 await bench.history.ask(broken)
         assert bench.history.breaker is BreakerState.OPEN
-
-    on_virtual_time(test)

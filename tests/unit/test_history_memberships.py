@@ -5,8 +5,8 @@ nobody at another's expense.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -16,7 +16,7 @@ from holdfast.history.history import ChatHistory, HistorySettings
 from holdfast.history.memberships import CHATS_PER_TURN, GATHER_SECONDS, USERS_PER_READ
 from holdfast.message import Cursor, User
 from holdfast.store.memory import MemoryStore
-from proof.virtual_loop import LoopClock, run
+from proof.virtual_loop import LoopClock
 
 Found = Mapping[User, Mapping[str, Cursor]]
 USERS = [User("acme", f"user-{n}") for n in range(120)]
@@ -46,28 +46,23 @@ async def never(user: User, chat_id: str, epoch: int, deadline: float) -> None:
     raise AssertionError("nobody proved a rollback")
 
 
-def with_history(
-    test: Callable[[Store, ChatHistory], Coroutine[Any, Any, None]],
+@asynccontextmanager
+async def reading(
     settings: HistorySettings | None = None,
-) -> None:
-    async def main() -> None:
-        store = Store()
-        await test(store, ChatHistory(store, never, CursorProofs(b"test"), LoopClock(), settings))
-
-    run(main())
+) -> AsyncIterator[tuple[Store, ChatHistory]]:
+    store = Store()
+    yield store, ChatHistory(store, never, CursorProofs(b"test"), LoopClock(), settings)
 
 
 def chats_of(user: User, epoch: int = 1) -> Mapping[str, Cursor]:
     return {f"chat of {user.user_id}": Cursor(epoch, 0)}
 
 
-def test_who_asks_in_one_turn_of_the_loop_is_read_together_and_a_read_is_bounded() -> None:
-    async def test(store: Store, history: ChatHistory) -> None:
+async def test_who_asks_in_one_turn_of_the_loop_is_read_together_and_a_read_is_bounded() -> None:
+    async with reading() as (store, history):
         found = await asyncio.gather(*(history.memberships(user) for user in USERS))
         assert found == [chats_of(user) for user in USERS]
         assert [len(users) for users in store.asked] == [USERS_PER_READ, USERS_PER_READ, 20]
-
-    with_history(test)
 
 
 class Crowded(Store):
@@ -123,45 +118,36 @@ async def test_heavy_users_are_let_in_one_in_each_turn_of_the_loop() -> None:
     assert len(set(let_in)) == 3
 
 
-def test_resumes_are_read_together_with_those_who_come() -> None:
-    async def test(store: Store, history: ChatHistory) -> None:
+async def test_resumes_are_read_together_with_those_who_come() -> None:
+    async with reading() as (store, history):
         resumed, came = await asyncio.gather(
             history.resume(USERS[0], {}), history.memberships(USERS[1])
         )
         assert (resumed.joined, came) == ([f"chat of {USERS[0].user_id}"], chats_of(USERS[1]))
         assert sorted(store.asked[0]) == USERS[:2]
 
-    with_history(test)
 
-
-def test_two_devices_of_one_user_are_one_question() -> None:
-    async def test(store: Store, history: ChatHistory) -> None:
+async def test_two_devices_of_one_user_are_one_question() -> None:
+    async with reading() as (store, history):
         assert (
             await asyncio.gather(*(history.memberships(USERS[0]) for _ in range(2)))
             == [chats_of(USERS[0])] * 2
         )
         assert store.asked == [[USERS[0]]]
 
-    with_history(test)
 
-
-def test_a_read_that_is_under_way_answers_nobody_who_asks_later() -> None:
+async def test_a_read_that_is_under_way_answers_nobody_who_asks_later() -> None:
     """It may have been read before the event that made them ask."""
-
-    async def test(store: Store, history: ChatHistory) -> None:
+    async with reading() as (store, history):
         first = asyncio.create_task(history.memberships(USERS[0]))
         await asyncio.sleep(0.5)
         store.epoch = 2
         assert await history.memberships(USERS[0]) == chats_of(USERS[0], 2)
         assert await first == chats_of(USERS[0], 1)
 
-    with_history(test)
 
-
-def test_who_asks_while_a_read_is_under_way_waits_a_moment_for_others_and_not_for_that_read() -> (
-    None
-):
-    async def test(store: Store, history: ChatHistory) -> None:
+async def test_request_during_a_read_waits_for_others_but_not_for_that_read() -> None:
+    async with reading() as (store, history):
         asked = [asyncio.create_task(history.memberships(USERS[0]))]
         for user in USERS[1:3]:
             await asyncio.sleep(GATHER_SECONDS / 10)
@@ -170,12 +156,10 @@ def test_who_asks_while_a_read_is_under_way_waits_a_moment_for_others_and_not_fo
         assert store.asked == [USERS[:1], USERS[1:3]]
         assert LoopClock().monotonic() == pytest.approx(1 + GATHER_SECONDS * 1.1)
 
-    with_history(test)
-
 
 @pytest.mark.parametrize("when", [0.0, 0.5])
-def test_who_gives_up_takes_nobody_along(when: float) -> None:
-    async def test(store: Store, history: ChatHistory) -> None:
+async def test_who_gives_up_takes_nobody_along(when: float) -> None:
+    async with reading() as (store, history):
         waiting = [
             asyncio.create_task(history.memberships(user)) for user in [*USERS[:3], USERS[0]]
         ]
@@ -185,12 +169,12 @@ def test_who_gives_up_takes_nobody_along(when: float) -> None:
         assert isinstance(found[0], asyncio.CancelledError)
         assert found[1:] == [chats_of(USERS[1]), chats_of(USERS[2]), chats_of(USERS[0])]
 
-    with_history(test)
-
 
 @pytest.mark.parametrize("failure", [InternalError, Unavailable, KeyError])
-def test_one_whose_chats_cannot_be_read_keeps_nobody_else_out(failure: type[Exception]) -> None:
-    async def test(store: Store, history: ChatHistory) -> None:
+async def test_one_whose_chats_cannot_be_read_keeps_nobody_else_out(
+    failure: type[Exception],
+) -> None:
+    async with reading() as (store, history):
         store.broken, store.failure = {USERS[1]}, lambda: failure("damaged")
         found = await asyncio.gather(
             *(history.memberships(user) for user in USERS[:4]), return_exceptions=True
@@ -198,21 +182,18 @@ def test_one_whose_chats_cannot_be_read_keeps_nobody_else_out(failure: type[Exce
         assert isinstance(found[1], InternalError | Unavailable)
         assert [found[0], *found[2:]] == [chats_of(USERS[n]) for n in (0, 2, 3)]
 
-    with_history(test)
 
-
-def test_who_is_alone_is_not_read_for_twice() -> None:
-    async def test(store: Store, history: ChatHistory) -> None:
+async def test_who_is_alone_is_not_read_for_twice() -> None:
+    async with reading() as (store, history):
         store.broken = {USERS[0]}
         with pytest.raises(InternalError):
             await history.memberships(USERS[0])
         assert len(store.asked) == 1
 
-    with_history(test)
 
+async def test_everybody_is_answered_in_time_though_a_read_for_all_hangs() -> None:
+    async with reading() as (store, history):
 
-def test_everybody_is_answered_in_time_though_a_read_for_all_hangs() -> None:
-    async def test(store: Store, history: ChatHistory) -> None:
         async def hang(users: Sequence[User]) -> Found:
             await asyncio.sleep(60)
             return {}
@@ -226,11 +207,10 @@ def test_everybody_is_answered_in_time_though_a_read_for_all_hangs() -> None:
             )
         assert LoopClock().monotonic() <= 5.001
 
-    with_history(test)
 
+async def test_who_has_little_time_left_does_not_wait_as_long_as_the_others_may() -> None:
+    async with reading() as (store, history):
 
-def test_who_has_little_time_left_does_not_wait_as_long_as_the_others_may() -> None:
-    async def test(store: Store, history: ChatHistory) -> None:
         async def slow(users: Sequence[User]) -> Found:
             await asyncio.sleep(2.4)
             return {user: chats_of(user) for user in users}
@@ -242,5 +222,3 @@ def test_who_has_little_time_left_does_not_wait_as_long_as_the_others_may() -> N
             await hurried
         assert LoopClock().monotonic() == pytest.approx(1.0)
         assert await others == [chats_of(USERS[1]), chats_of(USERS[2])]
-
-    with_history(test)

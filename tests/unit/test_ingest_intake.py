@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 from scripted_durability import ANNA, BELA, CHAT, Answers, ScriptedStore, acks, body, create_chat
@@ -44,22 +45,18 @@ class Bench:
         return [[draft.client_message_id for draft in group] for group in self.store.groups]
 
 
-def on_virtual_time(
-    test: Callable[[Bench], Awaitable[None]], settings: IntakeSettings | None = None
-) -> None:
-    async def main() -> None:
-        bench = Bench(settings)
-        task = asyncio.create_task(bench.intake.run())
-        await test(bench)
-        bench.store.gate.set()
-        bench.intake.stop()
-        await task
-
-    run(main())
+@asynccontextmanager
+async def running(settings: IntakeSettings | None = None) -> AsyncIterator[Bench]:
+    bench = Bench(settings)
+    task = asyncio.create_task(bench.intake.run())
+    yield bench
+    bench.store.gate.set()
+    bench.intake.stop()
+    await task
 
 
-def test_a_send_that_finds_nothing_in_flight_leaves_at_once_alone() -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_send_that_finds_nothing_in_flight_leaves_at_once_alone() -> None:
+    async with running() as bench:
         bench.send("a")
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -68,11 +65,9 @@ def test_a_send_that_finds_nothing_in_flight_leaves_at_once_alone() -> None:
         assert bench.answers.codes() == {"a": "ACK"}
         assert bench.clock.monotonic() < 0.01
 
-    on_virtual_time(test)
 
-
-def test_sends_gather_while_a_commit_is_in_flight() -> None:
-    async def test(bench: Bench) -> None:
+async def test_sends_gather_while_a_commit_is_in_flight() -> None:
+    async with running() as bench:
         bench.store.gate.clear()
         bench.send("a")
         await asyncio.sleep(0.01)
@@ -85,12 +80,10 @@ def test_sends_gather_while_a_commit_is_in_flight() -> None:
         assert bench.groups == [["a"], ["b", "c", "d"]]
         assert bench.answers.order == ["a", "b", "c", "d"]
 
-    on_virtual_time(test)
-
 
 @pytest.mark.covers("000 invariant: failfast_persistence")
-def test_failfast_persistence_no_ack_before_the_commit() -> None:
-    async def test(bench: Bench) -> None:
+async def test_failfast_persistence_no_ack_before_the_commit() -> None:
+    async with running() as bench:
         bench.store.gate.clear()
         bench.send("a")
         await asyncio.sleep(4.9)
@@ -100,11 +93,9 @@ def test_failfast_persistence_no_ack_before_the_commit() -> None:
         assert bench.store.ended == 1
         assert bench.answers.codes() == {"a": "ACK"}
 
-    on_virtual_time(test)
 
-
-def test_a_group_has_one_moment_and_rising_ids() -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_group_has_one_moment_and_rising_ids() -> None:
+    async with running() as bench:
         for key in "abc":
             bench.send(key)
         await asyncio.sleep(0.01)
@@ -114,11 +105,9 @@ def test_a_group_has_one_moment_and_rising_ids() -> None:
         assert ids == sorted(set(ids)) and all(i.startswith("msg_") for i in ids)
         assert group[0].sender == ANNA
 
-    on_virtual_time(test)
 
-
-def test_what_waits_two_seconds_is_busy_at_that_moment() -> None:
-    async def test(bench: Bench) -> None:
+async def test_what_waits_two_seconds_is_busy_at_that_moment() -> None:
+    async with running() as bench:
         bench.store.gate.clear()
         bench.send("in flight")
         await asyncio.sleep(0.5)
@@ -137,12 +126,10 @@ def test_what_waits_two_seconds_is_busy_at_that_moment() -> None:
         assert bench.answers.codes()["in flight"] == "ACK"
         assert bench.groups == [["in flight"]]
 
-    on_virtual_time(test)
-
 
 @pytest.mark.covers("000 1.1: order of refusals, the breaker's after the queue's")
-def test_a_full_queue_refuses_before_an_open_breaker_does() -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_full_queue_refuses_before_an_open_breaker_does() -> None:
+    async with running(IntakeSettings(max_waiting=2)) as bench:
         bench.store.error = Unavailable("the disk is gone")
         for n in range(5):
             bench.send(f"k{n}")
@@ -160,11 +147,9 @@ def test_a_full_queue_refuses_before_an_open_breaker_does() -> None:
         refused = ("SERVICE_UNAVAILABLE", pytest.approx(30, abs=0.1))
         assert told == {"a": refused, "b": refused, "c": ("SERVER_BUSY", 1)}
 
-    on_virtual_time(test, IntakeSettings(max_waiting=2))
 
-
-def test_a_full_queue_is_busy_at_once() -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_full_queue_is_busy_at_once() -> None:
+    async with running(IntakeSettings(max_waiting=1)) as bench:
         bench.store.gate.clear()
         bench.send("in flight")
         await asyncio.sleep(0.01)
@@ -173,12 +158,10 @@ def test_a_full_queue_is_busy_at_once() -> None:
         assert bench.answers.codes() == {"too many": "SERVER_BUSY"}
         assert bench.answers.by_key["too many"].retryable
 
-    on_virtual_time(test, IntakeSettings(max_waiting=1))
-
 
 @pytest.mark.parametrize("error", [Unavailable("down"), OutcomeUnknown("?"), ChatHalted("halted")])
-def test_followers_of_a_retryable_failure_get_the_same_answer(error: Exception) -> None:
-    async def test(bench: Bench) -> None:
+async def test_followers_of_a_retryable_failure_get_the_same_answer(error: Exception) -> None:
+    async with running() as bench:
         bench.store.answer = lambda drafts: [
             error if d.client_message_id == "a" else acks([d])[0] for d in drafts
         ]
@@ -196,11 +179,9 @@ def test_followers_of_a_retryable_failure_get_the_same_answer(error: Exception) 
         assert bench.answers.codes()["other connection"] == "ACK"
         assert bench.groups == [["a"], ["other chat", "other connection"]]
 
-    on_virtual_time(test)
 
-
-def test_followers_of_a_refusal_go_their_way() -> None:
-    async def test(bench: Bench) -> None:
+async def test_followers_of_a_refusal_go_their_way() -> None:
+    async with running() as bench:
         refusal = NotAMember("no")
         bench.store.answer = lambda drafts: [
             refusal if d.client_message_id == "a" else acks([d])[0] for d in drafts
@@ -213,11 +194,9 @@ def test_followers_of_a_refusal_go_their_way() -> None:
         await asyncio.sleep(0.01)
         assert bench.answers.codes() == {"a": "NOT_A_MEMBER", "follower": "ACK"}
 
-    on_virtual_time(test)
 
-
-def test_a_commit_that_hangs_is_unknown_at_the_deadline_and_answered_once() -> None:
-    async def test(bench: Bench) -> None:
+async def test_a_commit_that_hangs_is_unknown_at_the_deadline_and_answered_once() -> None:
+    async with running() as bench:
         bench.store.gate.clear()
         bench.send("a")
         await asyncio.sleep(4.99)
@@ -232,11 +211,10 @@ def test_a_commit_that_hangs_is_unknown_at_the_deadline_and_answered_once() -> N
         await asyncio.sleep(0.01)
         assert bench.answers.codes()["b"] == "ACK"
 
-    on_virtual_time(test)
 
+async def test_one_broken_listener_does_not_cost_others_their_answers() -> None:
+    async with running() as bench:
 
-def test_one_broken_listener_does_not_cost_others_their_answers() -> None:
-    async def test(bench: Bench) -> None:
         def broken(_outcome: object) -> None:
             raise RuntimeError("a defect in a session")
 
@@ -244,8 +222,6 @@ def test_one_broken_listener_does_not_cost_others_their_answers() -> None:
         bench.send("a")
         await asyncio.sleep(0.01)
         assert bench.answers.codes() == {"a": "ACK"}
-
-    on_virtual_time(test)
 
 
 async def test_a_group_that_is_refused_at_once_does_not_cost_the_one_before_it_its_answers() -> (
@@ -328,7 +304,7 @@ async def test_a_cancelled_intake_leaves_nobody_without_an_answer() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_send_is_answered_once_whatever_the_interleaving(seed: int) -> None:
-    async def main() -> None:
+    async def scenario() -> None:
         clock, rng, answers = LoopClock(), random.Random(seed), Answers()
         store = MemoryStore()
         await create_chat(store, ANNA, BELA)
@@ -354,11 +330,11 @@ def test_every_send_is_answered_once_whatever_the_interleaving(seed: int) -> Non
             )
         assert {o.message.sequence for o in answers.by_key.values()} == set(range(1, 61))
 
-    run(main(), seed=seed)
+    run(scenario(), seed=seed)
 
 
-def test_hot_chats_are_those_above_a_hundred_messages_a_minute() -> None:
-    async def test(bench: Bench) -> None:
+async def test_hot_chats_are_those_above_a_hundred_messages_a_minute() -> None:
+    async with running() as bench:
         for n in range(101):
             bench.send(f"hot-{n}", chat="hot")
         for n in range(100):
@@ -370,17 +346,13 @@ def test_hot_chats_are_those_above_a_hundred_messages_a_minute() -> None:
         await asyncio.sleep(60)
         assert bench.intake.hot_chats() == {}
 
-    on_virtual_time(test)
 
-
-def test_an_operator_says_from_how_many_messages_a_minute_on_a_chat_is_hot() -> None:
-    async def test(bench: Bench) -> None:
+async def test_an_operator_says_from_how_many_messages_a_minute_on_a_chat_is_hot() -> None:
+    async with running(IntakeSettings(hot_messages_per_minute=2)) as bench:
         for n in range(3):
             bench.send(f"key-{n}")
         await asyncio.sleep(61)
         assert bench.intake.hot_chats() == {CHAT: 3}
-
-    on_virtual_time(test, IntakeSettings(hot_messages_per_minute=2))
 
 
 async def test_a_group_is_answered_while_the_next_one_is_being_committed() -> None:
