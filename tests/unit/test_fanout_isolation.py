@@ -36,6 +36,8 @@ from holdfast.store.memory import MemoryStore
 from proof.faults import Fault, FaultPlan, Odds, faulty
 from proof.virtual_loop import LoopClock
 
+METRICS_PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md"
+
 
 def metric(name: str, **labels: str) -> float:
     return telemetry.REGISTRY.get_sample_value(f"holdfast_{name}", labels) or 0.0
@@ -310,7 +312,7 @@ async def test_every_tier_1_metric_meets_its_alert_when_it_must_and_not_before()
     """Counters move at the first occurrence; a gauge is down for as long as its alert
     waits, and up afterwards.
     """
-    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md").read_text()
+    page = METRICS_PAGE.read_text()
     tier_1 = re.findall(
         r"^\| `holdfast_(\w+)`", page.split("## Tier 1")[1].split("## Tier 2")[0], re.MULTILINE
     )

@@ -496,7 +496,7 @@ async def test_greedy_tenant_delays_another_by_one_read_not_by_all() -> None:
 
 
 async def test_who_gives_up_waiting_takes_no_place_along() -> None:
-    async with reading() as bench:
+    async with reading():
         gate = FairSemaphore("reads", 1, 60)
 
         async def pass_through() -> None:

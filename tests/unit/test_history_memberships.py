@@ -159,7 +159,7 @@ async def test_request_during_a_read_waits_for_others_but_not_for_that_read() ->
 
 @pytest.mark.parametrize("when", [0.0, 0.5])
 async def test_who_gives_up_takes_nobody_along(when: float) -> None:
-    async with reading() as (store, history):
+    async with reading() as (_store, history):
         waiting = [
             asyncio.create_task(history.memberships(user)) for user in [*USERS[:3], USERS[0]]
         ]
