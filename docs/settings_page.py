@@ -1,5 +1,4 @@
-"""docs/reference/settings.md: every setting, its type, its default and what happens at
-the limit.
+"""docs/reference/settings.md: every setting, its type, its default, and its effect.
 
 Paths, types and defaults come from ``holdfast.settings``; what a value means is the
 text under its field. ``page`` refuses to be written when a setting has none.
@@ -22,15 +21,17 @@ INTRODUCTION = """# Settings
 
 Written by `docs/generate.py` from `holdfast.settings`; do not edit.
 
-Every setting has a default, and with nothing configured all are at it. The later source wins: defaults, a file
-(`holdfast serve -c holdfast.toml`; TOML or YAML), `HOLDFAST_…` variables with `__` between the parts of a path
-(`HOLDFAST_GATEWAY__SHUTDOWN__DRAIN_TIMEOUT_SECONDS=10`), options (`--set PATH=VALUE`, `--host`, `--port`,
-`--state-dir`). `HOLDFAST_HOST`, `HOLDFAST_PORT` and `HOLDFAST_STATE_DIR` are short for `server.…`. Lists in variables
-are separated by commas.
+Every setting has a default, and with nothing configured all are at it. The later source
+wins: defaults, a file (`holdfast serve -c holdfast.toml`; TOML or YAML), `HOLDFAST_…`
+variables with `__` between the parts of a path
+(`HOLDFAST_GATEWAY__SHUTDOWN__DRAIN_TIMEOUT_SECONDS=10`), options (`--set PATH=VALUE`,
+`--host`, `--port`, `--state-dir`). `HOLDFAST_HOST`, `HOLDFAST_PORT` and
+`HOLDFAST_STATE_DIR` are short for `server.…`. Lists in variables are separated by
+commas.
 
-A setting that does not exist, has the wrong type or is out of range stops the start with its path and the reason;
-nothing is ignored. What differs from its default is listed at start, in `holdfast status` and as
-`holdfast_setting_changed{path}`.
+A setting that does not exist, has the wrong type or is out of range stops the start
+with its path and the reason; nothing is ignored. What differs from its default is
+listed at start, in `holdfast status` and as `holdfast_setting_changed{path}`.
 
 ```toml
 [server]
@@ -71,9 +72,7 @@ def page() -> str:
 
 
 def _with_listed(found: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Every setting; behind a list of groups (``[[access.issuers]]``) the settings of
-    each.
-    """
+    """Every setting; after a list of groups (``[[access.issuers]]``), those of each."""
     for path, default in found:
         yield path, default
         if is_dataclass(kind := _listed(_kind(path))):
@@ -94,7 +93,8 @@ def _text_under(path: str) -> str:
 
 def _under_fields(kind: Any) -> dict[str, str]:
     """The texts that follow the fields of a class in its source."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(_listed(kind)))).body[0].body  # type: ignore[attr-defined]
+    source = textwrap.dedent(inspect.getsource(_listed(kind)))
+    body = ast.parse(source).body[0].body  # type: ignore[attr-defined]
     return {
         field.target.id: text.value.value
         for field, text in pairwise(body)

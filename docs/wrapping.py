@@ -1,4 +1,4 @@
-"""Wraps the prose of a Markdown page; tables, code, headings and lists keep their form."""
+"""Wraps the prose of a Markdown page; tables, code and headings stay as they are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WHOLE = ("#", "|", "    ", "<!--")
 """How a line begins that is copied as it is: a heading, a row, code, a comment."""
 _CODE = re.compile(r"`[^`]*`")
 _NO_FIRST_WORD = re.compile(r" (?=(?:[-+*>#|]|\d+\.)(?: |$))")
-"""A blank before a word that would begin a list, a quote or a heading if it came first."""
+"""A blank before a word that would begin a list or a heading if it came first."""
 
 
 def wrapped(page: str) -> str:
@@ -39,9 +39,10 @@ def _lines(page: str) -> Iterator[str]:
 
 
 def _filled(paragraph: list[str]) -> list[str]:
-    """A paragraph or an item of a list, filled; code between backticks is not broken."""
+    """A paragraph or a list item, filled; code between backticks is not broken."""
     marker = _ITEM.match(paragraph[0])
-    first = marker.group(1) if marker else re.match(" *", paragraph[0]).group()  # type: ignore[union-attr]
+    indent = len(paragraph[0]) - len(paragraph[0].lstrip())
+    first = marker.group(1) if marker else " " * indent
     text = " ".join(line.strip() for line in paragraph)[len(first.strip()) :].strip()
     text = _CODE.sub(lambda code: code.group().replace(" ", _GLUE), text)
     text = _NO_FIRST_WORD.sub(_GLUE, text)
