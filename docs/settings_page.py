@@ -15,7 +15,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from itertools import pairwise
 from typing import Any, get_type_hints
 
-from holdfast.settings import UNUSED_WITHOUT_ENGINES, Settings, paths
+from holdfast.settings import Settings, paths
 
 INTRODUCTION = """# Settings
 
@@ -60,14 +60,9 @@ def page() -> str:
                 "| setting | type | default | what happens |",
                 "|---|---|---|---|",
             ]
-        idle = (
-            " *Accepted; without effect until that engine exists.*"
-            if path.startswith(UNUSED_WITHOUT_ENGINES)
-            else ""
-        )
         name, text = path.removeprefix(f"{head}."), _text_under(path)
         assert text, f"nothing says what {path} means"
-        lines.append(f"| `{name}` | {_type(path)} | {_default(default)} | {text}{idle} |")
+        lines.append(f"| `{name}` | {_type(path)} | {_default(default)} | {text} |")
     return "\n".join(lines) + "\n"
 
 

@@ -149,47 +149,6 @@ class AccessSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class DynamodbRetry:
-    max_attempts: int = 3
-    """Tries of a throttled call."""
-    initial_backoff_ms: float = 100
-    """The first wait between them."""
-    max_backoff_ms: float = 5000
-    """The longest wait between them."""
-
-
-@dataclass(frozen=True, slots=True)
-class TransactionConflict:
-    max_attempts: int = 5
-    """Tries of a group that met another writer."""
-    jitter_ms: float = 50
-    """The first wait between them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dynamodb:
-    retry: DynamodbRetry = DynamodbRetry()
-    transaction_conflict: TransactionConflict = TransactionConflict()
-
-
-@dataclass(frozen=True, slots=True)
-class KafkaProducer:
-    acks: Literal["all"] = "all"
-    """Only ``all`` is accepted."""
-    timeout_ms: float = 4000
-    """How long a publish may take."""
-    retries: int = 3
-    """Tries of a publish."""
-    retry_backoff_ms: float = 100
-    """The wait between them."""
-
-
-@dataclass(frozen=True, slots=True)
-class KafkaLog:
-    producer: KafkaProducer = KafkaProducer()
-
-
-@dataclass(frozen=True, slots=True)
 class DurabilitySettings:
     """The durability plane."""
 
@@ -200,36 +159,20 @@ class DurabilitySettings:
     chats: ChatSettings = field(default_factory=ChatSettings)
     keys: KeySettings = field(default_factory=KeySettings)
     sqlite: SqliteSettings = field(default_factory=SqliteSettings)
-    dynamodb: Dynamodb = Dynamodb()
-    kafka: KafkaLog = KafkaLog()
-
-
-@dataclass(frozen=True, slots=True)
-class KafkaConsumer:
-    group_id: str = "fanout-workers"
-    """The consumer group."""
-    max_poll_records: int = 500
-    """Entries read from the event log at once, whichever log it is."""
-    enable_auto_commit: Literal[False] = False
-    """Only ``false`` is accepted: a position moves after the attempt."""
-
-    def __post_init__(self) -> None:
-        positive(self, "max_poll_records")
-
-
-@dataclass(frozen=True, slots=True)
-class KafkaReader:
-    consumer: KafkaConsumer = KafkaConsumer()
 
 
 @dataclass(frozen=True, slots=True)
 class FanoutSettings:
     """The fanout plane."""
 
-    kafka: KafkaReader = KafkaReader()
+    read_entries_max: int = 500
+    """Entries read from the event log at once."""
     retry: RetrySettings = field(default_factory=RetrySettings)
     dlq: DeadLetterSettings = field(default_factory=DeadLetterSettings)
     ephemeral: EphemeralSettings = field(default_factory=EphemeralSettings)
+
+    def __post_init__(self) -> None:
+        positive(self, "read_entries_max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,12 +218,17 @@ REMOVED = {
 }
 """Settings that a rule has replaced: naming one stops the start."""
 
-UNUSED_WITHOUT_ENGINES = (
-    "durability.dynamodb.", "durability.kafka.",
-    "fanout.kafka.consumer.group_id", "fanout.kafka.consumer.enable_auto_commit", "fanout.dlq.topic",
-)  # fmt: skip
-"""Settings of the design documents for engines that do not exist yet: accepted without
-effect, and the banner says so."""
+ABSENT_ENGINES = (
+    "durability.dynamodb",
+    "durability.kafka",
+    "fanout.kafka",
+    "fanout.dlq.topic",
+)
+"""Settings of the design documents for engines that this version does not have: naming
+one stops the start."""
+
+ALIASES = {"fanout.kafka.consumer.max_poll_records": "fanout.read_entries_max"}
+"""Old path -> new path. Both may be set if they agree."""
 
 
 def _is_service_link(name: str, value: str) -> bool:
@@ -293,6 +241,7 @@ def load(file: Path | None, environ: Mapping[str, str], overrides: Mapping[str, 
     ``overrides`` are by dotted path.
     """
     tree: dict[str, Any] = _read_file(file) if file else {}
+    given = {path: value for path in _RENAMED if (value := _pop(tree, path)) is not None}
     _check_names(tree, Settings, "", str(file))
     for name, value in environ.items():
         if (
@@ -301,10 +250,17 @@ def load(file: Path | None, environ: Mapping[str, str], overrides: Mapping[str, 
             and not _is_service_link(name, value)
         ):
             short = name.removeprefix(PREFIX)
-            _put(tree, SHORT_NAMES.get(short, short.lower().replace("__", ".")), value, name)
+            path = SHORT_NAMES.get(short, short.lower().replace("__", "."))
+            if path in _RENAMED:
+                given[path] = value
+            else:
+                _put(tree, path, value, name)
     for path, value in overrides.items():
-        if value is not None:
+        if value is not None and path in _RENAMED:
+            given[path] = value
+        elif value is not None:
             _put(tree, path, value, path)
+    _put_renamed(tree, given)
     try:
         settings = msgspec.convert(tree, Settings, strict=False)
     except msgspec.ValidationError as error:
@@ -391,7 +347,7 @@ def _check_names(tree: dict[str, Any], kind: Any, prefix: str, source: str) -> N
     for name, value in tree.items():
         path = f"{prefix}{name}"
         if name not in hints:
-            raise _no_setting(path, source)
+            raise _no_setting(_first_leaf(path, value), source)
         if is_dataclass(hints[name]) and isinstance(value, dict):
             _check_names(value, hints[name], f"{path}.", source)
         elif (kind := _listed(hints[name])) is not None and isinstance(value, list):
@@ -400,13 +356,52 @@ def _check_names(tree: dict[str, Any], kind: Any, prefix: str, source: str) -> N
                     _check_names(item, kind, f"{path}[{number}].", source)
 
 
+def _first_leaf(path: str, value: Any) -> str:
+    """The path of the first setting in a group: it says more than the group's."""
+    while isinstance(value, dict) and value and path.startswith(ABSENT_ENGINES):
+        name, value = next(iter(value.items()))
+        path = f"{path}.{name}"
+    return path
+
+
 def _listed(kind: Any) -> Any:
     """The group that a setting is a list of, or None."""
     listed = get_args(kind)[0] if getattr(kind, "__origin__", None) is tuple else None
     return listed if is_dataclass(listed) else None
 
 
+_RENAMED = frozenset(ALIASES) | frozenset(ALIASES.values())
+
+
+def _pop(tree: dict[str, Any], path: str) -> Any:
+    """Take the value at a dotted path out of the tree; groups left empty go too."""
+    name, _, rest = path.partition(".")
+    if not rest:
+        return tree.pop(name, None)
+    group = tree.get(name)
+    value = _pop(group, rest) if isinstance(group, dict) else None
+    if value is not None and not group:
+        del tree[name]
+    return value
+
+
+def _put_renamed(tree: dict[str, Any], given: Mapping[str, Any]) -> None:
+    """BadSetting if an old path and its new one are set differently."""
+    for old, new in ALIASES.items():
+        if old in given and new in given and str(given[old]) != str(given[new]):
+            raise BadSetting(
+                f"{old} is the old name of {new}, and both are set: {old} = {given[old]},"
+                f" {new} = {given[new]}; keep {new} only"
+            )
+        for path in {old, new} & set(given):
+            _put(tree, new, given[path], path)
+
+
 def _no_setting(path: str, source: str) -> BadSetting:
+    if path.startswith(ABSENT_ENGINES):
+        return BadSetting(
+            f"{source}: {path} is a setting of an engine this version does not have: take it out"
+        )
     if rule := REMOVED.get(path):
         return BadSetting(
             f"{source}: {path} was removed: the rule {rule} decides alone; take the setting out and"

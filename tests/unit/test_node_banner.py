@@ -7,12 +7,9 @@ import sys
 
 import pytest
 
-from holdfast.errors import BadSetting
 from holdfast.node.banner import posture
 from holdfast.node.lifecycle import open_files_max
-from holdfast.settings import UNUSED_WITHOUT_ENGINES, Settings, differences, load, paths
-
-ONE_VALUE_ONLY = ("durability.kafka.producer.acks", "fanout.kafka.consumer.enable_auto_commit")
+from holdfast.settings import Settings, differences, load
 
 
 @pytest.mark.parametrize(
@@ -55,22 +52,3 @@ def test_a_node_takes_all_the_files_it_may_open() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@pytest.mark.parametrize(
-    "path", [path for path, _ in paths() if path.startswith(UNUSED_WITHOUT_ENGINES)]
-)
-def test_a_setting_of_an_engine_that_is_not_here_is_said_to_have_no_effect(path: str) -> None:
-    if path in ONE_VALUE_ONLY:
-        with pytest.raises(BadSetting, match=path):
-            load(None, {}, {path: "another"})
-    else:
-        told = posture(load(None, {}, {path: dict(paths())[path] * 2}))
-        (line,) = [line for line in told if f" {path} = " in line]
-        assert line.endswith("; no effect until that engine exists)")
-
-
-def test_no_other_setting_is_said_to_have_no_effect() -> None:
-    assert "no effect" not in "\n".join(
-        posture(load(None, {}, {"fanout.kafka.consumer.max_poll_records": 7}))
-    )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from holdfast.errors import BadSetting
 from holdfast.limits.entry_rules import DEFAULT_RULES
@@ -182,7 +184,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load(tmp_path / "gone.toml", {}, {})
 
 
-SEED_BLOCKS = """
+DESIGN_BLOCKS = """
 gateway:
   backpressure:
     inbound:
@@ -243,17 +245,85 @@ fanout:
     topic: "dead_letters.messages"
     alert_threshold_per_hour: 100
 """
-"""The three configuration blocks of the failure-handling seed, as written there."""
+"""The three configuration blocks of the failure-handling design document, as written
+there."""
 
 
-def test_the_seeds_blocks_load_unchanged_and_are_our_defaults_but_for_the_inverted_timeout(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "seed.yaml").write_text(SEED_BLOCKS)
-    settings = load(tmp_path / "seed.yaml", {}, {})
-    assert [path for path, _, _ in differences(settings)] == [
-        "durability.kafka.producer.timeout_ms"
-    ]
+ABSENT_IN_BLOCKS = [
+    "durability.dynamodb.retry.max_attempts",
+    "durability.dynamodb.retry.initial_backoff_ms",
+    "durability.dynamodb.retry.max_backoff_ms",
+    "durability.dynamodb.transaction_conflict.max_attempts",
+    "durability.dynamodb.transaction_conflict.jitter_ms",
+    "durability.kafka.producer.acks",
+    "durability.kafka.producer.timeout_ms",
+    "durability.kafka.producer.retries",
+    "durability.kafka.producer.retry_backoff_ms",
+    "fanout.kafka.consumer.group_id",
+    "fanout.kafka.consumer.enable_auto_commit",
+    "fanout.dlq.topic",
+]
+"""What the blocks set of engines that this version does not have."""
+
+
+def test_design_document_blocks_are_refused_only_for_absent_engines(tmp_path: Path) -> None:
+    """Each refusal names the setting; without these settings the rest is our defaults."""
+    tree, refused = yaml.safe_load(DESIGN_BLOCKS), []
+    while True:
+        (tmp_path / "blocks.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
+        try:
+            settings = load(tmp_path / "blocks.yaml", {}, {})
+            break
+        except BadSetting as error:
+            found = re.search(
+                r"([a-z_.]+) is a setting of an engine this version does not have", str(error)
+            )
+            assert found, error
+            refused.append(found[1])
+            *groups, leaf = found[1].split(".")
+            group = tree
+            for name in groups:
+                group = group[name]
+            del group[leaf]
+            tree = without_empty_groups(tree)
+    assert refused == ABSENT_IN_BLOCKS
+    assert list(differences(settings)) == []
+
+
+def without_empty_groups(tree: Any) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    slim = {name: without_empty_groups(value) for name, value in tree.items()}
+    return {name: value for name, value in slim.items() if value != {}}
+
+
+@pytest.mark.parametrize("path", ABSENT_IN_BLOCKS)
+def test_setting_of_an_absent_engine_is_refused_from_every_source(path: str) -> None:
+    variable = f"HOLDFAST_{path.upper().replace('.', '__')}"
+    for environ, overrides in (({variable: "1"}, {}), ({}, {path: 1})):
+        with pytest.raises(BadSetting, match=f"{path} is a setting of an engine"):
+            load(None, environ, overrides)
+
+
+OLD, NEW = "fanout.kafka.consumer.max_poll_records", "fanout.read_entries_max"
+
+
+def test_alias_sets_its_new_path_from_every_source(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text("[fanout.kafka.consumer]\nmax_poll_records = 7\n")
+    variable = {"HOLDFAST_FANOUT__KAFKA__CONSUMER__MAX_POLL_RECORDS": "7"}
+    for given in ((file, {}, {}), (None, variable, {}), (None, {}, {OLD: 7})):
+        settings = load(*given)  # type: ignore[arg-type]
+        assert [(path, value) for path, value, _ in differences(settings)] == [(NEW, 7)]
+
+
+def test_alias_and_new_path_may_be_set_only_alike(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text("[fanout.kafka.consumer]\nmax_poll_records = 7\n")
+    assert load(file, {}, {NEW: 7}).fanout.read_entries_max == 7
+    for overrides in ({NEW: 8}, {NEW: "8"}):
+        with pytest.raises(BadSetting, match=rf"{OLD} is the old name of {NEW}, and both are set"):
+            load(file, {}, overrides)
 
 
 def test_every_setting_has_a_default_of_its_own_kind() -> None:

@@ -23,7 +23,7 @@ from holdfast.node import lifecycle
 from holdfast.node.engines import open_engines
 from holdfast.node.node import Node
 from holdfast.node.work import NodeWork
-from holdfast.settings import UNUSED_WITHOUT_ENGINES, Settings, load, paths
+from holdfast.settings import Settings, load, paths
 from holdfast.webhooks.delivery import WebhookSender
 
 
@@ -171,11 +171,7 @@ def test_every_setting_is_read_somewhere() -> None:
     read = set[str]().union(
         *(_read_by(ast.parse(path.read_text())) for path in source.rglob("*.py"))
     )
-    told = {
-        path.rpartition(".")[2]: path
-        for path, _ in paths()
-        if not path.startswith(UNUSED_WITHOUT_ENGINES)
-    }
+    told = {path.rpartition(".")[2]: path for path, _ in paths()}
     assert not (unread := sorted(told[name] for name in set(told) - read)), (
         f"nothing reads {unread}"
     )

@@ -50,8 +50,6 @@ from holdfast.work.postgres.store import _MIGRATION_LOCK
 
 GOLDEN = Path(__file__).parent / "golden" / "names.txt"
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "holdfast"
-ABSENT_ENGINES = ("durability.dynamodb.", "durability.kafka.", "fanout.kafka.", "fanout.dlq.topic")
-"""Settings of engines that this version does not have: not promised to anybody."""
 
 
 def errors(root: type[HoldfastError] = HoldfastError) -> Iterator[str]:
@@ -212,7 +210,7 @@ def files() -> Iterator[str]:
 
 
 def settings() -> Iterator[str]:
-    yield from (path for path, _ in paths() if not path.startswith(ABSENT_ENGINES))
+    yield from (path for path, _ in paths())
     yield from (f"access.issuers.{each.name}" for each in dataclasses.fields(IssuerSettings))
 
 

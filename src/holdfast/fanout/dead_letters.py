@@ -27,8 +27,6 @@ _HOUR = len("2026-01-01T00")
 class DeadLetterSettings:
     """How dead letters are kept, and when they raise an alert."""
 
-    topic: str = "dead_letters.messages"
-    """Where unusable events go."""
     alert_threshold_per_hour: int = 100
     """More dead letters in one hour of the clock: one critical log line."""
     max_letters: int = 1000

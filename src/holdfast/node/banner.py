@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from holdfast import __version__
 from holdfast.drivers.files import default_state_dir
-from holdfast.settings import UNUSED_WITHOUT_ENGINES, Settings, differences
+from holdfast.settings import Settings, differences
 
 FILES_BESIDE_CONNECTIONS = 200
 """Files a node opens besides connections: databases, threads, requests."""
@@ -57,12 +57,7 @@ def posture(settings: Settings, files_max: int = sys.maxsize) -> Iterator[str]:
         else "  settings  all at their defaults"
     )
     for path, value, default in changed:
-        idle = (
-            "; no effect until that engine exists"
-            if path.startswith(UNUSED_WITHOUT_ENGINES)
-            else ""
-        )
-        yield f"            {path} = {value} (default {default}{idle})"
+        yield f"            {path} = {value} (default {default})"
     program = "holdfast" if shutil.which("holdfast") else sys.argv[0]
     defaults = Settings().server
     where = "" if state == default_state_dir() else f" --state-dir {shlex.quote(str(state))}"

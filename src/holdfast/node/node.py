@@ -151,7 +151,7 @@ class Node:
             proofs=proofs,
             here=self.node_id,
         )
-        most = settings.kafka.consumer.max_poll_records
+        most = settings.read_entries_max
         return Fanout(
             deps, self._clock, random.Random(), settings.retry, most, self._ephemeral.on_entries
         )
