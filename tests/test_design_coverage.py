@@ -133,6 +133,8 @@ def test_every_test_that_covers_a_row_is_in_the_page_of_its_document() -> None:
                 assert place in named[row_name.split()[0]], f"{place} covers {row_name}"
 
 
+@pytest.mark.covers("000 `gateway.slow_consumer.disconnects`, > 50/min for 5 min: SEV-3")
+@pytest.mark.covers("001 `counter_missing_errors`, > 0")
 @pytest.mark.parametrize("name", METRICS)
 def test_metric_of_a_document_is_mapped_to_the_metric_whose_help_names_it(name: str) -> None:
     rows = [row for _, row in ROWS if re.match(rf"`{re.escape(name)}\b", row.name)]

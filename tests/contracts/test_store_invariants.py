@@ -200,7 +200,7 @@ def adapter(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.mark.covers("001 appendix C counter_must_exist")
+@pytest.mark.covers("001 counter_must_exist")
 def test_counter_must_exist(adapter: str) -> None:
     """Stronger: it is made with its chat, a trigger refuses its deletion, and without
     it nothing is sent.
@@ -208,12 +208,12 @@ def test_counter_must_exist(adapter: str) -> None:
     holds("counter_must_exist", adapter)
 
 
-@pytest.mark.covers("001 appendix C sequence_uniqueness")
+@pytest.mark.covers("001 sequence_uniqueness")
 def test_sequence_uniqueness(adapter: str) -> None:
     holds("sequence_uniqueness", adapter)
 
 
-@pytest.mark.covers("001 appendix C allocation_monotonicity")
+@pytest.mark.covers("001 allocation_monotonicity")
 def test_allocation_monotonicity(adapter: str) -> None:
     """Stronger: an allocation is a commit, so no reader ever sees a number before a
     lower one.
@@ -221,7 +221,7 @@ def test_allocation_monotonicity(adapter: str) -> None:
     holds("allocation_monotonicity", adapter)
 
 
-@pytest.mark.covers("001 appendix C counter_is_last_allocated")
+@pytest.mark.covers("001 counter_is_last_allocated")
 def test_counter_is_last_allocated(adapter: str) -> None:
     """Stronger: it is the last stored sequence too, because nothing is allocated
     outside a commit.
@@ -229,12 +229,12 @@ def test_counter_is_last_allocated(adapter: str) -> None:
     holds("counter_is_last_allocated", adapter)
 
 
-@pytest.mark.covers("001 appendix C sequence_monotonicity")
+@pytest.mark.covers("001 sequence_monotonicity")
 def test_sequence_monotonicity(adapter: str) -> None:
     holds("sequence_monotonicity", adapter)
 
 
-@pytest.mark.covers("001 appendix C counter_lower_bound")
+@pytest.mark.covers("001 counter_lower_bound")
 def test_counter_lower_bound(adapter: str) -> None:
     """Stronger: without recorded holes and retention, count and counter are equal."""
     holds("counter_lower_bound", adapter)
@@ -242,23 +242,23 @@ def test_counter_lower_bound(adapter: str) -> None:
         assert all(len(chat.messages) == chat.counter for chat in history.chats.values())
 
 
-@pytest.mark.covers("001 appendix C idempotency_sequence_consistency")
+@pytest.mark.covers("001 idempotency_sequence_consistency")
 def test_idempotency_sequence_consistency(adapter: str) -> None:
     """Stronger: the key is an index of the message itself; they cannot differ."""
     holds("idempotency_sequence_consistency", adapter)
 
 
-@pytest.mark.covers("001 appendix C ack_implies_persistence")
+@pytest.mark.covers("001 ack_implies_persistence")
 def test_ack_implies_persistence(adapter: str) -> None:
     holds("ack_implies_persistence", adapter)
 
 
-@pytest.mark.covers("001 appendix C no_zero_sequence")
+@pytest.mark.covers("001 no_zero_sequence")
 def test_no_zero_sequence(adapter: str) -> None:
     holds("no_zero_sequence", adapter)
 
 
-@pytest.mark.covers("001 appendix C gap_is_allocation_without_persistence")
+@pytest.mark.covers("001 gap_is_allocation_without_persistence")
 def test_gap_is_allocation_without_persistence(adapter: str) -> None:
     """Stronger: it holds because there is no gap at all; nothing is allocated without
     being persisted.
@@ -266,7 +266,7 @@ def test_gap_is_allocation_without_persistence(adapter: str) -> None:
     holds("gap_is_allocation_without_persistence", adapter)
 
 
-@pytest.mark.covers("001 appendix C add_operation_atomicity")
+@pytest.mark.covers("001 add_operation_atomicity")
 def test_add_operation_atomicity(adapter: str) -> None:
     holds("add_operation_atomicity", adapter)
 

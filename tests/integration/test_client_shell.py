@@ -290,6 +290,7 @@ async def test_an_event_interrupted_by_an_error_comes_again_and_a_finished_one_d
         assert await take(1, fail=False) == [3]
 
 
+@pytest.mark.covers("000 state machine: connected, closing, disconnected, backoff, reconnecting")
 async def test_the_application_sees_the_connection_come_and_go() -> None:
     async with scripted() as server:
         states = []

@@ -87,10 +87,7 @@ async def intake_of(store: ChatStore, clock: Clock) -> AsyncIterator[Writers]:
     await running
 
 
-@pytest.mark.covers(
-    "001 confirmation: 100 concurrent writers to same chat receive 100 unique sequences"
-)
-@pytest.mark.covers("001 confirmation: no sequence collisions under any test scenario")
+@pytest.mark.covers("001 100 concurrent writers, through ingest")
 async def test_a_hundred_concurrent_writers_receive_a_hundred_unique_sequences(
     tmp_path: Path,
 ) -> None:
@@ -100,7 +97,7 @@ async def test_a_hundred_concurrent_writers_receive_a_hundred_unique_sequences(
     assert sorted(numbers) == list(range(1, 101))
 
 
-@pytest.mark.covers("001 confirmation: transaction fails correctly when idempotency key exists")
+@pytest.mark.covers("001 transaction fails correctly when the key exists")
 async def test_a_key_that_exists_answers_as_the_first_time_or_refuses_other_content() -> None:
     store = MemoryStore()
     await found(store)
@@ -143,10 +140,10 @@ class Observed:
         return telemetry.REGISTRY.get_sample_value(f"{self._name}_bucket", {"le": le}) or 0.0
 
 
+@pytest.mark.covers("001 sequence allocation P99 < 50 ms")
+@pytest.mark.covers("001 total persist path P99 < 100 ms")
+@pytest.mark.covers("001 latency degradation under 10×, 100× contention")
 @pytest.mark.virtual_time
-@pytest.mark.covers("001 confirmation: sequence allocation P99 < 50ms under normal load")
-@pytest.mark.covers("001 confirmation: total persist path P99 < 100ms under normal load")
-@pytest.mark.covers("001 confirmation: measure latency degradation under 10x, 100x contention")
 @pytest.mark.parametrize("contention", [1, 10, 100])
 async def test_the_path_adds_no_more_than_one_commit_to_an_allocation_at_any_contention(
     contention: int,
@@ -170,7 +167,8 @@ async def test_the_path_adds_no_more_than_one_commit_to_an_allocation_at_any_con
     assert max(writers.seconds) < 0.1
 
 
-@pytest.mark.covers("000 confirmation: measure persist latency P99 under load")
+@pytest.mark.covers("000 measure persist latency P99 under load")
+@pytest.mark.covers("001 total 25-63 ms, under contention 27-90 ms")
 async def test_persist_latency_on_a_real_disk_is_measured_and_within_its_objective(
     tmp_path: Path,
 ) -> None:
@@ -210,10 +208,10 @@ async def test_persist_latency_on_a_real_disk_is_measured_and_within_its_objecti
     assert all(isinstance(answer, Acked) for answer in writers.answers)
 
 
+@pytest.mark.covers("001 gaps occur only when expected")
+@pytest.mark.covers("001 gap rate < 1 % under normal operation")
+@pytest.mark.covers("001 gap rate correlates with the failure injection rate")
 @pytest.mark.virtual_time
-@pytest.mark.covers("001 confirmation: gaps occur only when expected (simulated failures)")
-@pytest.mark.covers("001 confirmation: verify gap rate < 1% under normal operation")
-@pytest.mark.covers("001 confirmation: verify gap rate correlates with failure injection rate")
 @pytest.mark.parametrize("failing", [0.0, 0.1, 0.5])
 async def test_there_is_no_gap_at_any_rate_of_failures(failing: float) -> None:
     """Stronger: the gap rate is 0, whatever fails; there is nothing to correlate."""

@@ -80,6 +80,7 @@ def shell(program: Program, script: str, chat: str) -> subprocess.CompletedProce
     )
 
 
+@pytest.mark.covers("000 B.1 slow consumer spike")
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_of_a_guide_work_as_written(page: str, program: Program, chat: str) -> None:
     commands = blocks(page)
@@ -162,6 +163,8 @@ def test_server_prints_at_startup_what_the_pages_show(page: str, tmp_path: Path)
         assert line in said.splitlines(), said
 
 
+@pytest.mark.covers("000 B.4 counter corruption")
+@pytest.mark.covers("001 verification: sends work from max + 1")
 def test_the_runbook_of_counter_corruption_repairs_a_corrupted_counter(tmp_path: Path) -> None:
     program = Program(tmp_path / "state")
     server = program.serve()

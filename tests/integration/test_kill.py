@@ -68,8 +68,8 @@ def slowness() -> float:
     return max(1.0, statistics.median(took) / MEASURE_CPU_SECONDS)
 
 
-@pytest.mark.covers("000 confirmation: kill gateway, verify client reconnects and syncs")
-@pytest.mark.covers("000 invariant: reconnect_heals")
+@pytest.mark.covers("000 kill gateway: client reconnects and syncs")
+@pytest.mark.covers("000 reconnect_heals")
 async def test_two_people_talk_the_server_is_killed_and_neither_does_anything(
     tmp_path: Path,
 ) -> None:
@@ -116,6 +116,8 @@ async def test_a_client_whose_server_dies_during_the_handshake_tries_again(tmp_p
     await supervisor.stop()
 
 
+@pytest.mark.covers("000 durability 99.999 %")
+@pytest.mark.covers("001 after ACK: durably persisted with a unique sequence")
 @pytest.mark.long
 def test_a_hundred_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
     began = time.perf_counter()

@@ -58,7 +58,7 @@ class Crash(Exception):
     """The process dies here."""
 
 
-@pytest.mark.covers("001 appendix D scenario 1")
+@pytest.mark.covers("001 scenario 1: basic sequence allocation")
 async def test_scenario_1_basic_sequence_allocation() -> None:
     made = tables(10)
     answer = await TwoPhaseIngest(made).persist(draft("uuid-1"))
@@ -68,7 +68,7 @@ async def test_scenario_1_basic_sequence_allocation() -> None:
     assert made.keys["A", "uuid-1"] == (11, answer.message.message_id)
 
 
-@pytest.mark.covers("001 appendix D scenario 2")
+@pytest.mark.covers("001 scenario 2: idempotent retry")
 async def test_scenario_2_idempotent_retry() -> None:
     made = tables(10)
     ingest = TwoPhaseIngest(made)
@@ -79,7 +79,7 @@ async def test_scenario_2_idempotent_retry() -> None:
     assert sequences(made) == [11] and len(made.keys) == 1
 
 
-@pytest.mark.covers("001 appendix D scenario 3")
+@pytest.mark.covers("001 scenario 3: concurrent writers")
 async def test_scenario_3_concurrent_writers() -> None:
     made = tables(10)
     ingest = TwoPhaseIngest(made)
@@ -89,7 +89,7 @@ async def test_scenario_3_concurrent_writers() -> None:
     assert sequences(made) == [11, 12, 13]
 
 
-@pytest.mark.covers("001 appendix D scenario 4")
+@pytest.mark.covers("001 scenario 4: race on a key")
 async def test_scenario_4_race_condition_on_idempotency() -> None:
     made = tables(10)
     first, second = (
@@ -107,7 +107,7 @@ async def test_scenario_4_race_condition_on_idempotency() -> None:
     assert (fast.message.sequence, (await slow).message.sequence) == (12, 12)
 
 
-@pytest.mark.covers("001 appendix D scenario 5")
+@pytest.mark.covers("001 scenario 5: failure after allocation")
 async def test_scenario_5_failure_after_allocation() -> None:
     made = tables(10)
 
@@ -123,7 +123,7 @@ async def test_scenario_5_failure_after_allocation() -> None:
     assert made.counters["A"] == 12 and sequences(made) == [12]
 
 
-@pytest.mark.covers("001 appendix D scenario 6")
+@pytest.mark.covers("001 scenario 6: first message")
 async def test_scenario_6_new_chat_first_message() -> None:
     made = tables(0)
     answer = await TwoPhaseIngest(made).persist(draft("uuid-1"))
@@ -131,7 +131,7 @@ async def test_scenario_6_new_chat_first_message() -> None:
     assert answer.message.sequence == 1 and sequences(made) == [1]
 
 
-@pytest.mark.covers("001 appendix D scenario 7")
+@pytest.mark.covers("001 scenario 7: counter missing")
 async def test_scenario_7_counter_missing() -> None:
     made = tables(None)
     ingest = TwoPhaseIngest(made)
@@ -143,6 +143,7 @@ async def test_scenario_7_counter_missing() -> None:
     assert (await ingest.persist(draft("uuid-1"))).message.sequence == 1
 
 
+@pytest.mark.covers("001 two-phase (not atomic end to end)")
 async def test_two_phases_show_43_before_42_without_any_failure() -> None:
     made = tables(41)
     gate = Gate(("persist", draft("slow").message_id))

@@ -70,6 +70,7 @@ def play_many(seeds: Sequence[int]) -> Played:
     return played
 
 
+@pytest.mark.covers("000 isolation_holds")
 @pytest.mark.long
 def test_every_promise_holds_in_a_thousand_runs_that_reach_every_coverage_mark(
     tmp_path: Path,

@@ -336,6 +336,7 @@ def fetched(result: str) -> float:
     )
 
 
+@pytest.mark.covers("000 persistent: auth service down")
 @pytest.mark.parametrize("reason", BAD)
 async def test_keys_go_on_when_they_cannot_be_fetched_and_the_reason_is_told_once(
     reason: str,

@@ -13,6 +13,7 @@ from holdfast.errors import Unavailable
 from holdfast.message import User, Watermark
 
 
+@pytest.mark.covers("001 `chat_id`: a ULID with the prefix `chat_`")
 def test_a_chat_is_created_with_its_creator_as_owner_and_its_first_members() -> None:
     async def scenario(rest: Rest) -> None:
         chat = await rest.chat("alice", ["bob"])

@@ -214,6 +214,7 @@ def test_a_gap_is_pulled_and_nothing_is_shown_out_of_order() -> None:
     assert sequences(bench.take_all()) == [2, 3, 4]
 
 
+@pytest.mark.covers("001 gap safety: clients tolerate gaps")
 def test_a_page_is_authoritative_where_it_has_holes() -> None:
     bench = Bench(at(1))
     bench.resume()
@@ -680,6 +681,7 @@ def synced(bench: Bench) -> int:
     return sum(isinstance(action, Synced) for action in bench.actions)
 
 
+@pytest.mark.covers("000 clients: sync all active chats")
 def test_client_is_synced_when_the_resume_and_every_pull_it_asks_for_are_answered() -> None:
     bench = Bench(at(0))
     resume = bench.open()[-1]
@@ -706,6 +708,7 @@ def test_client_that_follows_one_chat_is_synced_without_the_others() -> None:
     assert synced(bench) == 1
 
 
+@pytest.mark.covers("000 state machine: syncing, ready")
 def test_ready_comes_after_missed_messages_and_any_other_state_before_them() -> None:
     inbox = Inbox(10)
     for sequence in (1, 2):

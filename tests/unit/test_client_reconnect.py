@@ -24,17 +24,20 @@ def announced(closing: CloseReason, delay_ms: int = 0) -> ConnectionClosing:
     )
 
 
+@pytest.mark.covers("000 clients: a server's close is not permanent")
 @pytest.mark.parametrize("closing", CloseReason, ids=lambda closing: closing.reason)
 def test_range_of_the_close_code_decides(closing: CloseReason) -> None:
     verdict = reconnect().on_closed(closing.code)
     assert isinstance(verdict, Retry if closing.code < 4500 else Stop)
 
 
+@pytest.mark.covers("000 clients: a server's close is not permanent")
 @pytest.mark.parametrize("code", [None, 1000, 1001, 1006, 1011, 1012, 4123, 4499])
 def test_every_other_close_is_retried(code: int | None) -> None:
     assert isinstance(reconnect().on_closed(code), Retry)
 
 
+@pytest.mark.covers("000 clients: backoff 1 s to 16 s, ±20 % jitter")
 def test_delay_doubles_to_its_cap_with_full_jitter_without_end() -> None:
     for failures, bound in [(1, 1), (2, 2), (3, 4), (5, 16), (50, 16)]:
         delays = []
@@ -159,6 +162,7 @@ def test_refusal_of_a_proxy_is_retried(status: int) -> None:
         assert isinstance(verdict, Retry) and f"answered with {status}; " in verdict.reason
 
 
+@pytest.mark.covers("000 client-induced failures: the error code guides the fix")
 @pytest.mark.parametrize(
     "code", ["FORBIDDEN", "NOT_A_MEMBER", "NOT_FOUND", "IDEMPOTENCY_KEY_REUSED", "UNHEARD_OF"]
 )
@@ -173,6 +177,7 @@ def test_a_refused_send_says_why_and_what_to_do(code: str) -> None:
     assert error.details == {"message": "a detail may have any name"}
 
 
+@pytest.mark.covers("000 client-induced failures: the error code guides the fix")
 @pytest.mark.parametrize(
     "closing", [c for c in CloseReason if not c.reconnect_allowed], ids=lambda c: c.reason
 )

@@ -24,6 +24,7 @@ def opened(settings: BreakerSettings | None = None) -> Breaker:
     return breaker
 
 
+@pytest.mark.covers("000 breaker 5 failures in 30 s")
 def test_opens_after_five_failures_in_thirty_seconds() -> None:
     breaker = Breaker(BreakerSettings())
     for n in range(4):
@@ -42,6 +43,7 @@ def test_old_failures_are_forgotten() -> None:
     assert breaker.state(40.0) is BreakerState.CLOSED
 
 
+@pytest.mark.covers("000 breaker, few failures among many calls")
 def test_few_failures_among_many_calls_do_not_open_it() -> None:
     breaker = Breaker(BreakerSettings())
     for _ in range(1000):
@@ -51,6 +53,7 @@ def test_few_failures_among_many_calls_do_not_open_it() -> None:
     assert breaker.state(1.0) is BreakerState.CLOSED
 
 
+@pytest.mark.covers("000 breaker, few failures among many calls")
 def test_ratio_zero_opens_by_the_count_alone() -> None:
     breaker = Breaker(BreakerSettings(min_failure_ratio=0))
     for _ in range(1000):
@@ -60,6 +63,7 @@ def test_ratio_zero_opens_by_the_count_alone() -> None:
     assert breaker.state(1.0) is BreakerState.OPEN
 
 
+@pytest.mark.covers("000 1.3 open: reject, 30 s to half-open")
 def test_one_probe_after_the_rest_and_its_success_closes() -> None:
     breaker = opened()
     assert not breaker.admit(29.9)

@@ -53,6 +53,7 @@ def test_every_function_of_the_catalogue_is_called_somewhere() -> None:
     assert unused - for_tests == set(), "called by nobody"
 
 
+@pytest.mark.covers("000 every metric is moved by something")
 def test_every_metric_is_moved_by_a_function_of_the_catalogue() -> None:
     makers = ("counter", "gauge", "histogram", "Histogram")
     metrics = {
@@ -82,6 +83,7 @@ def test_settings_that_differ_are_shown_by_path_and_never_by_value() -> None:
     assert metric("setting_changed", path="gateway.connections_per_user") == 0
 
 
+@pytest.mark.covers("000 forced resync rate < 1 % of connections/hour")
 @pytest.mark.parametrize(
     ("event", "counts"),
     [
@@ -102,6 +104,8 @@ def test_forced_resyncs_are_counted_and_planned_closes_are_not(event: Any, count
     assert metric("client_resync_forced_total") - before == counts
 
 
+@pytest.mark.covers("000 correctness failures: page within 1 min")
+@pytest.mark.covers("001 a missing counter is SEV-2")
 @pytest.mark.parametrize(
     "event",
     [
@@ -124,6 +128,7 @@ async def test_a_dependency_that_was_just_opened_is_up_before_its_first_call() -
     assert metric("dependency_up", dependency="some_store") == 1
 
 
+@pytest.mark.covers("000 DynamoDB transaction conflict")
 def test_a_commit_that_meets_another_writer_is_a_conflict(tmp_path: Path) -> None:
     settings = SqliteSettings(busy_timeout_seconds=0.01)
     path = tmp_path / "some.db"
@@ -139,6 +144,7 @@ def test_a_commit_that_meets_another_writer_is_a_conflict(tmp_path: Path) -> Non
     handle.close()
 
 
+@pytest.mark.covers("000 `fanout.dlq.alert_threshold_per_hour`")
 @pytest.mark.real_time
 async def test_many_dead_letters_in_an_hour_call_the_operator_once(
     monkeypatch: pytest.MonkeyPatch,
@@ -157,6 +163,7 @@ class AwayStore(MemoryStore):
         raise Unavailable("away")
 
 
+@pytest.mark.covers("000 contract 3, disconnect due to upstream failure")
 @pytest.mark.parametrize(("patience", "closed"), [(60, (4007, "upstream_failure")), (0, None)])
 async def test_connections_are_closed_for_a_store_that_stays_away_only_if_that_is_set(
     patience: float, closed: tuple[int, str] | None

@@ -48,6 +48,7 @@ class Away(SqliteRuleStore):
         raise Unavailable("the database of the rules cannot be changed now")
 
 
+@pytest.mark.covers("004 a trace of the failed call")
 def test_every_admin_call_is_a_span_with_its_outcome_and_no_name(tmp_path: Path) -> None:
     async def scenario() -> None:
         clock = SystemClock()

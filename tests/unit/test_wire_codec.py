@@ -307,6 +307,7 @@ def test_a_json_bomb_is_an_invalid_message(bomb: bytes) -> None:
     only_invalid(bomb)
 
 
+@pytest.mark.covers("001 64-bit unsigned sequences")
 @pytest.mark.parametrize("number", [-1, 2**53, 2**64, 10**300])
 def test_an_epoch_or_sequence_stays_below_two_to_the_53rd(number: int) -> None:
     def frame(number: int) -> bytes:
