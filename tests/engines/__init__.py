@@ -52,9 +52,7 @@ class Missing(Exception):
 
 
 class Impossible(Missing):
-    """It is there and may not be used: this machine cannot provide it, so it cannot be
-    required.
-    """
+    """It exists, but this machine does not allow its use, so no test may require it."""
 
 
 @dataclass(slots=True)
@@ -102,9 +100,7 @@ class Server:
 
 
 def program(name: str, package: str, folders: Sequence[str | Path] = ()) -> Path:
-    """The program's path; installs ``package`` with apt when this machine lacks it and
-    allows that.
-    """
+    """The program's path; installs ``package`` with apt if missing and allowed."""
     path = os.pathsep.join([*map(str, folders), os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
     return Path(_found(name, package, lambda: shutil.which(name, path=path)))
 
@@ -206,7 +202,7 @@ def as_user(owner: str | None) -> dict[str, object]:
 
 
 def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
-    """Poll until ``ready``; an early end or a deadline raises with the end of the log."""
+    """Poll until ``ready``; an early end or the deadline raises, with the log's end."""
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
     while not ready():
         if process.poll() is not None or time.monotonic() > deadline:

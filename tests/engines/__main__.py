@@ -1,6 +1,4 @@
-"""``python -m engines [name ...]``: start engines and leave them running until Ctrl-C,
-for a developer.
-"""
+"""``python -m engines [name ...]``: start engines and keep them until Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""libfaketime: a process whose wall clock we set, and whose monotonic clock stays the
-machine's.
-"""
+"""libfaketime: a process whose wall clock we set; its monotonic clock stays."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ class WallClock:
         }
 
     def set(self, offset_seconds: int) -> None:
-        """How far it is from the machine's own; atomically, for somebody may be
-        looking.
-        """
+        """Set the offset from the machine's clock; atomically, for readers."""
         new = self._file.with_suffix(".new")
         new.write_text(f"{offset_seconds:+d}s\n")
         new.replace(self._file)

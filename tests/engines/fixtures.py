@@ -21,9 +21,7 @@ T = TypeVar("T")
 
 
 def had(name: str, get: Callable[[], T]) -> T:
-    """What this machine has or can get; otherwise the test is skipped, or fails if it
-    is required.
-    """
+    """An engine of this machine; else the test is skipped, or fails if required."""
     try:
         return get()
     except Missing as error:
@@ -44,7 +42,7 @@ def served(name: str, start: Callable[[], Server], session: pytest.Session) -> I
 
 @pytest.fixture(scope="session")
 def postgres_server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A PostgreSQL of this test session; ``.url`` leads to its database ``postgres``."""
+    """A PostgreSQL of this test session; ``.url`` is of its database ``postgres``."""
     yield from served("postgres", postgres.start, request.session)
 
 

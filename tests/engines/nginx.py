@@ -1,6 +1,4 @@
-"""NGINX with the configuration that is shipped, as a user who is not root, loopback
-only.
-"""
+"""NGINX with the shipped configuration, as an ordinary user, on loopback only."""
 
 from __future__ import annotations
 
@@ -21,7 +19,8 @@ error_log stderr notice;
 events {{ worker_connections 1024; }}
 http {{
     access_log off;
-    client_body_temp_path temp; proxy_temp_path temp; fastcgi_temp_path temp; uwsgi_temp_path temp; scgi_temp_path temp;
+    client_body_temp_path temp; proxy_temp_path temp; fastcgi_temp_path temp;
+    uwsgi_temp_path temp; scgi_temp_path temp;
     include {shipped};
 }}
 """
@@ -56,9 +55,14 @@ def start(upstream: int, plain_port: int, changes: Mapping[str, str] | None = No
         file.chmod(0o644)
     with (folder / "server.log").open("wb") as log:
         process = subprocess.Popen(
-            [binary, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", "stderr"], stdout=log, stderr=log,
-            stdin=subprocess.DEVNULL, cwd=folder, start_new_session=True, **as_user(owner),  # type: ignore[call-overload]
-        )  # fmt: skip
+            [binary, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", "stderr"],
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            cwd=folder,
+            start_new_session=True,
+            **as_user(owner),  # type: ignore[call-overload]
+        )
     server = Server("nginx", f"https://127.0.0.1:{port}", port, folder, process)
     wait_until(lambda: _listens(port), process, server.log)
     return server

@@ -11,16 +11,19 @@ PACKAGE = "pgbouncer"
 
 
 def start(postgres: Server, pool_mode: str, **settings: str) -> Server:
-    """A pooler whose ``.url`` leads to the database of ``postgres``; ``settings``
-    override the defaults.
-    """
+    """A pooler for the database of ``postgres``; ``settings`` override the defaults."""
     binary = program("pgbouncer", PACKAGE)
     owner = unprivileged("postgres")
     folder, port = own_folder("pgbouncer", owner), free_port()
     options = {
-        "listen_addr": "127.0.0.1", "listen_port": str(port), "unix_socket_dir": "", "pool_mode": pool_mode,
-        "auth_type": "trust", "auth_file": str(folder / "users"), **settings,
-    }  # fmt: skip
+        "listen_addr": "127.0.0.1",
+        "listen_port": str(port),
+        "unix_socket_dir": "",
+        "pool_mode": pool_mode,
+        "auth_type": "trust",
+        "auth_file": str(folder / "users"),
+        **settings,
+    }
     (folder / "users").write_text('"postgres" ""\n')
     lines = ["[databases]", f"* = host=127.0.0.1 port={postgres.port}", "[pgbouncer]"]
     (folder / "pgbouncer.ini").write_text(
@@ -28,9 +31,14 @@ def start(postgres: Server, pool_mode: str, **settings: str) -> Server:
     )
     with (folder / "server.log").open("wb") as log:
         process = subprocess.Popen(
-            [binary, str(folder / "pgbouncer.ini")], stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=folder,
-            start_new_session=True, **as_user(owner),  # type: ignore[call-overload]
-        )  # fmt: skip
+            [binary, str(folder / "pgbouncer.ini")],
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            cwd=folder,
+            start_new_session=True,
+            **as_user(owner),  # type: ignore[call-overload]
+        )
     server = Server(
         "pgbouncer", f"postgresql://postgres@127.0.0.1:{port}/postgres", port, folder, process
     )

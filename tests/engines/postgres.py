@@ -1,6 +1,4 @@
-"""PostgreSQL: ``initdb`` and ``postgres`` as a user who is not root, fsync on, loopback
-only.
-"""
+"""PostgreSQL as an ordinary user, with fsync, on loopback only."""
 
 from __future__ import annotations
 
@@ -35,30 +33,38 @@ def binaries() -> list[Path]:
 
 
 def start(**settings: str) -> Server:
-    """A new cluster with the database ``postgres``, trusting loopback; ``settings``
-    override the defaults.
-    """
+    """A new cluster that trusts loopback; ``settings`` override the defaults."""
     owner = unprivileged("postgres")
     initdb = program("initdb", PACKAGE, binaries())
     folder = own_folder("postgres", owner)
     data = folder / "data"
     subprocess.run(
-        [initdb, "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"],
-        check=True, capture_output=True, cwd=folder, **as_user(owner),  # type: ignore[call-overload]
-    )  # fmt: skip
+        [
+            *(initdb, "-D", data, "-U", "postgres", "-A", "trust"),
+            *("-E", "UTF8", "--locale=C", "--no-sync"),
+        ],
+        check=True,
+        capture_output=True,
+        cwd=folder,
+        **as_user(owner),  # type: ignore[call-overload]
+    )
     return _serve(folder, free_port(), settings)
 
 
 def standby(primary: Server, **settings: str) -> Server:
-    """A streaming replica of ``primary``; ``pg_wal_replay_pause()`` on it makes it lag,
-    ``pg_promote()`` a primary.
-    """
+    """A streaming replica; ``pg_wal_replay_pause()`` on it makes it lag."""
     owner = unprivileged("postgres")
     folder = own_folder("standby", owner)
     subprocess.run(
-        [program("pg_basebackup", PACKAGE, binaries()), "-D", folder / "data", "-d", primary.url, "-R", "-c", "fast"],
-        check=True, capture_output=True, cwd=folder, **as_user(owner),  # type: ignore[call-overload]
-    )  # fmt: skip
+        [
+            program("pg_basebackup", PACKAGE, binaries()),
+            *("-D", folder / "data", "-d", primary.url, "-R", "-c", "fast"),
+        ],
+        check=True,
+        capture_output=True,
+        cwd=folder,
+        **as_user(owner),  # type: ignore[call-overload]
+    )
     return _serve(folder, free_port(), {"hot_standby": "on", **settings})
 
 

@@ -15,9 +15,7 @@ CLUSTER = {"cluster-enabled": "yes"}
 
 
 def start(port: int = 0, **settings: str) -> Server:
-    """An empty Redis; ``port`` to begin again where another one was; ``settings``
-    override the defaults.
-    """
+    """An empty Redis; ``port``: a former one's; ``settings`` override the defaults."""
     binary = program("redis-server", PACKAGE)
     folder = own_folder("redis", None)
     port = port or free_port()
@@ -61,25 +59,32 @@ def cluster() -> Server:
 
 
 def sentinel(primary: Server, service: str, quorum: int = 2, *lines: str) -> Server:
-    """A sentinel that looks after ``primary`` under this name; ``lines`` are added to
-    its configuration.
-    """
+    """A sentinel for ``primary`` under this name; ``lines``: more configuration."""
     binary = program("redis-server", PACKAGE)
     folder = own_folder("sentinel", None)
     port = free_port()
     file = folder / "sentinel.conf"
     file.write_text(
-        "\n".join([
-            "bind 127.0.0.1", f"port {port}", f"dir {folder}",
-            f"sentinel monitor {service} 127.0.0.1 {primary.port} {quorum}",
-            f"sentinel down-after-milliseconds {service} 300", f"sentinel failover-timeout {service} 2000", *lines,
-        ]) + "\n"
-    )  # fmt: skip
+        "\n".join(
+            [
+                *("bind 127.0.0.1", f"port {port}", f"dir {folder}"),
+                f"sentinel monitor {service} 127.0.0.1 {primary.port} {quorum}",
+                f"sentinel down-after-milliseconds {service} 300",
+                f"sentinel failover-timeout {service} 2000",
+                *lines,
+            ]
+        )
+        + "\n"
+    )
     with (folder / "server.log").open("wb") as log:
         process = subprocess.Popen(
-            [binary, file, "--sentinel"], stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=folder,
+            [binary, file, "--sentinel"],
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            cwd=folder,
             start_new_session=True,
-        )  # fmt: skip
+        )
     server = Server("sentinel", f"redis://127.0.0.1:{port}", port, folder, process)
     wait_until(lambda: _answers(port), process, server.log)
     return server

@@ -38,9 +38,7 @@ class Injection:
 
 
 class Strace:
-    """Attaches to processes of this user; Impossible where the system does not allow
-    it.
-    """
+    """Attaches to processes of this user; Impossible if the system forbids it."""
 
     def __init__(self) -> None:
         self._program = program("strace", PACKAGE)
@@ -58,9 +56,7 @@ class Strace:
     async def injecting(
         self, pid: int, calls: str, fault: str, output: Path
     ) -> AsyncIterator[Injection]:
-        """While inside, these calls of all threads are disturbed: ``error=EIO``,
-        ``delay_enter=MICROSECONDS``.
-        """
+        """Inside, the calls fail or wait: ``error=EIO``, ``delay_enter=MICROSECONDS``."""
         command = [
             "-f",
             "-p",

@@ -1,10 +1,9 @@
 """Ends the engines of a run that was killed, which can no longer do it itself.
 
 A small process per run, started with its first engine and in a session of its own, so
-that what kills the run does not kill it too. On its input it is told of each engine
-(``PID SIGNAL FOLDER`` when it starts, ``PID`` when it was stopped), and it watches the
-run. When that has ended, by whatever means, what is left is stopped and its folder
-goes.
+that what kills the run does not kill it too. On its input it gets each engine (``PID
+SIGNAL FOLDER`` when it starts, ``PID`` when it was stopped), and it watches the run.
+When that has ended, by whatever means, it stops what is left and removes its folder.
 
 It holds processes by pidfd: a number that was given to another process since is never
 signalled. Where the system has no pidfd (Linux has) there is no warden, and a killed
@@ -103,8 +102,8 @@ def _ended(pidfd: int, timeout_ms: int) -> bool:
 
 
 def main(run: int) -> None:
-    """Listen until the run has ended. Its end of the pipe may live on in a process that
-    it forked, so its own does not tell.
+    """Listen until the run has ended, also if a process that it forked still holds its
+    end of the pipe.
     """
     wards = Wards()
     poll = select.poll()
