@@ -1,6 +1,4 @@
-"""One behaviour, every store of jobs: failure and retry, blocks and releases, dead
-letters, inbox, takeover.
-"""
+"""One behaviour of every job store: retries, blocks, dead letters, inbox, takeover."""
 
 from __future__ import annotations
 

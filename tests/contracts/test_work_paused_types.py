@@ -113,8 +113,10 @@ async def test_database_of_the_previous_version_is_migrated_with_its_jobs(
     connection = await asyncpg.connect(postgres_server.url)
     await connection.execute("DROP SCHEMA IF EXISTS holdfast_work CASCADE")
     await connection.execute(postgres.MIGRATIONS[0])
-    await connection.execute("CREATE OR REPLACE FUNCTION holdfast_work.tell(changed smallint[]) RETURNS void "
-                             "LANGUAGE plpgsql AS $$ BEGIN RAISE 'the old one'; END $$")  # fmt: skip
+    await connection.execute(
+        "CREATE OR REPLACE FUNCTION holdfast_work.tell(changed smallint[]) RETURNS void "
+        "LANGUAGE plpgsql AS $$ BEGIN RAISE 'the old one'; END $$"
+    )
     old = "(partition, state, due_at, type, payload) VALUES (0, 1, now(), 'order', '{}')"
     await connection.execute(f"INSERT INTO holdfast_work.job {old}")
     store = await postgres.PostgresWork.open(postgres_server.url)

@@ -1,6 +1,4 @@
-"""Servers that Holdfast calls and that never end their answer: a call costs little, and
-nobody else notices.
-"""
+"""Servers that never end their response: a call costs little and delays no other."""
 
 from __future__ import annotations
 
@@ -37,9 +35,7 @@ from holdfast.work.job import Reason
 from proof.virtual_loop import LoopClock
 
 HELD_SECONDS_MAX = 0.25
-"""How long an answer may hold the event loop. Without the bounds it holds it for
-seconds.
-"""
+"""How long a response may hold the event loop; without the bounds it takes seconds."""
 CALLS_SECONDS_MAX = 5.0
 GROWTH_BYTES_MAX = 48 * 1024 * 1024
 
@@ -152,7 +148,7 @@ async def test_endless_response_costs_bounded_bytes_and_time_and_does_not_hold_t
 async def test_jwks_response_without_a_status_is_given_up_at_every_fetch(
     hostile: dict[str, str],
 ) -> None:
-    """Known keys go on; the reason is counted as for any other set that cannot be read."""
+    """Known keys stay valid; the reason is counted as for any unreadable set."""
     answers = [hostile["continue"], "good", hostile["blank_lines"]]
     failures = list[str]()
 

@@ -79,8 +79,7 @@ async def test_jobs_run_behind_a_pooler_in_session_mode(
             seen.append(ctx.job.seq)
             woken.set()
 
-        # It looks by itself only after a minute: whatever comes sooner was told by
-        # NOTIFY.
+        # It polls only after a minute: NOTIFY wakes it before.
         settings = WorkerSettings(poll_min_seconds=60, poll_max_seconds=60)
         async with Worker(store, handlers, settings=settings).running():
             for _ in range(3):

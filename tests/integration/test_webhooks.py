@@ -109,8 +109,8 @@ async def test_message_redacted_or_removed_before_delivery_is_not_sent(
         stage.log.now["c1", 3] = None
         let_through.set()
         await until(lambda: bool(receiver.calls) and receiver.sequences()[-1] == 4)
-        told = {event["sequence"]: event["content"] for event in map(_data, receiver.calls)}
-        assert told == {1: "hi", 2: "", 4: "hi"}
+        received = {event["sequence"]: event["content"] for event in map(_data, receiver.calls)}
+        assert received == {1: "hi", 2: "", 4: "hi"}
 
 
 def _data(call: tuple[dict[str, str], bytes]) -> Any:
@@ -228,9 +228,7 @@ async def test_reader_repeats_nothing_after_a_restart(tmp_path: Path) -> None:
 async def test_chats_restored_without_their_jobs_skip_and_repeat_no_later_message(
     tmp_path: Path,
 ) -> None:
-    """Jobs in PostgreSQL are not in a backup: their position is then past the end of
-    the restored log.
-    """
+    """Jobs in PostgreSQL are in no backup: their position is past the restored log."""
     endpoints, jobs = await SqliteEndpoints.open(tmp_path / "w.db"), MemoryWork()
     await endpoints.add(
         WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01")
@@ -239,7 +237,7 @@ async def test_chats_restored_without_their_jobs_skip_and_repeat_no_later_messag
     await jobs.enqueue([], [ReaderMark(NAME, 0, 6)])
     wanted: list[int] = []
 
-    async def told() -> bool:
+    async def has_jobs() -> bool:
         found = [msgspec.json.decode(job.payload)["sequence"] for job in await jobs.find(Query())]
         assert found == wanted[: len(found)]
         return found == wanted
@@ -251,7 +249,7 @@ async def test_chats_restored_without_their_jobs_skip_and_repeat_no_later_messag
         await asyncio.wait_for(log.waited_for.wait(), 60)
         log.entries.extend(entry(n) for n in sequences)
         wanted.extend(sequences)
-        await until(told)
+        await until(has_jobs)
         task.cancel()
 
     await restart(4)
@@ -266,9 +264,11 @@ async def test_chats_restored_without_their_jobs_skip_and_repeat_no_later_messag
 
 @pytest.mark.parametrize(
     "address",
-    ["127.0.0.1", "10.0.0.1", "192.168.1.1", "169.254.169.254", "0.0.0.0", "::1", "fe80::1", "fd00::1",
+    ["127.0.0.1", "10.0.0.1", "192.168.1.1", "169.254.169.254", "0.0.0.0", "::1", "fe80::1",
+     "fd00::1",
      "::ffff:127.0.0.1", "::ffff:10.0.0.1", "100.64.0.1", "224.0.0.1", "2002:7f00:1::",
-     "64:ff9b::7f00:1", "64:ff9b::a00:1", "64:ff9b:1::1", "::127.0.0.1", "fec0::1", "192.0.0.8", "ff02::1", "::",
+     "64:ff9b::7f00:1", "64:ff9b::a00:1", "64:ff9b:1::1", "::127.0.0.1", "fec0::1", "192.0.0.8",
+     "ff02::1", "::",
      "255.255.255.255", "240.0.0.1", "198.18.0.1"],
 )  # fmt: skip
 def test_private_addresses_are_not_public(address: str) -> None:
@@ -283,14 +283,15 @@ def test_public_addresses_are_public(address: str) -> None:
 
 
 INSIDE = [
-    "127.0.0.1", "①27.0.0.1", "127。0。0。1", "127｡0｡0｡1", "１２７.0.0.1", "１２７.0.0.１", "127.0.0.1.", "127.1", "0",
-    "2130706433", "017700000001", "0177.0.0.1", "127.0.0.01", "0x7f000001", "0x7f.1", "0X7F.0.0.0x1", "127.0.0.0x1",
-    "[::1]", "[::1%25lo]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[0:0:0:0:0:ffff:7f00:1]", "[::127.0.0.1]",
+    "127.0.0.1", "①27.0.0.1", "127。0。0。1", "127｡0｡0｡1", "１２７.0.0.1", "１２７.0.0.１", "127.0.0.1.",
+    "127.1", "0",
+    "2130706433", "017700000001", "0177.0.0.1", "127.0.0.01", "0x7f000001", "0x7f.1",
+    "0X7F.0.0.0x1", "127.0.0.0x1",
+    "[::1]", "[::1%25lo]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[0:0:0:0:0:ffff:7f00:1]",
+    "[::127.0.0.1]",
     "[64:ff9b::7f00:1]", "[2002:7f00:1::]", "%31%32%37.0.0.1", "%EF%BC%9127.0.0.1",
 ]  # fmt: skip
-"""This machine, as people have written it to slip past a guard that reads less than
-what connects.
-"""
+"""Spellings of this machine that slip past a guard which only reads the URL."""
 
 
 @asynccontextmanager
@@ -322,9 +323,7 @@ async def call(url: str) -> tuple[int, bytes, str]:
 
 @pytest.fixture
 def names_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No name server is asked: an address in any spelling that the resolver reads, or
-    this machine's name.
-    """
+    """No name server is asked: any spelling of an address, or this machine's name."""
     resolve = socket.getaddrinfo
 
     def numeric(host: str, port: int, *rest: Any, flags: int = 0, **more: Any) -> Any:
@@ -410,10 +409,14 @@ async def test_redirect_response_is_not_followed(status: int) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["http://example.com/", "https://user:pw@example.com/", "https://user@example.com/", "https://:pw@example.com/",
-     "https://example.com\\@127.0.0.1/", "https://example.com@127.0.0.1/", "ftp://example.com/", "//example.com/",
-     "https:///x", "https://example.com:0/", "https://example.com:65536/", "https://example.com/#f", "nonsense",
-     "https://example.com/" + "x" * 2000, "https://exa mple.com/", "https://example.com%2f/", "https://a..example/",
+    ["http://example.com/", "https://user:pw@example.com/", "https://user@example.com/",
+     "https://:pw@example.com/",
+     "https://example.com\\@127.0.0.1/", "https://example.com@127.0.0.1/", "ftp://example.com/",
+     "//example.com/",
+     "https:///x", "https://example.com:0/", "https://example.com:65536/",
+     "https://example.com/#f", "nonsense",
+     "https://example.com/" + "x" * 2000, "https://exa mple.com/", "https://example.com%2f/",
+     "https://a..example/",
      "https://[fe80::1%25eth0]/", "https://[2606:4700:4700::1111%25eth0]/", "https://1.1.1/"],
 )  # fmt: skip
 def test_invalid_webhook_url_is_refused(url: str) -> None:
@@ -423,8 +426,10 @@ def test_invalid_webhook_url_is_refused(url: str) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["https://example.com/", "https://hooks.example.com:8443/a/b?c=d", "https://example.com./", "https://1.1.1.1/",
-     "https://bücher.example/", "https://xn--bcher-kva.example/", "https://a_b.example/", "https://4chan.example/",
+    ["https://example.com/", "https://hooks.example.com:8443/a/b?c=d", "https://example.com./",
+     "https://1.1.1.1/",
+     "https://bücher.example/", "https://xn--bcher-kva.example/", "https://a_b.example/",
+     "https://4chan.example/",
      "https://[2606:4700:4700::1111]/", "HTTPS://Example.com/"],
 )  # fmt: skip
 def test_public_webhook_url_is_accepted(url: str) -> None:
@@ -434,10 +439,13 @@ def test_public_webhook_url_is_accepted(url: str) -> None:
 @pytest.mark.parametrize("private_allowed", [False, True])
 @pytest.mark.parametrize(
     ("host", "why"),
-    [("a..example", "empty label"), (".example", "empty label"), ("a" * 64 + ".example", "64 characters"),
+    [("a..example", "empty label"), (".example", "empty label"),
+     ("a" * 64 + ".example", "64 characters"),
      (".".join(["abcdefgh"] * 29) + ".example", "at most 253"), ("-a.example", "letters, digits"),
-     ("a-.example", "letters, digits"), ("xn--.example", "letters, digits"), ("xn--99zzz99.example", "cannot be"),
-     ("xn--abc-.example", "letters, digits"), ("ex!ample.example", "letters, digits"), ("example..", "empty label")],
+     ("a-.example", "letters, digits"), ("xn--.example", "letters, digits"),
+     ("xn--99zzz99.example", "cannot be"),
+     ("xn--abc-.example", "letters, digits"), ("ex!ample.example", "letters, digits"),
+     ("example..", "empty label")],
 )  # fmt: skip
 def test_url_with_an_impossible_host_is_refused(host: str, why: str, private_allowed: bool) -> None:
     with pytest.raises(InvalidMessage, match=why) as refused:
@@ -452,9 +460,7 @@ def test_url_with_a_host_that_has_no_ascii_form_is_refused(label: str) -> None:
 
 
 async def test_failure_before_sending_is_in_the_log_of_deliveries(tmp_path: Path) -> None:
-    """An endpoint from before its host was checked; and a message that cannot be read
-    for now.
-    """
+    """An endpoint with a host that is refused today, and an unreadable message."""
 
     async with served(tmp_path) as (stage, receiver):
         await stage.add(f"https://{'a' * 64}.example/hook", endpoint_id="ep_bad")
@@ -473,15 +479,17 @@ async def test_failure_before_sending_is_in_the_log_of_deliveries(tmp_path: Path
             *await stage.endpoints.deliveries("ep_bad"),
             *await stage.endpoints.deliveries("ep_1"),
         ]
-        told = [each.error for each in tries if each.status == 0]
+        errors = [each.error for each in tries if each.status == 0]
         assert (
             sum(
                 "not sent: InvalidMessage: the host of the URL cannot exist" in each
-                for each in told
+                for each in errors
             )
             == 1
         )
-        assert sum("not sent: Unavailable: the store is away" in each for each in told) == 2
+        assert (
+            sum("not sent: Unavailable: the store is unavailable" in each for each in errors) == 2
+        )
 
 
 async def test_retry_after_may_be_a_date(tmp_path: Path) -> None:

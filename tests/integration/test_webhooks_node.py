@@ -72,9 +72,7 @@ class Command:
 async def test_second_server_of_a_job_store_is_refused(
     tmp_path: Path, postgres_server: Engine
 ) -> None:
-    """Each knows its own endpoints and reads its own log: together they would lose each
-    other's webhooks.
-    """
+    """Each has its own endpoints and log: together they would lose webhooks."""
 
     def settings(name: str) -> Settings:
         server = ServerSettings(port=0, state_dir=str(tmp_path / name), node_id=name)
@@ -92,9 +90,7 @@ async def test_second_server_of_a_job_store_is_refused(
 async def test_node_serves_chats_during_an_outage_of_the_job_database(
     tmp_path: Path,
 ) -> None:
-    """It is a plane of its own: a node that restarts during its outage must not stay
-    away with it.
-    """
+    """A node that restarts during the outage serves chats without its jobs."""
 
     engine = had("postgres", postgres.start)
     try:
@@ -131,7 +127,7 @@ async def test_node_serves_chats_during_an_outage_of_the_job_database(
                 running(settings) as node,
                 httpx.AsyncClient(base_url=node.url, headers=_admin(node)) as admin,
             ):
-                await _say(node, chat, "while it was away")
+                await _say(node, chat, "during the outage")
                 assert (await admin.get("/admin/jobs")).status_code == 503
                 assert (await admin.post("/admin/webhooks", json=hook)).status_code == 503
                 ready = await admin.get("/health/ready")
@@ -139,7 +135,7 @@ async def test_node_serves_chats_during_an_outage_of_the_job_database(
                 assert (await admin.get("/admin/status")).json()["dependencies"]["jobs"] == "down"
                 back = postgres.again(engine)
                 try:
-                    await until(lambda: calls == ["while it was away"])
+                    await until(lambda: calls == ["during the outage"])
                     await until(lambda: _answers(admin, "/admin/jobs"))
                     assert (await admin.post("/admin/webhooks", json=hook)).status_code == 201
                 finally:
@@ -330,9 +326,9 @@ async def test_message_is_sent_as_signed_webhook_and_failures_are_repaired_by_cl
 
         await until(two_wait)
         await command("webhooks", "test", made["endpoint_id"], code=1)  # it would be parked
-        told = (await client.get("/admin/status", headers=_admin(node))).json()["webhooks"]
-        assert told["endpoints"] == 1 and list(told["parked"]) == [made["endpoint_id"]]
-        assert "webhooks disabled" in alarms({"webhooks": told})[0]
+        summary = (await client.get("/admin/status", headers=_admin(node))).json()["webhooks"]
+        assert summary["endpoints"] == 1 and list(summary["parked"]) == [made["endpoint_id"]]
+        assert "webhooks disabled" in alarms({"webhooks": summary})[0]
         assert not calls
         assert (await command("webhooks", "enable", made["endpoint_id"]))["disabled"] == ""
         await until(lambda: len(calls) == 2)

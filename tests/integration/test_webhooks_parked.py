@@ -56,7 +56,7 @@ def in_order(receiver: Receiver, last: int) -> bool:
 
 
 async def parked(stage: Scene, jobs: int) -> bool:
-    """Whether so many wait for the endpoint and none of them is about to run."""
+    """Whether this number waits for the endpoint and none of them is about to run."""
     waiting = await stage.jobs.waiting(["ep_1"])
     found = await stage.jobs.find(Query(), 1000)
     assert [each.attempt for each in found] == [0] * len(found), (

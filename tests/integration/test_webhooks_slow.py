@@ -35,7 +35,7 @@ Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 def entries(tenant: str, chats: int, each: int, start: int) -> list[LogEntry]:
-    """Messages of many chats, in turn; a message's sequence is its position in the log."""
+    """Messages of many chats in turn; a sequence is the position in the log."""
     return [entry(start + n, f"{tenant}{n % chats}", tenant) for n in range(chats * each)]
 
 
@@ -74,9 +74,7 @@ async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 @asynccontextmanager
 async def misbehaving(talk: Talk) -> AsyncIterator[tuple[str, list[int]]]:
-    """The URL of a server that misbehaves, and one element for each of its open
-    connections.
-    """
+    """The URL of a server that misbehaves, and an element per open connection."""
     calls: list[int] = []
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -124,9 +122,7 @@ async def test_other_endpoint_gets_everything_while_a_receiver_never_answers(
 async def test_endpoints_get_everything_while_more_others_hang_than_runners_exist(
     tmp_path: Path, tenants: int
 ) -> None:
-    """What the log says of their last calls counts from the start; nothing here ever
-    times out.
-    """
+    """The paces are loaded from the log of deliveries; no call times out here."""
 
     async with misbehaving(read_all_and_wait) as (url, calls), receiving() as good:
         endpoints = await SqliteEndpoints.open(tmp_path / "webhooks.db")
@@ -147,9 +143,7 @@ async def test_endpoints_get_everything_while_more_others_hang_than_runners_exis
 async def test_slow_receiver_gets_each_message_once_and_in_order(
     tmp_path: Path,
 ) -> None:
-    """The time to answer begins when a call is sent: here all calls together take
-    longer than that.
-    """
+    """The time to respond begins when a call is sent; all together take longer."""
 
     quick = WebhookSettings(private_allowed=True, timeout_seconds=1.0)
     async with receiving() as slow, scene(tmp_path, settings=quick, worker=WORKER) as stage:
@@ -201,9 +195,7 @@ async def test_response_timeout_and_connect_timeout_are_distinguished() -> None:
 async def test_silent_name_server_does_not_delay_other_endpoints(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Names are looked up in threads of their own, one for each name however often it
-    is asked for.
-    """
+    """Names are looked up in separate threads, one per name."""
     looked_up, answer = list[str](), threading.Event()
 
     def resolve(host: str, port: int, *_: Any, **__: Any) -> list[Any]:

@@ -189,16 +189,22 @@ async def test_refused_message_is_a_dead_letter_and_a_bad_credential_waits(
             shipped("to nobody", "chat_unknown"),
             JobDraft("Shipped", b"\xff", None, f"chat:{place.chat}"),
             JobDraft("Stolen", b"revoked", None, f"stolen:{place.chat}"),
-            JobDraft("Away", b"nobody listens", None, f"away:{place.chat}"),
+            JobDraft("Unavailable", b"nobody listens", None, f"unavailable:{place.chat}"),
             shipped("heard", place.chat),
         ]
         async with (
             ChatTransport(place.node.url, place.key, source="eu", act_as="shop") as chats,
             ChatTransport(place.node.url, "hf_tenant_stolen", source="eu", act_as="shop") as stolen,
-            ChatTransport("http://127.0.0.1:1", place.key, source="eu", act_as="shop") as away,
+            ChatTransport(
+                "http://127.0.0.1:1", place.key, source="eu", act_as="shop"
+            ) as unavailable,
         ):
             handlers = Handlers()
-            for scheme, transport in {"chat": chats, "stolen": stolen, "away": away}.items():
+            for scheme, transport in {
+                "chat": chats,
+                "stolen": stolen,
+                "unavailable": unavailable,
+            }.items():
                 handlers.carry(scheme, transport)
             seqs = await o.store.enqueue(drafts)
             async with Worker(o.store, handlers, settings=QUICK, policies=Policies()).running():

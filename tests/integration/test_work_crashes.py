@@ -43,9 +43,7 @@ class Site:
     folder: Path
     opened: Callable[[], Coroutine[Any, Any, WorkStore]]
     ask: Callable[[str], Coroutine[Any, Any, Any]]
-    """One value from the database; the statement is the same for both engines but for
-    ``SCHEMA``.
-    """
+    """One value from the database; ``SCHEMA`` is replaced for each engine."""
     children: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     async def enqueue(self, *deeds: Deed) -> list[int]:
@@ -190,7 +188,7 @@ async def test_job_that_kills_its_worker_is_isolated_and_all_others_complete(
 
 
 async def test_new_job_does_not_start_beside_a_job_that_runs_alone() -> None:
-    """Not even by the store, which starts new jobs on its own when it hands them out."""
+    """Not even by the store, which starts new jobs when it hands them out."""
 
     async with embedded_work(None) as o:
         (suspect,) = await o.store.enqueue([draft(None)])
@@ -220,9 +218,7 @@ async def test_new_job_does_not_start_beside_a_job_that_runs_alone() -> None:
 async def _in_flight(
     place: Site, name: str, count: int, apart_from: Set[int] = frozenset()
 ) -> set[int]:
-    """What is in flight at this worker, once it is that many, and nothing of what was
-    before.
-    """
+    """What this worker has in flight, once it is this number of new jobs."""
     running = set[int]()
 
     async def is_there() -> bool:

@@ -1,6 +1,4 @@
-"""The example service as its README tells: run by uvicorn in a process of its own, on a
-real PostgreSQL.
-"""
+"""The example service of the README, run by uvicorn on a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -70,8 +68,10 @@ async def test_orders_are_shipped_and_payments_are_booked_once(
             again = await client.post("/orders", json={"order_id": "o1", "customer": "ann"})
             assert again.status_code == 409, "and no second job was enqueued"
             paid = {"order_id": "o1", "cents": 500}
-            told = [(await client.post("/payments/p1", json=paid)).json()["new"] for _ in range(3)]
-            assert told == [True, False, False]
+            answers = [
+                (await client.post("/payments/p1", json=paid)).json()["new"] for _ in range(3)
+            ]
+            assert answers == [True, False, False]
             async with asyncio.timeout(60):
                 while True:
                     order = (await client.get("/orders/o1")).json()

@@ -110,7 +110,7 @@ class Failing(EmbeddedSession):
     async def process(self, report: Report, request: ClaimRequest) -> Claimed:
         if not self.failed and getattr(report, self.kind):
             self.failed = True
-            raise Unavailable("the store is away")
+            raise Unavailable("the store is unavailable")
         return await super().process(report, request)
 
 
@@ -169,7 +169,7 @@ class Stalling(EmbeddedSession):
         if self.handed_out and not self.failed:
             self.failed = True
             await asyncio.sleep(2)
-            raise Unavailable("the store is away")
+            raise Unavailable("the store is unavailable")
         claimed = await super().process(report, request)
         self.handed_out |= bool(claimed.jobs)
         return claimed

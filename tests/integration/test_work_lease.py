@@ -129,9 +129,9 @@ async def test_session_with_short_waits_is_woken_by_new_jobs(
 ) -> None:
     listen = asyncpg.Connection.add_listener
 
-    async def slowly(connection: Any, *told: Any) -> None:
+    async def slowly(connection: Any, *arguments: Any) -> None:
         await asyncio.sleep(0.05)
-        await listen(connection, *told)
+        await listen(connection, *arguments)
 
     async with postgres_work(postgres_server.url) as o:
         manual = await ManualWorker.join(o.store)
@@ -191,7 +191,7 @@ async def test_enqueue_while_a_worker_falls_asleep_is_found_by_a_soon_poll(
             0.004,
             0.008,
             0.016,
-        ], "a long one is waited for ever more rarely"
+        ], "a long one is polled more and more rarely"
         await transaction.commit()
         await connection.close()
         assert await manual.turn() == [seq]
@@ -285,7 +285,7 @@ async def test_claim_does_not_read_held_jobs(postgres_server: Server) -> None:
 async def test_claim_and_run_write_nothing_and_a_held_job_is_marked_once(
     postgres_server: Server,
 ) -> None:
-    """A row that is never updated has the version its INSERT made: ``ctid`` tells."""
+    """A row that is never updated has the version its INSERT made: see ``ctid``."""
 
     async with postgres_work(postgres_server.url) as o:
         head, held, free = await o.store.enqueue([draft("a"), draft("a"), draft("b")])

@@ -37,9 +37,7 @@ from proof.faults import Fault, FaultPlan, Odds, faulty
 
 NAMES = {text: name for name, text in statements("holdfast.work.postgres").items()}
 PATIENT = {"no_start_after_seconds": 4.0, "dead_after_seconds": 6.0, "stuck_after_seconds": 8.0}
-"""Who is held up for a second or two is not taken for dead: then its jobs would rightly
-run again.
-"""
+"""A worker that is delayed for a second or two is not declared dead."""
 CALLS = (
     "process",
     "bury_dead",
@@ -65,9 +63,7 @@ class Deed(msgspec.Struct):
 
 
 class Breaking:
-    """A connection that is lost before a statement or after it, as the plan has it for
-    the statement's name.
-    """
+    """A connection that the plan loses before or after a named statement."""
 
     def __init__(self, connection: Any, plan: FaultPlan) -> None:
         self._connection, self._plan = connection, plan
@@ -153,11 +149,12 @@ class World:
         ]
 
     async def shared_by(self, workers: int) -> None:
-        """Until so many own every partition between them."""
+        """Until this number of workers owns every partition."""
         owners = (
             "SELECT count(owner) = 256 AND count(DISTINCT owner) = $1 FROM holdfast_work.partition"
         )
-        await until(lambda: self.store._pools.calls.fetchval(owners, workers))  # type: ignore[attr-defined]
+        pool = self.store._pools.calls  # type: ignore[attr-defined]
+        await until(lambda: pool.fetchval(owners, workers))
 
     async def done(self) -> None:
         await until(self._nothing_left)

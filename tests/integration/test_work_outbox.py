@@ -1,6 +1,4 @@
-"""The outbox in the caller's own transaction, the inbox, and what PostgreSQL may
-refuse.
-"""
+"""The outbox in the transaction of the caller, the inbox, and refusals."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ async def test_asyncpg_commits_or_rolls_back_the_job_with_the_data(postgres_serv
         async with connection.transaction():
             (seq,) = await enqueue(connection, draft(payload=b"kept"))
             assert await stored(o.store) == [], "nothing is seen before the commit"
-            assert await enqueue(connection, *[]) == [], "a transaction may have nothing to tell"
+            assert await enqueue(connection, *[]) == [], "a transaction may enqueue nothing"
         with pytest.raises(ZeroDivisionError):
             async with connection.transaction():
                 await enqueue(connection, draft(payload=b"lost"))

@@ -1,6 +1,4 @@
-"""The outbox on SQLite: your data and your jobs in one file, one transaction, one
-writer.
-"""
+"""The outbox on SQLite: data and jobs in one file, one transaction, one writer."""
 
 from __future__ import annotations
 

@@ -26,10 +26,8 @@ READER = "log"
 
 
 @dataclass
-class Told:
-    """What the store has said is done; ``asked``: what it may or may not have done when
-    the power went.
-    """
+class Acknowledged:
+    """What the store acknowledged; ``asked``: of unknown outcome at the power cut."""
 
     enqueued: dict[int, str] = field(default_factory=dict)
     completed: set[int] = field(default_factory=set)
@@ -38,7 +36,9 @@ class Told:
     asked: set[int] = field(default_factory=set)
 
 
-async def work_until_the_cut(store: SqliteWork, rng: random.Random, told: Told) -> None:
+async def work_until_the_cut(
+    store: SqliteWork, rng: random.Random, acknowledged: Acknowledged
+) -> None:
     manual, number = await ManualWorker.join(store), 0
     while True:
         drafts = [
@@ -47,23 +47,25 @@ async def work_until_the_cut(store: SqliteWork, rng: random.Random, told: Told) 
         ]
         number += len(drafts)
         seqs = await store.enqueue(drafts, [ReaderMark(READER, 0, number)])
-        told.enqueued.update((seq, d.payload.decode()) for seq, d in zip(seqs, drafts, strict=True))
-        told.position = number
+        acknowledged.enqueued.update(
+            (seq, d.payload.decode()) for seq, d in zip(seqs, drafts, strict=True)
+        )
+        acknowledged.position = number
         got = await manual.turn(8, starting=8)
         failing = [seq for seq in got if rng.random() < 0.2]
         done = [seq for seq in got if seq not in failing]
-        told.asked = set(got)
+        acknowledged.asked = set(got)
         await manual.call(0, completed=done, failed=[manual.failure(seq) for seq in failing])
-        told.completed.update(done)
-        told.failed.update((seq, manual.jobs[seq].attempt) for seq in failing)
-        told.asked = set()
+        acknowledged.completed.update(done)
+        acknowledged.failed.update((seq, manual.jobs[seq].attempt) for seq in failing)
+        acknowledged.asked = set()
 
 
 async def cut(folder: Path, seed: int, synchronous: Synchronous) -> tuple[int, int]:
     """How many jobs were acknowledged before one cut, and how many promises about them
     are broken after it.
     """
-    rng, told = random.Random(seed), Told()
+    rng, acknowledged = random.Random(seed), Acknowledged()
     disk = FaultyDisk(f"work-{synchronous}-{seed}", rng, rng.randint(1, OPERATIONS_MAX))
     settings = SqliteSettings(
         synchronous=synchronous, readers=1, checkpoint_pages=rng.choice((4, 16, 4_000))
@@ -71,30 +73,30 @@ async def cut(folder: Path, seed: int, synchronous: Synchronous) -> tuple[int, i
     with disk.until_the_cut():
         store = await SqliteWork.open(folder / "work.db", settings=settings, vfs=disk.name)
         try:
-            await work_until_the_cut(store, rng, told)
+            await work_until_the_cut(store, rng, acknowledged)
         finally:
             await store.close()
     store = await SqliteWork.open(folder / "work.db", settings=settings)
     try:
-        return len(told.enqueued), await _broken(store, told)
+        return len(acknowledged.enqueued), await _broken(store, acknowledged)
     finally:
         await store.close()
 
 
-async def _broken(store: SqliteWork, told: Told) -> int:
+async def _broken(store: SqliteWork, acknowledged: Acknowledged) -> int:
     left = {job.seq: job for job in await store.find(Query(), 100_000)}
-    owed = told.enqueued.keys() - told.completed - told.asked
+    owed = acknowledged.enqueued.keys() - acknowledged.completed - acknowledged.asked
     broken = sum(
-        seq not in left or left[seq].payload.decode() != told.enqueued[seq] for seq in owed
+        seq not in left or left[seq].payload.decode() != acknowledged.enqueued[seq] for seq in owed
     )
-    for seq, attempt in told.failed.items():
+    for seq, attempt in acknowledged.failed.items():
         broken += seq in left and (
             left[seq].state is not State.RETRY or left[seq].attempt < attempt
         )
-    broken += (await store.reader_offset(READER) or 0) < told.position
+    broken += (await store.reader_offset(READER) or 0) < acknowledged.position
     heir = await ManualWorker.join(store, "heir")
     again = set(await heir.turn(100_000))
-    return broken + len(again & told.completed)
+    return broken + len(again & acknowledged.completed)
 
 
 def test_power_cuts_lose_no_job_and_repeat_no_completed_one(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ async def connections(server: Server, count: int) -> AsyncIterator[Sequence[Any]
 
 @asynccontextmanager
 async def held(server: Server, *streams: str) -> AsyncIterator[Any]:
-    """A transaction that has enqueued one job of each of these streams and stays open."""
+    """An open transaction that has enqueued one job of each of these streams."""
     async with connections(server, 1) as (connection,):
         transaction = connection.transaction()
         await transaction.start()
@@ -66,9 +66,7 @@ async def test_producers_of_other_streams_continue_while_a_transaction_is_open(
 async def test_producer_waits_five_seconds_in_all_and_a_big_call_one_second(
     postgres_server: Server,
 ) -> None:
-    """However many locks it waits for one after another; what it is told says what to
-    do.
-    """
+    """In all, however many locks it waits for; the error says what to do."""
 
     loop = asyncio.get_running_loop()
     async with (
@@ -104,9 +102,7 @@ async def test_producer_waits_five_seconds_in_all_and_a_big_call_one_second(
 async def test_small_and_big_enqueues_and_children_neither_deadlock_nor_reorder(
     postgres_server: Server,
 ) -> None:
-    """A stream that is locked by its lane and one that is locked by itself exclude each
-    other.
-    """
+    """A stream locked by its lane and one locked by itself exclude each other."""
 
     async with (
         postgres_work(postgres_server.url) as o,

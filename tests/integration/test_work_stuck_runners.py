@@ -123,9 +123,9 @@ async def test_watchdog_ends_a_process_whose_runners_are_all_stuck(tmp_path: Pat
         child = await asyncio.create_subprocess_exec(
             sys.executable, "-c", CHILD, str(tmp_path / "work.db"), stderr=pipe
         )
-        _, told = await asyncio.wait_for(child.communicate(), 30)
-        assert child.returncode == EXIT_CODE, told
-        assert b"work.runners_exhausted" in told
+        _, stderr = await asyncio.wait_for(child.communicate(), 30)
+        assert child.returncode == EXIT_CODE, stderr
+        assert b"work.runners_exhausted" in stderr
         for entry in await o.store.find(Query(seqs=stuck)):
             assert (entry.reason, entry.attempt, entry.crashes) == (Reason.TIMEOUT_EXCEEDED, 1, 0)
 

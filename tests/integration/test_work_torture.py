@@ -39,9 +39,7 @@ from holdfast.work.outbox import enqueue
 CHILD = Path(__file__).resolve().parents[1] / "support" / "worker_process.py"
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 NOBODY_DIES = 60.0
-"""Who is held up for a moment, among eight that start at once on a busy machine, is not
-taken for dead.
-"""
+"""A worker that is delayed for a moment on a busy machine is not declared dead."""
 
 
 def deed(stream: str, **what: Any) -> JobDraft:
@@ -256,9 +254,7 @@ async def test_late_commits_and_kills_lose_nothing_and_keep_the_order(
 
 
 async def _produce(place: Yard, number: int, going_on: Callable[[], bool]) -> None:
-    """Transactions that enqueue once or twice, wait, and commit, roll back or are cut
-    off.
-    """
+    """Transactions that enqueue, then commit, roll back or are cut off."""
     rng = random.Random(number)
     connection = await asyncpg.connect(place.url)
     while going_on():

@@ -87,9 +87,7 @@ THROTTLED_OFTEN = Policies().with_type("order", Reason.THROTTLED, base_seconds=1
 
 
 async def scene(o: Opened, ask: Ask) -> None:
-    """One job with ten throttled attempts and a held follower, one parked, one ready,
-    one from outside.
-    """
+    """A throttled job with a held follower, one parked, one ready, one from outside."""
     # In a call of its own: rows of one transaction have one time, and the ninth query
     # orders by it.
     (stuck,) = await o.store.enqueue([draft("blocked", payload=b'{"n": 1}', destination="mail")])

@@ -79,9 +79,9 @@ async def test_stuck_loop_ends_its_process_with_70_and_records_the_reason(
         child = await asyncio.create_subprocess_exec(
             sys.executable, "-c", CHILD, where, stderr=pipe
         )
-        _, told = await asyncio.wait_for(child.communicate(), 60)
-        assert child.returncode == EXIT_CODE == 70, told
-        assert b"work.loop_stuck" in told and b"in stuck_handler" in told
+        _, stderr = await asyncio.wait_for(child.communicate(), 60)
+        assert child.returncode == EXIT_CODE == 70, stderr
+        assert b"work.loop_stuck" in stderr and b"in stuck_handler" in stderr
         (entry,) = await o.store.find(Query(seqs=[stuck]))
         assert (entry.state, entry.reason, entry.error_type) == (
             State.RETRY,

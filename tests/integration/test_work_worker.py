@@ -1,6 +1,4 @@
-"""A worker with real handlers on a real store: order, retries, steps, transactions,
-deadlines, breakers, drain.
-"""
+"""A worker with real handlers on a real store: order, retries, steps, drain."""
 
 from __future__ import annotations
 
@@ -185,7 +183,7 @@ async def test_completed_step_is_not_repeated(opened: Any) -> None:
                 (entry,) = await o.store.find(Query())
                 assert entry.stages & Stage.EVENT_STORED, "durable before the next step begins"
                 if ctx.job.attempt == 1:
-                    raise ConnectionError("the broker is away")
+                    raise ConnectionError("the broker is unavailable")
 
             await ctx.step(Stage.EVENT_STORED, store)
             await ctx.step(Stage.PUBLISHED, publish)
@@ -471,13 +469,13 @@ async def _dead(o: Opened) -> bool:
 @pytest.mark.covers("003 3: circuit breaker per type")
 async def test_open_breaker_postpones_its_type_and_harms_no_stream(opened: Any) -> None:
     async with opened() as o:
-        handlers, calls, away = Handlers(), list[str](), True
+        handlers, calls, unavailable = Handlers(), list[str](), True
 
         @handlers.handle(Order, stream=lambda order: order.order_id)
         async def handle(ctx: Context, order: Order) -> None:
             calls.append(order.order_id)
-            if away:
-                raise Unavailable("the carrier is away")
+            if unavailable:
+                raise Unavailable("the carrier is unavailable")
 
         settings = WorkerSettings(
             concurrency=4,
@@ -490,7 +488,7 @@ async def test_open_breaker_postpones_its_type_and_harms_no_stream(opened: Any) 
         async with Worker(o.store, handlers, settings=settings, policies=policies).running():
             await until(lambda: _breaker_open(o))
             assert len(calls) < 30, "an open type is not tried"
-            away = False
+            unavailable = False
             await until(lambda: empty(o))
             await until(lambda: _no_breaker(o))
         assert set(calls) == {f"o{n}" for n in range(30)}
@@ -505,7 +503,7 @@ async def test_jobs_of_an_open_type_are_not_claimed_except_its_probes(opened: An
         async def handle(ctx: Context, order: Order) -> None:
             nonlocal runs
             runs += 1
-            raise ConnectionError("the carrier is away")
+            raise ConnectionError("the carrier is unavailable")
 
         async def watched(name: str) -> Any:
             session = await join(name)
@@ -622,7 +620,7 @@ async def test_job_without_handler_goes_to_its_transport_in_order_and_is_retried
         class Topic:
             async def send(self, ctx: Context, address: str) -> None:
                 if ctx.job.attempt == 1 and ctx.job.payload == b"1":
-                    raise ConnectionError("the broker is away")
+                    raise ConnectionError("the broker is unavailable")
                 sent.append((address, ctx.job.payload, ctx.key))
 
         handlers.carry("topic", Topic())
@@ -739,7 +737,7 @@ async def test_job_buried_while_it_runs_ends_no_other_run(opened: Any, ends: str
             go.set()
             await until(lambda: empty(o))
         assert sorted(starts) == [0, 1, 2, 3, 4, 5, 6], (
-            "nobody else's run was ended, the stream goes on"
+            "no other run was ended, the stream continues"
         )
         assert sorted(after) == [1, 2, 3, 4, 5, 6]
 
@@ -819,7 +817,7 @@ async def test_failure_that_cannot_be_judged_affects_only_its_job(opened: Any) -
             await until(lambda: _waiting_for_retry(o, 5))
             go.set()
             await until(lambda: _left(o, 5))
-        assert sorted(starts) == [0, 6], "nobody else's run was ended"
+        assert sorted(starts) == [0, 6], "no other run was ended"
         entries = await o.store.find(Query())
         assert all(entry.attempt == 1 and entry.due_at is not None for entry in entries)
         assert {entry.reason for entry in entries} == {Reason.HANDLER_EXCEPTION, Reason.THROTTLED}
@@ -960,9 +958,7 @@ async def test_new_job_does_not_wait_for_the_poll_while_another_runs(opened: Any
 async def test_commit_during_falling_asleep_does_not_wait_for_the_poll(
     postgres_server: Server,
 ) -> None:
-    """Its writer looked whom to wake before this worker said that it sleeps, and looks
-    no more.
-    """
+    """Its writer asked which workers sleep before this one said that it does."""
 
     async with postgres_work(postgres_server.url) as o:
         handlers, found, looks = Handlers(), asyncio.Event(), 0

@@ -62,9 +62,7 @@ CASES: dict[str, Case] = {}
 def case(
     *, of: list[Any] | None = None, **expected: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """List a misbehaviour, or one for each value ``of`` which it is given as its last
-    argument.
-    """
+    """List a misbehaviour, or one for each value ``of`` its last argument."""
 
     def register(act: Callable[..., Any]) -> Callable[..., Any]:
         for number, value in enumerate(of or [None]):
@@ -111,9 +109,7 @@ class Zoo:
         assert self.ready.wait(60)
 
     def judge_worker(self) -> None:
-        """In the end: it is as fast as before, and stops in time though some handlers
-        still hang.
-        """
+        """At the end it is as fast as before, and stops although some handlers hang."""
         seconds = min(self.do(self.batch()) for _ in range(3))
         assert seconds < 3 * self.seconds + 0.5, (
             f"{BATCH} jobs took {self.seconds:.2f} s before, {seconds:.2f} s after"
@@ -181,9 +177,9 @@ class Zoo:
         if entry is None:
             assert wanted.ends == DONE, f"it was done, not {wanted.ends!r}"
         else:
-            told = f"{entry.error_type}: {entry.error}"
-            assert (entry.reason, entry.attempt) == (wanted.ends, 1), told
-            assert wanted.says in told
+            text = f"{entry.error_type}: {entry.error}"
+            assert (entry.reason, entry.attempt) == (wanted.ends, 1), text
+            assert wanted.says in text
             if entry.dead_at is None:
                 await self.o.store.bury([seq], by="zoo", why="judged")
         leaked, self.leaked = self.leaked, []
@@ -240,11 +236,15 @@ async def enqueues_no_draft(zoo: Zoo, ctx: Context, value: Any) -> None:
 
 @case(
     of=[
-        {"payload": "text"}, {"payload": bytearray(b"x")}, {"payload": None}, {"payload": 5}, {"type": ""},
-        {"type": None}, {"type": "a\x00b"}, {"type": "x" * 201}, {"stream": "\ud800"}, {"stream": "a\x00"},
-        {"stream": 5}, {"stream": ""}, {"destination": None}, {"destination": "a\x00"}, {"source": "only"},
+        {"payload": "text"}, {"payload": bytearray(b"x")}, {"payload": None}, {"payload": 5},
+        {"type": ""},
+        {"type": None}, {"type": "a\x00b"}, {"type": "x" * 201}, {"stream": "\ud800"},
+        {"stream": "a\x00"},
+        {"stream": 5}, {"stream": ""}, {"destination": None}, {"destination": "a\x00"},
+        {"source": "only"},
         {"delay_seconds": float("nan")}, {"delay_seconds": float("inf")}, {"delay_seconds": -1},
-        {"delay_seconds": 1e300}, {"delay_seconds": 10**400}, {"delay_seconds": "5"}, {"delay_seconds": None},
+        {"delay_seconds": 1e300}, {"delay_seconds": 10**400}, {"delay_seconds": "5"},
+        {"delay_seconds": None},
     ],
     says="InvalidArgument",
 )  # fmt: skip
@@ -300,7 +300,8 @@ async def enqueues_too_much(zoo: Zoo, ctx: Context) -> None:
 
 @case(
     of=[
-        {"payload": "text"}, {"payload": ["list"]}, {"type": None}, {"type": b"bytes"}, {"stream": "\ud800"},
+        {"payload": "text"}, {"payload": ["list"]}, {"type": None}, {"type": b"bytes"},
+        {"stream": "\ud800"},
         {"stream": b"bytes"}, {"destination": None}, {"delay_seconds": "soon"},
     ],
     says="the store refused the report",
@@ -373,19 +374,26 @@ def chain(length: int) -> Exception:
 @case(
     of=[
         PanicException("panicked"), BaseExceptionGroup("g", [PanicException("p")]), GeneratorExit(),
-        KeyboardInterrupt(), SystemExit(3), asyncio.CancelledError("raised"), ExceptionGroup("g", [ValueError("v")]),
-        RecursionError("deep"), MemoryError(), StopIteration(), StopAsyncIteration(), Silent(), Loud(), NoText(),
-        Odd(), Asking(), ValueError("x" * (20 << 20)), ValueError("\x00\ud800"), chain(5000), LeaseLost("invented"),
+        KeyboardInterrupt(), SystemExit(3), asyncio.CancelledError("raised"),
+        ExceptionGroup("g", [ValueError("v")]),
+        RecursionError("deep"), MemoryError(), StopIteration(), StopAsyncIteration(), Silent(),
+        Loud(), NoText(),
+        Odd(), Asking(), ValueError("x" * (20 << 20)), ValueError("\x00\ud800"), chain(5000),
+        LeaseLost("invented"),
         JobGone(), FileNotFoundError(2, "no such file"), OSError("no number"),
         UnicodeDecodeError("utf-8", b"", 0, 1, "x"),
-        msgspec.DecodeError("somebody's page"), RunEnded(), ExceptionGroup("g", [ValueError("v")] * 10_000),
+        msgspec.DecodeError("somebody's page"), RunEnded(),
+        ExceptionGroup("g", [ValueError("v")] * 10_000),
     ],
 )  # fmt: skip
 async def raises(zoo: Zoo, ctx: Context, value: BaseException) -> None:
     raise value
 
 
-@case(of=[JobFailed("poison", "x"), JobFailed(None, "x")], ends=Reason.UNKNOWN)  # type: ignore[arg-type]
+@case(
+    of=[JobFailed("poison", "x"), JobFailed(None, "x")],  # type: ignore[arg-type]
+    ends=Reason.UNKNOWN,
+)
 async def names_no_reason(zoo: Zoo, ctx: Context, value: BaseException) -> None:
     raise value
 

@@ -3,7 +3,7 @@ judged by checker 11.
 
 The store's faults are of the two kinds that matter: nothing happened, or it happened
 and the answer was lost. Neither may lose, double or reorder a job while the process
-lives; a killed process, or one whose session was taken over while it ran, may repeat what it
+lives; a killed process, or one that lost its session while it ran, may repeat what it
 had in flight. Some messages come from outside, and some of these twice.
 """
 
@@ -45,7 +45,7 @@ class Deed(msgspec.Struct):
 
 
 class FaultyWork(MemoryWork):
-    """The calls of its sessions fail now and then, before or after they were carried out."""
+    """The calls of its sessions fail now and then, before or after they take effect."""
 
     def __init__(self, clock: LoopClock, rng: random.Random, rate: float) -> None:
         super().__init__(clock)
@@ -74,9 +74,7 @@ class FaultyWork(MemoryWork):
 
 
 async def world(seed: int, *, rate: float, kills: bool) -> JobHistory:
-    """``kills``: workers are killed, or another takes over their session and they find out when
-    they report.
-    """
+    """``kills``: workers are killed, or lose their session while they run."""
     rng, clock, history = random.Random(seed), LoopClock(), JobHistory()
     store, handlers = FaultyWork(clock, rng, rate), Handlers()
     began, outage = clock.monotonic(), rng.uniform(0, 4)
@@ -87,10 +85,10 @@ async def world(seed: int, *, rate: float, kills: bool) -> JobHistory:
         try:
             await asyncio.sleep(rng.choice([0, 0, 0.001, 0.05]))
             if outage <= clock.monotonic() - began < outage + 2:
-                raise ConnectionError("away")
+                raise ConnectionError("unavailable")
             if rng.random() < 0.1:
                 raise rng.choice(
-                    [RuntimeError("by chance"), ConnectionError("away"), TimeoutError()]
+                    [RuntimeError("by chance"), ConnectionError("unavailable"), TimeoutError()]
                 )
             history.effects.append(EffectSeen(deed.stream, ctx.job.seq, ctx.fence))
             succeeded = True

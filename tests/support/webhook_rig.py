@@ -56,7 +56,7 @@ class Log:
     now: dict[tuple[str, int], Message | None] = field(default_factory=dict)
     """What became of messages since they were logged."""
     failing: int = 0
-    """So many times a message cannot be read."""
+    """How many times a message cannot be read."""
     waited_for: asyncio.Event = field(default_factory=asyncio.Event)
     """A reader has come to where it waits for more."""
 
@@ -78,7 +78,7 @@ class Log:
         """As the store of chats: what is there now."""
         if self.failing:
             self.failing -= 1
-            raise Unavailable("the store is away")
+            raise Unavailable("the store is unavailable")
         return self.now.get(
             (chat_id, sequence),
             next(
@@ -94,9 +94,7 @@ class Log:
 
 @dataclass
 class Receiver:
-    """What the other side got; ``answers`` decides the status by how many calls came
-    before.
-    """
+    """What the receiver got; ``answer`` decides the status by the number of calls."""
 
     url: str = ""
     calls: list[tuple[dict[str, str], bytes]] = field(default_factory=list)

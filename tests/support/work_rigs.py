@@ -1,11 +1,9 @@
-"""Stores of jobs for tests: each adapter opened fresh, with a way to let time pass in
-it.
-"""
+"""Job stores for tests: each adapter, opened empty, with a way to let time pass."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,9 +52,7 @@ WORK_STORES = ("memory", "sqlite", "postgres")
 
 
 def opener_of(request: pytest.FixtureRequest, folder: Path) -> Opener:
-    """How to open the store that a fixture with ``WORK_STORES`` as its parameters is
-    asked for.
-    """
+    """How to open the store that a fixture with ``WORK_STORES`` as params names."""
     if request.param == "memory":
         return lambda **options: embedded_work(None, **options)
     if request.param == "sqlite":
@@ -66,7 +62,9 @@ def opener_of(request: pytest.FixtureRequest, folder: Path) -> Opener:
 
 
 @asynccontextmanager
-async def postgres_work(url: str, acts_kept_max: int = ACTS_KEPT_MAX, **session: float):  # type: ignore[no-untyped-def]
+async def postgres_work(
+    url: str, acts_kept_max: int = ACTS_KEPT_MAX, **session: float
+) -> AsyncIterator[Opened]:
     from holdfast.work.postgres import PostgresWork, WorkerSessionSettings
 
     connection = await asyncpg.connect(url)
@@ -127,7 +125,9 @@ class ShiftedClock(SystemClock):
 
 
 @asynccontextmanager
-async def embedded_work(path: Path | None, acts_kept_max: int = ACTS_KEPT_MAX):  # type: ignore[no-untyped-def]
+async def embedded_work(
+    path: Path | None, acts_kept_max: int = ACTS_KEPT_MAX
+) -> AsyncIterator[Opened]:
     clock = ShiftedClock()
     store = (
         MemoryWork(clock, acts_kept_max=acts_kept_max)
@@ -181,9 +181,7 @@ class ManualWorker:
         backlogs: dict[str, int] | None = None,
         **report: Any,
     ) -> list[int]:
-        """One process call; the sequences that were handed out (backlogs included), in
-        order.
-        """
+        """One process call; returns the claimed sequences in order, backlogs too."""
         claimed = await self.call(want, starting=starting, backlogs=backlogs, **report)
         return [job.seq for job in [*claimed.backlog, *claimed.jobs]]
 
@@ -237,9 +235,7 @@ async def until(condition: Any) -> None:
 
 
 async def steps_of(store: MemoryWork, call: Awaitable[Any]) -> int:
-    """What a call costs, in tens of steps of SQLite's machine: the same on every
-    computer.
-    """
+    """The cost of a call, in tens of steps of SQLite's machine."""
     counted = 0
 
     def count() -> bool:

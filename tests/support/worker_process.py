@@ -46,12 +46,12 @@ async def opened(url: str, dead: float) -> WorkStore:
     return await PostgresWork.open(url, session_settings=session, connections_max=12)
 
 
-async def main(
+async def run_worker(
     url: str, log_path: str, name: str, dead_after: str, concurrency: str = "16"
 ) -> None:
     store = await opened(url, float(dead_after))
     handlers = Handlers()
-    with Path(log_path).open("a", buffering=1) as log:  # noqa: ASYNC230 - a log line per run, in a test
+    with Path(log_path).open("a", buffering=1) as log:  # noqa: ASYNC230 - one line per run
 
         @handlers.handle(Deed, stream=lambda deed: deed.stream)
         async def handle(ctx: Context, deed: Deed) -> None:
@@ -62,7 +62,7 @@ async def main(
             try:
                 if deed.seconds:
                     await asyncio.sleep(deed.seconds)
-                while deed.gate and not Path(deed.gate).exists():  # noqa: ASYNC110, ASYNC240 - another process opens it
+                while deed.gate and not Path(deed.gate).exists():  # noqa: ASYNC110, ASYNC240
                     await asyncio.sleep(0.01)
                 if ctx.job.attempt <= deed.fail_attempts:
                     raise RuntimeError("as ordered")
@@ -91,4 +91,4 @@ async def main(
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    asyncio.run(run_worker(*sys.argv[1:]))

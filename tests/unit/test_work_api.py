@@ -144,9 +144,7 @@ async def test_act_on_nothing_is_refused(tmp_path: Path) -> None:
 
 
 async def test_scope_jobs_read_shows_no_message_of_a_webhook(tmp_path: Path) -> None:
-    """A job names the message and holds no copy of it: not in lists, not alone, not in
-    a dead letter.
-    """
+    """A job names the message and holds no copy of it, nor does a dead letter."""
 
     async with served(tmp_path) as (rest, jobs):
         log, key = MemoryEventLog(), rest.admin_key("jobs:read")

@@ -1,6 +1,4 @@
-"""Checker 11 sees each breach for what it is; its negative controls are in
-tests/simulation/test_job_controls.py.
-"""
+"""Checker 11 sees each breach; its controls: tests/simulation/test_job_controls.py."""
 
 from __future__ import annotations
 

@@ -64,9 +64,7 @@ class Rig:
         return Counter(job.destination for job in self.streams.started.values())
 
     def turn(self, takes: Callable[[str], float], seconds: float = 0.1) -> list[str]:
-        """What ended and was started in this turn; only so many run as there are
-        runners.
-        """
+        """What ended and started in this turn, with at most one job per runner."""
         self.now += seconds
         for job in list(self.streams.started.values()):
             if self.now - self.began[job.seq] >= takes(job.destination):
@@ -100,7 +98,7 @@ def test_job_of_a_full_destination_is_not_announced_and_others_start() -> None:
     streams.add([*jobs("slow", *range(1, 11)), *jobs("fast", 11)])
     assert start_all(streams) == [1, 2, 11]
     assert streams.dispatch.announced == {1, 2, 11}
-    assert not streams.dispatch.possible(100, 100), "nothing more to tell the store"
+    assert not streams.dispatch.possible(100, 100), "nothing more to announce"
     streams.announced_by_store(range(1, 11))
     assert start_all(streams) == [], "nor when the store has recorded more than the cap"
     streams.done(streams.started[1])

@@ -112,7 +112,7 @@ def test_job_failed_with_a_reason_keeps_that_reason(reason: Reason) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "kept_as"),
+    ("seconds", "kept_as"),
     [
         ("30", 0),
         (None, 0),
@@ -124,9 +124,9 @@ def test_job_failed_with_a_reason_keeps_that_reason(reason: Reason) -> None:
         (10**400, 86400),
     ],
 )
-def test_retry_after_is_used_only_if_it_is_a_sensible_number(told: Any, kept_as: float) -> None:
+def test_retry_after_is_used_only_if_it_is_a_sensible_number(seconds: Any, kept_as: float) -> None:
     class Odd(Exception):
-        retry_after_seconds = told
+        retry_after_seconds = seconds
 
     failure = classify(Odd())
     assert failure.retry_after_seconds == kept_as <= RETRY_AFTER_MAX_SECONDS
@@ -151,7 +151,7 @@ def test_no_policy_delays_a_job_longer_than_a_store_can_represent() -> None:
     "answer", [lambda error: error.args[9], lambda error: "poison", lambda error: 7]
 )
 def test_hook_that_fails_or_returns_no_reason_is_ignored(answer: Any) -> None:
-    assert classify(ConnectionError("away"), answer).reason is Reason.TRANSPORT_UNAVAILABLE
+    assert classify(ConnectionError("unavailable"), answer).reason is Reason.TRANSPORT_UNAVAILABLE
 
 
 def test_job_failed_without_a_valid_reason_is_unknown() -> None:
@@ -332,7 +332,7 @@ def test_reasons_of_a_handler_precede_the_table_and_the_nearest_class_decides() 
 def test_table_of_reasons_in_the_guide_matches_the_code() -> None:
     guide = (Path(__file__).parents[2] / "docs/guides/work.md").read_text()
     table = guide.partition("| a handler raises | reason |")[2].partition("\n\n")[0]
-    told = {
+    listed = {
         name: row.rsplit("|", 2)[1].strip()
         for row in table.splitlines()[2:]
         for name in re.findall(r"`([\w.]+)`", row.rsplit("|", 2)[0])
@@ -340,4 +340,4 @@ def test_table_of_reasons_in_the_guide_matches_the_code() -> None:
     code = {kind.__name__: reason.name.lower() for kind, reason in REASONS}
     code |= {name: reason.name.lower() for name, reason in LIBRARY_REASONS.items()}
     code |= {errno.errorcode[number]: "transport_unavailable" for number in NETWORK_ERRORS}
-    assert told == code
+    assert listed == code

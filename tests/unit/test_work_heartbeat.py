@@ -1,6 +1,4 @@
-"""Signs of life: a busy loop is alive, a stuck one is not, and nobody starts a job on
-an old lease.
-"""
+"""Heartbeats: a busy loop beats, a stuck one does not; an old lease starts nothing."""
 
 from __future__ import annotations
 
@@ -17,23 +15,21 @@ from holdfast.work.postgres.heartbeat import Beat, WorkerHeartbeat
 
 
 class Store:
-    """Counts beats; ``alive`` False: it says that we are dead; ``away``: it cannot be
-    reached.
-    """
+    """Counts beats; ``alive`` False: it refuses them; ``unavailable``: it fails."""
 
     def __init__(self) -> None:
         self.beats: list[float] = []
-        self.alive, self.away = True, False
+        self.alive, self.unavailable = True, False
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[Beat]:
-        if self.away:
-            raise OSError("away")
+        if self.unavailable:
+            raise OSError("unavailable")
         yield self._beat
 
     async def _beat(self) -> bool:
-        if self.away:
-            raise OSError("away")
+        if self.unavailable:
+            raise OSError("unavailable")
         self.beats.append(time.monotonic())
         return self.alive
 
@@ -119,9 +115,9 @@ async def test_age_of_the_last_confirmed_beat_grows_during_a_store_outage() -> N
     beating = heartbeat(store)
     async with beating.beating():
         await until(lambda: len(store.beats) > 2)
-        store.away = True
+        store.unavailable = True
         await until(lambda: beating.confirmed_age() > 0.2)
-        store.away = False
+        store.unavailable = False
         await until(lambda: beating.confirmed_age() < 0.1)
 
 

@@ -128,8 +128,8 @@ def test_unavailable_transport_never_makes_poison() -> None:
 @pytest.mark.covers("003 a ninth reason: Throttled = 8")
 def test_throttled_job_waits_at_least_for_retry_after() -> None:
     job = Job(1, "order", b"{}")
-    told = Failure(Reason.THROTTLED, retry_after_seconds=900)
-    assert decide(job, told, DEFAULTS[Reason.THROTTLED], RNG).delay_seconds == 900
+    failure = Failure(Reason.THROTTLED, retry_after_seconds=900)
+    assert decide(job, failure, DEFAULTS[Reason.THROTTLED], RNG).delay_seconds == 900
 
 
 @pytest.mark.covers("003 different strategies per reason")
@@ -243,7 +243,7 @@ def test_block_holds_jobs_behind_its_head_unless_released() -> None:
         (asyncpg.UniqueViolationError("twice"), Reason.HANDLER_EXCEPTION),
         (aiohttp.ServerDisconnectedError(), Reason.TRANSPORT_UNAVAILABLE),
         (httpx.ReadTimeout("slow"), Reason.TRANSPORT_UNAVAILABLE),
-        (redis.ConnectionError("away"), Reason.DEPENDENCY_FAILURE),
+        (redis.ConnectionError("unavailable"), Reason.DEPENDENCY_FAILURE),
         (ConnectionRefusedError(), Reason.TRANSPORT_UNAVAILABLE),
         (RuntimeError("a defect"), Reason.HANDLER_EXCEPTION),
     ],

@@ -1,6 +1,4 @@
-"""``enqueue`` is given something that is no connection of its kind: it says so before
-it sends anything.
-"""
+"""``enqueue`` refuses what is no connection of its kind before it sends anything."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What may start now: order within a stream, blocks, releases, backlogs, bounds,
-suspects.
-"""
+"""What may start: order in a stream, blocks, releases, backlogs, bounds, suspects."""
 
 from __future__ import annotations
 
@@ -316,7 +314,7 @@ def test_suspects_are_bounded_and_each_has_a_turn(seed: int) -> None:
     coming, turns = deque(todo.values()), 0
     while todo:
         turns += 1
-        assert turns < 3000, f"{len(todo)} wait for ever"
+        assert turns < 3000, f"{len(todo)} wait without end"
         if coming:
             streams.add([coming.popleft() for _ in range(min(len(coming), rng.randrange(8)))])
         if rng.random() < 0.05:

@@ -68,9 +68,7 @@ class Model:
 
 
 def call(model: Model, sweep: Sweep, want: int, race: random.Random | None = None) -> list[int]:
-    """One round of `process` as the SQL does it: take an id, (others may act), read in
-    one snapshot, end.
-    """
+    """One round of `process`, as in SQL: take an id, read in one snapshot, end."""
     mine = model.begin(reader=True)
     if race is not None:
         act(model, race)
@@ -98,9 +96,7 @@ def call(model: Model, sweep: Sweep, want: int, race: random.Random | None = Non
 
 
 def act(model: Model, rng: random.Random) -> None:
-    """One random act of a producer: begin, insert (often twice in one transaction),
-    commit or abort.
-    """
+    """One random act of a producer: begin, insert, commit or abort."""
     choice = rng.random()
     if choice < 0.3 and len(model.open) < 6:
         model.begin()
@@ -140,9 +136,7 @@ def test_no_row_is_lost_and_every_stream_keeps_its_order(block: int) -> None:
 
 
 class BoundIsXmax(Sweep):
-    """The rule that lost jobs: settle as soon as a snapshot is taken, with its own xmax
-    as the bound.
-    """
+    """The earlier rule, which lost jobs: the bound is the xmax of the snapshot."""
 
     def advance(self, xid: int, snapshot_text: str, through: int) -> None:
         snapshot = TransactionSnapshot.parse(snapshot_text)
