@@ -36,7 +36,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
     program.stop()
 
 
-def test_a_rules_life_on_the_command_line(program: Program, tmp_path: Path) -> None:
+def test_rule_lifecycle_on_the_command_line(program: Program, tmp_path: Path) -> None:
     made = program.ok(
         "rules", "set", *RULE, "algorithm=token_bucket", "limit=100", "window=60s", "--json"
     )
@@ -104,7 +104,7 @@ def test_rules_are_readable_on_an_ordinary_terminal(tmp_path: Path) -> None:
     program.stop()
 
 
-def test_long_lists_and_long_histories_are_read_to_their_end(
+def test_long_lists_and_histories_are_read_to_their_end(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.cli.rules.requests.PAGE", 2)
@@ -122,7 +122,7 @@ def test_long_lists_and_long_histories_are_read_to_their_end(
     assert "1 → 2" in program.ok("rules", "diff", "pages", "a", "1", "2")
 
 
-def test_a_conflict_tells_what_is_there_now(program: Program) -> None:
+def test_conflict_shows_the_current_rule(program: Program) -> None:
     program.ok("rules", "set", "acme", "late", "algorithm=fixed_window", "limit=1", "window=1s")
     program.ok("rules", "set", "acme", "late", "limit=7")
     for words in (
@@ -134,7 +134,9 @@ def test_a_conflict_tells_what_is_there_now(program: Program) -> None:
         assert "it is version 2 now: fixed_window, 7/1s" in ran.stderr, ran.stderr
 
 
-def test_a_watch_that_ends_has_told_all(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_prints_every_change_before_it_ends(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rest, now = CliContext(program.url, program.state_dir).as_operator(), 0.0
     rule = {
         "tenantID": "acme",
@@ -159,7 +161,7 @@ def test_a_watch_that_ends_has_told_all(program: Program, monkeypatch: pytest.Mo
     assert [json.loads(line)["rule"]["limit"] for line in seen] == [2, 3]
 
 
-def test_a_burst_is_set_and_unset(program: Program) -> None:
+def test_burst_is_set_and_unset(program: Program) -> None:
     rule = ("acme", "bursting")
     program.ok(
         "rules", "set", *rule, "algorithm=token_bucket", "limit=100", "window=60s", "burstSize=500"
@@ -174,7 +176,7 @@ def test_a_burst_is_set_and_unset(program: Program) -> None:
     )
 
 
-def test_mistakes_are_told_in_a_sentence(program: Program) -> None:
+def test_mistakes_are_reported_in_one_sentence(program: Program) -> None:
     program.ok("rules", "set", "acme", "x", "algorithm=fixed_window", "limit=1", "window=1s")
     for words, said in [
         (("set", "acme", "x", "limit=-1"), "limit must be a whole number"),
@@ -197,7 +199,7 @@ def test_mistakes_are_told_in_a_sentence(program: Program) -> None:
 PLAIN = {"algorithm": "token_bucket", "limit": 100, "window": "1m"}
 
 
-def test_a_subjects_use_is_shown_and_reset_on_the_record(program: Program) -> None:
+def test_use_of_a_subject_is_shown_reset_and_audited(program: Program) -> None:
     program.ok("rules", "set", "peeked", "x", "algorithm=token_bucket", "limit=100", "window=1h")
     subject = ("peeked", "x", "ann")
     assert json.loads(program.ok("rules", "peek", *subject, "--json"))["used"] == 0
@@ -233,7 +235,7 @@ def versions(program: Program, tenant: str) -> dict[str, int]:
     }
 
 
-def test_an_import_makes_the_rules_what_the_file_says_and_then_has_nothing_to_do(
+def test_import_applies_the_file_and_a_second_changes_nothing(
     program: Program, tmp_path: Path
 ) -> None:
     file = written(
@@ -275,7 +277,7 @@ def test_an_import_makes_the_rules_what_the_file_says_and_then_has_nothing_to_do
         ({"resource": None}, "rule 2 (bad None): resource must be a text"),
     ],
 )
-def test_a_file_with_a_bad_rule_changes_nothing(
+def test_import_with_a_bad_rule_changes_nothing(
     program: Program, tmp_path: Path, second: dict[str, Any], said: str
 ) -> None:
     first = {"tenantID": "bad", "resource": "first", **PLAIN}
@@ -286,7 +288,7 @@ def test_a_file_with_a_bad_rule_changes_nothing(
     assert versions(program, "bad") == {}
 
 
-def test_an_import_that_is_refused_changes_nothing(program: Program, tmp_path: Path) -> None:
+def test_refused_import_changes_nothing(program: Program, tmp_path: Path) -> None:
     file = written(
         tmp_path / "rules.json",
         {"tenantID": "half", "resource": "first", **PLAIN},
@@ -301,7 +303,7 @@ def test_an_import_that_is_refused_changes_nothing(program: Program, tmp_path: P
     assert versions(program, "half") == {}
 
 
-def test_an_import_of_many_rules_is_one_change(program: Program, tmp_path: Path) -> None:
+def test_import_of_many_rules_is_one_change(program: Program, tmp_path: Path) -> None:
     """More than one body of another request could hold, and more than operators may
     call in a minute.
     """
@@ -315,7 +317,7 @@ def test_an_import_of_many_rules_is_one_change(program: Program, tmp_path: Path)
     assert [(c["changeID"], c["action"]) for c in history] == [(done["change_id"], "create")]
 
 
-def test_an_import_that_another_overtook_says_so(
+def test_import_after_a_concurrent_change_is_refused(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def compared_and_overtaken(rest: RestClient, rules: Any) -> Any:
@@ -335,7 +337,7 @@ def test_an_import_that_another_overtook_says_so(
     assert versions(program, "moved") == {"beside": 1}
 
 
-def test_watch_prints_what_is_changed_meanwhile(program: Program) -> None:
+def test_watch_prints_changes_as_they_are_made(program: Program) -> None:
     program.ok("rules", "set", "acme", "watched", "algorithm=fixed_window", "limit=1", "window=1s")
     command = [sys.executable, "-m", "holdfast.cli", "rules", "watch", "--json"]
     watching = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=program.environment)
@@ -362,7 +364,7 @@ def test_watch_prints_what_is_changed_meanwhile(program: Program) -> None:
     assert json.loads(seen[0])["rule"]["resource"] == "watched"
 
 
-def test_a_watch_goes_on_where_it_was_when_the_server_comes_back(
+def test_watch_continues_after_a_server_outage(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rest, now, waits = CliContext(program.url, program.state_dir).as_operator(), 0.0, list[float]()
@@ -405,7 +407,7 @@ def test_a_watch_goes_on_where_it_was_when_the_server_comes_back(
     assert ran.stderr.count("still watching") == 1
 
 
-def test_the_documented_line_makes_rules_put_back_by_hand_new_to_everybody(tmp_path: Path) -> None:
+def test_raise_epoch_makes_restored_rules_newer_for_every_node(tmp_path: Path) -> None:
     guide = Path(__file__).parents[2] / "docs" / "guides" / "limits.md"
     (line,) = [
         line

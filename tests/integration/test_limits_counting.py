@@ -25,7 +25,7 @@ PATIENT = LimiterSettings(batch=BatchSettings(deadline_seconds=30.0))
 """Redis may take its time, as on a busy machine."""
 
 
-async def test_sends_of_many_connections_slip_through_once(redis_server: Server) -> None:
+async def test_uncounted_sends_of_many_connections_pass_only_once(redis_server: Server) -> None:
     counters = RedisCounters(RedisSettings(redis_server.url, prefix="slip"))
     rules = RuleSet.of([Rule("*", "send:user", "token_bucket", 60, 3600.0, burst_size=10)])
     limiter = Limiter(counters, SystemClock(), PATIENT, rules)
@@ -37,7 +37,7 @@ async def test_sends_of_many_connections_slip_through_once(redis_server: Server)
     assert sent == 50, "one round trip's worth, and then it is paid back"
 
 
-async def test_a_redis_that_was_emptied_does_not_make_nodes_think_that_they_are_alone(
+async def test_emptied_redis_does_not_lower_the_node_count(
     redis_server: Server,
 ) -> None:
     client = redis.asyncio.Redis.from_url(redis_server.url)
@@ -58,7 +58,7 @@ async def test_a_redis_that_was_emptied_does_not_make_nodes_think_that_they_are_
     await client.aclose()
 
 
-async def test_counters_that_were_lost_grant_one_more_limit_for_each_loss_and_no_more(
+async def test_each_loss_of_counters_grants_one_more_limit_at_most(
     redis_server: Server,
 ) -> None:
     """FLUSHALL, a restart without persistence, a failover to an empty replica: the
@@ -85,7 +85,7 @@ async def test_counters_that_were_lost_grant_one_more_limit_for_each_loss_and_no
     await client.aclose()
 
 
-async def test_a_subject_that_was_reset_is_admitted_by_every_node_within_a_heartbeat(
+async def test_reset_subject_is_admitted_by_every_node_within_a_heartbeat(
     redis_server: Server,
 ) -> None:
     rules, ann = (
@@ -112,7 +112,7 @@ async def test_a_subject_that_was_reset_is_admitted_by_every_node_within_a_heart
         assert (await nodes[0].check(*ann)).remaining == 3
 
 
-async def test_a_hold_is_released_once_and_only_if_it_is_one(redis_server: Server) -> None:
+async def test_hold_is_released_once_and_only_if_it_exists(redis_server: Server) -> None:
     counters, ann = (
         RedisCounters(RedisSettings(redis_server.url, prefix="hold")),
         Check("acme", "x", "ann"),

@@ -249,7 +249,7 @@ async def replica_caught_up(engines: Engines) -> None:
 
 
 @pytest.mark.covers("004 nothing changes, limiting goes on")
-def test_primary_down_stops_the_admin_and_nothing_else(engines_: Engines) -> None:
+def test_primary_down_stops_rule_changes_and_nothing_else(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
         node = await w.node()
         assert len([d for d in await node.ask(60, "ann") if d.allowed]) == 60
@@ -274,7 +274,7 @@ def test_primary_down_stops_the_admin_and_nothing_else(engines_: Engines) -> Non
     play(engines_, scenario)
 
 
-def test_two_operators_with_the_same_version(engines_: Engines) -> None:
+def test_one_of_two_operators_with_the_same_version_wins(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
         node = await w.node()
         outcomes = await asyncio.gather(
@@ -292,7 +292,7 @@ def test_two_operators_with_the_same_version(engines_: Engines) -> None:
 
 
 @pytest.mark.covers("004 the outbox insert fails: all rolls back")
-def test_a_failure_inside_the_transaction_changes_nothing(engines_: Engines) -> None:
+def test_failure_inside_the_transaction_changes_nothing(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
         await w.node()
         connection = await asyncpg.connect(engines_.primary.url)
@@ -317,7 +317,7 @@ def test_a_failure_inside_the_transaction_changes_nothing(engines_: Engines) -> 
 
 
 @pytest.mark.covers("004 commit uncertainty: look and see")
-def test_after_a_lost_commit_answer_the_same_key_tells(engines_: Engines) -> None:
+def test_same_key_resolves_a_lost_commit_answer(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
         await w.node()
         async with Proxy("127.0.0.1", engines_.primary.port) as proxy:
@@ -337,7 +337,7 @@ def test_after_a_lost_commit_answer_the_same_key_tells(engines_: Engines) -> Non
 
 
 @pytest.mark.parametrize("swallowed", ["commit", "first answer"])
-def test_a_change_that_is_given_up_waits_for_nobody_however_dead_the_wire(
+def test_cancelled_change_returns_at_once_on_a_dead_connection(
     engines_: Engines, swallowed: str
 ) -> None:
     async def scenario(w: World) -> None:
@@ -394,7 +394,7 @@ def _swallow_commit_answers(store: PostgresRuleStore, proxy: Proxy) -> list[bool
 
 
 @pytest.mark.covers("004 the instance crashes after the commit: 13.6 s")
-def test_a_node_that_dies_after_the_commit_is_not_needed(engines_: Engines) -> None:
+def test_change_is_published_after_its_node_dies(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
         sources = w.redis_notifications()
         first = LogFollower(w.settings, sources.publish)
@@ -413,7 +413,7 @@ def test_a_node_that_dies_after_the_commit_is_not_needed(engines_: Engines) -> N
 
 
 @pytest.mark.covers("004 the host vanishes and closes nothing")
-def test_a_follower_whose_host_vanishes_is_replaced_by_another(engines_: Engines) -> None:
+def test_follower_whose_host_vanishes_is_replaced(engines_: Engines) -> None:
     """Nobody closes its connection, so the server itself must notice that it has fallen
     silent.
     """
@@ -442,7 +442,7 @@ async def _beats(w: World, count: int) -> None:
             await asyncio.sleep(0.05)
 
 
-def test_a_writer_whose_host_vanishes_lets_the_others_write(engines_: Engines) -> None:
+def test_writer_whose_host_vanishes_does_not_block_others(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
         await w.node(sources=())
         async with Proxy("127.0.0.1", engines_.primary.port) as wire:
@@ -468,7 +468,7 @@ async def _changed_in_time(w: World) -> bool:
     return False
 
 
-def test_every_connection_asks_the_server_to_look_after_it(engines_: Engines) -> None:
+def test_every_connection_sets_its_server_timeouts(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
         for _ in range(2):  # also the second to use a connection
             async with w.store.database.connection("be read") as db:
@@ -480,7 +480,7 @@ def test_every_connection_asks_the_server_to_look_after_it(engines_: Engines) ->
     play(engines_, scenario)
 
 
-def test_a_follower_may_take_its_time_before_it_leads(engines_: Engines) -> None:
+def test_follower_may_be_silent_while_it_prepares_to_lead(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
         led = 0
 
@@ -498,7 +498,7 @@ def test_a_follower_may_take_its_time_before_it_leads(engines_: Engines) -> None
     play(engines_, scenario)
 
 
-def test_who_waits_to_follow_the_log_asks_again_on_the_connection_it_has(engines_: Engines) -> None:
+def test_waiting_follower_reuses_its_connection(engines_: Engines) -> None:
     """Twenty nodes that connect anew each time would be forty authentications a second
     on the primary.
     """
@@ -523,7 +523,7 @@ def test_who_waits_to_follow_the_log_asks_again_on_the_connection_it_has(engines
     play(engines_, scenario)
 
 
-def test_a_follower_of_the_log_outlives_whatever_a_doorbell_raises(engines_: Engines) -> None:
+def test_follower_survives_any_publish_error(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
         published: list[str] = []
 
@@ -540,7 +540,7 @@ def test_a_follower_of_the_log_outlives_whatever_a_doorbell_raises(engines_: Eng
     play(engines_, scenario)
 
 
-def test_a_doorbell_that_swallows_everything_does_not_stop_the_beat(engines_: Engines) -> None:
+def test_hanging_publish_does_not_stop_the_heartbeat(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
         async def swallow(_: str) -> None:
             await asyncio.Event().wait()
@@ -562,7 +562,7 @@ def test_a_doorbell_that_swallows_everything_does_not_stop_the_beat(engines_: En
 
 
 @pytest.mark.covers("004 events wait and are delivered in order")
-def test_without_redis_pubsub_a_change_comes_by_notify_and_without_both_by_sync(
+def test_change_arrives_by_notify_without_redis_and_by_sync_without_both(
     engines_: Engines,
 ) -> None:
     async def scenario(w: World) -> None:
@@ -588,7 +588,7 @@ def test_without_redis_pubsub_a_change_comes_by_notify_and_without_both_by_sync(
 
 
 @pytest.mark.covers("004 marked as sent after PUBLISH")
-def test_a_publish_that_nobody_receives_loses_nothing(engines_: Engines) -> None:
+def test_publish_without_receivers_loses_nothing(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
         node = await w.node(sources=())
         source = w.redis_notifications()
@@ -600,7 +600,7 @@ def test_a_publish_that_nobody_receives_loses_nothing(engines_: Engines) -> None
 
 
 @pytest.mark.covers("004 one channel, `rule_changes`")
-def test_two_deployments_that_share_a_redis_keep_their_rules_apart(
+def test_deployments_that_share_a_redis_keep_their_rules_apart(
     engines_: Engines, tmp_path: Path
 ) -> None:
     """Each has a database of its own and a database number of its own, but Redis
@@ -650,7 +650,7 @@ def _limit(plane: LimitsParts, resource: str) -> int | None:
 
 @pytest.mark.covers("004 the invalidator fetches from the replica")
 @pytest.mark.parametrize("heard", [True, False])
-def test_a_lagging_replica_never_takes_a_rule_back(engines_: Engines, heard: bool) -> None:
+def test_lagging_replica_never_moves_a_rule_backwards(engines_: Engines, heard: bool) -> None:
     async def scenario(w: World) -> None:
         await replica_caught_up(engines_)
         source = w.redis_notifications()
@@ -675,7 +675,7 @@ def test_a_lagging_replica_never_takes_a_rule_back(engines_: Engines, heard: boo
 
 
 @pytest.mark.covers("004 the replica lags at the start")
-def test_a_restart_on_a_lagging_replica_goes_on_with_what_the_node_knew(
+def test_restart_with_a_lagging_replica_keeps_the_newer_rules(
     engines_: Engines, tmp_path: Path
 ) -> None:
     async def scenario(w: World) -> None:
@@ -698,7 +698,7 @@ def test_a_restart_on_a_lagging_replica_goes_on_with_what_the_node_knew(
 
 
 @pytest.mark.covers("004 full sync at the start")
-def test_a_node_that_missed_everything_starts_complete(engines_: Engines) -> None:
+def test_node_that_missed_everything_starts_complete(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
         for seen, limit in enumerate((200, 300, 400), 1):
             name = RuleName("acme", "search")
@@ -712,7 +712,7 @@ def test_a_node_that_missed_everything_starts_complete(engines_: Engines) -> Non
     play(engines_, scenario)
 
 
-def test_counters_down_means_the_local_share_and_back_again(engines_: Engines) -> None:
+def test_local_share_decides_while_the_counters_are_down(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
         nodes = [await w.node(sources=("notify",), feed=NO_SYNC) for _ in range(2)]
         await until(lambda: all(node.limiter.nodes == 2 for node in nodes), "they know each other")
@@ -751,7 +751,7 @@ async def _until_counted(nodes: list[Node]) -> None:
 
 
 @pytest.mark.covers("004 disaster path: stale rules")
-def test_both_down_a_new_node_limits_by_disk_and_share(engines_: Engines, tmp_path: Path) -> None:
+def test_new_node_limits_by_disk_and_share_with_both_engines_down(engines_: Engines, tmp_path: Path) -> None:
     async def scenario(w: World) -> None:
         await w.node(file=tmp_path / "rules.json")
         engines_.primary_killed()
@@ -773,7 +773,7 @@ def test_both_down_a_new_node_limits_by_disk_and_share(engines_: Engines, tmp_pa
 
 
 @pytest.mark.covers("004 the admin is down there")
-def test_a_region_that_is_cut_off_goes_on_and_converges(engines_: Engines) -> None:
+def test_isolated_region_continues_and_converges(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
         async with Proxy("127.0.0.1", engines_.primary.port) as wire:
             cut = replace(w.settings, url=f"postgresql://postgres@127.0.0.1:{wire.port}/postgres")
@@ -802,7 +802,7 @@ def test_a_region_that_is_cut_off_goes_on_and_converges(engines_: Engines) -> No
 
 
 @pytest.mark.parametrize("kind", ["notify", "redis"])
-def test_a_doorbell_behind_a_network_that_swallows_everything_is_given_up(
+def test_source_behind_a_dead_network_is_abandoned(
     engines_: Engines, kind: str
 ) -> None:
     async def scenario(w: World) -> None:
@@ -854,7 +854,7 @@ async def _asked_thrice(engines: Engines, kind: str) -> None:
             await asyncio.sleep(0.02)
 
 
-def test_a_stopped_redis_costs_one_deadline_and_never_more(engines_: Engines) -> None:
+def test_stopped_redis_costs_one_deadline_at_most(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
         node = await w.node(sources=("notify",), limiter=LimiterSettings())
         await node.ask(1, "ann")
@@ -874,7 +874,7 @@ def test_a_stopped_redis_costs_one_deadline_and_never_more(engines_: Engines) ->
 
 
 @pytest.mark.covers("004 events within 100 ms")
-def test_a_change_reaches_a_crowd_within_a_tenth_of_a_second(engines_: Engines) -> None:
+def test_change_reaches_many_nodes_within_a_tenth_of_a_second(engines_: Engines) -> None:
     async def scenario(w: World) -> None:
         crowd = [await w.node(sources=("notify",), feed=NO_SYNC) for _ in range(10)]
         version, fastest = 1, PATIENCE_SECONDS
@@ -892,7 +892,7 @@ def test_a_change_reaches_a_crowd_within_a_tenth_of_a_second(engines_: Engines) 
 
 
 @pytest.mark.covers("004 a database restored from a dump")
-def test_a_database_put_back_from_a_dump_is_followed_again_after_raise_epoch(
+def test_database_restored_from_a_dump_is_followed_after_raise_epoch(
     engines_: Engines, tmp_path: Path
 ) -> None:
     """A new cluster begins with timeline 1, and the dump is older than what the nodes
@@ -936,7 +936,7 @@ def test_a_database_put_back_from_a_dump_is_followed_again_after_raise_epoch(
     play(engines_, scenario)
 
 
-def test_a_dump_that_holds_everything_goes_on_with_its_epoch_and_a_failover_still_raises_it(
+def test_complete_dump_keeps_its_epoch_and_a_failover_raises_it(
     engines_: Engines,
 ) -> None:
     async def scenario(w: World) -> None:
@@ -1013,7 +1013,7 @@ def _raise_epoch(url: str, state: Path) -> int:
 
 
 @pytest.mark.covers("004 a failover that lost a write")
-def test_a_failover_that_lost_a_write_ends_on_what_survived_and_goes_on(engines_: Engines) -> None:
+def test_failover_that_lost_a_write_converges_and_continues(engines_: Engines) -> None:
     """A real promotion: the standby never got the last change, and its version is given
     out again under a new epoch.
     """

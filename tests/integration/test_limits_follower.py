@@ -71,7 +71,7 @@ async def a_database(server: Server, name: str) -> str:
 
 
 @pytest.mark.covers("004 tick 100 ms, 100 rows")
-async def test_the_publisher_ticks_and_reads_as_the_document_says(
+async def test_publisher_reads_in_the_rhythm_of_the_design_document(
     postgres_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, channel = (

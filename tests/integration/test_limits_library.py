@@ -26,7 +26,7 @@ SEARCH = Rule("acme", "/api/search", "fixed_window", 2, 366 * 86_400.0)
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-async def test_a_program_has_the_rules_it_starts_with_and_no_others(tmp_path: Path) -> None:
+async def test_program_has_only_the_rules_it_starts_with(tmp_path: Path) -> None:
     async with open_limits(LimitsSettings(), tmp_path / "new", starts_with=[SEARCH]) as limits:
         decisions = [await limits.limiter.check("acme", "/api/search", "ann") for _ in range(3)]
         assert [d.allowed for d in decisions] == [True, True, False]
@@ -37,7 +37,7 @@ async def test_a_program_has_the_rules_it_starts_with_and_no_others(tmp_path: Pa
         assert limits.limiter.rules.live()[0].limit == 5, "it stays what an operator made of it"
 
 
-async def test_a_program_without_operators_may_limit_everybody_to_next_to_nothing(
+async def test_program_without_operators_may_set_any_limit(
     tmp_path: Path,
 ) -> None:
     once = Rule("*", "*", "fixed_window", 1, 366 * 86_400.0)
@@ -48,7 +48,9 @@ async def test_a_program_without_operators_may_limit_everybody_to_next_to_nothin
         ]
 
 
-async def test_programs_without_a_name_are_told_apart(tmp_path: Path, redis_server: Any) -> None:
+async def test_programs_without_a_name_get_different_ones(
+    tmp_path: Path, redis_server: Any
+) -> None:
     settings = LimitsSettings(redis_server.url)
     async with (
         open_limits(settings, tmp_path / "a") as one,
@@ -58,7 +60,7 @@ async def test_programs_without_a_name_are_told_apart(tmp_path: Path, redis_serv
         assert two.limiter.nodes >= 2
 
 
-async def test_counters_in_redis_go_by_the_rules_that_are_there_after_a_restore_and_by_those_of_a_new_store(
+async def test_redis_counters_follow_the_rules_after_a_restore_or_a_new_store(
     tmp_path: Path, redis_server: Any
 ) -> None:
     """Both give out versions that the counters have seen, of rules that are no more."""
@@ -91,7 +93,7 @@ async def test_counters_in_redis_go_by_the_rules_that_are_there_after_a_restore_
     assert await decided() == (2, 1, False), "an emptied state directory has its own rules"
 
 
-async def test_rules_of_a_newer_version_are_not_touched(
+async def test_rules_of_a_newer_schema_are_not_changed(
     tmp_path: Path, postgres_server: Any
 ) -> None:
     settings = LimitsSettings(rules_url=postgres_server.url)
@@ -108,7 +110,7 @@ async def test_rules_of_a_newer_version_are_not_touched(
         await connection.close()
 
 
-def test_the_guide_is_true(
+def test_code_in_the_guide_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

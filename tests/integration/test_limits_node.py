@@ -128,7 +128,7 @@ async def refused(node: Node, ask: Callable[[], Awaitable[Any]], tries: int) -> 
     raise AssertionError(f"nobody was refused in {tries} tries")
 
 
-def test_the_default_rules_are_there_to_see(with_node: Callable[[Scenario], None]) -> None:
+def test_default_rules_are_listed(with_node: Callable[[Scenario], None]) -> None:
     async def scenario(node: Node, client: httpx.AsyncClient) -> None:
         page = (await client.get("/admin/rules")).json()
         assert {rule["resource"] for rule in page["rules"]} == {
@@ -142,7 +142,7 @@ def test_the_default_rules_are_there_to_see(with_node: Callable[[Scenario], None
     with_node(scenario)
 
 
-def test_rest_asks(with_node: Callable[[Scenario], None]) -> None:
+def test_rest_requests_are_limited(with_node: Callable[[Scenario], None]) -> None:
     async def scenario(node: Node, client: httpx.AsyncClient) -> None:
         await set_limit(client, node, "rest:user", 3)
         headers = as_user(node, "alice")
@@ -160,7 +160,7 @@ def test_rest_asks(with_node: Callable[[Scenario], None]) -> None:
     with_node(scenario)
 
 
-def test_handshakes_ask(with_node: Callable[[Scenario], None]) -> None:
+def test_handshakes_are_limited(with_node: Callable[[Scenario], None]) -> None:
     async def scenario(node: Node, client: httpx.AsyncClient) -> None:
         await set_limit(client, node, "connect:user", 2)
         url, headers = node.url.replace("http", "ws") + "/v1/ws", as_user(node, "alice")
@@ -201,7 +201,7 @@ def test_handshakes_ask(with_node: Callable[[Scenario], None]) -> None:
     with_node(scenario)
 
 
-def test_sends_ask_and_a_refused_send_is_not_stored(with_node: Callable[[Scenario], None]) -> None:
+def test_sends_are_limited_and_a_refused_one_is_not_stored(with_node: Callable[[Scenario], None]) -> None:
     async def scenario(node: Node, client: httpx.AsyncClient) -> None:
         alice = as_user(node, "alice")
         made = await client.post("/v1/chats", json={"name": "x"}, headers=alice)
@@ -238,7 +238,7 @@ def test_sends_ask_and_a_refused_send_is_not_stored(with_node: Callable[[Scenari
     with_node(scenario)
 
 
-async def test_a_primary_that_comes_later_gets_its_tables_and_rules(
+async def test_primary_available_after_startup_gets_its_tables_and_rules(
     tmp_path: Path, postgres_server: Engine
 ) -> None:
     async with Proxy("127.0.0.1", postgres_server.port) as wire:
@@ -262,7 +262,7 @@ async def test_a_primary_that_comes_later_gets_its_tables_and_rules(
             await until(arrived, "the default rules to arrive")
 
 
-async def test_it_starts_and_limits_while_every_engine_is_away(tmp_path: Path) -> None:
+async def test_node_starts_and_limits_without_any_engine(tmp_path: Path) -> None:
     limits = LimitsSettings("redis://127.0.0.1:1/0", "postgresql://nobody@127.0.0.1:1/none")
     settings = Settings(
         server=ServerSettings(port=0, state_dir=str(tmp_path / "state")), limits=limits
@@ -276,7 +276,7 @@ async def test_it_starts_and_limits_while_every_engine_is_away(tmp_path: Path) -
         assert answer.status_code in (422, 503)
 
 
-async def test_nodes_that_were_given_no_name_count_as_many(
+async def test_unnamed_nodes_are_counted_separately(
     redis_server: Engine, tmp_path: Path
 ) -> None:
     limits = LimitsSettings(redis_server.url)
@@ -299,7 +299,7 @@ async def test_nodes_that_were_given_no_name_count_as_many(
 
 
 @pytest.mark.covers("004 nodes that start while Redis is down")
-async def test_nodes_that_start_while_redis_is_away_still_admit_one_limit_together(
+async def test_nodes_started_without_redis_admit_one_limit_together(
     redis_server: Engine, tmp_path: Path
 ) -> None:
     """Each knows from its disk how many they are."""

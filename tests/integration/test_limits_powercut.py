@@ -80,7 +80,7 @@ async def _unsound(store: SqliteRuleStore) -> int:
     return int(not replayed.digest == head.digest == RuleSet().merge_snapshot(snapshot).digest)
 
 
-def test_power_cuts_lose_no_answered_change_of_a_rule(tmp_path: Path) -> None:
+def test_power_cut_loses_no_answered_rule_change(tmp_path: Path) -> None:
     cuts = Cuts.made(cut, tmp_path, CUTS)
     broken = [report for report in cuts.reports if report[1] or report[2]]
     answered = sum(report[0] for report in cuts.reports)
@@ -90,5 +90,5 @@ def test_power_cuts_lose_no_answered_change_of_a_rule(tmp_path: Path) -> None:
     assert answered > 5 * CUTS
 
 
-def test_control_without_a_sync_per_commit_power_cuts_do_lose_changes(tmp_path: Path) -> None:
+def test_power_cut_without_a_sync_per_commit_loses_changes(tmp_path: Path) -> None:
     assert sum(lost for _, lost, _ in Cuts.made(cut, tmp_path, 15, "NORMAL").reports) > 0

@@ -145,23 +145,23 @@ def judge(
     assert "S3CRET" not in repr(lines)
 
 
-def test_a_wrong_password(wrong: Wrong, tmp_path: Path) -> None:
+def test_wrong_password_is_reported(wrong: Wrong, tmp_path: Path) -> None:
     judge(wrong.url(password=WRONG), tmp_path, "auth")
 
 
-def test_a_user_who_may_not_run_scripts(wrong: Wrong, tmp_path: Path) -> None:
+def test_user_without_script_rights_is_reported(wrong: Wrong, tmp_path: Path) -> None:
     judge(wrong.url("limited"), tmp_path, "permission")
 
 
-def test_a_certificate_that_nobody_vouches_for(wrong: Wrong, tmp_path: Path) -> None:
+def test_untrusted_certificate_is_reported(wrong: Wrong, tmp_path: Path) -> None:
     judge(f"rediss://keeper:{RIGHT}@127.0.0.1:{wrong.tls_port}/0", tmp_path, "tls")
 
 
-def test_nobody_listens(tmp_path: Path) -> None:
+def test_unreachable_redis_is_reported(tmp_path: Path) -> None:
     judge(f"redis://keeper:{RIGHT}@127.0.0.1:{free_port()}/0", tmp_path, "unreachable")
 
 
-async def test_something_else_listens(tmp_path: Path) -> None:
+async def test_server_that_is_not_redis_is_reported(tmp_path: Path) -> None:
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
@@ -179,7 +179,7 @@ async def test_something_else_listens(tmp_path: Path) -> None:
         ("eviction", f"{POLICY} allkeys-lru maxmemory 1gb", f"{POLICY} noeviction maxmemory 0"),
     ],
 )
-def test_a_redis_that_refuses_and_is_put_right(
+def test_redis_that_refuses_is_reported_until_repaired(
     wrong: Wrong, tmp_path: Path, reason: str, begin: str, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_counters, "CHECK_AGAIN_SECONDS", 0.2)
@@ -196,7 +196,7 @@ def test_a_redis_that_refuses_and_is_put_right(
             wrong.say(end)
 
 
-def test_a_redis_that_does_not_answer_and_comes_back(wrong: Wrong, tmp_path: Path) -> None:
+def test_hanging_redis_is_reported_until_it_answers(wrong: Wrong, tmp_path: Path) -> None:
     try:
         judge(
             wrong.url(), tmp_path, "timeout",
@@ -206,7 +206,7 @@ def test_a_redis_that_does_not_answer_and_comes_back(wrong: Wrong, tmp_path: Pat
         os.kill(wrong.server.pid, signal.SIGCONT)
 
 
-def test_checks_are_quick_again_while_redis_hangs_and_counted_again_when_it_goes_on(
+def test_checks_stay_quick_while_redis_hangs_and_are_counted_after(
     wrong: Wrong, tmp_path: Path
 ) -> None:
     """With the batches and the breaker of every node: only the first checks wait for
@@ -239,7 +239,7 @@ def test_checks_are_quick_again_while_redis_hangs_and_counted_again_when_it_goes
         os.kill(wrong.server.pid, signal.SIGCONT)
 
 
-def test_a_user_who_may_count_and_not_subscribe(
+def test_user_without_channel_rights_is_reported_and_counts(
     wrong: Wrong, tmp_path: Path, postgres_server: Server
 ) -> None:
     """Since Redis 7 a new user may use no channel: changes of rules come by the sync
@@ -272,9 +272,7 @@ def test_a_user_who_may_count_and_not_subscribe(
     assert "S3CRET" not in repr(lines)
 
 
-def test_the_commands_of_the_runbook_work_and_the_rights_it_names_are_enough(
-    wrong: Wrong, tmp_path: Path
-) -> None:
+def test_runbook_commands_work_with_the_rights_it_names(wrong: Wrong, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "guides" / "runbooks" / "limits-redis.md").read_text()
     blocks = re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     environment = {**os.environ, "REDIS": wrong.url()}

@@ -150,7 +150,7 @@ def play(engines: Engines, folder: Path, scenario: Callable[[World], Awaitable[N
 
 
 @pytest.mark.parametrize("by", ["notification", "tick"])
-def test_a_change_reaches_every_region_by_notification_and_else_by_the_tick(
+def test_change_reaches_every_region_by_notification_or_by_tick(
     engines_: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     if by == "notification":
@@ -175,9 +175,7 @@ def test_a_change_reaches_every_region_by_notification_and_else_by_the_tick(
     play(engines_, tmp_path, scenario)
 
 
-def test_an_import_reaches_every_region_with_all_its_rules(
-    engines_: Engines, tmp_path: Path
-) -> None:
+def test_import_reaches_every_region_whole(engines_: Engines, tmp_path: Path) -> None:
     """Its one notification carries no rule, and the replica may not have them yet: the
     follower reads the log.
     """
@@ -200,7 +198,7 @@ def test_an_import_reaches_every_region_with_all_its_rules(
     play(engines_, tmp_path, scenario)
 
 
-def test_a_region_whose_follower_dies_gets_another_and_misses_nothing(
+def test_region_whose_follower_dies_gets_another_and_misses_nothing(
     engines_: Engines, tmp_path: Path
 ) -> None:
     async def scenario(w: World) -> None:
@@ -217,7 +215,7 @@ def test_a_region_whose_follower_dies_gets_another_and_misses_nothing(
     play(engines_, tmp_path, scenario)
 
 
-def test_a_node_without_redis_never_follows_and_keeps_the_heartbeat(
+def test_node_without_redis_never_follows_and_keeps_the_heartbeat(
     engines_: Engines, tmp_path: Path
 ) -> None:
     async def scenario(w: World) -> None:

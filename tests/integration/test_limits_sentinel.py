@@ -125,7 +125,7 @@ async def until(limits: LimitsParts, condition: Callable[[], bool], what: str) -
         await asyncio.sleep(0.01)
 
 
-def test_a_service_that_no_sentinel_knows_shows_as_no_primary(
+def test_service_unknown_to_sentinel_is_reported_as_no_primary(
     service: Service, tmp_path: Path
 ) -> None:
     async def main() -> None:
@@ -170,7 +170,7 @@ def test_sentinel_and_server_are_reached_with_tls(tmp_path: Path) -> None:
             server.stop()
 
 
-def test_a_failover_by_sentinel_is_followed_by_counters_and_notifications(
+def test_counters_and_notifications_follow_a_sentinel_failover(
     service: Service, tmp_path: Path
 ) -> None:
     async def main() -> None:
@@ -229,7 +229,7 @@ def cluster() -> Iterator[Server]:
 
 
 @pytest.mark.covers("004 Redis as a cluster")
-def test_redis_cluster_is_refused_at_the_start_with_what_to_do(
+def test_redis_cluster_is_refused_at_startup_with_a_remedy(
     cluster: Server, tmp_path: Path
 ) -> None:
     async def main() -> None:
@@ -242,7 +242,7 @@ def test_redis_cluster_is_refused_at_the_start_with_what_to_do(
         asyncio.run(main())
 
 
-def test_a_cluster_that_may_not_be_asked_what_it_is_shows_by_its_ratio(
+def test_unidentified_cluster_is_found_by_its_ratio(
     cluster: Server, tmp_path: Path
 ) -> None:
     """Calls for keys of one slot succeed: among them are heartbeats, or not, but never
@@ -274,7 +274,7 @@ def test_a_cluster_that_may_not_be_asked_what_it_is_shows_by_its_ratio(
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
-def test_a_redis_that_evicts_is_refused_at_the_start(
+def test_redis_with_eviction_is_refused_at_startup(
     redis_server: Server, tmp_path: Path, policy: str
 ) -> None:
     async def main() -> None:
@@ -294,7 +294,7 @@ def test_a_redis_that_evicts_is_refused_at_the_start(
 
 
 @pytest.mark.parametrize("reason", ["cluster", "eviction"])
-def test_one_that_is_found_later_is_not_counted_on(tmp_path: Path, reason: str) -> None:
+def test_eviction_found_later_stops_counting(tmp_path: Path, reason: str) -> None:
     """Redis was unavailable when the node started; nobody can refuse to start any more."""
     port, servers = free_port(), list[Server]()
     settings = {"maxmemory": "1gb", "maxmemory-policy": "allkeys-lru"}

@@ -47,7 +47,7 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.parametrize("kind", ["redis", "unix", "rediss"])
-def test_counters_and_doorbell_are_reached_by_every_kind_of_url(
+def test_counters_and_notifications_are_reached_by_every_kind_of_url(
     urls: dict[str, str], kind: str, tmp_path: Path
 ) -> None:
     async def main() -> None:
@@ -68,7 +68,9 @@ def test_counters_and_doorbell_are_reached_by_every_kind_of_url(
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
-def test_a_redis_that_nobody_vouches_for_is_not_asked(urls: dict[str, str], tmp_path: Path) -> None:
+def test_redis_with_an_untrusted_certificate_is_not_used(
+    urls: dict[str, str], tmp_path: Path
+) -> None:
     async def main() -> None:
         async with open_limits(
             LimitsSettings(urls["stranger"]), tmp_path, starts_with=[SEARCH]
