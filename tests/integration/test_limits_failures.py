@@ -751,7 +751,9 @@ async def _until_counted(nodes: list[Node]) -> None:
 
 
 @pytest.mark.covers("004 disaster path: stale rules")
-def test_new_node_limits_by_disk_and_share_with_both_engines_down(engines_: Engines, tmp_path: Path) -> None:
+def test_new_node_limits_by_disk_and_share_with_both_engines_down(
+    engines_: Engines, tmp_path: Path
+) -> None:
     async def scenario(w: World) -> None:
         await w.node(file=tmp_path / "rules.json")
         engines_.primary_killed()
@@ -802,9 +804,7 @@ def test_isolated_region_continues_and_converges(engines_: Engines) -> None:
 
 
 @pytest.mark.parametrize("kind", ["notify", "redis"])
-def test_source_behind_a_dead_network_is_abandoned(
-    engines_: Engines, kind: str
-) -> None:
+def test_source_behind_a_dead_network_is_abandoned(engines_: Engines, kind: str) -> None:
     async def scenario(w: World) -> None:
         port = engines_.primary.port if kind == "notify" else engines_.redis.port
         async with Proxy("127.0.0.1", port) as wire:

@@ -201,7 +201,9 @@ def test_handshakes_are_limited(with_node: Callable[[Scenario], None]) -> None:
     with_node(scenario)
 
 
-def test_sends_are_limited_and_a_refused_one_is_not_stored(with_node: Callable[[Scenario], None]) -> None:
+def test_sends_are_limited_and_a_refused_one_is_not_stored(
+    with_node: Callable[[Scenario], None],
+) -> None:
     async def scenario(node: Node, client: httpx.AsyncClient) -> None:
         alice = as_user(node, "alice")
         made = await client.post("/v1/chats", json={"name": "x"}, headers=alice)
@@ -276,9 +278,7 @@ async def test_node_starts_and_limits_without_any_engine(tmp_path: Path) -> None
         assert answer.status_code in (422, 503)
 
 
-async def test_unnamed_nodes_are_counted_separately(
-    redis_server: Engine, tmp_path: Path
-) -> None:
+async def test_unnamed_nodes_are_counted_separately(redis_server: Engine, tmp_path: Path) -> None:
     limits = LimitsSettings(redis_server.url)
     await _empty(redis_server.url)
     one, two = (

@@ -229,9 +229,7 @@ def cluster() -> Iterator[Server]:
 
 
 @pytest.mark.covers("004 Redis as a cluster")
-def test_redis_cluster_is_refused_at_startup_with_a_remedy(
-    cluster: Server, tmp_path: Path
-) -> None:
+def test_redis_cluster_is_refused_at_startup_with_a_remedy(cluster: Server, tmp_path: Path) -> None:
     async def main() -> None:
         async with open_limits(LimitsSettings(cluster.url), tmp_path):
             raise AssertionError("it was opened")
@@ -242,9 +240,7 @@ def test_redis_cluster_is_refused_at_startup_with_a_remedy(
         asyncio.run(main())
 
 
-def test_unidentified_cluster_is_found_by_its_ratio(
-    cluster: Server, tmp_path: Path
-) -> None:
+def test_unidentified_cluster_is_found_by_its_ratio(cluster: Server, tmp_path: Path) -> None:
     """Calls for keys of one slot succeed: among them are heartbeats, or not, but never
     most checks.
     """
