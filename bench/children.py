@@ -2,7 +2,7 @@
 `python bench/children.py node|websockets`.
 
 A child prints one line of JSON when it serves, then obeys one order per line: `used`
-(processor seconds, resident memory), `send` (so many messages at once to everybody in a
+(processor seconds, resident memory), `send` (messages at once to everybody in a
 chat), and for a node `groups` (sends and groups so far), `mint`, `create`, `own_chats`,
 `elsewhere` and `store` (tokens, a chat, one each, other chats, messages in a chat).
 """
@@ -47,11 +47,10 @@ async def used(order: dict[str, Any]) -> dict[str, float]:
 
 
 async def open_wide(node: Any) -> None:
-    """Raise the rules at the doors as an operator would: they are asked for every send
-    and refuse nobody.
+    """Raise the default rules as an operator would, so that they refuse nothing.
 
     The long window keeps the counters in use, as they are in a server with the usual
-    rules: one that refills between two sends would be made anew for each.
+    rules: one that refills between two sends would be made again for each.
     """
     raised = {
         "limit": 10**9,
@@ -65,115 +64,126 @@ async def open_wide(node: Any) -> None:
     await node.limits.feed.sync()
 
 
+UNBOUNDED = {
+    "server.port": 0,
+    "server.log_level": "error",
+    "gateway.backpressure.inbound.rate_limit_per_second": 1e9,
+    "gateway.backpressure.inbound.rate_limit_burst": 10**9,
+    "gateway.backpressure.inbound.work_rate_limit_per_second": 2e9,
+    "gateway.backpressure.inbound.work_rate_limit_burst": 2 * 10**9,
+    "gateway.backpressure.inbound.max_queue_depth": 10_000,
+    "durability.chats.members_at_creation_max": 1_000,
+    # Otherwise a server that commits one by one would refuse what waits in a busy
+    # machine.
+    "gateway.timeouts.durability_rpc_seconds": 60,
+    "durability.intake.max_age_seconds": 60,
+}
+
+
 async def node(settings: dict[str, Any]) -> None:
-    """A whole Holdfast node on SQLite with synchronous=FULL, in a temporary state
-    directory.
-    """
-    from holdfast.clock import timestamp
-    from holdfast.message import Draft, User
+    """A whole node on SQLite with synchronous=FULL, in a temporary state directory."""
     from holdfast.node.lifecycle import running, settle_heap
     from holdfast.settings import load
-    from holdfast.store.commands import CommandContext, CreateChat
-    from holdfast.telemetry import REGISTRY
 
-    unbounded = {
-        "server.port": 0,
-        "server.log_level": "error",
-        "gateway.backpressure.inbound.rate_limit_per_second": 1e9,
-        "gateway.backpressure.inbound.rate_limit_burst": 10**9,
-        "gateway.backpressure.inbound.work_rate_limit_per_second": 2e9,
-        "gateway.backpressure.inbound.work_rate_limit_burst": 2 * 10**9,
-        "gateway.backpressure.inbound.max_queue_depth": 10_000,
-        "durability.chats.members_at_creation_max": 1_000,
-        # A server that commits one by one would otherwise refuse what waits in a
-        # machine that is busy.
-        "gateway.timeouts.durability_rpc_seconds": 60,
-        "durability.intake.max_age_seconds": 60,
-    }
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as state:
-        loaded = load(None, {}, {**unbounded, "server.state_dir": state, **settings})
+        loaded = load(None, {}, {**UNBOUNDED, "server.state_dir": state, **settings})
         async with running(loaded) as running_node:
-            parts = running_node
-            sent = 0
-            await open_wide(parts)
+            await open_wide(running_node)
             settle_heap()  # as `holdfast serve` does
+            url = running_node.url.replace("http", "ws") + "/v1/ws"
+            await obey(NodeOrders(running_node).by_name(), {"url": url})
 
-            def act(user_id: str) -> CommandContext:
-                return CommandContext(
-                    User("default", user_id),
-                    timestamp(time.time()),
-                    parts._ids.new("msg_"),
-                    operator=True,
-                )
 
-            def draft(chat_id: str) -> Draft:
-                nonlocal sent
-                sent += 1
-                now, message_id = timestamp(time.time()), parts._ids.new("msg_")
-                return Draft(
-                    User("default", "u0"),
-                    chat_id,
-                    f"c{sent}",
-                    PADDING,
-                    "text/plain",
-                    message_id,
-                    now,
-                )
+class NodeOrders:
+    """The orders of a running node."""
 
-            async def create(order: dict[str, Any]) -> dict[str, Any]:
-                """A chat of so many users, from user `first` on."""
-                users = [f"u{n}" for n in range(order["first"], order["first"] + order["count"])]
-                chat_id = parts._ids.new("chat_")
-                await parts._store.change(
-                    CreateChat(act(users[0]), chat_id, "group", "bench", users[1:])
-                )
-                return {"chat_id": chat_id}
+    def __init__(self, node: Any) -> None:
+        from holdfast.clock import Ids, SystemClock
 
-            async def send(order: dict[str, Any]) -> None:
-                drafts = [draft(order["chat_id"]) for _ in range(order["together"])]
-                await parts._durability.persist(drafts, time.monotonic() + 5)
+        self._node = node
+        self._chats = node.engines.chats
+        self._ids = Ids(SystemClock())
+        self._sent = 0
 
-            async def own_chats(order: dict[str, Any]) -> dict[str, Any]:
-                """A chat for each of so many users, who are alone in it."""
-                chats = [await create({"first": n, "count": 1}) for n in range(order["count"])]
-                return {"chat_ids": [chat["chat_id"] for chat in chats]}
+    def by_name(self) -> dict[str, Callable[[dict[str, Any]], Awaitable[Any]]]:
+        return {
+            "used": used,
+            "groups": self.groups,
+            "create": self.create,
+            "send": self.send,
+            "mint": self.mint,
+            "own_chats": self.own_chats,
+            "elsewhere": self.elsewhere,
+            "store": self.store,
+        }
 
-            async def elsewhere(order: dict[str, Any]) -> None:
-                """So many chats of so many members, of whom nobody connects."""
-                for number in range(order["chats"]):
-                    users = [f"away{number}-{n}" for n in range(order["members"])]
-                    command = CreateChat(
-                        act(users[0]), parts._ids.new("chat_"), "group", "elsewhere", users[1:]
-                    )
-                    await parts._store.change(command)
+    async def create(self, order: dict[str, Any]) -> dict[str, Any]:
+        """A chat of `count` users, from user `first` on."""
+        users = [f"u{n}" for n in range(order["first"], order["first"] + order["count"])]
+        return {"chat_id": await self._create(users, "bench")}
 
-            async def store(order: dict[str, Any]) -> None:
-                """So many messages in a chat, without the rest of the path."""
-                left = order["count"]
-                while left > 0:
-                    await parts._store.append(
-                        [draft(order["chat_id"]) for _ in range(min(left, 500))]
-                    )
-                    left -= 500
+    async def own_chats(self, order: dict[str, Any]) -> dict[str, Any]:
+        """A chat for each of `count` users, who are alone in it."""
+        chats = [await self.create({"first": n, "count": 1}) for n in range(order["count"])]
+        return {"chat_ids": [chat["chat_id"] for chat in chats]}
 
-            async def groups(order: dict[str, Any]) -> dict[str, float | None]:
-                kinds = {"sends": "sum", "groups": "count"}
-                return {
-                    name: REGISTRY.get_sample_value(f"holdfast_ingest_group_sends_{kind}")
-                    for name, kind in kinds.items()
-                }
+    async def elsewhere(self, order: dict[str, Any]) -> None:
+        """`chats` chats of `members` members, of whom nobody connects."""
+        for number in range(order["chats"]):
+            users = [f"offline{number}-{n}" for n in range(order["members"])]
+            await self._create(users, "elsewhere")
 
-            async def mint(order: dict[str, Any]) -> dict[str, Any]:
-                users = [User("default", f"u{n}") for n in range(order["count"])]
-                return {"tokens": [parts.tokens.mint(user, 86_400) for user in users]}
+    async def send(self, order: dict[str, Any]) -> None:
+        """`together` messages at once."""
+        drafts = [self._draft(order["chat_id"]) for _ in range(order["together"])]
+        await self._node._durability.persist(drafts, time.monotonic() + 5)
 
-            orders = {"used": used, "groups": groups, "create": create, "send": send, "mint": mint}
-            orders |= {"own_chats": own_chats, "elsewhere": elsewhere, "store": store}
-            await obey(orders, {"url": parts.url.replace("http", "ws") + "/v1/ws"})
+    async def store(self, order: dict[str, Any]) -> None:
+        """`count` messages in a chat, without the rest of the path."""
+        left = order["count"]
+        while left > 0:
+            drafts = [self._draft(order["chat_id"]) for _ in range(min(left, 500))]
+            await self._chats.append(drafts)
+            left -= 500
+
+    async def groups(self, order: dict[str, Any]) -> dict[str, float | None]:
+        from holdfast.telemetry import REGISTRY
+
+        kinds = {"sends": "sum", "groups": "count"}
+        return {
+            name: REGISTRY.get_sample_value(f"holdfast_ingest_group_sends_{kind}")
+            for name, kind in kinds.items()
+        }
+
+    async def mint(self, order: dict[str, Any]) -> dict[str, Any]:
+        from holdfast.message import User
+
+        users = [User("default", f"u{n}") for n in range(order["count"])]
+        return {"tokens": [self._node.tokens.mint(user, 86_400) for user in users]}
+
+    async def _create(self, users: list[str], name: str) -> str:
+        from holdfast.clock import timestamp
+        from holdfast.message import User
+        from holdfast.store.commands import CommandContext, CreateChat
+
+        chat_id, message_id = self._ids.new("chat_"), self._ids.new("msg_")
+        creator = User("default", users[0])
+        context = CommandContext(creator, timestamp(time.time()), message_id, operator=True)
+        await self._chats.change(CreateChat(context, chat_id, "group", name, users[1:]))
+        return chat_id
+
+    def _draft(self, chat_id: str) -> Any:
+        from holdfast.clock import timestamp
+        from holdfast.message import Draft, User
+
+        self._sent += 1
+        key, message_id = f"c{self._sent}", self._ids.new("msg_")
+        sender, now = User("default", "u0"), timestamp(time.time())
+        return Draft(sender, chat_id, key, PADDING, "text/plain", message_id, now)
 
 
 async def websockets_broadcast() -> None:
-    """The peer: the websockets library's own broadcast to everybody who is connected."""
+    """The peer: the websockets library's own broadcast to all connections."""
     from websockets.asyncio.server import ServerConnection, broadcast, serve
 
     connected: set[ServerConnection] = set()

@@ -1,6 +1,4 @@
-"""The load that `messaging.py` puts on a server: connections that send, count, and wait
-for everybody.
-"""
+"""The load of `messaging.py`: connections that send, count, and wait for all."""
 
 from __future__ import annotations
 
@@ -15,13 +13,16 @@ from urllib.parse import urlsplit
 
 from picows import WSFrame, WSListener, WSMsgType, WSTransport, ws_connect
 
-from harness import Child, tell
+from harness import Child, ask
 
 ARRIVAL_SECONDS_MAX = 30.0
 """A message that has not reached everybody by then is lost, and the run with it."""
 AT_ONCE = 100
 """Of a crowd that comes in."""
 CONTENT = b"x" * 100
+SEND_FRAME = (
+    b'{"type":"send_message","payload":{"client_message_id":"%b","chat_id":"%b","content":"%b"}}'
+)
 NUMBER = b"%012d"
 ACK = b'{"type":"message_ack","payload":{"client_message_id":"'
 MESSAGE = b'{"type":"message","payload":{'
@@ -71,9 +72,7 @@ class Client(WSListener):
         if timed:
             self.sent_at[key] = time.perf_counter()
         self.transport.send(
-            WSMsgType.TEXT,
-            b'{"type":"send_message","payload":{"client_message_id":"%b","chat_id":"%b","content":"%b"}}'
-            % (key.encode(), self.chat_id.encode(), CONTENT),
+            WSMsgType.TEXT, SEND_FRAME % (key.encode(), self.chat_id.encode(), CONTENT)
         )
 
 
@@ -250,9 +249,7 @@ def _client_frame(payload: bytes) -> bytes:
 
 
 class Senders:
-    """Connections of people who write, each in a chat of its own, live in it, with a
-    few sends open.
-    """
+    """Connections of people who write, each in its own chat, with a few sends open."""
 
     def __init__(self, child: Child, senders: Sequence[Sender], in_flight: int) -> None:
         self._child = child
@@ -264,9 +261,9 @@ class Senders:
         cls, child: Child, url: str, connections: int, in_flight: int, stored: int = 0
     ) -> Senders:
         """The first one's chat holds ``stored`` messages already."""
-        tokens = tell(child, do="mint", count=connections)["tokens"]
-        chat_ids = tell(child, do="own_chats", count=connections)["chat_ids"]
-        tell(child, do="store", chat_id=chat_ids[0], count=stored)
+        tokens = ask(child, do="mint", count=connections)["tokens"]
+        chat_ids = ask(child, do="own_chats", count=connections)["chat_ids"]
+        ask(child, do="store", chat_id=chat_ids[0], count=stored)
         heads = [stored] + [0] * (connections - 1)
         loop, address = asyncio.get_running_loop(), urlsplit(url)
         senders = [Sender(url, *mine) for mine in zip(tokens, chat_ids, heads, strict=True)]
@@ -292,7 +289,7 @@ class Senders:
         done, after = self._acks - acks, self._used()
         for sender in self._senders:
             sender.window = 0
-        while any(sender.messages < sender.sent and not sender.errors for sender in self._senders):  # noqa: ASYNC110
+        while any(s.messages < s.sent and not s.errors for s in self._senders):  # noqa: ASYNC110
             await asyncio.sleep(0.01)  # ends with the last answer and the last message
         wrong = sum(sender.errors for sender in self._senders)
         assert done and not wrong, f"{wrong} sends were refused or wrongly answered"
@@ -305,7 +302,7 @@ class Senders:
         }
 
     def _used(self) -> dict[str, float]:
-        return {**tell(self._child, do="used"), **tell(self._child, do="groups")}
+        return {**ask(self._child, do="used"), **ask(self._child, do="groups")}
 
     @property
     def _acks(self) -> int:
@@ -332,12 +329,10 @@ class Audience:
             )
 
     async def per_delivery(self, messages: int, together: int) -> float:
-        """Microseconds of the server's loop for each message that reached each
-        connection.
-        """
+        """Microseconds of the server's loop per delivered message."""
         loop = asyncio.get_running_loop()
         total = len(self._clients)
-        before = tell(self._child, do="used")["loop_cpu"]
+        before = ask(self._child, do="used")["loop_cpu"]
         for _ in range(messages // together):
             missing = total * together
             everybody = loop.create_future()
@@ -350,10 +345,10 @@ class Audience:
 
             for client in self._clients:
                 client.on_frame = got
-            tell(self._child, do="send", together=together, **self._order)
+            ask(self._child, do="send", together=together, **self._order)
             end = time.monotonic() + ARRIVAL_SECONDS_MAX
             while len(self._sockets.poll(0)) < total and time.monotonic() < end:
                 time.sleep(0.001)  # noqa: ASYNC251  # not for the loop, which would read
             await asyncio.wait_for(everybody, ARRIVAL_SECONDS_MAX)
-        used = tell(self._child, do="used")["loop_cpu"] - before
+        used = ask(self._child, do="used")["loop_cpu"] - before
         return used / (messages * total) * 1e6

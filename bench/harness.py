@@ -148,7 +148,7 @@ def answer(child: subprocess.Popen[str]) -> Any:
     raise RuntimeError(f"the process ended with {child.wait()} before it answered")
 
 
-def tell(child: subprocess.Popen[str], **order: Any) -> Any:
+def ask(child: subprocess.Popen[str], **order: Any) -> Any:
     """Send an order and wait for the answer."""
     assert child.stdin is not None
     child.stdin.write(json.dumps(order) + "\n")

@@ -1,17 +1,22 @@
-"""Limits beside ``limits`` and ``throttled-py``: same Redis, same transport (redis-py
-on hiredis and uvloop), same run.
+"""Limits beside ``limits`` and ``throttled-py``: same Redis, same transport, same run.
 
-exact        256 tasks ask for 10,000 keys, every check decided in Redis: one that was
-not ends the run leased       the same with leases of 1 % of capacity on a zipf load;
-what a local share decided does not count latency      p99 at half of the exact rate,
-which is measured right before: checks come every millisecond, whatever
-             became of those before, and each is timed from the moment when it was due; the median of five turns
-admission    what 1 and 4 nodes admit with any lease, over what they may
-memory       the embedded counters; lookup among 10,000 rules; bytes of a subject among a million, checks of the same
-             1,000 of them, whose counters the cache holds, and of any of them, whose counters it does not
-propagation  how long a change takes to 20 nodes by notifications of PostgreSQL
-regions      how long a change takes to 10 nodes of another region, with a Redis and a replica of its own
-http         one check per HTTP request to a node, beside a bare ASGI application on the same uvicorn
+The transport is redis-py on hiredis and uvloop.
+
+- exact: 256 tasks ask for 10,000 keys, and Redis decides every check; a check that was
+  decided without it ends the run
+- leased: the same with leases of 1 % of capacity on a zipf load; checks that a local
+  share decided do not count
+- latency: p99 at half of the exact rate, which is measured right before: checks come
+  every millisecond, whatever became of those before, and each is timed from when it was
+  due; the median of five turns
+- admission: what 1 and 4 nodes admit with any lease, over what they may
+- memory: the embedded counters; lookup among 10,000 rules; bytes of a subject among a
+  million; checks of the same 1,000 of them, which the cache has, and of any of them
+- propagation: how long a change takes to 20 nodes by notifications of PostgreSQL
+- regions: how long a change takes to 10 nodes of another region, with its own Redis and
+  replica
+- http: one check per HTTP request to a node, beside a bare ASGI application on the same
+  uvicorn
 
 Redis has one core and whoever asks it the other, as if it ran elsewhere: otherwise the
 scheduler puts both on one core for a while, and the result says when. Every figure is a
@@ -148,9 +153,7 @@ def without_this_folder() -> Iterator[None]:
 
 
 def peers(url: str) -> dict[str, Check]:
-    """Each peer with its cheapest algorithm; one that is not installed is said and left
-    out.
-    """
+    """Each installed peer with its cheapest algorithm."""
     found: dict[str, Check] = {}
     for name, make in (("limits", _limits), ("throttled-py", _throttled)):
         try:
@@ -192,7 +195,7 @@ def _throttled(url: str) -> Check:
 
 
 class Own:
-    """Our check, how many were made, and how many of them were decided without Redis."""
+    """Our check; counts all checks and those decided without Redis."""
 
     def __init__(self, limits: Limiter) -> None:
         self._check = limits.check
@@ -206,20 +209,18 @@ class Own:
 
 
 def require_redis(name: str, check: Check) -> None:
-    """End the run if the local share answered, which costs less than what is measured
-    here.
-    """
+    """End the run if the local share answered, which is cheaper than Redis."""
     if not isinstance(check, Own) or not check.degraded:
         return
-    told = (
+    problem = (
         f"{name}: {check.degraded:,} of {check.made:,} checks were decided without Redis, which was"
         " too slow"
     )
     if check.degraded > check.made * DEGRADED_MAX:
         raise SystemExit(
-            f"{told}: this is no measurement of it; run it again on a machine that is not busy"
+            f"{problem}: this is no measurement of it; run it again on a machine that is not busy"
         )
-    say(f"{told}; they are not counted")
+    say(f"{problem}; they are not counted")
 
 
 async def compare(
@@ -239,7 +240,7 @@ async def compare(
             check.made = check.degraded = 0
     for turn in range(rounds):
         for name, check in contenders.items():
-            # twice as long: leases that ended between turns are taken anew first
+            # twice as long: leases that ended between turns are taken again first
             if name == "leased":
                 results[name].append(await throughput(check, 2 * seconds, zipf(turn)))
             else:
@@ -262,7 +263,7 @@ async def latency(url: str, seconds: float, figures: dict[str, float]) -> None:
     that slows down slows both.
 
     Before the peers, of whom hundreds of connections and thousands of keys are left.
-    The median is told, because a machine that stands still for 4 ms spoils the turn in
+    The median counts, because a machine that stands still for 4 ms spoils the turn in
     which it does; and p99 of all turns together, which has that.
     """
     limits = limiter(url, rule())
@@ -390,9 +391,7 @@ async def embedded(quick: bool, figures: dict[str, float]) -> None:
 
 
 async def _many_subjects(subjects: int, figures: dict[str, float]) -> None:
-    """What a subject costs that is remembered and not in use, and what a check costs
-    among so many.
-    """
+    """The cost of an idle subject in memory, and of a check among many."""
     limits = Limiter(
         MemoryCounters(SystemClock()), SystemClock(), rules=RuleSet.of([rule(10, 86_400.0)])
     )
@@ -415,9 +414,7 @@ async def _many_subjects(subjects: int, figures: dict[str, float]) -> None:
 
 
 async def propagation(url: str, changes: int) -> float:
-    """p99 in milliseconds from the beginning of an admin call to the rule in force,
-    over 20 nodes.
-    """
+    """p99 in milliseconds from an admin call to the rule in force, over 20 nodes."""
     settings = PostgresSettings(url)
     name, spent = RuleName("acme", "send"), []
     async with AsyncExitStack() as stack:

@@ -1,7 +1,7 @@
 """The message path beside its peers: sends, fanout, idle connections, latency, and
 costs that must stay flat.
 
-    python bench/messaging.py [--quick] [--json] [--only sends,fanout,idle,latency,flat,soak] [--minutes 10]
+    python bench/messaging.py [--quick] [--json] [--only PARTS] [--minutes 10]
 
 - sends: acknowledged sends per second over WebSocket, synchronous=FULL, against the
   same server committing one by one and against the store alone at the group size the
@@ -49,6 +49,7 @@ from clients import Audience, Client, Senders, connect, connect_many, crowd, dis
 from harness import (
     Child,
     arguments,
+    ask,
     cores_awake,
     finish,
     median,
@@ -56,7 +57,6 @@ from harness import (
     process,
     processes,
     say,
-    tell,
 )
 
 QUICK_PARTS = ("sends", "fanout", "idle", "latency")
@@ -79,7 +79,7 @@ class Options:
 
 
 # --- sends
-# ------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------
 
 
 def measure_sends(report: Report, options: Options) -> None:
@@ -119,7 +119,7 @@ def measure_sends(report: Report, options: Options) -> None:
 
 
 # --- fanout
-# -----------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------
 
 
 def measure_fanout(report: Report, options: Options) -> None:
@@ -131,8 +131,8 @@ def measure_fanout(report: Report, options: Options) -> None:
     async def measure(
         node: tuple[Child, Any], peers: list[tuple[Child, Any]]
     ) -> dict[str, list[float]]:
-        tokens = tell(node[0], do="mint", count=size)["tokens"]
-        chat = tell(node[0], do="create", first=0, count=size)
+        tokens = ask(node[0], do="mint", count=size)["tokens"]
+        chat = ask(node[0], do="create", first=0, count=size)
         members = await connect_many(node[1]["url"], tokens, {chat["chat_id"]: (1, 0)})
         audiences = {"our": Audience(node[0], members, {"chat_id": chat["chat_id"]})}
         for name, (child, hello) in zip(("their", "their_asyncio"), peers, strict=False):
@@ -163,23 +163,23 @@ def measure_fanout(report: Report, options: Options) -> None:
 
 
 # --- idle connections
-# -------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------
 
 
 def measure_idle(report: Report, options: Options) -> None:
     size = 5000
 
     async def load(child: Child, url: str) -> None:
-        tokens = tell(child, do="mint", count=size)["tokens"]
-        tell(child, do="create", first=0, count=90)
+        tokens = ask(child, do="mint", count=size)["tokens"]
+        ask(child, do="create", first=0, count=90)
         await disconnect(await crowd(url, tokens[:200]))
         await asyncio.sleep(0.5)
-        before, load = tell(child, do="used"), time.process_time()
+        before, load = ask(child, do="used"), time.process_time()
         clients = await crowd(url, tokens)
         load = time.process_time() - load
-        came = tell(child, do="used")
+        came = ask(child, do="used")
         await asyncio.sleep(1)
-        after = tell(child, do="used")
+        after = ask(child, do="used")
         wrong = sum(client.errors for client in clients)
         assert not wrong, f"{wrong} frames that an idle connection does not expect"
         await disconnect(clients)
@@ -192,11 +192,11 @@ def measure_idle(report: Report, options: Options) -> None:
 
 
 # --- latency
-# ----------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------
 
 
 async def paced(clients: list[Client], seconds: float, per_second: int, *, timed: bool) -> None:
-    """Sends at an even pace, whatever the answers do: a slow server is not given time."""
+    """Sends at an even pace, also if the server is slow to answer."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     for n in range(int(seconds * per_second)):
@@ -206,9 +206,7 @@ async def paced(clients: list[Client], seconds: float, per_second: int, *, timed
 
 
 def sync_seconds(count: int) -> list[float]:
-    """How long the disk itself takes to make a page durable, right now: no ack can come
-    before that.
-    """
+    """How long the disk takes now to make a page durable: the floor of an ack."""
     took = []
     with tempfile.TemporaryFile() as file:
         for _ in range(count):
@@ -224,9 +222,9 @@ def measure_latency(report: Report, options: Options) -> None:
     seconds, connections = (3.0 if options.quick else 20.0), 100
 
     async def load(child: Child, url: str) -> list[float]:
-        tokens = tell(child, do="mint", count=connections)["tokens"]
+        tokens = ask(child, do="mint", count=connections)["tokens"]
         chats = [
-            tell(child, do="create", first=n, count=5)["chat_id"] for n in range(0, connections, 5)
+            ask(child, do="create", first=n, count=5)["chat_id"] for n in range(0, connections, 5)
         ]
         clients = [
             await connect(url, token, {chats[n // 5]: (1, 0)}) for n, token in enumerate(tokens)
@@ -249,7 +247,7 @@ def measure_latency(report: Report, options: Options) -> None:
 
 
 # --- flat
-# -------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -300,12 +298,12 @@ async def stocked(child: Child, url: str, stock: Stock, size: int) -> tuple[Send
     """Senders and an audience on a server that holds so much else; the messages are in
     the chat of the audience and in the first sender's.
     """
-    tell(child, do="elsewhere", chats=stock.chats, members=stock.members)
+    ask(child, do="elsewhere", chats=stock.chats, members=stock.members)
     # before they come: a chat that is new to them is news
-    chat = tell(child, do="create", first=0, count=size)
-    tell(child, do="store", chat_id=chat["chat_id"], count=stock.messages)
+    chat = ask(child, do="create", first=0, count=size)
+    ask(child, do="store", chat_id=chat["chat_id"], count=stock.messages)
     senders = await Senders.gather(child, url, 32, 4, stock.messages)
-    tokens = tell(child, do="mint", count=size)["tokens"]
+    tokens = ask(child, do="mint", count=size)["tokens"]
     return senders, Audience(
         child, await connect_many(url, tokens, {chat["chat_id"]: (1, stock.messages)}), chat
     )
@@ -317,7 +315,7 @@ def ratio(values: list[float], base: list[float]) -> float:
 
 
 # --- soak
-# -------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------
 
 
 def measure_soak(report: Report, options: Options) -> None:
@@ -332,10 +330,9 @@ def measure_soak(report: Report, options: Options) -> None:
     connections = 200
 
     async def load(child: Child, url: str) -> list[tuple[float, float]]:
-        tokens = tell(child, do="mint", count=connections)["tokens"]
+        tokens = ask(child, do="mint", count=connections)["tokens"]
         chats = [
-            tell(child, do="create", first=n, count=10)["chat_id"]
-            for n in range(0, connections, 10)
+            ask(child, do="create", first=n, count=10)["chat_id"] for n in range(0, connections, 10)
         ]
 
         async def arrive(number: int) -> Client:
@@ -345,11 +342,11 @@ def measure_soak(report: Report, options: Options) -> None:
 
         clients = [await arrive(number) for number in range(connections)]
         samples: list[tuple[float, float]] = []
-        began = told = time.monotonic()
+        began = reported = time.monotonic()
         while (now := time.monotonic()) - began < total:
-            samples.append((now - began, tell(child, do="used")["rss"] / 1024 / 1024))
-            if now - told >= 10:
-                told = now
+            samples.append((now - began, ask(child, do="used")["rss"] / 1024 / 1024))
+            if now - reported >= 10:
+                reported = now
                 say(f"  {now - began:5.0f} of {total:.0f} s: {samples[-1][1]:.1f} MB")
             await paced(clients, 1.0, 500, timed=False)
             leaver = len(samples) % connections

@@ -7,7 +7,7 @@ its transaction on the primary, a little before its commit, until a node has the
 force. Everything is on one machine: between regions the network's way comes on top,
 once from the primary to the follower.
 
-Two figures beside it tell a slow machine from a notification that was missed: how long
+Two figures beside it distinguish a slow machine from a missed notification: how long
 the changes themselves took until their commit was answered, and the longest time in
 which the event loop did not run.
 """
@@ -39,7 +39,7 @@ LOOP_WATCH_SECONDS = 0.005
 
 
 async def measure(quick: bool, figures: dict[str, float]) -> None:
-    """Adds its three figures. Raises ``engines.Missing`` without PostgreSQL or Redis."""
+    """Add the three figures; raises ``engines.Missing`` without PostgreSQL or Redis."""
     started = []
     try:
         started.append(primary := postgres.start(shared_buffers="32MB"))

@@ -22,16 +22,15 @@ import psutil
 import uvloop
 
 from children import obey, used
-from harness import CORES, Child, median, process, say, tell
+from harness import CORES, Child, ask, median, process, say
 
 CONNECTIONS = 32
-"""Each asks for a tenant of its own, so that no rule for one tenant is what is
-measured.
-"""
+"""Each asks for its own tenant, so that no single tenant's rule is measured."""
 BODY = b'{"resource":"send","subject":"user-1"}'
 ANSWER = (
-    b'{"allowed":true,"limit":1000000,"remaining":999999,"retry_after":0.0,"reset_after":0.00006,"rule":"*/send",'
-    b'"degraded":false,"exceeded":false,"hold":null,"window_seconds":60.0}'
+    b'{"allowed":true,"limit":1000000,"remaining":999999,"retry_after":0.0,'
+    b'"reset_after":0.00006,"rule":"*/send","degraded":false,'
+    b'"exceeded":false,"hold":null,"window_seconds":60.0}'
 )
 """About what a node answers."""
 
@@ -96,7 +95,7 @@ async def bare() -> None:
 
 
 class Asking(asyncio.Protocol):
-    """One connection that asks again as soon as it is answered, while it is told to."""
+    """One connection that asks again as soon as it is answered, until it is stopped."""
 
     def __init__(self, request: bytes) -> None:
         self._request = request
@@ -154,12 +153,12 @@ class Load:
             one.begin()
         await asyncio.sleep(0.2)
         cpu, answers, began = (
-            tell(self._child, do="used")["loop_cpu"],
+            ask(self._child, do="used")["loop_cpu"],
             self._answers(),
             time.perf_counter(),
         )
         await asyncio.sleep(seconds)
-        cpu, took = tell(self._child, do="used")["loop_cpu"] - cpu, time.perf_counter() - began
+        cpu, took = ask(self._child, do="used")["loop_cpu"] - cpu, time.perf_counter() - began
         done = self._answers() - answers
         for one in self._asking:
             one.asking = False
@@ -173,9 +172,7 @@ class Load:
 
 
 async def compare(quick: bool, figures: dict[str, float], ratios: dict[str, float]) -> None:
-    """Turn by turn; a ratio is the median of its rounds. The servers have one core, the
-    load another.
-    """
+    """In turn; a ratio is the median of its rounds. Each side has one core."""
     seconds, rounds = (1.0, 5) if quick else (3.0, 9)
     results: dict[str, list[tuple[float, float]]] = {"holdfast": [], "bare": []}
     with process(__file__, "holdfast") as ours, process(__file__, "bare") as peer:

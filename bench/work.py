@@ -72,9 +72,7 @@ class Piece(msgspec.Struct):
 
 
 async def drain(store: WorkStore, total: int, batch: int = 500) -> float:
-    """Fill, then measure until every job was handled in order and reported; jobs per
-    second.
-    """
+    """Fill, then measure until every job was handled; jobs per second."""
     handlers, done, last = Handlers(), 0, dict[str, int]()
     finished = asyncio.Event()
 
@@ -131,7 +129,7 @@ async def holdfast(url: str, total: int) -> float:
 
 
 async def with_blocked(url: str, total: int, blocked: int) -> float:
-    """The rate while 100 streams with ``blocked`` jobs in all wait behind parked heads."""
+    """The rate while ``blocked`` jobs of 100 streams wait behind parked heads."""
     async with opened(url) as store:
         connection = await asyncpg.connect(url)
         await connection.execute(
@@ -163,9 +161,7 @@ async def with_held(url: str, total: int) -> float:
 
 
 async def latency(url: str, seconds: float, per_second: int = 1000) -> float:
-    """p99 in milliseconds from before the enqueue to the handler, at a steady rate in
-    calls of ten.
-    """
+    """p99 in milliseconds from enqueue to handler, at a steady rate, ten at a time."""
     async with opened(url) as store:
         handlers, seen = Handlers(), list[float]()
 
@@ -176,7 +172,7 @@ async def latency(url: str, seconds: float, per_second: int = 1000) -> float:
         async with Worker(store, handlers, settings=SETTINGS).running():
             warm = [handlers.draft(Piece(f"warm{n}", 0, time.perf_counter())) for n in range(32)]
             await asyncio.gather(*(store.enqueue([piece]) for piece in warm))
-            while len(seen) < len(warm):  # noqa: ASYNC110 - until the pool is open and the partitions are leased
+            while len(seen) < len(warm):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             seen.clear()
             total, tick = int(seconds * per_second), 10 / per_second
@@ -229,18 +225,18 @@ class Runs:
     def medians(self, names: Mapping[str, str]) -> dict[str, float]:
         """By another name, of what was measured."""
         return {
-            told: median(self.values[name]) for name, told in names.items() if name in self.values
+            label: median(self.values[name]) for name, label in names.items() if name in self.values
         }
 
     def ratios(self, names: Mapping[str, str], base: str = "holdfast") -> dict[str, float]:
         """By another name, the median of each round's ratio to the base in the same
         round: noise hits both.
         """
-        known = {told: self.values[name] for name, told in names.items() if name in self.values}
+        known = {label: self.values[name] for name, label in names.items() if name in self.values}
         whole = self.values[base]  # peers are measured in the first rounds only
         return {
-            told: median([a / b for a, b in zip(values, whole, strict=False)])
-            for told, values in known.items()
+            label: median([a / b for a, b in zip(values, whole, strict=False)])
+            for label, values in known.items()
         }
 
 

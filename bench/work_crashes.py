@@ -1,6 +1,4 @@
-"""The crash of ``bench/work.py``: how soon the jobs of a worker that was killed are
-done.
-"""
+"""The crash part of ``bench/work.py``: how soon a killed worker's jobs are done."""
 
 from __future__ import annotations
 
@@ -62,9 +60,7 @@ async def _killed_while_all_are_in_flight(url: str, folder: str) -> None:
 async def _rounds(store: PostgresWork) -> int:
     handlers, finished = Handlers(), asyncio.Event()
     levels = list[int]()
-    """Of each job that is done: how many before it were done one after another, and
-    itself.
-    """
+    """For each job done: how many jobs before it ran one after another."""
 
     @handlers.handle(dict, type="Deed", stream=lambda _: None)
     async def handle(ctx: Context, deed: dict[str, Any]) -> None:

@@ -38,9 +38,7 @@ def _imported() -> Iterator[None]:
 
 
 async def pgqueuer(url: str, total: int, batch: int) -> float:
-    """Its documented benchmark: five queue managers, each with a connection and a batch
-    size.
-    """
+    """Its documented benchmark: five queue managers with a connection each."""
     with _imported():
         from pgqueuer.db import AsyncpgDriver
         from pgqueuer.qm import QueueManager
@@ -106,9 +104,7 @@ async def procrastinate(url: str, total: int) -> float:
 
 
 async def graphile(url: str, total: int) -> float:
-    """Graphile Worker on Node, one process; what it needs is installed into a temporary
-    folder once.
-    """
+    """Graphile Worker on Node, one process, installed once into a temporary folder."""
     command = ["node", "--expose-gc", "graphile.mjs", url, str(total), str(GRAPHILE_CONCURRENCY)]
     folder = await asyncio.to_thread(_graphile_folder)
     return float(await asyncio.to_thread(_output, command, folder))

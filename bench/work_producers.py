@@ -41,9 +41,7 @@ async def held_transaction_ratio(url: str, rounds: int, seconds: float) -> float
 
 
 async def _ratio(connections: list[Any], streams: int, rounds: int, seconds: float) -> float:
-    """The median of each round's own ratio; the order within a round changes from round
-    to round.
-    """
+    """The median of the rounds' ratios; the order within a round changes."""
     holder, *producers = connections
     await _commits(producers, streams, seconds)  # plans and caches are warm
     ratios = []
