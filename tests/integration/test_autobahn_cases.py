@@ -31,9 +31,7 @@ TEXT, BINARY, CONTINUATION, CLOSE, PING, PONG = 0x1, 0x2, 0x0, 0x8, 0x9, 0xA
 MASK = b"\x0a\x0b\x0c\x0d"
 WAIT = b""
 ANSWER, FAILS, THE_END = "answer", "fails", "the end"
-"""The request is answered; the connection is failed: a close frame that says so, and
-the end.
-"""
+"""Answered, or failed: a close frame that says so, and the end."""
 FAILURE = 4501
 """Whatever it was; the library beneath us has no word of its own in it."""
 
@@ -51,9 +49,7 @@ def frame(opcode: int, payload: bytes = b"", *, fin: bool = True, rsv: int = 0) 
 
 
 def asking(word: str = "x", size: int = 0) -> bytes:
-    """A request that holds this word; with a size, filled up with spaces, which JSON
-    allows.
-    """
+    """A request with this word; spaces fill it up to the size."""
     text = json.dumps(
         {"type": "resume", "request_id": "q", "payload": {"cursors": {}}, "note": word},
         ensure_ascii=False,
@@ -80,7 +76,7 @@ def pong(payload: bytes = b"") -> bytes:
 @dataclass(frozen=True)
 class Case:
     """What is sent (``WAIT``: for an answer), and what must come back, in order;
-    ``chop``: so many bytes at a time.
+    ``chop``: bytes written at a time.
 
     Bytes are expected as they stand. If nothing says that the connection ends, it must
     still answer a ping.
@@ -97,12 +93,17 @@ INVALID = b"\xce\xba\xe1\xbd\xb9\xcf\x83\xce\xbc\xce\xb5\xed\xa0\x80edited"
 BAD_TEXT = b'{"type":"' + INVALID + b'"}'
 
 FRAMING = {
-    **{f"1.1.{n}": Case([frame(TEXT, asking(size=size))], [ANSWER]) for n, size in
-       enumerate((125, 126, 127, 128, 65535, 65536), 2)},
+    **{
+        f"1.1.{n}": Case([frame(TEXT, asking(size=size))], [ANSWER])
+        for n, size in enumerate((125, 126, 127, 128, 65535, 65536), 2)
+    },
     "1.1.8": Case([frame(TEXT, asking(size=65536))], [ANSWER], chop=997),
-    **{f"1.2.{n}": Case([frame(BINARY, b"\xfe" * size)], [FAILS]) for n, size in enumerate((0, 125, 126, 65535), 1)},
+    **{
+        f"1.2.{n}": Case([frame(BINARY, b"\xfe" * size)], [FAILS])
+        for n, size in enumerate((0, 125, 126, 65535), 1)
+    },
     "9.1.2": Case([frame(TEXT, asking(size=65537))], [FAILS]),
-}  # fmt: skip
+}
 
 PINGS = {
     "2.1": Case([frame(PING)], [pong()]),
@@ -131,10 +132,15 @@ RESERVED = {
 }
 
 OPCODES = {
-    **{f"4.1.{n}": Case([frame(opcode, b"x" * (n % 2))], [FAILS]) for n, opcode in enumerate((3, 4, 5, 6, 7), 1)},
-    **{f"4.2.{n}": Case([frame(opcode, b"x" * (n % 2))], [FAILS]) for n, opcode in
-       enumerate((11, 12, 13, 14, 15), 1)},
-}  # fmt: skip
+    **{
+        f"4.1.{n}": Case([frame(opcode, b"x" * (n % 2))], [FAILS])
+        for n, opcode in enumerate((3, 4, 5, 6, 7), 1)
+    },
+    **{
+        f"4.2.{n}": Case([frame(opcode, b"x" * (n % 2))], [FAILS])
+        for n, opcode in enumerate((11, 12, 13, 14, 15), 1)
+    },
+}
 
 BEGUN, ENDED = fragments(HELLO, HALF)
 FRAGMENTS = {
@@ -150,28 +156,71 @@ FRAGMENTS = {
     "5.15": Case([BEGUN, ENDED, frame(CONTINUATION, b"x", fin=False), frame(TEXT, HELLO)], [FAILS]),
     "5.18": Case([BEGUN, frame(TEXT, HELLO)], [FAILS]),
     "5.19": Case(
-        [*fragments(HELLO, 5, 5)[:2], frame(PING, b"1"), frame(CONTINUATION, HELLO[10:15], fin=False),
-         frame(PING, b"2"), frame(CONTINUATION, HELLO[15:])], [pong(b"1"), pong(b"2"), ANSWER]),
+        [
+            *fragments(HELLO, 5, 5)[:2],
+            frame(PING, b"1"),
+            frame(CONTINUATION, HELLO[10:15], fin=False),
+            frame(PING, b"2"),
+            frame(CONTINUATION, HELLO[15:]),
+        ],
+        [pong(b"1"), pong(b"2"), ANSWER],
+    ),
     "5.20": Case(
-        [*fragments(HELLO, 5, 5)[:2], frame(PING, b"1"), frame(CONTINUATION, HELLO[10:15], fin=False),
-         frame(PING, b"2"), frame(CONTINUATION, HELLO[15:])], [pong(b"1"), pong(b"2"), ANSWER], chop=1),
+        [
+            *fragments(HELLO, 5, 5)[:2],
+            frame(PING, b"1"),
+            frame(CONTINUATION, HELLO[10:15], fin=False),
+            frame(PING, b"2"),
+            frame(CONTINUATION, HELLO[15:]),
+        ],
+        [pong(b"1"), pong(b"2"), ANSWER],
+        chop=1,
+    ),
     "10.1.1": Case(fragments(asking(size=19_500), *[1300] * 14), [ANSWER]),
-}  # fmt: skip
+}
 
 WORDS = {
-    "6.2.1": "Hello-µ@ßöäüàá-UTF-8!!", "6.5.1": "κόσμε", "6.6.11": "κόσμε", "6.7.1": "\\u0000", "6.7.3": "ࠀ",
-    "6.7.4": "\U00010000", "6.9.1": "\x7f", "6.9.2": "߿", "6.9.3": "\uffff", "6.9.4": "\U0010ffff", "6.11.3": "\ufffd",
-    "6.22.1": "\ufffe", "6.23.1": "\ufdd0",
-}  # fmt: skip
+    "6.2.1": "Hello-µ@ßöäüàá-UTF-8!!",
+    "6.5.1": "κόσμε",
+    "6.6.11": "κόσμε",
+    "6.7.1": "\\u0000",
+    "6.7.3": "ࠀ",
+    "6.7.4": "\U00010000",
+    "6.9.1": "\x7f",
+    "6.9.2": "߿",
+    "6.9.3": "\uffff",
+    "6.9.4": "\U0010ffff",
+    "6.11.3": "\ufffd",
+    "6.22.1": "\ufffe",
+    "6.23.1": "\ufdd0",
+}
 BROKEN_UTF8 = {
-    "6.3.1": INVALID, "6.4.1": b"\xce\xba\xe1\xbd\xb9\xcf\x83\xce\xbc\xce\xb5\xf4\x90\x80\x80edited",
-    "6.6.1": b"\xce", "6.6.3": b"\xce\xba\xe1", "6.8.1": b"\xf8\x88\x80\x80\x80", "6.8.2": b"\xfc\x84\x80\x80\x80\x80",
-    "6.10.1": b"\xf7\xbf\xbf\xbf", "6.10.2": b"\xfb\xbf\xbf\xbf\xbf", "6.11.5": b"\xf4\x90\x80\x80",
-    "6.12.1": b"\x80", "6.12.2": b"\xbf", "6.12.8": bytes(range(0x80, 0xC0)), "6.13.1": b"\xc0 \xc1 \xdf ",
-    "6.14.1": b"\xc0", "6.14.3": b"\xf0\x80\x80", "6.15.1": b"\xc0\xe0\x80\xf0\x80\x80", "6.16.1": b"\xfe",
-    "6.16.2": b"\xff", "6.17.1": b"\xc0\xaf", "6.17.3": b"\xf0\x80\x80\xaf", "6.18.1": b"\xc1\xbf",
-    "6.19.1": b"\xc0\x80", "6.20.1": b"\xed\xa0\x80", "6.20.7": b"\xed\xbf\xbf", "6.21.1": b"\xed\xa0\x80\xed\xb0\x80",
-}  # fmt: skip
+    "6.3.1": INVALID,
+    "6.4.1": b"\xce\xba\xe1\xbd\xb9\xcf\x83\xce\xbc\xce\xb5\xf4\x90\x80\x80edited",
+    "6.6.1": b"\xce",
+    "6.6.3": b"\xce\xba\xe1",
+    "6.8.1": b"\xf8\x88\x80\x80\x80",
+    "6.8.2": b"\xfc\x84\x80\x80\x80\x80",
+    "6.10.1": b"\xf7\xbf\xbf\xbf",
+    "6.10.2": b"\xfb\xbf\xbf\xbf\xbf",
+    "6.11.5": b"\xf4\x90\x80\x80",
+    "6.12.1": b"\x80",
+    "6.12.2": b"\xbf",
+    "6.12.8": bytes(range(0x80, 0xC0)),
+    "6.13.1": b"\xc0 \xc1 \xdf ",
+    "6.14.1": b"\xc0",
+    "6.14.3": b"\xf0\x80\x80",
+    "6.15.1": b"\xc0\xe0\x80\xf0\x80\x80",
+    "6.16.1": b"\xfe",
+    "6.16.2": b"\xff",
+    "6.17.1": b"\xc0\xaf",
+    "6.17.3": b"\xf0\x80\x80\xaf",
+    "6.18.1": b"\xc1\xbf",
+    "6.19.1": b"\xc0\x80",
+    "6.20.1": b"\xed\xa0\x80",
+    "6.20.7": b"\xed\xbf\xbf",
+    "6.21.1": b"\xed\xa0\x80\xed\xb0\x80",
+}
 UTF8 = {
     **{number: Case([frame(TEXT, asking(word))], [ANSWER]) for number, word in WORDS.items()},
     "6.2.2": Case(fragments(asking(WORDS["6.2.1"]), 70, 5), [ANSWER]),
@@ -200,20 +249,24 @@ CLOSES = {
     "7.3.5": Case([closing(1000, b"*" * 123)], [b"\x88\x7d\x03\xe8" + b"*" * 123]),
     "7.3.6": Case([closing(1000, b"*" * 124)], [FAILS]),
     "7.5.1": Case([closing(1000, INVALID)], [FAILS]),
-    **{f"7.7.{n}": Case([closing(code)], [b"\x88\x02" + code.to_bytes(2, "big")]) for n, code in
-       enumerate((1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1011, 3000, 3999, 4000, 4999), 1)},
-    **{f"7.9.{n}": Case([closing(code)], [FAILS]) for n, code in
-       enumerate((0, 999, 1004, 1005, 1006, 1016, 1100, 2000, 2999), 1)},
+    **{
+        f"7.7.{n}": Case([closing(code)], [b"\x88\x02" + code.to_bytes(2, "big")])
+        for n, code in enumerate(
+            (1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1011, 3000, 3999, 4000, 4999), 1
+        )
+    },
+    **{
+        f"7.9.{n}": Case([closing(code)], [FAILS])
+        for n, code in enumerate((0, 999, 1004, 1005, 1006, 1016, 1100, 2000, 2999), 1)
+    },
     **{f"7.13.{n}": Case([closing(code)], [FAILS]) for n, code in enumerate((5000, 65535), 1)},
-}  # fmt: skip
+}
 
 CASES = {**FRAMING, **PINGS, **RESERVED, **OPCODES, **FRAGMENTS, **UTF8, **CLOSES}
 
 
 class Peer(asyncio.Protocol):
-    """Reads what came even if a reset came right behind it, where a StreamReader tells
-    of the reset alone.
-    """
+    """Reads what came before a reset; a StreamReader reports the reset alone."""
 
     def __init__(self) -> None:
         self._came = bytearray()
@@ -315,9 +368,7 @@ async def _next(peer: Peer) -> list[str | bytes]:
 
 
 def in_one_piece(case: Case) -> Case:
-    """The same, with whatever need not wait in one write: how bytes come together must
-    change nothing.
-    """
+    """The same in as few writes as possible: it must change nothing."""
     runs = (
         b"".join(run) for waits, run in groupby(case.sent, lambda data: data == WAIT) if not waits
     )

@@ -48,9 +48,7 @@ NEWCOMER_SECONDS = 3.0
 
 
 class Healthy:
-    """One client that keeps within its rates: sends eight messages a second, and waits
-    for the ack.
-    """
+    """A client within its rates: eight sends a second, each waits for its ack."""
 
     def __init__(self, socket: websockets.ClientConnection, chat_id: str, name: str) -> None:
         self._socket = socket
@@ -179,9 +177,7 @@ class World:
         )
 
     async def newcomer(self, chat_id: str) -> float:
-        """Somebody who comes in the middle of it; how long they waited for the ack of a
-        first message.
-        """
+        """A client that connects meanwhile: how long its first ack takes."""
         began = time.monotonic()
         async with self.connect("newcomer", NEWCOMER_ADDRESS) as socket:
             await socket.send(send_message(chat_id, f"{began}", "first"))
@@ -199,9 +195,7 @@ async def flood(
     authenticated: bool,
     chat_id: str,
 ) -> dict[str, Any]:
-    """One round; what the flooders did, how long a newcomer waited, and the server for
-    the machine.
-    """
+    """One round: the flooders' counts, a newcomer's wait, the server's share."""
     before = world.waited_for_a_core()
     for number, process in enumerate(processes):
         assert process.stdin is not None
@@ -223,9 +217,7 @@ async def flood(
 
 @pytest.fixture
 def memory_path(tmp_path: Path) -> Iterator[Path]:
-    """A directory in memory, where there is one: a commit that waits for a slow disk is
-    no flooder's doing.
-    """
+    """In memory if possible, so that no slow disk delays a commit."""
     memory = Path("/dev/shm")
     if not os.access(memory, os.W_OK):
         yield tmp_path

@@ -72,7 +72,7 @@ async def rotated(node: Node) -> tuple[str, int, bool]:
 
 
 async def never_acking(node: Node) -> tuple[str, int, bool]:
-    """Takes everything, answers heartbeats, and never says that it has stored anything."""
+    """Reads everything, answers heartbeats, and never acks."""
     chat_id = await create_chat(node, "never_acking")
     async with connected(node, "never_acking") as client:
         await ask(client, "resume", cursors={})
@@ -113,9 +113,7 @@ Client = Callable[[Node], Awaitable[tuple[str, int, bool]]]
 async def test_each_reason_has_its_code_and_is_announced(
     tmp_path: Path, settings: dict[str, float], clients: dict[Client, tuple[str, int, bool]]
 ) -> None:
-    """Together are those of which none can meet another's reason first, however slow
-    the machine is.
-    """
+    """Grouped so that no client meets another's reason first."""
 
     async with running_node(tmp_path, **settings) as node:
         found = await asyncio.gather(*(client(node) for client in clients))

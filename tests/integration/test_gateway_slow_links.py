@@ -1,4 +1,4 @@
-"""A real client on a slow link that only answers what it is asked, as a browser does."""
+"""A client on a slow link that only answers, as a browser does."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Real sockets: one port for HTTP and WebSocket, the protocol's edges, and a reader
-that stops reading.
-"""
+"""Real sockets: one port, the protocol's edges, a reader that stops."""
 
 from __future__ import annotations
 
@@ -143,7 +141,7 @@ async def test_http_and_websocket_share_one_port(tmp_path: Path) -> None:
         (b"GET /no HTTP/1.1\r\nHost: x\r\n\r\n", b"GET / H"),
     ],
 )
-async def test_who_never_finishes_a_request_is_cut_off(
+async def test_client_that_never_finishes_a_request_is_closed(
     tmp_path: Path, whole: bytes, begun: bytes
 ) -> None:
     async with running_node(tmp_path, http_times=HttpTimes(head_seconds=1)) as node:
@@ -158,7 +156,7 @@ async def test_who_never_finishes_a_request_is_cut_off(
         writer.close()
 
 
-async def test_who_was_answered_and_never_ends_the_body_is_cut_off(tmp_path: Path) -> None:
+async def test_client_that_never_ends_an_answered_body_is_closed(tmp_path: Path) -> None:
     async with running_node(tmp_path, http_times=HttpTimes(rest_seconds=1)) as node:
         reader, writer = await asyncio.open_connection("127.0.0.1", node.settings.server.port)
         head = b"POST /v1/chats HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
@@ -176,15 +174,13 @@ async def test_who_was_answered_and_never_ends_the_body_is_cut_off(tmp_path: Pat
 
 
 async def _trickle(writer: asyncio.StreamWriter) -> None:
-    """So slowly that every pause between requests is shorter than that of the
-    keep-alive.
-    """
+    """One byte at a time, each well before the keep-alive ends."""
     for _ in range(99):
         writer.write(b"x")
         await asyncio.sleep(0.1)
 
 
-async def test_who_asks_and_does_not_take_the_answers_is_cut_off(tmp_path: Path) -> None:
+async def test_client_that_does_not_read_responses_is_closed(tmp_path: Path) -> None:
     async with running_node(tmp_path, http_times=HttpTimes(unread_seconds=0.3)) as node:
         asking = socket.create_connection(("127.0.0.1", node.settings.server.port))
         asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -200,7 +196,7 @@ async def test_who_asks_and_does_not_take_the_answers_is_cut_off(tmp_path: Path)
         asking.close()
 
 
-async def test_who_does_not_take_a_whole_answer_is_cut_off(
+async def test_client_that_does_not_read_a_whole_response_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing more is awaited of it, yet it is not closed as an idle connection is:
@@ -241,10 +237,8 @@ async def test_a_head_without_end_is_refused(tmp_path: Path) -> None:
         writer.close()
 
 
-async def test_a_refusal_is_read_by_who_goes_on_sending(tmp_path: Path) -> None:
-    """Closed with bytes on their way, a socket is reset, and the answer is lost with
-    it.
-    """
+async def test_client_that_goes_on_sending_can_read_a_refusal(tmp_path: Path) -> None:
+    """A socket closed with input on its way is reset and loses the response."""
 
     async with running_node(tmp_path) as node:
         reader, writer = await asyncio.open_connection("127.0.0.1", node.settings.server.port)
@@ -292,7 +286,7 @@ NO_HANDSHAKES = {
 
 
 @pytest.mark.parametrize("what", NO_HANDSHAKES)
-async def test_what_is_no_opening_handshake_is_refused_with_our_error_body(
+async def test_invalid_opening_handshake_is_refused_with_our_error_body(
     tmp_path: Path, what: str
 ) -> None:
     request, why = NO_HANDSHAKES[what]
@@ -346,7 +340,7 @@ async def test_the_credential_of_a_handshake_is_not_kept_with_the_connection(
         [connection] = node.gateway.open_connections
         near: list[Any] = [connection]
         found: dict[int, Any] = {}
-        for _ in range(6):  # steps from the connection; further away is all of the process
+        for _ in range(6):  # steps from the connection; the process holds the rest
             near = [
                 thing
                 for holder in near
@@ -379,7 +373,7 @@ async def test_a_socket_is_set_as_we_want_it_whatever_its_library_would_ask(tmp_
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) in (
             wanted,
             2 * wanted,
-        ), "Linux tells twice as much"
+        ), "Linux reports twice as much"
         client.close()
 
 
@@ -446,7 +440,7 @@ async def test_a_refused_handshake_is_an_http_answer_with_our_error_body(
         assert json.loads(await client.rest())["error"]["code"] == code
 
 
-async def test_too_many_handshakes_are_told_when_to_come_back(tmp_path: Path) -> None:
+async def test_handshakes_over_the_rate_get_retry_after(tmp_path: Path) -> None:
     async with running_node(tmp_path) as node:
         rule = {
             "tenantID": "*",
@@ -495,11 +489,11 @@ def http_connections() -> float | None:
 
 async def http_connections_are(many: int) -> None:
     async with asyncio.timeout(10):
-        while http_connections() != many:  # noqa: ASYNC110  # another turn of the same loop counts it
+        while http_connections() != many:  # noqa: ASYNC110  # same loop
             await asyncio.sleep(0.01)
 
 
-async def test_an_address_holds_so_many_http_connections_and_the_next_is_told_and_closed(
+async def test_http_connection_over_the_bound_of_its_address_is_refused_and_closed(
     tmp_path: Path,
 ) -> None:
     async with running_node(tmp_path, access__http__per_address_max=2) as node:
@@ -631,9 +625,19 @@ def longer_length_than_needed(client: Raw) -> None:
 
 
 BREAKS = [
-    oversize, far_oversize, binary, reserved_bit, bad_utf8, seventeen_fragments, lone_continuation, unmasked,
-    reserved_ping, bad_close_code, unknown_opcode, longer_length_than_needed,
-]  # fmt: skip
+    oversize,
+    far_oversize,
+    binary,
+    reserved_bit,
+    bad_utf8,
+    seventeen_fragments,
+    lone_continuation,
+    unmasked,
+    reserved_ping,
+    bad_close_code,
+    unknown_opcode,
+    longer_length_than_needed,
+]
 
 
 @pytest.mark.parametrize("breaks", [oversize, far_oversize, oversize_without_an_end])
@@ -740,7 +744,7 @@ async def closed(node: Node, user_id: str) -> None:
         while any(  # noqa: ASYNC110
             c.user.user_id == user_id and c.closing is None for c in node.gateway.open_connections
         ):
-            # a real socket against a real clock: there is nothing to be told by
+            # a real socket against a real clock: there is no signal to wait for
             await asyncio.sleep(0.1)
 
 

@@ -114,7 +114,7 @@ async def test_little_of_a_socket_is_handled_in_one_turn(
     )
 
 
-async def test_a_flood_is_told_why_it_is_closed_though_it_goes_on_sending(tmp_path: Path) -> None:
+async def test_flooding_client_can_read_why_it_is_closed(tmp_path: Path) -> None:
     async with running_node(
         tmp_path,
         gateway__backpressure__inbound__work_pause_seconds_max=0.5,
@@ -136,7 +136,7 @@ async def test_a_flood_is_told_why_it_is_closed_though_it_goes_on_sending(tmp_pa
 
 
 @pytest.mark.parametrize("defect", [False, True])
-async def test_a_close_frame_is_read_by_who_goes_on_sending(
+async def test_client_that_goes_on_sending_can_read_the_close_frame(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defect: bool
 ) -> None:
     def meet_defect(connection: Connection, data: bytes) -> None:
@@ -162,7 +162,7 @@ async def test_a_close_frame_is_read_by_who_goes_on_sending(
         sending.cancel()
 
 
-async def test_a_refused_handshake_is_told_why_though_it_goes_on_sending(
+async def test_refused_handshake_that_goes_on_sending_can_read_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     senders: list[Sender] = []
@@ -183,7 +183,7 @@ async def test_a_refused_handshake_is_told_why_though_it_goes_on_sending(
         senders[0].socket.close()
 
 
-async def test_answers_that_nobody_reads_are_in_the_memory_budget_and_the_fullest_is_cut_off(
+async def test_unread_responses_count_in_the_budget_and_the_fullest_is_closed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def shed() -> float:
@@ -210,7 +210,7 @@ async def test_answers_that_nobody_reads_are_in_the_memory_budget_and_the_fulles
     assert [record.message for record in caplog.records if record.exc_info] == []
 
 
-async def test_everybody_who_is_sending_hears_of_a_shutdown(tmp_path: Path) -> None:
+async def test_sending_clients_all_get_the_reason_of_a_shutdown(tmp_path: Path) -> None:
     program = Program(tmp_path / "state")
     server = program.serve()
 

@@ -1,6 +1,4 @@
-"""What a stranger may send to the port, byte by byte: bounds, order, and a log that
-stays readable.
-"""
+"""Bytes of an unknown client: bounds, order, and a readable log."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ def get(path: str = "/health/live", *headers: str) -> bytes:
 
 
 def padded(size: int, head: bytes | None = None) -> bytes:
-    """A head of so many bytes."""
+    """A head of ``size`` bytes."""
     head = head or get("/health/live", "X-Long: ")
     return head.replace(b"X-Long: ", b"X-Long: " + b"x" * (size - len(head)))
 
@@ -50,8 +48,18 @@ LONG_UPGRADE = UPGRADE + b"X-Long: \r\n\r\n"
 
 
 BOUNDS = {
-    "head": (padded(HEAD_BYTES_MAX - 100), padded(HEAD_BYTES_MAX + 100), 431, f"at most {HEAD_BYTES_MAX} bytes"),
-    "a head of three times its bound": (GET, padded(3 * HEAD_BYTES_MAX), 431, f"at most {HEAD_BYTES_MAX} bytes"),
+    "head": (
+        padded(HEAD_BYTES_MAX - 100),
+        padded(HEAD_BYTES_MAX + 100),
+        431,
+        f"at most {HEAD_BYTES_MAX} bytes",
+    ),
+    "a head of three times its bound": (
+        GET,
+        padded(3 * HEAD_BYTES_MAX),
+        431,
+        f"at most {HEAD_BYTES_MAX} bytes",
+    ),
     "the head of a handshake": (
         padded(HEAD_BYTES_MAX - 100, LONG_UPGRADE),
         padded(HEAD_BYTES_MAX + 100, LONG_UPGRADE),
@@ -83,14 +91,15 @@ BOUNDS = {
         f"at most {PATH_BYTES_MAX} bytes",
     ),
     "trailers": (
-        b"POST /v1/chats HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\na: b\r\n\r\n",
+        b"POST /v1/chats HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"0\r\na: b\r\n\r\n",
         b"POST /v1/chats HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\na: "
         + b"x" * 2 * HEAD_BYTES_MAX
         + b"\r\n\r\n",
         431,
         f"at most {HEAD_BYTES_MAX} bytes",
     ),
-}  # fmt: skip
+}
 
 
 async def exchange(node: Node, pieces: Sequence[bytes], count: int = 1) -> list[tuple[int, bytes]]:
@@ -158,10 +167,16 @@ GARBAGE = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 no HTTP at all\r\n\r\n"
 STRANGE: dict[str, tuple[list[bytes], list[int]]] = {
     "a request, then garbage in one segment": ([GET + GARBAGE], [200, 400]),
     "three requests, then garbage": ([GET * 3 + GARBAGE], [200, 200, 200, 400]),
-    "more requests than may wait": ([GET * (PIPELINED_MAX + 9)], [200] * (PIPELINED_MAX + 1) + [400]),
+    "more requests than may wait": (
+        [GET * (PIPELINED_MAX + 9)],
+        [200] * (PIPELINED_MAX + 1) + [400],
+    ),
     "garbage": ([GARBAGE], [400]),
     "a chunk that is none, where 100 Continue is awaited": (
-        [b"GET /health/live HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\nZZZ\r\n"],
+        [
+            b"GET /health/live HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\nZZZ\r\n"
+        ],
         [400],
     ),
     "a credential in a trailer": (
@@ -172,7 +187,10 @@ STRANGE: dict[str, tuple[list[bytes], list[int]]] = {
         [401],
     ),
     "a request that hangs, then garbage": (
-        [b"POST /v1/chats HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{", b'"a":1}  ' + GARBAGE],
+        [
+            b"POST /v1/chats HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{",
+            b'"a":1}  ' + GARBAGE,
+        ],
         [401, 400],
     ),
     "a body whose chunks are broken": (
@@ -180,8 +198,14 @@ STRANGE: dict[str, tuple[list[bytes], list[int]]] = {
         [401, 400],
     ),
     "a request, then half of one": ([GET + b"GET /health/li"], [200]),
-    "an upgrade to something else": ([get("/health/live", "Upgrade: h2c", "Connection: Upgrade")], [200]),
-    "two lengths": ([b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nx"], [400]),
+    "an upgrade to something else": (
+        [get("/health/live", "Upgrade: h2c", "Connection: Upgrade")],
+        [200],
+    ),
+    "two lengths": (
+        [b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nx"],
+        [400],
+    ),
     "length and chunks": (
         [b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\nx"],
         [400],
@@ -191,24 +215,42 @@ STRANGE: dict[str, tuple[list[bytes], list[int]]] = {
     "a path that is no ASCII": ([b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n"], [400]),
     "a NUL in a header": ([get("/health/live", "X: a\0b")], [400]),
     "a handshake behind a request": ([GET + UPGRADE + b"\r\n"], [200, 400]),
-    "a handshake whose credential is none": ([UPGRADE + b"Authorization: Bearer a.b.c\r\n\r\n"], [401]),
+    "a handshake whose credential is none": (
+        [UPGRADE + b"Authorization: Bearer a.b.c\r\n\r\n"],
+        [401],
+    ),
     "two hosts": ([get("/v1/chats", "Host: y")], [400]),
     "two hosts of a page": ([get("/docs/style.css", "Host: y")], [400]),
     "no host": ([b"GET /health/live HTTP/1.1\r\n\r\n"], [400]),
     "no host, as HTTP/1.0 allows": ([b"GET /health/live HTTP/1.0\r\n\r\n"], [200]),
-    "a request, then one without a host": ([GET + b"GET /health/live HTTP/1.1\r\n\r\n"], [200, 400]),
+    "a request, then one without a host": (
+        [GET + b"GET /health/live HTTP/1.1\r\n\r\n"],
+        [200, 400],
+    ),
     "a handshake in the form for proxies": (
         [UPGRADE.replace(b"/v1/ws", b"http://elsewhere:80/v1/ws") + b"\r\n"],
         [101],
     ),
-    "a handshake at an address that is none": ([UPGRADE.replace(b"/v1/ws", b"http://:x/v1/ws") + b"\r\n"], [400]),
+    "a handshake at an address that is none": (
+        [UPGRADE.replace(b"/v1/ws", b"http://:x/v1/ws") + b"\r\n"],
+        [400],
+    ),
     "a handshake with garbage behind it": ([UPGRADE + b"\r\n" + GARBAGE], [400]),
     **{
-        f"a handshake with two {header}": ([UPGRADE + f"{header}\r\n{header}\r\n\r\n".encode()], [400])
-        for header in ("Host: x", "Authorization: Bearer a", "X-Device-ID: d", "Sec-WebSocket-Version: 13",
-                       "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Protocol: holdfast.v1")
+        f"a handshake with two {header}": (
+            [UPGRADE + f"{header}\r\n{header}\r\n\r\n".encode()],
+            [400],
+        )
+        for header in (
+            "Host: x",
+            "Authorization: Bearer a",
+            "X-Device-ID: d",
+            "Sec-WebSocket-Version: 13",
+            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+            "Sec-WebSocket-Protocol: holdfast.v1",
+        )
     },
-}  # fmt: skip
+}
 
 
 async def test_strange_requests_are_answered_in_order_and_write_no_traceback(
@@ -247,7 +289,7 @@ COUNTED = {
 }
 
 
-async def test_whatever_a_stranger_is_answered_was_counted_against_its_address(
+async def test_every_response_without_credential_counts_against_its_address(
     tmp_path: Path,
 ) -> None:
     few = {"api__unauthenticated_per_minute": 1, "api__unauthenticated_burst": len(COUNTED)}
@@ -292,9 +334,7 @@ async def test_requests_of_a_client_that_has_ended_its_side_are_answered(tmp_pat
 
 
 async def test_no_head_is_awaited_while_answers_are_not_read(tmp_path: Path) -> None:
-    """A client that takes its time with the answers is not late with the request behind
-    them.
-    """
+    """A client that reads slowly is not late with its next request."""
     pages = get("/openapi.json", "Accept-Encoding: identity") * 40
 
     async def ask(node: Node, ending: bytes) -> list[int]:
@@ -372,7 +412,7 @@ async def test_mutilated_requests_write_no_traceback(tmp_path: Path) -> None:
             [(alive, _)] = await exchange(node, [GET])
             assert alive == 200
             assert len(lines.getvalue().splitlines()) < 100, (
-                "of 400 requests the first are told, then a sum"
+                "of 400 requests the first are logged, then a sum"
             )
         assert "raceback" not in lines.getvalue() and "exception" not in lines.getvalue(), (
             lines.getvalue()

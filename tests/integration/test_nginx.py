@@ -120,7 +120,7 @@ async def test_requests_and_sockets_pass_and_browsers_must_use_tls(
         "/v1/chats/%2e%2e/%2e%2e/admin/status",
     ],
 )
-def test_what_is_for_operators_is_denied_from_outside_whatever_the_key(
+def test_operators_paths_are_denied_from_outside_with_any_key(
     proxy: Server, program: Program, target: str
 ) -> None:
     key = program.ok(

@@ -21,9 +21,7 @@ from collections.abc import Callable
 
 CHUNK_BYTES = 64 * 1024
 SOCKET_BUFFER_BYTES = 4096
-"""What a connection that does not read takes into its kernel: little, so that it soon
-takes nothing.
-"""
+"""A small receive buffer: a connection that does not read soon blocks."""
 PING, PONG, BINARY, TEXT, CONTINUATION, CLOSE = 0x9, 0xA, 0x2, 0x1, 0x0, 0x8
 
 

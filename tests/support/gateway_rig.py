@@ -53,7 +53,7 @@ def decode_frames(data: bytes) -> list[dict[str, Any]]:
 
 
 class FakeSocket:
-    """The client's end: what was written to it, and a tap to stop it from taking more."""
+    """The client's end: what was written; ``stopped`` takes no more."""
 
     def __init__(self) -> None:
         self.connection: Connection

@@ -1,6 +1,4 @@
-"""A session and its connection's part, without a socket: carries out effects, decodes
-what is written.
-"""
+"""A session without a socket: effects and written frames are kept."""
 
 from __future__ import annotations
 
@@ -144,9 +142,7 @@ class Talk:
         return self.do(self.session.tick(self.now, Transmission.of_buffer(self.unsent)))
 
     def wait(self, seconds: float) -> list[Effect]:
-        """Let time pass as a gateway does: tick whenever the session has something to
-        do.
-        """
+        """Let time pass: tick whenever the session has something to do."""
         end, effects = self.now + seconds, list[Effect]()
         for _ in range(1000):
             due = max(self.session.next_tick, self.now)

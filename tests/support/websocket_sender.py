@@ -1,6 +1,4 @@
-"""A WebSocket client on a raw socket: it sends bytes as they are, and reads them when
-it is told to.
-"""
+"""A WebSocket client on a raw socket: it sends bytes unchanged and reads on demand."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_only_json_is_taken(media_type: str) -> None:
     with_rest(scenario)
 
 
-def test_of_a_key_given_twice_the_last_counts() -> None:
+def test_last_value_of_a_repeated_json_key_counts() -> None:
     async def scenario(rest: Rest) -> None:
         headers = {**JSON, "Authorization": f"Bearer {rest.token('alice')}"}
         answer = await rest.client.post(

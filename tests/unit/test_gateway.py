@@ -1,6 +1,4 @@
-"""A gateway and its connections, with the real parts behind them, on virtual time and
-without sockets.
-"""
+"""A gateway and its connections on virtual time, without sockets."""
 
 from __future__ import annotations
 
@@ -19,6 +17,7 @@ from holdfast.clock import TURN_SECONDS, Turns
 from holdfast.errors import Unavailable
 from holdfast.fanout.contract import Envelope, MessageRun
 from holdfast.gateway.gateway import LINES_AT_ONCE, LINES_SECONDS
+from holdfast.gateway.roster_sync import RosterSync
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.message import Cursor, User
 from holdfast.session.effects import Effects
@@ -29,7 +28,7 @@ from holdfast.telemetry.metrics import REGISTRY
 from holdfast.wire.close_codes import CloseReason
 from holdfast.wire.codec import encode_frame
 from holdfast.wire.frames import Typing
-from proof.virtual_loop import LoopClock, run
+from proof.virtual_loop import LoopClock
 
 TYPING = encode_frame(Typing("chat", "alice", True))
 ALICE, BOB = User("default", "alice"), User("default", "bob")
@@ -118,7 +117,7 @@ async def test_two_connections_are_written_the_same_bytes() -> None:
         assert one.writes[0] is two.writes[0]
 
 
-async def test_who_is_removed_gets_the_event_and_nothing_after_it() -> None:
+async def test_removed_member_gets_the_event_and_nothing_after_it() -> None:
     async with bench() as parts:
         chat_id = await parts.chat("alice", "bob")
         alice, bob = await live(parts, "alice"), await live(parts, "bob")
@@ -134,7 +133,7 @@ async def test_who_is_removed_gets_the_event_and_nothing_after_it() -> None:
         assert [f["payload"]["sequence"] for f in bob.take()] == [1, 2]
 
 
-async def test_who_joins_is_told_to_sync_and_gets_what_follows() -> None:
+async def test_new_member_gets_a_resync_and_what_follows() -> None:
     async with bench() as parts:
         chat_id = await parts.chat("alice")
         bob = await live(parts, "bob")
@@ -148,9 +147,7 @@ async def test_who_joins_is_told_to_sync_and_gets_what_follows() -> None:
         ]
 
 
-async def test_the_first_message_of_a_chat_created_since_they_connected_reaches_its_members() -> (
-    None
-):
+async def test_first_message_of_a_chat_created_later_reaches_connected_members() -> None:
     async with bench() as parts:
         bob = await live(parts, "bob")
         chat_id = await parts.chat("alice", "bob")
@@ -182,9 +179,7 @@ async def test_a_paused_socket_is_not_written_to_and_catches_up_when_it_takes_ag
         assert [f["payload"]["sequence"] for f in socket.take()] == [1, 2]
 
 
-async def test_a_stopped_reader_is_warned_then_closed_after_its_grace_and_told_from_where_to_sync() -> (
-    None
-):
+async def test_stopped_reader_is_warned_then_closed_with_where_to_sync_from() -> None:
     limits = GatewaySettings(
         backpressure=BackpressureSettings(outbound=OutboundSettings(max_buffer_messages=20))
     )
@@ -265,7 +260,7 @@ async def test_a_flood_before_the_hello_is_a_protocol_error() -> None:
         assert socket.closed == (4501, "protocol_error")
 
 
-async def test_what_comes_before_the_hello_is_bounded_in_bytes_too() -> None:
+async def test_frames_before_the_connection_is_established_are_bounded_in_bytes() -> None:
     async with bench() as parts:
         socket = parts.connect("alice")
         for n in range(5):
@@ -348,9 +343,7 @@ async def test_a_client_that_sends_anything_is_not_idle() -> None:
         assert socket.closed == (4001, "idle_timeout")
 
 
-async def test_a_heartbeat_that_has_not_left_yet_waits_for_its_answer_as_long_as_bytes_leave() -> (
-    None
-):
+async def test_heartbeat_that_has_not_left_waits_as_long_as_bytes_leave() -> None:
     async with bench() as parts:
         socket = parts.connect("alice")
         await settle()
@@ -382,27 +375,25 @@ async def test_a_skipped_last_delivery_is_found_by_the_heads() -> None:
         assert parts.clock.monotonic() <= 75
 
 
-async def test_a_join_of_which_nobody_was_told_is_found_without_another_message() -> None:
-    """The event of joining was skipped and the chat is quiet: it is in nobody's heads."""
+async def test_skipped_join_is_found_without_another_message() -> None:
+    """The event of joining was skipped and the chat is quiet: no heads name it."""
     async with bench() as parts:
         bob = await live(parts, "bob")
         chat_id = await parts.chat("alice", "bob")
-        told: list[str] = []
-        while not told:
+        named: list[str] = []
+        while not named:
             await asyncio.sleep(1)
             for frame in bob.take():
                 if frame["type"] == "heartbeat":
                     bob.say("heartbeat_ack")
                 elif frame["type"] == "resync":
-                    told = [chat["chat_id"] for chat in frame["payload"]["chats"]]
-        assert told == [chat_id]
+                    named = [chat["chat_id"] for chat in frame["payload"]["chats"]]
+        assert named == [chat_id]
         assert parts.clock.monotonic() <= 75
 
 
 async def test_above_the_memory_budget_the_fullest_connection_is_shed() -> None:
-    """It learns why, and when to come back: those who are shed together do not return
-    together.
-    """
+    """It learns why and when to reconnect; shed clients do not return together."""
     async with bench(memory_budget_bytes=10_000) as parts:
         chat_id = await parts.chat("alice", "bob")
         alice, bob = await live(parts, "alice"), await live(parts, "bob")
@@ -421,10 +412,8 @@ async def test_above_the_memory_budget_the_fullest_connection_is_shed() -> None:
         assert REGISTRY.get_sample_value("holdfast_client_resync_forced_total") == forced + 1
 
 
-async def test_what_a_socket_has_not_passed_on_counts_against_the_memory_budget() -> None:
-    """A page leaves its lane in one piece: with a client that reads nothing it stays in
-    the transport.
-    """
+async def test_unsent_bytes_of_a_socket_count_against_the_memory_budget() -> None:
+    """A page leaves its lane in one piece and stays in the transport."""
     async with bench(memory_budget_bytes=10_000) as parts:
         alice, bob = await live(parts, "alice"), await live(parts, "bob")
         alice.unsent, bob.unsent = 8_000, 6_000
@@ -437,7 +426,7 @@ async def test_what_a_socket_has_not_passed_on_counts_against_the_memory_budget(
         assert (alice.closed, bob.closed) == ((4003, "memory_pressure"), None)
 
 
-async def test_nobody_is_shed_for_what_a_closing_connection_still_holds() -> None:
+async def test_bytes_of_a_closing_connection_shed_no_other() -> None:
     async with bench(memory_budget_bytes=10_000) as parts:
         alice, bob = await live(parts, "alice"), await live(parts, "bob")
         alice.unsent, bob.unsent = 50_000, 5_000
@@ -502,11 +491,11 @@ async def test_a_closed_connection_leaves_its_chats() -> None:
 
 
 async def test_a_store_that_cannot_be_read_closes_a_newcomer_with_a_delay() -> None:
-    class Away(MemoryStore):
+    class Unreachable(MemoryStore):
         async def memberships(self, users: Sequence[User]) -> Any:
-            raise Unavailable("the store is away")
+            raise Unavailable("the store is unavailable")
 
-    async with bench(store=Away()) as parts:
+    async with bench(store=Unreachable()) as parts:
         socket = parts.connect("alice")
         await settle()
         assert types_of(socket.take()) == ["error", "connection_closing"]
@@ -514,13 +503,15 @@ async def test_a_store_that_cannot_be_read_closes_a_newcomer_with_a_delay() -> N
 
 
 @pytest.mark.parametrize("drained", [False, True])
-async def test_what_was_asked_before_the_hello_is_answered_before_the_close(drained: bool) -> None:
-    class Away(MemoryStore):
+async def test_requests_before_the_connection_is_established_are_answered_at_close(
+    drained: bool,
+) -> None:
+    class Unreachable(MemoryStore):
         async def memberships(self, users: Sequence[User]) -> Any:
             await asyncio.sleep(1)
-            raise Unavailable("the store is away")
+            raise Unavailable("the store is unavailable")
 
-    async with bench(store=Away()) as parts:
+    async with bench(store=Unreachable()) as parts:
         socket = parts.connect("alice")
         socket.say("sync_request", "q1", chat_id="c", epoch=1, after_sequence=0)
         socket.say("heartbeat_ack")
@@ -535,9 +526,7 @@ async def test_what_was_asked_before_the_hello_is_answered_before_the_close(drai
         ]
 
 
-async def test_who_was_removed_without_hearing_of_it_gets_no_more_of_the_chat_and_is_told_to_sync_it() -> (
-    None
-):
+async def test_skipped_removal_ends_deliveries_and_sends_a_resync() -> None:
     async with bench() as parts:
         chat_id = await parts.chat("alice", "bob")
         stays = await parts.chat("alice", "bob")
@@ -593,7 +582,7 @@ async def test_memberships_read_before_an_event_do_not_take_it_back(what: str) -
         assert (bob.connection in parts.gateway.roster.in_chat(chat_id)) is is_in
 
 
-async def test_who_leaves_while_memberships_are_told_to_others_is_not_put_back(
+async def test_member_who_leaves_during_a_membership_check_is_not_put_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with bench() as parts:
@@ -613,9 +602,7 @@ async def test_who_leaves_while_memberships_are_told_to_others_is_not_put_back(
 
 
 async def test_memberships_that_are_read_for_a_hello_are_not_asked_for_again() -> None:
-    """They would be told chat by chat to a connection that is about to learn all of
-    them.
-    """
+    """A connection that is being established is about to learn all of them."""
     store = SlowMemberships()
     async with bench(store=store) as parts:
         await live(parts, "alice")
@@ -641,7 +628,7 @@ async def turns_of(work: Coroutine[Any, Any, None]) -> int:
 
 
 @pytest.mark.parametrize("ask", ["ask_heads", "ask_memberships"])
-async def test_what_the_store_says_of_many_is_told_in_turns(
+async def test_comparison_with_the_store_yields_to_the_loop(
     ask: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench() as parts:
@@ -656,12 +643,12 @@ async def test_what_the_store_says_of_many_is_told_in_turns(
         assert await turns_of(asking()) >= idle + 40, "each reading of the clock is a turn later"
 
 
-async def test_heads_that_bring_nothing_new_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+async def test_heads_without_news_do_not_reach_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    named: list[str] = []
     head = Session.on_head
 
     def counted(session: Session, chat_id: str, at: Cursor, now: float) -> Effects:
-        told.append(chat_id)
+        named.append(chat_id)
         return head(session, chat_id, at, now)
 
     async with bench() as parts:
@@ -675,11 +662,11 @@ async def test_heads_that_bring_nothing_new_are_not_told(monkeypatch: pytest.Mon
         due = never_resumed.connection.due
         monkeypatch.setattr(Session, "on_head", counted)
         await parts.gateway.roster_sync.ask_heads()
-        assert told == []
+        assert named == []
         assert never_resumed.connection.due == due, "it need not be looked at"
         await parts.store.append([draft("c2", sender=ALICE, chat_id=chats[1])])
         await parts.gateway.roster_sync.ask_heads()
-        assert told == [chats[1]] * 2
+        assert named == [chats[1]] * 2
 
 
 async def test_memberships_read_before_a_connection_came_say_nothing_about_it() -> None:
@@ -698,9 +685,7 @@ async def test_memberships_read_before_a_connection_came_say_nothing_about_it() 
         assert list(tablet.connection.chats) == []
 
 
-async def test_one_part_that_cannot_be_read_keeps_nobody_else_from_their_chats(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_memberships_that_cannot_be_read_delay_no_other_user() -> None:
     class Partly(MemoryStore):
         async def memberships(self, users: Sequence[User]) -> Mapping[User, Mapping[str, Cursor]]:
             if broken and ALICE in users:
@@ -708,14 +693,14 @@ async def test_one_part_that_cannot_be_read_keeps_nobody_else_from_their_chats(
             return await super().memberships(users)
 
     broken: list[str] = []
-    monkeypatch.setattr("holdfast.gateway.roster_sync.USERS_PER_READ", 1)
-
     async with bench(store=Partly()) as parts:
         await live(parts, "alice")
         bob = await live(parts, "bob")
         broken.append("alice")
         await parts.chat("carol", "bob")
-        await parts.gateway.roster_sync.ask_memberships()
+        history = parts.gateway.roster_sync._history
+        one_by_one = RosterSync(parts.gateway.roster, history, parts.clock, users_per_read=1)
+        await one_by_one.ask_memberships()
         await settle()
         assert types_of(bob.take()) == ["resync"]
 
@@ -738,8 +723,8 @@ async def test_the_memberships_of_many_are_asked_for_in_few_reads() -> None:
         assert store.reads == 3
 
 
-def test_the_log_says_whose_buffer_rose_who_was_warned_and_why_a_connection_was_closed() -> None:
-    async def story() -> None:
+async def test_log_names_the_client_of_a_warning_and_of_a_close() -> None:
+    with capture_logs() as logs:
         limits = GatewaySettings(
             backpressure=BackpressureSettings(outbound=OutboundSettings(max_buffer_messages=20))
         )
@@ -752,9 +737,6 @@ def test_the_log_says_whose_buffer_rose_who_was_warned_and_why_a_connection_was_
                 parts.gateway.deliver(envelope(chat_id, n))
             await asyncio.sleep(10)
             assert socket.closed == (4002, "slow_consumer")
-
-    with capture_logs() as logs:
-        run(story())
     alices = [line for line in logs if line.get("user_id") == "alice"]
     events = [
         "gateway.outbound_buffer_filled",
@@ -768,8 +750,8 @@ def test_the_log_says_whose_buffer_rose_who_was_warned_and_why_a_connection_was_
     }
 
 
-def test_a_storm_of_closings_does_not_flood_the_log_and_says_what_it_left_out() -> None:
-    async def story() -> None:
+async def test_a_storm_of_closings_does_not_flood_the_log_and_says_what_it_left_out() -> None:
+    with capture_logs() as logs:
         async with bench() as parts:
             for n in range(300):
                 parts.connect(f"user_{n}")
@@ -780,9 +762,6 @@ def test_a_storm_of_closings_does_not_flood_the_log_and_says_what_it_left_out() 
             late = parts.connect("late")
             await settle()
             late.connection.close(CloseReason.ROTATION)
-
-    with capture_logs() as logs:
-        run(story())
     lines = [line for line in logs if line["event"] == "gateway.connection_closed"]
     assert len(lines) == LINES_AT_ONCE + 2
     assert lines[-2]["left_out"] == 300 - LINES_AT_ONCE and lines[-1]["user_id"] == "late"
@@ -817,7 +796,9 @@ async def test_presence_in_many_chats_gives_way_to_other_work_between_two_chats(
         assert order == ["other work", "pushed"]
 
 
-async def test_who_shares_many_chats_is_pushed_to_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_session_in_many_chats_gets_an_ephemeral_frame_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with bench() as parts:
         chats = [await parts.chat("alice", "bob") for _ in range(5)]
         others = await parts.chat("alice", "carol")

@@ -1,4 +1,4 @@
-"""Whoever is cut off is closed within a second, and what they sent is answered first."""
+"""A revoked user is closed within a second; open sends are answered first."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def closings(frames: Sequence[dict[str, Any]]) -> list[tuple[str, str, bool]]:
     return [(one["reason"], one["message"], one["reconnect_allowed"]) for one in said]
 
 
-async def test_sockets_of_a_banned_user_close_at_once_and_nobody_elses() -> None:
+async def test_only_sockets_of_a_banned_user_close_at_once() -> None:
     cut = List()
     async with bench(refusal=cut.refusal) as parts:
         phone, tablet = await live(parts, "alice", "phone"), await live(parts, "alice", "tablet")
@@ -117,7 +117,7 @@ class SlowStore(MemoryStore):
 
 
 async def sending(parts: Bench) -> tuple[FakeSocket, str]:
-    """A connection of alice whose send waits for its commit, and the chat it goes to."""
+    """A connection of alice whose send waits for its commit, and its chat."""
     chat_id = await parts.chat("alice", "bob")
     socket = await live(parts, "alice")
     socket.say("send_message", "q1", client_message_id="c1", chat_id=chat_id, content="hello")
@@ -178,7 +178,7 @@ async def test_send_that_is_not_answered_in_time_does_not_keep_the_socket_open()
         await settle()
 
 
-async def test_somebody_cut_off_between_handshake_and_opening_does_not_get_in() -> None:
+async def test_user_revoked_between_handshake_and_opening_is_refused() -> None:
     cut = List()
     async with bench(refusal=cut.refusal) as parts:
         await cut.add(parts, entry("ban"))
@@ -222,7 +222,7 @@ async def test_revoked_token_is_refused_in_the_first_frame_and_in_band() -> None
         assert second.closed == UNAUTHORIZED, "the token that counts is the last one"
 
 
-async def test_disconnect_closes_a_user_or_a_device_who_may_come_back() -> None:
+async def test_disconnected_user_or_device_may_reconnect() -> None:
     async with bench() as parts:
         phone, tablet = await live(parts, "alice", "phone"), await live(parts, "alice", "tablet")
         bob = await live(parts, "bob")

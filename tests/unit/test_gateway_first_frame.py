@@ -1,6 +1,4 @@
-"""Clients whose headers cannot carry a credential: the first frame is judged as a
-header would be.
-"""
+"""A credential in the first frame is judged like one in a header."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ async def test_a_device_that_no_header_could_name_is_refused(device_id: str) -> 
         assert closing["payload"]["reason"] == "unauthorized"
 
 
-async def test_who_meets_a_limit_is_asked_back_later_and_not_for_ever_away() -> None:
+async def test_client_refused_by_a_limit_may_reconnect_later() -> None:
     def identify(principal: Principal) -> None:
         raise RateLimited("too many connections", retry_after_seconds=3)
 

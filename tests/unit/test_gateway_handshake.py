@@ -1,4 +1,4 @@
-"""Who gets a WebSocket, and what a refused handshake is told."""
+"""Which handshakes are accepted, and the response to the others."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_a_tenants_own_rule_for_addresses_is_asked_besides_that_of_all_tenants()
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_a_rule_that_refuses_is_told_in_headers_and_in_a_problem_document(legacy: bool) -> None:
+def test_refusing_rule_is_in_the_headers_and_the_problem_document(legacy: bool) -> None:
     rule = Rule("*", "connect:user", "fixed_window", 1, 3600.0)
     rules = EntryPoints(
         Limiter(MemoryCounters(SystemClock()), SystemClock(), rules=RuleSet.of([rule]))
@@ -240,7 +240,7 @@ def test_a_refusal_never_repeats_the_credential() -> None:
     assert b"s3cret" not in answer.body
 
 
-def test_another_version_of_websocket_is_426_and_told_ours() -> None:
+def test_other_version_of_websocket_gets_426_and_our_version() -> None:
     answer = decide(handshake(), Sec_WebSocket_Version="8")
     assert isinstance(answer, Refusal)
     assert answer.status is HTTPStatus.UPGRADE_REQUIRED
@@ -254,7 +254,7 @@ def test_a_bad_websocket_key_is_400() -> None:
         assert answer.status is HTTPStatus.BAD_REQUEST
 
 
-def test_who_says_only_in_the_first_frame_who_it_is_counts_for_its_tenant_from_then_on() -> None:
+def test_client_authenticated_by_its_first_frame_counts_for_its_tenant() -> None:
     door = handshake(limits=ConnectionLimits(per_tenant_max=1))
     by_header, by_frame = decide(door, Authorization="Bearer good"), decide(door)
     assert (

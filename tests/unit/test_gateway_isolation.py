@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytest
 from gateway_rig import Bench, FakeSocket, bench, message, settle
 
 from holdfast.errors import Unavailable
 from holdfast.fanout.contract import Envelope, MessageRun
 from holdfast.message import Cursor, Page, User
 from holdfast.store.memory import MemoryStore
-from proof.virtual_loop import run
 
 USERS = frozenset({User("default", "alice"), User("default", "bob"), User("default", "carol")})
 
@@ -36,24 +36,21 @@ def break_writes(socket: FakeSocket) -> None:
     socket.connection.write = write
 
 
-def test_a_connection_that_cannot_be_written_is_aborted_and_the_others_are_served() -> None:
-    async def story(chats: int) -> None:
-        async with bench() as parts:
-            made = [await parts.chat("alice", "bob", "carol") for _ in range(chats)]
-            alice, bob, carol = [await live(parts, name) for name in ("alice", "bob", "carol")]
-            break_writes(bob)
-            parts.gateway.deliver(envelope(*made))
-            await settle()
-            assert bob.aborted
-            assert [len(socket.take()) for socket in (alice, carol)] == [chats, chats]
-            parts.gateway.deliver(Envelope([MessageRun("default", [message(made[0], 2)], USERS)]))
-            await settle()
-            assert [f["payload"]["sequence"] for f in carol.take()] == [2], (
-                "and so is what comes later"
-            )
-
-    run(story(1))  # written past the lanes
-    run(story(2))  # written by the flush at the end of the turn
+@pytest.mark.parametrize("chats", [1, 2], ids=["past the lanes", "by the flush"])
+async def test_connection_that_cannot_be_written_is_aborted_and_others_are_served(
+    chats: int,
+) -> None:
+    async with bench() as parts:
+        made = [await parts.chat("alice", "bob", "carol") for _ in range(chats)]
+        alice, bob, carol = [await live(parts, name) for name in ("alice", "bob", "carol")]
+        break_writes(bob)
+        parts.gateway.deliver(envelope(*made))
+        await settle()
+        assert bob.aborted
+        assert [len(socket.take()) for socket in (alice, carol)] == [chats, chats]
+        parts.gateway.deliver(Envelope([MessageRun("default", [message(made[0], 2)], USERS)]))
+        await settle()
+        assert [f["payload"]["sequence"] for f in carol.take()] == [2], "and so is what comes later"
 
 
 class BrokenReads(MemoryStore):
@@ -63,9 +60,7 @@ class BrokenReads(MemoryStore):
         return None  # type: ignore[return-value]
 
 
-async def test_a_defect_while_a_page_is_read_ends_the_connection_instead_of_leaving_a_request_open() -> (
-    None
-):
+async def test_defect_while_a_page_is_read_ends_the_connection() -> None:
     async with bench(store=BrokenReads()) as parts:
         chat_id = await parts.chat("alice", "bob", "carol")
         alice = parts.connect("alice")
@@ -75,13 +70,13 @@ async def test_a_defect_while_a_page_is_read_ends_the_connection_instead_of_leav
         assert alice.aborted
 
 
-class Away(MemoryStore):
+class Unreachable(MemoryStore):
     async def memberships(self, users: Sequence[User]) -> Mapping[User, Mapping[str, Cursor]]:
-        raise Unavailable("the store is away")
+        raise Unavailable("the store is unavailable")
 
 
 async def test_clients_that_cannot_be_let_in_are_asked_back_at_times_of_their_own() -> None:
-    async with bench(store=Away()) as parts:
+    async with bench(store=Unreachable()) as parts:
         sockets = [parts.connect(f"user_{n}") for n in range(20)]
         await settle()
         last = [socket.take()[-1]["payload"] for socket in sockets]
@@ -89,14 +84,14 @@ async def test_clients_that_cannot_be_let_in_are_asked_back_at_times_of_their_ow
         assert len({closing["reconnect_delay_ms"] for closing in last}) > 15
 
 
-async def test_a_raised_epoch_is_told_at_once_to_everybody_here() -> None:
+async def test_raised_epoch_resyncs_every_connected_member_at_once() -> None:
     async with bench() as parts:
         chat_id = await parts.chat("alice", "bob")
         alice, bob = await live(parts, "alice"), await live(parts, "bob")
         parts.gateway.roster_sync.on_head(chat_id, Cursor(2, 7))
         await settle()
-        told = [{"type": "resync", "payload": {"chats": [{"chat_id": chat_id, "head": 7}]}}]
-        assert [alice.take(), bob.take()] == [told, told]
+        resync = [{"type": "resync", "payload": {"chats": [{"chat_id": chat_id, "head": 7}]}}]
+        assert [alice.take(), bob.take()] == [resync, resync]
         parts.gateway.roster_sync.on_head(chat_id, Cursor(2, 7))
         await settle()
         assert alice.take() == [], "once"

@@ -52,9 +52,7 @@ async def test_above_the_work_rate_a_socket_is_not_read_until_the_rate_allows_it
         assert socket.closed is None
 
 
-async def test_a_client_that_floods_for_ten_seconds_is_closed_and_asked_to_stay_away_for_thirty() -> (
-    None
-):
+async def test_client_that_floods_for_10_s_is_closed_and_asked_to_wait_30_s() -> None:
     async with bench() as parts:
         socket = parts.connect("alice")
         await settle()

@@ -132,9 +132,7 @@ class Copy:
 
 
 class Client:
-    """Follows the protocol: takes the next message, pulls what it lacks, answers
-    heartbeats.
-    """
+    """Takes the next message, pulls what it lacks, answers heartbeats."""
 
     def __init__(self) -> None:
         self.copies: dict[str, Copy] = {}
@@ -168,9 +166,7 @@ class Client:
         return f"r{self.requests}"
 
     def pulls(self) -> list[AnyClientFrame]:
-        """A pull for every chat that wants one and has none under way; a resume that
-        failed comes first.
-        """
+        """A pull for each chat that wants one; a failed resume comes first."""
         if self.resume_failed:
             return self.resume()
         frames: list[AnyClientFrame] = []
@@ -213,7 +209,7 @@ class Client:
         copy = self.copies.setdefault(message.chat_id, Copy())
         if copy.epoch and message.sequence == copy.cursor + 1:
             copy.messages.append(message.message_id)
-            copy.wanted = copy.wanted or message.kind == "event"  # of leaving: a pull tells
+            copy.wanted = copy.wanted or message.kind == "event"  # of leaving: a pull shows it
             return [Ack(payload=AckBody(message.chat_id, copy.epoch, copy.cursor))]
         copy.wanted = copy.wanted or not copy.epoch or message.sequence > copy.cursor
         return []
@@ -311,9 +307,7 @@ class Protocol(RuleBasedStateMachine):
                     pass
 
     def closed(self, closing: CloseReason) -> None:
-        """The connection is gone: whatever it did not write is lost. The client comes
-        back.
-        """
+        """The connection is lost with what it did not write; the client reconnects."""
         last = decoded(self.session.take(1 << 30))
         assert isinstance(last[-1].payload, ConnectionClosing)
         self.note_warnings(last)
@@ -334,9 +328,7 @@ class Protocol(RuleBasedStateMachine):
             self.warned_at = self.warned_at if self.warned_at is not None else self.now
 
     def say(self, frames: list[AnyClientFrame]) -> None:
-        """The client's frames reach the session, or wait in the socket while it does
-        not read.
-        """
+        """The client's frames reach the session, or wait while it does not read."""
         self.unread += frames
         while self.reading and self.unread:
             self.carry_out(self.session.receive(self.unread.pop(0), self.now))
@@ -408,7 +400,7 @@ class Protocol(RuleBasedStateMachine):
     @precondition(lambda self: self.fetches)
     @rule()
     def store_fails(self) -> None:
-        self.read.append((self.fetches.pop(0), Unavailable("away")))
+        self.read.append((self.fetches.pop(0), Unavailable("down")))
 
     @precondition(lambda self: self.read)
     @rule()
@@ -437,9 +429,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 2.5, 6.0, 31.0]))
     def time_passes(self, seconds: float) -> None:
-        """As the gateway's clock: the session is ticked whenever it has something to
-        do.
-        """
+        """Like the gateway: tick whenever the session has something to do."""
         end = self.now + seconds
         for _ in range(100):
             due = max(self.session.next_tick, self.now)
@@ -512,9 +502,7 @@ class Protocol(RuleBasedStateMachine):
         )
 
     def complete(self) -> bool:
-        """The client has every message of every chat it is in, and knows which those
-        are.
-        """
+        """The client has every message of its chats, and knows its chats."""
         return self.client.copies.keys() == self.store.members and all(
             (copy := self.client.copies.get(chat_id)) is not None
             and (copy.epoch, copy.cursor) == self.store.cursor(chat_id)

@@ -1,6 +1,4 @@
-"""A user in thousands of chats: every frame stays within its bound, and no chat is
-forgotten.
-"""
+"""Thousands of chats: every frame is bounded and no chat is forgotten."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ def take_resumed(
     ]
 
 
-def test_of_5000_chats_that_moved_those_that_do_not_fit_the_answer_are_named_in_resyncs() -> None:
+def test_moved_chats_that_do_not_fit_a_resumed_frame_get_resyncs() -> None:
     heads = {chat_id: Cursor(1, 9) for chat_id in LONG}
     talk = Talk(heads)
     answer, later = take_resumed(talk, ResumeRead([], [], [], heads), dict.fromkeys(LONG, (1, 3)))
@@ -59,13 +57,13 @@ def test_of_5000_chats_that_moved_those_that_do_not_fit_the_answer_are_named_in_
     assert listed + later == LONG
 
 
-def test_of_5000_chats_joined_even_an_empty_one_that_does_not_fit_is_named() -> None:
+def test_joined_chats_that_do_not_fit_a_resumed_frame_get_resyncs() -> None:
     heads = {chat_id: Cursor(1, n % 2) for n, chat_id in enumerate(LONG)}
     answer, later = take_resumed(Talk(heads), ResumeRead([], LONG, [], heads), {})
     assert [*answer.joined, *later] == LONG
 
 
-def test_of_5000_chats_that_are_gone_those_that_do_not_fit_are_to_be_synced_which_tells() -> None:
+def test_gone_chats_that_do_not_fit_a_resumed_frame_get_resyncs() -> None:
     answer, later = take_resumed(
         Talk({}), ResumeRead([], [], LONG, {}), dict.fromkeys(LONG, (1, 3))
     )
@@ -106,9 +104,7 @@ def test_a_chat_named_in_a_resync_is_live_after_its_page() -> None:
 
 
 def test_heartbeats_name_every_chat_that_is_behind_in_turn() -> None:
-    """Each names so many; who is behind in more is asked again soon, about the next
-    ones.
-    """
+    """Each heartbeat is bounded; the next one comes soon with further chats."""
     talk = Talk({chat_id: Cursor(1, 1) for chat_id in LONG})
     for chat_id in LONG:
         talk.session.on_head(chat_id, Cursor(1, 1), talk.now)

@@ -76,7 +76,7 @@ def test_wake_is_said_once_until_the_next_take() -> None:
     assert talk.deliver(run(4)) == [Wake()]
 
 
-def test_what_was_sent_before_is_dropped_silently() -> None:
+def test_run_that_was_sent_before_is_dropped_silently() -> None:
     talk = Talk().live(4)
     talk.deliver(run(5, 6))
     talk.read()
@@ -85,7 +85,7 @@ def test_what_was_sent_before_is_dropped_silently() -> None:
     assert talk.read() == []
 
 
-def test_of_a_run_that_overlaps_only_the_rest_is_sent() -> None:
+def test_run_that_overlaps_is_sent_without_its_beginning() -> None:
     talk = Talk().live(4)
     talk.deliver(run(5, 6))
     talk.deliver(run(5, 8))
@@ -161,7 +161,7 @@ def test_a_push_right_behind_the_page_follows_it_on_the_wire() -> None:
 def test_a_page_that_could_not_be_read_leaves_the_chat_behind() -> None:
     talk = Talk({"chat_1": Cursor(1, 4)})
     talk.receive(sync(0))
-    talk.do(talk.session.on_page(talk.last(Fetch).token, Unavailable("away"), talk.now))
+    talk.do(talk.session.on_page(talk.last(Fetch).token, Unavailable("down"), talk.now))
     assert talk.errors() == ["SERVICE_UNAVAILABLE"]
     assert talk.deliver(run(5)) == []
 
@@ -172,7 +172,7 @@ def test_deliveries_of_a_chat_that_is_not_ours_are_ignored() -> None:
     assert talk.read() == []
 
 
-def test_who_joins_is_behind_at_the_head_and_told_to_sync() -> None:
+def test_joined_chat_is_behind_at_its_head_and_gets_a_resync() -> None:
     talk = Talk({})
     assert talk.do(talk.session.on_membership("chat_1", Cursor(1, 7))) == [Wake()]
     assert resyncs(talk.read()) == [Resync([ChatHead("chat_1", 7)])]
@@ -182,7 +182,7 @@ def test_who_joins_is_behind_at_the_head_and_told_to_sync() -> None:
     assert sequences(talk.read()) == [8]
 
 
-def test_who_joined_by_an_event_keeps_what_was_heard_when_the_epoch_is_met() -> None:
+def test_chat_joined_by_an_event_keeps_its_head_when_the_epoch_is_known() -> None:
     talk = Talk({})
     talk.do(talk.session.on_membership("chat_1", Cursor(0, 7)))
     talk.receive(sync(0, epoch=0))
@@ -191,7 +191,7 @@ def test_who_joined_by_an_event_keeps_what_was_heard_when_the_epoch_is_met() -> 
     assert [p.has_more for p in talk.read() if isinstance(p, Page)] == [True]
 
 
-def test_who_left_gets_nothing_more() -> None:
+def test_chat_that_was_left_gets_nothing_more() -> None:
     talk = Talk().live(0)
     talk.do(talk.session.on_membership("chat_1", None))
     assert talk.deliver(run(1)) == []
@@ -207,21 +207,21 @@ def test_a_page_read_before_the_user_left_is_not_shown() -> None:
     assert talk.errors() == ["NOT_A_MEMBER"]
 
 
-def test_who_left_while_behind_is_told_to_sync_and_learns_it_from_the_refusal() -> None:
+def test_chat_left_while_behind_gets_a_resync_and_refuses_the_sync() -> None:
     talk = Talk().live(0)
     talk.deliver(run(2))
     talk.do(talk.session.on_membership("chat_1", None))
     assert resyncs(talk.read()) == [Resync([ChatHead("chat_1", 2)])]
 
 
-def test_who_left_while_another_chat_is_pulled_is_told_to_sync() -> None:
+def test_chat_left_while_another_is_pulled_gets_a_resync() -> None:
     talk = Talk({"chat_1": Cursor(1, 4), "chat_2": Cursor(1, 4)})
     talk.receive(sync(0, chat_id="chat_2"))
     talk.do(talk.session.on_membership("chat_1", None))
     assert resyncs(talk.read()) == [Resync([ChatHead("chat_1", 4)])]
 
 
-def test_who_left_while_behind_is_not_told_twice_when_the_answer_to_a_pull_says_it() -> None:
+def test_chat_left_during_its_own_pull_gets_no_resync() -> None:
     for frame in (
         sync(0),
         Resume(request_id="r", payload=ResumeBody({"chat_1": CursorClaim(1, 2)})),
@@ -251,7 +251,7 @@ def test_a_resume_read_before_the_user_left_does_not_show_the_chat() -> None:
     assert answer.gone == ["chat_1"]
 
 
-def test_who_joins_again_while_a_resume_is_read_is_not_told_that_the_chat_is_gone() -> None:
+def test_chat_joined_again_during_a_resume_is_not_named_gone() -> None:
     talk = Talk({})
     talk.receive(Resume(request_id="r", payload=ResumeBody({"chat_1": CursorClaim(1, 2)})))
     talk.do(talk.session.on_membership("chat_1", Cursor(1, 4)))
@@ -277,9 +277,7 @@ def test_deliveries_and_memberships_before_the_chats_are_known_are_remembered() 
     assert sent.has_more, "sequence 5 was heard of"
 
 
-def test_after_resumed_chats_without_more_are_live_and_the_rest_are_listed_with_their_heads() -> (
-    None
-):
+def test_resumed_chats_are_live_or_listed_with_their_heads() -> None:
     heads = {
         "chat_1": Cursor(1, 4),
         "chat_2": Cursor(1, 9),
@@ -465,7 +463,7 @@ def test_pulling_an_old_page_on_a_live_connection_changes_nothing(limit: int) ->
     assert resyncs(talk.read()) == []
 
 
-def test_client_that_lost_messages_and_pulls_them_while_more_are_pushed_ends_complete() -> None:
+def test_client_that_pulls_while_more_is_pushed_ends_complete() -> None:
     talk = Talk().live(10)
     (first,) = talk.pull(2, page(2, 6, head=10))
     talk.deliver(run(11))
@@ -492,7 +490,7 @@ def test_pull_from_another_epoch_stops_pushes_until_the_page_has_reset_the_copy(
     assert not place.live and place.head == 10
 
 
-def test_a_page_that_ends_one_short_of_what_is_known_to_exist_says_that_there_is_more() -> None:
+def test_page_that_ends_one_short_of_the_head_has_more() -> None:
     place = ChatProgress(Cursor(1, 10))
     place.raise_head(11)
     sent = place.settle(page(0, 10))
@@ -510,7 +508,7 @@ def test_a_page_that_ends_one_short_of_what_is_known_to_exist_says_that_there_is
         "from the store",
     ],
 )
-def test_what_is_read_in_a_chat_joined_while_connected_counts_when_its_epoch_is_known(
+def test_read_of_a_chat_joined_by_an_event_counts_once_its_epoch_is_known(
     learned: str,
 ) -> None:
     talk = Talk({})
@@ -534,7 +532,7 @@ def test_what_is_read_in_a_chat_joined_while_connected_counts_when_its_epoch_is_
     assert talk.receive(Read(payload=ReadBody("chat_1", 4))) == [WasRead("chat_1", 4, 4)]
 
 
-def test_what_was_read_is_forgotten_with_the_chat() -> None:
+def test_kept_read_is_forgotten_with_the_chat() -> None:
     talk = Talk({})
     talk.do(talk.session.on_membership("chat_1", Cursor(0, 5)))
     talk.receive(Read(payload=ReadBody("chat_1", 5)))
@@ -545,7 +543,7 @@ def test_what_was_read_is_forgotten_with_the_chat() -> None:
 
 
 def test_a_cursor_beyond_the_chats_end_proves_a_rollback_and_no_delivery() -> None:
-    """Acks up to it would be passed over as old news, should the epoch not be raised."""
+    """Else acks up to it would count as old if the epoch is not raised."""
     place = ChatProgress(Cursor(1, 10))
     place.pull(Cursor(1, 99))
     assert place.acked == 10

@@ -1,6 +1,4 @@
-"""What a client may ask: validation, then rate, then queue; and every request is
-answered.
-"""
+"""Requests: validation, then rate, then queue; every one is answered."""
 
 from __future__ import annotations
 
@@ -102,9 +100,7 @@ def test_a_retry_is_acked_as_deduplicated() -> None:
         (TypingStart(payload=ChatBody("chat_9")), "NOT_A_MEMBER"),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_goes_no_further(
-    frame: AnyClientFrame, code: str
-) -> None:
+def test_invalid_frame_is_refused_and_goes_no_further(frame: AnyClientFrame, code: str) -> None:
     talk = Talk()
     effects = talk.receive(frame)
     assert not [
@@ -150,7 +146,7 @@ def test_exceed_rate_limit_verify_rate_limited_response() -> None:
     assert wait is not None
     talk.now += wait
     talk.receive(send("c20"))
-    assert talk.count(Submit) == 21, "waiting as long as told is enough"
+    assert talk.count(Submit) == 21, "waiting for retry_after_seconds is enough"
 
 
 def test_ten_sends_a_second_are_sustained() -> None:
@@ -173,7 +169,7 @@ def test_other_frames_have_a_rate_of_their_own() -> None:
     assert talk.count(Submit) == 1
 
 
-def test_a_flood_of_frames_without_an_answer_is_told_once_a_second() -> None:
+def test_flood_of_frames_without_response_gets_one_error_a_second() -> None:
     talk = Talk()
     for _ in range(1000):
         talk.receive(TypingStart(payload=ChatBody("chat_1")))
@@ -184,7 +180,7 @@ def test_a_flood_of_frames_without_an_answer_is_told_once_a_second() -> None:
     assert talk.errors() == ["RATE_LIMITED"]
 
 
-def test_pings_count_and_the_refusal_is_told() -> None:
+def test_pings_count_and_get_a_rate_error() -> None:
     talk = Talk()
     assert [talk.session.on_ping(talk.now) for _ in range(101)] == [True] * 100 + [False]
     assert talk.session.next_tick <= talk.now
@@ -306,10 +302,8 @@ def test_a_resume_has_at_most_5000_cursors_over_all_its_frames() -> None:
     assert (refusal.payload.code, refusal.request_id) == ("INVALID_MESSAGE", "r10")
 
 
-def test_a_resume_of_which_a_frame_was_refused_is_refused_to_its_end_and_may_begin_again() -> None:
-    """Answered from a part of its cursors, it would call chats joined that the client
-    has.
-    """
+def test_resume_with_a_refused_frame_is_refused_to_its_end() -> None:
+    """A partial answer would name chats as joined that the client has."""
     talk = Talk()
     talk.receive(
         Resume(request_id="r1", payload=ResumeBody({"chat_1": CursorClaim(1, 0)}, more=True))

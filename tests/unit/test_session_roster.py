@@ -106,7 +106,7 @@ def test_a_session_that_ends_before_its_hello_leaves_nothing_behind() -> None:
     )
 
 
-def test_a_delivery_goes_through_those_who_were_there_when_it_began() -> None:
+def test_delivery_reaches_the_sessions_present_when_it_began() -> None:
     here = roster()
     sessions = [Here(ANN, f"device_{n}", {"chat_1"}) for n in range(3)]
     for session in sessions:
@@ -119,7 +119,7 @@ def test_a_delivery_goes_through_those_who_were_there_when_it_began() -> None:
     assert reached == sessions
 
 
-def test_who_is_missing_in_a_chat_is_looked_up_anew_when_anybody_came_or_left() -> None:
+def test_missing_users_are_computed_again_after_any_change() -> None:
     here, ann, bob = roster(), Here(ANN, chats={"chat_1"}), Here(BOB, chats={"chat_1"})
     both = frozenset({ANN, BOB})
     assert here.missing("chat_1", both) == both
@@ -140,9 +140,7 @@ def test_a_user_needs_at_least_one_connection() -> None:
 
 
 class Comings(RuleBasedStateMachine):
-    """The roster against the simplest model: a list of sessions, each with the chats of
-    its user.
-    """
+    """The roster against the simplest model: a list of sessions with chats."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -205,9 +203,7 @@ TestComings = Comings.TestCase
 
 
 def seconds_of_a_storm(size: int) -> float:
-    """Processor time until so many have come into ten chats and gone again, the best of
-    three.
-    """
+    """Processor time for sessions to join and leave ten chats, best of three."""
     chats = {f"chat_{n}" for n in range(10)}
     took = []
     for _ in range(3):
@@ -230,7 +226,7 @@ def test_coming_and_going_costs_the_same_however_many_are_there() -> None:
     assert many < 30 * few, f"ten times as many took {many / few:.0f} times as long"
 
 
-def test_who_goes_through_the_sessions_of_a_chat_sees_them_as_they_were() -> None:
+def test_iteration_over_a_chats_sessions_sees_no_later_change() -> None:
     here, sessions = (
         roster(),
         [Here(User("default", f"user_{n}"), chats={"chat_1"}) for n in range(3)],

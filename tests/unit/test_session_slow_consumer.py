@@ -38,7 +38,7 @@ from holdfast.wire.frames import ChatHead, ConnectionClosing, Error, HeartbeatAc
 
 
 def filled(messages: int, talk: Talk | None = None) -> Talk:
-    """A live session with so many messages waiting."""
+    """A live session with this many ``messages`` waiting."""
     talk = talk or Talk().live(0)
     for sequence in range(1, messages + 1):
         talk.deliver(run(sequence))
@@ -46,7 +46,7 @@ def filled(messages: int, talk: Talk | None = None) -> Talk:
 
 
 def drain(talk: Talk, messages: int) -> list[object]:
-    """A reader takes so many messages; control frames come on top."""
+    """A reader takes this many messages, and the control frames before them."""
     payloads: list[object] = []
     while messages > 0:
         frames = [frame.payload for frame in talk.take(1)]
@@ -115,9 +115,7 @@ def test_fill_outbound_buffer_verify_warning_verify_disconnect_after_grace() -> 
 @pytest.mark.covers("000 invariant: bounded_buffer")
 @pytest.mark.parametrize("size", [1, 7, 30, 300, 2000])
 def test_bounded_buffer(size: int) -> None:
-    """At most 1000 messages and 5 MiB wait, however large the runs are and however long
-    nobody reads.
-    """
+    """At most 1000 messages and 5 MiB wait, whatever is delivered."""
     talk = Talk().live(0)
     for first in range(1, 8 * size + 3000, size):
         talk.deliver(run(first, first + size - 1))
@@ -140,9 +138,7 @@ def test_bytes_bound_the_buffer_as_messages_do() -> None:
 @pytest.mark.covers("000 invariant: backpressure_signaled")
 @pytest.mark.parametrize("pace", [0.0, 0.4, 1.0, 4.9])
 def test_backpressure_signaled(pace: float) -> None:
-    """No close of a slow consumer sooner than 5 s after its warning, however the ticks
-    fall.
-    """
+    """No close of a slow consumer sooner than 5 s after its warning."""
     talk = filled(951)
     warned_at = talk.now
     while talk.closing is None:
@@ -223,9 +219,7 @@ def test_sixty_seconds_in_all_are_the_most() -> None:
     assert talk.closing is CloseReason.SLOW_CONSUMER
 
 
-def test_a_run_that_does_not_fit_into_a_buffer_that_is_not_full_is_left_to_sync_without_a_warning() -> (
-    None
-):
+def test_run_too_large_for_a_buffer_that_is_not_full_is_left_to_sync() -> None:
     talk = Talk().live(0)
     talk.deliver(run(1, 2000))
     assert talk.session.waiting_messages == 0
@@ -282,7 +276,7 @@ def test_take_gives_about_as_much_as_asked_in_whole_frames() -> None:
     assert talk.session.waiting_messages == talk.session.waiting_bytes == 0
 
 
-def test_a_run_passes_the_lanes_only_where_nothing_waits_in_them_and_it_comes_next() -> None:
+def test_run_passes_the_lanes_only_if_it_is_next_and_nothing_waits() -> None:
     talk = Talk().live(0)
     session = talk.session
     assert not session.deliver_at_once(run(1, chat_id="chat_9"))
@@ -305,7 +299,7 @@ def test_a_run_passes_the_lanes_only_where_nothing_waits_in_them_and_it_comes_ne
     assert not session.deliver_at_once(run(6))
 
 
-def test_take_run_gives_the_one_run_that_waits_and_nothing_where_there_is_more_to_do() -> None:
+def test_take_single_gives_a_lone_run_and_nothing_if_there_is_more() -> None:
     talk = Talk({"chat_1": Cursor(1, 0), "chat_2": Cursor(1, 0)}).live(0)
     assert talk.session.take_single() is None
     talk.deliver(run(1))
@@ -406,7 +400,7 @@ def test_nothing_waits_after_a_close_but_the_last_words() -> None:
     assert Wake() not in talk.do(talk.session.on_written(talk.now))
 
 
-def test_what_is_ephemeral_waits_for_the_last_delivery() -> None:
+def test_ephemeral_frames_wait_for_the_last_delivery() -> None:
     lanes = Lanes()
     for waiting in (run(1), run(2)):
         lanes.runs.append(waiting)

@@ -1,6 +1,4 @@
-"""What time brings: heartbeats with heads, timeouts, rotation, expiry, overload, acks
-that stay behind.
-"""
+"""Heartbeats with heads, timeouts, rotation, expiry, overload, stale acks."""
 
 from __future__ import annotations
 
@@ -61,7 +59,7 @@ def test_no_answer_in_ten_seconds_closes_as_idle() -> None:
     assert isinstance(talk.read()[-1], ConnectionClosing)
 
 
-def test_whatever_is_read_shows_that_the_client_is_there() -> None:
+def test_any_bytes_from_the_client_show_that_it_is_alive() -> None:
     talk = Talk()
     talk.wait(35)
     talk.session.on_bytes_read()
@@ -81,16 +79,12 @@ SLOW_LINKS = {
     "the page had its time": ([(0, 250_000), *[(0, 250_050)] * 11], False),
     "a proxy takes nothing more": ([(0, 250_000), (50, 250_000)], False),
 }
-"""What was unacknowledged and acknowledged when the heartbeat was sent, and then every
-ten seconds.
-"""
+"""Unacknowledged and acknowledged bytes at the heartbeat, then every 10 s."""
 
 
 @pytest.mark.parametrize("link", SLOW_LINKS)
 def test_an_answer_is_awaited_as_long_as_the_heartbeat_may_be_on_its_way(link: str) -> None:
-    """What the kernel and a proxy hold is seen too: 128 KiB are a minute of a slow
-    link.
-    """
+    """What kernel and proxy hold counts: 128 KiB are a minute of a slow link."""
     samples, alive = SLOW_LINKS[link]
     talk = Talk()
     talk.now = talk.session.next_tick
@@ -100,8 +94,8 @@ def test_an_answer_is_awaited_as_long_as_the_heartbeat_may_be_on_its_way(link: s
     assert (talk.closing is None) is alive
 
 
-def test_a_heartbeat_s_time_begins_anew_while_what_is_before_it_is_still_leaving() -> None:
-    """Over a slow link a page is on its way for a minute, and the heartbeat behind it."""
+def test_heartbeat_time_starts_again_while_earlier_bytes_still_leave() -> None:
+    """Over a slow link a page takes a minute, and the heartbeat follows it."""
     talk = Talk()
     for unsent in range(300, 0, -5):
         talk.unsent = unsent
@@ -123,7 +117,7 @@ def test_a_transport_that_takes_no_more_does_not_stop_the_clock() -> None:
     assert talk.closing is CloseReason.IDLE_TIMEOUT
 
 
-def test_what_has_not_left_the_transport_is_not_missed_by_its_acks() -> None:
+def test_bytes_still_in_the_transport_do_not_make_acks_stale() -> None:
     talk = Talk().live(0)
     talk.deliver(run(1))
     assert talk.read()
@@ -176,7 +170,7 @@ def test_heads_of_chats_that_are_not_ours_or_of_an_older_epoch_say_nothing() -> 
     assert beats(stay(talk, 30)) == [Heartbeat({})]
 
 
-def test_heartbeats_of_those_who_came_together_are_spread() -> None:
+def test_heartbeats_of_clients_that_connect_together_are_spread() -> None:
     first = {round(Talk(rng=random.Random(seed)).session.next_tick) for seed in range(50)}
     assert len(first) > 8
     assert all(15 <= time <= 30 for time in first)
@@ -286,7 +280,7 @@ def test_a_client_whose_acks_move_is_not_stale() -> None:
     assert talk.count(Emit) == 0
 
 
-def test_what_still_waits_in_the_buffer_is_not_missed_by_its_acks() -> None:
+def test_messages_still_in_the_buffer_do_not_make_acks_stale() -> None:
     talk = Talk().live(0)
     talk.deliver(run(1, 3))
     for _ in range(20):

@@ -23,7 +23,7 @@ def test_a_burst_is_read_and_one_frame_more_pauses_reading() -> None:
     work = WorkRate(INBOUND, 0.0)
     assert not work.spend(BURST, 0.0)
     assert not work.paused
-    assert work.spend(1, 0.0), "told once, when it begins"
+    assert work.spend(1, 0.0), "reported once, when it begins"
     assert work.paused
     assert not work.spend(1, 0.0)
 
@@ -86,7 +86,7 @@ def test_pauses_before_the_window_are_forgotten() -> None:
     )
 
 
-def test_what_was_long_ago_makes_up_for_nothing() -> None:
+def test_old_pauses_do_not_count_in_the_window() -> None:
     work = WorkRate(INBOUND, 0.0)
     work.spend(int(BURST + 9 * RATE), 0.0)
     assert work.resume(9.0)
@@ -96,7 +96,7 @@ def test_what_was_long_ago_makes_up_for_nothing() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, READ_MAX), st.floats(0, 2)), max_size=200))
-def test_what_is_read_never_exceeds_burst_rate_and_one_read(reads: list[tuple[int, float]]) -> None:
+def test_work_never_exceeds_burst_rate_and_one_read(reads: list[tuple[int, float]]) -> None:
     work = WorkRate(INBOUND, 0.0)
     now, total = 0.0, 0
     for size, wait in reads:

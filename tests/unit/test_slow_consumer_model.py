@@ -88,7 +88,7 @@ class SlowModel(RuleBasedStateMachine):
             self.wait(0.0)
 
     def expected_deadline(self) -> float:
-        """Five seconds from the last look that found a new low, sixty from the warning."""
+        """Five seconds from the last new low, sixty from the warning."""
         assert self.warned_at is not None
         low, since = self.seen[0][1], self.warned_at
         for at, fill in self.seen:

@@ -33,7 +33,7 @@ def test_a_single_frame_is_a_message() -> None:
     assert feed(assembler(), TEXT, b"{}") == b"{}"
 
 
-def test_fragments_are_joined_in_order_and_the_next_message_starts_afresh() -> None:
+def test_fragments_are_joined_in_order_and_the_next_message_is_separate() -> None:
     to = assembler()
     assert feed(to, TEXT, b"a", final=False) is None
     assert feed(to, CONTINUATION, b"b", final=False) is None
@@ -140,7 +140,7 @@ def test_text_must_be_utf8_over_its_fragments_not_within_each() -> None:
         max_size=60,
     )
 )
-def test_whatever_comes_ends_in_a_message_or_a_broken_protocol(
+def test_any_fragments_end_in_a_message_or_a_broken_protocol(
     frames: list[tuple[int, bool, bool, bytes]],
 ) -> None:
     to = assembler()

@@ -146,7 +146,7 @@ def test_a_frame_is_an_envelope_of_type_request_and_payload() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 125, 126, 65535, 65536])
-def test_the_header_of_a_text_frame_tells_its_size(size: int) -> None:
+def test_header_of_a_text_frame_holds_its_size(size: int) -> None:
     header = text_header(size)
     assert header[0] == 0x81
     if size < 126:
@@ -235,9 +235,7 @@ def test_an_error_of_a_send_says_which_send_and_whether_it_may_have_happened() -
 
 
 def only_invalid(data: bytes) -> None:
-    """Decoding ends in a frame or an InvalidMessage whose error can be sent; naming the
-    request never fails.
-    """
+    """Decoding ends in a frame or an InvalidMessage; naming the request never fails."""
     for decode in (decode_client_frame, decode_server_frame):
         try:
             decode(data)
@@ -326,7 +324,7 @@ def test_an_epoch_or_sequence_stays_below_two_to_the_53rd(number: int) -> None:
         UnreadableEvent("no such kind", 0, 7, b"secret"),
     ],
 )
-def test_what_went_wrong_inside_is_for_the_log_and_not_for_clients(error: HoldfastError) -> None:
+def test_internal_errors_are_logged_and_not_sent_to_clients(error: HoldfastError) -> None:
     payload = error_payload(error, of_send=True, client_message_id="c1")
     assert (payload.code, payload.outcome, payload.details) == (
         "INTERNAL_ERROR",
@@ -357,7 +355,7 @@ def test_half_of_a_surrogate_pair_is_found_wherever_it_stands(length: int) -> No
             )
 
 
-def test_of_a_key_given_twice_the_last_counts() -> None:
+def test_last_value_of_a_repeated_json_key_counts() -> None:
     frame = decode_client_frame(
         b'{"type": "typing_start", "payload": {"chat_id": "a", "chat_id": "b"}}'
     )

@@ -32,10 +32,17 @@ EPOCH_UNKNOWN = 0
 class RosterSync:
     """Applies membership changes to the roster and the sessions of one gateway."""
 
-    def __init__(self, roster: Roster[Connection], history: ChatHistory, clock: Clock) -> None:
+    def __init__(
+        self,
+        roster: Roster[Connection],
+        history: ChatHistory,
+        clock: Clock,
+        users_per_read: int = USERS_PER_READ,
+    ) -> None:
         self._roster = roster
         self._history = history
         self._clock = clock
+        self._users_per_read = users_per_read
         self._moved: set[User] | None = None
         """Users who joined or left a chat while memberships are read."""
 
@@ -98,7 +105,7 @@ class RosterSync:
         gets, such as typing, of a chat whose event of leaving was skipped.
         """
         await _in_parts(
-            "memberships", list(self._roster.users), USERS_PER_READ, self._ask_memberships
+            "memberships", list(self._roster.users), self._users_per_read, self._ask_memberships
         )
 
     async def _ask_memberships(self, users: Sequence[User]) -> None:
