@@ -39,9 +39,8 @@ from holdfast.eventlog.sqlite import SqliteEventLog
 from holdfast.message import Acked, LogEntry
 from holdfast.store.commands import Redact
 from holdfast.store.contract import UNREAD_LOOKED_AT
-from holdfast.store.sqlite import SqliteSettings, SqliteStore
+from holdfast.store.sqlite import SqliteSettings, SqliteStore, SqliteTuning
 from holdfast.store.sqlite import database as chats_file
-from holdfast.store.sqlite import store as sqlite_store
 from proof.powercut import FaultyDisk
 
 APSW_ERRORS = sorted(
@@ -109,9 +108,7 @@ def test_a_newer_schema_is_refused_with_what_to_do(tmp_path: Path) -> None:
         with_store(tmp_path, nothing)
 
 
-def test_an_older_schema_is_brought_forward_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_older_schema_is_brought_forward_once(tmp_path: Path) -> None:
     async def first(store: SqliteStore) -> None:
         await create(store)
         await fill(store, 3)
@@ -124,29 +121,22 @@ def test_an_older_schema_is_brought_forward_once(
         *chats_file.MIGRATIONS,
         "CREATE TABLE more (n INTEGER) STRICT; INSERT INTO more VALUES (1);",
     ]
-    monkeypatch.setattr(chats_file, "MIGRATIONS", grown)
-    with_store(tmp_path, second)
-    with_store(tmp_path, second)
+    with_store(tmp_path, second, tuning=SqliteTuning(grown))
+    with_store(tmp_path, second, tuning=SqliteTuning(grown))
     connection = apsw.Connection(str(tmp_path / "chats.db"))
     assert connection.execute("SELECT count(*) FROM more").get == 1
     assert connection.execute("SELECT max(version) FROM schema_version").get == len(grown)
 
 
-def test_a_failed_migration_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_migration_changes_nothing(tmp_path: Path) -> None:
     async def first(store: SqliteStore) -> None:
         await create(store)
 
     with_store(tmp_path, first)
     before = list(chats_file.MIGRATIONS)
-    monkeypatch.setattr(
-        chats_file,
-        "MIGRATIONS",
-        [*before, "CREATE TABLE more (n); INSERT INTO no_such VALUES (1);"],
-    )
+    broken = [*before, "CREATE TABLE more (n); INSERT INTO no_such VALUES (1);"]
     with pytest.raises(HoldfastError):
-        with_store(tmp_path, first)
+        with_store(tmp_path, first, tuning=SqliteTuning(broken))
     connection = apsw.Connection(str(tmp_path / "chats.db"))
     assert connection.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'more'").get == 0
     assert connection.execute("SELECT max(version) FROM schema_version").get == len(before)
@@ -362,10 +352,7 @@ class Runaway(ManualClock):
         return super().monotonic()
 
 
-def test_a_page_that_meets_its_deadline_holds_what_was_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("holdfast.store.sqlite.reads.OPERATIONS_BETWEEN_LOOKS", 500)
+def test_a_page_that_meets_its_deadline_holds_what_was_read(tmp_path: Path) -> None:
     clock = Runaway()
 
     async def scenario(store: SqliteStore) -> None:
@@ -385,7 +372,7 @@ def test_a_page_that_meets_its_deadline_holds_what_was_read(
             "the reader is as good as before"
         )
 
-    with_store(tmp_path, scenario, clock=clock)
+    with_store(tmp_path, scenario, clock=clock, tuning=SqliteTuning(operations_between_looks=500))
 
 
 SCANS_EVERYTHING = {"raise_all_epochs", "take_all_watermarks_along"}
@@ -680,13 +667,10 @@ async def until_gone(directory: Path, trace: bytes) -> None:
     await asyncio.to_thread(eventually, gone, "a log without it")
 
 
-def test_redacted_content_leaves_the_log_too_while_the_store_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_redacted_content_leaves_the_log_too_while_the_store_runs(tmp_path: Path) -> None:
     """Not before its readers allow it; what a crash leaves until then is gone after the
     next start.
     """
-    monkeypatch.setattr(sqlite_store, "WIPE_AGAIN_SECONDS", 0.01)
     crashed = tmp_path / "crashed"
     crashed.mkdir()
 
@@ -706,8 +690,9 @@ def test_redacted_content_leaves_the_log_too_while_the_store_runs(
         await until_gone(crashed, b"S3cret")
         assert (await store.read_after("chat_a", 0, *PAGE)).head == 6
 
-    with_store(tmp_path, scenario)
-    with_store(crashed, after_the_crash)
+    tuning = SqliteTuning(wipe_again_seconds=0.01)
+    with_store(tmp_path, scenario, tuning=tuning)
+    with_store(crashed, after_the_crash, tuning=tuning)
 
 
 def test_a_really_full_disk_refuses_loses_nothing_and_goes_on_when_there_is_space(

@@ -9,7 +9,7 @@
 - ``statements.sql``  every statement, by name
 """
 
-from holdfast.store.sqlite.database import CHATS, SqliteSettings
+from holdfast.store.sqlite.database import CHATS, SqliteSettings, SqliteTuning
 from holdfast.store.sqlite.store import SqliteStore
 
-__all__ = ["CHATS", "SqliteSettings", "SqliteStore"]
+__all__ = ["CHATS", "SqliteSettings", "SqliteStore", "SqliteTuning"]

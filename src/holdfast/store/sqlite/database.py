@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import apsw
@@ -12,17 +14,39 @@ from holdfast.drivers.sqlite.database import Handle, SqliteSettings
 from holdfast.drivers.sqlite.file_copy import Restored, StateFile
 from holdfast.drivers.statements import migrations, statements
 
-__all__ = ["CHATS", "SQL", "Handle", "SqliteSettings", "open_and_migrate", "version_of"]
+__all__ = [
+    "CHATS",
+    "SQL",
+    "Handle",
+    "SqliteSettings",
+    "SqliteTuning",
+    "open_and_migrate",
+    "version_of",
+]
 
 SQL = statements("holdfast.store.sqlite")
 MIGRATIONS = migrations("holdfast.store.sqlite")
 
 
+@dataclass(frozen=True, slots=True)
+class SqliteTuning:
+    """What operators do not set; tests do."""
+
+    migrations: Sequence[str] = tuple(MIGRATIONS)
+    operations_between_looks: int = 5_000
+    """SQLite checks the deadline after this many operations; a usual page takes fewer."""
+    wipe_again_seconds: float = 1.0
+    """How long to wait if a reader kept the write-ahead log from being emptied."""
+
+
 def open_and_migrate(
-    path: Path, settings: SqliteSettings, vfs: str | None = None
+    path: Path,
+    settings: SqliteSettings,
+    vfs: str | None = None,
+    migrations: Sequence[str] = MIGRATIONS,
 ) -> apsw.Connection:
     """The writer's connection; see ``holdfast.drivers.sqlite.database``."""
-    return database.open_and_migrate(path, settings, MIGRATIONS, vfs)
+    return database.open_and_migrate(path, settings, migrations, vfs)
 
 
 def version_of(connection: apsw.Connection, path: Path) -> int:

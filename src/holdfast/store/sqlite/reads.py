@@ -55,8 +55,6 @@ if TYPE_CHECKING:
 
 SLICE_MESSAGES = 64
 """Messages read at a time for a page. A deadline discards at most one slice."""
-OPERATIONS_BETWEEN_LOOKS = 5_000
-"""SQLite checks the deadline after this many operations; a usual page takes fewer."""
 
 _chat = Decoder(Chat)
 _messages = Decoder(list[Message])
@@ -78,9 +76,11 @@ UNREADABLE = (UnicodeDecodeError, MsgspecError)
 class Deadline:
     """Ends a read: SQLite calls ``is_over`` while it works."""
 
-    def __init__(self, monotonic: Callable[[], float], seconds: float) -> None:
+    def __init__(self, monotonic: Callable[[], float], seconds: float, operations: int) -> None:
+        """``operations``: how many SQLite carries out between two calls."""
         self._monotonic = monotonic
         self._at = monotonic() + seconds
+        self._operations = operations
 
     def is_over(self) -> bool:
         return self._monotonic() >= self._at
@@ -93,7 +93,7 @@ class Deadline:
         """
         if self.is_over():
             raise Unavailable("too many reads are waiting; try again", retry_after_seconds=1.0)
-        handle.connection().set_progress_handler(self.is_over, OPERATIONS_BETWEEN_LOOKS)
+        handle.connection().set_progress_handler(self.is_over, self._operations)
         with handle.snapshot() as connection:
             yield connection
 

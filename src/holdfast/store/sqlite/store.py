@@ -44,14 +44,12 @@ from holdfast.store.contract import (
 from holdfast.store.plan import ChatSettings
 from holdfast.store.sqlite import append, change, reads
 from holdfast.store.sqlite.append import WriteResult
-from holdfast.store.sqlite.database import Handle, SqliteSettings, open_and_migrate
+from holdfast.store.sqlite.database import Handle, SqliteSettings, SqliteTuning, open_and_migrate
 
 T = TypeVar("T")
 
 HEADS_AT_ONCE = 1_000
 """``heads`` of more chats is split, so that no reader is occupied for long."""
-WIPE_AGAIN_SECONDS = 1.0
-"""How long to wait if a reader kept the write-ahead log from being emptied."""
 
 
 class SqliteStore:
@@ -70,12 +68,14 @@ class SqliteStore:
         limits: ChatSettings | None = None,
         clock: Clock | None = None,
         vfs: str | None = None,
+        tuning: SqliteTuning | None = None,
     ) -> None:
         self._path = path
         self._settings = settings or SqliteSettings()
         self._limits = limits or ChatSettings()
         self._clock = clock or SystemClock()
         self._vfs = vfs
+        self._tuning = tuning or SqliteTuning()
         self._listeners: list[Callable[[Sequence[LogEntry]], None]] = []
         self._unsure = False
         """The outcome of the last write is unknown to the writer's thread."""
@@ -86,7 +86,7 @@ class SqliteStore:
     async def __aenter__(self) -> Self:
         self._traces = self._path.with_name(self._path.name + "-wal").exists()
         connection = await asyncio.to_thread(
-            open_and_migrate, self._path, self._settings, self._vfs
+            open_and_migrate, self._path, self._settings, self._vfs, self._tuning.migrations
         )
         writer = self._handle(write=True)
         writer.adopt(connection)
@@ -246,7 +246,7 @@ class SqliteStore:
         return await self._readers.do(lambda handle: read(handle, deadline, *args))
 
     def _deadline(self, seconds: float) -> reads.Deadline:
-        return reads.Deadline(self._clock.monotonic, seconds)
+        return reads.Deadline(self._clock.monotonic, seconds, self._tuning.operations_between_looks)
 
     def _handle(self, *, write: bool) -> Handle:
         settings = (
@@ -276,7 +276,7 @@ class SqliteStore:
             except HoldfastError as error:
                 telemetry.log.warning("store.wipe_failed", error=str(error))
             if self._traces:
-                await asyncio.sleep(WIPE_AGAIN_SECONDS)
+                await asyncio.sleep(self._tuning.wipe_again_seconds)
         self._wiping = None
 
     def _empty_log(self, handle: Handle) -> None:
