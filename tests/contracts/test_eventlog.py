@@ -72,6 +72,7 @@ async def read_all(log: Any, after: int = 0, limit: int = 3) -> list[LogEntry]:
     return entries
 
 
+@pytest.mark.covers("001 event: `event_type`, `event_id`, `event_time`, `partition_key`, `payload`")
 @on_every_log
 async def test_offsets_rise_in_commit_order_and_nothing_is_missing(store: Any, log: Any) -> None:
     for chat in "ab":
@@ -181,6 +182,7 @@ async def test_the_tail_stays_within_its_bounds_and_the_usual_reader_touches_no_
             assert len(entries) == 10
 
 
+@pytest.mark.covers("000 3.1 poison pill: send to DLQ, continue")
 @pytest.mark.parametrize("damage", ["content = CAST(x'68ff69' AS TEXT)", "kind = 'nonsense'"])
 async def test_an_entry_that_makes_no_sense_is_named_and_those_around_it_are_read(
     damage: str, tmp_path: Path

@@ -63,7 +63,7 @@ def metric(name: str) -> float:
     return telemetry.REGISTRY.get_sample_value(f"holdfast_{name}_total") or 0.0
 
 
-@pytest.mark.covers("001 appendix D scenario 1")
+@pytest.mark.covers("001 scenario 1, on our stores")
 @on_every_store
 async def test_scenario_1_basic_sequence_allocation(store: Any, rig: Rig) -> None:
     await create(store)
@@ -76,7 +76,8 @@ async def test_scenario_1_basic_sequence_allocation(store: Any, rig: Rig) -> Non
     assert again == Acked(message, deduplicated=True), "the key leads to the message"
 
 
-@pytest.mark.covers("001 appendix D scenario 2")
+@pytest.mark.covers("000 2.1 ConditionalCheckFailed: cached result")
+@pytest.mark.covers("001 scenario 2, on our stores")
 @on_every_store
 async def test_scenario_2_idempotent_retry(store: Any, rig: Rig) -> None:
     await create(store)
@@ -89,7 +90,7 @@ async def test_scenario_2_idempotent_retry(store: Any, rig: Rig) -> None:
     assert await store.inspect("chat_a") == before, "no new items, counter unchanged"
 
 
-@pytest.mark.covers("001 appendix D scenario 3")
+@pytest.mark.covers("001 scenario 3, on our stores")
 @on_every_store
 async def test_scenario_3_concurrent_writers(store: Any, rig: Rig) -> None:
     await create(store)
@@ -99,7 +100,7 @@ async def test_scenario_3_concurrent_writers(store: Any, rig: Rig) -> None:
     assert (await store.inspect("chat_a")).counter == 13
 
 
-@pytest.mark.covers("001 appendix D scenario 4")
+@pytest.mark.covers("001 scenario 4, on our stores")
 @on_every_store
 async def test_scenario_4_race_condition_on_idempotency(store: Any, rig: Rig) -> None:
     """Two groups under way at once, each with the key: one message, no number left out."""
@@ -113,7 +114,7 @@ async def test_scenario_4_race_condition_on_idempotency(store: Any, rig: Rig) ->
     assert (inspected.counter, inspected.count, list(inspected.gaps)) == (13, 13, [])
 
 
-@pytest.mark.covers("001 appendix D scenario 6")
+@pytest.mark.covers("001 scenario 6, on our stores")
 @on_every_store
 async def test_scenario_6_new_chat_first_message(store: Any, rig: Rig) -> None:
     await create(store, "bob", "carl")
@@ -122,7 +123,7 @@ async def test_scenario_6_new_chat_first_message(store: Any, rig: Rig) -> None:
     assert (await store.inspect("chat_a")).counter == 1
 
 
-@pytest.mark.covers("001 appendix D scenario 7")
+@pytest.mark.covers("001 scenario 7, on our stores")
 @on_every_store
 async def test_scenario_7_counter_missing(store: Any, rig: Rig) -> None:
     """Stronger than the seed: SEV-1, and the chat is halted until an operator recovers
@@ -144,6 +145,7 @@ async def test_scenario_7_counter_missing(store: Any, rig: Rig) -> None:
     assert acked(await send(store, "uuid-1")).sequence == 4
 
 
+@pytest.mark.covers("001 100 concurrent writers, 100 unique sequences")
 @on_every_store
 async def test_100_concurrent_writers_receive_100_unique_sequences(store: Any, rig: Rig) -> None:
     await create(store)
@@ -167,6 +169,7 @@ async def test_an_empty_group_is_nothing(store: Any, rig: Rig) -> None:
     assert await store.append([]) == []
 
 
+@pytest.mark.covers("001 step 1: idempotency check, eventually consistent")
 @on_every_store
 async def test_equal_keys_in_one_group_are_merged(store: Any, rig: Rig) -> None:
     await create(store)
@@ -186,6 +189,7 @@ async def test_the_same_key_with_other_content_is_refused(store: Any, rig: Rig) 
     assert isinstance(await send(store, "k", "two"), KeyReused)
 
 
+@pytest.mark.covers("001 keys not scoped to the sender")
 @on_every_store
 async def test_keys_are_scoped_to_sender_and_chat(store: Any, rig: Rig) -> None:
     await create(store, "bob")
@@ -221,6 +225,7 @@ async def test_another_tenants_user_of_the_same_name_gets_no_answer_to_a_key(
     assert isinstance(await send(store, "k", sender=STRANGER), NotFound)
 
 
+@pytest.mark.covers("001 step 2: membership with strong consistency")
 @on_every_store
 async def test_a_sender_who_has_left_gets_the_first_answer_and_nothing_new(
     store: Any, rig: Rig
@@ -232,6 +237,7 @@ async def test_a_sender_who_has_left_gets_the_first_answer_and_nothing_new(
     assert isinstance(await send(store, "new", sender=BOB), NotAMember)
 
 
+@pytest.mark.covers("001 no active writes during the repair")
 @on_every_store
 async def test_a_halted_chat_answers_known_keys_and_takes_nothing_new(store: Any, rig: Rig) -> None:
     await create(store)
@@ -249,6 +255,7 @@ async def test_a_halted_chat_answers_known_keys_and_takes_nothing_new(store: Any
     assert acked(elsewhere).sequence == 1
 
 
+@pytest.mark.covers("001 step 4: message put without a condition")
 @on_every_store
 async def test_a_taken_sequence_halts_its_chat_alone_and_overwrites_nothing(
     store: Any, rig: Rig
@@ -270,6 +277,7 @@ async def test_a_taken_sequence_halts_its_chat_alone_and_overwrites_nothing(
     assert acked(await send(store, "5")).sequence == 4
 
 
+@pytest.mark.covers("001 keys kept 7 days (`IDEMPOTENCY_KEY_TTL_SECONDS`)")
 @on_every_store
 async def test_a_redacted_message_still_answers_its_key(store: Any, rig: Rig) -> None:
     await create(store)
@@ -680,6 +688,7 @@ async def test_holes_are_found_wherever_they_are(store: Any, rig: Rig) -> None:
     assert (inspection.counter, inspection.highest, inspection.count) == (40, 38, 26)
 
 
+@pytest.mark.covers("001 audit trail: `recovered_at`, `recovered_from_sequence`")
 @on_every_store
 async def test_recovery_restores_a_lost_counter_records_holes_and_raises_the_epoch(
     store: Any, rig: Rig
@@ -714,6 +723,7 @@ async def test_recovery_restores_a_lost_counter_records_holes_and_raises_the_epo
     assert acked(await send(store, "k")).sequence == 7
 
 
+@pytest.mark.covers("000 connection lost before the response: retry")
 @on_every_store
 async def test_a_reply_lost_after_the_commit_is_found_again_by_the_retry(
     store: Any, rig: Rig

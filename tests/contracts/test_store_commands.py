@@ -73,6 +73,7 @@ def event_of(changed: Any) -> MembershipEvent:
     return msgspec.json.decode(changed.event.content, type=MembershipEvent)
 
 
+@pytest.mark.covers("001 creator as owner")
 @on_every_store
 async def test_creation_makes_the_chat_its_counter_its_owner_and_first_members_at_once(
     store: Any, rig: Rig
@@ -124,6 +125,7 @@ async def test_a_chat_that_cannot_be_is_refused_with_the_reason(store: Any, rig:
     await refused(store, new(), InvalidMessage, "taken")
 
 
+@pytest.mark.covers("001 creator as owner")
 @on_every_store
 async def test_a_direct_chat_is_unique_per_pair_and_belongs_to_both(store: Any, rig: Rig) -> None:
     made = await store.change(CreateChat(act(ANN), "chat_a", "direct", "", ["bob"]))

@@ -141,6 +141,7 @@ async def test_housekeeping_sweeps_on_time_in_batches_and_forgets_no_message_by_
     running.cancel()
 
 
+@pytest.mark.covers("001 keys kept 7 days (`IDEMPOTENCY_KEY_TTL_SECONDS`)")
 @pytest.mark.virtual_time
 async def test_housekeeping_bounds_the_keys_of_messages_where_that_is_set() -> None:
     clock = LoopClock()

@@ -158,6 +158,7 @@ def test_a_file_that_is_not_ours_or_damaged_is_refused_at_open(tmp_path: Path) -
         with_store(tmp_path / "nowhere", nothing)
 
 
+@pytest.mark.covers("001 the counter item is never deleted")
 def test_counters_and_records_cannot_be_removed(tmp_path: Path) -> None:
     async def scenario(store: SqliteStore) -> None:
         await create(store)
@@ -262,6 +263,7 @@ def gate() -> Iterator[Gate]:
     made.open()
 
 
+@pytest.mark.covers("001 read-after-write")
 def test_reads_neither_wait_for_a_commit_nor_see_it_before_it_is_done(
     tmp_path: Path, gate: Gate
 ) -> None:

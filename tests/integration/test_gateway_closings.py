@@ -93,6 +93,7 @@ async def flooding(node: Node) -> tuple[str, int, bool]:
 Client = Callable[[Node], Awaitable[tuple[str, int, bool]]]
 
 
+@pytest.mark.covers("000 contract 3, every close")
 @pytest.mark.parametrize(
     ("settings", "clients"),
     [

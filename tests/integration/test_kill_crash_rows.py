@@ -77,7 +77,7 @@ async def retried(supervisor: Supervisor, chat_id: str, directory: Path) -> Pers
     return ann
 
 
-@pytest.mark.covers("001 section 10: crash before step 3 (allocation)")
+@pytest.mark.covers("001 crash before step 3")
 async def test_crash_before_allocation(tmp_path: Path) -> None:
     """As written: nothing was written, the client retries from scratch."""
     async with prepared(tmp_path) as (supervisor, chat_id, directory):
@@ -89,10 +89,7 @@ async def test_crash_before_allocation(tmp_path: Path) -> None:
         await supervisor.stop()
 
 
-@pytest.mark.covers("001 section 10: crash after step 3, before step 4")
-@pytest.mark.covers(
-    "001 confirmation: kill process after step 3, verify gap created, retry succeeds"
-)
+@pytest.mark.covers("001 crash after step 3, before step 4")
 async def test_crash_after_allocation_before_persistence(tmp_path: Path) -> None:
     """Stronger: the number is allocated inside the commit that is lost, so there is no
     gap; the retry gets 1.
@@ -105,7 +102,7 @@ async def test_crash_after_allocation_before_persistence(tmp_path: Path) -> None
         assert (after.counter, after.count, list(after.gaps)) == (1, 1, [])
 
 
-@pytest.mark.covers("001 section 10: crash during step 4 (transaction)")
+@pytest.mark.covers("001 crash during step 4")
 async def test_crash_during_the_transaction(tmp_path: Path) -> None:
     """Stronger: a whole group of sends is rolled back together, again without a gap."""
     async with prepared(tmp_path) as (supervisor, chat_id, directory):
@@ -129,10 +126,7 @@ async def test_crash_during_the_transaction(tmp_path: Path) -> None:
         assert (after.counter, after.count, list(after.gaps)) == (6, 6, [])
 
 
-@pytest.mark.covers("001 section 10: crash after step 4, before step 5")
-@pytest.mark.covers(
-    "001 confirmation: kill process after step 4, verify idempotency returns cached response"
-)
+@pytest.mark.covers("001 crash after step 4, before step 5")
 async def test_crash_after_persistence_before_the_ack(tmp_path: Path) -> None:
     """As written: the message is stored, and the retry is answered from its key."""
     async with prepared(tmp_path) as (supervisor, chat_id, directory):
@@ -154,7 +148,8 @@ async def test_crash_after_persistence_before_the_ack(tmp_path: Path) -> None:
         assert (await inspected(supervisor, chat_id)).count == 1
 
 
-@pytest.mark.covers("001 section 10: crash during step 5 (Kafka)")
+@pytest.mark.covers("000 contract 5: a publish that fails is an error")
+@pytest.mark.covers("001 crash during step 5")
 async def test_crash_during_the_publish(tmp_path: Path) -> None:
     """Stronger: what is committed is in the log. Bob gets it although Ann never comes
     back to retry.
@@ -189,8 +184,8 @@ def corruptions() -> float:
     )
 
 
+@pytest.mark.covers("001 DynamoDB unavailable")
 @pytest.mark.virtual_time
-@pytest.mark.covers("001 section 10: DynamoDB unavailable")
 async def test_store_unavailable() -> None:
     """As written: every operation fails, nothing is allocated, a retry succeeds when
     the store is back.
@@ -207,7 +202,8 @@ async def test_store_unavailable() -> None:
     assert (await store.inspect("c")).counter == 1
 
 
-@pytest.mark.covers("001 section 10: Kafka unavailable")
+@pytest.mark.covers("000 Kafka publish: fail-fast")
+@pytest.mark.covers("001 Kafka unavailable")
 def test_log_unavailable() -> None:
     """Stronger: sends are acknowledged all the while, and everybody has everything soon
     after the log is back, whether or not anybody retries.
@@ -218,8 +214,8 @@ def test_log_unavailable() -> None:
     assert red(check(history)) == set()
 
 
-@pytest.mark.covers("001 section 10: counter item missing")
-@pytest.mark.covers("000 2.3: counter corruption recovery")
+@pytest.mark.covers("000 2.3 restoration: `max_sequence + 1`")
+@pytest.mark.covers("001 counter item missing")
 async def test_counter_missing() -> None:
     """Stronger: SEV-1, the chat alone halts, and recovery restores the highest stored
     number under a new epoch.

@@ -27,8 +27,7 @@ def sent(history: History) -> dict[str, list[Ok | Fail | Unknown | None]]:
     return tries
 
 
-@pytest.mark.covers("000 contract 1: no silent data loss")
-@pytest.mark.covers("000 limits: gateway to durability 5 s")
+@pytest.mark.covers("000 contract 1, in time")
 @pytest.mark.parametrize(
     ("plane", "odds"),
     [
@@ -57,8 +56,8 @@ def test_every_request_is_answered_within_5_5_s_whatever_hangs(plane: str, odds:
     assert plane == "reads" or any(isinstance(end, Unknown) for end in refused)
 
 
-@pytest.mark.covers("000 taxonomy: DynamoDB throttling")
-@pytest.mark.covers("001 confirmation: DynamoDB throttling, graceful degradation with retries")
+@pytest.mark.covers("000 DynamoDB throttling")
+@pytest.mark.covers("001 throttling: graceful degradation with retries")
 def test_a_throttled_store_delays_sends_and_loses_none() -> None:
     """The client retries after RATE_LIMITED; no connection closes, no breaker opens."""
     retried = 0
@@ -72,7 +71,7 @@ def test_a_throttled_store_delays_sends_and_loses_none() -> None:
     assert retried > 20
 
 
-@pytest.mark.covers("000 isolation: connection (slow client) to durability")
+@pytest.mark.covers("000 connection (slow client) to durability")
 def test_clients_that_do_not_read_do_not_slow_other_sends() -> None:
     warned = 0
     for seed in SEEDS:
@@ -92,7 +91,7 @@ def test_clients_that_do_not_read_do_not_slow_other_sends() -> None:
     assert warned > 4
 
 
-@pytest.mark.covers("001 monitoring: sequence gaps")
+@pytest.mark.covers("001 `sequence_gap_rate`, > 5 %")
 def test_log_with_holes_is_counted_as_it_is_read() -> None:
     def gaps() -> float:
         return telemetry.REGISTRY.get_sample_value("holdfast_sequence_gaps_total") or 0.0

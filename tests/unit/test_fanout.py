@@ -177,9 +177,9 @@ async def test_members_are_loaded_once_and_follow_the_log() -> None:
         assert bench.loads == [CHAT]
 
 
-@pytest.mark.covers("000 invariant: graceful_fanout")
-@pytest.mark.covers("000 3.1: transient, retry with backoff (max 3)")
-@pytest.mark.covers("000 3.2: gateway unreachable, skip")
+@pytest.mark.covers("000 graceful_fanout")
+@pytest.mark.covers("000 3.1 transient: retry, at most 3")
+@pytest.mark.covers("000 3.2 gateway unreachable: skip")
 async def test_graceful_fanout_at_most_three_tries_then_skip() -> None:
     async with running() as bench:
         skipped, retried = (
@@ -210,7 +210,7 @@ async def test_a_transient_error_that_passes_costs_nothing() -> None:
         assert bench.got["west"] == [(CHAT, 1)]
 
 
-@pytest.mark.covers("000 3.2: send timeout, skip")
+@pytest.mark.covers("000 3.2 send timeout: skip")
 async def test_a_send_that_hangs_is_skipped_and_not_tried_again() -> None:
     async with running() as bench:
         skipped = metric("fanout_delivery_skipped_total", reason="timeout")
@@ -233,6 +233,7 @@ async def test_recipients_who_are_offline_are_skipped_without_a_try() -> None:
         assert metric("fanout_delivery_skipped_total", reason="offline") == skipped + 2
 
 
+@pytest.mark.covers("000 Redis lookup: graceful")
 async def test_without_the_registry_local_connections_are_served() -> None:
     async with running() as bench:
         errors = metric("registry_errors_total")
@@ -249,7 +250,7 @@ async def test_without_the_registry_local_connections_are_served() -> None:
         assert metric("dependency_up", dependency="registry") == 1
 
 
-@pytest.mark.covers("000 3.1: poison pill, send to DLQ and continue")
+@pytest.mark.covers("000 3.1 poison pill: send to DLQ, continue")
 async def test_undecodable_entry_becomes_a_dead_letter_and_reading_continues() -> None:
     async with running() as bench:
         bench.log.bad = 2
@@ -267,6 +268,7 @@ async def test_dead_letters_are_bounded_and_the_newest_stay() -> None:
     assert [letter.offset for letter in await letters.read(10)] == [4, 3]
 
 
+@pytest.mark.covers("000 3.1 transient: retry, at most 3")
 async def test_fanout_waits_for_an_unavailable_log() -> None:
     async with running() as bench:
         bench.log.error = Unavailable("kafka is away")
@@ -279,7 +281,7 @@ async def test_fanout_waits_for_an_unavailable_log() -> None:
         assert bench.got["east"] == [(CHAT, 1)]
 
 
-@pytest.mark.covers("000 3.1: fatal, let the supervisor restart")
+@pytest.mark.covers("000 3.1 fatal: let Kubernetes restart")
 @pytest.mark.parametrize("where", ["log", "link", "registry"])
 async def test_a_fatal_error_ends_the_role_clearly_and_is_counted(where: str) -> None:
     bench = Bench()
@@ -302,6 +304,7 @@ async def test_a_fatal_error_ends_the_role_clearly_and_is_counted(where: str) ->
     )
 
 
+@pytest.mark.covers("000 3.1 fatal: let Kubernetes restart")
 async def test_restarted_fanout_continues_where_it_ended_even_at_the_log_start() -> None:
     bench = Bench()
     await create_chat(bench.store, ANNA)
@@ -364,6 +367,7 @@ async def test_failed_member_load_delays_a_batch_once_and_never_known_chats() ->
         assert bench.got["east"][-1] == ("cold-3", 2)
 
 
+@pytest.mark.covers("000 Kafka consumer lag high: scale consumers, alert")
 async def test_a_full_batch_shows_how_far_behind_the_reader_is() -> None:
     async with running(max_poll_records=10) as bench:
         bench.link.fail["west"] = 0.5

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 import msgspec
+import pytest
 from scripted_durability import ANNA, BELA, CHAT, CLEO, create_chat
 from store_rigs import act
 
@@ -338,6 +339,7 @@ async def test_stop_without_room_is_sent_when_typing_ends_by_itself() -> None:
         ] == [True, False]
 
 
+@pytest.mark.covers("000 presence updates: stale, eventually consistent")
 async def test_a_store_in_trouble_costs_notes_and_nothing_else() -> None:
     async with running() as bench:
         bench.plan.odds = {"members": Odds(hang=1.0)}
@@ -460,6 +462,7 @@ async def test_presence_is_reported_again_after_the_registry_failed() -> None:
         assert await registry.gateways_of([ANNA, BELA]) == {"east": {ANNA}}
 
 
+@pytest.mark.covers("000 presence updates: stale, eventually consistent")
 async def test_everybody_is_announced_again_each_heartbeat() -> None:
     async with reporting() as (reporter, registry, _bench):
         reporter.on_user_connected(ANNA)

@@ -113,7 +113,7 @@ async def running() -> AsyncIterator[Planes]:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@pytest.mark.covers("000 isolation: connection (slow client) does not affect durability")
+@pytest.mark.covers("000 connection (flooding client) to durability")
 async def test_a_client_that_floods_one_chat_leaves_others_their_turn() -> None:
     async with running() as planes:
         planes.store_faults.script["append"] = [Fault.DELAY]
@@ -129,8 +129,8 @@ async def test_a_client_that_floods_one_chat_leaves_others_their_turn() -> None:
         assert planes.code("else") == "ACK"
 
 
-@pytest.mark.covers("000 isolation: connection (gateway crash) does not affect durability")
-@pytest.mark.covers("000 taxonomy: gateway crash")
+@pytest.mark.covers("000 connection (gateway crash) to durability")
+@pytest.mark.covers("000 gateway crash")
 async def test_a_gateway_that_crashes_costs_its_own_connections_and_nothing_else() -> None:
     async with running() as planes:
         planes.link.disconnect("west")
@@ -141,9 +141,9 @@ async def test_a_gateway_that_crashes_costs_its_own_connections_and_nothing_else
         assert await planes.synced(BELA) == ["a"], "its clients reconnect elsewhere and sync"
 
 
-@pytest.mark.covers("000 isolation: durability (DynamoDB down) is a fast error for connections")
-@pytest.mark.covers("000 taxonomy: DynamoDB unavailable")
-@pytest.mark.covers("000 confirmation: kill DynamoDB, verify fast error response")
+@pytest.mark.covers("000 durability (DynamoDB down) to connection")
+@pytest.mark.covers("000 DynamoDB unavailable")
+@pytest.mark.covers("000 kill DynamoDB: fast error")
 async def test_a_store_that_is_down_is_answered_fast_and_detected_within_ten_seconds() -> None:
     async with running() as planes:
         planes.store_faults.odds = {"append": Odds(fail=1.0)}
@@ -166,9 +166,9 @@ async def test_a_store_that_is_down_is_answered_fast_and_detected_within_ten_sec
         assert metric("circuit_breaker_state", dependency="store", state="open") == 0
 
 
-@pytest.mark.covers("000 isolation: durability (Kafka down) leaves no request hanging")
-@pytest.mark.covers("000 taxonomy: Kafka cluster down")
-@pytest.mark.covers("000 confirmation: kill Kafka, verify request failure (not hang)")
+@pytest.mark.covers("000 durability (Kafka down) to connection")
+@pytest.mark.covers("000 Kafka cluster down")
+@pytest.mark.covers("000 kill Kafka: request failure, not hang")
 async def test_a_log_that_is_down_delays_delivery_and_no_answer() -> None:
     """In the embedded server the log is the store's own commit order: an ack does not
     wait for its readers.
@@ -186,7 +186,7 @@ async def test_a_log_that_is_down_delays_delivery_and_no_answer() -> None:
         assert planes.seen("west") == ["a"]
 
 
-@pytest.mark.covers("000 isolation: durability (any failure) does not stop fanout")
+@pytest.mark.covers("000 durability (any failure) to fanout")
 async def test_fanout_goes_on_with_what_is_in_the_log_while_nothing_can_be_stored() -> None:
     async with running() as planes:
         planes.send("warm")
@@ -206,7 +206,7 @@ async def test_fanout_goes_on_with_what_is_in_the_log_while_nothing_can_be_store
         planes.store_faults.heal()
 
 
-@pytest.mark.covers("000 isolation: fanout (consumer lag) does not affect durability")
+@pytest.mark.covers("000 fanout (consumer lag) to durability")
 async def test_a_fanout_that_lags_does_not_slow_a_send() -> None:
     async with running() as planes:
         planes.link_faults.odds = {"deliver": Odds(hang=1.0)}
@@ -220,7 +220,7 @@ async def test_a_fanout_that_lags_does_not_slow_a_send() -> None:
         planes.link_faults.heal()
 
 
-@pytest.mark.covers("000 isolation: fanout (delivery fails) does not affect connections")
+@pytest.mark.covers("000 fanout (delivery fails) to connection")
 async def test_a_delivery_that_fails_is_skipped_and_the_other_gateways_get_theirs() -> None:
     async with running() as planes:
         planes.link.connect("west", lambda envelope: 1 / 0)
@@ -234,7 +234,7 @@ async def test_a_delivery_that_fails_is_skipped_and_the_other_gateways_get_their
         assert await planes.synced(BELA) == ["a", "b"]
 
 
-@pytest.mark.covers("000 taxonomy: DynamoDB throttling")
+@pytest.mark.covers("000 DynamoDB throttling")
 async def test_a_throttled_store_is_a_retryable_answer_and_no_reason_to_stop_asking() -> None:
     async with running() as planes:
         throttled = metric("durability_store_throttles_total")
@@ -251,7 +251,7 @@ async def test_a_throttled_store_is_a_retryable_answer_and_no_reason_to_stop_ask
         assert planes.code("after") == "ACK"
 
 
-@pytest.mark.covers("000 taxonomy: Redis connection reset")
+@pytest.mark.covers("000 Redis connection reset")
 async def test_a_registry_whose_connection_is_reset_costs_one_lookup() -> None:
     async with running() as planes:
         errors = metric("registry_errors_total")
@@ -270,8 +270,8 @@ async def test_a_registry_whose_connection_is_reset_costs_one_lookup() -> None:
         assert metric("registry_errors_total") == errors + 1
 
 
-@pytest.mark.covers("000 taxonomy: Redis cluster unavailable")
-@pytest.mark.covers("000 3.2: Redis lookup fails, skip")
+@pytest.mark.covers("000 Redis cluster unavailable")
+@pytest.mark.covers("000 3.2 Redis lookup fails: skip")
 async def test_a_registry_that_is_down_degrades_to_local_delivery_and_sync() -> None:
     async with running() as planes:
         errors = metric("registry_errors_total")
@@ -290,7 +290,7 @@ async def test_a_registry_that_is_down_degrades_to_local_delivery_and_sync() -> 
         planes.registry_faults.heal()
 
 
-@pytest.mark.covers("000 taxonomy: counter corruption")
+@pytest.mark.covers("000 counter corruption")
 async def test_a_chat_without_its_counter_halts_alone() -> None:
     async with running() as planes:
         found = metric("durability_counter_corruption_total")
@@ -307,7 +307,7 @@ async def test_a_chat_without_its_counter_halts_alone() -> None:
         assert planes.durability.breaker is BreakerState.CLOSED
 
 
-@pytest.mark.covers("000 confirmation: verify tier 1 metrics alert correctly")
+@pytest.mark.covers("000 tier 1 metrics alert correctly")
 async def test_every_tier_1_metric_meets_its_alert_when_it_must_and_not_before() -> None:
     """Counters move at the first occurrence; a gauge is down for as long as its alert
     waits, and up afterwards.
@@ -373,7 +373,7 @@ async def test_every_tier_1_metric_meets_its_alert_when_it_must_and_not_before()
         assert counted() == [number + 1 for number in before], "what is only away is not damaged"
 
 
-@pytest.mark.covers("000 taxonomy: idempotency collision")
+@pytest.mark.covers("000 idempotency collision")
 async def test_a_retry_is_answered_as_the_first_time_and_delivered_once() -> None:
     async with running() as planes:
         hits = metric("durability_idempotency_hits_total")
@@ -393,7 +393,7 @@ async def test_a_retry_is_answered_as_the_first_time_and_delivered_once() -> Non
         assert metric("durability_idempotency_hits_total") == hits + 1
 
 
-@pytest.mark.covers("000 3.2: recipient offline, skip")
+@pytest.mark.covers("000 3.2 recipient offline: skip")
 async def test_who_is_offline_syncs_later() -> None:
     async with running() as planes:
         await planes.registry.withdraw("west", [BELA])

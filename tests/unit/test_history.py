@@ -308,6 +308,7 @@ async def test_a_sync_is_answered_within_five_seconds_however_many_reads_it_take
             started = LoopClock().monotonic()
 
 
+@pytest.mark.covers("000 gateway to durability 5 s, reads")
 @pytest.mark.parametrize("verb", ["sync", "resume"])
 async def test_the_time_of_a_request_runs_from_when_it_was_asked_and_through_a_repair(
     verb: str,
@@ -431,6 +432,7 @@ async def test_a_rollback_is_proved_by_a_resume_too_whatever_the_budget() -> Non
         assert places[CHAT] == head.epoch + 1
 
 
+@pytest.mark.covers("000 DynamoDB read (history): graceful")
 async def test_a_resume_that_meets_its_deadline_answers_what_it_has() -> None:
     async with reading(read_after=Odds(delay=1.0, seconds_max=1.0)) as bench:
         for n in range(20):

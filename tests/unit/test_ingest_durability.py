@@ -56,7 +56,7 @@ def kinds(outcomes: list[Outcome]) -> set[type]:
     return {type(outcome) for outcome in outcomes}
 
 
-@pytest.mark.covers("000 confirmation: circuit breaker opens after threshold failures")
+@pytest.mark.covers("000 circuit breaker opens after threshold failures")
 async def test_circuit_breaker_opens_after_threshold_failures() -> None:
     bench = Bench()
     bench.store.error = Unavailable("the disk is gone")
@@ -71,6 +71,7 @@ async def test_circuit_breaker_opens_after_threshold_failures() -> None:
     assert len(bench.store.groups) == 5, "the store is left in peace"
 
 
+@pytest.mark.covers("000 persistent failures: detected within 10 s")
 async def test_a_store_that_nobody_uses_is_tried_and_shown_as_it_is() -> None:
     bench = Bench()
     bench.store.error = Unavailable("the disk is gone")
@@ -118,6 +119,7 @@ async def test_a_store_that_hangs_while_nobody_uses_it_is_seen_and_so_is_its_ret
     assert shown_up() and bench.plane.breaker is BreakerState.CLOSED
 
 
+@pytest.mark.covers("000 1.3 half-open: one probe")
 async def test_after_its_rest_one_probe_decides() -> None:
     bench = Bench()
     bench.store.error = OutcomeUnknown("?")
@@ -175,6 +177,7 @@ async def test_a_group_of_which_one_send_got_through_is_no_failure() -> None:
     assert bench.plane.breaker is BreakerState.OPEN
 
 
+@pytest.mark.covers("000 breaker, one call that hangs")
 async def test_a_commit_that_hangs_holds_the_breaker_open_until_it_ends() -> None:
     """Nothing is sent after it, so nothing else fails: operators would see a store that
     works and refuses everybody.
@@ -193,6 +196,7 @@ async def test_a_commit_that_hangs_holds_the_breaker_open_until_it_ends() -> Non
     assert (bench.plane.breaker, bench.plane.breaker_open_seconds) == (BreakerState.CLOSED, 0)
 
 
+@pytest.mark.covers("000 gateway to durability 5 s")
 async def test_a_hanging_commit_is_unknown_at_its_deadline_and_goes_on_to_its_end() -> None:
     bench = Bench()
     bench.store.gate.clear()
@@ -209,6 +213,7 @@ async def test_a_hanging_commit_is_unknown_at_its_deadline_and_goes_on_to_its_en
     assert kinds(await bench.persist()) == {Acked}, "it serves again as soon as the write has ended"
 
 
+@pytest.mark.covers("000 upstream slow: the breaker opens, fast reject")
 async def test_timeouts_open_the_breaker() -> None:
     bench = Bench()
     for _ in range(5):
@@ -226,6 +231,7 @@ async def test_past_the_deadline_nothing_is_tried() -> None:
     assert bench.store.groups == []
 
 
+@pytest.mark.covers("000 2.1 ValidationException: immediate error")
 @pytest.mark.parametrize(
     ("error", "answer"),
     [

@@ -66,6 +66,7 @@ async def test_a_send_that_finds_nothing_in_flight_leaves_at_once_alone() -> Non
         assert bench.clock.monotonic() < 0.01
 
 
+@pytest.mark.covers("001 batch sequence allocation")
 async def test_sends_gather_while_a_commit_is_in_flight() -> None:
     async with running() as bench:
         bench.store.gate.clear()
@@ -81,7 +82,8 @@ async def test_sends_gather_while_a_commit_is_in_flight() -> None:
         assert bench.answers.order == ["a", "b", "c", "d"]
 
 
-@pytest.mark.covers("000 invariant: failfast_persistence")
+@pytest.mark.covers("000 failfast_persistence")
+@pytest.mark.covers("001 before ACK: no client-visible effect")
 async def test_failfast_persistence_no_ack_before_the_commit() -> None:
     async with running() as bench:
         bench.store.gate.clear()
@@ -94,6 +96,7 @@ async def test_failfast_persistence_no_ack_before_the_commit() -> None:
         assert bench.answers.codes() == {"a": "ACK"}
 
 
+@pytest.mark.covers("001 message_id: a ULID with the prefix `msg_`")
 async def test_a_group_has_one_moment_and_rising_ids() -> None:
     async with running() as bench:
         for key in "abc":
@@ -127,7 +130,7 @@ async def test_what_waits_two_seconds_is_busy_at_that_moment() -> None:
         assert bench.groups == [["in flight"]]
 
 
-@pytest.mark.covers("000 1.1: order of refusals, the breaker's after the queue's")
+@pytest.mark.covers("000 1.1 order of refusals, the breaker after the queue")
 async def test_a_full_queue_refuses_before_an_open_breaker_does() -> None:
     async with running(IntakeSettings(max_waiting=2)) as bench:
         bench.store.error = Unavailable("the disk is gone")
@@ -333,6 +336,7 @@ def test_every_send_is_answered_once_whatever_the_interleaving(seed: int) -> Non
     run(scenario(), seed=seed)
 
 
+@pytest.mark.covers("001 `messages_per_chat_per_minute`, > 100")
 async def test_hot_chats_are_those_above_a_hundred_messages_a_minute() -> None:
     async with running() as bench:
         for n in range(101):

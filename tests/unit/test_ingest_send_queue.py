@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted_durability import ANNA, body
@@ -35,6 +36,7 @@ def test_the_defaults_are_those_of_the_design() -> None:
     )
 
 
+@pytest.mark.covers("000 contract 2, the queues of ingest")
 def test_the_ten_thousand_and_first_send_is_busy() -> None:
     waiting = SendQueue(IntakeSettings())
     for n in range(10_000):

@@ -65,6 +65,7 @@ def outlive(talk: Talk, seconds: float) -> list[Effect]:
     return effects
 
 
+@pytest.mark.covers("000 outbound buffer above 80 %: log")
 def test_above_80_percent_it_is_logged_once() -> None:
     talk = filled(800)
     assert talk.count(Emit) == 0
@@ -82,7 +83,7 @@ def test_above_80_percent_it_is_logged_once() -> None:
     assert Emit(SessionEvent.BUFFER_ABOVE_WARNING) in filled_again[-1]
 
 
-@pytest.mark.covers("000 confirmation: slow consumer receives SLOW_CONSUMER before disconnect")
+@pytest.mark.covers("000 slow consumer receives SLOW_CONSUMER before disconnect")
 def test_slow_consumer_receives_slow_consumer_before_disconnect() -> None:
     talk = filled(951)
     first = talk.take(1)[0].payload
@@ -92,9 +93,7 @@ def test_slow_consumer_receives_slow_consumer_before_disconnect() -> None:
     assert talk.closing is CloseReason.SLOW_CONSUMER
 
 
-@pytest.mark.covers(
-    "000 confirmation: fill outbound buffer, verify warning, verify disconnect after grace"
-)
+@pytest.mark.covers("000 fill outbound buffer: warning, disconnect after grace")
 def test_fill_outbound_buffer_verify_warning_verify_disconnect_after_grace() -> None:
     talk = filled(950)
     assert Emit(SessionEvent.SLOW_CONSUMER_WARNED) not in talk.effects
@@ -112,7 +111,7 @@ def test_fill_outbound_buffer_verify_warning_verify_disconnect_after_grace() -> 
     )
 
 
-@pytest.mark.covers("000 invariant: bounded_buffer")
+@pytest.mark.covers("000 bounded_buffer")
 @pytest.mark.parametrize("size", [1, 7, 30, 300, 2000])
 def test_bounded_buffer(size: int) -> None:
     """At most 1000 messages and 5 MiB wait, whatever is delivered."""
@@ -123,6 +122,7 @@ def test_bounded_buffer(size: int) -> None:
         assert talk.session.waiting_bytes <= 5 * 1024 * 1024 + 10_000
 
 
+@pytest.mark.covers("000 contract 2: no unbounded buffering")
 def test_bytes_bound_the_buffer_as_messages_do() -> None:
     talk = Talk(
         limits=SessionSettings(
@@ -135,7 +135,7 @@ def test_bytes_bound_the_buffer_as_messages_do() -> None:
     assert talk.errors()[0] == "SLOW_CONSUMER"
 
 
-@pytest.mark.covers("000 invariant: backpressure_signaled")
+@pytest.mark.covers("000 backpressure_signaled")
 @pytest.mark.parametrize("pace", [0.0, 0.4, 1.0, 4.9])
 def test_backpressure_signaled(pace: float) -> None:
     """No close of a slow consumer sooner than 5 s after its warning."""
@@ -149,6 +149,7 @@ def test_backpressure_signaled(pace: float) -> None:
     assert talk.now - warned_at >= 5
 
 
+@pytest.mark.covers("000 outbound buffer above 95 %")
 def test_while_slow_no_body_is_queued_and_heads_are_remembered() -> None:
     talk = filled(
         951, Talk({"chat_1": Cursor(1, 0), "chat_2": Cursor(1, 0)}).live(0).live(0, "chat_2")
@@ -164,6 +165,7 @@ def test_while_slow_no_body_is_queued_and_heads_are_remembered() -> None:
     assert rest[-1] == Resync([ChatHead("chat_1", 960), ChatHead("chat_2", 4)])
 
 
+@pytest.mark.covers("000 1.2 drained below 80 %: continue")
 def test_drained_below_80_percent_it_goes_on_with_a_resync() -> None:
     talk = filled(951)
     drain(talk, 151)
@@ -182,6 +184,7 @@ def test_the_chat_goes_on_live_after_its_sync() -> None:
     assert [p.sequence for p in talk.read() if isinstance(p, Message)] == [952]
 
 
+@pytest.mark.covers("000 slow-consumer grace of one that drains")
 def test_a_new_low_of_5_percent_starts_the_grace_again() -> None:
     talk = filled(951)
     outlive(talk, 4)
@@ -203,6 +206,7 @@ def test_less_than_5_percent_is_no_new_low() -> None:
     assert talk.closing is CloseReason.SLOW_CONSUMER
 
 
+@pytest.mark.covers("000 slow-consumer grace, in all")
 def test_sixty_seconds_in_all_are_the_most() -> None:
     limits = SessionSettings(
         BackpressureSettings(
@@ -327,6 +331,7 @@ def test_take_single_gives_a_lone_run_and_nothing_if_there_is_more() -> None:
     assert talk.session.take_single() is None, "an ephemeral frame waits"
 
 
+@pytest.mark.covers("000 contract 2, the control lane")
 def test_a_full_control_lane_stops_reading_and_half_empty_reads_on() -> None:
     talk = Talk()
     sends = (send(f"c{n}", kind="image/png") for n in itertools.count())

@@ -50,6 +50,7 @@ def test_a_heartbeat_every_thirty_seconds() -> None:
     assert len(beats(stay(talk, 300))) == 10
 
 
+@pytest.mark.covers("000 network timeout (client, gateway)")
 def test_no_answer_in_ten_seconds_closes_as_idle() -> None:
     talk = Talk()
     talk.wait(39.9)
@@ -176,6 +177,7 @@ def test_heartbeats_of_clients_that_connect_together_are_spread() -> None:
     assert all(15 <= time <= 30 for time in first)
 
 
+@pytest.mark.covers("000 connection older than 24 h")
 def test_a_connection_is_rotated_after_24_hours() -> None:
     day = 24 * 3600
     talk = Talk(
@@ -213,6 +215,7 @@ def busy(talk: Talk, count: int, share: int) -> None:
         stay(talk, 1)
 
 
+@pytest.mark.covers("000 contract 4: system-wide overload")
 def test_busy_for_more_than_half_of_thirty_seconds_of_requests_closes_as_overloaded() -> None:
     talk = Talk()
     busy(talk, 29, share=1)
@@ -244,6 +247,7 @@ def test_pulls_that_waited_too_long_count_as_busy() -> None:
     assert talk.closing is CloseReason.OVERLOADED
 
 
+@pytest.mark.covers("000 contract 4: clients with stale state")
 def test_acks_that_stay_behind_for_sixty_seconds_get_one_resync_then_a_close() -> None:
     talk = Talk().live(0)
     talk.deliver(run(1, 3))

@@ -37,6 +37,7 @@ def test_the_later_source_wins(tmp_path: Path) -> None:
     assert settings.gateway.timeouts.heartbeat_interval_seconds == 7
 
 
+@pytest.mark.covers("000 no silent tuning")
 def test_what_differs_from_its_default_is_listed() -> None:
     settings = load(None, {"HOLDFAST_GATEWAY__CIRCUIT_BREAKER__MIN_FAILURE_RATIO": "0"}, {})
     assert list(differences(settings)) == [("gateway.circuit_breaker.min_failure_ratio", 0.0, 0.5)]
@@ -266,6 +267,7 @@ ABSENT_IN_BLOCKS = [
 """What the blocks set of engines that this version does not have."""
 
 
+@pytest.mark.covers("000 `gateway.circuit_breaker.failure_threshold`")
 def test_design_document_blocks_are_refused_only_for_absent_engines(tmp_path: Path) -> None:
     """Each refusal names the setting; without these settings the rest is our defaults."""
     tree, refused = yaml.safe_load(DESIGN_BLOCKS), []
@@ -308,6 +310,7 @@ def test_setting_of_an_absent_engine_is_refused_from_every_source(path: str) -> 
 OLD, NEW = "fanout.kafka.consumer.max_poll_records", "fanout.read_entries_max"
 
 
+@pytest.mark.covers("000 `fanout.kafka.consumer.max_poll_records`")
 def test_alias_sets_its_new_path_from_every_source(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     file.write_text("[fanout.kafka.consumer]\nmax_poll_records = 7\n")
