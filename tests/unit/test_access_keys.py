@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
 from collections.abc import Sequence
@@ -9,10 +10,10 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from credentials import key_ring
+from credentials import SECRET, MemoryCredentials, key_ring
 from msgspec import structs
 
-from holdfast.access.contract import ApiKey
+from holdfast.access.contract import ApiKey, Credentials
 from holdfast.access.keys import KeyRing, is_api_key
 from holdfast.access.principal import ADMIN_SCOPES, TENANT_SCOPES, USER_SCOPES, KeyScope
 from holdfast.access.secrets import FileCredentials, open_secrets, read_keys, write_keys
@@ -208,3 +209,25 @@ def test_a_damaged_key_file_stops_the_start_with_what_to_do(damage: bytes, tmp_p
     path.write_bytes(damage)
     with pytest.raises(StateCorrupted, match="restore it"):
         read_keys(path)
+
+
+async def test_revocation_whose_request_is_cancelled_while_saving_takes_effect() -> None:
+    saving, may_save = asyncio.Event(), asyncio.Event()
+
+    class SlowCredentials(MemoryCredentials):
+        async def save(self, keys: Sequence[ApiKey], version: str) -> str:
+            saving.set()
+            await may_save.wait()
+            return await super().save(keys, version)
+
+    key, secret = await key_ring().issue("tenant", "backend", AT, tenant="acme")
+    ring = KeyRing(SlowCredentials([key]), Credentials([SECRET], [key], "0"))
+    revoking = asyncio.create_task(ring.revoke(key.key_id))
+    await saving.wait()
+    revoking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await revoking
+    may_save.set()
+    await ring.issue("tenant", "next", AT, tenant="acme")
+    with pytest.raises(Unauthorized):
+        ring.find(secret)

@@ -51,7 +51,8 @@ class KeyRing:
     """The keys in force. A change is saved before it takes effect; if saving fails,
     nothing has changed.
 
-    The ring's lock makes changes run one after the other.
+    The ring's lock makes changes run one after the other. A change is completed even
+    if its caller is cancelled: what is saved and what is in force never differ.
     """
 
     def __init__(self, store: CredentialStore, loaded: Credentials) -> None:
@@ -97,13 +98,16 @@ class KeyRing:
                 )
             return {**keys, key.digest: key}
 
-        async with self._change:
-            await self._replace(added)
-            try:
-                await record(key)
-            except BaseException:
-                await self._replace(lambda keys: _without(keys, key))
-                raise
+        async def change() -> None:
+            async with self._change:
+                await self._replace(added)
+                try:
+                    await record(key)
+                except BaseException:
+                    await self._replace(lambda keys: _without(keys, key))
+                    raise
+
+        await asyncio.shield(change())
         return key, secret
 
     def revocable(self, key_id: str, *, force: bool = False) -> ApiKey:
@@ -118,11 +122,15 @@ class KeyRing:
         self, key_id: str, *, force: bool = False, record: Record = _unrecorded
     ) -> ApiKey:
         """Record the revocation and revoke the key, if it is ``revocable``."""
-        async with self._change:
-            key = self.revocable(key_id, force=force)
-            await record(key)
-            await self._replace(lambda keys: _without(keys, _revocable(keys, key_id, force)))
-        return key
+
+        async def change() -> ApiKey:
+            async with self._change:
+                key = self.revocable(key_id, force=force)
+                await record(key)
+                await self._replace(lambda keys: _without(keys, _revocable(keys, key_id, force)))
+            return key
+
+        return await asyncio.shield(change())
 
     def find(self, secret: str) -> ApiKey:
         """The key with this secret; Unauthorized if there is none."""

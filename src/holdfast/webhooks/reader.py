@@ -68,8 +68,8 @@ class WebhookReader:
             log.warning(
                 "webhooks.log_restored",
                 detail="the log ends before the reader's position",
-                end=end.offsets,
-                position=position.offsets,
+                end=list(end.offsets),
+                position=list(position.offsets),
             )
             restores, position = restores + 1, None
         self._name = f"{NAME}.{restores}" if restores else NAME
