@@ -19,7 +19,7 @@ from holdfast.client import ChatGone, ChatReset, Client, ClientSettings, Message
 from holdfast.errors import HoldfastError
 
 
-def tell(event: str, **fields: Any) -> None:
+def emit(event: str, **fields: Any) -> None:
     print(json.dumps({"event": event, **fields}), flush=True)
 
 
@@ -44,7 +44,7 @@ class Driver:
         self._epoch = 1
 
     async def _token(self) -> str:
-        tell("token_wanted")
+        emit("token_wanted")
         return await self.tokens.get()
 
     async def send(self, content: str, client_message_id: str) -> None:
@@ -52,16 +52,16 @@ class Driver:
             sent = await self.client.send(
                 self.chat_id, content, client_message_id=client_message_id
             )
-            tell("sent", client_message_id=sent.client_message_id)
+            emit("sent", client_message_id=sent.client_message_id)
         except HoldfastError as error:
-            tell("refused", client_message_id=client_message_id, code=error.code)
+            emit("refused", client_message_id=client_message_id, code=error.code)
 
     async def show(self) -> None:
         try:
             async for event in self.client.events():
                 match event:
                     case Message():
-                        tell(
+                        emit(
                             "message",
                             epoch=self._epoch,
                             sequence=event.sequence,
@@ -69,11 +69,11 @@ class Driver:
                         )
                     case ChatReset(epoch=epoch):
                         self._epoch = epoch
-                        tell("reset")
+                        emit("reset")
                     case ChatGone():
-                        tell("gone")
+                        emit("gone")
         except HoldfastError as error:
-            tell("stopped", reason=str(error))
+            emit("stopped", reason=str(error))
 
 
 async def main() -> None:

@@ -8,8 +8,8 @@ library.
   without its job, and no job without its order.
 - ``POST /payments/{id}`` is called by a payment provider, perhaps twice: the inbox
   stores it once.
-- Shipping asks a carrier that is sometimes away: it is retried, in the order of the
-  customer's orders, and booked once per order though the run may be repeated.
+- Shipping calls a carrier that is sometimes unavailable: it is retried, in the order of
+  the customer's orders, and booked once per order even if the run is repeated.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ from holdfast.work.postgres import PostgresWork
 from holdfast.work.worker import Worker
 
 TABLES = """
-CREATE TABLE IF NOT EXISTS orders (id text PRIMARY KEY, customer text NOT NULL, state text NOT NULL);
-CREATE TABLE IF NOT EXISTS ledger (id bigserial PRIMARY KEY, order_id text NOT NULL, entry text NOT NULL);
+CREATE TABLE IF NOT EXISTS orders
+    (id text PRIMARY KEY, customer text NOT NULL, state text NOT NULL);
+CREATE TABLE IF NOT EXISTS ledger
+    (id bigserial PRIMARY KEY, order_id text NOT NULL, entry text NOT NULL);
 """
 BOOKED = Stage.USER
 """A stage of our own: the carrier has the parcel."""
@@ -48,9 +50,7 @@ class Paid(msgspec.Struct):
 
 
 class Carrier:
-    """Somebody else's system; replace it with yours. ``key`` lets it recognise a
-    repetition.
-    """
+    """An external system. ``key`` lets it recognise a repetition."""
 
     async def book(self, order_id: str, key: int) -> None: ...
 
