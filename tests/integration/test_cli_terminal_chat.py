@@ -241,7 +241,7 @@ def test_message_of_another_window_is_shown_although_sent_before_the_chat_opens(
         return taken
 
     monkeypatch.setattr(terminal_chat, "_take_over", slowly)
-    asyncio.run(terminal_chat.talk(room))
+    asyncio.run(terminal_chat.run_chat(room))
     assert "alice: hello" in capfd.readouterr().out
 
 

@@ -1,4 +1,4 @@
-"""What only tests need to show that the promises hold; ``holdfast.verify`` has the rest.
+"""What only tests need to prove the promises; ``holdfast.verify`` has the rest.
 
 - ``simulation``       a whole server and its clients on virtual time, from one seed
 - ``controls``         deliberately broken variants that the checkers must notice

@@ -111,8 +111,8 @@ def test_terminal_folds_free_text_only(
     lines = capsys.readouterr().out.splitlines()
     assert any(LONG in line and "4711" in line for line in lines), "an id can be copied"
     assert len(lines) == 1 + 300 // output.FOLDED_MIN
-    assert output.fitted(("job", "error"), [4, 300], 80) == [4, 74]
-    assert output.fitted(("job", "error"), [4, 10], 80) == [4, 10]
+    assert output.fit_columns(("job", "error"), [4, 300], 80) == [4, 74]
+    assert output.fit_columns(("job", "error"), [4, 10], 80) == [4, 10]
 
 
 def test_acts_are_shown_with_how_to_read_on(capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,7 +63,7 @@ def list_chats(
         _list_hot(context)
         return
     chats = _all_chats(context.as_user(user, tenant))
-    output.listed(
+    output.report_rows(
         context, chats,
         ("chat", "title", "role", "members", "unread", "last message"),
         (
@@ -164,7 +164,7 @@ def open_chat(
       holdfast chat open lobby --user alice
       printf 'one\\ntwo\\n' | holdfast chat open lobby --user bob
     """
-    from holdfast.cli.terminal_chat import Room, talk
+    from holdfast.cli.terminal_chat import Room, run_chat
 
     rest = context.as_user(user, tenant)
     room = Room(
@@ -176,7 +176,7 @@ def open_chat(
         state_dir=context.state_path,
         as_json=context.as_json,
     )
-    asyncio.run(talk(room))
+    asyncio.run(run_chat(room))
 
 
 @chat.command()
@@ -267,7 +267,7 @@ def inspect(
     found = context.as_operator().get("/admin/chats", chat_id_of(chat_id))
     about = found["chat"]
     counter = found["counter"]
-    output.described(
+    output.report_object(
         context,
         found,
         {
@@ -346,7 +346,9 @@ def _list_hot(context: CliContext) -> None:
     empty = (
         f"No chat had more than {status['hot_messages_per_minute']} messages in the last minute."
     )
-    output.listed(context, found, ("chat", "messages in the last minute"), busiest, empty=empty)
+    output.report_rows(
+        context, found, ("chat", "messages in the last minute"), busiest, empty=empty
+    )
 
 
 def _unread(entry: Mapping[str, Any]) -> str:

@@ -59,7 +59,7 @@ def conformance(
     chosen = _chosen(scenario)
     if list_:
         found = [{"scenario": name, "what": text} for name, text in chosen.items()]
-        output.listed(context, found, ("scenario", "what"), chosen.items(), empty="")
+        output.report_rows(context, found, ("scenario", "what"), chosen.items(), empty="")
         return
     if not command:
         raise InvalidMessage(

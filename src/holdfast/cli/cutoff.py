@@ -171,7 +171,7 @@ def list_revocations(
       holdfast revoke ls --user alice
     """
     found = _all(context, tenant=tenant, user_id=user)
-    output.listed(
+    output.report_rows(
         context, found,
         ("id", "kind", "tenant", "user", "token or device", "issued before", "ends"),
         (

@@ -30,7 +30,7 @@ SeqsArgument = Annotated[list[int], typer.Argument(metavar="JOB...", help="Jobs 
 def _listed(context: CliContext, path: str, asked: dict[str, Any], *, empty: str) -> None:
     found = context.as_operator().get(path, **asked)["jobs"]
     columns = ("job", "type", "stream", "state", "attempt", "reason", "due", "error")
-    output.listed(context, found, columns, (_row(job) for job in found), empty=empty)
+    output.report_rows(context, found, columns, (_row(job) for job in found), empty=empty)
 
 
 def _row(job: dict[str, Any]) -> tuple[Any, ...]:
@@ -75,7 +75,7 @@ def show_job(
       holdfast jobs show 4711
     """
     found = context.as_operator().get("/admin/jobs", str(job))
-    output.described(
+    output.report_object(
         context, found, {name: value for name, value in found.items() if value not in (None, "")}
     )
 
@@ -92,7 +92,7 @@ def job_stats(context: CliContext) -> None:
       holdfast jobs stats
     """
     found = context.as_operator().get("/admin/jobs/stats")
-    output.described(context, found)
+    output.report_object(context, found)
     if found["poison_candidates"]:
         raise typer.Exit(1)
 
@@ -108,7 +108,7 @@ def blocked_streams(context: CliContext, limit: LimitOption = 100) -> None:
       holdfast jobs streams
     """
     found = context.as_operator().get("/admin/jobs/streams", limit=limit)["streams"]
-    output.listed(
+    output.report_rows(
         context, found,
         ("stream", "head", "type", "attempt", "waiting", "reason", "due", "since", "error"),
         (
@@ -135,7 +135,9 @@ def open_breakers(context: CliContext) -> None:
     """
     found = context.as_operator().get("/admin/jobs/breakers")["breakers"]
     rows = ((b["type"], b["open_until"][:19], b["by"]) for b in found)
-    output.listed(context, found, ("type", "open until", "by"), rows, empty="No breaker is open.")
+    output.report_rows(
+        context, found, ("type", "open until", "by"), rows, empty="No breaker is open."
+    )
 
 
 @jobs.command("acts")

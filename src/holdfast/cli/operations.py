@@ -91,7 +91,7 @@ def status(context: CliContext) -> None:
       holdfast status --json --url http://127.0.0.1:9000
     """
     found: dict[str, Any] = context.as_operator().get("/admin/status")
-    output.described(context, found, {"server": context.address, **found})
+    output.report_object(context, found, {"server": context.address, **found})
     for alarm in alarms(found):
         typer.echo(f"alarm: {alarm}", err=True)
     if found.get("ready") is False:
@@ -324,7 +324,7 @@ def list_keys(context: CliContext) -> None:
       holdfast key ls
     """
     keys = context.as_operator().get("/admin/keys")["keys"]
-    output.listed(
+    output.report_rows(
         context, keys,
         ("key", "kind", "tenant", "label", "scopes", "created", "ends with"),
         (

@@ -63,7 +63,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> 
         max(map(cell_len, (name, *column))) for name, *column in zip(columns, *cells, strict=True)
     ]
     console = Console(highlight=False)
-    widths = fitted(columns, natural, console.width) if console.is_terminal else natural
+    widths = fit_columns(columns, natural, console.width) if console.is_terminal else natural
     drawn = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
     for name, width in zip(columns, widths, strict=True):
         drawn.add_column(name, width=width, overflow="fold")
@@ -73,7 +73,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> 
     console.print(drawn, soft_wrap=False)
 
 
-def fitted(columns: Sequence[str], widths: Sequence[int], room: int) -> list[int]:
+def fit_columns(columns: Sequence[str], widths: Sequence[int], room: int) -> list[int]:
     """The column widths on a terminal: only free text is folded.
 
     Ids and names stay whole, so that they can be copied; the terminal wraps a line that
@@ -104,7 +104,7 @@ def report(context: CliContext, answer: Any, sentence: str) -> None:
         line(sentence)
 
 
-def listed(
+def report_rows(
     context: CliContext,
     found: Any,
     columns: Sequence[str],
@@ -119,7 +119,7 @@ def listed(
         table(columns, rows, empty)
 
 
-def described(
+def report_object(
     context: CliContext, found: Mapping[str, Any], values: Mapping[str, Any] | None = None
 ) -> None:
     """Print one object; to people, only ``values`` of it if given."""

@@ -196,7 +196,7 @@ class TerminalChat:
             if self._screen.is_pipe:
                 await self._until_fewer_than(1)
             else:
-                raise _Left
+                raise _UserLeft
 
     def _run_command(self, line: str) -> str:
         """Run a command, or return the text to send.
@@ -209,7 +209,7 @@ class TerminalChat:
             case ["/help", *_]:
                 self._screen.show(COMMANDS)
             case ["/quit" | "/exit", *_]:
-                raise _Left
+                raise _UserLeft
             case _ if line.startswith("//"):
                 return line[1:]
             case [word, *_]:
@@ -245,24 +245,24 @@ class TerminalChat:
         self._screen.status(self._state, newest[::-1])
 
 
-class _Left(Exception):
+class _UserLeft(Exception):
     """The user has left; unsent messages stay in the outbox."""
 
 
-async def talk(room: Room) -> None:
+async def run_chat(room: Room) -> None:
     """Run until the user leaves; raise the reason if the server ends it for good."""
     page, problem = _history(room)
-    async with _entered(room, None if page is None else _end_of(page)) as (client, unsent):
+    async with _opened_client(room, None if page is None else _end_of(page)) as (client, unsent):
         screen = screen_for(claims_of(room.token()).sub)
         try:
-            talking = TerminalChat(room, screen, client, unsent)
+            chat = TerminalChat(room, screen, client, unsent)
             if page is not None:
-                talking.begin(page)
+                chat.begin(page)
             else:
                 screen.show(f"— {problem}; what you type is kept, and sent when it is back —")
             if not screen.is_pipe:
                 screen.show(HOW_TO_LEAVE)
-            await _until_one_ends(talking)
+            await _until_one_ends(chat)
         finally:
             screen.close()
         if left := len(client.unsent()):
@@ -291,7 +291,7 @@ def _end_of(page: dict[str, Any]) -> Cursor:
 
 
 @asynccontextmanager
-async def _entered(
+async def _opened_client(
     room: Room, start: Cursor | None
 ) -> AsyncIterator[tuple[Client, list[OutboxEntry]]]:
     """A client, and the messages that earlier windows left unsent.
@@ -363,9 +363,9 @@ async def _take_over(file: Path, client: Client) -> list[OutboxEntry]:
     return taken
 
 
-async def _until_one_ends(talking: TerminalChat) -> None:
+async def _until_one_ends(chat: TerminalChat) -> None:
     """Receive and send until one of them ends; raise the error of either."""
-    running = [asyncio.create_task(talking.receive()), asyncio.create_task(talking.send_lines())]
+    running = [asyncio.create_task(chat.receive()), asyncio.create_task(chat.send_lines())]
     try:
         done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -376,7 +376,7 @@ async def _until_one_ends(talking: TerminalChat) -> None:
         match task.exception():
             case None:
                 pass
-            case BaseExceptionGroup(exceptions=[_Left()]) | _Left():
+            case BaseExceptionGroup(exceptions=[_UserLeft()]) | _UserLeft():
                 pass
             case error:
                 raise error

@@ -58,7 +58,7 @@ def list_webhooks(context: CliContext) -> None:
         (e["endpoint_id"], e["tenant"], e["url"], _state(e), _waiting(e), e["description"])
         for e in found
     )
-    output.listed(context, found, columns, rows, empty="No endpoints.")
+    output.report_rows(context, found, columns, rows, empty="No endpoints.")
 
 
 def _waiting(endpoint: Mapping[str, Any]) -> str:
@@ -156,7 +156,7 @@ def webhook_log(context: CliContext, endpoint: _EndpointArgument, limit: LimitOp
     found = context.as_operator().get("/admin/webhooks", endpoint, "deliveries", limit=limit)[
         "deliveries"
     ]
-    output.listed(
+    output.report_rows(
         context, found,
         ("at", "chat", "sequence", "attempt", "status", "seconds", "error"),
         (

@@ -124,8 +124,9 @@ def _refusal(error: WSHandshakeError) -> Exception:
 class ClientSocket(WSListener):
     """An open connection. ``closed`` resolves to the close code, or None.
 
-    ``on_opened`` is called before the first ``on_received``: the server's first frame may
-    arrive with its handshake. ``on_partial_frame``: bytes of an incomplete frame arrived.
+    ``on_opened`` is called before the first ``on_received``: the server's first frame
+    may arrive with its handshake. ``on_partial_frame``: bytes of an incomplete frame
+    arrived.
     """
 
     def __init__(

@@ -183,7 +183,10 @@ def refusal(error: Error) -> HoldfastError:
     if error.details and error.details.keys() & {"scope", "claim"}:
         what_next = "get a token that allows it"
     if error.outcome == "unknown":
-        what_next = f"the message may be stored all the same: look before you send it again, and {what_next}"
+        what_next = (
+            "the message may be stored all the same: look before you send it again, and"
+            f" {what_next}"
+        )
     return error_of(error.code, f"{error.message}; {what_next}", details=error.details)
 
 

@@ -96,9 +96,9 @@ def only_faults(**changes: object) -> Callable[[Options], Options]:
     return change
 
 
-def _boundless(limits: GatewaySettings) -> GatewaySettings:
+def _boundless(settings: GatewaySettings) -> GatewaySettings:
     outbound = OutboundSettings(max_buffer_messages=10**9, max_buffer_bytes=2**50)
-    return replace(limits, backpressure=BackpressureSettings(outbound=outbound))
+    return replace(settings, backpressure=BackpressureSettings(outbound=outbound))
 
 
 CONTROLS = [
@@ -145,7 +145,8 @@ CONTROLS = [
     NegativeControl(
         "unbounded buffer",
         Parts(
-            limits=_boundless, options=only_faults(buffer_messages=5, stalls=6, sends_per_device=30)
+            settings=_boundless,
+            options=only_faults(buffer_messages=5, stalls=6, sends_per_device=30),
         ),
         frozenset({6}),
     ),

@@ -62,5 +62,5 @@ class Parts:
     session: type[Session] = Session
     gateway: type[Gateway] = Gateway
     device: type[Device] = Device
-    limits: Callable[[GatewaySettings], GatewaySettings] = lambda limits: limits
+    settings: Callable[[GatewaySettings], GatewaySettings] = lambda settings: settings
     options: Callable[[Options], Options] = field(default=lambda options: options)

@@ -65,7 +65,7 @@ class SimulatedServer:
         self._wires: list[Wire] = []
         store = faulty(parts.around_store(cast(ChatStore, self._mortal)), plan)
         rng = random.Random(options.seed + 3)
-        self.limits = parts.limits(limits_of(options))
+        self.settings = parts.settings(gateway_settings(options))
         self._registry = faulty(MemoryRegistry(), plan)
         self.durability: Durability = parts.durability(store, self._clock, self._registry)
         self._intake = watched_intake(watch, parts.intake)(self.durability, self._clock, ids)
@@ -75,11 +75,9 @@ class SimulatedServer:
         self._members = Members(store.members)
         self._ephemeral = Ephemeral(self._members, self.history.memberships_of, self._clock)
         self._watermarks = Watermarks(self.durability, self._ephemeral.on_watermarks_moved)
-        self._attendance = PresenceReporter(
-            HERE, self._registry, self._ephemeral, HEARTBEAT_SECONDS
-        )
+        self._presence = PresenceReporter(HERE, self._registry, self._ephemeral, HEARTBEAT_SECONDS)
         deps = GatewayDeps(
-            self.limits,
+            self.settings,
             self._clock,
             ids,
             self._intake,
@@ -89,7 +87,7 @@ class SimulatedServer:
             rng,
         )
         connection_type = watched(watch, parts.connection, parts.session)
-        self.gateway = parts.gateway(deps, self._attendance, _PLENTY_BYTES, connection_type)
+        self.gateway = parts.gateway(deps, self._presence, _PLENTY_BYTES, connection_type)
         self._ephemeral.connect(self.gateway)
         link = LocalLink()
         link.connect(HERE, self.gateway.deliver)
@@ -107,7 +105,7 @@ class SimulatedServer:
             work = [
                 self._intake.run(),
                 self._watermarks.run(),
-                self._attendance.run(),
+                self._presence.run(),
                 self._ephemeral.run(),
             ]
             roles = [group.create_task(each) for each in work]
@@ -176,7 +174,7 @@ def _no_tokens(_credential: str) -> Principal:
     raise Unauthorized("devices of a simulation are known at the door")
 
 
-def limits_of(options: Options) -> GatewaySettings:
+def gateway_settings(options: Options) -> GatewaySettings:
     return GatewaySettings(
         backpressure=BackpressureSettings(
             outbound=OutboundSettings(max_buffer_messages=options.buffer_messages)

@@ -28,7 +28,7 @@ class Watch:
     _envelopes: list[Envelope] = field(default_factory=list)
     _tries: dict[int, int] = field(default_factory=dict)
 
-    def saw(self, connection: Connection) -> None:
+    def record_levels(self, connection: Connection) -> None:
         """Record what waits for a client: in its lanes, and written but not taken."""
         levels = {
             "messages": connection.session.waiting_messages,
@@ -44,7 +44,7 @@ class Watch:
                     Level(at=self.now(), where=where, value=value, bound=self.bounds[what])
                 )
 
-    def waiting(self, sends: int) -> None:
+    def record_sends(self, sends: int) -> None:
         """Record how many sends wait in ingest."""
         if sends > self._highs.get(("ingest", "sends"), 0):
             self._highs["ingest", "sends"] = sends
@@ -57,13 +57,13 @@ class Watch:
                 )
             )
 
-    def warned(self, connection_id: str, grace_seconds: float) -> None:
+    def record_warning(self, connection_id: str, grace_seconds: float) -> None:
         connection = self.names.get(connection_id, connection_id)
         self.record.note(
             WarningSeen(at=self.now(), connection=connection, grace_seconds=grace_seconds)
         )
 
-    def tried(self, gateway: str, envelope: Envelope) -> None:
+    def record_attempt(self, gateway: str, envelope: Envelope) -> None:
         key = id(envelope)
         if key not in self._tries:
             self._envelopes.append(envelope)  # keeps its id() unique
@@ -89,7 +89,7 @@ class WatchedLink:
         self._link.connect(gateway, deliver)
 
     async def deliver(self, gateway: str, envelope: Envelope) -> None:
-        self._watch.tried(gateway, envelope)
+        self._watch.record_attempt(gateway, envelope)
         await self._link.deliver(gateway, envelope)
 
 
@@ -99,7 +99,7 @@ def watched_intake(watch: Watch, base: type[Intake]) -> type[Intake]:
     class WatchedIntake(base):  # type: ignore[misc, valid-type]
         def submit(self, *args: Any, **kwargs: Any) -> None:
             super().submit(*args, **kwargs)
-            watch.waiting(self.waiting)
+            watch.record_sends(self.waiting)
 
     return WatchedIntake
 
@@ -118,7 +118,7 @@ def watched(
 
         def deliver(self, run: EncodedRun, now: float) -> Effects:
             effects: Effects = super().deliver(run, now)
-            watch.saw(self.connection)
+            watch.record_levels(self.connection)
             return effects
 
     class WatchedConnection(connection):  # type: ignore[misc, valid-type]
@@ -133,14 +133,14 @@ def watched(
 
         def flush(self) -> None:
             super().flush()
-            watch.saw(self)
+            watch.record_levels(self)
 
         def do(self, steps: Sequence[object]) -> None:
             for step in steps:
                 if isinstance(step, Emit) and step.event is SessionEvent.SLOW_CONSUMER_WARNED:
                     grace = self._deps.settings.backpressure.outbound.grace_period_seconds
-                    watch.warned(self.connection_id, grace)
+                    watch.record_warning(self.connection_id, grace)
             super().do(steps)
-            watch.saw(self)
+            watch.record_levels(self)
 
     return WatchedConnection

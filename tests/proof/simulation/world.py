@@ -57,7 +57,7 @@ from proof.simulation.device import Device
 from proof.simulation.network import Wire
 from proof.simulation.options import QUIET, Options
 from proof.simulation.parts import Parts
-from proof.simulation.server import SimulatedServer, limits_of
+from proof.simulation.server import SimulatedServer, gateway_settings
 from proof.simulation.watch import Watch
 from proof.virtual_loop import LoopClock, run
 
@@ -99,7 +99,7 @@ class World:
         self.devices: list[Device] = []
         self.founders: dict[str, list[str]] = {}
         self._disturbances: dict[object, tuple[str, Disturbance, float]] = {}
-        outbound = limits_of(options).backpressure.outbound
+        outbound = gateway_settings(options).backpressure.outbound
         bounds = {
             "messages": outbound.max_buffer_messages,
             "bytes": BYTES_MAX,

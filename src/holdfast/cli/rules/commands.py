@@ -69,7 +69,7 @@ def list_rules(
       holdfast rules ls --tenant acme --json
     """
     found = every(context.as_operator(), tenant)
-    output.listed(
+    output.report_rows(
         context,
         found,
         ("tenant", "resource", "algorithm", "limit", "burst", "besides", "version"),
@@ -102,7 +102,7 @@ def get_rule(context: CliContext, tenant: TenantArgument, resource: ResourceArgu
     \b
       holdfast rules get acme /api/search
     """
-    output.described(
+    output.report_object(
         context, context.as_operator().get("/admin/rules", tenantID=tenant, resource=resource)
     )
 
@@ -131,7 +131,7 @@ def set_rule(
       holdfast rules set "*" send:user mode=shadow
     """
     body = {"tenantID": tenant, "resource": resource, **assigned(fields), "reason": reason}
-    output.described(context, put(context.as_operator(), body, version))
+    output.report_object(context, put(context.as_operator(), body, version))
     if beside := reserved_beside(resource):
         own = ", ".join(f"{word}*" for word in beside)
         typer.echo(
@@ -160,7 +160,7 @@ def delete_rule(
     name = {"tenantID": tenant, "resource": resource}
     seen = version if version is not None else rest.get("/admin/rules", **name)["version"]
     query = urlencode({**name, "expectedVersion": seen, "reason": reason})
-    output.described(context, sure(rest, "DELETE", f"/admin/rules?{query}"))
+    output.report_object(context, sure(rest, "DELETE", f"/admin/rules?{query}"))
 
 
 @rules.command("history")
@@ -174,7 +174,7 @@ def history(context: CliContext, tenant: TenantArgument, resource: ResourceArgum
       holdfast rules history acme /api/search
     """
     changes = history_of(context.as_operator(), tenant, resource)
-    output.listed(
+    output.report_rows(
         context,
         changes,
         ("version", "at", "who", "what", "limit", "besides", "reason"),
@@ -249,7 +249,9 @@ def rollback(
       holdfast rules rollback acme /api/search 6 --reason "500 was too much"
     """
     body = {"tenantID": tenant, "resource": resource, "version": version, "reason": reason}
-    output.described(context, sure(context.as_operator(), "POST", "/admin/rules/rollback", body))
+    output.report_object(
+        context, sure(context.as_operator(), "POST", "/admin/rules/rollback", body)
+    )
 
 
 @rules.command("peek")
@@ -269,7 +271,7 @@ def peek(
       holdfast rules peek acme send:user ann
     """
     name = {"tenantID": tenant, "resource": resource, "subject": subject}
-    output.described(context, context.as_operator().get("/admin/limits/subject", **name))
+    output.report_object(context, context.as_operator().get("/admin/limits/subject", **name))
 
 
 @rules.command("reset")
@@ -289,7 +291,9 @@ def reset(
       holdfast rules reset acme /api/search user-7 --reason "their import ran twice"
     """
     body = {"tenantID": tenant, "resource": resource, "subject": subject, "reason": reason}
-    output.described(context, context.as_operator().post("/admin/limits/subject/reset", body=body))
+    output.report_object(
+        context, context.as_operator().post("/admin/limits/subject/reset", body=body)
+    )
 
 
 @rules.command("watch")
