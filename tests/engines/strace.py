@@ -56,7 +56,7 @@ class Strace:
     async def injecting(
         self, pid: int, calls: str, fault: str, output: Path
     ) -> AsyncIterator[Injection]:
-        """Inside, the calls fail or wait: ``error=EIO``, ``delay_enter=MICROSECONDS``."""
+        """Inside, calls fail or wait: ``error=EIO``, ``delay_enter=MICROSECONDS``."""
         command = [
             "-f",
             "-p",
