@@ -1,7 +1,7 @@
 """The coverage pages are true: each row has a state, and what it names exists.
 
 A page has a table per section of a design document, and each row has one state. A test
-that carries ``@pytest.mark.covers("000 …")`` stands in the page of that document.
+that proves a row has ``@pytest.mark.covers("000 …")``: the document and the row's name.
 """
 
 from __future__ import annotations
@@ -122,15 +122,20 @@ def test_row_has_a_state_and_names_what_exists(page: str, row: Row) -> None:
         assert test in covered_by(ROOT / path), f"there is no {path}::{test}"
 
 
-def test_every_test_that_covers_a_row_is_in_the_page_of_its_document() -> None:
-    named: dict[str, set[tuple[str, str]]] = {}
+def test_mark_names_a_row_that_names_its_test() -> None:
+    """And every test of a row has a mark of the row's document."""
+    tests_of: dict[str, set[tuple[str, str]]] = {}
     for _, row in ROWS:
-        named.setdefault(row.document, set()).update(NAMED_TEST.findall(row.tests))
+        named = tests_of.setdefault(f"{row.document} {row.name}", set())
+        named.update(NAMED_TEST.findall(row.tests))
+    unmarked = {(test, row.split()[0]) for row, tests in tests_of.items() for test in tests}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for test, covered in covered_by(path).items():
-            for row_name in covered:
-                place = (path.relative_to(ROOT).as_posix(), test)
-                assert place in named[row_name.split()[0]], f"{place} covers {row_name}"
+            place = (path.relative_to(ROOT).as_posix(), test)
+            for row in covered:
+                assert place in tests_of.get(row, set()), f"{place} covers {row!r}"
+                unmarked.discard((place, row.split()[0]))
+    assert not unmarked, f"these tests prove a row and have no mark: {unmarked}"
 
 
 @pytest.mark.covers("000 `gateway.slow_consumer.disconnects`, > 50/min for 5 min: SEV-3")

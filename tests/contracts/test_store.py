@@ -723,7 +723,7 @@ async def test_recovery_restores_a_lost_counter_records_holes_and_raises_the_epo
     assert acked(await send(store, "k")).sequence == 7
 
 
-@pytest.mark.covers("000 connection lost before the response: retry")
+@pytest.mark.covers("000 contract 1, connection lost before the response: retry")
 @on_every_store
 async def test_a_reply_lost_after_the_commit_is_found_again_by_the_retry(
     store: Any, rig: Rig

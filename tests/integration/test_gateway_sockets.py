@@ -671,6 +671,7 @@ async def test_a_broken_protocol_ends_that_connection_and_no_other(
         assert (await ask(bob, "resume", cursors={}))["type"] == "resumed"
 
 
+@pytest.mark.covers("000 contract 4: slow consumers")
 async def test_a_stopped_reader_is_warned_then_closed_after_its_grace_and_resumes_complete(
     tmp_path: Path,
 ) -> None:

@@ -54,6 +54,7 @@ def envelope(
     return Envelope([MessageRun("default", [message(chat_id, n) for n in sequences], users)])
 
 
+@pytest.mark.covers("000 contract 1, persisted: `message_ack` with the sequence")
 async def test_a_send_is_acknowledged_after_its_commit() -> None:
     async with bench() as parts:
         chat_id = await parts.chat("alice", "bob")
@@ -179,6 +180,9 @@ async def test_a_paused_socket_is_not_written_to_and_catches_up_when_it_takes_ag
         assert [f["payload"]["sequence"] for f in socket.take()] == [1, 2]
 
 
+@pytest.mark.covers(
+    "000 server: `connection_closing` with its reason, `reconnect_allowed`, `sync_from_sequence`"
+)
 async def test_stopped_reader_is_warned_then_closed_with_where_to_sync_from() -> None:
     limits = GatewaySettings(
         backpressure=BackpressureSettings(outbound=OutboundSettings(max_buffer_messages=20))
@@ -355,6 +359,7 @@ async def test_heartbeat_that_has_not_left_waits_as_long_as_bytes_leave() -> Non
         assert socket.closed == (4001, "idle_timeout")
 
 
+@pytest.mark.covers("000 contract 6, what was skipped last")
 async def test_a_skipped_last_delivery_is_found_by_the_heads() -> None:
     async with bench() as parts:
         chat_id = await parts.chat("alice", "bob")
@@ -392,6 +397,7 @@ async def test_skipped_join_is_found_without_another_message() -> None:
         assert parts.clock.monotonic() <= 75
 
 
+@pytest.mark.covers("000 gateway under memory pressure")
 async def test_above_the_memory_budget_the_fullest_connection_is_shed() -> None:
     """It learns why and when to reconnect; shed clients do not return together."""
     async with bench(memory_budget_bytes=10_000) as parts:
@@ -436,6 +442,7 @@ async def test_bytes_of_a_closing_connection_shed_no_other() -> None:
         assert (alice.closed, bob.closed) == ((4003, "memory_pressure"), None)
 
 
+@pytest.mark.covers("000 gateway graceful shutdown")
 async def test_a_drain_answers_open_requests_before_it_closes() -> None:
     limits = replace(GatewaySettings(), reconnect_spread_seconds=10)
     async with bench(limits) as parts:

@@ -92,6 +92,7 @@ def test_run_that_overlaps_is_sent_without_its_beginning() -> None:
     assert sequences(talk.read()) == [5, 6, 7, 8]
 
 
+@pytest.mark.covers("000 contract 6, what was skipped in the middle")
 def test_a_gap_makes_the_chat_behind_with_one_resync_and_nothing_more_pushed() -> None:
     talk = Talk().live(4)
     assert Emit(SessionEvent.FELL_BEHIND) in talk.deliver(run(6))

@@ -75,6 +75,7 @@ def test_a_retry_is_acked_as_deduplicated() -> None:
     assert ack.deduplicated
 
 
+@pytest.mark.covers("000 contract 1, rejected: `error` with a code")
 @pytest.mark.parametrize(
     ("frame", "code"),
     [
@@ -110,6 +111,7 @@ def test_invalid_frame_is_refused_and_goes_no_further(frame: AnyClientFrame, cod
     assert talk.session.open_requests == 0
 
 
+@pytest.mark.covers("000 message size 4 KB")
 @pytest.mark.parametrize("content", ["x", "x" * 4096, "é" * 2048, "𝄞" * 1024])
 def test_content_of_1_to_4096_bytes_is_taken(content: str) -> None:
     talk = Talk()
@@ -126,7 +128,7 @@ def test_a_bad_request_id_is_refused_and_not_echoed() -> None:
     assert frame.payload.code == "INVALID_MESSAGE"
 
 
-@pytest.mark.covers("000 confirmation: exceed rate limit, verify RATE_LIMITED")
+@pytest.mark.covers("000 exceed rate limit: RATE_LIMITED")
 def test_exceed_rate_limit_verify_rate_limited_response() -> None:
     talk = Talk()
     for number in range(20):
@@ -149,6 +151,7 @@ def test_exceed_rate_limit_verify_rate_limited_response() -> None:
     assert talk.count(Submit) == 21, "waiting for retry_after_seconds is enough"
 
 
+@pytest.mark.covers("000 send rate 10/s")
 def test_ten_sends_a_second_are_sustained() -> None:
     talk = Talk()
     for number in range(200):
@@ -209,7 +212,7 @@ def hold(talk: Talk, count: int) -> None:
         talk.now += 0.1
 
 
-@pytest.mark.covers("000 confirmation: fill request queue, verify SERVER_BUSY")
+@pytest.mark.covers("000 fill request queue: SERVER_BUSY")
 def test_fill_request_queue_verify_server_busy_response() -> None:
     talk = Talk()
     hold(talk, 100)
@@ -226,6 +229,7 @@ def test_fill_request_queue_verify_server_busy_response() -> None:
     assert talk.count(Submit) == 101
 
 
+@pytest.mark.covers("000 1.1 order of refusals")
 def test_refusals_come_in_order_validation_rate_queue() -> None:
     talk = Talk()
     hold(talk, 100)
@@ -254,6 +258,7 @@ def test_pulls_are_done_one_at_a_time_in_order() -> None:
     assert talk.count(FetchResume) == 1, "an error occupies no page lane"
 
 
+@pytest.mark.covers("000 inbound queue, age")
 def test_a_pull_waits_two_seconds_at_most() -> None:
     talk = Talk()
     talk.receive(sync(0))
@@ -385,7 +390,7 @@ def test_content_that_is_too_large_is_no_reason_to_close() -> None:
     assert talk.closing is None
 
 
-@pytest.mark.covers("000 invariant: no_silent_message_loss")
+@pytest.mark.covers("000 no_silent_message_loss")
 def test_no_silent_message_loss() -> None:
     """Every send gets an ack or an error: refused, stored, failed, unknown, or open
     when the connection closes.
