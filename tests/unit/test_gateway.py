@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -16,6 +17,7 @@ from structlog.testing import capture_logs
 from holdfast.clock import TURN_SECONDS, Turns
 from holdfast.errors import Unavailable
 from holdfast.fanout.contract import Envelope, MessageRun
+from holdfast.gateway.connection import Connection
 from holdfast.gateway.gateway import LINES_AT_ONCE, LINES_SECONDS
 from holdfast.gateway.roster_sync import RosterSync
 from holdfast.gateway.settings import GatewaySettings
@@ -650,15 +652,15 @@ async def test_comparison_with_the_store_yields_to_the_loop(
         assert await turns_of(asking()) >= idle + 40, "each reading of the clock is a turn later"
 
 
-async def test_heads_without_news_do_not_reach_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_heads_without_news_do_not_reach_sessions() -> None:
     named: list[str] = []
-    head = Session.on_head
 
-    def counted(session: Session, chat_id: str, at: Cursor, now: float) -> Effects:
-        named.append(chat_id)
-        return head(session, chat_id, at, now)
+    class Recording(Session):
+        def on_head(self, chat_id: str, head: Cursor, now: float) -> Effects:
+            named.append(chat_id)
+            return super().on_head(chat_id, head, now)
 
-    async with bench() as parts:
+    async with bench(connection_type=partial(Connection, session_type=Recording)) as parts:
         chats = [await parts.chat("alice", "bob") for _ in range(3)]
         await parts.store.append([draft("c1", sender=ALICE, chat_id=chats[0])])
         await live(parts, "alice")
@@ -667,7 +669,7 @@ async def test_heads_without_news_do_not_reach_sessions(monkeypatch: pytest.Monk
         await parts.gateway.roster_sync.ask_heads()
         await asyncio.sleep(1)
         due = never_resumed.connection.due
-        monkeypatch.setattr(Session, "on_head", counted)
+        named.clear()
         await parts.gateway.roster_sync.ask_heads()
         assert named == []
         assert never_resumed.connection.due == due, "it need not be looked at"
@@ -803,21 +805,18 @@ async def test_presence_in_many_chats_gives_way_to_other_work_between_two_chats(
         assert order == ["other work", "pushed"]
 
 
-async def test_session_in_many_chats_gets_an_ephemeral_frame_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with bench() as parts:
+async def test_session_in_many_chats_gets_an_ephemeral_frame_once() -> None:
+    pushed: list[str] = []
+
+    class Recording(Session):
+        def ephemeral(self, key: Hashable, frame: bytes) -> Effects:
+            pushed.append(self.user.user_id)
+            return super().ephemeral(key, frame)
+
+    async with bench(connection_type=partial(Connection, session_type=Recording)) as parts:
         chats = [await parts.chat("alice", "bob") for _ in range(5)]
         others = await parts.chat("alice", "carol")
         for user_id in ("alice", "bob", "carol"):
             await live(parts, user_id)
-        pushed: list[str] = []
-        ephemeral = Session.ephemeral
-
-        def count(session: Session, key: Hashable, frame: bytes) -> Effects:
-            pushed.append(session.user.user_id)
-            return ephemeral(session, key, frame)
-
-        monkeypatch.setattr(Session, "ephemeral", count)
         await parts.gateway.push_to_chats([*chats, others], ("presence",), TYPING)
         assert sorted(pushed) == ["alice", "bob", "carol"]

@@ -36,14 +36,14 @@ class Cutoff:
         self,
         deps: GatewayDeps,
         roster: Roster[Connection],
-        everybody: Callable[[], Iterable[Connection]],
+        connections: Callable[[], Iterable[Connection]],
     ) -> None:
         self._deps = deps
         self._roster = roster
-        self._everybody = everybody
+        self._connections = connections
         self._leaving: dict[Connection, _Leaving] = {}
-        self._looking: asyncio.Task[None] | None = None
-        self._look_again = False
+        self._checking: asyncio.Task[None] | None = None
+        self._check_again = False
 
     def on_revoked(self, entries: Sequence[Revocation]) -> None:
         """Close the connections that these revocations concern.
@@ -55,10 +55,10 @@ class Cutoff:
             for connection in self._roster.of_user(user):
                 self._judge(connection)
         if any(not entry.user_id for entry in entries):
-            self._look_again = True
-            if self._looking is None:
-                self._looking = asyncio.create_task(self._look())
-                self._looking.add_done_callback(self._looked)
+            self._check_again = True
+            if self._checking is None:
+                self._checking = asyncio.create_task(self._check_all())
+                self._checking.add_done_callback(self._on_checked)
 
     def disconnect(self, user: User, device_id: str | None = None) -> int:
         """Close a user's connections, or one device's; they may reconnect. How many."""
@@ -85,9 +85,9 @@ class Cutoff:
         self._leaving.pop(connection, None)
 
     async def stop(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        if self._checking is not None:
+            self._checking.cancel()
+            await asyncio.gather(self._checking, return_exceptions=True)
 
     def _judge(self, connection: Connection) -> None:
         if not connection.authenticated:
@@ -107,17 +107,17 @@ class Cutoff:
         else:
             _end(connection, closing, message)
 
-    async def _look(self) -> None:
+    async def _check_all(self) -> None:
         """Judge every connection, yielding to the loop between turns."""
         turns = Turns(self._deps.clock)
-        while self._look_again:
-            self._look_again = False
-            for connection in list(self._everybody()):
+        while self._check_again:
+            self._check_again = False
+            for connection in list(self._connections()):
                 self._judge(connection)
                 await turns.give_way()
 
-    def _looked(self, task: asyncio.Task[None]) -> None:
-        self._looking = None
+    def _on_checked(self, task: asyncio.Task[None]) -> None:
+        self._checking = None
         if not task.cancelled() and (error := task.exception()) is not None:
             telemetry.defect("gateway", error)
 

@@ -1,4 +1,4 @@
-"""Heartbeats: is the client alive, and does it lack something nobody pushed? (Pure.)
+"""Heartbeats: is the client alive, and does it lack a message? (Pure.)
 
 The heads in the store are compared with what was queued. A heartbeat names each chat
 whose head has been above its ``through`` for some seconds, longer than a delivery

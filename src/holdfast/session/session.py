@@ -155,7 +155,7 @@ class Session:
 
     @property
     def _control_overflows(self) -> bool:
-        """Whether the client goes on asking though its answers are not written."""
+        """Whether the client asks on while its responses are not written."""
         bounds = self._settings.backpressure
         frames_max = 2 * bounds.outbound.max_control_frames + bounds.inbound.max_queue_depth
         return len(self._outbound.lanes.control) > frames_max

@@ -132,7 +132,7 @@ class TimeoutSettings:
     authentication_seconds: float = 5
     """No credential for this long: close unauthorized (4502)."""
     rotation_seconds: float = 24 * 3600
-    """An older connection is closed (rotation, 4004) and comes back; spread by 5 %."""
+    """An older connection is closed (rotation, 4004) to reconnect; spread by 5 %."""
     behind_before_heads_seconds: float = 5
     """A chat that is behind its head for this long is named in the heartbeat."""
     stale_acks_seconds: float = 60

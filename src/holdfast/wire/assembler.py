@@ -2,7 +2,7 @@
 
 A message is text of at most ``bytes_max`` in at most ``fragments_max`` fragments.
 Control frames may come between the fragments; ``control`` checks them. A broken rule
-ends the connection, because nobody can know where the next message begins.
+ends the connection, because it is unknown where the next message begins.
 """
 
 from __future__ import annotations
