@@ -59,7 +59,7 @@ async def test_due_jobs_of_paused_types_stay_except_their_probes(opened: Opener)
         }
         assert rest.next_due_seconds is not None
         assert rest.next_due_seconds > 400, (
-            "that is the mail's: what is due of a shut type wakes nobody"
+            "that is the mail's: a due job of a paused type wakes no worker"
         )
         assert (await call(100, paused_types=["down", "mail"])).next_due_seconds is None
         probe = await call(100, paused_types=["down"], probing=["down"])

@@ -1,4 +1,4 @@
-"""What is decided when a job fails: the tables, the seed's retry table and timeline,
+"""What is decided when a job fails: the tables, the document's retry table and timeline,
 and the bounds of a draft.
 """
 

@@ -136,9 +136,9 @@ class ClaimRequest:
     """How many jobs and bytes the session can take, and how many it starts at once.
 
     ``backlogs``: streams whose held jobs after a sequence are wanted, ``per_backlog``
-    of each at most. ``shut``: job types whose breaker is not closed; their due retries
-    stay in the store, except one of each type in ``probing``. ``sleeping``: if there is
-    nothing to claim, the next enqueue shall end ``WorkerSession.wait``.
+    of each at most. ``paused_types``: types whose breaker is not closed; their due
+    retries stay in the store, except one of each type in ``probing``. ``sleeping``: if
+    there is nothing to claim, the next enqueue shall end ``WorkerSession.wait``.
     """
 
     jobs: int = 0
