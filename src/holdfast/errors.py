@@ -57,7 +57,7 @@ class HoldfastError(Exception):
         self.details = details
 
     @property
-    def told(self) -> HoldfastError:
+    def public(self) -> HoldfastError:
         """The error as a client gets it."""
         return InternalError("something went wrong here; it is logged") if self.private else self
 

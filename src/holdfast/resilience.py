@@ -20,9 +20,7 @@ from holdfast.errors import Unavailable
 
 
 class BreakerState(Enum):
-    """CLOSED → OPEN after too many failures; OPEN → HALF_OPEN after a rest; one probe
-    then decides.
-    """
+    """CLOSED → OPEN after too many failures; → HALF_OPEN after a rest; a probe decides."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -38,12 +36,10 @@ class BreakerSettings:
     failure_window_seconds: float = 30
     """How far back failures count."""
     open_duration_seconds: float = 30
-    """How long calls are refused at once (SERVICE_UNAVAILABLE + retry_after_seconds)
-    before a probe.
+    """Seconds of refusals (SERVICE_UNAVAILABLE + retry_after_seconds) before a probe.
     """
     half_open_probe_count: int = 1
-    """Probes that must succeed before the breaker closes; one failed probe opens it
-    again.
+    """Probes that must succeed to close the breaker; a failed one opens it again.
     """
     min_failure_ratio: float = 0.5
     """The failures must also be this share of the calls; 0 opens by the count alone."""
@@ -158,9 +154,7 @@ class Breaker:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long to wait before try n+1: doubling from ``initial`` to ``cap`` seconds,
-    with full jitter.
-    """
+    """Seconds before try n+1: doubling from ``initial`` to ``cap``, with full jitter."""
 
     initial_seconds: float
     cap_seconds: float

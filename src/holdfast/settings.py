@@ -63,7 +63,7 @@ LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Where the one port for HTTP and WebSocket is, and who may stand in front of it."""
+    """The one port for HTTP and WebSocket, and who may stand in front of it."""
 
     host: str = "127.0.0.1"
     """Where to listen. An address that other machines can reach is refused unless
@@ -76,11 +76,10 @@ class ServerSettings:
     state_dir: str = ""
     """Everything that is kept. Left empty: ``$XDG_STATE_HOME/holdfast``, without that
     variable ``~/.local/state/holdfast``. One process at a time: a second one is refused
-    and told the first one's process id.
+    and names the first one's process id.
     """
     trusted_proxies: tuple[str, ...] = ()
-    """Networks whose X-Forwarded-For is believed. Anybody else is counted by their own
-    address.
+    """Networks whose X-Forwarded-For is trusted; others count by their own address.
     """
     allowed_origins: tuple[str, ...] = ()
     """Further origins whose pages may connect, exactly as browsers send them; others
@@ -132,9 +131,7 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True)
 class AccessSettings:
-    """Who may come in, and how often. Secrets are not settings: they live in the state
-    directory.
-    """
+    """Who may come in, and how often. The secrets are in the state directory."""
 
     tokens: TokenSettings = field(default_factory=TokenSettings)
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
@@ -150,7 +147,7 @@ class AccessSettings:
 
 @dataclass(frozen=True, slots=True)
 class DurabilitySettings:
-    """The durability plane."""
+    """Ingest, history and the store."""
 
     intake: IntakeSettings = field(default_factory=IntakeSettings)
     changes: ChangeSettings = field(default_factory=ChangeSettings)
@@ -163,7 +160,7 @@ class DurabilitySettings:
 
 @dataclass(frozen=True, slots=True)
 class FanoutSettings:
-    """The fanout plane."""
+    """Fanout: reading the log, retries, dead letters, ephemeral events."""
 
     read_entries_max: int = 500
     """Entries read from the event log at once."""
@@ -452,7 +449,7 @@ def _explain(error: str) -> str:
     be."""
     if words := said_of(error, Settings):
         return words[1]
-    reason, _, place = error.rpartition(" - at `$")
+    reason, _, path = error.rpartition(" - at `$")
     if not reason:
         return error
-    return f"{place.strip('`').lstrip('.') or 'settings'}: {reason}"
+    return f"{path.strip('`').lstrip('.') or 'settings'}: {reason}"

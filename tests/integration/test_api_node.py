@@ -28,7 +28,7 @@ from holdfast.eventlog.sqlite import SqliteEventLog
 from holdfast.fanout.memory import MemoryRegistry
 from holdfast.ingest.hot_chats import HotChats
 from holdfast.message import User
-from holdfast.node.banner import posture
+from holdfast.node.banner import banner_lines
 from holdfast.node.lifecycle import running
 from holdfast.node.node import Node
 from holdfast.settings import ServerSettings, Settings, load
@@ -181,7 +181,7 @@ async def test_the_commands_that_a_start_prints_work_as_they_are_printed(
         server=ServerSettings(host=host, port=0, state_dir=str(tmp_path / "a state"))
     )
     async with running(settings) as node:
-        lines = list(posture(node.settings))
+        lines = list(banner_lines(node.settings))
         start = next(i for i, line in enumerate(lines) if line.startswith("  try "))
         printed = [
             line[len("  try       ") :].partition("    (")[0] for line in lines[start : start + 3]
@@ -197,13 +197,16 @@ def test_the_commands_name_a_state_directory_only_where_they_would_not_find_it(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert default_state_dir() == tmp_path / "holdfast"
-    assert not any("--state-dir" in line for line in posture(settings_of(None)))
+    assert not any("--state-dir" in line for line in banner_lines(settings_of(None)))
     monkeypatch.setenv("XDG_STATE_HOME", "not/absolute")
     assert default_state_dir() == Path("~/.local/state/holdfast").expanduser()
     elsewhere = settings_of(None, {"server.state_dir": str(tmp_path / "elsewhere")})
-    assert sum(f"--state-dir {tmp_path / 'elsewhere'}" in line for line in posture(elsewhere)) == 3
+    assert (
+        sum(f"--state-dir {tmp_path / 'elsewhere'}" in line for line in banner_lines(elsewhere))
+        == 3
+    )
     named = settings_of(None, {"server.state_dir": "~/.local/state/holdfast"})
-    assert not any("--state-dir" in line for line in posture(named))
+    assert not any("--state-dir" in line for line in banner_lines(named))
 
 
 def test_a_state_directory_that_is_named_is_taken_whatever_the_default_is(
@@ -212,7 +215,7 @@ def test_a_state_directory_that_is_named_is_taken_whatever_the_default_is(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     named = settings_of(None, {"server.state_dir": "~/.local/state/holdfast"})
     assert named.server.state_path == Path("~/.local/state/holdfast").expanduser()
-    assert sum("--state-dir" in line for line in posture(named)) == 3
+    assert sum("--state-dir" in line for line in banner_lines(named)) == 3
 
 
 SAID = [

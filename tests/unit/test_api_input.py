@@ -388,7 +388,7 @@ def test_requests_of_strangers_fill_no_log() -> None:
         return [
             line
             for line in map(json.loads, output.getvalue().splitlines())
-            if line["event"] == "request"
+            if line["event"] == "api.request_answered"
         ]
 
     async def scenario(rest: Rest) -> None:
@@ -508,7 +508,7 @@ def test_the_access_log_is_json_capped_escaped_and_holds_no_secret() -> None:
         lines = [
             line
             for line in map(json.loads, text.splitlines())
-            if line["event"] in ("request", "a careless line")
+            if line["event"] in ("api.request_answered", "a careless line")
         ]
         assert len(lines) == 6
         first = lines[0]

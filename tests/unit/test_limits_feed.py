@@ -342,7 +342,7 @@ async def test_feed_survives_any_reader_error_and_reports_staleness() -> None:
         with capture_logs() as logs:
             await asyncio.sleep(30)
         said = [entry["event"] for entry in logs]
-        assert "defect" in said
+        assert "node.defect_found" in said
         assert "limits.rules_stale" in said
         log.broken = False
         log.put("a", 5, notify=False)

@@ -407,7 +407,7 @@ async def test_heartbeat_survives_any_error_of_the_counters() -> None:
     async with limiter(counters, rule(100)) as limits:
         with capture_logs() as logs:
             await asyncio.sleep(3)
-        assert "defect" in [entry["event"] for entry in logs]
+        assert "node.defect_found" in [entry["event"] for entry in logs]
         counters.mood, counters.nodes = "well", 3
         await asyncio.sleep(2)
         assert limits.nodes == 3

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from holdfast.node.banner import posture
+from holdfast.node.banner import banner_lines
 from holdfast.node.lifecycle import open_files_max
 from holdfast.settings import Settings, differences, load
 
@@ -23,7 +23,7 @@ from holdfast.settings import Settings, differences, load
 )
 def test_the_password_of_an_engine_is_never_shown(path: str, value: str, shown: str | None) -> None:
     settings = load(None, {}, {path: value})
-    told = "\n".join(posture(settings)) + str(list(differences(settings)))
+    told = "\n".join(banner_lines(settings)) + str(list(differences(settings)))
     assert path in told and "S3C" not in told
     assert shown is None or shown in told
 
@@ -33,15 +33,15 @@ def test_the_password_of_an_engine_is_never_shown(path: str, value: str, shown: 
 )
 def test_what_an_ack_means_is_said_as_it_is_set(synchronous: str, said: str) -> None:
     settings = load(None, {}, {"durability.sqlite.synchronous": synchronous})
-    assert said in "\n".join(posture(settings))
+    assert said in "\n".join(banner_lines(settings))
 
 
 def test_a_machine_that_allows_fewer_sockets_than_connections_is_told() -> None:
-    told = "\n".join(posture(Settings(), 4_096))
+    told = "\n".join(banner_lines(Settings(), 4_096))
     assert (
         "room for about 3,896 connections, not 120,000: raise the hard limit of open files" in told
     )
-    assert "sockets" not in "\n".join(posture(Settings(), 1_048_576))
+    assert "sockets" not in "\n".join(banner_lines(Settings(), 1_048_576))
 
 
 def test_a_node_takes_all_the_files_it_may_open() -> None:

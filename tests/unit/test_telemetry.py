@@ -204,7 +204,7 @@ except ValueError as error:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout == ""
-    assert "event='defect' part='work'" in done.stderr and "ValueError" in done.stderr
+    assert "event='node.defect_found' part='work'" in done.stderr and "ValueError" in done.stderr
     assert "S3CRET" not in done.stderr and "the text of" not in done.stderr
 
 

@@ -46,9 +46,7 @@ BadJwks if it cannot."""
 
 @dataclass(frozen=True, slots=True)
 class IssuerSettings:
-    """A sign-in of your own whose tokens are taken: RS256, ES256 or EdDSA, by the keys
-    it publishes.
-    """
+    """A sign-in of your own whose tokens are accepted: RS256, ES256 or EdDSA."""
 
     issuer: str
     """The ``iss`` of its tokens, exactly."""

@@ -24,8 +24,9 @@ ADDRESSES_MAX = 4096
 GIVEN_ONCE = {
     name.lower().encode(): name
     for name in (
-        "Host", "Authorization", "Content-Type", "Idempotency-Key", "Origin", "X-Act-As", "X-Device-ID",
-        "Sec-WebSocket-Key", "Sec-WebSocket-Version", "Sec-WebSocket-Protocol", "Sec-WebSocket-Extensions",
+        "Host", "Authorization", "Content-Type", "Idempotency-Key", "Origin", "X-Act-As",
+        "X-Device-ID", "Sec-WebSocket-Key", "Sec-WebSocket-Version", "Sec-WebSocket-Protocol",
+        "Sec-WebSocket-Extensions",
     )
 }  # fmt: skip
 """Headers about the caller or the request. A repeated one is ambiguous, and a proxy may
@@ -158,8 +159,7 @@ class ConnectionLimits:
     connections_max: int = 100_000
     """Connections of this node. The next handshake: 503 + Retry-After."""
     per_address_max: int = 10_000
-    """Connections of one address (IPv6: of one /64). The next handshake: 503 +
-    Retry-After.
+    """Of one address (IPv6: of one /64). The next handshake: 503 + Retry-After.
     """
     per_tenant_max: int = 100_000
     """Connections of one tenant. The next handshake: 503 + Retry-After."""

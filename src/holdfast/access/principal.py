@@ -112,9 +112,7 @@ def _lacks(principal: Principal, scope: AnyScope) -> Forbidden:
 
 
 def bearer(authorization: str | None) -> str | None:
-    """The credential of an ``Authorization: Bearer …`` header, or None if there is
-    none.
-    """
+    """The credential of an ``Authorization: Bearer …`` header, or None."""
     if authorization is None:
         return None
     scheme, _, credential = authorization.partition(" ")

@@ -26,8 +26,8 @@ from typing import Literal
 from holdfast.message import Role
 
 Action = Literal[
-    "read", "send", "leave", "redact_own", "rename", "redact_any", "add_member", "remove_member", "restrict_member",
-    "change_role",
+    "read", "send", "leave", "redact_own", "rename", "redact_any", "add_member",
+    "remove_member", "restrict_member", "change_role",
 ]  # fmt: skip
 
 _EVERYBODY: frozenset[Role] = frozenset({"owner", "admin", "member"})

@@ -160,7 +160,7 @@ class RestApp:
             }
             with telemetry.span(endpoint.name, attributes, carried) as span:
                 response = await self._answer(endpoint, request)
-                span.tell("http.response.status_code", response.status)
+                span.set_attribute("http.response.status_code", response.status)
                 if response.status >= 500:
                     span.fail(str(response.status))
                 return response

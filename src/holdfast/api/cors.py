@@ -8,8 +8,15 @@ from holdfast.api.request import RawHeaders, Request
 from holdfast.api.responses import Response, respond_error
 from holdfast.errors import Forbidden
 
-ALLOWED_HEADERS = ("Accept", "Accept-Language", "Authorization", "Content-Language", "Content-Type", "Idempotency-Key",
-                   "X-Act-As")  # fmt: skip
+ALLOWED_HEADERS = (
+    "Accept",
+    "Accept-Language",
+    "Authorization",
+    "Content-Language",
+    "Content-Type",
+    "Idempotency-Key",
+    "X-Act-As",
+)
 EXPOSED_HEADERS = (
     "Retry-After",
     "X-Request-ID",

@@ -33,8 +33,8 @@ T = TypeVar("T")
 
 
 class PresenceView(Struct, frozen=True):
-    """Who is online. ``stale``: the source could not be asked; those it could not tell
-    of are left out.
+    """Who is online. ``stale``: the source could not be asked; users that it did not
+    report are left out.
     """
 
     users: Sequence[Presence]
@@ -42,9 +42,7 @@ class PresenceView(Struct, frozen=True):
 
 
 class Readiness(Struct, frozen=True):
-    """Whether this node can serve, and each dependency's state in a word ("up", "down",
-    "open", …).
-    """
+    """Whether this node can serve, and each dependency's state: "up", "down", …"""
 
     ready: bool
     dependencies: Mapping[str, str]
@@ -65,7 +63,7 @@ class BackupRun(Struct, frozen=True):
 
 
 class Backup(Struct, frozen=True):
-    """A backup that was taken: the folder it lies in on the server, and what it holds."""
+    """A complete backup: its folder on the server, and what it holds."""
 
     path: str
     size_bytes: int
@@ -105,15 +103,14 @@ class ApiSettings:
     """Per address; beyond it a bad credential is answered 429 instead of 401."""
     unauthenticated_per_minute: int = 1200
     """Requests without a credential, per address (IPv6: per /64). Above: 429 +
-    Retry-After. Health is always told to this machine and to declared proxies.
+    Retry-After. This machine and declared proxies may always ask for health.
     """
     unauthenticated_burst: int = 300
-    """So many of them at once before the rate counts."""
+    """How many of them may come at once before the rate counts."""
     metrics_without_key: bool = False
     """Serve /metrics to anybody who can reach the port."""
     legacy_rate_limit_headers: bool = False
-    """Send X-RateLimit-Limit, -Remaining and -Reset, too, beside RateLimit-Policy and
-    RateLimit.
+    """Also send X-RateLimit-Limit, -Remaining and -Reset.
     """
 
     def __post_init__(self) -> None:

@@ -42,8 +42,8 @@ class IdempotentRequests:
         """
         if endpoint.key != "kept" or call.key is None or endpoint.stream is not None:
             return await endpoint.run(self._deps, call)
-        place = (call.principal.user, call.key)
-        if place in self._running:
+        running_key = (call.principal.user, call.key)
+        if running_key in self._running:
             raise ServerBusy(
                 "the first request under this key is still running", retry_after_seconds=1.0
             )
@@ -51,15 +51,15 @@ class IdempotentRequests:
         act = CommandContext(
             call.principal.user, now, "", key=call.key, fingerprint=call.fingerprint
         )
-        self._running.add(place)
+        self._running.add(running_key)
         begun = asyncio.ensure_future(self._deps.records.begin(act))
         try:
             earlier = await call.in_time(asyncio.shield(begun))
         except BaseException:
             if begun.done() and begun.exception() is not None:
-                self._running.discard(place)
+                self._running.discard(running_key)
             else:
-                late = asyncio.create_task(self._give_back(place, act, begun))
+                late = asyncio.create_task(self._give_back(running_key, act, begun))
                 self._late.add(late)
                 late.add_done_callback(self._late.discard)
             raise
@@ -70,10 +70,10 @@ class IdempotentRequests:
                 else _again(endpoint, earlier)
             )
         finally:
-            self._running.discard(place)
+            self._running.discard(running_key)
 
     async def _give_back(
-        self, place: tuple[User, str], act: CommandContext, begun: asyncio.Future[str | None]
+        self, running_key: tuple[User, str], act: CommandContext, begun: asyncio.Future[str | None]
     ) -> None:
         """Release a key whose request timed out before the claim succeeded."""
         try:
@@ -81,12 +81,12 @@ class IdempotentRequests:
                 await self._deps.records.keep(act, None)
         except HoldfastError as error:
             log.warning(
-                "a key that was taken too late may not be given back",
+                "api.key_release_failed",
                 key=act.key,
                 error=error.message,
             )
         finally:
-            self._running.discard(place)
+            self._running.discard(running_key)
 
     async def _once(self, endpoint: Endpoint, call: Call, act: CommandContext) -> Answer:
         try:
@@ -107,9 +107,7 @@ class IdempotentRequests:
             async with asyncio.timeout(KEEP_SECONDS):
                 await self._deps.records.keep(act, answer)
         except (HoldfastError, TimeoutError) as error:
-            log.warning(
-                "the answer to a keyed request could not be kept", key=act.key, error=repr(error)
-            )
+            log.warning("api.answer_store_failed", key=act.key, error=repr(error))
 
 
 def _kept(endpoint: Endpoint, answer: Answer) -> str:
@@ -120,15 +118,15 @@ def _kept(endpoint: Endpoint, answer: Answer) -> str:
 
 def _again(endpoint: Endpoint, kept: str) -> Answer:
     if not kept:
-        told = (
+        text = (
             "this was begun under this key and nobody knows how far it came: look, then ask under a"
             " new key"
         )
-        raise KeyReused(told)
+        raise KeyReused(text)
     if endpoint.secret:
-        told = (
+        text = (
             "this was done under this key; its secret is shown once and not kept: remove what it"
-            " made, ask anew"
+            " made, and ask under a new key"
         )
-        raise KeyReused(told, answer=msgspec.json.decode(kept))
+        raise KeyReused(text, answer=msgspec.json.decode(kept))
     return Answer(kept.encode(), headers={"Idempotency-Replayed": "true"})

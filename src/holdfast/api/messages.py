@@ -22,7 +22,7 @@ ANSWER_GRACE_SECONDS = 0.5
 
 async def list_messages(deps: ApiDeps, call: Call) -> Answer:
     query: MessagesQuery = call.query
-    if sum(place is not None for place in (query.before, query.after, query.around)) > 1:
+    if sum(bound is not None for bound in (query.before, query.after, query.around)) > 1:
         raise InvalidMessage("give at most one of before, after and around")
     limit = min(query.limit or deps.pages.default_messages, deps.pages.max_messages)
     user = call.principal.user
@@ -59,14 +59,14 @@ async def _after(deps: ApiDeps, call: Call, after: int, limit: int) -> Page:
     )
 
 
-def _page(chat: Chat, older: Page | None, newer: Page | None, place: int) -> MessagePage:
-    """Join the pages read on either side of ``place`` into one.
+def _page(chat: Chat, older: Page | None, newer: Page | None, after: int) -> MessagePage:
+    """Join the pages read before and after the sequence ``after`` into one.
 
     For a side that was not read, the head and first sequence say whether there is more.
     """
     messages = [*(older.messages if older else ()), *(newer.messages if newer else ())]
-    first = messages[0].sequence if messages else place + 1
-    last = messages[-1].sequence if messages else place
+    first = messages[0].sequence if messages else after + 1
+    last = messages[-1].sequence if messages else after
     head = max(chat.head, *(page.head for page in (older, newer) if page))
     return MessagePage(
         chat_id=chat.chat_id,
@@ -79,8 +79,8 @@ def _page(chat: Chat, older: Page | None, newer: Page | None, place: int) -> Mes
 
 
 async def send_message(deps: ApiDeps, call: Call) -> Answer:
-    """The Idempotency-Key is the client_message_id: a retry gets the first answer,
-    marked deduplicated.
+    """A retry under the same client_message_id (the Idempotency-Key) gets the first
+    answer, marked deduplicated.
     """
     body: NewMessage = call.body
     send = SendBody(call.key or "", call.path["chat_id"], body.content, body.content_type)

@@ -53,8 +53,8 @@ def response_headers(
     else:
         headers += _SECURITY
     if request.decisions:
-        told = rate_limit_headers(request.decisions, legacy=legacy)
-        headers += [(name.lower().encode(), value.encode()) for name, value in told]
+        sent = rate_limit_headers(request.decisions, legacy=legacy)
+        headers += [(name.lower().encode(), value.encode()) for name, value in sent]
     return headers
 
 
@@ -80,7 +80,7 @@ class AccessLog:
         if request.path in PROBED and answered.status < 400:
             write = self._log.debug  # probes every few seconds would hide the rest
         write(
-            "request",
+            "api.request_answered",
             request_id=answered.request_id,
             method=request.method,
             path=request.path,

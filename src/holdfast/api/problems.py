@@ -17,10 +17,11 @@ from holdfast.errors import InvalidMessage
 from holdfast.wire.codec import LONE_SURROGATE, has_lone_surrogate
 
 VALUE_SHOWN_MAX = 40
-_PLACE = re.compile(r"^(?P<reason>.*?)(?: - at `(?:key in )?\$\.?(?P<place>.*)`)?$", re.DOTALL)
+_AT_PATH = re.compile(r"^(?P<reason>.*?)(?: - at `(?:key in )?\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _KINDS = {
-    "str": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "array": "a list",
-    "object": "an object", "null": "null", "bytes": "text", "float | int": "a number", "int | float": "a number",
+    "str": "text", "int": "a whole number", "float": "a number", "bool": "true or false",
+    "array": "a list", "object": "an object", "null": "null", "bytes": "text",
+    "float | int": "a number", "int | float": "a number",
 }  # fmt: skip
 
 _GIVEN = {**_KINDS, "float": "a fraction"}
@@ -47,10 +48,10 @@ def invalid_query(error: msgspec.ValidationError, shape: Any) -> InvalidMessage:
 
 def said_of(text: str, shape: Any) -> tuple[str, str] | None:
     """(field, text) for a msgspec error about a ``shape``; None if it is not known."""
-    reason, place = _parts(text)
+    reason, path = _parts(text)
     for pattern, say in _REASONS:
         if match := pattern.fullmatch(reason):
-            return say(place, match, shape)
+            return say(path, match, shape)
     return None
 
 
@@ -62,79 +63,79 @@ def _invalid(text: str, shape: Any, whole: str) -> InvalidMessage:
             if field
             else InvalidMessage(f"{whole} {words.lstrip()}")
         )
-    reason, place = _parts(text)
-    words = f"{place or whole} is not valid: {reason}"
-    return InvalidMessage(words, field=place) if place else InvalidMessage(words)
+    reason, path = _parts(text)
+    words = f"{path or whole} is not valid: {reason}"
+    return InvalidMessage(words, field=path) if path else InvalidMessage(words)
 
 
 def _parts(text: str) -> tuple[str, str]:
     """The reason and the path in a msgspec error."""
-    found = _PLACE.match(text)
+    found = _AT_PATH.match(text)
     assert found is not None  # every part of it may be empty
-    return found["reason"], (found["place"] or "").replace("[...]", "")
+    return found["reason"], (found["path"] or "").replace("[...]", "")
 
 
-def _missing(place: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
-    field = f"{place}.{match[1]}" if place else match[1]
+def _missing(path: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
+    field = f"{path}.{match[1]}" if path else match[1]
     return field, f"{field} is missing"
 
 
-def _unknown(place: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
+def _unknown(path: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
     field = match[1][:VALUE_SHOWN_MAX]
-    names = _names(shape, place)
+    names = _names(shape, path)
     known = f": there are {', '.join(names)}" if names else ""
-    return (f"{place}.{field}" if place else field), f"there is no field {field}{known}"
+    return (f"{path}.{field}" if path else field), f"there is no field {field}{known}"
 
 
-def _short(place: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
+def _short(path: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
     empty = match[2] == "1"
     return (
-        place,
+        path,
         (
-            f"{place} must not be empty"
+            f"{path} must not be empty"
             if empty
-            else f"{place} must have at least {match[2]} {_unit(match[1])}"
+            else f"{path} must have at least {match[2]} {_unit(match[1])}"
         ),
     )
 
 
-def _long(place: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
-    return place, f"{place} must have at most {match[2]} {_unit(match[1])}"
+def _long(path: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
+    return path, f"{path} must have at most {match[2]} {_unit(match[1])}"
 
 
 def _unit(kind: str) -> str:
     return "characters" if kind == "str" else "items"
 
 
-def _low(place: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
-    return place, f"{place} must be at least {match[1]}"
+def _low(path: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
+    return path, f"{path} must be at least {match[1]}"
 
 
-def _high(place: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
-    return place, f"{place} must be at most {match[1]}"
+def _high(path: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
+    return path, f"{path} must be at most {match[1]}"
 
 
-def _kind(place: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
+def _kind(path: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
     wanted = " or ".join(_KINDS.get(kind, kind) for kind in match[1].split(" | "))
-    return place, f"{place} must be {wanted}, not {_GIVEN.get(match[2], match[2])}"
+    return path, f"{path} must be {wanted}, not {_GIVEN.get(match[2], match[2])}"
 
 
-def _choice(place: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
-    choices = _choices(_at(shape, place))
+def _choice(path: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
+    choices = _choices(_at(shape, path))
     return (
-        place,
+        path,
         (
-            f"{place} must be one of {', '.join(choices)}"
+            f"{path} must be one of {', '.join(choices)}"
             if choices
-            else f"{place} cannot be {match[1]}"
+            else f"{path} cannot be {match[1]}"
         ),
     )
 
 
-def _pattern(place: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
+def _pattern(path: str, match: re.Match[str], shape: Any) -> tuple[str, str]:
     if match[1] == "^[!-~]+$":
-        return place, f"{place} must be printable ASCII without spaces"
-    return place, f"{place} must match {match[1]}"
+        return path, f"{path} must be printable ASCII without spaces"
+    return path, f"{path} must match {match[1]}"
 
 
 _Say = Callable[[str, "re.Match[str]", Any], tuple[str, str]]
@@ -151,10 +152,10 @@ _REASONS: tuple[tuple[re.Pattern[str], _Say], ...] = (
 )
 
 
-def _at(shape: Any, place: str) -> Any:
-    """The type of the value at ``place``; None if unknown."""
+def _at(shape: Any, path: str) -> Any:
+    """The type of the value at ``path``; None if unknown."""
     kind: Any = inspect.type_info(shape)
-    for step in re.findall(r"[^.\[\]]+|\[\d*\]", place):
+    for step in re.findall(r"[^.\[\]]+|\[\d*\]", path):
         kind = _bare(kind)
         if step.startswith("["):
             kind = getattr(kind, "item_type", None)
@@ -180,5 +181,5 @@ def _choices(kind: Any) -> list[str]:
     return [str(value) for value in kind.values] if isinstance(kind, inspect.LiteralType) else []
 
 
-def _names(shape: Any, place: str) -> list[str]:
-    return [field.encode_name for field in getattr(_at(shape, place), "fields", ())]
+def _names(shape: Any, path: str) -> list[str]:
+    return [field.encode_name for field in getattr(_at(shape, path), "fields", ())]

@@ -12,15 +12,27 @@ from holdfast.api.endpoint import Endpoint
 from holdfast.api.openapi import CALLERS, plain_path
 from holdfast.api.responses import RETRY_AFTER_SECONDS, STATUS
 
-STYLE = b"""body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a}
-code{font:14px ui-monospace,monospace;background:#f2f2f2;padding:.1em .3em;border-radius:3px}
-article{border-top:1px solid #ddd;padding:.5rem 0}dt{float:left;width:10rem;color:#555}dd{margin-left:11rem}
-@media(prefers-color-scheme:dark){body{background:#161616;color:#e6e6e6}code{background:#2a2a2a}dt{color:#aaa}}
+STYLE = b"""\
+body {
+  font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a;
+  max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
+}
+code { font: 14px ui-monospace, monospace; padding: .1em .3em }
+code { background: #f2f2f2; border-radius: 3px }
+article { border-top: 1px solid #ddd; padding: .5rem 0 }
+dt { float: left; width: 10rem; color: #555 }
+dd { margin-left: 11rem }
+@media (prefers-color-scheme: dark) {
+  body { background: #161616; color: #e6e6e6 }
+  code { background: #2a2a2a }
+  dt { color: #aaa }
+}
 """
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Holdfast REST</title>
-<meta name="viewport" content="width=device-width"><link rel="stylesheet" href="/docs/style.css"></head>
+<meta name="viewport" content="width=device-width">
+<link rel="stylesheet" href="/docs/style.css"></head>
 <body><h1>Holdfast REST</h1><p>The same as <a href="/openapi.json">OpenAPI</a>.</p>
 {body}</body></html>
 """
@@ -101,33 +113,42 @@ def markdown_page(groups: Mapping[str, Sequence[Endpoint]]) -> str:
 
 _INTRODUCTION = """# REST
 
-Written from the table in `src/holdfast/api/routes.py`; a test fails when the two differ. The machine-readable form is
-`/openapi.json` on a running server, and the same page is at `/docs`.
+Written from the table in `src/holdfast/api/routes.py`; a test fails when the two
+differ. The machine-readable form is `/openapi.json` on a running server, and the same
+page is at `/docs`.
 
-Credentials go into `Authorization: Bearer …`, never into a URL: a user token (JWT), a tenant API key
-(`hf_tenant_…`, with `X-Act-As: <user>` where a user is meant) or an admin key (`hf_admin_…`). See
-[access](../guides/access.md).
+Credentials go into `Authorization: Bearer …`, never into a URL: a user token (JWT), a
+tenant API key (`hf_tenant_…`, with `X-Act-As: <user>` where a user is meant) or an
+admin key (`hf_admin_…`). See [access](../guides/access.md).
 
-Bodies are JSON of at most 64 KiB (`api.body_bytes_max`); unknown fields, wrong types, nesting bombs and lone surrogates
-are refused. The head of a request has at most 32 KiB and 100 header fields (431), its path and query 8 KiB, the path
-2 KiB (414), a query 32 parameters. What is beyond a bound is not parsed, and the connection is closed after the answer.
-Of a key that an object has twice, the last counts. A header that says who asks or what is asked (Host, Authorization,
-X-Act-As, Idempotency-Key, Content-Type) given twice is 400, and so is no Host. `name?` marks a field that may be left
-out. A request gets its answer within 5 seconds (`api.request_seconds_max`), a backup when it is complete.
+Bodies are JSON of at most 64 KiB (`api.body_bytes_max`); unknown fields, wrong types,
+nesting bombs and lone surrogates are refused. The head of a request has at most 32 KiB
+and 100 header fields (431), its path and query 8 KiB, the path 2 KiB (414), a query 32
+parameters. What is beyond a bound is not parsed, and the connection is closed after the
+answer. Of a key that an object has twice, the last counts. A header that says who asks
+or what is asked (Host, Authorization, X-Act-As, Idempotency-Key, Content-Type) given
+twice is 400, and so is no Host. `name?` marks a field that may be left out. A request
+gets its answer within 5 seconds (`api.request_seconds_max`), a backup when it is
+complete.
 
-`Idempotency-Key`: on a send it is the client_message_id and required; on other POSTs the first answer is kept with it
-and given again (`Idempotency-Replayed: true`), and nothing is done twice. The same key with another request is 409. So
-is a repetition whose first answer cannot be given again: it held a secret (an API key, a webhook's), which is not
-kept, and `details` has the rest of it; or the server stopped in between, and nobody knows how far it came. Minting a
-token and asking about limits refuse a key: a token is stored nowhere, and a check is no commit.
+`Idempotency-Key`: on a send it is the client_message_id and required; on other POSTs
+the first answer is kept with it and given again (`Idempotency-Replayed: true`), and
+nothing is done twice. The same key with another request is 409. So is a repetition
+whose first answer cannot be given again: it held a secret (an API key, a webhook's),
+which is not kept, and `details` has the rest of it; or the server stopped in between,
+and nobody knows how far it came. Minting a token and asking about limits refuse a key:
+a token is stored nowhere, and a check is no commit.
 
 Every error, 404 and 405 included, has the same body:
 
 ```json
-{"error": {"code": "NOT_A_MEMBER", "message": "…", "retryable": false, "outcome": "rejected", "details": {}}}
+{"error": {"code": "NOT_A_MEMBER", "message": "…", "retryable": false,
+           "outcome": "rejected", "details": {}}}
 ```
 
-`outcome` comes with writes: `rejected` (nothing happened) or `unknown` (a retry with the same key is safe).
-429 has it too, in a problem document (`application/problem+json`, RFC 9457) whose `violated-policies` are the rules
-that refused, by the names that they have in `RateLimit-Policy` and `RateLimit`; see [limits](../guides/limits.md).
-A chat of another tenant does not exist (404); a chat one is not a member of is 403 NOT_A_MEMBER."""
+`outcome` comes with writes: `rejected` (nothing happened) or `unknown` (a retry with
+the same key is safe). 429 has it too, in a problem document
+(`application/problem+json`, RFC 9457) whose `violated-policies` are the rules that
+refused, by the names that they have in `RateLimit-Policy` and `RateLimit`; see
+[limits](../guides/limits.md). A chat of another tenant does not exist (404); a chat one
+is not a member of is 403 NOT_A_MEMBER."""

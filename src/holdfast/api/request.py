@@ -56,8 +56,8 @@ class Request:
     """
 
     __slots__ = (
-        "decisions", "endpoint", "headers", "method", "path", "path_params", "peer", "principal", "query", "receive",
-        "repeated",
+        "decisions", "endpoint", "headers", "method", "path", "path_params", "peer",
+        "principal", "query", "receive", "repeated",
     )  # fmt: skip
 
     def __init__(self, scope: AsgiScope, receive: AsgiReceive) -> None:
@@ -241,11 +241,11 @@ def _key(endpoint: Endpoint, request: Request) -> str | None:
             )
         return None
     if endpoint.key == "none":
-        told = (
+        text = (
             "this request takes no Idempotency-Key: it does what it does each time, or keeps"
             " nothing at all"
         )
-        raise InvalidMessage(told, field="Idempotency-Key")
+        raise InvalidMessage(text, field="Idempotency-Key")
     if problem := check_id(key, "Idempotency-Key"):
         raise InvalidMessage(problem, field="Idempotency-Key")
     return key
@@ -351,7 +351,7 @@ async def _whole_body(request: Request, bytes_max: int, seconds_max: float) -> b
             while True:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
-                    raise InvalidMessage("the client went away before its request was complete")
+                    raise InvalidMessage("the client disconnected before its request was complete")
                 pieces.append(message.get("body", b""))
                 size += len(pieces[-1])
                 if size > bytes_max:

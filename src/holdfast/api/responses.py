@@ -1,4 +1,4 @@
-"""Answers, errors and pages as HTTP responses: one error body, one table of statuses."""
+"""Answers, errors and pages as HTTP responses: one error body, one status table."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def respond_error(
 
     Operators also get texts meant for them. ``violated``: the rules behind a 429.
     """
-    error = error if to_operator and isinstance(error, OperatorError) else error.told
+    error = error if to_operator and isinstance(error, OperatorError) else error.public
     detail = Error(
         code=error.code,
         message=error.message,

@@ -80,9 +80,7 @@ class Disconnect(RequestBody, frozen=True):
 
 
 class RevocationView(Struct, frozen=True):
-    """``token_id``: a token's jti, or a digest of one without. ``ends_at`` null: it
-    must be lifted.
-    """
+    """``token_id``: a token's jti, or its digest. ``ends_at`` null: until lifted."""
 
     number: int
     kind: RevocationKind

@@ -83,9 +83,7 @@ class NewMessage(RequestBody, frozen=True):
 
 
 class NewToken(RequestBody, frozen=True):
-    """``scopes`` left out: access.tokens.default_scopes. ``chats`` left out: all chats
-    of the user.
-    """
+    """Without ``scopes``: access.tokens.default_scopes. Without ``chats``: all chats."""
 
     user_id: Id
     ttl_seconds: Annotated[
@@ -96,9 +94,7 @@ class NewToken(RequestBody, frozen=True):
 
 
 class NewKey(RequestBody, frozen=True):
-    """``scopes`` left out: all that the kind can carry (for an admin key: all that
-    yours carries).
-    """
+    """Without ``scopes``: all of its kind; for an admin key, all of yours."""
 
     kind: KeyKind
     label: Annotated[str, Meta(min_length=1, max_length=100)]
@@ -183,9 +179,7 @@ class ChatDetail(Struct, frozen=True):
 
 
 class ChangeAnswer(Struct, frozen=True):
-    """The chat after the change, and the event that tells its members of it, if there
-    is one.
-    """
+    """The chat after the change, and the event its members get, if there is one."""
 
     chat: Chat
     event: Message | None
@@ -204,7 +198,7 @@ class BanList(Struct, frozen=True):
 
 class MessagePage(Struct, frozen=True):
     """Messages in ascending order. A copy of the chat with another ``epoch`` must be
-    dropped and read anew.
+    dropped and read again.
     """
 
     chat_id: str
@@ -216,9 +210,7 @@ class MessagePage(Struct, frozen=True):
 
 
 class DeliveryStatus(Struct, frozen=True):
-    """Which of the other members have the message on at least one device, and which
-    have read it.
-    """
+    """Which other members have the message on a device, and which have read it."""
 
     chat_id: str
     epoch: int
@@ -259,7 +251,7 @@ class IssuedKey(Struct, frozen=True):
 
 
 class Health(Struct, frozen=True, omit_defaults=True):
-    """``dependencies`` is told only to an admin key with the scope status:read."""
+    """``dependencies`` is for an admin key with the scope status:read only."""
 
     status: Literal["live", "ready", "not_ready"]
     dependencies: Mapping[str, str] | None = None

@@ -1,6 +1,6 @@
 """Streamed answers: their head, their pieces, and what ends them.
 
-An answer ends when its iterator ends. It is cut when the client goes away, when its
+An answer ends when its iterator ends. It is cut when the client disconnects, when its
 deadline is over, when the node has drained long enough, or when the iterator fails
 after the head has left. The client sees a cut as a body without its last chunk.
 """

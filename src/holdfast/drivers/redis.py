@@ -22,22 +22,25 @@ from holdfast.drivers.redis_url import secrets_of, sentinel_address
 from holdfast.telemetry import safe_text
 
 RedisReason = Literal[
-    "unreachable", "timeout", "tls", "auth", "permission", "full", "read_only", "loading", "busy", "refuses_writes",
-    "connections", "cluster", "eviction", "no_primary", "wrong_type", "script", "not_redis", "refused",
+    "unreachable", "timeout", "tls", "auth", "permission", "full", "read_only", "loading",
+    "busy", "refuses_writes", "connections", "cluster", "eviction", "no_primary",
+    "wrong_type", "script", "not_redis", "refused",
 ]  # fmt: skip
 REASONS: tuple[str, ...] = get_args(RedisReason)
 DETAIL_CHARACTERS_MAX = 200
 
 _BY_CODE: dict[str, RedisReason] = {
-    "WRONGPASS": "auth", "NOAUTH": "auth", "NOPERM": "permission", "OOM": "full", "READONLY": "read_only",
-    "LOADING": "loading", "MASTERDOWN": "loading", "BUSY": "busy", "MISCONF": "refuses_writes",
-    "NOREPLICAS": "refuses_writes", "MOVED": "cluster", "ASK": "cluster", "CROSSSLOT": "cluster",
-    "CLUSTERDOWN": "cluster", "TRYAGAIN": "cluster", "WRONGTYPE": "wrong_type",
+    "WRONGPASS": "auth", "NOAUTH": "auth", "NOPERM": "permission", "OOM": "full",
+    "READONLY": "read_only", "LOADING": "loading", "MASTERDOWN": "loading", "BUSY": "busy",
+    "MISCONF": "refuses_writes", "NOREPLICAS": "refuses_writes", "MOVED": "cluster",
+    "ASK": "cluster", "CROSSSLOT": "cluster", "CLUSTERDOWN": "cluster", "TRYAGAIN": "cluster",
+    "WRONGTYPE": "wrong_type",
 }  # fmt: skip
 """The first word of an error that Redis answers → our reason."""
 _BY_TEXT: tuple[tuple[str, RedisReason], ...] = (
-    ("ACL failure", "permission"), ("max number of clients", "connections"), ("without any password", "auth"),
-    ("user_script", "script"), ("Script", "script"), ("script", "script"),
+    ("ACL failure", "permission"), ("max number of clients", "connections"),
+    ("without any password", "auth"), ("user_script", "script"), ("Script", "script"),
+    ("script", "script"),
 )  # fmt: skip
 
 
@@ -62,11 +65,18 @@ def connection_pool(url: str, **options: Any) -> ConnectionPool:
     shared = {name: value for name, value in server.items() if name.startswith(("socket_", "ssl_"))}
     waits = options.get("socket_connect_timeout")  # the same wait for a sentinel
     asked = {
-        **shared, "socket_timeout": waits, "ssl": tls, "username": service.username, "password": service.password,
+        **shared,
+        "socket_timeout": waits,
+        "ssl": tls,
+        "username": service.username,
+        "password": service.password,
         "retry": options["retry"],
-    }  # fmt: skip
+    }
     sentinel = Sentinel(service.sentinels, sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
-    return SentinelConnectionPool(service.service, sentinel, ssl=tls, **server)  # type: ignore[no-untyped-call]
+    pool: ConnectionPool = SentinelConnectionPool(  # type: ignore[no-untyped-call]
+        service.service, sentinel, ssl=tls, **server
+    )
+    return pool
 
 
 def trouble_of(error: BaseException | str, url: str) -> tuple[RedisReason, str]:

@@ -281,14 +281,14 @@ async def _observed(operation: str) -> AsyncIterator[None]:
             word = next((word for kind, word in _WORDS if isinstance(error, kind)), "other")
             telemetry.admin_error(operation, word)
             telemetry.log.warning("limits.admin_call_failed", operation=operation, error=word)
-            span.tell("holdfast.outcome", word)
+            span.set_attribute("holdfast.outcome", word)
             raise
         except asyncio.CancelledError:
             telemetry.admin_error(operation, "no_answer_in_time")
             telemetry.log.warning(
                 "limits.admin_call_failed", operation=operation, error="no_answer_in_time"
             )
-            span.tell("holdfast.outcome", "no_answer_in_time")
+            span.set_attribute("holdfast.outcome", "no_answer_in_time")
             raise
         telemetry.log.debug("limits.admin_call_completed", operation=operation)
-        span.tell("holdfast.outcome", "ok")
+        span.set_attribute("holdfast.outcome", "ok")

@@ -51,14 +51,14 @@ def require_whole(state: Path) -> None:
     """
     names = [file.name for file in (CHATS, LIMITS, WORK, WEBHOOKS)]
     sizes = [_size(state / name) for name in names]
-    for place, (name, size) in enumerate(zip(names, sizes, strict=True)):
-        later = [names[n] for n in range(place + 1, len(names)) if sizes[n]]
+    for number, (name, size) in enumerate(zip(names, sizes, strict=True)):
+        later = [names[n] for n in range(number + 1, len(names)) if sizes[n]]
         if later and (size == 0 or (size is None and name == CHATS.name)):
             what = "empty" if size == 0 else "gone"
             raise StateCorrupted(
                 f"{state / name} is {what}, but {', '.join(later)} beside it is not: put it back, "
-                "run `holdfast restore` with a backup, or, to begin anew, move the other files"
-                " away",
+                "run `holdfast restore` with a backup, or, to start empty, move the other files"
+                " elsewhere",
                 file=str(state / name),
             )
 

@@ -15,7 +15,7 @@ FILES_BESIDE_CONNECTIONS = 200
 """Files a node opens besides connections: databases, threads, requests."""
 
 
-def posture(settings: Settings, files_max: int = sys.maxsize) -> Iterator[str]:
+def banner_lines(settings: Settings, files_max: int = sys.maxsize) -> Iterator[str]:
     """The lines of the banner. ``files_max``: how many files the process may open."""
     server = settings.server
     state = server.state_path

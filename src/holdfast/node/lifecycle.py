@@ -26,7 +26,7 @@ from holdfast.limits.composition import open_limits
 from holdfast.limits.entry_rules import DEFAULT_RULES
 from holdfast.limits.snapshot_file import identity
 from holdfast.node.backup import Backups, require_whole
-from holdfast.node.banner import posture
+from holdfast.node.banner import banner_lines
 from holdfast.node.engines import open_engines
 from holdfast.node.node import Node
 from holdfast.node.state_dir import held
@@ -89,14 +89,14 @@ async def _serve(settings: Settings, announce: Callable[[str], None], files_max:
 
     async with running(settings, may_be_stopped) as node:
         settle_heap()
-        for line in posture(node.settings, files_max):
+        for line in banner_lines(node.settings, files_max):
             announce(line)
         waits = [asyncio.create_task(event.wait()) for event in (stop, node.broken)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        announce("Stopping: answering what is open, sending clients away.")
+        announce("Stopping: answering open requests, closing connections.")
     if node.broken.is_set():
         raise InternalError(
-            "a part of the server ended by a defect, which its log tells; start it again"
+            "a part of the server ended by a defect, which is in its log; start it again"
         )
 
 

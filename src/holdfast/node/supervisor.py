@@ -18,7 +18,7 @@ RESTART_SECONDS = 1.0
 async def role(name: str, run: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
     """Run a role while the block runs, and restart it whenever it ends.
 
-    So a plane recovers by itself, and the others do not notice.
+    So a part recovers by itself, and the others do not notice.
     """
     task = asyncio.create_task(_again(name, run), name=f"holdfast-{name}")
     try:
@@ -33,7 +33,7 @@ async def _again(name: str, run: Callable[[], Awaitable[None]]) -> None:
         try:
             await run()
         except HoldfastError as error:
-            telemetry.log.warning("role_interrupted", role=name, error=str(error))
+            telemetry.log.warning("node.role_interrupted", role=name, error=str(error))
         except Exception as error:
             telemetry.defect(name, error)
         await asyncio.sleep(RESTART_SECONDS)

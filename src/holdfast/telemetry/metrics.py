@@ -61,7 +61,7 @@ def dependency_state(dependency: str, up: bool, breaker: str, moved: bool) -> No
     dependency_up(dependency, up)
     breaker_state(dependency, breaker)
     if moved:
-        log.warning("breaker", dependency=dependency, state=breaker)
+        log.warning("node.breaker_changed", dependency=dependency, state=breaker)
 
 
 _defects = counter("defects", "Errors of our own, by part; each is in the log", ("part",))
@@ -73,7 +73,7 @@ _settings_changed = gauge(
 def defect(part: str, error: BaseException) -> None:
     """An error of our own; the caller has limited the damage."""
     _defects.labels(part).inc()
-    log.error("defect", part=part, exc_info=error)
+    log.error("node.defect_found", part=part, exc_info=error)
 
 
 def settings_changed(paths: Iterable[str]) -> None:
@@ -218,7 +218,7 @@ def limits_state(batch_keys: int, lease_tokens: int, nodes: int, degraded_ratio:
 
 
 def redis_failed(use: str, reason: str) -> None:
-    """``use``: counters or notifications; ``reason``: one of ``drivers.redis.REASONS``."""
+    """``use``: counters or notifications; ``reason``: of ``drivers.redis.REASONS``."""
     _redis_errors.labels(use, reason).inc()
 
 

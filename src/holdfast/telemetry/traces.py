@@ -24,17 +24,15 @@ EXPORT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class TraceSettings:
-    """Where spans go. Needs the extra ``otel`` (``pip install '.[otel]'``) when
-    ``endpoint`` is set.
-    """
+    """Where spans go. An ``endpoint`` needs the extra ``otel``."""
 
     endpoint: str = ""
     """An OTLP collector over HTTP (``http://127.0.0.1:4318/v1/traces``). Empty: no
     traces, and no cost.
     """
     sample_ratio: float = 1.0
-    """The part of the traces that begin here to keep; a caller's own decision
-    (``traceparent``) is followed.
+    """The part of the traces that begin here to keep. The decision of a caller that
+    sends ``traceparent`` is followed.
     """
     service_name: str = "holdfast"
     """What the collector calls this server; the node's id comes beside it."""
@@ -51,7 +49,7 @@ class TraceSettings:
 class Span:
     """A span that records nothing; ``_Recorded`` does."""
 
-    def tell(self, name: str, value: Value) -> None:
+    def set_attribute(self, name: str, value: Value) -> None:
         """Set an attribute, named by OpenTelemetry's conventions if they have it."""
 
     def fail(self, code: str) -> None:
@@ -88,7 +86,7 @@ class _Recorded(Span):
             set_status_on_exception=False,
         )
 
-    def tell(self, name: str, value: Value) -> None:
+    def set_attribute(self, name: str, value: Value) -> None:
         self._span.set_attribute(name, value)
 
     def fail(self, code: str) -> None:
@@ -103,7 +101,7 @@ class _Recorded(Span):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             code = error.code if isinstance(error, HoldfastError) else type(error).__name__
-            self.tell("error.type", code)
+            self.set_attribute("error.type", code)
             if not isinstance(error, Refused):
                 self.fail(code)
         self._running.__exit__(None, None, None)

@@ -127,7 +127,7 @@ def error_payload(
     error: HoldfastError, *, of_send: bool = False, client_message_id: str | None = None
 ) -> Error:
     """The public form of an error; of a send, with its id and outcome."""
-    error = error.told
+    error = error.public
     details = (
         error.details
         if client_message_id is None

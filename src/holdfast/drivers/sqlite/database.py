@@ -36,16 +36,14 @@ class SqliteSettings:
     reads_waiting_max: int = 1_000
     """Reads that wait for a reader. The next: SERVICE_UNAVAILABLE."""
     read_deadline_seconds: float = 2.0
-    """A read that takes longer is interrupted: SERVICE_UNAVAILABLE, or a shorter page
-    with has_more.
+    """A longer read is interrupted: SERVICE_UNAVAILABLE, or a page with has_more.
     """
     busy_timeout_seconds: float = 1.0
-    """How long to wait, at most 60, if another program holds the file (none of ours
-    does); then SERVICE_UNAVAILABLE.
+    """How long to wait, at most 60, while another program holds the file; then
+    SERVICE_UNAVAILABLE. No program of ours holds it.
     """
     checkpoint_pages: int = 4_000
-    """The write-ahead log is folded into the database after so many pages, at most
-    1,000,000.
+    """Pages of the write-ahead log before it is folded in; at most 1,000,000.
     """
     cache_bytes: int = 64 * 1024 * 1024
     """The writer's page cache."""
@@ -128,7 +126,7 @@ def give_up(connection: apsw.Connection) -> None:
     try:
         connection.close(True)
     except apsw.Error as error:
-        telemetry.log.warning("sqlite.close", file=file, error=str(error))
+        telemetry.log.warning("drivers.database_close_failed", file=file, error=str(error))
 
 
 def open_and_migrate(

@@ -39,7 +39,7 @@ class _Meaning(NamedTuple):
     errors: tuple[type[apsw.Error], ...]
     at_open: type[OperatorError]
     advice: str
-    told: str
+    public: str
 
 
 MEANINGS = (
@@ -100,9 +100,13 @@ def translate(error: apsw.Error, path: str, doing: Doing) -> HoldfastError:
             if meaning
             else InternalError(f"{path}: {cause}", file=path)
         )
-    telemetry.log.error("sqlite", file=path, doing=doing.value, cause=cause, advice=advice)
+    telemetry.log.error(
+        "drivers.sqlite_failed", file=path, doing=doing.value, cause=cause, advice=advice
+    )
     if doing is Doing.COMMITTING and not isinstance(error, NOT_COMMITTED):
         return OutcomeUnknown(
             "the commit failed and nobody knows how far it came; retry with the same key"
         )
-    return Unavailable(meaning.told) if meaning else InternalError("the store failed; it is logged")
+    return (
+        Unavailable(meaning.public) if meaning else InternalError("the store failed; it is logged")
+    )

@@ -103,7 +103,7 @@ class WorkerThreads:
             except HoldfastError as error:
                 unit.error = error
             except Exception as error:
-                telemetry.log.exception("sqlite.defect")
+                telemetry.log.exception("drivers.thread_failed")
                 unit.error = InternalError(f"{type(error).__name__}: {error}")
                 unit.error.__cause__ = error
             try:

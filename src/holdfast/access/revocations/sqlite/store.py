@@ -33,8 +33,8 @@ ACCESS = StateFile(
 class SqliteRevocations:
     """See ``contract.Revocations``. One thread owns the file; one process at a time."""
 
-    def __init__(self, crew: WorkerThreads, clock: Clock) -> None:
-        self._crew = crew
+    def __init__(self, threads: WorkerThreads, clock: Clock) -> None:
+        self._threads = threads
         self._clock = clock
 
     @classmethod
@@ -51,7 +51,7 @@ class SqliteRevocations:
         )
 
     async def close(self) -> None:
-        await self._crew.close()
+        await self._threads.close()
 
     async def add(self, entry: Revocation) -> Revocation:
         def work(db: apsw.Connection) -> Revocation:
@@ -67,7 +67,7 @@ class SqliteRevocations:
             number = db.execute(SQL["add"], {**asdict(entry), "about": entry.key.user_id}).get
             return replace(entry, number=number)
 
-        return await self._crew.transact(work)
+        return await self._threads.transact(work)
 
     async def remove(self, number: int) -> Revocation:
         def work(db: apsw.Connection) -> Revocation:
@@ -78,7 +78,7 @@ class SqliteRevocations:
             db.execute(SQL["changed"])
             return Revocation(*row)
 
-        return await self._crew.transact(work)
+        return await self._threads.transact(work)
 
     async def all(self) -> Sequence[Revocation]:
         now = self._clock.now()
@@ -97,7 +97,7 @@ class SqliteRevocations:
             with handle.snapshot() as db:
                 return work(db)
 
-        return await self._crew.do(snapshot)
+        return await self._threads.do(snapshot)
 
 
 def _busy() -> ServerBusy:
