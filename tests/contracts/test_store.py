@@ -126,9 +126,7 @@ async def test_scenario_6_new_chat_first_message(store: Any, rig: Rig) -> None:
 @pytest.mark.covers("001 scenario 7, on our stores")
 @on_every_store
 async def test_scenario_7_counter_missing(store: Any, rig: Rig) -> None:
-    """Stronger than the seed: SEV-1, and the chat is halted until an operator recovers
-    it.
-    """
+    """Stronger than document 001: the chat is halted until it is recovered."""
     await create(store)
     await fill(store, 3)
     rig.lose_counter("chat_a")

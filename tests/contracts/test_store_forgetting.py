@@ -154,7 +154,7 @@ async def test_housekeeping_bounds_the_keys_of_messages_where_that_is_set() -> N
     await asyncio.sleep(7 * DAY_SECONDS - SWEEP_SECONDS)
     assert acked(await send(store, "k")).sequence == 1
     await asyncio.sleep(3 * SWEEP_SECONDS)
-    assert acked(await send(store, "k")).sequence == 2, "the seed's rule, with what it costs"
+    assert acked(await send(store, "k")).sequence == 2, "the document's rule, with what it costs"
     running.cancel()
 
 

@@ -1,6 +1,4 @@
-"""Rules over REST, as the seed's own requests have it; the check API; headers; the
-entrance ``rest``.
-"""
+"""Rules over REST as in document 004; the check API; headers; the entry point ``rest``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings: where they come from, what is refused, and the seed's own blocks."""
+"""Settings: where they come from, what is refused, and the blocks of document 000."""
 
 from __future__ import annotations
 
