@@ -1,4 +1,4 @@
-"""What is decided when a job fails: the tables, the document's retry table and timeline,
+"""What is decided when a job fails: the document's retry table and timeline, policies,
 and the bounds of a draft.
 """
 
