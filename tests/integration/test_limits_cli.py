@@ -408,7 +408,7 @@ def test_watch_continues_after_a_server_outage(
 
 
 def test_raise_epoch_makes_restored_rules_newer_for_every_node(tmp_path: Path) -> None:
-    guide = Path(__file__).parents[2] / "docs" / "guides" / "limits.md"
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "limits-outages.md"
     (line,) = [
         line
         for line in guide.read_text().splitlines()

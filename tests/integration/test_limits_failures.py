@@ -168,13 +168,13 @@ class World:
         url = self.engines.primary.url if source == "primary" else self.engines.replica.url
         reader = PostgresRuleReader(replace(self.settings, url=url))
         await self.stack.enter_async_context(reader)
-        sources: list[ChangeNotifications] = []
+        followed: list[ChangeNotifications] = []
         if "notify" in sources:
-            sources.append(PostgresNotifications(self.settings))
+            followed.append(PostgresNotifications(self.settings))
         if "redis" in sources:
-            sources.append(self.redis_notifications())
+            followed.append(self.redis_notifications())
         self.nodes.append(node)
-        await node.follow(reader, sources, file, feed)
+        await node.follow(reader, followed, file, feed)
         return node
 
     def redis_notifications(self) -> RedisNotifications:

@@ -66,10 +66,13 @@ class Reader:
         self.log = log
         self.rng = rng
         self.lag = 0
-        self.away = False
+        self.unavailable = False
 
     def _at(self) -> None:
-        self.log.lag, self.log.away = min(self.lag, len(self.log.changes) - len(RULES)), self.away
+        self.log.lag, self.log.unavailable = (
+            min(self.lag, len(self.log.changes) - len(RULES)),
+            self.unavailable,
+        )
 
     async def head(self) -> RuleLogHead:
         self._at()
@@ -91,7 +94,7 @@ class Reader:
         async for notification in self.log.channel.notifications():
             held.append(notification)
             if notification.seq and self.rng.random() < 0.4:
-                continue  # lost for now, perhaps told later and out of order
+                continue  # lost for now, perhaps delivered later and out of order
             self.rng.shuffle(held)
             for each in held:
                 yield each
@@ -270,11 +273,11 @@ class World:
             case 2:
                 reader.lag = rng.choice([0, 1, 3])
             case 3:
-                reader.away = not reader.away
+                reader.unavailable = not reader.unavailable
             case 4 if len(self.log.changes) > 5 and rng.random() < 0.3:
                 self.log.fail_over(lost=rng.choice([0, 1, 2, 3]))
             case 5 | 6:
-                self.counters.mood = rng.choice(["well", "well", "away", "lost", "silent"])
+                self.counters.mood = rng.choice(["well", "well", "unavailable", "lost", "silent"])
             case _:
                 pass
 
@@ -290,7 +293,7 @@ class World:
 
     def _forget_something(self) -> None:
         """The database's retention goes on, its tombstones with it."""
-        self.log.lag, self.log.away = 0, False  # as no reader sees it, but as it is
+        self.log.lag, self.log.unavailable = 0, False  # as no reader sees it, but as it is
         before = set(self.log.rules())
         self.log.forget(len(self.log.changes) - self.rng.randint(2, 8))
         self.history.forgotten |= before - set(self.log.rules())
@@ -314,11 +317,11 @@ class World:
     async def _heal(self, nodes: list[Node]) -> None:
         self.counters.mood = "well"
         for node in nodes:
-            node.reader.lag, node.reader.away = 0, False
+            node.reader.lag, node.reader.unavailable = 0, False
             if not node.alive:
                 await node.start()
         await asyncio.sleep(25)
-        self.log.lag, self.log.away = 0, False
+        self.log.lag, self.log.unavailable = 0, False
         truth = self.log.rules()
         for node, rule in product(nodes, self.rules if self.feed is RuleFeed else ()):
             there = truth[rule.name]
@@ -403,7 +406,7 @@ def test_rules_converge_and_admission_is_bounded_under_faults() -> None:
             how=(
                 "three nodes that die and return; exact, leased and not waiting; buckets and"
                 " windows; limits that are changed; lagging readers, lost notifications, failovers that"
-                " lose writes, counters away, lost or silent"
+                " lose writes, counters unavailable, lost or silent"
             ),
             runs=SEEDS,
             failures=0,

@@ -25,7 +25,7 @@ from proof import virtual_loop
 
 
 class Log:
-    """A database with a log, which can be away, lag behind, or fail over and lose its
+    """A database with a log, which can be unavailable, lag, or fail over and lose its
     last changes.
     """
 
@@ -34,7 +34,7 @@ class Log:
         self.epoch = 1
         self.changes: list[RuleChange] = []
         self.committed_at: list[float] = []
-        self.away = False
+        self.unavailable = False
         self.lag = 0
         self.lag_seconds = 0.0
         self.snapshots = 0
@@ -76,8 +76,8 @@ class Log:
         return max((up_to for at, up_to in self.forgettings if at <= known), default=0)
 
     def _seen(self) -> list[RuleChange]:
-        if self.away:
-            raise Unavailable("away")
+        if self.unavailable:
+            raise Unavailable("unavailable")
         return self.changes[: len(self.changes) - self.lag]
 
     def rules(self) -> dict[RuleName, Rule]:
@@ -115,7 +115,7 @@ class Log:
 
 
 class Shared(MemoryCounters):
-    """Counters a round trip away, which can be away (refuse), lost (count, no answer),
+    """Remote counters, which can be unavailable (refuse), lost (count, no answer),
     silent (hang) or broken.
     """
 
@@ -132,8 +132,8 @@ class Shared(MemoryCounters):
     async def take(self, entries: Sequence[Sequence[CounterRequest]]) -> CounterResponse:
         self.calls.append(entries)
         await asyncio.sleep(self.delay)
-        if self.mood == "away":
-            raise Unavailable("away")
+        if self.mood == "unavailable":
+            raise Unavailable("unavailable")
         taken = await super().take(entries)
         if self.mood == "broken":
             raise ValueError("a defect")
@@ -145,13 +145,13 @@ class Shared(MemoryCounters):
 
     async def adjust(self, adjustments: Sequence[Adjustment]) -> int:
         if self.mood != "well":
-            raise Unavailable("away")
+            raise Unavailable("unavailable")
         self.adjustments += adjustments
         return await super().adjust(adjustments)
 
     async def announce(self, node: str, ttl_seconds: float) -> NodesAnnounced:
         if self.mood != "well":
-            raise Unavailable("away")
+            raise Unavailable("unavailable")
         return NodesAnnounced(self.nodes, (node, *(f"other {n}" for n in range(1, self.nodes))))
 
 
@@ -164,7 +164,7 @@ class Members(Shared):
 
     async def announce(self, node: str, ttl_seconds: float) -> NodesAnnounced:
         if self.mood != "well":
-            raise Unavailable("away")
+            raise Unavailable("unavailable")
         now = asyncio.get_running_loop().time()
         self.members[node] = now + ttl_seconds
         alive = sorted(name for name, until in self.members.items() if until > now)

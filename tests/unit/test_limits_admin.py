@@ -1,6 +1,4 @@
-"""What an operator can do, on the embedded store; and what the entrances of Holdfast
-ask.
-"""
+"""What an operator can do, on the embedded store; the checks of entry points."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""How many of a turn's sends fit: no history makes the question raise, and who waits as
-refused is admitted.
-"""
+"""How many sends of a turn fit, after any history of the counter."""
 
 from __future__ import annotations
 

@@ -228,9 +228,7 @@ def test_any_history_stays_within_its_bound(
 def test_clock_steps_stay_within_the_bound(
     algorithm: Algorithm, limit: int, asks: list[tuple[float, int, float]]
 ) -> None:
-    """In true time. A step may cut a fixed window short, which then grants its limit
-    once more.
-    """
+    """In true time. A step may cut a fixed window short, which grants its limit again."""
     counter, rule = fresh(algorithm, limit), terms(algorithm, limit)
     moment, behind, admitted = T0, 0.0, [(T0, 0, 0)]
     for pause, count, back in asks:
@@ -286,9 +284,7 @@ def bound(algorithm: Algorithm, limit: int, elapsed_ms: float) -> float:
 def admitted_in_a_span(
     algorithm: Algorithm, asks: list[tuple[float, int]], since: float = T0
 ) -> int:
-    """The most that was admitted within a window's span, of what was asked for at these
-    moments.
-    """
+    """The most admitted within a window's span, of requests at these moments."""
     counter, rule = fresh(algorithm), terms(algorithm)
     admitted = [(now, take(counter, rule, now, 1, count).admitted) for now, count in asks]
     spans = [now for now, _ in admitted if now >= since]
@@ -301,17 +297,13 @@ def admitted_in_a_span(
 def test_window_span_admits_at_most_twice_the_limit_and_comes_close(
     algorithm: Algorithm,
 ) -> None:
-    """All of one window at its end, then whatever fits: the guide says so of each
-    algorithm.
-    """
+    """All of one window at its end, then whatever fits, as the guide says."""
     greedy = [(T0 + 59_999, 100)] + [(T0 + 60_000 + 100 * n, 100) for n in range(600)]
     assert 195 <= admitted_in_a_span(algorithm, greedy) <= 200
 
 
 def test_sliding_window_keeps_its_limit_under_even_use() -> None:
-    """Unlike the others: whoever asks all the time has no more than the limit in any
-    span.
-    """
+    """Unlike the others: constant requests get no more than the limit in any span."""
     always = [(T0 + 250 * n, 100) for n in range(4 * 480)]
     assert admitted_in_a_span("sliding_window", always, since=T0 + 120_000) <= 101
     assert admitted_in_a_span("fixed_window", [(T0 + 59_900, 100), (T0 + 60_100, 100)]) == 200

@@ -51,9 +51,7 @@ def limited(
     shared: bool = False,
     **api: Any,
 ) -> None:
-    """Run a scenario against a server with embedded limits, or with counters that are a
-    round trip away.
-    """
+    """Run a scenario against a server with embedded limits, or with remote counters."""
 
     async def main() -> None:
         clock = SystemClock()
@@ -75,9 +73,7 @@ def limited(
 
 
 async def applied(plane: LimitsParts, store: SqliteRuleStore) -> None:
-    """Until the node has what the store has: the doorbell takes a turn or two of the
-    loop.
-    """
+    """Until the node has what the store has: a notification takes a turn or two."""
     head = await store.head()
     for _ in range(1_000):
         if plane.limiter.rules.digest == head.digest:
@@ -175,9 +171,7 @@ def test_check_many_beyond_the_tenants_capacity_is_refused(tmp_path: Path) -> No
 def test_concurrent_checks_stay_within_the_rule(
     tmp_path: Path, algorithm: Algorithm, precision: Precision
 ) -> None:
-    """Also where the counters are a round trip away: who asks about limits can wait for
-    an answer before.
-    """
+    """Also with remote counters: a check can wait for an answer."""
 
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         own = Rule("acme", "check:tenant", algorithm, 5, 86_400.0, precision=precision)
@@ -338,7 +332,7 @@ def test_pages(tmp_path: Path) -> None:
 
 
 def test_largest_page_has_a_next(tmp_path: Path) -> None:
-    """It once said that nothing follows, and ``rules export`` of 528 rules printed 500."""
+    """It once had no ``next``, and ``rules export`` of 528 rules printed 500."""
 
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         key = rest.admin_key()
@@ -362,9 +356,7 @@ def test_largest_page_has_a_next(tmp_path: Path) -> None:
 
 
 def test_pages_continue_after_any_name(tmp_path: Path) -> None:
-    """A place in the list can be put into a URL as it is, and no two names have the
-    same.
-    """
+    """A page token is safe in a URL, and no two names have the same."""
 
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
         key = rest.admin_key()
@@ -458,13 +450,13 @@ def test_admin_answers_503_without_the_database_and_limiting_continues(
         await rest.ask("POST", "/admin/rules", key, {**RULE, "limit": 2})
         await applied(plane, store)
 
-        async def away(*_: object) -> None:
+        async def unreachable(*_: object) -> None:
             raise Unavailable(
                 "the database of the rules cannot be reached now", retry_after_seconds=5.0
             )
 
         for verb in ("change", "get", "head", "page"):
-            monkeypatch.setattr(store, verb, away)
+            monkeypatch.setattr(store, verb, unreachable)
         answer = await rest.ask("PUT", "/admin/rules", key, {**RULE, "expectedVersion": 1})
         assert error_of(answer) == (503, "SERVICE_UNAVAILABLE")
         assert answer.headers["Retry-After"] == "5"
@@ -659,9 +651,7 @@ ONCE_AT_MOST = {"rest:user": 100, "check:tenant": 2_000, "admin:key": 100}
 
 @pytest.mark.parametrize("resource", ASKED)
 def test_rule_is_the_only_limiter_of_its_entry_point(tmp_path: Path, resource: str) -> None:
-    """A refusal names its policy and when to come back; a raised rule is in force with
-    the next request.
-    """
+    """A refusal names its policy and wait; a raised rule applies to the next request."""
     method, path, who, body = ASKED[resource]
 
     async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
@@ -798,9 +788,7 @@ def test_reset_of_a_refusing_rule_is_not_after_the_retry() -> None:
 
 
 def test_wait_too_long_for_a_header_is_capped() -> None:
-    """A billion used of a rule that now gives one back a year: structured fields end at
-    15 digits.
-    """
+    """A billion used of a rule that drains one a year: header numbers have 15 digits."""
     decision = Decision(False, 1, 0, 3.2e16, 3.2e16, "acme/x", exceeded=True, window_seconds=60)
     headers = dict(rate_limit_headers([decision]))
     assert headers["RateLimit"] == '"acme/x";r=0;t=999999999999999'
@@ -998,7 +986,7 @@ def test_oversized_import_is_refused_unread(tmp_path: Path) -> None:
 
 
 def test_openapi_schema_of_a_rule_equals_the_validation(tmp_path: Path) -> None:
-    """OpenAPI's bodies for rules, against what the server says of each field of them."""
+    """OpenAPI's bodies for rules, compared with how the server validates each field."""
     described = {
         e["operationId"]: e for path in describe(ENDPOINTS)["paths"].values() for e in path.values()
     }
@@ -1052,23 +1040,24 @@ def test_unreadable_rule_is_shown_as_stored_and_can_be_replaced(tmp_path: Path) 
                 db.execute(
                     f"""UPDATE {table} SET body = replace(body, '"token_bucket"', '"gcra"')"""
                 )
-        told = (await rest.ask("GET", ONE, key)).json()
-        assert (told["algorithm"], told["version"]) == ("gcra", 1) and "set all its fields" in told[
-            "unreadable"
-        ]
-        assert validator.is_valid(told)
-        assert (await rest.ask("GET", "/admin/rules", key)).json()["rules"] == [told]
+        shown = (await rest.ask("GET", ONE, key)).json()
+        assert (shown["algorithm"], shown["version"]) == (
+            "gcra",
+            1,
+        ) and "set all its fields" in shown["unreadable"]
+        assert validator.is_valid(shown)
+        assert (await rest.ask("GET", "/admin/rules", key)).json()["rules"] == [shown]
         history = "/admin/rules/history?tenantID=acme&resource=/api/search"
-        assert (await rest.ask("GET", history, key)).json()["changes"][0]["rule"] == told
+        assert (await rest.ask("GET", history, key)).json()["changes"][0]["rule"] == shown
         assert (await rest.ask("GET", "/admin/rules/changes", key)).json()["changes"][0][
             "rule"
-        ] == told
+        ] == shown
         back = {"tenantID": "acme", "resource": "/api/search", "version": 1}
         refused = await rest.ask("POST", "/admin/rules/rollback", key, back)
         assert error_of(refused) == (422, "INVALID_RULE")
         assert "gcra" in refused.json()["error"]["details"]["fields"]["version"]
-        anew = await rest.ask("PUT", "/admin/rules", key, {**RULE, "expectedVersion": 1})
-        assert (anew.status_code, anew.json()["version"]) == (200, 2)
+        replaced = await rest.ask("PUT", "/admin/rules", key, {**RULE, "expectedVersion": 1})
+        assert (replaced.status_code, replaced.json()["version"]) == (200, 2)
         assert "unreadable" not in (await rest.ask("GET", ONE, key)).json()
 
     limited(tmp_path, scenario)

@@ -1,6 +1,4 @@
-"""Any ASGI application behind limits: what it gives back, what it answers, and whom it
-names.
-"""
+"""Any ASGI application behind limits: its headers, answers and holds."""
 
 from __future__ import annotations
 
@@ -172,5 +170,5 @@ async def test_shadow_rule_is_not_visible_at_entry_points() -> None:
         Rule("*", "rest:tenant", "fixed_window", 5, 3600.0),
     ]
     doors = EntryPoints(Limiter(Shared(), virtual_loop.LoopClock(), rules=RuleSet.of(rules)))
-    told = rate_limit_headers(await doors.decide("rest", User("acme", "ann")), legacy=True)
-    assert "rest:user" not in str(told) and ("X-RateLimit-Limit", "5") in told
+    headers = rate_limit_headers(await doors.decide("rest", User("acme", "ann")), legacy=True)
+    assert "rest:user" not in str(headers) and ("X-RateLimit-Limit", "5") in headers

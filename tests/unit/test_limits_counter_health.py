@@ -22,9 +22,7 @@ def beat(health: CounterHealth, *, counted: int = 0, local: int = 0, alive: bool
 
 
 def test_counters_that_answer_41_of_100_checks_are_not_up() -> None:
-    """Redis Cluster: calls with one key succeed, those with keys of several slots do
-    not.
-    """
+    """Redis Cluster: calls with one key succeed, those with several slots do not."""
     health = CounterHealth(1.0)
     for _ in range(20):
         beat(health, counted=41, local=59)

@@ -1,6 +1,4 @@
-"""Doors that cannot wait, with counters a round trip away: what slips through, and what
-becomes of it.
-"""
+"""Entry points that cannot wait, with remote counters: uncounted checks."""
 
 from __future__ import annotations
 
@@ -49,7 +47,7 @@ async def test_sends_with_remote_counters_are_limited_in_groups_of_any_size(
 
 async def test_uncounted_sends_before_an_outage_are_charged_to_the_share() -> None:
     counters, sent = Shared(), []
-    counters.mood = "away"
+    counters.mood = "unavailable"
     rule = Rule("*", "send:user", "token_bucket", 60, 60.0, burst_size=10)
     doors = EntryPoints(Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule])))
     for _ in range(100):
@@ -59,9 +57,7 @@ async def test_uncounted_sends_before_an_outage_are_charged_to_the_share() -> No
 
 
 async def test_hanging_calls_admit_no_uncounted_sends_twice() -> None:
-    """Two calls hang and the breaker saw no third: checks wait in vain for a place, and
-    heartbeats are answered.
-    """
+    """Two calls hang and the breaker saw no third, while heartbeats are answered."""
     counters, sent = Shared(), 0
     rule = Rule("*", "send:user", "token_bucket", 60, 60.0, burst_size=10)
     async with Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule])) as limits:
@@ -95,7 +91,7 @@ def test_addresses_of_one_ipv6_network_are_counted_as_one() -> None:
     assert admitted([f"192.0.2.{n}" for n in range(2, 102)]) == 100
 
 
-@pytest.mark.parametrize("mood", ["away", "lost", "silent", "broken"])
+@pytest.mark.parametrize("mood", ["unavailable", "lost", "silent", "broken"])
 async def test_send_never_waits_for_limits_in_any_state_of_the_counters(mood: str) -> None:
     class Taken:
         def __init__(self) -> None:
@@ -155,10 +151,10 @@ def _terms(limits: Limiter) -> LimitParams:
     return compiled.terms
 
 
-@pytest.mark.parametrize("counters", ["near", "far", "away"])
+@pytest.mark.parametrize("counters", ["near", "far", "unavailable"])
 async def test_every_check_is_counted_once_with_its_result(counters: str) -> None:
     clock, shared = virtual_loop.LoopClock(), Shared()
-    shared.mood = "away" if counters == "away" else "well"
+    shared.mood = "unavailable" if counters == "unavailable" else "well"
     rules = [
         Rule("*", f"send:{whose}", "fixed_window", limit, 3600.0) for whose, limit in WHOSE.items()
     ]
@@ -195,9 +191,7 @@ def test_checks_of_a_group_are_counted_one_by_one_even_for_one_key() -> None:
 
 
 def _without_a_share(limiter: Limiter) -> str:
-    """An operator's key of whose limit this node has nothing while the counters are
-    unavailable.
-    """
+    """An operator's key of whose limit this node has no share."""
     keys = (f"key-{n}" for n in range(100))
     return next(
         key
@@ -214,7 +208,7 @@ async def test_operator_has_admin_calls_on_every_node_without_the_counters() -> 
     counters.nodes = 20
     rule = Rule(*ADMIN, "token_bucket", ADMIN_CALLS_PER_MINUTE_MIN, 60.0)
     async with Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule])) as limiter:
-        counters.mood = "away"
+        counters.mood = "unavailable"
         doors, operator = EntryPoints(limiter), User("", _without_a_share(limiter))
 
         async def passed(calls: int) -> int:

@@ -56,7 +56,7 @@ async def test_surviving_rule_decides_where_the_lost_one_was_counted(
     later = await unheard.check("acme", "x", "bob" if algorithm == "concurrency" else "ann")
     if algorithm != "concurrency":
         assert (later.allowed, later.limit, later.rule_version) == (True, 1000, 8), (
-            "who has not heard is told"
+            "a node that is behind is notified"
         )
         assert not shared or behind == [0, 1]
 
@@ -72,7 +72,7 @@ async def test_denial_and_lease_of_the_lost_rule_do_not_answer() -> None:
     denied = limits.try_check("acme", "x", "ann")
     assert denied is not None and denied.decided_by == "denial_cache"
     limits.use(after)
-    assert limits.try_check("acme", "x", "ann") is None, "it has to be asked for anew"
+    assert limits.try_check("acme", "x", "ann") is None, "the counters must be asked again"
     assert (await limits.check("acme", "x", "ann")).allowed
 
     leased = structs.replace(rule(1000, 9), precision="leased")
@@ -88,7 +88,7 @@ async def test_local_share_follows_the_surviving_rule() -> None:
     counters = Shared()
     before, after = lost_and_survived(rule(2, 9), rule(50, 8))
     limits = Limiter(counters, virtual_loop.LoopClock(), rules=before)
-    counters.mood = "away"
+    counters.mood = "unavailable"
     assert await admitted(limits, 5) == 2
     limits.use(after)
     assert await admitted(limits, 100) == 48
@@ -98,7 +98,7 @@ async def test_local_share_follows_the_surviving_rule() -> None:
 async def test_node_with_the_rules_of_another_store_is_decided_by_its_own(
     algorithm: Algorithm,
 ) -> None:
-    """A database filled anew, or an emptied state directory: versions begin at 1, and
+    """A database filled again, or an emptied state directory: versions begin at 1, and
     what was used stays used.
     """
     counters, behind = Shared(), [0]
@@ -123,7 +123,7 @@ async def test_node_with_the_rules_of_another_store_is_decided_by_its_own(
 
 
 async def test_default_rules_yield_to_those_of_any_store() -> None:
-    """A node that starts without its database has only the rules everybody starts with."""
+    """A node that starts without its database has only the default rules."""
     counters = Shared()
     stored = Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule(3, 1)], 1, "ours"))
     await admitted(stored, 1)

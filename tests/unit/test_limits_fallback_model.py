@@ -100,9 +100,7 @@ class Shares(RuleBasedStateMachine):
 
     @rule(at=st.integers(0, 3))
     def settle(self, at: int) -> None:
-        """The counters are back: a node owes at most what it admitted since it last
-        told.
-        """
+        """The counters answer: a node charges at most what it admitted since then."""
         at %= len(self.nodes)
         charged = sum(charge.charged for charge in self.nodes[at].take_pending(self.now, 100))
         assert charged <= self.owed[at] and not self.nodes[at].has_pending
@@ -134,9 +132,7 @@ TestMemory.settings = TestShares.settings = settings(max_examples=40, deadline=N
 
 
 def test_shares_of_a_bucket_drain_together_at_the_rules_rate() -> None:
-    """Of 2 a minute each of six nodes would have at least 1; of the burst of 12 each
-    has 2.
-    """
+    """Of 2 a minute each of six nodes has at least 1; of the burst of 12, each has 2."""
     names, limited = (
         [f"n{n}" for n in range(6)],
         Rule("acme", "x", "token_bucket", 2, 60.0, burst_size=12),

@@ -1,4 +1,4 @@
-"""How a change reaches a node: sync, notifications, disk, staleness. In virtual time."""
+"""How a change reaches a node: sync, notifications, disk, staleness."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ async def test_start_without_the_database_uses_the_disk_and_reports_it(tmp_path:
     feed, _ = feed_of(log, file)
     async with feed:
         pass
-    log.away = log.deaf = True
+    log.unavailable = log.deaf = True
     await asyncio.sleep(60)
     again, applied = feed_of(log, file)
     async with again:
@@ -206,7 +206,7 @@ async def test_start_without_the_database_uses_the_disk_and_reports_it(tmp_path:
         assert applied
         assert 59 < again.staleness_seconds < 62, "as old as what it knows"
         assert again.stale
-        log.away = False
+        log.unavailable = False
         log.put("a", 6, notify=False)
         await asyncio.sleep(1.2)
         assert not again.from_disk
@@ -224,7 +224,7 @@ async def test_damaged_rules_file_is_not_used(tmp_path: Path) -> None:
     for bad in (b"", good[:-10], good.replace(b'"limit":5', b'"limit":9'), b"\xff\xfe"):
         file.write_bytes(bad)
         assert RulesFile(file).load() is None
-    log.away = True
+    log.unavailable = True
     nothing, _ = feed_of(log, file)
     async with nothing:
         assert len(nothing.rules) == 0
@@ -237,10 +237,10 @@ async def test_staleness_grows_without_the_database_and_ends_with_any_sync() -> 
     async with feed:
         await asyncio.sleep(30)
         assert feed.staleness_seconds <= 8.1
-        log.away = True
+        log.unavailable = True
         await asyncio.sleep(30)
         assert feed.stale
-        log.away = False
+        log.unavailable = False
         await asyncio.sleep(1.5)
         assert not feed.stale
 
@@ -542,11 +542,11 @@ async def test_unconfirmed_notification_is_awaited_after_a_restart(tmp_path: Pat
     async with feed:
         feed.on_notification(structs.replace(foreign(log, "a", 999, epoch=99), store=log.store))
         await asyncio.sleep(8.1)
-    log.away = log.deaf = True
+    log.unavailable = log.deaf = True
     again, _ = feed_of(log, file)
     async with again:
         assert limit_of(again) == 999
-        log.away = False
+        log.unavailable = False
         await asyncio.sleep(70)
         assert limit_of(again) == 5
 
@@ -563,8 +563,8 @@ async def test_restart_knows_when_unchanged_rules_were_last_complete(
         assert file.stat().st_ino == written, "the rules are not written again for it"
         file.unlink()
         await asyncio.sleep(8.1)
-        assert RulesFile(file).load() is not None, "but are if somebody took them away"
-    log.away = log.deaf = True
+        assert RulesFile(file).load() is not None, "but are written if the file was removed"
+    log.unavailable = log.deaf = True
     await asyncio.sleep(60)
     again, _ = feed_of(log, file)
     async with again:
@@ -622,7 +622,7 @@ async def test_changes_without_a_notification_appear_in_the_lag() -> None:
         log.lag, log.lag_seconds = 1, 1.0
         log.put("a", 8)
         await asyncio.sleep(2)
-        assert lag() == 1, "told of, and not read yet"
+        assert lag() == 1, "announced, and not read yet"
 
 
 async def test_changes_read_together_are_applied_together() -> None:

@@ -1,6 +1,4 @@
-"""What concurrency rules grant: given back wherever it was granted, by whom it was not
-taken, and renewed.
-"""
+"""Holds of concurrency rules: granted, renewed, released, cancelled."""
 
 from __future__ import annotations
 
@@ -91,7 +89,7 @@ def test_late_answer_to_a_refused_caller_keeps_no_hold() -> None:
 def test_release_during_an_outage_is_made_up_for_after_it() -> None:
     async def scenario(limits: Limiter, counters: Shared) -> None:
         held = [(await limits.check(*ANN)).hold for _ in range(2)]
-        counters.mood = "away"
+        counters.mood = "unavailable"
         assert [await limits.release(ANN, hold) for hold in held] == [False, False]
         counters.mood = "well"
         assert await free(limits) == 2
@@ -158,7 +156,7 @@ def test_renew_without_a_rule_is_allowed() -> None:
     world(scenario)
 
 
-@pytest.mark.parametrize("mood", ["away", "lost", "silent"])
+@pytest.mark.parametrize("mood", ["unavailable", "lost", "silent"])
 def test_renewal_without_an_answer_grants_nothing_more(mood: str) -> None:
     async def scenario(limits: Limiter, counters: Shared) -> None:
         held = [(await limits.check(*ANN)).hold for _ in range(2)]

@@ -1,6 +1,4 @@
-"""One check, step by step: snapshot, denial cache, lease, batch, breaker, local share.
-In virtual time.
-"""
+"""One check, step by step: rule, denial cache, lease, batch, breaker, local share."""
 
 from __future__ import annotations
 
@@ -219,7 +217,7 @@ async def test_lease_of_an_old_rule_version_is_not_spent() -> None:
 
 
 @pytest.mark.covers("004 never stops limiting")
-@pytest.mark.parametrize("mood", ["away", "lost", "silent", "broken"])
+@pytest.mark.parametrize("mood", ["unavailable", "lost", "silent", "broken"])
 async def test_local_share_decides_at_the_deadline(mood: str) -> None:
     counters = Shared()
     counters.nodes = 4
@@ -256,7 +254,7 @@ async def test_local_share_starts_from_what_was_left_and_is_charged_later() -> N
     counters.nodes = 2
     async with limiter(counters, rule(100)) as limits:
         await ask(limits, 1, cost=80)
-        counters.mood = "away"
+        counters.mood = "unavailable"
         assert allowed(await ask(limits, 100)) == 10, "half of the 20 that were left"
         counters.mood = "well"
         await asyncio.sleep(1.2)
@@ -271,7 +269,7 @@ async def test_flapping_counters_do_not_grant_a_new_share_each_time() -> None:
     async with limiter(counters, rule(100)) as limits:
         total = 0
         for _ in range(10):
-            counters.mood = "away"
+            counters.mood = "unavailable"
             total += allowed(await ask(limits, 100))
             counters.mood = "well"
             await asyncio.sleep(1.2)
@@ -283,7 +281,7 @@ async def test_flapping_counters_do_not_grant_a_new_share_each_time() -> None:
 @pytest.mark.parametrize(("policy", "admitted"), [("open", 1000), ("closed", 0)])
 async def test_rule_chooses_what_happens_without_counters(policy: str, admitted: int) -> None:
     counters = Shared()
-    counters.mood = "away"
+    counters.mood = "unavailable"
     limits = limiter(counters, rule(100, on_store_failure=policy))
     decisions = await ask(limits, 2000)
     assert allowed(decisions) == admitted, "open is bounded too"
@@ -293,7 +291,7 @@ async def test_rule_chooses_what_happens_without_counters(policy: str, admitted:
 @pytest.mark.covers("004 Redis counters down during an update")
 async def test_changed_rule_applies_to_the_share_at_once() -> None:
     counters = Shared()
-    counters.mood = "away"
+    counters.mood = "unavailable"
     limits = limiter(counters, rule(100))
     assert allowed(await ask(limits, 10)) == 10
     limits.use(limits.rules.merge(rule(5, version=2)))
@@ -305,12 +303,12 @@ async def test_changed_rule_applies_to_the_share_at_once() -> None:
 
 
 class Telling(Shared):
-    """Tells each node once of each reset, as Redis does."""
+    """Reports each reset once to each node, as Redis does."""
 
     def __init__(self) -> None:
         super().__init__()
         self.resets: list[bytes] = []
-        self.told: dict[str, int] = {}
+        self.reported: dict[str, int] = {}
 
     async def reset(self, key: CounterKey) -> bool:
         self.resets.append(self.name(key))
@@ -318,14 +316,12 @@ class Telling(Shared):
 
     async def announce(self, node: str, ttl_seconds: float) -> NodesAnnounced:
         announced = await super().announce(node, ttl_seconds)
-        since, self.told[node] = self.told.get(node, 0), len(self.resets)
+        since, self.reported[node] = self.reported.get(node, 0), len(self.resets)
         return announced._replace(resets=frozenset(self.resets[since:]))
 
 
 async def test_reset_reaches_denials_leases_and_shares_of_every_node() -> None:
-    """A node remembers a refusal for as long as it lasts; it hears of the reset with
-    its next heartbeat.
-    """
+    """A node remembers a refusal; it learns of the reset with its next heartbeat."""
     counters, rules = Telling(), RuleSet.of([rule(100), rule(1000, "leased", precision="leased")])
     nodes = [
         Limiter(counters, virtual_loop.LoopClock(), rules=rules, node=NodeIdentity(name))
@@ -358,7 +354,7 @@ async def test_reset_reaches_denials_leases_and_shares_of_every_node() -> None:
 async def test_share_admitted_before_a_reset_is_not_charged_after_it() -> None:
     counters = Telling()
     async with limiter(counters, rule(10)) as limits:
-        counters.mood = "away"
+        counters.mood = "unavailable"
         assert allowed(await ask(limits, 12)) == 10
         counters.mood = "well"
         await limits.reset(Check("acme", "send", "ann"))
@@ -371,7 +367,7 @@ async def test_node_count_is_frozen_while_the_counters_do_not_answer() -> None:
     counters.nodes = 5
     async with limiter(counters, rule(100)) as limits:
         assert limits.nodes == 5
-        counters.mood = "away"
+        counters.mood = "unavailable"
         await asyncio.sleep(60)
         assert limits.nodes == 5
         counters.mood, counters.nodes = "well", 3
@@ -517,13 +513,13 @@ async def test_heartbeat_reports_checks_batches_and_leases_to_the_metrics() -> N
         return telemetry.REGISTRY.get_sample_value(f"holdfast_limits_{name}", labels) or 0.0
 
     def counted() -> list[float]:
-        told = [
+        results = [
             ("counters", "allowed"),
             ("counters", "refused"),
             ("denial_cache", "refused"),
             ("lease", "allowed"),
         ]
-        return [sample("checks_total", decided_by=by, decision=said) for by, said in told]
+        return [sample("checks_total", decided_by=by, decision=said) for by, said in results]
 
     counters, before = Shared(), counted()
     counters.nodes = 3
@@ -565,19 +561,19 @@ async def test_shadow_rule_counts_and_reports_but_refuses_nothing() -> None:
 
 @pytest.mark.covers("004 option 3: compare versions at each check")
 async def test_node_behind_is_notified_and_decides_by_the_newer_rule() -> None:
-    counters, told = Shared(), []
+    counters, behind = Shared(), []
     ahead = limiter(counters, rule(5, version=8))
     behind = Limiter(
         counters,
         virtual_loop.LoopClock(),
         rules=RuleSet.of([rule(100, version=7)]),
-        on_behind=lambda: told.append(1),
+        on_behind=lambda: behind.append(1),
     )
     await ask(ahead, 1)
     decisions = await ask(behind, 20)
     assert allowed(decisions) == 4
     assert {(d.limit, d.rule_version) for d in decisions} == {(5, 8)}
-    assert told
+    assert behind
 
 
 @pytest.mark.parametrize("immediate", [True, False])
@@ -634,7 +630,7 @@ async def test_optimistic_check_is_answered_at_once_and_counted_later() -> None:
 
 async def test_optimistic_checks_are_bounded_in_an_outage_and_notice_its_end() -> None:
     counters = Shared()
-    counters.mood = "away"
+    counters.mood = "unavailable"
     limits = limiter(counters, rule(100))
     for _ in range(10):
         limits.check_optimistic("acme", "send", "warm")
@@ -668,7 +664,7 @@ async def test_optimistic_check_creates_no_task_and_is_admitted_first() -> None:
 
 async def test_uncounted_checks_are_charged_to_the_share_without_an_answer() -> None:
     counters = Shared()
-    counters.mood = "away"
+    counters.mood = "unavailable"
     limits = limiter(counters, rule(10))
     for _ in range(8):
         limits.check_optimistic("acme", "send", "ann")
@@ -694,7 +690,7 @@ async def test_begun_check_needs_no_coroutine_and_its_future_never_fails() -> No
     assert [d.allowed for d in await asyncio.gather(*futures)] == [True, False]
     denied = limits.begin_check("acme", "send", "ann")
     assert isinstance(denied, Decision) and denied.decided_by == "denial_cache"
-    counters.mood = "away"
+    counters.mood = "unavailable"
     unknown = limits.begin_check("acme", "send", "bob")
     assert isinstance(unknown, asyncio.Future)
     assert (await unknown).decided_by == "local_share"
@@ -925,7 +921,7 @@ class Withdrawn(Shared):
 async def test_cancelled_probe_does_not_keep_the_breaker_open() -> None:
     counters = Withdrawn()
     limits = limiter(counters, rule(100))
-    counters.mood = "away"
+    counters.mood = "unavailable"
     await ask_in_turn(limits, 5)
     assert limits.counters_state == "down"
     counters.mood, counters.withdraw = "well", True

@@ -53,9 +53,7 @@ def test_ten_admin_calls_a_minute_do_not_lock_out(rule: Rule) -> None:
 
 
 def test_answering_admin_rule_is_the_one_the_limiter_finds() -> None:
-    """Any rules and one more: it is refused just when it locks out, or lets a rule
-    answer that does.
-    """
+    """Refused just when it locks out, or lets a rule answer that does."""
     chance = random.Random(7)
     resources = [
         *ADMIN_RESOURCES,

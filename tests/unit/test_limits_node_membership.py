@@ -23,8 +23,8 @@ LIMIT = 100
 async def test_counters_that_lost_all_nodes_do_not_grant_each_node_the_limit(
     outage_seconds: float,
 ) -> None:
-    """Restarted empty, or away for longer than anybody is remembered; then away again
-    before all are back.
+    """Restarted empty, or down for longer than a TTL; then down again before all are
+    announced.
     """
     counters, rules = Members(), RuleSet.of([Rule("acme", "x", "fixed_window", LIMIT, 36_000.0)])
     crowd = [
@@ -35,13 +35,13 @@ async def test_counters_that_lost_all_nodes_do_not_grant_each_node_the_limit(
         await limits.__aenter__()
         await asyncio.sleep(0.1)
     await asyncio.sleep(1)
-    counters.mood = "away"
+    counters.mood = "unavailable"
     await asyncio.sleep(outage_seconds)
     counters.members.clear()
     counters.mood = "well"
     await asyncio.sleep(0.55)
     assert [limits.nodes for limits in crowd] == [NODES] * NODES
-    counters.mood = "away"
+    counters.mood = "unavailable"
     checks = [limits.check("acme", "x", "ann") for limits in crowd for _ in range(LIMIT)]
     assert sum(decision.allowed for decision in await asyncio.gather(*checks)) == LIMIT
     for limits in crowd:
@@ -69,7 +69,7 @@ async def test_nodes_started_during_an_outage_share_among_the_nodes_last_known(
         for limits in crowd(NODES):
             await stack.enter_async_context(limits)
         await asyncio.sleep(1.5)
-    counters.mood = "away"
+    counters.mood = "unavailable"
     async with AsyncExitStack() as stack:
         again = [await stack.enter_async_context(limits) for limits in crowd(NODES)]
         assert [limits.nodes for limits in again] == [NODES] * NODES
@@ -82,8 +82,8 @@ async def test_nodes_started_during_an_outage_share_among_the_nodes_last_known(
         await asyncio.sleep(4)
         assert [limits.nodes for limits in left] == [NODES, NODES], "who else comes back?"
         await asyncio.sleep(4)
-        assert [limits.nodes for limits in left] == [2, 2], "nobody: the others are gone for ever"
-    counters.mood = "away"
+        assert [limits.nodes for limits in left] == [2, 2], "the others are gone"
+    counters.mood = "unavailable"
     async with crowd(1)[0] as one:
         assert one.nodes == 2
 
@@ -95,9 +95,7 @@ async def test_nodes_started_during_an_outage_share_among_the_nodes_last_known(
 async def test_shares_add_up_to_a_limit_that_does_not_divide(
     algorithm: Algorithm, limit: int
 ) -> None:
-    """A limit of 2 on 6 nodes admitted 6. Who has the remainder differs from subject to
-    subject.
-    """
+    """A limit of 2 on 6 nodes once admitted 6. The remainder differs by subject."""
     counters, rules = Members(), RuleSet.of([Rule("acme", "x", algorithm, limit, 36_000.0)])
     async with AsyncExitStack() as stack:
         crowd = [
@@ -107,7 +105,7 @@ async def test_shares_add_up_to_a_limit_that_does_not_divide(
         for limits in crowd:
             await stack.enter_async_context(limits)
         await asyncio.sleep(1.5)
-        counters.mood = "away"
+        counters.mood = "unavailable"
         has_more = dict.fromkeys(range(6), 0)
         for subject in range(60):
             admitted = [0] * 6
@@ -121,11 +119,9 @@ async def test_shares_add_up_to_a_limit_that_does_not_divide(
 
 
 async def test_nodes_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
-    """It kept how many there were and not who: the remainder of a limit is then
-    nobody's.
-    """
+    """It saved how many there were, without names: no node gets the remainder."""
     counters, file = Members(), tmp_path / "nodes.json"
-    counters.mood = "away"
+    counters.mood = "unavailable"
     file.write_bytes(b'{"nodes":4}')
     rules = RuleSet.of([Rule("acme", "x", "fixed_window", 10, 36_000.0)])
     async with Limiter(counters, virtual_loop.LoopClock(), rules=rules, file=file) as limits:
@@ -140,7 +136,7 @@ async def test_node_that_never_knew_others_counts_itself(
     tmp_path: Path, on_disk: bytes | None
 ) -> None:
     counters, file = Members(), tmp_path / "nodes.json"
-    counters.mood = "away"
+    counters.mood = "unavailable"
     if on_disk is not None:
         file.write_bytes(on_disk)
     async with Limiter(counters, virtual_loop.LoopClock(), file=file) as limits:
@@ -196,7 +192,7 @@ def test_lower_node_count_is_used_only_after_continuous_answers() -> None:
     assert members.count == len(members.names) == 7, "more at once"
     named = False
     answered(300, 26.0)
-    assert (members.count, members.names) == (300, ()), "not all names are told of so many"
+    assert (members.count, members.names) == (300, ()), "of so many nodes not all names are known"
 
 
 def test_new_node_counts_beside_a_missing_one_until_its_ttl() -> None:
@@ -210,9 +206,7 @@ def test_new_node_counts_beside_a_missing_one_until_its_ttl() -> None:
 
 
 def test_outage_restarts_the_ttl_of_a_missing_node() -> None:
-    """Fewer are believed after a whole TTL of answers; the time without any proves
-    nothing.
-    """
+    """Fewer count only after a whole TTL of answers; time without any proves nothing."""
     members = NodeMembership(5.0, "n0", count=10)
     members.on_answer(3, (), 0.0)
     members.on_no_answer()
@@ -264,6 +258,6 @@ async def test_ten_nodes_that_see_five_admit_at_most_twice_the_limit() -> None:
             rules=RuleSet.of([PER_HOUR]),
             node=NodeIdentity(f"n{n}", "here"),
         ) as node:
-            counters.mood = "away"
+            counters.mood = "unavailable"
             total += await admitted(node, 300)
     assert total == 200

@@ -1,6 +1,4 @@
-"""What becomes of what a node admitted while the shared counters were away. In virtual
-time.
-"""
+"""How use admitted without the shared counters is charged to them later."""
 
 from __future__ import annotations
 
@@ -51,7 +49,7 @@ async def test_idle_node_charges_its_share_with_the_next_heartbeat() -> None:
     counters = Shared()
     counters.nodes = 2
     async with node(counters, HOURLY) as one, node(counters, HOURLY, "b") as other:
-        counters.mood = "away"
+        counters.mood = "unavailable"
         assert await admitted(one, 80) == 50
         counters.mood = "well"
         await asyncio.sleep(1.1)
@@ -61,7 +59,7 @@ async def test_idle_node_charges_its_share_with_the_next_heartbeat() -> None:
 async def test_node_that_stops_charges_its_share() -> None:
     counters = Shared()
     async with node(counters, HOURLY) as one:
-        counters.mood = "away"
+        counters.mood = "unavailable"
         assert await admitted(one, 60) == 60
         counters.mood = "well"
     assert await admitted(node(counters, HOURLY, "b"), 100) == 40
@@ -83,7 +81,7 @@ def test_pending_charges_are_kept_until_accepted_and_never_repeated() -> None:
     async def main(error: Exception) -> int:
         counters = Deaf()
         async with node(counters, HOURLY) as one:
-            counters.mood = "away"
+            counters.mood = "unavailable"
             assert await admitted(one, 60) == 60
             counters.mood, counters.deaf = "well", error
             await asyncio.sleep(5)
@@ -101,7 +99,7 @@ def test_pending_charges_are_kept_until_accepted_and_never_repeated() -> None:
 async def test_many_charges_are_split_into_calls() -> None:
     counters = Shared()
     async with node(counters, HOURLY) as one:
-        counters.mood = "away"
+        counters.mood = "unavailable"
         for n in range(600):
             assert await admitted(one, 1, f"s{n}") == 1
         counters.mood = "well"
@@ -117,7 +115,7 @@ async def test_long_charging_does_not_stop_the_heartbeat() -> None:
 
     counters, loop = Slow(), asyncio.get_running_loop()
     async with node(counters, HOURLY) as one:
-        counters.mood = "away"
+        counters.mood = "unavailable"
         for n in range(1000):
             await one.check("acme", "x", f"s{n}")
         counters.mood = "well"
@@ -131,7 +129,7 @@ async def test_long_charging_does_not_stop_the_heartbeat() -> None:
 async def test_holds_granted_in_an_outage_are_transferred_after_it() -> None:
     counters, rule = Shared(), Rule("acme", "x", "concurrency", 10, 3600.0)
     async with node(counters, rule) as one:
-        counters.mood = "away"
+        counters.mood = "unavailable"
         held = [await one.check("acme", "x", "ann") for _ in range(12)]
         assert sum(d.allowed for d in held) == 10
         assert await one.release(Check("acme", "x", "ann"), held[0].hold)
@@ -143,12 +141,10 @@ async def test_holds_granted_in_an_outage_are_transferred_after_it() -> None:
 
 
 async def test_transferred_hold_keeps_its_end() -> None:
-    """Whoever took it and vanished is remembered for one window, not for the outage and
-    a window more.
-    """
+    """A hold whose holder vanished lasts one window, not the outage and a window."""
     counters, rule = Shared(), Rule("acme", "x", "concurrency", 1, 60.0)
     async with node(counters, rule) as one, node(counters, rule, "b") as other:
-        counters.mood = "away"
+        counters.mood = "unavailable"
         assert (await one.check("acme", "x", "ann")).allowed
         await asyncio.sleep(50)
         counters.mood = "well"
@@ -160,9 +156,7 @@ async def test_transferred_hold_keeps_its_end() -> None:
 
 
 class Elsewhere(Shared):
-    """Counters with a clock of their own, whose windows begin at other moments than a
-    node's.
-    """
+    """Counters with their own clock: their windows start at other moments."""
 
     def __init__(self, ahead_seconds: float) -> None:
         super().__init__()
@@ -190,44 +184,42 @@ async def test_shares_add_one_limit_in_an_outage_and_cost_at_most_a_window(
     async with node(counters, rule) as one, node(counters, rule, "b") as other:
         for _ in range(40):
             if counters.mood == "well" and chance.random() < 0.3:
-                counters.mood, since = "away", loop.time()
-            elif counters.mood == "away" and chance.random() < 0.4:
+                counters.mood, since = "unavailable", loop.time()
+            elif counters.mood == "unavailable" and chance.random() < 0.4:
                 counters.mood = "well"
                 outages.append((since, loop.time() + 1.1))  # until they are asked again
             for _ in range(chance.choice([1, limit, 3 * limit])):
                 decision = await chance.choice([one, other]).check("acme", "x", "ann")
                 passed.extend([loop.time()] * decision.allowed)
             await asyncio.sleep(chance.choice([0.5, 3.0, 20.0, window]))
-        if counters.mood == "away":
+        if counters.mood == "unavailable":
             outages.append((since, loop.time()))
         counters.mood = "well"
         await asyncio.sleep(1.5 + window)
-        assert await admitted(one, limit) == limit, "a window later nobody owes anything"
+        assert await admitted(one, limit) == limit, "a window later nothing is charged"
     for first, begin in enumerate(passed):
         for count, end in enumerate(passed[first:], 1):
-            away = [
+            overlaps = [
                 (max(begin, since), min(end, until))
                 for since, until in outages
                 if since <= end and until >= begin
             ]
-            shares = windows(away[0][0], away[-1][1]) if away else 0
+            shares = windows(overlaps[0][0], overlaps[-1][1]) if overlaps else 0
             assert count <= limit * (windows(begin + ahead, end + ahead) + shares), (
                 begin,
                 end,
-                outages,
+                overlaps,
             )
 
 
 @pytest.mark.parametrize("nodes", [1, 4])
 async def test_pending_charge_is_at_most_the_capacity(nodes: int) -> None:
-    """``open`` admits ten times the limit on each node: nobody pays for that with
-    hours.
-    """
+    """``open`` admits ten times the limit on each node, but charges at most one."""
     counters, rule = Shared(), Rule("acme", "x", "token_bucket", 10, 60.0, on_store_failure="open")
     crowd = [node(counters, rule, f"n{n}") for n in range(nodes)]
     for limits in crowd:
         await limits.__aenter__()
-    counters.mood = "away"
+    counters.mood = "unavailable"
     for limits in crowd:
         assert await admitted(limits, 200) == 100
     counters.mood = "well"
@@ -240,7 +232,7 @@ async def test_pending_charge_is_at_most_the_capacity(nodes: int) -> None:
 
 async def test_subjects_beyond_the_bound_share_one_counter() -> None:
     counters, rule = Shared(), Rule("acme", "x", "fixed_window", 2, 36_000.0)
-    counters.mood = "away"
+    counters.mood = "unavailable"
     limits = node(counters, rule, keys_max=100)
     total = 0
     for _ in range(4):
@@ -269,7 +261,7 @@ def test_shares_of_more_rules_than_fit_the_cache_are_computed_again() -> None:
 
 async def test_hold_in_the_shared_overflow_counter_can_be_released() -> None:
     counters, rule = Shared(), Rule("acme", "x", "concurrency", 1, 36_000.0)
-    counters.mood = "away"
+    counters.mood = "unavailable"
     limits = node(counters, rule, keys_max=2)
     held = [await limits.check("acme", "x", f"s{n}") for n in range(4)]
     assert [d.allowed for d in held] == [True, True, True, False]
@@ -288,13 +280,13 @@ async def test_release_is_true_only_if_the_hold_existed_and_is_over() -> None:
         held = await limits.check(*ann)
         assert not await limits.release(ann, "nonsense")
         assert not await limits.release(Check("acme", "x", "bob"), held.hold)
-        counters.mood = "away"
+        counters.mood = "unavailable"
         assert not await limits.release(ann, held.hold), "who knows"
         counters.mood = "well"
         assert not (await limits.check(*ann)).allowed
         assert await limits.release(ann, held.hold)
         assert not await limits.release(ann, held.hold), "once"
-        counters.mood = "away"
+        counters.mood = "unavailable"
         ours = await limits.check(*ann)
         assert ours.decided_by == "local_share" and await limits.release(ann, ours.hold), (
             "nobody else knew of it"
@@ -302,7 +294,7 @@ async def test_release_is_true_only_if_the_hold_existed_and_is_over() -> None:
         ours = await limits.check(*ann)
         counters.mood = "well"
         await asyncio.sleep(1.5)
-        counters.mood = "away"
+        counters.mood = "unavailable"
         assert not await limits.release(ann, ours.hold), (
             "it was carried over, and is still held there"
         )
@@ -315,7 +307,7 @@ async def test_closed_rule_refuses_a_group_and_the_others_are_not_exceeded() -> 
         Rule("acme", "z", "fixed_window", 1, 3600.0),
     ]
     counters = Shared()
-    counters.mood = "away"
+    counters.mood = "unavailable"
     limits = Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of(rules))
     group = [Check("acme", name, "ann") for name in "xyz"]
     assert (await limits.check(*group[2])).allowed
@@ -339,7 +331,7 @@ async def test_rule_changed_in_an_outage_carries_over_the_used_amount(
     counters.nodes = nodes
     async with node(counters, structs.replace(HOURLY, limit=limit)) as one:
         assert await admitted(one, 80) == 80
-        counters.mood = "away"
+        counters.mood = "unavailable"
         one.use(RuleSet.of([structs.replace(HOURLY, limit=changed, version=2)]))
         assert await admitted(one, 600) == left // nodes
 
@@ -349,7 +341,7 @@ async def test_used_amount_carries_over_by_burst_not_by_limit() -> None:
     bucket = Rule("acme", "x", "token_bucket", 10, 36_000.0, burst_size=100)
     async with node(counters, bucket) as one:
         assert await admitted(one, 80) == 80
-        counters.mood = "away"
+        counters.mood = "unavailable"
         one.use(RuleSet.of([structs.replace(bucket, burst_size=90, version=2)]))
         assert await admitted(one, 100) == 10
 
@@ -359,7 +351,7 @@ async def test_drained_share_is_not_charged(algorithm: Algorithm, owed: list[int
     counters = Shared()
     async with node(counters, Rule("acme", "x", algorithm, 100, 100.0)) as one:
         await asyncio.sleep(0.5)  # between two heartbeats, and early in a window
-        counters.mood = "away"
+        counters.mood = "unavailable"
         assert await admitted(one, 60) == 60
         await asyncio.sleep(19.6)
         counters.mood = "well"
@@ -368,22 +360,18 @@ async def test_drained_share_is_not_charged(algorithm: Algorithm, owed: list[int
 
 
 async def test_share_that_started_empty_drains_like_any_other() -> None:
-    """What the counters last said is where it begins, once: what has drained since
-    stays drained.
-    """
+    """It starts once from the last reading: what has drained since stays drained."""
     counters = Shared()
     async with node(counters, Rule("acme", "x", "token_bucket", 100, 100.0)) as one:
         assert await admitted(one, 100) == 100
-        counters.mood = "away"
+        counters.mood = "unavailable"
         assert await admitted(one, 10) == 0
         await asyncio.sleep(50.0)
         assert 49 <= await admitted(one, 100) <= 51
 
 
 class Hanging(Shared):
-    """Until ``answers`` is set every call waits; it is answered late, or given up after
-    ``silence`` seconds.
-    """
+    """Calls wait until ``answers`` is set, or fail after ``silence`` seconds."""
 
     silence = 5.0
 
@@ -401,9 +389,9 @@ class Hanging(Shared):
     async def take(self, entries: Sequence[Sequence[CounterRequest]]) -> CounterResponse:
         self.calls.append(entries)
         await self._answer()
-        if self.mood == "away":
+        if self.mood == "unavailable":
             await asyncio.sleep(self.delay)
-            raise Unavailable("away")
+            raise Unavailable("unavailable")
         return await MemoryCounters.take(self, entries)
 
     async def adjust(self, adjustments: Sequence[Adjustment]) -> int:
@@ -427,12 +415,12 @@ async def test_hanging_counters_are_waited_for_only_a_few_times(clients: int) ->
     async with node(counters, structs.replace(HOURLY, limit=1_000_000)) as one:
 
         async def client(seconds: float) -> list[tuple[float, Any]]:
-            loop, told = asyncio.get_running_loop(), []
+            loop, results = asyncio.get_running_loop(), []
             until = loop.time() + seconds
             while loop.time() < until:
-                told.append(await timed(one.check("acme", "x", "ann")))
+                results.append(await timed(one.check("acme", "x", "ann")))
                 await asyncio.sleep(0.01)
-            return told
+            return results
 
         assert await one.check("acme", "x", "ann")
         counters.answers.clear()
@@ -442,13 +430,13 @@ async def test_hanging_counters_are_waited_for_only_a_few_times(clients: int) ->
             for each in part
         ]
         assert 0.05 <= max(seconds for seconds, _ in first) <= 0.051, "the first ones find out"
-        told = [
+        results = [
             each
             for part in await asyncio.gather(*[client(20.0) for _ in range(clients)])
             for each in part
         ]
-        assert {decision.decided_by for _, decision in first + told} == {"local_share"}
-        assert max(seconds for seconds, _ in told) == 0.0, (
+        assert {decision.decided_by for _, decision in first + results} == {"local_share"}
+        assert max(seconds for seconds, _ in results) == 0.0, (
             "nobody waits: it is asked beside the traffic"
         )
         assert len(counters.calls) <= 2 * 20 / counters.silence + 3, (
@@ -477,7 +465,7 @@ async def test_counters_that_hung_and_now_refuse_open_the_breaker() -> None:
         for _ in range(3):
             await one.check("acme", "x", "ann")
         asked = len(counters.calls)
-        counters.mood = "away"
+        counters.mood = "unavailable"
         counters.answers.set()
         for _ in range(100):
             assert (await timed(one.check("acme", "x", "ann")))[0] < 2 * counters.delay
@@ -498,7 +486,9 @@ async def test_holds_do_not_wait_for_hanging_counters() -> None:
             await one.check(*ann)
         seconds, renewed = await timed(one.renew(ann, first))
         assert (seconds, renewed.decided_by) == (0.0, "local_share")
-        assert await timed(one.release(ann, second)) == (0.0, False), "the counters are told later"
+        assert await timed(one.release(ann, second)) == (0.0, False), (
+            "the counters are notified later"
+        )
         counters.answers.set()
         await asyncio.sleep(2.1)
         assert (await one.peek(ann)).used == 3, "first and the two of the outage"
@@ -515,7 +505,7 @@ async def test_share_is_computed_again_when_the_nodes_change() -> None:
         for nodes in (1, 4, 2):
             counters.mood, counters.nodes = "well", nodes
             await asyncio.sleep(10)
-            counters.mood = "away"
+            counters.mood = "unavailable"
             shares.append((await limits.check("acme", "x", f"ann{nodes}")).limit)
         assert shares == [100, 25, 50]
 
@@ -523,7 +513,7 @@ async def test_share_is_computed_again_when_the_nodes_change() -> None:
 async def test_pending_charges_are_sent_as_soon_as_the_counters_answer() -> None:
     counters = Shared()
     async with node(counters, HOURLY, **QUIET) as limits:
-        counters.mood = "away"
+        counters.mood = "unavailable"
         assert await admitted(limits, 60) == 60
         counters.mood = "well"
         await asyncio.sleep(2)  # the breaker lets one through again
@@ -536,7 +526,7 @@ async def test_share_drained_before_reconciliation_is_not_pending() -> None:
     counters = Shared()
     bucket = Rule("acme", "x", "token_bucket", 60, 60.0)
     async with node(counters, bucket, **QUIET) as limits:
-        counters.mood = "away"
+        counters.mood = "unavailable"
         assert await admitted(limits, 50) == 50
         await asyncio.sleep(30)
         counters.mood = "well"
@@ -550,5 +540,5 @@ async def test_share_that_drained_starts_fresh() -> None:
     limits = node(counters, structs.replace(HOURLY, window_seconds=60.0))
     assert await admitted(limits, 90) == 90
     await asyncio.sleep(61)
-    counters.mood = "away"
+    counters.mood = "unavailable"
     assert await admitted(limits, 100) == 100

@@ -59,9 +59,7 @@ def test_most_specific_rule_answers() -> None:
 
 
 def test_wildcard_rule_never_answers_for_our_entry_points() -> None:
-    """Only an exact name or a wildcard with the word and the colon; of a tenant and of
-    all tenants alike.
-    """
+    """Only an exact name or a wildcard with the word and the colon, of any tenant."""
     assert {default.resource.partition(":")[0] + ":" for default in DEFAULT_RULES} <= set(RESERVED)
     for word in RESERVED:
         resource, short = f"{word}user", word.rstrip(":")

@@ -1,6 +1,4 @@
-"""How limits start: while their database is away, with nothing on disk or less than
-nothing.
-"""
+"""How limits start: without their database, with nothing on disk, or damage."""
 
 from __future__ import annotations
 
@@ -55,7 +53,7 @@ async def test_default_rules_yield_to_those_of_the_database() -> None:
     log, applied = Log(), list[RuleSet]()
     log.put("a", 5, deleted=True)
     log.put("b", 7)
-    log.away = True
+    log.unavailable = True
     start = [Rule("acme", "a", "token_bucket", 1, 60.0), Rule("acme", "c", "token_bucket", 1, 60.0)]
     async with RuleFeed(
         log, [log], applied.append, virtual_loop.LoopClock(), starts_with=start
@@ -65,7 +63,7 @@ async def test_default_rules_yield_to_those_of_the_database() -> None:
             ("c", 0, 0),
         }
         assert feed.stale
-        log.away = False
+        log.unavailable = False
         await asyncio.sleep(1.2)
         assert [rule.resource for rule in feed.rules.live()] == ["b"], (
             "what was deleted, and what never was"
@@ -113,8 +111,10 @@ async def test_node_without_counters_reports_degraded_limiting(
 ) -> None:
     async with open_limits(LimitsSettings(), tmp_path / "whole") as plane:
         assert (await plane.health())["rate_limiting"] == "healthy"
-    away = LimitsSettings("redis://127.0.0.1:1/0")
-    async with open_limits(away, tmp_path / "away", starts_with=DEFAULT_RULES) as plane:
+    unreachable = LimitsSettings("redis://127.0.0.1:1/0")
+    async with open_limits(
+        unreachable, tmp_path / "unavailable", starts_with=DEFAULT_RULES
+    ) as plane:
         for subject in range(50):
             assert (await plane.limiter.check("acme", "send:user", str(subject))).degraded
         health = await plane.health()
@@ -139,7 +139,7 @@ async def test_node_without_a_name_gets_a_permanent_one(tmp_path: Path) -> None:
     assert await name("a") == first, "a restart is nobody new to those who count nodes"
     assert await name("b") != first
     (tmp_path / "a" / "name.json").write_text('{"name":"no name"}')
-    assert await name("a") != first, "what cannot be one is made up anew"
+    assert await name("a") != first, "an invalid name is replaced"
 
 
 @pytest.mark.real_time
