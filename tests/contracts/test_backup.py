@@ -405,7 +405,7 @@ def test_a_backup_that_cannot_be_trusted_changes_nothing(wrong: str, tmp_path: P
         (lambda s: (s / "work.db").write_bytes(b""), "work.db is empty, but webhooks.db"),
     ],
 )
-def test_a_file_that_was_lost_is_not_silently_made_anew(
+def test_lost_file_is_not_silently_made_again(
     spoil: Callable[[Path], object], words: str, tmp_path: Path
 ) -> None:
     state = make_state(tmp_path / "state", 2)
@@ -555,7 +555,7 @@ async def test_one_backup_is_taken_at_a_time_and_shows_how_far_it_is(tmp_path: P
     assert backups.step is None and len(list((state / "backups").iterdir())) == 1
 
 
-def test_a_caller_who_goes_away_does_not_stop_a_backup(tmp_path: Path) -> None:
+def test_backup_goes_on_when_its_caller_disconnects(tmp_path: Path) -> None:
     state = make_state(tmp_path / "state", 3)
 
     async def scenario() -> None:

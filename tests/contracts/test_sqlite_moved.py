@@ -23,13 +23,13 @@ SCHEMA = ["CREATE TABLE t (n INTEGER)"]
 
 
 def with_chats(path: Path, scenario: Callable[[SqliteStore, Path], Awaitable[None]]) -> None:
-    async def main() -> None:
+    async def run() -> None:
         async with SqliteStore(path / "chats.db", SqliteSettings(readers=1)) as store:
             await create(store)
             await fill(store, 3)
             await scenario(store, path / "chats.db")
 
-    asyncio.run(main())
+    asyncio.run(run())
 
 
 async def refused(store: SqliteStore) -> None:
@@ -40,9 +40,7 @@ async def refused(store: SqliteStore) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["", "-wal"])
-def test_nothing_is_acknowledged_into_a_file_that_was_moved_and_it_goes_on_once_it_is_back(
-    suffix: str, tmp_path: Path
-) -> None:
+def test_moved_file_takes_no_message_until_it_is_back(suffix: str, tmp_path: Path) -> None:
     async def scenario(store: SqliteStore, chats: Path) -> None:
         await store.heads(["chat_a"])
         shutil.move(f"{chats}{suffix}", tmp_path / "elsewhere")

@@ -261,7 +261,7 @@ def test_what_http_itself_can_get_wrong_is_answered_in_our_shape(tmp_path: Path)
     with_node(tmp_path / "state", scenario)
 
 
-def test_a_client_that_goes_away_in_the_middle_of_its_request_leaves_nothing_behind(
+def test_client_that_disconnects_within_its_request_leaves_nothing_behind(
     tmp_path: Path,
 ) -> None:
     async def scenario(node: Node, client: httpx.AsyncClient) -> None:
@@ -309,7 +309,7 @@ def test_an_operator_says_how_many_changes_may_be_under_way(
     )
 
 
-def test_a_node_tells_the_registry_who_is_here_with_each_heartbeat(
+def test_node_announces_its_users_to_the_registry_with_each_heartbeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = asyncio.Event()
@@ -330,7 +330,7 @@ def test_a_node_tells_the_registry_who_is_here_with_each_heartbeat(
     )
 
 
-def test_the_status_is_told_also_while_the_log_cannot_be_read(
+def test_status_is_answered_while_the_log_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def unavailable(self: SqliteEventLog, after: object) -> int:
@@ -344,7 +344,7 @@ def test_the_status_is_told_also_while_the_log_cannot_be_read(
     with_node(tmp_path / "state", scenario)
 
 
-def test_a_node_whose_ingest_ended_by_a_defect_says_so_instead_of_refusing_every_send_for_ever(
+def test_node_whose_ingest_ended_by_a_defect_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def count(self: HotChats, chat_ids: Iterable[str], now: float) -> None:

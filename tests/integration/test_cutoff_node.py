@@ -99,7 +99,7 @@ async def test_user_and_device_are_cut_off_until_that_is_undone(program: Program
     assert program.run("chat", "list", "--token", token).returncode == 0
 
 
-def test_tokens_minted_with_a_tenant_key_outlive_it_until_those_of_the_tenant_are_revoked(
+def test_tokens_outlive_their_tenant_key_until_the_tenant_is_revoked(
     program: Program,
 ) -> None:
     made = json.loads(

@@ -21,7 +21,6 @@ from holdfast.errors import Unavailable
 from holdfast.eventlog.sqlite import SqliteEventLog
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.message import LogEntry
-from holdfast.node import node as node_module
 from holdfast.node.lifecycle import running
 from holdfast.node.node import Node
 from holdfast.resilience import BreakerSettings
@@ -103,16 +102,17 @@ async def test_a_node_shows_every_metric_of_the_message_path(tmp_path: Path) -> 
 async def test_the_lag_grows_while_fanout_stands_still_and_sends_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def away(log: SqliteEventLog, after: int, limit: int) -> Sequence[LogEntry]:
-        raise Unavailable("away")
+    async def unavailable(log: SqliteEventLog, after: int, limit: int) -> Sequence[LogEntry]:
+        raise Unavailable("the log cannot be read")
 
-    monkeypatch.setattr(node_module, "GAUGES_SECONDS", 0.05)
-
-    async with running(settings(tmp_path)) as node, httpx.AsyncClient(base_url=node.url) as client:
+    async with (
+        running(settings(tmp_path), gauges_seconds=0.05) as node,
+        httpx.AsyncClient(base_url=node.url) as client,
+    ):
         operator = Operator(node, client)
         chat_id = await operator.become_alice()
         with monkeypatch.context() as outage:
-            outage.setattr(SqliteEventLog, "read", away)
+            outage.setattr(SqliteEventLog, "read", unavailable)
             for _ in range(3):
                 await operator.send(chat_id)
             await until(operator, "fanout_lag", lambda lag: lag >= 3)
@@ -122,14 +122,16 @@ async def test_the_lag_grows_while_fanout_stands_still_and_sends_go_on(
 
 
 async def test_a_store_that_is_gone_while_nobody_uses_it_is_shown_and_so_is_its_return(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(node_module, "GAUGES_SECONDS", 0.05)
     breaker = BreakerSettings(open_duration_seconds=0.2)
     rests_briefly = replace(settings(tmp_path), gateway=GatewaySettings(circuit_breaker=breaker))
     chats, elsewhere = tmp_path / "state" / "chats.db", tmp_path / "elsewhere"
 
-    async with running(rests_briefly) as node, httpx.AsyncClient(base_url=node.url) as client:
+    async with (
+        running(rests_briefly, gauges_seconds=0.05) as node,
+        httpx.AsyncClient(base_url=node.url) as client,
+    ):
         operator = Operator(node, client)
         shutil.move(chats, elsewhere)
         await until(operator, "dependency_up", lambda up: up == 0, dependency="store")

@@ -338,7 +338,7 @@ def fetched(result: str) -> float:
 
 @pytest.mark.covers("000 persistent: auth service down")
 @pytest.mark.parametrize("reason", BAD)
-async def test_keys_go_on_when_they_cannot_be_fetched_and_the_reason_is_told_once(
+async def test_keys_stay_in_force_when_a_fetch_fails_and_the_reason_is_logged_once(
     reason: str,
 ) -> None:
     async with World(Source(jwk("ES256")), refresh_seconds=40) as world:

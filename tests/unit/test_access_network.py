@@ -86,9 +86,7 @@ def test_addresses_are_counted_by_customer() -> None:
     assert address_group("unix") == "unix"
 
 
-def test_a_flood_from_many_addresses_stays_within_its_memory_and_forgets_the_longest_unused() -> (
-    None
-):
+def test_flood_from_many_addresses_forgets_the_longest_unused() -> None:
     buckets = Buckets(1, 1, keys_max=100)
     buckets.take("mine", 0.0)
     for n in range(10_000):
@@ -119,7 +117,7 @@ def test_each_connection_limit_is_named_when_it_is_reached_and_freed_when_one_cl
     assert counts.total == 4
 
 
-def test_http_connections_are_bounded_per_address_and_in_all_and_a_proxys_in_all_only() -> None:
+def test_http_connections_are_bounded_per_address_and_those_of_a_proxy_in_all() -> None:
     """A declared proxy speaks for many people; one of its connections may serve each of
     them in turn.
     """

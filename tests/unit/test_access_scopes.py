@@ -239,7 +239,7 @@ def claimed(settings: TokenSettings, **claims: Any) -> Principal:
     return Tokens(settings, shared_secret(SECRET), clock).verify(jwt.encode(given, SECRET, "HS256"))
 
 
-def test_a_token_without_the_claim_reads_and_sends_and_the_operator_may_decide_otherwise() -> None:
+def test_token_without_scopes_reads_and_sends_unless_the_operator_says_otherwise() -> None:
     assert claimed(TokenSettings()).scopes == {READ, SEND}
     assert claimed(TokenSettings(default_scopes=(READ,))).scopes == {READ}
     named = claimed(TokenSettings(scope_claim="may"), may=[CREATE], holdfast_scopes=7)

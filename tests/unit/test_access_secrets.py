@@ -33,7 +33,7 @@ async def test_the_next_start_finds_the_same_secrets(tmp_path: Path) -> None:
     assert len(ring.list()) == 1
 
 
-async def test_the_key_of_the_state_directory_carries_the_scopes_that_were_added_since_it_was_made(
+async def test_own_key_of_the_state_directory_gets_newer_scopes(
     tmp_path: Path,
 ) -> None:
     """Nobody else could hand them out: a key issues only what it carries."""

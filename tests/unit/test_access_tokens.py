@@ -172,7 +172,7 @@ def test_a_token_dies_when_its_leeway_is_over(tokens: Tokens, clock: ManualClock
         tokens.verify(token)
 
 
-def test_a_token_without_a_tenant_belongs_to_the_default_tenant_of_the_embedded_server(
+def test_token_without_a_tenant_belongs_to_the_default_tenant(
     tokens: Tokens,
 ) -> None:
     assert tokens.verify(sign(claims(tenant=None))).tenant == "default"
@@ -364,7 +364,7 @@ def test_a_short_secret_is_refused_at_start() -> None:
 
 
 @pytest.mark.parametrize("ttl", [0, -1, 31 * 86400, float("nan"), float("inf")])
-def test_a_token_cannot_live_for_ever(ttl: float, tokens: Tokens) -> None:
+def test_token_cannot_live_without_end(ttl: float, tokens: Tokens) -> None:
     with pytest.raises(InvalidMessage, match="ttl_seconds"):
         tokens.mint(ALICE, ttl)
 

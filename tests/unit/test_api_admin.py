@@ -183,7 +183,7 @@ class Slow(MemoryStore):
 
 
 @pytest.mark.parametrize("act", ["read", "halt"])
-def test_what_comes_late_in_a_request_has_what_is_left_of_its_time_and_no_time_of_its_own(
+def test_late_steps_of_a_request_share_its_deadline(
     act: str,
 ) -> None:
     store = Slow()
@@ -268,7 +268,7 @@ def test_a_key_is_shown_once_works_at_once_and_is_recorded() -> None:
     with_rest(scenario)
 
 
-def test_who_lacks_a_scope_is_told_which_command_makes_a_key_that_has_it() -> None:
+def test_refusal_for_a_scope_names_the_command_that_makes_a_key() -> None:
     async def scenario(rest: Rest) -> None:
         admin, backend = rest.admin_key("status:read"), rest.tenant_key(scopes=["chats:read"])
         for method, path, who, command in (
@@ -408,9 +408,7 @@ def test_a_backup_is_recorded_and_says_where_it_lies() -> None:
     with_rest(scenario)
 
 
-def test_a_backup_that_is_being_taken_shows_its_step_and_a_second_is_neither_taken_nor_recorded() -> (
-    None
-):
+def test_running_backup_shows_its_step_and_a_second_is_refused() -> None:
     async def scenario(rest: Rest) -> None:
         key = rest.admin_key("backup")
         answer = await rest.ask("GET", "/admin/backup", key)
@@ -454,7 +452,7 @@ def test_a_keyed_halt_is_done_once() -> None:
     with_rest(scenario)
 
 
-def test_trouble_inside_is_told_to_operators_where_it_is_theirs_and_to_nobody_else(
+def test_internal_trouble_is_shown_to_operators_only(
     tmp_path: Path,
 ) -> None:
     async def full() -> Backup:

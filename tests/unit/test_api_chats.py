@@ -71,7 +71,7 @@ def test_a_repeated_creation_says_that_it_is_one() -> None:
     with_rest(scenario)
 
 
-def test_a_keyed_change_answers_a_repetition_as_the_first_time_and_does_nothing_again() -> None:
+def test_repeated_keyed_change_gets_the_first_answer_and_changes_nothing() -> None:
     async def scenario(rest: Rest) -> None:
         chat = await rest.chat()
         path, who = f"/v1/chats/{chat}/members", rest.token("alice")
@@ -235,7 +235,7 @@ def test_a_user_id_with_a_slash_can_be_removed() -> None:
     with_rest(scenario)
 
 
-def test_presence_is_told_of_the_members_only() -> None:
+def test_presence_covers_members_only() -> None:
     async def scenario(rest: Rest) -> None:
         chat = await rest.chat("alice", ["bob"])
         rest.online.update(

@@ -164,7 +164,7 @@ class Slow(MemoryStore):
 
 
 @pytest.mark.parametrize("gives_up", ["the server", "the client"])
-def test_a_key_that_was_taken_too_late_is_given_back_and_belongs_to_the_first_until_then(
+def test_key_claimed_too_late_is_released_and_blocks_others_until_then(
     gives_up: str,
 ) -> None:
     """The writer was busy for longer than the request has time, or than its client
@@ -220,9 +220,7 @@ def test_an_answer_that_came_too_late_is_kept() -> None:
     with_rest(scenario, ApiSettings(request_seconds_max=0.3), store=store, backup=backups)
 
 
-def test_an_answer_that_cannot_be_kept_is_given_all_the_same_and_the_work_is_not_done_again() -> (
-    None
-):
+def test_answer_that_cannot_be_stored_is_sent_and_the_work_is_not_repeated() -> None:
     backups = Backups()
 
     class Forgetful(MemoryStore):

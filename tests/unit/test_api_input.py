@@ -210,7 +210,7 @@ def test_head_answers_like_get() -> None:
     with_rest(scenario)
 
 
-def test_a_plain_request_for_the_socket_is_told_to_upgrade() -> None:
+def test_plain_request_for_the_socket_gets_426() -> None:
     async def scenario(rest: Rest) -> None:
         answer = await rest.ask("GET", "/v1/ws")
         assert (
@@ -296,7 +296,7 @@ def test_a_tenant_that_asks_too_often_waits_and_others_do_not() -> None:
     with_rest(scenario, rules=[Rule("*", "rest:tenant", "token_bucket", 1, 1.0, burst_size=3)])
 
 
-def test_an_address_that_keeps_guessing_is_slowed_and_good_credentials_behind_it_are_not() -> None:
+def test_guessing_address_is_slowed_and_good_credentials_behind_it_are_not() -> None:
     async def scenario(rest: Rest) -> None:
         answers = [(await rest.ask("GET", "/v1/chats", "garbage")).status_code for _ in range(4)]
         assert answers == [401, 401, 401, 429]
@@ -363,7 +363,7 @@ def test_what_is_refused_before_a_credential_is_looked_at_is_counted(credential:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "10.1.2.3", "::ffff:10.1.2.3"])
-def test_health_is_always_told_to_this_machine_and_to_declared_proxies(address: str) -> None:
+def test_health_is_never_limited_for_this_machine_and_declared_proxies(address: str) -> None:
     async def scenario(rest: Rest) -> None:
         for _ in range(5):
             assert (
@@ -549,7 +549,7 @@ def test_metrics_can_be_opened_by_a_setting() -> None:
     with_rest(scenario, ApiSettings(metrics_without_key=True))
 
 
-def test_health_tells_strangers_a_word_and_operators_the_dependencies() -> None:
+def test_health_shows_strangers_a_word_and_operators_the_dependencies() -> None:
     async def scenario(rest: Rest) -> None:
         assert (await rest.ask("GET", "/health/live")).json() == {"status": "live"}
         assert (await rest.ask("GET", "/healthz")).json() == {"status": "live"}
@@ -637,7 +637,7 @@ OTHER_PROBLEMS: list[tuple[str, str, object, str, str]] = [
 ]
 
 
-def test_what_is_wrong_elsewhere_is_told_in_the_same_way() -> None:
+def test_errors_outside_a_body_have_the_same_form() -> None:
     async def scenario(rest: Rest) -> None:
         for method, path, body, words, field in OTHER_PROBLEMS:
             answer = await rest.ask(method, path, rest.token("alice"), body)

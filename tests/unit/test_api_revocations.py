@@ -172,7 +172,7 @@ def test_banned_user_is_refused_and_a_muted_one_reads_and_cannot_send() -> None:
     with_rest(scenario)
 
 
-def test_user_muted_in_the_tenant_speaks_by_no_name_either_also_not_through_a_backend() -> None:
+def test_user_muted_in_the_tenant_cannot_rename_chats_or_send_by_a_backend() -> None:
     async def scenario(rest: Rest) -> None:
         chat = await rest.chat("alice", ["bob"])
         mute = (await revoke(rest, rest.admin_key(), kind="mute", user_id="alice")).json()

@@ -36,7 +36,7 @@ def test_what_an_ack_means_is_said_as_it_is_set(synchronous: str, said: str) -> 
     assert said in "\n".join(banner_lines(settings))
 
 
-def test_a_machine_that_allows_fewer_sockets_than_connections_is_told() -> None:
+def test_banner_warns_when_the_machine_allows_too_few_sockets() -> None:
     told = "\n".join(banner_lines(Settings(), 4_096))
     assert (
         "room for about 3,896 connections, not 120,000: raise the hard limit of open files" in told

@@ -81,7 +81,7 @@ def test_a_failed_probe_opens_it_again() -> None:
     assert breaker.state(61.0) is BreakerState.HALF_OPEN
 
 
-def test_a_probe_that_told_nothing_makes_room_for_another() -> None:
+def test_probe_without_a_result_makes_room_for_another() -> None:
     breaker = opened()
     assert breaker.admit(30.0)
     breaker.neither()

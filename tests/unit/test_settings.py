@@ -154,7 +154,7 @@ def test_a_setting_that_a_rule_replaced_stops_the_start_and_names_the_rule(
     assert REMOVED[path] in {rule.resource for rule in DEFAULT_RULES}
 
 
-def test_a_public_address_without_a_declared_proxy_is_refused_and_told_what_to_add() -> None:
+def test_public_address_without_a_declared_proxy_is_refused_with_the_remedy() -> None:
     with pytest.raises(BadSetting, match=r"server\.trusted_proxies"):
         load(None, {}, {"server.host": "0.0.0.0"})
     assert (

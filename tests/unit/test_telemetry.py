@@ -165,7 +165,7 @@ class AwayStore(MemoryStore):
 
 @pytest.mark.covers("000 contract 3, disconnect due to upstream failure")
 @pytest.mark.parametrize(("patience", "closed"), [(60, (4007, "upstream_failure")), (0, None)])
-async def test_connections_are_closed_for_a_store_that_stays_away_only_if_that_is_set(
+async def test_connections_close_for_an_unavailable_store_only_if_that_is_set(
     patience: float, closed: tuple[int, str] | None
 ) -> None:
     limits = GatewaySettings(upstream_failure_close_seconds=patience)
@@ -191,7 +191,7 @@ async def stay(socket: FakeSocket, seconds: int) -> None:
                 socket.say("heartbeat_ack")
 
 
-def test_in_somebody_elses_process_our_lines_go_to_its_logging_without_secrets_or_locals() -> None:
+def test_library_logs_to_its_host_process_without_secrets_or_locals() -> None:
     program = """
 from holdfast import telemetry
 payload = "the text of a message"

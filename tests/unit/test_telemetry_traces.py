@@ -84,7 +84,7 @@ def test_every_admin_call_is_a_span_with_its_outcome_and_no_name(tmp_path: Path)
     assert '"service.instance.id": "n1"' in text
 
 
-def test_an_admin_request_continues_its_callers_trace_and_other_requests_are_not_traced() -> None:
+def test_admin_request_continues_its_callers_trace_and_others_are_not_traced() -> None:
     async def scenario() -> None:
         async with serving() as rest:
             key = rest.admin_key()

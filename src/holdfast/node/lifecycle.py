@@ -30,6 +30,7 @@ from holdfast.node.banner import banner_lines
 from holdfast.node.engines import open_engines
 from holdfast.node.node import Node
 from holdfast.node.state_dir import held
+from holdfast.node.supervisor import GAUGES_SECONDS
 from holdfast.node.work import NodeWork
 from holdfast.settings import Settings, differences
 
@@ -105,6 +106,7 @@ async def running(
     settings: Settings,
     about_to_serve: Callable[[], None] = lambda: None,
     http_times: HttpTimes = HTTP_TIMES,
+    gauges_seconds: float = GAUGES_SECONDS,
 ) -> AsyncIterator[Node]:
     """A node that serves while the block runs; leaving the block drains it.
 
@@ -127,7 +129,7 @@ async def running(
         )
         work = NodeWork(settings.work, node_id, engines.jobs, engines.endpoints, engines.log, clock)
         loaded = await engines.credentials.load()
-        node = Node(settings, engines, limits, work.parts, loaded, clock)
+        node = Node(settings, engines, limits, work.parts, loaded, clock, gauges_seconds)
         await node.revocations.refresh()
         await stack.enter_async_context(node.roles())
         await stack.enter_async_context(work.running(node.history))

@@ -62,6 +62,7 @@ class Node:
         work: WorkParts,
         credentials: Credentials,
         clock: Clock,
+        gauges_seconds: float = GAUGES_SECONDS,
     ) -> None:
         self.settings = settings
         self.engines = engines
@@ -71,6 +72,7 @@ class Node:
         self.broken = asyncio.Event()
         """Set when a part has ended that the node cannot serve without."""
         self._work = work
+        self._gauges_seconds = gauges_seconds
         self._clock = clock
         self._ids = ids = Ids(clock)
 
@@ -226,7 +228,7 @@ class Node:
     async def _keep_gauges(self) -> None:
         """Refresh the gauges that must move even while their part hangs."""
         while True:
-            await asyncio.sleep(GAUGES_SECONDS)
+            await asyncio.sleep(self._gauges_seconds)
             if (lag := await self._lag()) is not None:
                 telemetry.fanout_lag(lag)
             telemetry.hot_chats(len(self._intake.hot_chats()))
@@ -235,7 +237,7 @@ class Node:
     async def _probe(self) -> None:
         """Try an idle store, so that a failure or recovery shows without a send."""
         while True:
-            await asyncio.sleep(GAUGES_SECONDS)
+            await asyncio.sleep(self._gauges_seconds)
             await asyncio.gather(self._durability.probe(), self.history.probe())
 
     async def _lag(self) -> int | None:

@@ -10,6 +10,7 @@ from holdfast import telemetry
 from holdfast.errors import HoldfastError
 
 GAUGES_SECONDS = 5.0
+"""The pause between two refreshes of the gauges."""
 RESTART_SECONDS = 1.0
 """The pause before a role that failed is started again."""
 
