@@ -585,12 +585,12 @@ async def test_a_new_epoch_takes_the_watermarks_along_as_far_as_the_chat_goes(
     assert (await store.watermarks("chat_a"))[1] == Watermark(BOB, "phone", "chat_a", 3, 9, 5)
 
 
-def test_watermarks_of_devices_beyond_the_limit_merge_into_the_unnamed_device(
+async def test_watermarks_of_devices_beyond_the_limit_merge_into_the_unnamed_device(
     rig: Rig,
 ) -> None:
     rig.limits = ChatSettings(devices_per_member_max=2)
 
-    async def scenario(store: Any) -> None:
+    async with rig.open() as store:
         await create(store, "bob")
         await fill(store, 9)
         await store.mark(
@@ -620,8 +620,6 @@ def test_watermarks_of_devices_beyond_the_limit_merge_into_the_unnamed_device(
             Watermark(BOB, "phone-7", "chat_a", 2, 7, 0),
             Watermark(BOB, "phone-9", "chat_a", 2, 8, 1),
         ], "in a new epoch, too"
-
-    rig.run(scenario)
 
 
 @on_every_store

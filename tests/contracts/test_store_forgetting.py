@@ -27,7 +27,6 @@ from holdfast.store.commands import ERASE_AT_ONCE, AddMember, CreateChat, Erase,
 from holdfast.store.contract import LOOKED_AT_ONCE
 from holdfast.store.memory import MemoryStore
 from holdfast.store.sqlite import database
-from holdfast.store.sqlite.store import SqliteStore
 from proof.virtual_loop import LoopClock
 
 LATER = "2026-01-08T00:00:00.000Z"
@@ -37,8 +36,10 @@ async def rename(store: Any, name: str, key: str, at: str = AT) -> Any:
     return await store.change(RenameChat(act(at=at, key=key, fingerprint=name), "chat_a", name))
 
 
-def test_an_answer_is_remembered_until_it_is_too_old_and_then_the_key_is_new(rig: Rig) -> None:
-    async def scenario(store: Any) -> None:
+async def test_an_answer_is_remembered_until_it_is_too_old_and_then_the_key_is_new(
+    rig: Rig,
+) -> None:
+    async with rig.open() as store:
         await create(store)
         await rename(store, "one", "k1")
         await rename(store, "two", "k2", at=LATER)
@@ -49,11 +50,9 @@ def test_an_answer_is_remembered_until_it_is_too_old_and_then_the_key_is_new(rig
         assert not (await rename(store, "three", "k1", at=LATER)).repeated
         assert (await rename(store, "two", "k2")).repeated, "the younger one stays"
 
-    rig.run(scenario)
 
-
-def test_answers_go_in_bounded_batches_the_oldest_first(rig: Rig) -> None:
-    async def scenario(store: Any) -> None:
+async def test_answers_go_in_bounded_batches_the_oldest_first(rig: Rig) -> None:
+    async with rig.open() as store:
         await create(store)
         for n in range(7):
             await rename(store, f"name {n}", f"k{n}", at=f"2026-01-01T00:00:0{n}.000Z")
@@ -64,11 +63,9 @@ def test_answers_go_in_bounded_batches_the_oldest_first(rig: Rig) -> None:
         assert not (await rename(store, "other", "k0")).repeated
         assert (await rename(store, "name 3", "k3")).repeated
 
-    rig.run(scenario)
 
-
-def test_the_key_of_a_message_stays_unless_a_bound_is_set_and_passed(rig: Rig) -> None:
-    async def scenario(store: Any) -> None:
+async def test_the_key_of_a_message_stays_unless_a_bound_is_set_and_passed(rig: Rig) -> None:
+    async with rig.open() as store:
         await create(store, "bob")
         first = acked(await send(store, "k1", "same"))
         await store.change(AddMember(operator(), "chat_a", "carl"))  # an entry without a key
@@ -83,15 +80,12 @@ def test_the_key_of_a_message_stays_unless_a_bound_is_set_and_passed(rig: Rig) -
             "the new one has a key of its own"
         )
 
-    rig.run(scenario)
 
-
-def test_a_younger_message_keeps_its_key_and_those_behind_it(rig: Rig) -> None:
+async def test_a_younger_message_keeps_its_key_and_those_behind_it(rig: Rig) -> None:
     """The order is the log's: a clock that stood wrong for a moment must not take away
     a younger key.
     """
-
-    async def scenario(store: Any) -> None:
+    async with rig.open() as store:
         await create(store)
         for key, at in (("k1", AT), ("k2", LATER), ("k3", AT)):
             [outcome] = await store.append([_at(draft(key), at)])
@@ -103,23 +97,19 @@ def test_a_younger_message_keeps_its_key_and_those_behind_it(rig: Rig) -> None:
             and acked(await send(store, "k3")).sequence == 3
         )
 
-    rig.run(scenario)
-
 
 def _at(sent: Any, at: str) -> Any:
     return replace(sent, created_at=at)
 
 
-def test_what_retention_removed_does_not_stop_the_rest(rig: Rig) -> None:
-    async def scenario(store: Any) -> None:
+async def test_what_retention_removed_does_not_stop_the_rest(rig: Rig) -> None:
+    async with rig.open() as store:
         await create(store)
         for n in range(6):
             acked(await send(store, f"k{n}"))
         await store.change(Retain(operator(), "chat_a", 5))
         assert [await store.forget_send_keys(LATER, 2) for _ in range(2)] == [2, 0]
         assert acked(await send(store, "k5")).sequence == 7
-
-    rig.run(scenario)
 
 
 @pytest.mark.virtual_time
@@ -166,7 +156,7 @@ def test_a_bound_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None
         KeySettings(**wrong)
 
 
-def test_a_file_of_the_first_version_keeps_its_answers_and_gets_their_age(
+async def test_a_file_of_the_first_version_keeps_its_answers_and_gets_their_age(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = SqliteRig(tmp_path)
@@ -177,26 +167,19 @@ def test_a_file_of_the_first_version_keeps_its_answers_and_gets_their_age(
     connection.execute("INSERT INTO answers VALUES ('default', 'ann', 'k1', 'one', '{}')")
     connection.close()
 
-    async def scenario(store: SqliteStore) -> None:
+    async with rig.open() as store:
         assert await store.forget_answers("2026-01-01", 10) == 0, "it is as old as the upgrade"
         assert await store.forget_answers("2099-01-01", 10) == 1
 
-    rig.run(scenario)
 
-
-def test_what_older_versions_redacted_loses_its_hash_and_nothing_else_does(tmp_path: Path) -> None:
+async def test_what_older_versions_redacted_loses_its_hash_and_nothing_else_does(
+    tmp_path: Path,
+) -> None:
     rig = SqliteRig(tmp_path)
-
-    async def before(store: SqliteStore) -> None:
+    async with rig.open() as store:
         await create(store)
         acked(await send(store, "kept", "hello"))
         acked(await send(store, "gone", "secret"))
-
-    async def after(store: SqliteStore) -> None:
-        assert (await send(store, "gone", "a guess")).deduplicated
-        assert isinstance(await send(store, "kept", "other"), KeyReused)
-
-    rig.run(before)
     connection = apsw.Connection(str(rig.path))
     connection.execute(
         "UPDATE messages SET content = '' WHERE sequence = 2; DELETE FROM schema_version WHERE"
@@ -204,11 +187,15 @@ def test_what_older_versions_redacted_loses_its_hash_and_nothing_else_does(tmp_p
         " members_by_invitation; ALTER TABLE members DROP COLUMN invited"
     )
     connection.close()
-    rig.run(after)
+    async with rig.open() as store:
+        assert (await send(store, "gone", "a guess")).deduplicated
+        assert isinstance(await send(store, "kept", "other"), KeyReused)
 
 
-def test_a_users_texts_are_found_in_every_chat_of_the_tenant_and_erased_for_good(rig: Rig) -> None:
-    async def scenario(store: Any) -> None:
+async def test_a_users_texts_are_found_in_every_chat_of_the_tenant_and_erased_for_good(
+    rig: Rig,
+) -> None:
+    async with rig.open() as store:
         await create(store, "bob")
         await create(store, "bob", chat_id="chat_b")
         await store.change(CreateChat(act(User("other", "bob")), "chat_o", "group", "Other", []))
@@ -234,22 +221,18 @@ def test_a_users_texts_are_found_in_every_chat_of_the_tenant_and_erased_for_good
         assert (record.action, record.target, record.reason) == ("user.erase", "chat_a", "asked to")
         assert record.details == '{"user_id":"bob","sequences":[1,2,99]}'
 
-    rig.run(scenario)
 
-
-def test_only_an_operator_erases_and_only_so_much_at_once(rig: Rig) -> None:
-    async def scenario(store: Any) -> None:
+async def test_only_an_operator_erases_and_only_so_much_at_once(rig: Rig) -> None:
+    async with rig.open() as store:
         await create(store, "bob")
         with pytest.raises(Forbidden):
             await store.change(Erase(act(), "chat_a", "bob", [1]))
         with pytest.raises(InvalidMessage, match=str(ERASE_AT_ONCE)):
             await store.change(Erase(operator(), "chat_a", "bob", range(ERASE_AT_ONCE + 1)))
 
-    rig.run(scenario)
 
-
-def test_the_log_is_looked_through_in_bounded_steps(rig: Rig) -> None:
-    async def scenario(store: Any) -> None:
+async def test_the_log_is_looked_through_in_bounded_steps(rig: Rig) -> None:
+    async with rig.open() as store:
         await create(store, "bob")
         await store.append([draft(f"a{n}") for n in range(LOOKED_AT_ONCE)])
         acked(await send(store, "b", "late", BOB))
@@ -259,11 +242,9 @@ def test_the_log_is_looked_through_in_bounded_steps(rig: Rig) -> None:
             ("chat_a", LOOKED_AT_ONCE + 1)
         ]
 
-    rig.run(scenario)
 
-
-def test_devices_and_answers_of_one_user_are_forgotten_alone(rig: Rig) -> None:
-    async def scenario(store: Any) -> None:
+async def test_devices_and_answers_of_one_user_are_forgotten_alone(rig: Rig) -> None:
+    async with rig.open() as store:
         await create(store, "bob")
         acked(await send(store, "k"))
         for user in (BOB, User("default", "ann")):
@@ -280,13 +261,11 @@ def test_devices_and_answers_of_one_user_are_forgotten_alone(rig: Rig) -> None:
         )
         assert not changed.repeated and (await rename(store, "renamed", "c")).repeated
 
-    rig.run(scenario)
 
-
-def test_request_key_is_taken_once_repeats_its_answer_and_expires(
+async def test_request_key_is_taken_once_repeats_its_answer_and_expires(
     rig: Rig,
 ) -> None:
-    async def scenario(store: Any) -> None:
+    async with rig.open() as store:
         once = operator(key="k1", fingerprint="f")
         assert await store.begin(once) is None
         assert await store.begin(once) == "", "begun, and nobody knows"
@@ -301,5 +280,3 @@ def test_request_key_is_taken_once_repeats_its_answer_and_expires(
         )
         assert await store.forget_answers(LATER, 10) == 2
         assert await store.begin(once) is None
-
-    rig.run(scenario)
