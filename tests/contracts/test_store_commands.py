@@ -345,8 +345,8 @@ async def test_a_refused_command_keeps_no_answer(store: Any, rig: Rig) -> None:
 @on_every_store
 async def test_redaction_takes_the_content_and_leaves_a_record(store: Any, rig: Rig) -> None:
     await create(store, "bob")
-    told: list[int] = []
-    store.on_commit(lambda entries: told.append(len(entries)))
+    notified: list[int] = []
+    store.on_commit(lambda entries: notified.append(len(entries)))
     message = acked(await send(store, "k", "secret", BOB))
     await store.change(Redact(act(reason="rude"), "chat_a", 1))
     after = (await store.read_after("chat_a", 0, *PAGE)).messages[0]
@@ -359,7 +359,7 @@ async def test_redaction_takes_the_content_and_leaves_a_record(store: Any, rig: 
         "rude",
     )
     assert message.message_id in record.details and "secret" not in record.details
-    assert told == [1, 0], "holders of copies are told"
+    assert notified == [1, 0], "holders of copies are notified"
     assert (await store.change(Redact(act(), "chat_a", 1))).event is None
     assert len((await store.audit(None, 10)).records) == 1, "what is done is not done again"
     added = await store.change(AddMember(act(), "chat_a", "carl"))

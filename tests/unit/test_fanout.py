@@ -34,7 +34,7 @@ def metric(name: str, **labels: str) -> float:
 
 
 class Link(LocalLink):
-    """Fails as told, and notes each try."""
+    """Fails as scripted, and records each try."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Registry(MemoryRegistry):
 
 
 class Log(MemoryEventLog):
-    """A log that can be away, or hold an entry that cannot be decoded."""
+    """A log that can be unavailable, or hold an entry that cannot be decoded."""
 
     error: Exception | None = None
     bad: int | None = None
@@ -237,7 +237,7 @@ async def test_recipients_who_are_offline_are_skipped_without_a_try() -> None:
 async def test_without_the_registry_local_connections_are_served() -> None:
     async with running() as bench:
         errors = metric("registry_errors_total")
-        bench.registry.down = Unavailable("redis is away")
+        bench.registry.down = Unavailable("redis is unavailable")
         await bench.send("a")
         await asyncio.sleep(0.01)
         assert bench.got == {"east": [(CHAT, 1)], "west": []}
@@ -271,7 +271,7 @@ async def test_dead_letters_are_bounded_and_the_newest_stay() -> None:
 @pytest.mark.covers("000 3.1 transient: retry, at most 3")
 async def test_fanout_waits_for_an_unavailable_log() -> None:
     async with running() as bench:
-        bench.log.error = Unavailable("kafka is away")
+        bench.log.error = Unavailable("kafka is unavailable")
         await bench.send("a")
         await asyncio.sleep(60)
         assert bench.got["east"] == []
@@ -351,7 +351,7 @@ async def test_failed_member_load_delays_a_batch_once_and_never_known_chats() ->
         await asyncio.sleep(0.01)
         for n in range(20):
             await create_chat(bench.store, ANNA, chat_id=f"cold-{n}")
-        bench.load_fails = Unavailable("the store is away")
+        bench.load_fails = Unavailable("the store is unavailable")
         skipped = metric("fanout_delivery_skipped_total", reason="members_unknown")
         for n in range(20):
             await bench.send("k", chat_id=f"cold-{n}")

@@ -52,7 +52,7 @@ class Bench:
         self.members = Members(store.members)
         self.ephemeral = Ephemeral(self.members, store.memberships, self.clock, settings)
         self.ephemeral.connect(self)
-        self.told: list[tuple[object, dict[str, Any]]] = []
+        self.sent: list[tuple[object, dict[str, Any]]] = []
         self.at: list[float] = []
 
     async def push_to_chats(
@@ -67,12 +67,12 @@ class Bench:
 
     def _note(self, to: object, frame: bytes) -> None:
         decoded = msgspec.json.decode(frame[frame.index(b"{") :])
-        self.told.append((to, {"type": decoded["type"], **decoded["payload"]}))
+        self.sent.append((to, {"type": decoded["type"], **decoded["payload"]}))
         self.at.append(self.clock.monotonic())
 
     def take(self) -> list[tuple[object, dict[str, Any]]]:
-        told, self.told, self.at = self.told, [], []
-        return told
+        sent, self.sent, self.at = self.sent, [], []
+        return sent
 
 
 @asynccontextmanager
@@ -146,7 +146,7 @@ async def test_the_newest_wins_and_at_most_one_a_second_leaves() -> None:
         await asyncio.sleep(2)
         annas = [
             at
-            for at, (_, payload) in zip(bench.at, bench.told, strict=True)
+            for at, (_, payload) in zip(bench.at, bench.sent, strict=True)
             if payload["user_id"] == "anna"
         ]
         assert all(later - earlier >= 1 for earlier, later in pairwise(annas))
@@ -165,19 +165,19 @@ async def test_user_typing_in_all_chats_is_shown_in_few_without_delaying_others(
             await asyncio.sleep(0.004)
         bench.ephemeral.typing(BELA, CHAT, True)
         await asyncio.sleep(0.01)
-        told = bench.take()
+        sent = bench.take()
         most = settings.typing_burst + settings.typing_per_second * (
             asyncio.get_running_loop().time() - began
         )
-        assert settings.typing_burst < len(told) <= most + 1
-        assert told[-1] == typing(BELA, True)
+        assert settings.typing_burst < len(sent) <= most + 1
+        assert sent[-1] == typing(BELA, True)
         await asyncio.sleep(settings.typing_seconds + 1)
         last = {
             to: payload["active"]
-            for to, payload in [*told, *bench.take()]
+            for to, payload in [*sent, *bench.take()]
             if payload["user_id"] == "anna"
         }
-        assert not any(last.values()), "whatever was dropped: nobody types for ever"
+        assert not any(last.values()), "whatever was dropped: nobody types without end"
 
 
 async def test_note_sent_more_than_a_second_ago_is_sent_again_at_once() -> None:
@@ -240,7 +240,7 @@ async def test_a_storm_of_arrivals_does_not_hold_up_typing() -> None:
         assert bench.take() == [typing(ANNA, True)], "it goes first"
         bench.ephemeral.typing(BELA, CHAT, True)
         await asyncio.sleep(50 * 0.05)
-        assert bench.take() == [typing(BELA, True)], "a round tells fifty presences at most"
+        assert bench.take() == [typing(BELA, True)], "a round sends fifty presences at most"
 
 
 async def test_a_storm_of_arrivals_gives_way_to_the_rest_every_few_milliseconds() -> None:
@@ -322,8 +322,8 @@ async def test_typing_that_cannot_be_remembered_is_not_sent_as_it_would_never_en
             bench.ephemeral.typing(User("default", f"user-{n}"), CHAT, True)
             await asyncio.sleep(0.01)
         await asyncio.sleep(30)
-        told = [(payload["user_id"], payload["active"]) for _, payload in bench.take()]
-        assert told == [(f"user-{n}", active) for active in (True, False) for n in range(3)]
+        sent = [(payload["user_id"], payload["active"]) for _, payload in bench.take()]
+        assert sent == [(f"user-{n}", active) for active in (True, False) for n in range(3)]
 
 
 async def test_stop_without_room_is_sent_when_typing_ends_by_itself() -> None:
@@ -357,16 +357,16 @@ def test_receipts_go_to_the_senders_of_what_moved_and_to_nobody_else() -> None:
     receipts = Receipts()
     receipts.on_entries([message(1, ANNA), message(2, CLEO), message(3, ANNA), message(4, BELA)])
 
-    def told(*marks: Watermark) -> dict[str, tuple[int, int]]:
+    def sent(*marks: Watermark) -> dict[str, tuple[int, int]]:
         return {sender.user_id: (r.delivered, r.read) for sender, _, r in receipts.of(marks)}
 
-    assert told(mark(BELA, 1)) == {"anna": (1, 0)}
-    assert told(mark(BELA, 1)) == {}, "nothing moved"
-    assert told(mark(BELA, 2)) == {"cleo": (2, 0)}
-    assert told(mark(BELA, 4, 3)) == {"anna": (4, 3), "cleo": (4, 3)}, "never to the reader"
-    assert told(mark(BELA, 2, device="tablet")) == {}, "the furthest device counts"
-    assert told(mark(BELA, 1, epoch=2)) == {"anna": (1, 0)}, "a new epoch starts anew"
-    assert told(mark(BELA, 4, 4, epoch=1)) == {}, "an old one is late"
+    assert sent(mark(BELA, 1)) == {"anna": (1, 0)}
+    assert sent(mark(BELA, 1)) == {}, "nothing moved"
+    assert sent(mark(BELA, 2)) == {"cleo": (2, 0)}
+    assert sent(mark(BELA, 4, 3)) == {"anna": (4, 3), "cleo": (4, 3)}, "never to the reader"
+    assert sent(mark(BELA, 2, device="tablet")) == {}, "the furthest device counts"
+    assert sent(mark(BELA, 1, epoch=2)) == {"anna": (1, 0)}, "a new epoch starts again"
+    assert sent(mark(BELA, 4, 4, epoch=1)) == {}, "an old one is late"
 
 
 def test_devices_of_one_reader_make_one_receipt() -> None:
@@ -411,10 +411,10 @@ def test_of_many_chats_the_quiet_ones_are_forgotten_and_not_the_busy_ones() -> N
     receipts.on_entries(
         message(n, ANNA, chat_id) for n, chat_id in enumerate(("busy", "quiet", "busy", "new"), 1)
     )
-    told = receipts.of(
+    sent = receipts.of(
         [Watermark(BELA, "phone", chat_id, 1, 9, 0) for chat_id in ("busy", "quiet", "new")]
     )
-    assert [receipt.chat_id for _, _, receipt in told] == ["busy", "new"]
+    assert [receipt.chat_id for _, _, receipt in sent] == ["busy", "new"]
 
 
 HEARTBEAT_SECONDS = 20.0

@@ -131,7 +131,7 @@ async def test_after_its_rest_one_probe_decides() -> None:
     assert bench.plane.breaker is BreakerState.OPEN
     await asyncio.sleep(30)
     assert bench.plane.breaker_open_seconds == pytest.approx(60), (
-        "a failed probe does not start the count anew"
+        "a failed probe does not start the count again"
     )
     bench.store.error = None
     bench.store.gate.clear()

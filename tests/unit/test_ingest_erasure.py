@@ -128,7 +128,7 @@ def test_a_halted_chat_loses_its_words_now_and_its_member_when_it_is_recovered()
 
 
 class Interrupted(MemoryStore):
-    """A store that goes away at some of the changes."""
+    """A store that is unavailable at some of the changes."""
 
     def __init__(self, fail_at: Sequence[int]) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Interrupted(MemoryStore):
         if not isinstance(command, HaltChat) and command.act.operator:
             self._steps += 1
             if self._steps in self._fail_at:
-                raise Unavailable("away")
+                raise Unavailable("unavailable")
         return await super().change(command)
 
 

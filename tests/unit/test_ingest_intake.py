@@ -142,13 +142,13 @@ async def test_a_full_queue_refuses_before_an_open_breaker_does() -> None:
             bench.send(key, source=key)
         assert bench.answers.order[5:] == ["c"], "at once"
         await asyncio.sleep(0.01)
-        told = {
+        answered = {
             key: (o.code, o.retry_after_seconds)
             for key, o in bench.answers.by_key.items()
             if key in "abc"
         }
         refused = ("SERVICE_UNAVAILABLE", pytest.approx(30, abs=0.1))
-        assert told == {"a": refused, "b": refused, "c": ("SERVER_BUSY", 1)}
+        assert answered == {"a": refused, "b": refused, "c": ("SERVER_BUSY", 1)}
 
 
 async def test_a_full_queue_is_busy_at_once() -> None:

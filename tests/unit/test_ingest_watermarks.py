@@ -29,12 +29,12 @@ class Plane:
 
 
 def bench(settings: WatermarkSettings | None = None) -> tuple[Plane, list[Watermark], Watermarks]:
-    plane, told = Plane(), []
-    return plane, told, Watermarks(plane, told.extend, settings)  # type: ignore[arg-type]
+    plane, moved_marks = Plane(), []
+    return plane, moved_marks, Watermarks(plane, moved_marks.extend, settings)  # type: ignore[arg-type]
 
 
 async def test_a_second_of_acks_is_one_write() -> None:
-    plane, told, marks = bench()
+    plane, moved_marks, marks = bench()
     task = asyncio.create_task(marks.run())
     for n in range(1, 50):
         marks.delivered(ANNA, "phone", CHAT, 1, n)
@@ -45,7 +45,7 @@ async def test_a_second_of_acks_is_one_write() -> None:
     await asyncio.sleep(0.2)
     expected = [Watermark(ANNA, "phone", CHAT, 1, 49, 20), Watermark(BELA, "phone", CHAT, 1, 7, 0)]
     assert plane.calls == [expected]
-    assert told == expected
+    assert moved_marks == expected
     await asyncio.sleep(5)
     assert len(plane.calls) == 1, "nothing moved, nothing is written"
     marks.stop()
@@ -54,19 +54,19 @@ async def test_a_second_of_acks_is_one_write() -> None:
 
 async def test_a_defect_costs_one_flush_and_not_the_ones_after_it() -> None:
     plane = Plane()
-    told: list[int] = []
+    moved_marks: list[int] = []
 
-    def tell(moved: Sequence[Watermark]) -> None:
+    def on_moved(moved: Sequence[Watermark]) -> None:
         if moved[0].delivered == 5:
             raise ZeroDivisionError
-        told.extend(mark.delivered for mark in moved)
+        moved_marks.extend(mark.delivered for mark in moved)
 
-    marks = Watermarks(plane, tell)  # type: ignore[arg-type]
+    marks = Watermarks(plane, on_moved)  # type: ignore[arg-type]
     task = asyncio.create_task(marks.run())
     for n in (5, 6):
         marks.delivered(ANNA, "phone", CHAT, 1, n)
         await asyncio.sleep(1.1)
-    assert told == [6]
+    assert moved_marks == [6]
     marks.stop()
     await task
 
@@ -81,7 +81,7 @@ async def test_who_reads_the_store_behind_a_receipt_finds_what_it_said() -> None
 
 
 async def test_stopping_flushes_what_is_left() -> None:
-    plane, _told, marks = bench()
+    plane, _moved_marks, marks = bench()
     task = asyncio.create_task(marks.run())
     await asyncio.sleep(0)
     marks.delivered(ANNA, "phone", CHAT, 1, 5)
@@ -91,7 +91,7 @@ async def test_stopping_flushes_what_is_left() -> None:
 
 
 async def test_what_could_not_be_written_is_written_with_the_next_flush() -> None:
-    plane, _told, marks = bench(WatermarkSettings(max_per_write=1))
+    plane, _moved_marks, marks = bench(WatermarkSettings(max_per_write=1))
     marks.delivered(ANNA, "phone", CHAT, 1, 5)
     marks.delivered(BELA, "phone", CHAT, 1, 6)
     plane.works = False
@@ -105,7 +105,7 @@ async def test_what_could_not_be_written_is_written_with_the_next_flush() -> Non
 
 
 async def test_above_the_bound_new_ones_are_dropped_and_old_ones_still_merge() -> None:
-    plane, _told, marks = bench(WatermarkSettings(max_waiting=1))
+    plane, _moved_marks, marks = bench(WatermarkSettings(max_waiting=1))
     marks.delivered(ANNA, "phone", CHAT, 1, 5)
     marks.delivered(BELA, "phone", CHAT, 1, 6)
     marks.delivered(ANNA, "phone", CHAT, 1, 8)
