@@ -561,19 +561,19 @@ async def test_shadow_rule_counts_and_reports_but_refuses_nothing() -> None:
 
 @pytest.mark.covers("004 option 3: compare versions at each check")
 async def test_node_behind_is_notified_and_decides_by_the_newer_rule() -> None:
-    counters, behind = Shared(), []
+    counters, notified = Shared(), []
     ahead = limiter(counters, rule(5, version=8))
     behind = Limiter(
         counters,
         virtual_loop.LoopClock(),
         rules=RuleSet.of([rule(100, version=7)]),
-        on_behind=lambda: behind.append(1),
+        on_behind=lambda: notified.append(1),
     )
     await ask(ahead, 1)
     decisions = await ask(behind, 20)
     assert allowed(decisions) == 4
     assert {(d.limit, d.rule_version) for d in decisions} == {(5, 8)}
-    assert behind
+    assert notified
 
 
 @pytest.mark.parametrize("immediate", [True, False])
