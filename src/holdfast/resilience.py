@@ -20,7 +20,7 @@ from holdfast.errors import Unavailable
 
 
 class BreakerState(Enum):
-    """CLOSED → OPEN after too many failures; → HALF_OPEN after a rest; a probe decides."""
+    """CLOSED → OPEN after failures; → HALF_OPEN after a rest; then a probe decides."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -154,7 +154,7 @@ class Breaker:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Seconds before try n+1: doubling from ``initial`` to ``cap``, with full jitter."""
+    """Seconds before try n+1: doubled from ``initial`` to ``cap``, full jitter."""
 
     initial_seconds: float
     cap_seconds: float

@@ -135,24 +135,25 @@ def error_of(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, body["error"]["code"]
 
 
-class Away:
-    """A file that cannot be opened: its part is there, and none of its verbs is
-    answered.
-    """
+class Unopened:
+    """A file that cannot be opened: each of its verbs raises Unavailable."""
 
     def __getattr__(self, verb: str) -> Any:
-        async def away(*given: Any, **named: Any) -> None:
+        async def unavailable(*given: Any, **named: Any) -> None:
             raise Unavailable(f"{verb}: this test has no folder")
 
-        return away
+        return unavailable
 
 
 def limits_by(clock: Clock, rules: Sequence[Rule] = ()) -> LimitsParts:
     """Limits by these rules, which nobody can change."""
-    limiter, away = Limiter(MemoryCounters(clock), clock, rules=RuleSet.of(rules)), Away()
+    limiter, unopened = (
+        Limiter(MemoryCounters(clock), clock, rules=RuleSet.of(rules)),
+        Unopened(),
+    )
     return LimitsParts(
         limiter,
-        RuleAdmin(away, clock, "none"),
+        RuleAdmin(unopened, clock, "none"),
         RuleFeed(Log(), [], limiter.use, clock),
         EntryPoints(limiter),
     )
@@ -162,11 +163,12 @@ def limits_by(clock: Clock, rules: Sequence[Rule] = ()) -> LimitsParts:
 async def beside(
     folder: Path | None, clock: Clock, rules: Sequence[Rule]
 ) -> AsyncIterator[tuple[LimitsParts, WorkParts]]:
-    """Limits and work. Without a folder, which costs time, no rule and no webhook can
-    be made.
-    """
+    """Limits and work. Without a folder no rule and no webhook can be made."""
     if folder is None:
-        yield limits_by(clock, rules), WorkParts(MemoryWork(), WebhookParts(Away()), lambda: True)
+        yield (
+            limits_by(clock, rules),
+            WorkParts(MemoryWork(), WebhookParts(Unopened()), lambda: True),
+        )
         return
     async with AsyncExitStack() as stack:
         limits = await stack.enter_async_context(

@@ -21,7 +21,7 @@ KeyScope = Literal[
     "chats:write",  # change chats and send; for an operator halt and recover
     "tokens:write",  # mint user tokens of one's tenant
     "keys:write",  # list, issue and revoke API keys
-    "access:write",  # revoke tokens, ban, mute and disconnect users, and see who is cut off
+    "access:write",  # revoke tokens, ban, mute, disconnect; see who is cut off
     "audit:read",  # read the audit log
     "status:read",  # read status, metrics and the details of health
     "backup",  # take a backup
@@ -29,7 +29,7 @@ KeyScope = Literal[
     "rules:write",  # change the rules of limits
     "jobs:read",  # read jobs, dead letters and blocked streams, payloads included
     "jobs:write",  # retry, release, park, bury and replay jobs
-    "webhooks:write",  # add, test and remove webhook endpoints, and read their deliveries
+    "webhooks:write",  # add, test, remove webhook endpoints; read deliveries
     "limits:check",  # ask whether a subject of one's tenant may go on
 ]
 

@@ -79,8 +79,9 @@ def _page(chat: Chat, older: Page | None, newer: Page | None, after: int) -> Mes
 
 
 async def send_message(deps: ApiDeps, call: Call) -> Answer:
-    """A retry under the same client_message_id (the Idempotency-Key) gets the first
-    answer, marked deduplicated.
+    """The Idempotency-Key is the client_message_id.
+
+    A retry gets the first answer, marked deduplicated.
     """
     body: NewMessage = call.body
     send = SendBody(call.key or "", call.path["chat_id"], body.content, body.content_type)

@@ -83,7 +83,7 @@ class NewMessage(RequestBody, frozen=True):
 
 
 class NewToken(RequestBody, frozen=True):
-    """Without ``scopes``: access.tokens.default_scopes. Without ``chats``: all chats."""
+    """Without ``scopes``: tokens.default_scopes. Without ``chats``: all chats."""
 
     user_id: Id
     ttl_seconds: Annotated[
