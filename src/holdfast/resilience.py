@@ -8,7 +8,7 @@ operators see it.
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -218,6 +218,39 @@ class Bucket:
             self._tokens -= 1.0
             return 0.0
         return (1.0 - self._tokens) / self._rate
+
+
+class Buckets:
+    """A token bucket per key, for at most ``keys_max`` keys; then the least recently
+    used is forgotten.
+
+    A forgotten key starts with a full bucket again. An attacker with more than
+    ``keys_max`` keys is beyond what counting per key can stop.
+    """
+
+    def __init__(self, rate_per_second: float, burst: int, keys_max: int = 20_000) -> None:
+        if rate_per_second <= 0 or burst < 1 or keys_max < 1:
+            raise ValueError(
+                "rate_per_second must be greater than 0, burst and keys_max at least 1"
+            )
+        self._rate = rate_per_second
+        self._burst = burst
+        self._keys_max = keys_max
+        self._buckets: OrderedDict[object, Bucket] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def take(self, key: object, now: float) -> float:
+        """Take one token: 0.0 if allowed, else the seconds to wait."""
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            if len(self._buckets) >= self._keys_max:
+                self._buckets.popitem(last=False)
+            bucket = self._buckets[key] = Bucket(self._rate, self._burst, now)
+        else:
+            self._buckets.move_to_end(key)
+        return bucket.take(now)
 
 
 HANGING_RETRY_SECONDS = 1.0

@@ -20,8 +20,8 @@ from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 
+from holdfast.access.connection_limits import ConnectionLimits, HttpLimits
 from holdfast.access.issuers import IssuerSettings, check_issuers
-from holdfast.access.network import ConnectionLimits, HttpLimits
 from holdfast.access.tokens import TokenSettings
 from holdfast.api.deps import ApiSettings
 from holdfast.api.problems import said_of

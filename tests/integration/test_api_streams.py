@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from api_rig import serving
 
-from holdfast.access.network import HttpCounts, HttpLimits
+from holdfast.access.connection_limits import HttpCounts, HttpLimits
 from holdfast.api.app import RestApp
 from holdfast.api.deps import ApiDeps
 from holdfast.api.endpoint import Answer, Call, Endpoint, Stream

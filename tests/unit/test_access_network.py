@@ -9,20 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.access.network import (
-    Buckets,
+from holdfast.access.connection_limits import (
     ConnectionCounts,
     ConnectionLimits,
     HttpCounts,
     HttpLimits,
-    address_group,
-    client_ip,
-    origin_allowed,
 )
+from holdfast.access.network import address_group, client_ip, origin_allowed
 from holdfast.access.principal import Principal, bearer, require_scope
 from holdfast.access.roles import Action, may
 from holdfast.errors import Forbidden
 from holdfast.message import Role
+from holdfast.resilience import Buckets
 
 ALLOWED = {"https://chat.example.com"}
 PROXIES = [ip_network("10.0.0.0/8"), ip_network("fd00::/8")]

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.access.network import ConnectionCounts, ConnectionLimits
+from holdfast.access.connection_limits import ConnectionCounts, ConnectionLimits
 from holdfast.access.principal import USER_SCOPES, Principal
 from holdfast.clock import ManualClock, SystemClock
 from holdfast.errors import RateLimited, Unauthorized, Unavailable

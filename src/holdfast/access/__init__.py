@@ -14,5 +14,6 @@ from its credential and from nowhere else.
 - ``secrets``      the secrets of a state directory; ``FileCredentials``
 - ``revocations``  who is cut off: the contract, its adapters, the entries in force
 - ``proofs``       proofs that this server once sent a cursor (pure)
-- ``network``      origins, client addresses, counts of connections (pure)
+- ``network``      headers, origins and client addresses (pure)
+- ``connection_limits``  how many connections may be open (pure)
 """

@@ -9,10 +9,11 @@ from collections.abc import Collection
 from functools import lru_cache
 from ipaddress import ip_address
 
-from holdfast.access.network import ADDRESSES_MAX, Buckets, Network, address_group
+from holdfast.access.network import ADDRESSES_MAX, Network, address_group
 from holdfast.api.deps import ApiSettings
 from holdfast.clock import Clock
 from holdfast.limits.http import rate_limited
+from holdfast.resilience import Buckets
 
 HEALTH = "/health/"
 

@@ -19,13 +19,13 @@ from itertools import islice
 from typing import Literal, Protocol
 
 from holdfast import telemetry
-from holdfast.access.network import Buckets
 from holdfast.bounds import positive
 from holdfast.clock import Clock, Turns, timestamp, wait_at_most
 from holdfast.errors import HoldfastError
 from holdfast.fanout.members import Members
 from holdfast.fanout.receipts import Receipts
 from holdfast.message import Cursor, LogEntry, User, Watermark
+from holdfast.resilience import Buckets
 from holdfast.wire.codec import encode_frame
 from holdfast.wire.frames import Presence, Receipt, Typing
 

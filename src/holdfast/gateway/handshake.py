@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from holdfast.access.connection_limits import ConnectionCounts
 from holdfast.access.network import (
-    ConnectionCounts,
     Network,
     client_ip,
     joined_headers,

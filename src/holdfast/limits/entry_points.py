@@ -19,13 +19,14 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal
 
-from holdfast.access.network import Buckets, address_group
+from holdfast.access.network import address_group
 from holdfast.errors import RateLimited
 from holdfast.limits.entry_rules import ADMIN, ADMIN_CALLS_PER_MINUTE_MIN
 from holdfast.limits.http import refusal
 from holdfast.limits.limiter.limiter import Limiter
 from holdfast.limits.rules import ANY, Check, Decision
 from holdfast.message import User
+from holdfast.resilience import Buckets
 
 EntryPoint = Literal["connect", "send", "rest", "check", "admin"]
 

@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from holdfast import __version__, telemetry
+from holdfast.access.connection_limits import ConnectionCounts, HttpCounts
 from holdfast.access.contract import Credentials
 from holdfast.access.issuers import ISSUERS_FILE, Issuers
 from holdfast.access.keys import KeyRing
-from holdfast.access.network import ConnectionCounts, HttpCounts
 from holdfast.access.proofs import CursorProofs
 from holdfast.access.revocations.in_force import RevocationsInForce
 from holdfast.access.tokens import Tokens, shared_secret

@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
 from holdfast import telemetry
-from holdfast.access.network import Buckets
 from holdfast.access.proofs import CursorProofs
 from holdfast.clock import Clock
 from holdfast.errors import RateLimited, Unavailable
 from holdfast.message import Cursor, User
+from holdfast.resilience import Buckets
 
 RESETS_PER_MINUTE = 10
 """Requests per user with an unproven cursor beyond the head; then RATE_LIMITED."""

@@ -17,7 +17,7 @@ from httptools import HttpParserError, HttpParserUpgrade, parse_url
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from holdfast import telemetry
-from holdfast.access.network import HttpCounts
+from holdfast.access.connection_limits import HttpCounts
 from holdfast.bounds import KIB
 from holdfast.errors import InvalidMessage, RateLimited, Unavailable
 from holdfast.gateway.handshake import RETURN_SECONDS, Refusal, UpgradeRequest, refused_with
