@@ -1,32 +1,32 @@
 """The whole error tree: whose fault it is, and what to do next. (Pure.)
 
     HoldfastError
-    ├── Refused               the caller's: nothing was changed; the same request will fail again
-    │   ├── InvalidMessage        INVALID_MESSAGE         a field is wrong; ``details`` names it
-    │   ├── MessageTooLarge       MESSAGE_TOO_LARGE
-    │   ├── InvalidContentType    INVALID_CONTENT_TYPE
-    │   ├── Unauthorized          UNAUTHORIZED            no or bad credential: get a new token
-    │   ├── Forbidden             FORBIDDEN               the credential or role does not allow it
-    │   ├── NotAMember            NOT_A_MEMBER
-    │   ├── NotFound              NOT_FOUND
-    │   ├── KeyReused             IDEMPOTENCY_KEY_REUSED  same key, other content
-    │   ├── InvalidCheck          INVALID_CHECK           no answer is possible; ``details`` names the field
-    │   ├── InvalidRule           INVALID_RULE            ``details["fields"]``: each wrong field and why
-    │   └── VersionConflict       VERSION_CONFLICT        changed by somebody else; ``details`` has what it is now
-    ├── Deferred              ours, for now: nothing was changed; the same request may succeed later
-    │   ├── RateLimited           RATE_LIMITED            after ``retry_after_seconds``
-    │   ├── ServerBusy            SERVER_BUSY
-    │   ├── ChatHalted            CHAT_HALTED             after an operator's ``holdfast chat recover``
-    │   └── Unavailable           SERVICE_UNAVAILABLE     a dependency fails or its breaker is open
-    ├── OutcomeUnknown        SERVICE_UNAVAILABLE     nobody knows whether it happened: retry with the same key
-    ├── InternalError         INTERNAL_ERROR          a defect, which a retry would meet again; the log has its cause
-    ├── UnreadableEvent       an entry of the event log makes no sense: to the dead letters, and on
-    └── OperatorError         the operator's: the message says what to do
-        ├── BadSetting
-        ├── StateDirectory        locked, unreadable, read-only
-        │   ├── StateInUse            another process has it
-        │   └── DiskFull          INSUFFICIENT_STORAGE    no room is left: nothing was changed
-        └── StateCorrupted        the database is damaged or newer than this program
+    ├─ Refused             the caller's: nothing was changed; it will fail again
+    │  ├─ InvalidMessage       INVALID_MESSAGE         ``details`` names the field
+    │  ├─ MessageTooLarge      MESSAGE_TOO_LARGE
+    │  ├─ InvalidContentType   INVALID_CONTENT_TYPE
+    │  ├─ Unauthorized         UNAUTHORIZED            get a new token
+    │  ├─ Forbidden            FORBIDDEN               credential or role
+    │  ├─ NotAMember           NOT_A_MEMBER
+    │  ├─ NotFound             NOT_FOUND
+    │  ├─ KeyReused            IDEMPOTENCY_KEY_REUSED  same key, other content
+    │  ├─ InvalidCheck         INVALID_CHECK           ``details`` names the field
+    │  ├─ InvalidRule          INVALID_RULE            ``details["fields"]`` says why
+    │  └─ VersionConflict      VERSION_CONFLICT        ``details``: what it is now
+    ├─ Deferred            ours: nothing was changed; it may succeed later
+    │  ├─ RateLimited          RATE_LIMITED            after ``retry_after_seconds``
+    │  ├─ ServerBusy           SERVER_BUSY
+    │  ├─ ChatHalted           CHAT_HALTED             after ``holdfast chat recover``
+    │  └─ Unavailable          SERVICE_UNAVAILABLE     a dependency or its breaker
+    ├─ OutcomeUnknown      SERVICE_UNAVAILABLE: retry with the same key
+    ├─ InternalError       INTERNAL_ERROR: a defect; the log has its cause
+    ├─ UnreadableEvent     an undecodable entry of the event log: a dead letter
+    └─ OperatorError       the operator's: the message says what to do
+       ├─ BadSetting
+       ├─ StateDirectory       locked, unreadable, read-only
+       │  ├─ StateInUse            another process has it
+       │  └─ DiskFull              INSUFFICIENT_STORAGE: nothing was changed
+       └─ StateCorrupted       damaged, or newer than this program
 
 A timeout is unknown, never failed. Foreign errors are translated into these at the seam
 where they arise. ``extra`` does so for the optional library of an engine.

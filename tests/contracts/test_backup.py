@@ -356,28 +356,63 @@ def newer_schema(backup: Path) -> None:
 
 WRONG: dict[str, tuple[Callable[[Path], object], type[HoldfastError], str]] = {
     "nothing there": (shutil.rmtree, StateDirectory, "there is no backup"),
-    "no manifest": (lambda b: (b / MANIFEST).unlink(), StateDirectory, "is not a backup: it has no manifest"),
-    "another's": (lambda b: (b / MANIFEST).write_text('{"format": "tar", "version": 1}'), StateDirectory, "says 'tar'"),
+    "no manifest": (
+        lambda b: (b / MANIFEST).unlink(),
+        StateDirectory,
+        "is not a backup: it has no manifest",
+    ),
+    "another's": (
+        lambda b: (b / MANIFEST).write_text('{"format": "tar", "version": 1}'),
+        StateDirectory,
+        "says 'tar'",
+    ),
     "no JSON": (lambda b: (b / MANIFEST).write_text("?"), StateCorrupted, "not a manifest"),
     "half a manifest": (
-        lambda b: (b / MANIFEST).write_text('{"format": "holdfast-backup", "version": 1}'), StateCorrupted, "damaged",
+        lambda b: (b / MANIFEST).write_text('{"format": "holdfast-backup", "version": 1}'),
+        StateCorrupted,
+        "damaged",
     ),
-    "a newer format": (lambda b: rewrite(b, version=2), StateCorrupted, "newer Holdfast.*restore it with that one"),
-    "a touched manifest": (lambda b: rewrite(b, seal=False, taken_at="never"), StateCorrupted, "digest"),
+    "a newer format": (
+        lambda b: rewrite(b, version=2),
+        StateCorrupted,
+        "newer Holdfast.*restore it with that one",
+    ),
+    "a touched manifest": (
+        lambda b: rewrite(b, seal=False, taken_at="never"),
+        StateCorrupted,
+        "digest",
+    ),
     "a file lost": (lambda b: (b / "limits.db").unlink(), StateCorrupted, "lacks limits.db"),
     "an unknown file": (
-        lambda b: ((b / "new.db").touch(), rewrite(b, files=(CopiedFile("new.db", 0, ""),))), StateCorrupted, "new.db",
+        lambda b: ((b / "new.db").touch(), rewrite(b, files=(CopiedFile("new.db", 0, ""),))),
+        StateCorrupted,
+        "new.db",
     ),
     "made without the chats": (
-        lambda b: rewrite(b, files=tuple(f for f in read_manifest(b).files if f.name != "chats.db")),
-        StateCorrupted, "made without chats.db; use another backup",
+        lambda b: rewrite(
+            b, files=tuple(f for f in read_manifest(b).files if f.name != "chats.db")
+        ),
+        StateCorrupted,
+        "made without chats.db; use another backup",
     ),
-    "one bit of the chats": (lambda b: flip(b / "chats.db"), StateCorrupted, "chats.db is (damaged|not what)"),
-    "one bit of the jobs": (lambda b: flip(b / "work.db"), StateCorrupted, "work.db is (damaged|not what)"),
-    "one bit of the keys": (lambda b: flip(b / "keys.json"), StateCorrupted, "keys.json is not what its manifest says"),
+    "one bit of the chats": (
+        lambda b: flip(b / "chats.db"),
+        StateCorrupted,
+        "chats.db is (damaged|not what)",
+    ),
+    "one bit of the jobs": (
+        lambda b: flip(b / "work.db"),
+        StateCorrupted,
+        "work.db is (damaged|not what)",
+    ),
+    "one bit of the keys": (
+        lambda b: flip(b / "keys.json"),
+        StateCorrupted,
+        "keys.json is not what its manifest says",
+    ),
     "no database any more": (lambda b: flip(b / "chats.db", 0), StateCorrupted, "damaged"),
     "a newer schema": (newer_schema, StateCorrupted, "newer Holdfast"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -475,10 +510,18 @@ def test_a_backup_of_the_chats_alone_from_an_older_version_can_be_restored(tmp_p
 
 
 RESTORE_POINTS = [
-    "restore.made.work.db", "restore.made.chats.db", "restore.made",
-    "restore.ready", "restore.aside.work.db", "restore.placed.work.db", "restore.aside.chats.db-wal",
-    "restore.aside.chats.db", "restore.placed.chats.db", "restore.aside.rules.json", "restore.placed.keys.json",
-]  # fmt: skip
+    "restore.made.work.db",
+    "restore.made.chats.db",
+    "restore.made",
+    "restore.ready",
+    "restore.aside.work.db",
+    "restore.placed.work.db",
+    "restore.aside.chats.db-wal",
+    "restore.aside.chats.db",
+    "restore.placed.chats.db",
+    "restore.aside.rules.json",
+    "restore.placed.keys.json",
+]
 
 
 @pytest.mark.parametrize("point", RESTORE_POINTS)

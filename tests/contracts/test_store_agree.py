@@ -51,9 +51,14 @@ class Steps:
         self.number += 1
         key = f"key-{self.rng.randrange(40)}" if self.rng.random() < 0.3 else None
         return CommandContext(
-            self.rng.choice(USERS), AT, f"msg_{self.number}", operator=self.rng.random() < 0.3, reason="why",
-            key=key, fingerprint=self.rng.choice("fg"),
-        )  # fmt: skip
+            self.rng.choice(USERS),
+            AT,
+            f"msg_{self.number}",
+            operator=self.rng.random() < 0.3,
+            reason="why",
+            key=key,
+            fingerprint=self.rng.choice("fg"),
+        )
 
     def draft(self) -> Draft:
         self.number += 1
@@ -98,11 +103,15 @@ class Steps:
     def marks(self) -> list[Watermark]:
         return [
             Watermark(
-                self.rng.choice(USERS), self.rng.choice(("", "p", "q", "r", "s")), self.rng.choice(CHATS),
-                self.rng.randrange(3), self.rng.randrange(9), self.rng.randrange(9),
+                self.rng.choice(USERS),
+                self.rng.choice(("", "p", "q", "r", "s")),
+                self.rng.choice(CHATS),
+                self.rng.randrange(3),
+                self.rng.randrange(9),
+                self.rng.randrange(9),
             )
             for _ in range(3)
-        ]  # fmt: skip
+        ]
 
     async def one(self, store: Any, rig: Any) -> Any:
         """Do the next thing; what came of it."""

@@ -48,12 +48,31 @@ APSW_ERRORS = sorted(
     key=lambda e: e.__name__,
 )
 MISUSE = {
-    "BindingsError", "ConnectionClosedError", "ConnectionNotClosedError", "ConstraintError", "CursorClosedError",
-    "EmptyError", "Error", "ExecTraceAbort", "ExecutionCompleteError", "ExtensionLoadingError", "ForkingViolationError",
-    "IncompleteExecutionError", "InternalError", "InvalidContextError", "MismatchError", "MisuseError", "NoFTS5Error",
-    "NotFoundError", "RangeError", "SQLError", "ThreadingViolationError", "TooBigError", "VFSFileClosedError",
+    "BindingsError",
+    "ConnectionClosedError",
+    "ConnectionNotClosedError",
+    "ConstraintError",
+    "CursorClosedError",
+    "EmptyError",
+    "Error",
+    "ExecTraceAbort",
+    "ExecutionCompleteError",
+    "ExtensionLoadingError",
+    "ForkingViolationError",
+    "IncompleteExecutionError",
+    "InternalError",
+    "InvalidContextError",
+    "MismatchError",
+    "MisuseError",
+    "NoFTS5Error",
+    "NotFoundError",
+    "RangeError",
+    "SQLError",
+    "ThreadingViolationError",
+    "TooBigError",
+    "VFSFileClosedError",
     "VFSNotImplementedError",
-}  # fmt: skip
+}
 
 
 def with_store(path: Path, scenario: Callable[[Any], Awaitable[None]], **options: Any) -> None:

@@ -74,9 +74,12 @@ def test_the_lock_names_another_process_and_dies_with_it(tmp_path: Path) -> None
         " held(pathlib.Path(sys.argv[1])):\n    print('held', flush=True)\n    sys.stdin.read()\n"
     )
     other = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", program, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
+    )
     assert other.stdout is not None and other.stdout.readline() == "held\n"
     with pytest.raises(StateDirectory, match=f"process {other.pid}"), held(tmp_path):
         pass

@@ -77,14 +77,20 @@ def sign_in() -> Iterator[SignIn]:
 
 
 BAD: dict[str, tuple[bytes, str, str]] = {
-    "a redirect": (answer(b"", "302 Found", "Location: http://127.0.0.1:1/"), "redirect", "not followed"),
+    "a redirect": (
+        answer(b"", "302 Found", "Location: http://127.0.0.1:1/"),
+        "redirect",
+        "not followed",
+    ),
     "another status": (answer(b"", "404 Not Found"), "status", "404"),
     "a set that is compressed": (
-        answer(gzip.compress(jwks(jwk("ES256"))), "200 OK", "Content-Encoding: gzip"), "invalid", "compressed"
+        answer(gzip.compress(jwks(jwk("ES256"))), "200 OK", "Content-Encoding: gzip"),
+        "invalid",
+        "compressed",
     ),
     "no HTTP at all": (b"SSH-2.0-OpenSSH_9.6\r\n", "invalid", "not valid HTTP"),
     "nothing": (b"", "unreachable", "cannot be reached"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BAD)

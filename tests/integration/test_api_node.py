@@ -354,8 +354,11 @@ def test_node_whose_ingest_ended_by_a_defect_stops(
         token = node.tokens.mint(User("default", "alice"), 60, USER_SCOPES)
         made = await client.post("/v1/chats", json={"name": "lobby"}, headers=bearer(token))
         monkeypatch.setattr(HotChats, "count", count)
-        sent = client.post(f"/v1/chats/{made.json()['chat']['chat_id']}/messages", json={"content": "x"},
-                           headers=bearer(token, Idempotency_Key="k"))  # fmt: skip
+        sent = client.post(
+            f"/v1/chats/{made.json()['chat']['chat_id']}/messages",
+            json={"content": "x"},
+            headers=bearer(token, Idempotency_Key="k"),
+        )
         await asyncio.gather(asyncio.wait_for(node.broken.wait(), 5), sent)
 
     with_node(tmp_path / "state", scenario)

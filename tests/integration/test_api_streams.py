@@ -11,10 +11,10 @@ from typing import Any, cast
 from api_rig import serving
 
 from holdfast.access.connection_limits import HttpCounts, HttpLimits
+from holdfast.api.address_limits import AddressLimits
 from holdfast.api.app import RestApp
 from holdfast.api.deps import ApiDeps
 from holdfast.api.endpoint import Answer, Call, Endpoint, Stream
-from holdfast.api.strangers import Strangers
 from holdfast.gateway.memory_budget import MemoryBudget
 from holdfast.gateway.transport import http, server
 
@@ -49,14 +49,14 @@ async def listening(pieces: Pieces) -> AsyncIterator[tuple[RestApp, int, bytes]]
     )  # fmt: skip
     async with serving() as rest:
         deps = rest.deps
-        strangers = Strangers(deps.settings, deps.clock, deps.proxies)
-        app = RestApp(deps, strangers, [endpoint])
+        address_limits = AddressLimits(deps.settings, deps.clock, deps.proxies)
+        app = RestApp(deps, address_limits, [endpoint])
         http_deps = http.HttpDeps(
             port=cast(Any, None),  # no upgrade is asked for
             counts=HttpCounts(HttpLimits(), ()),
             memory_budget=MemoryBudget(1 << 30),
             times=http.HTTP_TIMES,
-            count_stranger=strangers.asked,
+            count_anonymous=address_limits.count_request,
             legacy_rate_limit_headers=False,
         )
         bearer = f"Authorization: Bearer {rest.token('alice')}\r\n"

@@ -312,8 +312,17 @@ def test_no_random_request_is_expensive(world: CostedNode) -> None:
 
 def upgrade(*headers: str, path: str = "/v1/ws") -> bytes:
     key = base64.b64encode(os.urandom(16)).decode()
-    lines = [f"GET {path} HTTP/1.1", "Host: x", "Upgrade: websocket", "Connection: Upgrade",
-             "Sec-WebSocket-Version: 13", f"Sec-WebSocket-Key: {key}", *headers, "", ""]  # fmt: skip
+    lines = [
+        f"GET {path} HTTP/1.1",
+        "Host: x",
+        "Upgrade: websocket",
+        "Connection: Upgrade",
+        "Sec-WebSocket-Version: 13",
+        f"Sec-WebSocket-Key: {key}",
+        *headers,
+        "",
+        "",
+    ]
     return "\r\n".join(lines).encode()
 
 
@@ -342,7 +351,7 @@ def await_answer(sock: socket.socket, *awaited: bytes) -> None:
 
 def test_a_handshake_is_cheap_with_and_without_a_credential(world: CostedNode) -> None:
     signed = token_of(world, "m1").rpartition(".")[0]
-    strangers = {
+    address_limits = {
         "plain": [],
         "a token whose signature is wrong": [f"Authorization: Bearer {signed}.{'A' * 43}"],
         "a long token": ["Authorization: Bearer " + "a." * 2_047],
@@ -359,7 +368,7 @@ def test_a_handshake_is_cheap_with_and_without_a_credential(world: CostedNode) -
             sock.sendall(upgrade(*headers, path=path))
             return read_head(sock)
 
-    for what, headers in strangers.items():
+    for what, headers in address_limits.items():
         costs[what] = world.cost(lambda headers=headers: shake(*headers, world.address()))
     costs["a long query"] = world.cost(
         lambda: shake(world.address(), path=filled("/v1/ws?", "token=&", URL_BYTES_MAX))

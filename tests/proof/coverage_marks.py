@@ -99,8 +99,10 @@ def write_marks(path: Path) -> None:
 
 
 def is_rare(name: str) -> bool:
-    """Every commit reaches two marks: they are acted on, and prove nothing."""
-    return ".commit." not in name
+    """Every commit reaches two marks of one word, such as ``chats.commit.after``: they
+    are acted on, and prove nothing.
+    """
+    return " " in name or ".commit." not in name
 
 
 def read_marks(path: Path) -> Counter[str]:

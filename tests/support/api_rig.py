@@ -23,9 +23,9 @@ from holdfast.access.proofs import CursorProofs
 from holdfast.access.revocations.in_force import RevocationsInForce
 from holdfast.access.revocations.memory import MemoryRevocations
 from holdfast.access.tokens import Tokens, TokenSettings, shared_secret
+from holdfast.api.address_limits import AddressLimits
 from holdfast.api.app import RestApp
 from holdfast.api.deps import ApiDeps, ApiSettings, Backup, PresenceView, Readiness
-from holdfast.api.strangers import Strangers
 from holdfast.clock import Clock, Ids, ManualClock
 from holdfast.drivers.sqlite.file_copy import CopiedFile
 from holdfast.errors import Unavailable
@@ -242,7 +242,7 @@ async def serving(
         deps = replace(deps, **changed)
         running = asyncio.create_task(intake.run())
         transport = httpx.ASGITransport(
-            RestApp(deps, Strangers(deps.settings, deps.clock, deps.proxies))
+            RestApp(deps, AddressLimits(deps.settings, deps.clock, deps.proxies))
         )
         async with httpx.AsyncClient(
             transport=transport, base_url="http://holdfast.test"

@@ -84,10 +84,14 @@ ENDPOINTS: Mapping[str, Row] = {
     "read_rule_history": Row(query="tenantID=*&resource=send:user&limit=500"),
     "read_rule_changes": Row(query="limit=500"),
     "roll_back_rule": Row(body={"tenantID": "t", "resource": "r", "version": 1}),
-    "import_rules": Row(body={"rules": [{**RULE, "resource": f"r-{n}"} for n in range(10_000)], "dryRun": True}),
+    "import_rules": Row(
+        body={"rules": [{**RULE, "resource": f"r-{n}"} for n in range(10_000)], "dryRun": True}
+    ),
     "get_limits_status": Row(),
     "peek_limit": Row(query=f"tenantID={'t' * 60}&resource=send:user&subject={'s' * 1024}"),
-    "reset_limit": Row(body={**WHY, "tenantID": "t" * 60, "resource": "send:user", "subject": "s" * 1024}),
+    "reset_limit": Row(
+        body={**WHY, "tenantID": "t" * 60, "resource": "send:user", "subject": "s" * 1024}
+    ),
     "check_limit": Row(body=CHECK),
     "check_limits": Row(body={"checks": [{**CHECK, "subject": f"s-{n}"} for n in range(100)]}),
     "renew_limit": Row(body={**CHECK, "hold": "h" * 64}),
@@ -120,7 +124,7 @@ ENDPOINTS: Mapping[str, Row] = {
     "get_ready": Row(),
     "get_admin_health": Row(),
     "get_metrics": Row(),
-}  # fmt: skip
+}
 """By the name of the endpoint. A request without a credential may take 2 ms anywhere.
 """
 

@@ -91,14 +91,16 @@ UNUSABLE: dict[str, Any] = {
     "a curve that is a list": jwk("ES256", crv=["P-256"]),
     "another curve": of(ec.generate_private_key(ec.SECP384R1()).public_key()),
     "Ed448": of(ed448.Ed448PrivateKey.generate().public_key()),
-    "RSA of 1024 bits": of(rsa.generate_private_key(public_exponent=65537, key_size=1024).public_key()),
+    "RSA of 1024 bits": of(
+        rsa.generate_private_key(public_exponent=65537, key_size=1024).public_key()
+    ),
     "a modulus without end": jwk("RS256", n="A" * 40_000),
     "an exponent of 65 bits": jwk("RS256", e="AQAAAAAAAAAB"),
     "no modulus": jwk("RS256", n=None),
     "a point that is on no curve": jwk("ES256", x=jwk("ES256")["y"]),
     "garbage for a point": jwk("ES256", x="!!!"),
     "an Ed25519 key cut off": jwk("EdDSA", x="AAAA"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", UNUSABLE)
@@ -263,10 +265,15 @@ async def test_the_claims_must_be_those_of_the_issuer() -> None:
             "chats:send",
         }
         for claims, claim in (
-            ({"aud": "holdfast"}, "aud"), ({**good, "sub": None}, "sub"), ({**good, "sub": "a b"}, "sub"),
-            ({**good, "exp": 1}, "exp"), ({**good, "tenant": "other"}, "tenant"), ({**good, "may": ["x"]}, "may"),
-            ({**good, "tenant": ["acme"]}, "tenant"), ({**good, "chats": "c"}, "chats"),
-        ):  # fmt: skip
+            ({"aud": "holdfast"}, "aud"),
+            ({**good, "sub": None}, "sub"),
+            ({**good, "sub": "a b"}, "sub"),
+            ({**good, "exp": 1}, "exp"),
+            ({**good, "tenant": "other"}, "tenant"),
+            ({**good, "may": ["x"]}, "may"),
+            ({**good, "tenant": ["acme"]}, "tenant"),
+            ({**good, "chats": "c"}, "chats"),
+        ):
             refusal = world.refusal(world.token(**claims))
             assert isinstance(refusal, Unauthorized) and refusal.details["claim"] == claim, claims
 

@@ -173,10 +173,16 @@ def test_a_backend_mints_what_it_names_and_safe_tokens_else() -> None:
             await minted(chats=[])
         ).chats == frozenset()
         for wrong in (
-            {"scopes": ["chats:write"]}, {"scopes": "chats:read"}, {"scopes": ["replies:write"]}, {"scopes": [1]},
-            {"chats": "chat_a"}, {"chats": ["a b"]}, {"chats": [f"c{n}" for n in range(CHATS_MAX + 1)]},
-            {"chats": ["x" * 64] * 100}, {"chats": [f"{n:064}" for n in range(100)]},
-        ):  # fmt: skip
+            {"scopes": ["chats:write"]},
+            {"scopes": "chats:read"},
+            {"scopes": ["replies:write"]},
+            {"scopes": [1]},
+            {"chats": "chat_a"},
+            {"chats": ["a b"]},
+            {"chats": [f"c{n}" for n in range(CHATS_MAX + 1)]},
+            {"chats": ["x" * 64] * 100},
+            {"chats": [f"{n:064}" for n in range(100)]},
+        ):
             answer = await rest.ask("POST", "/v1/tokens", key, {"user_id": "alice", **wrong})
             duplicates = wrong.get("chats") == ["x" * 64] * 100
             assert duplicates or error_of(answer) == (400, "INVALID_MESSAGE"), wrong

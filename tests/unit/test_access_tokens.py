@@ -193,7 +193,9 @@ ATTACKS: dict[str, tuple[str, str]] = {
     "signed with the empty secret": (sign(claims(), b""), "not valid here"),
     "a signature cut off": (sign(claims())[:-4], "not valid here"),
     "claims swapped under a good signature": (
-        ".".join((sign(claims()).split(".")[0], segment(claims(sub="bob")), sign(claims()).split(".")[2])),
+        ".".join(
+            (sign(claims()).split(".")[0], segment(claims(sub="bob")), sign(claims()).split(".")[2])
+        ),
         "not valid here",
     ),
     "an unknown kid": (sign(claims(), kid="../../etc/passwd"), "not valid here"),
@@ -239,10 +241,13 @@ ATTACKS: dict[str, tuple[str, str]] = {
     "not ASCII": ("é.é.é", "not valid here"),
     "a lone surrogate": ("\ud800.a.b", "not valid here"),
     "a header that is a list": (f"{segment([1])}.{segment(claims())}.AAAA", "not valid here"),
-    "claims that are a list": (sign(claims()).split(".")[0] + f".{segment([1])}.AAAA", "not valid here"),
+    "claims that are a list": (
+        sign(claims()).split(".")[0] + f".{segment([1])}.AAAA",
+        "not valid here",
+    ),
     "claims that are a list, well signed": (sign([1]), "not valid here"),
     "a depth bomb": (segment({"alg": "HS256"}) + "." + "W1tb" * 900 + ".AAAA", "not valid here"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

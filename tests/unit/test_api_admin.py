@@ -313,9 +313,18 @@ def test_a_key_hands_out_only_scopes_it_carries() -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [{"kind": "root"}, {"tenant": ""}, {"tenant": "a b"}, {"scopes": []}, {"scopes": ["backup"]}, {"label": ""},
-     {"label": "a\nb"}, {"scopes": ["everything"]}, {"secret": "hf_tenant_mine"}],
-)  # fmt: skip
+    [
+        {"kind": "root"},
+        {"tenant": ""},
+        {"tenant": "a b"},
+        {"scopes": []},
+        {"scopes": ["backup"]},
+        {"label": ""},
+        {"label": "a\nb"},
+        {"scopes": ["everything"]},
+        {"secret": "hf_tenant_mine"},
+    ],
+)
 def test_a_key_that_cannot_be_is_refused(changed: dict[str, object]) -> None:
     async def scenario(rest: Rest) -> None:
         body = {"kind": "tenant", "tenant": "acme", "label": "backend", "reason": "test", **changed}

@@ -457,7 +457,10 @@ def test_pages_of_listed_origins_may_call_and_no_others() -> None:
 def test_a_listed_origin_may_use_every_method_of_the_table() -> None:
     async def scenario(rest: Rest) -> None:
         for method in {endpoint.method for endpoint in ENDPOINTS}:
-            asked = {"Origin": "https://app.example", "Access_Control_Request_Method": method}
+            asked = {
+                "Origin": "https://app.example",
+                "Access_Control_Request_Method": method,
+            }
             answer = await rest.ask("OPTIONS", "/admin/rules", **asked)
             assert answer.status_code == 200, (method, answer.text)
 

@@ -13,10 +13,10 @@ import pytest
 from api_rig import Rest, serving
 from structlog.testing import capture_logs
 
+from holdfast.api.address_limits import AddressLimits
 from holdfast.api.app import RestApp
 from holdfast.api.deps import ApiDeps
 from holdfast.api.endpoint import Answer, Call, Endpoint, Stream
-from holdfast.api.strangers import Strangers
 from holdfast.errors import Unavailable
 from holdfast.telemetry.metrics import REGISTRY
 
@@ -90,8 +90,8 @@ def app_with(rest: Rest, script: Script, **changed: Any) -> RestApp:
     endpoint = Endpoint(
         "POST", "/v1/test", script.stream_test, "A test", "user", **{**options, **changed}
     )
-    strangers = Strangers(rest.deps.settings, rest.deps.clock, rest.deps.proxies)
-    return RestApp(rest.deps, strangers, [endpoint])
+    address_limits = AddressLimits(rest.deps.settings, rest.deps.clock, rest.deps.proxies)
+    return RestApp(rest.deps, address_limits, [endpoint])
 
 
 def ask(rest: Rest, app: RestApp, exchange: Exchange, *headers: tuple[bytes, bytes]) -> Any:

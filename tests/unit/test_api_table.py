@@ -106,11 +106,20 @@ def test_static_pages_are_compressed_once_and_cached() -> None:
 @pytest.mark.parametrize(
     ("accepted", "compressed"),
     [
-        ("gzip", True), ("br, GZIP;q=0.1", True), ("*", True), ("gzip;q=1.000", True), ("gzip; q = 0.001", True),
-        ("gzip;q=0", False), ("gzip; q=0.000, br", False), ("*, gzip;q=0", False), ("*;q=0", False), ("", False),
-        ("gzipped", False), ("identity;q=1, not-gzip", False),
+        ("gzip", True),
+        ("br, GZIP;q=0.1", True),
+        ("*", True),
+        ("gzip;q=1.000", True),
+        ("gzip; q = 0.001", True),
+        ("gzip;q=0", False),
+        ("gzip; q=0.000, br", False),
+        ("*, gzip;q=0", False),
+        ("*;q=0", False),
+        ("", False),
+        ("gzipped", False),
+        ("identity;q=1, not-gzip", False),
     ],
-)  # fmt: skip
+)
 def test_a_static_page_is_compressed_only_where_that_is_taken(
     accepted: str, compressed: bool
 ) -> None:

@@ -55,11 +55,20 @@ def test_a_sentinel_url_with_tls_is_tls_to_sentinels_and_servers() -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "redis+sentinel://a:1", "redis+sentinel://a:1/", "redis+sentinel://a:x/m", "redis+sentinel:///m",
-        "redis+sentinel://a:1,/m", "redis+sentinel://a:99999/m", "redis+sentinel://a:1/m/x", "memcached://a", "redis",
-        "redis://:S3C/RET@host:1/0", "redis://u:S3C#RET@host:1/0", "redis+sentinel://:S3C/RET@host:1/m",
+        "redis+sentinel://a:1",
+        "redis+sentinel://a:1/",
+        "redis+sentinel://a:x/m",
+        "redis+sentinel:///m",
+        "redis+sentinel://a:1,/m",
+        "redis+sentinel://a:99999/m",
+        "redis+sentinel://a:1/m/x",
+        "memcached://a",
+        "redis",
+        "redis://:S3C/RET@host:1/0",
+        "redis://u:S3C#RET@host:1/0",
+        "redis+sentinel://:S3C/RET@host:1/m",
     ],
-)  # fmt: skip
+)
 def test_a_wrong_url_is_refused_without_showing_any_of_it(url: str) -> None:
     with pytest.raises(ValueError) as raised:
         check_redis_url(url)

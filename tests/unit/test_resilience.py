@@ -114,11 +114,26 @@ def test_bucket_allows_the_burst_then_the_rate() -> None:
 
 @pytest.mark.parametrize(
     ("header", "seconds"),
-    [("", None), ("0", 0), ("7", 7), ("3601", 3600), ("9" * 400, 3600), ("-1", None), ("1.5", None), ("soon", None),
-     ("\N{SUPERSCRIPT TWO}", None), ("Sun, 06 Nov 1994 08:49:37 GMT", 60), ("Sunday, 06-Nov-94 08:49:37 GMT", 60),
-     ("Sun Nov  6 08:49:37 1994", 60), ("Sun, 06 Nov 1994 08:48:36 GMT", 0), ("Sun, 06 Nov 2094 08:48:36 GMT", 3600),
-     ("Sun, 06 Nov 1994 08:49:37 CET", None), ("Sun, 31 Feb 1994 08:49:37 GMT", None), ("1994-11-06T08:49:37Z", None)],
-)  # fmt: skip
+    [
+        ("", None),
+        ("0", 0),
+        ("7", 7),
+        ("3601", 3600),
+        ("9" * 400, 3600),
+        ("-1", None),
+        ("1.5", None),
+        ("soon", None),
+        ("\N{SUPERSCRIPT TWO}", None),
+        ("Sun, 06 Nov 1994 08:49:37 GMT", 60),
+        ("Sunday, 06-Nov-94 08:49:37 GMT", 60),
+        ("Sun Nov  6 08:49:37 1994", 60),
+        ("Sun, 06 Nov 1994 08:48:36 GMT", 0),
+        ("Sun, 06 Nov 2094 08:48:36 GMT", 3600),
+        ("Sun, 06 Nov 1994 08:49:37 CET", None),
+        ("Sun, 31 Feb 1994 08:49:37 GMT", None),
+        ("1994-11-06T08:49:37Z", None),
+    ],
+)
 def test_a_server_is_believed_when_to_come_again_for_an_hour_at_most(
     header: str, seconds: float | None
 ) -> None:

@@ -27,8 +27,12 @@ from holdfast.limits.rulestore.sqlite import SqliteRuleStore
 from holdfast.telemetry import TraceSettings
 
 RULE: dict[str, Any] = {
-    "tenantID": "acme", "resource": "/api/search", "algorithm": "token_bucket", "limit": 100, "window": "60s",
-}  # fmt: skip
+    "tenantID": "acme",
+    "resource": "/api/search",
+    "algorithm": "token_bucket",
+    "limit": 100,
+    "window": "60s",
+}
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -120,10 +124,12 @@ def test_what_is_not_sampled_is_not_recorded() -> None:
 
 def test_without_an_endpoint_nothing_of_opentelemetry_is_even_imported() -> None:
     program = (
-        "import sys; from holdfast import telemetry\nwith"
-        " telemetry.tracing(telemetry.TraceSettings(), 'n1'), telemetry.span('x', {}) as span:"
-        " span.set_attribute('a', 1)\nassert span is telemetry.span('y', {}), 'one span for all'\nassert not"
-        " [name for name in sys.modules if name.startswith('opentelemetry')]"
+        "import sys; from holdfast import telemetry\n"
+        "with telemetry.tracing(telemetry.TraceSettings(), 'n1'):\n"
+        "    with telemetry.span('x', {}) as span:\n"
+        "        span.set_attribute('a', 1)\n"
+        "assert span is telemetry.span('y', {}), 'one span for all'\n"
+        "assert not [name for name in sys.modules if name.startswith('opentelemetry')]"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 

@@ -5,7 +5,7 @@
 - ``endpoint``        a row of the table, a call of it, and its answer
 - ``app``             ``RestApp``: the table as an ASGI application
 - ``request``         from an ASGI request to a checked call
-- ``strangers``       limits by address for requests without a good credential (pure)
+- ``address_limits``  limits by address for requests without a good credential (pure)
 - ``idempotency``     one answer for one Idempotency-Key
 - ``responses``       statuses, the one error body, cached pages
 - ``streams``         streamed answers: deadline, drain, clients that disconnect

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Generic, TypeVar
 
 from holdfast import telemetry
+from holdfast.api.address_limits import AddressLimits
 from holdfast.api.cors import CrossOrigin
 from holdfast.api.deps import ApiDeps
 from holdfast.api.endpoint import Endpoint, WebPage
@@ -24,7 +25,6 @@ from holdfast.api.request import (
 )
 from holdfast.api.responses import PageResponses, Response, View, respond, respond_error
 from holdfast.api.routes import ALIASES, ENDPOINTS, PAGES
-from holdfast.api.strangers import Strangers
 from holdfast.api.streams import StreamedAnswers, StreamedBody, StreamEnd
 from holdfast.errors import (
     HoldfastError,
@@ -50,12 +50,12 @@ class RestApp:
     def __init__(
         self,
         deps: ApiDeps,
-        strangers: Strangers,
+        address_limits: AddressLimits,
         endpoints: Sequence[Endpoint] = ENDPOINTS,
         pages: Sequence[WebPage] = PAGES,
     ) -> None:
         self._deps = deps
-        self._strangers = strangers
+        self._address_limits = address_limits
         self._keyed = IdempotentRequests(deps)
         self._streams = StreamedAnswers()
         self._access_log = AccessLog(deps)
@@ -137,7 +137,7 @@ class RestApp:
 
         async def counted(request: Request) -> Response:
             try:
-                self._strangers.asked(address_of(request, self._deps), request.path)
+                self._address_limits.count_request(address_of(request, self._deps), request.path)
             except RateLimited as error:
                 return respond_error(
                     error, write=request.method not in _SAFE, violated=violated(request, error)
@@ -171,7 +171,7 @@ class RestApp:
         """Run the endpoint. Every error becomes an answer of the usual shape."""
         try:
             call = await receive(
-                self._deps, self._strangers, self._streams.draining, endpoint, request
+                self._deps, self._address_limits, self._streams.draining, endpoint, request
             )
             if endpoint.stream is not None:
                 self._streams.require_open()

@@ -20,10 +20,10 @@ from msgspec import Struct, inspect
 from holdfast.access.keys import is_api_key
 from holdfast.access.network import client_ip, joined_headers, repeated_header
 from holdfast.access.principal import Principal, bearer, require_scope
+from holdfast.api.address_limits import AddressLimits
 from holdfast.api.deps import ApiDeps, ApiSettings
 from holdfast.api.endpoint import Call, Endpoint
 from holdfast.api.problems import invalid_body, invalid_query
-from holdfast.api.strangers import Strangers
 from holdfast.errors import (
     Forbidden,
     InvalidContentType,
@@ -92,7 +92,7 @@ _INTEGER_DIGITS_MAX = len(str(SEQUENCE_MAX))
 
 async def receive(
     deps: ApiDeps,
-    strangers: Strangers,
+    address_limits: AddressLimits,
     draining: asyncio.Event,
     endpoint: Endpoint,
     request: Request,
@@ -101,9 +101,9 @@ async def receive(
     try:
         request.require_single_headers()
     except InvalidMessage:
-        strangers.asked(address_of(request, deps), request.path)
+        address_limits.count_request(address_of(request, deps), request.path)
         raise
-    principal = request.principal = _identified(deps, strangers, endpoint, request)
+    principal = request.principal = _identified(deps, address_limits, endpoint, request)
     if endpoint.caller != "anybody":
         await _ask_limits(deps, endpoint, request, principal)
         require_caller(principal, endpoint)
@@ -164,7 +164,7 @@ def require_caller(principal: Principal, endpoint: Endpoint) -> None:
 
 
 def _identified(
-    deps: ApiDeps, strangers: Strangers, endpoint: Endpoint, request: Request
+    deps: ApiDeps, address_limits: AddressLimits, endpoint: Endpoint, request: Request
 ) -> Principal:
     """The principal, with failures counted by address.
 
@@ -179,9 +179,9 @@ def _identified(
             and b"authorization" in request.headers
             and not open_to_anybody
         ):
-            strangers.failed_login(address)
+            address_limits.count_failed_login(address)
         else:
-            strangers.asked(address, request.path)
+            address_limits.count_request(address, request.path)
         if open_to_anybody:
             return NOBODY
         raise

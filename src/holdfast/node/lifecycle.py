@@ -16,8 +16,8 @@ from types import FrameType
 import uvloop
 
 from holdfast import telemetry
+from holdfast.api.address_limits import AddressLimits
 from holdfast.api.app import RestApp
-from holdfast.api.strangers import Strangers
 from holdfast.clock import Ids, SystemClock
 from holdfast.errors import InternalError
 from holdfast.gateway.transport.http import HTTP_TIMES, HttpTimes
@@ -135,11 +135,11 @@ async def running(
         await stack.enter_async_context(work.running(node.history))
         await stack.enter_async_context(node.gateway)
         backups = Backups(state, engines.files, clock, Ids(clock))
-        strangers = Strangers(settings.api, clock, settings.server.proxies)
-        app = RestApp(node.deps(backups), strangers)
+        address_limits = AddressLimits(settings.api, clock, settings.server.proxies)
+        app = RestApp(node.deps(backups), address_limits)
         about_to_serve()
         await stack.enter_async_context(
-            serving(app, node.http_deps(strangers, http_times), listening, node.broken)
+            serving(app, node.http_deps(address_limits, http_times), listening, node.broken)
         )
         try:
             yield node

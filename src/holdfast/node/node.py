@@ -17,8 +17,8 @@ from holdfast.access.keys import KeyRing
 from holdfast.access.proofs import CursorProofs
 from holdfast.access.revocations.in_force import RevocationsInForce
 from holdfast.access.tokens import Tokens, shared_secret
+from holdfast.api.address_limits import AddressLimits
 from holdfast.api.deps import ApiDeps, PresenceView, Readiness
-from holdfast.api.strangers import Strangers
 from holdfast.clock import Clock, Ids, timestamp
 from holdfast.errors import HoldfastError
 from holdfast.fanout.ephemeral import Ephemeral
@@ -177,13 +177,13 @@ class Node:
             backpressure.outbound.socket_send_buffer_bytes,
         )
 
-    def http_deps(self, strangers: Strangers, times: HttpTimes) -> HttpDeps:
+    def http_deps(self, address_limits: AddressLimits, times: HttpTimes) -> HttpDeps:
         """The dependencies of the port."""
         return HttpDeps(
             port=self._port(),
             counts=HttpCounts(self.settings.access.http, self.settings.server.proxies),
             memory_budget=self.gateway.memory_budget,
-            count_stranger=strangers.asked,
+            count_anonymous=address_limits.count_request,
             times=times,
             legacy_rate_limit_headers=self.settings.api.legacy_rate_limit_headers,
         )

@@ -68,7 +68,7 @@ class HttpDeps:
     port: Port
     counts: HttpCounts
     memory_budget: MemoryBudget
-    count_stranger: Callable[[str], None]
+    count_anonymous: Callable[[str], None]
     """Counts a request without a credential against its address; raises RateLimited."""
     legacy_rate_limit_headers: bool
     times: HttpTimes
@@ -201,7 +201,7 @@ class HttpRequests(HttpToolsProtocol):
     def _counted(self, refusal: Refusal) -> Refusal:
         """Count a request refused before its credential is read, or 429."""
         try:
-            self._deps.count_stranger(self._peer)
+            self._deps.count_anonymous(self._peer)
         except RateLimited as error:
             return refused_with(error, legacy=self._deps.legacy_rate_limit_headers)
         return refusal

@@ -34,7 +34,7 @@ class AddressLimit:
             raise rate_limited(self._text, wait, self._policy, self._per_minute, 60)
 
 
-class Strangers:
+class AddressLimits:
     """Limits requests without a credential, and bad credentials, per address."""
 
     def __init__(self, settings: ApiSettings, clock: Clock, proxies: Collection[Network]) -> None:
@@ -48,7 +48,7 @@ class Strangers:
         self._failed_logins = AddressLimit("failed-logins", text, failures, failures, clock)
         self._is_ours = lru_cache(ADDRESSES_MAX)(lambda address: _is_ours(address, proxies))
 
-    def asked(self, address: str, path: str = "") -> None:
+    def count_request(self, address: str, path: str = "") -> None:
         """Count a request without a credential; RateLimited if it is one too many.
 
         Health checks from this machine or a declared proxy are never refused.
@@ -56,7 +56,7 @@ class Strangers:
         if not (path.startswith(HEALTH) and self._is_ours(address)):
             self._requests.count(address)
 
-    def failed_login(self, address: str) -> None:
+    def count_failed_login(self, address: str) -> None:
         """Count a bad credential; RateLimited if it is one too many."""
         self._failed_logins.count(address)
 
