@@ -62,7 +62,7 @@ async def test_session_without_confirmed_heartbeats_starts_nothing(postgres_serv
         manual = await ManualWorker.join(o.store)
         session: Any = manual.session
         assert session.may_start
-        await session._stack.aclose()
+        await session.stop_heartbeat()
         async with asyncio.timeout(10):
             while session.may_start:  # noqa: ASYNC110 - time must pass
                 await asyncio.sleep(0.05)

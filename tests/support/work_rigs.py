@@ -96,7 +96,7 @@ async def postgres_work(
         )
 
     async def kill(session: Any) -> None:
-        await session._stack.aclose()
+        await session.stop_heartbeat()
         await connection.execute(
             "UPDATE holdfast_work.instance SET beat_at = beat_at - interval '1 minute' WHERE id"
             " = $1",
@@ -107,7 +107,7 @@ async def postgres_work(
         async with asyncio.timeout(TEST_SECONDS_MAX):
             yield Opened(store, pass_time, kill)
     finally:
-        await asyncio.gather(*(session._stack.aclose() for session in sessions))
+        await asyncio.gather(*(session.stop_heartbeat() for session in sessions))
         for session in sessions:
             session._terminate_connections()
         await store.close()

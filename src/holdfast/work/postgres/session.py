@@ -291,8 +291,12 @@ class PostgresSession:
     def wake(self) -> None:
         self._woken.set()
 
-    async def leave(self) -> None:
+    async def stop_heartbeat(self) -> None:
+        """Other workers take this one for dead once its last beat is too old."""
         await self._stack.aclose()
+
+    async def leave(self) -> None:
+        await self.stop_heartbeat()
         if self._listening is not None:
             self._listening.cancel()
         try:
