@@ -13,8 +13,12 @@ import apsw
 import pytest
 from msgspec.structs import replace
 
-from holdfast.access.revocations import contract
-from holdfast.access.revocations.contract import Revocation, RevocationKind, Revocations
+from holdfast.access.revocations.contract import (
+    ENTRIES_MAX,
+    Revocation,
+    RevocationKind,
+    Revocations,
+)
 from holdfast.access.revocations.memory import MemoryRevocations
 from holdfast.access.revocations.sqlite import ACCESS, SqliteRevocations
 from holdfast.clock import Clock, ManualClock
@@ -26,11 +30,13 @@ Scenario = Callable[[Revocations, ManualClock], Awaitable[None]]
 
 
 @asynccontextmanager
-async def opened(adapter: str, folder: Path, clock: Clock) -> AsyncIterator[Revocations]:
+async def opened(
+    adapter: str, folder: Path, clock: Clock, entries_max: int = ENTRIES_MAX
+) -> AsyncIterator[Revocations]:
     if adapter == "memory":
-        yield MemoryRevocations(clock)
+        yield MemoryRevocations(clock, entries_max)
         return
-    store = await SqliteRevocations.open(folder / ACCESS.name, clock)
+    store = await SqliteRevocations.open(folder / ACCESS.name, clock, entries_max=entries_max)
     try:
         yield store
     finally:
@@ -139,12 +145,12 @@ async def test_entry_that_has_ended_is_gone_and_makes_room(
     assert (await store.add(entry(ends_at=START + 30, issued_before=START))).number == 3
 
 
-@on_every_store
+@pytest.mark.parametrize("adapter", ["memory", "sqlite"])
 async def test_full_store_refuses_the_next_entry_and_drops_none(
-    store: Revocations, clock: ManualClock
+    adapter: str, tmp_path: Path
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(contract, "ENTRIES_MAX", 3)
+    clock = ManualClock(START)
+    async with opened(adapter, tmp_path, clock, entries_max=3) as store:
         for name in ("a", "b"):
             await store.add(entry(user_id=name))
         await store.add(entry(user_id="c", ends_at=START + 10))
@@ -152,11 +158,8 @@ async def test_full_store_refuses_the_next_entry_and_drops_none(
         with pytest.raises(Forbidden, match=r"3 revocations.*lift some first") as caught:
             await store.add(entry(user_id="d"))
         assert caught.value.details["limit"] == 3
-        assert [one.user_id for one in await store.all()] == [
-            "a",
-            "b",
-            "c",
-        ] and await store.version() == version
+        assert [one.user_id for one in await store.all()] == ["a", "b", "c"]
+        assert await store.version() == version
         await store.add(entry(user_id="a", issued_before=START + 1))
         clock.advance(10)
         await store.add(entry(user_id="d"))

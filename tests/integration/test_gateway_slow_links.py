@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import httpx
 import pytest
 from flooder import TEXT, frame, said
-from sockets import create_chat, running_node, token
+from sockets import create_chat, token
 from websocket_sender import Sender
 
-from holdfast.session import heartbeat
+from holdfast.node.lifecycle import running
+from holdfast.session.settings import TimeoutSettings
+from holdfast.settings import load
 
 pytestmark = pytest.mark.real_time("uvloop")
 
@@ -25,18 +28,27 @@ for two seconds.
 Meanwhile every heartbeat must begin again: what a proxy may still hold is allowed the
 time of a link ten times as fast.
 """
-SETTINGS: dict[str, Any] = {
-    "gateway__timeouts__heartbeat_interval_seconds": 0.4,
-    "gateway__timeouts__heartbeat_timeout_seconds": 0.4,
-}
+HEARTBEAT_SECONDS = 0.4
+
+
+class Timeouts(TimeoutSettings):
+    """Allows a proxy ten times the speed at which the client reads."""
+
+    slow_link_bytes_per_second: ClassVar[float] = 10 * READ_BYTES / READ_SECONDS
 
 
 async def test_a_client_that_takes_a_page_slowly_is_not_idle_though_it_says_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(heartbeat, "SLOW_LINK_BYTES_PER_SECOND", 10 * READ_BYTES / READ_SECONDS)
-
-    async with running_node(tmp_path, **SETTINGS) as node:
+    server = {"server.port": 0, "server.state_dir": str(tmp_path), "server.log_level": "error"}
+    heartbeat = {
+        "gateway.timeouts.heartbeat_interval_seconds": HEARTBEAT_SECONDS,
+        "gateway.timeouts.heartbeat_timeout_seconds": HEARTBEAT_SECONDS,
+    }
+    settings = load(None, {}, {**server, **heartbeat})
+    timeouts = Timeouts(**asdict(settings.gateway.timeouts))
+    settings = replace(settings, gateway=replace(settings.gateway, timeouts=timeouts))
+    async with asyncio.timeout(120), running(settings) as node:
         chat_id = await create_chat(node, "alice")
         headers = {"Authorization": f"Bearer {token(node, 'alice')}"}
         async with httpx.AsyncClient(base_url=node.url, headers=headers) as http:
@@ -58,7 +70,7 @@ async def test_a_client_that_takes_a_page_slowly_is_not_idle_though_it_says_noth
             assert more, "closed in the middle of the page"
             got += more
             await asyncio.sleep(READ_SECONDS)
-        assert loop.time() - began > 3 * SETTINGS["gateway__timeouts__heartbeat_timeout_seconds"]
+        assert loop.time() - began > 3 * HEARTBEAT_SECONDS
         (connection,) = node.gateway.open_connections
         assert connection.closing is None
         rest = await reader.read_to_end()

@@ -9,9 +9,11 @@ from typing import Any
 import httpx
 import jwt
 import pytest
-from api_rig import SECRET, Rest, error_of, with_rest
+from api_rig import SECRET, Rest, error_of, serving, with_rest
 
-from holdfast.access.revocations import in_force
+from holdfast.access.revocations.in_force import RevocationsInForce
+from holdfast.access.revocations.memory import MemoryRevocations
+from holdfast.clock import ManualClock
 from holdfast.errors import Unavailable
 from holdfast.message import User
 
@@ -351,10 +353,11 @@ def test_only_a_key_with_the_scope_may() -> None:
     with_rest(scenario)
 
 
-def test_full_list_refuses_the_next_entry_without_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_force, "ENTRIES_MAX", 2)
+async def test_full_list_refuses_the_next_entry_without_a_record() -> None:
+    clock = ManualClock(1_700_000_000)
+    held = RevocationsInForce(MemoryRevocations(clock, entries_max=2), clock)
 
-    async def scenario(rest: Rest) -> None:
+    async with serving(revocations=held) as rest:
         key = rest.admin_key()
         for name in ("a", "b", "a"):
             assert (await revoke(rest, key, kind="ban", user_id=name)).status_code == 201
@@ -364,8 +367,6 @@ def test_full_list_refuses_the_next_entry_without_a_record(monkeypatch: pytest.M
             and "lift some first" in answer.json()["error"]["message"]
         )
         assert len((await rest.store.audit(None, 10)).records) == 3
-
-    with_rest(scenario)
 
 
 def test_erased_user_keeps_no_device_and_no_token_among_the_entries() -> None:

@@ -15,9 +15,6 @@ from holdfast.session.progress import ChatProgress
 from holdfast.session.settings import TimeoutSettings
 
 _Chats = dict[str, ChatProgress]
-SLOW_LINK_BYTES_PER_SECOND = 2_500
-SLOW_LINK_SECONDS_MAX = 120.0
-"""A client behind a proxy gets the time its data takes at 20 kbit/s, up to this."""
 
 
 class Transmission(NamedTuple):
@@ -86,7 +83,11 @@ class HeartbeatTimer:
             self._asked_at = now
             return False
         on_its_way = 0 if sent.unacknowledged else max(sent.acknowledged - self._arrived, 0)
-        return now >= deadline + min(on_its_way / SLOW_LINK_BYTES_PER_SECOND, SLOW_LINK_SECONDS_MAX)
+        slow, longest = (
+            self._timeouts.slow_link_bytes_per_second,
+            self._timeouts.slow_link_seconds_max,
+        )
+        return now >= deadline + min(on_its_way / slow, longest)
 
     def knows(self, chat_id: str, progress: ChatProgress, head: Cursor) -> bool:
         """Whether ``compare`` would change nothing."""

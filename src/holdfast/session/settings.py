@@ -6,6 +6,7 @@ Names and values come from the design document where it has them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from holdfast.bounds import KIB, MIB, positive
 
@@ -141,6 +142,10 @@ class TimeoutSettings:
     """More than half of its requests SERVER_BUSY: close overloaded (4005)."""
     overload_requests_min: int = 10
     """Fewer requests in a window are not judged."""
+    slow_link_bytes_per_second: ClassVar[float] = 2_500
+    """20 kbit/s: a client behind a proxy gets the time that its data takes at this rate."""
+    slow_link_seconds_max: ClassVar[float] = 120
+    """The most that a heartbeat's timeout is extended by for a slow link."""
 
     def __post_init__(self) -> None:
         positive(self, *self.__slots__)

@@ -66,11 +66,16 @@ class Revocation(Struct, frozen=True):
 class Revocations(Protocol):
     """The entries of all tenants. An entry that has ended counts as removed."""
 
+    @property
+    def entries_max(self) -> int:
+        """How many entries there may be."""
+        ...
+
     async def add(self, entry: Revocation) -> Revocation:
         """Store an entry and return it as stored.
 
         An entry of the same key is merged into it (``merged``) and keeps its number.
-        Forbidden if there are ``ENTRIES_MAX``.
+        Forbidden if there are ``entries_max``.
         """
         ...
 
@@ -101,11 +106,11 @@ def merged(earlier: Revocation, entry: Revocation) -> Revocation:
     )
 
 
-def full() -> Forbidden:
+def full(entries_max: int) -> Forbidden:
     return Forbidden(
-        f"there are {ENTRIES_MAX} revocations, which is the limit; lift some first (holdfast revoke"
+        f"there are {entries_max} revocations, which is the limit; lift some first (holdfast revoke"
         " undo)",
-        limit=ENTRIES_MAX,
+        limit=entries_max,
     )
 
 

@@ -17,7 +17,6 @@ from itertools import islice
 from holdfast import telemetry
 from holdfast.access.principal import Principal
 from holdfast.access.revocations.contract import (
-    ENTRIES_MAX,
     Revocation,
     RevocationKey,
     RevocationKind,
@@ -129,10 +128,10 @@ class RevocationsInForce:
 
     def require_room(self, entry: Revocation) -> None:
         """Forbidden if the store, as far as known here, has no room for the entry."""
-        if len(self._entries) >= ENTRIES_MAX and entry.key not in self._entries:
+        if len(self._entries) >= self._store.entries_max and entry.key not in self._entries:
             self._forget_ended()
-            if len(self._entries) >= ENTRIES_MAX:
-                raise full()
+            if len(self._entries) >= self._store.entries_max:
+                raise full(self._store.entries_max)
 
     def of_user(self, user: User) -> Sequence[Revocation]:
         """Every entry that names this user and has not ended."""
@@ -153,7 +152,7 @@ class RevocationsInForce:
                 del self._entries[stored.key]  # the old one had ended; the new one goes to the end
             self._entries[stored.key] = stored
             self._version += 1
-            if len(self._entries) > ENTRIES_MAX:
+            if len(self._entries) > self._store.entries_max:
                 self._forget_ended()
         self._changed([stored])
         return stored

@@ -6,15 +6,22 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from holdfast.access.revocations import contract
-from holdfast.access.revocations.contract import Revocation, RevocationKey, full, merged, unknown
+from holdfast.access.revocations.contract import (
+    ENTRIES_MAX,
+    Revocation,
+    RevocationKey,
+    full,
+    merged,
+    unknown,
+)
 from holdfast.clock import Clock
 
 
 class MemoryRevocations:
     """See ``contract.Revocations``."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, entries_max: int = ENTRIES_MAX) -> None:
+        self.entries_max = entries_max
         self._clock = clock
         self._entries: dict[RevocationKey, Revocation] = {}
         self._last = 0
@@ -24,8 +31,8 @@ class MemoryRevocations:
         self._forget_ended()
         if (earlier := self._entries.get(entry.key)) is not None:
             stored = merged(earlier, entry)
-        elif len(self._entries) >= contract.ENTRIES_MAX:
-            raise full()
+        elif len(self._entries) >= self.entries_max:
+            raise full(self.entries_max)
         else:
             self._last += 1
             stored = replace(entry, number=self._last)

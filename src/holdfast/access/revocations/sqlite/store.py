@@ -10,8 +10,7 @@ from typing import TypeVar
 import apsw
 from msgspec.structs import asdict, replace
 
-from holdfast.access.revocations import contract
-from holdfast.access.revocations.contract import Revocation, full, merged, unknown
+from holdfast.access.revocations.contract import ENTRIES_MAX, Revocation, full, merged, unknown
 from holdfast.clock import Clock
 from holdfast.drivers.sqlite.database import Handle, SqliteSettings, open_and_migrate
 from holdfast.drivers.sqlite.file_copy import StateFile
@@ -33,12 +32,17 @@ ACCESS = StateFile(
 class SqliteRevocations:
     """See ``contract.Revocations``. One thread owns the file; one process at a time."""
 
-    def __init__(self, threads: WorkerThreads, clock: Clock) -> None:
+    def __init__(
+        self, threads: WorkerThreads, clock: Clock, entries_max: int = ENTRIES_MAX
+    ) -> None:
+        self.entries_max = entries_max
         self._threads = threads
         self._clock = clock
 
     @classmethod
-    async def open(cls, path: Path, clock: Clock, vfs: str | None = None) -> SqliteRevocations:
+    async def open(
+        cls, path: Path, clock: Clock, vfs: str | None = None, entries_max: int = ENTRIES_MAX
+    ) -> SqliteRevocations:
         """OperatorErrors say why the file cannot be used."""
         settings = SqliteSettings(readers=1, cache_bytes=4 << 20)
         connection = await asyncio.to_thread(
@@ -46,9 +50,8 @@ class SqliteRevocations:
         )
         handle = Handle(path, settings, vfs, write=True)
         handle.adopt(connection)
-        return cls(
-            WorkerThreads("access-writer", [handle], settings.writes_waiting_max, _busy), clock
-        )
+        threads = WorkerThreads("access-writer", [handle], settings.writes_waiting_max, _busy)
+        return cls(threads, clock, entries_max)
 
     async def close(self) -> None:
         await self._threads.close()
@@ -62,8 +65,8 @@ class SqliteRevocations:
                 stored = merged(Revocation(*row), entry)
                 db.execute(SQL["replace"], asdict(stored))
                 return stored
-            if db.execute(SQL["count"]).get >= contract.ENTRIES_MAX:
-                raise full()
+            if db.execute(SQL["count"]).get >= self.entries_max:
+                raise full(self.entries_max)
             number = db.execute(SQL["add"], {**asdict(entry), "about": entry.key.user_id}).get
             return replace(entry, number=number)
 
