@@ -1,6 +1,4 @@
-"""Backups of a whole state directory: taken while it is written, put back whole or not
-at all.
-"""
+"""Backups of a state directory in use: put back whole or not at all."""
 
 from __future__ import annotations
 
@@ -170,9 +168,7 @@ def reaching(reached: Callable[[str], None]) -> Iterator[None]:
 
 
 def killed_at(point: str, work: Callable[[], object]) -> bool:
-    """Whether ``work``, done by a child that is killed when it reaches ``point``, came
-    that far.
-    """
+    """Whether a child doing ``work``, killed at ``point``, came that far."""
     pid = os.fork()
     if pid == 0:
         telemetry.on_mark(
@@ -263,9 +259,7 @@ def test_a_backup_taken_while_everything_is_written_is_whole(tmp_path: Path) -> 
 
 
 def test_jobs_lag_behind_the_chats_they_are_made_of_and_never_run_ahead(tmp_path: Path) -> None:
-    """What is committed between the copies of two files is made into jobs again, not
-    left out.
-    """
+    """A commit between the copies of two files is made into jobs again."""
     state = make_state(tmp_path / "state", 5)
 
     async def serve() -> None:
@@ -526,9 +520,7 @@ RESTORE_POINTS = [
 
 @pytest.mark.parametrize("point", RESTORE_POINTS)
 def test_a_restore_killed_anywhere_is_done_or_not_done(point: str, tmp_path: Path) -> None:
-    """From ``ready`` on it is completed by whoever comes next; before, nothing has
-    happened.
-    """
+    """The next process completes it from ``ready`` on; before, nothing changed."""
     backup = back_up(make_state(tmp_path / "old", 2))
     state = make_state(tmp_path / "state", 8)
     (state / "keys.json").unlink()

@@ -1,6 +1,4 @@
-"""What every event log promises its readers; the memory reference and the embedded one
-alike.
-"""
+"""What every event log promises its readers: the memory reference and the embedded."""
 
 from __future__ import annotations
 
@@ -233,9 +231,7 @@ class SlowSource:
 
 @pytest.mark.parametrize("announced", [True, False])
 async def test_an_end_that_was_read_before_a_commit_hides_it_from_nobody(announced: bool) -> None:
-    """Announced, or one whose outcome nobody knows: who waits for it would wait until
-    the next one.
-    """
+    """Announced or of unknown outcome: else a reader would wait for the next commit."""
     source = SlowSource()
     log = SqliteEventLog(source)
     asking = asyncio.create_task(log.end())

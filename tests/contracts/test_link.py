@@ -1,6 +1,4 @@
-"""What every link to gateways promises. A bench connects named gateways through the
-adapter under test.
-"""
+"""What every link to gateways promises; a bench connects them through the adapter."""
 
 from __future__ import annotations
 

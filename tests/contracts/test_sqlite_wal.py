@@ -21,9 +21,7 @@ FRAME = FRAME_HEADER_BYTES + 4096
 
 
 def crashed(directory: Path, sends: int = 6) -> Path:
-    """The files of a store as a process that was killed leaves them: everything is in
-    the log.
-    """
+    """The files of a store whose process was killed: everything is in the log."""
     place = directory / "crashed"
     place.mkdir()
 

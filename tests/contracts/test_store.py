@@ -1,6 +1,4 @@
-"""What every store promises about sends, numbers and pages; the memory reference and
-each adapter alike.
-"""
+"""What every store promises about sends, numbers and pages."""
 
 from __future__ import annotations
 
@@ -337,9 +335,7 @@ async def test_pages_are_cut_by_number_and_by_bytes_and_hold_one_message_at_leas
 
 
 def bytes_of(messages: Sequence[Message]) -> int:
-    """What a page of them takes on the wire, commas and the largest frame around them
-    included.
-    """
+    """The bytes of a page of them on the wire, with commas and the largest frame."""
     return ENVELOPE_BYTES + sum(len(msgspec.json.encode(message)) + 1 for message in messages)
 
 

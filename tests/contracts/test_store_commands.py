@@ -1,6 +1,4 @@
-"""What every store promises about commands: chats, members, roles, records; memory and
-each adapter alike.
-"""
+"""What every store promises about commands: chats, members, roles, records."""
 
 from __future__ import annotations
 

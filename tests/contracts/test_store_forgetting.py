@@ -1,6 +1,4 @@
-"""What stores forget: idempotency keys with time, a person on request. Every adapter
-alike.
-"""
+"""What every store forgets: idempotency keys with time, a person on request."""
 
 from __future__ import annotations
 
@@ -82,9 +80,7 @@ async def test_the_key_of_a_message_stays_unless_a_bound_is_set_and_passed(rig: 
 
 
 async def test_a_younger_message_keeps_its_key_and_those_behind_it(rig: Rig) -> None:
-    """The order is the log's: a clock that stood wrong for a moment must not take away
-    a younger key.
-    """
+    """The order is the log's: a clock that was wrong once removes no younger key."""
     async with rig.open() as store:
         await create(store)
         for key, at in (("k1", AT), ("k2", LATER), ("k3", AT)):

@@ -215,17 +215,13 @@ def test_sequence_uniqueness(adapter: str) -> None:
 
 @pytest.mark.covers("001 allocation_monotonicity")
 def test_allocation_monotonicity(adapter: str) -> None:
-    """Stronger: an allocation is a commit, so no reader ever sees a number before a
-    lower one.
-    """
+    """Stronger: an allocation is a commit, so no reader sees a later number first."""
     holds("allocation_monotonicity", adapter)
 
 
 @pytest.mark.covers("001 counter_is_last_allocated")
 def test_counter_is_last_allocated(adapter: str) -> None:
-    """Stronger: it is the last stored sequence too, because nothing is allocated
-    outside a commit.
-    """
+    """Stronger: it is also the last stored sequence, as only commits allocate."""
     holds("counter_is_last_allocated", adapter)
 
 
@@ -260,9 +256,7 @@ def test_no_zero_sequence(adapter: str) -> None:
 
 @pytest.mark.covers("001 gap_is_allocation_without_persistence")
 def test_gap_is_allocation_without_persistence(adapter: str) -> None:
-    """Stronger: it holds because there is no gap at all; nothing is allocated without
-    being persisted.
-    """
+    """Stronger: there is no gap at all; nothing is allocated without being stored."""
     holds("gap_is_allocation_without_persistence", adapter)
 
 

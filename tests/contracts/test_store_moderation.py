@@ -1,6 +1,4 @@
-"""What every store promises about bans and mutes in a chat; memory and each adapter
-alike.
-"""
+"""What every store promises about bans and mutes in a chat."""
 
 from __future__ import annotations
 

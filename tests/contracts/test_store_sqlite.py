@@ -242,9 +242,7 @@ def test_two_keys_with_one_hash_are_never_merged(
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=20))
 def test_any_text_survives_the_way_through_json(texts: list[str]) -> None:
-    """Messages go in and come out as JSON inside SQLite: whatever it escapes must come
-    back.
-    """
+    """Messages pass as JSON through SQLite: whatever it escapes must come back."""
     connection = apsw.Connection(":memory:")
     connection.execute("CREATE TABLE t (n INTEGER PRIMARY KEY, x TEXT NOT NULL) STRICT")
     rows = encode(list(enumerate(texts))).decode()
@@ -624,9 +622,7 @@ def test_reads_on_a_dead_disk_are_unavailable_and_heal(tmp_path: Path) -> None:
 
 
 def test_a_group_that_was_unknown_and_is_stored_after_all_stands_in_the_log(tmp_path: Path) -> None:
-    """Nobody was told of its commit, and its repetition is an old message: the log must
-    look for itself.
-    """
+    """The commit was not announced and repeating it adds none: the log must look."""
     trouble = Trouble(apsw.IOError, {"sync", "truncate", "delete", "read"})
     disk = FaultyDisk(f"unknown-{os.getpid()}", random.Random(1), trouble=trouble)
 
@@ -689,9 +685,7 @@ async def until_gone(directory: Path, trace: bytes) -> None:
 
 
 def test_redacted_content_leaves_the_log_too_while_the_store_runs(tmp_path: Path) -> None:
-    """Not before its readers allow it; what a crash leaves until then is gone after the
-    next start.
-    """
+    """Not before its readers allow it; what a crash leaves, the next start deletes."""
     crashed = tmp_path / "crashed"
     crashed.mkdir()
 

@@ -43,9 +43,7 @@ async def found(store: ChatStore) -> None:
 
 
 class Writers:
-    """People who send to one chat through the intake, each the next when the last was
-    answered.
-    """
+    """Users who send to one chat through the intake, each after its last answer."""
 
     def __init__(self, intake: Intake) -> None:
         self._intake = intake
@@ -111,9 +109,7 @@ async def test_a_key_that_exists_answers_as_the_first_time_or_refuses_other_cont
 
 
 class Disk(MemoryStore):
-    """A store whose commit takes as long as the documents allow an allocation to take,
-    and no longer.
-    """
+    """A store whose commit takes as long as the documents allow an allocation."""
 
     COMMIT_SECONDS = 0.049
 

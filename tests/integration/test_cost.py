@@ -384,9 +384,7 @@ def test_a_handshake_is_cheap_with_and_without_a_credential(world: CostedNode) -
 
 
 def send_frames(world: CostedNode, data: bytes, *, authenticated: bool, answered: bool) -> None:
-    """On a connection of its own, which the client ends: when the server has, it has
-    read everything.
-    """
+    """On a new connection that the client ends; the server ends after reading all."""
     credential = [f"Authorization: Bearer {token_of(world, USER)}"] if authenticated else []
     with world.connected() as sock:
         sock.sendall(upgrade(world.address(), *credential))

@@ -1,6 +1,4 @@
-"""Cutting somebody off a real server: commands in, sockets closed, files that remember
-it.
-"""
+"""Cutting a user off a real server: commands in, sockets closed, files that keep it."""
 
 from __future__ import annotations
 

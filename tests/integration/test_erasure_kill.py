@@ -1,6 +1,4 @@
-"""An erasure whose process is killed in the middle, at every commit, is completed by
-the next one.
-"""
+"""An erasure whose process is killed at any commit is completed by the next one."""
 
 from __future__ import annotations
 

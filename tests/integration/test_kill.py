@@ -1,6 +1,4 @@
-"""kill -9, again and again, while people talk: nothing acknowledged is lost, nothing is
-there twice.
-"""
+"""kill -9, repeatedly, under load: no acknowledged message is lost or stored twice."""
 
 from __future__ import annotations
 

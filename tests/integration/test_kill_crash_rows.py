@@ -66,9 +66,7 @@ async def die_at(supervisor: Supervisor, chat_id: str, directory: Path, point: s
 
 
 async def retried(supervisor: Supervisor, chat_id: str, directory: Path) -> Person:
-    """The server is back and so is Ann's device, which sends what it still has by
-    itself.
-    """
+    """The server is back, and Ann's device sends what it still has by itself."""
     await supervisor.spawn()
     assert await supervisor.serving()
     ann = Person(supervisor, "ann", directory)
@@ -151,9 +149,7 @@ async def test_crash_after_persistence_before_the_ack(tmp_path: Path) -> None:
 @pytest.mark.covers("000 contract 5: a publish that fails is an error")
 @pytest.mark.covers("001 crash during step 5")
 async def test_crash_during_the_publish(tmp_path: Path) -> None:
-    """Stronger: what is committed is in the log. Bob gets it although Ann never comes
-    back to retry.
-    """
+    """Stronger: what is committed is in the log: Bob gets it without Ann's retry."""
     async with prepared(tmp_path) as (supervisor, chat_id, directory):
         await die_at(supervisor, chat_id, directory, "commit.after")
         await supervisor.spawn()

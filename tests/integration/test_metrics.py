@@ -1,6 +1,4 @@
-"""What /metrics of a whole node shows: every metric of the message path, also when a
-part stands still.
-"""
+"""The /metrics of a whole node: every metric of the path, even if a part is stopped."""
 
 from __future__ import annotations
 

@@ -34,9 +34,7 @@ def test_200_power_cuts_lose_no_acknowledged_message(tmp_path: Path) -> None:
 
 
 def test_control_without_a_sync_per_commit_power_cuts_do_lose_messages(tmp_path: Path) -> None:
-    """Proves that the cuts cut: the same workload with synchronous=NORMAL must lose
-    acknowledged messages.
-    """
+    """Proves that the cuts cut: synchronous=NORMAL must lose acknowledged messages."""
     cuts = Cuts.made(power_cut, tmp_path, CONTROL_CUTS, "NORMAL")
     acked, lost = sum(r.acked for r in cuts.reports), sum(r.lost for r in cuts.reports)
     how, must = (
@@ -50,9 +48,7 @@ def test_control_without_a_sync_per_commit_power_cuts_do_lose_messages(tmp_path:
 
 
 def test_a_cut_keeps_what_was_synced_and_may_take_what_was_not(tmp_path: Path) -> None:
-    """The disk itself: synced bytes always survive; over seeds, unsynced ones are lost,
-    kept and torn.
-    """
+    """The disk itself: synced bytes survive; others are lost, kept or torn, by seed."""
     outcomes = set()
     for seed in range(30):
         disk = FaultyDisk(f"disk-{seed}", random.Random(seed))

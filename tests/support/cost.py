@@ -35,9 +35,7 @@ REFERENCE = msgspec.json.encode(
     [{"id": n, "name": f"user-{n}", "tags": ["a", "b"]} for n in range(4_000)]
 )
 REFERENCE_SECONDS = 0.0026
-"""What decoding it takes on the machine on which the bounds were set, when that is
-quiet.
-"""
+"""What decoding it takes on the machine of the bounds, when that is quiet."""
 ANSWER_SECONDS_MAX = 10.0
 
 

@@ -16,9 +16,7 @@ from proof.results import Row
 Synchronous = Literal["FULL", "NORMAL"]
 Report = TypeVar("Report")
 Cut = Callable[[Path, int, Synchronous], Coroutine[Any, Any, Report]]
-"""Works on a file in an empty folder until the power goes, by the seed, and reports
-what is left.
-"""
+"""Works on a file in an empty folder until a power cut; reports what is left."""
 
 
 @dataclass(frozen=True)

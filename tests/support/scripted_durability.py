@@ -1,6 +1,4 @@
-"""Stand-ins for the durability plane whose every answer a test decides, and the values
-tests speak.
-"""
+"""A durability plane whose every answer the test decides, and the values tests use."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""An issuer of tokens for tests: keys of every kind, the set it publishes, and tokens
-signed with them.
-"""
+"""A token issuer for tests: keys of every kind, the set it publishes, signed tokens."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ def private_key(kind: str, name: str = "a") -> PrivateKeyTypes:
 
 
 def jwk(kind: str, name: str = "a", **changes: Any) -> dict[str, Any]:
-    """The public key as it is published, under its name; a change to None leaves the
-    field out.
-    """
+    """The public key as published under its name; a change to None omits the field."""
     public: Any = private_key(kind, name).public_key()  # type: ignore[union-attr]
     made = jwt.PyJWS().get_algorithm_by_name(kind).to_jwk(public, as_dict=True)
     made.pop("key_ops", None)

@@ -1,6 +1,4 @@
-"""Tokens of other issuers: which keys are taken, how they are kept fresh, and what an
-unknown one costs.
-"""
+"""Tokens of other issuers: keys accepted, keys kept fresh, the cost of unknown keys."""
 
 from __future__ import annotations
 
@@ -147,9 +145,7 @@ def test_what_is_no_set_is_refused_by_its_reason(data: bytes, reason: str) -> No
 
 
 class Source:
-    """Where keys come from: what it serves now, or how it fails; every fetch is
-    counted.
-    """
+    """Where keys come from: what it serves now, or how it fails; counts fetches."""
 
     def __init__(self, *keys: dict[str, Any]) -> None:
         self.answer: bytes | BadJwks | None = jwks(*keys)

@@ -116,9 +116,7 @@ def test_each_connection_limit_is_named_when_it_is_reached_and_freed_when_one_cl
 
 
 def test_http_connections_are_bounded_per_address_and_those_of_a_proxy_in_all() -> None:
-    """A declared proxy speaks for many people; one of its connections may serve each of
-    them in turn.
-    """
+    """A declared proxy speaks for many users; one connection may serve each in turn."""
     counts = HttpCounts(
         HttpLimits(connections_max=5, per_address_max=2), [ip_network("10.0.0.0/8")]
     )

@@ -1,6 +1,4 @@
-"""What a token may do, on every way in: each endpoint and each frame, by scope and by
-chat.
-"""
+"""What a token may do, on every way in: each endpoint and frame, by scope and chat."""
 
 from __future__ import annotations
 
@@ -80,9 +78,7 @@ ROWS = [
     Row("get_status", "GET", C + "/messages/1/status", (READ,)),
 ]
 OF_NO_CHAT = {"create_chat", "list_chats"}
-"""What a token that is good for some chats may ask without naming one: see below what
-becomes of it.
-"""
+"""What a token for some chats may ask without naming one; the effect is below."""
 
 
 def test_the_table_has_every_endpoint_that_users_ask() -> None:

@@ -1,6 +1,4 @@
-"""The threat model is kept honest: every row of SECURITY.md names tests, and they
-exist.
-"""
+"""The threat model is kept honest: each row of SECURITY.md names tests that exist."""
 
 from __future__ import annotations
 

@@ -331,9 +331,7 @@ def test_a_depth_bomb_under_a_good_signature_is_refused(tokens: Tokens) -> None:
 
 
 def test_a_public_key_cannot_be_used_as_an_hmac_secret(clock: ManualClock) -> None:
-    """The classic confusion: the attacker signs HS256 with the PEM text of the server's
-    public key.
-    """
+    """The classic confusion: HS256, signed with the PEM text of the public key."""
     private = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     pem = private.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo

@@ -1,6 +1,4 @@
-"""An Idempotency-Key on requests that are no commit of the store: done once, answered
-alike.
-"""
+"""An Idempotency-Key on requests that are no commit: done once, answered alike."""
 
 from __future__ import annotations
 
@@ -167,9 +165,7 @@ class Slow(MemoryStore):
 def test_key_claimed_too_late_is_released_and_blocks_others_until_then(
     gives_up: str,
 ) -> None:
-    """The writer was busy for longer than the request has time, or than its client
-    waits: nothing ran.
-    """
+    """The writer is busy for longer than the request or its client waits: no run."""
     backups, store = Backups(), Slow()
 
     async def scenario(rest: Rest) -> None:

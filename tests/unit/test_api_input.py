@@ -1,6 +1,4 @@
-"""What comes in from strangers: bodies, headers, methods, floods; and what never goes
-out.
-"""
+"""Input from strangers: bodies, headers, methods, floods; and what never goes out."""
 
 from __future__ import annotations
 

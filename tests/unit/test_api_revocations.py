@@ -1,6 +1,4 @@
-"""Cutting somebody off over REST: what counts at once, what is recorded, what is
-refused.
-"""
+"""Cutting a user off over REST: what counts at once, what is recorded or refused."""
 
 from __future__ import annotations
 
@@ -48,9 +46,7 @@ def test_revoked_token_is_refused_at_once_and_no_other_until_it_is_lifted() -> N
 
 
 def signed(rest: Rest, issued_in: float, ttl_seconds: float = 30 * 86400) -> str:
-    """A token of alice that says it is issued so many seconds from now, by a sign-in
-    with another clock.
-    """
+    """A token of alice issued in ``issued_in`` seconds, by a sign-in's own clock."""
     iat = rest.clock.now() + issued_in
     claims = {"iss": "holdfast", "aud": "holdfast", "sub": "alice", "tenant": "acme", "iat": iat}
     return jwt.encode({**claims, "exp": iat + ttl_seconds}, SECRET, "HS256")

@@ -21,9 +21,7 @@ def test_ids_rise_within_a_millisecond_and_when_the_clock_steps_back() -> None:
 
 
 def test_a_busy_millisecond_runs_out_of_nothing() -> None:
-    """Two million ids in one millisecond: more than are counted on from one draw of
-    randomness.
-    """
+    """Two million ids in one millisecond: more than one draw of randomness allows."""
     ids = Ids(ManualClock(), random.Random(1))
     last = ids.new("")
     for _ in range(2**21):

@@ -250,9 +250,7 @@ class ChatLife(RuleBasedStateMachine):
 
     @rule(by=BY, lost=st.booleans())
     def recover(self, by: tuple[str, bool], lost: bool) -> None:
-        """An operator finds the counter right, or lost; numbers go on above whatever is
-        stored.
-        """
+        """The counter is right or lost; numbers continue above all that is stored."""
         assert self.chat is not None
         before, epoch, kept = self.highest, self.chat.epoch, self.counter
         self.counter = None if lost else kept

@@ -1,6 +1,4 @@
-"""Which connections are sessions, by the server processes that they are told and that
-they meet.
-"""
+"""Which connections are sessions, by the server process expected and the one met."""
 
 from __future__ import annotations
 

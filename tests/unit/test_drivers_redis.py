@@ -1,6 +1,4 @@
-"""Addresses of Redis, and why it does not answer: no part of a password is in an error
-or a reason.
-"""
+"""Addresses of Redis, and why it does not answer: errors show no part of a password."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""SQLite's errors on their way to clients; that every one of them is translated is in
-the store's contract.
-"""
+"""SQLite's errors on their way to clients; the store's contract has the whole list."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The fanout role on virtual time: reading on, retrying within bounds, skipping, dying
-clearly.
-"""
+"""The fanout role on virtual time: reads, bounded retries, skips, clear failures."""
 
 from __future__ import annotations
 

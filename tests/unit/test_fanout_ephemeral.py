@@ -285,9 +285,7 @@ async def test_what_is_too_much_is_dropped() -> None:
 
 async def test_cost_of_a_note_does_not_depend_on_notes_sent_recently() -> None:
     async def cost(sent_before: int) -> int:
-        """Steps of the interpreter: seconds would count whatever else the process does,
-        its collector first.
-        """
+        """Interpreter steps: seconds would count the rest of the process, too."""
         steps = 0
 
         def count(frame: FrameType, event: str, argument: object) -> Any:

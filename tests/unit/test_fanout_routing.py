@@ -138,9 +138,7 @@ history = st.lists(st.tuples(st.sampled_from(["a", "b"]), step), max_size=40)
 def test_every_gateway_gets_exactly_what_its_users_are_owed(
     steps: list, cuts: list[int], gateways: list[set[User]]
 ) -> None:
-    """Against a model that keeps one member set per chat and walks the log message by
-    message.
-    """
+    """Against a model with one member set per chat that walks the log by message."""
     members = {"a": frozenset({ANNA}), "b": frozenset({ANNA, BELA})}
     sequences = {"a": 0, "b": 0}
     now = {chat: set(users) for chat, users in members.items()}
@@ -182,9 +180,7 @@ def test_every_gateway_gets_exactly_what_its_users_are_owed(
 
 @given(st.lists(step, max_size=20), st.data())
 def test_members_loaded_ahead_of_the_log_end_up_right(steps: list, data: st.DataObject) -> None:
-    """Load at any later moment, then read the log from any earlier place: the end is
-    the same.
-    """
+    """Load at any later moment, read from any earlier offset: the end is the same."""
     states = [frozenset({ANNA})]
     for what in steps:
         state = states[-1]

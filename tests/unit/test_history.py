@@ -212,9 +212,7 @@ async def test_every_page_carries_the_proof_of_its_end() -> None:
 
 
 async def test_members_proving_the_same_rollback_share_one_raise_and_are_all_answered() -> None:
-    """After a rollback everybody reconnects; one who gives up meanwhile takes nobody
-    along.
-    """
+    """After a rollback everybody reconnects; one that gives up affects no other."""
 
     async with reading() as bench:
         head, begun, may_end = await bench.fill(5), asyncio.Event(), asyncio.Event()
@@ -469,9 +467,7 @@ async def test_fifty_resumes_for_one_slot_return_at_spread_times_and_all_succeed
 
 
 async def test_greedy_tenant_delays_another_by_one_read_not_by_all() -> None:
-    """Two places, each read takes a second, and one tenant has forty waiting when
-    another comes.
-    """
+    """Two slots, a second per read: one tenant has forty waiting as another comes."""
 
     slow = Odds(delay=1.0, seconds_max=1.0)
     settings = HistorySettings(

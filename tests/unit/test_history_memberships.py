@@ -97,9 +97,7 @@ async def test_who_waits_for_the_reads_of_a_crowd_is_answered_in_time() -> None:
 
 
 async def test_heavy_users_are_let_in_one_in_each_turn_of_the_loop() -> None:
-    """Fifty of them would otherwise make places of a quarter of a million chats before
-    anybody else ran.
-    """
+    """Fifty would build progress for 250,000 chats before any other task ran."""
     store = Crowded()
     store.seconds = 0
     history = ChatHistory(store, never, CursorProofs(b"test"), LoopClock())

@@ -1,6 +1,4 @@
-"""The durability plane over a store that fails in every way: breaker, deadline, honest
-answers.
-"""
+"""The durability plane over a failing store: breaker, deadline, honest answers."""
 
 from __future__ import annotations
 

@@ -203,9 +203,7 @@ async def test_erasure_after_an_unknown_token_changes_nothing(after: str | int) 
 
 
 def test_what_was_erased_counts_as_redacted_by_a_recorded_act() -> None:
-    """Checker 1: an acknowledged message is stored unchanged, or was redacted by a
-    recorded act.
-    """
+    """Checker 1: an acknowledged message is stored unchanged, or redacted on record."""
 
     async def scenario(rest: Rest) -> None:
         chat = await rest.chat("bob", ["alice"])

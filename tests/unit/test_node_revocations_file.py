@@ -1,6 +1,4 @@
-"""A lost file of revocations: the server does not start until it is put back, or given
-up.
-"""
+"""A lost file of revocations: the server starts once it is put back or given up."""
 
 from __future__ import annotations
 
@@ -26,9 +24,7 @@ AT = "2026-01-01T00:00:00.000Z"
 
 
 def opened(state: Path, *recorded: str) -> int:
-    """Open the file as a start does, after these acts were recorded; how many
-    revocations there are.
-    """
+    """Open the file as a start does, after these acts; how many revocations it has."""
 
     async def start() -> int:
         async with SqliteStore(state / "chats.db") as store:
