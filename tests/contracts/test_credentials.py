@@ -1,4 +1,4 @@
-"""One suite for every CredentialStore: what is saved is loaded, and no change is lost."""
+"""One suite for every CredentialStore: saved keys are loaded, no change is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damage in a write-ahead log is told from what a power cut leaves there."""
+"""Damage in a write-ahead log is distinguished from the rest of a power cut."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_without_full_syncs_many_transactions_may_be_torn_and_none_is_called_dam
 def test_the_name_of_a_new_database_is_durable_before_it_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Synced contents are of no use if a power cut takes the file out of its directory."""
+    """Synced contents are of no use if a power cut removes the file's name."""
     synced: list[Path] = []
     sync = os.fsync
 

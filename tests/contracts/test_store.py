@@ -101,7 +101,7 @@ async def test_scenario_3_concurrent_writers(store: Any, rig: Rig) -> None:
 @pytest.mark.covers("001 scenario 4, on our stores")
 @on_every_store
 async def test_scenario_4_race_condition_on_idempotency(store: Any, rig: Rig) -> None:
-    """Two groups under way at once, each with the key: one message, no number left out."""
+    """Two groups at once, each with the key: one message, no number is skipped."""
     await create(store)
     await fill(store, 10)
     groups = [draft("uuid-1"), draft("a")], [draft("b"), draft("uuid-1")]
@@ -283,7 +283,7 @@ async def test_a_redacted_message_still_answers_its_key(store: Any, rig: Rig) ->
     assert again.deduplicated and acked(again).message_id == first.message_id
     assert acked(again).content == ""
     other = await send(store, "k", "other")
-    assert other.deduplicated, "nothing is left by which anybody could tell, or prove, what it said"
+    assert other.deduplicated, "nothing is left that shows, or proves, what it said"
 
 
 @on_every_store
@@ -498,9 +498,7 @@ async def test_unread_is_what_others_wrote_and_can_still_be_read(store: Any, rig
 
 @on_every_store
 async def test_unread_is_exact_or_says_that_there_may_be_more(store: Any, rig: Rig) -> None:
-    """However long a chat is, so many of its newest messages are looked at, and nothing
-    is said about the others.
-    """
+    """Only the newest ``UNREAD_LOOKED_AT`` messages of a chat are counted."""
     await create(store, "bob")
     await send(store, "bobs own", sender=BOB)
     await fill(store, UNREAD_LOOKED_AT - 1)
@@ -510,7 +508,7 @@ async def test_unread_is_exact_or_says_that_there_may_be_more(store: Any, rig: R
     for n in range(10):
         await send(store, f"bobs {n}", sender=BOB)
     assert await unread(store, BOB) == (UNREAD_LOOKED_AT - 10, True), (
-        "at least so many: his own are not among them"
+        "at least that many: bob's own do not count"
     )
     await store.mark([Watermark(BOB, "phone", "chat_a", 1, 11, 11)])
     assert await unread(store, BOB) == (UNREAD_LOOKED_AT - 10, False)

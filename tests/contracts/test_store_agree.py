@@ -41,7 +41,7 @@ STEPS = 150
 
 
 class Steps:
-    """An endless seeded stream of things to do with a store; the same for every store."""
+    """An endless seeded stream of calls to a store; the same for every store."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)

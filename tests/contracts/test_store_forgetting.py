@@ -211,7 +211,7 @@ async def test_a_users_texts_are_found_in_every_chat_of_the_tenant_and_erased_fo
         assert list((await store.texts_of(BOB)).texts) == [("chat_b", 1)]
         assert acked(await send(store, "b1", "secret", BOB)).sequence == 2, "the key stays"
         assert acked(await send(store, "b1", "a guess", BOB)).sequence == 2, (
-            "and tells nobody what it was for"
+            "and does not show what it was for"
         )
         record = (await store.audit(None, 10)).records[-1]
         assert (record.action, record.target, record.reason) == ("user.erase", "chat_a", "asked to")

@@ -126,7 +126,7 @@ def test_a_directory_that_others_can_write_to_is_refused_with_what_to_run(
 def test_an_empty_one_that_others_can_write_to_gets_a_private_directory_of_its_own(
     tmp_path: Path,
 ) -> None:
-    """As a volume is when it is mounted; a file system may have its own folder in it."""
+    """Like a volume just mounted; a file system may have its own folder in it."""
     (tmp_path / "lost+found").mkdir()
     tmp_path.chmod(0o777)
     inside = tmp_path / "state"

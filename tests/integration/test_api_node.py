@@ -312,15 +312,15 @@ def test_an_operator_says_how_many_changes_may_be_under_way(
 def test_node_announces_its_users_to_the_registry_with_each_heartbeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = asyncio.Event()
+    announced = asyncio.Event()
 
     async def announce(self: MemoryRegistry, gateway: str, users: Collection[User]) -> None:
-        told.set()
+        announced.set()
 
     async def scenario(node: Node, client: httpx.AsyncClient) -> None:
         for _ in range(3):
-            told.clear()
-            await asyncio.wait_for(told.wait(), 5)
+            announced.clear()
+            await asyncio.wait_for(announced.wait(), 5)
 
     monkeypatch.setattr(MemoryRegistry, "announce", announce)
     with_node(

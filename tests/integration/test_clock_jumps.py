@@ -65,10 +65,10 @@ class Hook:
             await self.arrived.wait_for(lambda: len(self.taken) >= count)
 
     async def _take(self, request: web.Request) -> web.Response:
-        told = json.loads(await request.read())
+        event = json.loads(await request.read())
         async with self.arrived:
-            self.taken[told["data"]["content"]] += 1
-            self.stamped = told["data"]["created_at"]
+            self.taken[event["data"]["content"]] += 1
+            self.stamped = event["data"]["created_at"]
             self.arrived.notify_all()
         await self.go_on.wait()
         return web.Response()

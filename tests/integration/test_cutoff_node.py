@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import websockets
 from program import Program, Ran
@@ -97,34 +98,28 @@ async def test_user_and_device_are_cut_off_until_that_is_undone(program: Program
     assert program.run("chat", "list", "--token", token).returncode == 0
 
 
-def test_tokens_outlive_their_tenant_key_until_the_tenant_is_revoked(
+async def test_tokens_outlive_their_tenant_key_until_the_tenant_is_revoked(
     program: Program,
 ) -> None:
     made = json.loads(
         program.ok("key", "create", "tenant", "--label", "leaked", "--tenant", "shop", "--json")
     )
-    headers = {"Authorization": f"Bearer {made['secret']}", "Content-Type": "application/json"}
-    asked = urllib.request.Request(f"{program.url}/v1/tokens", b'{"user_id": "ceo"}', headers)
-    with urllib.request.urlopen(asked) as answer:
-        token = json.load(answer)["token"]
+    async with httpx.AsyncClient(headers={"Authorization": f"Bearer {made['secret']}"}) as http:
+        answer = await http.post(f"{program.url}/v1/tokens", json={"user_id": "ceo"})
+    token = answer.json()["token"]
     revoked = program.run("key", "revoke", made["key"]["key_id"], "--reason", "leaked")
     assert revoked.returncode == 0
     assert "tokens that were made with it are good until they expire" in revoked.stderr
     command = "holdfast revoke tenant shop"
     assert command in revoked.stderr
 
-    async def story() -> None:
-        client = await connect(program, token)
-        done = await run(program, *command.split()[1:], "--reason", "key leaked")
-        assert (
-            "tokens of the tenant shop issued before" in done.stdout
-            and "holdfast revoke undo" in done.stdout
-        )
-        assert (await closing(client))[0] == 4502
-        with pytest.raises(websockets.InvalidStatus, match="401"):
-            await connect(program, token)
-
-    asyncio.run(story())
+    client = await connect(program, token)
+    done = await run(program, *command.split()[1:], "--reason", "key leaked")
+    assert "tokens of the tenant shop issued before" in done.stdout
+    assert "holdfast revoke undo" in done.stdout
+    assert (await closing(client))[0] == 4502
+    with pytest.raises(websockets.InvalidStatus, match="401"):
+        await connect(program, token)
     assert "tenant" in program.ok("revoke", "ls", "--tenant", "shop")
     assert "tokens" not in program.run("key", "revoke", "key_unknown").stderr
 

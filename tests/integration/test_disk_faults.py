@@ -100,8 +100,7 @@ async def _story(tmp_path: Path, supervisor: Supervisor, strace: Strace) -> list
                 # or longer: every disk must have been asked while it was in trouble
                 await injection.meets()
             met.append(injection.met)
-            # Until its breaker has rested and a probe went well, sends may still be
-            # turned away.
+            # Sends may be refused until the breaker has rested and a probe succeeded.
             async with asyncio.timeout(HEALED_SECONDS_MAX):
                 await asyncio.gather(
                     *(person.say(chat_id, f"after {name} {len(met)}") for person in people)

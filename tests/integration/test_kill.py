@@ -46,9 +46,7 @@ MEASURE = (
 MEASURE_CPU_SECONDS = 0.14
 """What a new interpreter computes for it there."""
 BUSY_LOAD_PER_CORE = 2.0
-"""Above it the wall clock tells of the other programs: this test alone keeps each core
-busy once or twice.
-"""
+"""Above it other programs disturb the wall clock: this test alone causes 1 to 2."""
 
 
 def slowness() -> float:

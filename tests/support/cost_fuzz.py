@@ -87,7 +87,7 @@ class Fuzz:
         self._random = random.Random(seed)
 
     def body(self, valid: Any, bytes_max: int) -> bytes:
-        """JSON of at most ``bytes_max``: ``valid`` with something large in one place."""
+        """JSON of at most ``bytes_max``: ``valid`` with one large part."""
         path = self._random.choice(list(_places(valid)))
         encoded = msgspec.json.encode(_with(valid, path, HERE))
         head, _, tail = encoded.partition(msgspec.json.encode(HERE))

@@ -1,4 +1,4 @@
-"""Power cuts under any file: a cut per seed, and how they are told as a proof."""
+"""Power cuts under any file: a cut per seed, and how the proof reports them."""
 
 from __future__ import annotations
 

@@ -390,18 +390,18 @@ async def test_the_last_good_set_outlives_a_restart_without_its_issuer(tmp_path:
     async with World(Source(jwk("ES256")), file):
         pass
     assert file.stat().st_mode & 0o777 == 0o600
-    away = Source()
-    away.answer = BAD["unreachable"]
-    async with World(away, file) as world:
+    unreachable = Source()
+    unreachable.answer = BAD["unreachable"]
+    async with World(unreachable, file) as world:
         assert world.tokens.verify(world.token()).user_id == "alice"
         assert isinstance(world.refusal(world.token("EdDSA", "new")), Unavailable)
-    async with World(away, file, jwks="https://other.example/jwks.json") as world:
+    async with World(unreachable, file, jwks="https://other.example/jwks.json") as world:
         assert isinstance(world.refusal(world.token()), Unavailable), "another address, other keys"
     kept = file.read_bytes()
     for damaged in (b"{", kept.replace(b"P-256", b"P-999"), b"\xff", b"[{}]"):
         file.write_bytes(damaged)
         with capture_logs() as logs:
-            async with World(away, file) as world:
+            async with World(unreachable, file) as world:
                 assert isinstance(world.refusal(world.token()), Unavailable)
         assert "access.kept_keys_unreadable" in [line["event"] for line in logs]
 
@@ -437,7 +437,7 @@ async def test_issuers_do_not_depend_on_each_other(tmp_path: Path) -> None:
 
 
 # --- settings
-# -----------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------
 
 GOOD = {"issuer": ISSUER, "jwks": URL, "tenants": ["acme"]}
 

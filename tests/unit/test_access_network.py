@@ -1,4 +1,4 @@
-"""The door: origins, addresses, handshakes, connections; and who may do what in a chat."""
+"""Origins, addresses, handshakes, connections; and who may do what in a chat."""
 
 from __future__ import annotations
 

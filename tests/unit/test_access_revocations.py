@@ -164,7 +164,7 @@ def test_change_by_another_node_or_of_unknown_outcome_is_found_by_its_version() 
         assert refused(held, principal()) is None
         await held.refresh()
         assert refused(held, principal()) == "ban" and held.is_muted(User("acme", "bob"))
-        assert heard == ["mute", "ban"], "each is told once"
+        assert heard == ["mute", "ban"], "each is reported once"
         committed = store.add
 
         async def unsure(one: Revocation) -> Revocation:

@@ -148,7 +148,7 @@ def test_a_token_that_is_good_for_some_chats_lists_them_alone_and_creates_none()
         listed = [entry["chat"]["chat_id"] for page in (first, second) for entry in page["chats"]]
         assert listed == [mine[1], mine[0]] and second["next"] is None
         probe = await rest.ask("GET", f"/v1/chats?after=0.{mine[3]}", token)
-        assert error_of(probe) == (403, "FORBIDDEN"), "it does not tell when another chat was used"
+        assert error_of(probe) == (403, "FORBIDDEN"), "it does not show when another chat was used"
 
     with_rest(scenario)
 
@@ -223,7 +223,7 @@ def test_a_tenant_keys_writing_includes_every_writing_scope_and_no_reading() -> 
 
 
 # --- the claims
-# ---------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------
 
 
 def claimed(settings: TokenSettings, **claims: Any) -> Principal:
@@ -279,7 +279,7 @@ def test_a_claim_of_another_type_or_an_unknown_scope_is_401_and_named(
 
 
 # --- the socket
-# ---------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------
 
 FRAMES: list[tuple[AnyClientFrame, tuple[UserScope, ...]]] = [
     (Authenticate(payload=AuthenticateBody("token")), ()),

@@ -46,7 +46,7 @@ def claims(**changed: Any) -> dict[str, Any]:
 
 
 def sign(payload: object, secret: bytes = SECRET, algorithm: str = "HS256", **headers: Any) -> str:
-    """Signed by hand, because a library refuses to make most of what an attacker makes."""
+    """Signed by hand: a library refuses to make most of what an attacker makes."""
     signing_input = f"{segment({'alg': algorithm, 'typ': 'JWT', **headers})}.{segment(payload)}"
     digest = {"HS256": "sha256", "HS512": "sha512"}[algorithm]
     return f"{signing_input}.{encode(hmac.digest(secret, signing_input.encode(), digest))}"

@@ -366,7 +366,7 @@ def test_the_last_key_that_can_make_keys_is_revoked_by_force_only() -> None:
 
 
 class Unrecording(MemoryStore):
-    """A store whose audit log is away, or says nothing of what became of a record."""
+    """A store whose audit log fails, with a known or an unknown outcome."""
 
     def __init__(self, error: HoldfastError) -> None:
         super().__init__()
@@ -379,7 +379,7 @@ class Unrecording(MemoryStore):
 
 
 @pytest.mark.parametrize(
-    "error", [Unavailable("the audit log is away"), OutcomeUnknown("no answer in time")]
+    "error", [Unavailable("the audit log is unavailable"), OutcomeUnknown("no answer in time")]
 )
 def test_without_a_record_there_is_no_key_no_revocation_and_no_backup(error: HoldfastError) -> None:
     taken: list[int] = []

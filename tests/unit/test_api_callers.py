@@ -55,7 +55,7 @@ OPERATOR = {
     "admin key": OK,
 }
 FINDER = {**OPERATOR, "admin key": "NOT_FOUND"}
-"""This world has no rule, job or webhook: who may pass is told so."""
+"""This server has no rule, job or webhook: permitted callers get these answers."""
 RULER = {**OPERATOR, "admin key": "INVALID_RULE"}
 """What makes a good rule is in tests/unit/test_limits_api.py."""
 CHECKER = {**ANONYMOUS, "alice": "FORBIDDEN", "admin key": "FORBIDDEN", "tenant key": OK,

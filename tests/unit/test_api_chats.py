@@ -250,7 +250,7 @@ def test_presence_covers_members_only() -> None:
 
 def test_presence_whose_source_is_down_is_stale_and_no_error() -> None:
     async def down(users: Sequence[User]) -> PresenceView:
-        raise Unavailable("the registry is away")
+        raise Unavailable("the registry is unavailable")
 
     async def scenario(rest: Rest) -> None:
         chat = await rest.chat()

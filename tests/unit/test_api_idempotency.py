@@ -93,7 +93,7 @@ def test_a_key_issued_twice_under_one_key_is_one_and_its_secret_is_kept_nowhere(
 
 
 @pytest.mark.parametrize(
-    ("trouble", "runs"), [(Unavailable("away"), 2), (OutcomeUnknown("who knows"), 1)]
+    ("trouble", "runs"), [(Unavailable("no answer"), 2), (OutcomeUnknown("who knows"), 1)]
 )
 def test_what_did_not_happen_may_come_again_and_what_nobody_knows_may_not(
     trouble: Exception, runs: int
@@ -195,7 +195,7 @@ def test_key_claimed_too_late_is_released_and_blocks_others_until_then(
 
 
 def test_an_answer_that_came_too_late_is_kept() -> None:
-    """The key was not taken by the request that gave up: it has nothing to give back."""
+    """The request that gave up had not claimed the key: it releases nothing."""
     backups, store = Backups(), Slow()
 
     async def scenario(rest: Rest) -> None:

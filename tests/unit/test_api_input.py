@@ -558,8 +558,8 @@ def test_health_shows_strangers_a_word_and_operators_the_dependencies() -> None:
             await rest.ask("GET", "/health/ready")
         ).json()
         assert (await rest.ask("GET", "/health/ready")).json() == {"status": "ready"}
-        told = await rest.ask("GET", "/health/ready", rest.admin_key("status:read"))
-        assert told.json() == {"status": "ready", "dependencies": {"store": "up"}}
+        answer = await rest.ask("GET", "/health/ready", rest.admin_key("status:read"))
+        assert answer.json() == {"status": "ready", "dependencies": {"store": "up"}}
         rest.ready["store"] = "down"
         assert (await rest.ask("GET", "/health/ready")).json() == {"status": "ready"}, (
             "asked once a second"
@@ -568,8 +568,8 @@ def test_health_shows_strangers_a_word_and_operators_the_dependencies() -> None:
         for who in (None, rest.token("alice"), rest.tenant_key(), rest.admin_key("audit:read")):
             answer = await rest.ask("GET", "/health/ready", who)
             assert (answer.status_code, answer.json()) == (503, {"status": "not_ready"})
-        told = await rest.ask("GET", "/health/ready", rest.admin_key("status:read"))
-        assert told.json()["dependencies"] == {"store": "down"}
+        answer = await rest.ask("GET", "/health/ready", rest.admin_key("status:read"))
+        assert answer.json()["dependencies"] == {"store": "down"}
         assert (await rest.ask("GET", "/health/live")).status_code == 200
 
     with_rest(scenario)

@@ -206,7 +206,7 @@ def test_exactly_4096_bytes_are_taken() -> None:
 
 
 class Answering:
-    """An intake that answers as told, or never."""
+    """An intake that answers as the test says, or never."""
 
     def __init__(self, outcome: HoldfastError | None) -> None:
         self.outcome = outcome

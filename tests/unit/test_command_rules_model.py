@@ -295,9 +295,7 @@ TestChatLife.settings = settings(max_examples=40, deadline=None)
 
 
 def test_chat_without_retained_messages_recovers_above_them() -> None:
-    """With its counter lost and nothing stored, only the first sequence still tells
-    which numbers were given.
-    """
+    """Counter lost, nothing stored: only the first sequence shows the used numbers."""
     chat = Chat("c", "t", "group", "Team", 1, 7, 8, "lost", "ann", "now")
     act = CommandContext(User("t", "ann"), "now", "m", operator=True)
     plan = decide(RecoverChat(act, "c"), CommandInputs(chat, counter=None, highest=0), LIMITS)

@@ -13,11 +13,11 @@ from holdfast.errors import BadSetting
 
 
 class Connection:
-    def __init__(self, told: int, *met: int | Exception) -> None:
-        self._told, self._met, self.is_ended = told, list(met), False
+    def __init__(self, expected: int, *met: int | Exception) -> None:
+        self._expected, self._met, self.is_ended = expected, list(met), False
 
     def get_server_pid(self) -> int:
-        return self._told
+        return self._expected
 
     async def fetchval(self, _: str) -> int:
         met = self._met.pop(0) if len(self._met) > 1 else self._met[0]

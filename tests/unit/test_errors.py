@@ -1,4 +1,4 @@
-"""The error tree, and back from what a server told to a value of it."""
+"""The error tree, and from a server's answer back to a value of it."""
 
 from __future__ import annotations
 
@@ -14,26 +14,30 @@ from holdfast.errors import (
 )
 from holdfast.wire.codec import error_payload
 
-TOLD = [*Refused.__subclasses__(), *Deferred.__subclasses__(), OutcomeUnknown, InternalError]
+PUBLIC = [*Refused.__subclasses__(), *Deferred.__subclasses__(), OutcomeUnknown, InternalError]
 
 
-@pytest.mark.parametrize("kind", TOLD, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", PUBLIC, ids=lambda kind: kind.__name__)
 def test_what_one_side_raises_the_other_side_raises_too(kind: type[HoldfastError]) -> None:
-    told = error_payload(kind("why", retry_after_seconds=2.5, limit=7), of_send=True)
-    heard = error_of(
-        told.code,
-        told.message,
-        outcome=told.outcome,
-        retry_after_seconds=told.retry_after_seconds,
-        details=told.details,
+    sent = error_payload(kind("why", retry_after_seconds=2.5, limit=7), of_send=True)
+    received = error_of(
+        sent.code,
+        sent.message,
+        outcome=sent.outcome,
+        retry_after_seconds=sent.retry_after_seconds,
+        details=sent.details,
     )
-    assert type(heard) is kind
-    assert told.retry_after_seconds == (None if kind.private else 2.5)
-    assert (heard.code, heard.retryable, heard.message) == (told.code, told.retryable, told.message)
-    assert heard.outcome == told.outcome
-    assert (heard.retry_after_seconds, heard.details) == (
-        told.retry_after_seconds,
-        dict(told.details or {}),
+    assert type(received) is kind
+    assert sent.retry_after_seconds == (None if kind.private else 2.5)
+    assert (received.code, received.retryable, received.message) == (
+        sent.code,
+        sent.retryable,
+        sent.message,
+    )
+    assert received.outcome == sent.outcome
+    assert (received.retry_after_seconds, received.details) == (
+        sent.retry_after_seconds,
+        dict(sent.details or {}),
     )
 
 

@@ -370,7 +370,9 @@ async def test_every_tier_1_metric_meets_its_alert_when_it_must_and_not_before()
             1,
             1,
         ]
-        assert counted() == [number + 1 for number in before], "what is only away is not damaged"
+        assert counted() == [number + 1 for number in before], (
+            "an unavailable entry is not a damaged one"
+        )
 
 
 @pytest.mark.covers("000 idempotency collision")

@@ -23,7 +23,7 @@ USERS = [User("acme", f"user-{n}") for n in range(120)]
 
 
 class Store(MemoryStore):
-    """One that tells what it was asked, and takes a second for it."""
+    """Records what it was asked; each read takes a second."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -44,7 +44,7 @@ def entry_points(*rules: Rule) -> EntryPoints:
 async def send(
     admission: AdmissionControl, *sends: tuple[str, str]
 ) -> list[tuple[str, type[Outcome]]]:
-    """Submit sends, as (user, id), in one turn of the loop; who was answered, and how."""
+    """Submit sends, as (user, id), in one turn of the loop; who got which answer."""
     answered: list[tuple[str, type[Outcome]]] = []
     for user_id, message_id in sends:
 

@@ -23,9 +23,9 @@ from holdfast.settings import Settings, differences, load
 )
 def test_the_password_of_an_engine_is_never_shown(path: str, value: str, shown: str | None) -> None:
     settings = load(None, {}, {path: value})
-    told = "\n".join(banner_lines(settings)) + str(list(differences(settings)))
-    assert path in told and "S3C" not in told
-    assert shown is None or shown in told
+    printed = "\n".join(banner_lines(settings)) + str(list(differences(settings)))
+    assert path in printed and "S3C" not in printed
+    assert shown is None or shown in printed
 
 
 @pytest.mark.parametrize(
@@ -37,9 +37,10 @@ def test_what_an_ack_means_is_said_as_it_is_set(synchronous: str, said: str) -> 
 
 
 def test_banner_warns_when_the_machine_allows_too_few_sockets() -> None:
-    told = "\n".join(banner_lines(Settings(), 4_096))
+    printed = "\n".join(banner_lines(Settings(), 4_096))
     assert (
-        "room for about 3,896 connections, not 120,000: raise the hard limit of open files" in told
+        "room for about 3,896 connections, not 120,000: raise the hard limit of open files"
+        in printed
     )
     assert "sockets" not in "\n".join(banner_lines(Settings(), 1_048_576))
 

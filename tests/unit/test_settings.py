@@ -269,7 +269,7 @@ ABSENT_IN_BLOCKS = [
 
 @pytest.mark.covers("000 `gateway.circuit_breaker.failure_threshold`")
 def test_design_document_blocks_are_refused_only_for_absent_engines(tmp_path: Path) -> None:
-    """Each refusal names the setting; without these settings the rest is our defaults."""
+    """Each refusal names the setting; the other values are the defaults."""
     tree, refused = yaml.safe_load(DESIGN_BLOCKS), []
     while True:
         (tmp_path / "blocks.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))

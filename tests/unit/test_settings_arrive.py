@@ -135,18 +135,18 @@ async def test_so_much_of_an_endpoints_answer_is_read_as_is_set() -> None:
 
 @pytest.mark.parametrize("format", ["json", "text"])
 def test_lines_of_the_log_are_as_they_are_set(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Any] = []
-    monkeypatch.setattr(telemetry, "configure_logging", lambda *given: told.append(given))
+    configured: list[Any] = []
+    monkeypatch.setattr(telemetry, "configure_logging", lambda *given: configured.append(given))
     monkeypatch.setattr(lifecycle, "open_files_max", lambda: 1_024)
     monkeypatch.setattr(lifecycle.uvloop, "run", lambda serving: serving.close())
     lifecycle.run_node(load(None, {}, {"server.log_format": format}), lambda line: None)
-    assert told == [(format == "json", "info")]
+    assert configured == [(format == "json", "info")]
 
 
 @pytest.mark.real_time
 @pytest.mark.parametrize("replica", ["", "postgresql://127.0.0.1:1/replica"])
 async def test_rules_are_read_from_the_replica_that_is_set(replica: str, tmp_path: Path) -> None:
-    """Both are away: a node starts, and goes on asking where it was told to."""
+    """Neither answers: a node starts, and keeps asking the one that is set."""
     primary = "postgresql://127.0.0.1:1/primary"
     settings = load(None, {}, {"limits.rules_url": primary, "limits.replica_url": replica}).limits
 
@@ -171,7 +171,7 @@ def test_every_setting_is_read_somewhere() -> None:
     read = set[str]().union(
         *(_read_by(ast.parse(path.read_text())) for path in source.rglob("*.py"))
     )
-    told = {path.rpartition(".")[2]: path for path, _ in paths()}
-    assert not (unread := sorted(told[name] for name in set(told) - read)), (
+    by_name = {path.rpartition(".")[2]: path for path, _ in paths()}
+    assert not (unread := sorted(by_name[name] for name in set(by_name) - read)), (
         f"nothing reads {unread}"
     )

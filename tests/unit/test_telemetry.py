@@ -1,6 +1,4 @@
-"""What operators are told: each event is counted where it happens, and gauges follow
-what they are about.
-"""
+"""Metrics: events are counted where they happen, gauges follow their values."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ from proof.virtual_loop import LoopClock
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "holdfast"
 CATALOGUE = [path.read_text() for path in (SOURCE / "telemetry").glob("*.py")]
-TOLD = [statement for text in CATALOGUE for statement in ast.parse(text).body]
+STATEMENTS = [statement for text in CATALOGUE for statement in ast.parse(text).body]
 
 
 def metric(name: str, **labels: str) -> float:
@@ -39,7 +37,7 @@ def test_every_function_of_the_catalogue_is_called_somewhere() -> None:
     """A metric that nothing moves would be a promise that nobody keeps."""
     named = {
         node.name
-        for node in TOLD
+        for node in STATEMENTS
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
     }
     texts = [path.read_text() for path in SOURCE.rglob("*.py") if path.parent.name != "telemetry"]
@@ -58,7 +56,7 @@ def test_every_metric_is_moved_by_a_function_of_the_catalogue() -> None:
     makers = ("counter", "gauge", "histogram", "Histogram")
     metrics = {
         target.id
-        for node in TOLD
+        for node in STATEMENTS
         if isinstance(node, ast.Assign)
         and isinstance(node.value, ast.Call)
         and ast.unparse(node.value.func) in makers
@@ -67,7 +65,7 @@ def test_every_metric_is_moved_by_a_function_of_the_catalogue() -> None:
     }
     used = {
         name.id
-        for node in TOLD
+        for node in STATEMENTS
         if isinstance(node, ast.FunctionDef)
         for name in ast.walk(node)
         if isinstance(name, ast.Name)
@@ -160,7 +158,7 @@ async def test_many_dead_letters_in_an_hour_call_the_operator_once(
 
 class AwayStore(MemoryStore):
     async def append(self, group: list[Draft]) -> list[Outcome]:  # type: ignore[override]
-        raise Unavailable("away")
+        raise Unavailable("no answer")
 
 
 @pytest.mark.covers("000 contract 3, disconnect due to upstream failure")
@@ -212,7 +210,7 @@ def test_waiting_jobs_are_shown_by_attempt_and_with_their_times() -> None:
     telemetry.work_schedule({1: 3, 10: 2, 400: 5}, 1000.0, 2000.0)
     assert metric("work_jobs_by_attempt", attempt="1") == 3
     assert metric("work_jobs_by_attempt", attempt="10") == 7, (
-        "a job may be tried for ever; its label may not grow with it"
+        "a job may be tried without end; its label may not grow with it"
     )
     assert (
         metric("work_next_due_timestamp_seconds"),

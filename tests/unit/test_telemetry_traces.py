@@ -43,11 +43,11 @@ def recorded(scenario: Callable[[], Awaitable[None]], **settings: Any) -> Sequen
     return exporter.get_finished_spans()
 
 
-def told(span: ReadableSpan) -> tuple[str, object, StatusCode]:
+def described(span: ReadableSpan) -> tuple[str, object, StatusCode]:
     return span.name, (span.attributes or {}).get("holdfast.outcome"), span.status.status_code
 
 
-class Away(SqliteRuleStore):
+class UnavailableRules(SqliteRuleStore):
     async def change(self, change: Change) -> RuleChangeResult:
         raise Unavailable("the database of the rules cannot be changed now")
 
@@ -66,14 +66,14 @@ def test_every_admin_call_is_a_span_with_its_outcome_and_no_name(tmp_path: Path)
             ):
                 with pytest.raises(HoldfastError):
                     await control.update(body, "olga")
-        async with Away(tmp_path / "limits.db", clock) as away:
+        async with UnavailableRules(tmp_path / "limits.db", clock) as unavailable:
             with pytest.raises(Unavailable):
-                await RuleAdmin(away, clock, "embedded").update(
+                await RuleAdmin(unavailable, clock, "embedded").update(
                     {**RULE, "expectedVersion": 1}, "olga"
                 )
 
     spans = recorded(scenario)
-    assert [told(span) for span in spans] == [
+    assert [described(span) for span in spans] == [
         ("create_rule", "ok", StatusCode.UNSET),
         ("update_rule", "version_conflict", StatusCode.UNSET),
         ("update_rule", "invalid", StatusCode.UNSET),
