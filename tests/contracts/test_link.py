@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -14,9 +13,10 @@ from holdfast.fanout.memory import LocalLink
 from holdfast.message import Message
 
 Connect = Callable[[str, Callable[[Envelope], None]], None]
+Bench = tuple[Link, Connect, Callable[[str], None]]
 
 
-def local() -> tuple[Link, Connect, Callable[[str], None]]:
+def local() -> Bench:
     link = LocalLink()
     return link, link.connect, link.disconnect
 
@@ -25,7 +25,7 @@ ADAPTERS = {"local": local}
 
 
 @pytest.fixture(params=ADAPTERS)
-def bench(request: pytest.FixtureRequest) -> tuple[Link, Connect, Callable[[str], None]]:
+def bench(request: pytest.FixtureRequest) -> Bench:
     return ADAPTERS[request.param]()
 
 
@@ -37,7 +37,7 @@ def envelope(*sequences: int) -> Envelope:
     return Envelope([MessageRun("default", messages, frozenset({ANNA}))])
 
 
-async def test_an_envelope_reaches_the_gateway_it_names_whole_and_in_order(bench) -> None:  # type: ignore[no-untyped-def]
+async def test_an_envelope_reaches_the_gateway_it_names_whole_and_in_order(bench: Bench) -> None:
     link, connect, _ = bench
     got: dict[str, list[Envelope]] = {"east": [], "west": []}
     for name, received in got.items():
@@ -49,17 +49,19 @@ async def test_an_envelope_reaches_the_gateway_it_names_whole_and_in_order(bench
     assert got == {"east": [envelope(1, 2), envelope(3)], "west": [envelope(4)]}
 
 
-def test_a_gateway_that_is_not_there_is_unavailable(bench) -> None:  # type: ignore[no-untyped-def]
+async def test_a_gateway_that_is_not_there_is_unavailable(bench: Bench) -> None:
     link, connect, disconnect = bench
     connect("east", lambda envelope: None)
     disconnect("east")
     disconnect("east")
     for name in ("east", "never"):
         with pytest.raises(Unavailable):
-            asyncio.run(link.deliver(name, envelope(1)))
+            await link.deliver(name, envelope(1))
 
 
-def test_a_gateway_that_breaks_is_unavailable_and_nothing_foreign_comes_out(bench) -> None:  # type: ignore[no-untyped-def]
+async def test_a_gateway_that_breaks_is_unavailable_and_nothing_foreign_comes_out(
+    bench: Bench,
+) -> None:
     link, connect, _ = bench
 
     def broken(envelope: Envelope) -> None:
@@ -67,4 +69,4 @@ def test_a_gateway_that_breaks_is_unavailable_and_nothing_foreign_comes_out(benc
 
     connect("east", broken)
     with pytest.raises(Unavailable):
-        asyncio.run(link.deliver("east", envelope(1)))
+        await link.deliver("east", envelope(1))

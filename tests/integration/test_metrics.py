@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -167,7 +167,9 @@ async def test_a_store_that_is_gone_while_nobody_uses_it_is_shown_and_so_is_its_
         assert status["ready"] is True and not status["trouble"] and not alarms(status)
 
 
-async def until(operator: Operator, name: str, holds, **labels: str) -> None:  # type: ignore[no-untyped-def]
+async def until(
+    operator: Operator, name: str, holds: Callable[[float], bool], **labels: str
+) -> None:
     async with asyncio.timeout(20):
         while (  # noqa: ASYNC110
             found := (await operator.metrics()).get((name, frozenset(labels.items())))

@@ -56,4 +56,5 @@ def signed(
     }
     payload = {claim: value for claim, value in given.items() if value is not None}
     headers = {} if name is None else {"kid": name}
-    return jwt.encode(payload, private_key(kind, key or name or "a"), kind, headers)  # type: ignore[arg-type]
+    signer: Any = private_key(kind, key or name or "a")
+    return jwt.encode(payload, signer, kind, headers)

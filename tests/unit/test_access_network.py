@@ -188,7 +188,7 @@ def test_a_missing_scope_is_named() -> None:
 
 # Written out, so that a slip in the table is a red line here: (action, role of the
 # other) -> who may.
-EXPECTED: dict[tuple[str, str], str] = {
+EXPECTED: dict[tuple[Action, Role], str] = {
     ("read", "member"): "owner admin member",
     ("send", "member"): "owner admin member",
     ("leave", "member"): "owner admin member",
@@ -214,4 +214,4 @@ def test_the_role_table_says_for_every_action_who_may() -> None:
     assert {action for action, _ in EXPECTED} == set(get_args(Action))
     for (action, other), who in EXPECTED.items():
         for role in get_args(Role):
-            assert may(role, action, other) is (role in who.split()), (role, action, other)  # type: ignore[arg-type]
+            assert may(role, action, other) is (role in who.split()), (role, action, other)

@@ -21,7 +21,8 @@ from holdfast.limits.composition import LimitsSettings
 
 def test_a_sentinel_url_names_sentinels_service_database_and_credentials() -> None:
     service = sentinel_address(
-        "redis+sentinel://ann:p%40ss@a:1,b,[::1]:3/my%2Fmaster/7?sentinel_password=s%26p&socket_keepalive=true"
+        "redis+sentinel://ann:p%40ss@a:1,b,[::1]:3/my%2Fmaster/7"
+        "?sentinel_password=s%26p&socket_keepalive=true"
     )
     assert service is not None
     assert service.sentinels == (("a", 1), ("b", 26379), ("::1", 3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from scripted_durability import ANNA, BELA, CHAT, ScriptedStore, acks, create_chat
@@ -44,7 +45,8 @@ class Bench:
     def __init__(self, changes: ChangeSettings | None = None) -> None:
         self.clock = LoopClock()
         self.store = ScriptedStore()
-        self.plane = StoreDurability(self.store, self.clock, changes=changes)  # type: ignore[arg-type]
+        store: Any = self.store
+        self.plane = StoreDurability(store, self.clock, changes=changes)
 
     async def persist(self, count: int = 1, seconds: float = 5.0) -> list[Outcome]:
         return await self.plane.persist(drafts(count), self.clock.monotonic() + seconds)

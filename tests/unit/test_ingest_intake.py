@@ -314,10 +314,10 @@ def test_every_send_is_answered_once_whatever_the_interleaving(seed: int) -> Non
         intake = Intake(StoreDurability(store, clock), clock, Ids(clock, rng))
         task = asyncio.create_task(intake.run())
 
-        async def sender(user: object, source: str) -> None:
+        async def sender(user: User, source: str) -> None:
             for n in range(20):
                 key = f"{source}-{n}"
-                intake.submit(body(key), user, source, clock.monotonic() + 5, answers.to(key))  # type: ignore[arg-type]
+                intake.submit(body(key), user, source, clock.monotonic() + 5, answers.to(key))
                 if rng.random() < 0.5:
                     await asyncio.sleep(rng.random() / 100)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,8 +30,9 @@ class Plane:
 
 
 def bench(settings: WatermarkSettings | None = None) -> tuple[Plane, list[Watermark], Watermarks]:
-    plane, moved_marks = Plane(), []
-    return plane, moved_marks, Watermarks(plane, moved_marks.extend, settings)  # type: ignore[arg-type]
+    plane, moved_marks = Plane(), list[Watermark]()
+    marks: Any = plane
+    return plane, moved_marks, Watermarks(marks, moved_marks.extend, settings)
 
 
 async def test_a_second_of_acks_is_one_write() -> None:
