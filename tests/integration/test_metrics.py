@@ -113,6 +113,7 @@ async def test_a_node_shows_every_metric_of_the_message_path(tmp_path: Path) -> 
     async with running(settings(tmp_path)) as node, httpx.AsyncClient(base_url=node.url) as client:
         operator = Operator(node, client)
         await operator.send(await operator.become_alice())
+        await until(operator, "fanout_delivery_skipped_total", lambda n: n >= 1, reason="offline")
         shown = await operator.metrics()
         names = {name for name, _ in shown}
         assert [name for name in SHOWN if name not in names] == []
