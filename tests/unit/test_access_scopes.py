@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 import pytest
-from api_rig import Rest, error_of, with_rest
+from api_rig import Rest, error_of, serving
 from gateway_rig import Bench, FakeSocket, bench, message, settle
 from session_driver import ANN, Talk
 
@@ -99,8 +99,8 @@ async def ask(
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[f"{row.name}-{row.path}" for row in ROWS])
-def test_an_endpoint_needs_its_scopes_and_no_other(row: Row) -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_an_endpoint_needs_its_scopes_and_no_other(row: Row) -> None:
+    async with serving() as rest:
         chat = await rest.chat("alice", ["bob", "mia"])
         assert (await rest.send(chat, "one", "k0")).status_code == 201
         for act, user_id in (("bans", "eve"), ("mutes", "mia")):
@@ -131,11 +131,9 @@ def test_an_endpoint_needs_its_scopes_and_no_other(row: Row) -> None:
         )
         assert allowed.status_code in (200, 201), allowed.text
 
-    with_rest(scenario)
 
-
-def test_a_token_that_is_good_for_some_chats_lists_them_alone_and_creates_none() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_token_that_is_good_for_some_chats_lists_them_alone_and_creates_none() -> None:
+    async with serving() as rest:
         mine = [await rest.chat("alice") for _ in range(4)]
         token = rest.token("alice", chats=mine[:2])
         answer = await rest.ask("POST", "/v1/chats", token, {"name": "New"})
@@ -150,11 +148,9 @@ def test_a_token_that_is_good_for_some_chats_lists_them_alone_and_creates_none()
         probe = await rest.ask("GET", f"/v1/chats?after=0.{mine[3]}", token)
         assert error_of(probe) == (403, "FORBIDDEN"), "it does not show when another chat was used"
 
-    with_rest(scenario)
 
-
-def test_a_backend_mints_what_it_names_and_safe_tokens_else() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_backend_mints_what_it_names_and_safe_tokens_else() -> None:
+    async with serving() as rest:
         chat, key = await rest.chat("alice"), rest.tenant_key()
 
         async def minted(**asked: Any) -> Principal:
@@ -183,8 +179,6 @@ def test_a_backend_mints_what_it_names_and_safe_tokens_else() -> None:
             duplicates = wrong.get("chats") == ["x" * 64] * 100
             assert duplicates or error_of(answer) == (400, "INVALID_MESSAGE"), wrong
 
-    with_rest(scenario)
-
 
 def test_a_token_has_room_for_as_many_chats_as_it_may_name() -> None:
     clock = ManualClock(1_700_000_000)
@@ -197,8 +191,8 @@ def test_a_token_has_room_for_as_many_chats_as_it_may_name() -> None:
         tokens.mint(User("acme", "alice"), 60, None, [f"{n:064}" for n in range(CHATS_MAX)])
 
 
-def test_a_tenant_keys_writing_includes_every_writing_scope_and_no_reading() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_tenant_keys_writing_includes_every_writing_scope_and_no_reading() -> None:
+    async with serving() as rest:
         chat = await rest.chat("alice", ["bob"])
         for row in ROWS:
             key = {"Idempotency_Key": row.key} if row.key else {}
@@ -218,8 +212,6 @@ def test_a_tenant_keys_writing_includes_every_writing_scope_and_no_reading() -> 
         assert (
             "lacks the scope chats:create" in answer.text and "--scope chats:write" in answer.text
         )
-
-    with_rest(scenario)
 
 
 # --- the claims

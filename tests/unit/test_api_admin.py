@@ -36,8 +36,8 @@ async def actions(rest: Rest) -> list[tuple[str, str]]:
     ]
 
 
-def test_halting_and_recovering_a_chat_is_recorded_with_who_and_why() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_halting_and_recovering_a_chat_is_recorded_with_who_and_why() -> None:
+    async with serving() as rest:
         chat, admin = await rest.chat(), rest.admin_key()
         await rest.send(chat, "before", "k1")
         assert (
@@ -64,11 +64,9 @@ def test_halting_and_recovering_a_chat_is_recorded_with_who_and_why() -> None:
             assert error_of(refused) == (400, "INVALID_MESSAGE")
             assert "start again without `after`" in refused.text
 
-    with_rest(scenario)
 
-
-def test_why_a_chat_was_halted_is_between_operators() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_why_a_chat_was_halted_is_between_operators() -> None:
+    async with serving() as rest:
         chat, admin, alice = await rest.chat(), rest.admin_key(), rest.token("alice")
         halted = await rest.ask(
             "POST", f"/admin/chats/{chat}/halt", admin, {"reason": "carl is under suspicion"}
@@ -84,8 +82,6 @@ def test_why_a_chat_was_halted_is_between_operators() -> None:
         ] == "ask the operator"
         inspected = await rest.ask("GET", f"/admin/chats/{chat}", admin)
         assert inspected.json()["chat"]["halted"] == "carl is under suspicion"
-
-    with_rest(scenario)
 
 
 @pytest.mark.real_time
@@ -105,8 +101,8 @@ async def test_inspections_that_take_too_long_do_not_shut_the_reads_of_users() -
         ).status_code == 200
 
 
-def test_an_operator_inspects_a_chat_of_any_tenant_but_reads_no_message() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_an_operator_inspects_a_chat_of_any_tenant_but_reads_no_message() -> None:
+    async with serving() as rest:
         chat, admin = await rest.chat("carl", tenant="other"), rest.admin_key()
         await rest.send(chat, "private words", "k1", rest.token("carl", "other"))
         answer = await rest.ask("GET", f"/admin/chats/{chat}", admin)
@@ -122,11 +118,9 @@ def test_an_operator_inspects_a_chat_of_any_tenant_but_reads_no_message() -> Non
             "NOT_FOUND",
         )
 
-    with_rest(scenario)
 
-
-def test_an_operator_redacts_a_message_by_a_recorded_act() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_an_operator_redacts_a_message_by_a_recorded_act() -> None:
+    async with serving() as rest:
         chat = await rest.chat()
         await rest.send(chat, "a secret", "k1")
         body = {"sequence": 1, "reason": "ticket 42"}
@@ -137,11 +131,9 @@ def test_an_operator_redacts_a_message_by_a_recorded_act() -> None:
         assert "a secret" not in page.text
         assert await actions(rest) == [("message.redact", "ticket 42")]
 
-    with_rest(scenario)
 
-
-def test_an_operator_deletes_the_oldest_messages_in_bounded_recorded_steps() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_an_operator_deletes_the_oldest_messages_in_bounded_recorded_steps() -> None:
+    async with serving() as rest:
         chat = await rest.chat()
         user, many = User("acme", "alice"), RETAIN_AT_ONCE + 10
         for start in range(0, many, 500):
@@ -163,8 +155,6 @@ def test_an_operator_deletes_the_oldest_messages_in_bounded_recorded_steps() -> 
         )
         assert error_of(too_far) == (400, "INVALID_MESSAGE")
 
-    with_rest(scenario)
-
 
 class Slow(MemoryStore):
     """Its reads of a chat and its deletions take ``seconds``."""
@@ -183,12 +173,12 @@ class Slow(MemoryStore):
 
 
 @pytest.mark.parametrize("act", ["read", "halt"])
-def test_late_steps_of_a_request_share_its_deadline(
+async def test_late_steps_of_a_request_share_its_deadline(
     act: str,
 ) -> None:
     store = Slow()
 
-    async def scenario(rest: Rest) -> None:
+    async with serving(ApiSettings(request_seconds_max=5), store=store) as rest:
         chat, store.clock, store.seconds = await rest.chat(), rest.clock, 5
         if act == "read":
             answer = await rest.ask("GET", f"/v1/chats/{chat}/messages", rest.token("alice"))
@@ -198,8 +188,6 @@ def test_late_steps_of_a_request_share_its_deadline(
             )
             assert answer.json()["error"]["outcome"] == "rejected" and await actions(rest) == []
         assert error_of(answer) == (503, "SERVICE_UNAVAILABLE")
-
-    with_rest(scenario, ApiSettings(request_seconds_max=5), store=store)
 
 
 class SmallSteps(Slow):
@@ -230,18 +218,16 @@ async def test_a_deletion_that_takes_long_ends_in_time_and_the_next_goes_on() ->
 @pytest.mark.parametrize(
     "path", ["/admin/chats/{chat}/halt", "/admin/chats/{chat}/recover", "/admin/backup"]
 )
-def test_an_act_without_a_reason_is_refused(path: str, body: object) -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_an_act_without_a_reason_is_refused(path: str, body: object) -> None:
+    async with serving() as rest:
         chat = await rest.chat()
         answer = await rest.ask("POST", path.format(chat=chat), rest.admin_key(), body)
         assert error_of(answer) == (400, "INVALID_MESSAGE")
         assert await actions(rest) == []
 
-    with_rest(scenario)
 
-
-def test_a_key_is_shown_once_works_at_once_and_is_recorded() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_key_is_shown_once_works_at_once_and_is_recorded() -> None:
+    async with serving() as rest:
         admin = rest.admin_key()
         body = {"kind": "tenant", "tenant": "acme", "label": "backend", "reason": "new shop"}
         issued = (await rest.ask("POST", "/admin/keys", admin, body)).json()
@@ -269,11 +255,9 @@ def test_a_key_is_shown_once_works_at_once_and_is_recorded() -> None:
         assert await actions(rest) == [("key_issued", "new shop"), ("key_revoked", "leaked")]
         assert issued["secret"] not in repr((await rest.store.audit(None, 10)).records)
 
-    with_rest(scenario)
 
-
-def test_refusal_for_a_scope_names_the_command_that_makes_a_key() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_refusal_for_a_scope_names_the_command_that_makes_a_key() -> None:
+    async with serving() as rest:
         admin, backend = rest.admin_key("status:read"), rest.tenant_key(scopes=["chats:read"])
         for method, path, who, command in (
             (
@@ -298,11 +282,9 @@ def test_refusal_for_a_scope_names_the_command_that_makes_a_key() -> None:
                 == f"this key lacks the scope {scope}; make one that has it: {command}"
             )
 
-    with_rest(scenario)
 
-
-def test_a_key_hands_out_only_scopes_it_carries() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_key_hands_out_only_scopes_it_carries() -> None:
+    async with serving() as rest:
         clerk = rest.admin_key("keys:write", "status:read")
         body = {"kind": "admin", "label": "x", "reason": "test"}
         refused = await rest.ask("POST", "/admin/keys", clerk, {**body, "scopes": ["backup"]})
@@ -311,8 +293,6 @@ def test_a_key_hands_out_only_scopes_it_carries() -> None:
         assert "without --token" in refused.json()["error"]["message"]
         granted = await rest.ask("POST", "/admin/keys", clerk, body)
         assert granted.json()["key"]["scopes"] == ["keys:write", "status:read"]
-
-    with_rest(scenario)
 
 
 @pytest.mark.parametrize(
@@ -329,8 +309,8 @@ def test_a_key_hands_out_only_scopes_it_carries() -> None:
         {"secret": "hf_tenant_mine"},
     ],
 )
-def test_a_key_that_cannot_be_is_refused(changed: dict[str, object]) -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_key_that_cannot_be_is_refused(changed: dict[str, object]) -> None:
+    async with serving() as rest:
         body = {"kind": "tenant", "tenant": "acme", "label": "backend", "reason": "test", **changed}
         admin = rest.admin_key()
         assert error_of(await rest.ask("POST", "/admin/keys", admin, body)) == (
@@ -339,11 +319,9 @@ def test_a_key_that_cannot_be_is_refused(changed: dict[str, object]) -> None:
         )
         assert len(rest.deps.keys.list()) == 1 and await actions(rest) == []
 
-    with_rest(scenario)
 
-
-def test_the_last_key_that_can_make_keys_is_revoked_by_force_only() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_the_last_key_that_can_make_keys_is_revoked_by_force_only() -> None:
+    async with serving() as rest:
         admin = rest.admin_key()
         path = f"/admin/keys/{rest.deps.keys.list()[0].key_id}?reason=x"
         for unforced in ("", "&force=false"):
@@ -362,8 +340,6 @@ def test_the_last_key_that_can_make_keys_is_revoked_by_force_only() -> None:
         assert (await rest.ask("DELETE", path + "&force=true", admin)).status_code == 200
         assert error_of(await rest.ask("GET", "/admin/keys", admin)) == (401, "UNAUTHORIZED")
 
-    with_rest(scenario)
-
 
 class Unrecording(MemoryStore):
     """A store whose audit log fails, with a known or an unknown outcome."""
@@ -381,14 +357,16 @@ class Unrecording(MemoryStore):
 @pytest.mark.parametrize(
     "error", [Unavailable("the audit log is unavailable"), OutcomeUnknown("no answer in time")]
 )
-def test_without_a_record_there_is_no_key_no_revocation_and_no_backup(error: HoldfastError) -> None:
+async def test_without_a_record_there_is_no_key_no_revocation_and_no_backup(
+    error: HoldfastError,
+) -> None:
     taken: list[int] = []
 
     async def backup() -> Backup:
         taken.append(1)
         return Backup("x", 1)
 
-    async def scenario(rest: Rest) -> None:
+    async with serving(store=Unrecording(error), backup=backup) as rest:
         admin = rest.admin_key()
         body = {"kind": "tenant", "tenant": "acme", "label": "backend", "reason": "test"}
         for method, path, sent in (
@@ -402,11 +380,9 @@ def test_without_a_record_there_is_no_key_no_revocation_and_no_backup(error: Hol
         assert len(rest.deps.keys.list()) == 1 and not taken
         assert (await rest.ask("GET", "/admin/status", admin)).status_code == 200
 
-    with_rest(scenario, store=Unrecording(error), backup=backup)
 
-
-def test_a_backup_is_recorded_and_says_where_it_lies() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_backup_is_recorded_and_says_where_it_lies() -> None:
+    async with serving() as rest:
         answer = await rest.ask(
             "POST", "/admin/backup", rest.admin_key("backup"), {"reason": "nightly"}
         )
@@ -418,11 +394,9 @@ def test_a_backup_is_recorded_and_says_where_it_lies() -> None:
             "step": None
         }
 
-    with_rest(scenario)
 
-
-def test_running_backup_shows_its_step_and_a_second_is_refused() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_running_backup_shows_its_step_and_a_second_is_refused() -> None:
+    async with serving(backup_step=lambda: BackupStep("copying chats.db", 1, 2)) as rest:
         key = rest.admin_key("backup")
         answer = await rest.ask("GET", "/admin/backup", key)
         assert answer.json() == {
@@ -431,8 +405,6 @@ def test_running_backup_shows_its_step_and_a_second_is_refused() -> None:
         refused = await rest.ask("POST", "/admin/backup", key, {"reason": "nightly"})
         assert error_of(refused) == (503, "SERVER_BUSY") and "copying chats.db" in refused.text
         assert await actions(rest) == []
-
-    with_rest(scenario, backup_step=lambda: BackupStep("copying chats.db", 1, 2))
 
 
 def test_keys_issued_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
@@ -453,8 +425,8 @@ def test_keys_issued_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
     with_rest(scenario, keys=asyncio.run(KeyRing.load(store)))
 
 
-def test_a_keyed_halt_is_done_once() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_keyed_halt_is_done_once() -> None:
+    async with serving() as rest:
         chat, admin = await rest.chat(), rest.admin_key()
         path = f"/admin/chats/{chat}/recover"
         first = await rest.ask("POST", path, admin, {"reason": "x"}, Idempotency_Key="r1")
@@ -462,10 +434,8 @@ def test_a_keyed_halt_is_done_once() -> None:
         assert first.json() == again.json() and first.json()["chat"]["epoch"] == 2
         assert (await rest.store.chat(chat)).epoch == 2
 
-    with_rest(scenario)
 
-
-def test_internal_trouble_is_shown_to_operators_only(
+async def test_internal_trouble_is_shown_to_operators_only(
     tmp_path: Path,
 ) -> None:
     async def full() -> Backup:
@@ -481,7 +451,7 @@ def test_internal_trouble_is_shown_to_operators_only(
     async def unmintable(users: object) -> PresenceView:
         raise troubles.pop()
 
-    async def scenario(rest: Rest) -> None:
+    async with serving(backup=full, presence=unmintable) as rest:
         admin = rest.admin_key()
         answer = await rest.ask("POST", "/admin/backup", admin, {"reason": "nightly"})
         assert error_of(answer) == (507, "INSUFFICIENT_STORAGE") and "make room" in answer.text
@@ -490,8 +460,6 @@ def test_internal_trouble_is_shown_to_operators_only(
         for _ in range(len(troubles)):
             hidden = await rest.ask("GET", f"/v1/chats/{chat}/presence", rest.token("alice"))
             assert error_of(hidden) == (500, "INTERNAL_ERROR") and "/srv" not in hidden.text
-
-    with_rest(scenario, backup=full, presence=unmintable)
 
 
 def test_a_key_that_cannot_be_saved_is_not_issued_and_the_operator_learns_why(

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from api_rig import Rest, error_of, with_rest
+from api_rig import Rest, error_of, serving
 
 from holdfast.access.revocations.contract import Revocation
 from holdfast.api.routes import ENDPOINTS
@@ -400,9 +400,10 @@ async def ask(rest: Rest, row: Row, caller: str, names: dict[str, str]) -> httpx
     return await rest.ask(row.method, row.path.format(**names), bearer, row.body, **headers)
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("row", ROWS, ids=[f"{row.name}-{row.path}" for row in ROWS])
-def test_who_may_not_is_refused_by_name_and_nothing_changes(row: Row, tmp_path: Path) -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_who_may_not_is_refused_by_name_and_nothing_changes(row: Row, tmp_path: Path) -> None:
+    async with serving(folder=folder_of(row, tmp_path)) as rest:
         names = await world(rest)
         before = await everything(rest)
         for caller, expected in row.callers.items():
@@ -412,25 +413,22 @@ def test_who_may_not_is_refused_by_name_and_nothing_changes(row: Row, tmp_path: 
                 assert code == expected and 400 <= status < 500, (caller, answer.text)
                 assert await everything(rest) == before, caller
 
-    with_rest(scenario, folder=folder_of(row, tmp_path))
-
 
 GRANTED = [
     (row, caller) for row in ROWS for caller, expected in row.callers.items() if expected == OK
 ]
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize(
     ("row", "caller"),
     GRANTED,
     ids=[f"{i}-{row.name}-{caller}" for i, (row, caller) in enumerate(GRANTED)],
 )
-def test_who_may_is_answered(row: Row, caller: str, tmp_path: Path) -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_who_may_is_answered(row: Row, caller: str, tmp_path: Path) -> None:
+    async with serving(folder=folder_of(row, tmp_path)) as rest:
         answer = await ask(rest, row, caller, await world(rest))
         assert answer.status_code in row.answers, answer.text
-
-    with_rest(scenario, folder=folder_of(row, tmp_path))
 
 
 async def everything(rest: Rest) -> list[object]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import httpx
 import pytest
-from api_rig import Rest, error_of, with_rest
+from api_rig import error_of, serving
 
 from holdfast.api.deps import PresenceView
 from holdfast.errors import Unavailable
@@ -14,8 +14,8 @@ from holdfast.message import User, Watermark
 
 
 @pytest.mark.covers("001 `chat_id`: a ULID with the prefix `chat_`")
-def test_a_chat_is_created_with_its_creator_as_owner_and_its_first_members() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_chat_is_created_with_its_creator_as_owner_and_its_first_members() -> None:
+    async with serving() as rest:
         chat = await rest.chat("alice", ["bob"])
         answer = await rest.ask("GET", f"/v1/chats/{chat}", rest.token("bob"))
         body = answer.json()
@@ -26,11 +26,10 @@ def test_a_chat_is_created_with_its_creator_as_owner_and_its_first_members() -> 
             "bob": "member",
         }
 
-    with_rest(scenario)
 
+async def test_a_chat_created_twice_under_one_key_is_one_chat() -> None:
+    async with serving() as rest:
 
-def test_a_chat_created_twice_under_one_key_is_one_chat() -> None:
-    async def scenario(rest: Rest) -> None:
         async def create(name: str) -> httpx.Response:
             return await rest.ask(
                 "POST", "/v1/chats", rest.token("alice"), {"name": name}, Idempotency_Key="c1"
@@ -42,22 +41,18 @@ def test_a_chat_created_twice_under_one_key_is_one_chat() -> None:
         assert error_of(other) == (409, "IDEMPOTENCY_KEY_REUSED")
         assert len((await rest.ask("GET", "/v1/chats", rest.token("alice"))).json()["chats"]) == 1
 
-    with_rest(scenario)
 
-
-def test_one_key_of_two_users_is_two_keys() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_one_key_of_two_users_is_two_keys() -> None:
+    async with serving() as rest:
         for user in ("alice", "bob"):
             answer = await rest.ask(
                 "POST", "/v1/chats", rest.token(user), {"name": user}, Idempotency_Key="c1"
             )
             assert answer.status_code == 201 and answer.json()["chat"]["name"] == user
 
-    with_rest(scenario)
 
-
-def test_a_repeated_creation_says_that_it_is_one() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_repeated_creation_says_that_it_is_one() -> None:
+    async with serving() as rest:
         made = [
             await rest.ask(
                 "POST", "/v1/chats", rest.token("alice"), {"name": "lobby"}, Idempotency_Key="c1"
@@ -68,11 +63,9 @@ def test_a_repeated_creation_says_that_it_is_one() -> None:
         assert [answer.headers.get("Idempotency-Replayed") for answer in made] == [None, "true"]
         assert made[0].json() == made[1].json()
 
-    with_rest(scenario)
 
-
-def test_repeated_keyed_change_gets_the_first_answer_and_changes_nothing() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_repeated_keyed_change_gets_the_first_answer_and_changes_nothing() -> None:
+    async with serving() as rest:
         chat = await rest.chat()
         path, who = f"/v1/chats/{chat}/members", rest.token("alice")
         first = await rest.ask("POST", path, who, {"user_id": "bob"}, Idempotency_Key="m1")
@@ -86,11 +79,9 @@ def test_repeated_keyed_change_gets_the_first_answer_and_changes_nothing() -> No
         other = await rest.ask("POST", path, who, {"user_id": "zoe"}, Idempotency_Key="m1")
         assert error_of(other) == (409, "IDEMPOTENCY_KEY_REUSED")
 
-    with_rest(scenario)
 
-
-def test_a_direct_chat_is_unique_per_pair_whoever_asks() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_direct_chat_is_unique_per_pair_whoever_asks() -> None:
+    async with serving() as rest:
         ids = set()
         for user, other, status in (
             ("alice", "bob", 201),
@@ -108,11 +99,9 @@ def test_a_direct_chat_is_unique_per_pair_whoever_asks() -> None:
         )
         assert answer.status_code == 201
 
-    with_rest(scenario)
 
-
-def test_the_list_shows_titles_unread_counts_and_the_last_message_newest_first() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_the_list_shows_titles_unread_counts_and_the_last_message_newest_first() -> None:
+    async with serving() as rest:
         old = await rest.chat("alice", ["bob"])
         body = {"kind": "direct", "members": ["bob"]}
         direct = (await rest.ask("POST", "/v1/chats", rest.token("alice"), body)).json()["chat"][
@@ -129,11 +118,9 @@ def test_the_list_shows_titles_unread_counts_and_the_last_message_newest_first()
             chats[0]["last_message"]["content"] == "message 2" and chats[1]["last_message"] is None
         )
 
-    with_rest(scenario)
 
-
-def test_the_list_is_paged_without_loss_or_repetition() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_the_list_is_paged_without_loss_or_repetition() -> None:
+    async with serving() as rest:
         made = [await rest.chat() for _ in range(5)]
         seen: list[str] = []
         after = ""
@@ -145,11 +132,9 @@ def test_the_list_is_paged_without_loss_or_repetition() -> None:
             after = f"&after={page['next']}"
         assert seen == made[::-1]
 
-    with_rest(scenario)
 
-
-def test_a_message_to_the_chat_where_a_page_ended_does_not_move_the_place() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_message_to_the_chat_where_a_page_ended_does_not_move_the_place() -> None:
+    async with serving() as rest:
         made = [await rest.chat() for _ in range(4)]
         for number, chat in enumerate(made):
             await rest.send(chat, "hello", f"k{number}")
@@ -162,22 +147,18 @@ def test_a_message_to_the_chat_where_a_page_ended_does_not_move_the_place() -> N
         pages = [[entry["chat"]["chat_id"] for entry in page["chats"]] for page in (first, rest_of)]
         assert pages == [[made[3], made[2]], [made[1], made[0]]]
 
-    with_rest(scenario)
-
 
 @pytest.mark.parametrize(
     "after", ["chat_a", "x.chat_a", "-1.chat_a", "\u0663.chat_a", f"{2**53}.chat_a", ".", ""]
 )
-def test_a_place_that_no_page_named_is_refused(after: str) -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_place_that_no_page_named_is_refused(after: str) -> None:
+    async with serving() as rest:
         refused = await rest.ask("GET", f"/v1/chats?after={after}", rest.token("alice"))
         assert error_of(refused) == (400, "INVALID_MESSAGE")
 
-    with_rest(scenario)
 
-
-def test_another_tenants_chat_cannot_be_probed_as_a_cursor() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_another_tenants_chat_cannot_be_probed_as_a_cursor() -> None:
+    async with serving() as rest:
         chat = await rest.chat()
         evil = rest.token("mallory", "evil")
         there = await rest.ask("GET", f"/v1/chats?after=0.{chat}", evil)
@@ -186,11 +167,9 @@ def test_another_tenants_chat_cannot_be_probed_as_a_cursor() -> None:
         same_tenant = await rest.ask("GET", f"/v1/chats?after=0.{chat}", rest.token("nora"))
         assert error_of(same_tenant) == (403, "NOT_A_MEMBER")
 
-    with_rest(scenario)
 
-
-def test_leaving_ends_reading_and_sending() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_leaving_ends_reading_and_sending() -> None:
+    async with serving() as rest:
         chat, bob = await rest.chat("alice", ["bob"]), rest.token("bob")
         await rest.send(chat, "before", "k1")
         assert (await rest.ask("DELETE", f"/v1/chats/{chat}/members/bob", bob)).status_code == 200
@@ -208,11 +187,9 @@ def test_leaving_ends_reading_and_sending() -> None:
             )
         assert error_of(await rest.send(chat, "after", "k2", bob)) == (403, "NOT_A_MEMBER")
 
-    with_rest(scenario)
 
-
-def test_a_rename_and_a_new_role_are_events_in_the_chat() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_rename_and_a_new_role_are_events_in_the_chat() -> None:
+    async with serving() as rest:
         chat, who = await rest.chat("alice", ["bob"]), rest.token("alice")
         renamed = await rest.ask("PATCH", f"/v1/chats/{chat}", who, {"name": "Crew"})
         assert renamed.json()["chat"]["name"] == "Crew" and renamed.json()["event"]["sequence"] == 1
@@ -221,22 +198,18 @@ def test_a_rename_and_a_new_role_are_events_in_the_chat() -> None:
         page = (await rest.ask("GET", f"/v1/chats/{chat}/messages", who)).json()
         assert [m["kind"] for m in page["messages"]] == ["event", "event"]
 
-    with_rest(scenario)
 
-
-def test_a_user_id_with_a_slash_can_be_removed() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_user_id_with_a_slash_can_be_removed() -> None:
+    async with serving() as rest:
         chat = await rest.chat("alice", ["org/bob"])
         answer = await rest.ask(
             "DELETE", f"/v1/chats/{chat}/members/org%2Fbob", rest.token("alice")
         )
         assert answer.status_code == 200
 
-    with_rest(scenario)
 
-
-def test_presence_covers_members_only() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_presence_covers_members_only() -> None:
+    async with serving() as rest:
         chat = await rest.chat("alice", ["bob"])
         rest.online.update(
             {User("acme", name): "2026-01-01T00:00:00.000Z" for name in ("bob", "nora")}
@@ -245,23 +218,19 @@ def test_presence_covers_members_only() -> None:
         body = (await rest.ask("GET", f"/v1/chats/{chat}/presence", rest.token("alice"))).json()
         assert [u["user_id"] for u in body["users"]] == ["bob"] and body["stale"] is False
 
-    with_rest(scenario)
 
-
-def test_presence_whose_source_is_down_is_stale_and_no_error() -> None:
+async def test_presence_whose_source_is_down_is_stale_and_no_error() -> None:
     async def down(users: Sequence[User]) -> PresenceView:
         raise Unavailable("the registry is unavailable")
 
-    async def scenario(rest: Rest) -> None:
+    async with serving(presence=down) as rest:
         chat = await rest.chat()
         answer = await rest.ask("GET", f"/v1/chats/{chat}/presence", rest.token("alice"))
         assert (answer.status_code, answer.json()) == (200, {"users": [], "stale": True})
 
-    with_rest(scenario, presence=down)
 
-
-def test_a_backend_mints_tokens_of_its_own_tenant_only() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_backend_mints_tokens_of_its_own_tenant_only() -> None:
+    async with serving() as rest:
         key = rest.tenant_key("acme")
         answer = await rest.ask("POST", "/v1/tokens", key, {"user_id": "zoe", "ttl_seconds": 60})
         assert answer.status_code == 201
@@ -272,11 +241,9 @@ def test_a_backend_mints_tokens_of_its_own_tenant_only() -> None:
         refused = await rest.ask("POST", "/v1/tokens", key, {"user_id": "zoe", "tenant": "evil"})
         assert error_of(refused) == (400, "INVALID_MESSAGE")
 
-    with_rest(scenario)
 
-
-def test_a_revoked_key_is_refused_at_the_next_request() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_revoked_key_is_refused_at_the_next_request() -> None:
+    async with serving() as rest:
         key = rest.tenant_key()
         assert (await rest.ask("GET", "/v1/chats", key, X_Act_As="alice")).status_code == 200
         await rest.deps.keys.revoke(rest.deps.keys.list()[0].key_id)
@@ -284,5 +251,3 @@ def test_a_revoked_key_is_refused_at_the_next_request() -> None:
             401,
             "UNAUTHORIZED",
         )
-
-    with_rest(scenario)

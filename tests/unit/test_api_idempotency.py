@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from api_rig import AT, Rest, error_of, with_rest
+from api_rig import AT, error_of, serving
 
 from holdfast.api.deps import ApiSettings, Backup
 from holdfast.api.routes import ENDPOINTS
@@ -49,10 +49,10 @@ def test_every_post_takes_a_key_but_those_that_make_nothing_to_be_made_twice() -
     }
 
 
-def test_a_repetition_gets_the_first_answer_and_does_nothing() -> None:
+async def test_a_repetition_gets_the_first_answer_and_does_nothing() -> None:
     backups = Backups()
 
-    async def scenario(rest: Rest) -> None:
+    async with serving(backup=backups) as rest:
         admin = rest.admin_key()
         first = await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
         again = await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
@@ -73,11 +73,9 @@ def test_a_repetition_gets_the_first_answer_and_does_nothing() -> None:
         )
         assert colleague.json()["path"] == "backups/2", "a key belongs to who uses it"
 
-    with_rest(scenario, backup=backups)
 
-
-def test_a_key_issued_twice_under_one_key_is_one_and_its_secret_is_kept_nowhere() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_key_issued_twice_under_one_key_is_one_and_its_secret_is_kept_nowhere() -> None:
+    async with serving() as rest:
         admin = rest.admin_key()
         first = await rest.ask("POST", "/admin/keys", admin, NEW_KEY, Idempotency_Key="k1")
         again = await rest.ask("POST", "/admin/keys", admin, NEW_KEY, Idempotency_Key="k1")
@@ -89,18 +87,16 @@ def test_a_key_issued_twice_under_one_key_is_one_and_its_secret_is_kept_nowhere(
         secret = first.json()["secret"]
         assert secret not in again.text and secret not in repr(vars(rest.store))
 
-    with_rest(scenario)
-
 
 @pytest.mark.parametrize(
     ("trouble", "runs"), [(Unavailable("no answer"), 2), (OutcomeUnknown("who knows"), 1)]
 )
-def test_what_did_not_happen_may_come_again_and_what_nobody_knows_may_not(
+async def test_what_did_not_happen_may_come_again_and_what_nobody_knows_may_not(
     trouble: Exception, runs: int
 ) -> None:
     backups = Backups(trouble)
 
-    async def scenario(rest: Rest) -> None:
+    async with serving(backup=backups) as rest:
         admin = rest.admin_key()
         assert (
             await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
@@ -109,13 +105,11 @@ def test_what_did_not_happen_may_come_again_and_what_nobody_knows_may_not(
         assert again.status_code == (200 if runs == 2 else 409)
         assert backups.taken == runs
 
-    with_rest(scenario, backup=backups)
 
-
-def test_a_repetition_while_the_first_still_runs_waits_for_it() -> None:
+async def test_a_repetition_while_the_first_still_runs_waits_for_it() -> None:
     backups = Backups()
 
-    async def scenario(rest: Rest) -> None:
+    async with serving(backup=backups) as rest:
         backups.may_end.clear()
         admin = rest.admin_key()
         first = asyncio.create_task(
@@ -131,8 +125,6 @@ def test_a_repetition_while_the_first_still_runs_waits_for_it() -> None:
         assert (await first).status_code == 200
         again = await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
         assert again.json() == (await first).json() and backups.taken == 1
-
-    with_rest(scenario, backup=backups)
 
 
 class Slow(MemoryStore):
@@ -162,13 +154,13 @@ class Slow(MemoryStore):
 
 
 @pytest.mark.parametrize("gives_up", ["the server", "the client"])
-def test_key_claimed_too_late_is_released_and_blocks_others_until_then(
+async def test_key_claimed_too_late_is_released_and_blocks_others_until_then(
     gives_up: str,
 ) -> None:
     """The writer is busy for longer than the request or its client waits: no run."""
     backups, store = Backups(), Slow()
 
-    async def scenario(rest: Rest) -> None:
+    async with serving(ApiSettings(request_seconds_max=0.3), store=store, backup=backups) as rest:
         admin = rest.admin_key()
         first = asyncio.create_task(
             rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
@@ -191,14 +183,12 @@ def test_key_claimed_too_late_is_released_and_blocks_others_until_then(
         repeated = await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
         assert repeated.json() == again.json() and backups.taken == 1
 
-    with_rest(scenario, ApiSettings(request_seconds_max=0.3), store=store, backup=backups)
 
-
-def test_an_answer_that_came_too_late_is_kept() -> None:
+async def test_an_answer_that_came_too_late_is_kept() -> None:
     """The request that gave up had not claimed the key: it releases nothing."""
     backups, store = Backups(), Slow()
 
-    async def scenario(rest: Rest) -> None:
+    async with serving(ApiSettings(request_seconds_max=0.3), store=store, backup=backups) as rest:
         admin = rest.admin_key()
         store.may_begin.set()
         store.may_end.set()
@@ -213,17 +203,15 @@ def test_an_answer_that_came_too_late_is_kept() -> None:
             again = await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
         assert again.json() == first.json() and backups.taken == 1 and not store.given_back.is_set()
 
-    with_rest(scenario, ApiSettings(request_seconds_max=0.3), store=store, backup=backups)
 
-
-def test_answer_that_cannot_be_stored_is_sent_and_the_work_is_not_repeated() -> None:
+async def test_answer_that_cannot_be_stored_is_sent_and_the_work_is_not_repeated() -> None:
     backups = Backups()
 
     class Forgetful(MemoryStore):
         async def keep(self, act: CommandContext, answer: str | None) -> None:
             raise Unavailable("the disk is full")
 
-    async def scenario(rest: Rest) -> None:
+    async with serving(store=Forgetful(), backup=backups) as rest:
         admin = rest.admin_key()
         assert (
             await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
@@ -231,11 +219,9 @@ def test_answer_that_cannot_be_stored_is_sent_and_the_work_is_not_repeated() -> 
         again = await rest.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
         assert error_of(again) == (409, "IDEMPOTENCY_KEY_REUSED") and backups.taken == 1
 
-    with_rest(scenario, store=Forgetful(), backup=backups)
 
-
-def test_retention_under_a_key_is_done_once_however_many_steps_it_took() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_retention_under_a_key_is_done_once_however_many_steps_it_took() -> None:
+    async with serving() as rest:
         chat, admin = await rest.chat(), rest.admin_key()
         for n in range(3):
             await rest.send(chat, "x", f"k{n}")
@@ -244,5 +230,3 @@ def test_retention_under_a_key_is_done_once_however_many_steps_it_took() -> None
         again = await rest.ask("POST", path, admin, body, Idempotency_Key="r1")
         assert first.json() == again.json() and first.json()["chat"]["first_sequence"] == 3
         assert len((await rest.store.audit(None, 10)).records) == 1
-
-    with_rest(scenario)

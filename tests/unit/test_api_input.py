@@ -55,30 +55,26 @@ BAD_BODIES: dict[str, tuple[bytes, tuple[int, str]]] = {
 
 
 @pytest.mark.parametrize("what", BAD_BODIES)
-def test_a_malformed_body_is_refused_and_nothing_happens(what: str) -> None:
+async def test_a_malformed_body_is_refused_and_nothing_happens(what: str) -> None:
     body, expected = BAD_BODIES[what]
 
-    async def scenario(rest: Rest) -> None:
+    async with serving() as rest:
         headers = {**JSON, "Authorization": f"Bearer {rest.token('alice')}"}
         answer = await rest.client.post("/v1/chats", content=body, headers=headers)
         assert error_of(answer) == expected
         assert not (await rest.ask("GET", "/v1/chats", rest.token("alice"))).json()["chats"]
 
-    with_rest(scenario)
-
 
 @given(st.binary(max_size=200))
 @settings(max_examples=60, deadline=None)
-def test_no_body_at_all_is_a_server_error(body: bytes) -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_no_body_at_all_is_a_server_error(body: bytes) -> None:
+    async with serving() as rest:
         headers = {**JSON, "Authorization": f"Bearer {rest.token('alice')}"}
         answer = await rest.client.post("/v1/chats", content=body, headers=headers)
         assert answer.status_code < 500
 
-    with_rest(scenario)
 
-
-def test_a_body_that_hides_its_length_is_cut_off_at_the_limit() -> None:
+async def test_a_body_that_hides_its_length_is_cut_off_at_the_limit() -> None:
     read = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -87,53 +83,45 @@ def test_a_body_that_hides_its_length_is_cut_off_at_the_limit() -> None:
             read += 1
             yield b" " * 16_384
 
-    async def scenario(rest: Rest) -> None:
+    async with serving() as rest:
         headers = {**JSON, "Authorization": f"Bearer {rest.token('alice')}"}
         answer = await rest.client.post("/v1/chats", content=endless(), headers=headers)
         assert error_of(answer) == (413, "MESSAGE_TOO_LARGE")
         assert read <= 6
 
-    with_rest(scenario)
 
-
-def test_a_body_that_never_ends_in_time_is_refused() -> None:
+async def test_a_body_that_never_ends_in_time_is_refused() -> None:
     async def dripping() -> AsyncIterator[bytes]:
         yield b"{"
         await asyncio.Event().wait()
 
-    async def scenario(rest: Rest) -> None:
+    async with serving(ApiSettings(body_seconds_max=0.01)) as rest:
         headers = {**JSON, "Authorization": f"Bearer {rest.token('alice')}"}
         answer = await rest.client.post("/v1/chats", content=dripping(), headers=headers)
         assert error_of(answer) == (400, "INVALID_MESSAGE") and "did not arrive" in answer.text
-
-    with_rest(scenario, ApiSettings(body_seconds_max=0.01))
 
 
 @pytest.mark.parametrize(
     "media_type", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonp"]
 )
-def test_only_json_is_taken(media_type: str) -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_only_json_is_taken(media_type: str) -> None:
+    async with serving() as rest:
         headers = {"Content-Type": media_type, "Authorization": f"Bearer {rest.token('alice')}"}
         answer = await rest.client.post("/v1/chats", content=b'{"name":"x"}', headers=headers)
         assert error_of(answer) == (415, "INVALID_CONTENT_TYPE")
 
-    with_rest(scenario)
 
-
-def test_last_value_of_a_repeated_json_key_counts() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_last_value_of_a_repeated_json_key_counts() -> None:
+    async with serving() as rest:
         headers = {**JSON, "Authorization": f"Bearer {rest.token('alice')}"}
         answer = await rest.client.post(
             "/v1/chats", content=b'{"name": "a", "name": "b"}', headers=headers
         )
         assert answer.json()["chat"]["name"] == "b"
 
-    with_rest(scenario)
 
-
-def test_what_an_endpoint_does_not_take_is_refused_not_ignored() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_what_an_endpoint_does_not_take_is_refused_not_ignored() -> None:
+    async with serving() as rest:
         alice, key = rest.token("alice"), rest.tenant_key()
         assert error_of(await rest.ask("GET", "/v1/chats", alice, {"x": 1})) == (
             400,
@@ -146,11 +134,9 @@ def test_what_an_endpoint_does_not_take_is_refused_not_ignored() -> None:
         keyed = await rest.ask("POST", "/v1/tokens", key, {"user_id": "zoe"}, Idempotency_Key="k")
         assert error_of(keyed) == (400, "INVALID_MESSAGE")
 
-    with_rest(scenario)
 
-
-def test_a_query_of_too_many_parameters_is_refused_before_it_is_parsed() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_query_of_too_many_parameters_is_refused_before_it_is_parsed() -> None:
+    async with serving() as rest:
         alice = rest.token("alice")
         many = "&".join(map(str, range(10_000)))
         for path in ("/v1/chats", "/v1/chats/none/messages"):
@@ -166,12 +152,10 @@ def test_a_query_of_too_many_parameters_is_refused_before_it_is_parsed() -> None
         twice = await rest.ask("GET", "/v1/chats?limit=1&limit=2", alice)
         assert error_of(twice) == (400, "INVALID_MESSAGE") and "given twice" in twice.text
 
-    with_rest(scenario)
-
 
 @pytest.mark.parametrize("name", ["Authorization", "Idempotency-Key", "X-Act-As"])
-def test_a_header_that_says_who_asks_or_what_is_refused_if_given_twice(name: str) -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_header_that_says_who_asks_or_what_is_refused_if_given_twice(name: str) -> None:
+    async with serving() as rest:
         key = ("Authorization", f"Bearer {rest.tenant_key()}")
         twice = {
             "Authorization": [key, key],
@@ -184,11 +168,9 @@ def test_a_header_that_says_who_asks_or_what_is_refused_if_given_twice(name: str
         assert error_of(answer) == (400, "INVALID_MESSAGE") and name in answer.text
         assert (await rest.ask("GET", "/v1/chats", rest.token("alice"))).json()["chats"] == []
 
-    with_rest(scenario)
 
-
-def test_404_and_405_have_the_shape_of_every_other_error() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_404_and_405_have_the_shape_of_every_other_error() -> None:
+    async with serving() as rest:
         assert error_of(await rest.ask("GET", "/nowhere")) == (404, "NOT_FOUND")
         assert error_of(await rest.ask("GET", "/v1/chats/")) == (404, "NOT_FOUND")
         refused = await rest.ask("PUT", "/v1/chats")
@@ -196,34 +178,28 @@ def test_404_and_405_have_the_shape_of_every_other_error() -> None:
         assert set(refused.headers["Allow"].split(", ")) == {"GET", "HEAD", "POST"}
         assert error_of(await rest.ask("OPTIONS", "/v1/chats"))[0] == 405
 
-    with_rest(scenario)
 
-
-def test_head_answers_like_get() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_head_answers_like_get() -> None:
+    async with serving() as rest:
         assert (await rest.ask("HEAD", "/v1/chats", rest.token("alice"))).status_code == 200
         assert (await rest.ask("HEAD", "/v1/chats")).status_code == 401
         assert (await rest.ask("HEAD", "/health/live")).status_code == 200
 
-    with_rest(scenario)
 
-
-def test_plain_request_for_the_socket_gets_426() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_plain_request_for_the_socket_gets_426() -> None:
+    async with serving() as rest:
         answer = await rest.ask("GET", "/v1/ws")
         assert (
             error_of(answer) == (426, "INVALID_MESSAGE")
             and answer.headers["Upgrade"] == "websocket"
         )
 
-    with_rest(scenario)
-
 
 @pytest.mark.parametrize(
     "path", ["/v1/chats", "/nowhere", "/docs", "/openapi.json", "/health/live", "/metrics"]
 )
-def test_every_answer_carries_the_security_headers(path: str) -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_every_answer_carries_the_security_headers(path: str) -> None:
+    async with serving() as rest:
         answer = await rest.ask("GET", path)
         for name in SECURITY_HEADERS:
             assert name in answer.headers
@@ -232,11 +208,9 @@ def test_every_answer_carries_the_security_headers(path: str) -> None:
         assert answer.headers["X-Request-ID"].startswith("req_")
         assert "set-cookie" not in answer.headers
 
-    with_rest(scenario)
 
-
-def test_a_401_says_how_to_authenticate_and_a_token_in_the_url_is_no_credential() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_401_says_how_to_authenticate_and_a_token_in_the_url_is_no_credential() -> None:
+    async with serving() as rest:
         token = rest.token("alice")
         for attempt in (f"/v1/chats?token={token}", f"/v1/chats?access_token={token}"):
             answer = await rest.ask("GET", attempt)
@@ -249,11 +223,11 @@ def test_a_401_says_how_to_authenticate_and_a_token_in_the_url_is_no_credential(
         )
         assert error_of(cookie) == (401, "UNAUTHORIZED")
 
-    with_rest(scenario)
 
-
-def test_a_user_who_asks_too_often_waits_and_others_do_not() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_user_who_asks_too_often_waits_and_others_do_not() -> None:
+    async with serving(
+        rules=[Rule("*", "rest:user", "token_bucket", 2, 1.0, burst_size=3)]
+    ) as rest:
         alice, bob = rest.token("alice"), rest.token("bob")
         answers = [(await rest.ask("GET", "/v1/chats", alice)).status_code for _ in range(4)]
         assert answers == [200, 200, 200, 429]
@@ -265,8 +239,6 @@ def test_a_user_who_asks_too_often_waits_and_others_do_not() -> None:
         assert (await rest.ask("GET", "/v1/chats", rest.token("alice", "evil"))).status_code == 200
         rest.clock.advance(0.5)
         assert (await rest.ask("GET", "/v1/chats", alice)).status_code == 200
-
-    with_rest(scenario, rules=[Rule("*", "rest:user", "token_bucket", 2, 1.0, burst_size=3)])
 
 
 def test_a_tenant_key_that_names_no_user_is_held_to_what_the_tenant_may() -> None:
@@ -281,8 +253,10 @@ def test_a_tenant_key_that_names_no_user_is_held_to_what_the_tenant_may() -> Non
     )
 
 
-def test_a_tenant_that_asks_too_often_waits_and_others_do_not() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_tenant_that_asks_too_often_waits_and_others_do_not() -> None:
+    async with serving(
+        rules=[Rule("*", "rest:tenant", "token_bucket", 1, 1.0, burst_size=3)]
+    ) as rest:
         for n in range(3):
             assert (await rest.ask("GET", "/v1/chats", rest.token(f"user{n}"))).status_code == 200
         assert error_of(await rest.ask("GET", "/v1/chats", rest.token("user3"))) == (
@@ -291,11 +265,9 @@ def test_a_tenant_that_asks_too_often_waits_and_others_do_not() -> None:
         )
         assert (await rest.ask("GET", "/v1/chats", rest.token("user3", "evil"))).status_code == 200
 
-    with_rest(scenario, rules=[Rule("*", "rest:tenant", "token_bucket", 1, 1.0, burst_size=3)])
 
-
-def test_guessing_address_is_slowed_and_good_credentials_behind_it_are_not() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_guessing_address_is_slowed_and_good_credentials_behind_it_are_not() -> None:
+    async with serving(ApiSettings(failed_logins_per_minute=3)) as rest:
         answers = [(await rest.ask("GET", "/v1/chats", "garbage")).status_code for _ in range(4)]
         assert answers == [401, 401, 401, 429]
         refused = await rest.ask("GET", "/v1/chats", "garbage")
@@ -306,8 +278,6 @@ def test_guessing_address_is_slowed_and_good_credentials_behind_it_are_not() -> 
         )
         assert refused.json()["violated-policies"] == ["failed-logins"]
         assert (await rest.ask("GET", "/v1/chats", rest.token("alice"))).status_code == 200
-
-    with_rest(scenario, ApiSettings(failed_logins_per_minute=3))
 
 
 OPEN = (
@@ -408,8 +378,10 @@ def test_requests_of_strangers_fill_no_log() -> None:
         virtual_loop.run(run())
 
 
-def test_the_address_that_is_slowed_is_the_clients_not_the_proxys() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_the_address_that_is_slowed_is_the_clients_not_the_proxys() -> None:
+    async with serving(
+        ApiSettings(failed_logins_per_minute=1), proxies=(ip_network("127.0.0.0/8"),)
+    ) as rest:
         for address in ("198.51.100.1", "198.51.100.2"):
             answer = await rest.ask("GET", "/v1/chats", "garbage", X_Forwarded_For=address)
             assert answer.status_code == 401
@@ -417,10 +389,6 @@ def test_the_address_that_is_slowed_is_the_clients_not_the_proxys() -> None:
             "GET", "/v1/chats", "garbage", X_Forwarded_For="6.6.6.6, 198.51.100.1"
         )
         assert again.status_code == 429
-
-    with_rest(
-        scenario, ApiSettings(failed_logins_per_minute=1), proxies=(ip_network("127.0.0.0/8"),)
-    )
 
 
 def test_moving_through_ones_own_ipv6_network_is_no_way_around() -> None:
@@ -437,8 +405,9 @@ def test_moving_through_ones_own_ipv6_network_is_no_way_around() -> None:
     with_rest(scenario, settings, proxies=(ip_network("127.0.0.0/8"),))
 
 
-def test_pages_of_listed_origins_may_call_and_no_others() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_pages_of_listed_origins_may_call_and_no_others() -> None:
+    async with serving(origins=frozenset({"https://chat.example.com"})) as rest:
+
         async def preflight(origin: str) -> httpx.Response:
             headers = {"Origin": origin, "Access-Control-Request-Method": "POST",
                        "Access-Control-Request-Headers": "authorization"}  # fmt: skip
@@ -449,11 +418,9 @@ def test_pages_of_listed_origins_may_call_and_no_others() -> None:
         assert "access-control-allow-credentials" not in good.headers
         assert "access-control-allow-origin" not in (await preflight("https://evil.net")).headers
 
-    with_rest(scenario, origins=frozenset({"https://chat.example.com"}))
 
-
-def test_a_listed_origin_may_use_every_method_of_the_table() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_listed_origin_may_use_every_method_of_the_table() -> None:
+    async with serving(origins=frozenset({"https://app.example"})) as rest:
         for method in {endpoint.method for endpoint in ENDPOINTS}:
             asked = {
                 "Origin": "https://app.example",
@@ -462,22 +429,18 @@ def test_a_listed_origin_may_use_every_method_of_the_table() -> None:
             answer = await rest.ask("OPTIONS", "/admin/rules", **asked)
             assert answer.status_code == 200, (method, answer.text)
 
-    with_rest(scenario, origins=frozenset({"https://app.example"}))
 
-
-def test_no_origin_is_allowed_unless_it_is_listed() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_no_origin_is_allowed_unless_it_is_listed() -> None:
+    async with serving() as rest:
         answer = await rest.ask("GET", "/v1/chats", rest.token("alice"), Origin="https://evil.net")
         assert "access-control-allow-origin" not in answer.headers
 
-    with_rest(scenario)
 
-
-def test_a_defect_is_answered_without_its_internals() -> None:
+async def test_a_defect_is_answered_without_its_internals() -> None:
     async def broken() -> Mapping[str, Any]:
         raise RuntimeError("password=hunter2 at /srv/secret/path.py")
 
-    async def scenario(rest: Rest) -> None:
+    async with serving(status=broken) as rest:
         answer = await rest.ask("GET", "/admin/status", rest.admin_key())
         assert error_of(answer) == (500, "INTERNAL_ERROR")
         assert (
@@ -485,8 +448,6 @@ def test_a_defect_is_answered_without_its_internals() -> None:
             and "path.py" not in answer.text
             and "Runtime" not in answer.text
         )
-
-    with_rest(scenario, status=broken)
 
 
 def test_the_access_log_is_json_capped_escaped_and_holds_no_secret() -> None:
@@ -530,8 +491,8 @@ def test_the_log_for_people_cannot_be_used_to_drive_their_terminal() -> None:
     assert "hf_admin_A" not in output.getvalue() and "a library says" in output.getvalue()
 
 
-def test_metrics_name_endpoints_and_never_a_user_a_chat_or_a_token() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_metrics_name_endpoints_and_never_a_user_a_chat_or_a_token() -> None:
+    async with serving() as rest:
         chat = await rest.chat("alice-the-user", ["bob"])
         await rest.ask("GET", f"/v1/chats/{chat}", rest.token("alice-the-user"))
         await rest.ask("GET", "/some/random/path")
@@ -539,19 +500,15 @@ def test_metrics_name_endpoints_and_never_a_user_a_chat_or_a_token() -> None:
         assert 'holdfast_api_requests_total{endpoint="get_chat",status="200"}' in text
         assert chat not in text and "alice-the-user" not in text and "random" not in text
 
-    with_rest(scenario)
 
-
-def test_metrics_can_be_opened_by_a_setting() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_metrics_can_be_opened_by_a_setting() -> None:
+    async with serving(ApiSettings(metrics_without_key=True)) as rest:
         answer = await rest.ask("GET", "/metrics")
         assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/plain")
 
-    with_rest(scenario, ApiSettings(metrics_without_key=True))
 
-
-def test_health_shows_strangers_a_word_and_operators_the_dependencies() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_health_shows_strangers_a_word_and_operators_the_dependencies() -> None:
+    async with serving() as rest:
         assert (await rest.ask("GET", "/health/live")).json() == {"status": "live"}
         assert (await rest.ask("GET", "/healthz")).json() == {"status": "live"}
         assert (await rest.ask("GET", "/readyz")).json() == (
@@ -571,8 +528,6 @@ def test_health_shows_strangers_a_word_and_operators_the_dependencies() -> None:
         answer = await rest.ask("GET", "/health/ready", rest.admin_key("status:read"))
         assert answer.json()["dependencies"] == {"store": "down"}
         assert (await rest.ask("GET", "/health/live")).status_code == 200
-
-    with_rest(scenario)
 
 
 PROBLEMS: dict[str, tuple[bytes, str, str | None]] = {
@@ -599,18 +554,16 @@ PROBLEMS: dict[str, tuple[bytes, str, str | None]] = {
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_a_refused_body_names_the_field_and_what_it_should_be(name: str) -> None:
+async def test_a_refused_body_names_the_field_and_what_it_should_be(name: str) -> None:
     body, words, field = PROBLEMS[name]
 
-    async def scenario(rest: Rest) -> None:
+    async with serving() as rest:
         chat = await rest.chat()
         headers = {**JSON, "Authorization": f"Bearer {rest.token('alice')}", "Idempotency-Key": "k"}
         answer = await rest.client.post(f"/v1/chats/{chat}/messages", content=body, headers=headers)
         assert error_of(answer) == (400, "INVALID_MESSAGE")
         error = answer.json()["error"]
         assert words in error["message"] and error.get("details", {}).get("field") == field
-
-    with_rest(scenario)
 
 
 OTHER_PROBLEMS: list[tuple[str, str, object, str, str]] = [
@@ -638,21 +591,19 @@ OTHER_PROBLEMS: list[tuple[str, str, object, str, str]] = [
 ]
 
 
-def test_errors_outside_a_body_have_the_same_form() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_errors_outside_a_body_have_the_same_form() -> None:
+    async with serving() as rest:
         for method, path, body, words, field in OTHER_PROBLEMS:
             answer = await rest.ask(method, path, rest.token("alice"), body)
             error = answer.json()["error"]
             assert answer.status_code == 400 and words in error["message"], error
             assert error["details"]["field"] == field, error
 
-    with_rest(scenario)
 
-
-def test_every_path_of_the_table_refuses_a_stranger_before_it_reads_the_body() -> None:
+async def test_every_path_of_the_table_refuses_a_stranger_before_it_reads_the_body() -> None:
     """An unauthenticated caller learns nothing about what a good body would be."""
 
-    async def scenario(rest: Rest) -> None:
+    async with serving() as rest:
         for endpoint in ENDPOINTS:
             if endpoint.caller == "anybody":
                 continue
@@ -668,13 +619,9 @@ def test_every_path_of_the_table_refuses_a_stranger_before_it_reads_the_body() -
             answer = await rest.client.request(endpoint.method, path, content=b"garbage")
             assert error_of(answer) == (401, "UNAUTHORIZED"), endpoint.name
 
-    with_rest(scenario)
 
-
-def test_the_application_can_be_made_twice() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_the_application_can_be_made_twice() -> None:
+    async with serving() as rest:
         async with serving() as second:
             assert (await second.ask("GET", "/health/live")).status_code == 200
         assert (await rest.ask("GET", "/health/live")).status_code == 200
-
-    with_rest(scenario)

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field
 
 import httpx
-from api_rig import Rest, with_rest
+from api_rig import Rest, serving
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -152,10 +152,10 @@ def follow(model: Model, step: tuple[object, ...], answer: httpx.Response) -> No
 @settings(
     max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
-def test_no_history_of_requests_shows_anybody_what_is_not_theirs(
+async def test_no_history_of_requests_shows_anybody_what_is_not_theirs(
     steps: list[tuple[object, ...]],
 ) -> None:
-    async def scenario(rest: Rest) -> None:
+    async with serving() as rest:
         model = Model()
         await check(rest, model, ("create", PEOPLE[0], False, "ben"))
         await check(rest, model, ("create", PEOPLE[3], False, "ben"))
@@ -170,5 +170,3 @@ def test_no_history_of_requests_shows_anybody_what_is_not_theirs(
                 for query in ("", "?after=0", "?around=1"):
                     await check(rest, model, ("read", user, False, n, query))
         assert {200, 201, 403, 404} <= model.seen
-
-    with_rest(scenario)

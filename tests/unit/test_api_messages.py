@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from api_rig import Rest, error_of, with_rest
+from api_rig import Rest, error_of, serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,10 +48,10 @@ async def chat_of(rest: Rest, messages: int) -> str:
         ("?around=5&limit=500", [1, 2, 3, 4, 5, 6, 7, 8, 9], False, False),
     ],
 )
-def test_a_page_lies_before_after_or_around_a_sequence(
+async def test_a_page_lies_before_after_or_around_a_sequence(
     query: str, sequences: list[int], has_older: bool, has_newer: bool
 ) -> None:
-    async def scenario(rest: Rest) -> None:
+    async with serving() as rest:
         chat = await chat_of(rest, 9)
         page = (
             await rest.ask("GET", f"/v1/chats/{chat}/messages{query}", rest.token("bob"))
@@ -59,23 +59,19 @@ def test_a_page_lies_before_after_or_around_a_sequence(
         assert [m["sequence"] for m in page["messages"]] == sequences
         assert (page["has_older"], page["has_newer"], page["head"]) == (has_older, has_newer, 9)
 
-    with_rest(scenario)
-
 
 @pytest.mark.parametrize("query", ["", "?after=0", "?after=99", "?before=7", "?around=5"])
-def test_a_chat_without_a_message_has_none_on_either_side(query: str) -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_chat_without_a_message_has_none_on_either_side(query: str) -> None:
+    async with serving() as rest:
         chat = await rest.chat()
         page = (
             await rest.ask("GET", f"/v1/chats/{chat}/messages{query}", rest.token("alice"))
         ).json()
         assert (page["messages"], page["has_older"], page["has_newer"]) == ([], False, False)
 
-    with_rest(scenario)
 
-
-def test_a_page_ends_at_its_bytes_and_says_that_there_is_more() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_page_ends_at_its_bytes_and_says_that_there_is_more() -> None:
+    async with serving(pages=PageSettings(max_bytes=9000)) as rest:
         chat = await rest.chat()
         for n in range(4):
             await rest.send(chat, "x" * 4000, f"k{n}")
@@ -84,11 +80,9 @@ def test_a_page_ends_at_its_bytes_and_says_that_there_is_more() -> None:
         ).json()
         assert 1 <= len(page["messages"]) < 4 and page["has_newer"]
 
-    with_rest(scenario, pages=PageSettings(max_bytes=9000))
 
-
-def test_the_limits_of_the_sockets_hold_over_rest() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_the_limits_of_the_sockets_hold_over_rest() -> None:
+    async with serving(pages=PageSettings(max_messages=2), content_bytes_max=10) as rest:
         chat = await chat_of(rest, 3)
         page = (
             await rest.ask("GET", f"/v1/chats/{chat}/messages?after=0&limit=500", rest.token("bob"))
@@ -96,11 +90,9 @@ def test_the_limits_of_the_sockets_hold_over_rest() -> None:
         assert len(page["messages"]) == 2 and page["has_newer"]
         assert error_of(await rest.send(chat, "x" * 11, "k")) == (413, "MESSAGE_TOO_LARGE")
 
-    with_rest(scenario, pages=PageSettings(max_messages=2), content_bytes_max=10)
 
-
-def test_a_page_of_a_chat_whose_beginning_was_deleted_knows_where_it_begins() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_page_of_a_chat_whose_beginning_was_deleted_knows_where_it_begins() -> None:
+    async with serving() as rest:
         chat = await chat_of(rest, 5)
         act = CommandContext(
             User("acme", "key_1"), "2026-01-01T00:00:00.000Z", "msg_1", operator=True
@@ -111,21 +103,17 @@ def test_a_page_of_a_chat_whose_beginning_was_deleted_knows_where_it_begins() ->
         ).json()
         assert [m["sequence"] for m in page["messages"]] == [3, 4, 5] and page["has_older"] is False
 
-    with_rest(scenario)
-
 
 @pytest.mark.parametrize(
     "query", ["?before=2&after=1", "?around=1&before=2", "?limit=0", "?before=0", "?after=-1",
               "?after=1e2", "?after=null", "?limit=5&limit=6", "?nonsense=1", "?after=",
               "?after=99999999999999999999", "?after=%00"]
 )  # fmt: skip
-def test_a_place_that_is_none_is_refused(query: str) -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_place_that_is_none_is_refused(query: str) -> None:
+    async with serving() as rest:
         chat = await rest.chat()
         answer = await rest.ask("GET", f"/v1/chats/{chat}/messages{query}", rest.token("alice"))
         assert error_of(answer) == (400, "INVALID_MESSAGE")
-
-    with_rest(scenario)
 
 
 def numbered(sequences: range) -> list[Message]:
@@ -154,15 +142,13 @@ def test_has_older_and_has_newer_are_exact_around_any_place(
         assert page.has_older == (shown[0] > first) and page.has_newer == (shown[-1] < head)
 
 
-def test_a_retried_send_gets_its_first_answer_marked_deduplicated() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_retried_send_gets_its_first_answer_marked_deduplicated() -> None:
+    async with serving() as rest:
         chat = await rest.chat()
         first, again = await rest.send(chat, "hi", "k1"), await rest.send(chat, "hi", "k1")
         assert (first.status_code, again.status_code) == (201, 200)
         assert again.json() == {**first.json(), "deduplicated": True}
         assert error_of(await rest.send(chat, "other", "k1")) == (409, "IDEMPOTENCY_KEY_REUSED")
-
-    with_rest(scenario)
 
 
 @pytest.mark.parametrize(
@@ -182,10 +168,10 @@ def test_a_retried_send_gets_its_first_answer_marked_deduplicated() -> None:
         ({"content": "x"}, "", (400, "INVALID_MESSAGE")),
     ],
 )
-def test_a_bad_send_is_refused_by_name(
+async def test_a_bad_send_is_refused_by_name(
     body: object, key: str | None, expected: tuple[int, str]
 ) -> None:
-    async def scenario(rest: Rest) -> None:
+    async with serving() as rest:
         chat = await rest.chat()
         headers = {} if key is None else {"Idempotency_Key": key}
         answer = await rest.ask(
@@ -195,14 +181,10 @@ def test_a_bad_send_is_refused_by_name(
         assert answer.json()["error"]["outcome"] == "rejected"
         assert (await rest.store.inspect(chat)).count == 0
 
-    with_rest(scenario)
 
-
-def test_exactly_4096_bytes_are_taken() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_exactly_4096_bytes_are_taken() -> None:
+    async with serving() as rest:
         assert (await rest.send(await rest.chat(), "é" * 2048, "k")).status_code == 201
-
-    with_rest(scenario)
 
 
 class Answering:
@@ -238,10 +220,10 @@ class Answering:
         (None, 503, "SERVICE_UNAVAILABLE", "unknown", "1"),
     ],
 )
-def test_a_send_that_was_not_stored_says_so_and_one_nobody_knows_of_says_that(
+async def test_a_send_that_was_not_stored_says_so_and_one_nobody_knows_of_says_that(
     outcome: HoldfastError | None, status: int, code: str, said: str, wait: str
 ) -> None:
-    async def scenario(rest: Rest) -> None:
+    async with serving(ApiSettings(request_seconds_max=0.01), sends=Answering(outcome)) as rest:
         answer = await rest.send(await rest.chat(), "hi", "k1")
         assert error_of(answer) == (status, code)
         assert (
@@ -250,21 +232,17 @@ def test_a_send_that_was_not_stored_says_so_and_one_nobody_knows_of_says_that(
         )
         assert answer.headers["Retry-After"] == wait
 
-    with_rest(scenario, ApiSettings(request_seconds_max=0.01), sends=Answering(outcome))
 
-
-def test_a_halted_chat_answers_503_with_when_to_come_back() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_halted_chat_answers_503_with_when_to_come_back() -> None:
+    async with serving() as rest:
         chat = await rest.chat()
         await rest.ask("POST", f"/admin/chats/{chat}/halt", rest.admin_key(), {"reason": "a test"})
         answer = await rest.send(chat, "hi", "k1")
         assert error_of(answer) == (503, "CHAT_HALTED") and answer.headers["Retry-After"] == "30"
 
-    with_rest(scenario)
 
-
-def test_redaction_takes_the_content_and_leaves_the_place_and_the_key() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_redaction_takes_the_content_and_leaves_the_place_and_the_key() -> None:
+    async with serving() as rest:
         chat = await chat_of(rest, 2)
         answer = await rest.ask("DELETE", f"/v1/chats/{chat}/messages/1", rest.token("alice"))
         assert answer.status_code == 200
@@ -272,12 +250,10 @@ def test_redaction_takes_the_content_and_leaves_the_place_and_the_key() -> None:
         assert [(m["sequence"], m["content"]) for m in page["messages"]] == [(1, ""), (2, "m2")]
         assert (await rest.send(chat, "m1", "k1")).json()["deduplicated"] is True
 
-    with_rest(scenario)
-
 
 @pytest.mark.parametrize("sequence", ["0", "99", "-1", "one", "1.0", "9" * 40, "%F0%9F%98%80"])
-def test_a_message_that_is_not_there_is_not_found(sequence: str) -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_message_that_is_not_there_is_not_found(sequence: str) -> None:
+    async with serving() as rest:
         chat = await chat_of(rest, 1)
         path = f"/v1/chats/{chat}/messages/{sequence}"
         assert error_of(await rest.ask("DELETE", path, rest.token("alice"))) == (404, "NOT_FOUND")
@@ -286,11 +262,9 @@ def test_a_message_that_is_not_there_is_not_found(sequence: str) -> None:
             "NOT_FOUND",
         )
 
-    with_rest(scenario)
 
-
-def test_the_sender_sees_who_has_a_message_and_who_has_read_it() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_the_sender_sees_who_has_a_message_and_who_has_read_it() -> None:
+    async with serving() as rest:
         chat = await rest.chat("alice", ["bob", "carl", "dora"])
         for n in range(3):
             await rest.send(chat, f"m{n}", f"k{n}")
@@ -306,8 +280,6 @@ def test_the_sender_sees_who_has_a_message_and_who_has_read_it() -> None:
         status = (await rest.ask("GET", path, rest.token("alice"))).json()
         assert (status["delivered"], status["read"]) == (["bob", "carl"], ["bob"])
 
-    with_rest(scenario)
-
 
 class Hanging(MemoryStore):
     """A store whose reads never come back."""
@@ -317,10 +289,8 @@ class Hanging(MemoryStore):
         raise AssertionError("unreachable")
 
 
-def test_a_read_that_meets_its_deadline_is_a_retryable_error() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_read_that_meets_its_deadline_is_a_retryable_error() -> None:
+    async with serving(store=Hanging(), reads=HistorySettings(read_timeout_seconds=0.01)) as rest:
         answer = await rest.ask("GET", "/v1/chats/chat_1/messages", rest.token("alice"))
         assert error_of(answer) == (503, "SERVICE_UNAVAILABLE")
         assert "outcome" not in answer.json()["error"] and answer.headers["Retry-After"] == "1"
-
-    with_rest(scenario, store=Hanging(), reads=HistorySettings(read_timeout_seconds=0.01))

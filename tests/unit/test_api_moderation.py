@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from api_rig import Rest, error_of, with_rest
+from api_rig import error_of, serving
 
 
-def test_admin_of_a_chat_bans_and_lifts_the_ban() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_admin_of_a_chat_bans_and_lifts_the_ban() -> None:
+    async with serving() as rest:
         chat = await rest.chat("alice", ["bob", "carl"])
         bans, alice = f"/v1/chats/{chat}/bans", rest.token("alice")
         made = [
@@ -35,11 +35,9 @@ def test_admin_of_a_chat_bans_and_lifts_the_ban() -> None:
             await rest.ask("POST", f"/v1/chats/{chat}/members", alice, {"user_id": "bob"})
         ).status_code == 200
 
-    with_rest(scenario)
 
-
-def test_member_is_muted_and_sends_again_after_that_is_lifted() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_member_is_muted_and_sends_again_after_that_is_lifted() -> None:
+    async with serving() as rest:
         chat = await rest.chat("alice", ["bob"])
         mutes, alice, bob = f"/v1/chats/{chat}/mutes", rest.token("alice"), rest.token("bob")
         assert (await rest.ask("POST", mutes, alice, {"user_id": "bob"})).status_code == 200
@@ -60,11 +58,9 @@ def test_member_is_muted_and_sends_again_after_that_is_lifted() -> None:
             "FORBIDDEN",
         )
 
-    with_rest(scenario)
 
-
-def test_muted_member_who_leaves_and_comes_back_is_still_muted() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_muted_member_who_leaves_and_comes_back_is_still_muted() -> None:
+    async with serving() as rest:
         chat, key = await rest.chat("alice", ["bob"]), rest.admin_key()
         alice, bob, bans = rest.token("alice"), rest.token("bob"), f"/v1/chats/{chat}/bans"
         body = {"user_id": "bob", "reason": "spam"}
@@ -81,11 +77,9 @@ def test_muted_member_who_leaves_and_comes_back_is_still_muted() -> None:
         assert (await rest.ask("POST", f"/admin/chats/{chat}/unmute", key, body)).status_code == 200
         assert (await rest.send(chat, "hi", "k", bob)).status_code == 201
 
-    with_rest(scenario)
 
-
-def test_members_read_that_an_operator_acted_and_no_keys_id() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_members_read_that_an_operator_acted_and_no_keys_id() -> None:
+    async with serving() as rest:
         chat, key = await rest.chat("alice", ["bob", "carl"]), rest.admin_key()
         for verb, user_id in (
             ("mute", "bob"),
@@ -106,11 +100,9 @@ def test_members_read_that_an_operator_acted_and_no_keys_id() -> None:
             record.actor.startswith("key_") for record in (await rest.store.audit(None, 10)).records
         )
 
-    with_rest(scenario)
 
-
-def test_direct_chat_is_declined_by_muting_the_other() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_direct_chat_is_declined_by_muting_the_other() -> None:
+    async with serving() as rest:
         body = {"kind": "direct", "members": ["bob"]}
         chat = (await rest.ask("POST", "/v1/chats", rest.token("eve"), body)).json()["chat"][
             "chat_id"
@@ -122,11 +114,9 @@ def test_direct_chat_is_declined_by_muting_the_other() -> None:
         assert error_of(await rest.send(chat, "hi", "k", rest.token("eve"))) == (403, "FORBIDDEN")
         assert (await rest.send(chat, "no", "k", rest.token("bob"))).status_code == 201
 
-    with_rest(scenario)
 
-
-def test_operator_restricts_anybody_but_an_owner_and_it_is_recorded() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_operator_restricts_anybody_but_an_owner_and_it_is_recorded() -> None:
+    async with serving() as rest:
         chat, key = await rest.chat("alice", ["bob"]), rest.admin_key()
         for verb in ("mute", "unmute", "ban", "unban"):
             body = {"user_id": "bob", "reason": f"to {verb}"}
@@ -155,5 +145,3 @@ def test_operator_restricts_anybody_but_an_owner_and_it_is_recorded() -> None:
             "NOT_FOUND",
         )
         assert len((await rest.store.audit(None, 10)).records) == 4, "what was refused is no act"
-
-    with_rest(scenario)

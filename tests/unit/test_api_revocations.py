@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import jwt
 import pytest
-from api_rig import SECRET, Rest, error_of, serving, with_rest
+from api_rig import SECRET, Rest, error_of, serving
 
 from holdfast.access.revocations.in_force import RevocationsInForce
 from holdfast.access.revocations.memory import MemoryRevocations
@@ -26,8 +26,8 @@ async def status(rest: Rest, token: str) -> int:
     return (await rest.ask("GET", "/v1/chats", token)).status_code
 
 
-def test_revoked_token_is_refused_at_once_and_no_other_until_it_is_lifted() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_revoked_token_is_refused_at_once_and_no_other_until_it_is_lifted() -> None:
+    async with serving() as rest:
         key, first, second = rest.admin_key(), rest.token("alice"), rest.token("alice")
         made = await revoke(rest, key, kind="token", token=first)
         assert made.status_code == 201 and made.json()["user_id"] == "alice"
@@ -42,8 +42,6 @@ def test_revoked_token_is_refused_at_once_and_no_other_until_it_is_lifted() -> N
         assert (await status(rest, first), await status(rest, second)) == (200, 401)
         assert first not in str((await rest.store.audit(None, 10)).records), "a token is no record"
 
-    with_rest(scenario)
-
 
 def signed(rest: Rest, issued_in: float, ttl_seconds: float = 30 * 86400) -> str:
     """A token of alice issued in ``issued_in`` seconds, by a sign-in's own clock."""
@@ -52,8 +50,8 @@ def signed(rest: Rest, issued_in: float, ttl_seconds: float = 30 * 86400) -> str
     return jwt.encode({**claims, "exp": iat + ttl_seconds}, SECRET, "HS256")
 
 
-def test_revoked_token_is_never_good_again_also_if_its_time_has_not_come() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_revoked_token_is_never_good_again_also_if_its_time_has_not_come() -> None:
+    async with serving() as rest:
         key = rest.admin_key()
         tokens = [signed(rest, issued_in) for issued_in in (-86400, 0, 5, 3600, 90 * 86400)]
         for token in tokens:
@@ -63,11 +61,9 @@ def test_revoked_token_is_never_good_again_also_if_its_time_has_not_come() -> No
             assert [await status(rest, token) for token in tokens] == [401] * 5
             assert await status(rest, signed(rest, -1)) == 200
 
-    with_rest(scenario)
 
-
-def test_tokens_of_a_user_issued_until_now_are_refused_and_later_ones_are_not() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_tokens_of_a_user_issued_until_now_are_refused_and_later_ones_are_not() -> None:
+    async with serving() as rest:
         key, old, bob = rest.admin_key(), rest.token("alice"), rest.token("bob")
         rest.clock.advance(10.4)
         same_second = rest.token("alice")
@@ -82,11 +78,9 @@ def test_tokens_of_a_user_issued_until_now_are_refused_and_later_ones_are_not() 
         rest.clock.advance(31 * 86400)
         assert (await rest.ask("GET", PATH, key)).json() == {"revocations": [], "next": None}
 
-    with_rest(scenario)
 
-
-def test_tokens_minted_with_a_leaked_tenant_key_end_with_those_of_the_tenant() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_tokens_minted_with_a_leaked_tenant_key_end_with_those_of_the_tenant() -> None:
+    async with serving() as rest:
         admin, leaked = rest.admin_key(), rest.tenant_key()
         body = {"user_id": "ceo", "ttl_seconds": 30 * 86400}
         stolen = (await rest.ask("POST", "/v1/tokens", leaked, body)).json()["token"]
@@ -119,11 +113,9 @@ def test_tokens_minted_with_a_leaked_tenant_key_end_with_those_of_the_tenant() -
         records = [(r.action, r.target) for r in (await rest.store.audit(None, 10)).records]
         assert records == [("tenant.revoke", "acme"), ("revocation.lift", "acme")]
 
-    with_rest(scenario)
 
-
-def test_moment_can_be_given_and_must_be_one() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_moment_can_be_given_and_must_be_one() -> None:
+    async with serving() as rest:
         key, old = rest.admin_key(), rest.token("alice")
         rest.clock.advance(600)
         new = rest.token("alice")
@@ -137,11 +129,9 @@ def test_moment_can_be_given_and_must_be_one() -> None:
             assert error_of(answer) == (400, "INVALID_MESSAGE"), bad
         assert len((await rest.ask("GET", PATH, key)).json()["revocations"]) == 1
 
-    with_rest(scenario)
 
-
-def test_banned_user_is_refused_and_a_muted_one_reads_and_cannot_send() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_banned_user_is_refused_and_a_muted_one_reads_and_cannot_send() -> None:
+    async with serving() as rest:
         key, chat = rest.admin_key(), await rest.chat("alice", ["bob"])
         ban = (await revoke(rest, key, kind="ban", user_id="alice")).json()
         rest.clock.advance(5)
@@ -167,11 +157,9 @@ def test_banned_user_is_refused_and_a_muted_one_reads_and_cannot_send() -> None:
         assert await status(rest, rest.token("alice")) == 200
         assert (await rest.send(chat, "hi", "k", bob)).status_code == 201
 
-    with_rest(scenario)
 
-
-def test_user_muted_in_the_tenant_cannot_rename_chats_or_send_by_a_backend() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_user_muted_in_the_tenant_cannot_rename_chats_or_send_by_a_backend() -> None:
+    async with serving() as rest:
         chat = await rest.chat("alice", ["bob"])
         mute = (await revoke(rest, rest.admin_key(), kind="mute", user_id="alice")).json()
         speech = (
@@ -196,8 +184,6 @@ def test_user_muted_in_the_tenant_cannot_rename_chats_or_send_by_a_backend() -> 
             answer = await rest.ask(method, path, rest.token("alice"), body, **keyed)
             assert answer.status_code in (200, 201), path
 
-    with_rest(scenario)
-
 
 @pytest.mark.parametrize(
     ("body", "field"),
@@ -220,18 +206,16 @@ def test_user_muted_in_the_tenant_cannot_rename_chats_or_send_by_a_backend() -> 
         ({"kind": "exile", "user_id": "alice"}, "kind"),
     ],
 )
-def test_wrong_fields_are_named_and_nothing_changes(body: dict[str, Any], field: str) -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_wrong_fields_are_named_and_nothing_changes(body: dict[str, Any], field: str) -> None:
+    async with serving() as rest:
         answer = await revoke(rest, rest.admin_key(), **body)
         assert error_of(answer) == (400, "INVALID_MESSAGE"), answer.text
         assert field in answer.text
         assert len(rest.deps.revocations) == 0 and not (await rest.store.audit(None, 10)).records
 
-    with_rest(scenario)
 
-
-def test_token_that_is_refused_anyway_is_not_revoked() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_token_that_is_refused_anyway_is_not_revoked() -> None:
+    async with serving() as rest:
         key, token, foreign = (
             rest.admin_key(),
             rest.token("alice", ttl_seconds=60),
@@ -249,21 +233,17 @@ def test_token_that_is_refused_anyway_is_not_revoked() -> None:
         )
         assert token not in answer.text and not (await rest.store.audit(None, 10)).records
 
-    with_rest(scenario)
 
-
-def test_what_does_not_exist_cannot_be_lifted_and_leaves_no_record() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_what_does_not_exist_cannot_be_lifted_and_leaves_no_record() -> None:
+    async with serving() as rest:
         for number in ("1", "x", "-1", "01"):
             answer = await rest.ask("DELETE", f"{PATH}/{number}?reason=r", rest.admin_key())
             assert error_of(answer) == (404, "NOT_FOUND")
         assert not (await rest.store.audit(None, 10)).records
 
-    with_rest(scenario)
 
-
-def test_every_act_is_recorded_before_it_is_done() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_every_act_is_recorded_before_it_is_done() -> None:
+    async with serving() as rest:
         key = rest.admin_key()
         for body in (
             {"kind": "device", "user_id": "alice", "device_id": "phone"},
@@ -293,11 +273,9 @@ def test_every_act_is_recorded_before_it_is_done() -> None:
         assert error_of(await revoke(rest, key, kind="ban", user_id="carl"))[0] == 503
         assert await status(rest, rest.token("carl")) == 200, "without a record it is not done"
 
-    with_rest(scenario)
 
-
-def test_repetition_under_one_key_is_answered_alike_and_done_once() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_repetition_under_one_key_is_answered_alike_and_done_once() -> None:
+    async with serving() as rest:
         key, body = (
             rest.admin_key(),
             {"reason": "abuse", "tenant": "acme", "kind": "ban", "user_id": "bob"},
@@ -310,11 +288,9 @@ def test_repetition_under_one_key_is_answered_alike_and_done_once() -> None:
         other = await rest.ask("POST", PATH, key, {**body, "user_id": "eve"}, Idempotency_Key="k")
         assert error_of(other) == (409, "IDEMPOTENCY_KEY_REUSED")
 
-    with_rest(scenario)
 
-
-def test_list_comes_in_pages_and_can_be_narrowed() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_list_comes_in_pages_and_can_be_narrowed() -> None:
+    async with serving() as rest:
         key = rest.admin_key()
         for n in range(5):
             await revoke(rest, key, kind="ban" if n % 2 else "mute", user_id=f"u{n}")
@@ -332,11 +308,9 @@ def test_list_comes_in_pages_and_can_be_narrowed() -> None:
         ]
         assert found == []
 
-    with_rest(scenario)
 
-
-def test_only_a_key_with_the_scope_may() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_only_a_key_with_the_scope_may() -> None:
+    async with serving() as rest:
         body = {"kind": "ban", "user_id": "bob"}
         assert error_of(await revoke(rest, rest.admin_key("keys:write"), **body)) == (
             403,
@@ -345,8 +319,6 @@ def test_only_a_key_with_the_scope_may() -> None:
         assert error_of(await revoke(rest, rest.tenant_key(), **body)) == (403, "FORBIDDEN")
         assert error_of(await revoke(rest, rest.token("alice"), **body)) == (403, "FORBIDDEN")
         assert (await revoke(rest, rest.admin_key("access:write"), **body)).status_code == 201
-
-    with_rest(scenario)
 
 
 async def test_full_list_refuses_the_next_entry_without_a_record() -> None:
@@ -365,8 +337,8 @@ async def test_full_list_refuses_the_next_entry_without_a_record() -> None:
         assert len((await rest.store.audit(None, 10)).records) == 3
 
 
-def test_erased_user_keeps_no_device_and_no_token_among_the_entries() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_erased_user_keeps_no_device_and_no_token_among_the_entries() -> None:
+    async with serving() as rest:
         key, token, ahead = rest.admin_key(), rest.token("alice"), signed(rest, 5)
         for one in (token, ahead):
             await revoke(rest, key, kind="token", token=one)
@@ -383,5 +355,3 @@ def test_erased_user_keeps_no_device_and_no_token_among_the_entries() -> None:
         assert [await status(rest, one) for one in (token, ahead)] == [401, 401], (
             "what was revoked stays so"
         )
-
-    with_rest(scenario)

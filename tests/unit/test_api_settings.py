@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from api_rig import AT, SECRET, Rest, error_of, with_rest
+from api_rig import AT, SECRET, error_of, serving
 
 from holdfast.access.tokens import Tokens, TokenSettings, shared_secret
 from holdfast.clock import ManualClock
@@ -14,25 +14,23 @@ from holdfast.store.plan import ChatSettings
 YEAR = 365 * 86400
 
 
-def test_a_token_lives_as_long_as_the_setting_allows() -> None:
+async def test_a_token_lives_as_long_as_the_setting_allows() -> None:
     tokens = Tokens(
         TokenSettings(ttl_seconds_max=YEAR), shared_secret(SECRET), ManualClock(1_700_000_000)
     )
 
-    async def scenario(rest: Rest) -> None:
+    async with serving(tokens=tokens) as rest:
         for ttl, status in ((YEAR, 201), (YEAR + 1, 400)):
             body = {"user_id": "alice", "ttl_seconds": ttl}
             assert (
                 await rest.ask("POST", "/v1/tokens", rest.tenant_key(), body)
             ).status_code == status
 
-    with_rest(scenario, tokens=tokens)
 
-
-def test_a_chat_is_as_large_and_its_name_as_long_as_the_settings_allow() -> None:
+async def test_a_chat_is_as_large_and_its_name_as_long_as_the_settings_allow() -> None:
     limits = ChatSettings(members_max=2_000, members_at_creation_max=1_500, name_characters_max=300)
 
-    async def scenario(rest: Rest) -> None:
+    async with serving(store=MemoryStore(limits)) as rest:
         alice, many = rest.token("alice"), [f"user{n}" for n in range(1_499)]
         made = await rest.ask("POST", "/v1/chats", alice, {"name": "n" * 300, "members": many})
         assert made.status_code == 201, made.text
@@ -46,11 +44,9 @@ def test_a_chat_is_as_large_and_its_name_as_long_as_the_settings_allow() -> None
         assert error_of(too_many) == (400, "INVALID_MESSAGE")
         assert too_many.json()["error"]["details"] == {"field": "members", "limit": 1500}
 
-    with_rest(scenario, store=MemoryStore(limits))
 
-
-def test_a_page_has_as_many_messages_as_the_settings_allow_and_as_the_sockets_give() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_page_has_as_many_messages_as_the_settings_allow_and_as_the_sockets_give() -> None:
+    async with serving(pages=PageSettings(default_messages=2, max_messages=4)) as rest:
         chat = await rest.chat()
         for n in range(6):
             await rest.send(chat, "x", f"k{n}")
@@ -63,11 +59,9 @@ def test_a_page_has_as_many_messages_as_the_settings_allow_and_as_the_sockets_gi
         assert await page("?after=0&limit=4") == [1, 2, 3, 4]
         assert await page("?after=0&limit=5") == [1, 2, 3, 4]
 
-    with_rest(scenario, pages=PageSettings(default_messages=2, max_messages=4))
 
-
-def test_more_than_the_usual_maximum_can_be_allowed() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_more_than_the_usual_maximum_can_be_allowed() -> None:
+    async with serving(pages=PageSettings(max_messages=1_000)) as rest:
         chat = await rest.chat()
         user = User("acme", "alice")
         await rest.store.append(
@@ -75,5 +69,3 @@ def test_more_than_the_usual_maximum_can_be_allowed() -> None:
         )
         path = f"/v1/chats/{chat}/messages?after=0&limit=600"
         assert len((await rest.ask("GET", path, rest.token("alice"))).json()["messages"]) == 600
-
-    with_rest(scenario, pages=PageSettings(max_messages=1_000))

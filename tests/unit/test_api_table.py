@@ -6,7 +6,7 @@ import re
 
 import cost_table
 import pytest
-from api_rig import Rest, with_rest
+from api_rig import serving
 
 from holdfast.access.principal import CHATS_WRITE
 from holdfast.api.app import Routes
@@ -79,8 +79,8 @@ def test_bad_settings_are_refused_when_built(bad: dict[str, object]) -> None:
         ApiSettings(**bad)  # type: ignore[arg-type]
 
 
-def test_static_pages_are_compressed_once_and_cached() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_static_pages_are_compressed_once_and_cached() -> None:
+    async with serving() as rest:
         for path in ("/openapi.json", "/docs", "/docs/style.css"):
             plain = await rest.client.get(path, headers={"Accept-Encoding": "identity"})
             packed = await rest.client.get(path, headers={"Accept-Encoding": "br, gzip"})
@@ -100,8 +100,6 @@ def test_static_pages_are_compressed_once_and_cached() -> None:
         openapi = await rest.client.get("/openapi.json", headers={"Accept-Encoding": "gzip"})
         assert int(openapi.headers["content-length"]) < len(openapi.content) / 5
 
-    with_rest(scenario)
-
 
 @pytest.mark.parametrize(
     ("accepted", "compressed"),
@@ -120,14 +118,12 @@ def test_static_pages_are_compressed_once_and_cached() -> None:
         ("identity;q=1, not-gzip", False),
     ],
 )
-def test_a_static_page_is_compressed_only_where_that_is_taken(
+async def test_a_static_page_is_compressed_only_where_that_is_taken(
     accepted: str, compressed: bool
 ) -> None:
-    async def scenario(rest: Rest) -> None:
+    async with serving() as rest:
         answer = await rest.client.get("/docs/style.css", headers={"Accept-Encoding": accepted})
         assert ("content-encoding" in answer.headers) == compressed
-
-    with_rest(scenario)
 
 
 @pytest.mark.parametrize(
@@ -142,15 +138,13 @@ def test_a_static_page_is_compressed_only_where_that_is_taken(
         ("{bare}", 200),
     ],
 )
-def test_a_static_page_that_is_known_is_not_sent_again(known: str, status: int) -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_static_page_that_is_known_is_not_sent_again(known: str, status: int) -> None:
+    async with serving() as rest:
         tag = (await rest.client.get("/docs/style.css")).headers["etag"]
         strong = tag.removeprefix("W/")
         written = known.format(tag=tag, strong=strong, bare=strong.strip('"'))
         answer = await rest.client.get("/docs/style.css", headers={"If-None-Match": written})
         assert answer.status_code == status
-
-    with_rest(scenario)
 
 
 def test_a_path_is_routed_by_its_exact_form_first() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from api_rig import Rest, error_of, serving, with_rest
+from api_rig import Rest, error_of, serving
 
 from holdfast.api.deps import ApiSettings
 from holdfast.errors import Unavailable
@@ -40,8 +40,8 @@ async def members(rest: Rest, chat: str) -> dict[str, str]:
     return {m.user_id: m.role for m in await rest.store.members(chat)}
 
 
-def test_everything_a_user_wrote_goes_also_in_chats_they_have_left() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_everything_a_user_wrote_goes_also_in_chats_they_have_left() -> None:
+    async with serving() as rest:
         left, now = await rest.chat("bob", ["alice"]), await rest.chat("bob", ["alice"])
         await rest.send(left, "secret one", "k1")
         await rest.send(now, "secret two", "k1")
@@ -67,11 +67,9 @@ def test_everything_a_user_wrote_goes_also_in_chats_they_have_left() -> None:
         assert {r.reason for r in records} == {"ticket 4711"} and records[0].target == "acme/alice"
         assert all(r.actor.startswith("key_") for r in records)
 
-    with_rest(scenario)
 
-
-def test_another_tenants_user_of_the_same_name_is_left_alone() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_another_tenants_user_of_the_same_name_is_left_alone() -> None:
+    async with serving() as rest:
         chat = await rest.chat("alice", tenant="other")
         await rest.send(chat, "mine", "k", rest.token("alice", "other"))
         assert (await erase(rest))["messages"] == 0
@@ -79,11 +77,9 @@ def test_another_tenants_user_of_the_same_name_is_left_alone() -> None:
             "alice": "owner"
         }
 
-    with_rest(scenario)
 
-
-def test_a_chat_whose_last_owner_is_erased_goes_to_the_next_in_line() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_chat_whose_last_owner_is_erased_goes_to_the_next_in_line() -> None:
+    async with serving() as rest:
         chat, alone = await rest.chat("alice", ["bob", "carol"]), await rest.chat("alice")
         await rest.ask(
             "PATCH", f"/v1/chats/{chat}/members/carol", rest.token("alice"), {"role": "admin"}
@@ -92,11 +88,9 @@ def test_a_chat_whose_last_owner_is_erased_goes_to_the_next_in_line() -> None:
         assert await members(rest, chat) == {"bob": "member", "carol": "owner"}
         assert await members(rest, alone) == {}
 
-    with_rest(scenario)
 
-
-def test_a_direct_chat_keeps_its_two_members_and_loses_the_words_of_one() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_direct_chat_keeps_its_two_members_and_loses_the_words_of_one() -> None:
+    async with serving() as rest:
         body = {"kind": "direct", "members": ["bob"]}
         chat = (await rest.ask("POST", "/v1/chats", rest.token("alice"), body)).json()["chat"][
             "chat_id"
@@ -111,11 +105,9 @@ def test_a_direct_chat_keeps_its_two_members_and_loses_the_words_of_one() -> Non
         )
         assert set(await members(rest, chat)) == {"alice", "bob"}
 
-    with_rest(scenario)
 
-
-def test_a_halted_chat_loses_its_words_now_and_its_member_when_it_is_recovered() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_halted_chat_loses_its_words_now_and_its_member_when_it_is_recovered() -> None:
+    async with serving() as rest:
         chat, admin = await rest.chat("bob", ["alice"]), rest.admin_key()
         await rest.send(chat, "secret", "k")
         await rest.ask("POST", f"/admin/chats/{chat}/halt", admin, {"reason": "x"})
@@ -123,8 +115,6 @@ def test_a_halted_chat_loses_its_words_now_and_its_member_when_it_is_recovered()
         assert done["kept"] == [chat] and await contents(rest, chat) == [""]
         await rest.ask("POST", f"/admin/chats/{chat}/recover", admin, {"reason": "x"})
         assert (await erase(rest))["kept"] == [] and await members(rest, chat) == {"bob": "owner"}
-
-    with_rest(scenario)
 
 
 class Interrupted(MemoryStore):
@@ -142,8 +132,8 @@ class Interrupted(MemoryStore):
         return await super().change(command)
 
 
-def test_an_erasure_that_is_cut_off_anywhere_is_completed_by_asking_again() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_an_erasure_that_is_cut_off_anywhere_is_completed_by_asking_again() -> None:
+    async with serving(store=Interrupted([2, 5, 7])) as rest:
         chats = [await rest.chat("bob", ["alice"]) for _ in range(3)]
         for chat in chats:
             await rest.send(chat, "secret", "k")
@@ -153,8 +143,6 @@ def test_an_erasure_that_is_cut_off_anywhere_is_completed_by_asking_again() -> N
         done = await erase(rest)
         assert done["done"] and [await contents(rest, chat) for chat in chats] == [[""]] * 3
         assert [await members(rest, chat) for chat in chats] == [{"bob": "owner"}] * 3
-
-    with_rest(scenario, store=Interrupted([2, 5, 7]))
 
 
 class Slow(MemoryStore):
@@ -170,10 +158,10 @@ class Slow(MemoryStore):
         return await super().change(command)
 
 
-def test_an_erasure_ends_in_time_and_says_where_to_go_on() -> None:
+async def test_an_erasure_ends_in_time_and_says_where_to_go_on() -> None:
     store = Slow()
 
-    async def scenario(rest: Rest) -> None:
+    async with serving(ApiSettings(request_seconds_max=5), store=store) as rest:
         store.clock = rest.clock
         chats = [await rest.chat("bob", ["alice"]) for _ in range(7)]
         for chat in chats:
@@ -184,8 +172,6 @@ def test_an_erasure_ends_in_time_and_says_where_to_go_on() -> None:
             steps.append(answer["messages"])
             after, done = answer["next"], answer["done"]
         assert sum(steps) == 7 and max(steps) == 3 and len(steps) >= 3
-
-    with_rest(scenario, ApiSettings(request_seconds_max=5), store=store)
 
 
 @pytest.mark.parametrize("after", ["texts.99", "audit.1", "0.chat_a", "x", -1, 2**53])
@@ -202,10 +188,10 @@ async def test_erasure_after_an_unknown_token_changes_nothing(after: str | int) 
         assert (await erase(rest, after=0))["done"], "a number is understood"
 
 
-def test_what_was_erased_counts_as_redacted_by_a_recorded_act() -> None:
+async def test_what_was_erased_counts_as_redacted_by_a_recorded_act() -> None:
     """Checker 1: an acknowledged message is stored unchanged, or redacted on record."""
 
-    async def scenario(rest: Rest) -> None:
+    async with serving() as rest:
         chat = await rest.chat("bob", ["alice"])
         for n in range(3):
             await rest.send(chat, f"secret {n}", f"k{n}")
@@ -221,5 +207,3 @@ def test_what_was_erased_counts_as_redacted_by_a_recorded_act() -> None:
         await note_store(recorder, rest.store, rest.store, {chat: ["bob", "alice"]})
         assert list(recorder.history().chats[chat].redacted) == [1, 2, 3]
         assert acked_is_stored(recorder.history()).ok
-
-    with_rest(scenario)
