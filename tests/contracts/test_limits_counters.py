@@ -11,8 +11,8 @@ import math
 import random
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -54,12 +54,12 @@ from holdfast.limits.counters.table import CounterTable
 from holdfast.limits.rules import Algorithm, Rule, RuleVersion
 
 AMOUNTS: list[Algorithm] = ["token_bucket", "fixed_window", "sliding_window"]
-Scenario = Callable[[Counters], Awaitable[None]]
+OpenCounters = Callable[[], AbstractAsyncContextManager[Counters]]
 
 
 @pytest.fixture(params=["memory", "redis"])
-def counting(request: pytest.FixtureRequest) -> Iterator[Callable[[Scenario], None]]:
-    """Runs a scenario on fresh counters of one kind."""
+def counting(request: pytest.FixtureRequest) -> OpenCounters:
+    """Opens fresh counters of one kind."""
     url = request.getfixturevalue("redis_server").url if request.param == "redis" else ""
 
     @asynccontextmanager
@@ -74,14 +74,7 @@ def counting(request: pytest.FixtureRequest) -> Iterator[Callable[[Scenario], No
         yield counters
         await counters.aclose()
 
-    def run(scenario: Scenario) -> None:
-        async def main() -> None:
-            async with fresh() as counters:
-                await scenario(counters)
-
-        asyncio.run(main())
-
-    yield run
+    return fresh
 
 
 YEAR_MS = 366 * 86_400_000.0
@@ -175,8 +168,8 @@ def random_ask(rng: random.Random, key: int) -> CounterRequest:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_reading_equals_the_oracle(counting: Callable[[Scenario], None], seed: int) -> None:
-    async def scenario(counters: Counters) -> None:
+async def test_every_reading_equals_the_oracle(counting: OpenCounters, seed: int) -> None:
+    async with counting() as counters:
         rng, judge = (
             random.Random(seed),
             Judge(math.inf if isinstance(counters, MemoryCounters) else 1000),
@@ -200,8 +193,6 @@ def test_every_reading_equals_the_oracle(counting: Callable[[Scenario], None], s
                 assert answers == expected
                 verdicts |= {r.admitted > 0 for r in answers}
         assert verdicts == {True, False}
-
-    counting(scenario)
 
 
 class AtAnyTime(RedisCounters):
@@ -237,17 +228,15 @@ def random_adjustment(rng: random.Random, key: int, now: float) -> Adjustment:
     return rng.choice([given, Adjustment(ask.key, ask.terms, charged=rng.randint(1, 20))])
 
 
-def test_any_text_can_be_a_subject(counting: Callable[[Scenario], None]) -> None:
+async def test_any_text_can_be_a_subject(counting: OpenCounters) -> None:
     """Half of a surrogate pair once failed the whole call, with everybody in it."""
 
-    async def scenario(counters: Counters) -> None:
+    async with counting() as counters:
         for subject in ("\ud800", "\udfff", "\0", "\u2028", "ß" * 1024):
             asks = [CounterRequest(at(subject), terms("token_bucket", 2)) for _ in range(3)]
             assert [(await one(counters, ask)).admitted for ask in asks] == [1, 1, 0], ascii(
                 subject
             )
-
-    counting(scenario)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -307,10 +296,10 @@ def test_immediate_take_equals_the_oracle(algorithm: Algorithm, data: st.DataObj
 
 
 @pytest.mark.parametrize("algorithm", AMOUNTS)
-def test_used_amount_carries_over_and_the_newer_rule_decides(
-    counting: Callable[[Scenario], None], algorithm: Algorithm
+async def test_used_amount_carries_over_and_the_newer_rule_decides(
+    counting: OpenCounters, algorithm: Algorithm
 ) -> None:
-    async def scenario(counters: Counters) -> None:
+    async with counting() as counters:
         await one(counters, CounterRequest(at("k"), terms(algorithm, 100), cost=80))
         raised = await one(counters, CounterRequest(at("k"), terms(algorithm, 500, version=2)))
         assert raised.remaining == 419
@@ -319,19 +308,17 @@ def test_used_amount_carries_over_and_the_newer_rule_decides(
         )
         assert (behind.admitted, behind.limit, behind.stamp) == (1, 500, RuleVersion(1, 2))
 
-    counting(scenario)
-
 
 @pytest.mark.parametrize("before", AMOUNTS)
 @pytest.mark.parametrize("after", AMOUNTS)
-def test_used_amount_carries_over_to_another_algorithm_and_back(
-    counting: Callable[[Scenario], None], before: Algorithm, after: Algorithm
+async def test_used_amount_carries_over_to_another_algorithm_and_back(
+    counting: OpenCounters, before: Algorithm, after: Algorithm
 ) -> None:
     """Changing the algorithm back and forth granted the limit each time. Who is behind
     decides by the stored one.
     """
 
-    async def scenario(counters: Counters) -> None:
+    async with counting() as counters:
         admitted = 0
         for version in range(1, 5):
             rule = terms((before, after)[version % 2], 100, version)
@@ -342,19 +329,17 @@ def test_used_amount_carries_over_to_another_algorithm_and_back(
         )
         assert (behind.admitted, behind.limit, behind.stamp) == (0, 100, RuleVersion(1, 4))
 
-    counting(scenario)
-
 
 @pytest.mark.parametrize("before", AMOUNTS)
 @pytest.mark.parametrize("after", AMOUNTS)
-def test_used_amount_is_capped_at_a_lower_capacity_and_stays_capped(
-    counting: Callable[[Scenario], None], before: Algorithm, after: Algorithm
+async def test_used_amount_is_capped_at_a_lower_capacity_and_stays_capped(
+    counting: OpenCounters, before: Algorithm, after: Algorithm
 ) -> None:
     """Lowering a limit locked subjects out for as long as all they had used took to
     drain at the new rate.
     """
 
-    async def scenario(counters: Counters) -> None:
+    async with counting() as counters:
         day = 86_400_000.0
         await one(
             counters, CounterRequest(at("k"), terms(before, 10_000, window_ms=day), cost=9_900)
@@ -370,28 +355,24 @@ def test_used_amount_is_capped_at_a_lower_capacity_and_stays_capped(
         )
         assert raised.admitted == 1, "ten are used, no more"
 
-    counting(scenario)
-
 
 @pytest.mark.parametrize("algorithm", AMOUNTS)
-def test_limit_lowered_and_raised_grants_the_difference_each_time(
-    counting: Callable[[Scenario], None], algorithm: Algorithm
+async def test_limit_lowered_and_raised_grants_the_difference_each_time(
+    counting: OpenCounters, algorithm: Algorithm
 ) -> None:
-    async def scenario(counters: Counters) -> None:
+    async with counting() as counters:
         granted = 0
         for version in range(1, 10):
             rule = terms(algorithm, 100 if version % 2 else 50, version)
             granted += (await one(counters, CounterRequest(at("k"), rule, times=200))).admitted
         assert granted == 100 + 4 * 50
 
-    counting(scenario)
-
 
 @pytest.mark.parametrize("algorithm", AMOUNTS)
-def test_holds_and_amounts_do_not_convert_into_each_other(
-    counting: Callable[[Scenario], None], algorithm: Algorithm
+async def test_holds_and_amounts_do_not_convert_into_each_other(
+    counting: OpenCounters, algorithm: Algorithm
 ) -> None:
-    async def scenario(counters: Counters) -> None:
+    async with counting() as counters:
         amounts, slots = terms(algorithm, 3, 1), terms("concurrency", 1, 2)
         await one(counters, CounterRequest(at("k"), amounts, cost=3))
         assert (await one(counters, CounterRequest(at("k"), slots, hold="a"))).admitted == 1, (
@@ -418,14 +399,12 @@ def test_holds_and_amounts_do_not_convert_into_each_other(
         assert await counters.adjust(debts) == 0
         assert (await one(counters, CounterRequest(at("k"), newer))).admitted == 0
 
-    counting(scenario)
-
 
 @pytest.mark.parametrize("algorithm", AMOUNTS)
-def test_uncounted_checks_are_charged_beyond_the_limit(
-    counting: Callable[[Scenario], None], algorithm: Algorithm
+async def test_uncounted_checks_are_charged_beyond_the_limit(
+    counting: OpenCounters, algorithm: Algorithm
 ) -> None:
-    async def scenario(counters: Counters) -> None:
+    async with counting() as counters:
         rule = terms(algorithm, 10)
         first = await one(counters, CounterRequest(at("k"), rule, times=16, spent=15))
         assert (first.admitted, first.remaining) == (10, 0)
@@ -436,14 +415,12 @@ def test_uncounted_checks_are_charged_beyond_the_limit(
         raised = await one(counters, CounterRequest(at("k"), terms(algorithm, 20, version=2)))
         assert (raised.admitted, raised.remaining) == (1, 4)
 
-    counting(scenario)
-
 
 @pytest.mark.parametrize("algorithm", [*AMOUNTS, "concurrency"])
-def test_reset_forgets_the_use_of_one_counter(
-    counting: Callable[[Scenario], None], algorithm: Algorithm
+async def test_reset_forgets_the_use_of_one_counter(
+    counting: OpenCounters, algorithm: Algorithm
 ) -> None:
-    async def scenario(counters: Counters) -> None:
+    async with counting() as counters:
         rule, hold = terms(algorithm, 2), "h" if algorithm == "concurrency" else ""
         for name in ("a", "b"):
             for n in range(2):
@@ -460,11 +437,9 @@ def test_reset_forgets_the_use_of_one_counter(
             assert (await counters.announce("n", 30)).resets == expected
             assert (await counters.announce("n", 30)).resets == frozenset(), "each is told once"
 
-    counting(scenario)
 
-
-def test_group_of_rules_is_taken_whole_or_not_at_all(counting: Callable[[Scenario], None]) -> None:
-    async def scenario(counters: Counters) -> None:
+async def test_group_of_rules_is_taken_whole_or_not_at_all(counting: OpenCounters) -> None:
+    async with counting() as counters:
         wide, narrow = (
             CounterRequest(at("wide"), terms("fixed_window", 100)),
             CounterRequest(at("narrow"), terms("fixed_window", 1)),
@@ -479,11 +454,9 @@ def test_group_of_rules_is_taken_whole_or_not_at_all(counting: Callable[[Scenari
         ], "the refusing rule is named"
         assert (await one(counters, wide)).remaining == 98, "a refused group uses nothing"
 
-    counting(scenario)
 
-
-def test_expired_hold_does_not_count_in_a_group(counting: Callable[[Scenario], None]) -> None:
-    async def scenario(counters: Counters) -> None:
+async def test_expired_hold_does_not_count_in_a_group(counting: OpenCounters) -> None:
+    async with counting() as counters:
         brief, slots, wide = (
             terms("concurrency", 1, window_ms=20),
             terms("concurrency", 1, 2),
@@ -499,13 +472,11 @@ def test_expired_hold_does_not_count_in_a_group(counting: Callable[[Scenario], N
         ).readings[0]
         assert [reading.admitted for reading in told] == [0, 0]
 
-    counting(scenario)
 
-
-def test_returns_charges_and_releases_adjust_counters(
-    counting: Callable[[Scenario], None],
+async def test_returns_charges_and_releases_adjust_counters(
+    counting: OpenCounters,
 ) -> None:
-    async def scenario(counters: Counters) -> None:
+    async with counting() as counters:
         rule, slots = terms("fixed_window", 10), terms("concurrency", 1)
         taken = await counters.take(
             [[CounterRequest(at("a"), rule, cost=8)], [CounterRequest(at("c"), slots, hold="x")]]
@@ -535,27 +506,23 @@ def test_returns_charges_and_releases_adjust_counters(
             "an old lease is charged, not given back"
         )
 
-    counting(scenario)
-
 
 @pytest.mark.parametrize("algorithm", AMOUNTS)
-def test_charge_is_capped_at_the_capacity(
-    counting: Callable[[Scenario], None], algorithm: Algorithm
+async def test_charge_is_capped_at_the_capacity(
+    counting: OpenCounters, algorithm: Algorithm
 ) -> None:
-    async def scenario(counters: Counters) -> None:
+    async with counting() as counters:
         rule = terms(algorithm, 10)
         for _ in range(3):
             await counters.adjust([Adjustment(at("k"), rule, charged=8)])
         raised = await one(counters, CounterRequest(at("k"), terms(algorithm, 30, version=2)))
         assert raised.remaining == 30 - 10 - 1
 
-    counting(scenario)
 
-
-def test_hold_granted_elsewhere_counts_beyond_the_limit(
-    counting: Callable[[Scenario], None],
+async def test_hold_granted_elsewhere_counts_beyond_the_limit(
+    counting: OpenCounters,
 ) -> None:
-    async def scenario(counters: Counters) -> None:
+    async with counting() as counters:
         slots = terms("concurrency", 2)
         left = {"a": 30_000.0, "b": 40_000.0, "c": 50_000.0}
         await counters.adjust(
@@ -571,11 +538,9 @@ def test_hold_granted_elsewhere_counts_beyond_the_limit(
         await counters.adjust([Adjustment(at("new"), slots, released=hold) for hold in "ab"])
         assert (await one(counters, CounterRequest(at("new"), slots, hold="d"))).admitted == 1
 
-    counting(scenario)
 
-
-def test_full_batch_is_one_script_call(counting: Callable[[Scenario], None]) -> None:
-    async def scenario(counters: Counters) -> None:
+async def test_full_batch_is_one_script_call(counting: OpenCounters) -> None:
+    async with counting() as counters:
         entries = [
             [CounterRequest(at(f"k{n}"), terms("token_bucket"))] for n in range(KEYS_PER_CALL_MAX)
         ]
@@ -583,15 +548,11 @@ def test_full_batch_is_one_script_call(counting: Callable[[Scenario], None]) -> 
         assert len(taken.readings) == KEYS_PER_CALL_MAX
         assert all(answers[0].admitted == 1 for answers in taken.readings)
 
-    counting(scenario)
 
-
-def test_call_without_entries_is_answered(counting: Callable[[Scenario], None]) -> None:
-    async def asked(counters: Counters) -> None:
+async def test_call_without_entries_is_answered(counting: OpenCounters) -> None:
+    async with counting() as counters:
         taken = await counters.take([])
         assert taken.now > 0 and taken.readings == []
-
-    counting(asked)
 
 
 async def test_call_reads_the_redis_clock_once_for_all_keys(
@@ -633,14 +594,14 @@ async def test_redis_counter_is_named_by_tenant_and_rule_and_hides_its_subject(
 
 
 @pytest.mark.parametrize("algorithm", [*AMOUNTS, "concurrency"])
-def test_corrupt_counter_does_not_affect_others(
-    counting: Callable[[Scenario], None], algorithm: Algorithm
+async def test_corrupt_counter_does_not_affect_others(
+    counting: OpenCounters, algorithm: Algorithm
 ) -> None:
     """A billion used, then a rule that gives one back a year: a debt of a billion
     years, longer than Redis keeps.
     """
 
-    async def scenario(counters: Counters) -> None:
+    async with counting() as counters:
         full = terms(algorithm, 1_000_000_000, 1, YEAR_MS)
         slow = terms(algorithm, 1, 2, YEAR_MS)
         absurd, other = at("absurd"), CounterRequest(at("other"), terms("token_bucket"))
@@ -660,18 +621,14 @@ def test_corrupt_counter_does_not_affect_others(
         assert [reading.admitted for reading in told[0]] == ([1, 1] if hold else [0, 0])
         assert (told[1][0].admitted, told[1][0].remaining) == (1, 6)
 
-    counting(scenario)
 
-
-def test_announced_nodes_are_counted(counting: Callable[[Scenario], None]) -> None:
-    async def scenario(counters: Counters) -> None:
+async def test_announced_nodes_are_counted(counting: OpenCounters) -> None:
+    async with counting() as counters:
         assert await counters.announce("a", 30) == NodesAnnounced(1, ("a",))
         shared = not isinstance(counters, MemoryCounters)
         assert await counters.announce("b", 30) == (
             NodesAnnounced(2, ("a", "b")) if shared else NodesAnnounced(1, ("b",))
         )
-
-    counting(scenario)
 
 
 async def test_node_that_stops_announcing_is_not_counted(redis_server: Server) -> None:
@@ -768,16 +725,14 @@ async def test_redis_that_refuses_to_count_gets_a_new_connection() -> None:
     server.close()
 
 
-def test_existing_hold_is_admitted_again_in_a_group(counting: Callable[[Scenario], None]) -> None:
-    async def scenario(counters: Counters) -> None:
+async def test_existing_hold_is_admitted_again_in_a_group(counting: OpenCounters) -> None:
+    async with counting() as counters:
         slots, wide = terms("concurrency", 1), terms("fixed_window")
         await one(counters, CounterRequest(at("slots"), slots, hold="mine"))
         group = [CounterRequest(at("slots"), slots, hold="mine"), CounterRequest(at("wide"), wide)]
         assert [r.admitted for r in (await counters.take([group])).readings[0]] == [1, 1]
         other = [CounterRequest(at("slots"), slots, hold="other"), CounterRequest(at("wide"), wide)]
         assert [r.admitted for r in (await counters.take([other])).readings[0]] == [0, 0]
-
-    counting(scenario)
 
 
 async def test_concurrent_calls_each_get_their_own_answer(redis_server: Server) -> None:

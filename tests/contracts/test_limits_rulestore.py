@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ from holdfast.limits.rulestore.postgres.store import payload
 from holdfast.limits.rulestore.serialization import decode_notification
 from holdfast.limits.rulestore.sqlite import LIMITS, SqliteRuleStore
 
-Scenario = Callable[[RuleStore, Any], Awaitable[None]]
+OpenStore = Callable[..., AbstractAsyncContextManager[tuple[RuleStore, Any]]]
 SEARCH = RuleName("acme", "/api/search")
 BODY = {"algorithm": "token_bucket", "limit": 100, "window": "60s"}
 
@@ -72,17 +72,20 @@ async def empty_database(url: str) -> None:
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[Scenario], None]]:
-    """Runs a scenario on an empty store of one kind, with its notifications."""
+def stored(request: pytest.FixtureRequest, tmp_path: Path) -> OpenStore:
+    """Opens an empty store of one kind, with its notifications."""
     url = request.getfixturevalue("postgres_server").url if request.param == "postgres" else ""
 
     @asynccontextmanager
-    async def fresh(retention: RetentionSettings | None) -> AsyncIterator[tuple[RuleStore, Any]]:
+    async def fresh(
+        retention: RetentionSettings | None = None,
+    ) -> AsyncIterator[tuple[RuleStore, Any]]:
         if not url:
             async with SqliteRuleStore(
                 tmp_path / "limits.db", SystemClock(), retention=retention
             ) as embedded:
-                yield embedded, embedded
+                async with asyncio.timeout(30):
+                    yield embedded, embedded
             return
         await empty_database(url)
         # forty writers in line, on a disk that may be slow
@@ -90,16 +93,10 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[
         async with PostgresRuleStore(settings, retention) as store:
             await store.prepare()
             await store.prepare()
-            yield store, PostgresNotifications(settings)
+            async with asyncio.timeout(30):
+                yield store, PostgresNotifications(settings)
 
-    def run(scenario: Scenario, retention: RetentionSettings | None = None) -> None:
-        async def main() -> None:
-            async with fresh(retention) as (store, source):
-                await asyncio.wait_for(scenario(store, source), 30)
-
-        asyncio.run(main())
-
-    yield run
+    return fresh
 
 
 def change(action: _Action, name: RuleName = SEARCH, **changes: Any) -> Change:
@@ -118,10 +115,10 @@ async def refused(store: RuleStore, change: Change, kind: type[HoldfastError]) -
 
 
 @pytest.mark.covers("004 `SET limit = …, window = …`")
-def test_rule_lives_from_creation_to_tombstone_and_again(
-    stored: Callable[[Scenario], None],
+async def test_rule_lives_from_creation_to_tombstone_and_again(
+    stored: OpenStore,
 ) -> None:
-    async def scenario(store: RuleStore, _: Any) -> None:
+    async with stored() as (store, _):
         created = await store.change(change("create"))
         assert (created.rule.version, created.rule.limit, created.rule.updated_by) == (
             1,
@@ -148,11 +145,9 @@ def test_rule_lives_from_creation_to_tombstone_and_again(
         assert [c.rule.version for c in await store.history(SEARCH, 3, 1)] == [2]
         assert {(c.actor, c.reason) for c in log} == {("olga", "because")}
 
-    stored(scenario)
 
-
-def test_late_change_gets_the_current_rule(stored: Callable[[Scenario], None]) -> None:
-    async def scenario(store: RuleStore, _: Any) -> None:
+async def test_late_change_gets_the_current_rule(stored: OpenStore) -> None:
+    async with stored() as (store, _):
         await refused(store, change("update", body={"limit": 5}), NotFound)
         await refused(store, change("delete"), NotFound)
         await store.change(change("create"))
@@ -166,14 +161,12 @@ def test_late_change_gets_the_current_rule(stored: Callable[[Scenario], None]) -
         await refused(store, change("create"), VersionConflict)
         await refused(store, change("update", body={"limit": -1}), InvalidRule)
 
-    stored(scenario)
-
 
 @pytest.mark.covers("004 `UPDATE … WHERE version = $6`")
-def test_one_of_two_changes_to_the_same_version_wins(
-    stored: Callable[[Scenario], None],
+async def test_one_of_two_changes_to_the_same_version_wins(
+    stored: OpenStore,
 ) -> None:
-    async def scenario(store: RuleStore, _: Any) -> None:
+    async with stored() as (store, _):
         await store.change(change("create"))
         outcomes = await asyncio.gather(
             *[
@@ -185,19 +178,16 @@ def test_one_of_two_changes_to_the_same_version_wins(
         assert sum(isinstance(outcome, VersionConflict) for outcome in outcomes) == 7
         assert (await store.head()).seq == 2
 
-    stored(scenario)
-
 
 NEXT_TO_NOTHING = {"algorithm": "fixed_window", "limit": 1, "window": "366d"}
 
 
-def test_one_of_two_changes_that_together_lock_operators_out_is_refused(
-    stored: Callable[[Scenario], None],
+async def test_one_of_two_changes_that_together_lock_operators_out_is_refused(
+    stored: OpenStore,
 ) -> None:
-    async def scenario(store: RuleStore, _: Any) -> None:
-        """One rule that locks out was made before there was an admin entrance; two
-        stand before it.
-        """
+    # One rule that locks out was made before there was an admin entrance; two
+    # stand before it.
+    async with stored() as (store, _):
         await store.change(change("create", RuleName("*", "admin:*"), body=NEXT_TO_NOTHING))
         pair = (ADMIN, RuleName("*", "admin:k*"))
         for attempt in range(5):
@@ -210,13 +200,11 @@ def test_one_of_two_changes_that_together_lock_operators_out_is_refused(
             kinds = sorted(type(outcome).__name__ for outcome in outcomes)
             assert kinds == ["InvalidRule", "RuleChangeResult"], attempt
 
-    stored(scenario)
 
-
-def test_repeated_change_gets_its_answer_even_if_it_now_locks_out(
-    stored: Callable[[Scenario], None],
+async def test_repeated_change_gets_its_answer_even_if_it_now_locks_out(
+    stored: OpenStore,
 ) -> None:
-    async def scenario(store: RuleStore, _: Any) -> None:
+    async with stored() as (store, _):
         first = change("create", RuleName("*", "admin:*"), body=NEXT_TO_NOTHING, key="k1")
         await store.change(first)
         await store.change(change("create", ADMIN))
@@ -228,28 +216,24 @@ def test_repeated_change_gets_its_answer_even_if_it_now_locks_out(
             store, change("create", RuleName("*", "admin:*"), body=NEXT_TO_NOTHING), InvalidRule
         )
 
-    stored(scenario)
 
-
-def test_store_without_an_admin_rule_accepts_any_rule(
-    stored: Callable[[Scenario], None],
+async def test_store_without_an_admin_rule_accepts_any_rule(
+    stored: OpenStore,
 ) -> None:
-    async def scenario(store: RuleStore, _: Any) -> None:
+    async with stored() as (store, _):
         made = await store.change(change("create", RuleName("*", "admin:*"), body=NEXT_TO_NOTHING))
         assert made.rule.limit == 1
 
-    stored(scenario)
-
 
 @pytest.mark.covers("004 `ORDER BY created_at`")
-def test_log_reader_misses_nothing_of_concurrent_writers(
-    stored: Callable[[Scenario], None],
+async def test_log_reader_misses_nothing_of_concurrent_writers(
+    stored: OpenStore,
 ) -> None:
     """Whoever begins first may commit last: were the log in the order of beginnings,
     its change would never be read.
     """
 
-    async def scenario(store: RuleStore, _: Any) -> None:
+    async with stored() as (store, _):
         read: list[int] = []
 
         async def follow() -> None:
@@ -264,12 +248,10 @@ def test_log_reader_misses_nothing_of_concurrent_writers(
         await asyncio.wait_for(following, 20)
         assert read == list(range(1, 41))
 
-    stored(scenario)
-
 
 @pytest.mark.covers("004 the operator retries by hand")
-def test_same_key_always_gets_the_first_answer(stored: Callable[[Scenario], None]) -> None:
-    async def scenario(store: RuleStore, _: Any) -> None:
+async def test_same_key_always_gets_the_first_answer(stored: OpenStore) -> None:
+    async with stored() as (store, _):
         create = change("create", key="k1")
         first = await store.change(create)
         update = change("update", body={"limit": 7}, expected_version=1, key="k2")
@@ -283,12 +265,10 @@ def test_same_key_always_gets_the_first_answer(stored: Callable[[Scenario], None
             store, change("update", body={"limit": 8}, expected_version=1, key="k2"), KeyReused
         )
 
-    stored(scenario)
-
 
 @pytest.mark.covers("004 an `outbox` table with `sent_at`")
-def test_snapshot_and_log_agree(stored: Callable[[Scenario], None]) -> None:
-    async def scenario(store: RuleStore, _: Any) -> None:
+async def test_snapshot_and_log_agree(stored: OpenStore) -> None:
+    async with stored() as (store, _):
         for n in range(30):
             await store.change(change("create", RuleName("acme", f"/r{n}")))
         for n in range(0, 30, 3):
@@ -305,13 +285,11 @@ def test_snapshot_and_log_agree(stored: Callable[[Scenario], None]) -> None:
         assert len({rule.name for rule in (*first, *rest)}) == 20
         assert await store.page("other", None, 10) == []
 
-    stored(scenario)
 
-
-def test_rollback_is_a_new_version_and_restores_a_deleted_rule(
-    stored: Callable[[Scenario], None],
+async def test_rollback_is_a_new_version_and_restores_a_deleted_rule(
+    stored: OpenStore,
 ) -> None:
-    async def scenario(store: RuleStore, _: Any) -> None:
+    async with stored() as (store, _):
         first = await store.change(change("create"))
         await store.change(change("update", body={"limit": 1, "mode": "shadow"}))
         await store.change(change("delete"))
@@ -328,11 +306,9 @@ def test_rollback_is_a_new_version_and_restores_a_deleted_rule(
             False,
         )
 
-    stored(scenario)
 
-
-def test_change_notifies_with_the_rule(stored: Callable[[Scenario], None]) -> None:
-    async def scenario(store: RuleStore, source: Any) -> None:
+async def test_change_notifies_with_the_rule(stored: OpenStore) -> None:
+    async with stored() as (store, source):
         notifications = source.notifications()
         assert (await anext(notifications)).seq == 0
         changed = await store.change(change("create"))
@@ -346,8 +322,6 @@ def test_change_notifies_with_the_rule(stored: Callable[[Scenario], None]) -> No
         await store.change(change("create", longest))
         assert (await asyncio.wait_for(anext(notifications), 20)).seq == 2
         await notifications.aclose()
-
-    stored(scenario)
 
 
 def test_rule_too_long_for_a_notification_is_left_out() -> None:
@@ -367,21 +341,20 @@ def test_rule_too_long_for_a_notification_is_left_out() -> None:
     assert decode_notification(absurd) == ChangeNotification(1, 8, None, "ours")
 
 
-def test_store_has_its_own_permanent_name(
-    stored: Callable[[Scenario], None], tmp_path: Path
-) -> None:
-    names: set[str] = set()
-
-    async def scenario(store: RuleStore, _: Any) -> None:
-        before = (await store.head()).store
-        await store.change(change("create"))
-        assert before and (await store.head()).store == before
-        names.add(before)
-
-    stored(scenario)
-    for file in tmp_path.iterdir():
+def remove_files(folder: Path) -> None:
+    for file in folder.iterdir():
         file.unlink()
-    stored(scenario)
+
+
+async def test_store_has_its_own_permanent_name(stored: OpenStore, tmp_path: Path) -> None:
+    names: set[str] = set()
+    for _turn in range(2):
+        async with stored() as (store, _):
+            before = (await store.head()).store
+            await store.change(change("create"))
+            assert before and (await store.head()).store == before
+            names.add(before)
+        remove_files(tmp_path)
     assert len(names) == 2
 
 
@@ -442,10 +415,10 @@ async def test_newer_schema_is_refused(postgres_server: Server) -> None:
     await empty_database(postgres_server.url)
 
 
-def test_trimmed_log_never_restarts_versions(
-    stored: Callable[..., None],
+async def test_trimmed_log_never_restarts_versions(
+    stored: OpenStore,
 ) -> None:
-    async def scenario(store: RuleStore, _: Any) -> None:
+    async with stored(RetentionSettings(changes_kept=100)) as (store, _):
         other, everybodys = RuleName("acme", "/api/other"), RuleName("*", "send:user")
         await store.change(change("create"))
         await store.change(change("delete", expected_version=1))
@@ -472,13 +445,11 @@ def test_trimmed_log_never_restarts_versions(
         assert imported is not None and imported.version == 3, "an import cannot know either"
         assert (await store.head()).digest == RuleSet.of((await store.snapshot()).rules).digest
 
-    stored(scenario, RetentionSettings(changes_kept=100))
 
-
-def test_recreated_rule_is_not_dropped_with_its_deletion(
-    stored: Callable[..., None],
+async def test_recreated_rule_is_not_dropped_with_its_deletion(
+    stored: OpenStore,
 ) -> None:
-    async def scenario(store: RuleStore, _: Any) -> None:
+    async with stored(RetentionSettings(changes_kept=100)) as (store, _):
         await store.change(change("create"))
         await store.change(change("delete", expected_version=1))
         await store.change(change("create"))
@@ -488,17 +459,13 @@ def test_recreated_rule_is_not_dropped_with_its_deletion(
         assert rule is not None and rule.version == 120
         assert len(await store.changes_after(0, 1000)) == 100
 
-    stored(scenario, RetentionSettings(changes_kept=100))
 
-
-def test_idempotency_key_expires(stored: Callable[..., None]) -> None:
-    async def scenario(store: RuleStore, _: Any) -> None:
+async def test_idempotency_key_expires(stored: OpenStore) -> None:
+    async with stored(RetentionSettings(keys_kept_days=1e-9)) as (store, _):
         await store.change(change("create", key="k"))
         await asyncio.sleep(0.002)
         await store.change(change("update", body={"limit": 5}, expected_version=1, key="other"))
         await refused(store, change("create", key="k"), VersionConflict)
-
-    stored(scenario, RetentionSettings(keys_kept_days=1e-9))
 
 
 async def spoil(store: RuleStore, file: Path, resource: str) -> None:
@@ -522,10 +489,8 @@ async def spoil(store: RuleStore, file: Path, resource: str) -> None:
                 db.execute("UPDATE rules_head SET digest = ?", (digest,))
 
 
-def test_unreadable_rule_is_left_out_and_logged(
-    stored: Callable[[Scenario], None], tmp_path: Path
-) -> None:
-    async def scenario(store: RuleStore, _: Any) -> None:
+async def test_unreadable_rule_is_left_out_and_logged(stored: OpenStore, tmp_path: Path) -> None:
+    async with stored() as (store, _):
         newer = RuleName("acme", "newer")
         await store.change(change("create", newer))
         known = await store.change(change("create"))
@@ -540,13 +505,11 @@ def test_unreadable_rule_is_left_out_and_logged(
             ]
         assert {entry["event"] for entry in logs} == {"limits.rule_unreadable"}
 
-    stored(scenario)
 
-
-def test_operators_can_see_replace_and_delete_unreadable_rules(
-    stored: Callable[[Scenario], None], tmp_path: Path
+async def test_operators_can_see_replace_and_delete_unreadable_rules(
+    stored: OpenStore, tmp_path: Path
 ) -> None:
-    async def scenario(store: RuleStore, _: Any) -> None:
+    async with stored() as (store, _):
         replaced, deleted = RuleName("acme", "replaced"), RuleName("acme", "deleted")
         for name in (replaced, deleted):
             await store.change(change("create", name, key=name.resource))
@@ -569,13 +532,11 @@ def test_operators_can_see_replace_and_delete_unreadable_rules(
         snapshot, head = await store.snapshot(), await store.head()
         assert snapshot.whole and RuleSet.of(snapshot.rules).digest == head.digest
 
-    stored(scenario)
 
-
-def test_changes_continue_when_an_unreadable_one_leaves_the_log(
-    stored: Callable[..., None], tmp_path: Path
+async def test_changes_continue_when_an_unreadable_one_leaves_the_log(
+    stored: OpenStore, tmp_path: Path
 ) -> None:
-    async def scenario(store: RuleStore, _: Any) -> None:
+    async with stored(RetentionSettings(changes_kept=100)) as (store, _):
         living, dead = RuleName("acme", "living"), RuleName("acme", "dead")
         for name in (living, dead):
             await store.change(change("create", name))
@@ -589,8 +550,6 @@ def test_changes_continue_when_an_unreadable_one_leaves_the_log(
         assert await store.get(dead) is None, "its tombstone went with the change that left it"
         await store.change(change("delete", living, expected_version=1))
         assert RuleSet.of((await store.snapshot()).rules).digest == (await store.head()).digest
-
-    stored(scenario, RetentionSettings(changes_kept=100))
 
 
 async def test_writers_are_serialized_under_any_default_isolation(
@@ -647,10 +606,10 @@ async def refused_import(
     return raised.value
 
 
-def test_import_is_one_change_and_a_dry_run_lists_differences(
-    stored: Callable[[Scenario], None],
+async def test_import_is_one_change_and_a_dry_run_lists_differences(
+    stored: OpenStore,
 ) -> None:
-    async def scenario(store: RuleStore, _: Any) -> None:
+    async with stored() as (store, _):
         for name in ("same", "other", "gone"):
             await store.change(change("create", RuleName("acme", name)))
         await store.change(change("delete", RuleName("acme", "gone")))
@@ -689,13 +648,11 @@ def test_import_is_one_change_and_a_dry_run_lists_differences(
         nothing, _ = await store.import_rules(wanted(*rules, change_id="chg_2"))
         assert (nothing.change_id, nothing.unchanged) == ("", 4) and await store.head() == head
 
-    stored(scenario)
 
-
-def test_import_over_changed_rules_is_refused_and_imports_never_mix(
-    stored: Callable[[Scenario], None],
+async def test_import_over_changed_rules_is_refused_and_imports_never_mix(
+    stored: OpenStore,
 ) -> None:
-    async def scenario(store: RuleStore, _: Any) -> None:
+    async with stored() as (store, _):
         sets = [wanted(*(rule_to_import(f"/{n}", limit) for n in range(50))) for limit in (1, 2)]
         digest = (await store.import_rules(structs.replace(sets[0], dry_run=True)))[0].digest
         outcomes = await asyncio.gather(
@@ -719,13 +676,11 @@ def test_import_over_changed_rules_is_refused_and_imports_never_mix(
         )
         assert error.details["digest"] == (await store.head()).digest
 
-    stored(scenario)
 
-
-def test_import_that_locks_operators_out_changes_nothing(
-    stored: Callable[[Scenario], None],
+async def test_import_that_locks_operators_out_changes_nothing(
+    stored: OpenStore,
 ) -> None:
-    async def scenario(store: RuleStore, _: Any) -> None:
+    async with stored() as (store, _):
         await store.change(change("create", ADMIN))
         few = Rule(*ADMIN, "token_bucket", 1, 60.0)
         for dry_run in (True, False):
@@ -734,13 +689,11 @@ def test_import_that_locks_operators_out_changes_nothing(
             )
         await store.import_rules(wanted(rule_to_import("a"), structs.replace(few, mode="shadow")))
 
-    stored(scenario)
 
-
-def test_repeated_import_gets_its_first_answer_and_owns_its_key(
-    stored: Callable[[Scenario], None],
+async def test_repeated_import_gets_its_first_answer_and_owns_its_key(
+    stored: OpenStore,
 ) -> None:
-    async def scenario(store: RuleStore, _: Any) -> None:
+    async with stored() as (store, _):
         first = wanted(rule_to_import("a"), key="k1")
         result, _differences = await store.import_rules(first)
         await store.change(change("update", RuleName("acme", "a"), body={"limit": 5}))
@@ -758,13 +711,11 @@ def test_repeated_import_gets_its_first_answer_and_owns_its_key(
         await store.change(change("create", RuleName("acme", "b"), key="k2"))
         await refused_import(store, wanted(rule_to_import("b"), key="k2"), KeyReused)
 
-    stored(scenario)
 
-
-def test_import_of_ten_thousand_rules_takes_seconds_and_trims_the_log(
-    stored: Callable[[Scenario], None],
+async def test_import_of_ten_thousand_rules_takes_seconds_and_trims_the_log(
+    stored: OpenStore,
 ) -> None:
-    async def scenario(store: RuleStore, source: Any) -> None:
+    async with stored(RetentionSettings(changes_kept=1_000)) as (store, source):
         notifications = source.notifications()
         await anext(notifications)
         for limit in (1, 2):
@@ -779,5 +730,3 @@ def test_import_of_ten_thousand_rules_takes_seconds_and_trims_the_log(
             )
         assert len(await store.changes_after(0, RULES_MAX * 2)) <= RULES_MAX
         assert RuleSet.of((await store.snapshot()).rules).digest == (await store.head()).digest
-
-    stored(scenario, RetentionSettings(changes_kept=1_000))

@@ -1,6 +1,4 @@
-"""``holdfast rules`` against a real server: every command, and what it says when it
-cannot.
-"""
+"""``holdfast rules`` against a real server: every command, and its error messages."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from program import Program, eventually
 from holdfast.cli.context import CliContext
 from holdfast.cli.rest import RestClient
 from holdfast.cli.rules import commands
-from holdfast.cli.rules.requests import compared
+from holdfast.cli.rules.requests import compared, every, history_of
 from holdfast.errors import OutcomeUnknown, Unavailable
 
 RULE = ("acme", "/api/search")
@@ -104,21 +102,20 @@ def test_rules_are_readable_on_an_ordinary_terminal(tmp_path: Path) -> None:
     program.stop()
 
 
-def test_long_lists_and_histories_are_read_to_their_end(
-    program: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("holdfast.cli.rules.requests.PAGE", 2)
+def test_long_lists_and_histories_are_read_to_their_end(program: Program) -> None:
+    rest = CliContext(program.url, program.state_dir).as_operator()
     for resource in ("a", "b", "c", "d", "e"):
         program.ok(
             "rules", "set", "pages", resource, "algorithm=fixed_window", "limit=1", "window=1s"
         )
-    assert [
-        r["resource"] for r in json.loads(program.ok("rules", "ls", "--tenant", "pages", "--json"))
-    ] == [*"abcde"]
+    listed = every(rest, "pages", page_size=2)
+    assert [rule["resource"] for rule in listed] == [*"abcde"]
+    assert json.loads(program.ok("rules", "ls", "--tenant", "pages", "--json")) == listed
     for limit in range(2, 6):
         program.ok("rules", "set", "pages", "a", f"limit={limit}")
-    history = json.loads(program.ok("rules", "history", "pages", "a", "--json"))
+    history = history_of(rest, "pages", "a", page_size=2)
     assert [change["version"] for change in history] == [5, 4, 3, 2, 1]
+    assert json.loads(program.ok("rules", "history", "pages", "a", "--json")) == history
     assert "1 → 2" in program.ok("rules", "diff", "pages", "a", "1", "2")
 
 
@@ -308,8 +305,8 @@ def test_import_of_many_rules_is_one_change(program: Program, tmp_path: Path) ->
     call in a minute.
     """
     rules = [{"tenantID": "many", "resource": f"/{n}", **PLAIN} for n in range(2_000)]
-    told = program.ok("rules", "import", written(tmp_path / "rules.json", *rules), "--json")
-    done = json.loads(told)
+    file = written(tmp_path / "rules.json", *rules)
+    done = json.loads(program.ok("rules", "import", file, "--json"))
     assert len(done["rules"]) == 2_000 and done["rules"][0] == {
         "tenantID": "many", "resource": "/0", "new": True, "changed": {},
     }  # fmt: skip
@@ -377,7 +374,7 @@ def test_watch_continues_after_a_server_outage(
     }
     rest.post("/admin/rules", body=rule)
 
-    class Away(RestClient):
+    class Interrupted(RestClient):
         def get(self, *path: str, **query: Any) -> Any:
             if 1.0 < now < 20.0:
                 raise (
@@ -394,7 +391,7 @@ def test_watch_continues_after_a_server_outage(
         version = len(waits)
         rest.ask("PUT", "/admin/rules", {**rule, "limit": version + 1, "expectedVersion": version})
 
-    monkeypatch.setattr("holdfast.cli.context.RestClient", Away)
+    monkeypatch.setattr("holdfast.cli.context.RestClient", Interrupted)
     monkeypatch.setattr(
         "holdfast.cli.rules.commands.time", SimpleNamespace(sleep=sleep, monotonic=lambda: now)
     )
@@ -403,7 +400,7 @@ def test_watch_continues_after_a_server_outage(
     assert [json.loads(line)["version"] for line in ran.stdout.splitlines()] == list(
         range(2, len(waits) + 2)
     )
-    assert waits[:7] == [1.0, 1.0, 1.0, 2.0, 4.0, 8.0, 10.0], "ever longer, and not for ever"
+    assert waits[:7] == [1.0, 1.0, 1.0, 2.0, 4.0, 8.0, 10.0], "longer each time, up to a bound"
     assert ran.stderr.count("still watching") == 1
 
 

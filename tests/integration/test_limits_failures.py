@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -209,15 +209,8 @@ async def world(engines: Engines) -> AsyncIterator[World]:
             "create", RuleName("acme", "search"), "olga", "2026-01-01T00:00:00.000Z", body
         )
         await made.store.change(created)
-        yield made
-
-
-def play(engines: Engines, scenario: Callable[[World], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with world(engines) as made:
-            await asyncio.wait_for(scenario(made), 4 * PATIENCE_SECONDS)
-
-    asyncio.run(main())
+        async with asyncio.timeout(4 * PATIENCE_SECONDS):
+            yield made
 
 
 async def until(condition: Callable[[], bool], what: str) -> float:
@@ -249,8 +242,8 @@ async def replica_caught_up(engines: Engines) -> None:
 
 
 @pytest.mark.covers("004 nothing changes, limiting goes on")
-def test_primary_down_stops_rule_changes_and_nothing_else(engines_: Engines) -> None:
-    async def scenario(w: World) -> None:
+async def test_primary_down_stops_rule_changes_and_nothing_else(engines_: Engines) -> None:
+    async with world(engines_) as w:
         node = await w.node()
         assert len([d for d in await node.ask(60, "ann") if d.allowed]) == 60
         engines_.primary_killed()
@@ -271,11 +264,9 @@ def test_primary_down_stops_rule_changes_and_nothing_else(engines_: Engines) -> 
         assert await w.set_limit(500, 1) == 2
         await until(lambda: node.limit() == 500, "applied after the return")
 
-    play(engines_, scenario)
 
-
-def test_one_of_two_operators_with_the_same_version_wins(engines_: Engines) -> None:
-    async def scenario(w: World) -> None:
+async def test_one_of_two_operators_with_the_same_version_wins(engines_: Engines) -> None:
+    async with world(engines_) as w:
         node = await w.node()
         outcomes = await asyncio.gather(
             w.set_limit(500, 1), w.set_limit(200, 1), return_exceptions=True
@@ -288,12 +279,10 @@ def test_one_of_two_operators_with_the_same_version_wins(engines_: Engines) -> N
             lambda: node.limit() == losers[0].details["rule"]["limit"], "the winner is applied"
         )
 
-    play(engines_, scenario)
-
 
 @pytest.mark.covers("004 the outbox insert fails: all rolls back")
-def test_failure_inside_the_transaction_changes_nothing(engines_: Engines) -> None:
-    async def scenario(w: World) -> None:
+async def test_failure_inside_the_transaction_changes_nothing(engines_: Engines) -> None:
+    async with world(engines_) as w:
         await w.node()
         connection = await asyncpg.connect(engines_.primary.url)
         await connection.execute(
@@ -313,12 +302,10 @@ def test_failure_inside_the_transaction_changes_nothing(engines_: Engines) -> No
             False,
         ), "the key of a failed call was not remembered"
 
-    play(engines_, scenario)
-
 
 @pytest.mark.covers("004 commit uncertainty: look and see")
-def test_same_key_resolves_a_lost_commit_answer(engines_: Engines) -> None:
-    async def scenario(w: World) -> None:
+async def test_same_key_resolves_a_lost_commit_answer(engines_: Engines) -> None:
+    async with world(engines_) as w:
         await w.node()
         async with Proxy("127.0.0.1", engines_.primary.port) as proxy:
             url = f"postgresql://postgres@127.0.0.1:{proxy.port}/postgres"
@@ -333,14 +320,12 @@ def test_same_key_resolves_a_lost_commit_answer(engines_: Engines) -> None:
         told = await w.control.update({**NAME, "limit": 500, "expectedVersion": 1}, "olga", key="k")
         assert (told.repeated, told.rule.version, told.rule.limit) == (True, 2, 500)
 
-    play(engines_, scenario)
-
 
 @pytest.mark.parametrize("swallowed", ["commit", "first answer"])
-def test_cancelled_change_returns_at_once_on_a_dead_connection(
+async def test_cancelled_change_returns_at_once_on_a_dead_connection(
     engines_: Engines, swallowed: str
 ) -> None:
-    async def scenario(w: World) -> None:
+    async with world(engines_) as w:
         await w.node()
         async with Proxy("127.0.0.1", engines_.primary.port) as proxy:
             url = f"postgresql://postgres@127.0.0.1:{proxy.port}/postgres"
@@ -368,8 +353,6 @@ def test_cancelled_change_returns_at_once_on_a_dead_connection(
         told = await w.control.update({**NAME, "limit": 500, "expectedVersion": 1}, "olga", key="k")
         assert (told.repeated, told.rule.version) == (swallowed == "commit", 2)
 
-    play(engines_, scenario)
-
 
 async def _committed(w: World, name: RuleName, version: int) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -394,8 +377,8 @@ def _swallow_commit_answers(store: PostgresRuleStore, proxy: Proxy) -> list[bool
 
 
 @pytest.mark.covers("004 the instance crashes after the commit: 13.6 s")
-def test_change_is_published_after_its_node_dies(engines_: Engines) -> None:
-    async def scenario(w: World) -> None:
+async def test_change_is_published_after_its_node_dies(engines_: Engines) -> None:
+    async with world(engines_) as w:
         sources = w.redis_notifications()
         first = LogFollower(w.settings, sources.publish)
         second = LogFollower(w.settings, sources.publish)
@@ -409,28 +392,23 @@ def test_change_is_published_after_its_node_dies(engines_: Engines) -> None:
             await until(lambda: node.limit() == 500, "published by the follower that took over")
             assert second.follows
 
-    play(engines_, scenario)
-
 
 @pytest.mark.covers("004 the host vanishes and closes nothing")
-def test_follower_whose_host_vanishes_is_replaced(engines_: Engines) -> None:
+async def test_follower_whose_host_vanishes_is_replaced(engines_: Engines) -> None:
     """Nobody closes its connection, so the server itself must notice that it has fallen
     silent.
     """
 
-    async def scenario(w: World) -> None:
-        async with Proxy("127.0.0.1", engines_.primary.port) as wire:
-            url = f"postgresql://postgres@127.0.0.1:{wire.port}/postgres"
-            async with LogFollower(replace(w.impatient, url=url), None) as gone:
-                await until(lambda: gone.beats, "one follower works")
-                # not in the middle of its first words: there only TCP keepalives would
-                # tell
-                await _beats(w, 3)
-                async with LogFollower(w.settings, None) as other:
-                    wire.set(blackhole=True)
-                    await until(lambda: other.beats, "another follows")
-
-    play(engines_, scenario)
+    async with world(engines_) as w, Proxy("127.0.0.1", engines_.primary.port) as wire:
+        url = f"postgresql://postgres@127.0.0.1:{wire.port}/postgres"
+        async with LogFollower(replace(w.impatient, url=url), None) as gone:
+            await until(lambda: gone.beats, "one follower works")
+            # not in the middle of its first words: there only TCP keepalives would
+            # tell
+            await _beats(w, 3)
+            async with LogFollower(w.settings, None) as other:
+                wire.set(blackhole=True)
+                await until(lambda: other.beats, "another follows")
 
 
 async def _beats(w: World, count: int) -> None:
@@ -442,8 +420,8 @@ async def _beats(w: World, count: int) -> None:
             await asyncio.sleep(0.05)
 
 
-def test_writer_whose_host_vanishes_does_not_block_others(engines_: Engines) -> None:
-    async def scenario(w: World) -> None:
+async def test_writer_whose_host_vanishes_does_not_block_others(engines_: Engines) -> None:
+    async with world(engines_) as w:
         await w.node(sources=())
         async with Proxy("127.0.0.1", engines_.primary.port) as wire:
             url = f"postgresql://postgres@127.0.0.1:{wire.port}/postgres"
@@ -454,8 +432,6 @@ def test_writer_whose_host_vanishes_does_not_block_others(engines_: Engines) -> 
                         wire.set(blackhole=True)
                         assert await _changed_in_time(w)
                         raise asyncio.CancelledError
-
-    play(engines_, scenario)
 
 
 async def _changed_in_time(w: World) -> bool:
@@ -468,8 +444,8 @@ async def _changed_in_time(w: World) -> bool:
     return False
 
 
-def test_every_connection_sets_its_server_timeouts(engines_: Engines) -> None:
-    async def scenario(w: World) -> None:
+async def test_every_connection_sets_its_server_timeouts(engines_: Engines) -> None:
+    async with world(engines_) as w:
         for _ in range(2):  # also the second to use a connection
             async with w.store.database.connection("be read") as db:
                 assert await db.fetchval("SHOW idle_in_transaction_session_timeout") == "20s"
@@ -477,11 +453,9 @@ def test_every_connection_sets_its_server_timeouts(engines_: Engines) -> None:
                     "5", "2", "3",
                 ]  # fmt: skip
 
-    play(engines_, scenario)
 
-
-def test_follower_may_be_silent_while_it_prepares_to_lead(engines_: Engines) -> None:
-    async def scenario(w: World) -> None:
+async def test_follower_may_be_silent_while_it_prepares_to_lead(engines_: Engines) -> None:
+    async with world(engines_) as w:
         led = 0
 
         async def slow() -> None:
@@ -495,10 +469,8 @@ def test_follower_may_be_silent_while_it_prepares_to_lead(engines_: Engines) -> 
             await _beats(w, 2)
             assert (follower.beats, led) == (True, 1)
 
-    play(engines_, scenario)
 
-
-def test_waiting_follower_reuses_its_connection(engines_: Engines) -> None:
+async def test_waiting_follower_reuses_its_connection(engines_: Engines) -> None:
     """Twenty nodes that connect anew each time would be forty authentications a second
     on the primary.
     """
@@ -507,7 +479,7 @@ def test_waiting_follower_reuses_its_connection(engines_: Engines) -> None:
         " AND pid != $1"
     )
 
-    async def scenario(w: World) -> None:
+    async with world(engines_) as w:
         asked: set[tuple[int, Any]] = set()
         async with (
             w.store.database.connection("be read") as db,
@@ -520,11 +492,9 @@ def test_waiting_follower_reuses_its_connection(engines_: Engines) -> None:
             assert not second.beats
         assert len({pid for pid, _ in asked}) == 1
 
-    play(engines_, scenario)
 
-
-def test_follower_survives_any_publish_error(engines_: Engines) -> None:
-    async def scenario(w: World) -> None:
+async def test_follower_survives_any_publish_error(engines_: Engines) -> None:
+    async with world(engines_) as w:
         published: list[str] = []
 
         async def publish(payload: str) -> None:
@@ -537,11 +507,10 @@ def test_follower_survives_any_publish_error(engines_: Engines) -> None:
         async with LogFollower(w.settings, publish):
             await until(lambda: len(published) > 1, "published again after the error")
 
-    play(engines_, scenario)
 
+async def test_hanging_publish_does_not_stop_the_heartbeat(engines_: Engines) -> None:
+    async with world(engines_) as w:
 
-def test_hanging_publish_does_not_stop_the_heartbeat(engines_: Engines) -> None:
-    async def scenario(w: World) -> None:
         async def swallow(_: str) -> None:
             await asyncio.Event().wait()
 
@@ -558,14 +527,12 @@ def test_hanging_publish_does_not_stop_the_heartbeat(engines_: Engines) -> None:
                     beats.add(await db.fetchval("SELECT beat_at FROM holdfast_rules_head"))
                     await asyncio.sleep(0.05)
 
-    play(engines_, scenario)
-
 
 @pytest.mark.covers("004 events wait and are delivered in order")
-def test_change_arrives_by_notify_without_redis_and_by_sync_without_both(
+async def test_change_arrives_by_notify_without_redis_and_by_sync_without_both(
     engines_: Engines,
 ) -> None:
-    async def scenario(w: World) -> None:
+    async with world(engines_) as w:
         by_notify = await w.node(feed=NO_SYNC)
         by_sync = await w.node(sources=("redis",))
         by_redis = await w.node(sources=("redis",), feed=NO_SYNC)
@@ -584,30 +551,26 @@ def test_change_arrives_by_notify_without_redis_and_by_sync_without_both(
             await w.set_limit(600, 3)
             await until(lambda: by_redis.limit() == 600, "by Redis again")
 
-    play(engines_, scenario)
-
 
 @pytest.mark.covers("004 marked as sent after PUBLISH")
-def test_publish_without_receivers_loses_nothing(engines_: Engines) -> None:
-    async def scenario(w: World) -> None:
+async def test_publish_without_receivers_loses_nothing(engines_: Engines) -> None:
+    async with world(engines_) as w:
         node = await w.node(sources=())
         source = w.redis_notifications()
         async with LogFollower(w.settings, source.publish):
             await w.set_limit(500, 1)
             await until(lambda: node.limit() == 500, "0 receivers, and still applied by sync")
 
-    play(engines_, scenario)
-
 
 @pytest.mark.covers("004 one channel, `rule_changes`")
-def test_deployments_that_share_a_redis_keep_their_rules_apart(
+async def test_deployments_that_share_a_redis_keep_their_rules_apart(
     engines_: Engines, tmp_path: Path
 ) -> None:
     """Each has a database of its own and a database number of its own, but Redis
     channels know no numbers.
     """
 
-    async def scenario(w: World) -> None:
+    async with world(engines_) as w:
         admin = await asyncpg.connect(engines_.primary.url)
         await admin.execute("DROP DATABASE IF EXISTS staging")
         await admin.execute("CREATE DATABASE staging")
@@ -640,8 +603,6 @@ def test_deployments_that_share_a_redis_keep_their_rules_apart(
             assert (_limit(prod, "other"), _limit(staging, "search")) == (None, 10_000)
             assert prod.feed.rules.digest == (await w.store.head()).digest
 
-    play(engines_, scenario)
-
 
 def _limit(plane: LimitsParts, resource: str) -> int | None:
     rule = plane.limiter.rules.lookup("acme", resource)
@@ -650,8 +611,8 @@ def _limit(plane: LimitsParts, resource: str) -> int | None:
 
 @pytest.mark.covers("004 the invalidator fetches from the replica")
 @pytest.mark.parametrize("heard", [True, False])
-def test_lagging_replica_never_moves_a_rule_backwards(engines_: Engines, heard: bool) -> None:
-    async def scenario(w: World) -> None:
+async def test_lagging_replica_never_moves_a_rule_backwards(engines_: Engines, heard: bool) -> None:
+    async with world(engines_) as w:
         await replica_caught_up(engines_)
         source = w.redis_notifications()
         async with LogFollower(w.settings, source.publish):
@@ -671,14 +632,12 @@ def test_lagging_replica_never_moves_a_rule_backwards(engines_: Engines, heard: 
             await until(lambda: node.limit() == 500 and not node.feed.stale, "applied when known")
             assert node.feed.cursor[1] == 2
 
-    play(engines_, scenario)
-
 
 @pytest.mark.covers("004 the replica lags at the start")
-def test_restart_with_a_lagging_replica_keeps_the_newer_rules(
+async def test_restart_with_a_lagging_replica_keeps_the_newer_rules(
     engines_: Engines, tmp_path: Path
 ) -> None:
-    async def scenario(w: World) -> None:
+    async with world(engines_) as w:
         file = tmp_path / "rules.json"
         await replica_caught_up(engines_)
         await replica_run(engines_, "SELECT pg_wal_replay_pause()")
@@ -694,12 +653,10 @@ def test_restart_with_a_lagging_replica_keeps_the_newer_rules(
         await until(lambda: not again.feed.from_disk, "the replica has it too")
         assert again.limit() == 500
 
-    play(engines_, scenario)
-
 
 @pytest.mark.covers("004 full sync at the start")
-def test_node_that_missed_everything_starts_complete(engines_: Engines) -> None:
-    async def scenario(w: World) -> None:
+async def test_node_that_missed_everything_starts_complete(engines_: Engines) -> None:
+    async with world(engines_) as w:
         for seen, limit in enumerate((200, 300, 400), 1):
             name = RuleName("acme", "search")
             await w.store.change(
@@ -709,11 +666,9 @@ def test_node_that_missed_everything_starts_complete(engines_: Engines) -> None:
         assert node.limit() == 400
         assert not node.feed.stale
 
-    play(engines_, scenario)
 
-
-def test_local_share_decides_while_the_counters_are_down(engines_: Engines) -> None:
-    async def scenario(w: World) -> None:
+async def test_local_share_decides_while_the_counters_are_down(engines_: Engines) -> None:
+    async with world(engines_) as w:
         nodes = [await w.node(sources=("notify",), feed=NO_SYNC) for _ in range(2)]
         await until(lambda: all(node.limiter.nodes == 2 for node in nodes), "they know each other")
         engines_.redis_killed()
@@ -739,8 +694,6 @@ def test_local_share_decides_while_the_counters_are_down(engines_: Engines) -> N
             await asyncio.sleep(0.1)
             told = (await nodes[0].ask(1, "bob"))[0]
 
-    play(engines_, scenario)
-
 
 async def _until_counted(nodes: list[Node]) -> None:
     """Ask until the counters answer again on every node."""
@@ -751,10 +704,10 @@ async def _until_counted(nodes: list[Node]) -> None:
 
 
 @pytest.mark.covers("004 disaster path: stale rules")
-def test_new_node_limits_by_disk_and_share_with_both_engines_down(
+async def test_new_node_limits_by_disk_and_share_with_both_engines_down(
     engines_: Engines, tmp_path: Path
 ) -> None:
-    async def scenario(w: World) -> None:
+    async with world(engines_) as w:
         await w.node(file=tmp_path / "rules.json")
         engines_.primary_killed()
         engines_.redis_killed()
@@ -771,41 +724,36 @@ def test_new_node_limits_by_disk_and_share_with_both_engines_down(
             engines_.primary_again()
         await until(lambda: not node.feed.from_disk, "synced again")
 
-    play(engines_, scenario)
-
 
 @pytest.mark.covers("004 the admin is down there")
-def test_isolated_region_continues_and_converges(engines_: Engines) -> None:
-    async def scenario(w: World) -> None:
-        async with Proxy("127.0.0.1", engines_.primary.port) as wire:
-            cut = replace(w.settings, url=f"postgresql://postgres@127.0.0.1:{wire.port}/postgres")
-            near = [await w.node(sources=("notify",)) for _ in range(2)]
-            far = []
-            for _ in range(2):
-                node = Node(w.stack, engines_.redis.url, f"far-{len(far)}")
-                reader = await w.stack.enter_async_context(PostgresRuleReader(cut))
-                await node.follow(reader, [PostgresNotifications(cut)])
-                far.append(node)
-            wire.set(down=True)
-            await w.set_limit(1000, 1)
-            await until(lambda: all(n.limit() == 1000 for n in near), "the others have it")
-            assert [n.limit() for n in far] == [100, 100], "the region goes on with its last rules"
-            assert (await far[0].ask(1, "zoe"))[0].allowed
-            async with PostgresRuleStore(cut) as store:
-                control = RuleAdmin(store, SystemClock(), "postgres")
-                with pytest.raises(Unavailable):
-                    await control.update({**NAME, "limit": 7, "expectedVersion": 1}, "olga")
-            await until(lambda: far[0].feed.stale, "its staleness shows")
-            wire.set(down=False)
-            await until(lambda: all(n.limit() == 1000 for n in far), "converged after healing")
-            assert {n.limiter.rules.digest for n in (*near, *far)} == {near[0].limiter.rules.digest}
-
-    play(engines_, scenario)
+async def test_isolated_region_continues_and_converges(engines_: Engines) -> None:
+    async with world(engines_) as w, Proxy("127.0.0.1", engines_.primary.port) as wire:
+        cut = replace(w.settings, url=f"postgresql://postgres@127.0.0.1:{wire.port}/postgres")
+        near = [await w.node(sources=("notify",)) for _ in range(2)]
+        far = []
+        for _ in range(2):
+            node = Node(w.stack, engines_.redis.url, f"far-{len(far)}")
+            reader = await w.stack.enter_async_context(PostgresRuleReader(cut))
+            await node.follow(reader, [PostgresNotifications(cut)])
+            far.append(node)
+        wire.set(down=True)
+        await w.set_limit(1000, 1)
+        await until(lambda: all(n.limit() == 1000 for n in near), "the others have it")
+        assert [n.limit() for n in far] == [100, 100], "the region goes on with its last rules"
+        assert (await far[0].ask(1, "zoe"))[0].allowed
+        async with PostgresRuleStore(cut) as store:
+            control = RuleAdmin(store, SystemClock(), "postgres")
+            with pytest.raises(Unavailable):
+                await control.update({**NAME, "limit": 7, "expectedVersion": 1}, "olga")
+        await until(lambda: far[0].feed.stale, "its staleness shows")
+        wire.set(down=False)
+        await until(lambda: all(n.limit() == 1000 for n in far), "converged after healing")
+        assert {n.limiter.rules.digest for n in (*near, *far)} == {near[0].limiter.rules.digest}
 
 
 @pytest.mark.parametrize("kind", ["notify", "redis"])
-def test_source_behind_a_dead_network_is_abandoned(engines_: Engines, kind: str) -> None:
-    async def scenario(w: World) -> None:
+async def test_source_behind_a_dead_network_is_abandoned(engines_: Engines, kind: str) -> None:
+    async with world(engines_) as w:
         port = engines_.primary.port if kind == "notify" else engines_.redis.port
         async with Proxy("127.0.0.1", port) as wire:
             source: ChangeNotifications
@@ -827,8 +775,6 @@ def test_source_behind_a_dead_network_is_abandoned(engines_: Engines, kind: str)
                 assert await asyncio.wait_for(listening, PATIENCE_SECONDS) is None
             except Unavailable:
                 pass
-
-    play(engines_, scenario)
 
 
 async def _asked_thrice(engines: Engines, kind: str) -> None:
@@ -854,8 +800,8 @@ async def _asked_thrice(engines: Engines, kind: str) -> None:
             await asyncio.sleep(0.02)
 
 
-def test_stopped_redis_costs_one_deadline_at_most(engines_: Engines) -> None:
-    async def scenario(w: World) -> None:
+async def test_stopped_redis_costs_one_deadline_at_most(engines_: Engines) -> None:
+    async with world(engines_) as w:
         node = await w.node(sources=("notify",), limiter=LimiterSettings())
         await node.ask(1, "ann")
         os.kill(engines_.redis.pid, signal.SIGSTOP)
@@ -870,12 +816,10 @@ def test_stopped_redis_costs_one_deadline_at_most(engines_: Engines) -> None:
             os.kill(engines_.redis.pid, signal.SIGCONT)
         await _until_counted([node])
 
-    play(engines_, scenario)
-
 
 @pytest.mark.covers("004 events within 100 ms")
-def test_change_reaches_many_nodes_within_a_tenth_of_a_second(engines_: Engines) -> None:
-    async def scenario(w: World) -> None:
+async def test_change_reaches_many_nodes_within_a_tenth_of_a_second(engines_: Engines) -> None:
+    async with world(engines_) as w:
         crowd = [await w.node(sources=("notify",), feed=NO_SYNC) for _ in range(10)]
         version, fastest = 1, PATIENCE_SECONDS
         for limit in (200, 300, 400):
@@ -888,18 +832,16 @@ def test_change_reaches_many_nodes_within_a_tenth_of_a_second(engines_: Engines)
             "a tenth of a second is measured by bench/limits.py; here the machine is busy"
         )
 
-    play(engines_, scenario)
-
 
 @pytest.mark.covers("004 a database restored from a dump")
-def test_database_restored_from_a_dump_is_followed_after_raise_epoch(
+async def test_database_restored_from_a_dump_is_followed_after_raise_epoch(
     engines_: Engines, tmp_path: Path
 ) -> None:
     """A new cluster begins with timeline 1, and the dump is older than what the nodes
     know.
     """
 
-    async def scenario(w: World) -> None:
+    async with world(engines_) as w:
         node = await w.node(sources=())
         dump = await asyncio.to_thread(_dumped, engines_.primary)
         await w.set_limit(500, 1)
@@ -933,13 +875,11 @@ def test_database_restored_from_a_dump_is_followed_after_raise_epoch(
             node.feed._reader = PostgresRuleReader(w.settings)
             await asyncio.to_thread(fresh.stop)
 
-    play(engines_, scenario)
 
-
-def test_complete_dump_keeps_its_epoch_and_a_failover_raises_it(
+async def test_complete_dump_keeps_its_epoch_and_a_failover_raises_it(
     engines_: Engines,
 ) -> None:
-    async def scenario(w: World) -> None:
+    async with world(engines_) as w:
         node = await w.node(sources=())
         await w.store.raise_epoch(7)
         await until(lambda: node.feed.cursor[0] == 7, "the epoch before the move")
@@ -974,8 +914,6 @@ def test_complete_dump_keeps_its_epoch_and_a_failover_raises_it(
         finally:
             node.feed._reader = PostgresRuleReader(w.settings)
             await asyncio.to_thread(fresh.stop)
-
-    play(engines_, scenario)
 
 
 def _dumped(server: Server) -> bytes:
@@ -1013,23 +951,20 @@ def _raise_epoch(url: str, state: Path) -> int:
 
 
 @pytest.mark.covers("004 a failover that lost a write")
-def test_failover_that_lost_a_write_converges_and_continues(engines_: Engines) -> None:
+async def test_failover_that_lost_a_write_converges_and_continues(engines_: Engines) -> None:
     """A real promotion: the standby never got the last change, and its version is given
     out again under a new epoch.
     """
 
-    async def scenario(w: World) -> None:
-        async with Proxy("127.0.0.1", engines_.primary.port) as wire:
-            url = f"postgresql://postgres@127.0.0.1:{wire.port}/postgres"
-            through_wire = replace(engines_.primary, url=url)
-            standby = await asyncio.to_thread(postgres.standby, through_wire, shared_buffers="32MB")
-            try:
-                await _lose_and_promote(w, wire, standby)
-            finally:
-                await asyncio.to_thread(standby.stop)
-                engines_.primary_again()
-
-    play(engines_, scenario)
+    async with world(engines_) as w, Proxy("127.0.0.1", engines_.primary.port) as wire:
+        url = f"postgresql://postgres@127.0.0.1:{wire.port}/postgres"
+        through_wire = replace(engines_.primary, url=url)
+        standby = await asyncio.to_thread(postgres.standby, through_wire, shared_buffers="32MB")
+        try:
+            await _lose_and_promote(w, wire, standby)
+        finally:
+            await asyncio.to_thread(standby.stop)
+            engines_.primary_again()
 
 
 async def _decided_by(node: Node) -> tuple[int, int]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +29,15 @@ from holdfast.node.node import Node
 from holdfast.settings import ServerSettings, Settings
 from proof.proxy import Proxy
 
-Scenario = Callable[[Node, httpx.AsyncClient], Awaitable[None]]
+OpenNode = Callable[[], AbstractAsyncContextManager[tuple[Node, httpx.AsyncClient]]]
 PATIENT = LimiterSettings(batch=BatchSettings(deadline_seconds=30.0))
 """Redis may take its time, as on a busy machine."""
 PATIENCE_SECONDS = 30.0
 
 
 @pytest.fixture(params=["embedded", "engines"])
-def with_node(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scenario], None]:
-    """A node with embedded limits, or with PostgreSQL and Redis behind them."""
+def with_node(request: pytest.FixtureRequest, tmp_path: Path) -> OpenNode:
+    """Opens a node with embedded limits, or with PostgreSQL and Redis behind them."""
     limits = LimitsSettings()
     if request.param == "engines":
         database: Engine = request.getfixturevalue("postgres_server")
@@ -45,20 +45,18 @@ def with_node(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scena
             request.getfixturevalue("redis_server").url, database.url, limiter=PATIENT
         )
 
-    def run(scenario: Scenario) -> None:
-        async def main() -> None:
-            if limits.rules_url != "sqlite:":
-                await forget(limits)
-            settings = Settings(
-                server=ServerSettings(port=0, state_dir=str(tmp_path / "state")), limits=limits
-            )
-            async with running(settings) as node, httpx.AsyncClient(base_url=node.url) as client:
-                client.headers["Authorization"] = f"Bearer {admin_key_of(node)}"
-                await scenario(node, client)
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[tuple[Node, httpx.AsyncClient]]:
+        if limits.rules_url != "sqlite:":
+            await forget(limits)
+        settings = Settings(
+            server=ServerSettings(port=0, state_dir=str(tmp_path / "state")), limits=limits
+        )
+        async with running(settings) as node, httpx.AsyncClient(base_url=node.url) as client:
+            client.headers["Authorization"] = f"Bearer {admin_key_of(node)}"
+            yield node, client
 
-        asyncio.run(main())
-
-    return run
+    return opened
 
 
 async def forget(limits: LimitsSettings) -> None:
@@ -128,8 +126,8 @@ async def refused(node: Node, ask: Callable[[], Awaitable[Any]], tries: int) -> 
     raise AssertionError(f"nobody was refused in {tries} tries")
 
 
-def test_default_rules_are_listed(with_node: Callable[[Scenario], None]) -> None:
-    async def scenario(node: Node, client: httpx.AsyncClient) -> None:
+async def test_default_rules_are_listed(with_node: OpenNode) -> None:
+    async with with_node() as (_, client):
         page = (await client.get("/admin/rules")).json()
         assert {rule["resource"] for rule in page["rules"]} == {
             rule.resource for rule in DEFAULT_RULES
@@ -139,11 +137,9 @@ def test_default_rules_are_listed(with_node: Callable[[Scenario], None]) -> None
         health = (await client.get("/health/admin")).json()
         assert (health["status"], health["rate_limiting"]) == ("healthy", "healthy")
 
-    with_node(scenario)
 
-
-def test_rest_requests_are_limited(with_node: Callable[[Scenario], None]) -> None:
-    async def scenario(node: Node, client: httpx.AsyncClient) -> None:
+async def test_rest_requests_are_limited(with_node: OpenNode) -> None:
+    async with with_node() as (node, client):
         await set_limit(client, node, "rest:user", 3)
         headers = as_user(node, "alice")
 
@@ -157,11 +153,9 @@ def test_rest_requests_are_limited(with_node: Callable[[Scenario], None]) -> Non
         others = await client.get("/v1/chats", headers=as_user(node, "bob"))
         assert others.status_code == 200
 
-    with_node(scenario)
 
-
-def test_handshakes_are_limited(with_node: Callable[[Scenario], None]) -> None:
-    async def scenario(node: Node, client: httpx.AsyncClient) -> None:
+async def test_handshakes_are_limited(with_node: OpenNode) -> None:
+    async with with_node() as (node, client):
         await set_limit(client, node, "connect:user", 2)
         url, headers = node.url.replace("http", "ws") + "/v1/ws", as_user(node, "alice")
 
@@ -198,13 +192,11 @@ def test_handshakes_are_limited(with_node: Callable[[Scenario], None]) -> None:
         }, "one shape at every door"  # fmt: skip
         assert ours["error"].keys() == theirs["error"].keys()
 
-    with_node(scenario)
 
-
-def test_sends_are_limited_and_a_refused_one_is_not_stored(
-    with_node: Callable[[Scenario], None],
+async def test_sends_are_limited_and_a_refused_one_is_not_stored(
+    with_node: OpenNode,
 ) -> None:
-    async def scenario(node: Node, client: httpx.AsyncClient) -> None:
+    async with with_node() as (node, client):
         alice = as_user(node, "alice")
         made = await client.post("/v1/chats", json={"name": "x"}, headers=alice)
         chat = made.json()["chat"]["chat_id"]
@@ -236,8 +228,6 @@ def test_sends_are_limited_and_a_refused_one_is_not_stored(
         )
         page = (await client.get(f"/v1/chats/{chat}/messages", headers=alice)).json()
         assert len(page["messages"]) == stored
-
-    with_node(scenario)
 
 
 async def test_primary_available_after_startup_gets_its_tables_and_rules(

@@ -1,4 +1,4 @@
-"""A real Redis that is wrong in every way: limiting goes on, and everybody is told why,
+"""A real Redis with every kind of trouble: limiting goes on, and the reason is reported
 once, without a secret.
 """
 
@@ -12,7 +12,8 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,7 @@ from engines import redis as redis_engine
 from engines.fixtures import had
 from holdfast.cli.operations import alarms
 from holdfast.drivers.redis import REASONS
-from holdfast.limits.composition import LimitsParts, LimitsSettings, open_limits
-from holdfast.limits.counters import redis as redis_counters
-from holdfast.limits.limiter import counter_health
+from holdfast.limits.composition import LimitsParts, LimitsSettings, LimitsTuning, open_limits
 from holdfast.limits.limiter.batch import BatchSettings
 from holdfast.limits.limiter.settings import LimiterSettings
 from holdfast.limits.rules import Check, Rule
@@ -79,9 +78,14 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wrong]:
     made.server.stop()
 
 
-@pytest.fixture(autouse=True)
-def short_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counter_health, "WINDOW_SECONDS", 0.5)
+TUNING = LimitsTuning(health_window_seconds=0.5)
+
+
+def opened(
+    url: str, state: Path, tuning: LimitsTuning = TUNING
+) -> AbstractAsyncContextManager[LimitsParts]:
+    chosen = LimitsSettings(url, limiter=QUICK)
+    return open_limits(chosen, state, starts_with=[SEARCH], tuning=tuning)
 
 
 def counted(use: str, reason: str) -> float:
@@ -104,22 +108,16 @@ def said(lines: list[MutableMapping[str, Any]], event: str) -> list[Any]:
     return [line.get("reason") for line in lines if line["event"] == event]
 
 
-def judge(
-    url: str,
-    state: Path,
+async def judge(
+    limits_opened: AbstractAsyncContextManager[LimitsParts],
     reason: str,
     begin: Callable[[], None] | None = None,
     end: Callable[[], None] | None = None,
 ) -> None:
-    """Open limits on a Redis that is wrong, or becomes so, and, with ``end``, is put
-    right.
-    """
-
-    async def main() -> None:
-        before = counted("counters", reason)
-        async with open_limits(
-            LimitsSettings(url, limiter=QUICK), state, starts_with=[SEARCH]
-        ) as limits:
+    """Open limits on a Redis in trouble, or let it begin; with ``end``, it ends."""
+    before = counted("counters", reason)
+    with capture_logs() as lines:
+        async with asyncio.timeout(2 * PATIENCE_SECONDS), limits_opened as limits:
             if begin is not None:
                 await until(
                     limits, lambda: limits.status()["counters"] == "up", "it works at first"
@@ -137,28 +135,27 @@ def judge(
                 end()
                 await until(limits, lambda: limits.status()["counters"] == "up", "up again")
                 assert limits.status()["counters_reason"] == ""
-
-    with capture_logs() as lines:
-        asyncio.run(asyncio.wait_for(main(), 2 * PATIENCE_SECONDS))
     assert said(lines, "limits.counters_unavailable").count(reason) == 1, lines
     assert len(said(lines, "limits.counters_available")) == (end is not None), lines
     assert "S3CRET" not in repr(lines)
 
 
-def test_wrong_password_is_reported(wrong: Wrong, tmp_path: Path) -> None:
-    judge(wrong.url(password=WRONG), tmp_path, "auth")
+async def test_wrong_password_is_reported(wrong: Wrong, tmp_path: Path) -> None:
+    await judge(opened(wrong.url(password=WRONG), tmp_path), "auth")
 
 
-def test_user_without_script_rights_is_reported(wrong: Wrong, tmp_path: Path) -> None:
-    judge(wrong.url("limited"), tmp_path, "permission")
+async def test_user_without_script_rights_is_reported(wrong: Wrong, tmp_path: Path) -> None:
+    await judge(opened(wrong.url("limited"), tmp_path), "permission")
 
 
-def test_untrusted_certificate_is_reported(wrong: Wrong, tmp_path: Path) -> None:
-    judge(f"rediss://keeper:{RIGHT}@127.0.0.1:{wrong.tls_port}/0", tmp_path, "tls")
+async def test_untrusted_certificate_is_reported(wrong: Wrong, tmp_path: Path) -> None:
+    url = f"rediss://keeper:{RIGHT}@127.0.0.1:{wrong.tls_port}/0"
+    await judge(opened(url, tmp_path), "tls")
 
 
-def test_unreachable_redis_is_reported(tmp_path: Path) -> None:
-    judge(f"redis://keeper:{RIGHT}@127.0.0.1:{free_port()}/0", tmp_path, "unreachable")
+async def test_unreachable_redis_is_reported(tmp_path: Path) -> None:
+    url = f"redis://keeper:{RIGHT}@127.0.0.1:{free_port()}/0"
+    await judge(opened(url, tmp_path), "unreachable")
 
 
 async def test_server_that_is_not_redis_is_reported(tmp_path: Path) -> None:
@@ -167,7 +164,7 @@ async def test_server_that_is_not_redis_is_reported(tmp_path: Path) -> None:
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        await asyncio.to_thread(judge, f"redis://127.0.0.1:{port}/0", tmp_path, "not_redis")
+        await judge(opened(f"redis://127.0.0.1:{port}/0", tmp_path), "not_redis")
 
 
 @pytest.mark.parametrize(
@@ -179,10 +176,10 @@ async def test_server_that_is_not_redis_is_reported(tmp_path: Path) -> None:
         ("eviction", f"{POLICY} allkeys-lru maxmemory 1gb", f"{POLICY} noeviction maxmemory 0"),
     ],
 )
-def test_redis_that_refuses_is_reported_until_repaired(
-    wrong: Wrong, tmp_path: Path, reason: str, begin: str, end: str, monkeypatch: pytest.MonkeyPatch
+async def test_redis_that_refuses_is_reported_until_repaired(
+    wrong: Wrong, tmp_path: Path, reason: str, begin: str, end: str
 ) -> None:
-    monkeypatch.setattr(redis_counters, "CHECK_AGAIN_SECONDS", 0.2)
+    tuning = replace(TUNING, redis_check_seconds=0.2)
 
     def broken() -> None:
         if reason == "wrong_type":
@@ -190,28 +187,28 @@ def test_redis_that_refuses_is_reported_until_repaired(
         wrong.say(begin)
 
     try:
-        judge(wrong.url(), tmp_path, reason, broken, lambda: wrong.say(end))
+        limits = opened(wrong.url(), tmp_path, tuning)
+        await judge(limits, reason, broken, lambda: wrong.say(end))
     finally:
         with suppress(redis.RedisError):
             wrong.say(end)
 
 
-def test_hanging_redis_is_reported_until_it_answers(wrong: Wrong, tmp_path: Path) -> None:
+async def test_hanging_redis_is_reported_until_it_answers(wrong: Wrong, tmp_path: Path) -> None:
+    def signalled(number: signal.Signals) -> Callable[[], None]:
+        return lambda: os.kill(wrong.server.pid, number)
+
+    limits = opened(wrong.url(), tmp_path)
     try:
-        judge(
-            wrong.url(), tmp_path, "timeout",
-            lambda: os.kill(wrong.server.pid, signal.SIGSTOP), lambda: os.kill(wrong.server.pid, signal.SIGCONT),
-        )  # fmt: skip
+        await judge(limits, "timeout", signalled(signal.SIGSTOP), signalled(signal.SIGCONT))
     finally:
         os.kill(wrong.server.pid, signal.SIGCONT)
 
 
-def test_checks_stay_quick_while_redis_hangs_and_are_counted_after(
+async def test_checks_stay_quick_while_redis_hangs_and_are_counted_after(
     wrong: Wrong, tmp_path: Path
 ) -> None:
-    """With the batches and the breaker of every node: only the first checks wait for
-    the deadline.
-    """
+    """With a node's batches and breaker, only the first checks wait for the deadline."""
 
     async def asked(limits: LimitsParts, seconds: float) -> tuple[list[float], str]:
         spent, until, by = [], time.monotonic() + seconds, ""
@@ -221,9 +218,12 @@ def test_checks_stay_quick_while_redis_hangs_and_are_counted_after(
             await asyncio.sleep(0.005)
         return spent, by
 
-    async def main() -> None:
-        chosen = LimitsSettings(wrong.url(), limiter=LimiterSettings(heartbeat_seconds=0.2))
-        async with open_limits(chosen, tmp_path, starts_with=[SEARCH]) as limits:
+    chosen = LimitsSettings(wrong.url(), limiter=LimiterSettings(heartbeat_seconds=0.2))
+    try:
+        async with (
+            asyncio.timeout(2 * PATIENCE_SECONDS),
+            open_limits(chosen, tmp_path, starts_with=[SEARCH], tuning=TUNING) as limits,
+        ):
             assert (await asked(limits, 0.1))[1] == "counters"
             os.kill(wrong.server.pid, signal.SIGSTOP)
             spent, by = await asked(limits, 0.5)
@@ -232,48 +232,46 @@ def test_checks_stay_quick_while_redis_hangs_and_are_counted_after(
             os.kill(wrong.server.pid, signal.SIGCONT)
             await until(limits, lambda: limits.status()["counters"] == "up", "up again")
             assert (await asked(limits, 0.1))[1] == "counters"
-
-    try:
-        asyncio.run(asyncio.wait_for(main(), 2 * PATIENCE_SECONDS))
     finally:
         os.kill(wrong.server.pid, signal.SIGCONT)
 
 
-def test_user_without_channel_rights_is_reported_and_counts(
+async def test_user_without_channel_rights_is_reported_and_counts(
     wrong: Wrong, tmp_path: Path, postgres_server: Server
 ) -> None:
-    """Since Redis 7 a new user may use no channel: changes of rules come by the sync
-    alone.
-    """
-
-    async def main() -> None:
-        before = counted("notifications", "permission")
-        chosen = LimitsSettings(wrong.url("deaf"), postgres_server.url, limiter=QUICK)
-        async with open_limits(chosen, tmp_path, starts_with=[SEARCH]) as limits:
-            await until(
-                limits, lambda: counted("notifications", "permission") >= before + 2, "tried twice"
-            )
-            status = limits.status()
-            assert status["counters"] == "up" and status["notifications"].startswith("permission: ")
-            (alarm,) = alarms({"limits": status})
-            assert "permission" in alarm and "limits-redis.md" in alarm
-            wrong.say("ACL SETUSER deaf &*")
-            await until(limits, lambda: limits.status()["notifications"] == "up", "heard again")
-
+    """Since Redis 7 a new user may use no channel: rule changes come by the sync."""
+    before = counted("notifications", "permission")
+    chosen = LimitsSettings(wrong.url("deaf"), postgres_server.url, limiter=QUICK)
     try:
         with capture_logs() as lines:
-            asyncio.run(asyncio.wait_for(main(), 2 * PATIENCE_SECONDS))
+            async with (
+                asyncio.timeout(2 * PATIENCE_SECONDS),
+                open_limits(chosen, tmp_path, starts_with=[SEARCH], tuning=TUNING) as limits,
+            ):
+                await until(
+                    limits,
+                    lambda: counted("notifications", "permission") >= before + 2,
+                    "tried twice",
+                )
+                status = limits.status()
+                assert status["counters"] == "up"
+                assert status["notifications"].startswith("permission: ")
+                (alarm,) = alarms({"limits": status})
+                assert "permission" in alarm and "limits-redis.md" in alarm
+                wrong.say("ACL SETUSER deaf &*")
+                await until(
+                    limits, lambda: limits.status()["notifications"] == "up", "notified again"
+                )
     finally:
         wrong.say("ACL SETUSER deaf resetchannels")
-    heard = [
+    commands = [
         line["command"] for line in lines if line["event"] == "limits.notifications_unavailable"
     ]
-    assert sorted(set(heard)) == sorted(heard), "each once"
+    assert sorted(set(commands)) == sorted(commands), "each once"
     assert "S3CRET" not in repr(lines)
 
 
-def test_runbook_commands_work_with_the_rights_it_names(wrong: Wrong, tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "guides" / "runbooks" / "limits-redis.md").read_text()
+def run_commands_of(page: str, wrong: Wrong) -> None:
     blocks = re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     environment = {**os.environ, "REDIS": wrong.url()}
     for command in "".join(blocks).splitlines():
@@ -281,12 +279,14 @@ def test_runbook_commands_work_with_the_rights_it_names(wrong: Wrong, tmp_path: 
             ["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=20
         )
         assert done.returncode == 0 and "ERR" not in done.stdout, command
-    url = f"redis://holdfast:a%20password@127.0.0.1:{wrong.server.port}/0"
 
-    async def main() -> None:
-        async with open_limits(
-            LimitsSettings(url, limiter=QUICK), tmp_path, starts_with=[SEARCH]
-        ) as limits:
+
+async def test_runbook_commands_work_with_the_rights_it_names(wrong: Wrong, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "guides" / "runbooks" / "limits-redis.md").read_text()
+    run_commands_of(page, wrong)
+    url = f"redis://holdfast:a%20password@127.0.0.1:{wrong.server.port}/0"
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        async with opened(url, tmp_path) as limits:
             assert not (await limits.limiter.check("acme", "/api/search", "bob")).degraded
             assert limits.status()["counters"] == "up"
             await limits.limiter.reset(Check("acme", "/api/search", "bob"))
@@ -297,7 +297,5 @@ def test_runbook_commands_work_with_the_rights_it_names(wrong: Wrong, tmp_path: 
         assert (await anext(notifications)).seq == 7
         await notifications.aclose()
         await source.aclose()
-
-    asyncio.run(asyncio.wait_for(main(), PATIENCE_SECONDS))
     every = set(re.findall(r"`([a-z_]+)`(?=[^|]*\|[^|]*\|[^|]*\|$)", page, re.MULTILINE))
     assert set(REASONS) <= every, "the page explains every reason"

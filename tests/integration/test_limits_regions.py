@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from engines import Server, postgres
 from engines import redis as redis_engine
 from engines.fixtures import had
 from holdfast.limits.admin import ImportRequest
-from holdfast.limits.composition import LimitsParts, LimitsSettings, open_limits
+from holdfast.limits.composition import LimitsParts, LimitsSettings, LimitsTuning, open_limits
 from holdfast.limits.feed import FeedSettings
 from holdfast.limits.rulestore.notifications import LISTENING
 from holdfast.limits.rulestore.postgres import notifications
@@ -69,8 +69,11 @@ def engines_() -> Iterator[Engines]:
 class World:
     """Nodes by name, each of a region. The first to start makes the tables."""
 
-    def __init__(self, engines: Engines, folder: Path, stack: AsyncExitStack) -> None:
+    def __init__(
+        self, engines: Engines, folder: Path, stack: AsyncExitStack, tuning: LimitsTuning | None
+    ) -> None:
         self.engines = engines
+        self._tuning = tuning
         self._folder = folder
         self._stack = stack
         self._own: dict[str, AsyncExitStack] = {}
@@ -82,7 +85,7 @@ class World:
         stack = self._own[name] = await self._stack.enter_async_context(AsyncExitStack())
         chosen = self.engines.settings(region, **how)
         self.nodes[name] = await stack.enter_async_context(
-            open_limits(chosen, self._folder / name, name)
+            open_limits(chosen, self._folder / name, name, tuning=self._tuning)
         )
         return self.nodes[name]
 
@@ -134,31 +137,33 @@ async def until(condition: Callable[[], bool], what: str) -> None:
         await asyncio.sleep(0.002)
 
 
-def play(engines: Engines, folder: Path, scenario: Callable[[World], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            world = World(engines, folder, stack)
-            world.db = await asyncpg.connect(engines.primary.url)
-            stack.push_async_callback(world.db.close)
-            names = ("rules", "rule_changes", "rule_keys", "rules_head", "limits_schema")
-            await world.db.execute(
-                "DROP TABLE IF EXISTS " + ", ".join(f"holdfast_{name}" for name in names)
-            )
-            await asyncio.wait_for(scenario(world), 4 * PATIENCE_SECONDS)
-
-    asyncio.run(main())
+@asynccontextmanager
+async def world(
+    engines: Engines, folder: Path, tuning: LimitsTuning | None = None
+) -> AsyncIterator[World]:
+    async with AsyncExitStack() as stack:
+        made = World(engines, folder, stack, tuning)
+        made.db = await asyncpg.connect(engines.primary.url)
+        stack.push_async_callback(made.db.close)
+        names = ("rules", "rule_changes", "rule_keys", "rules_head", "limits_schema")
+        await made.db.execute(
+            "DROP TABLE IF EXISTS " + ", ".join(f"holdfast_{name}" for name in names)
+        )
+        async with asyncio.timeout(4 * PATIENCE_SECONDS):
+            yield made
 
 
 @pytest.mark.parametrize("by", ["notification", "tick"])
-def test_change_reaches_every_region_by_notification_or_by_tick(
+async def test_change_reaches_every_region_by_notification_or_by_tick(
     engines_: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
+    tuning = LimitsTuning()
     if by == "notification":
-        monkeypatch.setattr(notifications, "TICK_SECONDS", 3600.0)
+        tuning = LimitsTuning(follower_tick_seconds=3600.0)
     else:
         monkeypatch.setattr(notifications, "decode_notification", lambda _: LISTENING)
 
-    async def scenario(w: World) -> None:
+    async with world(engines_, tmp_path, tuning) as w:
         for region in REGIONS:
             for number in (1, 2):
                 await w.node(f"{region}-{number}", region)
@@ -172,15 +177,13 @@ def test_change_reaches_every_region_by_notification_or_by_tick(
             )
         assert await w.holders(HEARTBEAT_LOCK) == 1, "one heartbeat for all"
 
-    play(engines_, tmp_path, scenario)
 
-
-def test_import_reaches_every_region_whole(engines_: Engines, tmp_path: Path) -> None:
+async def test_import_reaches_every_region_whole(engines_: Engines, tmp_path: Path) -> None:
     """Its one notification carries no rule, and the replica may not have them yet: the
     follower reads the log.
     """
 
-    async def scenario(w: World) -> None:
+    async with world(engines_, tmp_path) as w:
         for region in REGIONS:
             await w.node(region, region)
         await w.followed(*REGIONS)
@@ -195,13 +198,11 @@ def test_import_reaches_every_region_whole(engines_: Engines, tmp_path: Path) ->
                 "all rules",
             )
 
-    play(engines_, tmp_path, scenario)
 
-
-def test_region_whose_follower_dies_gets_another_and_misses_nothing(
+async def test_region_whose_follower_dies_gets_another_and_misses_nothing(
     engines_: Engines, tmp_path: Path
 ) -> None:
-    async def scenario(w: World) -> None:
+    async with world(engines_, tmp_path) as w:
         await w.node("east", "east")
         await w.node("west-1", "west")
         await w.followed(*REGIONS)
@@ -212,13 +213,11 @@ def test_region_whose_follower_dies_gets_another_and_misses_nothing(
         await w.change(20)  # nobody follows for the region now
         await w.arrived(20, "east", "west-2")
 
-    play(engines_, tmp_path, scenario)
 
-
-def test_node_without_redis_never_follows_and_keeps_the_heartbeat(
+async def test_node_without_redis_never_follows_and_keeps_the_heartbeat(
     engines_: Engines, tmp_path: Path
 ) -> None:
-    async def scenario(w: World) -> None:
+    async with world(engines_, tmp_path) as w:
         await w.node("without", "east", redis=False)
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not await w.holders(HEARTBEAT_LOCK):  # noqa: ASYNC110
@@ -236,5 +235,3 @@ def test_node_without_redis_never_follows_and_keeps_the_heartbeat(
         while await w.db.fetchval("SELECT beat_at FROM holdfast_rules_head") <= asked:  # noqa: ASYNC110
             await asyncio.sleep(0.05)  # it has asked for locks twice meanwhile
         assert await w.holders(notifications.region_lock("east")) == 0
-
-    play(engines_, tmp_path, scenario)

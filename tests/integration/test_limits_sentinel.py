@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,7 @@ from engines import Server, free_port
 from engines import redis as redis_engine
 from engines.fixtures import had
 from holdfast.errors import BadSetting, Unavailable
-from holdfast.limits.composition import LimitsParts, LimitsSettings, open_limits
-from holdfast.limits.limiter import counter_health
+from holdfast.limits.composition import LimitsParts, LimitsSettings, LimitsTuning, open_limits
 from holdfast.limits.limiter.batch import BatchSettings
 from holdfast.limits.limiter.settings import LimiterSettings
 from holdfast.limits.rules import Rule
@@ -110,9 +110,10 @@ def service() -> Iterator[Service]:
             server.stop()
 
 
-@pytest.fixture(autouse=True)
-def short_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counter_health, "WINDOW_SECONDS", 0.5)
+def opened(url: str, state: Path) -> AbstractAsyncContextManager[LimitsParts]:
+    """Limits that notice a change of their counters within half a second."""
+    chosen, tuning = LimitsSettings(url, limiter=QUICK), LimitsTuning(health_window_seconds=0.5)
+    return open_limits(chosen, state, starts_with=[SEARCH], tuning=tuning)
 
 
 async def until(limits: LimitsParts, condition: Callable[[], bool], what: str) -> None:
@@ -125,23 +126,18 @@ async def until(limits: LimitsParts, condition: Callable[[], bool], what: str) -
         await asyncio.sleep(0.01)
 
 
-def test_service_unknown_to_sentinel_is_reported_as_no_primary(
+async def test_service_unknown_to_sentinel_is_reported_as_no_primary(
     service: Service, tmp_path: Path
 ) -> None:
-    async def main() -> None:
-        url = service.url.replace(f"/{SERVICE}/", "/other/")
-        async with open_limits(
-            LimitsSettings(url, limiter=QUICK), tmp_path, starts_with=[SEARCH]
-        ) as limits:
-            await until(
-                limits, lambda: limits.status()["counters_reason"] == "no_primary", "the reason"
-            )
-            assert SECRET not in str(limits.status())
-
-    asyncio.run(asyncio.wait_for(main(), 2 * PATIENCE_SECONDS))
+    url = service.url.replace(f"/{SERVICE}/", "/other/")
+    async with asyncio.timeout(2 * PATIENCE_SECONDS), opened(url, tmp_path) as limits:
+        await until(
+            limits, lambda: limits.status()["counters_reason"] == "no_primary", "the reason"
+        )
+        assert SECRET not in str(limits.status())
 
 
-def test_sentinel_and_server_are_reached_with_tls(tmp_path: Path) -> None:
+async def test_sentinel_and_server_are_reached_with_tls(tmp_path: Path) -> None:
     cert, key = certificate(tmp_path)
     common = {"tls-cert-file": str(cert), "tls-key-file": str(key), "tls-ca-cert-file": str(cert)}
     ports, started = (free_port(), free_port()), list[Server]()
@@ -156,31 +152,32 @@ def test_sentinel_and_server_are_reached_with_tls(tmp_path: Path) -> None:
         watched = replace(started[0], port=ports[0])
         started.append(redis_engine.sentinel(watched, SERVICE, 1, *lines, f"tls-port {ports[1]}"))
 
-        async def main(ca: str) -> bool:
+        async def is_degraded(ca: str) -> bool:
             url = f"rediss+sentinel://127.0.0.1:{ports[1]}/{SERVICE}?{ca}"
             async with open_limits(
                 LimitsSettings(url), tmp_path / "state", starts_with=[SEARCH]
             ) as limits:
                 return (await limits.limiter.check("acme", "/api/search", "ann")).degraded
 
-        assert not asyncio.run(main(f"ssl_ca_certs={cert}"))
-        assert asyncio.run(main("")), "nobody vouches for either"
+        assert not await is_degraded(f"ssl_ca_certs={cert}")
+        assert await is_degraded(""), "no authority signed either certificate"
     finally:
         for server in started:
             server.stop()
 
 
-def test_counters_and_notifications_follow_a_sentinel_failover(
+async def test_counters_and_notifications_follow_a_sentinel_failover(
     service: Service, tmp_path: Path
 ) -> None:
-    async def main() -> None:
-        source = RedisNotifications(service.url)
-        async with open_limits(
-            LimitsSettings(service.url, limiter=QUICK), tmp_path, starts_with=[SEARCH]
-        ) as limits:
+    source = RedisNotifications(service.url)
+    with capture_logs() as lines:
+        async with (
+            asyncio.timeout(2 * PATIENCE_SECONDS),
+            opened(service.url, tmp_path) as limits,
+        ):
             used = [await limits.limiter.check("acme", "/api/search", "ann") for _ in range(10)]
             assert not any(decision.degraded for decision in used)
-            await heard(source, 1)
+            await published_and_received(source, 1)
             assert service.primary_port() == service.primary.port
             await asyncio.to_thread(service.replicated)
             service.primary.process.kill()
@@ -194,19 +191,14 @@ def test_counters_and_notifications_follow_a_sentinel_failover(
             assert (after.degraded, after.remaining) == (False, LIMIT - 11), (
                 "the replica had what was counted"
             )
-            await heard(source, 2)
+            await published_and_received(source, 2)
         await source.aclose()
-
-    with capture_logs() as lines:
-        asyncio.run(asyncio.wait_for(main(), 2 * PATIENCE_SECONDS))
     assert len([line for line in lines if line["event"] == "limits.counters_available"]) == 1
     assert SECRET not in repr(lines)
 
 
-async def heard(source: RedisNotifications, seq: int) -> None:
-    """Subscribe, publish, hear; as the feed does, again if a connection was to the
-    primary that is gone.
-    """
+async def published_and_received(source: RedisNotifications, seq: int) -> None:
+    """Like the feed, subscribe again if the connection was to the lost primary."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             notifications = source.notifications()
@@ -229,60 +221,50 @@ def cluster() -> Iterator[Server]:
 
 
 @pytest.mark.covers("004 Redis as a cluster")
-def test_redis_cluster_is_refused_at_startup_with_a_remedy(cluster: Server, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with open_limits(LimitsSettings(cluster.url), tmp_path):
-            raise AssertionError("it was opened")
-
+async def test_redis_cluster_is_refused_at_startup_with_a_remedy(
+    cluster: Server, tmp_path: Path
+) -> None:
     with pytest.raises(
         BadSetting, match=r"limits.counters_url: this is Redis Cluster.*redis\+sentinel://"
     ):
-        asyncio.run(main())
+        async with open_limits(LimitsSettings(cluster.url), tmp_path):
+            raise AssertionError("it was opened")
 
 
-def test_unidentified_cluster_is_found_by_its_ratio(cluster: Server, tmp_path: Path) -> None:
-    """Calls for keys of one slot succeed: among them are heartbeats, or not, but never
-    most checks.
-    """
+async def test_unidentified_cluster_is_found_by_its_ratio(cluster: Server, tmp_path: Path) -> None:
+    """Calls for keys of one slot succeed, but most checks never do."""
     rules = "ACL SETUSER quiet on nopass ~* &* +@all -info"
     redis_engine.say(cluster, *rules.split(" "))
-
-    async def main() -> None:
-        url = cluster.url.replace("://", "://quiet:x@")
-        async with open_limits(
-            LimitsSettings(url, limiter=QUICK), tmp_path, starts_with=[SEARCH]
-        ) as limits:
-            degraded = list[bool]()
-            for _ in range(10):
-                # a tenant's keys are of one slot, those of several tenants are not
-                for turn in range(8):
-                    asked = [
-                        limits.limiter.check(f"tenant-{n}", "/api/search", "ann")
-                        for n in range(turn % 2 * 9 + 1)
-                    ]
-                    degraded += [decision.degraded for decision in await asyncio.gather(*asked)]
-                await asyncio.sleep(0.05)
-            assert any(degraded) and not all(degraded)
-            status = limits.status()
-            assert status["counters"] != "up" and status["counters_reason"] == "cluster", status
-
-    asyncio.run(asyncio.wait_for(main(), 2 * PATIENCE_SECONDS))
+    url = cluster.url.replace("://", "://quiet:x@")
+    async with asyncio.timeout(2 * PATIENCE_SECONDS), opened(url, tmp_path) as limits:
+        degraded = list[bool]()
+        for _ in range(10):
+            # a tenant's keys are of one slot, those of several tenants are not
+            for turn in range(8):
+                asked = [
+                    limits.limiter.check(f"tenant-{n}", "/api/search", "ann")
+                    for n in range(turn % 2 * 9 + 1)
+                ]
+                degraded += [decision.degraded for decision in await asyncio.gather(*asked)]
+            await asyncio.sleep(0.05)
+        assert any(degraded) and not all(degraded)
+        status = limits.status()
+        assert status["counters"] != "up" and status["counters_reason"] == "cluster", status
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
-def test_redis_with_eviction_is_refused_at_startup(
+async def test_redis_with_eviction_is_refused_at_startup(
     redis_server: Server, tmp_path: Path, policy: str
 ) -> None:
-    async def main() -> None:
-        async with open_limits(LimitsSettings(redis_server.url), tmp_path):
-            pass
-
+    chosen = LimitsSettings(redis_server.url)
     redis_engine.say(redis_server, "CONFIG", "SET", "maxmemory-policy", policy)
     try:
-        asyncio.run(main())  # without maxmemory nothing is ever evicted
+        async with open_limits(chosen, tmp_path):
+            pass  # without maxmemory nothing is ever evicted
         redis_engine.say(redis_server, "CONFIG", "SET", "maxmemory", "1gb")
         with pytest.raises(BadSetting, match=f"maxmemory-policy {policy}.*noeviction"):
-            asyncio.run(main())
+            async with open_limits(chosen, tmp_path):
+                pass
     finally:
         redis_engine.say(
             redis_server, "CONFIG", "SET", "maxmemory", "0", "maxmemory-policy", "noeviction"
@@ -290,25 +272,21 @@ def test_redis_with_eviction_is_refused_at_startup(
 
 
 @pytest.mark.parametrize("reason", ["cluster", "eviction"])
-def test_eviction_found_later_stops_counting(tmp_path: Path, reason: str) -> None:
-    """Redis was unavailable when the node started; nobody can refuse to start any more."""
+async def test_eviction_found_later_stops_counting(tmp_path: Path, reason: str) -> None:
+    """Redis was unavailable when the node started, so nothing could refuse to start."""
     port, servers = free_port(), list[Server]()
     settings = {"maxmemory": "1gb", "maxmemory-policy": "allkeys-lru"}
     if reason == "cluster":
         settings = {**redis_engine.CLUSTER, "cluster-port": str(free_port())}
-
-    async def main() -> None:
-        chosen = LimitsSettings(f"redis://127.0.0.1:{port}/0", limiter=QUICK)
-        async with open_limits(chosen, tmp_path, starts_with=[SEARCH]) as limits:
+    url = f"redis://127.0.0.1:{port}/0"
+    try:
+        async with asyncio.timeout(2 * PATIENCE_SECONDS), opened(url, tmp_path) as limits:
             await until(
                 limits, lambda: limits.status()["counters_reason"] == "unreachable", "nobody there"
             )
             servers.append(await asyncio.to_thread(redis_engine.start, port, **settings))
             await until(limits, lambda: limits.status()["counters_reason"] == reason, "what it is")
             assert (await limits.limiter.check("acme", "/api/search", "ann")).degraded
-
-    try:
-        asyncio.run(asyncio.wait_for(main(), 2 * PATIENCE_SECONDS))
     finally:
         for server in servers:
             server.stop()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +40,15 @@ RULE: dict[str, Any] = {
 NAME = RuleName("acme", "/api/search")
 
 
-def with_control(folder: Path, scenario: Callable[[RuleAdmin], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with SqliteRuleStore(folder / "limits.db", SystemClock()) as store:
-            await scenario(RuleAdmin(store, SystemClock(), "embedded"))
-
-    asyncio.run(main())
+@asynccontextmanager
+async def opened(folder: Path) -> AsyncIterator[RuleAdmin]:
+    async with SqliteRuleStore(folder / "limits.db", SystemClock()) as store:
+        yield RuleAdmin(store, SystemClock(), "embedded")
 
 
-def test_rule_is_changed_read_and_rolled_back(tmp_path: Path) -> None:
-    async def scenario(control: RuleAdmin) -> None:
+@pytest.mark.real_time
+async def test_rule_is_changed_read_and_rolled_back(tmp_path: Path) -> None:
+    async with opened(tmp_path) as control:
         await control.create({**RULE, "reason": "launch", "idempotencyKey": "k1"}, "olga")
         again = await control.create({**RULE, "reason": "launch"}, "olga", key="k1")
         assert again.repeated
@@ -73,8 +73,6 @@ def test_rule_is_changed_read_and_rolled_back(tmp_path: Path) -> None:
             await control.roll_back(
                 {"tenantID": "acme", "resource": "/api/search", "version": 9}, "olga"
             )
-
-    with_control(tmp_path, scenario)
 
 
 @pytest.mark.covers("004 versions are 64-bit integers")
@@ -103,17 +101,16 @@ def test_rule_is_changed_read_and_rolled_back(tmp_path: Path) -> None:
         ("roll_back", {"version": 1, "limit": 5}, "limit"),
     ],
 )
-def test_invalid_call_names_its_field(
+@pytest.mark.real_time
+async def test_invalid_call_names_its_field(
     tmp_path: Path, verb: str, body: dict[str, Any], field: str
 ) -> None:
-    async def scenario(control: RuleAdmin) -> None:
+    async with opened(tmp_path) as control:
         with pytest.raises(InvalidRule) as raised:
             await getattr(control, verb)(
                 {"tenantID": "acme", "resource": "/api/search", **body}, "olga"
             )
         assert list(raised.value.details["fields"]) == [field]
-
-    with_control(tmp_path, scenario)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +122,9 @@ def test_invalid_call_names_its_field(
         {"tenantID": "*", "resource": "admin:key", "limit": 100, "onStoreFailure": "closed"},
     ],
 )
-def test_operators_cannot_lock_themselves_out(tmp_path: Path, body: dict[str, Any]) -> None:
-    async def scenario(control: RuleAdmin) -> None:
+@pytest.mark.real_time
+async def test_operators_cannot_lock_themselves_out(tmp_path: Path, body: dict[str, Any]) -> None:
+    async with opened(tmp_path) as control:
         await control.ensure(DEFAULT_RULES)
         await control.delete(
             {"tenantID": "*", "resource": "admin:key", "expectedVersion": 1}, "olga"
@@ -137,33 +135,30 @@ def test_operators_cannot_lock_themselves_out(tmp_path: Path, body: dict[str, An
         assert await control.page(None, None, 100) == before
         await control.create({**RULE, **body, "mode": "shadow"}, "olga")
 
-    with_control(tmp_path, scenario)
 
-
-def test_idempotency_key_in_header_and_body_must_be_equal(tmp_path: Path) -> None:
-    async def scenario(control: RuleAdmin) -> None:
+@pytest.mark.real_time
+async def test_idempotency_key_in_header_and_body_must_be_equal(tmp_path: Path) -> None:
+    async with opened(tmp_path) as control:
         with pytest.raises(InvalidRule) as raised:
             await control.create({**RULE, "idempotencyKey": "k1"}, "olga", key="k2")
         assert list(raised.value.details["fields"]) == ["idempotencyKey"]
         await control.create({**RULE, "idempotencyKey": "k1"}, "olga", key="k1")
         assert (await control.create(RULE, "olga", key="k1")).repeated
 
-    with_control(tmp_path, scenario)
 
-
-def test_page_of_an_invalid_tenant_is_refused(tmp_path: Path) -> None:
-    async def scenario(control: RuleAdmin) -> None:
+@pytest.mark.real_time
+async def test_page_of_an_invalid_tenant_is_refused(tmp_path: Path) -> None:
+    async with opened(tmp_path) as control:
         for tenant in ("\0", "a b", "a*", ""):
             with pytest.raises(InvalidRule) as raised:
                 await control.page(tenant, None, 10)
             assert list(raised.value.details["fields"]) == ["tenantID"]
         assert await control.page("*", None, 10) == []
 
-    with_control(tmp_path, scenario)
 
-
-def test_deletion_that_uncovers_a_lockout_rule_is_refused(tmp_path: Path) -> None:
-    async def scenario(control: RuleAdmin) -> None:
+@pytest.mark.real_time
+async def test_deletion_that_uncovers_a_lockout_rule_is_refused(tmp_path: Path) -> None:
+    async with opened(tmp_path) as control:
         await control.create({**RULE, "tenantID": "*", "resource": "admin:*", "limit": 1}, "olga")
         await control.ensure(DEFAULT_RULES)
         with pytest.raises(InvalidRule, match=re.escape("*/admin:* must allow at least")):
@@ -171,11 +166,10 @@ def test_deletion_that_uncovers_a_lockout_rule_is_refused(tmp_path: Path) -> Non
                 {"tenantID": "*", "resource": "admin:key", "expectedVersion": 1}, "olga"
             )
 
-    with_control(tmp_path, scenario)
 
-
-def test_default_rules_can_be_deleted_and_stay_deleted(tmp_path: Path) -> None:
-    async def scenario(control: RuleAdmin) -> None:
+@pytest.mark.real_time
+async def test_default_rules_can_be_deleted_and_stay_deleted(tmp_path: Path) -> None:
+    async with opened(tmp_path) as control:
         await control.ensure(DEFAULT_RULES)
         await control.ensure(DEFAULT_RULES)
         rules = await control.page("*", None, 100)
@@ -186,8 +180,6 @@ def test_default_rules_can_be_deleted_and_stay_deleted(tmp_path: Path) -> None:
         )
         await control.ensure(DEFAULT_RULES)
         assert "rest:user" not in {rule.resource for rule in await control.page("*", None, 100)}
-
-    with_control(tmp_path, scenario)
 
 
 @pytest.mark.real_time
@@ -210,12 +202,13 @@ async def test_rule_outlives_its_history(tmp_path: Path) -> None:
             await control.roll_back({"tenantID": "acme", "resource": "/busy", "version": 1}, "olga")
 
 
-def test_admin_errors_are_counted_by_operation_and_error(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_admin_errors_are_counted_by_operation_and_error(tmp_path: Path) -> None:
     def count() -> float:
         labels = {"operation": "update_rule", "error": "not_found"}
         return REGISTRY.get_sample_value("holdfast_admin_errors_total", labels) or 0.0
 
-    async def scenario(control: RuleAdmin) -> None:
+    async with opened(tmp_path) as control:
         before = count()
         with pytest.raises(NotFound):
             await control.update({**RULE, "expectedVersion": 1}, "olga")
@@ -223,8 +216,6 @@ def test_admin_errors_are_counted_by_operation_and_error(tmp_path: Path) -> None
         assert await control.health() == {
             "status": "healthy", "embedded_primary": "reachable",
         }  # fmt: skip
-
-    with_control(tmp_path, scenario)
 
 
 def entry_points(*rules: Rule) -> EntryPoints:
@@ -271,28 +262,28 @@ class Doors:
         self.sends.submit(None, User("acme", user_id), source, 0.0, answer)  # type: ignore[arg-type]
 
 
-def at_the_doors(doors: Doors, *sends: tuple[str, str]) -> Doors:
-    async def main() -> None:
-        for user_id, source in sends:
-            doors.send(user_id, source)
-        await asyncio.sleep(0)
-
-    asyncio.run(main())
+async def sent(doors: Doors, *sends: tuple[str, str]) -> Doors:
+    """All of them in one turn of the loop."""
+    for user_id, source in sends:
+        doors.send(user_id, source)
+    await asyncio.sleep(0)
     return doors
 
 
-def test_refused_send_is_answered_and_not_submitted() -> None:
-    doors = at_the_doors(
+@pytest.mark.real_time
+async def test_refused_send_is_answered_and_not_submitted() -> None:
+    doors = await sent(
         Doors(Rule("*", "send:user", "fixed_window", 1, 60.0)), ("ann", "a1"), ("ann", "a2")
     )
     assert (doors.admitted, doors.refused) == (["a1"], ["a2"])
 
 
-def test_sends_of_one_turn_pass_in_order_as_far_as_they_fit() -> None:
+@pytest.mark.real_time
+async def test_sends_of_one_turn_pass_in_order_as_far_as_they_fit() -> None:
     by_user = Rule("*", "send:user", "token_bucket", 3, 60.0, burst_size=3)
     by_tenant = Rule("*", "send:tenant", "fixed_window", 6, 60.0)
     together = [(user, f"{user}{n}") for user in ("ann", "bob", "ann") for n in range(2)]
-    doors = at_the_doors(
+    doors = await sent(
         Doors(by_user, by_tenant), *together, *[("eve", f"eve{n}") for n in range(4)]
     )
     assert doors.admitted == [
@@ -317,9 +308,10 @@ async def test_broken_callback_does_not_affect_other_sends() -> None:
     assert (doors.admitted, doors.refused) == (["a1", "b1"], ["a3"])
 
 
-def test_concurrency_rule_is_checked_for_each_send() -> None:
+@pytest.mark.real_time
+async def test_concurrency_rule_is_checked_for_each_send() -> None:
     doors = Doors(Rule("*", "send:user", "concurrency", 2, 60.0))
-    at_the_doors(doors, *[("ann", f"a{n}") for n in range(3)])
+    await sent(doors, *[("ann", f"a{n}") for n in range(3)])
     assert (doors.admitted, doors.refused) == (["a0", "a1"], ["a2"])
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import closing
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -44,32 +44,28 @@ RULE: dict[str, Any] = {
 SEEDS_PUT: dict[str, Any] = {**RULE, "limit": 500, "expectedVersion": 7}
 ONE = "/admin/rules?tenantID=acme&resource=/api/search"
 
+pytestmark = pytest.mark.real_time
 
-def limited(
-    folder: Path,
-    scenario: Callable[[Rest, LimitsParts, SqliteRuleStore], Awaitable[None]],
-    shared: bool = False,
-    **api: Any,
-) -> None:
-    """Run a scenario against a server with embedded limits, or with remote counters."""
 
-    async def main() -> None:
-        clock = SystemClock()
-        async with SqliteRuleStore(folder / "limits.db", clock) as store:
-            standing = ManualClock()  # no window ends while a scenario runs
-            limiter = Limiter(Shared() if shared else MemoryCounters(standing), standing)
+@asynccontextmanager
+async def limited(
+    folder: Path, shared: bool = False, **api: Any
+) -> AsyncIterator[tuple[Rest, LimitsParts, SqliteRuleStore]]:
+    """Open a server with embedded limits, or with remote counters."""
+    clock = SystemClock()
+    async with SqliteRuleStore(folder / "limits.db", clock) as store:
+        standing = ManualClock()  # no window ends while a test runs
+        limiter = Limiter(Shared() if shared else MemoryCounters(standing), standing)
 
-            def apply(rules: RuleSet) -> None:
-                limiter.use(rules)
+        def apply(rules: RuleSet) -> None:
+            limiter.use(rules)
 
-            feed = RuleFeed(store, [store], apply, clock)
-            control = RuleAdmin(store, clock, "postgres")
-            async with feed:
-                plane = LimitsParts(limiter, control, feed, EntryPoints(limiter))
-                async with serving(limits=plane, settings=ApiSettings(**api)) as rest:
-                    await scenario(rest, plane, store)
-
-    asyncio.run(main())
+        feed = RuleFeed(store, [store], apply, clock)
+        control = RuleAdmin(store, clock, "postgres")
+        async with feed:
+            plane = LimitsParts(limiter, control, feed, EntryPoints(limiter))
+            async with serving(limits=plane, settings=ApiSettings(**api)) as rest:
+                yield rest, plane, store
 
 
 async def applied(plane: LimitsParts, store: SqliteRuleStore) -> None:
@@ -90,16 +86,14 @@ async def at_version_seven(rest: Rest, key: str) -> None:
 
 
 @pytest.mark.parametrize("act_as", [{}, {"X-Act-As": "ann"}])
-def test_service_may_check_as_often_as_its_tenant_rule_allows(
+async def test_service_may_check_as_often_as_its_tenant_rule_allows(
     tmp_path: Path, act_as: dict[str, str]
 ) -> None:
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+    async with limited(tmp_path) as (rest, _, _):
         tenant, check = rest.tenant_key(), {"resource": "/api/search", "subject": "ann"}
         for _ in range(1_000):
             answer = await rest.ask("POST", "/v1/limits/check", tenant, check, **act_as)
             assert answer.status_code == 200, answer.text
-
-    limited(tmp_path, scenario)
 
 
 @pytest.mark.parametrize(
@@ -110,8 +104,8 @@ def test_service_may_check_as_often_as_its_tenant_rule_allows(
         ("release", {"resource": "/api/search", "subject": "ann", "hold": "h"}),
     ],
 )
-def test_checks_have_their_own_limit(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+async def test_checks_have_their_own_limit(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
+    async with limited(tmp_path) as (rest, plane, store):
         few = next(rule for rule in DEFAULT_RULES if rule.resource == "check:tenant")
         await plane.control.ensure([structs.replace(few, limit=3, burst_size=0)])
         await applied(plane, store)
@@ -128,11 +122,9 @@ def test_checks_have_their_own_limit(tmp_path: Path, path: str, body: dict[str, 
         assert refused.headers["RateLimit"].startswith('"*/check:tenant";r=0;t=')
         assert (await rest.ask("POST", f"/v1/limits/{path}", other, body)).status_code != 429
 
-    limited(tmp_path, scenario)
 
-
-def test_check_many_counts_each_check(tmp_path: Path) -> None:
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+async def test_check_many_counts_each_check(tmp_path: Path) -> None:
+    async with limited(tmp_path) as (rest, plane, store):
         await plane.control.ensure([Rule("acme", "check:tenant", "fixed_window", 10, 86_400.0)])
         await applied(plane, store)
         service = rest.tenant_key()
@@ -150,11 +142,9 @@ def test_check_many_counts_each_check(tmp_path: Path) -> None:
             "the first of a refused call counts, its others do not"
         )
 
-    limited(tmp_path, scenario)
 
-
-def test_check_many_beyond_the_tenants_capacity_is_refused(tmp_path: Path) -> None:
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+async def test_check_many_beyond_the_tenants_capacity_is_refused(tmp_path: Path) -> None:
+    async with limited(tmp_path) as (rest, plane, store):
         await plane.control.ensure([Rule("acme", "check:tenant", "fixed_window", 10, 86_400.0)])
         await applied(plane, store)
         checks = [{"resource": "/q", "subject": f"{n}"} for n in range(50)]
@@ -163,17 +153,15 @@ def test_check_many_beyond_the_tenants_capacity_is_refused(tmp_path: Path) -> No
         )
         assert error_of(refused) == (422, "INVALID_CHECK") and "ask fewer" in refused.text
 
-    limited(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("algorithm", ["token_bucket", "fixed_window", "sliding_window"])
 @pytest.mark.parametrize("precision", ["strict", "leased"])
-def test_concurrent_checks_stay_within_the_rule(
+async def test_concurrent_checks_stay_within_the_rule(
     tmp_path: Path, algorithm: Algorithm, precision: Precision
 ) -> None:
     """Also with remote counters: a check can wait for an answer."""
 
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+    async with limited(tmp_path, shared=True) as (rest, plane, store):
         own = Rule("acme", "check:tenant", algorithm, 5, 86_400.0, precision=precision)
         await plane.control.ensure([own])
         await applied(plane, store)
@@ -186,12 +174,10 @@ def test_concurrent_checks_stay_within_the_rule(
         ]
         assert (statuses.count(200), statuses.count(429)) == (5, 60)
 
-    limited(tmp_path, scenario, shared=True)
-
 
 @pytest.mark.parametrize("tenant", ["holdfast", "acme"])
-def test_service_cannot_use_up_an_operators_limit(tmp_path: Path, tenant: str) -> None:
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+async def test_service_cannot_use_up_an_operators_limit(tmp_path: Path, tenant: str) -> None:
+    async with limited(tmp_path) as (rest, plane, store):
         few = next(rule for rule in DEFAULT_RULES if rule.name == ADMIN)
         await plane.control.ensure([structs.replace(few, limit=10, burst_size=0)])
         await applied(plane, store)
@@ -211,26 +197,22 @@ def test_service_cannot_use_up_an_operators_limit(tmp_path: Path, tenant: str) -
             in (await rest.ask("GET", "/admin/rules", operator)).headers["ratelimit"]
         )
 
-    limited(tmp_path, scenario)
 
-
-def test_no_credential_acts_for_every_tenant(tmp_path: Path) -> None:
+async def test_no_credential_acts_for_every_tenant(tmp_path: Path) -> None:
     """``*`` counts what belongs to no tenant: operators, and addresses that have not
     said who they are.
     """
 
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+    async with limited(tmp_path) as (rest, _, _):
         with pytest.raises(InvalidMessage, match="every tenant"):
             rest.tenant_key("*")
         with pytest.raises(Unauthorized, match="every tenant"):
             rest.deps.tokens.verify(rest.deps.tokens.mint(User("*", "ann"), 60))
 
-    limited(tmp_path, scenario)
-
 
 @pytest.mark.covers("004 `PUT /admin/rules` with `expectedVersion`")
-def test_requests_of_the_design_document_as_written(tmp_path: Path) -> None:
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+async def test_requests_of_the_design_document_as_written(tmp_path: Path) -> None:
+    async with limited(tmp_path) as (rest, _, _):
         key = rest.admin_key()
         await at_version_seven(rest, key)
         updated = await rest.ask("PUT", "/admin/rules", key, SEEDS_PUT)
@@ -266,11 +248,9 @@ def test_requests_of_the_design_document_as_written(tmp_path: Path) -> None:
             "status": "healthy", "postgres_primary": "reachable", "rate_limiting": "healthy", "region": "local",
         }  # fmt: skip
 
-    limited(tmp_path, scenario)
 
-
-def test_rule_keys_history_rollback_and_deletion(tmp_path: Path) -> None:
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+async def test_rule_keys_history_rollback_and_deletion(tmp_path: Path) -> None:
+    async with limited(tmp_path) as (rest, _, _):
         key = rest.admin_key()
         first = await rest.ask(
             "POST", "/admin/rules", key, {**RULE, "reason": "launch"}, Idempotency_Key="k1"
@@ -298,11 +278,9 @@ def test_rule_keys_history_rollback_and_deletion(tmp_path: Path) -> None:
         ]  # fmt: skip
         assert history.json()["changes"][1]["reason"] == "too low"
 
-    limited(tmp_path, scenario)
 
-
-def test_creating_an_existing_rule_is_a_conflict(tmp_path: Path) -> None:
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+async def test_creating_an_existing_rule_is_a_conflict(tmp_path: Path) -> None:
+    async with limited(tmp_path) as (rest, _, _):
         key = rest.admin_key()
         await rest.ask("POST", "/admin/rules", key, RULE)
         again = await rest.ask("POST", "/admin/rules", key, {**RULE, "limit": 7})
@@ -313,11 +291,9 @@ def test_creating_an_existing_rule_is_a_conflict(tmp_path: Path) -> None:
         )
         assert (again.json()["currentVersion"], again.json()["rule"]["limit"]) == (1, 100)
 
-    limited(tmp_path, scenario)
 
-
-def test_pages(tmp_path: Path) -> None:
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+async def test_pages(tmp_path: Path) -> None:
+    async with limited(tmp_path) as (rest, _, _):
         key = rest.admin_key()
         for n in range(5):
             await rest.ask("POST", "/admin/rules", key, {**RULE, "resource": f"/r/{n}"})
@@ -328,13 +304,11 @@ def test_pages(tmp_path: Path) -> None:
         ]
         assert rest_of["next"] is None
 
-    limited(tmp_path, scenario)
 
-
-def test_largest_page_has_a_next(tmp_path: Path) -> None:
+async def test_largest_page_has_a_next(tmp_path: Path) -> None:
     """It once had no ``next``, and ``rules export`` of 528 rules printed 500."""
 
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+    async with limited(tmp_path) as (rest, plane, _):
         key = rest.admin_key()
         rule = Rule("acme", "/", "token_bucket", limit=1, window_seconds=60)
         await plane.control.ensure(
@@ -352,13 +326,11 @@ def test_largest_page_has_a_next(tmp_path: Path) -> None:
             None,
         )
 
-    limited(tmp_path, scenario)
 
-
-def test_pages_continue_after_any_name(tmp_path: Path) -> None:
+async def test_pages_continue_after_any_name(tmp_path: Path) -> None:
     """A page token is safe in a URL, and no two names have the same."""
 
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+    async with limited(tmp_path) as (rest, _, _):
         key = rest.admin_key()
         names = [
             ("*", "*"),
@@ -380,19 +352,15 @@ def test_pages_continue_after_any_name(tmp_path: Path) -> None:
             after = f"&after={page['next']}"
         assert seen == names and page["next"] is None
 
-    limited(tmp_path, scenario)
-
 
 @pytest.mark.parametrize(
     "after", ["nonsense", "a/b", "*", "YQ", "AAAg", "_w", "YSBiIGM", "%00", "%C3%A9", "x" * 500]
 )
-def test_invalid_page_token_is_refused(tmp_path: Path, after: str) -> None:
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+async def test_invalid_page_token_is_refused(tmp_path: Path, after: str) -> None:
+    async with limited(tmp_path) as (rest, _, _):
         answer = await rest.ask("GET", f"/admin/rules?after={after}", rest.admin_key())
         assert error_of(answer) == (422, "INVALID_RULE")
         assert list(answer.json()["error"]["details"]["fields"]) == ["after"]
-
-    limited(tmp_path, scenario)
 
 
 @pytest.mark.parametrize(
@@ -409,21 +377,19 @@ def test_invalid_page_token_is_refused(tmp_path: Path, after: str) -> None:
         ({"tenantID": "acme"}, "resource"),
     ],
 )
-def test_bad_rules_are_refused_by_field_and_change_nothing(
+async def test_bad_rules_are_refused_by_field_and_change_nothing(
     tmp_path: Path, body: dict[str, Any], field: str
 ) -> None:
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+    async with limited(tmp_path) as (rest, _, store):
         answer = await rest.ask("POST", "/admin/rules", rest.admin_key(), body)
         assert error_of(answer) == (422, "INVALID_RULE")
         assert field in answer.json()["error"]["details"]["fields"]
         assert (await store.head()).seq == 0
 
-    limited(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("method", ["POST", "PUT"])
-def test_every_error_of_a_request_is_reported_at_once(tmp_path: Path, method: str) -> None:
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+async def test_every_error_of_a_request_is_reported_at_once(tmp_path: Path, method: str) -> None:
+    async with limited(tmp_path) as (rest, _, _):
         wrong = {
             "tenantID": "a b", "resource": "/a*/b", "algorithm": "leaky", "limit": -5, "window": "soon",
             "colour": "red", "reason": 7, "idempotencyKey": "a b", "expectedVersion": 0,
@@ -438,14 +404,12 @@ def test_every_error_of_a_request_is_reported_at_once(tmp_path: Path, method: st
             == {"tenantID", "resource", "limit"} | required
         )
 
-    limited(tmp_path, scenario)
-
 
 @pytest.mark.covers("004 HTTP 500")
-def test_admin_answers_503_without_the_database_and_limiting_continues(
+async def test_admin_answers_503_without_the_database_and_limiting_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+    async with limited(tmp_path) as (rest, plane, store):
         key = rest.admin_key()
         await rest.ask("POST", "/admin/rules", key, {**RULE, "limit": 2})
         await applied(plane, store)
@@ -476,11 +440,9 @@ def test_admin_answers_503_without_the_database_and_limiting_continues(
         ]
         assert [a["allowed"] for a in answers] == [True, True, False]
 
-    limited(tmp_path, scenario)
 
-
-def test_check_answers_200_with_the_decision(tmp_path: Path) -> None:
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+async def test_check_answers_200_with_the_decision(tmp_path: Path) -> None:
+    async with limited(tmp_path) as (rest, plane, store):
         key, tenant = rest.admin_key(), rest.tenant_key()
         await rest.ask(
             "POST", "/admin/rules", key, {**RULE, "algorithm": "fixed_window", "limit": 2}
@@ -533,8 +495,6 @@ def test_check_answers_200_with_the_decision(tmp_path: Path) -> None:
         status = (await rest.ask("GET", "/admin/limits", key)).json()
         assert (status["rules"], status["stale"], status["counters"]) == (2, False, "up")
 
-    limited(tmp_path, scenario)
-
 
 @pytest.mark.parametrize(
     ("path", "body", "field", "reason"),
@@ -559,16 +519,14 @@ def test_check_answers_200_with_the_decision(tmp_path: Path) -> None:
         ("release", {"resource": "a", "subject": "ann"}, "hold", "is missing"),
     ],
 )
-def test_malformed_check_is_refused_by_field(
+async def test_malformed_check_is_refused_by_field(
     tmp_path: Path, path: str, body: dict[str, Any], field: str, reason: str
 ) -> None:
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+    async with limited(tmp_path) as (rest, _, _):
         answer = await rest.ask("POST", f"/v1/limits/{path}", rest.tenant_key(), body)
         assert error_of(answer) == (422, "INVALID_CHECK")
         assert answer.json()["error"]["details"]["field"].endswith(field)
         assert reason in answer.json()["error"]["message"]
-
-    limited(tmp_path, scenario)
 
 
 @pytest.mark.parametrize(
@@ -584,19 +542,17 @@ def test_malformed_check_is_refused_by_field(
         ("GET", "/changes?after=-1", "after"),
     ],
 )
-def test_malformed_rules_query_is_refused_by_field(
+async def test_malformed_rules_query_is_refused_by_field(
     tmp_path: Path, method: str, query: str, field: str
 ) -> None:
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+    async with limited(tmp_path) as (rest, _, _):
         answer = await rest.ask(method, f"/admin/rules{query}", rest.admin_key())
         assert error_of(answer) == (422, "INVALID_RULE")
         assert field in answer.json()["error"]["details"]["fields"]
 
-    limited(tmp_path, scenario)
 
-
-def test_body_that_is_not_json_is_refused(tmp_path: Path) -> None:
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+async def test_body_that_is_not_json_is_refused(tmp_path: Path) -> None:
+    async with limited(tmp_path) as (rest, _, _):
         headers = {
             "Authorization": f"Bearer {rest.tenant_key()}",
             "Content-Type": "application/json",
@@ -605,11 +561,9 @@ def test_body_that_is_not_json_is_refused(tmp_path: Path) -> None:
             answer = await rest.client.post("/v1/limits/check", content=body, headers=headers)
             assert error_of(answer) == (400, "INVALID_MESSAGE")
 
-    limited(tmp_path, scenario)
 
-
-def test_rest_entry_point_is_limited_and_reports_it_in_headers(tmp_path: Path) -> None:
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+async def test_rest_entry_point_is_limited_and_reports_it_in_headers(tmp_path: Path) -> None:
+    async with limited(tmp_path) as (rest, plane, store):
         rule = {
             **RULE,
             "tenantID": "*",
@@ -630,8 +584,6 @@ def test_rest_entry_point_is_limited_and_reports_it_in_headers(tmp_path: Path) -
         assert answers[2].json()["violated-policies"] == ["*/rest:user"]
         assert (await rest.ask("GET", "/v1/chats", rest.token("bob"))).status_code == 200
 
-    limited(tmp_path, scenario)
-
 
 ASKED = {
     "rest:user": ("GET", "/v1/chats", "user", None),
@@ -650,11 +602,11 @@ ONCE_AT_MOST = {"rest:user": 100, "check:tenant": 2_000, "admin:key": 100}
 
 
 @pytest.mark.parametrize("resource", ASKED)
-def test_rule_is_the_only_limiter_of_its_entry_point(tmp_path: Path, resource: str) -> None:
+async def test_rule_is_the_only_limiter_of_its_entry_point(tmp_path: Path, resource: str) -> None:
     """A refusal names its policy and wait; a raised rule applies to the next request."""
     method, path, who, body = ASKED[resource]
 
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+    async with limited(tmp_path) as (rest, plane, store):
         keys = {
             "user": rest.token("alice"),
             "tenant": rest.tenant_key(),
@@ -682,8 +634,6 @@ def test_rule_is_the_only_limiter_of_its_entry_point(tmp_path: Path, resource: s
         for _ in range(ONCE_AT_MOST.get(resource, 100) + 1):
             assert (await ask()).status_code < 300
 
-    limited(tmp_path, scenario)
-
 
 @pytest.mark.parametrize(
     ("who", "path", "resource"),
@@ -694,8 +644,10 @@ def test_rule_is_the_only_limiter_of_its_entry_point(tmp_path: Path, resource: s
         ("operator", "/v1/chats", "admin:key"),
     ],
 )
-def test_forbidden_requests_are_counted(tmp_path: Path, who: str, path: str, resource: str) -> None:
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+async def test_forbidden_requests_are_counted(
+    tmp_path: Path, who: str, path: str, resource: str
+) -> None:
+    async with limited(tmp_path) as (rest, plane, store):
         keys = {
             "user": rest.token("alice"),
             "tenant": rest.tenant_key(),
@@ -709,8 +661,6 @@ def test_forbidden_requests_are_counted(tmp_path: Path, who: str, path: str, res
         statuses = [(await rest.ask(method, path, keys[who])).status_code for _ in range(13)]
         assert statuses == [403] * 12 + [429]
 
-    limited(tmp_path, scenario)
-
 
 def test_default_rules_are_as_tight_as_the_settings_they_replaced() -> None:
     rules = {
@@ -721,8 +671,8 @@ def test_default_rules_are_as_tight_as_the_settings_they_replaced() -> None:
     assert rules["rest:tenant"] == (60_000, 60.0, 2_000)
 
 
-def test_refusal_names_every_refusing_rule_and_no_other(tmp_path: Path) -> None:
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+async def test_refusal_names_every_refusing_rule_and_no_other(tmp_path: Path) -> None:
+    async with limited(tmp_path) as (rest, plane, store):
         few = {**RULE, "tenantID": "*", "algorithm": "fixed_window", "limit": 1}
         for resource in ("rest:user", "rest:tenant"):
             await rest.ask("POST", "/admin/rules", rest.admin_key(), {**few, "resource": resource})
@@ -733,12 +683,10 @@ def test_refusal_names_every_refusing_rule_and_no_other(tmp_path: Path) -> None:
         refused = await rest.ask("GET", "/v1/chats", rest.token("bob"))
         assert refused.json()["violated-policies"] == ["*/rest:tenant"]
 
-    limited(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_legacy_headers_are_sent_only_if_configured(tmp_path: Path, legacy: bool) -> None:
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+async def test_legacy_headers_are_sent_only_if_configured(tmp_path: Path, legacy: bool) -> None:
+    async with limited(tmp_path, legacy_rate_limit_headers=legacy) as (rest, plane, store):
         rule = {
             **RULE,
             "tenantID": "*",
@@ -755,8 +703,6 @@ def test_legacy_headers_are_sent_only_if_configured(tmp_path: Path, legacy: bool
             old = [answer.headers.get(f"X-RateLimit-{word}") for word in ("Limit", "Remaining")]
             assert old == (["1", "0"] if legacy else [None, None])
             assert ("X-RateLimit-Reset" in answer.headers) is legacy
-
-    limited(tmp_path, scenario, legacy_rate_limit_headers=legacy)
 
 
 def test_headers_name_and_escape_every_rule() -> None:
@@ -795,7 +741,6 @@ def test_wait_too_long_for_a_header_is_capped() -> None:
     assert retry_after([decision]) == 999_999_999_999_999
 
 
-@pytest.mark.real_time
 async def test_any_asgi_application_can_be_limited() -> None:
     clock = ManualClock()
     rules = RuleSet.of([Rule("acme", "/", "fixed_window", 1, 60.0)])
@@ -864,7 +809,7 @@ def test_status_lists_alarms() -> None:
         ("GET", "/admin/rules/changes", None, None),
     ],
 )
-def test_hanging_database_costs_an_operator_the_deadline_at_most(
+async def test_hanging_database_costs_an_operator_the_deadline_at_most(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     method: str,
@@ -872,7 +817,8 @@ def test_hanging_database_costs_an_operator_the_deadline_at_most(
     body: dict[str, Any] | None,
     outcome: str | None,
 ) -> None:
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+    async with limited(tmp_path, request_seconds_max=0.01) as (rest, _, store):
+
         async def hang(*_: object) -> None:
             await asyncio.Event().wait()
 
@@ -886,14 +832,12 @@ def test_hanging_database_costs_an_operator_the_deadline_at_most(
         assert "no answer in time" in answer.json()["error"]["message"]
         assert "no_answer_in_time" in [entry.get("error") for entry in logs]
 
-    limited(tmp_path, scenario, request_seconds_max=0.01)
-
 
 @pytest.mark.covers("004 `GET /health/admin`")
-def test_strangers_see_one_word_and_cannot_load_the_primary(
+async def test_strangers_see_one_word_and_cannot_load_the_primary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+    async with limited(tmp_path) as (rest, plane, _):
         asked, health = 0, plane.control.health
         begun, may_answer = asyncio.Event(), asyncio.Event()
 
@@ -917,11 +861,9 @@ def test_strangers_see_one_word_and_cannot_load_the_primary(
         await rest.ask("GET", "/health/admin")
         assert asked == 2
 
-    limited(tmp_path, scenario)
 
-
-def test_import_is_compared_then_made_unless_the_rules_changed(tmp_path: Path) -> None:
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+async def test_import_is_compared_then_made_unless_the_rules_changed(tmp_path: Path) -> None:
+    async with limited(tmp_path) as (rest, _, store):
         key, path = rest.admin_key(), "/admin/rules/import"
         rules = [{**RULE, "resource": f"/{n}"} for n in range(1_500)]
         dry = (await rest.ask("POST", path, key, {"rules": rules, "dryRun": True})).json()
@@ -941,8 +883,6 @@ def test_import_is_compared_then_made_unless_the_rules_changed(tmp_path: Path) -
         assert history["changes"][0]["changeID"] == made.json()["changeID"] != ""
         assert (await rest.ask("POST", path, rest.admin_key("rules:read"), body)).status_code == 403
 
-    limited(tmp_path, scenario)
-
 
 @pytest.mark.parametrize(
     ("rules", "said"),
@@ -959,8 +899,8 @@ def test_import_is_compared_then_made_unless_the_rules_changed(tmp_path: Path) -
         (None, "must be a list of rules"),
     ],
 )
-def test_invalid_import_changes_nothing(tmp_path: Path, rules: Any, said: str) -> None:
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+async def test_invalid_import_changes_nothing(tmp_path: Path, rules: Any, said: str) -> None:
+    async with limited(tmp_path) as (rest, plane, store):
         await plane.control.create({**RULE, "tenantID": "*", "resource": "admin:key"}, "olga")
         before = await store.head()
         for dry_run in (True, False):
@@ -973,19 +913,15 @@ def test_invalid_import_changes_nothing(tmp_path: Path, rules: Any, said: str) -
             )
         assert await store.head() == before
 
-    limited(tmp_path, scenario)
 
-
-def test_oversized_import_is_refused_unread(tmp_path: Path) -> None:
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+async def test_oversized_import_is_refused_unread(tmp_path: Path) -> None:
+    async with limited(tmp_path) as (rest, _, _):
         body = {"rules": [{**RULE, "resource": "/" * 200}] * 40_000}
         answer = await rest.ask("POST", "/admin/rules/import", rest.admin_key(), body)
         assert error_of(answer) == (413, "MESSAGE_TOO_LARGE")
 
-    limited(tmp_path, scenario)
 
-
-def test_openapi_schema_of_a_rule_equals_the_validation(tmp_path: Path) -> None:
+async def test_openapi_schema_of_a_rule_equals_the_validation(tmp_path: Path) -> None:
     """OpenAPI's bodies for rules, compared with how the server validates each field."""
     described = {
         e["operationId"]: e for path in describe(ENDPOINTS)["paths"].values() for e in path.values()
@@ -1002,7 +938,7 @@ def test_openapi_schema_of_a_rule_equals_the_validation(tmp_path: Path) -> None:
         schema("update_rule")["properties"]
     )
 
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+    async with limited(tmp_path) as (rest, _, _):
         key = rest.admin_key()
         whole = {
             **RULE,
@@ -1021,14 +957,12 @@ def test_openapi_schema_of_a_rule_equals_the_validation(tmp_path: Path) -> None:
                 taken = answer.status_code in (201, 409)
                 assert taken == validator.is_valid(body), (name, value, answer.text)
 
-    limited(tmp_path, scenario)
 
-
-def test_unreadable_rule_is_shown_as_stored_and_can_be_replaced(tmp_path: Path) -> None:
+async def test_unreadable_rule_is_shown_as_stored_and_can_be_replaced(tmp_path: Path) -> None:
     described = describe(ENDPOINTS)["paths"]["/admin/rules"]["post"]["responses"]["201"]["content"]
     validator = jsonschema_rs.Draft202012Validator(described["application/json"]["schema"])
 
-    async def scenario(rest: Rest, plane: LimitsParts, store: SqliteRuleStore) -> None:
+    async with limited(tmp_path) as (rest, _, _):
         key = rest.admin_key()
         await rest.ask("POST", "/admin/rules", key, RULE)
         readable = (await rest.ask("GET", ONE, key)).json()
@@ -1059,5 +993,3 @@ def test_unreadable_rule_is_shown_as_stored_and_can_be_replaced(tmp_path: Path) 
         replaced = await rest.ask("PUT", "/admin/rules", key, {**RULE, "expectedVersion": 1})
         assert (replaced.status_code, replaced.json()["version"]) == (200, 2)
         assert "unreadable" not in (await rest.ask("GET", ONE, key)).json()
-
-    limited(tmp_path, scenario)

@@ -263,16 +263,13 @@ class SlowLog(Log):
         return await super().head()
 
 
-def test_idle_node_never_reports_stale_rules() -> None:
-    async def main() -> None:
-        log = SlowLog()
-        log.lag_seconds = 1.0
-        feed, _ = feed_of(log)
+async def test_idle_node_never_reports_stale_rules() -> None:
+    log = SlowLog()
+    log.lag_seconds = 1.0
+    feed, _ = feed_of(log)
+    with capture_logs() as logs:
         async with feed:
             await asyncio.sleep(120)
-
-    with capture_logs() as logs:
-        virtual_loop.run(main())
     assert [entry["event"] for entry in logs if "stale" in entry["event"]] == []
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 from limits_rig import Shared
@@ -19,13 +20,11 @@ SLOTS = Rule("acme", "slots", "concurrency", 2, 3600.0)
 ANN = Check("acme", "slots", "ann")
 
 
-def world(scenario: Callable[[Limiter, Shared], Awaitable[None]], rule: Rule = SLOTS) -> None:
-    async def main() -> None:
-        counters = Shared()
-        async with Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule])) as limits:
-            await scenario(limits, counters)
-
-    virtual_loop.run(main())
+@asynccontextmanager
+async def opened(rule: Rule = SLOTS) -> AsyncIterator[tuple[Limiter, Shared]]:
+    counters = Shared()
+    async with Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule])) as limits:
+        yield limits, counters
 
 
 async def free(limits: Limiter) -> int:
@@ -42,12 +41,12 @@ async def free(limits: Limiter) -> int:
 
 
 @pytest.mark.parametrize("turns", range(6))
-def test_cancelled_check_keeps_no_hold(turns: int) -> None:
+async def test_cancelled_check_keeps_no_hold(turns: int) -> None:
     """Whenever it is cancelled: before the counters are asked, before they answer, or
     before the answer is read.
     """
 
-    async def scenario(limits: Limiter, counters: Shared) -> None:
+    async with opened() as (limits, counters):
         for _ in range(2):
             asking = asyncio.create_task(limits.check(*ANN))
             if turns < 5:
@@ -59,11 +58,9 @@ def test_cancelled_check_keeps_no_hold(turns: int) -> None:
             await asyncio.gather(asking, return_exceptions=True)
         assert await free(limits) == 2
 
-    world(scenario)
 
-
-def test_cancelled_group_keeps_no_hold() -> None:
-    async def scenario(limits: Limiter, counters: Shared) -> None:
+async def test_cancelled_group_keeps_no_hold() -> None:
+    async with opened() as (limits, counters):
         limits.use(RuleSet.of([SLOTS, Rule("acme", "calls", "token_bucket", 100, 1.0)]))
         for delay in (0, counters.delay / 2, counters.delay):
             asking = asyncio.create_task(limits.check_many([ANN, Check("acme", "calls", "ann")]))
@@ -72,29 +69,23 @@ def test_cancelled_group_keeps_no_hold() -> None:
             await asyncio.gather(asking, return_exceptions=True)
         assert await free(limits) == 2
 
-    world(scenario)
 
-
-def test_late_answer_to_a_refused_caller_keeps_no_hold() -> None:
-    async def scenario(limits: Limiter, counters: Shared) -> None:
+async def test_late_answer_to_a_refused_caller_keeps_no_hold() -> None:
+    async with opened(structs.replace(SLOTS, on_store_failure="closed")) as (limits, counters):
         counters.delay = 0.06
         assert not (await limits.check(*ANN)).allowed, "closed, after the deadline"
         assert not (await limits.check(*ANN)).allowed
         counters.delay = 0.001
         assert await free(limits) == 2
 
-    world(scenario, structs.replace(SLOTS, on_store_failure="closed"))
 
-
-def test_release_during_an_outage_is_made_up_for_after_it() -> None:
-    async def scenario(limits: Limiter, counters: Shared) -> None:
+async def test_release_during_an_outage_is_made_up_for_after_it() -> None:
+    async with opened() as (limits, counters):
         held = [(await limits.check(*ANN)).hold for _ in range(2)]
         counters.mood = "unavailable"
         assert [await limits.release(ANN, hold) for hold in held] == [False, False]
         counters.mood = "well"
         assert await free(limits) == 2
-
-    world(scenario)
 
 
 @pytest.mark.parametrize(
@@ -105,34 +96,30 @@ def test_release_during_an_outage_is_made_up_for_after_it() -> None:
         Rule("acme", "slots", "fixed_window", 5, 60.0, version=9),
     ],
 )
-def test_hold_is_released_where_it_was_granted_after_a_rule_change(
+async def test_hold_is_released_where_it_was_granted_after_a_rule_change(
     now: Rule,
 ) -> None:
     general = structs.replace(SLOTS, tenant="*")
 
-    async def scenario(limits: Limiter, counters: Shared) -> None:
+    async with opened(general) as (limits, _):
         held = [(await limits.check(*ANN)).hold for _ in range(2)]
         limits.use(RuleSet.of([general, now]))
         assert [await limits.release(ANN, hold) for hold in held] == [True, True]
         limits.use(RuleSet.of([structs.replace(general, version=3)]))
         assert await free(limits) == 2
 
-    world(scenario, general)
 
-
-def test_hold_of_another_subject_is_not_released() -> None:
-    async def scenario(limits: Limiter, counters: Shared) -> None:
+async def test_hold_of_another_subject_is_not_released() -> None:
+    async with opened() as (limits, _):
         hold = (await limits.check(*ANN)).hold
         for other in (Check("acme", "slots", "bob"), Check("evil", "slots", "ann")):
             assert not await limits.release(other, hold)
         assert await limits.release(ANN, hold)
 
-    world(scenario)
-
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_renewed_hold_lasts(shared: bool) -> None:
-    async def scenario(limits: Limiter, counters: Shared) -> None:
+async def test_renewed_hold_lasts(shared: bool) -> None:
+    async with opened() as (limits, counters):
         counters.immediate = limits._immediate = not shared
         held = [(await limits.check(*ANN)).hold for _ in range(2)]
         for _ in range(10):
@@ -143,22 +130,18 @@ def test_renewed_hold_lasts(shared: bool) -> None:
         assert await limits.release(ANN, held[0])
         assert not await limits.release(ANN, held[1])
 
-    world(scenario)
 
-
-def test_renew_without_a_rule_is_allowed() -> None:
-    async def scenario(limits: Limiter, counters: Shared) -> None:
+async def test_renew_without_a_rule_is_allowed() -> None:
+    async with opened() as (limits, _):
         hold = (await limits.check(*ANN)).hold
         limits.use(RuleSet.of([structs.replace(SLOTS, mode="off", version=2)]))
         assert (await limits.renew(ANN, hold)).allowed
         assert (await limits.renew(ANN, "nonsense")).allowed
 
-    world(scenario)
-
 
 @pytest.mark.parametrize("mood", ["unavailable", "lost", "silent"])
-def test_renewal_without_an_answer_grants_nothing_more(mood: str) -> None:
-    async def scenario(limits: Limiter, counters: Shared) -> None:
+async def test_renewal_without_an_answer_grants_nothing_more(mood: str) -> None:
+    async with opened() as (limits, counters):
         held = [(await limits.check(*ANN)).hold for _ in range(2)]
         counters.mood = mood
         assert (await limits.renew(ANN, held[0])).degraded
@@ -167,14 +150,12 @@ def test_renewal_without_an_answer_grants_nothing_more(mood: str) -> None:
         assert [await limits.release(ANN, hold) for hold in held] == [True, True]
         assert await free(limits) == 2
 
-    world(scenario)
-
 
 @pytest.mark.parametrize("asked_between", ["", "check", "peek"])
-def test_hold_is_released_on_another_node_after_a_change_of_algorithm(
+async def test_hold_is_released_on_another_node_after_a_change_of_algorithm(
     asked_between: str,
 ) -> None:
-    async def scenario(limits: Limiter, counters: Shared) -> None:
+    async with opened() as (limits, counters):
         elsewhere = Limiter(counters, virtual_loop.LoopClock(), rules=limits.rules)
         held = await limits.check(*ANN)
         rate = structs.replace(SLOTS, algorithm="token_bucket", limit=10, version=2)
@@ -192,8 +173,6 @@ def test_hold_is_released_on_another_node_after_a_change_of_algorithm(
         )
         limits.use(RuleSet.of([structs.replace(SLOTS, version=3)]))
         assert await free(limits) == 2
-
-    world(scenario)
 
 
 async def test_unconfirmed_release_is_repeated_until_confirmed() -> None:

@@ -24,14 +24,16 @@ from holdfast.clock import Clock, Ids, SystemClock
 from holdfast.drivers.redis_url import check_redis_url
 from holdfast.errors import OutcomeUnknown, Unavailable, extra
 from holdfast.limits.admin import RuleAdmin
-from holdfast.limits.counters.contract import Counters, CountersTrouble
+from holdfast.limits.counters.contract import CHECK_AGAIN_SECONDS, Counters, CountersTrouble
 from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.entry_points import EntryPoints
 from holdfast.limits.feed import FeedSettings, RuleFeed
+from holdfast.limits.limiter.counter_health import WINDOW_SECONDS
 from holdfast.limits.limiter.limiter import Limiter
 from holdfast.limits.limiter.settings import LimiterSettings, NodeIdentity
 from holdfast.limits.rules import Rule
 from holdfast.limits.rulestore.contract import (
+    TICK_SECONDS,
     ChangeNotifications,
     RetentionSettings,
     RuleReader,
@@ -43,7 +45,7 @@ from holdfast.limits.snapshot_file import identity
 if TYPE_CHECKING:
     from holdfast.limits.rulestore.redis import RedisNotifications
 
-__all__ = ["RULES_NAME", "LimitsParts", "LimitsSettings", "open_limits"]
+__all__ = ["RULES_NAME", "LimitsParts", "LimitsSettings", "LimitsTuning", "open_limits"]
 
 RULES_NAME = "rules.json"
 NODES_NAME = "nodes.json"
@@ -89,6 +91,18 @@ class LimitsSettings:
             raise ValueError("replica_url needs a rules_url of PostgreSQL")
         if not self.region:
             raise ValueError("region must not be empty")
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsTuning:
+    """Intervals that an operator need not set."""
+
+    health_window_seconds: float = WINDOW_SECONDS
+    """The period over which the health of the counters is a ratio."""
+    redis_check_seconds: float = CHECK_AGAIN_SECONDS
+    """How often a heartbeat checks that Redis is still fit to keep counters."""
+    follower_tick_seconds: float = TICK_SECONDS
+    """How often a follower reads the log for changes that no notification brought."""
 
 
 class Notifications(Protocol):
@@ -165,6 +179,7 @@ async def open_limits(
     node_id: str = "",
     starts_with: Sequence[Rule] = (),
     clock: Clock | None = None,
+    tuning: LimitsTuning | None = None,
 ) -> AsyncIterator[LimitsParts]:
     """Start limits; they start and keep running while external engines are down.
 
@@ -174,19 +189,26 @@ async def open_limits(
     rules of ``starts_with`` are created unless a rule of that name ever existed, and
     apply while no others are known.
     """
-    clock = clock or SystemClock()
+    clock, tuning = clock or SystemClock(), tuning or LimitsTuning()
     state.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - once, before anything else runs
     async with AsyncExitStack() as stack:
-        counters, notifications = await _counters_of(chosen, clock, stack)
+        counters, notifications = await _counters_of(chosen, tuning, clock, stack)
         node = NodeIdentity(
             node_id or await asyncio.to_thread(identity, state, Ids(clock)), chosen.region
         )
         # counters in this process have one node
         nodes_file = None if counters.immediate else state / NODES_NAME
         limiter = Limiter(
-            counters, clock, chosen.limiter, None, node, lambda: feed.nudge(), nodes_file
+            counters,
+            clock,
+            chosen.limiter,
+            None,
+            node,
+            lambda: feed.nudge(),
+            nodes_file,
+            tuning.health_window_seconds,
         )
-        rules = await _rules_of(chosen, state, clock, notifications, stack)
+        rules = await _rules_of(chosen, tuning, state, clock, notifications, stack)
         # embedded rules are on this disk already
         kept = state / RULES_NAME if rules.follower is not None else None
         feed = RuleFeed(
@@ -229,17 +251,16 @@ class _Rules(NamedTuple):
 
 
 async def _counters_of(
-    chosen: LimitsSettings, clock: Clock, stack: AsyncExitStack
+    chosen: LimitsSettings, tuning: LimitsTuning, clock: Clock, stack: AsyncExitStack
 ) -> tuple[Counters, RedisNotifications | None]:
     if chosen.counters_url == "memory:":
         return MemoryCounters(clock), None
     with extra("redis"):
         from holdfast.limits.counters.redis import RedisCounters, RedisSettings
         from holdfast.limits.rulestore.redis import RedisNotifications
-    counters, notifications = (
-        RedisCounters(RedisSettings(chosen.counters_url)),
-        RedisNotifications(chosen.counters_url),
-    )
+    url = chosen.counters_url
+    settings = RedisSettings(url, check_again_seconds=tuning.redis_check_seconds)
+    counters, notifications = RedisCounters(settings), RedisNotifications(url)
     stack.push_async_callback(counters.aclose)
     stack.push_async_callback(notifications.aclose)
     await counters.check()
@@ -248,6 +269,7 @@ async def _counters_of(
 
 async def _rules_of(
     chosen: LimitsSettings,
+    tuning: LimitsTuning,
     state: Path,
     clock: Clock,
     notifications: RedisNotifications | None,
@@ -275,5 +297,6 @@ async def _rules_of(
         primary,
         notifications.publish if notifications else None,
         region=chosen.region,
+        tick_seconds=tuning.follower_tick_seconds,
     )
     return _Rules(store, reader, sources, "postgres", store.prepare, follower)

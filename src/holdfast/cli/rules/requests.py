@@ -15,29 +15,31 @@ PATIENCE_SECONDS = 60.0
 """The longest ``Retry-After`` to wait for; a longer one is reported as the error."""
 
 
-def every(rest: RestClient, tenant: str | None) -> list[dict[str, Any]]:
+def every(rest: RestClient, tenant: str | None, page_size: int = PAGE) -> list[dict[str, Any]]:
     """The rules of one tenant or of all, page by page."""
     found: list[dict[str, Any]] = []
     after = None
     while True:
-        page = patiently(rest.get, "/admin/rules", tenantID=tenant, after=after, limit=PAGE)
+        page = patiently(rest.get, "/admin/rules", tenantID=tenant, after=after, limit=page_size)
         found += page["rules"]
         after = page["next"]
         if after is None:
             return found
 
 
-def history_of(rest: RestClient, tenant: str, resource: str) -> list[dict[str, Any]]:
+def history_of(
+    rest: RestClient, tenant: str, resource: str, page_size: int = PAGE
+) -> list[dict[str, Any]]:
     """A rule's changes, newest first, as far as the log reaches back."""
     found: list[dict[str, Any]] = []
     before = None
     while True:
         name = {"tenantID": tenant, "resource": resource}
-        page = patiently(rest.get, "/admin/rules/history", **name, before=before, limit=PAGE)[
+        page = patiently(rest.get, "/admin/rules/history", **name, before=before, limit=page_size)[
             "changes"
         ]
         found += page
-        if len(page) < PAGE or page[-1]["version"] == 1:
+        if len(page) < page_size or page[-1]["version"] == 1:
             return found
         before = page[-1]["version"]
 

@@ -22,6 +22,8 @@ from holdfast.limits.algorithms import CounterReading, LimitParams
 from holdfast.limits.rules import Rule
 
 KEYS_PER_CALL_MAX = 256
+CHECK_AGAIN_SECONDS = 10.0
+"""How often shared counters check that their server is still fit, unless tuned."""
 NODE_NAMES_MAX = 256
 """Node names reported and kept. With more nodes, the remainder of a limit is not
 used."""

@@ -20,6 +20,7 @@ from holdfast.drivers.redis_scripts import Pipe, Script, ScriptCall
 from holdfast.errors import BadSetting, Unavailable
 from holdfast.limits.algorithms import CODES, CounterReading, LimitParams
 from holdfast.limits.counters.contract import (
+    CHECK_AGAIN_SECONDS,
     KEYS_PER_CALL_MAX,
     NODE_NAMES_MAX,
     Adjustment,
@@ -40,9 +41,6 @@ DECIDE = Script("head", *CODES, "tail")
 ANNOUNCE = Script("announce")
 RESET = Script("reset")
 
-CHECK_AGAIN_SECONDS = 10.0
-"""How often a heartbeat checks for eviction, which can be switched on at any time."""
-
 RESETS_REPORTED_SECONDS = 60.0
 """How long a reset is reported; a node cut off for longer may remember a refusal."""
 
@@ -57,6 +55,9 @@ class RedisSettings:
     socket_timeout_seconds: float = 5.0
     check_seconds: float = 2.0
     """How long startup waits to find out whether Redis is fit to keep counters."""
+    check_again_seconds: float = CHECK_AGAIN_SECONDS
+    """How often a heartbeat checks for eviction, which can be switched on at any
+    time."""
     names_max: int = 65_536
     """Names of counters that are kept; when full, all are dropped and computed
     again."""
@@ -136,7 +137,9 @@ class RedisCounters:
         self._announced_at = now
         if due:
             self._check_info(info)
-            self._check_again_at = asyncio.get_running_loop().time() + CHECK_AGAIN_SECONDS
+            self._check_again_at = (
+                asyncio.get_running_loop().time() + self._settings.check_again_seconds
+            )
         return NodesAnnounced(
             count, tuple(name.decode(errors="replace") for name in names), frozenset(resets)
         )

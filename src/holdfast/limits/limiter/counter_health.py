@@ -18,7 +18,7 @@ from holdfast.limits.counters.contract import CountersTrouble
 CountersState = Literal["up", "degraded", "down"]
 
 WINDOW_SECONDS = 10.0
-"""The period the ratio covers."""
+"""The period the ratio covers, unless tuned."""
 DEGRADED_RATIO_MAX = 0.1
 """Above this ratio the counters are not up. One lost heartbeat in ten is still up."""
 
@@ -29,9 +29,10 @@ _DEGRADED = frozenset(("local_share", "open", "closed"))
 class CounterHealth:
     """``state``, and the last ``trouble`` while it is not ``up``."""
 
-    def __init__(self, heartbeat_seconds: float) -> None:
+    def __init__(self, heartbeat_seconds: float, window_seconds: float = WINDOW_SECONDS) -> None:
+        self._window_seconds = window_seconds
         self._beats: deque[tuple[int, int]] = deque(
-            maxlen=max(1, round(WINDOW_SECONDS / heartbeat_seconds))
+            maxlen=max(1, round(window_seconds / heartbeat_seconds))
         )
         """Per heartbeat: decisions, and how many of them were degraded."""
         self._up = True
@@ -84,5 +85,5 @@ class CounterHealth:
         return {
             "state": self.state,
             "degraded_ratio": round(self.ratio, 3),
-            "window_seconds": WINDOW_SECONDS,
+            "window_seconds": self._window_seconds,
         }

@@ -30,7 +30,7 @@ from holdfast.limits.counters.contract import (
     CounterRequest,
     Counters,
 )
-from holdfast.limits.limiter.counter_health import CounterHealth, CountersState
+from holdfast.limits.limiter.counter_health import WINDOW_SECONDS, CounterHealth, CountersState
 from holdfast.limits.limiter.decisions import (
     SUBJECT_LENGTH_MAX,
     CompiledRule,
@@ -50,7 +50,8 @@ class Limiter:
     """The checks of one node. ``async with`` runs its heartbeat; checks work without.
 
     ``on_behind`` is called when the counters have a newer rule than this node. ``file``
-    keeps the number of nodes for the next start.
+    keeps the number of nodes for the next start. ``health`` is a ratio over the last
+    ``health_window_seconds``.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Limiter:
         node: NodeIdentity | None = None,
         on_behind: Callable[[], None] = lambda: None,
         file: Path | None = None,
+        health_window_seconds: float = WINDOW_SECONDS,
     ) -> None:
         self.settings = settings = settings or LimiterSettings()
         self.node = node or NodeIdentity()
@@ -72,7 +74,7 @@ class Limiter:
         memory = KeyMemory(settings, clock, self.node.node)
         self._memory, self._share, self._holds = memory, memory.share, memory.holds
         self._reconciler = Reconciler(counters, memory.share, memory.leases, clock.monotonic)
-        self.health = CounterHealth(settings.heartbeat_seconds)
+        self.health = CounterHealth(settings.heartbeat_seconds, health_window_seconds)
         self._heartbeat = NodeHeartbeat(
             NodeCount(counters, self.node.node, settings.node_ttl_seconds, clock.monotonic, file),
             memory.share,

@@ -29,6 +29,8 @@ FORGOTTEN_PER_CHANGE = 100
 NOTIFICATION_BYTES_MAX = 4_096
 CHANNEL = "rule_changes"
 """The channel of notifications, in PostgreSQL and in Redis."""
+TICK_SECONDS = 0.1
+"""How often a follower reads the log, unless tuned."""
 ABOVE_EVERY_VERSION = 2**62
 
 

@@ -33,6 +33,7 @@ from holdfast.errors import HoldfastError
 from holdfast.limits.rulestore.contract import (
     CHANGES_PER_READ,
     CHANNEL,
+    TICK_SECONDS,
     ChangeNotification,
     RuleLogHead,
 )
@@ -49,7 +50,6 @@ from holdfast.limits.rulestore.postgres.connection import (
 from holdfast.limits.rulestore.postgres.store import payload
 from holdfast.limits.rulestore.serialization import decode_notification, notification_of
 
-TICK_SECONDS = 0.1
 TAKEOVER_SECONDS = 0.5
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS_MIN = 2 * BEAT_SECONDS
@@ -70,8 +70,9 @@ class LogFollower:
     """Runs on every node with rules in PostgreSQL, on a connection of its own.
 
     ``async with`` starts and stops it. Without ``publish`` (no Redis) it never asks for
-    the region's lock. The node that gets the heartbeat's lock runs ``on_lead``: what
-    the database needs once, such as its tables.
+    the region's lock. A follower reads the log every ``tick_seconds``. The node that
+    gets the heartbeat's lock runs ``on_lead``: what the database needs once, such as
+    its tables.
     """
 
     def __init__(
@@ -81,11 +82,13 @@ class LogFollower:
         on_lead: Callable[[], Awaitable[None]] | None = None,
         *,
         region: str = "local",
+        tick_seconds: float = TICK_SECONDS,
     ) -> None:
         self._settings = settings
         self._publish = publish
         self._on_lead = on_lead
         self._region_lock = region_lock(region)
+        self._tick_seconds = tick_seconds
         self._task: asyncio.Task[None] | None = None
         self._forwarding: asyncio.Task[None] | None = None
         self._store, self._cursor = "", 0
@@ -126,7 +129,7 @@ class LogFollower:
                     await db.execute(SQL["beat"])
                 if self.follows:
                     await self._publish_from_log(db)
-                await asyncio.sleep(TICK_SECONDS if self.follows else TAKEOVER_SECONDS)
+                await asyncio.sleep(self._tick_seconds if self.follows else TAKEOVER_SECONDS)
         finally:
             self.follows = self.beats = False
             if self._forwarding is not None:
