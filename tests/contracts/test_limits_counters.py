@@ -1,6 +1,4 @@
-"""One suite for every place that counts; the pure algorithms judge what it answers, to
-the last bit.
-"""
+"""One suite for all counters: their answers equal those of the pure algorithms."""
 
 from __future__ import annotations
 
@@ -150,7 +148,8 @@ class Judge:
 def random_ask(rng: random.Random, key: int) -> CounterRequest:
     """Of half of the keys a new version has another algorithm."""
     version = rng.choice([1, 1, 1, 2, 3])
-    algorithm: Algorithm = [*AMOUNTS, "concurrency"][(key + (key % 2) * version) % 4]  # type: ignore[assignment]
+    algorithms: list[Algorithm] = [*AMOUNTS, "concurrency"]
+    algorithm = algorithms[(key + (key % 2) * version) % 4]
     window = (40.0, 30.0, 70.0)[version - 1]
     rule = terms(
         algorithm, (2 if algorithm == "concurrency" else 5) * version, version, window_ms=window
@@ -435,7 +434,7 @@ async def test_reset_forgets_the_use_of_one_counter(
         if isinstance(counters, RedisCounters):
             expected = frozenset(counters.name(at(name)) for name in ("a", "nobody"))
             assert (await counters.announce("n", 30)).resets == expected
-            assert (await counters.announce("n", 30)).resets == frozenset(), "each is told once"
+            assert (await counters.announce("n", 30)).resets == frozenset(), "each is reported once"
 
 
 async def test_group_of_rules_is_taken_whole_or_not_at_all(counting: OpenCounters) -> None:
@@ -465,12 +464,12 @@ async def test_expired_hold_does_not_count_in_a_group(counting: OpenCounters) ->
         await one(counters, CounterRequest(at("slots"), brief, hold="old"))
         await counters.adjust([Adjustment(at("slots"), brief, held="new", held_ms=60_000)])
         await asyncio.sleep(0.03)
-        told = (
+        readings = (
             await counters.take(
                 [[CounterRequest(at("slots"), slots, hold="old"), CounterRequest(at("wide"), wide)]]
             )
         ).readings[0]
-        assert [reading.admitted for reading in told] == [0, 0]
+        assert [reading.admitted for reading in readings] == [0, 0]
 
 
 async def test_returns_charges_and_releases_adjust_counters(
@@ -567,9 +566,8 @@ async def test_call_reads_the_redis_clock_once_for_all_keys(
     await client.config_resetstat()
     await counters.take(entries)
     stats = await client.info("commandstats")
-    assert {name: stats[f"cmdstat_{name}"]["calls"] for name in ("evalsha", "time", "get", "set")} == {
-        "evalsha": 1, "time": 1, "get": KEYS_PER_CALL_MAX, "set": KEYS_PER_CALL_MAX,
-    }  # fmt: skip
+    expected = {"evalsha": 1, "time": 1, "get": KEYS_PER_CALL_MAX, "set": KEYS_PER_CALL_MAX}
+    assert {name: stats[f"cmdstat_{name}"]["calls"] for name in expected} == expected
     await counters.aclose()
     await client.aclose()
 
@@ -617,9 +615,9 @@ async def test_corrupt_counter_does_not_affect_others(
             CounterRequest(absurd, slow, hold=hold),
             CounterRequest(at("third"), terms("token_bucket")),
         ]
-        told = (await counters.take([group, [other]])).readings
-        assert [reading.admitted for reading in told[0]] == ([1, 1] if hold else [0, 0])
-        assert (told[1][0].admitted, told[1][0].remaining) == (1, 6)
+        readings = (await counters.take([group, [other]])).readings
+        assert [reading.admitted for reading in readings[0]] == ([1, 1] if hold else [0, 0])
+        assert (readings[1][0].admitted, readings[1][0].remaining) == (1, 6)
 
 
 async def test_announced_nodes_are_counted(counting: OpenCounters) -> None:
@@ -782,8 +780,8 @@ async def test_silent_or_nonsensical_server_is_unknown_and_disconnected(answer: 
     with pytest.raises(OutcomeUnknown):
         await one(counters, CounterRequest(at("k"), terms("token_bucket")))
     async with asyncio.timeout(5):
-        while counters._pipe is not None and counters._pipe.usable:  # noqa: ASYNC110 - until it is closed
-            await asyncio.sleep(0.001)
+        while (pipe := counters._pipe) is not None and pipe.usable:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)  # until it is closed
     server.close()
 
 

@@ -52,8 +52,8 @@ async def test_emptied_redis_does_not_lower_the_node_count(
         for _ in range(5):
             await client.delete("emptied:nodes")
             async with asyncio.timeout(30):
-                while await client.zcard("emptied:nodes") < 5:  # noqa: ASYNC110 - until each has seen fewer
-                    await asyncio.sleep(0.001)
+                while await client.zcard("emptied:nodes") < 5:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)  # until each has seen fewer
             assert [node.nodes for node in nodes] == [5] * 5
     await client.aclose()
 
@@ -107,8 +107,8 @@ async def test_reset_subject_is_admitted_by_every_node_within_a_heartbeat(
         standing = await nodes[1].peek(ann)
         assert standing is not None and standing.used == 0
         async with asyncio.timeout(30):
-            while not (await nodes[1].check(*ann)).allowed:  # noqa: ASYNC110 - until it has heard of it
-                await asyncio.sleep(0.01)
+            while not (await nodes[1].check(*ann)).allowed:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)  # until it has heard of it
         assert (await nodes[0].check(*ann)).remaining == 3
 
 

@@ -51,8 +51,12 @@ from holdfast.limits.rulestore.redis import RedisNotifications
 from proof.proxy import Proxy
 
 RULE: dict[str, Any] = {
-    "tenantID": "acme", "resource": "search", "algorithm": "fixed_window", "limit": 100, "window": "366d",
-}  # fmt: skip
+    "tenantID": "acme",
+    "resource": "search",
+    "algorithm": "fixed_window",
+    "limit": 100,
+    "window": "366d",
+}
 """A window that does not end while a test runs: windows begin when the clock says so,
 not with the first use.
 """
@@ -68,9 +72,7 @@ PATIENCE_SECONDS = 30.0
 
 
 class Engines:
-    """A primary, its streaming replica and a Redis, of this module alone: they get
-    killed.
-    """
+    """A primary, its replica and a Redis, for this module alone: tests kill them."""
 
     def __init__(self) -> None:
         self.primary = postgres.start(shared_buffers="32MB", wal_receiver_status_interval="1s")
@@ -317,8 +319,9 @@ async def test_same_key_resolves_a_lost_commit_answer(engines_: Engines) -> None
                         {**NAME, "limit": 500, "expectedVersion": 1}, "olga", key="k"
                     )
                 assert committed == [True]
-        told = await w.control.update({**NAME, "limit": 500, "expectedVersion": 1}, "olga", key="k")
-        assert (told.repeated, told.rule.version, told.rule.limit) == (True, 2, 500)
+        update = {**NAME, "limit": 500, "expectedVersion": 1}
+        repeat = await w.control.update(update, "olga", key="k")
+        assert (repeat.repeated, repeat.rule.version, repeat.rule.limit) == (True, 2, 500)
 
 
 @pytest.mark.parametrize("swallowed", ["commit", "first answer"])
@@ -350,8 +353,9 @@ async def test_cancelled_change_returns_at_once_on_a_dead_connection(
                 changing.cancel()
                 await asyncio.wait([changing], timeout=10)
                 assert changing.cancelled(), "at once, on a machine that has the time"
-        told = await w.control.update({**NAME, "limit": 500, "expectedVersion": 1}, "olga", key="k")
-        assert (told.repeated, told.rule.version) == (swallowed == "commit", 2)
+        update = {**NAME, "limit": 500, "expectedVersion": 1}
+        repeat = await w.control.update(update, "olga", key="k")
+        assert (repeat.repeated, repeat.rule.version) == (swallowed == "commit", 2)
 
 
 async def _committed(w: World, name: RuleName, version: int) -> None:
@@ -395,16 +399,12 @@ async def test_change_is_published_after_its_node_dies(engines_: Engines) -> Non
 
 @pytest.mark.covers("004 the host vanishes and closes nothing")
 async def test_follower_whose_host_vanishes_is_replaced(engines_: Engines) -> None:
-    """Nobody closes its connection, so the server itself must notice that it has fallen
-    silent.
-    """
-
+    """Nothing closes its connection, so the server must notice that it is silent."""
     async with world(engines_) as w, Proxy("127.0.0.1", engines_.primary.port) as wire:
         url = f"postgresql://postgres@127.0.0.1:{wire.port}/postgres"
         async with LogFollower(replace(w.impatient, url=url), None) as gone:
             await until(lambda: gone.beats, "one follower works")
-            # not in the middle of its first words: there only TCP keepalives would
-            # tell
+            # not during its first queries: only TCP keepalives would notice that
             await _beats(w, 3)
             async with LogFollower(w.settings, None) as other:
                 wire.set(blackhole=True)
@@ -412,7 +412,7 @@ async def test_follower_whose_host_vanishes_is_replaced(engines_: Engines) -> No
 
 
 async def _beats(w: World, count: int) -> None:
-    """Until the follower has beaten so many times."""
+    """Until the follower has updated the heartbeat row ``count`` times."""
     seen = set()
     async with w.store.database.connection("be read") as db:
         while len(seen) <= count:
@@ -449,9 +449,8 @@ async def test_every_connection_sets_its_server_timeouts(engines_: Engines) -> N
         for _ in range(2):  # also the second to use a connection
             async with w.store.database.connection("be read") as db:
                 assert await db.fetchval("SHOW idle_in_transaction_session_timeout") == "20s"
-                assert [await db.fetchval(f"SHOW tcp_keepalives_{name}") for name in ("idle", "interval", "count")] == [
-                    "5", "2", "3",
-                ]  # fmt: skip
+                for name, expected in (("idle", "5"), ("interval", "2"), ("count", "3")):
+                    assert await db.fetchval(f"SHOW tcp_keepalives_{name}") == expected
 
 
 async def test_follower_may_be_silent_while_it_prepares_to_lead(engines_: Engines) -> None:
@@ -471,9 +470,7 @@ async def test_follower_may_be_silent_while_it_prepares_to_lead(engines_: Engine
 
 
 async def test_waiting_follower_reuses_its_connection(engines_: Engines) -> None:
-    """Twenty nodes that connect anew each time would be forty authentications a second
-    on the primary.
-    """
+    """Otherwise twenty nodes would authenticate forty times a second on the primary."""
     asking = (
         "SELECT pid, query_start FROM pg_stat_activity WHERE query LIKE '%pg_try_advisory_lock%'"
         " AND pid != $1"
@@ -685,14 +682,14 @@ async def test_local_share_decides_while_the_counters_are_down(engines_: Engines
         finally:
             engines_.redis_again()
         await _until_counted(nodes)
-        asked, told = 0, (await nodes[0].ask(1, "bob"))[0]
-        while told.remaining > 200 - 100 or told.degraded:
+        asked, last = 0, (await nodes[0].ask(1, "bob"))[0]
+        while last.remaining > 200 - 100 or last.degraded:
             # each counts, too: it takes a hundred to use up as much as was admitted
             # without them
             asked += 1
             assert asked < 90, "what was admitted without them was not charged to the counters"
             await asyncio.sleep(0.1)
-            told = (await nodes[0].ask(1, "bob"))[0]
+            last = (await nodes[0].ask(1, "bob"))[0]
 
 
 async def _until_counted(nodes: list[Node]) -> None:
@@ -837,10 +834,7 @@ async def test_change_reaches_many_nodes_within_a_tenth_of_a_second(engines_: En
 async def test_database_restored_from_a_dump_is_followed_after_raise_epoch(
     engines_: Engines, tmp_path: Path
 ) -> None:
-    """A new cluster begins with timeline 1, and the dump is older than what the nodes
-    know.
-    """
-
+    """A new cluster begins with timeline 1, and the nodes know more than the dump."""
     async with world(engines_) as w:
         node = await w.node(sources=())
         dump = await asyncio.to_thread(_dumped, engines_.primary)
@@ -858,7 +852,7 @@ async def test_database_restored_from_a_dump_is_followed_after_raise_epoch(
                 await until(lambda: node.feed.stale, "it does not go back, and says so")
                 assert node.limit() == 500
                 raised = await asyncio.to_thread(_raise_epoch, fresh.url, tmp_path)
-                await until(lambda: node.limit() == 100 and not node.feed.stale, "told to, it does")
+                await until(lambda: node.limit() == 100 and not node.feed.stale, "it goes back")
                 assert node.feed.cursor == (raised, 1)
                 change = Change(
                     "update",

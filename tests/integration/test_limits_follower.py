@@ -32,27 +32,25 @@ FROM holdfast_rule_changes, generate_series(2, $1::int) place WHERE seq = 1
 
 
 class Channel:
-    """Fails to publish until it is called after ``may_return``; records publications
-    and pauses.
-    """
+    """Publishing fails until ``may_recover``; records publications and pauses."""
 
     def __init__(self) -> None:
-        self.away, self.may_return = True, False
+        self.unavailable, self.may_recover = True, False
         self.heard: list[int | float] = []
         """A 1 for each publication, and the seconds of each pause."""
         self.tried, self.all_rang = asyncio.Event(), asyncio.Event()
 
     async def publish(self, payload: str) -> None:
         self.tried.set()
-        if self.away:
-            self.away = not self.may_return
+        if self.unavailable:
+            self.unavailable = not self.may_recover
             raise Unavailable("cannot publish")
         self.heard.append(1)
         if self.heard.count(1) == CHANGES:
             self.all_rang.set()
 
     async def sleep(self, seconds: float) -> None:
-        if not self.away:
+        if not self.unavailable:
             self.heard.append(seconds)
         await asyncio.sleep(seconds)
 
@@ -86,7 +84,7 @@ async def test_publisher_reads_in_the_rhythm_of_the_design_document(
             await asyncio.wait_for(channel.tried.wait(), 30)
             async with store.database.committing("be written") as db:
                 await db.execute(REPEATED, CHANGES)
-            channel.may_return = True
+            channel.may_recover = True
             await asyncio.wait_for(channel.all_rang.wait(), 30)
     heard = [*[0.1, *[1] * 100] * 4, 0.1, *[1] * 50]
     assert channel.heard[: len(heard)] == heard, "a hundred at a time, a tenth of a second apart"

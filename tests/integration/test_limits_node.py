@@ -1,4 +1,4 @@
-"""Limits in a whole node: default rules to see and edit, and every entrance asks them."""
+"""Limits in a whole node: default rules to edit, asked by every entry point."""
 
 from __future__ import annotations
 
@@ -116,9 +116,7 @@ def as_user(node: Node, user_id: str) -> dict[str, str]:
 
 
 async def refused(node: Node, ask: Callable[[], Awaitable[Any]], tries: int) -> int:
-    """How many are let in before the first refusal, one after each round trip to the
-    counters.
-    """
+    """How many are admitted before the first refusal, one per round trip to Redis."""
     for number in range(tries):
         if await ask():
             return number
@@ -166,12 +164,12 @@ async def test_handshakes_are_limited(with_node: OpenNode) -> None:
                 ):  # type: ignore[list-item]
                     return False
             except websockets.InvalidStatus as answer:
-                told.append(answer.response)
+                refusals.append(answer.response)
                 return True
 
-        told: list[websockets.Response] = []
+        refusals: list[websockets.Response] = []
         assert await refused(node, connect, 6) in (2, 3)
-        [answer] = told
+        [answer] = refusals
         assert answer.status_code == 429 and int(answer.headers["Retry-After"]) > 0
         assert answer.headers["RateLimit-Policy"] == '"*/connect:user";q=2;w=3600'
         assert answer.headers["RateLimit"].startswith('"*/connect:user";r=0;t=')

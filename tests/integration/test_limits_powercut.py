@@ -1,5 +1,5 @@
-"""Power cuts under limits.db: a change that was answered is there; for the one that was
-not, the same key tells.
+"""Power cuts under limits.db: an answered change is never lost, and an open one can be
+repeated with its key.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ async def cut(folder: Path, seed: int, synchronous: Synchronous) -> tuple[int, i
 
 
 async def _unsound(store: SqliteRuleStore) -> int:
-    """Whether log, rules and head tell different stories."""
+    """Whether log, rules and head disagree."""
     head, snapshot = await store.head(), await store.snapshot()
     replayed = RuleSet(epoch=snapshot.epoch)
     for entry in await store.changes_after(0, 10_000):
@@ -85,7 +85,7 @@ def test_power_cut_loses_no_answered_rule_change(tmp_path: Path) -> None:
     broken = [report for report in cuts.reports if report[1] or report[2]]
     answered = sum(report[0] for report in cuts.reports)
     how = "an SQLite VFS that loses, keeps or tears unsynced writes; FULL"
-    must = "0 answered changes lost; log, rules and head agree; the same key tells"
+    must = "0 answered changes lost; log, rules and head agree; a repeat is recognized"
     cuts.tally("power cut of limits.db", how, must, len(broken), answered=answered)
     assert answered > 5 * CUTS
 

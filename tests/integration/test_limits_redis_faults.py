@@ -13,8 +13,8 @@ import os
 import random
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -45,10 +45,10 @@ SETTINGS = LimiterSettings(
 )
 ANSWER_SECONDS_MAX = 5.5
 PATIENCE_SECONDS = 30.0
-AWAY_SECONDS = 0.1
+OUTAGE_SECONDS = 0.1
 LOST = {"flush", "kill", "old RDB"}
 """After these, what was counted since some moment is forgotten."""
-AWAY = {"stop", "kill", "old RDB"}
+OUTAGES = {"stop", "kill", "old RDB"}
 FAULTS = ("flush", "stop", "kill", "old RDB")
 
 
@@ -89,7 +89,7 @@ class Redis:
 
 
 class Nodes:
-    """Two that share the counters; what they answered, and how long the slowest took."""
+    """Two that share the counters; what they answered, and the slowest answer."""
 
     def __init__(self, limiters: list[Limiter]) -> None:
         self._limiters = limiters
@@ -106,9 +106,7 @@ class Nodes:
         return sum(await asyncio.gather(*[self._ask(limiter, subject) for limiter in chosen]))
 
     async def counted(self, count: int, subject: str) -> int:
-        """The same by Redis alone; of another subject if it was too slow for one of the
-        answers.
-        """
+        """The same by Redis alone; if it was too slow, again for another subject."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 before, subject = self.alone, f"{subject}'"
@@ -141,7 +139,8 @@ def server(tmp_path: Path) -> Iterator[Redis]:
     server.server.stop()
 
 
-async def _with_nodes(server: Redis, scenario: Callable[[Nodes], Awaitable[None]]) -> None:
+@asynccontextmanager
+async def two_nodes(server: Redis) -> AsyncIterator[Nodes]:
     async with AsyncExitStack() as stack:
         limiters = []
         for name in ("a", "b"):
@@ -149,7 +148,7 @@ async def _with_nodes(server: Redis, scenario: Callable[[Nodes], Awaitable[None]
             stack.push_async_callback(counters.aclose)
             limiter = Limiter(counters, SystemClock(), SETTINGS, RULES, NodeIdentity(name))
             limiters.append(await stack.enter_async_context(limiter))
-        await scenario(Nodes(limiters))
+        yield Nodes(limiters)
 
 
 async def _run(server: Redis, nodes: Nodes, seed: int) -> list[str]:
@@ -164,34 +163,29 @@ async def _run(server: Redis, nodes: Nodes, seed: int) -> list[str]:
     await server.begin(fault)
     admitted += await nodes.admitted(rng.randint(0, 2 * LIMIT), old)
     meanwhile = await nodes.admitted(2 * LIMIT, new)
-    await asyncio.sleep(rng.random() * AWAY_SECONDS)
+    await asyncio.sleep(rng.random() * OUTAGE_SECONDS)
     await server.end(fault)
     await nodes.shared(f"after {seed}")
     admitted += await nodes.admitted(5 * LIMIT, old)
-    away = nodes.alone > alone
-    most = LIMIT * (1 + (fault in LOST) + away) - (saved if fault == "old RDB" else 0)
+    noticed = nodes.alone > alone
+    most = LIMIT * (1 + (fault in LOST) + noticed) - (saved if fault == "old RDB" else 0)
     if not admitted <= most:
         wrong.append(f"{fault}: {admitted} admitted, at most {most}")
-    if not 0 < meanwhile <= LIMIT * (1 + (away and fault not in AWAY)):
+    if not 0 < meanwhile <= LIMIT * (1 + (noticed and fault not in OUTAGES)):
         wrong.append(f"{fault}: {meanwhile} of a new subject admitted meanwhile")
     if (exact := await nodes.counted(2 * LIMIT, f"later {seed}")) != LIMIT:
         wrong.append(f"{fault}: {exact} admitted once it was over, not {LIMIT}")
-    if fault in AWAY and not away:
+    if fault in OUTAGES and not noticed:
         wrong.append(f"{fault}: nobody noticed")
     return [f"seed {seed}: {each}" for each in wrong]
 
 
 @pytest.mark.long
-def test_limits_stay_bounded_under_any_redis_fault(server: Redis) -> None:
-    began, wrong, met = time.monotonic(), list[str](), list[Nodes]()
-
-    async def scenario(nodes: Nodes) -> None:
-        met.append(nodes)
+async def test_limits_stay_bounded_under_any_redis_fault(server: Redis) -> None:
+    began, wrong = time.monotonic(), list[str]()
+    async with two_nodes(server) as nodes:
         for seed in range(RUNS):
             wrong.extend(await _run(server, nodes, seed))
-
-    asyncio.run(_with_nodes(server, scenario))
-    (nodes,) = met
     print("\n".join(wrong))
     if nodes.slowest > ANSWER_SECONDS_MAX:
         wrong.append("a check waited")

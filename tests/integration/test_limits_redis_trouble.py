@@ -208,7 +208,7 @@ async def test_hanging_redis_is_reported_until_it_answers(wrong: Wrong, tmp_path
 async def test_checks_stay_quick_while_redis_hangs_and_are_counted_after(
     wrong: Wrong, tmp_path: Path
 ) -> None:
-    """With a node's batches and breaker, only the first checks wait for the deadline."""
+    """With batches and a breaker, only the first checks wait for the deadline."""
 
     async def asked(limits: LimitsParts, seconds: float) -> tuple[list[float], str]:
         spent, until, by = [], time.monotonic() + seconds, ""

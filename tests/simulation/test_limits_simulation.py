@@ -1,5 +1,5 @@
-"""Three nodes, a database that lags, fails over and loses notifications, counters that come and
-go: checkers 13 and 14.
+"""Three nodes, a database that lags, fails over and loses notifications, and counters
+that come and go: checkers 13 and 14.
 
 Every control breaks one thing on purpose and must turn its checker red, and no other.
 """
@@ -102,9 +102,7 @@ class Reader:
 
 
 class ReplacingFeed(RuleFeed):
-    """Control: a full sync replaces everything, so one from a lagging replica moves
-    rules backwards.
-    """
+    """Control: a full sync from a lagging replica moves rules backwards."""
 
     async def sync(self) -> None:
         snapshot = await self._reader.snapshot()
@@ -157,9 +155,7 @@ class Node:
         self.alive = True
 
     async def die(self) -> None:
-        """Nothing is given back, nothing charged; what it knew need not converge any
-        more.
-        """
+        """It returns and charges nothing; what it knew need no longer converge."""
         self.alive = False
         history = self.world.history
         history.in_force = [each for each in history.in_force if each.node != self.name]
@@ -405,8 +401,8 @@ def test_rules_converge_and_admission_is_bounded_under_faults() -> None:
             name="limits simulation",
             how=(
                 "three nodes that die and return; exact, leased and not waiting; buckets and"
-                " windows; limits that are changed; lagging readers, lost notifications, failovers that"
-                " lose writes, counters unavailable, lost or silent"
+                " windows; limits that are changed; lagging readers, lost notifications,"
+                " failovers that lose writes, counters unavailable, lost or silent"
             ),
             runs=SEEDS,
             failures=0,

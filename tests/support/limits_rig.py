@@ -1,6 +1,4 @@
-"""A database of rules and shared counters whose failures a test chooses, for virtual
-time.
-"""
+"""A rule database and shared counters that fail as a test asks, for virtual time."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ from proof import virtual_loop
 
 
 class Log:
-    """A database with a log, which can be unavailable, lag, or fail over and lose its
-    last changes.
-    """
+    """A database with a log; it can be unavailable, lag, or lose its last changes."""
 
     def __init__(self, store: str = "ours") -> None:
         self.store = store

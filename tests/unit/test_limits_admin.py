@@ -35,8 +35,12 @@ from holdfast.telemetry import REGISTRY
 from proof import virtual_loop
 
 RULE: dict[str, Any] = {
-    "tenantID": "acme", "resource": "/api/search", "algorithm": "token_bucket", "limit": 100, "window": "60s",
-}  # fmt: skip
+    "tenantID": "acme",
+    "resource": "/api/search",
+    "algorithm": "token_bucket",
+    "limit": 100,
+    "window": "60s",
+}
 NAME = RuleName("acme", "/api/search")
 
 
@@ -259,7 +263,8 @@ class Doors:
             assert isinstance(outcome, RateLimited) and outcome.retry_after_seconds
             self.refused.append(source)
 
-        self.sends.submit(None, User("acme", user_id), source, 0.0, answer)  # type: ignore[arg-type]
+        sender = User("acme", user_id)
+        self.sends.submit(None, sender, source, 0.0, answer)  # type: ignore[arg-type]
 
 
 async def sent(doors: Doors, *sends: tuple[str, str]) -> Doors:
@@ -301,7 +306,13 @@ async def test_sends_of_one_turn_pass_in_order_as_far_as_they_fit() -> None:
 async def test_broken_callback_does_not_affect_other_sends() -> None:
     doors = Doors(Rule("*", "send:user", "fixed_window", 1, 60.0))
     doors.send("ann", "a1")
-    doors.sends.submit(None, User("acme", "ann"), "a2", 0.0, lambda outcome: 1 / 0)  # type: ignore[arg-type]
+    doors.sends.submit(
+        None,  # type: ignore[arg-type]
+        User("acme", "ann"),
+        "a2",
+        0.0,
+        lambda outcome: 1 / 0,  # type: ignore[arg-type]
+    )
     doors.send("ann", "a3")
     doors.send("bob", "b1")
     await asyncio.sleep(0)

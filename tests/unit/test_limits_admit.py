@@ -133,7 +133,7 @@ async def send_all(doors: EntryPoints, senders: list[str]) -> tuple[list[str], l
 @pytest.mark.parametrize(
     ("algorithm", "least"), [("token_bucket", 11.9), ("fixed_window", 0.0), ("sliding_window", 0.0)]
 )
-def test_every_send_of_a_turn_is_answered_beyond_the_tenants_capacity(
+async def test_every_send_of_a_turn_is_answered_beyond_the_tenants_capacity(
     algorithm: Algorithm, least: float
 ) -> None:
     clock = ManualClock()
@@ -142,13 +142,13 @@ def test_every_send_of_a_turn_is_answered_beyond_the_tenants_capacity(
         Rule("*", "send:tenant", algorithm, 5, 60.0),
     ]
     doors = EntryPoints(Limiter(MemoryCounters(clock), clock, rules=RuleSet.of(rules)))
-    admitted, refused = asyncio.run(send_all(doors, ["ann"] * 12))
+    admitted, refused = await send_all(doors, ["ann"] * 12)
     assert len(admitted) == 5
     assert len(refused) == 7 and all(isinstance(each, RateLimited) for each in refused)
     assert isinstance(refused[0], RateLimited) and refused[0].retry_after_seconds > least
 
 
-def test_defect_in_a_check_fails_only_its_own_sends() -> None:
+async def test_defect_in_a_check_fails_only_its_own_sends() -> None:
     class Broken(EntryPoints):
         def admit_at_once(
             self, entry_point: object, who: User, count: int, address: str = ""
@@ -159,6 +159,6 @@ def test_defect_in_a_check_fails_only_its_own_sends() -> None:
 
     clock = ManualClock()
     doors = Broken(Limiter(MemoryCounters(clock), clock))
-    admitted, refused = asyncio.run(send_all(doors, ["ann", "bob", "bob", "cid"]))
+    admitted, refused = await send_all(doors, ["ann", "bob", "bob", "cid"])
     assert admitted == ["ann", "cid"]
     assert len(refused) == 2 and all(isinstance(each, InternalError) for each in refused)

@@ -228,7 +228,7 @@ def test_any_history_stays_within_its_bound(
 def test_clock_steps_stay_within_the_bound(
     algorithm: Algorithm, limit: int, asks: list[tuple[float, int, float]]
 ) -> None:
-    """In true time. A step may cut a fixed window short, which grants its limit again."""
+    """In true time. A step that ends a fixed window early grants its limit again."""
     counter, rule = fresh(algorithm, limit), terms(algorithm, limit)
     moment, behind, admitted = T0, 0.0, [(T0, 0, 0)]
     for pause, count, back in asks:

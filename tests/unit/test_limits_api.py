@@ -1,4 +1,4 @@
-"""Rules over REST as in document 004; the check API; headers; the entry point ``rest``."""
+"""Rules over REST as in document 004, the check API, headers, entry point ``rest``."""
 
 from __future__ import annotations
 
@@ -39,8 +39,12 @@ from holdfast.limits.rulestore.sqlite import SqliteRuleStore
 from holdfast.message import User
 
 RULE: dict[str, Any] = {
-    "tenantID": "acme", "resource": "/api/search", "algorithm": "token_bucket", "limit": 100, "window": "60s",
-}  # fmt: skip
+    "tenantID": "acme",
+    "resource": "/api/search",
+    "algorithm": "token_bucket",
+    "limit": 100,
+    "window": "60s",
+}
 SEEDS_PUT: dict[str, Any] = {**RULE, "limit": 500, "expectedVersion": 7}
 ONE = "/admin/rules?tenantID=acme&resource=/api/search"
 
@@ -245,8 +249,11 @@ async def test_requests_of_the_design_document_as_written(tmp_path: Path) -> Non
         assert (await rest.ask("PUT", "/admin/rules", key, partial)).json()["version"] == 9
         health = await rest.ask("GET", "/health/admin", key)
         assert health.json() == {
-            "status": "healthy", "postgres_primary": "reachable", "rate_limiting": "healthy", "region": "local",
-        }  # fmt: skip
+            "status": "healthy",
+            "postgres_primary": "reachable",
+            "rate_limiting": "healthy",
+            "region": "local",
+        }
 
 
 async def test_rule_keys_history_rollback_and_deletion(tmp_path: Path) -> None:
@@ -391,8 +398,9 @@ async def test_bad_rules_are_refused_by_field_and_change_nothing(
 async def test_every_error_of_a_request_is_reported_at_once(tmp_path: Path, method: str) -> None:
     async with limited(tmp_path) as (rest, _, _):
         wrong = {
-            "tenantID": "a b", "resource": "/a*/b", "algorithm": "leaky", "limit": -5, "window": "soon",
-            "colour": "red", "reason": 7, "idempotencyKey": "a b", "expectedVersion": 0,
+            "tenantID": "a b", "resource": "/a*/b", "algorithm": "leaky", "limit": -5,
+            "window": "soon", "colour": "red", "reason": 7, "idempotencyKey": "a b",
+            "expectedVersion": 0,
         }  # fmt: skip
         answer = await rest.ask(method, "/admin/rules", rest.admin_key(), wrong)
         assert error_of(answer) == (422, "INVALID_RULE")
@@ -427,8 +435,11 @@ async def test_admin_answers_503_without_the_database_and_limiting_continues(
         health = await rest.ask("GET", "/health/admin", key)
         assert health.status_code == 503
         assert health.json() == {
-            "status": "unhealthy", "postgres_primary": "unreachable", "rate_limiting": "healthy", "region": "local",
-        }  # fmt: skip
+            "status": "unhealthy",
+            "postgres_primary": "unreachable",
+            "rate_limiting": "healthy",
+            "region": "local",
+        }
         monkeypatch.setattr(plane.feed, "_known_at", plane.feed._known_at - 11)
         rest.clock.advance(1)
         assert (await rest.ask("GET", "/health/admin", key)).json()["rules"] == "stale"
@@ -603,7 +614,7 @@ ONCE_AT_MOST = {"rest:user": 100, "check:tenant": 2_000, "admin:key": 100}
 
 @pytest.mark.parametrize("resource", ASKED)
 async def test_rule_is_the_only_limiter_of_its_entry_point(tmp_path: Path, resource: str) -> None:
-    """A refusal names its policy and wait; a raised rule applies to the next request."""
+    """A refusal names policy and wait; a raised rule applies to the next request."""
     method, path, who, body = ASKED[resource]
 
     async with limited(tmp_path) as (rest, plane, store):
@@ -734,7 +745,7 @@ def test_reset_of_a_refusing_rule_is_not_after_the_retry() -> None:
 
 
 def test_wait_too_long_for_a_header_is_capped() -> None:
-    """A billion used of a rule that drains one a year: header numbers have 15 digits."""
+    """A billion used of a rule that drains one a year: headers have 15 digits."""
     decision = Decision(False, 1, 0, 3.2e16, 3.2e16, "acme/x", exceeded=True, window_seconds=60)
     headers = dict(rate_limit_headers([decision]))
     assert headers["RateLimit"] == '"acme/x";r=0;t=999999999999999'

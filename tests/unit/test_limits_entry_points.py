@@ -175,7 +175,7 @@ async def test_every_check_is_counted_once_with_its_result(counters: str) -> Non
 WHOSE = {"user": 15, "tenant": 100}
 
 
-def test_checks_of_a_group_are_counted_one_by_one_even_for_one_key() -> None:
+async def test_checks_of_a_group_are_counted_one_by_one_even_for_one_key() -> None:
     clock = ManualClock()
     rules = RuleSet.of([Rule("*", name, "fixed_window", 4, 3600.0) for name in ("x", "y")])
     limits = Limiter(MemoryCounters(clock), clock, rules=rules)
@@ -186,7 +186,7 @@ def test_checks_of_a_group_are_counted_one_by_one_even_for_one_key() -> None:
         Check("acme", "-", "ann"),
     ]
     for _ in range(3):
-        asyncio.run(limits.check_many(group))
+        await limits.check_many(group)
     assert (tally(limits, "counters"), tally(limits, "no_rule")) == ([3, 6, 0], [0, 3, 0])
 
 

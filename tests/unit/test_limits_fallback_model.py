@@ -132,7 +132,7 @@ TestMemory.settings = TestShares.settings = settings(max_examples=40, deadline=N
 
 
 def test_shares_of_a_bucket_drain_together_at_the_rules_rate() -> None:
-    """Of 2 a minute each of six nodes has at least 1; of the burst of 12, each has 2."""
+    """Of 2 a minute, each of six nodes has at least 1; of a burst of 12, it has 2."""
     names, limited = (
         [f"n{n}" for n in range(6)],
         Rule("acme", "x", "token_bucket", 2, 60.0, burst_size=12),

@@ -733,7 +733,9 @@ async def test_defect_in_one_answer_does_not_affect_the_others(
 
 async def test_counters_that_fail_at_once_leave_no_caller_waiting() -> None:
     class Broken(Shared):
-        def take(self, entries: Sequence[Sequence[CounterRequest]]) -> Awaitable[CounterResponse]:  # type: ignore[override]
+        def take(  # type: ignore[override]
+            self, entries: Sequence[Sequence[CounterRequest]]
+        ) -> Awaitable[CounterResponse]:
             raise ZeroDivisionError
 
     limits = limiter(Broken(), rule(10))

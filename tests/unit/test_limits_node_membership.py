@@ -23,9 +23,7 @@ LIMIT = 100
 async def test_counters_that_lost_all_nodes_do_not_grant_each_node_the_limit(
     outage_seconds: float,
 ) -> None:
-    """Restarted empty, or down for longer than a TTL; then down again before all are
-    announced.
-    """
+    """Restarted empty, or down for a TTL; then down before all nodes are announced."""
     counters, rules = Members(), RuleSet.of([Rule("acme", "x", "fixed_window", LIMIT, 36_000.0)])
     crowd = [
         Limiter(counters, virtual_loop.LoopClock(), rules=rules, node=NodeIdentity(f"n{n}"))
@@ -192,7 +190,7 @@ def test_lower_node_count_is_used_only_after_continuous_answers() -> None:
     assert members.count == len(members.names) == 7, "more at once"
     named = False
     answered(300, 26.0)
-    assert (members.count, members.names) == (300, ()), "of so many nodes not all names are known"
+    assert (members.count, members.names) == (300, ()), "with 300 nodes not all names are known"
 
 
 def test_new_node_counts_beside_a_missing_one_until_its_ttl() -> None:
@@ -206,7 +204,7 @@ def test_new_node_counts_beside_a_missing_one_until_its_ttl() -> None:
 
 
 def test_outage_restarts_the_ttl_of_a_missing_node() -> None:
-    """Fewer count only after a whole TTL of answers; time without any proves nothing."""
+    """Fewer nodes count only after a TTL of answers; time without any is no proof."""
     members = NodeMembership(5.0, "n0", count=10)
     members.on_answer(3, (), 0.0)
     members.on_no_answer()

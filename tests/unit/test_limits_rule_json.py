@@ -20,8 +20,12 @@ from holdfast.limits.rule_json import (
 )
 
 GOOD: dict[str, Any] = {
-    "tenantID": "acme", "resource": "/api/search", "algorithm": "token_bucket", "limit": 100, "window": "60s",
-}  # fmt: skip
+    "tenantID": "acme",
+    "resource": "/api/search",
+    "algorithm": "token_bucket",
+    "limit": 100,
+    "window": "60s",
+}
 
 
 @pytest.mark.parametrize(
@@ -36,13 +40,15 @@ def test_window_is_a_text_with_a_unit(text: str, seconds: float) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("limit", 0), ("limit", -5), ("limit", 1.5), ("limit", "100"), ("limit", True), ("limit", 10**10),
-        ("window", "60"), ("window", 60), ("window", "-1s"), ("window", "0s"), ("window", "1 s"), ("window", "400d"),
-        ("window", "1w"), ("window", "9999999999s"), ("window", None), ("algorithm", "leaky"), ("algorithm", None),
-        ("burstSize", 0), ("burstSize", -1), ("mode", "maybe"), ("precision", "exact"), ("onStoreFailure", "panic"),
-        ("tenantID", ""), ("tenantID", "a b"), ("tenantID", "a*"), ("tenantID", "{x}"), ("tenantID", "x" * 65),
-        ("tenantID", 7), ("resource", ""), ("resource", "a*b"), ("resource", "**"), ("resource", "/x" * 200),
-        ("resource", "naïve"), ("limits", 5), ("version", 3),
+        ("limit", 0), ("limit", -5), ("limit", 1.5), ("limit", "100"), ("limit", True),
+        ("limit", 10**10), ("window", "60"), ("window", 60), ("window", "-1s"), ("window", "0s"),
+        ("window", "1 s"), ("window", "400d"), ("window", "1w"), ("window", "9999999999s"),
+        ("window", None), ("algorithm", "leaky"), ("algorithm", None), ("burstSize", 0),
+        ("burstSize", -1), ("mode", "maybe"), ("precision", "exact"), ("onStoreFailure", "panic"),
+        ("tenantID", ""), ("tenantID", "a b"), ("tenantID", "a*"), ("tenantID", "{x}"),
+        ("tenantID", "x" * 65), ("tenantID", 7), ("resource", ""), ("resource", "a*b"),
+        ("resource", "**"), ("resource", "/x" * 200), ("resource", "naïve"), ("limits", 5),
+        ("version", 3),
     ],
 )  # fmt: skip
 def test_invalid_field_is_named_with_the_reason(field: str, value: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -213,7 +214,9 @@ steps = st.lists(
 @pytest.mark.covers("004 `UpsertIfNewer`")
 @settings(max_examples=300, deadline=None)
 @given(steps=steps, random=st.randoms(use_true_random=False))
-def test_rules_converge_under_any_order_repetition_and_loss(steps, random) -> None:  # type: ignore[no-untyped-def]
+def test_rules_converge_under_any_order_repetition_and_loss(
+    steps: Any, random: random.Random
+) -> None:
     primary = Primary()
     for step in steps:
         if step[0] == "change":
@@ -239,7 +242,7 @@ def test_rules_converge_under_any_order_repetition_and_loss(steps, random) -> No
 
 @settings(max_examples=200, deadline=None)
 @given(steps=steps, random=st.randoms(use_true_random=False))
-def test_changes_merged_together_equal_one_by_one(steps, random) -> None:  # type: ignore[no-untyped-def]
+def test_changes_merged_together_equal_one_by_one(steps: Any, random: random.Random) -> None:
     primary = Primary()
     for step in steps:
         if step[0] == "change":

@@ -78,7 +78,7 @@ class PendingNotifications:
         return self.last[1] if self.last[0] == epoch else 0
 
     def add(self, position: _LogPosition, cursor: _LogPosition, now: float) -> None:
-        """A notification brought ``position``; ``cursor`` is what this node has read."""
+        """A notification brought ``position``; this node has read up to ``cursor``."""
         self.last = max(self.last, position)
         if self._awaited is None and position > cursor:
             self._awaited = (position, now)
