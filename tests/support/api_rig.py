@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -252,15 +252,3 @@ async def serving(
             finally:
                 intake.stop()
                 await running
-
-
-def with_rest(
-    scenario: Callable[[Rest], Awaitable[None]], settings: ApiSettings | None = None, **server: Any
-) -> None:
-    """Run a scenario against a fresh server."""
-
-    async def run() -> None:
-        async with serving(settings, **server) as rest:
-            await scenario(rest)
-
-    asyncio.run(run())

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from api_rig import Rest, error_of, serving, with_rest
+from api_rig import Rest, error_of, serving
 from msgspec.structs import replace
 
 from holdfast.access.contract import Credentials
@@ -407,8 +407,10 @@ async def test_running_backup_shows_its_step_and_a_second_is_refused() -> None:
         assert await actions(rest) == []
 
 
-def test_keys_issued_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_keys_issued_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
+    open_secrets(tmp_path, "2026-01-01T00:00:00.000Z")
+    store = FileCredentials(tmp_path)
+    async with serving(keys=await KeyRing.load(store)) as rest:
         admin = rest.admin_key()
         body = {"kind": "tenant", "tenant": "acme", "label": "backend", "reason": "test"}
         answers = await asyncio.gather(
@@ -419,10 +421,6 @@ def test_keys_issued_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
             assert again.find(answer.json()["secret"]).principal("alice").user == User(
                 "acme", "alice"
             )
-
-    open_secrets(tmp_path, "2026-01-01T00:00:00.000Z")
-    store = FileCredentials(tmp_path)
-    with_rest(scenario, keys=asyncio.run(KeyRing.load(store)))
 
 
 async def test_a_keyed_halt_is_done_once() -> None:
@@ -462,18 +460,16 @@ async def test_internal_trouble_is_shown_to_operators_only(
             assert error_of(hidden) == (500, "INTERNAL_ERROR") and "/srv" not in hidden.text
 
 
-def test_a_key_that_cannot_be_saved_is_not_issued_and_the_operator_learns_why(
+async def test_a_key_that_cannot_be_saved_is_not_issued_and_the_operator_learns_why(
     tmp_path: Path,
 ) -> None:
     gone = tmp_path / "not there"
 
-    async def scenario(rest: Rest) -> None:
+    first, secret = new_key("admin", "operator", "2026-01-01T00:00:00.000Z")
+    loaded = Credentials([], [first], "")
+    async with serving(keys=KeyRing(FileCredentials(gone), loaded)) as rest:
         admin = rest.deps.keys.list()
         body = {"kind": "tenant", "tenant": "acme", "label": "backend", "reason": "test"}
         answer = await rest.ask("POST", "/admin/keys", secret, body)
         assert error_of(answer) == (500, "INTERNAL_ERROR") and "cannot be written" in answer.text
         assert rest.deps.keys.list() == admin and await actions(rest) == []
-
-    first, secret = new_key("admin", "operator", "2026-01-01T00:00:00.000Z")
-    loaded = Credentials([], [first], "")
-    with_rest(scenario, keys=KeyRing(FileCredentials(gone), loaded))

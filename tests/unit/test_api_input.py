@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from api_rig import SECRET, Rest, error_of, serving, with_rest
+from api_rig import SECRET, Rest, error_of, serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_capture import logging_to
@@ -241,16 +241,14 @@ async def test_a_user_who_asks_too_often_waits_and_others_do_not() -> None:
         assert (await rest.ask("GET", "/v1/chats", alice)).status_code == 200
 
 
-def test_a_tenant_key_that_names_no_user_is_held_to_what_the_tenant_may() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_a_tenant_key_that_names_no_user_is_held_to_what_the_tenant_may() -> None:
+    by_user = Rule("*", "rest:user", "token_bucket", 1, 1.0)
+    async with serving(
+        rules=[by_user, Rule("*", "rest:tenant", "token_bucket", 1, 1.0, burst_size=3)]
+    ) as rest:
         key, body = rest.tenant_key(), {"user_id": "ann"}
         answers = [(await rest.ask("POST", "/v1/tokens", key, body)).status_code for _ in range(4)]
         assert answers == [201, 201, 201, 429]
-
-    by_user = Rule("*", "rest:user", "token_bucket", 1, 1.0)
-    with_rest(
-        scenario, rules=[by_user, Rule("*", "rest:tenant", "token_bucket", 1, 1.0, burst_size=3)]
-    )
 
 
 async def test_a_tenant_that_asks_too_often_waits_and_others_do_not() -> None:
@@ -293,8 +291,10 @@ OPEN = (
 
 
 @pytest.mark.parametrize("path", OPEN)
-def test_requests_without_a_credential_have_a_bucket_per_address(path: str) -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_requests_without_a_credential_have_a_bucket_per_address(path: str) -> None:
+    settings = ApiSettings(unauthenticated_per_minute=60, unauthenticated_burst=3)
+    async with serving(settings, proxies=(ip_network("127.0.0.0/8"),)) as rest:
+
         async def ask(address: str, who: str | None = None, method: str = "GET") -> httpx.Response:
             return await rest.ask(method, path, who, X_Forwarded_For=address)
 
@@ -314,25 +314,23 @@ def test_requests_without_a_credential_have_a_bucket_per_address(path: str) -> N
         rest.clock.advance(1)
         assert (await ask("198.51.100.1")).status_code != 429
 
-    settings = ApiSettings(unauthenticated_per_minute=60, unauthenticated_burst=3)
-    with_rest(scenario, settings, proxies=(ip_network("127.0.0.0/8"),))
-
 
 @pytest.mark.parametrize("credential", ["junk", "hf_admin_x"])
-def test_what_is_refused_before_a_credential_is_looked_at_is_counted(credential: str) -> None:
-    async def scenario(rest: Rest) -> None:
-        asked = [await rest.ask("GET", "/v1/chats", credential, X_Act_As="anna") for _ in range(4)]
-        assert [answer.status_code for answer in asked][-1] == 429
-
+async def test_what_is_refused_before_a_credential_is_looked_at_is_counted(credential: str) -> None:
     settings = ApiSettings(
         unauthenticated_per_minute=60, unauthenticated_burst=3, failed_logins_per_minute=3
     )
-    with_rest(scenario, settings)
+    async with serving(settings) as rest:
+        asked = [await rest.ask("GET", "/v1/chats", credential, X_Act_As="anna") for _ in range(4)]
+        assert [answer.status_code for answer in asked][-1] == 429
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "10.1.2.3", "::ffff:10.1.2.3"])
-def test_health_is_never_limited_for_this_machine_and_declared_proxies(address: str) -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_health_is_never_limited_for_this_machine_and_declared_proxies(address: str) -> None:
+    settings = ApiSettings(unauthenticated_per_minute=60, unauthenticated_burst=2)
+    async with serving(
+        settings, proxies=(ip_network("127.0.0.0/8"), ip_network("10.0.0.0/8"))
+    ) as rest:
         for _ in range(5):
             assert (
                 await rest.ask("GET", "/health/live", X_Forwarded_For=address)
@@ -344,9 +342,6 @@ def test_health_is_never_limited_for_this_machine_and_declared_proxies(address: 
             (await rest.ask("GET", "/docs", X_Forwarded_For=address)).status_code for _ in range(3)
         ]
         assert asked == [200, 200, 429]
-
-    settings = ApiSettings(unauthenticated_per_minute=60, unauthenticated_burst=2)
-    with_rest(scenario, settings, proxies=(ip_network("127.0.0.0/8"), ip_network("10.0.0.0/8")))
 
 
 def test_requests_of_strangers_fill_no_log() -> None:
@@ -391,8 +386,9 @@ async def test_the_address_that_is_slowed_is_the_clients_not_the_proxys() -> Non
         assert again.status_code == 429
 
 
-def test_moving_through_ones_own_ipv6_network_is_no_way_around() -> None:
-    async def scenario(rest: Rest) -> None:
+async def test_moving_through_ones_own_ipv6_network_is_no_way_around() -> None:
+    settings = ApiSettings(failed_logins_per_minute=1)
+    async with serving(settings, proxies=(ip_network("127.0.0.0/8"),)) as rest:
         answers = [
             (
                 await rest.ask("GET", "/v1/chats", "garbage", X_Forwarded_For=f"2001:db8::{n:x}")
@@ -400,9 +396,6 @@ def test_moving_through_ones_own_ipv6_network_is_no_way_around() -> None:
             for n in range(1, 4)
         ]
         assert answers == [401, 429, 429]
-
-    settings = ApiSettings(failed_logins_per_minute=1)
-    with_rest(scenario, settings, proxies=(ip_network("127.0.0.0/8"),))
 
 
 async def test_pages_of_listed_origins_may_call_and_no_others() -> None:
@@ -450,36 +443,34 @@ async def test_a_defect_is_answered_without_its_internals() -> None:
         )
 
 
-def test_the_access_log_is_json_capped_escaped_and_holds_no_secret() -> None:
+async def test_the_access_log_is_json_capped_escaped_and_holds_no_secret() -> None:
     output = io.StringIO()
 
-    async def scenario(rest: Rest) -> None:
-        token, key = rest.token("alice"), rest.tenant_key()
-        await rest.ask("GET", "/v1/chats", token)
-        await rest.ask("GET", "/v1/chats", key, X_Act_As="alice")
-        await rest.ask("GET", "/health/live")  # not worth a line
-        await rest.ask("GET", f"/v1/chats?token={token}", token)
-        await rest.ask("GET", f"/{token}")
-        await rest.ask("GET", "/a%0Ab%1b[31m" + "x" * 9000)
-        telemetry.log.warning(
-            "a careless line", authorization=f"Bearer {token}", headers={"authorization": key}
-        )
-        text = output.getvalue()
-        assert token not in text and token.split(".")[2] not in text and key not in text
-        assert SECRET.decode() not in text and "\x1b" not in text
-        lines = [
-            line
-            for line in map(json.loads, text.splitlines())
-            if line["event"] in ("api.request_answered", "a careless line")
-        ]
-        assert len(lines) == 6
-        first = lines[0]
-        assert (first["method"], first["path"], first["status"]) == ("GET", "/v1/chats", 200)
-        assert (first["tenant"], first["user"], first["kind"]) == ("acme", "alice", "user")
-        assert all(len(line) < 2500 for line in text.splitlines())
-
     with logging_to(output, as_json=True):
-        with_rest(scenario)
+        async with serving() as rest:
+            token, key = rest.token("alice"), rest.tenant_key()
+            await rest.ask("GET", "/v1/chats", token)
+            await rest.ask("GET", "/v1/chats", key, X_Act_As="alice")
+            await rest.ask("GET", "/health/live")  # not worth a line
+            await rest.ask("GET", f"/v1/chats?token={token}", token)
+            await rest.ask("GET", f"/{token}")
+            await rest.ask("GET", "/a%0Ab%1b[31m" + "x" * 9000)
+            telemetry.log.warning(
+                "a careless line", authorization=f"Bearer {token}", headers={"authorization": key}
+            )
+            text = output.getvalue()
+            assert token not in text and token.split(".")[2] not in text and key not in text
+            assert SECRET.decode() not in text and "\x1b" not in text
+            lines = [
+                line
+                for line in map(json.loads, text.splitlines())
+                if line["event"] in ("api.request_answered", "a careless line")
+            ]
+            assert len(lines) == 6
+            first = lines[0]
+            assert (first["method"], first["path"], first["status"]) == ("GET", "/v1/chats", 200)
+            assert (first["tenant"], first["user"], first["kind"]) == ("acme", "alice", "user")
+            assert all(len(line) < 2500 for line in text.splitlines())
 
 
 def test_the_log_for_people_cannot_be_used_to_drive_their_terminal() -> None:
