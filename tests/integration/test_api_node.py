@@ -7,7 +7,8 @@ import errno
 import os
 import shlex
 import stat
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,22 +36,18 @@ from holdfast.settings import ServerSettings, Settings, load
 from holdfast.store.commands import Command, CommandResult
 from holdfast.store.sqlite import SqliteStore
 
-Scenario = Callable[[Node, httpx.AsyncClient], Awaitable[None]]
 
-
-def with_node(state: Path, scenario: Scenario, settings: Settings | None = None) -> None:
+@asynccontextmanager
+async def serving_node(
+    state: Path, settings: Settings | None = None
+) -> AsyncIterator[tuple[Node, httpx.AsyncClient]]:
     """A node on a free port of this machine, and a client of it."""
-
-    async def run() -> None:
-        async with (
-            running(
-                replace(settings or Settings(), server=ServerSettings(port=0, state_dir=str(state)))
-            ) as node,
-            httpx.AsyncClient(base_url=node.url) as client,
-        ):
-            await scenario(node, client)
-
-    asyncio.run(run())
+    server = ServerSettings(port=0, state_dir=str(state))
+    async with (
+        running(replace(settings or Settings(), server=server)) as node,
+        httpx.AsyncClient(base_url=node.url) as client,
+    ):
+        yield node, client
 
 
 def bearer(credential: str, **more: str) -> dict[str, str]:
@@ -70,16 +67,14 @@ async def tenant_key(node: Node, client: httpx.AsyncClient) -> str:
     return str(answer.json()["secret"])
 
 
-def test_a_backend_makes_a_chat_and_its_users_talk_and_all_of_it_survives_a_restart(
+async def test_a_backend_makes_a_chat_and_its_users_talk_and_all_of_it_survives_a_restart(
     tmp_path: Path,
 ) -> None:
-    kept: dict[str, str] = {}
-
-    async def talk(node: Node, client: httpx.AsyncClient) -> None:
-        key = kept["key"] = await tenant_key(node, client)
+    async with serving_node(tmp_path / "state") as (node, client):
+        key = await tenant_key(node, client)
         made = await client.post("/v1/chats", json={"name": "Lobby", "members": ["bob"]},
                                  headers=bearer(key, X_Act_As="alice"))  # fmt: skip
-        chat = kept["chat"] = made.json()["chat"]["chat_id"]
+        chat = made.json()["chat"]["chat_id"]
         token = (
             await client.post("/v1/tokens", json={"user_id": "bob"}, headers=bearer(key))
         ).json()["token"]
@@ -91,11 +86,11 @@ def test_a_backend_makes_a_chat_and_its_users_talk_and_all_of_it_survives_a_rest
         acks = [answer.json() for answer in await asyncio.gather(*sends)]
         assert sorted(ack["sequence"] for ack in acks) == list(range(1, 21))
 
-    async def again(node: Node, client: httpx.AsyncClient) -> None:
-        chat, alice = kept["chat"], bearer(kept["key"], X_Act_As="alice")
+    async with serving_node(tmp_path / "state") as (_, client):
+        alice = bearer(key, X_Act_As="alice")
         page = (await client.get(f"/v1/chats/{chat}/messages", headers=alice)).json()
         assert sorted(m["content"] for m in page["messages"]) == sorted(f"m{n}" for n in range(20))
-        bob = bearer(kept["key"], X_Act_As="bob", Idempotency_Key="k7")
+        bob = bearer(key, X_Act_As="bob", Idempotency_Key="k7")
         retried = await client.post(
             f"/v1/chats/{chat}/messages", json={"content": "m7"}, headers=bob
         )
@@ -103,11 +98,8 @@ def test_a_backend_makes_a_chat_and_its_users_talk_and_all_of_it_survives_a_rest
         listed = (await client.get("/v1/chats", headers=alice)).json()["chats"]
         assert (listed[0]["title"], listed[0]["chat"]["head"]) == ("Lobby", 20)
 
-    with_node(tmp_path / "state", talk)
-    with_node(tmp_path / "state", again)
 
-
-def test_an_operator_sees_health_status_metrics_and_audit_and_takes_a_backup(
+async def test_an_operator_sees_health_status_metrics_and_audit_and_takes_a_backup(
     tmp_path: Path,
 ) -> None:
     def look_at_backup(answer: dict[str, Any]) -> None:
@@ -127,7 +119,7 @@ def test_an_operator_sees_health_status_metrics_and_audit_and_takes_a_backup(
         assert (tmp_path / "state").resolve() in backup.resolve().parents
         assert not stat.S_IMODE(backup.parent.stat().st_mode) & 0o077
 
-    async def scenario(node: Node, client: httpx.AsyncClient) -> None:
+    async with serving_node(tmp_path / "state") as (node, client):
         admin = bearer(admin_key_of(node))
         assert (await client.get("/health/ready")).json() == {"status": "ready"}
         assert (await client.get("/health/ready", headers=admin)).json()["dependencies"][
@@ -141,34 +133,25 @@ def test_an_operator_sees_health_status_metrics_and_audit_and_takes_a_backup(
         records = (await client.get("/admin/audit", headers=admin)).json()["records"]
         assert [(r["action"], r["reason"]) for r in records] == [("backup", "nightly")]
 
-    with_node(tmp_path / "state", scenario)
 
-
-def test_a_backup_without_room_says_so_leaves_nothing_and_writes_no_traceback(
+async def test_a_backup_without_room_says_so_leaves_nothing_and_writes_no_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(source: Path, target: Path, progress: object) -> None:
         target.write_bytes(b"half of it")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
 
-    async def scenario(node: Node, client: httpx.AsyncClient) -> None:
-        answer = await client.post(
-            "/admin/backup",
-            json={"reason": "nightly"},
-            headers=bearer(admin_key_of(node)),
-        )
-        error = answer.json()["error"]
-        assert (answer.status_code, error["code"], error["outcome"]) == (
-            507,
-            "INSUFFICIENT_STORAGE",
-            "rejected",
-        )
-        assert "No space left on device; make room" in error["message"]
-        assert not [*(tmp_path / "state" / "backups").iterdir()]
-
     monkeypatch.setattr("holdfast.drivers.sqlite.backup.copy_file", full)
     with capture_logs() as lines:
-        with_node(tmp_path / "state", scenario)
+        async with serving_node(tmp_path / "state") as (node, client):
+            answer = await client.post(
+                "/admin/backup", json={"reason": "nightly"}, headers=bearer(admin_key_of(node))
+            )
+            error = answer.json()["error"]
+            shown = (answer.status_code, error["code"], error["outcome"])
+            assert shown == (507, "INSUFFICIENT_STORAGE", "rejected")
+            assert "No space left on device; make room" in error["message"]
+            assert not [*(tmp_path / "state" / "backups").iterdir()]
     [failed] = [line for line in lines if line["event"] == "api.request_failed"]
     assert not failed["exc_info"] and "make room" in failed["error"]
 
@@ -241,8 +224,8 @@ def test_every_command_goes_where_a_server_of_the_same_environment_is(
         assert (reach.address, reach.state_path) == (server.url, server.state_path)
 
 
-def test_what_http_itself_can_get_wrong_is_answered_in_our_shape(tmp_path: Path) -> None:
-    async def scenario(node: Node, client: httpx.AsyncClient) -> None:
+async def test_what_http_itself_can_get_wrong_is_answered_in_our_shape(tmp_path: Path) -> None:
+    async with serving_node(tmp_path / "state") as (node, client):
         token = bearer(node.tokens.mint(User("default", "alice"), 60, USER_SCOPES))
         large = await client.post(
             "/v1/chats",
@@ -258,13 +241,11 @@ def test_what_http_itself_can_get_wrong_is_answered_in_our_shape(tmp_path: Path)
         assert missing.status_code == 404 and missing.json()["error"]["code"] == "NOT_FOUND"
         assert "server" not in missing.headers
 
-    with_node(tmp_path / "state", scenario)
 
-
-def test_client_that_disconnects_within_its_request_leaves_nothing_behind(
+async def test_client_that_disconnects_within_its_request_leaves_nothing_behind(
     tmp_path: Path,
 ) -> None:
-    async def scenario(node: Node, client: httpx.AsyncClient) -> None:
+    async with serving_node(tmp_path / "state") as (node, client):
         token = node.tokens.mint(User("default", "alice"), 60, USER_SCOPES)
         server = node.settings.server
         _, writer = await asyncio.open_connection(server.host, server.port)
@@ -279,10 +260,8 @@ def test_client_that_disconnects_within_its_request_leaves_nothing_behind(
         metrics = (await client.get("/metrics", headers=bearer(admin_key_of(node)))).text
         assert 'endpoint="create_chat",status="500"' not in metrics
 
-    with_node(tmp_path / "state", scenario)
 
-
-def test_an_operator_says_how_many_changes_may_be_under_way(
+async def test_an_operator_says_how_many_changes_may_be_under_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change, begun, may_end = SqliteStore.change, asyncio.Event(), asyncio.Event()
@@ -292,7 +271,9 @@ def test_an_operator_says_how_many_changes_may_be_under_way(
         await may_end.wait()
         return await change(self, command)
 
-    async def scenario(node: Node, client: httpx.AsyncClient) -> None:
+    async with serving_node(
+        tmp_path / "state", load(None, {"HOLDFAST_DURABILITY__CHANGES__MAX_AT_ONCE": "1"}, {})
+    ) as (node, client):
         monkeypatch.setattr(SqliteStore, "change", later)
         token = bearer(node.tokens.mint(User("default", "alice"), 60, USER_SCOPES))
         first = asyncio.create_task(client.post("/v1/chats", json={"name": "one"}, headers=token))
@@ -302,14 +283,8 @@ def test_an_operator_says_how_many_changes_may_be_under_way(
         may_end.set()
         assert (await first).status_code == 201
 
-    with_node(
-        tmp_path / "state",
-        scenario,
-        load(None, {"HOLDFAST_DURABILITY__CHANGES__MAX_AT_ONCE": "1"}, {}),
-    )
 
-
-def test_node_announces_its_users_to_the_registry_with_each_heartbeat(
+async def test_node_announces_its_users_to_the_registry_with_each_heartbeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     announced = asyncio.Event()
@@ -317,40 +292,34 @@ def test_node_announces_its_users_to_the_registry_with_each_heartbeat(
     async def announce(self: MemoryRegistry, gateway: str, users: Collection[User]) -> None:
         announced.set()
 
-    async def scenario(node: Node, client: httpx.AsyncClient) -> None:
+    monkeypatch.setattr(MemoryRegistry, "announce", announce)
+    async with serving_node(
+        tmp_path / "state", load(None, {}, {"gateway.timeouts.heartbeat_interval_seconds": 0.1})
+    ):
         for _ in range(3):
             announced.clear()
             await asyncio.wait_for(announced.wait(), 5)
 
-    monkeypatch.setattr(MemoryRegistry, "announce", announce)
-    with_node(
-        tmp_path / "state",
-        scenario,
-        load(None, {}, {"gateway.timeouts.heartbeat_interval_seconds": 0.1}),
-    )
 
-
-def test_status_is_answered_while_the_log_cannot_be_read(
+async def test_status_is_answered_while_the_log_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def unavailable(self: SqliteEventLog, after: object) -> int:
         raise Unavailable("the server's files are damaged")
 
-    async def scenario(node: Node, client: httpx.AsyncClient) -> None:
+    async with serving_node(tmp_path / "state") as (node, client):
         monkeypatch.setattr(SqliteEventLog, "lag", unavailable)
         answer = await client.get("/admin/status", headers=bearer(admin_key_of(node)))
         assert (answer.status_code, answer.json()["fanout_lag"]) == (200, None)
 
-    with_node(tmp_path / "state", scenario)
 
-
-def test_node_whose_ingest_ended_by_a_defect_stops(
+async def test_node_whose_ingest_ended_by_a_defect_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def count(self: HotChats, chat_ids: Iterable[str], now: float) -> None:
         raise RuntimeError("a defect")
 
-    async def scenario(node: Node, client: httpx.AsyncClient) -> None:
+    async with serving_node(tmp_path / "state") as (node, client):
         token = node.tokens.mint(User("default", "alice"), 60, USER_SCOPES)
         made = await client.post("/v1/chats", json={"name": "lobby"}, headers=bearer(token))
         monkeypatch.setattr(HotChats, "count", count)
@@ -360,5 +329,3 @@ def test_node_whose_ingest_ended_by_a_defect_stops(
             headers=bearer(token, Idempotency_Key="k"),
         )
         await asyncio.gather(asyncio.wait_for(node.broken.wait(), 5), sent)
-
-    with_node(tmp_path / "state", scenario)

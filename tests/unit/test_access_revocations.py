@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -36,18 +34,12 @@ def entry(
     )
 
 
-def with_list(
-    scenario: Callable[[RevocationsInForce, MemoryRevocations, ManualClock], Awaitable[None]],
-) -> None:
+async def in_force() -> tuple[RevocationsInForce, MemoryRevocations, ManualClock]:
     clock = ManualClock(START)
     store = MemoryRevocations(clock)
-
-    async def run() -> None:
-        held = RevocationsInForce(store, clock)
-        await held.refresh()
-        await scenario(held, store, clock)
-
-    asyncio.run(run())
+    held = RevocationsInForce(store, clock)
+    await held.refresh()
+    return held, store, clock
 
 
 def refused(held: RevocationsInForce, who: Principal, device_id: str = "") -> str | None:
@@ -55,139 +47,113 @@ def refused(held: RevocationsInForce, who: Principal, device_id: str = "") -> st
     return None if refusal is None else refusal.details["revoked"]
 
 
-def test_revoked_token_is_refused_and_no_other() -> None:
-    async def scenario(held: RevocationsInForce, store: Any, clock: Any) -> None:
-        await held.add(entry("token", "", "jti-1"))
-        assert refused(held, principal()) == "token"
-        assert refused(held, principal(token_id="jti-2")) is None
-        assert refused(held, principal(tenant="other")) is None, "ids are a tenant's own"
-        assert refused(held, principal(kind="tenant_key")) is None, (
-            "a key is revoked by removing it"
-        )
-
-    with_list(scenario)
+async def test_revoked_token_is_refused_and_no_other() -> None:
+    held, _, _ = await in_force()
+    await held.add(entry("token", "", "jti-1"))
+    assert refused(held, principal()) == "token"
+    assert refused(held, principal(token_id="jti-2")) is None
+    assert refused(held, principal(tenant="other")) is None, "ids are a tenant's own"
+    assert refused(held, principal(kind="tenant_key")) is None, "a key is revoked by removing it"
 
 
-def test_tokens_of_a_user_issued_before_a_moment_are_refused() -> None:
-    async def scenario(held: RevocationsInForce, store: Any, clock: Any) -> None:
-        await held.add(entry("user", issued_before=START + 1))
-        assert refused(held, principal()) == "user"
-        assert refused(held, principal(issued_at=0)) == "user", (
-            "a token that does not say when is old"
-        )
-        assert refused(held, principal(issued_at=START + 1)) is None
-        assert refused(held, principal("bob")) is None
-
-    with_list(scenario)
+async def test_tokens_of_a_user_issued_before_a_moment_are_refused() -> None:
+    held, _, _ = await in_force()
+    await held.add(entry("user", issued_before=START + 1))
+    assert refused(held, principal()) == "user"
+    assert refused(held, principal(issued_at=0)) == "user", "a token that does not say when is old"
+    assert refused(held, principal(issued_at=START + 1)) is None
+    assert refused(held, principal("bob")) is None
 
 
-def test_tokens_of_a_whole_tenant_issued_before_a_moment_are_refused() -> None:
-    async def scenario(held: RevocationsInForce, store: Any, clock: Any) -> None:
-        made = await held.add(entry("tenant", "", issued_before=START + 1))
-        assert (
-            refused(held, principal()) == refused(held, principal("bob", issued_at=0)) == "tenant"
-        )
-        assert refused(held, principal(issued_at=START + 1)) is None
-        assert refused(held, principal(tenant="other")) is None
+async def test_tokens_of_a_whole_tenant_issued_before_a_moment_are_refused() -> None:
+    held, _, _ = await in_force()
+    made = await held.add(entry("tenant", "", issued_before=START + 1))
+    assert refused(held, principal()) == refused(held, principal("bob", issued_at=0)) == "tenant"
+    assert refused(held, principal(issued_at=START + 1)) is None
+    assert refused(held, principal(tenant="other")) is None
+    await held.remove(made.number)
+    assert refused(held, principal()) is None
+
+
+async def test_device_is_refused_with_old_tokens_only() -> None:
+    held, _, _ = await in_force()
+    await held.add(entry("device", item="phone", issued_before=START + 1))
+    assert refused(held, principal(), "phone") == "device"
+    assert refused(held, principal(), "tablet") is None and refused(held, principal()) is None
+    assert refused(held, principal(issued_at=START + 1), "phone") is None
+
+
+async def test_banned_user_is_refused_with_every_token_until_the_ban_is_lifted() -> None:
+    held, _, clock = await in_force()
+    made = await held.add(entry("ban"))
+    clock.advance(1e9)
+    assert refused(held, principal(issued_at=START + 1e9)) == "ban"
+    with pytest.raises(Unauthorized, match="banned"):
+        held.check(principal())
+    await held.remove(made.number)
+    assert refused(held, principal()) is None
+    with pytest.raises(NotFound):
         await held.remove(made.number)
-        assert refused(held, principal()) is None
-
-    with_list(scenario)
 
 
-def test_device_is_refused_with_old_tokens_only() -> None:
-    async def scenario(held: RevocationsInForce, store: Any, clock: Any) -> None:
-        await held.add(entry("device", item="phone", issued_before=START + 1))
-        assert refused(held, principal(), "phone") == "device"
-        assert refused(held, principal(), "tablet") is None and refused(held, principal()) is None
-        assert refused(held, principal(issued_at=START + 1), "phone") is None
-
-    with_list(scenario)
+async def test_muted_user_is_refused_no_token() -> None:
+    held, _, _ = await in_force()
+    assert not held.is_muted(User("acme", "alice"))
+    await held.add(entry("mute"))
+    assert held.is_muted(User("acme", "alice")) and not held.is_muted(User("other", "alice"))
+    assert refused(held, principal()) is None
 
 
-def test_banned_user_is_refused_with_every_token_until_the_ban_is_lifted() -> None:
-    async def scenario(held: RevocationsInForce, store: Any, clock: ManualClock) -> None:
-        made = await held.add(entry("ban"))
-        clock.advance(1e9)
-        assert refused(held, principal(issued_at=START + 1e9)) == "ban"
-        with pytest.raises(Unauthorized, match="banned"):
-            held.check(principal())
-        await held.remove(made.number)
-        assert refused(held, principal()) is None
-        with pytest.raises(NotFound):
-            await held.remove(made.number)
-
-    with_list(scenario)
+async def test_entry_that_has_ended_refuses_nothing() -> None:
+    held, _, clock = await in_force()
+    await held.add(entry("user", issued_before=START + 1, ends_at=START + 60))
+    clock.advance(59)
+    assert refused(held, principal(issued_at=0)) == "user"
+    clock.advance(1)
+    assert refused(held, principal(issued_at=0)) is None
+    assert held.page(0, 10, lambda one: True) == []
 
 
-def test_muted_user_is_refused_no_token() -> None:
-    async def scenario(held: RevocationsInForce, store: Any, clock: Any) -> None:
-        assert not held.is_muted(User("acme", "alice"))
-        await held.add(entry("mute"))
-        assert held.is_muted(User("acme", "alice")) and not held.is_muted(User("other", "alice"))
-        assert refused(held, principal()) is None
-
-    with_list(scenario)
-
-
-def test_entry_that_has_ended_refuses_nothing() -> None:
-    async def scenario(held: RevocationsInForce, store: Any, clock: ManualClock) -> None:
-        await held.add(entry("user", issued_before=START + 1, ends_at=START + 60))
-        clock.advance(59)
-        assert refused(held, principal(issued_at=0)) == "user"
-        clock.advance(1)
-        assert refused(held, principal(issued_at=0)) is None
-        assert held.page(0, 10, lambda one: True) == []
-
-    with_list(scenario)
+async def test_listener_hears_of_new_entries_after_they_count() -> None:
+    held, _, _ = await in_force()
+    heard: list[tuple[str, str | None]] = []
+    held.on_added = lambda entries: heard.extend(
+        (one.kind, refused(held, principal())) for one in entries
+    )
+    made = await held.add(entry("ban"))
+    await held.remove(made.number)
+    assert heard == [("ban", "ban")]
 
 
-def test_listener_hears_of_new_entries_after_they_count() -> None:
-    async def scenario(held: RevocationsInForce, store: Any, clock: Any) -> None:
-        heard: list[tuple[str, str | None]] = []
-        held.on_added = lambda entries: heard.extend(
-            (one.kind, refused(held, principal())) for one in entries
-        )
-        made = await held.add(entry("ban"))
-        await held.remove(made.number)
-        assert heard == [("ban", "ban")]
+async def test_change_by_another_node_or_of_unknown_outcome_is_found_by_its_version() -> None:
+    held, store, _ = await in_force()
+    heard: list[str] = []
+    held.on_added = lambda entries: heard.extend(one.kind for one in entries)
+    await store.add(entry("ban"))
+    await held.add(entry("mute", "bob"))
+    assert refused(held, principal()) is None
+    await held.refresh()
+    assert refused(held, principal()) == "ban" and held.is_muted(User("acme", "bob"))
+    assert heard == ["mute", "ban"], "each is reported once"
+    committed = store.add
 
-    with_list(scenario)
+    async def unsure(one: Revocation) -> Revocation:
+        await committed(one)
+        raise OutcomeUnknown("the disk did not answer")
 
-
-def test_change_by_another_node_or_of_unknown_outcome_is_found_by_its_version() -> None:
-    async def scenario(held: RevocationsInForce, store: MemoryRevocations, clock: Any) -> None:
-        heard: list[str] = []
-        held.on_added = lambda entries: heard.extend(one.kind for one in entries)
-        await store.add(entry("ban"))
-        await held.add(entry("mute", "bob"))
-        assert refused(held, principal()) is None
-        await held.refresh()
-        assert refused(held, principal()) == "ban" and held.is_muted(User("acme", "bob"))
-        assert heard == ["mute", "ban"], "each is reported once"
-        committed = store.add
-
-        async def unsure(one: Revocation) -> Revocation:
-            await committed(one)
-            raise OutcomeUnknown("the disk did not answer")
-
-        store.add = unsure  # type: ignore[method-assign]
-        with pytest.raises(OutcomeUnknown):
-            await held.add(entry("token", "", "jti-9"))
-        await held.refresh()
-        assert refused(held, principal("carl", token_id="jti-9")) == "token"
-
-    with_list(scenario)
+    store.add = unsure  # type: ignore[method-assign]
+    with pytest.raises(OutcomeUnknown):
+        await held.add(entry("token", "", "jti-9"))
+    await held.refresh()
+    assert refused(held, principal("carl", token_id="jti-9")) == "token"
 
 
-def test_list_is_read_in_pages_by_number() -> None:
-    async def scenario(held: RevocationsInForce, store: Any, clock: Any) -> None:
-        for n in range(7):
-            await held.add(entry("ban" if n % 2 else "mute", f"user-{n}"))
-        await held.add(entry("ban", "user-1"))
-        everybody = held.page(0, 3, lambda one: True)
-        assert [one.number for one in everybody] == [1, 2, 3]
-        assert [one.number for one in held.page(3, 10, lambda one: one.kind == "ban")] == [4, 6]
-        assert held.page(7, 10, lambda one: True) == []
-
-    with_list(scenario)
+async def test_list_is_read_in_pages_by_number() -> None:
+    held, _, _ = await in_force()
+    for n in range(7):
+        await held.add(entry("ban" if n % 2 else "mute", f"user-{n}"))
+    await held.add(entry("ban", "user-1"))
+    everybody = held.page(0, 3, lambda one: True)
+    assert [one.number for one in everybody] == [1, 2, 3]
+    assert [one.number for one in held.page(3, 10, lambda one: one.kind == "ban")] == [4, 6]
+    assert held.page(7, 10, lambda one: True) == []
