@@ -33,7 +33,7 @@ class Lifetime:
         """Why the connection must close now; None if it need not."""
         if self.expires_at is not None and now >= self.expires_at:
             return CloseReason.TOKEN_EXPIRED
-        if deliveries.grace_is_over(now):
+        if deliveries.end_grace_if_due(now):
             return CloseReason.SLOW_CONSUMER
         if self.heartbeat.late(now, sent):
             return CloseReason.IDLE_TIMEOUT

@@ -1,12 +1,14 @@
 """What the client must be sent: progress, lanes, slow-consumer machine. (Pure.)
 
-``deliver`` is the hot path: thousands of connections get the same run. In the usual
-case it compares a few integers, appends the run and returns a shared constant, in about
-0.2 µs. Everything else takes the slow path: a run that is not the next one, or a buffer
-above its ceilings. The ceilings are the warning threshold, so a slow connection is
-always above them; a close sets one below zero, so that nothing passes.
+``deliver_at_once`` and ``deliver`` are the hot paths: thousands of connections get the
+same run. The gateway tries ``deliver_at_once`` first, for a socket that takes the run
+now. In its usual case ``deliver`` compares a few integers, appends the run and returns
+a shared constant, in about 0.2 µs. Everything else takes the slow path: a run that is
+not the next one, or a buffer above its ceilings. The ceilings are the warning
+threshold, so a slow connection is always above them; a close sets one below zero, so
+that nothing passes.
 
-So four states need no test of their own on the hot path: not established yet (no
+So four states need no test of their own in ``deliver``: not established yet (no
 progress), behind (``expects`` is 0, and no sequence is), slow, and closed.
 """
 
@@ -110,9 +112,9 @@ class OutboundBuffer:
                 self.chats[chat_id].raise_head(sequence)
 
     def deliver_at_once(self, run: EncodedRun) -> bool:
-        """Whether to write the run at once: it is the next and nothing waits.
+        """If the run is next and nothing waits, count it as sent and return True.
 
-        The run then counts as queued and taken. Not for a socket that is paused.
+        The caller then writes it. Not for a socket that is paused.
         """
         progress = self.chats.get(run.chat_id)
         lanes = self.lanes
@@ -128,7 +130,11 @@ class OutboundBuffer:
         return True
 
     def deliver(self, run: EncodedRun, now: float) -> Effects:
-        """Queue the run if it is the next one and there is room, else a resync."""
+        """Queue the run if it is next and fits.
+
+        A gap or a full buffer makes the chat behind, with a resync; anything else is
+        dropped.
+        """
         # ``run.chat_id`` and the keys are interned: the lookup compares by identity.
         # The sums below are computed once and stored as they are if the run passes; the
         # object is the run itself, shared by all connections.
@@ -169,7 +175,7 @@ class OutboundBuffer:
             return effects
         if run.first < progress.expects:
             run = run.after(progress.through)
-        if self._has_room(run, effects, now):
+        if self._admit_run(run, effects, now):
             progress.expects = run.last + 1
             self.lanes.runs.append(run)
             self.lanes.messages += run.count
@@ -179,8 +185,8 @@ class OutboundBuffer:
             self._leave_behind(run.chat_id, progress, effects)
         return effects
 
-    def _has_room(self, run: EncodedRun, effects: list[Effect], now: float) -> bool:
-        """Whether the run may be queued; moves the slow-consumer machine.
+    def _admit_run(self, run: EncodedRun, effects: list[Effect], now: float) -> bool:
+        """Move the slow-consumer machine; return whether the run may be queued.
 
         A run that does not fit into a buffer below the warning threshold is left to a
         sync: the run is large, the client is not slow.
@@ -292,7 +298,7 @@ class OutboundBuffer:
         return runs.pop().data
 
     def take(self, bytes_max: int) -> list[bytes]:
-        """Whole frames to write, of about ``bytes_max``; all after the close."""
+        """Whole frames to write, of about ``bytes_max``; everything, once closed."""
         self._woken = False
         lanes = self.lanes
         if lanes.mixed or lanes.bytes > bytes_max:
@@ -326,20 +332,21 @@ class OutboundBuffer:
         return not self._reading and len(self.lanes.control) * 2 < self._settings.max_control_frames
 
     @property
-    def overdue(self) -> bool:
+    def has_lost_effects(self) -> bool:
         """Whether ``catch_up`` has something to do."""
         return self._may_read_on or (bool(self.lanes.control) and not self._woken)
 
     def catch_up(self, effects: list[Effect], now: float) -> None:
-        """Return the effects that were lost.
+        """Repeat effects that the caller dropped.
 
-        That is after a ``take`` without ``on_written``, or after ``sleep``.
+        That is after a ``take`` not followed by ``on_written``, or after
+        ``on_effects_dropped``.
         """
         self.on_written(effects, now)
         if self.lanes.control:
             self._wake(effects)
 
-    def sleep(self) -> None:
+    def on_effects_dropped(self) -> None:
         """The last effects were dropped: ``catch_up`` must wake again."""
         self._woken = False
 
@@ -360,8 +367,8 @@ class OutboundBuffer:
     def grace_ends(self) -> float | None:
         return self._slow.deadline if self._slow.slow else None
 
-    def grace_is_over(self, now: float) -> bool:
-        """Whether a slow client's grace is over."""
+    def end_grace_if_due(self, now: float) -> bool:
+        """End a slow client's grace; True if it was due, and the session must close."""
         if not self._slow.slow:
             return False
         return (
@@ -370,7 +377,10 @@ class OutboundBuffer:
         )
 
     def close(self) -> dict[str, int]:
-        """Queue no more; returns from where to sync incomplete chats."""
+        """Stop queueing; return the last acknowledged sequence of each incomplete chat.
+
+        At most ``resume_chats_per_frame`` of them.
+        """
         lacking = {
             chat_id: progress.acked
             for chat_id, progress in self.chats.items()

@@ -190,7 +190,7 @@ class Session:
             return False
         if not self._exceeds_rate([], now):
             return True
-        self._outbound.sleep()
+        self._outbound.on_effects_dropped()
         return False
 
     def _admit(self, frame: _NoSend, effects: list[Effect], now: float) -> None:
@@ -350,14 +350,11 @@ class Session:
     # What else the client must be sent.
 
     def deliver(self, run: EncodedRun, now: float) -> Effects:
-        """Queue the run if it is the next one and there is room, else a resync."""
+        """Queue the run if it is next and fits, see ``OutboundBuffer.deliver``."""
         return self._outbound.deliver(run, now)
 
     def deliver_at_once(self, run: EncodedRun) -> bool:
-        """Whether to write the run past the lanes: it is the next and nothing waits.
-
-        The run then counts as written. Not for a socket that is paused.
-        """
+        """Whether the caller must write the run; see ``OutboundBuffer``."""
         return self._outbound.deliver_at_once(run)
 
     def on_membership(
@@ -474,7 +471,9 @@ class Session:
         """When ``tick`` has something to do; other calls may bring it forward."""
         if self.closed:
             return math.inf
-        if self._outbound.overdue or (self._pulls.ready and self._outbound.lanes.page is None):
+        if self._outbound.has_lost_effects or (
+            self._pulls.ready and self._outbound.lanes.page is None
+        ):
             return -math.inf
         times = (self._lifetime.next, self._outbound.grace_ends, self._pulls.next_too_old)
         return min(time for time in times if time is not None)
