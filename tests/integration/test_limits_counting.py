@@ -29,9 +29,9 @@ async def test_uncounted_sends_of_many_connections_pass_only_once(redis_server: 
     counters = RedisCounters(RedisSettings(redis_server.url, prefix="slip"))
     rules = RuleSet.of([Rule("*", "send:user", "token_bucket", 60, 3600.0, burst_size=10)])
     limiter = Limiter(counters, SystemClock(), PATIENT, rules)
-    doors, sent = EntryPoints(limiter), 0
+    points, sent = EntryPoints(limiter), 0
     for _ in range(15):  # five connections, ten sends of each in a turn
-        sent += sum(doors.admit_at_once("send", User("acme", "ann"), 10)[0] for _ in range(5))
+        sent += sum(points.admit_at_once("send", User("acme", "ann"), 10)[0] for _ in range(5))
         await _until(lambda: limiter._remote.batcher.idle)
     await counters.aclose()
     assert sent == 50, "one round trip's worth, and then it is paid back"

@@ -591,7 +591,7 @@ async def test_deployments_that_share_a_redis_keep_their_rules_apart(
                     {**NAME, "limit": 10**version, "expectedVersion": version}, "tess"
                 )
             await staging.control.create({**RULE, "resource": "*", "limit": 1}, "tess")
-            # what the others rang is heard here too
+            # notifications of the others arrive here too
             while (await asyncio.wait_for(anext(notifications), 10)).seq < 6:
                 pass
             await notifications.aclose()
@@ -601,8 +601,8 @@ async def test_deployments_that_share_a_redis_keep_their_rules_apart(
             assert prod.feed.rules.digest == (await w.store.head()).digest
 
 
-def _limit(plane: LimitsParts, resource: str) -> int | None:
-    rule = plane.limiter.rules.lookup("acme", resource)
+def _limit(parts: LimitsParts, resource: str) -> int | None:
+    rule = parts.limiter.rules.lookup("acme", resource)
     return rule.limit if rule is not None else None
 
 

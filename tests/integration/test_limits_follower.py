@@ -38,7 +38,7 @@ class Channel:
         self.unavailable, self.may_recover = True, False
         self.heard: list[int | float] = []
         """A 1 for each publication, and the seconds of each pause."""
-        self.tried, self.all_rang = asyncio.Event(), asyncio.Event()
+        self.tried, self.all_published = asyncio.Event(), asyncio.Event()
 
     async def publish(self, payload: str) -> None:
         self.tried.set()
@@ -47,7 +47,7 @@ class Channel:
             raise Unavailable("cannot publish")
         self.heard.append(1)
         if self.heard.count(1) == CHANGES:
-            self.all_rang.set()
+            self.all_published.set()
 
     async def sleep(self, seconds: float) -> None:
         if not self.unavailable:
@@ -85,6 +85,6 @@ async def test_publisher_reads_in_the_rhythm_of_the_design_document(
             async with store.database.committing("be written") as db:
                 await db.execute(REPEATED, CHANGES)
             channel.may_recover = True
-            await asyncio.wait_for(channel.all_rang.wait(), 30)
+            await asyncio.wait_for(channel.all_published.wait(), 30)
     heard = [*[0.1, *[1] * 100] * 4, 0.1, *[1] * 50]
     assert channel.heard[: len(heard)] == heard, "a hundred at a time, a tenth of a second apart"

@@ -187,7 +187,7 @@ async def test_handshakes_are_limited(with_node: OpenNode) -> None:
         assert ours["violated-policies"] == ["*/connect:user"]
         assert {**ours, "error": 0, "detail": 0, "violated-policies": 0} == {
             **theirs, "error": 0, "detail": 0, "violated-policies": 0,
-        }, "one shape at every door"  # fmt: skip
+        }, "one shape at every entry point"  # fmt: skip
         assert ours["error"].keys() == theirs["error"].keys()
 
 

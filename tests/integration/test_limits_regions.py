@@ -125,8 +125,8 @@ class World:
                     await asyncio.sleep(0.01)
 
 
-def limit_of(plane: LimitsParts) -> int | None:
-    rule = plane.limiter.rules.lookup("acme", "search")
+def limit_of(parts: LimitsParts) -> int | None:
+    rule = parts.limiter.rules.lookup("acme", "search")
     return rule.limit if rule is not None else None
 
 

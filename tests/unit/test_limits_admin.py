@@ -247,13 +247,13 @@ async def test_entry_point_checks_user_tenant_and_address() -> None:
     assert by_address.ask_at_once("connect", User("", ""), "10.0.0.2") is None
 
 
-class Doors:
+class LimitedSends:
     """Sends of one turn behind rules: what went on, and who was refused."""
 
     def __init__(self, *rules: Rule) -> None:
         self.admitted: list[str] = []
         self.refused: list[str] = []
-        self.sends = AdmissionControl(self, entry_points(*rules))
+        self.admission = AdmissionControl(self, entry_points(*rules))
 
     def submit(self, body: Any, sender: User, source: str, deadline: float, answer: Any) -> None:
         self.admitted.append(source)
@@ -264,23 +264,23 @@ class Doors:
             self.refused.append(source)
 
         sender = User("acme", user_id)
-        self.sends.submit(None, sender, source, 0.0, answer)  # type: ignore[arg-type]
+        self.admission.submit(None, sender, source, 0.0, answer)  # type: ignore[arg-type]
 
 
-async def sent(doors: Doors, *sends: tuple[str, str]) -> Doors:
+async def sent(limited: LimitedSends, *each: tuple[str, str]) -> LimitedSends:
     """All of them in one turn of the loop."""
-    for user_id, source in sends:
-        doors.send(user_id, source)
+    for user_id, source in each:
+        limited.send(user_id, source)
     await asyncio.sleep(0)
-    return doors
+    return limited
 
 
 @pytest.mark.real_time
 async def test_refused_send_is_answered_and_not_submitted() -> None:
-    doors = await sent(
-        Doors(Rule("*", "send:user", "fixed_window", 1, 60.0)), ("ann", "a1"), ("ann", "a2")
+    limited = await sent(
+        LimitedSends(Rule("*", "send:user", "fixed_window", 1, 60.0)), ("ann", "a1"), ("ann", "a2")
     )
-    assert (doors.admitted, doors.refused) == (["a1"], ["a2"])
+    assert (limited.admitted, limited.refused) == (["a1"], ["a2"])
 
 
 @pytest.mark.real_time
@@ -288,10 +288,10 @@ async def test_sends_of_one_turn_pass_in_order_as_far_as_they_fit() -> None:
     by_user = Rule("*", "send:user", "token_bucket", 3, 60.0, burst_size=3)
     by_tenant = Rule("*", "send:tenant", "fixed_window", 6, 60.0)
     together = [(user, f"{user}{n}") for user in ("ann", "bob", "ann") for n in range(2)]
-    doors = await sent(
-        Doors(by_user, by_tenant), *together, *[("eve", f"eve{n}") for n in range(4)]
+    limited = await sent(
+        LimitedSends(by_user, by_tenant), *together, *[("eve", f"eve{n}") for n in range(4)]
     )
-    assert doors.admitted == [
+    assert limited.admitted == [
         "ann0",
         "ann1",
         "bob0",
@@ -299,31 +299,31 @@ async def test_sends_of_one_turn_pass_in_order_as_far_as_they_fit() -> None:
         "ann0",
         "eve0",
     ], "three of ann's, six of the tenant's"
-    assert doors.refused == ["ann1", "eve1", "eve2", "eve3"]
+    assert limited.refused == ["ann1", "eve1", "eve2", "eve3"]
 
 
 @pytest.mark.real_time
 async def test_broken_callback_does_not_affect_other_sends() -> None:
-    doors = Doors(Rule("*", "send:user", "fixed_window", 1, 60.0))
-    doors.send("ann", "a1")
-    doors.sends.submit(
+    limited = LimitedSends(Rule("*", "send:user", "fixed_window", 1, 60.0))
+    limited.send("ann", "a1")
+    limited.admission.submit(
         None,  # type: ignore[arg-type]
         User("acme", "ann"),
         "a2",
         0.0,
         lambda outcome: 1 / 0,  # type: ignore[arg-type]
     )
-    doors.send("ann", "a3")
-    doors.send("bob", "b1")
+    limited.send("ann", "a3")
+    limited.send("bob", "b1")
     await asyncio.sleep(0)
-    assert (doors.admitted, doors.refused) == (["a1", "b1"], ["a3"])
+    assert (limited.admitted, limited.refused) == (["a1", "b1"], ["a3"])
 
 
 @pytest.mark.real_time
 async def test_concurrency_rule_is_checked_for_each_send() -> None:
-    doors = Doors(Rule("*", "send:user", "concurrency", 2, 60.0))
-    await sent(doors, *[("ann", f"a{n}") for n in range(3)])
-    assert (doors.admitted, doors.refused) == (["a0", "a1"], ["a2"])
+    limited = LimitedSends(Rule("*", "send:user", "concurrency", 2, 60.0))
+    await sent(limited, *[("ann", f"a{n}") for n in range(3)])
+    assert (limited.admitted, limited.refused) == (["a0", "a1"], ["a2"])
 
 
 def test_every_check_of_an_entry_point_is_a_reserved_resource() -> None:
@@ -345,17 +345,17 @@ def test_rule_that_is_no_longer_valid_can_be_deleted() -> None:
 @pytest.mark.real_time
 async def test_refusal_by_one_rule_is_not_charged_to_the_others() -> None:
     ann, bob = User("acme", "ann"), User("acme", "bob")
-    doors = entry_points(
+    points = entry_points(
         Rule("*", "send:user", "fixed_window", 5, 3600.0),
         Rule("*", "send:tenant", "fixed_window", 2, 60.0),
     )
-    admitted, refused = doors.admit_at_once("send", ann, 4)
+    admitted, refused = points.admit_at_once("send", ann, 4)
     assert admitted == 2 and refused is not None and refused.details["rule"] == "*/send:tenant"
     for _ in range(10):
-        assert doors.ask_at_once("send", ann) is not None
-    left = [decision.remaining for decision in await doors.decide("send", ann)]
+        assert points.ask_at_once("send", ann) is not None
+    left = [decision.remaining for decision in await points.decide("send", ann)]
     assert left == [3, 0], "two went through, and only they were counted"
-    assert doors.admit_at_once("send", bob, 3)[0] == 0
+    assert points.admit_at_once("send", bob, 3)[0] == 0
     by_address = entry_points(
         Rule("*", "connect:user", "fixed_window", 5, 3600.0),
         Rule("acme", "connect:address", "fixed_window", 1, 60.0),
@@ -372,12 +372,12 @@ async def test_cached_refusal_by_one_rule_is_not_charged_to_the_others() -> None
         Rule("*", "send:user", "fixed_window", 50, 3600.0),
         Rule("*", "send:tenant", "fixed_window", 1, 60.0),
     ]
-    doors = EntryPoints(Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of(rules)))
+    points = EntryPoints(Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of(rules)))
     for _ in range(3):
-        doors.admit_at_once("send", ann, 1)
+        points.admit_at_once("send", ann, 1)
         await asyncio.sleep(0.1)
     counted = len(counters.calls)
-    assert [doors.admit_at_once("send", ann, 2)[0] for _ in range(10)] == [0] * 10
+    assert [points.admit_at_once("send", ann, 2)[0] for _ in range(10)] == [0] * 10
     await asyncio.sleep(0.1)
     assert len(counters.calls) == counted, "nobody's counter was asked"
 

@@ -117,10 +117,10 @@ class Taken:
         self.senders.append(sender.user_id)
 
 
-async def send_all(doors: EntryPoints, senders: list[str]) -> tuple[list[str], list[Outcome]]:
+async def send_all(points: EntryPoints, senders: list[str]) -> tuple[list[str], list[Outcome]]:
     """Sends of one turn: who was let in, and what the others were refused."""
     taken, refused = Taken(), list[Outcome]()
-    sends = AdmissionControl(taken, doors)
+    sends = AdmissionControl(taken, points)
     for name in senders:
         sends.submit(
             SendBody("m", "chat", "hello"), User("acme", name), "socket", 1.0, refused.append
@@ -141,8 +141,8 @@ async def test_every_send_of_a_turn_is_answered_beyond_the_tenants_capacity(
         Rule("*", "send:user", "token_bucket", 3000, 60.0),
         Rule("*", "send:tenant", algorithm, 5, 60.0),
     ]
-    doors = EntryPoints(Limiter(MemoryCounters(clock), clock, rules=RuleSet.of(rules)))
-    admitted, refused = await send_all(doors, ["ann"] * 12)
+    points = EntryPoints(Limiter(MemoryCounters(clock), clock, rules=RuleSet.of(rules)))
+    admitted, refused = await send_all(points, ["ann"] * 12)
     assert len(admitted) == 5
     assert len(refused) == 7 and all(isinstance(each, RateLimited) for each in refused)
     assert isinstance(refused[0], RateLimited) and refused[0].retry_after_seconds > least
@@ -158,7 +158,7 @@ async def test_defect_in_a_check_fails_only_its_own_sends() -> None:
             return count, None
 
     clock = ManualClock()
-    doors = Broken(Limiter(MemoryCounters(clock), clock))
-    admitted, refused = await send_all(doors, ["ann", "bob", "bob", "cid"])
+    points = Broken(Limiter(MemoryCounters(clock), clock))
+    admitted, refused = await send_all(points, ["ann", "bob", "bob", "cid"])
     assert admitted == ["ann", "cid"]
     assert len(refused) == 2 and all(isinstance(each, InternalError) for each in refused)

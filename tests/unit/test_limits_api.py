@@ -45,7 +45,7 @@ RULE: dict[str, Any] = {
     "limit": 100,
     "window": "60s",
 }
-SEEDS_PUT: dict[str, Any] = {**RULE, "limit": 500, "expectedVersion": 7}
+DOCUMENT_UPDATE: dict[str, Any] = {**RULE, "limit": 500, "expectedVersion": 7}
 ONE = "/admin/rules?tenantID=acme&resource=/api/search"
 
 pytestmark = pytest.mark.real_time
@@ -67,16 +67,16 @@ async def limited(
         feed = RuleFeed(store, [store], apply, clock)
         control = RuleAdmin(store, clock, "postgres")
         async with feed:
-            plane = LimitsParts(limiter, control, feed, EntryPoints(limiter))
-            async with serving(limits=plane, settings=ApiSettings(**api)) as rest:
-                yield rest, plane, store
+            parts = LimitsParts(limiter, control, feed, EntryPoints(limiter))
+            async with serving(limits=parts, settings=ApiSettings(**api)) as rest:
+                yield rest, parts, store
 
 
-async def applied(plane: LimitsParts, store: SqliteRuleStore) -> None:
+async def applied(parts: LimitsParts, store: SqliteRuleStore) -> None:
     """Until the node has what the store has: a notification takes a turn or two."""
     head = await store.head()
     for _ in range(1_000):
-        if plane.limiter.rules.digest == head.digest:
+        if parts.limiter.rules.digest == head.digest:
             return
         await asyncio.sleep(0)
     raise AssertionError("no notification arrived")
@@ -109,10 +109,10 @@ async def test_service_may_check_as_often_as_its_tenant_rule_allows(
     ],
 )
 async def test_checks_have_their_own_limit(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
-    async with limited(tmp_path) as (rest, plane, store):
+    async with limited(tmp_path) as (rest, parts, store):
         few = next(rule for rule in DEFAULT_RULES if rule.resource == "check:tenant")
-        await plane.control.ensure([structs.replace(few, limit=3, burst_size=0)])
-        await applied(plane, store)
+        await parts.control.ensure([structs.replace(few, limit=3, burst_size=0)])
+        await applied(parts, store)
         service, other = rest.tenant_key(), rest.tenant_key("other")
         for user in ("ann", "bob", "eve"):
             assert (
@@ -128,9 +128,9 @@ async def test_checks_have_their_own_limit(tmp_path: Path, path: str, body: dict
 
 
 async def test_check_many_counts_each_check(tmp_path: Path) -> None:
-    async with limited(tmp_path) as (rest, plane, store):
-        await plane.control.ensure([Rule("acme", "check:tenant", "fixed_window", 10, 86_400.0)])
-        await applied(plane, store)
+    async with limited(tmp_path) as (rest, parts, store):
+        await parts.control.ensure([Rule("acme", "check:tenant", "fixed_window", 10, 86_400.0)])
+        await applied(parts, store)
         service = rest.tenant_key()
 
         async def ask(count: int) -> httpx.Response:
@@ -148,9 +148,9 @@ async def test_check_many_counts_each_check(tmp_path: Path) -> None:
 
 
 async def test_check_many_beyond_the_tenants_capacity_is_refused(tmp_path: Path) -> None:
-    async with limited(tmp_path) as (rest, plane, store):
-        await plane.control.ensure([Rule("acme", "check:tenant", "fixed_window", 10, 86_400.0)])
-        await applied(plane, store)
+    async with limited(tmp_path) as (rest, parts, store):
+        await parts.control.ensure([Rule("acme", "check:tenant", "fixed_window", 10, 86_400.0)])
+        await applied(parts, store)
         checks = [{"resource": "/q", "subject": f"{n}"} for n in range(50)]
         refused = await rest.ask(
             "POST", "/v1/limits/check-many", rest.tenant_key(), {"checks": checks}
@@ -165,10 +165,10 @@ async def test_concurrent_checks_stay_within_the_rule(
 ) -> None:
     """Also with remote counters: a check can wait for an answer."""
 
-    async with limited(tmp_path, shared=True) as (rest, plane, store):
+    async with limited(tmp_path, shared=True) as (rest, parts, store):
         own = Rule("acme", "check:tenant", algorithm, 5, 86_400.0, precision=precision)
-        await plane.control.ensure([own])
-        await applied(plane, store)
+        await parts.control.ensure([own])
+        await applied(parts, store)
         service, check = rest.tenant_key(), {"resource": "/q", "subject": "x"}
         asked = [rest.ask("POST", "/v1/limits/check", service, check) for _ in range(60)]
         statuses = [answer.status_code for answer in await asyncio.gather(*asked)]
@@ -181,10 +181,10 @@ async def test_concurrent_checks_stay_within_the_rule(
 
 @pytest.mark.parametrize("tenant", ["holdfast", "acme"])
 async def test_service_cannot_use_up_an_operators_limit(tmp_path: Path, tenant: str) -> None:
-    async with limited(tmp_path) as (rest, plane, store):
+    async with limited(tmp_path) as (rest, parts, store):
         few = next(rule for rule in DEFAULT_RULES if rule.name == ADMIN)
-        await plane.control.ensure([structs.replace(few, limit=10, burst_size=0)])
-        await applied(plane, store)
+        await parts.control.ensure([structs.replace(few, limit=10, burst_size=0)])
+        await applied(parts, store)
         operator, service = rest.admin_key(), rest.tenant_key(tenant)
         (key_id,) = [key.key_id for key in rest.deps.keys.list() if key.kind == "admin"]
         first = await rest.ask("GET", "/admin/rules", operator)
@@ -219,7 +219,7 @@ async def test_requests_of_the_design_document_as_written(tmp_path: Path) -> Non
     async with limited(tmp_path) as (rest, _, _):
         key = rest.admin_key()
         await at_version_seven(rest, key)
-        updated = await rest.ask("PUT", "/admin/rules", key, SEEDS_PUT)
+        updated = await rest.ask("PUT", "/admin/rules", key, DOCUMENT_UPDATE)
         assert (updated.status_code, updated.json()["limit"], updated.json()["version"]) == (
             200,
             500,
@@ -315,10 +315,10 @@ async def test_pages(tmp_path: Path) -> None:
 async def test_largest_page_has_a_next(tmp_path: Path) -> None:
     """It once had no ``next``, and ``rules export`` of 528 rules printed 500."""
 
-    async with limited(tmp_path) as (rest, plane, _):
+    async with limited(tmp_path) as (rest, parts, _):
         key = rest.admin_key()
         rule = Rule("acme", "/", "token_bucket", limit=1, window_seconds=60)
-        await plane.control.ensure(
+        await parts.control.ensure(
             [structs.replace(rule, resource=f"/r/{n:03}") for n in range(RULES_PER_PAGE_MAX + 1)]
         )
         first = (await rest.ask("GET", f"/admin/rules?limit={RULES_PER_PAGE_MAX}", key)).json()
@@ -417,10 +417,10 @@ async def test_every_error_of_a_request_is_reported_at_once(tmp_path: Path, meth
 async def test_admin_answers_503_without_the_database_and_limiting_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with limited(tmp_path) as (rest, plane, store):
+    async with limited(tmp_path) as (rest, parts, store):
         key = rest.admin_key()
         await rest.ask("POST", "/admin/rules", key, {**RULE, "limit": 2})
-        await applied(plane, store)
+        await applied(parts, store)
 
         async def unreachable(*_: object) -> None:
             raise Unavailable(
@@ -440,10 +440,10 @@ async def test_admin_answers_503_without_the_database_and_limiting_continues(
             "rate_limiting": "healthy",
             "region": "local",
         }
-        monkeypatch.setattr(plane.feed, "_known_at", plane.feed._known_at - 11)
+        monkeypatch.setattr(parts.feed, "_known_at", parts.feed._known_at - 11)
         rest.clock.advance(1)
         assert (await rest.ask("GET", "/health/admin", key)).json()["rules"] == "stale"
-        assert plane.dependencies() == {"counters": "up", "rules": "stale"}
+        assert parts.dependencies() == {"counters": "up", "rules": "stale"}
         check = {"resource": "/api/search", "subject": "ann"}
         answers = [
             (await rest.ask("POST", "/v1/limits/check", rest.tenant_key(), check)).json()
@@ -453,14 +453,14 @@ async def test_admin_answers_503_without_the_database_and_limiting_continues(
 
 
 async def test_check_answers_200_with_the_decision(tmp_path: Path) -> None:
-    async with limited(tmp_path) as (rest, plane, store):
+    async with limited(tmp_path) as (rest, parts, store):
         key, tenant = rest.admin_key(), rest.tenant_key()
         await rest.ask(
             "POST", "/admin/rules", key, {**RULE, "algorithm": "fixed_window", "limit": 2}
         )
         slots = {**RULE, "resource": "slots", "algorithm": "concurrency", "limit": 1}
         await rest.ask("POST", "/admin/rules", key, slots)
-        await applied(plane, store)
+        await applied(parts, store)
         check = {"resource": "/api/search", "subject": "ann"}
         answer = await rest.ask("POST", "/v1/limits/check", tenant, check)
         decision = answer.json()
@@ -574,7 +574,7 @@ async def test_body_that_is_not_json_is_refused(tmp_path: Path) -> None:
 
 
 async def test_rest_entry_point_is_limited_and_reports_it_in_headers(tmp_path: Path) -> None:
-    async with limited(tmp_path) as (rest, plane, store):
+    async with limited(tmp_path) as (rest, parts, store):
         rule = {
             **RULE,
             "tenantID": "*",
@@ -583,7 +583,7 @@ async def test_rest_entry_point_is_limited_and_reports_it_in_headers(tmp_path: P
             "limit": 2,
         }
         await rest.ask("POST", "/admin/rules", rest.admin_key(), rule)
-        await applied(plane, store)
+        await applied(parts, store)
         answers = [await rest.ask("GET", "/v1/chats", rest.token("alice")) for _ in range(3)]
         assert [a.status_code for a in answers] == [200, 200, 429]
         assert answers[0].headers["RateLimit-Policy"] == '"*/rest:user";q=2;w=60'
@@ -617,7 +617,7 @@ async def test_rule_is_the_only_limiter_of_its_entry_point(tmp_path: Path, resou
     """A refusal names policy and wait; a raised rule applies to the next request."""
     method, path, who, body = ASKED[resource]
 
-    async with limited(tmp_path) as (rest, plane, store):
+    async with limited(tmp_path) as (rest, parts, store):
         keys = {
             "user": rest.token("alice"),
             "tenant": rest.tenant_key(),
@@ -628,8 +628,8 @@ async def test_rule_is_the_only_limiter_of_its_entry_point(tmp_path: Path, resou
             return await rest.ask(method, path, keys[who], body)
 
         rule = {**RULE, "tenantID": "*", "resource": resource, "limit": 12, "burstSize": 12}
-        await plane.control.create(rule, "olga")
-        await applied(plane, store)
+        await parts.control.create(rule, "olga")
+        await applied(parts, store)
         assert [(await ask()).status_code < 300 for _ in range(13)] == [True] * 12 + [False]
         refused = await ask()
         assert error_of(refused) == (429, "RATE_LIMITED")
@@ -640,8 +640,8 @@ async def test_rule_is_the_only_limiter_of_its_entry_point(tmp_path: Path, resou
         )
         assert refused.json()["violated-policies"] == [f"*/{resource}"]
         raised = {**rule, "limit": 600_000, "burstSize": 60_000, "expectedVersion": 1}
-        await plane.control.update(raised, "olga")
-        await applied(plane, store)
+        await parts.control.update(raised, "olga")
+        await applied(parts, store)
         for _ in range(ONCE_AT_MOST.get(resource, 100) + 1):
             assert (await ask()).status_code < 300
 
@@ -658,16 +658,16 @@ async def test_rule_is_the_only_limiter_of_its_entry_point(tmp_path: Path, resou
 async def test_forbidden_requests_are_counted(
     tmp_path: Path, who: str, path: str, resource: str
 ) -> None:
-    async with limited(tmp_path) as (rest, plane, store):
+    async with limited(tmp_path) as (rest, parts, store):
         keys = {
             "user": rest.token("alice"),
             "tenant": rest.tenant_key(),
             "operator": rest.admin_key(),
         }
-        await plane.control.create(
+        await parts.control.create(
             {**RULE, "tenantID": "*", "resource": resource, "limit": 12}, "olga"
         )
-        await applied(plane, store)
+        await applied(parts, store)
         method = "POST" if path == "/v1/limits/check" else "GET"
         statuses = [(await rest.ask(method, path, keys[who])).status_code for _ in range(13)]
         assert statuses == [403] * 12 + [429]
@@ -683,11 +683,11 @@ def test_default_rules_are_as_tight_as_the_settings_they_replaced() -> None:
 
 
 async def test_refusal_names_every_refusing_rule_and_no_other(tmp_path: Path) -> None:
-    async with limited(tmp_path) as (rest, plane, store):
+    async with limited(tmp_path) as (rest, parts, store):
         few = {**RULE, "tenantID": "*", "algorithm": "fixed_window", "limit": 1}
         for resource in ("rest:user", "rest:tenant"):
             await rest.ask("POST", "/admin/rules", rest.admin_key(), {**few, "resource": resource})
-        await applied(plane, store)
+        await applied(parts, store)
         await rest.ask("GET", "/v1/chats", rest.token("alice"))
         refused = await rest.ask("GET", "/v1/chats", rest.token("alice"))
         assert refused.json()["violated-policies"] == ["*/rest:user", "*/rest:tenant"]
@@ -697,7 +697,7 @@ async def test_refusal_names_every_refusing_rule_and_no_other(tmp_path: Path) ->
 
 @pytest.mark.parametrize("legacy", [False, True])
 async def test_legacy_headers_are_sent_only_if_configured(tmp_path: Path, legacy: bool) -> None:
-    async with limited(tmp_path, legacy_rate_limit_headers=legacy) as (rest, plane, store):
+    async with limited(tmp_path, legacy_rate_limit_headers=legacy) as (rest, parts, store):
         rule = {
             **RULE,
             "tenantID": "*",
@@ -706,7 +706,7 @@ async def test_legacy_headers_are_sent_only_if_configured(tmp_path: Path, legacy
             "limit": 1,
         }
         await rest.ask("POST", "/admin/rules", rest.admin_key(), rule)
-        await applied(plane, store)
+        await applied(parts, store)
         answers = [await rest.ask("GET", "/v1/chats", rest.token("alice")) for _ in range(2)]
         assert [answer.status_code for answer in answers] == [200, 429]
         for answer in answers:
@@ -848,8 +848,8 @@ async def test_hanging_database_costs_an_operator_the_deadline_at_most(
 async def test_strangers_see_one_word_and_cannot_load_the_primary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with limited(tmp_path) as (rest, plane, _):
-        asked, health = 0, plane.control.health
+    async with limited(tmp_path) as (rest, parts, _):
+        asked, health = 0, parts.control.health
         begun, may_answer = asyncio.Event(), asyncio.Event()
 
         async def counted() -> Any:
@@ -859,7 +859,7 @@ async def test_strangers_see_one_word_and_cannot_load_the_primary(
             await may_answer.wait()
             return await health()
 
-        monkeypatch.setattr(plane.control, "health", counted)
+        monkeypatch.setattr(parts.control, "health", counted)
         many = [asyncio.create_task(rest.ask("GET", "/health/admin")) for _ in range(50)]
         await begun.wait()
         many[0].cancel()
@@ -911,8 +911,8 @@ async def test_import_is_compared_then_made_unless_the_rules_changed(tmp_path: P
     ],
 )
 async def test_invalid_import_changes_nothing(tmp_path: Path, rules: Any, said: str) -> None:
-    async with limited(tmp_path) as (rest, plane, store):
-        await plane.control.create({**RULE, "tenantID": "*", "resource": "admin:key"}, "olga")
+    async with limited(tmp_path) as (rest, parts, store):
+        await parts.control.create({**RULE, "tenantID": "*", "resource": "admin:key"}, "olga")
         before = await store.head()
         for dry_run in (True, False):
             answer = await rest.ask(

@@ -169,6 +169,6 @@ async def test_shadow_rule_is_not_visible_at_entry_points() -> None:
         Rule("*", "rest:user", "fixed_window", 9, 3600.0, mode="shadow"),
         Rule("*", "rest:tenant", "fixed_window", 5, 3600.0),
     ]
-    doors = EntryPoints(Limiter(Shared(), virtual_loop.LoopClock(), rules=RuleSet.of(rules)))
-    headers = rate_limit_headers(await doors.decide("rest", User("acme", "ann")), legacy=True)
+    points = EntryPoints(Limiter(Shared(), virtual_loop.LoopClock(), rules=RuleSet.of(rules)))
+    headers = rate_limit_headers(await points.decide("rest", User("acme", "ann")), legacy=True)
     assert "rest:user" not in str(headers) and ("X-RateLimit-Limit", "5") in headers

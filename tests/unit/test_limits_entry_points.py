@@ -35,11 +35,11 @@ async def test_sends_with_remote_counters_are_limited_in_groups_of_any_size(
     rule = Rule(
         "*", "send:user", algorithm, 60, 60.0, burst_size=10 if algorithm == "token_bucket" else 0
     )
-    doors = EntryPoints(Limiter(Shared(), virtual_loop.LoopClock(), rules=RuleSet.of([rule])))
+    points = EntryPoints(Limiter(Shared(), virtual_loop.LoopClock(), rules=RuleSet.of([rule])))
     loop, sent = asyncio.get_running_loop(), 0
     while loop.time() < 179:
         for size in sizes:
-            sent += doors.admit_at_once("send", User("acme", "ann"), size)[0]
+            sent += points.admit_at_once("send", User("acme", "ann"), size)[0]
             await asyncio.sleep(0.005)
         await asyncio.sleep(0.5)
     assert rule.capacity + 100 <= sent <= rule.capacity + 180 + slips * max(sizes)
@@ -49,9 +49,9 @@ async def test_uncounted_sends_before_an_outage_are_charged_to_the_share() -> No
     counters, sent = Shared(), []
     counters.mood = "unavailable"
     rule = Rule("*", "send:user", "token_bucket", 60, 60.0, burst_size=10)
-    doors = EntryPoints(Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule])))
+    points = EntryPoints(Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule])))
     for _ in range(100):
-        sent.append(doors.admit_at_once("send", User("acme", "ann"), 30)[0])
+        sent.append(points.admit_at_once("send", User("acme", "ann"), 30)[0])
         await asyncio.sleep(0.1)
     assert sent == [30] + [0] * 99, "once; nothing drains of what is owed for 20 s"
 
@@ -76,11 +76,11 @@ async def test_hanging_calls_admit_no_uncounted_sends_twice() -> None:
 def test_addresses_of_one_ipv6_network_are_counted_as_one() -> None:
     clock = ManualClock()
     rules = RuleSet.of([Rule("*", "connect:address", "fixed_window", 60, 60.0)])
-    doors = EntryPoints(Limiter(MemoryCounters(clock), clock, rules=rules))
+    points = EntryPoints(Limiter(MemoryCounters(clock), clock, rules=rules))
 
     def admitted(addresses: list[str]) -> int:
         return sum(
-            doors.ask_at_once("connect", User("", ""), address) is None for address in addresses
+            points.ask_at_once("connect", User("", ""), address) is None for address in addresses
         )
 
     assert admitted([f"2001:db8:1:2::{n:x}" for n in range(100)]) == 60
@@ -160,10 +160,10 @@ async def test_every_check_is_counted_once_with_its_result(counters: str) -> Non
     ]
     near = MemoryCounters(clock)
     limits = Limiter(near if counters == "near" else shared, clock, rules=RuleSet.of(rules))
-    doors, asked, passed = EntryPoints(limits), 0, 0
+    points, asked, passed = EntryPoints(limits), 0, 0
     for size in (10, 7, 1, 20, 3, 1, 12):
         asked += size
-        passed += doors.admit_at_once("send", User("acme", "ann"), size)[0]
+        passed += points.admit_at_once("send", User("acme", "ann"), size)[0]
         await asyncio.sleep(0.2)
     refused, allowed, exceeded = (
         sum(counts) for counts in zip(*limits._decisions.tally.values(), strict=True)
@@ -209,10 +209,10 @@ async def test_operator_has_admin_calls_on_every_node_without_the_counters() -> 
     rule = Rule(*ADMIN, "token_bucket", ADMIN_CALLS_PER_MINUTE_MIN, 60.0)
     async with Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule])) as limiter:
         counters.mood = "unavailable"
-        doors, operator = EntryPoints(limiter), User("", _without_a_share(limiter))
+        points, operator = EntryPoints(limiter), User("", _without_a_share(limiter))
 
         async def passed(calls: int) -> int:
-            return [refusal(await doors.decide("admin", operator)) for _ in range(calls)].count(
+            return [refusal(await points.decide("admin", operator)) for _ in range(calls)].count(
                 None
             )
 

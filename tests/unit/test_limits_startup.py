@@ -29,19 +29,19 @@ async def test_first_start_without_the_database_uses_the_default_rules(
 ) -> None:
     if on_disk is not None:
         (tmp_path / RULES_NAME).write_bytes(on_disk)
-    async with open_limits(NOWHERE, tmp_path, starts_with=DEFAULT_RULES) as plane:
-        decisions = [await plane.limiter.check("acme", "send:user", "ann") for _ in range(5_000)]
+    async with open_limits(NOWHERE, tmp_path, starts_with=DEFAULT_RULES) as parts:
+        decisions = [await parts.limiter.check("acme", "send:user", "ann") for _ in range(5_000)]
         assert 0 < sum(decision.allowed for decision in decisions) < 5_000
         assert decisions[0].rule_version == 0, "older than any that an operator made"
-        assert len(plane.limiter.rules) == len(DEFAULT_RULES)
+        assert len(parts.limiter.rules) == len(DEFAULT_RULES)
 
 
 @pytest.mark.real_time
 async def test_node_that_never_knew_the_rules_reports_them_stale(tmp_path: Path) -> None:
-    async with open_limits(NOWHERE, tmp_path, starts_with=DEFAULT_RULES) as plane:
-        assert plane.dependencies()["rules"] == "stale"
-        assert (await plane.health())["rules"] == "stale"
-        status = plane.status()
+    async with open_limits(NOWHERE, tmp_path, starts_with=DEFAULT_RULES) as parts:
+        assert parts.dependencies()["rules"] == "stale"
+        assert (await parts.health())["rules"] == "stale"
+        status = parts.status()
         assert (status["stale"], status["staleness_seconds"]) == (True, None)
         assert "never" in alarms({"limits": status})[0]
         assert telemetry.REGISTRY.get_sample_value(
@@ -109,30 +109,30 @@ async def test_embedded_rules_have_no_snapshot_file(tmp_path: Path) -> None:
 async def test_node_without_counters_reports_degraded_limiting(
     tmp_path: Path,
 ) -> None:
-    async with open_limits(LimitsSettings(), tmp_path / "whole") as plane:
-        assert (await plane.health())["rate_limiting"] == "healthy"
+    async with open_limits(LimitsSettings(), tmp_path / "whole") as parts:
+        assert (await parts.health())["rate_limiting"] == "healthy"
     unreachable = LimitsSettings("redis://127.0.0.1:1/0")
     async with open_limits(
         unreachable, tmp_path / "unavailable", starts_with=DEFAULT_RULES
-    ) as plane:
+    ) as parts:
         for subject in range(50):
-            assert (await plane.limiter.check("acme", "send:user", str(subject))).degraded
-        health = await plane.health()
+            assert (await parts.limiter.check("acme", "send:user", str(subject))).degraded
+        health = await parts.health()
         assert (health["status"], health["rate_limiting"]) == ("healthy", "degraded")
 
 
 @pytest.mark.real_time
 async def test_decision_without_a_rule_has_its_region(tmp_path: Path) -> None:
-    async with open_limits(LimitsSettings(region="eu"), tmp_path) as plane:
-        decision = await plane.limiter.check("acme", "unruled", "ann")
+    async with open_limits(LimitsSettings(region="eu"), tmp_path) as parts:
+        decision = await parts.limiter.check("acme", "unruled", "ann")
         assert (decision.decided_by, decision.region) == ("no_rule", "eu")
 
 
 @pytest.mark.real_time
 async def test_node_without_a_name_gets_a_permanent_one(tmp_path: Path) -> None:
     async def name(folder: str, node_id: str = "") -> str:
-        async with open_limits(LimitsSettings(), tmp_path / folder, node_id) as plane:
-            return plane.limiter.node.node
+        async with open_limits(LimitsSettings(), tmp_path / folder, node_id) as parts:
+            return parts.limiter.node.node
 
     first = await name("a")
     assert await name("a", "a-name") == "a-name"
@@ -153,7 +153,7 @@ async def test_unreadable_default_rule_does_not_stop_startup(
             "UPDATE rules SET body = replace(body, 'token_bucket', 'gcra') WHERE resource ="
             " 'send:user'"
         )
-    async with open_limits(LimitsSettings(), tmp_path, starts_with=DEFAULT_RULES) as plane:
-        assert {rule.resource for rule in plane.limiter.rules.live()} == {
+    async with open_limits(LimitsSettings(), tmp_path, starts_with=DEFAULT_RULES) as parts:
+        assert {rule.resource for rule in parts.limiter.rules.live()} == {
             rule.resource for rule in DEFAULT_RULES
         } - {"send:user"}
