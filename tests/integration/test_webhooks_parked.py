@@ -36,10 +36,6 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
     return opener_of(request, tmp_path)
 
 
-def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(coroutine, 60))
-
-
 def messages(first: int, last: int) -> list[LogEntry]:
     return [entry(n, f"c{n % 3}") for n in range(first, last + 1)]
 
@@ -81,6 +77,7 @@ async def test_enable_after_410_sends_everything_in_order(opener: Opener, tmp_pa
         await stage.add(receiver.url)
         stage.log.entries += messages(1, 6)
         await until(lambda: in_order(receiver, 6))
+        await until(lambda: _empty(stage))  # received is not yet answered
         gone.set()
         refused = len(receiver.calls)
         stage.log.entries += messages(7, 20)
