@@ -31,7 +31,7 @@ Shared by all of them:
 - ``clock``       time, randomness and ids, so that a simulation can own them
 - ``bounds``      checks of settings that are bounds
 - ``resilience``  breaker, backoff, token bucket
-- ``settings``    file, environment and options as one frozen tree
+- ``settings``    file, environment, options as one tree; refuses removed settings
 - ``telemetry``   metrics, log lines, traces
 - ``drivers``     what the adapters of one technology share: SQLite, PostgreSQL, Redis
 """

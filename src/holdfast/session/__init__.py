@@ -10,7 +10,7 @@ In reading order:
 - ``effects``        what a session asks its connection to do
 - ``validation``     whether a frame makes sense by itself
 - ``scopes``         which scopes of the credential each frame needs
-- ``requests``       rates and open requests; acks, reads and typing
+- ``requests``       rate limits of a connection, open requests; acks, reads, typing
 - ``pulls``          sync and resume requests, one at a time
 - ``responses``      the frames that open, answer, resume and close
 - ``outbound``       what the client must be sent: the buffer, and delivery's hot path
@@ -18,7 +18,7 @@ In reading order:
 - ``lanes``          the frames that wait to be written, and their order
 - ``slow_consumer``  the state machine from a full buffer to recovery or a close
 - ``heartbeat``      is the client there; which chats lag; whose acks are stale
-- ``lifetime``       which deadline closes a connection, and when to look again
+- ``lifetime``       closes a connection at a deadline: slow, idle or silent client
 - ``work_rate``      how many frames a client may have handled before reading pauses
 - ``roster``         which sessions are on this node, by user and by chat
 - ``settings``       the bounds of one connection

@@ -1,4 +1,4 @@
-"""Every metric, log line and span; nothing else in Holdfast names a metric.
+"""Every metric and span. Log events are named where they happen, ``part.noun_verb``.
 
 A part calls one function per event: ``from holdfast import telemetry`` and
 ``telemetry.sends_waiting(3)``. Labels are closed sets: never a user, a chat or a token.

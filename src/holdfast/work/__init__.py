@@ -1,7 +1,7 @@
 """Background jobs: an outbox and an inbox with order per stream, leases, retries and
 dead letters.
 
-- ``job``             what a job is, what happens when it fails, who owns a partition
+- ``job``             what a job is; when a failed job is retried, and when it is dead
 - ``inspection``      jobs, dead letters and counts as operators see them
 - ``contract``        the seam: what a job store and a worker's session promise
 - ``outbox``          enqueue a job, or receive a message, in the caller's transaction

@@ -1,6 +1,6 @@
 """SQLite for every part that keeps a file. No part's tables are here.
 
-- ``database``   opening, schema versions, transactions
+- ``database``   opening, schema versions, transactions and their commit
 - ``threads``    threads that own a connection each and take bounded work
 - ``errors``     what SQLite's errors mean here
 - ``wal``        detects a damaged write-ahead log
