@@ -30,13 +30,15 @@ async def test_only_a_sleeping_worker_is_notified(postgres_server: Server) -> No
         await o.store.enqueue([draft()])
         await connection.fetchval("SELECT 1")
         assert heard == [], "it said that it is awake"
-        assert (await manual.session.process(Report(), ClaimRequest(jobs=10, sleeping=True))).jobs
+        assert (
+            await manual.session.process(Report(), ClaimRequest(jobs=10, wake_on_enqueue=True))
+        ).jobs
         await o.store.enqueue([draft()])
         await connection.fetchval("SELECT 1")
         assert heard == [], "it found something, so it did not fall asleep"
         await manual.turn()
         assert not (
-            await manual.session.process(Report(), ClaimRequest(jobs=10, sleeping=True))
+            await manual.session.process(Report(), ClaimRequest(jobs=10, wake_on_enqueue=True))
         ).jobs
         await o.store.enqueue([draft()])
         await connection.fetchval("SELECT 1")
@@ -50,7 +52,7 @@ async def test_sleeping_worker_wakes_at_the_commit(postgres_server: Server) -> N
         assert await manual.session.wait(20), (
             "it listens now, and looks for what came before it did"
         )
-        await manual.session.process(Report(), ClaimRequest(jobs=10, sleeping=True))
+        await manual.session.process(Report(), ClaimRequest(jobs=10, wake_on_enqueue=True))
         assert not await manual.session.wait(0.01)
         waiting = asyncio.create_task(manual.session.wait(20))
         await o.store.enqueue([draft()])
@@ -77,7 +79,7 @@ async def test_given_up_partition_is_free_and_keeps_its_jobs(postgres_server: Se
             await ManualWorker.join(o.store, "second"),
         )
         (seq,) = await o.store.enqueue([draft()])
-        await first.session.give(range(PARTITIONS))
+        await first.session.release_partitions(range(PARTITIONS))
         assert await first.turn() == []
         fences = await second.session.take(range(PARTITIONS))
         assert len(fences) == PARTITIONS
@@ -139,7 +141,7 @@ async def test_session_with_short_waits_is_woken_by_new_jobs(
         for _ in range(50):
             if await manual.session.wait(0.01):
                 break
-        await manual.session.process(Report(), ClaimRequest(jobs=10, sleeping=True))
+        await manual.session.process(Report(), ClaimRequest(jobs=10, wake_on_enqueue=True))
         waiting = asyncio.create_task(manual.session.wait(10))
         await o.store.enqueue([draft()])
         assert await waiting, "woken, not timed out"
@@ -177,14 +179,17 @@ async def test_enqueue_while_a_worker_falls_asleep_is_found_by_a_soon_poll(
     """
 
     async with postgres_work(postgres_server.url) as o:
-        manual, sleeping = await ManualWorker.join(o.store), ClaimRequest(jobs=10, sleeping=True)
+        manual, request = (
+            await ManualWorker.join(o.store),
+            ClaimRequest(jobs=10, wake_on_enqueue=True),
+        )
         await manual.turn()
         connection = await asyncpg.connect(postgres_server.url)
         transaction = connection.transaction()
         await transaction.start()
         (seq,) = await enqueue(connection, draft())
         looks = [
-            (await manual.session.process(Report(), sleeping)).next_due_seconds for _ in range(4)
+            (await manual.session.process(Report(), request)).next_due_seconds for _ in range(4)
         ]
         assert looks == [
             0.002,
@@ -196,7 +201,7 @@ async def test_enqueue_while_a_worker_falls_asleep_is_found_by_a_soon_poll(
         await connection.close()
         assert await manual.turn() == [seq]
         looks = [
-            (await manual.session.process(Report(), sleeping)).next_due_seconds for _ in range(3)
+            (await manual.session.process(Report(), request)).next_due_seconds for _ in range(3)
         ]
         assert looks[-1] is None, "nobody is left who would not wake it"
 
@@ -214,7 +219,7 @@ async def test_backlog_of_a_given_up_partition_is_not_claimed(
         await first.turn(held=seqs[2:])
         await first.turn(completed=seqs[:2])
         kept = (first.jobs[seqs[0]].partition + 1) % PARTITIONS
-        await first.session.give(
+        await first.session.release_partitions(
             [partition for partition in range(PARTITIONS) if partition != kept]
         )
         assert await first.turn(backlogs={"deep": seqs[1]}) == []
@@ -368,7 +373,7 @@ async def test_partition_of_a_live_owner_is_not_taken(postgres_server: Server) -
         await other.owners()
         assert await other.take(range(PARTITIONS)) == {}
         assert await owner.turn() == [seq]
-        await owner.session.give([owner.jobs[seq].partition])
+        await owner.session.release_partitions([owner.jobs[seq].partition])
         assert list(await other.take(range(PARTITIONS))) == [owner.jobs[seq].partition], (
             "with its consent it is"
         )

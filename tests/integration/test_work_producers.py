@@ -168,7 +168,7 @@ async def test_as_many_transactions_as_there_are_connections_may_hold_64_streams
         assert (await o.store.stats()).by_state[State.READY] == 85 * 64
 
 
-async def test_only_children_of_a_locked_stream_are_postponed(
+async def test_only_children_of_a_locked_stream_are_reported_again(
     postgres_server: Server,
 ) -> None:
     async with postgres_work(postgres_server.url) as o:

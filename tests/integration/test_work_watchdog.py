@@ -136,7 +136,7 @@ async def test_crash_of_a_stuck_loop_counts_although_its_failure_is_reported(
                     failed,
                     verdict=FailureVerdict(FailureAction.DEAD, Reason.POISON_MESSAGE, strike=True),
                 )
-            await asyncio.to_thread(manual.session.give_up, Report(failed=[failed]), seq)
+            await asyncio.to_thread(manual.session.report_before_exit, Report(failed=[failed]), seq)
             await o.kill(manual.session)
         (dead,) = await o.store.dead(Query())
         assert (dead.crashes, dead.attempt, dead.strikes) == (3, 3, 3)

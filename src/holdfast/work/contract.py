@@ -137,8 +137,9 @@ class ClaimRequest:
 
     ``backlogs``: streams whose held jobs after a sequence are wanted, ``per_backlog``
     of each at most. ``paused_types``: types whose breaker is not closed; their due
-    retries stay in the store, except one of each type in ``probing``. ``sleeping``: if
-    there is nothing to claim, the next enqueue shall end ``WorkerSession.wait``.
+    retries stay in the store, except one of each type in ``probing``.
+    ``wake_on_enqueue``: if there is nothing to claim, the next enqueue shall end
+    ``WorkerSession.wait``.
     """
 
     jobs: int = 0
@@ -146,7 +147,7 @@ class ClaimRequest:
     starting: int = 0
     backlogs: Mapping[str, int] = field(default_factory=dict)
     per_backlog: int = PER_BACKLOG
-    sleeping: bool = False
+    wake_on_enqueue: bool = False
     paused_types: Sequence[str] = ()
     probing: Sequence[str] = ()
 
@@ -261,8 +262,8 @@ class WorkerSession(Protocol):
         """
         ...
 
-    async def give(self, partitions: Sequence[int]) -> None:
-        """Give up idle, fully reported partitions, even if the call then fails."""
+    async def release_partitions(self, partitions: Sequence[int]) -> None:
+        """Release idle, fully reported partitions, even if the call then fails."""
         ...
 
     async def wait(self, timeout_seconds: float) -> bool:
@@ -277,7 +278,7 @@ class WorkerSession(Protocol):
         """End the session; its partitions are free at once."""
         ...
 
-    def give_up(self, report: Report, culprit: int | None) -> None:
+    def report_before_exit(self, report: Report, culprit: int | None) -> None:
         """Store the report, count a crash of the culprit, and leave. Blocks.
 
         Called from another thread when the event loop is stuck. Without a culprit, all

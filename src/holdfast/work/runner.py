@@ -241,7 +241,7 @@ class Runner:
         """How many jobs of one destination may run at once, by job type."""
         return self._handlers.caps()
 
-    async def share_breakers(self, session: WorkerSession) -> None:
+    async def sync_breakers(self, session: WorkerSession) -> None:
         """Publish own breakers to the store and learn the others'."""
         self._breakers.update_elsewhere(await session.breakers(*self._breakers.changes()))
 

@@ -132,13 +132,17 @@ class Worker:
 
     async def _watched(self) -> None:
         seconds, loop = self._settings.stuck_loop_seconds, asyncio.get_running_loop()
-        watchdog = Watchdog(seconds, lambda stack: self._give_up(loop, stack)) if seconds else None
+        watchdog = (
+            Watchdog(seconds, lambda stack: self._report_before_exit(loop, stack))
+            if seconds
+            else None
+        )
         async with watchdog.watching() if watchdog is not None else nullcontext():
             await self._run(watchdog)
 
-    def _give_up(self, loop: asyncio.AbstractEventLoop, stack: str) -> None:
+    def _report_before_exit(self, loop: asyncio.AbstractEventLoop, stack: str) -> None:
         if self._worker_loop is not None:
-            self._worker_loop.give_up(
+            self._worker_loop.report_before_exit(
                 self._runner.culprit(loop, self._settings.stuck_loop_seconds, stack)
             )
 

@@ -49,15 +49,15 @@ class WorkerLoop:
     def __init__(
         self,
         session: WorkerSession,
-        shared: bool,
+        many_workers: bool,
         runner: Runner,
         settings: WorkerSettings,
         clock: Clock,
         paces: Paces,
     ) -> None:
-        self._session, self._shared, self._runner, self._settings, self._clock = (
+        self._session, self._many_workers, self._runner, self._settings, self._clock = (
             session,
-            shared,
+            many_workers,
             runner,
             settings,
             clock,
@@ -70,8 +70,12 @@ class WorkerLoop:
         )
         self._report = Report()
         self._sending = Report()  # the report of the call in progress
-        self._postponed = Report()  # parents whose child's stream another transaction has locked
-        self._postponed_until, self._postponed_seconds = 0.0, settings.poll_min_seconds
+        # parents whose child's stream another transaction has locked
+        self._locked_parents_report = Report()
+        self._locked_parents_due_at, self._locked_parents_delay_seconds = (
+            0.0,
+            settings.poll_min_seconds,
+        )
         self._owned: set[int] = set()
         self._closing: set[int] = set()
         self._stopping = False
@@ -81,7 +85,7 @@ class WorkerLoop:
         self._recently_ended: deque[int] = deque(maxlen=8)
         self._blamed_seqs: set[int] = set()
         self._poll = settings.poll_min_seconds
-        self._asleep = self._resting = False
+        self._store_will_wake_us = self._waiting = False
         self._balance_at = float("-inf")
         self._runners = Runners(runner, session, self._streams, self._record, settings)
         self._paused: frozenset[tuple[str, str]] = frozenset()
@@ -126,7 +130,7 @@ class WorkerLoop:
         elif not self._stopping:  # cancelled by the surrounding program: the worker joins again
             on_restart(exchange)
 
-    def give_up(self, culprit: Failed | None) -> None:
+    def report_before_exit(self, culprit: Failed | None) -> None:
         """Report what ended, blame the culprit and leave; from another thread, while
         the event loop is stuck.
         """
@@ -135,19 +139,21 @@ class WorkerLoop:
         running = [each for each in self._streams.dispatch.announced if each != seq]
         report = joined([self._sending, self._report, Report(failed=blamed)], running)
         try:
-            self._session.give_up(report, seq)
+            self._session.report_before_exit(report, seq)
         except Refused:
-            self._session.give_up(Report(failed=blamed, running=running), seq)
+            self._session.report_before_exit(Report(failed=blamed, running=running), seq)
 
     async def _exchange(self) -> None:
-        drained_by: float | None = None
+        drain_deadline: float | None = None
         failures, backoff = 0, Backoff(0.05, 2.0)
         while self._runners.failed_with is None:
             if self._runners.exhausted:
                 self.stop()
             if self._stopping:
-                drained_by = drained_by or self._clock.monotonic() + self._settings.drain_seconds
-                if self._drained or self._clock.monotonic() > drained_by:
+                drain_deadline = (
+                    drain_deadline or self._clock.monotonic() + self._settings.drain_seconds
+                )
+                if self._drained or self._clock.monotonic() > drain_deadline:
                     return
             report = Report()
             try:
@@ -173,17 +179,17 @@ class WorkerLoop:
             except HoldfastError as error:
                 failures += 1
                 log_failed_call(error)
-                self._give_back(report)
+                self._requeue_report(report)
                 self._rewind_needed = True
                 self._balance_at = float("-inf")
                 await asyncio.sleep(backoff.bound(failures))
                 continue
             self._runners.wake()
             claim_again = self._must_claim_again(request, claimed)
-            if self._busy or claim_again:
+            if self._has_work_to_report or claim_again:
                 await asyncio.sleep(0)
             else:
-                await self._rest(claimed)
+                await self._wait(claimed)
         raise self._runners.failed_with
 
     async def _rewind(self) -> None:
@@ -193,29 +199,29 @@ class WorkerLoop:
         self._streams.rewound(rewound.blocks, rewound.backlogs, paused)
 
     async def _balance(self) -> None:
-        """Every ``balance_seconds``: share breakers, reap dead workers, lease this
-        worker's share of the partitions and return the others.
+        """Every ``balance_seconds``: sync breakers, reap dead workers, lease the
+        partitions assigned to this worker and release the others.
         """
         now = self._clock.monotonic()
         if now >= self._balance_at:
             self._balance_at = now + self._settings.balance_seconds
-            await self._runner.share_breakers(self._session)
-            await self._lease_share()
+            await self._runner.sync_breakers(self._session)
+            await self._lease_assigned()
         if self._closing:
-            await self._give_idle()
+            await self._release_idle_partitions()
         if self._rewind_needed:
             await self._rewind()
 
-    async def _lease_share(self) -> None:
-        """Bring the leases in line with the share by rendezvous hashing.
+    async def _lease_assigned(self) -> None:
+        """Lease the partitions that rendezvous hashing assigns to this worker.
 
         The store's record decides which partitions this worker owns, because the reply
-        to an earlier ``take`` or ``give`` may have been lost.
+        to an earlier ``take`` or ``release_partitions`` may have been lost.
         """
         owners = await self._session.owners()
-        share = (
+        assigned = (
             share_of(self._session.instance, owners.alive)
-            if self._shared
+            if self._many_workers
             else set(range(PARTITIONS))
         )
         ours = {
@@ -224,21 +230,21 @@ class WorkerLoop:
             if owner == self._session.instance
         }
         free = {partition for partition, owner in owners.by_partition.items() if owner is None}
-        if self._closing & share:
-            self._streams.reopen(self._closing & share)
-            self._closing -= share
+        if self._closing & assigned:
+            self._streams.reopen(self._closing & assigned)
+            self._closing -= assigned
             self._rewind_needed = True
-        self._closing |= ours - share
+        self._closing |= ours - assigned
         self._streams.close(self._closing)
-        missing = (share & (free | ours)) - self._owned
+        missing = (assigned & (free | ours)) - self._owned
         if missing:
             self._owned = set(await self._session.take(sorted(missing)))
             self._rewind_needed = True
 
-    async def _give_idle(self) -> None:
-        """Give up closing partitions that are no longer in use.
+    async def _release_idle_partitions(self) -> None:
+        """Release closing partitions that are no longer in use.
 
-        They count as given up even if the call fails; the next ``owners`` shows the
+        They count as released even if the call fails; the next ``owners`` shows the
         truth.
         """
         idle = self._closing - self._streams.in_use()
@@ -246,7 +252,7 @@ class WorkerLoop:
             self._owned -= idle
             self._closing -= idle
             self._streams.reopen(idle)
-            await self._session.give(sorted(idle))
+            await self._session.release_partitions(sorted(idle))
 
     def _take_report(self) -> Report:
         """The jobs that ended since the last report, and the jobs that may start next.
@@ -257,10 +263,13 @@ class WorkerLoop:
         be suspects if this process died.
         """
         report, self._report = fitting(self._report)
-        if self._postponed.completed and self._clock.monotonic() >= self._postponed_until:
-            report.completed.extend(self._postponed.completed)
-            report.children.extend(self._postponed.children)
-            self._postponed = Report()
+        if (
+            self._locked_parents_report.completed
+            and self._clock.monotonic() >= self._locked_parents_due_at
+        ):
+            report.completed.extend(self._locked_parents_report.completed)
+            report.children.extend(self._locked_parents_report.children)
+            self._locked_parents_report = Report()
         ended = len(report.completed) + len(report.failed)
         self._recently_ended.append(ended)
         fastest = max(self._recently_ended)
@@ -311,24 +320,25 @@ class WorkerLoop:
             bytes_max,
             starting,
             backlogs,
-            sleeping=jobs > 0,
+            wake_on_enqueue=jobs > 0,
             paused_types=paused_types,
             probing=probing,
         )
 
     def _apply(self, report: Report, request: ClaimRequest, claimed: Claimed) -> None:
-        busy = set(claimed.busy)
-        if busy:
-            self._postpone(busy, [child for child in report.children if child.parent in busy])
+        locked_parents = set(claimed.busy)
+        if locked_parents:
+            children = [child for child in report.children if child.parent in locked_parents]
+            self._report_again_later(locked_parents, children)
         elif report.children:
-            self._postponed_seconds = self._settings.poll_min_seconds
-        self._streams.reported(seq for seq in report.completed if seq not in busy)
+            self._locked_parents_delay_seconds = self._settings.poll_min_seconds
+        self._streams.reported(seq for seq in report.completed if seq not in locked_parents)
         self._streams.reported(failed.seq for failed in report.failed)
         self._blamed_seqs.difference_update(failed.seq for failed in report.failed)
         self._streams.add_backlog(claimed.backlog, request, claimed.through)
         self._streams.add(claimed.jobs)
         self._streams.announced_by_store(claimed.started)
-        telemetry.work_completed(len(report.completed) - len(busy))
+        telemetry.work_completed(len(report.completed) - len(locked_parents))
         if claimed.jobs or claimed.backlog:
             self._poll = self._settings.poll_min_seconds
 
@@ -370,20 +380,22 @@ class WorkerLoop:
         failed = self._runner.refused(job, refusal).failed
         return [[Report(failed=[failed])]] if failed is not None else []
 
-    def _postpone(self, parents: set[int], children: list[Child]) -> None:
+    def _report_again_later(self, parents: set[int], children: list[Child]) -> None:
         """Report these parents again later, with a doubling delay.
 
         The transaction that locks their children's streams may stay open for hours.
         """
-        if not self._postponed.completed:
-            self._postponed_until = self._clock.monotonic() + self._postponed_seconds
-            self._postponed_seconds = min(
-                2 * self._postponed_seconds, self._settings.poll_max_seconds
+        if not self._locked_parents_report.completed:
+            self._locked_parents_due_at = (
+                self._clock.monotonic() + self._locked_parents_delay_seconds
             )
-        self._postponed.completed.extend(parents)
-        self._postponed.children.extend(children)
+            self._locked_parents_delay_seconds = min(
+                2 * self._locked_parents_delay_seconds, self._settings.poll_max_seconds
+            )
+        self._locked_parents_report.completed.extend(parents)
+        self._locked_parents_report.children.extend(children)
 
-    def _give_back(self, report: Report) -> None:
+    def _requeue_report(self, report: Report) -> None:
         """Send this report again, before later ones: its outcome is unknown."""
         self._report.completed[:0] = report.completed
         self._report.failed[:0] = report.failed
@@ -391,7 +403,7 @@ class WorkerLoop:
         self._report.released[:0] = report.released
 
     @property
-    def _busy(self) -> bool:
+    def _has_work_to_report(self) -> bool:
         """Whether there is something to report or announce at once."""
         report = self._report
         if report.completed or report.failed:
@@ -399,16 +411,17 @@ class WorkerLoop:
         return not self._stopping and self._streams.dispatch.possible(*self._announceable())
 
     def _must_claim_again(self, request: ClaimRequest, claimed: Claimed) -> bool:
-        """Whether to claim once more before resting.
+        """Whether to claim once more before waiting.
 
-        The store learns that this worker sleeps from a call that finds nothing. A
-        producer that enqueued before that call's commit did not wake the worker.
+        A call that finds nothing records that we sleep. A producer that committed
+        before that record could not wake us, so claim once more.
         """
         if claimed.jobs or claimed.backlog:
-            self._asleep = False
-            return request.sleeping
-        before, self._asleep = self._asleep, self._shared and request.sleeping
-        return self._asleep and not before
+            self._store_will_wake_us = False
+            return request.wake_on_enqueue
+        recorded_before = self._store_will_wake_us
+        self._store_will_wake_us = self._many_workers and request.wake_on_enqueue
+        return self._store_will_wake_us and not recorded_before
 
     @property
     def _drained(self) -> bool:
@@ -416,29 +429,31 @@ class WorkerLoop:
             self._streams.started
             or self._report.completed
             or self._report.failed
-            or self._postponed.completed
+            or self._locked_parents_report.completed
         )
 
-    async def _rest(self, claimed: Claimed) -> None:
+    async def _wait(self, claimed: Claimed) -> None:
         """Sleep until a job ends, arrives or is due."""
         seconds = self._poll
         if not claimed.jobs:
             self._poll = min(self._poll * 2, self._settings.poll_max_seconds)
         if claimed.next_due_seconds is not None:
             seconds = min(seconds, max(claimed.next_due_seconds, 0.001))
-        if self._postponed.completed:
-            seconds = min(seconds, max(self._postponed_until - self._clock.monotonic(), 0.001))
+        if self._locked_parents_report.completed:
+            seconds = min(
+                seconds, max(self._locked_parents_due_at - self._clock.monotonic(), 0.001)
+            )
         if self._closing:
             seconds = min(seconds, self._settings.poll_min_seconds)
-        self._resting = True
+        self._waiting = True
         try:
             if await self._session.wait(seconds):
                 self._poll = self._settings.poll_min_seconds
         finally:
-            self._resting = False
+            self._waiting = False
 
     def _record(self, job: Job, outcome: RunOutcome) -> None:
-        if self._resting:
+        if self._waiting:
             self._session.wake()
         failed = outcome.failed
         if failed is not None:

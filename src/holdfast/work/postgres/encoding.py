@@ -78,7 +78,7 @@ def claim_arguments(
     limits = (jobs, request.bytes_max, request.starting)
     types = (list(request.paused_types), list(request.probing))
     owned = owned_bits(partitions)
-    return (report.running, request.sleeping, *limits, owned, *cursor, *backlogs, *types)
+    return (report.running, request.wake_on_enqueue, *limits, owned, *cursor, *backlogs, *types)
 
 
 def owned_bits(partitions: Collection[int]) -> bytes | None:

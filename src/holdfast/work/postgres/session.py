@@ -171,7 +171,7 @@ class PostgresSession:
             sweep.advance(int(row["xid"]), row["snapshot"], row["read_through"] or 0)
             claimed.through = sweep.through
             unpack(row, claimed)
-        if request.sleeping and row["snapshot"] is not None and row["seqs"] is None:
+        if request.wake_on_enqueue and row["snapshot"] is not None and row["seqs"] is None:
             self._poll_interval.found_nothing(int(row["xid"]), row["snapshot"])
             due = (claimed.next_due_seconds, self._poll_interval.next_poll_seconds)
             claimed.next_due_seconds = min(
@@ -271,7 +271,7 @@ class PostgresSession:
         self._partitions.update({row["id"]: row["epoch"] for row in rows})
         return dict(self._partitions)
 
-    async def give(self, partitions: Sequence[int]) -> None:
+    async def release_partitions(self, partitions: Sequence[int]) -> None:
         for partition in partitions:
             self._partitions.pop(partition, None)
         async with self._call() as connection:
@@ -307,10 +307,10 @@ class PostgresSession:
             pass  # the heartbeat has stopped, so other workers notice
         self._terminate_connections()
 
-    def give_up(self, report: Report, culprit: int | None) -> None:
-        asyncio.run(self._give_up(report, culprit))
+    def report_before_exit(self, report: Report, culprit: int | None) -> None:
+        asyncio.run(self._report_before_exit(report, culprit))
 
-    async def _give_up(self, report: Report, culprit: int | None) -> None:
+    async def _report_before_exit(self, report: Report, culprit: int | None) -> None:
         with translated():
             async with asyncio.timeout(self._settings.call_timeout_seconds):
                 connection = await asyncpg.connect(self._url)

@@ -366,7 +366,7 @@ class EmbeddedSession:
     async def take(self, partitions: Sequence[int]) -> Mapping[int, int]:
         return dict.fromkeys(partitions, self.instance)
 
-    async def give(self, partitions: Sequence[int]) -> None:
+    async def release_partitions(self, partitions: Sequence[int]) -> None:
         """Do nothing: no other worker could take them."""
 
     async def wait(self, timeout_seconds: float) -> bool:
@@ -378,9 +378,11 @@ class EmbeddedSession:
     def wake(self) -> None:
         self._woken.set()
 
-    def give_up(self, report: Report, culprit: int | None) -> None:
+    def report_before_exit(self, report: Report, culprit: int | None) -> None:
         self._store.run_blocking(
-            lambda db: verbs.give_up(db, self.instance, report, culprit, self._clock.now())
+            lambda db: verbs.report_before_exit(
+                db, self.instance, report, culprit, self._clock.now()
+            )
         )
 
     async def leave(self) -> None:

@@ -96,10 +96,10 @@ def start_session(db: apsw.Connection, name: str, now: float) -> int:
     return int(db.execute(SQL["take_seat"], (name,)).get)
 
 
-def give_up(
+def report_before_exit(
     db: apsw.Connection, instance: int, report: Report, culprit: int | None, now: float
 ) -> None:
-    """See ``contract.WorkerSession.give_up``.
+    """See ``contract.WorkerSession.report_before_exit``.
 
     Without a culprit the session stays, and the next one blames all jobs in flight.
     """
