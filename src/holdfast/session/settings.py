@@ -143,7 +143,9 @@ class TimeoutSettings:
     overload_requests_min: int = 10
     """Fewer requests in a window are not judged."""
     slow_link_bytes_per_second: ClassVar[float] = 2_500
-    """20 kbit/s: a client behind a proxy gets the time that its data takes at this rate."""
+    """20 kbit/s: a client behind a proxy gets the time that its data takes at this
+    rate.
+    """
     slow_link_seconds_max: ClassVar[float] = 120
     """The most that a heartbeat's timeout is extended by for a slow link."""
 

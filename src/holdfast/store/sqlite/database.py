@@ -34,7 +34,8 @@ class SqliteTuning:
 
     migrations: Sequence[str] = tuple(MIGRATIONS)
     operations_between_looks: int = 5_000
-    """SQLite checks the deadline after this many operations; a usual page takes fewer."""
+    """SQLite checks the deadline after this many operations; a usual page takes fewer.
+    """
     wipe_again_seconds: float = 1.0
     """How long to wait if a reader kept the write-ahead log from being emptied."""
 
