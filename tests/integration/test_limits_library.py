@@ -56,7 +56,7 @@ async def test_programs_without_a_name_get_different_ones(
         open_limits(settings, tmp_path / "a") as one,
         open_limits(settings, tmp_path / "b") as two,
     ):
-        assert one.limiter.node.node != two.limiter.node.node
+        assert one.limiter.node.name != two.limiter.node.name
         assert two.limiter.nodes >= 2
 
 

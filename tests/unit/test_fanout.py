@@ -1,4 +1,4 @@
-"""The fanout role on virtual time: reads, bounded retries, skips, clear failures."""
+"""Fanout on virtual time: reads, bounded retries, skips, clear failures."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Log(MemoryEventLog):
 class Bench:
     """A memory store with its log, one fanout, gateways that note what they get."""
 
-    def __init__(self, max_poll_records: int = 500) -> None:
+    def __init__(self, read_entries_max: int = 500) -> None:
         self.store, self.log = MemoryStore(), Log()
         self.store.on_commit(self.log.committed)
         self.registry, self.link = Registry(), Link()
@@ -101,7 +101,7 @@ class Bench:
             "east",
         )
         self.fanout = Fanout(
-            around, LoopClock(), random.Random(1), max_poll_records=max_poll_records
+            around, LoopClock(), random.Random(1), read_entries_max=read_entries_max
         )
 
     async def load(self, chat_id: str) -> Sequence[Member]:
@@ -125,8 +125,8 @@ class Bench:
 
 
 @asynccontextmanager
-async def running(max_poll_records: int = 500) -> AsyncIterator[Bench]:
-    bench = Bench(max_poll_records)
+async def running(read_entries_max: int = 500) -> AsyncIterator[Bench]:
+    bench = Bench(read_entries_max)
     await create_chat(bench.store, ANNA, BELA)
     await bench.registry.announce("east", [ANNA])
     await bench.registry.announce("west", [BELA])
@@ -281,7 +281,7 @@ async def test_fanout_waits_for_an_unavailable_log() -> None:
 
 @pytest.mark.covers("000 3.1 fatal: let Kubernetes restart")
 @pytest.mark.parametrize("where", ["log", "link", "registry"])
-async def test_a_fatal_error_ends_the_role_clearly_and_is_counted(where: str) -> None:
+async def test_a_fatal_error_ends_fanout_clearly_and_is_counted(where: str) -> None:
     bench = Bench()
     await create_chat(bench.store, ANNA)
     await bench.registry.announce("east", [ANNA])
@@ -367,7 +367,7 @@ async def test_failed_member_load_delays_a_batch_once_and_never_known_chats() ->
 
 @pytest.mark.covers("000 Kafka consumer lag high: scale consumers, alert")
 async def test_a_full_batch_shows_how_far_behind_the_reader_is() -> None:
-    async with running(max_poll_records=10) as bench:
+    async with running(read_entries_max=10) as bench:
         bench.link.fail["west"] = 0.5
         await bench.send(*(str(n) for n in range(25)))
         await asyncio.sleep(0.6)

@@ -152,7 +152,7 @@ async def test_disk_that_cannot_save_the_nodes_does_not_stop_the_heartbeat(
         counters, virtual_loop.LoopClock(), file=tmp_path / "nowhere" / "nodes.json"
     ) as limits:
         await asyncio.sleep(10)
-        assert counters.members[limits.node.node] > asyncio.get_running_loop().time() + 3
+        assert counters.members[limits.node.name] > asyncio.get_running_loop().time() + 3
 
 
 async def test_dead_node_counts_until_it_is_missing_for_a_ttl() -> None:

@@ -132,7 +132,7 @@ async def test_decision_without_a_rule_has_its_region(tmp_path: Path) -> None:
 async def test_node_without_a_name_gets_a_permanent_one(tmp_path: Path) -> None:
     async def name(folder: str, node_id: str = "") -> str:
         async with open_limits(LimitsSettings(), tmp_path / folder, node_id) as parts:
-            return parts.limiter.node.node
+            return parts.limiter.node.name
 
     first = await name("a")
     assert await name("a", "a-name") == "a-name"

@@ -37,7 +37,7 @@ def session_of(node: Node) -> Any:
 
 def assembler_of(node: Node) -> Any:
     """What gathers the fragments of a connection, as the entrance makes it."""
-    return node._port()._decide._settings
+    return node._websocket_port()._decide._settings
 
 
 REACH: dict[str, Callable[[Node], Any]] = {

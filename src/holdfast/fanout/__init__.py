@@ -1,7 +1,7 @@
 """Fanout: from the log to the connected sessions, best effort.
 
 - ``contract``      the seams: the registry (who is connected where) and the link
-- ``fanout``        the role: reads the log, routes each batch, hands it over, moves on
+- ``fanout``        reads the log, routes each batch, hands it over, moves on
 - ``routing``       what goes to which gateway; whether sequences are missing (pure)
 - ``members``       who is in a chat, as far as the log has been read
 - ``dead_letters``  events that cannot be used, kept for an operator

@@ -1,4 +1,4 @@
-"""The role that reads the log and delivers it to gateways: best effort, bounded.
+"""Reads the log and delivers it to gateways: best effort, bounded.
 
 For each batch: find the members (``members``), ask the registry where they are
 connected, build one envelope per gateway (``routing``), hand it over (link), then move
@@ -34,12 +34,14 @@ from holdfast.resilience import Backoff
 
 T = TypeVar("T")
 
-SEND_SECONDS = 1.0
+HANDOVER_SECONDS = 1.0
 """How long a gateway may take to accept an envelope. No setting: it is a local call."""
 LOOKUP_SECONDS = 1.0
-"""How long the members or the registry may take. No setting: the next batch of every
-chat waits as long, and sync repairs a skip.
+"""How long one lookup of members, or of gateways in the registry, may take. No setting:
+all chats wait for it, and sync repairs what is skipped.
 """
+RELOAD_PAUSE_SECONDS = 1.0
+"""After a failed load of members, how long no other load is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class FanoutDeps:
 
 
 class Fanout:
-    """One reader of the log, up to ``max_poll_records`` per batch. ``watch`` is called
+    """One reader of the log, up to ``read_entries_max`` per batch. ``watch`` is called
     with each batch before it is delivered.
     """
 
@@ -87,14 +89,14 @@ class Fanout:
         clock: Clock,
         rng: random.Random,
         retry: RetrySettings | None = None,
-        max_poll_records: int = 500,
+        read_entries_max: int = 500,
         watch: Callable[[Sequence[LogEntry]], None] = lambda entries: None,
     ) -> None:
         self._deps = deps
         self._clock = clock
         self._rng = rng
         self._retry = retry or RetrySettings()
-        self._max_poll_records = max_poll_records
+        self._read_entries_max = read_entries_max
         self._watch = watch
         self._load_again_at = 0.0
         self._gaps = Gaps()
@@ -107,7 +109,7 @@ class Fanout:
         users who are not connected yet will sync.
 
         Runs until cancelled. A fatal error is counted and raised, so that a supervisor
-        restarts the role. It then continues where it stopped and skips nothing.
+        restarts this task. It then continues where it stopped and skips nothing.
         """
         try:
             if not self._begun:
@@ -129,7 +131,7 @@ class Fanout:
         self._watch(entries)
         if missing := self._gaps.missing(entries):
             telemetry.sequence_gap(missing)
-        await self._attempt(entries)
+        await self._deliver_or_dead_letter(entries)
         self.position = reached
         await self._measure(entries)
 
@@ -139,7 +141,7 @@ class Fanout:
         """
         try:
             return await self._patiently(
-                lambda: self._deps.log.read(self.position, self._max_poll_records)
+                lambda: self._deps.log.read(self.position, self._read_entries_max)
             )
         except UnreadableEvent as event:
             await self._dead_letter("undecodable", event, event.message, event.data)
@@ -159,37 +161,37 @@ class Fanout:
                 failures += 1
                 await asyncio.sleep(self._retry.backoff.bound(failures))
 
-    async def _attempt(self, entries: Sequence[LogEntry]) -> None:
+    async def _deliver_or_dead_letter(self, entries: Sequence[LogEntry]) -> None:
         """Deliver a batch. If a defect in our code stops it, deliver the entries one by
         one and make each that fails a dead letter: one event must not block all others.
         """
         try:
-            await self._spread(entries)
+            await self._deliver_batch(entries)
         except HoldfastError:
             raise
         except Exception as error:
             telemetry.defect("fanout", error)
             if len(entries) > 1:
                 for entry in entries:
-                    await self._attempt([entry])
+                    await self._deliver_or_dead_letter([entry])
             else:
                 await self._dead_letter(
                     "defect", entries[0], repr(error), msgspec.json.encode(entries[0])
                 )
 
-    async def _spread(self, entries: Sequence[LogEntry]) -> None:
+    async def _deliver_batch(self, entries: Sequence[LogEntry]) -> None:
         chats = {entry.message.chat_id: entry.tenant for entry in entries}
         before = await self._members_of(chats)
         after = dict(before)
         runs, unknown, unreadable = route(map(self._with_proof, entries), after)
-        self._keep(chats, before, after)
+        self._remember_members(chats, before, after)
         for entry in unreadable:
             data = msgspec.json.encode(entry)
             await self._dead_letter("event", entry, "the event does not say what it changes", data)
         if unknown:
             telemetry.delivery_skipped("members_unknown", unknown)
         if runs:
-            online = await self._online(runs)
+            online = await self._users_by_gateway(runs)
             await asyncio.gather(
                 *(
                     self._hand_over(gateway, envelope)
@@ -209,8 +211,8 @@ class Fanout:
 
     async def _members_of(self, chats: Mapping[str, str]) -> dict[str, frozenset[User]]:
         """The members of each chat that are known or can be loaded. After a failed load
-        no other is tried for a moment, so that a store in trouble delays a batch only
-        once and does not hold back chats whose members are known.
+        no other is tried for ``RELOAD_PAUSE_SECONDS``, so that a store in trouble delays
+        a batch only once and does not hold back chats whose members are known.
         """
         found = {}
         for chat_id, tenant in chats.items():
@@ -228,13 +230,13 @@ class Fanout:
             async with asyncio.timeout(LOOKUP_SECONDS):
                 return await self._deps.members.of(tenant, chat_id)
         except (HoldfastError, TimeoutError) as error:
-            self._load_again_at = self._clock.monotonic() + LOOKUP_SECONDS
+            self._load_again_at = self._clock.monotonic() + RELOAD_PAUSE_SECONDS
             telemetry.log.warning(
                 "fanout.members_load_failed", detail="skipping deliveries", error=str(error)
             )
             return None
 
-    def _keep(
+    def _remember_members(
         self,
         chats: Mapping[str, str],
         before: Mapping[str, frozenset[User]],
@@ -249,7 +251,7 @@ class Fanout:
             elif after[chat_id] is not before[chat_id]:
                 self._deps.members.learn(chat_id, after[chat_id])
 
-    async def _online(self, runs: Sequence[MessageRun]) -> Mapping[str, Set[User]]:
+    async def _users_by_gateway(self, runs: Sequence[MessageRun]) -> Mapping[str, Set[User]]:
         users = recipients(runs)
         try:
             async with asyncio.timeout(LOOKUP_SECONDS):
@@ -271,7 +273,7 @@ class Fanout:
         retry = self._retry
         for attempt in range(1, retry.max_attempts + 1):
             try:
-                async with asyncio.timeout(SEND_SECONDS):
+                async with asyncio.timeout(HANDOVER_SECONDS):
                     await self._deps.link.deliver(gateway, envelope)
                 telemetry.handed_over(count)
                 return
@@ -297,7 +299,7 @@ class Fanout:
         only if the batch was full.
         """
         behind = 0
-        if len(entries) == self._max_poll_records:
+        if len(entries) == self._read_entries_max:
             behind = await self._patiently(lambda: self._deps.log.lag(self.position))
         telemetry.fanout_lag(behind)
         stamped = datetime.fromisoformat(entries[0].message.created_at).timestamp()

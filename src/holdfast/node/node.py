@@ -44,7 +44,7 @@ from holdfast.node.backup import Backups
 from holdfast.node.banner import origins_of
 from holdfast.node.engines import Engines
 from holdfast.node.jwks_fetch import fetch_jwks
-from holdfast.node.supervisor import GAUGES_SECONDS, role
+from holdfast.node.supervisor import GAUGES_SECONDS, background_task
 from holdfast.resilience import BreakerState
 from holdfast.settings import Settings, differences
 from holdfast.webhooks.parts import WorkParts
@@ -67,7 +67,7 @@ class Node:
         self.settings = settings
         self.engines = engines
         self.limits = limits
-        self.node_id = limits.limiter.node.node
+        self.node_id = limits.limiter.node.name
         self.started_at = timestamp(clock.now())
         self.broken = asyncio.Event()
         """Set when a part has ended that the node cannot serve without."""
@@ -115,7 +115,7 @@ class Node:
         self._connect()
 
     def _connect(self) -> None:
-        """Close the circle: what happens further along reaches the gateway."""
+        """Connect the callbacks that lead back to the gateway."""
         self._durability.on_epoch_raised = self.gateway.roster_sync.on_head
         self.revocations.on_added = self.gateway.cutoff.on_revoked
         self.engines.link.connect(self.node_id, self.gateway.deliver)
@@ -153,12 +153,16 @@ class Node:
             proofs=proofs,
             here=self.node_id,
         )
-        most = settings.read_entries_max
         return Fanout(
-            deps, self._clock, random.Random(), settings.retry, most, self._ephemeral.on_entries
+            deps,
+            self._clock,
+            random.Random(),
+            settings.retry,
+            settings.read_entries_max,
+            self._ephemeral.on_entries,
         )
 
-    def _port(self) -> Port:
+    def _websocket_port(self) -> Port:
         access, backpressure = self.settings.access, self.settings.gateway.backpressure
         handshake = Handshake(
             verify=self.tokens.verify,
@@ -178,9 +182,9 @@ class Node:
         )
 
     def http_deps(self, address_limits: AddressLimits, times: HttpTimes) -> HttpDeps:
-        """The dependencies of the port."""
+        """What the HTTP server needs."""
         return HttpDeps(
-            port=self._port(),
+            port=self._websocket_port(),
             counts=HttpCounts(self.settings.access.http, self.settings.server.proxies),
             memory_budget=self.gateway.memory_budget,
             count_anonymous=address_limits.count_request,
@@ -189,36 +193,36 @@ class Node:
         )
 
     @asynccontextmanager
-    async def roles(self) -> AsyncIterator[None]:
+    async def background_tasks(self) -> AsyncIterator[None]:
         """Run everything beside the sockets.
 
-        Ingest ends when its sends are answered. The names of roles are label values of
-        the metric ``holdfast_defects``, so they stay.
+        Ingest ends when its sends are answered. The names of these tasks are label
+        values of the metric ``holdfast_defects``, so they stay.
         """
-        ended = [
+        ingest_tasks = [
             asyncio.create_task(self._intake.run()),
             asyncio.create_task(self._watermarks.run()),
         ]
-        for task in ended:
+        for task in ingest_tasks:
             task.add_done_callback(self._ended_by_itself)
         try:
             async with (
-                role("fanout", self._fanout.run),
-                role("ephemeral", self._ephemeral.run),
-                role("attendance", self._presence_reporter.run),
-                role("gauges", self._keep_gauges),
-                role("probe", self._probe),
-                role("housekeeping", self._key_expiry.run),
-                role("revocations", self.revocations.follow),
-                role("issuers", self.issuers.run),
+                background_task("fanout", self._fanout.run),
+                background_task("ephemeral", self._ephemeral.run),
+                background_task("attendance", self._presence_reporter.run),
+                background_task("gauges", self._keep_gauges),
+                background_task("probe", self._probe),
+                background_task("housekeeping", self._key_expiry.run),
+                background_task("revocations", self.revocations.follow),
+                background_task("issuers", self.issuers.run),
             ):
                 yield
         finally:
-            for task in ended:
+            for task in ingest_tasks:
                 task.remove_done_callback(self._ended_by_itself)
             self._intake.stop()
             self._watermarks.stop()
-            await asyncio.gather(*ended, return_exceptions=True)
+            await asyncio.gather(*ingest_tasks, return_exceptions=True)
 
     def _ended_by_itself(self, task: asyncio.Task[None]) -> None:
         """Stop the node: ingest cannot restart alone, the process's supervisor can."""
@@ -250,7 +254,7 @@ class Node:
     # --- what the API shows
     # -----------------------------------------------------------------------------
 
-    def deps(self, backups: Backups) -> ApiDeps:
+    def api_deps(self, backups: Backups) -> ApiDeps:
         return ApiDeps(
             durability=self._durability,
             sends=self._sends,

@@ -1,4 +1,4 @@
-"""Restarts roles: the tasks that run beside the sockets."""
+"""Restarts background tasks: what runs beside the sockets."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from holdfast.errors import HoldfastError
 GAUGES_SECONDS = 5.0
 """The pause between two refreshes of the gauges."""
 RESTART_SECONDS = 1.0
-"""The pause before a role that failed is started again."""
+"""The pause before a background task that ended is started again."""
 
 
 @asynccontextmanager
-async def role(name: str, run: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Run a role while the block runs, and restart it whenever it ends.
+async def background_task(name: str, run: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Run a background task while the block runs; restart it whenever it ends.
 
     So a part recovers by itself, and the others do not notice.
     """

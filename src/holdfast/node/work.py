@@ -12,7 +12,7 @@ from holdfast.errors import HoldfastError, NotFound, OutcomeUnknown, Unavailable
 from holdfast.eventlog.contract import EventLog
 from holdfast.history.history import ChatHistory
 from holdfast.message import Message
-from holdfast.node.supervisor import GAUGES_SECONDS, role
+from holdfast.node.supervisor import GAUGES_SECONDS, background_task
 from holdfast.webhooks.contract import WebhookEndpoints
 from holdfast.webhooks.delivery import Find, WebhookSender, recall_paces, with_webhooks
 from holdfast.webhooks.parking import Parking
@@ -94,9 +94,9 @@ class NodeWork:
             await self._parking.update()
             await recall_paces(self._endpoints, self._worker.paces)
             await stack.enter_async_context(self._worker.running())
-            await stack.enter_async_context(role("webhooks", self._reader.run))
-            await stack.enter_async_context(role("work_gauges", self._gauges.run))
-            await stack.enter_async_context(role("webhook_parking", self._parking.run))
+            await stack.enter_async_context(background_task("webhooks", self._reader.run))
+            await stack.enter_async_context(background_task("work_gauges", self._gauges.run))
+            await stack.enter_async_context(background_task("webhook_parking", self._parking.run))
             yield
 
 

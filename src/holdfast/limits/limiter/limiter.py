@@ -71,12 +71,12 @@ class Limiter:
         self._monotonic = clock.monotonic
         self._use(rules or RuleSet())
         self._decisions = DecisionBuilder(self.node.region, clock.monotonic)
-        memory = KeyMemory(settings, clock, self.node.node)
+        memory = KeyMemory(settings, clock, self.node.name)
         self._memory, self._share, self._holds = memory, memory.share, memory.holds
         self._reconciler = Reconciler(counters, memory.share, memory.leases, clock.monotonic)
         self.health = CounterHealth(settings.heartbeat_seconds, health_window_seconds)
         self._heartbeat = NodeHeartbeat(
-            NodeCount(counters, self.node.node, settings.node_ttl_seconds, clock.monotonic, file),
+            NodeCount(counters, self.node.name, settings.node_ttl_seconds, clock.monotonic, file),
             memory.share,
             self._reconciler,
             settings.heartbeat_seconds,

@@ -40,5 +40,5 @@ class LimiterSettings:
 class NodeIdentity(NamedTuple):
     """This node's name, and its region, which has its own counters."""
 
-    node: str = "node"
+    name: str = "node"
     region: str = "local"
