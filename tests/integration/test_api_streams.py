@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
 from api_rig import serving
@@ -14,11 +14,11 @@ from holdfast.access.connection_limits import HttpCounts, HttpLimits
 from holdfast.api.address_limits import AddressLimits
 from holdfast.api.app import RestApp
 from holdfast.api.deps import ApiDeps
-from holdfast.api.endpoint import Answer, Call, Endpoint, Stream
+from holdfast.api.endpoint import Answer, Call, Endpoint, StreamBounds
 from holdfast.gateway.memory_budget import MemoryBudget
 from holdfast.gateway.transport import http, server
 
-STREAM = Stream(unread_seconds_max=0.5, drain_seconds=0.5)
+STREAM = StreamBounds(unread_seconds_max=0.5, drain_seconds=0.5)
 
 
 class Pieces:
@@ -66,6 +66,14 @@ async def listening(pieces: Pieces) -> AsyncIterator[tuple[RestApp, int, bytes]]
                 yield app, bound.getsockname()[1], request
 
 
+async def read_to_the_end(client: socket.socket) -> None:
+    """Read what is buffered until the server's end or reset of the connection."""
+    client.setblocking(False)
+    with suppress(ConnectionResetError):
+        while await asyncio.get_running_loop().sock_recv(client, 65_536):
+            pass
+
+
 async def test_stream_of_a_client_that_disconnects_is_closed() -> None:
     pieces = Pieces(b"piece", 0.05)
     async with listening(pieces) as (_, port, request):
@@ -100,6 +108,7 @@ async def test_client_that_does_not_read_its_stream_is_disconnected() -> None:
         client.sendall(request)
         async with asyncio.timeout(10):
             await pieces.closed.wait()
+            await read_to_the_end(client)
         client.close()
 
 

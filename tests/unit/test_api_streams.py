@@ -16,11 +16,11 @@ from structlog.testing import capture_logs
 from holdfast.api.address_limits import AddressLimits
 from holdfast.api.app import RestApp
 from holdfast.api.deps import ApiDeps
-from holdfast.api.endpoint import Answer, Call, Endpoint, Stream
+from holdfast.api.endpoint import Answer, Call, Endpoint, StreamBounds
 from holdfast.errors import Unavailable
 from holdfast.telemetry.metrics import REGISTRY
 
-STREAM = Stream(head_seconds=2.0, unread_seconds_max=7.0, drain_seconds=20.0)
+STREAM = StreamBounds(first_piece_seconds=2.0, unread_seconds_max=7.0, drain_seconds=20.0)
 DEADLINE_SECONDS = 60.0
 
 

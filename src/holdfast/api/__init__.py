@@ -8,7 +8,7 @@
 - ``address_limits``  limits by address for requests without a good credential (pure)
 - ``idempotency``     one answer for one Idempotency-Key
 - ``responses``       statuses, the one error body, cached pages
-- ``streams``         streamed answers: deadline, drain, clients that disconnect
+- ``streaming``       streamed answers: deadline, drain, clients that disconnect
 - ``middleware``      request ids, security headers, metrics, the access log
 - ``cors``            which pages of other origins may call
 - ``chats``           endpoints: chats, members, presence, tokens

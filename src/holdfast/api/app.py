@@ -25,7 +25,7 @@ from holdfast.api.request import (
 )
 from holdfast.api.responses import PageResponses, Response, View, respond, respond_error
 from holdfast.api.routes import ALIASES, ENDPOINTS, PAGES
-from holdfast.api.streams import StreamedAnswers, StreamedBody, StreamEnd
+from holdfast.api.streaming import StreamedAnswers, StreamedBody, StreamEnd
 from holdfast.errors import (
     HoldfastError,
     InternalError,
@@ -174,7 +174,7 @@ class RestApp:
                 self._deps, self._address_limits, self._streams.draining, endpoint, request
             )
             if endpoint.stream is not None:
-                self._streams.require_open()
+                self._streams.refuse_if_draining()
             answer = await self._keyed.run(endpoint, call)
             if isinstance(answer.body, AsyncIterator):
                 body = await self._streams.begin(endpoint, call, answer.body, request.receive)

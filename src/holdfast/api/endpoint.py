@@ -86,16 +86,17 @@ _Run = Callable[[ApiDeps, Call], Awaitable[Answer]]
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class StreamBounds:
     """The bounds of a streamed answer beside its endpoint's ``deadline_seconds``.
 
     The next piece is asked for when the last one has left, so a slow reader slows its
     own endpoint and nothing else.
     """
 
-    head_seconds: float = 2.0
-    """How long status and headers wait for the first piece. An error within this time
-    is an ordinary error response; a later one cuts the connection."""
+    first_piece_seconds: float = 2.0
+    """How long status and headers wait for the first piece; then the answer starts
+    without one. An error before that is an ordinary error response; a later one cuts
+    the connection."""
     unread_seconds_max: float = 30.0
     """How long the client may leave a piece unread before the connection is cut."""
     drain_seconds: float = 20.0
@@ -133,7 +134,7 @@ class Endpoint:
     """Where bodies may be longer than ``api.body_bytes_max``."""
     deadline_seconds: float | None = None
     """Where ``api.request_seconds_max`` is not enough."""
-    stream: Stream | None = None
+    stream: StreamBounds | None = None
     """Set where the answer may be streamed. Such an endpoint has a deadline of its own
     and handles its Idempotency-Key itself."""
     on_invalid_input: Callable[[InvalidMessage], Refused] = _unchanged

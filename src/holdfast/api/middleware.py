@@ -8,7 +8,7 @@ from holdfast import telemetry
 from holdfast.api.deps import ApiDeps
 from holdfast.api.request import NOBODY, RawHeaders, Request, address_of
 from holdfast.api.responses import Response
-from holdfast.api.streams import StreamEnd
+from holdfast.api.streaming import StreamEnd
 from holdfast.limits.http import rate_limit_headers
 
 SECURITY_HEADERS = {

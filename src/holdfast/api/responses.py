@@ -14,7 +14,7 @@ import msgspec
 from holdfast.api.endpoint import Answer, Endpoint, WebPage
 from holdfast.api.request import Request
 from holdfast.api.schemas import TooManyRequests
-from holdfast.api.streams import StreamedBody
+from holdfast.api.streaming import StreamedBody
 from holdfast.errors import HoldfastError, OperatorError, RateLimited
 from holdfast.limits.http import PROBLEM, PROBLEM_TITLE, PROBLEM_TYPE
 from holdfast.wire.frames import Error, ErrorBody

@@ -1,8 +1,9 @@
-"""Streamed answers: their head, their pieces, and what ends them.
+"""Streamed answers: status and headers, the pieces, and what ends them.
 
 An answer ends when its iterator ends. It is cut when the client disconnects, when its
 deadline is over, when the node has drained long enough, or when the iterator fails
-after the head has left. The client sees a cut as a body without its last chunk.
+after status and headers have left. The client sees a cut as a body without its last
+chunk.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ CLOSE_SECONDS = 1.0
 T = TypeVar("T")
 
 
-def _cut_before_head(cause: StreamEnd) -> HoldfastError:
-    """The ordinary error of an answer that was cut before its head was sent."""
+def _cut_before_start(cause: StreamEnd) -> HoldfastError:
+    """The ordinary error of an answer that was cut before anything of it was sent."""
     if cause == "client_gone":
+        # Nobody reads this answer. It must be an error of the client's side, so that
+        # metrics and alerts do not count a server error for a client that left.
         return InvalidMessage("the client disconnected before it was answered")
     text = "this node is stopping" if cause == "drained" else "no answer in time"
     return Unavailable(text, retry_after_seconds=1.0)
@@ -34,23 +37,23 @@ class StreamedAnswers:
     """The streamed answers of a node."""
 
     def __init__(self) -> None:
-        self._open: set[StreamedBody] = set()
+        self._running: set[StreamedBody] = set()
         """Bounded by the open HTTP connections: each answers one request at a time."""
         self._empty = asyncio.Event()
         self._empty.set()
         self.draining = asyncio.Event()
 
-    def require_open(self) -> None:
+    def refuse_if_draining(self) -> None:
         """Unavailable if the node stops: a stream that begins now would be cut."""
         if self.draining.is_set():
-            raise _cut_before_head("drained")
+            raise _cut_before_start("drained")
 
     async def begin(
         self, endpoint: Endpoint, call: Call, pieces: AsyncIterator[bytes], receive: AsgiReceive
     ) -> StreamedBody:
-        """The answer, once its head may be sent; raises what the iterator raised."""
+        """The answer, once it may be sent; raises what the iterator raised."""
         body = StreamedBody(endpoint, call, pieces, receive)
-        self._open.add(body)
+        self._running.add(body)
         self._empty.clear()
         try:
             await body.begin()
@@ -72,8 +75,8 @@ class StreamedAnswers:
         try:
             await body.close()
         finally:
-            self._open.discard(body)
-            if not self._open:
+            self._running.discard(body)
+            if not self._running:
                 self._empty.set()
 
     async def drain(self) -> None:
@@ -97,19 +100,22 @@ class StreamedBody:
         self._cut = self._start(self._wait_for_cut(receive))
 
     async def begin(self) -> None:
-        """Wait for the first piece or the end, at most ``head_seconds``."""
+        """Wait for the first piece or the end, at most ``first_piece_seconds``.
+
+        After that the answer starts without a piece.
+        """
         await asyncio.wait(
             [self._next, self._cut],
-            timeout=self.stream.head_seconds,
+            timeout=self.stream.first_piece_seconds,
             return_when=asyncio.FIRST_COMPLETED,
         )
         if self._next.done():
             self._next.result()
         elif self._cut.done():
-            raise _cut_before_head(self._cut.result())
+            raise _cut_before_start(self._cut.result())
 
     async def send(self, status: int, headers: RawHeaders, send: AsgiSend) -> StreamEnd:
-        """Send the head and every piece; returns what ended the answer."""
+        """Send status, headers and every piece; return what ended the answer."""
         sending = self._start(self._send(status, headers, send))
         await asyncio.wait([sending, self._cut], return_when=asyncio.FIRST_COMPLETED)
         if not sending.done():
@@ -127,6 +133,7 @@ class StreamedBody:
                 "type": "http.response.start",
                 "status": status,
                 "headers": headers,
+                # Our own key, not ASGI's: gateway/transport/responses.py reads it.
                 "unread_seconds_max": self.stream.unread_seconds_max,
             }
         )
@@ -152,15 +159,17 @@ class StreamedBody:
         return await anext(self._pieces, None)
 
     async def _wait_for_cut(self, receive: AsgiReceive) -> StreamEnd:
-        gone, overdue = self._start(_wait_for_disconnect(receive)), self._start(self._overdue())
+        gone = self._start(_wait_for_disconnect(receive))
+        late = self._start(self._wait_for_time_limit())
         try:
-            await asyncio.wait([gone, overdue], return_when=asyncio.FIRST_COMPLETED)
-            return "client_gone" if gone.done() else overdue.result()
+            await asyncio.wait([gone, late], return_when=asyncio.FIRST_COMPLETED)
+            return "client_gone" if gone.done() else late.result()
         finally:
             await _cancel(gone)
-            await _cancel(overdue)
+            await _cancel(late)
 
-    async def _overdue(self) -> StreamEnd:
+    async def _wait_for_time_limit(self) -> StreamEnd:
+        """Wait until the deadline is over or the node has drained long enough."""
         try:
             async with asyncio.timeout(self._call.seconds_left):
                 await self._call.draining.wait()
