@@ -44,13 +44,10 @@ def adapter(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def on_every_log(scenario: Scenario) -> Callable[[str, Path], None]:
-    def test(adapter: str, tmp_path: Path) -> None:
-        async def run() -> None:
-            async with opened(adapter, tmp_path) as (store, log):
-                await scenario(store, log)
-
-        asyncio.run(run())
+def on_every_log(scenario: Scenario) -> Callable[[str, Path], Awaitable[None]]:
+    async def test(adapter: str, tmp_path: Path) -> None:
+        async with opened(adapter, tmp_path) as (store, log):
+            await scenario(store, log)
 
     test.__name__, test.__doc__ = scenario.__name__, scenario.__doc__
     return test
@@ -131,25 +128,19 @@ async def test_waiting_returns_when_something_is_committed_and_at_once_if_it_alr
 
 
 @pytest.mark.parametrize("adapter", ["sqlite", "small"])
-def test_a_log_opened_again_has_everything(adapter: str, tmp_path: Path) -> None:
-    async def first() -> list[LogEntry]:
-        async with opened(adapter, tmp_path) as (store, log):
-            await create(store)
-            for n in range(5):
-                acked(await send(store, f"k{n}"))
-            return await read_all(log)
-
-    async def second(before: list[LogEntry]) -> None:
-        async with opened(adapter, tmp_path) as (store, log):
-            assert await log.end() == at(before[-1].offset)
-            assert await read_all(log) == before
-            await asyncio.wait_for(log.wait(START), 5)
-            acked(await send(store, "new"))
-            assert [e.offset for e in await read_all(log, before[-1].offset)] == [
-                before[-1].offset + 1
-            ]
-
-    asyncio.run(second(asyncio.run(first())))
+async def test_a_log_opened_again_has_everything(adapter: str, tmp_path: Path) -> None:
+    async with opened(adapter, tmp_path) as (store, log):
+        await create(store)
+        for n in range(5):
+            acked(await send(store, f"k{n}"))
+        before = await read_all(log)
+    last = before[-1].offset
+    async with opened(adapter, tmp_path) as (store, log):
+        assert await log.end() == at(last)
+        assert await read_all(log) == before
+        await asyncio.wait_for(log.wait(START), 5)
+        acked(await send(store, "new"))
+        assert [e.offset for e in await read_all(log, last)] == [last + 1]
 
 
 @pytest.mark.parametrize("adapter", ["sqlite", "small"])

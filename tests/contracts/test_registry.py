@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -20,8 +19,8 @@ def registry(request: pytest.FixtureRequest) -> Registry:
     return ADAPTERS[request.param]()
 
 
-def test_nobody_is_online_at_first(registry: Registry) -> None:
-    assert asyncio.run(registry.gateways_of([ANNA])) == {}
+async def test_nobody_is_online_at_first(registry: Registry) -> None:
+    assert await registry.gateways_of([ANNA]) == {}
 
 
 async def test_a_user_is_found_at_each_of_its_gateways(registry: Registry) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import wraps
@@ -46,13 +45,10 @@ async def opened(
 def on_every_store(scenario: Scenario) -> Any:
     @pytest.mark.parametrize("adapter", ["memory", "sqlite"])
     @wraps(scenario)
-    def test(adapter: str, tmp_path: Path) -> None:
-        async def run() -> None:
-            clock = ManualClock(START)
-            async with opened(adapter, tmp_path, clock) as store:
-                await scenario(store, clock)
-
-        asyncio.run(run())
+    async def test(adapter: str, tmp_path: Path) -> None:
+        clock = ManualClock(START)
+        async with opened(adapter, tmp_path, clock) as store:
+            await scenario(store, clock)
 
     del test.__wrapped__  # type: ignore[attr-defined]
     return test
@@ -166,17 +162,12 @@ async def test_full_store_refuses_the_next_entry_and_drops_none(
         assert [one.user_id for one in await store.all()] == ["a", "b", "d"]
 
 
-def test_entries_and_version_outlive_the_process(tmp_path: Path) -> None:
-    async def first() -> tuple[Any, int]:
-        async with opened("sqlite", tmp_path, ManualClock(START)) as store:
-            await store.add(entry("token", "", "j", ends_at=START + 0.5))
-            return list(await store.all()), await store.version()
-
-    async def second() -> tuple[Any, int]:
-        async with opened("sqlite", tmp_path, ManualClock(START)) as store:
-            return list(await store.all()), await store.version()
-
-    assert asyncio.run(first()) == asyncio.run(second())
+async def test_entries_and_version_outlive_the_process(tmp_path: Path) -> None:
+    async with opened("sqlite", tmp_path, ManualClock(START)) as store:
+        await store.add(entry("token", "", "j", ends_at=START + 0.5))
+        before = list(await store.all()), await store.version()
+    async with opened("sqlite", tmp_path, ManualClock(START)) as store:
+        assert (list(await store.all()), await store.version()) == before
 
 
 async def test_file_of_version_1_keeps_its_entries_and_their_numbers(tmp_path: Path) -> None:

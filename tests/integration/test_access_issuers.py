@@ -94,24 +94,24 @@ BAD: dict[str, tuple[bytes, str, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_an_address_that_answers_otherwise_is_named_by_its_reason(
+async def test_an_address_that_answers_otherwise_is_named_by_its_reason(
     case: str, sign_in: SignIn
 ) -> None:
     sign_in.says, reason, words = BAD[case]
     with pytest.raises(BadJwks, match=words) as caught:
-        asyncio.run(fetch_jwks(sign_in.url))
+        await fetch_jwks(sign_in.url)
     assert caught.value.reason == reason
     assert len(sign_in.asked) == (2 if case == "nothing" else 1), (
         "aiohttp asks a server once more that hangs up"
     )
 
 
-def test_no_more_is_read_than_a_set_may_have_and_nothing_of_ours_is_sent(
+async def test_no_more_is_read_than_a_set_may_have_and_nothing_of_ours_is_sent(
     sign_in: SignIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     sign_in.says = answer(b" " * (10 * 1024 * 1024))
-    assert len(asyncio.run(fetch_jwks(sign_in.url))) == JWKS_BYTES_MAX + 1
+    assert len(await fetch_jwks(sign_in.url)) == JWKS_BYTES_MAX + 1
     (asked,) = sign_in.asked
     assert b"cookie" not in asked.lower() and b"authorization" not in asked.lower()
 
@@ -123,16 +123,16 @@ async def test_key_server_that_never_answers_is_given_up(sign_in: SignIn) -> Non
             await fetch_jwks(sign_in.url)
 
 
-def test_a_file_is_read_within_the_same_bound_and_what_is_not_there_is_unreachable(
+async def test_a_file_is_read_within_the_same_bound_and_what_is_not_there_is_unreachable(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "jwks.json"
     for gone in (f"http://127.0.0.1:{free_port()}/jwks.json", str(file), str(tmp_path)):
         with pytest.raises(BadJwks) as caught:
-            asyncio.run(fetch_jwks(gone))
+            await fetch_jwks(gone)
         assert caught.value.reason == "unreachable"
     file.write_bytes(b" " * (JWKS_BYTES_MAX + 10))
-    assert len(asyncio.run(fetch_jwks(str(file)))) == JWKS_BYTES_MAX + 1
+    assert len(await fetch_jwks(str(file))) == JWKS_BYTES_MAX + 1
 
 
 def bearer(token: str) -> dict[str, str]:
