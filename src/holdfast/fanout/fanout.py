@@ -211,8 +211,8 @@ class Fanout:
 
     async def _members_of(self, chats: Mapping[str, str]) -> dict[str, frozenset[User]]:
         """The members of each chat that are known or can be loaded. After a failed load
-        no other is tried for ``RELOAD_PAUSE_SECONDS``, so that a store in trouble delays
-        a batch only once and does not hold back chats whose members are known.
+        no other is tried for ``RELOAD_PAUSE_SECONDS``, so that a store in trouble
+        delays a batch only once and does not hold back chats whose members are known.
         """
         found = {}
         for chat_id, tenant in chats.items():
