@@ -32,10 +32,10 @@ from holdfast.limits.algorithms import (
     LimitParams,
     carried_over,
     hold,
+    params_of,
     peek,
     reading,
     take,
-    terms_of,
 )
 from holdfast.limits.counters.contract import (
     KEYS_PER_CALL_MAX,
@@ -78,7 +78,7 @@ def counting(request: pytest.FixtureRequest) -> OpenCounters:
 YEAR_MS = 366 * 86_400_000.0
 
 
-def terms(
+def params(
     algorithm: Algorithm,
     limit: int = 10,
     version: int = 1,
@@ -93,8 +93,8 @@ def at(name: str) -> CounterKey:
     return ("{acme}:rule:", name)
 
 
-async def one(counters: Counters, ask: CounterRequest) -> CounterReading:
-    return (await counters.take([[ask]])).readings[0][0]
+async def one(counters: Counters, request: CounterRequest) -> CounterReading:
+    return (await counters.take([[request]])).readings[0][0]
 
 
 class Judge:
@@ -108,25 +108,30 @@ class Judge:
         self._until: dict[CounterKey, float] = {}
 
     def entry(self, entry: list[CounterRequest], now: float) -> tuple[CounterReading, ...]:
-        for ask in entry:
-            if math.floor(now) > self._until.get(ask.key, math.inf):
-                del self.counters[ask.key], self._until[ask.key]
+        for request in entry:
+            if math.floor(now) > self._until.get(request.key, math.inf):
+                del self.counters[request.key], self._until[request.key]
         answers = self._decide(entry, now)
         # in whole milliseconds, as Redis counts them
-        for ask, answer in zip(entry, answers, strict=True):
-            self._until[ask.key] = math.floor(now) + math.ceil(answer.reset_ms) + self._forgets_ms
+        for request, answer in zip(entry, answers, strict=True):
+            self._until[request.key] = (
+                math.floor(now) + math.ceil(answer.reset_ms) + self._forgets_ms
+            )
         return answers
 
     def _decide(self, entry: list[CounterRequest], now: float) -> tuple[CounterReading, ...]:
-        opened = [(ask, self.counter(ask.key, ask.terms, now)) for ask in entry]
+        opened = [(request, self.counter(request.key, request.params, now)) for request in entry]
         if len(entry) == 1:
-            return tuple(self.take(ask, counter, now) for ask, counter in opened)
-        fits = [peek(c, ask.terms, now, ask.cost) or self.held(ask, c) for ask, c in opened]
+            return tuple(self.take(request, counter, now) for request, counter in opened)
+        fits = [
+            peek(c, request.params, now, request.cost) or self.held(request, c)
+            for request, c in opened
+        ]
         if all(fits):
-            return tuple(self.take(ask, counter, now) for ask, counter in opened)
+            return tuple(self.take(request, counter, now) for request, counter in opened)
         return tuple(
-            reading(c, now, 0, 0 if fit else ask.cost)
-            for (ask, c), fit in zip(opened, fits, strict=True)
+            reading(c, now, 0, 0 if fit else request.cost)
+            for (request, c), fit in zip(opened, fits, strict=True)
         )
 
     def counter(self, key: CounterKey, rule: LimitParams, now: float) -> Counter:
@@ -136,22 +141,24 @@ class Judge:
         )
         return self.counters[key]
 
-    def held(self, ask: CounterRequest, counter: Counter) -> bool:
-        return isinstance(counter, Concurrency) and ask.hold in counter.holders
+    def held(self, request: CounterRequest, counter: Counter) -> bool:
+        return isinstance(counter, Concurrency) and request.hold in counter.holders
 
-    def take(self, ask: CounterRequest, counter: Counter, now: float) -> CounterReading:
-        if isinstance(counter, Concurrency) and ask.hold:
-            return hold(counter, ask.terms, now, ask.hold, ask.spent)
-        return take(counter, ask.terms, now, ask.cost, ask.times, ask.want, ask.spent)
+    def take(self, request: CounterRequest, counter: Counter, now: float) -> CounterReading:
+        if isinstance(counter, Concurrency) and request.hold:
+            return hold(counter, request.params, now, request.hold, request.spent)
+        return take(
+            counter, request.params, now, request.cost, request.times, request.want, request.spent
+        )
 
 
-def random_ask(rng: random.Random, key: int) -> CounterRequest:
+def random_request(rng: random.Random, key: int) -> CounterRequest:
     """Of half of the keys a new version has another algorithm."""
     version = rng.choice([1, 1, 1, 2, 3])
     algorithms: list[Algorithm] = [*AMOUNTS, "concurrency"]
     algorithm = algorithms[(key + (key % 2) * version) % 4]
     window = (40.0, 30.0, 70.0)[version - 1]
-    rule = terms(
+    rule = params(
         algorithm, (2 if algorithm == "concurrency" else 5) * version, version, window_ms=window
     )
     rule = structs.replace(rule, store=rng.choice([0, 7, 7, 7, 4_000_000_000]))
@@ -181,7 +188,7 @@ async def test_every_reading_equals_the_oracle(counting: OpenCounters, seed: int
             # all there from the beginning: who comes later makes memory forget the idle
             if step == 0:
                 groups = [list(range(12))]
-            entries = [[random_ask(rng, key) for key in group] for group in groups]
+            entries = [[random_request(rng, key) for key in group] for group in groups]
             entries = [
                 [structs.replace(a, times=1, want=0, spent=0) for a in e] if len(e) > 1 else e
                 for e in entries
@@ -218,13 +225,15 @@ class AtAnyTime(RedisCounters):
 
 
 def random_adjustment(rng: random.Random, key: int, now: float) -> Adjustment:
-    ask = random_ask(rng, key)
-    if ask.hold:
-        held = Adjustment(ask.key, ask.terms, held=ask.hold, held_ms=rng.choice([1.0, 30.0]))
-        return rng.choice([held, Adjustment(ask.key, ask.terms, released=ask.hold)])
+    request = random_request(rng, key)
+    if request.hold:
+        held = Adjustment(
+            request.key, request.params, held=request.hold, held_ms=rng.choice([1.0, 30.0])
+        )
+        return rng.choice([held, Adjustment(request.key, request.params, released=request.hold)])
     taken_at = now - rng.choice([0, 1, 20, 40, 70, 1000])
-    given = Adjustment(ask.key, ask.terms, given=rng.randint(1, 4), taken_at=taken_at)
-    return rng.choice([given, Adjustment(ask.key, ask.terms, charged=rng.randint(1, 20))])
+    given = Adjustment(request.key, request.params, given=rng.randint(1, 4), taken_at=taken_at)
+    return rng.choice([given, Adjustment(request.key, request.params, charged=rng.randint(1, 20))])
 
 
 async def test_any_text_can_be_a_subject(counting: OpenCounters) -> None:
@@ -232,9 +241,9 @@ async def test_any_text_can_be_a_subject(counting: OpenCounters) -> None:
 
     async with counting() as counters:
         for subject in ("\ud800", "\udfff", "\0", "\u2028", "ß" * 1024):
-            asks = [CounterRequest(at(subject), terms("token_bucket", 2)) for _ in range(3)]
-            assert [(await one(counters, ask)).admitted for ask in asks] == [1, 1, 0], ascii(
-                subject
+            requests = [CounterRequest(at(subject), params("token_bucket", 2)) for _ in range(3)]
+            assert [(await one(counters, request)).admitted for request in requests] == [1, 1, 0], (
+                ascii(subject)
             )
 
 
@@ -262,9 +271,11 @@ async def test_redis_and_memory_agree_under_any_clock(redis_server: Server, seed
             assert await counters.adjust([adjustment]) == expected, adjustment
             found.add(expected)
             continue
-        entry = [random_ask(rng, key) for key in rng.sample(range(12), rng.choice([1, 1, 1, 2, 3]))]
+        entry = [
+            random_request(rng, key) for key in rng.sample(range(12), rng.choice([1, 1, 1, 2, 3]))
+        ]
         if len(entry) > 1:
-            entry = [structs.replace(ask, times=1, want=0, spent=0) for ask in entry]
+            entry = [structs.replace(request, times=1, want=0, spent=0) for request in entry]
         taken = await counters.take([entry])
         assert taken.readings == [table.decide(entry, now)], entry
     assert found == {True, False}
@@ -280,7 +291,7 @@ def test_immediate_take_equals_the_oracle(algorithm: Algorithm, data: st.DataObj
     steps = st.tuples(st.floats(0, 0.08), st.integers(1, 4), st.sampled_from([1, 1, 2, 3]))
     for pause, cost, version in data.draw(st.lists(steps, max_size=40)):
         clock.advance(pause)
-        rule = terms(
+        rule = params(
             algorithm,
             5 * version,
             version,
@@ -288,9 +299,9 @@ def test_immediate_take_equals_the_oracle(algorithm: Algorithm, data: st.DataObj
             burst=4 * version,
         )
         hold = f"h{cost}" if algorithm == "concurrency" else ""
-        ask = CounterRequest(at("k"), rule, 1 if hold else cost, hold=hold)
-        assert (counters.take_now(ask.key, rule, ask.cost, hold),) == judge.entry(
-            [ask], clock.monotonic() * 1000
+        request = CounterRequest(at("k"), rule, 1 if hold else cost, hold=hold)
+        assert (counters.take_now(request.key, rule, request.cost, hold),) == judge.entry(
+            [request], clock.monotonic() * 1000
         )
 
 
@@ -299,11 +310,11 @@ async def test_used_amount_carries_over_and_the_newer_rule_decides(
     counting: OpenCounters, algorithm: Algorithm
 ) -> None:
     async with counting() as counters:
-        await one(counters, CounterRequest(at("k"), terms(algorithm, 100), cost=80))
-        raised = await one(counters, CounterRequest(at("k"), terms(algorithm, 500, version=2)))
+        await one(counters, CounterRequest(at("k"), params(algorithm, 100), cost=80))
+        raised = await one(counters, CounterRequest(at("k"), params(algorithm, 500, version=2)))
         assert raised.remaining == 419
         behind = await one(
-            counters, CounterRequest(at("k"), terms(algorithm, 100, version=1), cost=50)
+            counters, CounterRequest(at("k"), params(algorithm, 100, version=1), cost=50)
         )
         assert (behind.admitted, behind.limit, behind.stamp) == (1, 500, RuleVersion(1, 2))
 
@@ -320,11 +331,11 @@ async def test_used_amount_carries_over_to_another_algorithm_and_back(
     async with counting() as counters:
         admitted = 0
         for version in range(1, 5):
-            rule = terms((before, after)[version % 2], 100, version)
+            rule = params((before, after)[version % 2], 100, version)
             admitted += (await one(counters, CounterRequest(at("k"), rule, times=99))).admitted
         assert admitted == 100
         behind = await one(
-            counters, CounterRequest(at("k"), terms("concurrency", 5, version=1), hold="h")
+            counters, CounterRequest(at("k"), params("concurrency", 5, version=1), hold="h")
         )
         assert (behind.admitted, behind.limit, behind.stamp) == (0, 100, RuleVersion(1, 4))
 
@@ -341,16 +352,16 @@ async def test_used_amount_is_capped_at_a_lower_capacity_and_stays_capped(
     async with counting() as counters:
         day = 86_400_000.0
         await one(
-            counters, CounterRequest(at("k"), terms(before, 10_000, window_ms=day), cost=9_900)
+            counters, CounterRequest(at("k"), params(before, 10_000, window_ms=day), cost=9_900)
         )
         lowered = await one(
-            counters, CounterRequest(at("k"), terms(after, 10, version=2, window_ms=day))
+            counters, CounterRequest(at("k"), params(after, 10, version=2, window_ms=day))
         )
         assert (lowered.admitted, lowered.remaining) == (0, 0)
         assert lowered.reset_ms <= 2 * day and lowered.wait_ms <= 2 * day
         raised = await one(
             counters,
-            CounterRequest(at("k"), terms(after, 10_000, version=3, window_ms=day), cost=9_980),
+            CounterRequest(at("k"), params(after, 10_000, version=3, window_ms=day), cost=9_980),
         )
         assert raised.admitted == 1, "ten are used, no more"
 
@@ -362,7 +373,7 @@ async def test_limit_lowered_and_raised_grants_the_difference_each_time(
     async with counting() as counters:
         granted = 0
         for version in range(1, 10):
-            rule = terms(algorithm, 100 if version % 2 else 50, version)
+            rule = params(algorithm, 100 if version % 2 else 50, version)
             granted += (await one(counters, CounterRequest(at("k"), rule, times=200))).admitted
         assert granted == 100 + 4 * 50
 
@@ -372,7 +383,7 @@ async def test_holds_and_amounts_do_not_convert_into_each_other(
     counting: OpenCounters, algorithm: Algorithm
 ) -> None:
     async with counting() as counters:
-        amounts, slots = terms(algorithm, 3, 1), terms("concurrency", 1, 2)
+        amounts, slots = params(algorithm, 3, 1), params("concurrency", 1, 2)
         await one(counters, CounterRequest(at("k"), amounts, cost=3))
         assert (await one(counters, CounterRequest(at("k"), slots, hold="a"))).admitted == 1, (
             "holders begin with nobody"
@@ -383,7 +394,7 @@ async def test_holds_and_amounts_do_not_convert_into_each_other(
             True,
             1,
         ), "who is behind decides by holders"
-        newer = terms(algorithm, 3, 3)
+        newer = params(algorithm, 3, 3)
         assert await counters.adjust([Adjustment(at("k"), newer, released="a")]) == 1, (
             "by whatever rule it is asked"
         )
@@ -404,14 +415,14 @@ async def test_uncounted_checks_are_charged_beyond_the_limit(
     counting: OpenCounters, algorithm: Algorithm
 ) -> None:
     async with counting() as counters:
-        rule = terms(algorithm, 10)
+        rule = params(algorithm, 10)
         first = await one(counters, CounterRequest(at("k"), rule, times=16, spent=15))
         assert (first.admitted, first.remaining) == (10, 0)
         if algorithm == "token_bucket":
             assert first.wait_ms == pytest.approx(6 * YEAR_MS / 10, abs=60_000), (
                 "the wait covers what is owed"
             )
-        raised = await one(counters, CounterRequest(at("k"), terms(algorithm, 20, version=2)))
+        raised = await one(counters, CounterRequest(at("k"), params(algorithm, 20, version=2)))
         assert (raised.admitted, raised.remaining) == (1, 4)
 
 
@@ -420,7 +431,7 @@ async def test_reset_forgets_the_use_of_one_counter(
     counting: OpenCounters, algorithm: Algorithm
 ) -> None:
     async with counting() as counters:
-        rule, hold = terms(algorithm, 2), "h" if algorithm == "concurrency" else ""
+        rule, hold = params(algorithm, 2), "h" if algorithm == "concurrency" else ""
         for name in ("a", "b"):
             for n in range(2):
                 await one(counters, CounterRequest(at(name), rule, hold=hold and f"h{n}"))
@@ -440,8 +451,8 @@ async def test_reset_forgets_the_use_of_one_counter(
 async def test_group_of_rules_is_taken_whole_or_not_at_all(counting: OpenCounters) -> None:
     async with counting() as counters:
         wide, narrow = (
-            CounterRequest(at("wide"), terms("fixed_window", 100)),
-            CounterRequest(at("narrow"), terms("fixed_window", 1)),
+            CounterRequest(at("wide"), params("fixed_window", 100)),
+            CounterRequest(at("narrow"), params("fixed_window", 1)),
         )
         first = await counters.take([[wide, narrow]])
         assert [r.admitted for r in first.readings[0]] == [1, 1]
@@ -457,9 +468,9 @@ async def test_group_of_rules_is_taken_whole_or_not_at_all(counting: OpenCounter
 async def test_expired_hold_does_not_count_in_a_group(counting: OpenCounters) -> None:
     async with counting() as counters:
         brief, slots, wide = (
-            terms("concurrency", 1, window_ms=20),
-            terms("concurrency", 1, 2),
-            terms("fixed_window"),
+            params("concurrency", 1, window_ms=20),
+            params("concurrency", 1, 2),
+            params("fixed_window"),
         )
         await one(counters, CounterRequest(at("slots"), brief, hold="old"))
         await counters.adjust([Adjustment(at("slots"), brief, held="new", held_ms=60_000)])
@@ -476,7 +487,7 @@ async def test_returns_charges_and_releases_adjust_counters(
     counting: OpenCounters,
 ) -> None:
     async with counting() as counters:
-        rule, slots = terms("fixed_window", 10), terms("concurrency", 1)
+        rule, slots = params("fixed_window", 10), params("concurrency", 1)
         taken = await counters.take(
             [[CounterRequest(at("a"), rule, cost=8)], [CounterRequest(at("c"), slots, hold="x")]]
         )
@@ -511,10 +522,10 @@ async def test_charge_is_capped_at_the_capacity(
     counting: OpenCounters, algorithm: Algorithm
 ) -> None:
     async with counting() as counters:
-        rule = terms(algorithm, 10)
+        rule = params(algorithm, 10)
         for _ in range(3):
             await counters.adjust([Adjustment(at("k"), rule, charged=8)])
-        raised = await one(counters, CounterRequest(at("k"), terms(algorithm, 30, version=2)))
+        raised = await one(counters, CounterRequest(at("k"), params(algorithm, 30, version=2)))
         assert raised.remaining == 30 - 10 - 1
 
 
@@ -522,7 +533,7 @@ async def test_hold_granted_elsewhere_counts_beyond_the_limit(
     counting: OpenCounters,
 ) -> None:
     async with counting() as counters:
-        slots = terms("concurrency", 2)
+        slots = params("concurrency", 2)
         left = {"a": 30_000.0, "b": 40_000.0, "c": 50_000.0}
         await counters.adjust(
             [Adjustment(at("new"), slots, held=hold, held_ms=ms) for hold, ms in left.items()]
@@ -541,7 +552,7 @@ async def test_hold_granted_elsewhere_counts_beyond_the_limit(
 async def test_full_batch_is_one_script_call(counting: OpenCounters) -> None:
     async with counting() as counters:
         entries = [
-            [CounterRequest(at(f"k{n}"), terms("token_bucket"))] for n in range(KEYS_PER_CALL_MAX)
+            [CounterRequest(at(f"k{n}"), params("token_bucket"))] for n in range(KEYS_PER_CALL_MAX)
         ]
         taken = await counters.take(entries)
         assert len(taken.readings) == KEYS_PER_CALL_MAX
@@ -560,7 +571,7 @@ async def test_call_reads_the_redis_clock_once_for_all_keys(
     client = redis.asyncio.Redis.from_url(redis_server.url)
     counters = RedisCounters(RedisSettings(redis_server.url))
     entries = [
-        [CounterRequest(at(f"k{n}"), terms("token_bucket"))] for n in range(KEYS_PER_CALL_MAX)
+        [CounterRequest(at(f"k{n}"), params("token_bucket"))] for n in range(KEYS_PER_CALL_MAX)
     ]
     await counters.take(entries)
     await client.config_resetstat()
@@ -581,7 +592,7 @@ async def test_redis_counter_is_named_by_tenant_and_rule_and_hides_its_subject(
     rule = Rule("*", "/api/*", "sliding_window", 5, 60.0)
     prefix = key_prefix("acme", rule)
     for subject in [*(f"ann@example.org{n}" for n in range(10)), "ann@example.org0"]:
-        await counters.take([[CounterRequest((prefix, subject), terms_of(rule, rule.stamp))]])
+        await counters.take([[CounterRequest((prefix, subject), params_of(rule, rule.stamp))]])
         assert len(counters._names) <= 3
     names = [name.decode() for name in await client.keys("*")]
     assert len(names) == 10, "one for each subject, also for one whose name was forgotten"
@@ -600,9 +611,9 @@ async def test_corrupt_counter_does_not_affect_others(
     """
 
     async with counting() as counters:
-        full = terms(algorithm, 1_000_000_000, 1, YEAR_MS)
-        slow = terms(algorithm, 1, 2, YEAR_MS)
-        absurd, other = at("absurd"), CounterRequest(at("other"), terms("token_bucket"))
+        full = params(algorithm, 1_000_000_000, 1, YEAR_MS)
+        slow = params(algorithm, 1, 2, YEAR_MS)
+        absurd, other = at("absurd"), CounterRequest(at("other"), params("token_bucket"))
         hold = "h" if algorithm == "concurrency" else ""
         judge = Judge()
         for rule, cost in ((full, 1_000_000_000), (full, 1), (slow, 1)):
@@ -613,7 +624,7 @@ async def test_corrupt_counter_does_not_affect_others(
         await counters.adjust([Adjustment(absurd, slow, released="h") if hold else charge])
         group = [
             CounterRequest(absurd, slow, hold=hold),
-            CounterRequest(at("third"), terms("token_bucket")),
+            CounterRequest(at("third"), params("token_bucket")),
         ]
         readings = (await counters.take([group, [other]])).readings
         assert [reading.admitted for reading in readings[0]] == ([1, 1] if hold else [0, 0])
@@ -651,7 +662,7 @@ async def test_redis_lost_before_the_send_is_unavailable_and_after_it_unknown(
 ) -> None:
     nobody = RedisCounters(RedisSettings("redis://127.0.0.1:1/0"))
     with pytest.raises(Unavailable):
-        await one(nobody, CounterRequest(at("k"), terms("token_bucket")))
+        await one(nobody, CounterRequest(at("k"), params("token_bucket")))
     requests = 0
 
     async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -668,7 +679,7 @@ async def test_redis_lost_before_the_send_is_unavailable_and_after_it_unknown(
     port = server.sockets[0].getsockname()[1]
     lost = RedisCounters(RedisSettings(f"redis://127.0.0.1:{port}/0?protocol=2"))
     with pytest.raises(OutcomeUnknown):
-        await one(lost, CounterRequest(at("k"), terms("token_bucket")))
+        await one(lost, CounterRequest(at("k"), params("token_bucket")))
     assert requests == 1, "what may have been counted is never sent again"
     await lost.aclose()
     server.close()
@@ -682,7 +693,7 @@ async def test_redis_counter_expires_when_nothing_is_used(
     client = redis.asyncio.Redis.from_url(redis_server.url)
     key, hold = at(f"kept by {algorithm}"), "h" if algorithm == "concurrency" else ""
     name = counters._name(key).decode()
-    rule = terms(algorithm, window_ms=5000)
+    rule = params(algorithm, window_ms=5000)
     for _ in range(2):
         reading = await one(counters, CounterRequest(key, rule, hold=hold))
         assert reading.reset_ms < await client.pttl(name) <= reading.reset_ms + 1001
@@ -717,7 +728,7 @@ async def test_redis_that_refuses_to_count_gets_a_new_connection() -> None:
     counters = RedisCounters(RedisSettings(f"redis://127.0.0.1:{port}/0"))
     for expected in (1, 2, 3):
         with pytest.raises(Unavailable, match="READONLY"):
-            await one(counters, CounterRequest(at("k"), terms("token_bucket")))
+            await one(counters, CounterRequest(at("k"), params("token_bucket")))
         assert connections == expected
     await counters.aclose()
     server.close()
@@ -725,7 +736,7 @@ async def test_redis_that_refuses_to_count_gets_a_new_connection() -> None:
 
 async def test_existing_hold_is_admitted_again_in_a_group(counting: OpenCounters) -> None:
     async with counting() as counters:
-        slots, wide = terms("concurrency", 1), terms("fixed_window")
+        slots, wide = params("concurrency", 1), params("fixed_window")
         await one(counters, CounterRequest(at("slots"), slots, hold="mine"))
         group = [CounterRequest(at("slots"), slots, hold="mine"), CounterRequest(at("wide"), wide)]
         assert [r.admitted for r in (await counters.take([group])).readings[0]] == [1, 1]
@@ -736,10 +747,10 @@ async def test_existing_hold_is_admitted_again_in_a_group(counting: OpenCounters
 async def test_concurrent_calls_each_get_their_own_answer(redis_server: Server) -> None:
     counters = RedisCounters(RedisSettings(redis_server.url))
     client = redis.asyncio.Redis.from_url(redis_server.url)
-    await one(counters, CounterRequest(at("first"), terms("token_bucket")))
+    await one(counters, CounterRequest(at("first"), params("token_bucket")))
     await client.script_flush()  # so that some are made twice, behind others
     calls = [
-        counters.take([[CounterRequest(at(f"pipe{n}"), terms("token_bucket", 20), cost=n)]])
+        counters.take([[CounterRequest(at(f"pipe{n}"), params("token_bucket", 20), cost=n)]])
         for n in range(1, 9)
     ]
     abandoned = asyncio.ensure_future(calls[3])
@@ -753,14 +764,16 @@ async def test_concurrent_calls_each_get_their_own_answer(redis_server: Server) 
 async def test_connection_closed_by_redis_is_replaced(redis_server: Server) -> None:
     counters = RedisCounters(RedisSettings(redis_server.url))
     client = redis.asyncio.Redis.from_url(redis_server.url)
-    await one(counters, CounterRequest(at("closed"), terms("token_bucket")))
+    await one(counters, CounterRequest(at("closed"), params("token_bucket")))
     pipe = counters._pipe
     assert pipe is not None
     await client.client_kill_filter(_type="normal", skipme=True)
     async with asyncio.timeout(5):
         while pipe.usable:  # noqa: ASYNC110 - until the loop has read the end
             await asyncio.sleep(0.001)
-    assert (await one(counters, CounterRequest(at("closed"), terms("token_bucket")))).remaining == 8
+    assert (
+        await one(counters, CounterRequest(at("closed"), params("token_bucket")))
+    ).remaining == 8
     await client.aclose()
     await counters.aclose()
 
@@ -778,7 +791,7 @@ async def test_silent_or_nonsensical_server_is_unknown_and_disconnected(answer: 
     settings = RedisSettings(f"redis://127.0.0.1:{port}/0", socket_timeout_seconds=0.05)
     counters = RedisCounters(settings)
     with pytest.raises(OutcomeUnknown):
-        await one(counters, CounterRequest(at("k"), terms("token_bucket")))
+        await one(counters, CounterRequest(at("k"), params("token_bucket")))
     async with asyncio.timeout(5):
         while (pipe := counters._pipe) is not None and pipe.usable:  # noqa: ASYNC110
             await asyncio.sleep(0.001)  # until it is closed
@@ -808,7 +821,7 @@ async def test_aborted_script_is_unknown_and_refused_script_is_unavailable(
     counters = RedisCounters(RedisSettings(redis_server.url))
     client = redis.asyncio.Redis.from_url(redis_server.url)
     await client.hset(counters._name(at("foreign")).decode(), "not", "ours")
-    bucket = terms("token_bucket")
+    bucket = params("token_bucket")
     with pytest.raises(OutcomeUnknown):
         await counters.take(
             [[CounterRequest(at("before"), bucket)], [CounterRequest(at("foreign"), bucket)]]
@@ -837,7 +850,7 @@ async def test_script_that_redis_forgot_is_loaded_again(redis_server: Server) ->
     counters = RedisCounters(RedisSettings(redis_server.url))
     client = redis.asyncio.Redis.from_url(redis_server.url)
     await client.script_flush()
-    assert (await one(counters, CounterRequest(at("again"), terms("token_bucket")))).admitted == 1
+    assert (await one(counters, CounterRequest(at("again"), params("token_bucket")))).admitted == 1
     await client.aclose()
     await counters.aclose()
 
@@ -845,7 +858,7 @@ async def test_script_that_redis_forgot_is_loaded_again(redis_server: Server) ->
 def test_memory_counters_evict_idle_keys_first_and_stay_bounded() -> None:
     clock = ManualClock()
     counters = MemoryCounters(clock, subjects_max=100)
-    rule = terms("fixed_window", 10, window_ms=1000)
+    rule = params("fixed_window", 10, window_ms=1000)
     for n in range(50):
         counters.take_now(at(f"old{n}"), rule, 1)
     clock.advance(2)
@@ -860,7 +873,7 @@ def test_memory_counters_evict_idle_keys_first_and_stay_bounded() -> None:
 
 def test_new_subject_costs_the_same_among_many_as_among_few() -> None:
     counters = MemoryCounters(ManualClock(), subjects_max=100_000)
-    rule = terms("token_bucket", 10, window_ms=86_400_000)
+    rule = params("token_bucket", 10, window_ms=86_400_000)
 
     def spent(first: int) -> float:
         begin = time.process_time()

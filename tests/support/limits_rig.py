@@ -115,7 +115,7 @@ class Shared(MemoryCounters):
     silent (hang) or broken.
     """
 
-    immediate = False
+    in_process = False
 
     def __init__(self) -> None:
         super().__init__(virtual_loop.LoopClock())

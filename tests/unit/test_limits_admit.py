@@ -46,7 +46,7 @@ class Life:
             self.rng.choice([100.0, 1000.0, 60_000.0, 3_600_000.0]),
         )
         burst = self.rng.choice([0, 0, 3, 50]) if self.algorithm == "token_bucket" else 0
-        self.terms = LimitParams(
+        self.params = LimitParams(
             self.algorithm, RuleVersion(1, self.version), limit, window, burst or limit
         )
 
@@ -60,27 +60,27 @@ class Life:
         if self.algorithm == "concurrency":
             hold = f"h{rng.randrange(9)}"
             if rng.random() < 0.3:
-                self.table.adjust(Adjustment(KEY, self.terms, released=hold), self.now)
+                self.table.adjust(Adjustment(KEY, self.params, released=hold), self.now)
             else:
                 self.table.take(
-                    CounterRequest(KEY, self.terms, hold=hold, spent=rng.choice([0, 1])), self.now
+                    CounterRequest(KEY, self.params, hold=hold, spent=rng.choice([0, 1])), self.now
                 )
             return
-        cost, times = rng.randint(1, self.terms.capacity), rng.randint(0, 4)
+        cost, times = rng.randint(1, self.params.capacity), rng.randint(0, 4)
         spent = rng.choice([0, 0, times])
         self.table.take(
-            CounterRequest(KEY, self.terms, cost, times, rng.choice([0, 0, 5]), spent=spent),
+            CounterRequest(KEY, self.params, cost, times, rng.choice([0, 0, 5]), spent=spent),
             self.now,
         )
         given = Adjustment(
-            KEY, self.terms, given=rng.randint(1, 5), taken_at=self.now - rng.randint(0, 2000)
+            KEY, self.params, given=rng.randint(1, 5), taken_at=self.now - rng.randint(0, 2000)
         )
-        charged = Adjustment(KEY, self.terms, charged=rng.randint(1, 50))
+        charged = Adjustment(KEY, self.params, charged=rng.randint(1, 50))
         self.table.adjust(rng.choice([given, charged]), self.now)
 
     def admits_one(self, hold: str) -> bool:
         named = hold if self.algorithm == "concurrency" else ""
-        return self.table.take(CounterRequest(KEY, self.terms, hold=named), self.now).admitted == 1
+        return self.table.take(CounterRequest(KEY, self.params, hold=named), self.now).admitted == 1
 
 
 @pytest.mark.parametrize("algorithm", CODES)
@@ -92,8 +92,8 @@ def test_peek_says_how_many_fit_and_when_the_next_does(
     life = Life(algorithm, seed)
     for _ in range(steps):
         life.step()
-        life.table.peek(KEY, life.terms, life.rng.randint(1, 40), life.now)
-    refused = life.table.peek(KEY, life.terms, count, life.now)
+        life.table.peek(KEY, life.params, life.rng.randint(1, 40), life.now)
+    refused = life.table.peek(KEY, life.params, count, life.now)
     fits = count if refused is None else refused.admitted
     assert all(life.admits_one(f"new{n}") for n in range(fits))
     if refused is not None:

@@ -16,19 +16,19 @@ AMOUNTS: list[Algorithm] = ["token_bucket", "fixed_window", "sliding_window"]
 T0 = 1_700_000_040_000.0  # the beginning of a minute
 
 
-def terms(
+def params(
     algorithm: Algorithm, limit: int = 100, version: int = 1, window_ms: float = 60_000
 ) -> LimitParams:
     return LimitParams(algorithm, RuleVersion(1, version), limit, window_ms, limit)
 
 
 def fresh(algorithm: Algorithm, limit: int = 100, window_ms: float = 60_000) -> Counter:
-    return COUNTERS[algorithm](terms(algorithm, limit, window_ms=window_ms))
+    return COUNTERS[algorithm](params(algorithm, limit, window_ms=window_ms))
 
 
 @pytest.mark.parametrize("algorithm", AMOUNTS)
 def test_limit_is_used_up_and_recovers(algorithm: Algorithm) -> None:
-    counter, rule = fresh(algorithm, 10), terms(algorithm, 10)
+    counter, rule = fresh(algorithm, 10), params(algorithm, 10)
     for left in range(9, -1, -1):
         reading = take(counter, rule, T0, 1)
         assert (reading.admitted, reading.remaining) == (1, left)
@@ -43,24 +43,26 @@ def test_limit_is_used_up_and_recovers(algorithm: Algorithm) -> None:
 @pytest.mark.parametrize("algorithm", AMOUNTS)
 def test_used_amount_carries_over_to_a_changed_limit(algorithm: Algorithm) -> None:
     counter = fresh(algorithm)
-    take(counter, terms(algorithm, 100), T0, 80)
-    assert take(counter, terms(algorithm, 500, version=2), T0, 1).remaining == 419
-    lowered = take(counter, terms(algorithm, 50, version=3), T0, 1)
+    take(counter, params(algorithm, 100), T0, 80)
+    assert take(counter, params(algorithm, 500, version=2), T0, 1).remaining == 419
+    lowered = take(counter, params(algorithm, 50, version=3), T0, 1)
     assert (lowered.admitted, lowered.remaining) == (0, 0)
-    assert take(counter, terms(algorithm, 50, version=3), T0 + lowered.wait_ms + 1, 1).admitted == 1
+    assert (
+        take(counter, params(algorithm, 50, version=3), T0 + lowered.wait_ms + 1, 1).admitted == 1
+    )
 
 
 @pytest.mark.parametrize("algorithm", [*AMOUNTS, "concurrency"])
 def test_request_with_an_older_rule_is_decided_by_the_newer(algorithm: Algorithm) -> None:
-    counter = COUNTERS[algorithm](terms(algorithm, 5, version=8))
+    counter = COUNTERS[algorithm](params(algorithm, 5, version=8))
     reading = (
-        take(counter, terms(algorithm, 100, version=7), T0, 6)
+        take(counter, params(algorithm, 100, version=7), T0, 6)
         if algorithm != "concurrency"
         else None
     )
     if reading is None:
         assert isinstance(counter, Concurrency)
-        readings = [hold(counter, terms(algorithm, 100, version=7), T0, f"h{n}") for n in range(6)]
+        readings = [hold(counter, params(algorithm, 100, version=7), T0, f"h{n}") for n in range(6)]
         reading = readings[-1]
     assert reading.admitted == 0
     assert (reading.limit, reading.stamp) == (5, RuleVersion(1, 8))
@@ -68,14 +70,14 @@ def test_request_with_an_older_rule_is_decided_by_the_newer(algorithm: Algorithm
 
 @pytest.mark.parametrize("algorithm", AMOUNTS)
 def test_equal_costs_are_admitted_as_far_as_they_fit(algorithm: Algorithm) -> None:
-    reading = take(fresh(algorithm, 10), terms(algorithm, 10), T0, 3, times=5)
+    reading = take(fresh(algorithm, 10), params(algorithm, 10), T0, 3, times=5)
     assert (reading.admitted, reading.remaining) == (3, 1)
     assert reading.wait_ms > 0
 
 
 @pytest.mark.parametrize("algorithm", AMOUNTS)
 def test_lease_is_taken_only_far_from_the_limit(algorithm: Algorithm) -> None:
-    counter, rule = fresh(algorithm), terms(algorithm)
+    counter, rule = fresh(algorithm), params(algorithm)
     assert take(counter, rule, T0, 1, want=10) == structs.replace(
         take(fresh(algorithm), rule, T0, 11), leased=10
     )
@@ -85,7 +87,7 @@ def test_lease_is_taken_only_far_from_the_limit(algorithm: Algorithm) -> None:
 
 @pytest.mark.parametrize("algorithm", AMOUNTS)
 def test_returned_tokens_can_be_used_again(algorithm: Algorithm) -> None:
-    counter, rule = fresh(algorithm, 10), terms(algorithm, 10)
+    counter, rule = fresh(algorithm, 10), params(algorithm, 10)
     take(counter, rule, T0, 10)
     counter.give(T0, 4, T0)
     assert take(counter, rule, T0, 1, times=10).admitted == 4
@@ -93,7 +95,7 @@ def test_returned_tokens_can_be_used_again(algorithm: Algorithm) -> None:
 
 @pytest.mark.parametrize("algorithm", AMOUNTS)
 def test_drained_tokens_are_not_returned_again(algorithm: Algorithm) -> None:
-    counter, rule = fresh(algorithm, 60), terms(algorithm, 60)
+    counter, rule = fresh(algorithm, 60), params(algorithm, 60)
     take(counter, rule, T0, 30)
     later = T0 + 60_000
     take(counter, rule, later, 60)
@@ -107,8 +109,8 @@ def test_corrected_window_takes_effect_soon(
     algorithm: Algorithm,
 ) -> None:
     counter = fresh(algorithm, 10, window_ms=86_400_000)
-    take(counter, terms(algorithm, 10, window_ms=86_400_000), T0, 10)
-    shorter = terms(algorithm, 10, version=2, window_ms=1000)
+    take(counter, params(algorithm, 10, window_ms=86_400_000), T0, 10)
+    shorter = params(algorithm, 10, version=2, window_ms=1000)
     refused = take(counter, shorter, T0, 1)
     assert refused.admitted == 0 and 0 < refused.wait_ms <= 2000, (
         "what was used is used in the new window"
@@ -119,25 +121,25 @@ def test_corrected_window_takes_effect_soon(
 
 def test_use_of_a_fixed_window_carries_over_to_a_longer_one() -> None:
     counter = fresh("fixed_window", 10, window_ms=1000)
-    take(counter, terms("fixed_window", 10, window_ms=1000), T0 + 30_000, 8)
-    longer = terms("fixed_window", 10, version=2)
+    take(counter, params("fixed_window", 10, window_ms=1000), T0 + 30_000, 8)
+    longer = params("fixed_window", 10, version=2)
     assert take(counter, longer, T0 + 30_500, 1, times=20).admitted == 2
     assert take(counter, longer, T0 + 59_000, 1).admitted == 0
     assert take(counter, longer, T0 + 60_000, 1, times=20).admitted == 10
 
 
 def test_sliding_window_fades_and_survives_a_new_length() -> None:
-    counter, rule = fresh("sliding_window"), terms("sliding_window")
+    counter, rule = fresh("sliding_window"), params("sliding_window")
     take(counter, rule, T0, 100)
     assert take(counter, rule, T0 + 90_000, 1, times=100).admitted == 50
-    longer = terms("sliding_window", 100, version=2, window_ms=120_000)
+    longer = params("sliding_window", 100, version=2, window_ms=120_000)
     assert take(counter, longer, T0 + 90_000, 1).admitted == 0
     assert take(counter, longer, T0 + 400_000, 1, times=200).admitted == 100
 
 
 def test_clock_step_back_neither_refills_nor_raises() -> None:
     for algorithm in AMOUNTS:
-        counter, rule = fresh(algorithm, 10), terms(algorithm, 10)
+        counter, rule = fresh(algorithm, 10), params(algorithm, 10)
         take(counter, rule, T0, 10)
         refused = take(counter, rule, T0 - 3_600_000, 1)
         assert refused.admitted == 0 and refused.wait_ms <= 120_000
@@ -148,7 +150,7 @@ def test_clock_step_back_neither_refills_nor_raises() -> None:
 
 
 def test_holds_are_granted_and_released() -> None:
-    counter, rule = Concurrency(terms("concurrency", 2)), terms("concurrency", 2)
+    counter, rule = Concurrency(params("concurrency", 2)), params("concurrency", 2)
     assert (
         hold(counter, rule, T0, "a").admitted == hold(counter, rule, T0 + 1000, "b").admitted == 1
     )
@@ -165,7 +167,7 @@ def test_holds_are_granted_and_released() -> None:
 
 
 def test_holds_expire_after_their_window_despite_clock_steps() -> None:
-    counter, rule = Concurrency(terms("concurrency", 1)), terms("concurrency", 1)
+    counter, rule = Concurrency(params("concurrency", 1)), params("concurrency", 1)
     assert hold(counter, rule, T0, "a").admitted == 1
     back = T0 - 3_600_000
     refused = hold(counter, rule, back + 1000, "b")
@@ -175,7 +177,7 @@ def test_holds_expire_after_their_window_despite_clock_steps() -> None:
 
 
 def test_peek_uses_nothing() -> None:
-    counter, rule = fresh("token_bucket", 1), terms("token_bucket", 1)
+    counter, rule = fresh("token_bucket", 1), params("token_bucket", 1)
     assert peek(counter, rule, T0, 1)
     assert peek(counter, rule, T0, 1)
     take(counter, rule, T0, 1)
@@ -193,16 +195,16 @@ def test_counters_are_exempt_from_garbage_collection(algorithm: Algorithm) -> No
 @given(
     algorithm=st.sampled_from(AMOUNTS),
     limit=st.integers(1, 50),
-    asks=st.lists(
+    requests=st.lists(
         st.tuples(st.floats(0, 30_000), st.integers(1, 5), st.integers(1, 4)), max_size=60
     ),
 )
 def test_any_history_stays_within_its_bound(
-    algorithm: Algorithm, limit: int, asks: list[tuple[float, int, int]]
+    algorithm: Algorithm, limit: int, requests: list[tuple[float, int, int]]
 ) -> None:
-    counter, rule = fresh(algorithm, limit), terms(algorithm, limit)
+    counter, rule = fresh(algorithm, limit), params(algorithm, limit)
     now, admitted = T0, [(T0, 0)]
-    for pause, cost, count in asks:
+    for pause, cost, count in requests:
         now += pause
         admitted.append((now, take(counter, rule, now, cost, count).admitted * cost))
     for begin in range(len(admitted)):
@@ -216,7 +218,7 @@ def test_any_history_stays_within_its_bound(
 @given(
     algorithm=st.sampled_from(AMOUNTS),
     limit=st.integers(1, 20),
-    asks=st.lists(
+    requests=st.lists(
         st.tuples(
             st.floats(0, 30_000),
             st.integers(1, 5),
@@ -226,12 +228,12 @@ def test_any_history_stays_within_its_bound(
     ),
 )
 def test_clock_steps_stay_within_the_bound(
-    algorithm: Algorithm, limit: int, asks: list[tuple[float, int, float]]
+    algorithm: Algorithm, limit: int, requests: list[tuple[float, int, float]]
 ) -> None:
     """In true time. A step that ends a fixed window early grants its limit again."""
-    counter, rule = fresh(algorithm, limit), terms(algorithm, limit)
+    counter, rule = fresh(algorithm, limit), params(algorithm, limit)
     moment, behind, admitted = T0, 0.0, [(T0, 0, 0)]
-    for pause, count, back in asks:
+    for pause, count, back in requests:
         moment += pause
         behind += back
         amount = take(counter, rule, moment - behind, 1, count).admitted
@@ -265,8 +267,8 @@ def test_changed_rule_leaves_its_limit_less_the_used_amount(
     for version, (pause, count, limit, window_ms) in enumerate(steps, 2):
         now += pause
         counter.settle(now)
-        used = counter.terms.capacity - counter.room(now)
-        changed = terms(algorithm, limit, version, window_ms)
+        used = counter.params.capacity - counter.room(now)
+        changed = params(algorithm, limit, version, window_ms)
         reading = take(counter, changed, now, 1, count)
         assert reading.admitted <= max(0, limit - used) + 1e-6
         assert reading.admitted == min(count, max(0, int(limit - used + 1e-6)))
@@ -282,11 +284,11 @@ def bound(algorithm: Algorithm, limit: int, elapsed_ms: float) -> float:
 
 
 def admitted_in_a_span(
-    algorithm: Algorithm, asks: list[tuple[float, int]], since: float = T0
+    algorithm: Algorithm, requests: list[tuple[float, int]], since: float = T0
 ) -> int:
     """The most admitted within a window's span, of requests at these moments."""
-    counter, rule = fresh(algorithm), terms(algorithm)
-    admitted = [(now, take(counter, rule, now, 1, count).admitted) for now, count in asks]
+    counter, rule = fresh(algorithm), params(algorithm)
+    admitted = [(now, take(counter, rule, now, 1, count).admitted) for now, count in requests]
     spans = [now for now, _ in admitted if now >= since]
     return max(
         sum(amount for now, amount in admitted if first <= now < first + 60_000) for first in spans
@@ -310,7 +312,7 @@ def test_sliding_window_keeps_its_limit_under_even_use() -> None:
 
 
 def test_refused_hold_reports_when_the_first_hold_ends() -> None:
-    counter, rule = Concurrency(terms("concurrency", 2)), terms("concurrency", 2)
+    counter, rule = Concurrency(params("concurrency", 2)), params("concurrency", 2)
     for name, at in (("a", 0.0), ("b", 20_000.0)):
         assert hold(counter, rule, T0 + at, name).admitted
     assert hold(counter, rule, T0 + 45_000, "c").wait_ms == 15_000, "not a whole window"

@@ -148,7 +148,7 @@ def test_shadow_rule_counts_like_an_enforced_one_and_each_check_once(
 def _terms(limits: Limiter) -> LimitParams:
     compiled = limits._compiler.find("acme", "send:user")
     assert compiled is not None
-    return compiled.terms
+    return compiled.params
 
 
 @pytest.mark.parametrize("counters", ["near", "far", "unavailable"])

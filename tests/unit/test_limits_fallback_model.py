@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from holdfast.limits.algorithms import terms_of
+from holdfast.limits.algorithms import params_of
 from holdfast.limits.counters.contract import CounterKey, CounterRequest
 from holdfast.limits.limiter.cache import LruDict
 from holdfast.limits.limiter.fallback import OPEN_FACTOR, FallbackLimiter
@@ -82,13 +82,13 @@ class Shares(RuleBasedStateMachine):
         self.now += seconds * 1000
 
     @rule(at=st.integers(0, 5), times=st.integers(1, 12))
-    def ask(self, at: int, times: int) -> None:
+    def request(self, at: int, times: int) -> None:
         """One alone, or many in a row."""
         at %= len(self.nodes)
         for _ in range(times):
             reading = self.nodes[at].decide_one(
                 self.rule,
-                CounterRequest(("r", "ann"), terms_of(self.rule, self.rule.stamp)),
+                CounterRequest(("r", "ann"), params_of(self.rule, self.rule.stamp)),
                 None,
                 self.now,
             )
@@ -142,7 +142,7 @@ def test_shares_of_a_bucket_drain_together_at_the_rules_rate() -> None:
     for second in range(minutes * 60):
         for share in crowd:
             share.share_among(6, names)
-            ask = CounterRequest(("r", "a"), terms_of(limited, limited.stamp))
-            admitted += share.decide_one(limited, ask, None, second * 1000.0).admitted
+            request = CounterRequest(("r", "a"), params_of(limited, limited.stamp))
+            admitted += share.decide_one(limited, request, None, second * 1000.0).admitted
     bound = limited.capacity + limited.limit * minutes
     assert bound - len(crowd) <= admitted <= bound

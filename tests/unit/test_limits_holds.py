@@ -120,7 +120,7 @@ async def test_hold_of_another_subject_is_not_released() -> None:
 @pytest.mark.parametrize("shared", [True, False])
 async def test_renewed_hold_lasts(shared: bool) -> None:
     async with opened() as (limits, counters):
-        counters.immediate = limits._immediate = not shared
+        counters.in_process = limits._counters_in_process = not shared
         held = [(await limits.check(*ANN)).hold for _ in range(2)]
         for _ in range(10):
             await asyncio.sleep(1800)

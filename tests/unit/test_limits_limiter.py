@@ -466,12 +466,12 @@ def test_rule_is_looked_up_once_per_resource_in_a_bounded_cache() -> None:
     compiler = RuleCompiler(rules, lease_percent=1.0, size_max=5)
     for _ in range(3):
         found = compiler.find("acme", "send")
-        assert found is not None and found.terms.limit == 10
+        assert found is not None and found.params.limit == 10
     assert rules.looked == ["send"]
     for n in range(20):
         found = compiler.find("acme", f"r{n}")
-        assert found is not None and found.terms.limit == 5
-        assert len(compiler.found) <= 5
+        assert found is not None and found.params.limit == 5
+        assert len(compiler.by_resource) <= 5
     limits = Limiter(MemoryCounters(ManualClock()), ManualClock(), rules=rules)
     for _ in range(3):
         assert limits.try_check("acme", "send", "ann") is not None
@@ -505,7 +505,7 @@ async def test_long_resources_use_no_memory_and_match_wildcards_only(
     assert len(asked) == 3_000 and kept < 2_000_000
     decision = await limits.check("acme", "/".ljust(15_000, "x"), "ann")
     assert decision.rule == (f"acme/{wildcard}" if wildcard else "")
-    assert len(limits._found) == 0
+    assert len(limits._compiled_by_resource) == 0
 
 
 async def test_heartbeat_reports_checks_batches_and_leases_to_the_metrics() -> None:

@@ -13,7 +13,7 @@ from limits_rig import Members, Shared
 from msgspec import structs
 
 from holdfast.errors import OutcomeUnknown, Unavailable
-from holdfast.limits.algorithms import terms_of
+from holdfast.limits.algorithms import params_of
 from holdfast.limits.counters.contract import (
     Adjustment,
     CounterRequest,
@@ -253,14 +253,14 @@ async def test_subjects_beyond_the_bound_share_one_counter() -> None:
 
 
 def test_shares_of_more_rules_than_fit_the_cache_are_computed_again() -> None:
-    share = FallbackLimiter(100, terms_max=3)
+    share = FallbackLimiter(100, params_max=3)
     share.share_among(5)
     rules = [Rule("acme", f"r{n}", "fixed_window", 10 * (n + 1), 3600.0) for n in range(8)]
     for turn in range(2):
         for n, each in enumerate(rules):
-            ask = CounterRequest((f"r{n}", "ann"), terms_of(each, each.stamp))
-            assert share.decide_one(each, ask, None, 0.0).limit == 2 * (n + 1), turn
-            assert len(share._terms) <= 3
+            request = CounterRequest((f"r{n}", "ann"), params_of(each, each.stamp))
+            assert share.decide_one(each, request, None, 0.0).limit == 2 * (n + 1), turn
+            assert len(share._scaled_params) <= 3
 
 
 async def test_hold_in_the_shared_overflow_counter_can_be_released() -> None:

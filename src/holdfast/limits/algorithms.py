@@ -69,7 +69,7 @@ class LimitParams(Struct, frozen=True, gc=False):
         )
 
 
-def terms_of(rule: Rule, stamp: RuleVersion, store: str = "") -> LimitParams:
+def params_of(rule: Rule, stamp: RuleVersion, store: str = "") -> LimitParams:
     """``stamp`` is the version by which the rule is in force."""
     number = crc32(store.encode())  # short, because every counter stores it
     return LimitParams(
@@ -108,16 +108,16 @@ class Counter(Struct, gc=False):
     collection.
     """
 
-    terms: LimitParams
+    params: LimitParams
 
-    def agree(self, terms: LimitParams, now: float) -> None:
+    def agree(self, params: LimitParams, now: float) -> None:
         """Count by these parameters, of our algorithm, from now on, unless ours are
         newer."""
-        ours = self.terms
-        if terms is ours or ours.overrule(terms):
+        ours = self.params
+        if params is ours or ours.overrule(params):
             return
-        self.terms = terms
-        if terms.stamp != ours.stamp or terms.store != ours.store:
+        self.params = params
+        if params.stamp != ours.stamp or params.store != ours.store:
             self.settle(now)
             self.cap(now)
 
@@ -150,9 +150,9 @@ class Counter(Struct, gc=False):
         """``take`` in a copy, to look ahead."""
         self.take(now, cost)
 
-    def admit(self, terms: LimitParams, now: float, cost: int) -> CounterReading:
+    def admit(self, params: LimitParams, now: float, cost: int) -> CounterReading:
         """``take`` for one cost; overridden where there is a faster way."""
-        return take(self, terms, now, cost)
+        return take(self, params, now, cost)
 
     def give(self, now: float, amount: int, taken_at: float) -> None:
         """Return ``amount`` of what was taken at ``taken_at``, but nothing that has
@@ -169,7 +169,7 @@ class TokenBucket(Counter, gc=False):
     def settle(self, now: float) -> None:
         if now > self.at:
             self.used = max(
-                0.0, self.used - (now - self.at) * self.terms.limit / self.terms.window_ms
+                0.0, self.used - (now - self.at) * self.params.limit / self.params.window_ms
             )
         self.at = now
 
@@ -177,26 +177,26 @@ class TokenBucket(Counter, gc=False):
         return self.used
 
     def cap(self, now: float) -> None:
-        self.used = min(self.used, self.terms.capacity)
+        self.used = min(self.used, self.params.capacity)
 
     def room(self, now: float) -> float:
-        return self.terms.capacity - self.used
+        return self.params.capacity - self.used
 
     def wait(self, now: float, cost: int) -> float:
-        return (self.used + cost - self.terms.capacity) * self.terms.window_ms / self.terms.limit
+        return (self.used + cost - self.params.capacity) * self.params.window_ms / self.params.limit
 
     def reset(self, now: float) -> float:
-        return self.used * self.terms.window_ms / self.terms.limit
+        return self.used * self.params.window_ms / self.params.limit
 
     def take(self, now: float, cost: float) -> None:
         self.used += cost
 
-    def admit(self, terms: LimitParams, now: float, cost: int) -> CounterReading:
+    def admit(self, params: LimitParams, now: float, cost: int) -> CounterReading:
         """The steps above in one: embedded servers call this for every frame."""
-        if terms is not self.terms:
-            self.agree(terms, now)
-            terms = self.terms
-        limit, window_ms, capacity = terms.limit, terms.window_ms, terms.capacity
+        if params is not self.params:
+            self.agree(params, now)
+            params = self.params
+        limit, window_ms, capacity = params.limit, params.window_ms, params.capacity
         used = self.used
         if now > self.at:
             used -= (now - self.at) * limit / window_ms
@@ -216,12 +216,12 @@ class TokenBucket(Counter, gc=False):
             0.0,
             0,
             limit,
-            terms.stamp,
+            params.stamp,
             capacity,
         )
 
     def give(self, now: float, amount: int, taken_at: float) -> None:
-        drained = max(0.0, now - taken_at) * self.terms.limit / self.terms.window_ms
+        drained = max(0.0, now - taken_at) * self.params.limit / self.params.window_ms
         self.used = max(0.0, self.used - max(0.0, amount - drained))
 
 
@@ -236,18 +236,22 @@ class FixedWindow(Counter, gc=False):
     def settle(self, now: float) -> None:
         if now >= self.ends:
             self.used = 0
-        if now >= self.ends or now < self.begins or self.ends != self.begins + self.terms.window_ms:
-            self.begins = begin(now, self.terms.window_ms)
-            self.ends = self.begins + self.terms.window_ms
+        if (
+            now >= self.ends
+            or now < self.begins
+            or self.ends != self.begins + self.params.window_ms
+        ):
+            self.begins = begin(now, self.params.window_ms)
+            self.ends = self.begins + self.params.window_ms
 
     def total(self, now: float) -> float:
         return self.used
 
     def cap(self, now: float) -> None:
-        self.used = min(self.used, self.terms.limit)
+        self.used = min(self.used, self.params.limit)
 
     def room(self, now: float) -> float:
-        return self.terms.limit - self.used
+        return self.params.limit - self.used
 
     def wait(self, now: float, cost: int) -> float:
         return self.ends - now
@@ -277,7 +281,7 @@ class SlidingWindow(Counter, gc=False):
     previous: float = 0.0
 
     def __post_init__(self) -> None:
-        self.length = self.terms.window_ms
+        self.length = self.params.window_ms
 
     def settle(self, now: float) -> None:
         elapsed = now - self.start
@@ -285,7 +289,7 @@ class SlidingWindow(Counter, gc=False):
             self.previous = self.used if elapsed < 2 * self.length else 0.0
             self.used = 0.0
             self.start = begin(now, self.length)
-        if elapsed < 0 or self.length != self.terms.window_ms:
+        if elapsed < 0 or self.length != self.params.window_ms:
             self._begin_anew(now)
 
     def _begin_anew(self, now: float) -> None:
@@ -293,7 +297,7 @@ class SlidingWindow(Counter, gc=False):
         faded."""
         self.used = self.used + self._faded(now)
         self.previous = 0.0
-        self.length = self.terms.window_ms
+        self.length = self.params.window_ms
         self.start = begin(now, self.length)
 
     def _faded(self, now: float) -> float:
@@ -304,21 +308,21 @@ class SlidingWindow(Counter, gc=False):
 
     def cap(self, now: float) -> None:
         """Cut the last window first."""
-        self.used = min(self.used, self.terms.limit)
+        self.used = min(self.used, self.params.limit)
         self.previous = min(
             self.previous,
-            (self.terms.limit - self.used) / (1 - max(0.0, now - self.start) / self.length),
+            (self.params.limit - self.used) / (1 - max(0.0, now - self.start) / self.length),
         )
 
     def room(self, now: float) -> float:
-        return self.terms.limit - self.used - self._faded(now)
+        return self.params.limit - self.used - self._faded(now)
 
     def wait(self, now: float, cost: int) -> float:
-        left = self.terms.limit - self.used - cost
+        left = self.params.limit - self.used - cost
         if left >= 0:
             return self.start + self.length * (1 - left / self.previous) - now
         begins = self.start + self.length
-        return begins + self.length * max(0.0, 1 - (self.terms.limit - cost) / self.used) - now
+        return begins + self.length * max(0.0, 1 - (self.params.limit - cost) / self.used) - now
 
     def reset(self, now: float) -> float:
         windows = 2 if self.used else 1
@@ -350,11 +354,11 @@ class Concurrency(Counter, gc=False):
         """Holders keep their holds, even above a lower limit."""
 
     def room(self, now: float) -> float:
-        return self.terms.limit - len(self.holders)
+        return self.params.limit - len(self.holders)
 
     def wait(self, now: float, cost: int) -> float:
         """Until enough of the earliest holds expire; they may be released before."""
-        over = len(self.holders) + cost - self.terms.limit
+        over = len(self.holders) + cost - self.params.limit
         return sorted(self.holders.values())[over - 1] - now if over > 0 else 0.0
 
     def reset(self, now: float) -> float:
@@ -366,12 +370,12 @@ class Concurrency(Counter, gc=False):
 
     def take_ahead(self, now: float, cost: int) -> None:
         """Add ``cost`` unnamed holders."""
-        until = now + self.terms.window_ms
+        until = now + self.params.window_ms
         self.holders = {**self.holders, **{f"new {place}": until for place in range(cost)}}
 
     def hold(self, now: float, hold: str) -> None:
         """Begin a hold, or renew it for another window."""
-        self.holders[hold] = now + self.terms.window_ms
+        self.holders[hold] = now + self.params.window_ms
 
     def release(self, hold: str) -> bool:
         """False if there is no such hold."""
@@ -386,14 +390,14 @@ COUNTERS: Final[dict[Algorithm, type[Counter]]] = {
 }
 
 
-def carried_over(counter: Counter, terms: LimitParams, now: float) -> Counter:
+def carried_over(counter: Counter, params: LimitParams, now: float) -> Counter:
     """The counter to continue with: itself, or one of the newer algorithm with the same
     use."""
-    ours = counter.terms
-    if terms.algorithm == ours.algorithm or ours.overrule(terms):
+    ours = counter.params
+    if params.algorithm == ours.algorithm or ours.overrule(params):
         return counter
-    after = COUNTERS[terms.algorithm](terms)
-    if terms.algorithm != "concurrency" and ours.algorithm != "concurrency":
+    after = COUNTERS[params.algorithm](params)
+    if params.algorithm != "concurrency" and ours.algorithm != "concurrency":
         counter.settle(now)
         after.settle(now)
         after.take(now, counter.total(now))
@@ -401,16 +405,16 @@ def carried_over(counter: Counter, terms: LimitParams, now: float) -> Counter:
     return after
 
 
-def peek(counter: Counter, terms: LimitParams, now: float, cost: int) -> bool:
+def peek(counter: Counter, params: LimitParams, now: float, cost: int) -> bool:
     """Whether ``cost`` would be admitted. Settles the counter and uses nothing."""
-    counter.agree(terms, now)
+    counter.agree(params, now)
     counter.settle(now)
     return cost <= counter.room(now) + EPSILON
 
 
 def take(
     counter: Counter,
-    terms: LimitParams,
+    params: LimitParams,
     now: float,
     cost: int,
     times: int = 1,
@@ -423,27 +427,27 @@ def take(
     Far means that a tenth of the capacity stays free after the lease: near the limit
     every check is exact. ``spent`` of the costs are used whether they fit or not.
     """
-    counter.agree(terms, now)
+    counter.agree(params, now)
     counter.settle(now)
     room = counter.room(now) + EPSILON
     admitted = times if cost * times <= room else max(0, math.floor(room / cost))
     if admitted or spent:
         counter.take(now, cost * max(admitted, spent))
     leased = 0
-    if want and room - cost * times - want >= counter.terms.capacity / 10:
+    if want and room - cost * times - want >= counter.params.capacity / 10:
         counter.take(now, want)
         leased = want
     return reading(counter, now, admitted, cost if admitted < times else 0, leased)
 
 
 def hold(
-    counter: Concurrency, terms: LimitParams, now: float, name: str, spent: int = 0
+    counter: Concurrency, params: LimitParams, now: float, name: str, spent: int = 0
 ) -> CounterReading:
     """Admit one holder if there is room; an existing hold is renewed and never refused.
 
     A hold that already passed (``spent``) is added even without room.
     """
-    counter.agree(terms, now)
+    counter.agree(params, now)
     counter.settle(now)
     fits = name in counter.holders or counter.room(now) >= 1
     if fits or spent:
@@ -456,15 +460,15 @@ def reading(
 ) -> CounterReading:
     """What a settled counter says. A cost above the capacity of a newer rule waits a
     window."""
-    terms = counter.terms
+    params = counter.params
     wait = 0.0
     if refused_cost:
         wait = (
-            counter.wait(now, refused_cost) if refused_cost <= terms.capacity else terms.window_ms
+            counter.wait(now, refused_cost) if refused_cost <= params.capacity else params.window_ms
         )
         wait = max(WAIT_MS_MIN, wait)
     remaining = max(0, math.floor(counter.room(now) + EPSILON))
     reset = counter.reset(now)
     return CounterReading(
-        admitted, remaining, reset, wait, leased, terms.limit, terms.stamp, terms.capacity
+        admitted, remaining, reset, wait, leased, params.limit, params.stamp, params.capacity
     )

@@ -197,7 +197,7 @@ async def open_limits(
             node_id or await asyncio.to_thread(identity, state, Ids(clock)), chosen.region
         )
         # counters in this process have one node
-        nodes_file = None if counters.immediate else state / NODES_NAME
+        nodes_file = None if counters.in_process else state / NODES_NAME
         limiter = Limiter(
             counters,
             clock,

@@ -51,7 +51,7 @@ class CounterRequest(Struct, gc=False):
     """
 
     key: CounterKey
-    terms: LimitParams
+    params: LimitParams
     cost: int = 1
     times: int = 1
     want: int = 0
@@ -69,7 +69,7 @@ class Adjustment(NamedTuple):
     """
 
     key: CounterKey
-    terms: LimitParams
+    params: LimitParams
     given: int = 0
     taken_at: float = 0.0
     charged: int = 0
@@ -108,7 +108,7 @@ class CountersTrouble(NamedTuple):
 class Counters(Protocol):
     """Where use is counted."""
 
-    immediate: bool
+    in_process: bool
     """Whether they are in this process, so that ``take_now`` and ``peek_now``
     answer."""
 
@@ -117,15 +117,15 @@ class Counters(Protocol):
         ...
 
     def take_now(
-        self, key: CounterKey, terms: LimitParams, cost: int, hold: str = "", times: int = 1
+        self, key: CounterKey, params: LimitParams, cost: int, hold: str = "", times: int = 1
     ) -> CounterReading:
-        """Answer one request without I/O. Only for immediate counters."""
+        """Answer one request without I/O. Only for counters in this process."""
         ...
 
-    def peek_now(self, key: CounterKey, terms: LimitParams, count: int) -> CounterReading | None:
+    def peek_now(self, key: CounterKey, params: LimitParams, count: int) -> CounterReading | None:
         """None if ``count`` costs of 1 fit now, else how many do. Takes nothing.
 
-        Only for immediate counters.
+        Only for counters in this process.
         """
         ...
 

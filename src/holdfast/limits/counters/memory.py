@@ -20,7 +20,7 @@ from holdfast.limits.counters.table import SUBJECTS_MAX, CounterTable
 class MemoryCounters:
     """A table and a monotonic clock, so that steps of the wall clock have no effect."""
 
-    immediate = True
+    in_process = True
 
     def __init__(self, clock: Clock, subjects_max: int = SUBJECTS_MAX) -> None:
         self._monotonic = clock.monotonic
@@ -28,18 +28,18 @@ class MemoryCounters:
         self._get = self.table.get
 
     def take_now(
-        self, key: CounterKey, terms: LimitParams, cost: int, hold: str = "", times: int = 1
+        self, key: CounterKey, params: LimitParams, cost: int, hold: str = "", times: int = 1
     ) -> CounterReading:
         now = self._monotonic() * 1000
         if hold or times != 1:
-            return self.table.take(CounterRequest(key, terms, cost, times, hold=hold), now)
+            return self.table.take(CounterRequest(key, params, cost, times, hold=hold), now)
         counter = self._get(key)
-        if counter is None or counter.terms is not terms:
-            counter = self.table.counter(key, terms, now)
-        return counter.admit(terms, now, cost)
+        if counter is None or counter.params is not params:
+            counter = self.table.counter(key, params, now)
+        return counter.admit(params, now, cost)
 
-    def peek_now(self, key: CounterKey, terms: LimitParams, count: int) -> CounterReading | None:
-        return self.table.peek(key, terms, count, self._monotonic() * 1000)
+    def peek_now(self, key: CounterKey, params: LimitParams, count: int) -> CounterReading | None:
+        return self.table.peek(key, params, count, self._monotonic() * 1000)
 
     async def take(self, entries: Sequence[Sequence[CounterRequest]]) -> CounterResponse:
         now = self._monotonic() * 1000

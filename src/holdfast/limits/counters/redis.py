@@ -72,7 +72,7 @@ class RedisSettings:
 class RedisCounters:
     """See ``contract``. Close it with ``aclose``."""
 
-    immediate = False
+    in_process = False
 
     def __init__(self, settings: RedisSettings) -> None:
         self._settings = settings
@@ -105,21 +105,21 @@ class RedisCounters:
             self._failed(error)
 
     def take_now(
-        self, key: CounterKey, terms: LimitParams, cost: int, hold: str = "", times: int = 1
+        self, key: CounterKey, params: LimitParams, cost: int, hold: str = "", times: int = 1
     ) -> CounterReading:
         raise Unavailable("these counters need a round trip")
 
-    def peek_now(self, key: CounterKey, terms: LimitParams, count: int) -> CounterReading | None:
+    def peek_now(self, key: CounterKey, params: LimitParams, count: int) -> CounterReading | None:
         raise Unavailable("these counters need a round trip")
 
     def take(self, entries: Sequence[Sequence[CounterRequest]]) -> Awaitable[CounterResponse]:
-        request = _Request()
-        return self._decide(request, request.entries(entries), [], partial(_taken, entries))
+        call = _PackedCall()
+        return self._decide(call, call.entries(entries), [], partial(_taken, entries))
 
     async def adjust(self, adjustments: Sequence[Adjustment]) -> int:
-        request = _Request()
-        packed = [request.adjustment(each) for each in adjustments]
-        return sum((await self._decide(request, [], packed, _answers.decode))[2:])
+        call = _PackedCall()
+        packed = [call.adjustment(each) for each in adjustments]
+        return sum((await self._decide(call, [], packed, _answers.decode))[2:])
 
     async def reset(self, key: CounterKey) -> bool:
         arguments = (int(RESETS_REPORTED_SECONDS * 1000), self._settings.resets_max)
@@ -156,16 +156,16 @@ class RedisCounters:
 
     def _decide(
         self,
-        request: _Request,
+        call: _PackedCall,
         entries: list[Any],
         adjustments: list[Any],
         read: Callable[[bytes], Any],
     ) -> Awaitable[Any]:
-        assert len(request.keys) <= KEYS_PER_CALL_MAX
-        blob = msgspec.msgpack.encode((request.terms, entries, adjustments))
+        assert len(call.keys) <= KEYS_PER_CALL_MAX
+        blob = msgspec.msgpack.encode((call.params, entries, adjustments))
         known = self._names.get
         return self._run(
-            DECIDE, [known(key) or self._name(key) for key in request.keys], (blob,), read
+            DECIDE, [known(key) or self._name(key) for key in call.keys], (blob,), read
         )
 
     def _name(self, key: CounterKey) -> bytes:
@@ -241,48 +241,56 @@ class RedisCounters:
             self._failed(error)
 
 
-class _Request:
+class _PackedCall:
     """Numbers keys and rules from 1, as Lua does. Rules are compared by identity."""
 
     def __init__(self) -> None:
         self.keys: dict[CounterKey, int] = {}
-        self.terms: list[tuple[int, int, int, int, float, int, int]] = []
+        self.params: list[tuple[int, int, int, int, float, int, int]] = []
         self._numbers: dict[int, int] = {}
 
     def entries(self, entries: Sequence[Sequence[CounterRequest]]) -> list[Any]:
         """Flat: the number of requests, then seven values for each."""
         packed: list[Any] = []
-        keys, terms = self.keys, None
+        keys, params = self.keys, None
         for entry in entries:
             packed.append(len(entry))
-            for ask in entry:
-                if ask.terms is not terms:
-                    terms, number = ask.terms, self._terms(ask.terms)
-                key = keys.setdefault(ask.key, len(keys) + 1)
-                packed += (key, number, ask.cost, ask.times, ask.want, ask.hold, ask.spent)
+            for request in entry:
+                if request.params is not params:
+                    params, number = request.params, self._params(request.params)
+                key = keys.setdefault(request.key, len(keys) + 1)
+                packed += (
+                    key,
+                    number,
+                    request.cost,
+                    request.times,
+                    request.want,
+                    request.hold,
+                    request.spent,
+                )
         return packed
 
     def adjustment(self, each: Adjustment) -> list[Any]:
         return [
             self.keys.setdefault(each.key, len(self.keys) + 1),
-            self._terms(each.terms),
+            self._params(each.params),
             *each[2:],
         ]
 
-    def _terms(self, terms: LimitParams) -> int:
-        number = self._numbers.get(id(terms))
+    def _params(self, params: LimitParams) -> int:
+        number = self._numbers.get(id(params))
         if number is None:
-            self.terms.append(
+            self.params.append(
                 (
-                    CODES[terms.algorithm],
-                    *terms.stamp,
-                    terms.limit,
-                    terms.window_ms,
-                    terms.capacity,
-                    terms.store,
+                    CODES[params.algorithm],
+                    *params.stamp,
+                    params.limit,
+                    params.window_ms,
+                    params.capacity,
+                    params.store,
                 )
             )
-            number = self._numbers[id(terms)] = len(self.terms)
+            number = self._numbers[id(params)] = len(self.params)
         return number
 
 
@@ -300,11 +308,13 @@ def _readings(
     ]
     columns = [answer[at::_NUMBERS_PER_READING] for at in range(2, 2 + _NUMBERS_PER_READING)]
     readings = []
-    for ask, admitted, remaining, reset_ms, wait_ms, leased, by in zip(
+    for request, admitted, remaining, reset_ms, wait_ms, leased, by in zip(
         chain(*entries), *columns, strict=True
     ):
         limit, stamp, capacity = (
-            newer[by - 1] if by else (ask.terms.limit, ask.terms.stamp, ask.terms.capacity)
+            newer[by - 1]
+            if by
+            else (request.params.limit, request.params.stamp, request.params.capacity)
         )
         readings.append(
             CounterReading(admitted, remaining, reset_ms, wait_ms, leased, limit, stamp, capacity)

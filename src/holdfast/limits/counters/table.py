@@ -70,24 +70,26 @@ class CounterTable:
         none."""
         if len(entry) == 1:
             return (self.take(entry[0], now),)
-        if all(self._fits(ask, now) for ask in entry):
-            return tuple(self.take(ask, now) for ask in entry)
-        return tuple(self.refuse(ask, now) for ask in entry)
+        if all(self._fits(request, now) for request in entry):
+            return tuple(self.take(request, now) for request in entry)
+        return tuple(self.refuse(request, now) for request in entry)
 
-    def take(self, ask: CounterRequest, now: float) -> CounterReading:
-        counter = self.counter(ask.key, ask.terms, now)
-        if ask.hold and isinstance(counter, Concurrency):
-            return hold(counter, ask.terms, now, ask.hold, ask.spent)
-        if ask.times == 1 and not ask.want and not ask.spent:
-            return counter.admit(ask.terms, now, ask.cost)
-        return take(counter, ask.terms, now, ask.cost, ask.times, ask.want, ask.spent)
+    def take(self, request: CounterRequest, now: float) -> CounterReading:
+        counter = self.counter(request.key, request.params, now)
+        if request.hold and isinstance(counter, Concurrency):
+            return hold(counter, request.params, now, request.hold, request.spent)
+        if request.times == 1 and not request.want and not request.spent:
+            return counter.admit(request.params, now, request.cost)
+        return take(
+            counter, request.params, now, request.cost, request.times, request.want, request.spent
+        )
 
     def peek(
-        self, key: CounterKey, terms: LimitParams, count: int, now: float
+        self, key: CounterKey, params: LimitParams, count: int, now: float
     ) -> CounterReading | None:
         """None if ``count`` costs of 1 fit now, else how many do. Takes nothing."""
-        counter = self.counter(key, terms, now)
-        if peek(counter, terms, now, count):
+        counter = self.counter(key, params, now)
+        if peek(counter, params, now, count):
             return None
         admitted = reading(counter, now, 0, 0).remaining
         # as it is once the admitted costs are taken: the wait is that of the next one
@@ -97,7 +99,7 @@ class CounterTable:
 
     def adjust(self, adjustment: Adjustment, now: float) -> bool:
         """Whether it took effect: what other parameters took stays charged."""
-        key, theirs = adjustment.key, adjustment.terms
+        key, theirs = adjustment.key, adjustment.params
         counter = self._find(key)
         if adjustment.charged or adjustment.held:
             counter = self.counter(
@@ -106,8 +108,8 @@ class CounterTable:
         if counter is None:
             return False
         if adjustment.given and (theirs.stamp, theirs.store) != (
-            counter.terms.stamp,
-            counter.terms.store,
+            counter.params.stamp,
+            counter.params.store,
         ):
             return False
         if not adjustment.released:  # a hold ends whatever rule the caller knows
@@ -120,7 +122,7 @@ class CounterTable:
         counter = self._counters.get(key)
         if counter is None:
             return False
-        self._counters[key] = COUNTERS[counter.terms.algorithm](counter.terms)
+        self._counters[key] = COUNTERS[counter.params.algorithm](counter.params)
         return True
 
     def used(self, key: CounterKey, now: float) -> float:
@@ -129,12 +131,12 @@ class CounterTable:
         if counter is None:
             return 0.0
         counter.settle(now)
-        return counter.terms.capacity - counter.room(now)
+        return counter.params.capacity - counter.room(now)
 
     def full(self, key: CounterKey, now: float) -> bool:
         """Whether not even a cost of 1 fits now."""
         counter = self._find(key)
-        return counter is not None and not peek(counter, counter.terms, now, 1)
+        return counter is not None and not peek(counter, counter.params, now, 1)
 
     def held_ms(self, key: CounterKey, hold: str, now: float) -> float:
         """How long this hold still lasts; 0 if it is over or unknown."""
@@ -155,24 +157,26 @@ class CounterTable:
     def __len__(self) -> int:
         return len(self._counters)
 
-    def _fits(self, ask: CounterRequest, now: float) -> bool:
-        counter = self.counter(ask.key, ask.terms, now)
-        fits = peek(counter, ask.terms, now, ask.cost)  # this also drops expired holds
-        return fits or (isinstance(counter, Concurrency) and ask.hold in counter.holders)
+    def _fits(self, request: CounterRequest, now: float) -> bool:
+        counter = self.counter(request.key, request.params, now)
+        fits = peek(counter, request.params, now, request.cost)  # this also drops expired holds
+        return fits or (isinstance(counter, Concurrency) and request.hold in counter.holders)
 
-    def refuse(self, ask: CounterRequest, now: float) -> CounterReading:
+    def refuse(self, request: CounterRequest, now: float) -> CounterReading:
         """Take nothing; there is a wait only if it would not have fitted."""
-        fits = self._fits(ask, now)
-        return reading(self.counter(ask.key, ask.terms, now), now, 0, 0 if fits else ask.cost)
+        fits = self._fits(request, now)
+        return reading(
+            self.counter(request.key, request.params, now), now, 0, 0 if fits else request.cost
+        )
 
-    def counter(self, key: CounterKey, terms: LimitParams, now: float) -> Counter:
+    def counter(self, key: CounterKey, params: LimitParams, now: float) -> Counter:
         """The key's counter, by the algorithm of the newer parameters.
 
         If there is none, create it, which may evict an idle one.
         """
         counter = self._counters.get(key)
-        if counter is not None and counter.terms is not terms:
-            counter = self._counters[key] = carried_over(counter, terms, now)
+        if counter is not None and counter.params is not params:
+            counter = self._counters[key] = carried_over(counter, params, now)
         if counter is None:
             if len(self._counters) >= self._kept_anyway:
                 self._make_room(now)
@@ -181,8 +185,8 @@ class CounterTable:
                     and key[1] != OVERFLOW
                     and len(self._counters) >= self._subjects_max
                 ):
-                    return self.counter((key[0], OVERFLOW), terms, now)
-            counter = self._counters[key] = COUNTERS[terms.algorithm](terms)
+                    return self.counter((key[0], OVERFLOW), params, now)
+            counter = self._counters[key] = COUNTERS[params.algorithm](params)
             self._line.append(key)
         return counter
 

@@ -90,7 +90,7 @@ class BatchedCheck(Struct):
     """
 
     compiled_rules: tuple[CompiledRule, ...]
-    asks: tuple[CounterRequest, ...]
+    requests: tuple[CounterRequest, ...]
     waiters: list[asyncio.Future[Any]]
 
 
@@ -140,26 +140,26 @@ class Batcher:
         self._probes = True
         self.keys_per_call = 0
 
-    def ask(self, compiled: CompiledRule, ask: CounterRequest) -> BatchedCheck | None:
+    def ask(self, compiled: CompiledRule, request: CounterRequest) -> BatchedCheck | None:
         """Ask for one key; callers that wait join the entry. None: must not ask now."""
-        entry = self._merged.get(ask.key)
-        if entry is not None and _alike(entry.asks[0], ask):
-            entry.asks[0].times += ask.times
-            entry.asks[0].spent += ask.spent
+        entry = self._merged.get(request.key)
+        if entry is not None and _alike(entry.requests[0], request):
+            entry.requests[0].times += request.times
+            entry.requests[0].spent += request.spent
             return entry
-        entry = self.ask_all((compiled,), (ask,))
+        entry = self.ask_all((compiled,), (request,))
         if entry is not None:
-            self._merged[ask.key] = entry
+            self._merged[request.key] = entry
         return entry
 
     def ask_all(
-        self, compiled_rules: tuple[CompiledRule, ...], asks: tuple[CounterRequest, ...]
+        self, compiled_rules: tuple[CompiledRule, ...], requests: tuple[CounterRequest, ...]
     ) -> BatchedCheck | None:
         """Ask for several keys, all or none."""
-        keys_waiting = self._keys_waiting + len(asks)
+        keys_waiting = self._keys_waiting + len(requests)
         if keys_waiting > self._waiting_max or not (self._flush_due or self._begin_turn()):
             return None
-        entry = BatchedCheck(compiled_rules, asks, [])
+        entry = BatchedCheck(compiled_rules, requests, [])
         self._waiting.append(entry)
         self._keys_waiting = keys_waiting
         return entry
@@ -217,9 +217,9 @@ class Batcher:
         self._merged.clear()
         keys = count = 0
         for entry in self._waiting:
-            if count and keys + len(entry.asks) > self._settings.keys_per_call:
+            if count and keys + len(entry.requests) > self._settings.keys_per_call:
                 break
-            keys += len(entry.asks)
+            keys += len(entry.requests)
             count += 1
         entries, self._waiting = self._waiting[:count], self._waiting[count:]
         self._keys_waiting -= keys
@@ -242,7 +242,7 @@ class Batcher:
         call: asyncio.Future[CounterResponse]
         try:
             call = asyncio.ensure_future(
-                self._counters.take([entry.asks for entry in batch.entries])
+                self._counters.take([entry.requests for entry in batch.entries])
             )
         except Exception as error:  # a defect: fail the call, or its callers would wait in vain
             call = loop.create_future()
@@ -323,4 +323,4 @@ class Batcher:
 
 
 def _alike(one: CounterRequest, other: CounterRequest) -> bool:
-    return one.cost == other.cost and one.terms is other.terms and not one.hold
+    return one.cost == other.cost and one.params is other.params and not one.hold

@@ -10,7 +10,8 @@ first check of a key gets a small lease, later ones a full lease, and a key neve
 two at a time.
 
 *Holds* are the grants of concurrency rules. A rule may be changed, switched off or
-overridden while a hold lasts, so ``Holds`` remembers the counter that granted it.
+overridden while a hold lasts, so ``HoldRegistry`` remembers the counter that granted
+it.
 
 Everything is bounded: the key that was put first is evicted first. An evicted lease
 stays charged. Times are monotonic seconds. The structs are exempt from garbage
@@ -97,7 +98,7 @@ class Denial(Struct, frozen=True, gc=False):
 class Lease(Struct, gc=False):
     """Tokens already taken from the counters, to be spent here until ``until``."""
 
-    terms: LimitParams
+    params: LimitParams
     tokens: int
     remaining: int
     reset_at: float
@@ -145,14 +146,14 @@ class Leases:
         return 0 if lease is not None and lease.tokens > 0 and now < lease.until else whole
 
     def begin(
-        self, key: CounterKey, known: CacheEntry, terms: LimitParams, taken_at: float, now: float
+        self, key: CounterKey, known: CacheEntry, params: LimitParams, taken_at: float, now: float
     ) -> None:
         """Start the lease that ``known``'s reading brought, and end the one before."""
         if known.lease is not None:
             self._end(key, known.lease)
         reading: CounterReading = known.reading
         reset_at, until = now + reading.reset_ms / 1000, known.at + self._seconds
-        known.lease = Lease(terms, reading.leased, reading.remaining, reset_at, taken_at, until)
+        known.lease = Lease(params, reading.leased, reading.remaining, reset_at, taken_at, until)
         self._leases.put_last(key, known.lease)
 
     def forget(self, key: CounterKey) -> None:
@@ -175,12 +176,12 @@ class Leases:
     def _end(self, key: CounterKey, lease: Lease) -> None:
         if lease.tokens and len(self._left_over) < self._keys_max:
             self._left_over.append(
-                Adjustment(key, lease.terms, given=lease.tokens, taken_at=lease.taken_at)
+                Adjustment(key, lease.params, given=lease.tokens, taken_at=lease.taken_at)
             )
         lease.tokens = 0
 
 
-class Holds:
+class HoldRegistry:
     """The counter of each hold asked for here, at most ``size_max``.
 
     For an evicted hold the limiter uses the current rule.
@@ -190,15 +191,15 @@ class Holds:
         self._ids = ids
         self._counters: LruDict[tuple[CounterKey, LimitParams]] = LruDict(size_max)
 
-    def ask(self, key: CounterKey, terms: LimitParams) -> str:
-        """The name of a new hold that is about to be requested."""
-        hold = self._ids.new("hld_")
-        self._counters.put(("", hold), (key, terms))
-        return hold
+    def new_hold_id(self, key: CounterKey, params: LimitParams) -> str:
+        """The id of a new hold that is about to be requested."""
+        hold_id = self._ids.new("hld_")
+        self._counters.put(("", hold_id), (key, params))
+        return hold_id
 
-    def counter_of(self, check: Check, hold: str) -> tuple[CounterKey, LimitParams] | None:
+    def counter_of(self, check: Check, hold_id: str) -> tuple[CounterKey, LimitParams] | None:
         """The counter that granted a hold; None if unknown or of another subject."""
-        found = self._counters.get(("", hold))
+        found = self._counters.get(("", hold_id))
         if found is None:
             return None
         prefix, subject = found[0]
@@ -208,8 +209,8 @@ class Holds:
             else None
         )
 
-    def end(self, hold: str) -> tuple[CounterKey, LimitParams] | None:
+    def end(self, hold_id: str) -> tuple[CounterKey, LimitParams] | None:
         """Forget a hold that is released; its counter, if it is known here."""
-        found = self._counters.get(("", hold))
-        self._counters.drop(("", hold))
+        found = self._counters.get(("", hold_id))
+        self._counters.drop(("", hold_id))
         return found

@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 
 from holdfast import telemetry
 from holdfast.errors import InvalidCheck
-from holdfast.limits.algorithms import EPSILON, CounterReading, LimitParams, terms_of
+from holdfast.limits.algorithms import EPSILON, CounterReading, LimitParams, params_of
 from holdfast.limits.counters.contract import CounterRequest, key_prefix
 from holdfast.limits.limiter.cache import CacheEntry, Denial
 from holdfast.limits.rule_json import LIMIT_MAX, RESOURCE_LENGTH_MAX, TENANT_LENGTH_MAX
@@ -34,11 +34,11 @@ class CompiledRule(Struct, frozen=True, gc=False):
     """What a check needs of its rule, computed once."""
 
     rule: Rule
-    terms: LimitParams
+    params: LimitParams
     prefix: str
     label: str
     lease: int
-    holds: bool
+    counts_holders: bool
     shadow: bool
 
 
@@ -56,12 +56,12 @@ class RuleCompiler:
         self._rules = rules
         self._lease_percent = lease_percent
         self._of_rules: dict[tuple[str, RuleName], CompiledRule] = {}
-        self.found: dict[tuple[str, str], CompiledRule] = {}
+        self.by_resource: dict[tuple[str, str], CompiledRule] = {}
         """Public for the hot path, which cannot afford a call."""
 
     def find(self, tenant: str, resource: str) -> CompiledRule | None:
         """None if nothing limits: there is no rule, or it is off."""
-        compiled = self.found.get((tenant, resource))
+        compiled = self.by_resource.get((tenant, resource))
         if compiled is not None:
             return compiled
         rule = self._rules.lookup(tenant, resource)
@@ -74,16 +74,22 @@ class RuleCompiler:
             compiled = self._made(tenant, rule)
             self._put(self._of_rules, (tenant, rule.name), compiled)
         if len(resource) <= RESOURCE_LENGTH_MAX:
-            self._put(self.found, (tenant, resource), compiled)
+            self._put(self.by_resource, (tenant, resource), compiled)
         return compiled
 
     def _made(self, tenant: str, rule: Rule) -> CompiledRule:
-        holds = rule.algorithm == "concurrency"
-        leased = rule.precision == "leased" and not holds
+        counts_holders = rule.algorithm == "concurrency"
+        leased = rule.precision == "leased" and not counts_holders
         lease = int(rule.capacity * self._lease_percent / 100) if leased else 0
-        terms = terms_of(rule, self._rules.in_force(rule), self._rules.store)
+        params = params_of(rule, self._rules.in_force(rule), self._rules.store)
         return CompiledRule(
-            rule, terms, key_prefix(tenant, rule), rule.label, lease, holds, rule.mode == "shadow"
+            rule,
+            params,
+            key_prefix(tenant, rule),
+            rule.label,
+            lease,
+            counts_holders,
+            rule.mode == "shadow",
         )
 
     def _put(self, kept: dict[K, CompiledRule], key: K, compiled: CompiledRule) -> None:
@@ -95,13 +101,13 @@ class RuleCompiler:
 def validate(compiled: CompiledRule | None, subject: str, cost: int) -> None:
     """Raise InvalidCheck for what no rule, or not this one, can ever admit."""
     most, whose = (
-        (LIMIT_MAX, "any rule") if compiled is None else (compiled.terms.capacity, compiled.label)
+        (LIMIT_MAX, "any rule") if compiled is None else (compiled.params.capacity, compiled.label)
     )
     if not 1 <= cost <= most:
         raise InvalidCheck(
             f"cost must be between 1 and {most}, the capacity of {whose}", field="cost"
         )
-    if compiled is not None and compiled.holds and cost != 1:
+    if compiled is not None and compiled.counts_holders and cost != 1:
         raise InvalidCheck("cost must be 1 for a concurrency rule", field="cost")
     if not subject or len(subject) > SUBJECT_LENGTH_MAX:
         raise InvalidCheck(
@@ -109,7 +115,8 @@ def validate(compiled: CompiledRule | None, subject: str, cost: int) -> None:
         )
 
 
-_REFUSED, _ALLOWED, _EXCEEDED = 0, 1, 2
+REFUSED, ALLOWED, EXCEEDED = 0, 1, 2
+"""The places in each list of ``DecisionBuilder.tally``."""
 _DEGRADED = frozenset(("local_share", "open", "closed"))
 
 
@@ -134,9 +141,9 @@ class Standing(Struct, frozen=True):
 
 def standing_of(compiled: CompiledRule, reading: CounterReading) -> Standing:
     rule, used = compiled.rule, max(0, reading.capacity - reading.remaining)
-    if rule.algorithm == "token_bucket" and reading.stamp == compiled.terms.stamp:
+    if rule.algorithm == "token_bucket" and reading.stamp == compiled.params.stamp:
         used = max(
-            used, math.ceil(reading.reset_ms * reading.limit / compiled.terms.window_ms - EPSILON)
+            used, math.ceil(reading.reset_ms * reading.limit / compiled.params.window_ms - EPSILON)
         )
     return Standing(
         rule=compiled.label,
@@ -163,12 +170,12 @@ class DecisionBuilder:
 
     def __init__(self, region: str, monotonic: Callable[[], float]) -> None:
         self._region = region
-        self.free = Decision(True, region=region)
-        """The decision if there is no rule."""
+        self.unlimited = Decision(True, region=region)
+        """The decision if no rule limits the request."""
         self._monotonic = monotonic
         self.tally: dict[str, list[int]] = {by: [0, 0, 0] for by in get_args(DecidedBy)}
 
-    def of(
+    def from_reading(
         self,
         compiled: CompiledRule,
         reading: CounterReading,
@@ -178,19 +185,19 @@ class DecisionBuilder:
     ) -> Decision:
         """``hold`` is what was requested; only an allowed decision carries it."""
         if not allowed:
-            return self.refused(compiled, reading, by)
-        self.tally[by][_ALLOWED] += 1
+            return self.refuse(compiled, reading, by)
+        self.tally[by][ALLOWED] += 1
         return Decision(
             True, reading.limit, reading.remaining, reading.reset_ms / 1000, 0.0,
             compiled.label, reading.stamp.version, by, by in _DEGRADED, False,
             compiled.rule.window_seconds, self._region, hold,
         )  # fmt: skip
 
-    def refused(
+    def refuse(
         self, compiled: CompiledRule, reading: CounterReading, by: DecidedBy, times: int = 1
     ) -> Decision:
         """The decision for ``times`` refused checks, which shadow mode allows."""
-        self.tally[by][_EXCEEDED if compiled.shadow else _REFUSED] += times
+        self.tally[by][EXCEEDED if compiled.shadow else REFUSED] += times
         wait = reading.wait_ms / 1000
         return Decision(
             compiled.shadow, reading.limit, reading.remaining, reading.reset_ms / 1000, wait,
@@ -198,25 +205,25 @@ class DecisionBuilder:
             compiled.rule.window_seconds, self._region,
         )  # fmt: skip
 
-    def of_alike(
+    def from_merged_reading(
         self, compiled: CompiledRule, reading: CounterReading, count: int, by: DecidedBy
     ) -> tuple[int, Decision | None]:
         """How many of ``count`` equal checks may pass; the decision for the others."""
         admitted = reading.admitted
-        self.tally[by][_ALLOWED] += admitted
+        self.tally[by][ALLOWED] += admitted
         if admitted == count:
             return count, None
-        refused = self.refused(compiled, reading, by, count - admitted)
+        refused = self.refuse(compiled, reading, by, count - admitted)
         return (count, None) if refused.allowed else (admitted, refused)
 
-    def again(self, decision: Decision) -> None:
+    def count_again(self, decision: Decision) -> None:
         """Count the same decision for one more check."""
-        self.tally[decision.decided_by][_ALLOWED if decision.allowed else _REFUSED] += 1
+        self.tally[decision.decided_by][ALLOWED if decision.allowed else REFUSED] += 1
 
-    def of_group(
+    def from_group(
         self,
         compiled_rules: Sequence[CompiledRule],
-        asks: Sequence[CounterRequest],
+        requests: Sequence[CounterRequest],
         readings: Sequence[CounterReading],
         by: DecidedBy | None,
     ) -> list[Decision]:
@@ -226,42 +233,44 @@ class DecisionBuilder:
         """
         allowed = all(reading.admitted for reading in readings)
         return [
-            self.of(compiled, reading, allowed, by or compiled.rule.on_store_failure, ask.hold)
-            for compiled, ask, reading in zip(compiled_rules, asks, readings, strict=True)
+            self.from_reading(
+                compiled, reading, allowed, by or compiled.rule.on_store_failure, request.hold
+            )
+            for compiled, request, reading in zip(compiled_rules, requests, readings, strict=True)
         ]
 
     def from_memory(
         self, compiled: CompiledRule, known: CacheEntry, cost: int, times: int = 1
     ) -> Decision | None:
-        """Decide by a denial that holds or a lease with enough tokens, else None.
+        """Decide by a denial that still applies or a lease with enough tokens.
 
-        One answer serves ``times`` equal checks.
+        None if neither can. One answer serves ``times`` equal checks.
         """
-        denial, lease, terms = known.denial, known.lease, compiled.terms
+        denial, lease, params = known.denial, known.lease, compiled.params
         now = self._monotonic()
         if denial is not None:
-            if denial.stands(cost, terms.stamp, now):
-                return self.denied(compiled, denial, now, times)
+            if denial.stands(cost, params.stamp, now):
+                return self.from_denial(compiled, denial, now, times)
             if now >= denial.until:
                 known.denial = None
         if lease is None or lease.tokens < cost * times or now >= lease.until:
             return None
-        if lease.terms is not terms and lease.terms != terms:
+        if lease.params is not params and lease.params != params:
             return None
         lease.tokens = left = lease.tokens - cost * times
-        self.tally["lease"][_ALLOWED] += times
+        self.tally["lease"][ALLOWED] += times
         reset = lease.reset_at - now
         return Decision(
-            True, terms.limit, lease.remaining + left, reset if reset > 0 else 0.0, 0.0,
-            compiled.label, terms.stamp.version, "lease", False, False,
+            True, params.limit, lease.remaining + left, reset if reset > 0 else 0.0, 0.0,
+            compiled.label, params.stamp.version, "lease", False, False,
             compiled.rule.window_seconds, self._region,
         )  # fmt: skip
 
-    def denied(
+    def from_denial(
         self, compiled: CompiledRule, denial: Denial, now: float, times: int = 1
     ) -> Decision:
         reading = structs.replace(denial.reading, wait_ms=(denial.until - now) * 1000)
-        return self.refused(compiled, reading, "denial_cache", times)
+        return self.refuse(compiled, reading, "denial_cache", times)
 
     def report(self) -> None:
         telemetry.limits_checked(self.tally)

@@ -37,15 +37,15 @@ from holdfast.limits.rules import Rule
 
 OPEN_FACTOR = 10
 CLOSED_RETRY_MS = 1000.0
-TERMS_MAX = 1024
+PARAMS_MAX = 1024
 """Scaled rules that are kept; when full, all are dropped and computed again."""
 
 
 class FallbackLimiter:
     """This node's own counters for an outage. Times are the caller's, in ms."""
 
-    def __init__(self, keys_max: int, node: str = "node", terms_max: int = TERMS_MAX) -> None:
-        self._terms_max = terms_max
+    def __init__(self, keys_max: int, node: str = "node", params_max: int = PARAMS_MAX) -> None:
+        self._params_max = params_max
         self._node = node
         self._table = CounterTable(keys_max, overflows=True)
         self._spent: LruDict[tuple[LimitParams, int]] = LruDict(keys_max)
@@ -54,7 +54,7 @@ class FallbackLimiter:
         self._unconfirmed: LruDict[float] = LruDict(keys_max)
         """Keys charged for uncounted checks and not reported on since; and when."""
         self._seeded: LruDict[float] = LruDict(keys_max)
-        self._terms: dict[tuple[int, int, int], tuple[LimitParams, LimitParams]] = {}
+        self._scaled_params: dict[tuple[int, int, int], tuple[LimitParams, LimitParams]] = {}
         """This node's share of a rule's parameters, by their identity (which they are
         kept alive for) and by the size of the share."""
         self._nodes = 1
@@ -70,29 +70,36 @@ class FallbackLimiter:
         """Divide by ``nodes`` from now on; ``names`` lists all of them, or is empty."""
         if (nodes, tuple(names)) != (self._nodes, self._names):
             self._nodes, self._names = nodes, tuple(names)
-            self._terms.clear()
+            self._scaled_params.clear()
             self._ranks.clear()
 
     def decide_one(
-        self, rule: Rule, ask: CounterRequest, last: CacheEntry | None, now: float, times: int = 1
+        self,
+        rule: Rule,
+        request: CounterRequest,
+        last: CacheEntry | None,
+        now: float,
+        times: int = 1,
     ) -> CounterReading:
         """Decide ``times`` equal requests on one key.
 
         ``last`` is what the shared counters last said of the key.
         """
-        if self._admits_nothing(rule, ask.key):
-            return _closed(ask)
-        own = CounterRequest(ask.key, self._scaled(rule, ask), ask.cost, times, hold=ask.hold)
+        if self._admits_nothing(rule, request.key):
+            return _closed(request)
+        own = CounterRequest(
+            request.key, self._scaled(rule, request), request.cost, times, hold=request.hold
+        )
         self._seed(rule, own, last, now)
         reading = self._table.take(own, now)
         if reading.admitted:
-            self._remember(ask, reading.admitted)
+            self._remember(request, reading.admitted)
         return reading
 
     def decide(
         self,
         rules: Sequence[Rule],
-        asks: Sequence[CounterRequest],
+        requests: Sequence[CounterRequest],
         known: Sequence[CacheEntry | None],
         now: float,
     ) -> tuple[CounterReading, ...]:
@@ -102,36 +109,47 @@ class FallbackLimiter:
         decided by itself, even if its check had been merged with others.
         """
         scaled = [
-            CounterRequest(ask.key, self._scaled(rule, ask), ask.cost, hold=ask.hold)
-            for rule, ask in zip(rules, asks, strict=True)
+            CounterRequest(
+                request.key, self._scaled(rule, request), request.cost, hold=request.hold
+            )
+            for rule, request in zip(rules, requests, strict=True)
         ]
         for rule, own, last in zip(rules, scaled, known, strict=True):
             self._seed(rule, own, last, now)
         closed = [
-            self._admits_nothing(rule, ask.key) for rule, ask in zip(rules, asks, strict=True)
+            self._admits_nothing(rule, request.key)
+            for rule, request in zip(rules, requests, strict=True)
         ]
         if any(closed):
-            each = zip(asks, closed, scaled, strict=True)
+            each = zip(requests, closed, scaled, strict=True)
             return tuple(
-                _closed(ask) if is_closed else self._table.refuse(own, now)
-                for ask, is_closed, own in each
+                _closed(request) if is_closed else self._table.refuse(own, now)
+                for request, is_closed, own in each
             )
         readings = self._table.decide(scaled, now)
-        for ask, reading in zip(asks, readings, strict=True):
+        for request, reading in zip(requests, readings, strict=True):
             if reading.admitted:
-                self._remember(ask)
+                self._remember(request)
         return readings
 
-    def spend(self, rule: Rule, ask: CounterRequest, last: CacheEntry | None, now: float) -> None:
+    def spend(
+        self, rule: Rule, request: CounterRequest, last: CacheEntry | None, now: float
+    ) -> None:
         """Charge checks that passed before they were counted, even beyond the share."""
         if rule.on_store_failure != "closed":
             own = CounterRequest(
-                ask.key, self._scaled(rule, ask), ask.cost, ask.spent, 0, ask.hold, ask.spent
+                request.key,
+                self._scaled(rule, request),
+                request.cost,
+                request.spent,
+                0,
+                request.hold,
+                request.spent,
             )
             self._seed(rule, own, last, now)
             self._table.take(own, now)
-            self._remember(ask, ask.spent)
-            self._unconfirmed.put(ask.key, now)
+            self._remember(request, request.spent)
+            self._unconfirmed.put(request.key, now)
 
     def exhausted(self, key: CounterKey, now: float) -> bool:
         """Whether uncounted checks used up our share, without a report since."""
@@ -150,20 +168,20 @@ class FallbackLimiter:
         """
         pending: list[Adjustment] = []
         while len(pending) < most and (spent := self._spent.pop_first()) is not None:
-            key, (terms, amount) = spent
+            key, (params, amount) = spent
             charged = math.ceil(min(amount, self._table.used(key, now)) - EPSILON)
             if charged > 0:
-                pending.append(Adjustment(key, terms, charged=charged))
+                pending.append(Adjustment(key, params, charged=charged))
         while len(pending) < most and (held := self._held.pop_first()) is not None:
-            (_, hold), (key, terms) = held
+            (_, hold), (key, params) = held
             if (left_ms := self._table.held_ms(key, hold, now)) > 0:
-                pending.append(Adjustment(key, terms, held=hold, held_ms=left_ms))
+                pending.append(Adjustment(key, params, held=hold, held_ms=left_ms))
         return pending
 
     def put_back(self, charges: Sequence[Adjustment]) -> None:
         """Take back charges that the counters did not accept."""
         for charge in charges:
-            self._write(charge.key, charge.terms, charge.charged, charge.held)
+            self._write(charge.key, charge.params, charge.charged, charge.held)
 
     @property
     def has_pending(self) -> bool:
@@ -178,9 +196,9 @@ class FallbackLimiter:
         for memory in (self._spent, self._unconfirmed, self._seeded):
             memory.drop(key)
 
-    def release(self, key: CounterKey, terms: LimitParams, hold: str, now: float) -> bool:
+    def release(self, key: CounterKey, params: LimitParams, hold: str, now: float) -> bool:
         """End a hold. True if only this node knew it; else the counters must end it."""
-        found = self._table.adjust(Adjustment(key, terms, released=hold), now)
+        found = self._table.adjust(Adjustment(key, params, released=hold), now)
         return self._held.drop((key[0], hold)) and found
 
     def _admits_nothing(self, rule: Rule, key: CounterKey) -> bool:
@@ -205,56 +223,65 @@ class FallbackLimiter:
             self._ranks.put(key, rank)
         return rank
 
-    def _scaled(self, rule: Rule, ask: CounterRequest) -> LimitParams:
+    def _scaled(self, rule: Rule, request: CounterRequest) -> LimitParams:
         """This node's share of a rule's parameters.
 
         At least 1, because checks that already passed must be counted somewhere.
         """
-        terms, times = ask.terms, OPEN_FACTOR if rule.on_store_failure == "open" else 0
-        limit = rule.limit * times or max(1, self._part(rule.limit, ask.key))
-        capacity = rule.capacity * times or max(1, self._part(rule.capacity, ask.key))
-        remembered = self._terms.get((id(terms), limit, capacity))
+        params, times = request.params, OPEN_FACTOR if rule.on_store_failure == "open" else 0
+        limit = rule.limit * times or max(1, self._part(rule.limit, request.key))
+        capacity = rule.capacity * times or max(1, self._part(rule.capacity, request.key))
+        remembered = self._scaled_params.get((id(params), limit, capacity))
         if remembered is not None:
             return remembered[1]
-        if len(self._terms) >= self._terms_max:
-            self._terms.clear()
-        window_ms = terms.window_ms
-        if not times and terms.algorithm == "token_bucket" and limit * self._nodes != rule.limit:
+        if len(self._scaled_params) >= self._params_max:
+            self._scaled_params.clear()
+        window_ms = params.window_ms
+        if not times and params.algorithm == "token_bucket" and limit * self._nodes != rule.limit:
             # so that all nodes together drain at the rule's rate
             window_ms *= limit * self._nodes / rule.limit
-        own = structs.replace(terms, limit=limit, capacity=capacity, window_ms=window_ms)
-        self._terms[id(terms), limit, capacity] = (terms, own)
+        own = structs.replace(params, limit=limit, capacity=capacity, window_ms=window_ms)
+        self._scaled_params[id(params), limit, capacity] = (params, own)
         return own
 
-    def _seed(self, rule: Rule, ask: CounterRequest, last: CacheEntry | None, now: float) -> None:
+    def _seed(
+        self, rule: Rule, request: CounterRequest, last: CacheEntry | None, now: float
+    ) -> None:
         """Start from our share of what was left, once per reading, unless it drained.
 
         The reading may stem from another version of the rule, so only its used amount
         counts.
         """
-        if last is None or ask.hold or rule.on_store_failure != "local_share":
+        if last is None or request.hold or rule.on_store_failure != "local_share":
             return
-        if now >= last.at * 1000 + last.reading.reset_ms or self._seeded.get(ask.key) == last.at:
+        if (
+            now >= last.at * 1000 + last.reading.reset_ms
+            or self._seeded.get(request.key) == last.at
+        ):
             return
-        self._table.counter(ask.key, ask.terms, now)
+        self._table.counter(request.key, request.params, now)
         # it shares the overflow counter, which says nothing about one key
-        if ask.key not in self._table:
+        if request.key not in self._table:
             return
-        self._seeded.put(ask.key, last.at)
+        self._seeded.put(request.key, last.at)
         left = max(0, rule.capacity - (last.reading.capacity - last.reading.remaining))
-        used = ask.terms.capacity - self._part(left, ask.key) - int(self._table.used(ask.key, now))
+        used = (
+            request.params.capacity
+            - self._part(left, request.key)
+            - int(self._table.used(request.key, now))
+        )
         if used > 0:
-            self._table.adjust(Adjustment(ask.key, ask.terms, charged=used), now)
+            self._table.adjust(Adjustment(request.key, request.params, charged=used), now)
 
-    def _remember(self, ask: CounterRequest, times: int = 1) -> None:
-        self._write(ask.key, ask.terms, ask.cost * times, ask.hold)
+    def _remember(self, request: CounterRequest, times: int = 1) -> None:
+        self._write(request.key, request.params, request.cost * times, request.hold)
 
-    def _write(self, key: CounterKey, terms: LimitParams, amount: int, hold: str) -> None:
+    def _write(self, key: CounterKey, params: LimitParams, amount: int, hold: str) -> None:
         if hold:
-            self._held.put((key[0], hold), (key, terms))
+            self._held.put((key[0], hold), (key, params))
         else:
             known = self._spent.get(key)
-            self._spent.put(key, (terms, amount + (known[1] if known else 0)))
+            self._spent.put(key, (params, amount + (known[1] if known else 0)))
 
 
 def _weight(key: CounterKey, node: str) -> tuple[bytes, str]:
@@ -263,10 +290,10 @@ def _weight(key: CounterKey, node: str) -> tuple[bytes, str]:
     return hashlib.blake2b(named, digest_size=8).digest(), node
 
 
-def _closed(ask: CounterRequest) -> CounterReading:
-    terms = ask.terms
+def _closed(request: CounterRequest) -> CounterReading:
+    params = request.params
     return CounterReading(
-        0, 0, CLOSED_RETRY_MS, CLOSED_RETRY_MS, 0, terms.limit, terms.stamp, terms.capacity
+        0, 0, CLOSED_RETRY_MS, CLOSED_RETRY_MS, 0, params.limit, params.stamp, params.capacity
     )
 
 

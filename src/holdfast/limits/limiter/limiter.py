@@ -6,11 +6,11 @@
 4. the counters: the checks of one event-loop turn in one call
 5. this node's local share, if the counters miss the deadline or the breaker is open
 
-``try_check`` is the first three alone, which need no I/O and no coroutine. The last two
-are in ``remote_checks``. A check
-never raises because a dependency is unavailable, and never waits past the deadline. It
-raises for the caller's mistakes: a cost that can never fit, or a subject that is too
-long.
+``try_check`` is what needs no I/O and no coroutine: the first three, or, if the
+counters are in this process, the rule and the counters. ``remote_checks`` has the last
+two for shared counters. A check never raises because a dependency is unavailable, and
+never waits past the deadline. It raises for the caller's mistakes: a cost that can
+never fit, or a subject that is too long.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from holdfast.limits.counters.contract import (
 )
 from holdfast.limits.limiter.counter_health import WINDOW_SECONDS, CounterHealth, CountersState
 from holdfast.limits.limiter.decisions import (
+    ALLOWED,
+    REFUSED,
     SUBJECT_LENGTH_MAX,
     CompiledRule,
     DecisionBuilder,
@@ -72,7 +74,7 @@ class Limiter:
         self._use(rules or RuleSet())
         self._decisions = DecisionBuilder(self.node.region, clock.monotonic)
         memory = KeyMemory(settings, clock, self.node.name)
-        self._memory, self._share, self._holds = memory, memory.share, memory.holds
+        self._memory, self._share, self._hold_registry = memory, memory.share, memory.hold_registry
         self._reconciler = Reconciler(counters, memory.share, memory.leases, clock.monotonic)
         self.health = CounterHealth(settings.heartbeat_seconds, health_window_seconds)
         self._heartbeat = NodeHeartbeat(
@@ -88,7 +90,7 @@ class Limiter:
         )
         # for ``try_check``, which cannot afford two attribute lookups for one
         self._cache = memory.cache
-        self._immediate = counters.immediate
+        self._counters_in_process = counters.in_process
         self._take_now = counters.take_now
 
     @property
@@ -105,7 +107,7 @@ class Limiter:
     def _use(self, rules: RuleSet) -> None:
         self._rules = rules
         self._compiler = RuleCompiler(rules, self.settings.lease_percent)
-        self._found = self._compiler.found  # for ``try_check``, as above
+        self._compiled_by_resource = self._compiler.by_resource  # for ``try_check``, as above
 
     def has_own_rule(self, tenant: str, resource: str) -> bool:
         """Whether the answering rule belongs to this tenant, not to ``*``."""
@@ -127,10 +129,13 @@ class Limiter:
         return self.health.state if self._remote.batcher.healthy else "down"
 
     async def check(self, tenant: str, resource: str, subject: str, cost: int = 1) -> Decision:
-        """May ``subject`` use ``cost`` now? Cancelled: maybe counted, nothing held."""
-        found = self.try_check(tenant, resource, subject, cost)
-        if found is not None:
-            return found
+        """May ``subject`` use ``cost`` now?
+
+        If cancelled, the cost may have been counted, but no hold remains.
+        """
+        decision = self.try_check(tenant, resource, subject, cost)
+        if decision is not None:
+            return decision
         begun = self._remote.begin(self._rule_of(tenant, resource), subject, cost)
         return begun if isinstance(begun, Decision) else await self._remote.wait(begun)
 
@@ -139,12 +144,12 @@ class Limiter:
     ) -> Decision | asyncio.Future[Decision]:
         """``check`` without a coroutine: a decision, or a future if it needs I/O.
 
-        The future resolves within the deadline and never fails. Cancelled: as
-        ``check``.
+        The future resolves within the deadline and never fails. A cancelled future is
+        like a cancelled ``check``.
         """
-        found = self.try_check(tenant, resource, subject, cost)
-        if found is not None:
-            return found
+        decision = self.try_check(tenant, resource, subject, cost)
+        if decision is not None:
+            return decision
         return self._remote.begin(self._rule_of(tenant, resource), subject, cost)
 
     def _rule_of(self, tenant: str, resource: str) -> CompiledRule:
@@ -157,30 +162,32 @@ class Limiter:
         """``check`` without I/O: a counted decision, or None without any effect.
 
         It answers if there is no rule, if the counters are in this process (then
-        always), by a denial that holds, and by a lease with enough tokens. About a
-        microsecond.
+        always), by a denial that still applies, and by a lease with enough tokens.
+        About a microsecond.
         """
         try:
-            compiled: CompiledRule | None = self._found[tenant, resource]
+            compiled: CompiledRule | None = self._compiled_by_resource[tenant, resource]
         except KeyError:
             compiled = self._compiler.find(tenant, resource)
         if cost != 1 or not 0 < len(subject) <= SUBJECT_LENGTH_MAX:
             validate(compiled, subject, cost)
         if compiled is None:
-            self._decisions.tally["no_rule"][True] += 1
-            return self._decisions.free
-        if self._immediate:
-            hold = (
-                self._holds.ask((compiled.prefix, subject), compiled.terms)
-                if compiled.holds
+            self._decisions.tally["no_rule"][ALLOWED] += 1
+            return self._decisions.unlimited
+        if self._counters_in_process:
+            hold_id = (
+                self._hold_registry.new_hold_id((compiled.prefix, subject), compiled.params)
+                if compiled.counts_holders
                 else ""
             )
-            reading = self._take_now((compiled.prefix, subject), compiled.terms, cost, hold)
-            return self._decisions.of(compiled, reading, reading.admitted > 0, "counters", hold)
+            reading = self._take_now((compiled.prefix, subject), compiled.params, cost, hold_id)
+            return self._decisions.from_reading(
+                compiled, reading, reading.admitted > 0, "counters", hold_id
+            )
         known = self._cache.get((compiled.prefix, subject))
         return (
             self._decisions.from_memory(compiled, known, cost)
-            if known is not None and not compiled.holds
+            if known is not None and not compiled.counts_holders
             else None
         )
 
@@ -191,19 +198,22 @@ class Limiter:
         what it asks for in one round trip. That is charged too, and drains before more
         passes.
         """
-        found = self.try_check(tenant, resource, subject, cost)
-        if found is not None:
-            return found
+        decision = self.try_check(tenant, resource, subject, cost)
+        if decision is not None:
+            return decision
         compiled = self._rule_of(tenant, resource)
-        ask = self._remote.request(compiled, subject, cost)
-        reading, by = self._remote.admit_uncounted(compiled, ask)
-        return self._decisions.of(compiled, reading, reading.admitted > 0, by, ask.hold)
+        request = self._remote.new_request(compiled, subject, cost)
+        reading, by = self._remote.admit_uncounted(compiled, request)
+        return self._decisions.from_reading(
+            compiled, reading, reading.admitted > 0, by, request.hold
+        )
 
     def admit(self, checks: Sequence[Check], count: int) -> tuple[int, Decision | None]:
         """``check_optimistic`` for ``count`` requests, each of which makes ``checks``.
 
-        Returns how many pass, and the last decision that refused the rest. Looks at the
-        later rules first, so that what they refuse is not charged to the first.
+        Returns how many pass, and the last decision that refused the rest. Peeks at
+        every rule but the first before charging any, so that a request refused by a
+        later rule is not charged to the first.
         """
         refused = None
         for check in checks[1:]:
@@ -222,31 +232,31 @@ class Limiter:
         In shadow mode all pass.
         """
         compiled = self._compiler.find(check.tenant, check.resource)
-        if count == 1 or compiled is None or compiled.holds:
+        if count == 1 or compiled is None or compiled.counts_holders:
             return self._one_by_one(check, count)
         validate(compiled, check.subject, 1)
         key = (compiled.prefix, check.subject)
-        if self._immediate:
-            return self._decisions.of_alike(
-                compiled, self._take_now(key, compiled.terms, 1, "", count), count, "counters"
+        if self._counters_in_process:
+            return self._decisions.from_merged_reading(
+                compiled, self._take_now(key, compiled.params, 1, "", count), count, "counters"
             )
         known = self._cache.get(key)
-        found = (
+        decision = (
             self._decisions.from_memory(compiled, known, 1, count) if known is not None else None
         )
-        if found is not None:
-            return (count, None) if found.allowed else (0, found)
-        ask = self._remote.request(compiled, check.subject, 1)
-        ask.times = count
-        reading, by = self._remote.admit_uncounted(compiled, ask)
-        return self._decisions.of_alike(compiled, reading, count, by)
+        if decision is not None:
+            return (count, None) if decision.allowed else (0, decision)
+        request = self._remote.new_request(compiled, check.subject, 1)
+        request.times = count
+        reading, by = self._remote.admit_uncounted(compiled, request)
+        return self._decisions.from_merged_reading(compiled, reading, count, by)
 
     def _one_by_one(self, check: Check, count: int) -> tuple[int, Decision | None]:
         """Check up to the first refusal, which refuses the rest too."""
         for passed in range(count):
             decision = self.check_optimistic(*check)
             if not decision.allowed:
-                self._decisions.tally[decision.decided_by][False] += count - passed - 1
+                self._decisions.tally[decision.decided_by][REFUSED] += count - passed - 1
                 return passed, decision
         return count, None
 
@@ -256,22 +266,22 @@ class Limiter:
         Takes nothing. Exact if the counters need no I/O; else it knows only denials.
         """
         compiled = self._compiler.find(check.tenant, check.resource)
-        if compiled is None or compiled.shadow or compiled.holds:
+        if compiled is None or compiled.shadow or compiled.counts_holders:
             return count, None
-        if self._immediate:
+        if self._counters_in_process:
             reading = self._counters.peek_now(
-                (compiled.prefix, check.subject), compiled.terms, count
+                (compiled.prefix, check.subject), compiled.params, count
             )
             if reading is None:
                 return count, None
-            return reading.admitted, self._decisions.refused(
+            return reading.admitted, self._decisions.refuse(
                 compiled, reading, "counters", count - reading.admitted
             )
         known, now = self._cache.get((compiled.prefix, check.subject)), self._monotonic()
         denial = known.denial if known is not None else None
-        if denial is None or not denial.stands(1, compiled.terms.stamp, now):
+        if denial is None or not denial.stands(1, compiled.params.stamp, now):
             return count, None
-        return 0, self._decisions.denied(compiled, denial, now, count)
+        return 0, self._decisions.from_denial(compiled, denial, now, count)
 
     async def check_many(self, checks: Sequence[Check]) -> list[Decision]:
         """Several checks: all are admitted and counted, or none.
@@ -300,23 +310,23 @@ class Limiter:
                 group[key] = (compiled, cost)
         # Begun before the group is awaited, so that they are in the same batch. Every
         # check is valid by now: nothing raises after the first one has been counted.
-        apart = {
+        ungrouped_checks = {
             at: self.begin_check(*check)
             for at, (compiled, check) in enumerate(pairs)
             if compiled is None or compiled.shadow
         }
-        together = await self._check_group(group)
+        group_decisions = await self._check_group(group)
         decisions, counted = [], set[CounterKey]()
         for at, (compiled, check) in enumerate(pairs):
             if compiled is None or compiled.shadow:
-                begun = apart[at]
+                begun = ungrouped_checks[at]
                 decided = begun if isinstance(begun, Decision) else await self._remote.wait(begun)
                 decisions.append(decided)
                 continue
             key = (compiled.prefix, check.subject)
-            decisions.append(together[key])
+            decisions.append(group_decisions[key])
             if key in counted:  # merged above; the metrics count checks, not keys
-                self._decisions.again(together[key])
+                self._decisions.count_again(group_decisions[key])
             counted.add(key)
         return decisions
 
@@ -327,23 +337,25 @@ class Limiter:
         if not group:
             return {}
         compiled_rules = tuple(compiled for compiled, _ in group.values())
-        asks = tuple(
+        requests = tuple(
             # by position, as on every hot path: ``times`` is 1 and ``want`` 0, no lease
-            CounterRequest(key, compiled.terms, cost, 1, 0, self._new_hold(compiled, key))
+            CounterRequest(key, compiled.params, cost, 1, 0, self._new_hold_id(compiled, key))
             for key, (compiled, cost) in group.items()
         )
         decisions: Sequence[Decision]
-        if self._immediate:
-            taken = await self._counters.take([asks])
-            decisions = self._decisions.of_group(
-                compiled_rules, asks, taken.readings[0], "counters"
+        if self._counters_in_process:
+            taken = await self._counters.take([requests])
+            decisions = self._decisions.from_group(
+                compiled_rules, requests, taken.readings[0], "counters"
             )
         else:
-            decisions = await self._remote.decide_group(compiled_rules, asks)
+            decisions = await self._remote.decide_group(compiled_rules, requests)
         return dict(zip(group, decisions, strict=True))
 
-    def _new_hold(self, compiled: CompiledRule, key: CounterKey) -> str:
-        return self._holds.ask(key, compiled.terms) if compiled.holds else ""
+    def _new_hold_id(self, compiled: CompiledRule, key: CounterKey) -> str:
+        return (
+            self._hold_registry.new_hold_id(key, compiled.params) if compiled.counts_holders else ""
+        )
 
     def visible(self, checks: Sequence[Check], decisions: Sequence[Decision]) -> list[Decision]:
         """The decisions a client may see: none that a shadow rule allowed."""
@@ -360,7 +372,7 @@ class Limiter:
         if compiled is None:
             return None
         taken = await self._counters.take(
-            [[CounterRequest((compiled.prefix, check.subject), compiled.terms, 1, 0)]]
+            [[CounterRequest((compiled.prefix, check.subject), compiled.params, 1, 0)]]
         )
         return standing_of(compiled, taken.readings[0][0])
 
@@ -377,56 +389,59 @@ class Limiter:
         for key in [key for key, _ in self._cache.items() if self._counters.name(key) in names]:
             self._memory.forget(key)
 
-    async def renew(self, check: Check, hold: str) -> Decision:
+    async def renew(self, check: Check, hold_id: str) -> Decision:
         """Keep a hold for another window; refused if it is over and there is no room.
 
         It is a call of its own, so that a later release cannot overtake it.
         """
-        counter = self._counter_of(check, hold)
+        counter = self._counter_of(check, hold_id)
         compiled = self._compiler.find(check.tenant, check.resource)
         if (
             counter is None
             or compiled is None
-            or not compiled.holds
+            or not compiled.counts_holders
             or compiled.prefix != counter[0][0]
         ):
-            # the current rule is another; the hold is released where it was granted
-            return self._decisions.free
-        ask = CounterRequest(counter[0], compiled.terms, hold=hold)
+            # the rule has changed: nothing to renew; the old hold is released under its
+            # own rule
+            return self._decisions.unlimited
+        request = CounterRequest(counter[0], compiled.params, hold=hold_id)
         if self._remote.batcher.hanging:
-            return self._remote.decide_locally(compiled, ask)
+            return self._remote.decide_locally(compiled, request)
         try:
             async with asyncio.timeout(self.settings.batch.deadline_seconds):
-                reading = (await self._counters.take([[ask]])).readings[0][0]
+                reading = (await self._counters.take([[request]])).readings[0][0]
         except (HoldfastError, TimeoutError):
-            return self._remote.decide_locally(compiled, ask)
-        return self._decisions.of(compiled, reading, reading.admitted > 0, "counters", hold)
+            return self._remote.decide_locally(compiled, request)
+        return self._decisions.from_reading(
+            compiled, reading, reading.admitted > 0, "counters", hold_id
+        )
 
-    async def release(self, check: Check, hold: str) -> bool:
+    async def release(self, check: Check, hold_id: str) -> bool:
         """Give back a hold where it was granted, whatever the rule is today.
 
         Without a release it ends with the rule's window. False if it is unknown or
         over, or if the counters did not confirm; then the release is repeated once they
         answer.
         """
-        counter = self._counter_of(check, hold)
+        counter = self._counter_of(check, hold_id)
         if counter is None:
             return False
-        key, terms = counter
-        self._holds.end(hold)
-        ours = self._share.release(key, terms, hold, self._monotonic() * 1000)
-        released = Adjustment(key, terms, released=hold)
+        key, params = counter
+        self._hold_registry.end(hold_id)
+        ours = self._share.release(key, params, hold_id, self._monotonic() * 1000)
+        released = Adjustment(key, params, released=hold_id)
         if self._remote.batcher.hanging:
             self._reconciler.release_soon(released)
             return ours
         return await self._reconciler.release(released) or ours
 
-    def _counter_of(self, check: Check, hold: str) -> tuple[CounterKey, LimitParams] | None:
+    def _counter_of(self, check: Check, hold_id: str) -> tuple[CounterKey, LimitParams] | None:
         """The counter of a hold; of one granted elsewhere, that of the current rule."""
-        counter = self._holds.counter_of(check, hold)
+        counter = self._hold_registry.counter_of(check, hold_id)
         compiled = self._compiler.find(check.tenant, check.resource)
         if counter is None and compiled is not None:
-            return (compiled.prefix, check.subject), compiled.terms
+            return (compiled.prefix, check.subject), compiled.params
         return counter
 
     async def __aenter__(self) -> Limiter:

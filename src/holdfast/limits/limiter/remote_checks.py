@@ -22,7 +22,7 @@ from holdfast.clock import Clock, Ids
 from holdfast.limits.algorithms import CounterReading
 from holdfast.limits.counters.contract import Adjustment, CounterKey, CounterRequest, Counters
 from holdfast.limits.limiter.batch import BatchedCheck, Batcher, BatchResult
-from holdfast.limits.limiter.cache import CacheEntry, Denial, Holds, Leases, LruDict
+from holdfast.limits.limiter.cache import CacheEntry, Denial, HoldRegistry, Leases, LruDict
 from holdfast.limits.limiter.decisions import CompiledRule, DecisionBuilder
 from holdfast.limits.limiter.fallback import FallbackLimiter
 from holdfast.limits.limiter.maintenance import NodeHeartbeat
@@ -39,7 +39,7 @@ class KeyMemory:
     def __init__(self, settings: LimiterSettings, clock: Clock, node: str) -> None:
         self.cache: LruDict[CacheEntry] = LruDict(settings.keys_max)
         self.leases = Leases(settings.keys_max, settings.lease_seconds)
-        self.holds = Holds(Ids(clock), settings.keys_max)
+        self.hold_registry = HoldRegistry(Ids(clock), settings.keys_max)
         self.share = FallbackLimiter(settings.keys_max, node)
 
     def forget(self, key: CounterKey) -> None:
@@ -69,7 +69,7 @@ class RemoteChecks:
         self._decisions = decisions
         self._cache = memory.cache
         self._leases = memory.leases
-        self._holds = memory.holds
+        self._hold_registry = memory.hold_registry
         self._share = memory.share
         self._reconciler = heartbeat.reconciler
         self._on_behind = on_behind
@@ -82,27 +82,27 @@ class RemoteChecks:
         self, compiled: CompiledRule, subject: str, cost: int
     ) -> Decision | asyncio.Future[Decision]:
         """A future of the decision; or the decision, by the local share."""
-        ask = self.request(compiled, subject, cost)
-        entry = self.batcher.ask(compiled, ask)
+        request = self.new_request(compiled, subject, cost)
+        entry = self.batcher.ask(compiled, request)
         if entry is None:
-            return self.decide_locally(compiled, ask)
+            return self.decide_locally(compiled, request)
         waiter: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
         entry.waiters.append(waiter)
         return waiter
 
     async def decide_group(
-        self, compiled_rules: tuple[CompiledRule, ...], asks: tuple[CounterRequest, ...]
+        self, compiled_rules: tuple[CompiledRule, ...], requests: tuple[CounterRequest, ...]
     ) -> Sequence[Decision]:
         """Decide several keys together: all are admitted, or none."""
         # One key alone may be merged with equal checks of this turn; a group may not,
         # because it is admitted as a whole.
         entry = (
-            self.batcher.ask_all(compiled_rules, asks)
-            if len(asks) > 1
-            else self.batcher.ask(compiled_rules[0], asks[0])
+            self.batcher.ask_all(compiled_rules, requests)
+            if len(requests) > 1
+            else self.batcher.ask(compiled_rules[0], requests[0])
         )
         if entry is None:
-            return self._decide_group_locally(compiled_rules, asks)
+            return self._decide_group_locally(compiled_rules, requests)
         waiter: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         entry.waiters.append(waiter)
         decided = await self.wait(waiter)
@@ -120,31 +120,33 @@ class RemoteChecks:
             raise
 
     def admit_uncounted(
-        self, compiled: CompiledRule, ask: CounterRequest
+        self, compiled: CompiledRule, request: CounterRequest
     ) -> tuple[CounterReading, DecidedBy]:
         """Without waiting: admitted and counted later, or by the local share."""
         healthy, now = self.batcher.healthy, self._monotonic() * 1000
-        exhausted = self._share.exhausted(ask.key, now)
+        exhausted = self._share.exhausted(request.key, now)
         if healthy and not exhausted and self._counted_later < COUNTED_LATER_MAX:
-            times = ask.spent = ask.times
-            if self.batcher.ask(compiled, ask) is not None:
+            times = request.spent = request.times
+            if self.batcher.ask(compiled, request) is not None:
                 self._counted_later += times
-                terms = compiled.terms
+                params = compiled.params
                 # by position, as on every hot path: admitted, remaining, reset_ms,
                 # wait_ms, leased; then the rule's limit, stamp and capacity
                 reading = CounterReading(
-                    times, terms.limit, 0.0, 0.0, 0, terms.limit, terms.stamp, terms.capacity
+                    times, params.limit, 0.0, 0.0, 0, params.limit, params.stamp, params.capacity
                 )
                 return reading, "counted_later"
         elif self.batcher.idle or (healthy and exhausted):
             # takes nothing: it finds out whether the counters answer again
-            self.batcher.ask(compiled, CounterRequest(ask.key, compiled.terms, ask.cost, 0))
+            self.batcher.ask(
+                compiled, CounterRequest(request.key, compiled.params, request.cost, 0)
+            )
         reading = self._share.decide_one(
-            compiled.rule, ask, self._cache.get(ask.key), now, ask.times
+            compiled.rule, request, self._cache.get(request.key), now, request.times
         )
         return reading, compiled.rule.on_store_failure
 
-    def request(self, compiled: CompiledRule, subject: str, cost: int) -> CounterRequest:
+    def new_request(self, compiled: CompiledRule, subject: str, cost: int) -> CounterRequest:
         """One check, with the lease and the hold that it asks for."""
         key = (compiled.prefix, subject)
         want = (
@@ -152,119 +154,136 @@ class RemoteChecks:
             if compiled.lease
             else 0
         )
-        hold = self._holds.ask(key, compiled.terms) if compiled.holds else ""
-        return CounterRequest(key, compiled.terms, cost, 1, want, hold)
+        hold_id = (
+            self._hold_registry.new_hold_id(key, compiled.params) if compiled.counts_holders else ""
+        )
+        return CounterRequest(key, compiled.params, cost, 1, want, hold_id)
 
-    def decide_locally(self, compiled: CompiledRule, ask: CounterRequest) -> Decision:
+    def decide_locally(self, compiled: CompiledRule, request: CounterRequest) -> Decision:
         """Decide by the local share: the counters must not be asked or are silent."""
         reading = self._share.decide_one(
-            compiled.rule, ask, self._cache.get(ask.key), self._monotonic() * 1000
+            compiled.rule, request, self._cache.get(request.key), self._monotonic() * 1000
         )
-        return self._decisions.of(
-            compiled, reading, reading.admitted > 0, compiled.rule.on_store_failure, ask.hold
+        return self._decisions.from_reading(
+            compiled, reading, reading.admitted > 0, compiled.rule.on_store_failure, request.hold
         )
 
     def _decide_group_locally(
-        self, compiled_rules: tuple[CompiledRule, ...], asks: tuple[CounterRequest, ...]
+        self, compiled_rules: tuple[CompiledRule, ...], requests: tuple[CounterRequest, ...]
     ) -> list[Decision]:
-        known = [self._cache.get(ask.key) for ask in asks]
+        known = [self._cache.get(request.key) for request in requests]
         readings = self._share.decide(
-            [compiled.rule for compiled in compiled_rules], asks, known, self._monotonic() * 1000
+            [compiled.rule for compiled in compiled_rules],
+            requests,
+            known,
+            self._monotonic() * 1000,
         )
-        return self._decisions.of_group(compiled_rules, asks, readings, None)
+        return self._decisions.from_group(compiled_rules, requests, readings, None)
 
     def _on_result(self, entry: BatchedCheck, result: BatchResult | None) -> None:
         """Remember what the counters said, once per entry, and answer each waiter."""
-        self._counted_later -= entry.asks[0].spent
+        self._counted_later -= entry.requests[0].spent
         if result is None:
             self._on_no_answer(entry)
-        elif len(entry.asks) > 1:
-            each = zip(entry.compiled_rules, entry.asks, result.readings, strict=True)
-            for compiled, ask, reading in each:
-                self._learn(compiled, ask, reading, result.sent_at)
-            decisions = self._decisions.of_group(
-                entry.compiled_rules, entry.asks, result.readings, "counters"
+        elif len(entry.requests) > 1:
+            each = zip(entry.compiled_rules, entry.requests, result.readings, strict=True)
+            for compiled, request, reading in each:
+                self._learn(compiled, request, reading, result.sent_at)
+            decisions = self._decisions.from_group(
+                entry.compiled_rules, entry.requests, result.readings, "counters"
             )
             for waiter in entry.waiters:
                 if not waiter.done():
                     waiter.set_result(decisions)
                 else:
-                    self._release_unless_received(entry.asks, ())
+                    self._release_unless_received(entry.requests, ())
         else:
-            self._on_reading(entry.compiled_rules[0], entry.asks[0], entry.waiters, result)
+            self._on_reading(entry.compiled_rules[0], entry.requests[0], entry.waiters, result)
 
     def _on_reading(
         self,
         compiled: CompiledRule,
-        ask: CounterRequest,
+        request: CounterRequest,
         waiters: list[asyncio.Future[Decision]],
         result: BatchResult,
     ) -> None:
         reading = result.readings[0]
-        known = self._learn(compiled, ask, reading, result.sent_at)
+        known = self._learn(compiled, request, reading, result.sent_at)
         # A reading by a newer rule may bring a lease that our parameters do not fit.
-        if reading.leased and ask.terms.stamp == reading.stamp:
-            self._leases.begin(ask.key, known, ask.terms, result.counted_at, self._monotonic())
-        self._share.on_counted(ask.key)
+        if reading.leased and request.params.stamp == reading.stamp:
+            self._leases.begin(
+                request.key, known, request.params, result.counted_at, self._monotonic()
+            )
+        self._share.on_counted(request.key)
         # Of the merged checks, ``spent`` callers did not wait and come first; the
         # others are admitted in the order in which they asked.
-        for rank, waiter in enumerate(waiters, ask.spent):
+        for rank, waiter in enumerate(waiters, request.spent):
             if not waiter.done():
                 allowed = rank < reading.admitted
                 waiter.set_result(
-                    self._decisions.of(compiled, reading, allowed, "counters", ask.hold)
+                    self._decisions.from_reading(
+                        compiled, reading, allowed, "counters", request.hold
+                    )
                 )
             elif reading.admitted:
-                self._release_unless_received((ask,), ())
+                self._release_unless_received((request,), ())
 
     def _on_no_answer(self, entry: BatchedCheck) -> None:
         """Decide by the local share; only charge it for callers that did not wait."""
-        compiled, ask, together = entry.compiled_rules[0], entry.asks[0], len(entry.asks) > 1
-        if ask.spent:
+        compiled, request, is_group = (
+            entry.compiled_rules[0],
+            entry.requests[0],
+            len(entry.requests) > 1,
+        )
+        if request.spent:
             self._share.spend(
-                compiled.rule, ask, self._cache.get(ask.key), self._monotonic() * 1000
+                compiled.rule, request, self._cache.get(request.key), self._monotonic() * 1000
             )
         for waiter in entry.waiters:
             decisions: list[Decision] = []
             if not waiter.done():
                 decisions = (
-                    self._decide_group_locally(entry.compiled_rules, entry.asks)
-                    if together
-                    else [self.decide_locally(compiled, ask)]
+                    self._decide_group_locally(entry.compiled_rules, entry.requests)
+                    if is_group
+                    else [self.decide_locally(compiled, request)]
                 )
-                waiter.set_result(decisions if together else decisions[0])
-            self._release_unless_received(entry.asks, decisions)
+                waiter.set_result(decisions if is_group else decisions[0])
+            self._release_unless_received(entry.requests, decisions)
 
     def _learn(
-        self, compiled: CompiledRule, ask: CounterRequest, reading: CounterReading, sent_at: float
+        self,
+        compiled: CompiledRule,
+        request: CounterRequest,
+        reading: CounterReading,
+        sent_at: float,
     ) -> CacheEntry:
-        known = self._cache.get(ask.key)
+        known = self._cache.get(request.key)
         if known is None:
             known = CacheEntry(reading, sent_at)
-            self._cache.put(ask.key, known)
+            self._cache.put(request.key, known)
         else:
             known.reading, known.at = reading, sent_at
-            self._cache.renew(ask.key)
+            self._cache.renew(request.key)
         # Counted from when the call was sent, which is before the counters refused, so
         # the denial never outlasts theirs. A hold may be released at any moment, so a
         # refusal by a concurrency rule is not remembered.
-        if reading.wait_ms > 0 and not compiled.holds:
-            known.denial = Denial(ask.cost, sent_at + reading.wait_ms / 1000, reading)
+        if reading.wait_ms > 0 and not compiled.counts_holders:
+            known.denial = Denial(request.cost, sent_at + reading.wait_ms / 1000, reading)
         # Identity first: it is the usual case, and comparing versions costs more.
-        if reading.stamp is not compiled.terms.stamp and reading.stamp > compiled.terms.stamp:
+        if reading.stamp is not compiled.params.stamp and reading.stamp > compiled.params.stamp:
             self._on_behind()
         return known
 
     def _release_unless_received(
-        self, asks: Sequence[CounterRequest], received: Sequence[Decision]
+        self, requests: Sequence[CounterRequest], received: Sequence[Decision]
     ) -> None:
         """Release what the counters granted and no caller received."""
         held = [decision.hold for decision in received]
-        for ask in asks:
-            if ask.hold not in held:
-                self._give_back(ask.hold)
+        for request in requests:
+            if request.hold not in held:
+                self._give_back(request.hold)
 
-    def _give_back(self, hold: str) -> None:
-        if hold and (counter := self._holds.end(hold)) is not None:
-            self._share.release(*counter, hold, self._monotonic() * 1000)
-            self._reconciler.release_soon(Adjustment(*counter, released=hold))
+    def _give_back(self, hold_id: str) -> None:
+        if hold_id and (counter := self._hold_registry.end(hold_id)) is not None:
+            self._share.release(*counter, hold_id, self._monotonic() * 1000)
+            self._reconciler.release_soon(Adjustment(*counter, released=hold_id))
