@@ -257,7 +257,7 @@ class _PackedCall:
             packed.append(len(entry))
             for request in entry:
                 if request.params is not params:
-                    params, number = request.params, self._params(request.params)
+                    params, number = request.params, self._number_of(request.params)
                 key = keys.setdefault(request.key, len(keys) + 1)
                 packed += (
                     key,
@@ -273,11 +273,11 @@ class _PackedCall:
     def adjustment(self, each: Adjustment) -> list[Any]:
         return [
             self.keys.setdefault(each.key, len(self.keys) + 1),
-            self._params(each.params),
+            self._number_of(each.params),
             *each[2:],
         ]
 
-    def _params(self, params: LimitParams) -> int:
+    def _number_of(self, params: LimitParams) -> int:
         number = self._numbers.get(id(params))
         if number is None:
             self.params.append(

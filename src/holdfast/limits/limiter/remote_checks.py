@@ -116,7 +116,7 @@ class RemoteChecks:
             if begun.done() and not begun.cancelled():
                 decided = begun.result()
                 for decision in [decided] if isinstance(decided, Decision) else decided:
-                    self._give_back(decision.hold)
+                    self._release_hold(decision.hold)
             raise
 
     def admit_uncounted(
@@ -230,11 +230,8 @@ class RemoteChecks:
 
     def _on_no_answer(self, entry: BatchedCheck) -> None:
         """Decide by the local share; only charge it for callers that did not wait."""
-        compiled, request, is_group = (
-            entry.compiled_rules[0],
-            entry.requests[0],
-            len(entry.requests) > 1,
-        )
+        compiled, request = entry.compiled_rules[0], entry.requests[0]
+        is_group = len(entry.requests) > 1
         if request.spent:
             self._share.spend(
                 compiled.rule, request, self._cache.get(request.key), self._monotonic() * 1000
@@ -281,9 +278,9 @@ class RemoteChecks:
         held = [decision.hold for decision in received]
         for request in requests:
             if request.hold not in held:
-                self._give_back(request.hold)
+                self._release_hold(request.hold)
 
-    def _give_back(self, hold_id: str) -> None:
+    def _release_hold(self, hold_id: str) -> None:
         if hold_id and (counter := self._hold_registry.end(hold_id)) is not None:
             self._share.release(*counter, hold_id, self._monotonic() * 1000)
             self._reconciler.release_soon(Adjustment(*counter, released=hold_id))
