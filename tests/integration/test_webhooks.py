@@ -29,7 +29,7 @@ from holdfast.webhooks.contract import (
 from holdfast.webhooks.delivery import DeliveryNotice, draft_of, with_webhooks
 from holdfast.webhooks.http_client import WebhookCaller, public_socket
 from holdfast.webhooks.reader import NAME, WebhookReader
-from holdfast.webhooks.signature import headers, new_secret, verify
+from holdfast.webhooks.signature import new_secret, sign, verify
 from holdfast.webhooks.sqlite import SqliteEndpoints
 from holdfast.work.contract import ReaderMark
 from holdfast.work.inspection import Query
@@ -507,7 +507,7 @@ async def test_retry_after_may_be_a_date(tmp_path: Path) -> None:
 
 
 def test_signature_is_refused_if_anything_is_changed() -> None:
-    sent = headers(SECRET, "msg_1", 1000.0, b"{}")
+    sent = sign(SECRET, "msg_1", 1000.0, b"{}")
     verify(SECRET, sent, 1000.0, b"{}")
     for wrong in (
         (SECRET, sent, 1000.0, b"{ }"),
@@ -522,7 +522,7 @@ def test_signature_is_refused_if_anything_is_changed() -> None:
 
 def test_published_example_of_standard_webhooks_verifies() -> None:
     secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
-    sent = headers(secret, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330.0, b'{"test": 2432232314}')
+    sent = sign(secret, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330.0, b'{"test": 2432232314}')
     assert sent["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 

@@ -27,7 +27,7 @@ from holdfast.message import Message
 from holdfast.resilience import retry_after_seconds
 from holdfast.webhooks.address_guard import check_url
 from holdfast.webhooks.contract import JOB_TYPE, Delivery, WebhookEndpoint, WebhookEndpoints
-from holdfast.webhooks.signature import headers
+from holdfast.webhooks.signature import sign
 from holdfast.work.destinations import Paces
 from holdfast.work.failures import JobFailed, JobPostponed
 from holdfast.work.handlers import Context, Handlers
@@ -239,7 +239,7 @@ class WebhookSender:
         self, endpoint: WebhookEndpoint, webhook_id: str, body: bytes
     ) -> tuple[int, str, float]:
         """(status, error, Retry-After in seconds); status 0: no response."""
-        signed = headers(endpoint.secret, webhook_id, self._clock.now(), body)
+        signed = sign(endpoint.secret, webhook_id, self._clock.now(), body)
         signed["user-agent"] = "Holdfast-Webhooks/1"
         try:
             check_url(endpoint.url, private_allowed=self._settings.private_allowed)

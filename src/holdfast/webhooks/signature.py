@@ -26,8 +26,8 @@ def new_secret(randomness: bytes) -> str:
     return PREFIX + base64.b64encode(randomness).decode()
 
 
-def headers(secret: str, webhook_id: str, now: float, body: bytes) -> dict[str, str]:
-    """The headers to send with ``body``."""
+def sign(secret: str, webhook_id: str, now: float, body: bytes) -> dict[str, str]:
+    """Sign ``body``; return the headers to send with it."""
     at = str(int(now))
     return {
         "webhook-id": webhook_id,

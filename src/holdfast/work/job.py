@@ -290,17 +290,17 @@ class Policy:
 
 
 _STRIKE = Policy()
-_AT_ONCE = Policy(retry=False)
+_DEAD_AT_ONCE = Policy(retry=False)
 _INFRASTRUCTURE = Policy(strike=False, feeds_breaker=True)
 
 DEFAULTS: Mapping[Reason, Policy] = {
     Reason.TRANSPORT_UNAVAILABLE: _INFRASTRUCTURE,
     Reason.HANDLER_EXCEPTION: _STRIKE,
-    Reason.VALIDATION_FAILURE: _AT_ONCE,
+    Reason.VALIDATION_FAILURE: _DEAD_AT_ONCE,
     Reason.TIMEOUT_EXCEEDED: _STRIKE,
-    Reason.SERIALIZATION_ERROR: _AT_ONCE,
+    Reason.SERIALIZATION_ERROR: _DEAD_AT_ONCE,
     Reason.DEPENDENCY_FAILURE: _INFRASTRUCTURE,
-    Reason.POISON_MESSAGE: _AT_ONCE,
+    Reason.POISON_MESSAGE: _DEAD_AT_ONCE,
     Reason.THROTTLED: Policy(strike=False),
     Reason.UNKNOWN: _STRIKE,
 }
