@@ -218,7 +218,7 @@ def reset_revocations(context: CliContext, reason: ReasonOption = ASKED) -> None
     \b
       holdfast revoke reset --reason "disk lost, ticket 4711"
     """
-    from holdfast.node.revocations_file import reset_revocations
+    from holdfast.node.recovery import reset_revocations
 
     reset_revocations(context.state_path, reason)
     output.report(

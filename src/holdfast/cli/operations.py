@@ -302,7 +302,7 @@ def _made_offline(state: Path, label: str, scopes: list[str] | None, reason: str
     """Make the key in a stopped server's state; return the server's response."""
     from holdfast.api.admin import key_view
     from holdfast.api.schemas import IssuedKey
-    from holdfast.node.key_recovery import create_admin_key
+    from holdfast.node.recovery import create_admin_key
 
     made, secret = create_admin_key(state, label, scopes or None, reason)
     typer.echo(

@@ -12,7 +12,7 @@ It starts from the storage outwards and stops from the sockets inwards:
 - ``state_dir``         the state directory and its lock
 - ``banner``            what an operator reads at the start
 - ``backup``            backups and restores of a state directory
-- ``key_recovery``      a new admin key for a stopped server
 - ``revocations_file``  opens ``access.db``, or says that it was lost
+- ``recovery``          repairs of a stopped server: admin key, lost revocations
 - ``jwks_fetch``        fetches the keys of token issuers, within bounds
 """

@@ -1,13 +1,14 @@
 """The composition root: opens the engines of a node, one ``match`` for each choice.
 
-Everything else sees the contracts. Two libraries that also run without a node choose
-their own engines: ``limits/composition`` and ``work/outbox``.
+Everything else sees the contracts. ``revocations_file`` opens the one file that is
+checked first. Two libraries that also run without a node choose their own engines:
+``limits/composition`` and ``work/outbox``.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -26,7 +27,7 @@ from holdfast.fanout.dead_letters import DeadLetters, RecentDeadLetters
 from holdfast.fanout.memory import LocalLink, MemoryRegistry
 from holdfast.limits.rulestore.sqlite import LIMITS
 from holdfast.node.revocations_file import open_revocations
-from holdfast.settings import Settings
+from holdfast.settings import DurabilitySettings, Settings
 from holdfast.store.contract import ChatStore, Records
 from holdfast.store.sqlite import CHATS, SqliteStore
 from holdfast.webhooks.contract import WebhookEndpoints
@@ -64,10 +65,7 @@ async def open_engines(settings: Settings, state: Path, clock: Clock) -> AsyncIt
     """
     async with AsyncExitStack() as stack:
         open_secrets(state, timestamp(clock.now()))
-        durability = settings.durability
-        store = await stack.enter_async_context(
-            SqliteStore(state / CHATS.name, durability.sqlite, durability.chats, clock)
-        )
+        store = await stack.enter_async_context(_chat_store(settings.durability, state, clock))
         revocations = await open_revocations(state, clock, store)
         stack.push_async_callback(revocations.close)
         endpoints = await SqliteEndpoints.open(state / WEBHOOKS.name)
@@ -87,6 +85,19 @@ async def open_engines(settings: Settings, state: Path, clock: Clock) -> AsyncIt
             endpoints=endpoints,
             files=FILES,
         )
+
+
+def open_records(state: Path, clock: Clock) -> AbstractAsyncContextManager[Records]:
+    """The records of a stopped server, for a command that holds its state directory.
+
+    With default settings: nothing else loads the store.
+    """
+    return _chat_store(DurabilitySettings(), state, clock)
+
+
+def _chat_store(settings: DurabilitySettings, state: Path, clock: Clock) -> SqliteStore:
+    # There is one engine for chats today. A second one gets its ``match`` here.
+    return SqliteStore(state / CHATS.name, settings.sqlite, settings.chats, clock)
 
 
 async def _open_jobs(url: str, server: str, state: Path, clock: Clock) -> WorkStore:

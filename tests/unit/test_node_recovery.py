@@ -18,8 +18,8 @@ from holdfast.access.secrets import (
     write_keys,
 )
 from holdfast.errors import InvalidMessage, StateDirectory
-from holdfast.node import key_recovery
-from holdfast.node.key_recovery import create_admin_key
+from holdfast.node import recovery
+from holdfast.node.recovery import create_admin_key
 from holdfast.node.state_dir import held
 from holdfast.store.contract import AuditRecord
 from holdfast.store.sqlite import SqliteStore
@@ -104,7 +104,7 @@ def test_without_a_record_there_is_no_key(tmp_path: Path, monkeypatch: pytest.Mo
     async def unwell(*given: object) -> None:
         raise StateDirectory("the disk is full")
 
-    monkeypatch.setattr(key_recovery, "_record", unwell)
+    monkeypatch.setattr(recovery, "_record_key", unwell)
     with pytest.raises(StateDirectory, match="full"):
         create_admin_key(tmp_path, "x")
     assert read_keys(tmp_path / "keys.json") == before
