@@ -25,6 +25,6 @@ def test_operator_command_with_the_title_of_a_chat_asks_for_its_id(
     )
     assert done.exit_code == 1
     assert done.stderr == (
-        "Error: 'lobby' is no chat id: an operator names a chat by its id (chat_…),"
+        "Error: 'lobby' is not a chat id: an operator names a chat by its id (chat_…),"
         " which `holdfast chat ls --user MEMBER` shows\n"
     )

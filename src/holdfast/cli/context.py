@@ -288,7 +288,7 @@ def chat_id_of(name: str) -> str:
     """A chat's id, as an operator gives it: only members can look up a title."""
     if not name.startswith("chat_"):
         raise InvalidMessage(
-            f"{name!r} is no chat id: an operator names a chat by its id (chat_…),"
+            f"{name!r} is not a chat id: an operator names a chat by its id (chat_…),"
             " which `holdfast chat ls --user MEMBER` shows"
         )
     return name
