@@ -176,7 +176,7 @@ class RestApp:
             if endpoint.stream is not None:
                 self._streams.refuse_if_draining()
             answer = await self._keyed.run(endpoint, call)
-            if isinstance(answer.body, AsyncIterator):
+            if endpoint.stream is not None and isinstance(answer.body, AsyncIterator):
                 body = await self._streams.begin(endpoint, call, answer.body, request.receive)
                 answer = replace(answer, body=body)
             return respond(answer, endpoint.status)

@@ -68,7 +68,7 @@ class AccessLog:
     def __init__(self, deps: ApiDeps) -> None:
         self._deps = deps
         self._log = telemetry.log.bind()  # bound once, not for each line
-        self._address_limits = telemetry.ThrottledLog()
+        self._anonymous_log = telemetry.ThrottledLog()
 
     def note(self, request: Request, answered: Answered) -> None:
         """A request was answered."""
@@ -77,9 +77,7 @@ class AccessLog:
         streamed = answered.stream_end is not None
         telemetry.request_answered(name, answered.status, None if streamed else answered.seconds)
         write = (
-            self._address_limits.info
-            if principal is None or principal is NOBODY
-            else self._log.info
+            self._anonymous_log.info if principal is None or principal is NOBODY else self._log.info
         )
         if request.path in PROBED and answered.status < 400:
             write = self._log.debug  # probes every few seconds would hide the rest

@@ -91,8 +91,7 @@ class StreamedBody:
     def __init__(
         self, endpoint: Endpoint, call: Call, pieces: AsyncIterator[bytes], receive: AsgiReceive
     ) -> None:
-        if endpoint.stream is None:
-            raise TypeError(f"{endpoint.name} streams its answer and does not say so")
+        assert endpoint.stream is not None, "only such endpoints are streamed"
         self._endpoint, self._call = endpoint, call
         self.stream = endpoint.stream
         self._pieces = pieces
