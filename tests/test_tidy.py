@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "holdfast"
@@ -102,11 +100,33 @@ def imports_of(tree: ast.Module) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def over(paths: Iterable[Path]) -> Callable[[Callable[[Path], None]], Callable[[], None]]:
+    """Check every path in one test, and name all that are wrong at once.
+
+    A test for each path would be thousands, which every worker has to collect.
+    """
+
+    def decorate(check: Callable[[Path], None]) -> Callable[[], None]:
+        def test() -> None:
+            wrong = []
+            for path in paths:
+                try:
+                    check(path)
+                except AssertionError as error:
+                    wrong.append(str(error).splitlines()[0])
+            assert not wrong, "\n".join(wrong)
+
+        test.__name__, test.__doc__ = check.__name__, check.__doc__
+        return test
+
+    return decorate
+
+
 def layer_of(part: str) -> int | None:
     return next((i for i, layer in enumerate(LAYERS) if part in layer), None)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=relative)
+@over(MODULES)
 def test_imports_go_one_way(path: Path) -> None:
     part = part_of(path)
     for name in imports_of(tree_of(path)):
@@ -135,7 +155,7 @@ def test_imports_go_one_way(path: Path) -> None:
             assert theirs > mine, f"{relative(path)} imports {name}, which is not below it"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=relative)
+@over(MODULES)
 def test_only_the_node_chooses_adapters(path: Path) -> None:
     part = part_of(path)
     if part in {"node", "verify"} or relative(path) in COMPOSITIONS:
@@ -148,7 +168,7 @@ def test_only_the_node_chooses_adapters(path: Path) -> None:
             )
 
 
-@pytest.mark.parametrize("path", MODULES, ids=relative)
+@over(MODULES)
 def test_only_the_transport_knows_the_server_libraries(path: Path) -> None:
     """The client's connection is the other end of the gateway's."""
     if relative(path).startswith("gateway/transport/") or relative(path) == "client/connection.py":
@@ -157,7 +177,7 @@ def test_only_the_transport_knows_the_server_libraries(path: Path) -> None:
     assert not roots & SERVER_LIBRARIES, f"{relative(path)} imports {roots & SERVER_LIBRARIES}"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=relative)
+@over(MODULES)
 def test_one_module_makes_http_clients(path: Path) -> None:
     """Its answers are bounded (drivers/outbound_http.py); those of another session
     would not be.
@@ -178,7 +198,7 @@ def is_pure(path: Path) -> bool:
     return part_of(path) in PURE_PARTS or bool(PURE.search(ast.get_docstring(tree_of(path)) or ""))
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if is_pure(path)], ids=relative)
+@over([path for path in MODULES if is_pure(path)])
 def test_pure_modules_do_no_io(path: Path) -> None:
     tree = tree_of(path)
     roots = {name.split(".")[0] for name in imports_of(tree)}
@@ -186,7 +206,7 @@ def test_pure_modules_do_no_io(path: Path) -> None:
     assert not [n for n in ast.walk(tree) if isinstance(n, ast.AsyncFunctionDef | ast.Await)]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=relative)
+@over(MODULES)
 def test_sizes(path: Path) -> None:
     if relative(path) not in EXCEPTIONS:
         lines = len(path.read_text().splitlines())
@@ -209,7 +229,7 @@ def test_sizes(path: Path) -> None:
             )
 
 
-@pytest.mark.parametrize("path", MODULES, ids=relative)
+@over(MODULES)
 def test_names_and_words(path: Path) -> None:
     assert path.name not in BANNED_FILES, f"{relative(path)}: name the thing it is about"
     text = path.read_text()
@@ -244,7 +264,7 @@ def test_public_class_name_is_defined_once() -> None:
     assert not repeated, f"an alias repeats the name of a class: {repeated}"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=lambda p: p.stem)
+@over(sorted((ROOT / "tests").rglob("*.py")))
 def test_every_story_is_run(path: Path) -> None:
     """A function inside a test that nobody calls makes a test that cannot fail."""
     for test in (node for node in ast.walk(tree_of(path)) if isinstance(node, FUNCTIONS)):
@@ -257,7 +277,7 @@ def test_every_story_is_run(path: Path) -> None:
         assert not unused, f"{test.name}: {unused} is never called"
 
 
-@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.sql")), ids=relative)
+@over(sorted(SOURCE.rglob("*.sql")))
 def test_sql_lies_where_every_adapter_has_it(path: Path) -> None:
     """See ``holdfast.drivers.statements``, which reads it."""
     usual = rf".*/({'|'.join(ADAPTERS)})/(statements|migrations/[0-9]{{4}}|functions/[a-z_]+)\.sql"
@@ -274,7 +294,7 @@ PACKAGES = sorted(path.parent for path in SOURCE.rglob("__init__.py"))
 NAMED_IN_MAP = re.compile(r"^\s*(?:\d+\.|-)?\s*``([a-z_]+)(?:/|\.sql)?``", re.MULTILINE)
 
 
-@pytest.mark.parametrize("folder", PACKAGES, ids=lambda path: path.relative_to(SOURCE).as_posix())
+@over(PACKAGES)
 def test_map_of_a_folder_names_its_modules_and_nothing_else(folder: Path) -> None:
     """The docstring of ``__init__.py``: one line per module, in reading order; SQL and
     Lua may be named too.
@@ -323,7 +343,7 @@ def prose_lines(path: Path) -> Iterator[tuple[int, str]]:
         yield number, lines[number - 1]
 
 
-@pytest.mark.parametrize("path", [*MODULES, *PAGES], ids=lambda p: p.relative_to(ROOT).as_posix())
+@over([*MODULES, *PAGES])
 def test_prose_is_narrow_and_plain(path: Path) -> None:
     for number, line in prose_lines(path):
         where = f"{path.relative_to(ROOT)}:{number}"
@@ -332,7 +352,7 @@ def test_prose_is_narrow_and_plain(path: Path) -> None:
         assert not BANNED_PROSE.search(line), f"{where}: {line.strip()}"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("test_*.py")), ids=lambda p: p.stem)
+@over(sorted((ROOT / "tests").rglob("test_*.py")))
 def test_test_names_are_short_and_plain(path: Path) -> None:
     for node in ast.walk(tree_of(path)):
         if isinstance(node, FUNCTIONS) and node.name.startswith("test_"):
@@ -345,7 +365,7 @@ LOG_EVENT = re.compile(r"([a-z]+)\.[a-z]+(_[a-z0-9]+)+")
 PARTS = {path.name for path in SOURCE.iterdir() if path.is_dir()}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=relative)
+@over(MODULES)
 def test_log_events_are_part_and_noun_verb(path: Path) -> None:
     """What happened is a name that can be searched for; what varies is a field."""
     for node in ast.walk(tree_of(path)):
@@ -388,7 +408,7 @@ def test_no_product_module_is_used_by_tests_alone() -> None:
 CONSTANT = re.compile(r"[A-Z][A-Z0-9_]+")
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=lambda p: p.stem)
+@over(sorted((ROOT / "tests").rglob("*.py")))
 def test_no_module_constant_is_patched(path: Path) -> None:
     """A value that a test must change is a parameter."""
     for node in ast.walk(tree_of(path)):
