@@ -106,10 +106,8 @@ def _marks(rows: Iterable[Row]) -> Iterator[str]:
 def _uncovered(rows: Iterable[Row]) -> Iterator[str]:
     """The planned faults that these rows do not cover."""
     yield from ("", "## Planned and not covered", "")
-    yield (
-        "The design's faults (tests/proof/planned.py). A longer run counts more; the last column"
-        " needs a new proof."
-    )
+    yield "The design's faults (tests/proof/planned.py). A longer run counts more; the last"
+    yield "column needs a new proof."
     yield from ("", "| fault | planned | counted | covered by no count |", "|---|---|---|---|")
     for open_ in uncovered({row.name: row.runs for row in rows if not row.failures}):
         cells = (
