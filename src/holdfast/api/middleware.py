@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 from holdfast import telemetry
@@ -81,6 +82,8 @@ class AccessLog:
         )
         if request.path in PROBED and answered.status < 400:
             write = self._log.debug  # probes every few seconds would hide the rest
+        if streamed:
+            write = partial(write, stream_end=answered.stream_end)
         write(
             "api.request_answered",
             request_id=answered.request_id,
@@ -92,5 +95,4 @@ class AccessLog:
             tenant=principal.tenant if principal else None,
             user=principal.user_id if principal else None,
             kind=principal.kind if principal else None,
-            **({"stream_end": answered.stream_end} if streamed else {}),
         )
