@@ -273,3 +273,29 @@ async def test_streaming_endpoint_gets_the_idempotency_key_itself() -> None:
 def test_streaming_endpoint_without_a_deadline_is_refused() -> None:
     with pytest.raises(ValueError, match="deadline_seconds"):
         Endpoint("GET", "/v1/test", Script([]).stream_test, "A test", "user", stream=STREAM)
+
+
+class Stubborn(Script):
+    """An endpoint whose iterator ignores cancellation until ``release``."""
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        self.release = asyncio.Event()
+        yield b"piece"
+        while not self.release.is_set():
+            try:
+                await self.release.wait()
+            except asyncio.CancelledError:
+                continue
+
+
+async def test_drain_ends_although_an_iterator_ignores_its_cancellation() -> None:
+    async with serving() as rest:
+        script = Stubborn([])
+        app = app_with(rest, script)
+        running = asyncio.create_task(ask(rest, app, Exchange()))
+        await asyncio.sleep(1)
+        async with asyncio.timeout(STREAM.drain_seconds + 10):
+            await app.drain()
+        with pytest.raises(ConnectionAbortedError, match="drained"):
+            await running
+        script.release.set()

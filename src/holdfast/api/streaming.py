@@ -187,5 +187,11 @@ async def _wait_for_disconnect(receive: AsgiReceive) -> None:
 
 
 async def _cancel(task: asyncio.Task[Any]) -> None:
+    """Cancel the task and wait until it ends, at most ``CLOSE_SECONDS``.
+
+    An iterator that ignores its cancellation must not keep the node from stopping.
+    """
     task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await asyncio.wait([task], timeout=CLOSE_SECONDS)
+    if task.done() and not task.cancelled():
+        task.exception()  # marks it as seen; the cause of the cut is reported instead
