@@ -17,6 +17,7 @@ Beside the path:
 - ``limits``    who may do how much: rules changed live, asked at every entry point
 - ``work``      jobs that survive failure, in order, once: outbox, inbox, leases
 - ``webhooks``  signed side effects: a reader of the event log that makes jobs
+- ``streaming``  AI replies over SSE: a fair queue, leases, a log to resume from
 - ``api``       REST over the same parts
 - ``access``    who is asking, and what they may do
 - ``client``    the Python client

@@ -1,0 +1,11 @@
+"""AI replies over SSE: they wait their turn, never end silently and can be resumed.
+
+A *reply* is one AI answer: numbered entries and exactly one end.
+
+- ``reply``       the values: entries, ids, owners, failures (pure)
+- ``settings``    what an operator sets
+- ``pool``        active generations and the queue for them, across nodes
+- ``reply_log``   replies that outlive their connection or their node
+- ``providers``   where tokens come from
+- ``dialects``    what the clients of each surface read (pure)
+"""

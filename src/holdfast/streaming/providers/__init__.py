@@ -1,0 +1,4 @@
+"""Where tokens come from.
+
+- ``contract``  what a provider promises
+"""

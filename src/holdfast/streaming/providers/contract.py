@@ -1,0 +1,82 @@
+"""What a provider of model output promises.
+
+A provider streams OpenAI's ``chat.completion.chunk`` objects. It never repeats a
+request by itself: ``routing`` decides what comes after a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Literal, NamedTuple, Protocol
+
+from holdfast.streaming.reply import ReplyError, ReplyUsage
+
+
+class ProviderRequest(NamedTuple):
+    """A chat completion to ask for. ``fields``: the request's fields as raw JSON,
+    except ``model``, ``stream`` and ``stream_options``, which the provider adds.
+    """
+
+    model: str
+    fields: Mapping[str, bytes]
+    reply_id: str
+
+
+class ProviderChunk(NamedTuple):
+    """One event of a provider's stream.
+
+    ``data``: the JSON as it came; empty for a sign of life (a comment, an empty chunk).
+    ``content``: whether it has text or a tool call (the first of these is the first
+    token). ``finish``: whether it has a finish_reason.
+    """
+
+    data: bytes
+    content: bool = False
+    finish: bool = False
+    usage: ReplyUsage | None = None
+
+
+class ProviderFailed(Exception):
+    """The provider failed; ``error`` is how the reply ends if nothing else helps.
+
+    ``capacity``: it has no room (429, 503, 529); ask again after
+    ``retry_after_seconds``. ``final``: another provider would refuse it too (4xx).
+    """
+
+    def __init__(
+        self,
+        error: ReplyError,
+        *,
+        capacity: bool = False,
+        final: bool = False,
+        retry_after_seconds: float | None = None,
+    ) -> None:
+        super().__init__(f"{error.code}: {error.message}")
+        self.error = error
+        self.capacity = capacity
+        self.final = final
+        self.retry_after_seconds = retry_after_seconds
+
+
+AttemptOutcome = Literal["done", "capacity", "refused", "unavailable", "timeout", "broken"]
+
+
+class Provider(Protocol):
+    """``pool``: whose leases its generations need: its own name or the default pool."""
+
+    name: str
+    pool: str
+
+    def stream(
+        self, request: ProviderRequest
+    ) -> AbstractAsyncContextManager[AsyncIterator[Sequence[ProviderChunk]]]:
+        """Send the request; enter when its headers have come.
+
+        The iterator gives what arrived together and ends after ``[DONE]`` or a finish.
+        Both raise ProviderFailed and nothing else. Leaving the block closes the
+        upstream connection at once unless the stream has ended.
+        """
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,142 @@
+"""The settings of streaming: pool, queue, clocks, providers, models, assistants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from holdfast.bounds import MIB, positive
+from holdfast.streaming.pool.contract import PoolSettings
+
+PROVIDER_KINDS = ("scripted", "openai_compatible")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFailoverSettings:
+    """The queue of requests that cannot run yet, and retries of providers."""
+
+    enabled: bool = True
+    """False: a request that cannot run now gets 429 and Retry-After at once."""
+    timeout_seconds: float = 30
+    """How long a request may wait in the queue. Nothing else counts into it."""
+    max_retries: int = 5
+    """How many more rounds over a model's providers before the first token."""
+    base_delay_ms: float = 100
+    """The first delay between rounds, before full jitter; it doubles."""
+    max_delay_ms: float = 5000
+    """The longest delay between rounds, and the longest pause of a provider."""
+    waiting_max: int = 10_000
+    """Requests that may wait, over all nodes. Beyond: 503 and Retry-After."""
+    waiting_per_tenant: int = 5_000
+    waiting_per_user: int = 10
+    """Beyond: 429 and Retry-After."""
+    bytes_max: int = 256 * MIB
+    """Request bodies that arrive, wait or run on this node. Beyond: 503."""
+    bytes_per_user_max: int = 16 * MIB
+    bytes_per_key_max: int = 128 * MIB
+
+    def __post_init__(self) -> None:
+        positive(self, *(n for n in self.__slots__ if n not in ("enabled", "max_retries")))
+        if self.max_retries < 0:
+            raise ValueError("max_retries must not be negative")
+        if self.base_delay_ms > self.max_delay_ms:
+            raise ValueError("base_delay_ms must not be above max_delay_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyClocks:
+    """How long each step of a reply may take. A model may have its own."""
+
+    headers_seconds: float = 15
+    """Until a provider's response headers, for each attempt."""
+    first_token_seconds: float = 60
+    """Until the first token, for each attempt."""
+    first_token_total_seconds: float = 120
+    """Until the first token, over all attempts."""
+    gap_seconds: float = 60
+    """Between two signs of life of a provider; a comment or an empty chunk is one."""
+    reply_seconds: float = 600
+    """The whole reply from its arrival, the queue included."""
+    whole_seconds: float = 280
+    """The same for a request that is not streamed; then 504."""
+
+    def __post_init__(self) -> None:
+        positive(self, *self.__slots__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyTimes:
+    """How long replies wait for readers, and stops for replies."""
+
+    heartbeat_seconds: float = 15
+    """How often an idle stream carries a comment."""
+    cancel_seconds: float = 5
+    """How long a reply goes on after its last reader has left."""
+    cancel_replicated_seconds: float = 30
+    """The same for a reply that can be resumed."""
+    slow_reader_seconds: float = 30
+    """How long a reader may leave its events unread before it is closed."""
+    drain_seconds: float = 20
+    """How long running replies may go on while the node stops."""
+
+    def __post_init__(self) -> None:
+        positive(self, *self.__slots__)
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderSettings:
+    """Where models run."""
+
+    name: str
+    kind: Literal["scripted", "openai_compatible"] = "openai_compatible"
+    base_url: str = ""
+    """For ``openai_compatible``: the address before ``/chat/completions``."""
+    key_env: str = ""
+    """The environment variable with its API key; none: no key is sent."""
+    concurrency_max: int = 0
+    """Generations at once, over all nodes, in a pool of its own; 0: it shares the
+    default pool.
+    """
+    script: dict[str, object] = field(default_factory=dict)
+    """For ``scripted``: pace and faults, as the guide describes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """A model as clients name it, and the providers that run it, in order."""
+
+    name: str
+    providers: tuple[str, ...]
+    """``provider:model``, tried in this order."""
+    clocks: ReplyClocks = field(default_factory=ReplyClocks)
+
+
+@dataclass(frozen=True, slots=True)
+class AssistantSettings:
+    """A user of a tenant whose messages a model writes, where it is a member."""
+
+    tenant: str
+    user: str
+    model: str
+    instructions: str = ""
+    trigger: Literal["auto", "always", "mention"] = "auto"
+    """``auto``: every text in direct chats, ``@name`` in groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamingSettings:
+    """AI replies. With no provider set there is one, ``scripted``, with one model."""
+
+    pool: PoolSettings = field(default_factory=PoolSettings)
+    queue_failover: QueueFailoverSettings = field(default_factory=QueueFailoverSettings)
+    clocks: ReplyClocks = field(default_factory=ReplyClocks)
+    times: ReplyTimes = field(default_factory=ReplyTimes)
+    replies_url: str = ""
+    """Where replies are kept: ``sqlite:`` (replies.db in the state directory) or
+    ``redis://…``. Left empty: ``cluster.redis`` if that is set, else ``sqlite:``.
+    """
+    replies_bytes_max: int = 256 * MIB
+    """Entries of replies in this node's memory, running and kept."""
+    providers: tuple[ProviderSettings, ...] = ()
+    models: tuple[ModelSettings, ...] = ()
+    assistants: tuple[AssistantSettings, ...] = ()
