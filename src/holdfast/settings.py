@@ -27,6 +27,7 @@ from holdfast.api.deps import ApiSettings
 from holdfast.api.problems import said_of
 from holdfast.bounds import positive
 from holdfast.drivers.files import default_state_dir, state_dir_in
+from holdfast.drivers.redis_url import check_redis_url
 from holdfast.drivers.sqlite.database import SqliteSettings
 from holdfast.errors import BadSetting, HoldfastError
 from holdfast.fanout.dead_letters import DeadLetterSettings
@@ -41,6 +42,7 @@ from holdfast.ingest.watermarks import WatermarkSettings
 from holdfast.limits.composition import LimitsSettings
 from holdfast.message import check_id
 from holdfast.store.plan import ChatSettings
+from holdfast.streaming.settings import StreamingSettings
 from holdfast.telemetry import TraceSettings, safe_text
 from holdfast.webhooks.parts import WorkSettings
 
@@ -173,6 +175,21 @@ class FanoutSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """What several nodes share."""
+
+    redis: str = ""
+    """One Redis for all nodes: the pool of AI replies, and the replies themselves
+    unless ``streaming.replies_url`` says otherwise. ``redis://``, ``rediss://`` or
+    ``redis+sentinel://``. Left empty: this node is alone.
+    """
+
+    def __post_init__(self) -> None:
+        if self.redis:
+            check_redis_url(self.redis)
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything that can be set."""
 
@@ -184,6 +201,8 @@ class Settings:
     fanout: FanoutSettings = field(default_factory=FanoutSettings)
     limits: LimitsSettings = field(default_factory=LimitsSettings)
     work: WorkSettings = field(default_factory=WorkSettings)
+    streaming: StreamingSettings = field(default_factory=StreamingSettings)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
     traces: TraceSettings = field(default_factory=TraceSettings)
 
     def __post_init__(self) -> None:
@@ -224,7 +243,16 @@ ABSENT_ENGINES = (
 """Settings of the design documents for engines that this version does not have: naming
 one stops the start."""
 
-ALIASES = {"fanout.kafka.consumer.max_poll_records": "fanout.read_entries_max"}
+QUEUE_FAILOVER = {
+    f"QUEUE_FAILOVER_{name.upper()}": f"streaming.queue_failover.{name}"
+    for name in ("enabled", "timeout_seconds", "max_retries", "base_delay_ms", "max_delay_ms")
+}
+"""Names of a design document: variables, with or without ``HOLDFAST_``."""
+
+ALIASES = {
+    "fanout.kafka.consumer.max_poll_records": "fanout.read_entries_max",
+    **QUEUE_FAILOVER,
+}
 """Old path -> new path. Both may be set if they agree."""
 
 
@@ -240,9 +268,11 @@ def load(file: Path | None, environ: Mapping[str, str], overrides: Mapping[str, 
     tree: dict[str, Any] = _read_file(file) if file else {}
     given = {path: value for path in _RENAMED if (value := _pop(tree, path)) is not None}
     _check_names(tree, Settings, "", str(file))
+    given.update(_queue_failover(environ))
     for name, value in environ.items():
         if (
             name.startswith(PREFIX)
+            and name.removeprefix(PREFIX) not in QUEUE_FAILOVER
             and name not in NOT_SETTINGS
             and not _is_service_link(name, value)
         ):
@@ -382,10 +412,32 @@ def _pop(tree: dict[str, Any], path: str) -> Any:
     return value
 
 
+def _queue_failover(environ: Mapping[str, str]) -> dict[str, str]:
+    """The design document's variables. BadSetting if the two forms of a name differ."""
+    given = {}
+    for name in QUEUE_FAILOVER:
+        values = {full: environ[full] for full in (name, PREFIX + name) if full in environ}
+        if len(values) == 2 and not _agree(*values.values()):
+            both = " and ".join(f"{full}={value}" for full, value in values.items())
+            raise BadSetting(f"{both} are one setting with two values; keep one of them")
+        for value in values.values():
+            given[name] = value
+    return given
+
+
+def _agree(one: Any, other: Any) -> bool:
+    """Whether two spellings of a setting are the same value: 30 and "30.0"."""
+    texts = [str(value).strip().lower() for value in (one, other)]
+    try:
+        return float(texts[0]) == float(texts[1])
+    except ValueError:
+        return texts[0] == texts[1]
+
+
 def _put_renamed(tree: dict[str, Any], given: Mapping[str, Any]) -> None:
     """BadSetting if an old path and its new one are set differently."""
     for old, new in ALIASES.items():
-        if old in given and new in given and str(given[old]) != str(given[new]):
+        if old in given and new in given and not _agree(given[old], given[new]):
             raise BadSetting(
                 f"{old} is the old name of {new}, and both are set: {old} = {given[old]},"
                 f" {new} = {given[new]}; keep {new} only"

@@ -8,8 +8,6 @@ from typing import Literal
 from holdfast.bounds import MIB, positive
 from holdfast.streaming.pool.contract import PoolSettings
 
-PROVIDER_KINDS = ("scripted", "openai_compatible")
-
 
 @dataclass(frozen=True, slots=True)
 class QueueFailoverSettings:
@@ -28,12 +26,15 @@ class QueueFailoverSettings:
     waiting_max: int = 10_000
     """Requests that may wait, over all nodes. Beyond: 503 and Retry-After."""
     waiting_per_tenant: int = 5_000
+    """The same for one tenant."""
     waiting_per_user: int = 10
-    """Beyond: 429 and Retry-After."""
+    """The same for one user. Beyond: 429 and Retry-After."""
     bytes_max: int = 256 * MIB
     """Request bodies that arrive, wait or run on this node. Beyond: 503."""
     bytes_per_user_max: int = 16 * MIB
+    """The same for one user."""
     bytes_per_key_max: int = 128 * MIB
+    """The same for one API key that names no user."""
 
     def __post_init__(self) -> None:
         positive(self, *(n for n in self.__slots__ if n not in ("enabled", "max_retries")))
@@ -88,7 +89,9 @@ class ProviderSettings:
     """Where models run."""
 
     name: str
+    """How models, metrics and status name it."""
     kind: Literal["scripted", "openai_compatible"] = "openai_compatible"
+    """``scripted`` makes up its answers, for trials and tests."""
     base_url: str = ""
     """For ``openai_compatible``: the address before ``/chat/completions``."""
     key_env: str = ""
@@ -106,9 +109,11 @@ class ModelSettings:
     """A model as clients name it, and the providers that run it, in order."""
 
     name: str
+    """What clients send as ``model``."""
     providers: tuple[str, ...]
     """``provider:model``, tried in this order."""
-    clocks: ReplyClocks = field(default_factory=ReplyClocks)
+    clocks: ReplyClocks | None = None
+    """Its own clocks; none: ``streaming.clocks``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +121,13 @@ class AssistantSettings:
     """A user of a tenant whose messages a model writes, where it is a member."""
 
     tenant: str
+    """The tenant whose chats it is in."""
     user: str
+    """The user id under which it is a member and writes."""
     model: str
+    """A model of ``streaming.models``."""
     instructions: str = ""
+    """The system message before the messages of the chat."""
     trigger: Literal["auto", "always", "mention"] = "auto"
     """``auto``: every text in direct chats, ``@name`` in groups."""
 
@@ -138,5 +147,10 @@ class StreamingSettings:
     replies_bytes_max: int = 256 * MIB
     """Entries of replies in this node's memory, running and kept."""
     providers: tuple[ProviderSettings, ...] = ()
+    """Where models run: ``[[streaming.providers]]`` for each; in a variable a JSON
+    array.
+    """
     models: tuple[ModelSettings, ...] = ()
+    """What clients may ask for: ``[[streaming.models]]`` for each."""
     assistants: tuple[AssistantSettings, ...] = ()
+    """Users whose messages a model writes: ``[[streaming.assistants]]`` for each."""

@@ -44,8 +44,9 @@ class PoolSettings:
     """How many generations may be active at once, over all nodes."""
 
     total: int = 10_000
+    """Generations at once, over all nodes and providers. Beyond: requests wait."""
     per_user: int = 3
-    """Per user, unless the rule ``replies:active`` says otherwise."""
+    """The same for one user, unless the rule ``replies:active`` says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
