@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_network
@@ -26,7 +25,7 @@ from holdfast.access.tokens import TokenSettings
 from holdfast.api.deps import ApiSettings
 from holdfast.api.problems import said_of
 from holdfast.bounds import positive
-from holdfast.drivers.files import default_state_dir, state_dir_in
+from holdfast.drivers.files import default_state_dir, read_table, state_dir_in
 from holdfast.drivers.redis_url import check_redis_url
 from holdfast.drivers.sqlite.database import SqliteSettings
 from holdfast.errors import BadSetting, HoldfastError
@@ -265,7 +264,7 @@ def load(file: Path | None, environ: Mapping[str, str], overrides: Mapping[str, 
 
     ``overrides`` are by dotted path.
     """
-    tree: dict[str, Any] = _read_file(file) if file else {}
+    tree: dict[str, Any] = read_table(file) if file else {}
     given = {path: value for path in _RENAMED if (value := _pop(tree, path)) is not None}
     _check_names(tree, Settings, "", str(file))
     given.update(_queue_failover(environ))
@@ -334,38 +333,6 @@ def _differences(prefix: str, node: Any, default: Any) -> Iterator[tuple[str, An
     for path, value in _leaves(prefix, node):
         if value != known[path]:
             yield path, value, known[path]
-
-
-def _read_file(file: Path) -> dict[str, Any]:
-    try:
-        text = file.read_text()
-    except OSError as error:
-        raise BadSetting(f"the settings file {file} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise BadSetting(f"the settings file {file} is not text in UTF-8") from None
-    try:
-        tree = tomllib.loads(text) if file.suffix == ".toml" else _read_yaml(text)
-    except ValueError as error:
-        raise BadSetting(
-            f"the settings file {file} is not valid {file.suffix[1:] or 'YAML'}: {error}"
-        ) from None
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
-        raise BadSetting(
-            f"the settings file {file} must hold a table of settings, not a {type(tree).__name__}"
-        )
-    return tree
-
-
-def _read_yaml(text: str) -> Any:
-    """ValueError if it is not valid."""
-    import yaml  # imported only for such a file
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from None
 
 
 def _check_names(tree: dict[str, Any], kind: Any, prefix: str, source: str) -> None:

@@ -2,14 +2,18 @@
 
 ``replace_file`` returns when the new content is on stable storage, name and all.
 ``default_state_dir`` and ``state_dir_in`` answer the same way for the server and for
-the commands that look for it.
+the commands that look for it. ``read_table`` reads a settings file.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+import tomllib
 from pathlib import Path
+from typing import Any
+
+from holdfast.errors import BadSetting
 
 
 def sync(path: Path) -> None:
@@ -70,3 +74,36 @@ def state_dir_in(given: Path) -> Path:
     except OSError:
         pass  # opening it reports what is wrong with it
     return given
+
+
+def read_table(file: Path) -> dict[str, Any]:
+    """The settings of a TOML or YAML file. BadSetting if it cannot be read."""
+    try:
+        text = file.read_text()
+    except OSError as error:
+        raise BadSetting(f"the settings file {file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise BadSetting(f"the settings file {file} is not text in UTF-8") from None
+    try:
+        tree = tomllib.loads(text) if file.suffix == ".toml" else _read_yaml(text)
+    except ValueError as error:
+        raise BadSetting(
+            f"the settings file {file} is not valid {file.suffix[1:] or 'YAML'}: {error}"
+        ) from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise BadSetting(
+            f"the settings file {file} must hold a table of settings, not a {type(tree).__name__}"
+        )
+    return tree
+
+
+def _read_yaml(text: str) -> Any:
+    """ValueError if it is not valid."""
+    import yaml  # imported only for such a file
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
