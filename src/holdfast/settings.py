@@ -132,7 +132,14 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True)
 class AccessSettings:
-    """Who may come in, and how often. The secrets are in the state directory."""
+    """Who may come in, and how often."""
+
+    credentials_dir: str = ""
+    """Where this node reads ``secrets.json`` and ``keys.json`` from without ever
+    changing them, so that several nodes have the same. Changed keys are in force within
+    5 s, a changed token secret after a restart. Left empty: they are made and changed
+    in the state directory.
+    """
 
     tokens: TokenSettings = field(default_factory=TokenSettings)
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)

@@ -16,6 +16,8 @@ SECRET = b"a secret of at least thirty-two bytes"
 class MemoryCredentials:
     """A CredentialStore. ``failure`` is raised instead of saving."""
 
+    read_only = ""
+
     def __init__(self, keys: Sequence[ApiKey] = (), failure: Exception | None = None) -> None:
         self._keys, self._version = list(keys), 0
         self._failure = failure

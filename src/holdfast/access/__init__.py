@@ -11,7 +11,7 @@ from its credential and from nowhere else.
 - ``issuers``      other token issuers: whose keys are trusted, kept fresh
 - ``contract``     API keys as stored; ``CredentialStore``: load, save
 - ``keys``         ``KeyRing``: issue, find, revoke; hashed at rest
-- ``secrets``      the secrets of a state directory; ``FileCredentials``
+- ``secrets``      credentials in files: of this node's own, or shared by several
 - ``revocations``  who is cut off: the contract, its adapters, the entries in force
 - ``proofs``       proofs that this server once sent a cursor (pure)
 - ``network``      headers, origins and client addresses (pure)

@@ -53,7 +53,12 @@ class Credentials(NamedTuple):
 
 
 class CredentialStore(Protocol):
-    """Stores the credentials that all nodes of a server share."""
+    """Stores the credentials that all nodes of a server share.
+
+    ``read_only``: why this node cannot change the keys; "" if it can.
+    """
+
+    read_only: str
 
     async def load(self) -> Credentials:
         """The credentials; StateDirectory or StateCorrupted says what to do."""

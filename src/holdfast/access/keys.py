@@ -16,10 +16,12 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from msgspec.structs import replace
 
+from holdfast import telemetry
 from holdfast.access.contract import ApiKey, Credentials, CredentialStore, KeyKind
 from holdfast.access.principal import ADMIN_SCOPES, TENANT_SCOPES, KeyScope
 from holdfast.errors import (
     Forbidden,
+    HoldfastError,
     InvalidMessage,
     NotFound,
     Unauthorized,
@@ -39,6 +41,8 @@ _ALLOWED: dict[KeyKind, frozenset[KeyScope]] = {"tenant": TENANT_SCOPES, "admin"
 Record = Callable[[ApiKey], Awaitable[None]]
 _Keys = dict[str, ApiKey]
 """By digest."""
+FOLLOW_SECONDS = 2.0
+"""How often keys that this node cannot change are read again."""
 SAVES_MAX = 5
 """How often a change is made again when another node changed the keys meanwhile."""
 
@@ -60,6 +64,11 @@ class KeyRing:
         self._change = asyncio.Lock()
         self.use(loaded)
 
+    @property
+    def read_only(self) -> str:
+        """Why keys cannot be changed here; "" if they can."""
+        return self._store.read_only
+
     @classmethod
     async def load(cls, store: CredentialStore) -> KeyRing:
         return cls(store, await store.load())
@@ -68,6 +77,24 @@ class KeyRing:
         """Put the keys in force that the store has now."""
         self._keys = {key.digest: key for key in loaded.keys}
         self._version = loaded.version
+
+    async def follow(self) -> None:
+        """Use what the store has, until cancelled; keep what is in force while it
+        cannot be read.
+        """
+        failing = False
+        while True:
+            await asyncio.sleep(FOLLOW_SECONDS)
+            try:
+                loaded = await self._store.load()
+            except HoldfastError as error:
+                if not failing:
+                    telemetry.log.warning("access.keys_unread", error=error.message)
+                failing = True
+                continue
+            failing = False
+            if loaded.version != self._version:
+                self.use(loaded)
 
     def list(self) -> Sequence[ApiKey]:
         return _in_order(self._keys)
@@ -87,8 +114,9 @@ class KeyRing:
 
         ``bounded`` False ignores ``KEYS_MAX``: a full ring must not lock its operator
         out. If ``record`` fails, the key is revoked: no unrecorded key is in use.
-        InvalidMessage names what is wrong.
+        InvalidMessage names what is wrong; Forbidden if keys cannot be changed here.
         """
+        self._require_changeable()
         key, secret = new_key(kind, label, at, tenant=tenant, scopes=scopes)
 
         def added(keys: _Keys) -> _Keys:
@@ -113,9 +141,10 @@ class KeyRing:
     def revocable(self, key_id: str, *, force: bool = False) -> ApiKey:
         """The key of that id, if it may be revoked.
 
-        NotFound if there is none. Forbidden if it is the last key that can make keys,
-        unless ``force``.
+        NotFound if there is none. Forbidden if keys cannot be changed here, or if it is
+        the last key that can make keys, unless ``force``.
         """
+        self._require_changeable()
         return _revocable(self._keys, key_id, force)
 
     async def revoke(
@@ -145,6 +174,10 @@ class KeyRing:
         ):
             raise Unauthorized("the API key is not known here: it may have been revoked")
         return key
+
+    def _require_changeable(self) -> None:
+        if self.read_only:
+            raise Forbidden(self.read_only)
 
     async def _replace(self, change: Callable[[_Keys], _Keys]) -> None:
         for _ in range(SAVES_MAX):

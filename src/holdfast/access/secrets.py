@@ -1,7 +1,11 @@
-"""The secrets of a state directory: made on the first start, mode 0600, never logged.
+"""The secrets of a server: made on the first start, mode 0600, never logged.
 
 ``secrets.json`` holds the token secret and the first admin key: a user who can read the
 state directory can mint tokens and operate the server. ``keys.json`` holds only hashes.
+
+Several nodes have the same credentials if each reads the same two files, or copies of
+them, from a directory that it never writes (``SharedCredentials``). One of them may
+have that directory as its state directory: then keys are changed there.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from msgspec.structs import replace
 from holdfast.access.contract import ApiKey, Credentials
 from holdfast.access.keys import digest_of, new_key, with_every_scope
 from holdfast.drivers.files import replace_file
-from holdfast.errors import StateCorrupted, StateDirectory, VersionConflict
+from holdfast.errors import Forbidden, StateCorrupted, StateDirectory, VersionConflict
 
 SECRETS_FILE = "secrets.json"
 KEYS_FILE = "keys.json"
@@ -109,6 +113,8 @@ class FileCredentials:
     change.
     """
 
+    read_only = ""
+
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
         self._keys_file = state_dir / KEYS_FILE
@@ -128,6 +134,40 @@ class FileCredentials:
         if _version(_read(self._keys_file)) != version:
             raise VersionConflict("the keys were changed meanwhile")
         return _version(write_keys(self._keys_file, keys))
+
+
+class SharedCredentials:
+    """Credentials in the two files of a directory that this node only reads.
+
+    A file that is missing is an error here, never an empty key ring: it may be about to
+    be replaced.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.read_only = (
+            f"this node only reads its keys, from {folder} (access.credentials_dir): change them"
+            " on the server whose state directory that is, or where the files come from"
+        )
+
+    async def load(self) -> Credentials:
+        return await asyncio.to_thread(self._load)
+
+    async def save(self, keys: Sequence[ApiKey], version: str) -> str:
+        raise Forbidden(self.read_only)
+
+    def _load(self) -> Credentials:
+        keys_file, secrets_file = self._folder / KEYS_FILE, self._folder / SECRETS_FILE
+        data = _read(keys_file)
+        if data is None or not secrets_file.exists():
+            raise StateDirectory(
+                f"{self._folder} (access.credentials_dir) must have {SECRETS_FILE} and"
+                f" {KEYS_FILE}: copy both from the state directory of a server"
+            )
+        if secrets_file.stat().st_mode & 0o007:
+            raise StateDirectory(f"{secrets_file} can be read by everybody: `chmod o=` it")
+        token_key = read_secrets(self._folder).jwt_secret.encode()
+        return Credentials([token_key], _decode(keys_file, data), _version(data))
 
 
 def read_keys(path: Path) -> Sequence[ApiKey]:

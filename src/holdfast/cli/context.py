@@ -216,7 +216,10 @@ class CliContext:
     def _secrets(self) -> Secrets:
         from holdfast.access.secrets import read_secrets
 
-        return read_secrets(self.state_path)
+        shared = (
+            settings_of(self.config).access.credentials_dir if self._configures("ACCESS") else ""
+        )
+        return read_secrets(Path(shared).expanduser() if shared else self.state_path)
 
 
 def settings_of(file: Path | None, overrides: Mapping[str, object] | None = None) -> Settings:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from holdfast.access.contract import CredentialStore
 from holdfast.access.revocations.contract import Revocations
 from holdfast.access.revocations.sqlite import ACCESS
-from holdfast.access.secrets import FileCredentials, open_secrets
+from holdfast.access.secrets import FileCredentials, SharedCredentials, open_secrets
 from holdfast.clock import Clock, timestamp
 from holdfast.drivers.sqlite.file_copy import StateFile
 from holdfast.errors import BadSetting, extra
@@ -27,7 +27,7 @@ from holdfast.fanout.dead_letters import DeadLetters, RecentDeadLetters
 from holdfast.fanout.memory import LocalLink, MemoryRegistry
 from holdfast.limits.rulestore.sqlite import LIMITS
 from holdfast.node.revocations_file import open_revocations
-from holdfast.settings import DurabilitySettings, Settings
+from holdfast.settings import AccessSettings, DurabilitySettings, Settings
 from holdfast.store.contract import ChatStore, Records
 from holdfast.store.sqlite import CHATS, SqliteStore
 from holdfast.webhooks.contract import WebhookEndpoints
@@ -64,7 +64,7 @@ async def open_engines(settings: Settings, state: Path, clock: Clock) -> AsyncIt
     be unavailable: its store connects when it answers.
     """
     async with AsyncExitStack() as stack:
-        open_secrets(state, timestamp(clock.now()))
+        credentials = _credentials(settings.access, state, clock)
         store = await stack.enter_async_context(_chat_store(settings.durability, state, clock))
         revocations = await open_revocations(state, clock, store)
         stack.push_async_callback(revocations.close)
@@ -79,7 +79,7 @@ async def open_engines(settings: Settings, state: Path, clock: Clock) -> AsyncIt
             registry=MemoryRegistry(),
             link=LocalLink(),
             dead_letters=RecentDeadLetters(settings.fanout.dlq),
-            credentials=FileCredentials(state),
+            credentials=credentials,
             revocations=revocations,
             jobs=jobs,
             endpoints=endpoints,
@@ -93,6 +93,13 @@ def open_records(state: Path, clock: Clock) -> AbstractAsyncContextManager[Recor
     With default settings: nothing else loads the store.
     """
     return _chat_store(DurabilitySettings(), state, clock)
+
+
+def _credentials(settings: AccessSettings, state: Path, clock: Clock) -> CredentialStore:
+    if settings.credentials_dir:
+        return SharedCredentials(Path(settings.credentials_dir).expanduser())
+    open_secrets(state, timestamp(clock.now()))
+    return FileCredentials(state)
 
 
 def _chat_store(settings: DurabilitySettings, state: Path, clock: Clock) -> SqliteStore:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 from holdfast import __version__, telemetry
@@ -214,6 +214,7 @@ class Node:
                 background_task("probe", self._probe),
                 background_task("housekeeping", self._key_expiry.run),
                 background_task("revocations", self.revocations.follow),
+                background_task("keys", self.keys.follow) if self.keys.read_only else nullcontext(),
                 background_task("issuers", self.issuers.run),
             ):
                 yield
