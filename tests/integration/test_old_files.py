@@ -26,6 +26,7 @@ from program import PATIENCE_SECONDS, Program
 from holdfast.api.request import _fingerprint
 from holdfast.api.routes import ENDPOINTS
 from holdfast.client import Client, Message
+from holdfast.limits.entry_rules import DEFAULT_RULES
 from holdfast.webhooks.signature import verify
 
 WRITTEN = Path(__file__).parents[1] / "golden" / "written_by_0_1"
@@ -39,6 +40,8 @@ UNSENT = "written without a server"
 SETTINGS = [f"--set={name}={value}" for name, value in EXPECTED["settings"].items()]
 """Nothing in the files is ever too old."""
 WHY = {"reason": "a test"}
+RULES_ADDED = {"reply:user", "reply:tenant"}
+"""Default rules that came after version 0.1."""
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 
@@ -105,6 +108,10 @@ def stable(path: str, answer: Any) -> Any:
     """The answer without what a restart may change."""
     if path == "/admin/audit":  # each start may add a record, and pages have a ``next`` now
         return answer["records"][: len(then("admin", path)["records"])]
+    if path == "/admin/rules":
+        return [rule for rule in answer["rules"] if rule["resource"] not in RULES_ADDED]
+    if path == "/admin/rules/changes":
+        return [c for c in answer["changes"] if c["rule"]["resource"] not in RULES_ADDED]
     if path == "/admin/jobs":
         return [stable("/admin/jobs/", job) for job in answer["jobs"]]
     if path.startswith("/admin/jobs/") and answer.get("state") in ("ready", "held"):
@@ -120,6 +127,15 @@ def test_every_view_of_an_old_state_directory_is_what_it_was(unchanged: OldServe
     for read in EXPECTED["reads"]:
         path = read["path"]
         assert stable(path, unchanged.get(read["who"], path)) == stable(path, read["answer"]), path
+
+
+def test_old_state_directory_gets_the_default_rules_added_since(unchanged: OldServer) -> None:
+    rules = {rule["resource"]: rule for rule in unchanged.get("admin", "/admin/rules")["rules"]}
+    ours = {rule.resource: rule for rule in DEFAULT_RULES if rule.resource in RULES_ADDED}
+    assert ours.keys() == RULES_ADDED
+    for resource, rule in ours.items():
+        created = rules[resource]
+        assert (created["limit"], created["burstSize"]) == (rule.limit, rule.burst_size)
 
 
 def test_idempotency_key_used_before_gets_the_same_answer(unchanged: OldServer) -> None:
@@ -272,7 +288,7 @@ def test_old_backup_is_restored_and_served(server: OldServer, tmp_path: Path) ->
     members, endpoints = f"/v1/chats/{GROUP}", "/admin/webhooks"
     assert server.get("bob", members)["members"] == then("bob", members)["members"]
     for path in ("/admin/revocations", "/admin/rules", "/admin/keys", "/admin/jobs/dead"):
-        assert server.get("admin", path) == then("admin", path)
+        assert stable(path, server.get("admin", path)) == stable(path, then("admin", path))
     [restored], [saved] = (
         answer["endpoints"] for answer in (server.get("admin", endpoints), then("admin", endpoints))
     )

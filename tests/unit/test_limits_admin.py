@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from limits_rig import Shared
@@ -23,10 +23,9 @@ from holdfast.limits.entry_points import (
     checks_of,
     refusal,
 )
-from holdfast.limits.entry_rules import DEFAULT_RULES
+from holdfast.limits.entry_rules import DEFAULT_RULES, ENTRY_POINT_RESOURCES
 from holdfast.limits.limiter.limiter import Limiter
 from holdfast.limits.rule_changes import Change, RuleChangeResult, decide
-from holdfast.limits.rule_json import ENTRY_POINT_RESOURCES
 from holdfast.limits.rules import Rule, RuleName, RuleSet
 from holdfast.limits.rulestore.contract import RetentionSettings
 from holdfast.limits.rulestore.sqlite import SqliteRuleStore
@@ -327,9 +326,9 @@ async def test_concurrency_rule_is_checked_for_each_send() -> None:
 
 
 def test_every_check_of_an_entry_point_is_a_reserved_resource() -> None:
-    entry_points: tuple[EntryPoint, ...] = ("connect", "send", "rest", "check", "admin")
     asked = [
-        checks_of(entry_point, User("acme", "ann"), "192.0.2.1") for entry_point in entry_points
+        checks_of(entry_point, User("acme", "ann"), "192.0.2.1")
+        for entry_point in get_args(EntryPoint)
     ]
     assert {check.resource for checks in asked for check in checks} == ENTRY_POINT_RESOURCES, (
         "no rule that nobody asks"

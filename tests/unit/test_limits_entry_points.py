@@ -13,7 +13,7 @@ from holdfast.limits.algorithms import LimitParams
 from holdfast.limits.counters.contract import key_prefix
 from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.entry_points import EntryPoints
-from holdfast.limits.entry_rules import ADMIN, ADMIN_CALLS_PER_MINUTE_MIN
+from holdfast.limits.entry_rules import ADMIN, ADMIN_CALLS_PER_MINUTE_MIN, DEFAULT_RULES
 from holdfast.limits.http import refusal
 from holdfast.limits.limiter.limiter import Limiter
 from holdfast.limits.rules import Algorithm, Check, Mode, Rule, RuleSet
@@ -222,3 +222,50 @@ async def test_operator_has_admin_calls_on_every_node_without_the_counters() -> 
         counters.mood = "well"
         await asyncio.sleep(1.1)
         assert await passed(30) == ADMIN_CALLS_PER_MINUTE_MIN, "by the rule alone"
+
+
+@pytest.mark.parametrize(("user", "burst"), [("ann", 100), ("", 6_000)])
+async def test_reply_is_limited_by_user_and_tenant_and_of_a_key_by_tenant(
+    user: str, burst: int
+) -> None:
+    clock = ManualClock()
+    points = EntryPoints(Limiter(MemoryCounters(clock), clock, rules=RuleSet.of(DEFAULT_RULES)))
+    who = User("acme", user)
+    passed = [refusal(await points.decide("reply", who)) for _ in range(burst + 1)]
+    assert passed[:burst] == [None] * burst
+    refused = passed[burst]
+    assert refused is not None
+    assert refused.details["rule"] == ("*/reply:user" if user else "*/reply:tenant")
+    clock.advance(60)
+    assert refusal(await points.decide("reply", who)) is None
+
+
+@pytest.mark.parametrize("is_key", [False, True])
+def test_active_limit_is_that_of_the_live_rule_in_force(is_key: bool) -> None:
+    name, default = ("replies:active:key", 1_000) if is_key else ("replies:active", 3)
+
+    def limit(*rules: Rule, tenant: str = "acme") -> int:
+        clock = ManualClock()
+        limiter = Limiter(MemoryCounters(clock), clock)
+        limiter.use(RuleSet.of(rules))
+        return EntryPoints(limiter).active_limit(tenant, 3, is_key=is_key)
+
+    def live(tenant: str, limit: int, mode: Mode = "enforce", resource: str = name) -> Rule:
+        return Rule(tenant, resource, "concurrency", limit, 60.0, mode=mode)
+
+    assert limit() == default
+    assert limit(live("*", 7)) == 7
+    assert limit(live("*", 7), live("acme", 9)) == 9
+    assert limit(live("*", 7), live("acme", 9), tenant="other") == 7
+    assert limit(live("*", 8, resource="replies:*")) == 8
+    assert limit(live("*", 7, "off")) == limit(live("*", 7, "shadow")) == default
+
+
+async def test_live_rule_counts_no_checks() -> None:
+    """A tenant that checks it through the API cannot store holders beyond the bound."""
+    clock = ManualClock()
+    rules = RuleSet.of([Rule("*", "replies:*", "concurrency", 1, 60.0)])
+    limiter = Limiter(MemoryCounters(clock), clock, rules=rules)
+    for resource in ("replies:active", "replies:other"):
+        decisions = [await limiter.check("acme", resource, "ann") for _ in range(3)]
+        assert [(d.allowed, d.decided_by) for d in decisions] == [(True, "no_rule")] * 3

@@ -96,7 +96,17 @@ def test_burst_that_drains_within_a_hundred_years_is_valid(fields: dict[str, Any
 
 
 @pytest.mark.parametrize(
-    "resource", ["connect:user", "connect:address", "send:*", "rest:tenant", "admin:key", "rest:u*"]
+    "resource",
+    [
+        "connect:user",
+        "connect:address",
+        "send:*",
+        "rest:tenant",
+        "admin:key",
+        "rest:u*",
+        "reply:*",
+        "tokens:u*",
+    ],
 )
 def test_concurrency_rule_of_an_entry_point_is_refused(resource: str) -> None:
     holders = {**GOOD, "resource": resource, "algorithm": "concurrency"}
@@ -113,6 +123,15 @@ def test_concurrency_rule_of_a_services_resource_is_valid(resource: str) -> None
         new_rule({**GOOD, "resource": resource, "algorithm": "concurrency"}).algorithm
         == "concurrency"
     )
+
+
+@pytest.mark.parametrize("resource", ["replies:active", "replies:active:key", "replies:*"])
+def test_live_rule_is_a_number_at_a_time_above_what_holders_allow(resource: str) -> None:
+    live = {**GOOD, "resource": resource, "algorithm": "concurrency", "limit": 5_000}
+    assert new_rule(live).limit == 5_000
+    with pytest.raises(InvalidRule) as raised:
+        new_rule({**GOOD, "resource": resource})
+    assert list(raised.value.details["fields"]) == ["algorithm"]
 
 
 @pytest.mark.covers("004 limit ≤ 0 is invalid")

@@ -21,14 +21,20 @@ from typing import Literal
 
 from holdfast.access.network import address_group
 from holdfast.errors import RateLimited
-from holdfast.limits.entry_rules import ADMIN, ADMIN_CALLS_PER_MINUTE_MIN
+from holdfast.limits.entry_rules import (
+    ACTIVE,
+    ACTIVE_OF_KEY,
+    ACTIVE_OF_KEY_DEFAULT,
+    ADMIN,
+    ADMIN_CALLS_PER_MINUTE_MIN,
+)
 from holdfast.limits.http import refusal
 from holdfast.limits.limiter.limiter import Limiter
 from holdfast.limits.rules import ANY, Check, Decision
 from holdfast.message import User
 from holdfast.resilience import Buckets
 
-EntryPoint = Literal["connect", "send", "rest", "check", "admin"]
+EntryPoint = Literal["connect", "send", "rest", "check", "reply", "tokens", "admin"]
 
 CONNECT_ADDRESS = "connect:address"
 CALLERS_MAX = 16_384
@@ -92,6 +98,16 @@ class EntryPoints:
         checks = self._checks(entry_point, who, address)
         admitted, decision = self._limiter.admit(checks, count)
         return admitted, refusal([decision]) if decision is not None else None
+
+    def active_limit(self, tenant: str, per_user: int, *, is_key: bool = False) -> int:
+        """How many replies one user of a tenant, or a key that names no user, may have
+        active now: the live rule's limit; if no rule is enforced, ``per_user`` or the
+        key's default.
+        """
+        rule = self._limiter.rules.lookup(tenant, ACTIVE_OF_KEY if is_key else ACTIVE)
+        if rule is not None and rule.mode == "enforce":
+            return rule.limit
+        return ACTIVE_OF_KEY_DEFAULT if is_key else per_user
 
     def _checks(self, entry_point: EntryPoint, who: User, address: str) -> Sequence[Check]:
         """Leave out the address of a known user, which was charged before it was known.

@@ -1,6 +1,11 @@
 """The rules of Holdfast's own entry points: defaults, and no lockout. (Pure.)
 
-``DEFAULT_RULES`` are created when a node first starts; then they are the operator's.
+``DEFAULT_RULES`` are created when a node first starts; then they are the operator's. A
+rule that a newer version adds is created when that version first starts, unless a rule
+of its name ever existed.
+
+*Live rules* (``replies:active``) are numbers that a part of Holdfast reads whenever it
+needs them. That part does its own counting, so no check is ever made by a live rule.
 
 ``refuse_lockout`` rejects a change that would lock operators out of the admin API, so
 that they can always undo what they did. The rule store calls it where the change is
@@ -38,9 +43,25 @@ DEFAULT_RULES = (
     _rule("rest:tenant", 60_000, 2_000),
     # so most remote checks wait for one round trip, not two
     _rule("check:tenant", 600_000, 60_000, "leased"),
+    _rule("reply:user", 600, 100),
+    _rule("reply:tenant", 60_000, 6_000),
     _rule(ADMIN.resource, 600, 200),
 )
 """Generous for people, but they stop a client that loops."""
+
+TOKENS_USER, TOKENS_TENANT = "tokens:user", "tokens:tenant"
+"""Tokens of models, charged as replies use them. There are no rules by default."""
+
+ENTRY_POINT_RESOURCES = frozenset(
+    {*(rule.resource for rule in DEFAULT_RULES), TOKENS_USER, TOKENS_TENANT}
+)
+"""What our own entry points check. They count arrivals; none reports an end."""
+
+LIVE = "replies:"
+"""The prefix of live rules."""
+ACTIVE, ACTIVE_OF_KEY = f"{LIVE}active", f"{LIVE}active:key"
+"""How many replies a user, or a key that names no user, may have active at a time."""
+ACTIVE_OF_KEY_DEFAULT = 1_000
 
 ADMIN_CALLS_PER_MINUTE_MIN = 10
 """Calls an operator must have each minute. Without the counters, each node grants

@@ -13,7 +13,7 @@ from typing import Any, get_args
 from msgspec import structs
 
 from holdfast.errors import InvalidRule
-from holdfast.limits.entry_rules import DEFAULT_RULES
+from holdfast.limits.entry_rules import ENTRY_POINT_RESOURCES, LIVE
 from holdfast.limits.rules import (
     ANY,
     Algorithm,
@@ -30,9 +30,6 @@ from holdfast.limits.rules import (
 LIMIT_MAX = 1_000_000_000
 HOLDERS_MAX = 1_000
 """Holders per concurrency counter. One value stores them, so they cost each check."""
-
-ENTRY_POINT_RESOURCES = frozenset(rule.resource for rule in DEFAULT_RULES)
-"""The resources of our own entry points. They count arrivals; none reports an end."""
 
 DRAIN_SECONDS_MAX = 100 * 366 * 86_400.0
 """The longest time a full bucket may take to drain: a larger burst is a mistake."""
@@ -217,7 +214,10 @@ def _judged(rule: Rule) -> Rule:
         problems["burstSize"] = "would take more than 100 years to drain at this limit and window"
     if rule.precision == "leased" and rule.algorithm == "concurrency":
         problems["precision"] = "holders cannot be leased; use strict"
-    if rule.algorithm == "concurrency" and rule.limit > HOLDERS_MAX:
+    if rule.resource.startswith(LIVE):
+        if rule.algorithm != "concurrency":
+            problems["algorithm"] = f"must be concurrency for {LIVE}…: so many at a time"
+    elif rule.algorithm == "concurrency" and rule.limit > HOLDERS_MAX:
         problems["limit"] = f"must be at most {HOLDERS_MAX} for concurrency"
     if rule.algorithm == "concurrency" and (entry_point := _entry_point_under(rule.resource)):
         problems["algorithm"] = (

@@ -18,6 +18,7 @@ from holdfast import telemetry
 from holdfast.errors import InvalidCheck
 from holdfast.limits.algorithms import EPSILON, CounterReading, LimitParams, params_of
 from holdfast.limits.counters.contract import CounterRequest, key_prefix
+from holdfast.limits.entry_rules import LIVE
 from holdfast.limits.limiter.cache import CacheEntry, Denial
 from holdfast.limits.rule_json import LIMIT_MAX, RESOURCE_LENGTH_MAX, TENANT_LENGTH_MAX
 from holdfast.limits.rules import DecidedBy, Decision, Rule, RuleName, RuleSet
@@ -60,12 +61,12 @@ class RuleCompiler:
         """Public for the hot path, which cannot afford a call."""
 
     def find(self, tenant: str, resource: str) -> CompiledRule | None:
-        """None if nothing limits: there is no rule, or it is off."""
+        """None if nothing limits: there is no rule, or it is off or live."""
         compiled = self.by_resource.get((tenant, resource))
         if compiled is not None:
             return compiled
         rule = self._rules.lookup(tenant, resource)
-        if rule is None or rule.mode == "off":
+        if rule is None or rule.mode == "off" or resource.startswith(LIVE):
             return None
         if len(tenant) > TENANT_LENGTH_MAX:
             return self._made(tenant, rule)
