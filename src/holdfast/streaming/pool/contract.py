@@ -37,6 +37,14 @@ REBUILD_SECONDS = 3.0
 """A new pool (flushed, or just created) grants nothing for this time."""
 PASSED_OVER_MAX = 16
 """Entries of nodes without grants that one call may pass over."""
+SWEEP_MAX = 1_000
+"""Ids that one call grants, and ids of dead nodes or late grants that it frees; the
+next call goes on.
+"""
+READ_SECONDS = 3.0
+"""A reply counts as read at another node for this time after that node's heartbeat."""
+POSITIONS_MAX = 256
+"""Places in the queue that a node asks for with one heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +57,23 @@ class PoolSettings:
     """The same for one user, unless the rule ``replies:active`` says otherwise."""
 
 
+class PoolSizes(NamedTuple):
+    """The most leases: ``total`` over all pools, and of each provider's own pool."""
+
+    total: int
+    providers: Mapping[str, int] = {}
+
+    def of(self, pool: str) -> int:
+        return self.providers.get(pool, self.total)
+
+    def share(self, nodes: int) -> PoolSizes:
+        """What each of ``nodes`` may use alone, rounded up."""
+        return PoolSizes(
+            -(-self.total // nodes),
+            {name: -(-size // nodes) for name, size in self.providers.items()},
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
     """How many requests may wait, over all nodes."""
@@ -56,6 +81,10 @@ class QueueBounds:
     waiting_max: int = 10_000
     waiting_per_tenant: int = 5_000
     waiting_per_user: int = 10
+
+    def share(self, nodes: int) -> QueueBounds:
+        """What each of ``nodes`` may use alone, rounded up."""
+        return QueueBounds(*(-(-getattr(self, name) // nodes) for name in self.__slots__))
 
 
 class PoolRequest(NamedTuple):
@@ -135,15 +164,18 @@ PoolAnswer = Admitted | bool | str
 
 
 class NodeBeat(NamedTuple):
-    """A node's heartbeat: counts and sums of the 32-bit hashes of its ids, and which
-    replies of other nodes (reply id → node) are read here.
+    """A node's heartbeat: counts and sums of the CRC-32 of its ids, and which replies
+    of other nodes (reply id → node) are read here. A grant counts as waiting until it
+    is confirmed.
     """
 
     leases: int
     leases_sum: int
     waiting: int
     waiting_sum: int
-    reading: Mapping[str, str]
+    reading: Mapping[str, str] = {}
+    positions_of: Sequence[str] = ()
+    """Waiting ids whose place is asked for, at most ``POSITIONS_MAX``."""
 
 
 class PoolView(NamedTuple):
@@ -160,13 +192,15 @@ class PoolView(NamedTuple):
     read_elsewhere: Sequence[str]
     """This node's replies that were read at another node in the last 3 s."""
     cancels: Sequence[str]
-    """This node's replies that another node was asked to cancel."""
+    """This node's replies that another node asked to cancel; until they are
+    released.
+    """
     active: Mapping[str, int]
     """Leases by pool."""
     waiting: Mapping[str, int]
     """Waiting requests by pool."""
     positions: Mapping[str, int]
-    """The places in the queue of this node's waiting replies; may lack some."""
+    """The places in the queue that were asked for, of ids that wait."""
     grants_per_second: float
     """Over the last 30 s; 0 if fewer than 5."""
 
@@ -195,8 +229,10 @@ class Pool(Protocol):
         """The node stops as planned: free its ids at once."""
         ...
 
-    def listen(self, node: str, on_wake: Callable[[str], None]) -> None:
-        """Call ``on_wake`` with a reply's id when the node should confirm or cancel it.
+    def listen(
+        self, node: str, on_grant: Callable[[str], None], on_cancel: Callable[[str], None]
+    ) -> None:
+        """Call one with a reply's id when the node should confirm or cancel it.
 
         Wake-ups may be lost or repeated: a heartbeat has the truth.
         """
