@@ -37,6 +37,7 @@ FailureCode = Literal[
     "upstream_lost",  # the connection broke
     "upstream_error",  # an error inside a stream that had begun
     "upstream_garbage",  # not SSE, unparsable, too large, a redirect
+    "tokens_used_up",  # the payer's token rule, checked again at the grant
     "internal",  # a defect of ours
 ]
 
@@ -47,6 +48,17 @@ class Owner(NamedTuple):
     tenant: str
     kind: Literal["user", "key"]
     name: str
+
+
+class Payer(NamedTuple):
+    """Whom the queue, the rates and the usage count.
+
+    ``is_key``: no person, so a person's limits do not apply.
+    """
+
+    tenant: str
+    user: str
+    is_key: bool = False
 
 
 class EntryId(NamedTuple):

@@ -7,6 +7,7 @@ HELP text are those of the design documents.
 
 - ``metrics``    the registry; dependencies, process, REST, access, limits, work
 - ``messaging``  the message path: gateway, ingest, history, store, fanout
+- ``replies``    AI replies: pool, queue, ends, providers, log
 - ``logs``       where log lines go, and what is removed from them
 - ``traces``     spans for OpenTelemetry, when configured
 - ``marks``      moments that tests collect or act on
@@ -93,6 +94,22 @@ from holdfast.telemetry.metrics import (
     work_stuck,
     work_totals,
 )
+from holdfast.telemetry.replies import (
+    pool_state,
+    provider_attempt,
+    reply_admitted,
+    reply_bytes,
+    reply_cancelled,
+    reply_ended,
+    reply_first_token,
+    reply_gap,
+    reply_granted,
+    reply_lease_freed,
+    reply_log_written,
+    reply_not_resumable,
+    reply_refused,
+    reply_tokens,
+)
 from holdfast.telemetry.traces import TraceSettings, span, tracing
 
 __all__ = [
@@ -140,8 +157,22 @@ __all__ = [
     "mark",
     "on_mark",
     "outbound_buffers",
+    "pool_state",
+    "provider_attempt",
     "redis_failed",
     "registry_failed",
+    "reply_admitted",
+    "reply_bytes",
+    "reply_cancelled",
+    "reply_ended",
+    "reply_first_token",
+    "reply_gap",
+    "reply_granted",
+    "reply_lease_freed",
+    "reply_log_written",
+    "reply_not_resumable",
+    "reply_refused",
+    "reply_tokens",
     "request_answered",
     "revocation_refused",
     "revocations_held",

@@ -27,10 +27,13 @@ def gauge(name: str, help_text: str, labels: tuple[str, ...] = ()) -> Gauge:
     return Gauge(f"holdfast_{name}", help_text, labels, registry=REGISTRY)
 
 
-def histogram(name: str, help_text: str, labels: tuple[str, ...] = ()) -> Histogram:
-    return Histogram(
-        f"holdfast_{name}", help_text, labels, registry=REGISTRY, buckets=LATENCY_BUCKETS
-    )
+def histogram(
+    name: str,
+    help_text: str,
+    labels: tuple[str, ...] = (),
+    buckets: Sequence[float] = LATENCY_BUCKETS,
+) -> Histogram:
+    return Histogram(f"holdfast_{name}", help_text, labels, registry=REGISTRY, buckets=buckets)
 
 
 _dependency_up = gauge(

@@ -1,0 +1,121 @@
+"""The metrics of AI replies: pool, queue, ends, providers, log.
+
+Labels are pools and providers of the settings, and closed sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from holdfast.telemetry.marks import mark
+from holdfast.telemetry.metrics import counter, gauge, histogram
+
+LONG_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+POOL_STATES = ("healthy", "degraded", "critical", "exhausted")
+
+_active = gauge("reply_active", "Active generations over all nodes, by pool", ("pool",))
+_depth = gauge("reply_queue_depth", "Requests that wait, over all nodes, by pool", ("pool",))
+_bytes = gauge("reply_queue_bytes", "Request bodies that arrive, wait or run on this node")
+_pool_state = gauge("reply_pool_state", "1 for the state a pool is in", ("pool", "state"))
+_queue_wait = histogram(
+    "reply_queue_wait_seconds", "Waits in the queue that ended with a lease", buckets=LONG_BUCKETS
+)
+_first_token = histogram(
+    "reply_first_token_seconds",
+    "Until the first token, since the request arrived or since it had its lease",
+    ("since",),
+    buckets=LONG_BUCKETS,
+)
+_gap = histogram("reply_gap_seconds", "Between two chunks of a provider", buckets=LONG_BUCKETS)
+_whole = histogram("reply_seconds", "From a request to the reply's end", buckets=LONG_BUCKETS)
+_admissions = counter(
+    "reply_admissions", "Requests admitted: at once (pool) or after a wait (queue)", ("layer",)
+)
+_refusals = counter("reply_refusals", "Requests refused before they ran, by cause", ("cause",))
+_ends = counter("reply_ends", "Ends of replies", ("surface", "end"))
+_cancels = counter("reply_cancels", "Replies cancelled, by cause", ("cause",))
+_timeouts = counter("reply_queue_timeouts", "Requests that waited too long in the queue")
+_tokens = counter("reply_tokens", "Tokens, as providers count them or estimated", ("kind",))
+_leases_freed = counter("reply_leases_freed", "Leases freed by others than their node", ("cause",))
+_log_bytes = counter("reply_log_bytes", "Bytes written to the log of replies")
+_not_resumable = counter(
+    "reply_not_resumable", "Replies that cannot be resumed although they should be", ("cause",)
+)
+_attempts = counter(
+    "reply_provider_attempts", "Attempts at providers, by outcome", ("provider", "outcome")
+)
+
+
+def pool_state(
+    active: Mapping[str, int], waiting: Mapping[str, int], states: Mapping[str, str]
+) -> None:
+    """Active generations, depth of the queue and state, each by pool."""
+    for pool, count in active.items():
+        _active.labels(pool).set(count)
+    for pool, count in waiting.items():
+        _depth.labels(pool).set(count)
+    for pool, state in states.items():
+        for each in POOL_STATES:
+            _pool_state.labels(pool, each).set(each == state)
+
+
+def reply_bytes(count: int) -> None:
+    _bytes.set(count)
+
+
+def reply_admitted(layer: str) -> None:
+    _admissions.labels(layer).inc()
+
+
+def reply_refused(cause: str) -> None:
+    """queue, tenant, user, off, rate, tokens, bytes, memory, log, model, draining"""
+    _refusals.labels(cause).inc()
+
+
+def reply_granted(waited_seconds: float) -> None:
+    _queue_wait.observe(waited_seconds)
+
+
+def reply_first_token(since_arrival: float, since_grant: float) -> None:
+    _first_token.labels("arrival").observe(since_arrival)
+    _first_token.labels("grant").observe(since_grant)
+
+
+reply_gap = _gap.observe
+"""Seconds between two chunks; bound once, because it is called for every chunk."""
+
+
+def reply_ended(surface: str, end: str, seconds: float) -> None:
+    mark("a reply ended with", end)
+    _ends.labels(surface, end).inc()
+    _whole.observe(seconds)
+    if end == "queue_timeout":
+        _timeouts.inc()
+
+
+def reply_cancelled(cause: str) -> None:
+    """owner, operator, unread, revoked, elsewhere"""
+    _cancels.labels(cause).inc()
+
+
+def reply_tokens(prompt: int, completion: int) -> None:
+    _tokens.labels("prompt").inc(prompt)
+    _tokens.labels("completion").inc(completion)
+
+
+def reply_lease_freed(cause: str, count: int = 1) -> None:
+    """node_dead, unconfirmed"""
+    _leases_freed.labels(cause).inc(count)
+
+
+def reply_log_written(size_bytes: int) -> None:
+    _log_bytes.inc(size_bytes)
+
+
+def reply_not_resumable(cause: str) -> None:
+    mark("a reply is not resumable:", cause)
+    _not_resumable.labels(cause).inc()
+
+
+def provider_attempt(provider: str, outcome: str) -> None:
+    _attempts.labels(provider, outcome).inc()
