@@ -6,6 +6,7 @@ A *reply* is one AI answer: numbered entries and exactly one end.
 - ``settings``    what an operator sets
 - ``pool``        active generations and the queue for them, across nodes
 - ``reply_log``   replies that outlive their connection or their node
+- ``usage_store`` token counts by day, tenant, user, model and provider
 - ``providers``   where tokens come from
 - ``dialects``    what the clients of each surface read (pure)
 """

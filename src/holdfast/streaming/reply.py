@@ -28,7 +28,7 @@ FailureCode = Literal[
     "server_shutdown",  # its node stopped as planned
     "server_restarted",  # its node had ended; found at the next start
     "worker_lost",  # its node is dead; readers report it, no log holds it
-    "gap",  # entries are missing; readers report it, no log holds it
+    "gap",  # entries are missing: readers report it, and a log at its bounds ends so
     "superseded",  # another node began a newer epoch of this reply
     "upstream_refused",  # the provider refused the request itself (4xx)
     "upstream_unavailable",  # no provider accepted the request

@@ -5,10 +5,12 @@ the reply writes to it. An append names the entry it continues; if the log does 
 there, nothing is written and the answer says where it ends. So a repeated append
 writes nothing twice, and an append of an older epoch writes nothing at all.
 
-A living log is never trimmed. A log is deleted 30 minutes after its begin or 10 minutes
-after its end, whichever is later.
+A living log is never trimmed. It is deleted 30 minutes after its begin or, once it has
+its end, 10 minutes after that. A log at its bounds ends with ``gap``: the reply goes
+on, but nobody can resume it.
 
-The log also keeps *key claims*: which reply an owner's Idempotency-Key began.
+The log also keeps *key claims*: which reply an owner's Idempotency-Key began. A claim
+is deleted with its log.
 """
 
 from __future__ import annotations
@@ -23,6 +25,12 @@ LOG_BYTES_MAX = 1 << 20
 LOG_ENTRIES_MAX = 32_000
 BEGUN_SECONDS = 30 * 60.0
 ENDED_SECONDS = 10 * 60.0
+FOLLOW_SECONDS = 1.0
+"""A follower gets a page at least this often."""
+
+
+class LogEnded(Exception):
+    """The log has its end, so no epoch begins."""
 
 
 class KeyClaim(NamedTuple):
@@ -63,14 +71,16 @@ class LogPage(NamedTuple):
 class ReplyLog(Protocol):
     """Every method raises Unavailable (nothing was done) or OutcomeUnknown.
 
-    ``shared``: other nodes read and write the same log.
+    ``shared``: other nodes read and write the same log. ``flush_seconds``: how often a
+    node appends what its replies have grown by.
     """
 
     shared: bool
+    flush_seconds: float
 
     async def begin(self, reply_id: str, begin: ReplyBegin) -> int:
         """Begin an epoch with entry 0 and return it: the time in milliseconds, and
-        above the last epoch of this log.
+        above the last epoch of this log. LogEnded if the log has its end.
         """
         ...
 

@@ -1,0 +1,88 @@
+"""The node's side of usage: ends count at once, running runs are noted each second.
+
+While the store fails, ended runs wait here and are counted when it works again: a run
+counts once however often it is sent. Beyond ``WAITING_MAX`` they are lost, and that is
+counted and logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+from holdfast import telemetry
+from holdfast.clock import wait_at_most
+from holdfast.errors import HoldfastError
+from holdfast.streaming.usage_store.contract import RunUsage, UsageStore
+
+WAITING_MAX = 10_000
+NOTE_SECONDS = 1.0
+"""How often the running runs are noted, and a failed call is repeated."""
+CALL_RUNS_MAX = 500
+"""Runs in one call: other writes wait for its commit."""
+
+
+class UsageBuffer:
+    """Counts the runs of a node. ``run`` must run; ``running`` gives its runs so far.
+
+    ``lost``: how many ended runs were not counted and never will be.
+    """
+
+    def __init__(
+        self,
+        store: UsageStore,
+        running: Callable[[], Sequence[RunUsage]],
+        *,
+        waiting_max: int = WAITING_MAX,
+    ) -> None:
+        self._store = store
+        self._running = running
+        self._waiting_max = waiting_max
+        self._waiting: deque[RunUsage] = deque()
+        self._has_ended = asyncio.Event()
+        self.lost = 0
+
+    def count(self, ended: RunUsage) -> None:
+        if len(self._waiting) < self._waiting_max:
+            self._waiting.append(ended)
+            self._has_ended.set()
+            return
+        if not self.lost:
+            telemetry.log.error("streaming.usage_lost", waiting=self._waiting_max)
+        self.lost += 1
+
+    async def run(self) -> None:
+        """Count and note until it is cancelled. It may be run again."""
+        loop = asyncio.get_running_loop()
+        note_at = loop.time() + NOTE_SECONDS
+        while True:
+            await wait_at_most(self._has_ended, note_at - loop.time())
+            try:
+                await self.flush()
+                if loop.time() >= note_at:
+                    await self._note()
+            except HoldfastError as error:
+                telemetry.log.warning("streaming.usage_delayed", error=error.message)
+                await asyncio.sleep(NOTE_SECONDS)
+            if loop.time() >= note_at:
+                note_at = loop.time() + NOTE_SECONDS
+
+    async def flush(self) -> None:
+        """Count every run that waits. Raises what the store raises; repeat then."""
+        self._has_ended.clear()
+        try:
+            while self._waiting:
+                some = list(islice(self._waiting, CALL_RUNS_MAX))
+                await self._store.count(some)
+                for _ in some:
+                    self._waiting.popleft()
+        finally:
+            if self._waiting:
+                self._has_ended.set()
+
+    async def _note(self) -> None:
+        running = self._running()
+        for at in range(0, len(running), CALL_RUNS_MAX):
+            await self._store.note(running[at : at + CALL_RUNS_MAX])
