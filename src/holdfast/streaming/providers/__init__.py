@@ -1,4 +1,5 @@
 """Where tokens come from.
 
 - ``contract``  what a provider promises
+- ``routing``   which provider answers, and what comes after a failure
 """

@@ -26,9 +26,10 @@ class ProviderRequest(NamedTuple):
 class ProviderChunk(NamedTuple):
     """One event of a provider's stream.
 
-    ``data``: the JSON as it came; empty for a sign of life (a comment, an empty chunk).
-    ``content``: whether it has text or a tool call (the first of these is the first
-    token). ``finish``: whether it has a finish_reason.
+    ``data``: the JSON as it came, on one line; empty for a sign of life (a comment) and
+    for a chunk with nothing but usage, which is in ``usage.chunk``. ``content``:
+    whether it has text or a tool call (the first of these is the first token).
+    ``finish``: whether it has a finish_reason.
     """
 
     data: bytes
@@ -57,6 +58,21 @@ class ProviderFailed(Exception):
         self.capacity = capacity
         self.final = final
         self.retry_after_seconds = retry_after_seconds
+
+
+class MovableLease(Protocol):
+    """A reply's lease, as far as ``routing`` uses it."""
+
+    @property
+    def pool(self) -> str:
+        """The pool that it belongs to now."""
+        ...
+
+    async def move(self, pool: str) -> None:
+        """Give it back and wait for one of another pool, at the head of the user's
+        list. Raises ReplyFailed if there is none in time.
+        """
+        ...
 
 
 AttemptOutcome = Literal["done", "capacity", "refused", "unavailable", "timeout", "broken"]

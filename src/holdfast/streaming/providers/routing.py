@@ -1,0 +1,399 @@
+"""Which provider answers a reply, and what comes after a failure.
+
+A model has an ordered list of providers. Until the first token nothing has been sent,
+so a failure only costs time: the next provider is asked at once, and after the last one
+the list begins again, ``max_retries`` times, with a growing delay. After the first
+token every failure is the end of the reply: another provider would say something else.
+
+- A provider that fails often is left out by its breaker.
+- A provider without room (429, 503, 529) pauses until its Retry-After; its breaker does
+  not count that. If all of them pause, the reply keeps its lease and sleeps until the
+  first pause ends.
+- A request that the provider itself refuses (4xx) ends the reply.
+
+The clocks: headers and first token for each attempt, first token in all, and the gap
+between two signs of life after it. Waiting for a lease is not in them: the queue has
+its own clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import NamedTuple
+
+from holdfast import telemetry
+from holdfast.bounds import MIB
+from holdfast.clock import Clock
+from holdfast.resilience import Backoff, BreakerSettings, BreakerState, DependencyBreaker
+from holdfast.streaming.providers.contract import (
+    AttemptOutcome,
+    MovableLease,
+    Provider,
+    ProviderChunk,
+    ProviderFailed,
+    ProviderRequest,
+)
+from holdfast.streaming.reply import ReplyError
+from holdfast.streaming.settings import ModelSettings, QueueFailoverSettings, ReplyClocks
+
+FINISHED_SECONDS = 2.0
+"""How long to wait after a finish_reason for usage and ``[DONE]``."""
+HELD_BYTES_MAX = MIB
+"""Chunks before the first token; a provider that sends more sends no tokens."""
+_log = telemetry.ThrottledLog()
+
+
+class ProviderStatus(NamedTuple):
+    """A provider as operators see it."""
+
+    name: str
+    pool: str
+    breaker: str
+    paused_seconds: float
+    """How long it still pauses; 0: it does not."""
+    trouble: str
+    """Why the last attempt failed; empty if it did not."""
+
+
+class _Rules(NamedTuple):
+    """When to try again, and by which clock."""
+
+    backoff: Backoff
+    retries_max: int
+    clock: Clock
+    rng: random.Random
+
+
+class _Source:
+    """A provider, its breaker and its pause."""
+
+    def __init__(self, provider: Provider, rules: _Rules) -> None:
+        self.provider = provider
+        self._clock, self._backoff = rules.clock, rules.backoff
+        self._paused_until = 0.0
+        self._capacity_failures = 0
+        self.breaker = DependencyBreaker(
+            f"provider:{provider.name}",
+            "the provider has failed too often",
+            BreakerSettings(),
+            rules.clock,
+            telemetry.dependency_state,
+        )
+
+    @property
+    def paused_seconds(self) -> float:
+        return max(self._paused_until - self._clock.monotonic(), 0.0)
+
+    @property
+    def available(self) -> bool:
+        return not self.paused_seconds and self.breaker.state is not BreakerState.OPEN
+
+    def _pause(self, asked_seconds: float | None) -> None:
+        """It has no room. It pauses as long as it asked for, within our bounds."""
+        self._capacity_failures += 1
+        bound = self._backoff.bound(self._capacity_failures)
+        seconds = bound if asked_seconds is None else asked_seconds
+        seconds = min(max(seconds, self._backoff.initial_seconds), self._backoff.cap_seconds)
+        self._paused_until = max(self._paused_until, self._clock.monotonic() + seconds)
+
+    def on_first_token(self) -> None:
+        """The breaker need not wait for the end, which may be minutes later."""
+        self._capacity_failures = 0
+        self.breaker.succeeded()
+
+    def on_failure(self, failure: ProviderFailed) -> None:
+        """An attempt failed before its first token."""
+        if failure.capacity:
+            self.breaker.learned_nothing()
+            self._pause(failure.retry_after_seconds)
+        elif failure.final:
+            self.breaker.succeeded()  # it works: the request is at fault
+        else:
+            self.breaker.failed(failure.error.message)
+        self._report(_outcome(failure), failure)
+
+    def on_break(self, failure: ProviderFailed) -> None:
+        """A stream failed after its first token."""
+        self.breaker.failed(failure.error.message)
+        self._report("broken", failure)
+
+    def on_done(self) -> None:
+        self._report("done")
+
+    def _report(self, outcome: AttemptOutcome, failure: ProviderFailed | None = None) -> None:
+        telemetry.provider_attempt(self.provider.name, outcome)
+        if failure is not None:
+            _log.info(
+                "streaming.provider_failed",
+                provider=self.provider.name,
+                outcome=outcome,
+                code=failure.error.code,
+                detail=failure.error.message,
+            )
+
+    def status(self) -> ProviderStatus:
+        return ProviderStatus(
+            self.provider.name,
+            self.provider.pool,
+            self.breaker.state.value,
+            self.paused_seconds,
+            self.breaker.trouble or "",
+        )
+
+
+class _Target(NamedTuple):
+    """One line of a model's list: a provider, and its own name of the model."""
+
+    source: _Source
+    model: str
+
+
+class _Answer(NamedTuple):
+    """A stream that has begun, with its chunks up to the first token."""
+
+    source: _Source
+    chunks: AsyncIterator[Sequence[ProviderChunk]]
+    batch: Sequence[ProviderChunk]
+
+
+class Routing:
+    """The models of this node and the providers behind them."""
+
+    def __init__(
+        self,
+        providers: Sequence[Provider],
+        models: Sequence[ModelSettings],
+        clocks: ReplyClocks,
+        failover: QueueFailoverSettings,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        backoff = Backoff(failover.base_delay_ms / 1000, failover.max_delay_ms / 1000)
+        self._rules = _Rules(backoff, failover.max_retries, clock, rng)
+        self._sources = {provider.name: _Source(provider, self._rules) for provider in providers}
+        self._targets = {model.name: self._targets_of(model) for model in models}
+        self._clocks = {model.name: model.clocks or clocks for model in models}
+
+    def _targets_of(self, model: ModelSettings) -> Sequence[_Target]:
+        pairs = (line.split(":", 1) for line in model.providers)
+        return [_Target(self._sources[provider], name) for provider, name in pairs]
+
+    def models(self) -> Sequence[str]:
+        """The names that clients may ask for."""
+        return list(self._targets)
+
+    def clocks(self, model: str) -> ReplyClocks:
+        return self._clocks[model]
+
+    def status(self) -> Sequence[ProviderStatus]:
+        return [source.status() for source in self._sources.values()]
+
+    def first_pool(self, model: str) -> str:
+        """The pool of the provider that would be asked first now."""
+        targets = self._targets[model]
+        first = next((t for t in targets if t.source.available), targets[0])
+        return first.source.provider.pool
+
+    def stream(self, request: ProviderRequest, lease: MovableLease) -> RoutedStream:
+        """A reply of the model that ``request`` names; nothing is sent before the first
+        ``anext``. Use it with ``aclosing``.
+        """
+        targets, clocks = self._targets[request.model], self._clocks[request.model]
+        return RoutedStream(self._rules, targets, clocks, request, lease)
+
+    async def close(self) -> None:
+        for source in self._sources.values():
+            await source.provider.close()
+
+
+class RoutedStream:
+    """One reply's chunks, from the first provider that gives a token.
+
+    Every chunk has ``data`` or ``usage``. The iterator ends with the reply; it raises
+    ProviderFailed or, from the lease, ReplyFailed. ``aclose`` and a cancelled ``anext``
+    close the upstream connection at once.
+    """
+
+    provider = ""
+    """Who answers; empty before the first token."""
+
+    def __init__(
+        self,
+        rules: _Rules,
+        targets: Sequence[_Target],
+        clocks: ReplyClocks,
+        request: ProviderRequest,
+        lease: MovableLease,
+    ) -> None:
+        self._rules, self._targets, self._clocks = rules, targets, clocks
+        self._request: ProviderRequest | None = request
+        self._lease = lease
+        self._now = rules.clock.monotonic
+        self._first_token_by = 0.0
+        self._failure = _no_room()
+        self._chunks = self._run()
+
+    def __aiter__(self) -> AsyncIterator[Sequence[ProviderChunk]]:
+        return self._chunks
+
+    async def aclose(self) -> None:
+        await self._chunks.aclose()
+
+    async def _run(self) -> AsyncGenerator[Sequence[ProviderChunk], None]:
+        async with AsyncExitStack() as block:
+            source, chunks, batch = await self._first_token(block)
+            self._request = None  # it may be megabytes, and nobody needs it now
+            self.provider = source.provider.name
+            finished = False
+            time, gap_seconds = asyncio.get_running_loop().time, self._clocks.gap_seconds
+            try:
+                while True:
+                    if shown := [chunk for chunk in batch if chunk.data or chunk.usage]:
+                        finished = finished or any(chunk.finish for chunk in shown)
+                        yield shown
+                    if not finished:
+                        due = time() + gap_seconds
+                    elif shown:
+                        due = time() + FINISHED_SECONDS
+                    async with asyncio.timeout_at(due):
+                        batch = await anext(chunks)
+            except StopAsyncIteration:
+                pass
+            except TimeoutError:
+                if not finished:
+                    failure = _late("sign of life", gap_seconds)
+                    source.on_break(failure)
+                    raise failure from None
+            except ProviderFailed as failure:
+                if not finished:
+                    source.on_break(failure)
+                    raise
+            source.on_done()
+
+    async def _first_token(self, block: AsyncExitStack) -> _Answer:
+        """Ask providers until one gives a token; its stream is open in ``block``."""
+        self._first_token_by = self._now() + self._clocks.first_token_total_seconds
+        rounds = 0
+        while True:
+            for target in self._targets:
+                if await self._turn_to(target.source):
+                    answer = await self._attempt(target, block)
+                    if answer is not None:
+                        return answer
+            rounds = await self._rest(rounds)
+
+    async def _turn_to(self, source: _Source) -> bool:
+        """Whether this provider may be asked now; then its lease is here, and its
+        breaker waits for a result.
+        """
+        if self._now() >= self._first_token_by:
+            raise self._failure
+        if source.available and self._lease.pool != source.provider.pool:
+            waiting_since = self._now()
+            await self._lease.move(source.provider.pool)
+            self._first_token_by += self._now() - waiting_since
+        if source.paused_seconds:
+            return False
+        if refusal := source.breaker.refusal():
+            self._failure = ProviderFailed(
+                ReplyError("upstream_unavailable", refusal.message),
+                retry_after_seconds=refusal.retry_after_seconds,
+            )
+        return refusal is None
+
+    async def _rest(self, rounds: int) -> int:
+        """Wait before the list begins again; returns the rounds that count. Raises the
+        last failure if there is no use.
+        """
+        rules = self._rules
+        pauses = [s for t in self._targets if (s := t.source.paused_seconds)]
+        if len(pauses) == len(self._targets) or (pauses and rounds >= rules.retries_max):
+            # the jitter keeps those who sleep from coming back all at once
+            delay = min(pauses) + rules.rng.random() * rules.backoff.initial_seconds
+        elif rounds < rules.retries_max:
+            rounds += 1
+            delay = rules.backoff.delay(rounds, rules.rng)
+        else:
+            raise self._failure
+        if self._now() + delay >= self._first_token_by:
+            raise self._failure
+        await asyncio.sleep(delay)
+        return rounds
+
+    async def _attempt(self, target: _Target, block: AsyncExitStack) -> _Answer | None:
+        """Ask one provider; None if it failed and another may be asked."""
+        source, clocks, now = target.source, self._clocks, self._now
+        assert self._request is not None
+        request = self._request._replace(model=target.model)
+        until = min(now() + clocks.first_token_seconds, self._first_token_by)
+        try:
+            async with AsyncExitStack() as attempt:
+                async with _within(min(clocks.headers_seconds, until - now()), "headers"):
+                    chunks = await attempt.enter_async_context(source.provider.stream(request))
+                async with _within(until - now(), "token"):
+                    batch = await _up_to_first_token(chunks)
+                await block.enter_async_context(attempt.pop_all())
+        except ProviderFailed as failure:
+            self._failure = failure
+            source.on_failure(failure)
+            if failure.final:
+                raise
+            return None
+        except BaseException:
+            source.breaker.learned_nothing()
+            raise
+        source.on_first_token()
+        return _Answer(source, chunks, batch)
+
+
+async def _up_to_first_token(chunks: AsyncIterator[Sequence[ProviderChunk]]) -> list[ProviderChunk]:
+    """The chunks until the first token, or all of a stream that ends without one."""
+    held: list[ProviderChunk] = []
+    held_bytes = 0
+    async for batch in chunks:
+        held += [chunk for chunk in batch if chunk.data or chunk.usage]
+        if any(chunk.content or chunk.finish for chunk in batch):
+            break
+        held_bytes += sum(len(chunk.data) for chunk in batch)
+        if held_bytes > HELD_BYTES_MAX:
+            raise ProviderFailed(
+                ReplyError("upstream_garbage", "the provider sent a MiB without a token")
+            )
+    return held
+
+
+def _outcome(failure: ProviderFailed) -> AttemptOutcome:
+    if failure.capacity:
+        return "capacity"
+    if failure.final:
+        return "refused"
+    match failure.error.code:
+        case "upstream_timeout":
+            return "timeout"
+        case "upstream_unavailable":
+            return "unavailable"
+        case _:
+            return "broken"
+
+
+@asynccontextmanager
+async def _within(seconds: float, awaited: str) -> AsyncIterator[None]:
+    """ProviderFailed if the block takes longer."""
+    try:
+        async with asyncio.timeout(max(seconds, 0.0)):
+            yield
+    except TimeoutError:
+        raise _late(awaited, seconds) from None
+
+
+def _late(awaited: str, seconds: float) -> ProviderFailed:
+    message = f"the provider sent no {awaited} for {seconds:g} s"
+    return ProviderFailed(ReplyError("upstream_timeout", message, 504))
+
+
+def _no_room() -> ProviderFailed:
+    message = "every provider of this model is out of room"
+    return ProviderFailed(ReplyError("upstream_unavailable", message, 503), capacity=True)
