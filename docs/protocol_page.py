@@ -83,9 +83,9 @@ below 2^53.
   `error`, and the connection lives; ten such frames in 60 s close it. Of a key that an
   object has twice, the last counts. At most 64 KiB a frame and 16 fragments, no binary,
   no compression.
-- **What the server sends** may gain types and fields: ignore what you do not know
-  (`reply_delta` and `reply_state`, of streamed AI replies, are to come). Accept frames
-  of 1 MiB: a page has 256 KiB, and a single message, escaped, may be larger.
+- **What the server sends** may gain types and fields: ignore what you do not know.
+  Accept frames of 1 MiB: a page has 256 KiB, and a single message, escaped, may be
+  larger.
 - **A reply echoes the `request_id`**, so give every request one of its own; a push has
   none. Replies come in any order. Every accepted request is answered, within about 5 s,
   or the connection ends.
@@ -299,6 +299,22 @@ Ask over REST who is here when you connect. A `receipt` reports to the sender of
 message how far somebody has it (`delivered`, from acks) and has read it (from `read`).
 Send `read` with the highest sequence the user has seen; it has no answer, so send the
 last one again after a reconnect.
+
+**Growing replies.** In a chat with an [assistant](../guides/assistants.md) its reply
+grows before it is a message. Show the text of `reply_state`, append that of each
+`reply_delta`, and put the `message` whose `client_message_id` is the `reply_id` in its
+place. These frames are best effort too, at most ten per second and reply; a connection
+that cannot take them gets fewer and longer ones, then a `reply_state`. Rules:
+
+- A `reply_state` replaces what you have of its reply, in any epoch that is not lower.
+- A `reply_delta` is appended if its epoch is the one you have and its `from` is your
+  last `to`; otherwise ignore it: a `reply_state` follows.
+- `failed` removes the text: there is no message. `done` leaves it until the message.
+- Frames of a reply whose message you have, or a `done` or `failed` of one that you do
+  not show, are ignored: the last frame may come behind the message.
+- After a lost connection drop the growing texts: those that still run come again.
+- Nothing is stored, acknowledged or pulled here, and chats of more than 100 members get
+  only the message. A client that ignores both types misses nothing in the end.
 """
 
 LIMITS = {
@@ -356,7 +372,7 @@ def _fields(shape: Any) -> list[str]:
     rows = ["| field | type | |", "|---|---|---|"]
     for field in msgspec.structs.fields(shape):
         optional = "" if field.required else _default(field.default)
-        rows.append(f"| `{field.name}` | {_type(field.type)} | {optional} |")
+        rows.append(f"| `{field.encode_name}` | {_type(field.type)} | {optional} |")
     return rows
 
 

@@ -54,6 +54,8 @@ from holdfast.wire.frames import (
     Read,
     ReadBody,
     Receipt,
+    ReplyTextDelta,
+    ReplyTextState,
     Resume,
     ResumeBody,
     Resumed,
@@ -102,6 +104,8 @@ SERVER: list[Sendable] = [
     Typing("chat_1", "ann", True),
     Presence("ann", "online", AT),
     Receipt("chat_1", "ann", 4, 3),
+    ReplyTextDelta("chat_1", "r1", 5, 1, 3, "hel"),
+    ReplyTextState("chat_1", "r1", "bot", 5, 0, 4, "hello", "done"),
     error_payload(RateLimited("slower", retry_after_seconds=1.5)),
     ConnectionClosing("rotation", "old", True, 0, {"chat_1": 4}),
 ]
@@ -178,7 +182,7 @@ def test_a_run_is_the_frames_of_its_messages_one_after_the_other() -> None:
 
 
 def test_an_unknown_type_or_field_of_a_newer_server_is_passed_over() -> None:
-    assert decode_server_frame(b'{"type":"reply_delta","payload":{"x":[1]}}') is None
+    assert decode_server_frame(b'{"type":"song","payload":{"x":[1]}}') is None
     frame = decode_server_frame(
         b'{"type":"heartbeat","new":1,"payload":{"heads":{},"mood":"fine"}}'
     )

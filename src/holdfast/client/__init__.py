@@ -16,6 +16,7 @@ A pure core decides, a thin shell does the I/O:
 - ``chat_copy``   how much of one chat this device has (pure)
 - ``events``      the application's events, and the machine's actions (pure)
 - ``inbox``       events that the application has not taken yet, bounded (pure)
+- ``replies``     assistants' replies that grow before they are messages (pure)
 - ``outbox``      messages that the server has not acknowledged yet (pure)
 - ``reconnect``   when to reconnect, when to stop, and why a send was refused (pure)
 - ``waiters``     the callers that wait for the outcome of a message
@@ -32,6 +33,7 @@ from holdfast.client.events import (
     ChatReset,
     ClientEvent,
     ConnectionChanged,
+    ReplyProgress,
     SendRefused,
     Sent,
     Warned,
@@ -51,6 +53,7 @@ __all__ = [
     "Message",
     "Presence",
     "Receipt",
+    "ReplyProgress",
     "SendRefused",
     "Sent",
     "TokenProvider",

@@ -81,7 +81,7 @@ class ChatCopies:
         if not same:
             return []
         copy.known_head = max(copy.known_head, head)
-        if self._follows(chat_id):
+        if self.follows(chat_id):
             return []
         copy.skip_to(head)
         return self._progress(chat_id, copy)
@@ -92,7 +92,7 @@ class ChatCopies:
         if copy is None:
             copy = self._copies[chat_id] = ChatCopy()
             self._behind.setdefault(chat_id, now)
-            if self._follows(chat_id):
+            if self.follows(chat_id):
                 self._inbox.put(ChatJoined(chat_id))
         return copy
 
@@ -102,7 +102,7 @@ class ChatCopies:
             return []
         self._behind.pop(chat_id, None)
         self._pending_acks.pop(chat_id, None)
-        if not self._follows(chat_id):
+        if not self.follows(chat_id):
             return [Keep(chat_id, None)]
         self._inbox.put(ChatGone(chat_id))
         return []
@@ -124,7 +124,7 @@ class ChatCopies:
         whole = not page.has_more and page.through >= page.head
         if whole and copy.known_head == known_head:
             copy.known_head = 0  # the page settles all that was known at the request
-        through = page.through if self._follows(chat_id) else page.head
+        through = page.through if self.follows(chat_id) else page.head
         before = copy.received
         self._take(page, copy, page.messages, through, now)
         if not whole or copy.received < max(copy.known_head, page.head):
@@ -155,7 +155,7 @@ class ChatCopies:
         chat_id, cursor, copy = keep.chat_id, keep.cursor, keep.copy
         if cursor is not None and copy is not None and copy is self._copies.get(chat_id):
             copy.kept = max(copy.kept, cursor.sequence)
-            if copy.kept > copy.acked and self._follows(chat_id):
+            if copy.kept > copy.acked and self.follows(chat_id):
                 self._pending_acks[chat_id] = None
 
     # To the server
@@ -183,7 +183,7 @@ class ChatCopies:
     def caught_up(self, pulled: str | None) -> bool:
         """Whether no followed chat is being ``pulled`` or waits to be."""
         return not any(
-            chat_id is not None and self._follows(chat_id) for chat_id in (pulled, *self._behind)
+            chat_id is not None and self.follows(chat_id) for chat_id in (pulled, *self._behind)
         )
 
     def next_sync(self, now: float, limit: int) -> tuple[SyncBody, int] | None:
@@ -191,7 +191,7 @@ class ChatCopies:
         due = [chat_id for chat_id, at in self._behind.items() if at <= now]
         if not due:
             return None
-        chat_id = next((chat_id for chat_id in due if self._follows(chat_id)), due[0])
+        chat_id = next((chat_id for chat_id in due if self.follows(chat_id)), due[0])
         del self._behind[chat_id]
         copy = self._copies[chat_id]
         body = SyncBody(chat_id, max(copy.epoch, 0), copy.received, limit, copy.proof)
@@ -228,7 +228,7 @@ class ChatCopies:
     def _reset(self, chat_id: str, old: ChatCopy, epoch: int) -> ChatCopy:
         copy = self._copies[chat_id] = ChatCopy(epoch)
         self._pending_acks.pop(chat_id, None)
-        if old.received > 0 and self._follows(chat_id):
+        if old.received > 0 and self.follows(chat_id):
             copy.waiting += 1  # keep no cursor of the new copy before ChatReset is taken
             self._inbox.put(ChatReset(chat_id, epoch), copy)
         return copy
@@ -243,7 +243,7 @@ class ChatCopies:
     ) -> None:
         """Take the messages of a push or page, complete up to ``through``."""
         chat_id = source.chat_id
-        if not self._follows(chat_id):
+        if not self.follows(chat_id):
             if through > copy.received:
                 copy.skip_to(through)
                 self._behind.setdefault(chat_id, now + PASSED_OVER_SECONDS)
@@ -256,7 +256,8 @@ class ChatCopies:
     def _progress(self, chat_id: str, copy: ChatCopy) -> list[Keep]:
         return [Keep(chat_id, copy.cursor, copy)] if copy.consumed > copy.kept else []
 
-    def _follows(self, chat_id: str) -> bool:
+    def follows(self, chat_id: str) -> bool:
+        """Whether the application gets this chat."""
         return self._follow is None or chat_id in self._follow
 
 

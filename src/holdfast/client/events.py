@@ -24,6 +24,7 @@ from holdfast.wire.frames import (
     CursorClaim,
     Presence,
     Receipt,
+    ReplyTextStatus,
     Typing,
 )
 
@@ -108,11 +109,29 @@ class Warned:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class ReplyProgress:
+    """An assistant's reply so far: ``text`` is all of it, or its last part.
+
+    ``running``: it grows. ``done``: its message follows, from ``sender_id`` with
+    ``reply_id`` as its ``client_message_id``, and replaces the text. ``failed``: there
+    will be no message. A lost connection voids the texts; those that still grow come
+    again.
+    """
+
+    chat_id: str
+    reply_id: str
+    sender_id: str
+    text: str
+    state: ReplyTextStatus
+
+
 ClientEvent = (
     Message
     | Typing
     | Presence
     | Receipt
+    | ReplyProgress
     | ConnectionChanged
     | ChatJoined
     | ChatGone

@@ -3,8 +3,9 @@
 There are two parts. Messages and chat events keep their order; messages are bounded by
 ``room``, chat events by the protocol (each comes once per chat). Ephemeral events have
 a key: the newest replaces the one before, and a full part drops its oldest, since a
-lost one needs no repair. The connection state ``ready`` is ephemeral too, but waits
-until the application has taken the events before it.
+lost one needs no repair. A message withdraws the progress of its own reply. The
+connection state ``ready`` is ephemeral too, but waits until the application has taken
+the events before it.
 """
 
 from __future__ import annotations
@@ -18,17 +19,19 @@ from holdfast.client.events import (
     ChatReset,
     ClientEvent,
     ConnectionChanged,
+    ReplyProgress,
     SendRefused,
     Warned,
 )
+from holdfast.client.replies import GrowingTexts
 from holdfast.message import Message
-from holdfast.wire.frames import Presence, Receipt, Typing
+from holdfast.wire.frames import Presence, Receipt, ReplyTextDelta, ReplyTextState, Typing
 
 EPHEMERAL_MAX = 256
 _CONNECTION = ("connection",)
 
 _Numbered = Message | ChatJoined | ChatGone | ChatReset | SendRefused
-_Ephemeral = Typing | Presence | Receipt | ConnectionChanged | Warned
+_Ephemeral = Typing | Presence | Receipt | ReplyProgress | ConnectionChanged | Warned
 
 
 class Inbox:
@@ -39,6 +42,7 @@ class Inbox:
         self._messages = 0
         self._numbered: deque[tuple[_Numbered, ChatCopy | None]] = deque()
         self._ephemeral: dict[tuple[str, ...], _Ephemeral] = {}
+        self._replies = GrowingTexts()
         self._before_ready = 0
         """How many events the application takes before it gets ``ready``."""
 
@@ -54,6 +58,8 @@ class Inbox:
         """``copy`` is the message's, even if a reset replaces it meanwhile."""
         if isinstance(event, Message):
             self._messages += 1
+            if self._replies.on_message(event):
+                self._ephemeral.pop(("reply", event.chat_id, event.client_message_id or ""), None)
         self._numbered.append((event, copy))
 
     def put_ephemeral(self, event: _Ephemeral) -> None:
@@ -64,6 +70,17 @@ class Inbox:
         if len(self._ephemeral) >= EPHEMERAL_MAX:
             del self._ephemeral[next(iter(self._ephemeral))]
         self._ephemeral[key] = event
+
+    def put_reply(self, frame: ReplyTextDelta | ReplyTextState) -> None:
+        """A reply grew, began again or ended."""
+        if (event := self._replies.on_frame(frame)) is not None:
+            self.put_ephemeral(event)
+
+    def on_disconnected(self) -> None:
+        """What grew on the connection is void."""
+        self._replies.clear()
+        for key in [key for key in self._ephemeral if key[0] == "reply"]:
+            del self._ephemeral[key]
 
     def take(self) -> tuple[ClientEvent, ChatCopy | None] | None:
         """The next event and its copy; ephemeral events first, because they age."""
@@ -85,6 +102,8 @@ def _key(event: _Ephemeral) -> tuple[str, ...]:
             return ("typing", chat_id, user_id)
         case Receipt(chat_id=chat_id, user_id=user_id):
             return ("receipt", chat_id, user_id)
+        case ReplyProgress(chat_id=chat_id, reply_id=reply_id):
+            return ("reply", chat_id, reply_id)
         case Presence(user_id=user_id):
             return ("presence", user_id)
         case Warned(code=code):

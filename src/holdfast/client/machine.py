@@ -57,6 +57,8 @@ from holdfast.wire.frames import (
     Read,
     ReadBody,
     Receipt,
+    ReplyTextDelta,
+    ReplyTextState,
     Resume,
     ResumeBody,
     Resumed,
@@ -112,6 +114,7 @@ class Machine:
         self._session = None
         self.outbox.on_disconnected()
         self._chats.on_disconnected()
+        self.inbox.on_disconnected()
         self._reads.repeat()
 
     def receive(self, frame: ServerFrame, now: float) -> list[MachineAction]:
@@ -142,6 +145,9 @@ class Machine:
                     self._actions += self._chats.on_head(chat_id, epoch, head, now)
             case Typing() | Presence() | Receipt() as ephemeral:
                 self.inbox.put_ephemeral(ephemeral)
+            case ReplyTextDelta() | ReplyTextState() as reply:
+                if self._chats.follows(reply.chat_id):
+                    self.inbox.put_reply(reply)
             case Error() as error:
                 self._on_error(session, frame.request_id, error, now)
             case ConnectionClosing() as closing:

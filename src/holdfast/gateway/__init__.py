@@ -12,6 +12,7 @@ In reading order:
 - ``memory_budget``  closes the fullest connections when too much waits for clients
 - ``gateway``        all connections: delivery, timers, memory budget, drain
 - ``roster_sync``    keeps the roster true, from membership events and from the store
+- ``growing_replies``  shows assistants' replies to their chats while they are written
 - ``cutoff``         closes connections whose credential was revoked
 - ``transport/``     all that knows uvicorn or picows
 """

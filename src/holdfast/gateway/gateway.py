@@ -20,6 +20,7 @@ from holdfast.fanout.contract import Envelope
 from holdfast.gateway.connection import Connection
 from holdfast.gateway.contract import GatewayDeps, Socket
 from holdfast.gateway.cutoff import Cutoff
+from holdfast.gateway.growing_replies import GrowingReplies
 from holdfast.gateway.memory_budget import MemoryBudget
 from holdfast.gateway.roster_sync import RosterSync
 from holdfast.gateway.transport.linger import LINGER_SECONDS
@@ -72,6 +73,7 @@ class Gateway:
         self._timers: list[asyncio.Task[None]] = []
         self.cutoff = Cutoff(deps, self._roster, self._connections.values)
         self.roster_sync = RosterSync(self._roster, deps.history, deps.clock)
+        self.replies = GrowingReplies(self._roster, _give_up)
         self.memory_budget = MemoryBudget(memory_budget_bytes)
         self._log = telemetry.ThrottledLog(LINES_AT_ONCE, LINES_SECONDS)
         self._empty = asyncio.Event()
@@ -228,6 +230,7 @@ class Gateway:
 
     def on_established(self, connection: Connection) -> None:
         self._roster.establish(connection)
+        self.replies.on_established(connection)
 
     def on_lost(self, connection: Connection) -> None:
         if self._connections.pop(connection.connection_id, None) is None:

@@ -16,6 +16,7 @@ In reading order:
 - ``outbound``       what the client must be sent: the buffer, and delivery's hot path
 - ``progress``       how far the connection is in each chat: live or behind
 - ``lanes``          the frames that wait to be written, and their order
+- ``growing_reply``  an assistant's text while it is written, and its frames
 - ``slow_consumer``  the state machine from a full buffer to recovery or a close
 - ``heartbeat``      is the client there; which chats lag; whose acks are stale
 - ``lifetime``       closes a connection at a deadline: slow, idle or silent client

@@ -1,19 +1,22 @@
 """What waits to be written to one connection. (Pure.)
 
 Written in this order: control frames (answers, warnings, the closing: few), the page
-(one at a time), then deliveries, then ephemeral frames. A page comes before the
-deliveries because those of its chat that follow it were queued after it; those queued
-before it are repeats that a client drops.
+(one at a time), then deliveries, then ephemeral frames, then growing replies. A page
+comes before the deliveries because those of its chat that follow it were queued after
+it; those queued before it are repeats that a client drops.
 
 A ``resync`` stands among the deliveries, behind what was queued before it, so that a
 client pulls from behind that and not from before it. There is at most one; it is
 encoded when it is taken, with the newest heads.
+
+Of a growing reply only the next entry is kept; its frame is encoded when it is taken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
+from holdfast.session.growing_reply import ENDED, GrowingReply
 from holdfast.wire.codec import EncodedRun
 
 NO_RESYNC = -1
@@ -35,6 +38,7 @@ class Lanes:
         "messages",
         "mixed",
         "page",
+        "replies",
         "resync_after",
         "runs",
     )
@@ -50,6 +54,8 @@ class Lanes:
         self.resync_after = NO_RESYNC
         self.ephemeral: dict[Hashable, bytes] | None = None
         self.ephemeral_bytes = 0
+        self.replies: dict[GrowingReply, int] | None = None
+        """The next entry that the client lacks of each."""
 
     @property
     def waiting_bytes(self) -> int:
@@ -89,7 +95,25 @@ class Lanes:
         if self.ephemeral and (old := self.ephemeral.pop(key, None)) is not None:
             self.ephemeral_bytes -= len(old)
 
+    def add_reply(self, reply: GrowingReply, replies_max: int) -> None:
+        """Send this reply from its beginning, unless it is being sent already; at the
+        bound drop the oldest.
+        """
+        if self.replies is None:
+            self.replies = {}
+        if reply not in self.replies:
+            if len(self.replies) >= replies_max:
+                del self.replies[next(iter(self.replies))]
+            self.replies[reply] = 0
+
+    def drop_replies(self, chat_id: str) -> None:
+        """The client is not in this chat any more: send nothing more of its replies."""
+        if self.replies is not None:
+            kept = {r: entry for r, entry in self.replies.items() if r.chat_id != chat_id}
+            self.replies = kept or None
+
     def drop_all_but_control(self) -> None:
+        self.replies = None
         self.page = None
         self.runs = []
         self.messages = self.bytes = 0
@@ -102,7 +126,10 @@ class Lanes:
         they wait no longer.
         """
         if self.resync_after == NO_RESYNC and self.waiting_bytes <= bytes_max:
-            return self._take_all()
+            frames = self._take_all()
+            if self.replies is not None:
+                self.mixed = self._take_replies(bytes_max - sum(map(len, frames)), frames)
+            return frames
         frames = self._take_control(bytes_max)
         room = bytes_max - sum(map(len, frames))
         if self.page is not None and room > 0:
@@ -115,10 +142,31 @@ class Lanes:
             frames += self.ephemeral.values()
             self.ephemeral = None
             self.ephemeral_bytes = 0
-        self.mixed = bool(
+        replies_wait = False
+        if self.replies is not None:
+            room = 0 if self.runs else bytes_max - sum(map(len, frames))
+            replies_wait = self._take_replies(room, frames)
+        self.mixed = replies_wait or bool(
             self.control or self.page or self.ephemeral or self.resync_after != NO_RESYNC
         )
         return frames
+
+    def _take_replies(self, bytes_max: int, frames: list[bytes]) -> bool:
+        """Add the frames of replies that have grown; returns whether some must wait."""
+        assert self.replies is not None
+        for reply, entry in list(self.replies.items()):
+            if reply.is_void:
+                del self.replies[reply]
+            elif entry < reply.published:
+                if bytes_max <= 0:
+                    return True
+                frames.append(reply.frame(entry))
+                bytes_max -= len(frames[-1])
+                self.replies[reply] = reply.next_entry
+                if reply.published == ENDED:
+                    del self.replies[reply]
+        self.replies = self.replies or None
+        return False
 
     def _take_all(self) -> list[bytes]:
         """Everything: it fits, and no resync is to be put between."""

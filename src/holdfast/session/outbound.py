@@ -27,6 +27,7 @@ from holdfast.session.effects import (
     SessionEvent,
     Wake,
 )
+from holdfast.session.growing_reply import GrowingReply
 from holdfast.session.lanes import Lanes
 from holdfast.session.progress import ChatProgress
 from holdfast.session.settings import OutboundSettings, SessionSettings
@@ -248,6 +249,7 @@ class OutboundBuffer:
             self._early.members[chat_id] = head
         elif head is None:
             progress = self.chats.pop(chat_id, None)
+            self.lanes.drop_replies(chat_id)
             if self._pending_resyncs:
                 self._pending_resyncs.pop(chat_id, None)
             if progress is not None and not announced:
@@ -267,6 +269,19 @@ class OutboundBuffer:
         lanes.enqueue_ephemeral(key, frame, self._settings.max_ephemeral_frames)
         self._wake(effects)
 
+    def show_reply(self, reply: GrowingReply, effects: list[Effect]) -> None:
+        """The reply has grown or ended. Above the threshold only its end is worth a
+        frame; later frames carry what this one would have.
+        """
+        if reply.chat_id not in self.chats or self._closed:
+            return
+        lanes = self.lanes
+        lanes.add_reply(reply, self._settings.max_ephemeral_frames)
+        fill = self._fill(lanes.messages, lanes.bytes)
+        if fill <= self._settings.ephemeral_threshold_percent or reply.state != "running":
+            lanes.mixed = True
+            self._wake(effects)
+
     def enqueue_control(
         self, payload: ServerPayload, request_id: str | None, effects: list[Effect]
     ) -> None:
@@ -276,6 +291,10 @@ class OutboundBuffer:
         if self._reading and len(self.lanes.control) >= self._settings.max_control_frames:
             self._reading = self.unobstructed = False
             effects.append(PauseReading())
+
+    def control_overflows(self, requests_max: int) -> bool:
+        """Whether the client asks on while its responses are not written."""
+        return len(self.lanes.control) > 2 * self._settings.max_control_frames + requests_max
 
     def enqueue_page(self, page: bytes, effects: list[Effect]) -> None:
         """Queue a page; the lane must be free."""

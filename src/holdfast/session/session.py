@@ -19,6 +19,7 @@ from holdfast.access.principal import Principal
 from holdfast.errors import HoldfastError, InvalidMessage, OutcomeUnknown, ServerBusy, Unavailable
 from holdfast.message import Cursor, Outcome, Page, ResumeRead, check_id
 from holdfast.session.effects import Close, Effect, Effects, Emit, SessionEvent, Submit, Verify
+from holdfast.session.growing_reply import GrowingReply
 from holdfast.session.heartbeat import NOTHING_WAITS, Transmission
 from holdfast.session.lifetime import Lifetime
 from holdfast.session.outbound import NOTHING, OutboundBuffer
@@ -149,16 +150,9 @@ class Session:
             self._refuse(frame, refusal, effects)
             if isinstance(refusal, InvalidMessage) and self._requests.count_invalid(now):
                 effects += self.close(CloseReason.PROTOCOL_ERROR)
-        if self._control_overflows:
+        if self._outbound.control_overflows(self._settings.backpressure.inbound.max_queue_depth):
             effects += self.close(CloseReason.OVERLOADED)
         return effects
-
-    @property
-    def _control_overflows(self) -> bool:
-        """Whether the client asks on while its responses are not written."""
-        bounds = self._settings.backpressure
-        frames_max = 2 * bounds.outbound.max_control_frames + bounds.inbound.max_queue_depth
-        return len(self._outbound.lanes.control) > frames_max
 
     def _refusal_of_send(self, body: SendBody, now: float) -> HoldfastError | None:
         bytes_max = self._settings.backpressure.inbound.max_message_size_bytes
@@ -380,6 +374,12 @@ class Session:
         effects: list[Effect] = []
         if not self.closed:
             self._outbound.enqueue_ephemeral(key, frame, effects)
+        return effects
+
+    def on_reply_grown(self, reply: GrowingReply) -> Effects:
+        """A reply has grown or ended: send what the client lacks of it."""
+        effects: list[Effect] = []
+        self._outbound.show_reply(reply, effects)
         return effects
 
     def knows(self, chat_id: str, head: Cursor) -> bool:

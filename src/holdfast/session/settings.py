@@ -92,11 +92,15 @@ class OutboundSettings:
     new_low_percent: int = 5
     """A fill this much under the last low is a new low and starts the grace again."""
     ephemeral_threshold_percent: int = 50
-    """Above: typing, presence and receipts are dropped for this connection."""
+    """Above: typing, presence and receipts are dropped for this connection, and growing
+    replies wait.
+    """
     max_control_frames: int = 200
     """Responses that wait; at this many its socket is not read until half have left."""
     max_ephemeral_frames: int = 256
-    """Ephemeral frames that wait for one connection; the oldest key is dropped."""
+    """Ephemeral frames that wait for one connection, and growing replies that it gets;
+    the oldest is dropped.
+    """
     socket_send_buffer_bytes: int = 64 * KIB
     """SO_SNDBUF of each connection: what a stopped reader can hide in the kernel."""
 

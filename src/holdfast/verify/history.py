@@ -161,7 +161,9 @@ class Pushed(HistoryEvent, frozen=True, tag="pushed"):
 
 
 class EphemeralSeen(HistoryEvent, frozen=True, tag="whispered"):
-    """An ephemeral event of a chat reached a client: typing, or a receipt."""
+    """An ephemeral event of a chat reached a client: typing, a receipt, or a
+    growing reply.
+    """
 
     client: str
     chat_id: str

@@ -51,6 +51,8 @@ from holdfast.wire.frames import (
     Error,
     MessageAck,
     Receipt,
+    ReplyTextDelta,
+    ReplyTextState,
     Resume,
     Resumed,
     SendMessage,
@@ -170,7 +172,7 @@ class ClientRecorder:
                 message=seen,
             )
             self._record.note(push)
-        elif isinstance(payload, Typing | Receipt):
+        elif isinstance(payload, Typing | Receipt | ReplyTextDelta | ReplyTextState):
             ephemeral = EphemeralSeen(
                 at=now, client=self._name, chat_id=payload.chat_id, kind=payload.type
             )

@@ -276,6 +276,43 @@ class Receipt(Payload, frozen=True):
     read: int
 
 
+class ReplyTextDelta(Payload, frozen=True):
+    """A reply of an assistant grows: the text of its entries `from` up to `to`, without
+    `to`. It follows the text that you have if you have the entries before `from`.
+    """
+
+    type = "reply_delta"
+    chat_id: str
+    reply_id: str
+    epoch: int
+    from_entry: int = field(name="from")
+    to_entry: int = field(name="to")
+    text: str
+
+
+ReplyTextStatus = Literal["running", "done", "failed"]
+
+
+class ReplyTextState(Payload, frozen=True):
+    """A reply of an assistant so far: replaces the text that you have of it.
+
+    It is the first frame of a reply and its last, and comes where you missed something
+    or the reply began again (a higher `epoch`). `from` above 0: only the last part, 48
+    KiB at most. `done`: a message follows, or is here, whose `client_message_id` is the
+    `reply_id`; `failed`: none will.
+    """
+
+    type = "reply_state"
+    chat_id: str
+    reply_id: str
+    sender_id: str
+    epoch: int
+    from_entry: int = field(name="from")
+    to_entry: int = field(name="to")
+    text: str
+    state: ReplyTextStatus
+
+
 class Error(Payload, frozen=True):
     """A failed request or a warning. ``outcome`` unknown: the write may be stored."""
 
@@ -320,6 +357,8 @@ ServerPayload = (
     | Typing
     | Presence
     | Receipt
+    | ReplyTextDelta
+    | ReplyTextState
     | Error
     | ConnectionClosing
 )
