@@ -167,10 +167,16 @@ def random_request(rng: random.Random, key: int) -> CounterRequest:
             at(str(key)), rule, hold=f"h{rng.randint(0, 12)}", spent=rng.choice([0, 0, 0, 1])
         )
     times = rng.randint(0, 3)
+    if rng.random() < 0.2:  # a charge: beyond the room, or given back
+        return CounterRequest(at(str(key)), rule, rng.choice([-9, -2, 7, 40]), times, spent=times)
     spent = rng.choice([0, 0, 0, times])
     return CounterRequest(
         at(str(key)), rule, rng.randint(1, 3), times, rng.choice([0, 0, 1, 2]), spent=spent
     )
+
+
+def in_a_group(request: CounterRequest) -> CounterRequest:
+    return structs.replace(request, cost=abs(request.cost), times=1, want=0, spent=0)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -190,8 +196,8 @@ async def test_every_reading_equals_the_oracle(counting: OpenCounters, seed: int
                 groups = [list(range(12))]
             entries = [[random_request(rng, key) for key in group] for group in groups]
             entries = [
-                [structs.replace(a, times=1, want=0, spent=0) for a in e] if len(e) > 1 else e
-                for e in entries
+                [in_a_group(request) for request in entry] if len(entry) > 1 else entry
+                for entry in entries
             ]
             taken = await counters.take(entries)
             for entry, answers in zip(entries, taken.readings, strict=True):
@@ -233,7 +239,8 @@ def random_adjustment(rng: random.Random, key: int, now: float) -> Adjustment:
         return rng.choice([held, Adjustment(request.key, request.params, released=request.hold)])
     taken_at = now - rng.choice([0, 1, 20, 40, 70, 1000])
     given = Adjustment(request.key, request.params, given=rng.randint(1, 4), taken_at=taken_at)
-    return rng.choice([given, Adjustment(request.key, request.params, charged=rng.randint(1, 20))])
+    charged = rng.choice([rng.randint(1, 20), -rng.randint(1, 9)])
+    return rng.choice([given, Adjustment(request.key, request.params, charged=charged)])
 
 
 async def test_any_text_can_be_a_subject(counting: OpenCounters) -> None:
@@ -275,7 +282,7 @@ async def test_redis_and_memory_agree_under_any_clock(redis_server: Server, seed
             random_request(rng, key) for key in rng.sample(range(12), rng.choice([1, 1, 1, 2, 3]))
         ]
         if len(entry) > 1:
-            entry = [structs.replace(request, times=1, want=0, spent=0) for request in entry]
+            entry = [in_a_group(request) for request in entry]
         taken = await counters.take([entry])
         assert taken.readings == [table.decide(entry, now)], entry
     assert found == {True, False}
@@ -408,6 +415,27 @@ async def test_holds_and_amounts_do_not_convert_into_each_other(
         ]
         assert await counters.adjust(debts) == 0
         assert (await one(counters, CounterRequest(at("k"), newer))).admitted == 0
+
+
+@pytest.mark.parametrize("algorithm", AMOUNTS)
+async def test_charge_may_overdraw_and_gives_back_down_to_nothing_used(
+    counting: OpenCounters, algorithm: Algorithm
+) -> None:
+    async with counting() as counters:
+        rule = params(algorithm, 10)
+
+        async def charge(amount: int) -> int:
+            """What is left then."""
+            request = CounterRequest(at("k"), rule, amount, spent=1)
+            return (await one(counters, request)).remaining
+
+        assert await charge(8) == 2
+        assert await charge(52) == 0, "fifty too many"
+        assert await charge(-30) == 0, "still twenty"
+        assert (await one(counters, CounterRequest(at("k"), rule))).admitted == 0
+        assert await charge(-23) == 3
+        assert await charge(-1000) == 10
+        assert (await one(counters, CounterRequest(at("k"), rule, times=20))).admitted == 10
 
 
 @pytest.mark.parametrize("algorithm", AMOUNTS)

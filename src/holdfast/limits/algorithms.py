@@ -142,8 +142,8 @@ class Counter(Struct, gc=False):
         raise NotImplementedError
 
     def take(self, now: float, cost: float) -> None:
-        """Use ``cost``, even beyond the room: checks that already passed are charged
-        this way."""
+        """Use ``cost``, even beyond the room: what has already happened is charged this
+        way. A negative cost gives back, down to 0 used."""
         raise NotImplementedError
 
     def take_ahead(self, now: float, cost: int) -> None:
@@ -189,7 +189,7 @@ class TokenBucket(Counter, gc=False):
         return self.used * self.params.window_ms / self.params.limit
 
     def take(self, now: float, cost: float) -> None:
-        self.used += cost
+        self.used = max(0.0, self.used + cost)
 
     def admit(self, params: LimitParams, now: float, cost: int) -> CounterReading:
         """The steps above in one: embedded servers call this for every frame."""
@@ -260,7 +260,7 @@ class FixedWindow(Counter, gc=False):
         return self.ends - now if self.used else 0.0
 
     def take(self, now: float, cost: float) -> None:
-        self.used += cost
+        self.used = max(0.0, self.used + cost)
 
     def give(self, now: float, amount: int, taken_at: float) -> None:
         if taken_at >= self.begins:
@@ -329,7 +329,7 @@ class SlidingWindow(Counter, gc=False):
         return self.start + windows * self.length - now if self.used or self.previous else 0.0
 
     def take(self, now: float, cost: float) -> None:
-        self.used += cost
+        self.used = max(0.0, self.used + cost)
 
     def give(self, now: float, amount: int, taken_at: float) -> None:
         if taken_at >= self.start:
@@ -425,12 +425,15 @@ def take(
     the limit.
 
     Far means that a tenth of the capacity stays free after the lease: near the limit
-    every check is exact. ``spent`` of the costs are used whether they fit or not.
+    every check is exact. ``spent`` of the costs are used whether they fit or not. A
+    negative cost always fits.
     """
     counter.agree(params, now)
     counter.settle(now)
     room = counter.room(now) + EPSILON
-    admitted = times if cost * times <= room else max(0, math.floor(room / cost))
+    admitted = times
+    if cost * times > room and cost > 0:
+        admitted = max(0, math.floor(room / cost))
     if admitted or spent:
         counter.take(now, cost * max(admitted, spent))
     leased = 0

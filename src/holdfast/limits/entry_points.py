@@ -99,6 +99,11 @@ class EntryPoints:
         admitted, decision = self._limiter.admit(checks, count)
         return admitted, refusal([decision]) if decision is not None else None
 
+    def charge(self, entry_point: EntryPoint, who: User, amount: int) -> None:
+        """Count what was used without asking; see ``Limiter.charge``."""
+        for check in checks_of(entry_point, who):
+            self._limiter.charge(check.tenant, check.resource, check.subject, amount)
+
     def active_limit(self, tenant: str, per_user: int, *, is_key: bool = False) -> int:
         """How many replies one user of a tenant, or a key that names no user, may have
         active now: the live rule's limit; if no rule is enforced, ``per_user`` or the

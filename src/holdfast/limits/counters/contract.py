@@ -47,7 +47,8 @@ class CounterRequest(Struct, gc=False):
     Far from the limit only: see ``algorithms.take``. ``hold`` names the holder for a
     concurrency rule, where ``cost`` and ``times`` are 1. ``spent`` of the ``times``
     passed before they were counted: they are taken whether they fit or not, so that the
-    reported wait covers them. It needs an entry of its own.
+    reported wait covers them. It needs an entry of its own. So does a negative
+    ``cost``, which gives back.
     """
 
     key: CounterKey
@@ -64,8 +65,9 @@ class Adjustment(NamedTuple):
 
     ``given`` returns what was taken at ``taken_at`` and not spent. ``charged`` adds
     what was spent elsewhere, as far as there is room: a debt never costs more than the
-    rule grants at once. ``released`` ends a hold. ``held`` adds one that was granted
-    elsewhere and has ``held_ms`` left, even beyond the limit.
+    rule grants at once. If it is negative, it gives back. ``released`` ends a hold.
+    ``held`` adds one that was granted elsewhere and has ``held_ms`` left, even beyond
+    the limit.
     """
 
     key: CounterKey
@@ -124,6 +126,13 @@ class Counters(Protocol):
 
     def peek_now(self, key: CounterKey, params: LimitParams, count: int) -> CounterReading | None:
         """None if ``count`` costs of 1 fit now, else how many do. Takes nothing.
+
+        Only for counters in this process.
+        """
+        ...
+
+    def charge_now(self, key: CounterKey, params: LimitParams, amount: int) -> None:
+        """Use ``amount``, even beyond the limit; a negative amount gives back.
 
         Only for counters in this process.
         """

@@ -41,6 +41,9 @@ class MemoryCounters:
     def peek_now(self, key: CounterKey, params: LimitParams, count: int) -> CounterReading | None:
         return self.table.peek(key, params, count, self._monotonic() * 1000)
 
+    def charge_now(self, key: CounterKey, params: LimitParams, amount: int) -> None:
+        self.table.take(CounterRequest(key, params, amount, spent=1), self._monotonic() * 1000)
+
     async def take(self, entries: Sequence[Sequence[CounterRequest]]) -> CounterResponse:
         now = self._monotonic() * 1000
         return CounterResponse(now, [self.table.decide(entry, now) for entry in entries])

@@ -112,6 +112,9 @@ class RedisCounters:
     def peek_now(self, key: CounterKey, params: LimitParams, count: int) -> CounterReading | None:
         raise Unavailable("these counters need a round trip")
 
+    def charge_now(self, key: CounterKey, params: LimitParams, amount: int) -> None:
+        raise Unavailable("these counters need a round trip")
+
     def take(self, entries: Sequence[Sequence[CounterRequest]]) -> Awaitable[CounterResponse]:
         call = _PackedCall()
         return self._decide(call, call.entries(entries), [], partial(_taken, entries))

@@ -110,6 +110,10 @@ def validate(compiled: CompiledRule | None, subject: str, cost: int) -> None:
         )
     if compiled is not None and compiled.counts_holders and cost != 1:
         raise InvalidCheck("cost must be 1 for a concurrency rule", field="cost")
+    validate_subject(subject)
+
+
+def validate_subject(subject: str) -> None:
     if not subject or len(subject) > SUBJECT_LENGTH_MAX:
         raise InvalidCheck(
             f"subject must have 1 to {SUBJECT_LENGTH_MAX} characters", field="subject"

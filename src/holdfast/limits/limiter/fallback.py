@@ -135,7 +135,7 @@ class FallbackLimiter:
     def spend(
         self, rule: Rule, request: CounterRequest, last: CacheEntry | None, now: float
     ) -> None:
-        """Charge checks that passed before they were counted, even beyond the share."""
+        """Charge what passed before it was counted, even beyond the share."""
         if rule.on_store_failure != "closed":
             own = CounterRequest(
                 request.key,
@@ -170,7 +170,7 @@ class FallbackLimiter:
         while len(pending) < most and (spent := self._spent.pop_first()) is not None:
             key, (params, amount) = spent
             charged = math.ceil(min(amount, self._table.used(key, now)) - EPSILON)
-            if charged > 0:
+            if charged:
                 pending.append(Adjustment(key, params, charged=charged))
         while len(pending) < most and (held := self._held.pop_first()) is not None:
             (_, hold), (key, params) = held

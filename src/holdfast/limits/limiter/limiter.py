@@ -41,10 +41,12 @@ from holdfast.limits.limiter.decisions import (
     Standing,
     standing_of,
     validate,
+    validate_subject,
 )
 from holdfast.limits.limiter.maintenance import NodeCount, NodeHeartbeat, Reconciler
 from holdfast.limits.limiter.remote_checks import KeyMemory, RemoteChecks
 from holdfast.limits.limiter.settings import LimiterSettings, NodeIdentity
+from holdfast.limits.rule_json import LIMIT_MAX
 from holdfast.limits.rules import Check, Decision, RuleSet
 
 
@@ -207,6 +209,25 @@ class Limiter:
         return self._decisions.from_reading(
             compiled, reading, reading.admitted > 0, by, request.hold
         )
+
+    def charge(self, tenant: str, resource: str, subject: str, amount: int) -> None:
+        """Count what has already been used, whether it fits or not. Never waits.
+
+        Beyond the limit nothing more passes until the excess has drained. A negative
+        amount gives back, down to 0 used. Nothing is counted without a rule, and by a
+        concurrency rule.
+        """
+        compiled = self._compiler.find(tenant, resource)
+        validate_subject(subject)
+        if not -LIMIT_MAX <= amount <= LIMIT_MAX:
+            raise InvalidCheck(f"amount must be at most {LIMIT_MAX}", field="amount")
+        if compiled is None or compiled.counts_holders or amount == 0:
+            return
+        key = (compiled.prefix, subject)
+        if self._counters_in_process:
+            self._counters.charge_now(key, compiled.params, amount)
+        else:
+            self._remote.charge(compiled, CounterRequest(key, compiled.params, amount, spent=1))
 
     def admit(self, checks: Sequence[Check], count: int) -> tuple[int, Decision | None]:
         """``check_optimistic`` for ``count`` requests, each of which makes ``checks``.

@@ -146,6 +146,19 @@ class RemoteChecks:
         )
         return reading, compiled.rule.on_store_failure
 
+    def charge(self, compiled: CompiledRule, request: CounterRequest) -> None:
+        """Count ``request``, which is spent, with the checks of this turn.
+
+        Without an answer it is charged to the local share, which passes it on later.
+        """
+        known = self._cache.get(request.key)
+        if request.cost < 0 and known is not None:
+            known.denial = None  # what was refused may fit now
+        if self.batcher.ask(compiled, request) is not None:
+            self._counted_later += 1
+        else:
+            self._share.spend(compiled.rule, request, known, self._monotonic() * 1000)
+
     def new_request(self, compiled: CompiledRule, subject: str, cost: int) -> CounterRequest:
         """One check, with the lease and the hold that it asks for."""
         key = (compiled.prefix, subject)

@@ -22,8 +22,8 @@ function fixed_window.cap(state, terms)
   state[1] = min(state[1], terms.limit)
 end
 
-function fixed_window.take(state, terms, now, amount)
-  state[1] = state[1] + amount
+function fixed_window.take(state, terms, now, amount) -- a negative amount gives back
+  state[1] = max(0, state[1] + amount)
 end
 
 function fixed_window.give(state, terms, now, amount, taken_at)

@@ -41,8 +41,8 @@ function sliding_window.cap(state, terms, now) -- what is above the limit goes f
   state[2] = min(state[2], (terms.limit - state[1]) / (1 - max(0, now - state[3]) / state[4]))
 end
 
-function sliding_window.take(state, terms, now, amount)
-  state[1] = state[1] + amount
+function sliding_window.take(state, terms, now, amount) -- a negative amount gives back
+  state[1] = max(0, state[1] + amount)
 end
 
 function sliding_window.give(state, terms, now, amount, taken_at)

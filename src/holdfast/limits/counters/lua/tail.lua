@@ -87,7 +87,7 @@ local function decide_one(at)
     room = 1
   end
   local admitted = times
-  if cost * times > room then
+  if cost * times > room and cost > 0 then -- a negative cost gives back, and always fits
     admitted = max(0, floor(room / cost))
   end
   local taken = max(admitted, spent)
@@ -131,7 +131,7 @@ local function adjust(change)
     return 0
   end
   local room, found = algorithm.peek(state, terms, now), 1
-  if (algorithm == concurrency) == (given + charged > 0) then -- what another algorithm counts is not found
+  if (algorithm == concurrency) == (given + charged ~= 0) then -- what another algorithm counts is not found
     found = 0
   elseif released ~= '' then
     found = state[released] and 1 or 0

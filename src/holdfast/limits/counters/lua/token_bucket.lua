@@ -20,8 +20,8 @@ function token_bucket.cap(state, terms)
   state[1] = min(state[1], terms.capacity)
 end
 
-function token_bucket.take(state, terms, now, amount)
-  state[1] = state[1] + amount
+function token_bucket.take(state, terms, now, amount) -- a negative amount gives back
+  state[1] = max(0, state[1] + amount)
 end
 
 function token_bucket.give(state, terms, now, amount, taken_at)
