@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from engines import Server, as_user, free_port, own_folder, program, unprivileged, wait_until
@@ -16,7 +16,7 @@ daemon off;
 worker_processes 1;
 pid nginx.pid;
 error_log stderr notice;
-events {{ worker_connections 1024; }}
+events {{ worker_connections 8192; }}
 http {{
     access_log off;
     client_body_temp_path temp; proxy_temp_path temp; fastcgi_temp_path temp;
@@ -26,13 +26,17 @@ http {{
 """
 
 
-def start(upstream: int, plain_port: int, changes: Mapping[str, str] | None = None) -> Server:
-    """The shipped configuration before a server on this port; only addresses and the
-    certificate are others.
+def start(
+    upstream: int | Sequence[int], plain_port: int, changes: Mapping[str, str] | None = None
+) -> Server:
+    """The shipped configuration before servers on these ports; only addresses, logs
+    and the certificate are others.
 
     ``changes`` are further texts of it to be replaced. ``.url`` is its HTTPS address;
-    ``cert.pem`` in ``.folder`` is its certificate, of chat.example.com.
+    ``cert.pem`` in ``.folder`` is its certificate, of chat.example.com, and
+    ``access.log`` its access log.
     """
+    ports = [upstream] if isinstance(upstream, int) else upstream
     binary, openssl = program("nginx", PACKAGE), program("openssl", "openssl")
     owner = unprivileged("www-data")
     folder, port = own_folder("nginx", owner), free_port()
@@ -40,12 +44,15 @@ def start(upstream: int, plain_port: int, changes: Mapping[str, str] | None = No
     replaced = {
         "listen 80;": f"listen 127.0.0.1:{plain_port};",
         "listen 443 ssl;": f"listen 127.0.0.1:{port} ssl;",
-        "server 127.0.0.1:8080;": f"server 127.0.0.1:{upstream};",
+        "/var/log/nginx/holdfast.log": str(folder / "access.log"),
+        "/var/log/nginx/error.log": "stderr",
         "/etc/ssl/chat.example.com.pem": str(folder / "cert.pem"),
         "/etc/ssl/chat.example.com.key": str(folder / "key.pem"),
         **(changes or {}),
     }
     text = SHIPPED.read_text()
+    nodes = " ".join(f"server 127.0.0.1:{port} max_fails=0;" for port in ports)
+    text = text.replace("server 127.0.0.1:8080 max_fails=0;", nodes)
     for old, new in replaced.items():
         assert text.count(old) == 1, f"{old!r} is not once in {SHIPPED}"
         text = text.replace(old, new)
