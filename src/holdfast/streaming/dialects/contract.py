@@ -34,21 +34,39 @@ class DialectRequest(NamedTuple):
 
 
 class Renderer(Protocol):
-    """Renders one reply to one reader."""
+    """Renders the events of one reply to one reader.
 
-    media_type: str
+    It is given every entry from entry 0 on, in order, whatever the reader has already:
+    ``responses`` numbers its events by all that came before. Only ``native`` may begin
+    behind a later entry.
+    """
 
     def render(self, entries: Sequence[tuple[EntryId, ReplyEntry]]) -> bytes:
-        """The events of the next entries, in order; may be empty.
+        """The events of the next entries; may be empty.
 
         An end entry renders as the surface's end: the failure or the success.
         """
+        ...
+
+    def queued(self, position: int, eta_seconds: float | None) -> bytes:
+        """Where the reply waits; changes nothing that is rendered later."""
         ...
 
     def fail(self, error: ReplyError) -> bytes:
         """The events of a failure that is in no log (``worker_lost``, ``gap``)."""
         ...
 
-    def whole(self, entries: Sequence[tuple[EntryId, ReplyEntry]]) -> bytes:
-        """The answer of a request that is not streamed, from all entries."""
+
+class WholeAnswer(Protocol):
+    """The answer of a request that is not streamed, built as the entries come.
+
+    Built in steps, because a long reply merged at once would block the loop.
+    """
+
+    def add(self, entries: Sequence[tuple[EntryId, ReplyEntry]]) -> None:
+        """The next entries, from entry 0 on."""
+        ...
+
+    def body(self) -> bytes:
+        """The JSON of what was added so far."""
         ...
