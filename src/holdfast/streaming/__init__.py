@@ -3,6 +3,7 @@
 A *reply* is one AI answer: numbered entries and exactly one end.
 
 - ``reply``       the values: entries, ids, owners, failures (pure)
+- ``entry_codec`` entries as a log stores them, and back (pure)
 - ``settings``    what an operator sets
 - ``pool``        active generations and the queue for them, across nodes
 - ``reply_log``   replies that outlive their connection or their node
