@@ -9,6 +9,7 @@ A *reply* is one AI answer: numbered entries and exactly one end.
 - ``reply_log``   replies that outlive their connection or their node
 - ``usage_store`` token counts by day, tenant, user, model and provider
 - ``providers``   where tokens come from
+- ``provider_stream`` reads a provider's SSE (pure)
 - ``sse``         server-sent events as bytes (pure)
 - ``dialects``    what the clients of each surface read (pure)
 """

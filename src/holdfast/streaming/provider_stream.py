@@ -1,0 +1,208 @@
+"""Reads a provider's stream: bytes of SSE in, ``ProviderChunk`` out. (Pure.)
+
+The bytes may be cut anywhere. Lines end with LF, CRLF or CR; a BOM at the beginning,
+``event:``, ``id:`` and ``retry:`` mean nothing here. A comment is a sign of life. An
+event without its blank line at the end of the bytes is dropped, as SSE demands.
+
+What counts in an event:
+
+- ``[DONE]`` ends the stream. What comes behind it is not read.
+- ``error`` is a failure inside a stream that had begun: ``upstream_error``.
+- Only choice 0 was asked for. A chunk with more choices is cut down to it; a chunk with
+  others alone, or without ``choices``, is a sign of life.
+- ``usage`` may come before the finish, with it or behind it, or with every chunk.
+- Everything else passes on as it came, known or not. Repeated role chunks are no
+  tokens.
+
+What is no SSE, no JSON object, no UTF-8, or longer than ``EVENT_BYTES_MAX`` is
+``upstream_garbage``. A failure is kept in ``error``, not raised: chunks before it, in
+the same bytes, still count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from holdfast.bounds import MIB
+from holdfast.streaming.providers.contract import ProviderChunk
+from holdfast.streaming.reply import ReplyError, ReplyUsage
+
+EVENT_BYTES_MAX = MIB
+"""The data of one event."""
+_BOM = b"\xef\xbb\xbf"
+_IGNORED = (b"event", b"id", b"retry")
+_ALIVE = ProviderChunk(b"")
+
+_Tokens = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class _Usage(Struct, gc=False):
+    prompt_tokens: _Tokens
+    completion_tokens: _Tokens
+
+
+class _Choice(Struct, gc=False):
+    index: int = 0
+    delta: dict[str, Any] | None = None
+    finish_reason: Any = None
+
+
+class _Chunk(Struct, gc=False):
+    choices: list[_Choice] | None = None
+    usage: Any = None
+    error: Any = None
+
+
+_decode = msgspec.json.Decoder(_Chunk).decode
+_decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode_choices = msgspec.json.Decoder(list[Raw]).decode
+
+
+class ProviderStream:
+    """One stream. Feed it until ``ended`` or ``error``."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        """``[DONE]`` has come."""
+        self.finished = False
+        """A finish_reason has come."""
+        self.error: ReplyError | None = None
+        self._line = bytearray()
+        self._data: list[bytes] = []
+        self._data_bytes = 0
+        self._after_cr = False
+        self._at_start = True
+
+    def feed(self, data: bytes) -> Sequence[ProviderChunk]:
+        """The chunks that are complete now, in order."""
+        if self._after_cr and data:
+            self._after_cr = False
+            data = data.removeprefix(b"\n")
+        chunks: list[ProviderChunk] = []
+        if not data or self.ended or self.error:
+            return chunks
+        self._after_cr = data.endswith(b"\r")
+        lines = data.splitlines()
+        rest = b"" if data.endswith((b"\n", b"\r")) else lines.pop()
+        if lines and self._line:
+            lines[0] = bytes(self._line) + lines[0]
+            self._line.clear()
+        for line in lines:
+            self._read_line(line, chunks)
+            if self.ended or self.error:
+                return chunks
+        self._line += rest
+        self._bound(len(self._line))
+        return chunks
+
+    def _read_line(self, line: bytes, chunks: list[ProviderChunk]) -> None:
+        if self._at_start:
+            self._at_start = False
+            line = line.removeprefix(_BOM)
+        if not line:
+            if self._data:
+                # JSON takes a space where it takes a newline, and a chunk stays a line
+                data = b" ".join(self._data)
+                self._data.clear()
+                self._data_bytes = 0
+                chunks.append(self._read_event(data))
+            return
+        field, _, value = line.partition(b":")
+        if field == b"data":
+            value = value.removeprefix(b" ")
+            self._data.append(value)
+            self._data_bytes += len(value)
+            self._bound(max(self._data_bytes, len(line)))
+        elif not field:
+            chunks.append(_ALIVE)
+        elif field not in _IGNORED:
+            self._fail("the provider's answer is not SSE")
+
+    def _bound(self, length: int) -> None:
+        if length > EVENT_BYTES_MAX:
+            self._fail(f"an event of the provider is longer than {EVENT_BYTES_MAX} bytes")
+
+    def _fail(self, message: str) -> None:
+        self.error = ReplyError("upstream_garbage", message)
+
+    def _read_event(self, data: bytes) -> ProviderChunk:
+        """The chunk of one event; a sign of life if it has none or is the end."""
+        if data == b"[DONE]":
+            self.ended = True
+            return _ALIVE
+        if not data.strip():
+            return _ALIVE
+        try:
+            chunk = _decode(data)
+            if not data.isascii():
+                data.decode()  # what is not decoded above may still be no UTF-8
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            self._fail("the provider sent an event that is no chunk")
+            return _ALIVE
+        if chunk.error:
+            self.error = ReplyError(
+                "upstream_error",
+                "the provider reported an error inside its stream",
+                body=error_object(data),
+            )
+            return _ALIVE
+        return self._chunk(chunk, data)
+
+    def _chunk(self, chunk: _Chunk, data: bytes) -> ProviderChunk:
+        choices = chunk.choices
+        usage = _usage(chunk.usage) if chunk.usage else None
+        if not choices:
+            if usage is not None:
+                return ProviderChunk(b"", usage=msgspec.structs.replace(usage, chunk=data))
+            return _ALIVE if choices is None else ProviderChunk(data)
+        first = choices[0]
+        if len(choices) > 1 or first.index != 0:
+            for place, first in enumerate(choices):
+                if first.index == 0:
+                    data = _with_choice(data, place)
+                    break
+            else:
+                return ProviderChunk(b"", usage=usage)
+        has_content = False
+        if first.delta:
+            for name, value in first.delta.items():
+                if value and name != "role":
+                    has_content = True
+        finish = bool(first.finish_reason)
+        self.finished = self.finished or finish
+        return ProviderChunk(data, has_content, finish, usage)
+
+
+def _usage(given: Any) -> ReplyUsage | None:
+    """The counts of a provider; None if they are none."""
+    try:
+        counts = msgspec.convert(given, _Usage)
+    except msgspec.ValidationError:
+        return None
+    return ReplyUsage(counts.prompt_tokens, counts.completion_tokens)
+
+
+def _with_choice(data: bytes, place: int) -> bytes:
+    """The chunk with only one of its choices."""
+    fields = _decode_fields(data)
+    choice = _decode_choices(fields["choices"])[place]
+    return msgspec.json.encode({**fields, "choices": [choice]})
+
+
+def error_object(data: bytes) -> bytes:
+    """The error object in a provider's answer, as it came: the value of ``error``, else
+    the whole answer; empty if neither is a JSON object. Some only send a text.
+    """
+    try:
+        data.decode()
+        fields = _decode_fields(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return b""
+    inner = bytes(fields.get("error", Raw()))
+    if inner.startswith(b'"'):
+        return b'{"message":' + inner + b"}"
+    return inner if inner.startswith(b"{") else data.strip()
