@@ -57,6 +57,17 @@ class PoolSettings:
     """The same for one user, unless the rule ``replies:active`` says otherwise."""
 
 
+PoolState = Literal["healthy", "degraded", "critical", "exhausted"]
+
+
+def pool_state(active: int, size: int) -> PoolState:
+    """How full a pool is: from 70 %, 90 % and 100 % on it has another name."""
+    used = active / size
+    if used < 0.7:
+        return "healthy"
+    return "degraded" if used < 0.9 else "critical" if used < 1 else "exhausted"
+
+
 class PoolSizes(NamedTuple):
     """The most leases: ``total`` over all pools, and of each provider's own pool."""
 
