@@ -15,7 +15,7 @@ import sys
 from collections.abc import Awaitable
 from typing import Any
 
-from holdfast.client import ChatGone, ChatReset, Client, ClientSettings, Message
+from holdfast.client import ChatGone, ChatReset, Client, ClientSettings, Message, ReplyProgress
 from holdfast.errors import HoldfastError
 
 
@@ -70,6 +70,8 @@ class Driver:
                     case ChatReset(epoch=epoch):
                         self._epoch = epoch
                         emit("reset")
+                    case ReplyProgress():
+                        emit("reply", reply_id=event.reply_id, text=event.text, state=event.state)
                     case ChatGone():
                         emit("gone")
         except HoldfastError as error:

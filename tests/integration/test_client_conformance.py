@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.client import ChatGone, ChatReset, Client, ClientSettings, Message
+from holdfast.client import ChatGone, ChatReset, Client, ClientSettings, Message, ReplyProgress
 from holdfast.errors import HoldfastError
 from holdfast.verify.conformance.scenarios import Scenario, verify
 from holdfast.verify.conformance.subject import Timings
@@ -36,6 +36,7 @@ class PythonSubject:
 
     def __init__(self, server: ScriptedServer, state: Path) -> None:
         self.received: list[tuple[int, int, str]] = []
+        self.replies: list[tuple[str, str, str]] = []
         self.outcomes: dict[str, str] = {}
         self.stopped: str | None = None
         self.gone = False
@@ -92,6 +93,8 @@ class PythonSubject:
                     case ChatReset(epoch=epoch):
                         self._epoch = epoch
                         self.received.clear()
+                    case ReplyProgress():
+                        self.replies.append((event.reply_id, event.text, event.state))
                     case ChatGone():
                         self.gone = True
                 await self._server.touch()
@@ -112,6 +115,7 @@ async def test_the_python_client_conforms(scenario: Scenario, tmp_path: Path) ->
             await scenario(server, subject)
             if scenario not in WITHOUT_VERIFY:
                 await verify(server, subject)
+            assert bool(subject.replies) == ("reply" in name_of(scenario))
         finally:
             await subject.stop()
 
@@ -137,7 +141,7 @@ def conformance(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_program_that_reads_json_lines_is_driven_and_judged() -> None:
-    some = ("in_order", "token_expiry", "killed_client", "reset_then_messages")
+    some = ("in_order", "token_expiry", "killed_client", "growing_reply")
     chosen = [argument for name in some for argument in ("--scenario", name)]
     driver = str(ROOT / "examples/conformance/python_client.py")
     ended = conformance("--json", *chosen, "--", sys.executable, driver)

@@ -22,6 +22,8 @@ LINES_WAITING_MAX = 100
 """Lines read ahead; at the bound reading stops, and no line is dropped."""
 READ_BYTES_MAX = 4096
 """The most bytes, and so the most lines, of one read from a terminal."""
+GROWING_LINES_MAX = 6
+"""The lines of a growing reply that a terminal shows: the last ones."""
 LOOK_SECONDS = 1.0
 """How often a line that waits for room checks that the loop still runs."""
 
@@ -41,6 +43,10 @@ class Screen(Protocol):
 
     def status(self, state: str, waiting: Sequence[str]) -> None:
         """Show the state of the connection, and the newest unacknowledged messages."""
+        ...
+
+    def growing(self, texts: Sequence[str]) -> None:
+        """Show replies that are being written, until the next call."""
         ...
 
     def lines(self) -> AsyncIterator[str]:
@@ -67,6 +73,9 @@ class PlainScreen:
         if state != self._state:
             self._state = state
             print(f"-- {state}", file=sys.stderr, flush=True)
+
+    def growing(self, texts: Sequence[str]) -> None:
+        """A pipe gets whole messages only."""
 
     async def lines(self) -> AsyncIterator[str]:
         """Read in a daemon thread: asyncio cannot read files and /dev/null."""
@@ -110,7 +119,9 @@ class PlainScreen:
 
 
 class TerminalScreen:
-    """A terminal: waiting messages and the prompt stay at its bottom."""
+    """A terminal: growing replies, waiting messages and the prompt stay at its
+    bottom.
+    """
 
     is_pipe = False
 
@@ -119,6 +130,7 @@ class TerminalScreen:
         self._editor = LineEditor()
         self._state = "connecting"
         self._waiting: Sequence[str] = ()
+        self._growing: Sequence[str] = ()
         self._drawn = 0
         self._entered: asyncio.Queue[str | None] = asyncio.Queue(LINES_WAITING_MAX + READ_BYTES_MAX)
         self._input = sys.stdin.fileno()
@@ -138,6 +150,12 @@ class TerminalScreen:
     def status(self, state: str, waiting: Sequence[str]) -> None:
         if (state, list(waiting)) != (self._state, list(self._waiting)):
             self._state, self._waiting = state, list(waiting)
+            self._erase()
+            self._draw()
+
+    def growing(self, texts: Sequence[str]) -> None:
+        if list(texts) != list(self._growing):
+            self._growing = list(texts)
             self._erase()
             self._draw()
 
@@ -167,7 +185,7 @@ class TerminalScreen:
         asyncio.get_running_loop().add_reader(self._input, self._typed)
 
     def _erase(self) -> None:
-        """Erase the prompt and the waiting messages above it."""
+        """Erase the prompt and what is drawn above it."""
         up = f"\x1b[{self._drawn - 1}A" if self._drawn > 1 else ""
         sys.stdout.write(f"\r{up}\x1b[J" if self._drawn else "")
         self._drawn = 0
@@ -176,7 +194,8 @@ class TerminalScreen:
         width = shutil.get_terminal_size().columns
         state = "" if self._state == "online" else f" ({self._state})"
         prompt = f"{self._name}{state}> {printable(self._editor.text)}"
-        below = [f"\x1b[2m… {_fit(printable(text), width - 3)}\x1b[0m" for text in self._waiting]
+        below = [_dim(line) for text in self._growing for line in _last_lines(text, width)]
+        below += [_dim(f"… {_fit(printable(text), width - 3)}") for text in self._waiting]
         sys.stdout.write("\n".join([*below, _tail(prompt, width - 1)]))
         sys.stdout.flush()
         self._drawn = len(below) + 1
@@ -186,6 +205,19 @@ def _cells(character: str) -> int:
     if unicodedata.combining(character):
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def _dim(text: str) -> str:
+    return f"\x1b[2m{text}\x1b[0m"
+
+
+def _last_lines(text: str, width: int) -> list[str]:
+    """The end of a growing text, wrapped: what has scrolled away is not erased."""
+    rest, lines = printable(text), []
+    while len(head := _fit(rest, width - 1)) < len(rest):
+        lines.append(head)
+        rest = rest[len(head) :]
+    return [*lines, rest][-GROWING_LINES_MAX:]
 
 
 def _fit(text: str, width: int) -> str:

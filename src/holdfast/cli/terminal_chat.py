@@ -4,7 +4,8 @@ History comes once, over REST; from its end on the client follows. A terminal al
 without a server: then it loads the history on the first connection and shows only newer
 messages of the client. The user's own messages wait in the client's outbox file until
 the server has them. They are shown when the server delivers them as the chat's, so each
-line appears once.
+line appears once. An assistant's reply is shown while it grows, until its message takes
+its place.
 """
 
 from __future__ import annotations
@@ -24,7 +25,15 @@ import msgspec
 from holdfast.cli.output import message_line
 from holdfast.cli.rest import RestClient
 from holdfast.cli.screen import Screen, at_a_terminal, screen_for
-from holdfast.client import ChatGone, ChatReset, Client, ClientEvent, ConnectionChanged, Message
+from holdfast.client import (
+    ChatGone,
+    ChatReset,
+    Client,
+    ClientEvent,
+    ConnectionChanged,
+    Message,
+    ReplyProgress,
+)
 from holdfast.client.connection import claims_of
 from holdfast.client.outbox import OutboxEntry
 from holdfast.client.state import FileState
@@ -112,6 +121,7 @@ class TerminalChat:
         self._has_history = False
         self._state = "connecting"
         self._waiting = {entry.client_message_id: entry.content for entry in unsent}
+        self._growing: dict[str, str] = {}
         self._fewer = asyncio.Event()
         self._ids = Ids(SystemClock())
 
@@ -154,6 +164,7 @@ class TerminalChat:
             case Message():
                 if event.sender_id == self._user and event.client_message_id:
                     self._on_delivered(event.client_message_id)
+                self._replace(event.client_message_id or "")
                 if event.sequence > self._shown:
                     self._shown = event.sequence
                     self.show(msgspec.to_builtins(event))
@@ -166,6 +177,15 @@ class TerminalChat:
                 # the first reason; each try after it fails with its own
                 self._state = f"offline: {reason}"
                 self._update_status()
+            case ConnectionChanged(state="disconnected"):
+                self._growing.clear()
+                self._screen.growing(())
+            case ReplyProgress(state="failed"):
+                self._replace(event.reply_id)
+                self._screen.show(f"— {event.sender_id} could not reply —")
+            case ReplyProgress():
+                self._growing[event.reply_id] = f"{event.sender_id}: {event.text}…"
+                self._screen.growing(list(self._growing.values()))
             case ChatReset():
                 self._shown = 0
                 self._screen.show("— the chat was repaired; here it is again, from its beginning —")
@@ -176,6 +196,11 @@ class TerminalChat:
                 )
             case _:
                 pass
+
+    def _replace(self, reply_id: str) -> None:
+        """A growing reply is a message now, or will be none."""
+        if self._growing.pop(reply_id, None) is not None:
+            self._screen.growing(list(self._growing.values()))
 
     async def send_lines(self) -> None:
         """Send the user's lines. At the end of a pipe, wait until all are delivered."""

@@ -156,9 +156,9 @@ class ScriptedServer:
         async with self._changed:
             self._changed.notify_all()
 
-    async def say(self, content: str) -> None:
+    async def say(self, content: str, sender: str = "bob", key: str = "") -> None:
         """Another user sends a message."""
-        await self._store("bob", f"bob-{len(self.messages)}", content)
+        await self._store(sender, key or f"bob-{len(self.messages)}", content)
 
     def append_event(self, change: dict[str, Any]) -> dict[str, Any]:
         """Another user changed the chat: store an event message, without a push."""

@@ -13,6 +13,7 @@ output, one JSON object a line:
          {"event": "reset"}
          {"event": "sent", "client_message_id": …}
          {"event": "refused", "client_message_id": …, "code": …}
+         {"event": "reply", "reply_id": …, "text": …, "state": …}
          {"event": "gone"}
          {"event": "stopped", "reason": …}
          {"event": "log", "text": …}
@@ -67,6 +68,11 @@ class Subject(Protocol):
     received: list[tuple[int, int, str]]
     """(epoch, sequence, content) in the order shown; a reset empties it."""
 
+    replies: list[tuple[str, str, str]]
+    """(reply_id, text, state) of growing replies in the order shown; a client that does
+    not show them leaves it empty.
+    """
+
     outcomes: dict[str, str]
     """client_message_id -> "sent" or the error code it was refused with."""
 
@@ -91,6 +97,7 @@ class ProgramSubject:
 
     def __init__(self, command: Sequence[str], server: ScriptedServer, state: Path) -> None:
         self.received: list[tuple[int, int, str]] = []
+        self.replies: list[tuple[str, str, str]] = []
         self.outcomes: dict[str, str] = {}
         self.stopped: str | None = None
         self.gone = False
@@ -207,6 +214,10 @@ class ProgramSubject:
                 self.outcomes[event["client_message_id"]] = "sent"
             case "refused":
                 self.outcomes[event["client_message_id"]] = str(event["code"])
+            case "reply":
+                self.replies.append(
+                    (str(event["reply_id"]), str(event["text"]), str(event["state"]))
+                )
             case "gone":
                 self.gone = True
             case "stopped":

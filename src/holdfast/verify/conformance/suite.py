@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from holdfast.verify.conformance import connections, scenarios, together
+from holdfast.verify.conformance import connections, replies, scenarios, together
 from holdfast.verify.conformance.scenarios import Scenario, verify
 from holdfast.verify.conformance.subject import ProgramSubject
 from holdfast.verify.scripted_server import ScriptedServer
@@ -48,6 +48,10 @@ SCENARIOS: list[Scenario] = [
     scenarios.unknown_and_missing,
     connections.codes_to_return_from,
     connections.codes_to_stop_at,
+    replies.growing_reply,
+    replies.reply_missed_in_part,
+    replies.reply_begun_again,
+    replies.reply_cut_off,
     together.resumed_then_messages,
     together.empty_resumed_then_message,
     together.reset_then_messages,
