@@ -216,7 +216,9 @@ def _judged(rule: Rule) -> Rule:
         problems["precision"] = "holders cannot be leased; use strict"
     if rule.resource.startswith(LIVE):
         if rule.algorithm != "concurrency":
-            problems["algorithm"] = f"must be concurrency for {LIVE}…: so many at a time"
+            problems["algorithm"] = (
+                f"must be concurrency for {LIVE}…, which limits a number at a time"
+            )
     elif rule.algorithm == "concurrency" and rule.limit > HOLDERS_MAX:
         problems["limit"] = f"must be at most {HOLDERS_MAX} for concurrency"
     if rule.algorithm == "concurrency" and (entry_point := _entry_point_under(rule.resource)):

@@ -9,6 +9,7 @@ A *reply* is one AI answer: numbered entries and exactly one end.
 - ``fair_rings``  who is active, who waits, whose turn it is (pure)
 - ``pool``        active generations and the queue for them, across nodes
 - ``reply_log``   replies that outlive their connection or their node
+- ``usage``       token rules, and what every reply used
 - ``usage_store`` token counts by day, tenant, user, model and provider
 - ``providers``   where tokens come from
 - ``provider_stream`` reads a provider's SSE (pure)
