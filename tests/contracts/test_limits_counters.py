@@ -213,7 +213,7 @@ class AtAnyTime(RedisCounters):
     """
 
     now = 1_700_000_000_000.0
-    script = Script("head", *CODES, "tail")
+    script = Script("holdfast.limits.counters", "head", *CODES, "tail")
     for written, meant in {
         "local time = call('TIME')\nlocal now = time[1] * 1000 + time[2] / 1000": (
             "local now = tonumber(ARGV[2])"
@@ -793,7 +793,7 @@ async def test_connection_closed_by_redis_is_replaced(redis_server: Server) -> N
     counters = RedisCounters(RedisSettings(redis_server.url))
     client = redis.asyncio.Redis.from_url(redis_server.url)
     await one(counters, CounterRequest(at("closed"), params("token_bucket")))
-    pipe = counters._pipe
+    pipe = counters._scripts.pipe
     assert pipe is not None
     await client.client_kill_filter(_type="normal", skipme=True)
     async with asyncio.timeout(5):
@@ -821,7 +821,7 @@ async def test_silent_or_nonsensical_server_is_unknown_and_disconnected(answer: 
     with pytest.raises(OutcomeUnknown):
         await one(counters, CounterRequest(at("k"), params("token_bucket")))
     async with asyncio.timeout(5):
-        while (pipe := counters._pipe) is not None and pipe.usable:  # noqa: ASYNC110
+        while (pipe := counters._scripts.pipe) is not None and pipe.usable:  # noqa: ASYNC110
             await asyncio.sleep(0.001)  # until it is closed
     server.close()
 

@@ -5,7 +5,7 @@
 - ``sqlite``         files, threads, errors, backups of SQLite
 - ``postgres``       connections that are sessions; refuses poolers that share them
 - ``redis_url``      addresses of Redis, alone or behind Sentinel (pure)
-- ``redis``          connections, reasons of failure, fitness to keep counters
-- ``redis_scripts``  one pipelined connection for script calls
+- ``redis``          connections, reasons of failure, fitness to keep our state
+- ``redis_scripts``  script calls over one pipelined connection
 - ``outbound_http``  HTTP to untrusted servers, with bounds on every answer
 """

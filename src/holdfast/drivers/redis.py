@@ -1,4 +1,4 @@
-"""Connections to Redis by URL, reasons of failure, and fitness to keep counters."""
+"""Connections to Redis by URL, reasons of failure, and fitness to keep our state."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _BY_TEXT: tuple[tuple[str, RedisReason], ...] = (
 
 
 class UnfitRedis(RedisError):
-    """Redis answers, but must not keep counters. ``fatal``: an operator must act."""
+    """Redis answers, but must not keep our state. ``fatal``: an operator must act."""
 
     def __init__(self, reason: RedisReason, message: str, *, fatal: bool) -> None:
         super().__init__(message)
@@ -123,7 +123,7 @@ def _of_reply(text: str) -> RedisReason:
 
 
 async def check_server(connection: AbstractConnection) -> None:
-    """UnfitRedis if this server must not keep counters. Raises what redis-py raises.
+    """UnfitRedis if this server must not keep our state. Raises what redis-py raises.
 
     If the user may not run INFO, the server counts as fit.
     """
@@ -150,11 +150,11 @@ def check_info(answer: bytes) -> None:
     if policy != "noeviction" and info.get("maxmemory", "0") != "0":
         raise UnfitRedis(
             "eviction",
-            f"this Redis evicts counters when it is full (maxmemory-policy {policy}), and an"
-            " evicted counter grants its limit again: set maxmemory-policy noeviction",
+            f"this Redis evicts keys when it is full (maxmemory-policy {policy}), and an evicted"
+            " counter grants its limit again: set maxmemory-policy noeviction",
             fatal=True,
         )
     if info.get("role") == "slave":
         raise UnfitRedis(
-            "read_only", "this Redis is a replica: counters need the primary", fatal=False
+            "read_only", "this Redis is a replica: writes need the primary", fatal=False
         )

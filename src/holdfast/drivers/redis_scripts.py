@@ -1,8 +1,10 @@
-"""One pipelined connection to Redis for script calls; replies come in call order.
+"""Script calls over one pipelined connection to Redis; replies come in call order.
 
 redis-py opens it, with TLS, AUTH and SELECT. From then on we own its transport:
 redis-py's streams, timeouts and coroutines cost more per reply than the reply itself,
 and a node gets a thousand replies a second.
+
+``subject`` is what the scripts keep ("the counters"), as errors name it.
 """
 
 from __future__ import annotations
@@ -10,24 +12,27 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from typing import Any, Final
 
 import hiredis
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import InvalidResponse
+from redis.exceptions import InvalidResponse, RedisError
 
+from holdfast.drivers.redis import check_server, connection_pool
 from holdfast.errors import HoldfastError, OutcomeUnknown, Unavailable
 
 _NOT_YET: Final = object()
 
 
 class Script:
-    """A Lua source and the digest by which Redis caches it."""
+    """A Lua source and the digest by which Redis caches it: the files ``names`` in the
+    folder ``lua`` of a package, one after the other.
+    """
 
-    def __init__(self, *names: str) -> None:
-        folder = files("holdfast.limits.counters") / "lua"
+    def __init__(self, package: str, *names: str) -> None:
+        folder = files(package) / "lua"
         self.source = "\n".join((folder / f"{name}.lua").read_text() for name in names)
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
@@ -68,8 +73,9 @@ class Pipe(asyncio.Protocol):
     def __init__(
         self,
         connection: AbstractConnection,
+        subject: str,
         silence_max_seconds: float,
-        on_trouble: Callable[[Exception | str], None] = lambda _: None,
+        on_trouble: Callable[[Exception | str], None],
     ) -> None:
         """Takes over the open ``connection``; closes it if Redis is silent too long."""
         reader, writer = connection._reader, connection._writer
@@ -79,6 +85,7 @@ class Pipe(asyncio.Protocol):
         self._transport = writer.transport
         self._transport.set_protocol(self)
         self._loop = asyncio.get_running_loop()
+        self._subject = subject
         self._silence_max = silence_max_seconds
         self._on_trouble = on_trouble
         self._parser = hiredis.Reader(notEnoughData=_NOT_YET)
@@ -117,7 +124,7 @@ class Pipe(asyncio.Protocol):
                 self._gave_up or error or ConnectionError("Redis closed the connection")
             )
         while self._calls:
-            self._calls.popleft().fail(OutcomeUnknown("the counters did not answer"))
+            self._calls.popleft().fail(OutcomeUnknown(f"{self._subject} did not answer"))
 
     def _write(self, call: ScriptCall, command: tuple[Any, ...]) -> None:
         call.sent_at = self._loop.time()
@@ -147,7 +154,7 @@ class Pipe(asyncio.Protocol):
             except Exception as error:
                 self.retire()
                 self._on_trouble(InvalidResponse("Redis answered a script with something else"))
-                unknown = OutcomeUnknown("the counters answered what nobody understands")
+                unknown = OutcomeUnknown(f"{self._subject} answered what nobody understands")
                 unknown.__cause__ = error
                 call.fail(unknown)
 
@@ -157,7 +164,94 @@ class Pipe(asyncio.Protocol):
             return
         self.retire()  # it may be a replica now, or stopping: try a new connection
         self._on_trouble(reason)
-        error: HoldfastError = Unavailable(f"the counters refuse to count: {reason}")
+        error: HoldfastError = Unavailable(f"{self._subject} refused the call: {reason}")
         if call.script.sha in reason:  # it failed while running: its writes so far stay
-            error = OutcomeUnknown("the counters broke off while they counted")
+            error = OutcomeUnknown(f"{self._subject} broke off during the call")
         call.fail(error)
+
+
+class ScriptRunner:
+    """Runs scripts on the server or the service of a URL, which must be fit to keep
+    what the scripts write. Opens a connection when one is needed.
+
+    ``on_trouble`` gets the reason of each failure.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        subject: str,
+        on_trouble: Callable[[Exception | str], None],
+        *,
+        connect_timeout_seconds: float = 1.0,
+        socket_timeout_seconds: float = 5.0,
+    ) -> None:
+        self._subject = subject
+        self._on_trouble = on_trouble
+        self._silence_max = socket_timeout_seconds
+        self._opening: asyncio.Task[Pipe] | None = None
+        self.pipe: Pipe | None = None
+        self._connections = connection_pool(
+            url,
+            protocol=2,  # we need nothing of 3, which also pushes messages we did not ask for
+            socket_connect_timeout=connect_timeout_seconds,
+            socket_timeout=socket_timeout_seconds,
+        )
+
+    def run(
+        self,
+        script: Script,
+        keys: list[bytes],
+        arguments: tuple[Any, ...],
+        read: Callable[[Any], Any],
+    ) -> Awaitable[Any]:
+        """If there is a connection, the call has been sent when this returns."""
+        call = ScriptCall(script, keys, arguments, read)
+        pipe = self.pipe
+        return pipe.send(call) if pipe is not None and pipe.usable else self._connect_and_run(call)
+
+    async def check(self) -> None:
+        """UnfitRedis, or what redis-py raises, if calls cannot succeed now."""
+        (await self._open()).retire()
+
+    def retire(self) -> None:
+        """The next call opens another connection, which checks the server."""
+        if self.pipe is not None:
+            self.pipe.retire()
+
+    async def aclose(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+        self.retire()
+
+    async def _connect_and_run(self, call: ScriptCall) -> Any:
+        """Open one connection for all waiters; cancelling one does not end it."""
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open())
+            self._opening.add_done_callback(self._opened)
+        try:
+            pipe = await asyncio.shield(self._opening)
+        except (RedisError, OSError) as error:
+            raise Unavailable(f"{self._subject} cannot be reached") from error
+        return await pipe.send(call)
+
+    async def _open(self) -> Pipe:
+        make: Callable[[], AbstractConnection] = self._connections.make_connection
+        connection = make()
+        try:
+            await connection.connect()  # type: ignore[no-untyped-call]
+            await check_server(connection)
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        return Pipe(connection, self._subject, self._silence_max, self._on_trouble)
+
+    def _opened(self, opening: asyncio.Task[Pipe]) -> None:
+        self._opening = None
+        if opening.cancelled():
+            return
+        error = opening.exception()
+        if error is None:
+            self.pipe = opening.result()
+        elif isinstance(error, (RedisError, OSError)):
+            self._on_trouble(error)

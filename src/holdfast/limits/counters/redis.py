@@ -11,12 +11,11 @@ from itertools import chain, islice
 from typing import Any
 
 import msgspec
-from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
 
 from holdfast import telemetry
-from holdfast.drivers.redis import UnfitRedis, check_info, check_server, connection_pool, trouble_of
-from holdfast.drivers.redis_scripts import Pipe, Script, ScriptCall
+from holdfast.drivers.redis import UnfitRedis, check_info, trouble_of
+from holdfast.drivers.redis_scripts import Script, ScriptRunner
 from holdfast.errors import BadSetting, Unavailable
 from holdfast.limits.algorithms import CODES, CounterReading, LimitParams
 from holdfast.limits.counters.contract import (
@@ -37,9 +36,10 @@ _NUMBERS_PER_READING = 6
 
 _answers = msgspec.msgpack.Decoder(list[Any])
 
-DECIDE = Script("head", *CODES, "tail")
-ANNOUNCE = Script("announce")
-RESET = Script("reset")
+DECIDE, ANNOUNCE, RESET = (
+    Script("holdfast.limits.counters", *names)
+    for names in (("head", *CODES, "tail"), ("announce",), ("reset",))
+)
 
 RESETS_REPORTED_SECONDS = 60.0
 """How long a reset is reported; a node cut off for longer may remember a refusal."""
@@ -82,21 +82,20 @@ class RedisCounters:
         )
         self._announced_at: bytes | str = "0"
         self._check_again_at = 0.0
-        self._pipe: Pipe | None = None
-        self._opening: asyncio.Task[Pipe] | None = None
         self._trouble: CountersTrouble | None = None
-        self._connections = connection_pool(
+        self._scripts = ScriptRunner(
             settings.url,
-            protocol=2,  # we need nothing of 3, which also pushes messages we did not ask for
-            socket_connect_timeout=settings.connect_timeout_seconds,
-            socket_timeout=settings.socket_timeout_seconds,
+            "the counters",
+            self._failed,
+            connect_timeout_seconds=settings.connect_timeout_seconds,
+            socket_timeout_seconds=settings.socket_timeout_seconds,
         )
 
     async def check(self) -> None:
         """BadSetting if it is reachable but unfit. Each connection checks again."""
         try:
             async with asyncio.timeout(self._settings.check_seconds):
-                (await self._open()).retire()
+                await self._scripts.check()
         except UnfitRedis as error:
             if error.fatal:
                 raise BadSetting(f"limits.counters_url: {error}") from None
@@ -152,10 +151,7 @@ class RedisCounters:
         return trouble
 
     async def aclose(self) -> None:
-        if self._opening is not None:
-            self._opening.cancel()
-        if self._pipe is not None:
-            self._pipe.retire()
+        await self._scripts.aclose()
 
     def _decide(
         self,
@@ -193,31 +189,7 @@ class RedisCounters:
         read: Callable[[Any], Any],
     ) -> Awaitable[Any]:
         """If there is a connection, the call has been sent when this returns."""
-        call = ScriptCall(script, keys, arguments, read)
-        pipe = self._pipe
-        return pipe.send(call) if pipe is not None and pipe.usable else self._connect_and_run(call)
-
-    async def _connect_and_run(self, call: ScriptCall) -> Any:
-        """Open one connection for all waiters; cancelling one does not end it."""
-        if self._opening is None:
-            self._opening = asyncio.create_task(self._open())
-            self._opening.add_done_callback(self._opened)
-        try:
-            pipe = await asyncio.shield(self._opening)
-        except (RedisError, OSError) as error:
-            raise Unavailable("the counters cannot be reached") from error
-        return await pipe.send(call)
-
-    async def _open(self) -> Pipe:
-        make: Callable[[], AbstractConnection] = self._connections.make_connection
-        connection = make()
-        try:
-            await connection.connect()  # type: ignore[no-untyped-call]
-            await check_server(connection)
-        except BaseException:
-            await connection.disconnect(nowait=True)
-            raise
-        return Pipe(connection, self._settings.socket_timeout_seconds, self._failed)
+        return self._scripts.run(script, keys, arguments, read)
 
     def _check_info(self, info: bytes) -> None:
         """Stop using a Redis that has become unfit; new connections check it too."""
@@ -225,23 +197,12 @@ class RedisCounters:
             check_info(info)
         except UnfitRedis as error:
             self._failed(error)
-            if self._pipe is not None:
-                self._pipe.retire()
+            self._scripts.retire()
             raise Unavailable("the counters are not fit to count") from error
 
     def _failed(self, error: Exception | str) -> None:
         self._trouble = CountersTrouble(*trouble_of(error, self._settings.url))
         telemetry.redis_failed("counters", self._trouble.reason)
-
-    def _opened(self, opening: asyncio.Task[Pipe]) -> None:
-        self._opening = None
-        if opening.cancelled():
-            return
-        error = opening.exception()
-        if error is None:
-            self._pipe = opening.result()
-        elif isinstance(error, (RedisError, OSError)):
-            self._failed(error)
 
 
 class _PackedCall:
