@@ -292,9 +292,9 @@ serving = lifecycle.serving
 
 @contextlib.asynccontextmanager
 async def answering(*parts):
-    async with serving(*parts):
+    async with serving(*parts) as stop_accepting:
         os.kill(os.getpid(), signal.SIGTERM)
-        yield
+        yield stop_accepting
 
 lifecycle.serving = answering
 sys.argv[1:] = ["serve"]

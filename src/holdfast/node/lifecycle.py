@@ -138,13 +138,14 @@ async def running(
         address_limits = AddressLimits(settings.api, clock, settings.server.proxies)
         app = RestApp(node.api_deps(backups), address_limits)
         about_to_serve()
-        await stack.enter_async_context(
+        stop_accepting = await stack.enter_async_context(
             serving(app, node.http_deps(address_limits, http_times), listening, node.broken)
         )
         try:
             yield node
         finally:
             backups.stop()
-            # HTTP still answers: new handshakes and streams are refused, and readiness
-            # says so.
+            # Open connections are still answered: new handshakes and streams are
+            # refused, and readiness says so.
+            stop_accepting()
             await asyncio.gather(node.gateway.drain(), app.drain())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
@@ -55,12 +55,25 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         self.ready.set()
 
+    def stop_accepting(self) -> None:
+        """Close the listener and idle connections; open requests are answered.
+
+        A proxy in front then finds the other nodes at once.
+        """
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+
 
 @asynccontextmanager
 async def serving(
     app: App, deps: HttpDeps, listening: socket.socket, broken: asyncio.Event
-) -> AsyncIterator[None]:
-    """Serve HTTP and upgrades; sets ``broken`` if uvicorn ends by itself."""
+) -> AsyncIterator[Callable[[], None]]:
+    """Serve HTTP and upgrades; sets ``broken`` if uvicorn ends by itself.
+
+    Gives the function that stops accepting, for the beginning of a drain.
+    """
     # a factory serves where uvicorn wants a class
     protocol: Any = partial(HttpRequests, deps, telemetry.ThrottledLog())
     config = uvicorn.Config(
@@ -82,7 +95,7 @@ async def serving(
     ready = asyncio.create_task(server.ready.wait())
     try:
         await asyncio.wait([ready, ended], return_when=asyncio.FIRST_COMPLETED)
-        yield
+        yield server.stop_accepting
     finally:
         ready.cancel()
         server.should_exit = True
