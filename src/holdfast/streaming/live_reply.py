@@ -1,0 +1,152 @@
+"""A reply in the memory of the node that makes it.
+
+This memory is the reply: the producer appends entries, and every reader, the client
+that asked for it too, is a cursor over them. Entries of the end are held back until the
+log has them, so that no reader sees an end that a crash could take back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+from holdfast import telemetry
+from holdfast.bounds import MIB
+from holdfast.streaming.pool.places import PoolPlace
+from holdfast.streaming.reply import (
+    ReplyBegin,
+    ReplyDelta,
+    ReplyDone,
+    ReplyEnd,
+    ReplyEntry,
+    ReplyError,
+    ReplyUsage,
+)
+from holdfast.streaming.reply_log.writer import NotResumableCause
+
+ReplyState = Literal["waiting", "running", "ended"]
+ENTRY_BYTES = 120
+"""What an entry costs in memory besides its chunk."""
+KEPT_BYTES_MAX = 4 * MIB
+"""Of a reply whose log is lost. Beyond it the oldest entries are dropped, and a reader
+that still needed them ends with ``gap``."""
+REPLY_BYTES_MAX = 32 * MIB
+"""Of a whole reply; a provider that sends more is cut off."""
+
+
+class LiveReply:
+    """Entries, who watches them, and how the reply is stopped.
+
+    ``visible``: how many entries readers may see. ``end``: the end, once visible.
+    ``resumable``: whether the log can still give it to another node, or after a restart
+    of this one. ``size_bytes``: of all entries; ``kept_bytes``: of those still here.
+    ``first``: the number of the oldest entry that is still here.
+    """
+
+    def __init__(self, reply_id: str, begin: ReplyBegin, epoch: int) -> None:
+        self.reply_id = reply_id
+        self.begin = begin
+        self.epoch = epoch
+        self.resumable = False
+        self.entries: list[ReplyEntry] = [begin]
+        self.visible = 1
+        self.first = 0
+        self.size_bytes = self.kept_bytes = ENTRY_BYTES
+        self.state: ReplyState = "waiting"
+        self.end: ReplyEnd | None = None
+        self.place: PoolPlace | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.stop_cause: ReplyError | None = None
+        """Why it is being stopped; set before its task is cancelled."""
+        self.has_token = False
+        self._watchers: dict[Callable[[], None], bool] = {}
+        """Called when there is something new; whether the watcher is a reader."""
+        self.on_unread: Callable[[], None] = lambda: None
+        """Called when the last reader has left."""
+        self.unread_timer: asyncio.TimerHandle | None = None
+        """Cancels the reply if nobody reads it by then."""
+
+    # --- readers
+
+    def watch(self, callback: Callable[[], None], *, reader: bool = True) -> None:
+        self._watchers[callback] = reader
+
+    def unwatch(self, callback: Callable[[], None]) -> None:
+        if self._watchers.pop(callback, False) and not self.readers:
+            self.on_unread()
+
+    @property
+    def readers(self) -> int:
+        return sum(self._watchers.values())
+
+    # --- the producer
+
+    def append(self, entries: Iterable[ReplyEntry]) -> None:
+        """Add entries that readers may see at once."""
+        self.hold(entries)
+        self.visible = self.next
+        self.notify()
+
+    def hold(self, entries: Iterable[ReplyEntry]) -> None:
+        """Add entries that readers may not see yet."""
+        for entry in entries:
+            self.entries.append(entry)
+            size = _size(entry)
+            self.size_bytes += size
+            self.kept_bytes += size
+        if self.kept_bytes > KEPT_BYTES_MAX and not self.resumable:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        dropped = 0
+        while self.kept_bytes > KEPT_BYTES_MAX // 2:
+            self.kept_bytes -= _size(self.entries[dropped])
+            dropped += 1
+        del self.entries[:dropped]
+        self.first += dropped
+
+    @property
+    def next(self) -> int:
+        """The number of the next entry."""
+        return self.first + len(self.entries)
+
+    def show_end(self) -> None:
+        """Let readers see everything; the last entry is the end."""
+        last = self.entries[-1]
+        assert isinstance(last, ReplyDone | ReplyError), "a reply ends once"
+        self.visible = self.next
+        self.state, self.end = "ended", last
+        self.notify()
+
+    def set_state(self, state: ReplyState) -> None:
+        self.state = state
+        self.notify()
+
+    def notify(self) -> None:
+        for callback in tuple(self._watchers):
+            callback()
+
+    def stop(self, cause: ReplyError) -> bool:
+        """End the reply with this error; False if it is ending already."""
+        if self.stop_cause is not None or self.state == "ended" or self.task is None:
+            return False
+        self.stop_cause = cause
+        self.task.cancel()
+        return True
+
+    # --- the log
+
+    def on_superseded(self) -> None:
+        """Another node makes a newer epoch of this reply."""
+        self.stop(ReplyError("superseded", "another node makes this reply now", 409))
+
+    def on_not_resumable(self, cause: NotResumableCause) -> None:
+        """The log will not have everything, or too late; the reply goes on."""
+        self.resumable = False
+        telemetry.reply_not_resumable(cause)
+
+
+def _size(entry: ReplyEntry) -> int:
+    chunk = entry.chunk if isinstance(entry, ReplyDelta | ReplyUsage) else b""
+    return ENTRY_BYTES + len(chunk)

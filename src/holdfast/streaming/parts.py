@@ -1,0 +1,485 @@
+"""Replies of a node: start them, find them, cancel them, stop them all.
+
+What the API and the assistants use. A reply that is made here is read from memory, any
+other from the log. Only its owner finds it: a foreign reply and an unknown one look the
+same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from msgspec import Struct
+
+from holdfast import telemetry
+from holdfast.clock import Clock
+from holdfast.errors import (
+    Deferred,
+    InvalidMessage,
+    KeyReused,
+    NotFound,
+    OutcomeUnknown,
+    Unavailable,
+)
+from holdfast.streaming.admission import Admission, ReplyRequest
+from holdfast.streaming.live_reply import LiveReply, ReplyState
+from holdfast.streaming.pool.leases import NodeLeases
+from holdfast.streaming.producer import Producer
+from holdfast.streaming.reader import BATCH_MAX, Entries, LiveCursor, LogCursor, ReaderEvent
+from holdfast.streaming.reply import (
+    EntryId,
+    Owner,
+    ReplyBegin,
+    ReplyDone,
+    ReplyEntry,
+    ReplyError,
+)
+from holdfast.streaming.reply_log.contract import KeyClaim, LogPage, ReplyLog
+from holdfast.streaming.reply_log.writer import LogWriter
+from holdfast.streaming.settings import StreamingSettings
+
+SWEEP_SECONDS = 1.0
+KEPT_SECONDS = 30.0
+"""How long an ended reply stays in memory whose end the log does not have."""
+END_SECONDS = 3.0
+"""How long stopped replies may take to end while the node stops."""
+CLAIM_TRIES_MAX = 3
+CancelCause = str
+
+
+def cancelled(text: str = "the reply was cancelled") -> ReplyError:
+    return ReplyError("cancelled", text, 499)
+
+
+SHUTDOWN = ReplyError("server_shutdown", "this node is stopping; ask again", 503)
+
+
+class ReplySnapshot(NamedTuple):
+    """The entries of a reply at a moment, and whether it waits in the queue."""
+
+    entries: Entries
+    waiting: bool
+
+
+class AttachedReply(NamedTuple):
+    """A reply that its owner may read.
+
+    ``ended_at``: its end's id, or None while it waits or runs.
+    """
+
+    reply_id: str
+    begin: ReplyBegin
+    epoch: int
+    state: ReplyState
+    ended_at: EntryId | None
+    open_cursor: Callable[[EntryId | None], AsyncIterator[ReaderEvent]]
+    take_snapshot: Callable[[], Awaitable[ReplySnapshot]]
+
+    async def snapshot(self) -> ReplySnapshot:
+        """What there is now, without waiting."""
+        return await self.take_snapshot()
+
+    def entries(self, after: EntryId | None = None) -> AsyncIterator[ReaderEvent]:
+        """What comes after an entry, as it comes. InvalidMessage if that entry is of
+        another epoch or beyond the end. Close it, or read it to its end.
+        """
+        if after is not None:
+            if after.epoch != self.epoch:
+                raise InvalidMessage(f"{after} is no entry of this reply", field="last_event_id")
+            if self.ended_at is not None and after.n > self.ended_at.n:
+                raise InvalidMessage(f"{after} is beyond the end", field="last_event_id")
+        return self.open_cursor(after)
+
+
+class ReplySummary(Struct, frozen=True):
+    """A reply as operators see it; never its text."""
+
+    reply_id: str
+    tenant: str
+    owner: str
+    kind: str
+    surface: str
+    model: str
+    state: str
+    age_seconds: float
+    readers: int
+    entries: int
+    position: int
+    node: str
+
+
+class _Held(NamedTuple):
+    """A reply of this node. It keeps nothing of the request's body."""
+
+    live: LiveReply
+    claim: KeyClaim | None
+    replicated: bool
+    is_allowed: Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamingDeps:
+    """What the replies of a node need."""
+
+    node: str
+    settings: StreamingSettings
+    leases: NodeLeases
+    log: ReplyLog
+    writer: LogWriter
+    clock: Clock
+
+
+class StreamingParts:
+    """The replies of one node."""
+
+    def __init__(self, deps: StreamingDeps, admission: Admission, producer: Producer) -> None:
+        self._node, self._settings, self._clock = deps.node, deps.settings, deps.clock
+        self._leases, self._log, self._writer = deps.leases, deps.log, deps.writer
+        self._admission, self._producer = admission, producer
+        self._held: dict[str, _Held] = {}
+        """Bounded by the pool and the queue: each waits, runs, or has just ended."""
+        self._kept_bytes = 0
+        self._leases.on_cancel = self._on_cancel
+        self._closing = set[asyncio.Task[None]]()
+
+    def models(self) -> Sequence[str]:
+        """The models that clients may ask for."""
+        return self._admission.models()
+
+    # --- start
+
+    async def start(self, request: ReplyRequest) -> AttachedReply:
+        """Begin a reply, or attach to the one that its Idempotency-Key began.
+
+        It returns when the reply runs or waits; the rest happens in a task of its own.
+        Raises the reason why it may not begin.
+        """
+        await self._admission.check(request)
+        if request.key is None:
+            return await self._begin(request, None)
+        claim = KeyClaim(
+            request.owner, request.key, request.body_hash, request.reply_id, self._node
+        )
+        for _ in range(CLAIM_TRIES_MAX):
+            winner = await self._claim(claim)
+            if winner == claim:
+                return await self._begin_claimed(request, claim)
+            if (attached := await self._attach(winner, request)) is not None:
+                return attached
+            await self._log.free(winner)
+        raise Unavailable("another request has this Idempotency-Key", retry_after_seconds=1.0)
+
+    async def _claim(self, claim: KeyClaim) -> KeyClaim:
+        try:
+            return await self._log.claim(claim)
+        except (Deferred, OutcomeUnknown):
+            raise _log_unavailable() from None
+
+    async def _attach(self, winner: KeyClaim, request: ReplyRequest) -> AttachedReply | None:
+        """The reply of an earlier claim; None if it failed or its node is gone."""
+        if winner.body_hash != request.body_hash:
+            raise KeyReused("this Idempotency-Key belongs to another request")
+        request.reservation.free()
+        try:
+            found = await self.find(request.owner, winner.reply_id)
+        except NotFound:
+            begins = winner.node in self._leases.nodes and winner.node != self._node
+            if begins:  # claimed there a moment ago, and not begun yet
+                raise Unavailable("it is just being begun", retry_after_seconds=1.0) from None
+            return None
+        if found.state != "ended" and not self._is_made(found.begin.node, winner.reply_id):
+            return None
+        return found
+
+    def _is_made(self, node: str, reply_id: str) -> bool:
+        if node == self._node:
+            return reply_id in self._held
+        return not self._leases.shared_up or node in self._leases.nodes
+
+    async def _begin_claimed(self, request: ReplyRequest, claim: KeyClaim) -> AttachedReply:
+        try:
+            return await self._begin(request, claim)
+        except BaseException:
+            self._in_background(self._free(claim))
+            raise
+
+    async def _begin(self, request: ReplyRequest, claim: KeyClaim | None) -> AttachedReply:
+        must_resume = request.kind in ("native", "background") or claim is not None
+        full = self._kept_bytes > self._settings.replies_bytes_max
+        if full and must_resume:
+            telemetry.reply_refused("memory")
+            raise Unavailable("this node keeps too many replies", retry_after_seconds=5.0)
+        place = await self._admission.take_place(request)
+        begin = ReplyBegin(
+            *request.owner,
+            request.kind,
+            request.surface,
+            request.model,
+            self._node,
+            self._clock.now(),
+            request.shown,
+        )
+        live = LiveReply(request.reply_id, begin, int(self._clock.now() * 1000))
+        try:
+            if request.replicated and not full:
+                live.epoch = await self._writer.begin(live)
+                live.resumable = True
+        except (Deferred, OutcomeUnknown):
+            if must_resume:
+                self._leases.release(request.reply_id)
+                telemetry.reply_refused("log")
+                raise _log_unavailable() from None
+        except BaseException:
+            self._leases.release(request.reply_id)
+            raise
+        if request.replicated and not live.resumable:
+            telemetry.reply_not_resumable("memory" if full else "log")
+        self._hold(_Held(live, claim, request.replicated, request.is_allowed))
+        self._producer.start(live, request, place, self._on_ended)
+        return self._attached(live)
+
+    def _hold(self, held: _Held) -> None:
+        live = held.live
+        self._held[live.reply_id] = held
+        live.on_unread = lambda: self._on_unread(live)
+        if live.begin.kind in ("plain", "native"):
+            self._cancel_later(live)
+
+    # --- readers that leave
+
+    def _on_unread(self, live: LiveReply) -> None:
+        if live.begin.kind not in ("plain", "native"):
+            return
+        if not live.resumable and not live.has_token:
+            self._stop(live, "unread")
+        else:
+            self._cancel_later(live)
+
+    def _cancel_later(self, live: LiveReply) -> None:
+        times = self._settings.times
+        grace = times.cancel_replicated_seconds if live.resumable else times.cancel_seconds
+        if live.unread_timer is not None:
+            live.unread_timer.cancel()
+        live.unread_timer = asyncio.get_running_loop().call_later(
+            grace, self._cancel_if_unread, live
+        )
+
+    def _cancel_if_unread(self, live: LiveReply) -> None:
+        if live.readers or live.state == "ended":
+            return
+        if live.reply_id in self._leases.read_elsewhere:
+            asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._cancel_if_unread, live)
+        else:
+            self._stop(live, "unread")
+
+    def _stop(self, live: LiveReply, cause: CancelCause) -> None:
+        if live.stop(cancelled()):
+            telemetry.reply_cancelled(cause)
+
+    def _on_cancel(self, reply_id: str) -> None:
+        """Another node was asked to cancel a reply that is made here."""
+        if (held := self._held.get(reply_id)) is not None:
+            self._stop(held.live, "elsewhere")
+
+    def _on_ended(self, live: LiveReply) -> None:
+        held = self._held[live.reply_id]
+        if live.unread_timer is not None:
+            live.unread_timer.cancel()
+        if held.claim is not None and not isinstance(live.end, ReplyDone):
+            self._in_background(self._free(held.claim))
+        if held.replicated and not live.resumable:
+            asyncio.get_running_loop().call_later(KEPT_SECONDS, self._forget, live)
+        else:
+            self._forget(live)
+
+    def _forget(self, live: LiveReply) -> None:
+        held = self._held.get(live.reply_id)
+        if held is not None and held.live is live:
+            del self._held[live.reply_id]
+
+    async def _free(self, claim: KeyClaim) -> None:
+        try:
+            await self._log.free(claim)
+        except (Deferred, OutcomeUnknown) as error:
+            telemetry.log.warning("streaming.claim_kept", error=str(error))
+
+    # --- find and cancel
+
+    async def find(self, owner: Owner, reply_id: str) -> AttachedReply:
+        """NotFound if there is none that ``owner`` may read."""
+        held = self._held.get(reply_id)
+        if held is not None:
+            if held.live.begin.owner != owner:
+                raise NotFound("there is no such reply")
+            return self._attached(held.live)
+        try:
+            page = await self._log.read(reply_id, None, 1)
+        except (Deferred, OutcomeUnknown):
+            raise _log_unavailable() from None
+        begin = page.entries[0][1] if page is not None and page.entries else None
+        if page is None or not isinstance(begin, ReplyBegin) or begin.owner != owner:
+            raise NotFound("there is no such reply")
+        return await self._attached_to_log(reply_id, begin, page)
+
+    def _attached(self, live: LiveReply) -> AttachedReply:
+        ended_at = EntryId(live.epoch, live.visible - 1) if live.end is not None else None
+        return AttachedReply(
+            live.reply_id,
+            live.begin,
+            live.epoch,
+            live.state,
+            ended_at,
+            lambda after: LiveCursor(live, after),
+            lambda: _snapshot(live),
+        )
+
+    async def _attached_to_log(
+        self, reply_id: str, begin: ReplyBegin, page: LogPage
+    ) -> AttachedReply:
+        last = page.last
+        end = await self._log.read(reply_id, EntryId(last.epoch, last.n - 1), 1) if last.n else None
+        ended = end is not None and any(
+            isinstance(entry, ReplyDone | ReplyError) for _, entry in end.entries
+        )
+        return AttachedReply(
+            reply_id,
+            begin,
+            last.epoch,
+            "ended" if ended else "running",
+            last if ended else None,
+            lambda after: LogCursor(reply_id, begin, after, self._log, self._leases, self._clock),
+            lambda: self._log_snapshot(reply_id),
+        )
+
+    async def _log_snapshot(self, reply_id: str) -> ReplySnapshot:
+        entries = list[tuple[EntryId, ReplyEntry]]()
+        while (
+            page := await self._log.read(reply_id, entries[-1][0] if entries else None, BATCH_MAX)
+        ) is not None and page.entries:
+            entries += page.entries
+        return ReplySnapshot(entries, waiting=len(entries) == 1)
+
+    async def cancel(self, owner: Owner, reply_id: str) -> AttachedReply:
+        """Cancel the owner's reply, here or at another node. Repeats change nothing."""
+        found = await self.find(owner, reply_id)
+        if found.state != "ended":
+            await self._cancel_found(found, "owner")
+        return found
+
+    async def cancel_any(self, reply_id: str) -> bool:
+        """For operators. False if this node and the log know no such running reply."""
+        if (held := self._held.get(reply_id)) is not None:
+            self._stop(held.live, "operator")
+            return True
+        page = await self._log.read(reply_id, None, 1)
+        begin = page.entries[0][1] if page is not None and page.entries else None
+        if page is None or not isinstance(begin, ReplyBegin):
+            return False
+        found = await self._attached_to_log(reply_id, begin, page)
+        if found.state != "ended":
+            await self._cancel_found(found, "operator")
+        return found.state != "ended"
+
+    async def _cancel_found(self, found: AttachedReply, cause: CancelCause) -> None:
+        if (held := self._held.get(found.reply_id)) is not None:
+            self._stop(held.live, cause)
+        else:
+            await self._leases.cancel_elsewhere(found.reply_id, found.begin.node)
+
+    async def delete(self, owner: Owner, reply_id: str) -> None:
+        """Cancel the reply and forget what it said."""
+        found = await self.cancel(owner, reply_id)
+        held = self._held.get(found.reply_id)
+        if held is not None and held.live.task is not None:
+            await asyncio.wait([held.live.task])
+            self._forget(held.live)
+        await self._log.delete([reply_id])
+
+    async def forget_owner(self, owner: Owner) -> int:
+        """Erase every reply of an owner; returns how many."""
+        for held in list(self._held.values()):
+            if held.live.begin.owner == owner:
+                self._stop(held.live, "owner")
+        return await self._log.forget_owner(owner)
+
+    def replies(self) -> Iterator[ReplySummary]:
+        """The replies that this node makes."""
+        now = self._clock.now()
+        for live in [held.live for held in self._held.values()]:
+            begin, place = live.begin, live.place
+            yield ReplySummary(
+                live.reply_id,
+                begin.owner_tenant,
+                begin.owner_name,
+                begin.kind,
+                begin.surface,
+                begin.model,
+                live.state,
+                round(now - begin.created_at, 1),
+                live.readers,
+                live.visible,
+                place.position if place is not None and place.waiting else 0,
+                self._node,
+            )
+
+    # --- the life of the node
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        sweep = asyncio.create_task(self._sweep(), name="holdfast-replies")
+        try:
+            yield
+        finally:
+            sweep.cancel()
+            await asyncio.gather(sweep, *self._closing, return_exceptions=True)
+
+    async def _sweep(self) -> None:
+        """Each second: count the bytes, and stop replies whose owner was revoked."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            self._kept_bytes = sum(held.live.kept_bytes for held in self._held.values())
+            for held in list(self._held.values()):
+                if held.live.state != "ended" and not held.is_allowed():
+                    self._stop(held.live, "revoked")
+
+    async def drain(self) -> None:
+        """Refuse what arrives, end what waits, let what runs end in its time.
+
+        It returns when every reply has its end, with ``server_shutdown`` at the latest.
+        """
+        self._admission.draining.set()
+        for held in list(self._held.values()):
+            if held.live.state == "waiting":
+                held.live.stop(SHUTDOWN)
+        await self._wait_for_ends(self._settings.times.drain_seconds)
+        for held in list(self._held.values()):
+            held.live.stop(SHUTDOWN)
+        await self._wait_for_ends(END_SECONDS)
+
+    async def _wait_for_ends(self, seconds: float) -> None:
+        tasks = [held.live.task for held in self._held.values() if held.live.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
+
+    def _in_background(self, doing: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(doing)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+async def _snapshot(live: LiveReply) -> ReplySnapshot:
+    first = live.first
+    return ReplySnapshot(
+        [(EntryId(live.epoch, n), live.entries[n - first]) for n in range(first, live.visible)],
+        live.state == "waiting",
+    )
+
+
+def _log_unavailable() -> Unavailable:
+    return Unavailable(
+        "replies cannot be kept now, so this one could not be resumed", retry_after_seconds=2.0
+    )

@@ -1,0 +1,223 @@
+"""The producer: from a place in the pool to the reply's one end.
+
+One task for each reply. It waits for the lease, streams the provider's chunks into the
+reply's entries, and ends it: the chunk with the finish_reason, the usage and the end
+become visible together, when the log has them or after a second without it. Whatever
+happens on the way becomes the reply's end; nothing is left without one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+from holdfast import telemetry
+from holdfast.clock import Clock
+from holdfast.errors import HoldfastError, RateLimited
+from holdfast.streaming.admission import ReplyRequest
+from holdfast.streaming.live_reply import REPLY_BYTES_MAX, LiveReply
+from holdfast.streaming.pool.leases import NodeLeases
+from holdfast.streaming.pool.places import PoolPlace
+from holdfast.streaming.providers.contract import (
+    ProviderChunk,
+    ProviderFailed,
+    ProviderRequest,
+)
+from holdfast.streaming.providers.routing import Routing
+from holdfast.streaming.reply import (
+    ReplyDelta,
+    ReplyDone,
+    ReplyEnd,
+    ReplyEntry,
+    ReplyError,
+    ReplyFailed,
+    ReplyUsage,
+)
+from holdfast.streaming.reply_log.writer import LogWriter
+from holdfast.streaming.settings import StreamingSettings
+from holdfast.streaming.usage import ReplyAccounts, UsageRun
+
+QUEUE_TIMEOUT = ReplyError("queue_timeout", "no model was free in time; try again", 503)
+DEADLINE = ReplyError("deadline", "the reply took too long", 504)
+TOO_LONG = ReplyError("upstream_garbage", "the provider sent more than a reply may have", 502)
+INTERNAL = ReplyError("internal", "something went wrong here; it is logged", 500)
+
+
+class _Lease:
+    """The lease of one reply, for ``Routing``."""
+
+    def __init__(self, leases: NodeLeases, reply_id: str, pool: str) -> None:
+        self._leases, self._reply_id = leases, reply_id
+        self.pool = pool
+
+    async def move(self, pool: str) -> None:
+        await self._leases.move(self._reply_id, pool)
+        self.pool = pool
+
+
+@dataclass(slots=True)
+class _Run:
+    """One reply being made."""
+
+    live: LiveReply
+    request: ReplyRequest
+    place: PoolPlace
+    lease: _Lease
+    usage: UsageRun
+    arrived_at: float
+    granted_at: float = 0.0
+    chunk_at: float = 0.0
+    tail: list[ReplyEntry] = field(default_factory=list)
+    """The chunk with the finish_reason, and what comes after it."""
+    counted: ReplyUsage | None = None
+    provider: str = ""
+
+
+class _Stopped(Exception):
+    """The reply ends with this error."""
+
+    def __init__(self, error: ReplyError) -> None:
+        super().__init__(error.code)
+        self.error = error
+
+
+class Producer:
+    """Makes the replies of one node."""
+
+    def __init__(
+        self,
+        settings: StreamingSettings,
+        routing: Routing,
+        leases: NodeLeases,
+        writer: LogWriter,
+        accounts: ReplyAccounts,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._routing = routing
+        self._leases = leases
+        self._writer = writer
+        self._accounts = accounts
+        self._clock = clock
+
+    def start(
+        self,
+        live: LiveReply,
+        request: ReplyRequest,
+        place: PoolPlace,
+        on_ended: Callable[[LiveReply], None],
+    ) -> None:
+        """Make the reply in a task of its own; ``on_ended`` is called after its end."""
+        live.place = place
+        lease = _Lease(self._leases, live.reply_id, self._routing.first_pool(request.model))
+        run = _Run(
+            live, request, place, lease, self._accounts.begin(request), self._clock.monotonic()
+        )
+        live.task = asyncio.create_task(self._run(run), name=f"holdfast-reply-{live.reply_id}")
+        live.task.add_done_callback(lambda _: on_ended(live))
+
+    async def _run(self, run: _Run) -> None:
+        end: ReplyEnd = INTERNAL
+        try:
+            end = await self._make(run)
+        except asyncio.CancelledError:
+            if run.live.stop_cause is None:
+                raise  # the node itself is being torn down
+            end = run.live.stop_cause
+        except Exception as error:
+            telemetry.defect("replies", error)
+        finally:
+            self._leases.release(run.live.reply_id)
+            run.request.reservation.free()
+        await self._end(run, end)
+
+    async def _make(self, run: _Run) -> ReplyEnd:
+        clocks = self._routing.clocks(run.request.model)
+        seconds = clocks.reply_seconds if run.request.streamed else clocks.whole_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wait_turn(run)
+                await self._generate(run)
+        except TimeoutError:
+            return DEADLINE
+        except ProviderFailed as failed:
+            return failed.error
+        except (_Stopped, ReplyFailed) as stopped:
+            return stopped.error
+        return ReplyDone()
+
+    async def _wait_turn(self, run: _Run) -> None:
+        """Wait for the lease; an assistant's reply waits as long as it takes."""
+        request, limit = run.request, self._settings.queue_failover.timeout_seconds
+        if request.queue_seconds is not None:
+            limit = min(limit, request.queue_seconds)
+        try:
+            async with asyncio.timeout(None if request.is_assistant else limit):
+                await run.place.granted()
+        except TimeoutError:
+            raise _Stopped(QUEUE_TIMEOUT) from None
+        run.granted_at = self._clock.monotonic()
+        telemetry.reply_granted(run.granted_at - run.arrived_at)
+        try:
+            await run.usage.on_granted()
+        except RateLimited as refused:
+            raise _Stopped(ReplyError("tokens_used_up", refused.message, 429)) from None
+        except HoldfastError as error:
+            raise _Stopped(ReplyError("internal", error.public.message, 503)) from None
+        run.live.set_state("running")
+
+    async def _generate(self, run: _Run) -> None:
+        request = run.request
+        asked = ProviderRequest(request.model, request.fields, request.reply_id)
+        run.request = replace(request, fields={})  # routing frees it at the first token
+        routed = self._routing.stream(asked, run.lease)
+        del asked, request
+        async with aclosing(routed) as stream:
+            try:
+                async for chunks in stream:
+                    self._take(run, chunks)
+            finally:
+                run.provider = stream.provider
+
+    def _take(self, run: _Run, chunks: Sequence[ProviderChunk]) -> None:
+        live, entries, now = run.live, list[ReplyEntry](), self._clock.monotonic()
+        if run.chunk_at:
+            telemetry.reply_gap(now - run.chunk_at)
+        run.chunk_at = now
+        for chunk in chunks:
+            if chunk.usage is not None:
+                run.counted = chunk.usage
+            if not chunk.data:
+                continue
+            if chunk.content and not live.has_token:
+                self._on_first_token(run)
+            run.usage.grew(len(chunk.data) if chunk.content else 0)
+            if chunk.finish or run.tail:
+                run.tail.append(ReplyDelta(chunk.data))
+            else:
+                entries.append(ReplyDelta(chunk.data))
+        if entries:
+            live.append(entries)
+            self._writer.appended(live)
+        if live.size_bytes > REPLY_BYTES_MAX:
+            raise _Stopped(TOO_LONG)
+
+    def _on_first_token(self, run: _Run) -> None:
+        run.live.has_token = True
+        run.request.reservation.free()
+        now = self._clock.monotonic()
+        telemetry.reply_first_token(now - run.arrived_at, now - run.granted_at)
+
+    async def _end(self, run: _Run, end: ReplyEnd) -> None:
+        """Make the end visible; count the reply once."""
+        live = run.live
+        counted = run.usage.end(run.provider, run.counted)
+        tail = [*run.tail, counted] if isinstance(end, ReplyDone) else [counted]
+        live.hold([*tail, end])
+        if live.resumable:
+            await self._writer.end(live)
+        live.show_end()
+        name = end.code if isinstance(end, ReplyError) else "done"
+        telemetry.reply_ended(live.begin.surface, name, self._clock.monotonic() - run.arrived_at)

@@ -1,0 +1,190 @@
+"""Readers of replies: cursors over the entries, here or in the log.
+
+A cursor gives what is there, waits for more, and stops after the end. A reader at
+another node follows the log. The log's writer may die: then the reader itself reports
+``worker_lost``, outside the log, because only the producer writes to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import NamedTuple
+
+from holdfast.clock import Clock, wait_at_most
+from holdfast.errors import HoldfastError
+from holdfast.streaming.live_reply import LiveReply
+from holdfast.streaming.pool.leases import NodeLeases
+from holdfast.streaming.reply import EntryId, ReplyBegin, ReplyDone, ReplyEntry, ReplyError
+from holdfast.streaming.reply_log.contract import LogPage, ReplyLog
+
+BATCH_MAX = 256
+"""Entries that a reader gets at once: it bounds the work of one turn."""
+QUEUE_NEWS_SECONDS = 1.0
+"""How often a waiting reader may learn of a new place in the queue."""
+SILENT_SECONDS = 25.0
+"""After this time without an entry, a reader elsewhere asks whether the reply is still
+made."""
+
+GAP = ReplyError("gap", "entries of this reply are missing; ask again", 503)
+WORKER_LOST = ReplyError("worker_lost", "the node that made this reply is gone; ask again", 503)
+
+Entries = Sequence[tuple[EntryId, ReplyEntry]]
+
+
+class Queued(NamedTuple):
+    """The reply waits at this place; ``eta_seconds``: None if nobody can say."""
+
+    position: int
+    eta_seconds: float | None
+
+
+class Lost(NamedTuple):
+    """The reply's end is in no log; the reader ends with this error."""
+
+    error: ReplyError
+
+
+ReaderEvent = Queued | Lost | Entries
+
+
+class LiveCursor(AsyncIterator[ReaderEvent]):
+    """Reads a reply of this node. ``aclose`` or the end detaches it."""
+
+    def __init__(self, reply: LiveReply, after: EntryId | None) -> None:
+        self._reply = reply
+        self._next = 0 if after is None else after.n + 1
+        self._queued: Queued | None = None
+        self._news = asyncio.Event()
+        self._open = True
+        self._loop = asyncio.get_running_loop()
+        self._on_news = self._news.set  # not a method of ours: it must not keep us alive
+        reply.watch(self._on_news)
+
+    async def __anext__(self) -> ReaderEvent:
+        """Cancel-safe: a cancelled call takes nothing."""
+        while self._open:
+            event = self._take()
+            if event is not None:
+                return event
+            if self._reply.end is not None:
+                self.close()
+                break
+            self._news.clear()
+            if self._reply.state == "waiting":
+                await wait_at_most(self._news, QUEUE_NEWS_SECONDS)
+            else:
+                await self._news.wait()
+        raise StopAsyncIteration
+
+    def _take(self) -> ReaderEvent | None:
+        reply, at = self._reply, self._next
+        if at < reply.first:
+            self.close()
+            return Lost(GAP)
+        if at < reply.visible:
+            self._next = min(reply.visible, at + BATCH_MAX)
+            epoch, first = reply.epoch, reply.first
+            return [(EntryId(epoch, n), reply.entries[n - first]) for n in range(at, self._next)]
+        if reply.state == "waiting" and (place := reply.place) is not None and place.waiting:
+            queued = Queued(place.position, place.eta_seconds)
+            if queued != self._queued:
+                self._queued = queued
+                return queued
+        return None
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._reply.unwatch(self._on_news)
+
+    async def aclose(self) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # A response whose generator never began is never closed; it must not keep the
+        # reply running. Any thread may collect it.
+        if self._open and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._reply.unwatch, self._on_news)
+
+
+class LogCursor(AsyncIterator[ReaderEvent]):
+    """Reads a reply from the log: made at another node, or ended here before."""
+
+    def __init__(
+        self,
+        reply_id: str,
+        begin: ReplyBegin,
+        after: EntryId | None,
+        log: ReplyLog,
+        leases: NodeLeases,
+        clock: Clock,
+    ) -> None:
+        self._reply_id, self._begin = reply_id, begin
+        self._last = after
+        self._log, self._leases, self._clock = log, leases, clock
+        self._pages = log.follow(reply_id, after)
+        self._heard_at = clock.monotonic()
+        self._ended = False
+        leases.reading(reply_id, begin.node)
+
+    async def __anext__(self) -> ReaderEvent:
+        while not self._ended:
+            try:
+                page = await anext(self._pages, None)
+            except HoldfastError:
+                return self._lose(WORKER_LOST)
+            event = await self._event(page)
+            if event is not None:
+                return event
+        raise StopAsyncIteration
+
+    async def _event(self, page: LogPage | None) -> ReaderEvent | None:
+        if page is None:
+            return self._lose(GAP)
+        if page.entries:
+            self._heard_at = self._clock.monotonic()
+            return self._entries(page.entries)
+        if await self._is_lost():
+            return self._lose(WORKER_LOST)
+        return None
+
+    def _entries(self, entries: Entries) -> ReaderEvent:
+        last = self._last
+        for entry_id, entry in entries:
+            if last is not None and entry_id not in (
+                EntryId(last.epoch, last.n + 1),
+                EntryId(max(entry_id.epoch, last.epoch + 1), 0),
+            ):
+                return self._lose(GAP)
+            last = entry_id
+            if isinstance(entry, ReplyDone | ReplyError):
+                self._ended = True
+        self._last = last
+        if self._ended:
+            self._leases.not_reading(self._reply_id)
+        return entries
+
+    async def _is_lost(self) -> bool:
+        """Whether the reply's node is dead, or has been silent and does not hold it."""
+        producer = self._begin.node
+        if self._leases.shared_up and producer not in self._leases.nodes:
+            return True
+        if self._clock.monotonic() - self._heard_at < SILENT_SECONDS:
+            return False
+        try:
+            return await self._leases.locate(self._reply_id) != producer
+        except HoldfastError:
+            return False
+
+    def _lose(self, error: ReplyError) -> Lost:
+        self._ended = True
+        self._leases.not_reading(self._reply_id)
+        return Lost(error)
+
+    async def aclose(self) -> None:
+        self._ended = True
+        self._leases.not_reading(self._reply_id)
+        close: Callable[[], object] | None = getattr(self._pages, "aclose", None)
+        if close is not None:
+            await close()  # type: ignore[misc]

@@ -1,0 +1,456 @@
+"""Replies of one node: how they begin, are read, and end. On virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from reply_rig import ANNA, FakeProvider, Reading, ReplyRig, read
+
+from holdfast.errors import InvalidMessage, KeyReused, NotFound, RateLimited, Unavailable
+from holdfast.streaming.pool.contract import PoolSettings
+from holdfast.streaming.providers.contract import ProviderFailed
+from holdfast.streaming.reply import EntryId, Owner, ReplyBegin, ReplyError, ReplyUsage
+from holdfast.streaming.reply_log.memory import MemoryReplyLog
+from holdfast.streaming.settings import QueueFailoverSettings, ReplyClocks, StreamingSettings
+from proof.virtual_loop import LoopClock
+
+
+def slow(seconds: float = 1.0, tokens: int = 10) -> FakeProvider:
+    return FakeProvider(steps=["x"] * tokens, token_seconds=seconds)
+
+
+async def passed(seconds: float) -> None:
+    await asyncio.sleep(seconds)
+
+
+async def test_reply_is_its_begin_its_tokens_its_usage_and_one_end() -> None:
+    rig = ReplyRig()
+    async with rig.running():
+        reply = await rig.start()
+        reading = await read(reply)
+    kinds = [type(entry).__name__ for _, entry in reading.entries]
+    assert kinds == [
+        "ReplyBegin", "ReplyDelta", "ReplyDelta", "ReplyDelta", "ReplyUsage", "ReplyDone"
+    ]  # fmt: skip
+    assert reading.text == "Hello world"
+    assert [entry_id.n for entry_id, _ in reading.entries] == list(range(6))
+    assert rig.accounts.ended == [ReplyUsage(7, 2, chunk=b'{"usage":1}')]
+
+
+async def test_finish_usage_and_end_are_visible_together() -> None:
+    rig = ReplyRig(provider=FakeProvider(steps=["a", "b", 1.0]))
+    async with rig.running():
+        reply = await rig.start()
+        batches = [event async for event in reply.entries()]
+    last = [type(entry).__name__ for _, entry in batches[-1]]
+    assert last == ["ReplyDelta", "ReplyUsage", "ReplyDone"]
+
+
+async def test_two_readers_and_one_that_comes_late_read_the_same_entries() -> None:
+    rig = ReplyRig(provider=slow(0.1))
+    async with rig.running():
+        reply = await rig.start(replicated=True)
+        first = asyncio.create_task(read(reply))
+        await passed(0.45)
+        late = asyncio.create_task(read(await rig.parts.find(ANNA, reply.reply_id)))
+        assert (await first).entries == (await late).entries
+
+
+async def test_reader_that_comes_back_after_the_end_gets_the_rest_and_the_end() -> None:
+    rig = ReplyRig()
+    async with rig.running():
+        reply = await rig.start(replicated=True)
+        whole = await read(reply)
+        found = await rig.parts.find(ANNA, reply.reply_id)
+        assert found.ended_at == whole.entries[-1][0]
+        rest = await read(found, whole.entries[2][0])
+        assert rest.entries == whole.entries[3:]
+
+
+async def test_entry_of_another_epoch_or_beyond_the_end_is_refused() -> None:
+    rig = ReplyRig()
+    async with rig.running():
+        reply = await rig.start(replicated=True)
+        await read(reply)
+        found = await rig.parts.find(ANNA, reply.reply_id)
+        assert found.ended_at is not None
+        for wrong in (EntryId(found.epoch - 1, 2), EntryId(found.epoch, found.ended_at.n + 1)):
+            with pytest.raises(InvalidMessage):
+                found.entries(wrong)
+
+
+async def test_foreign_unknown_and_plain_ended_replies_are_all_not_found() -> None:
+    rig = ReplyRig()
+    async with rig.running():
+        kept = await rig.start(replicated=True)
+        plain = await rig.start()
+        await read(kept)
+        await read(plain)
+        for owner, reply_id in (
+            (Owner("acme", "user", "bert"), kept.reply_id),
+            (Owner("other", "user", "anna"), kept.reply_id),
+            (Owner("acme", "key", "anna"), kept.reply_id),
+            (ANNA, plain.reply_id),
+            (ANNA, "rpl_unknown"),
+        ):
+            with pytest.raises(NotFound):
+                await rig.parts.find(owner, reply_id)
+
+
+# --- readers that leave
+
+
+async def test_client_gone_before_the_first_token_closes_the_upstream_at_once() -> None:
+    rig = ReplyRig(provider=FakeProvider(steps=[20.0, "late"]))
+    async with rig.running():
+        reply = await rig.start()
+        cursor = reply.entries()
+        await anext(cursor)
+        await passed(1)
+        left = asyncio.get_running_loop().time()
+        await cursor.aclose()
+        await passed(0.01)
+        assert rig.provider.closed == [pytest.approx(left, abs=0.01)]
+
+
+@pytest.mark.parametrize(("replicated", "grace"), [(False, 5.0), (True, 30.0)])
+async def test_client_gone_later_cancels_the_reply_after_its_grace(
+    replicated: bool, grace: float
+) -> None:
+    rig = ReplyRig(provider=slow(1.0, 100))
+    async with rig.running():
+        reply = await rig.start(replicated=replicated)
+        cursor = reply.entries()
+        await anext(cursor)
+        await passed(2.5)
+        await anext(cursor)
+        left = asyncio.get_running_loop().time()
+        await cursor.aclose()
+        await passed(grace - 0.1)
+        assert not rig.provider.closed
+        await passed(0.2)
+        assert rig.provider.closed == [pytest.approx(left + grace, abs=0.05)]
+
+
+async def test_reader_that_returns_within_the_grace_keeps_the_reply() -> None:
+    rig = ReplyRig(provider=slow(1.0, 60))
+    async with rig.running():
+        reply = await rig.start(replicated=True)
+        cursor = reply.entries()
+        await anext(cursor)
+        await cursor.aclose()
+        await passed(20)
+        reading = await read(await rig.parts.find(ANNA, reply.reply_id))
+        assert reading.code == "done"
+        assert reading.text == "x" * 60
+
+
+@pytest.mark.parametrize("kind", ["background", "assistant"])
+async def test_reply_without_readers_runs_on_if_its_kind_does(kind: str) -> None:
+    rig = ReplyRig(provider=slow(1.0, 60))
+    async with rig.running():
+        reply = await rig.start(kind=kind, replicated=True)
+        await passed(62)
+        assert (await read(await rig.parts.find(ANNA, reply.reply_id))).code == "done"
+
+
+async def test_native_reply_that_nobody_reads_is_cancelled() -> None:
+    rig = ReplyRig(provider=slow(1.0, 60))
+    async with rig.running():
+        reply = await rig.start(kind="native", replicated=True)
+        await passed(31)
+        assert (await read(await rig.parts.find(ANNA, reply.reply_id))).code == "cancelled"
+
+
+async def test_cancelled_reply_ends_once_and_a_second_cancel_changes_nothing() -> None:
+    rig = ReplyRig(provider=slow(1.0, 60))
+    async with rig.running():
+        reply = await rig.start(replicated=True)
+        reading = asyncio.create_task(read(reply))
+        await passed(2.5)
+        await rig.parts.cancel(ANNA, reply.reply_id)
+        await rig.parts.cancel(ANNA, reply.reply_id)
+        got = await reading
+        assert got.code == "cancelled"
+        assert got.text == "xx"
+        assert [type(entry).__name__ for _, entry in got.entries][-2:] == [
+            "ReplyUsage",
+            "ReplyError",
+        ]
+        await rig.parts.cancel(ANNA, reply.reply_id)
+
+
+async def test_slow_reader_beyond_the_kept_bytes_ends_with_gap_and_others_go_on() -> None:
+    rig = ReplyRig(provider=FakeProvider(steps=["y" * 100_000] * 100, token_seconds=0.01))
+    async with rig.running():
+        reply = await rig.start()
+        behind = reply.entries()
+        await anext(behind)
+        reading = await read(reply)
+        assert reading.code == "done"
+        slow_reading = Reading()
+        async for event in behind:
+            slow_reading.add(event)
+        assert slow_reading.code == "gap"
+
+
+async def test_provider_that_sends_without_end_is_cut_off() -> None:
+    rig = ReplyRig(provider=FakeProvider(steps=["y" * 1_000_000] * 40))
+    async with rig.running():
+        assert (await read(await rig.start())).code == "upstream_garbage"
+
+
+# --- the queue
+
+
+async def test_fourth_reply_of_a_user_waits_for_the_first_to_end() -> None:
+    rig = ReplyRig(provider=slow(1.0, 3))
+    async with rig.running():
+        running = [asyncio.create_task(read(await rig.start())) for _ in range(3)]
+        fourth = await rig.start()
+        assert fourth.state == "waiting"
+        reading = await read(fourth)
+        assert reading.queued[0].position == 1
+        assert reading.code == "done"
+        assert asyncio.get_running_loop().time() == pytest.approx(6, abs=0.5)
+        assert all(task.result().code == "done" for task in running)
+
+
+async def test_reply_that_waits_too_long_ends_with_queue_timeout() -> None:
+    rig = ReplyRig(provider=slow(1.0, 200))
+    async with rig.running():
+        readings = [asyncio.create_task(read(await rig.start())) for _ in range(4)]
+        got = await readings[3]
+        assert got.end == ReplyError("queue_timeout", "no model was free in time; try again", 503)
+        assert asyncio.get_running_loop().time() == pytest.approx(30, abs=0.1)
+
+
+async def test_prefer_wait_lowers_the_time_in_the_queue_only() -> None:
+    rig = ReplyRig(provider=slow(1.0, 10))
+    async with rig.running():
+        readings = [asyncio.create_task(read(await rig.start(queue_seconds=2))) for _ in range(4)]
+        assert (await readings[3]).code == "queue_timeout"
+        assert asyncio.get_running_loop().time() == pytest.approx(2, abs=0.1)
+        assert (await readings[0]).code == "done"
+
+
+async def test_client_that_leaves_the_queue_frees_its_place() -> None:
+    rig = ReplyRig(provider=slow(1.0, 5))
+    async with rig.running():
+        readings = [asyncio.create_task(read(await rig.start())) for _ in range(3)]
+        fourth, fifth = await rig.start(), await rig.start()
+        cursor = fourth.entries()
+        await anext(cursor)
+        await anext(cursor)
+        await cursor.aclose()
+        got = await read(fifth)
+        assert got.code == "done"
+        assert len(rig.provider.opened) == 4
+        await asyncio.gather(*readings)
+
+
+async def test_without_failover_a_reply_that_cannot_run_is_refused_at_once() -> None:
+    settings = StreamingSettings(queue_failover=QueueFailoverSettings(enabled=False))
+    rig = ReplyRig(settings=settings, provider=slow())
+    async with rig.running():
+        for _ in range(3):
+            await rig.start()
+        with pytest.raises(RateLimited) as refused:
+            await rig.start()
+        assert refused.value.retry_after_seconds
+        assert len(list(rig.parts.replies())) == 3
+
+
+async def test_own_waiting_cap_is_rate_limited_and_a_full_queue_unavailable() -> None:
+    queue = QueueFailoverSettings(waiting_per_user=2, waiting_max=3)
+    settings = StreamingSettings(queue_failover=queue, pool=PoolSettings(total=3))
+    rig = ReplyRig(settings=settings, provider=slow())
+    async with rig.running():
+        for _ in range(5):
+            await rig.start()
+        with pytest.raises(RateLimited):
+            await rig.start()
+        other = rig.request().payer._replace(user="bert")
+        await rig.start(payer=other)
+        with pytest.raises(Unavailable) as full:
+            await rig.start(payer=other)
+        assert full.value.retry_after_seconds
+
+
+async def test_rate_of_the_caller_refuses_before_anything_begins() -> None:
+    refused = RateLimited("too many", retry_after_seconds=3.0)
+    rig = ReplyRig(rates=lambda payer: refused)
+    async with rig.running():
+        with pytest.raises(RateLimited):
+            await rig.start()
+        assert not rig.provider.opened
+
+
+async def test_unknown_model_is_not_found_and_named() -> None:
+    rig = ReplyRig()
+    async with rig.running():
+        with pytest.raises(NotFound, match="gpt-9"):
+            await rig.start(model="gpt-9")
+
+
+# --- ends
+
+
+async def test_failure_after_the_first_token_is_the_end() -> None:
+    broken = ProviderFailed(ReplyError("upstream_lost", "reset"))
+    rig = ReplyRig(provider=FakeProvider(steps=["a", "b", broken]))
+    async with rig.running():
+        reading = await read(await rig.start())
+        assert (reading.text, reading.code) == ("ab", "upstream_lost")
+        assert rig.accounts.ended[0].estimated
+
+
+async def test_whole_reply_has_a_deadline_with_the_queue_in_it() -> None:
+    settings = StreamingSettings(clocks=ReplyClocks(reply_seconds=40, gap_seconds=100))
+    rig = ReplyRig(settings=settings, provider=FakeProvider(steps=["x"], ends=False))
+    async with rig.running():
+        reading = await read(await rig.start())
+        assert reading.end == ReplyError("deadline", "the reply took too long", 504)
+        assert asyncio.get_running_loop().time() == pytest.approx(40, abs=0.1)
+
+
+async def test_reply_that_is_not_streamed_has_its_own_deadline() -> None:
+    rig = ReplyRig(provider=slow(1.0, 1000))
+    async with rig.running():
+        assert (await read(await rig.start(streamed=False))).code == "deadline"
+        assert asyncio.get_running_loop().time() == pytest.approx(280, abs=0.1)
+
+
+async def test_owner_who_is_revoked_loses_running_replies_within_five_seconds() -> None:
+    allowed = [True]
+    rig = ReplyRig(provider=slow(1.0, 100))
+    async with rig.running():
+        reply = await rig.start(is_allowed=lambda: allowed[0])
+        reading = asyncio.create_task(read(reply))
+        await passed(3)
+        allowed[0] = False
+        assert (await reading).code == "cancelled"
+        assert asyncio.get_running_loop().time() <= 8
+
+
+class DeadLog(MemoryReplyLog):
+    """Takes begins and never answers an append."""
+
+    async def append(self, appends: object) -> object:  # type: ignore[override]
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+async def test_end_waits_a_second_for_the_log_and_is_then_not_resumable() -> None:
+    rig = ReplyRig(log=DeadLog(LoopClock()))
+    async with rig.running():
+        reply = await rig.start(replicated=True)
+        cursor, seen = reply.entries(), Reading()
+        async for event in cursor:
+            seen.add(event)
+            if not seen.end:
+                assert "stop" not in str(seen.entries)
+        assert seen.code == "done"
+        assert asyncio.get_running_loop().time() == pytest.approx(1.0, abs=0.1)
+        again = await read(await rig.parts.find(ANNA, reply.reply_id))
+        assert again.entries == seen.entries  # this node still has it
+
+
+class UnavailableLog(MemoryReplyLog):
+    async def begin(self, reply_id: str, begin: ReplyBegin) -> int:
+        raise Unavailable("Redis is unavailable")
+
+    async def claim(self, claim: object) -> object:  # type: ignore[override]
+        raise Unavailable("Redis is unavailable")
+
+
+async def test_without_a_log_only_replies_that_must_resume_are_refused() -> None:
+    rig = ReplyRig(log=UnavailableLog(LoopClock()))
+    async with rig.running():
+        assert (await read(await rig.start(replicated=True))).code == "done"
+        for given in ({"kind": "native"}, {"kind": "background"}, {"key": "k1"}):
+            with pytest.raises(Unavailable):
+                await rig.start(replicated=True, **given)
+        assert {summary.state for summary in rig.parts.replies()} == {"ended"}
+
+
+async def test_full_memory_refuses_what_must_resume_and_lets_the_rest_run() -> None:
+    settings = StreamingSettings(replies_bytes_max=50_000)
+    rig = ReplyRig(settings=settings, provider=FakeProvider(steps=["y" * 60_000], ends=False))
+    async with rig.running():
+        await rig.start(kind="background", replicated=True)
+        await passed(2)
+        with pytest.raises(Unavailable):
+            await rig.start(kind="native", replicated=True)
+        plain = await rig.start(replicated=True)
+        assert plain.reply_id in {summary.reply_id for summary in rig.parts.replies()}
+
+
+# --- Idempotency-Key
+
+
+async def test_same_key_and_body_attach_while_it_waits_runs_or_is_done() -> None:
+    rig = ReplyRig(provider=slow(0.1, 5))
+    async with rig.running():
+        first = await rig.start(key="k", body_hash=b"1", replicated=True)
+        second = await rig.start(key="k", body_hash=b"1", replicated=True)
+        assert second.reply_id == first.reply_id
+        one, two = await asyncio.gather(read(first), read(second))
+        assert one.entries == two.entries
+        third = await rig.start(key="k", body_hash=b"1", replicated=True)
+        assert (await read(third)).entries == one.entries
+        assert len(rig.provider.opened) == 1
+
+
+async def test_same_key_with_another_body_is_refused_and_with_another_owner_is_not() -> None:
+    rig = ReplyRig(provider=slow(0.1, 5))
+    async with rig.running():
+        first = await rig.start(key="k", body_hash=b"1", replicated=True)
+        with pytest.raises(KeyReused):
+            await rig.start(key="k", body_hash=b"2", replicated=True)
+        bert = Owner("acme", "user", "bert")
+        other = await rig.start(key="k", body_hash=b"2", owner=bert, replicated=True)
+        assert other.reply_id != first.reply_id
+
+
+async def test_reply_that_failed_or_was_refused_frees_its_key() -> None:
+    broken = ProviderFailed(ReplyError("upstream_refused", "no", 400), final=True)
+    rig = ReplyRig(provider=FakeProvider(steps=[broken]))
+    async with rig.running():
+        first = await rig.start(key="k", body_hash=b"1", replicated=True)
+        assert (await read(first)).code == "upstream_refused"
+        await passed(0.1)
+        rig.provider.steps = ["ok"]
+        second = await rig.start(key="k", body_hash=b"2", replicated=True)
+        assert (await read(second)).text == "ok"
+
+
+# --- planned stop
+
+
+async def test_planned_stop_ends_what_waits_at_once_and_what_runs_in_its_time() -> None:
+    rig = ReplyRig(provider=slow(1.0, 100), per_user=1)
+    async with rig.running():
+        running = asyncio.create_task(read(await rig.start(replicated=True)))
+        waiting = asyncio.create_task(read(await rig.start()))
+        await passed(1.5)
+        stopping = asyncio.create_task(rig.parts.drain())
+        assert (await waiting).code == "server_shutdown"
+        assert asyncio.get_running_loop().time() < 2
+        with pytest.raises(Unavailable):
+            await rig.start()
+        got = await running
+        assert got.code == "server_shutdown"
+        await stopping
+        assert asyncio.get_running_loop().time() == pytest.approx(21.5, abs=0.5)
+
+
+async def test_planned_stop_is_over_when_the_last_reply_has_ended() -> None:
+    rig = ReplyRig(provider=slow(1.0, 3))
+    async with rig.running():
+        running = asyncio.create_task(read(await rig.start()))
+        await passed(1.5)
+        await rig.parts.drain()
+        assert (await running).code == "done"
+        assert asyncio.get_running_loop().time() < 4
