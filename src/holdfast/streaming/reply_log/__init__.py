@@ -1,6 +1,9 @@
 """Replies that outlive their connection or their node.
 
-- ``contract``  what a log of replies promises
-- ``memory``    the log in memory
-- ``writer``    the node's side: writes what its replies have grown by
+- ``contract``      what a log of replies promises
+- ``encoders``      the encoders of the logs that a node writes (pure)
+- ``local_follow``  following a log that only this process writes
+- ``memory``        the log in memory
+- ``sqlite``        the log of one node, in ``replies.db``
+- ``writer``        the node's side: writes what its replies have grown by
 """

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Sequence
 from operator import itemgetter
 
-from holdfast.clock import Clock, wait_at_most
+from holdfast.clock import Clock
 from holdfast.streaming.reply import (
     EntryId,
     Owner,
@@ -21,15 +20,13 @@ from holdfast.streaming.reply import (
 from holdfast.streaming.reply_log.contract import (
     BEGUN_SECONDS,
     ENDED_SECONDS,
-    FOLLOW_SECONDS,
     Appended,
     KeyClaim,
     LogAppend,
     LogEnded,
     LogPage,
 )
-
-_PAGE_ENTRIES = 1000
+from holdfast.streaming.reply_log.local_follow import LocalFollowers
 
 
 class _Log:
@@ -39,7 +36,6 @@ class _Log:
         self.owner = owner
         self.entries: list[tuple[EntryId, ReplyEntry]] = []
         self.expires_at = 0.0
-        self.has_grown = asyncio.Event()
 
     @property
     def last(self) -> EntryId:
@@ -47,11 +43,6 @@ class _Log:
 
     def has_end(self) -> bool:
         return bool(self.entries) and isinstance(self.entries[-1][1], (ReplyDone, ReplyError))
-
-    def add(self, entry_id: EntryId, entry: ReplyEntry) -> None:
-        self.entries.append((entry_id, entry))
-        self.has_grown.set()
-        self.has_grown = asyncio.Event()
 
 
 class MemoryReplyLog:
@@ -64,6 +55,7 @@ class MemoryReplyLog:
         self._clock = clock
         self._logs: dict[str, _Log] = {}
         self._claims: dict[tuple[Owner, str], tuple[KeyClaim, float]] = {}
+        self._followers = LocalFollowers()
 
     async def begin(self, reply_id: str, begin: ReplyBegin) -> int:
         self._drop_expired()
@@ -73,8 +65,9 @@ class MemoryReplyLog:
         above = log.last.epoch + 1 if log.entries else 0
         epoch = max(int(self._clock.now() * 1000), above)
         self._logs[reply_id] = log
-        log.add(EntryId(epoch, 0), begin)
+        log.entries.append((EntryId(epoch, 0), begin))
         self._expire(reply_id, log, BEGUN_SECONDS)
+        self._followers.on_growth(reply_id)
         return epoch
 
     async def append(self, appends: Sequence[LogAppend]) -> Sequence[Appended]:
@@ -89,20 +82,17 @@ class MemoryReplyLog:
         at = bisect_right(log.entries, after, key=itemgetter(0))
         return LogPage(log.entries[at : at + entries_max], log.last)
 
-    async def follow(self, reply_id: str, after: EntryId | None) -> AsyncIterator[LogPage]:
-        while (log := self._log(reply_id)) is not None:
-            has_grown = log.has_grown
-            page = await self.read(reply_id, after, _PAGE_ENTRIES)
-            assert page is not None
-            yield page
-            if page.entries:
-                after = page.entries[-1][0]
-            if after == page.last:
-                await wait_at_most(has_grown, FOLLOW_SECONDS)
+    def follow(self, reply_id: str, after: EntryId | None) -> AsyncIterator[LogPage]:
+        return self._followers.follow(self.read, reply_id, after)
 
     async def delete(self, reply_ids: Sequence[str]) -> None:
         for reply_id in reply_ids:
             self._logs.pop(reply_id, None)
+            self._followers.on_growth(reply_id)
+            for where in [
+                w for w, (claim, _) in self._claims.items() if claim.reply_id == reply_id
+            ]:
+                del self._claims[where]
 
     async def claim(self, claim: KeyClaim) -> KeyClaim:
         now = self._clock.monotonic()
@@ -134,8 +124,8 @@ class MemoryReplyLog:
         epoch, n = append.first
         if log.last != EntryId(epoch, n - 1) or log.has_end():
             return Appended(log.last)
-        for at, entry in enumerate(append.entries, n):
-            log.add(EntryId(epoch, at), entry)
+        log.entries += [(EntryId(epoch, at), e) for at, e in enumerate(append.entries, n)]
+        self._followers.on_growth(append.reply_id)
         if log.has_end():
             self._expire(append.reply_id, log, ENDED_SECONDS)
         return Appended(log.last, sum(map(_bytes, append.entries)))
