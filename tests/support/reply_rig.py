@@ -152,8 +152,8 @@ class ReplyRig:
         deps = StreamingDeps(self.node, settings, self.leases, self.log, self.writer, clock)
         self.parts = StreamingParts(deps, admission, producer)
 
-    async def _check_rates(self, payer: Payer) -> None:
-        if (refused := self.rates(payer)) is not None:
+    async def _check_rates(self, request: ReplyRequest) -> None:
+        if (refused := self.rates(request.payer)) is not None:
             raise refused
 
     @asynccontextmanager

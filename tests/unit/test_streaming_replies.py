@@ -80,6 +80,16 @@ async def test_entry_of_another_epoch_or_beyond_the_end_is_refused() -> None:
                 found.entries(wrong)
 
 
+async def test_entry_ahead_of_a_running_reply_is_waited_for_and_gap_if_it_never_comes() -> None:
+    rig = ReplyRig(provider=slow(1.0, 5))
+    async with rig.running():
+        reply = await rig.start(replicated=True)
+        ahead, beyond = EntryId(reply.epoch, 3), EntryId(reply.epoch, 30)
+        one, two = await asyncio.gather(read(reply, ahead), read(reply, beyond))
+        assert (one.code, one.entries[0][0].n) == ("done", 4)
+        assert (two.code, two.entries) == ("gap", [])
+
+
 async def test_foreign_unknown_and_plain_ended_replies_are_all_not_found() -> None:
     rig = ReplyRig()
     async with rig.running():

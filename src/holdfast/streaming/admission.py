@@ -1,8 +1,9 @@
 """Admission: what a request for a reply must pass before it runs or waits.
 
-In this order: the node is not stopping, the model exists, the payer's rates, the
-payer's tokens, the node's memory, the pool. A request that cannot run now waits; only
-the caller's own limits (429), a full queue and a full memory (503) refuse it.
+In this order: the node is not stopping, the model exists, the payer's rates and tokens
+(the API has asked the rates of HTTP requests already), the node's memory, the pool. A
+request that cannot run now waits; only the caller's own limits (429), a full queue and
+a full memory (503) refuse it.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Admission:
         settings: StreamingSettings,
         routing: Routing,
         leases: NodeLeases,
-        check_rates: Callable[[Payer], Awaitable[None]],
+        check_rates: Callable[[ReplyRequest], Awaitable[None]],
         active_limit: Callable[[Payer], int],
     ) -> None:
         self._settings = settings
@@ -113,7 +114,7 @@ class Admission:
         self.refuse_if_draining()
         self.check_model(request.model)
         try:
-            await self._check_rates(request.payer)
+            await self._check_rates(request)
         except RateLimited:
             telemetry.reply_refused("rate")
             raise

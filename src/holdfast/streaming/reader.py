@@ -79,7 +79,7 @@ class LiveCursor(AsyncIterator[ReaderEvent]):
 
     def _take(self) -> ReaderEvent | None:
         reply, at = self._reply, self._next
-        if at < reply.first:
+        if at < reply.first or (reply.end is not None and at > reply.visible):
             self.close()
             return Lost(GAP)
         if at < reply.visible:
