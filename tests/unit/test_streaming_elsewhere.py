@@ -1,0 +1,132 @@
+"""Replies made at one node and read, cancelled or lost at another. On virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from reply_rig import ANNA, FakeProvider, ReplyRig, read
+
+from holdfast.streaming.pool.contract import Pool, PoolSizes, QueueBounds
+from holdfast.streaming.pool.memory import MemoryPool
+from holdfast.streaming.reader import SILENT_SECONDS
+from holdfast.streaming.reply import EntryId, ReplyBegin, ReplyDelta
+from holdfast.streaming.reply_log.contract import KeyClaim, LogAppend
+from holdfast.streaming.reply_log.memory import MemoryReplyLog
+from proof.virtual_loop import LoopClock
+
+
+class SharedLog(MemoryReplyLog):
+    shared = True
+
+
+@asynccontextmanager
+async def two_nodes(steps: int = 40) -> AsyncIterator[tuple[ReplyRig, ReplyRig]]:
+    clock = LoopClock()
+    pool: Pool = MemoryPool(PoolSizes(100, {}), QueueBounds(), clock)
+    log = SharedLog(clock)
+    provider = FakeProvider(steps=["x"] * steps, token_seconds=1.0)
+    one = ReplyRig(provider=provider, log=log, node="node-a", pool=pool)
+    two = ReplyRig(provider=provider, log=log, node="node-b", pool=pool)
+    async with one.running(), two.running():
+        await asyncio.sleep(2)
+        yield one, two
+
+
+async def test_reply_is_read_at_another_node_with_the_same_ids() -> None:
+    async with two_nodes() as (one, two):
+        made = await one.start(replicated=True)
+        here, there = await asyncio.gather(
+            read(made), read(await two.parts.find(ANNA, made.reply_id))
+        )
+        assert there.entries == here.entries
+        assert there.code == "done"
+
+
+async def test_reply_read_elsewhere_is_not_cancelled_when_its_own_client_leaves() -> None:
+    async with two_nodes(60) as (one, two):
+        made = await one.start(replicated=True)
+        cursor = made.entries()
+        await anext(cursor)
+        reading = asyncio.create_task(read(await two.parts.find(ANNA, made.reply_id)))
+        await asyncio.sleep(2)
+        await cursor.aclose()
+        assert (await reading).code == "done"
+
+
+async def test_reply_whose_readers_have_left_everywhere_is_cancelled() -> None:
+    async with two_nodes(200) as (one, two):
+        made = await one.start(replicated=True)
+        cursor = (await two.parts.find(ANNA, made.reply_id)).entries()
+        await anext(cursor)
+        await asyncio.sleep(40)
+        assert not one.provider.closed
+        await cursor.aclose()
+        await asyncio.sleep(40)
+        assert one.provider.closed
+
+
+async def test_cancel_at_another_node_reaches_the_producer() -> None:
+    async with two_nodes() as (one, two):
+        made = await one.start(replicated=True)
+        reading = asyncio.create_task(read(made))
+        await asyncio.sleep(2.5)
+        await two.parts.cancel(ANNA, made.reply_id)
+        assert (await reading).code == "cancelled"
+        assert asyncio.get_running_loop().time() < 7
+
+
+async def test_same_key_at_another_node_attaches_to_the_running_reply() -> None:
+    async with two_nodes() as (one, two):
+        first = await one.start(replicated=True, key="k", body_hash=b"1")
+        reading = asyncio.create_task(read(first))
+        second = await two.start(replicated=True, key="k", body_hash=b"1")
+        assert second.reply_id == first.reply_id
+        assert (await read(second)).entries == (await reading).entries
+        assert len(one.provider.opened) == 1
+
+
+def begin(node: str) -> ReplyBegin:
+    return ReplyBegin(*ANNA, "plain", "responses", "tiny", node, 0.0)
+
+
+async def test_reader_of_a_dead_node_gets_what_there_is_and_worker_lost() -> None:
+    async with two_nodes() as (_, two):
+        epoch = await two.log.begin("rpl_dead", begin("node-z"))
+        delta = ReplyDelta(b'{"choices":[{"delta":{"content":"half"}}]}')
+        await two.log.append([LogAppend("rpl_dead", EntryId(epoch, 1), [delta])])
+        found = await two.parts.find(ANNA, "rpl_dead")
+        reading = await read(found)
+        assert (reading.text, reading.code) == ("half", "worker_lost")
+
+
+async def test_key_of_a_dead_node_begins_a_new_reply() -> None:
+    async with two_nodes(1) as (one, two):
+        await two.log.begin("rpl_dead", begin("node-z"))
+        await two.log.claim(KeyClaim(ANNA, "k", b"1", "rpl_dead", "node-z"))
+        again = await one.start(replicated=True, key="k", body_hash=b"1")
+        assert again.reply_id != "rpl_dead"
+        assert (await read(again)).code == "done"
+
+
+async def test_silent_producer_that_does_not_hold_the_reply_is_worker_lost() -> None:
+    async with two_nodes() as (_, two):
+        await two.log.begin("rpl_gone", begin("node-a"))
+        began = asyncio.get_running_loop().time()
+        reading = await read(await two.parts.find(ANNA, "rpl_gone"))
+        assert reading.code == "worker_lost"
+        took = asyncio.get_running_loop().time() - began
+        assert took == pytest.approx(SILENT_SECONDS, abs=2)
+
+
+async def test_log_that_vanishes_is_a_gap_for_its_readers() -> None:
+    async with two_nodes() as (one, two):
+        made = await one.start(replicated=True)
+        own = asyncio.create_task(read(made))
+        there = asyncio.create_task(read(await two.parts.find(ANNA, made.reply_id)))
+        await asyncio.sleep(3.5)
+        await one.log.delete([made.reply_id])
+        assert (await there).code == "gap"
+        assert (await own).code == "done"  # the producer's own client goes on
