@@ -28,7 +28,7 @@ from holdfast.webhooks.contract import (
 )
 from holdfast.webhooks.delivery import DeliveryNotice, draft_of, with_webhooks
 from holdfast.webhooks.http_client import WebhookCaller, public_socket
-from holdfast.webhooks.reader import NAME, WebhookReader
+from holdfast.webhooks.reader import WebhookReader
 from holdfast.webhooks.signature import new_secret, sign, verify
 from holdfast.webhooks.sqlite import SqliteEndpoints
 from holdfast.work.contract import ReaderMark
@@ -38,7 +38,7 @@ from holdfast.work.sqlite.store import MemoryWork
 
 
 async def _positioned(stage: Scene) -> bool:
-    return await stage.jobs.reader_offset(NAME) is not None
+    return await stage.jobs.reader_offset(WebhookReader.reader) is not None
 
 
 @asynccontextmanager
@@ -75,7 +75,7 @@ async def test_messages_arrive_signed_and_in_order_and_are_logged(tmp_path: Path
         await until(all_logged)
         log = await stage.endpoints.deliveries("ep_1")
         assert (log[-1].status, log[-1].sequence, log[-1].attempt) == (204, 1, 1)
-        assert await stage.jobs.reader_offset(NAME) == 21
+        assert await stage.jobs.reader_offset(WebhookReader.reader) == 21
 
 
 async def test_failing_endpoint_is_retried_with_the_same_id_in_order(
@@ -234,7 +234,7 @@ async def test_chats_restored_without_their_jobs_skip_and_repeat_no_later_messag
         WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01")
     )
     log = Log([entry(n) for n in range(1, 4)])
-    await jobs.enqueue([], [ReaderMark(NAME, 0, 6)])
+    await jobs.enqueue([], [ReaderMark(WebhookReader.reader, 0, 6)])
     wanted: list[int] = []
 
     async def has_jobs() -> bool:
@@ -258,7 +258,7 @@ async def test_chats_restored_without_their_jobs_skip_and_repeat_no_later_messag
     await restart(12)
     del log.entries[8:]
     await restart(9, 10)
-    assert await jobs.reader_offset(f"{NAME}.2") == 10
+    assert await jobs.reader_offset(f"{WebhookReader.reader}.2") == 10
     await endpoints.close()
 
 

@@ -4,6 +4,7 @@
 - ``fanout``        reads the log, routes each batch, hands it over, moves on
 - ``routing``       what goes to which gateway; whether sequences are missing (pure)
 - ``members``       who is in a chat, as far as the log has been read
+- ``job_reader``    makes jobs of the log, for webhooks and assistants
 - ``dead_letters``  events that cannot be used, kept for an operator
 - ``memory``        the registry and the link of a single process
 - ``presence``      reports to the registry who is connected to this gateway
