@@ -94,6 +94,7 @@ ENDPOINTS: Mapping[str, Row] = {
     ),
     "check_limit": Row(body=CHECK),
     "check_limits": Row(body={"checks": [{**CHECK, "subject": f"s-{n}"} for n in range(100)]}),
+    "charge_limit": Row(body={**CHECK, "amount": 10**9}),
     "renew_limit": Row(body={**CHECK, "hold": "h" * 64}),
     "release_limit": Row(body={**CHECK, "hold": "h" * 64}),
     "list_jobs": Row(query="limit=1000"),

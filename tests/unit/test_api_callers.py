@@ -311,6 +311,13 @@ ROWS = [
         {"checks": [{"resource": "x", "subject": "y"}]},
     ),
     Row(
+        "charge_limit",
+        "POST",
+        "/v1/limits/charge",
+        CHECKER,
+        {"resource": "x", "subject": "y", "amount": 1},
+    ),
+    Row(
         "renew_limit",
         "POST",
         "/v1/limits/renew",

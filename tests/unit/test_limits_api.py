@@ -573,6 +573,32 @@ async def test_body_that_is_not_json_is_refused(tmp_path: Path) -> None:
             assert error_of(answer) == (400, "INVALID_MESSAGE")
 
 
+async def test_charge_overdraws_and_gives_back_for_the_callers_tenant(tmp_path: Path) -> None:
+    async with limited(tmp_path) as (rest, parts, store):
+        await parts.control.ensure([Rule("acme", "tokens", "fixed_window", 100, 86_400.0)])
+        await applied(parts, store)
+        key = rest.tenant_key()
+
+        async def charge(amount: int, resource: str = "tokens") -> bool:
+            body = {"resource": resource, "subject": "ann", "amount": amount}
+            answer = await rest.ask("POST", "/v1/limits/charge", key, body)
+            assert answer.status_code == 200
+            return bool(answer.json()["charged"])
+
+        async def allowed() -> bool:
+            body = {"resource": "tokens", "subject": "ann"}
+            answer = await rest.ask("POST", "/v1/limits/check", key, body)
+            return bool(answer.json()["allowed"])
+
+        assert await charge(250) and not await allowed()
+        assert await charge(-200) and await allowed()
+        assert not await charge(5, "/api/search"), "no rule counts it"
+        for amount in (10**9 + 1, -(10**9) - 1, "5", None):
+            body = {"resource": "tokens", "subject": "ann", "amount": amount}
+            refused = await rest.ask("POST", "/v1/limits/charge", key, body)
+            assert error_of(refused) == (422, "INVALID_CHECK")
+
+
 async def test_rest_entry_point_is_limited_and_reports_it_in_headers(tmp_path: Path) -> None:
     async with limited(tmp_path) as (rest, parts, store):
         rule = {

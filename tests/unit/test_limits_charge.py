@@ -135,11 +135,11 @@ async def test_charge_counts_nothing_without_an_enforced_rule_or_by_holders(near
     counters = MemoryCounters(virtual_loop.LoopClock()) if near else Shared()
     for rules in ([], [rule(mode="off")], [rule("concurrency", 1)]):
         limiter = limiter_of(counters, *rules)
-        limiter.charge(*ANN, 5)
+        assert not limiter.charge(*ANN, 5)
         await asyncio.sleep(0.01)
         assert (await limiter.check(*ANN)).allowed
     limiter = limiter_of(counters, rule(mode="shadow"))
-    limiter.charge(*ANN, 100)
+    assert limiter.charge(*ANN, 100) and limiter.charge(*ANN, 0)
     await asyncio.sleep(0.01)
     shadowed = await limiter.check(*ANN)
     assert (shadowed.allowed, shadowed.exceeded) == (True, True)

@@ -204,6 +204,20 @@ class CheckBody(RequestBody, frozen=True):
     cost: Amount = 1
 
 
+class ChargeBody(RequestBody, frozen=True):
+    """``subject`` has used ``amount`` of ``resource``; a negative one gives back."""
+
+    resource: Resource
+    subject: _Subject
+    amount: Annotated[int, Meta(ge=-LIMIT_MAX, le=LIMIT_MAX)]
+
+
+class Charged(Struct, frozen=True):
+    """``charged`` false: no rule counts it."""
+
+    charged: bool
+
+
 class SubjectQuery(RequestBody, frozen=True):
     """One subject of a resource, as checks name it; its rule may be the tenant's or
     that of all tenants.

@@ -11,6 +11,8 @@ from holdfast.api.endpoint import Answer, Call
 from holdfast.api.limit_schemas import (
     ChangesPage,
     ChangesQuery,
+    ChargeBody,
+    Charged,
     CheckBody,
     CheckManyBody,
     DecisionList,
@@ -262,6 +264,13 @@ async def check_limits(deps: ApiDeps, call: Call) -> Answer:
     checks = [Check(call.principal.tenant, c.resource, c.subject, c.cost) for c in body.checks]
     decisions = await deps.limits.limiter.check_many(checks)
     return Answer(DecisionList(all(decision.allowed for decision in decisions), decisions))
+
+
+async def charge_limit(deps: ApiDeps, call: Call) -> Answer:
+    body: ChargeBody = call.body
+    tenant = call.principal.tenant
+    charged = deps.limits.limiter.charge(tenant, body.resource, body.subject, body.amount)
+    return Answer(Charged(charged))
 
 
 async def renew_limit(deps: ApiDeps, call: Call) -> Answer:

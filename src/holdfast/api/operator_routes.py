@@ -248,6 +248,14 @@ RULES: Sequence[Endpoint] = (
         on_invalid_input=limits.invalid_check,
     ),
     Endpoint(
+        "POST", "/v1/limits/charge", limits.charge_limit, "Count what a subject has used",
+        "tenant", "limits:check", body=schemas.ChargeBody, answer=schemas.Charged,
+        errors=_OF_A_CHECK, on_invalid_input=limits.invalid_check,
+        note="For what is known only afterwards, such as the tokens of a model. Nothing is "
+        "refused: beyond the limit, checks are, until the excess has drained. A negative "
+        "`amount` gives back, down to nothing used. Not by concurrency rules.",
+    ),
+    Endpoint(
         "POST", "/v1/limits/renew", limits.renew_limit,
         "Go on holding what a concurrency rule granted", "tenant", "limits:check",
         body=schemas.HoldBody, answer=Decision, errors=_OF_A_CHECK,

@@ -210,24 +210,25 @@ class Limiter:
             compiled, reading, reading.admitted > 0, by, request.hold
         )
 
-    def charge(self, tenant: str, resource: str, subject: str, amount: int) -> None:
+    def charge(self, tenant: str, resource: str, subject: str, amount: int) -> bool:
         """Count what has already been used, whether it fits or not. Never waits.
 
         Beyond the limit nothing more passes until the excess has drained. A negative
-        amount gives back, down to 0 used. Nothing is counted without a rule, and by a
-        concurrency rule.
+        amount gives back, down to 0 used. False if nothing counts it: there is no rule,
+        or it counts holders.
         """
         compiled = self._compiler.find(tenant, resource)
         validate_subject(subject)
         if not -LIMIT_MAX <= amount <= LIMIT_MAX:
             raise InvalidCheck(f"amount must be at most {LIMIT_MAX}", field="amount")
-        if compiled is None or compiled.counts_holders or amount == 0:
-            return
+        if compiled is None or compiled.counts_holders:
+            return False
         key = (compiled.prefix, subject)
         if self._counters_in_process:
             self._counters.charge_now(key, compiled.params, amount)
-        else:
+        elif amount:
             self._remote.charge(compiled, CounterRequest(key, compiled.params, amount, spent=1))
+        return True
 
     def admit(self, checks: Sequence[Check], count: int) -> tuple[int, Decision | None]:
         """``check_optimistic`` for ``count`` requests, each of which makes ``checks``.
