@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from itertools import pairwise
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from holdfast.settings import Settings, paths
 
@@ -71,7 +71,17 @@ def _with_listed(found: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     for path, default in found:
         yield path, default
         if is_dataclass(kind := _listed(_kind(path))):
-            yield from ((f"{path}.{each.name}", each.default) for each in fields(kind))
+            yield from _of_each(path, kind)
+
+
+def _of_each(path: str, kind: Any) -> Iterator[tuple[str, Any]]:
+    """The settings of a group, and of the groups in it."""
+    for each in fields(kind):
+        inner = f"{path}.{each.name}"
+        if is_dataclass(_kind(inner)):
+            yield from _of_each(inner, _kind(inner))
+        else:
+            yield inner, each.default
 
 
 def _listed(kind: Any) -> Any:
@@ -110,6 +120,8 @@ def _type(path: str) -> str:
     kind = _kind(path)
     if is_dataclass(_listed(kind)):
         return "list of groups"
+    if any(map(is_dataclass, get_args(kind))):
+        return "group"
     if kind in (int, float, str, bool):
         return {int: "integer", float: "number", str: "text", bool: "true or false"}[kind]
     if kind == tuple[str, ...]:

@@ -301,10 +301,18 @@ def load(file: Path | None, environ: Mapping[str, str], overrides: Mapping[str, 
     except HoldfastError as error:
         raise BadSetting(error.message) from None
     for path, value in _leaves("", settings):
-        if isinstance(value, float) and not math.isfinite(value):
-            # it would pass every comparison
-            raise BadSetting(f"{path} must be a number, not {value}")
+        if not _is_finite(value):  # it would pass every comparison
+            raise BadSetting(f"{path} must be a number, not {_shown(value)}")
     return settings
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether a setting, or each one in a list of groups, is no NaN and no infinity."""
+    if is_dataclass(value):
+        return all(_is_finite(getattr(value, item.name)) for item in fields(value))
+    if isinstance(value, tuple):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def differences(settings: Settings) -> Iterator[tuple[str, Any, Any]]:
@@ -349,12 +357,18 @@ def _check_names(tree: dict[str, Any], kind: Any, prefix: str, source: str) -> N
         path = f"{prefix}{name}"
         if name not in hints:
             raise _no_setting(_first_leaf(path, value), source)
-        if is_dataclass(hints[name]) and isinstance(value, dict):
-            _check_names(value, hints[name], f"{path}.", source)
-        elif (kind := _listed(hints[name])) is not None and isinstance(value, list):
+        group = _group(hints[name])
+        if group is not None and isinstance(value, dict):
+            _check_names(value, group, f"{path}.", source)
+        elif group is not None and isinstance(value, list):
             for number, item in enumerate(value):
                 if isinstance(item, dict):
-                    _check_names(item, kind, f"{path}[{number}].", source)
+                    _check_names(item, group, f"{path}[{number}].", source)
+
+
+def _group(kind: Any) -> Any:
+    """The group of settings that a setting is, may be, or is a list of; else None."""
+    return next((group for group in (kind, *get_args(kind)) if is_dataclass(group)), None)
 
 
 def _first_leaf(path: str, value: Any) -> str:

@@ -39,7 +39,11 @@ if TYPE_CHECKING:
     from aiohttp.tracing import Trace
 
 AROUND_BODY_BYTES_MAX = 64 * KIB
-"""Everything in an answer but its body: heads, chunk sizes, trailers, blank lines."""
+"""Everything in an answer but its body: heads, chunk sizes, trailers, blank lines.
+
+A body may have as many bytes more around it as it has itself: a stream of small chunks
+has no end to its chunk sizes.
+"""
 INTERIM_ANSWERS_MAX = 10
 """1xx answers before the final one; a normal server sends one or two."""
 _SLICE_BYTES = 4 * KIB
@@ -75,7 +79,8 @@ class _BoundedProtocol(ResponseHandler):
             self._received += len(piece)
             super().data_received(piece)
             body_bytes = 0 if self._body is None else self._body.total_bytes
-            if self.transport is not None and self._received - body_bytes > AROUND_BODY_BYTES_MAX:
+            around = self._received - 2 * body_bytes
+            if self.transport is not None and around > AROUND_BODY_BYTES_MAX:
                 self._give_up(
                     f"it sent more than {AROUND_BODY_BYTES_MAX // KIB} KiB beside its body"
                 )

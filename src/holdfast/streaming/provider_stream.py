@@ -17,6 +17,8 @@ What counts in an event:
 What is no SSE, no JSON object, no UTF-8, or longer than ``EVENT_BYTES_MAX`` is
 ``upstream_garbage``. A failure is kept in ``error``, not raised: chunks before it, in
 the same bytes, still count.
+
+``failure_of_status`` judges answers that begin no stream.
 """
 
 from __future__ import annotations
@@ -28,11 +30,17 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from holdfast.bounds import MIB
-from holdfast.streaming.providers.contract import ProviderChunk
+from holdfast.streaming.providers.contract import ProviderChunk, ProviderFailed
 from holdfast.streaming.reply import ReplyError, ReplyUsage
 
 EVENT_BYTES_MAX = MIB
 """The data of one event."""
+NOT_SSE = ReplyError("upstream_garbage", "the provider's answer is not SSE")
+_NO_ROOM = (429, 503, 529)
+_OPERATORS_FAULT = (401, 402, 403, 404, 407, 408)
+"""Answers about this server's key, bill, model name or speed. The client cannot help
+it, and another provider may answer.
+"""
 _BOM = b"\xef\xbb\xbf"
 _IGNORED = (b"event", b"id", b"retry")
 _ALIVE = ProviderChunk(b"")
@@ -120,7 +128,7 @@ class ProviderStream:
         elif not field:
             chunks.append(_ALIVE)
         elif field not in _IGNORED:
-            self._fail("the provider's answer is not SSE")
+            self.error = NOT_SSE
 
     def _bound(self, length: int) -> None:
         if length > EVENT_BYTES_MAX:
@@ -144,11 +152,7 @@ class ProviderStream:
             self._fail("the provider sent an event that is no chunk")
             return _ALIVE
         if chunk.error:
-            self.error = ReplyError(
-                "upstream_error",
-                "the provider reported an error inside its stream",
-                body=error_object(data),
-            )
+            self.error = _error_inside(data)
             return _ALIVE
         return self._chunk(chunk, data)
 
@@ -191,6 +195,43 @@ def _with_choice(data: bytes, place: int) -> bytes:
     fields = _decode_fields(data)
     choice = _decode_choices(fields["choices"])[place]
     return msgspec.json.encode({**fields, "choices": [choice]})
+
+
+def failure_of_status(
+    status: int, answer: bytes = b"", retry_after_seconds: float | None = None
+) -> ProviderFailed:
+    """What an answer without a stream means."""
+    if status in _NO_ROOM:
+        return ProviderFailed(
+            ReplyError("upstream_unavailable", f"the provider has no room ({status})", 503),
+            capacity=True,
+            retry_after_seconds=retry_after_seconds,
+        )
+    if status >= 500 or status in _OPERATORS_FAULT:
+        return ProviderFailed(
+            ReplyError("upstream_unavailable", f"the provider answered with status {status}")
+        )
+    if status >= 400:
+        message = f"the provider refused the request ({status})"
+        error = ReplyError("upstream_refused", message, status, error_object(answer))
+        return ProviderFailed(error, final=True)
+    return ProviderFailed(
+        ReplyError("upstream_garbage", f"the provider answered with status {status}, not a stream")
+    )
+
+
+def error_inside(answer: bytes) -> ReplyError | None:
+    """The failure in an answer that says 200 but is only an error object."""
+    try:
+        chunk = _decode(answer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return _error_inside(answer) if chunk.error else None
+
+
+def _error_inside(data: bytes) -> ReplyError:
+    message = "the provider reported an error inside its stream"
+    return ReplyError("upstream_error", message, body=error_object(data))
 
 
 def error_object(data: bytes) -> bytes:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
+from urllib.parse import urlsplit
 
 from holdfast.bounds import MIB, positive
-from holdfast.streaming.pool.contract import PoolSettings
+from holdfast.errors import BadSetting
+from holdfast.streaming.pool.contract import DEFAULT_POOL, PoolSettings
+from holdfast.streaming.providers.script import ScriptSettings
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +106,47 @@ class ProviderSettings:
     """Generations at once, over all nodes, in a pool of its own; 0: it shares the
     default pool.
     """
-    script: dict[str, object] = field(default_factory=dict)
-    """For ``scripted``: pace and faults, as the guide describes."""
+    script: ScriptSettings = field(default_factory=ScriptSettings)
+    """For ``scripted``: text, pace and faults."""
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise BadSetting(
+                "streaming.providers: name must be 1 to 64 letters, digits, dots, dashes or"
+                f" underscores, not {self.name!r}"
+            )
+        if problem := self._problem():
+            raise BadSetting(f"streaming.providers: {self.name}: {problem}")
+
+    def _problem(self) -> str | None:
+        if self.name == DEFAULT_POOL:
+            return f"{DEFAULT_POOL} is the name of the pool that providers share"
+        if self.concurrency_max < 0:
+            return f"concurrency_max must not be negative, not {self.concurrency_max}"
+        if self.kind == "scripted":
+            useless = self.base_url or self.key_env
+            return "a scripted provider takes no base_url and no key_env" if useless else None
+        if self.script != ScriptSettings():
+            return "script is for scripted providers only"
+        return _bad_base_url(self.base_url)
+
+    @property
+    def pool(self) -> str:
+        """The pool whose leases its generations need."""
+        return self.name if self.concurrency_max else DEFAULT_POOL
+
+
+def _bad_base_url(url: str) -> str | None:
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        return "base_url is malformed"
+    if parts.scheme not in ("http", "https") or not host:
+        return f"base_url must begin with https:// or http:// and name a host, not {url!r}"
+    if parts.username is not None or parts.query or parts.fragment:
+        return "base_url carries no credentials, query or fragment; the key belongs in key_env"
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +159,20 @@ class ModelSettings:
     """``provider:model``, tried in this order."""
     clocks: ReplyClocks | None = None
     """Its own clocks; none: ``streaming.clocks``."""
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.name.isprintable() or len(self.name) > 128:
+            raise BadSetting(
+                f"streaming.models: name must be 1 to 128 printable characters, not {self.name!r}"
+            )
+        if not self.providers:
+            raise BadSetting(f"streaming.models: {self.name} has no provider")
+        for line in self.providers:
+            provider, _, model = line.partition(":")
+            if not provider or not model:
+                raise BadSetting(
+                    f"streaming.models: {self.name}: providers must be provider:model, not {line!r}"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,3 +213,36 @@ class StreamingSettings:
     """What clients may ask for: ``[[streaming.models]]`` for each."""
     assistants: tuple[AssistantSettings, ...] = ()
     """Users whose messages a model writes: ``[[streaming.assistants]]`` for each."""
+
+    def __post_init__(self) -> None:
+        for path, names in (
+            ("providers", [provider.name for provider in self.providers]),
+            ("models", [model.name for model in self.models]),
+        ):
+            if twice := next((name for name in names if names.count(name) > 1), None):
+                raise BadSetting(f"streaming.{path}: two are called {twice!r}")
+        if self.providers and not self.models:
+            raise BadSetting("streaming.models: no model uses the providers that are set")
+        known = {provider.name for provider in self.providers_in_use}
+        for model in self.models_in_use:
+            for line in model.providers:
+                if line.partition(":")[0] not in known:
+                    raise BadSetting(
+                        f"streaming.models: {model.name}: there is no provider"
+                        f" {line.partition(':')[0]!r} in streaming.providers"
+                    )
+        asked = {model.name for model in self.models_in_use}
+        for assistant in self.assistants:
+            if assistant.model not in asked:
+                raise BadSetting(
+                    f"streaming.assistants: {assistant.user}: there is no model"
+                    f" {assistant.model!r} in streaming.models"
+                )
+
+    @property
+    def providers_in_use(self) -> tuple[ProviderSettings, ...]:
+        return self.providers or (ProviderSettings("scripted", "scripted"),)
+
+    @property
+    def models_in_use(self) -> tuple[ModelSettings, ...]:
+        return self.models or (ModelSettings("scripted", ("scripted:scripted",)),)

@@ -20,13 +20,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
 
 from holdfast import telemetry
 from holdfast.bounds import MIB
 from holdfast.clock import Clock
+from holdfast.errors import BadSetting
 from holdfast.resilience import Backoff, BreakerSettings, BreakerState, DependencyBreaker
 from holdfast.streaming.providers.contract import (
     AttemptOutcome,
@@ -36,8 +37,15 @@ from holdfast.streaming.providers.contract import (
     ProviderFailed,
     ProviderRequest,
 )
+from holdfast.streaming.providers.scripted import ScriptedProvider
 from holdfast.streaming.reply import ReplyError
-from holdfast.streaming.settings import ModelSettings, QueueFailoverSettings, ReplyClocks
+from holdfast.streaming.settings import (
+    ModelSettings,
+    ProviderSettings,
+    QueueFailoverSettings,
+    ReplyClocks,
+    StreamingSettings,
+)
 
 FINISHED_SECONDS = 2.0
 """How long to wait after a finish_reason for usage and ``[DONE]``."""
@@ -207,6 +215,30 @@ class Routing:
     async def close(self) -> None:
         for source in self._sources.values():
             await source.provider.close()
+
+
+def open_routing(
+    settings: StreamingSettings, environ: Mapping[str, str], clock: Clock, rng: random.Random
+) -> Routing:
+    """The routing of these settings. BadSetting if a provider's key is missing."""
+    providers = [_provider(each, environ, clock) for each in settings.providers_in_use]
+    return Routing(
+        providers, settings.models_in_use, settings.clocks, settings.queue_failover, clock, rng
+    )
+
+
+def _provider(settings: ProviderSettings, environ: Mapping[str, str], clock: Clock) -> Provider:
+    if settings.kind == "scripted":
+        return ScriptedProvider(settings.name, settings.pool, settings.script, clock)
+    from holdfast.streaming.providers.openai_compatible import OpenAICompatibleProvider
+
+    key = environ.get(settings.key_env, "").strip() if settings.key_env else ""
+    if settings.key_env and not (key.isascii() and key.isprintable() and key):
+        raise BadSetting(
+            f"streaming.providers: {settings.name}: key_env names the variable {settings.key_env},"
+            " which is not set or holds no key"
+        )
+    return OpenAICompatibleProvider(settings.name, settings.pool, settings.base_url, key, clock)
 
 
 class RoutedStream:
