@@ -301,9 +301,12 @@ def test_old_history_gets_the_same_verdicts(name: str, tmp_path: Path) -> None:
     unpack("histories.tar.gz", tmp_path)
     history = tmp_path / "histories" / name
     done = Program(tmp_path / "state").run("--json", "verify", "--replay", str(history))
-    assert outcome(json.loads(done.stdout), done.returncode) == outcome(
-        VERDICTS[name], VERDICTS[name]["exit_code"]
-    )
+    report, then = json.loads(done.stdout), VERDICTS[name]
+    known = {each["number"] for each in then["promises"]}
+    newer = [each for each in report["promises"] if each["number"] not in known]
+    assert all(each["kept"] and each["facts"] == 0 for each in newer)
+    report["promises"] = [each for each in report["promises"] if each["number"] in known]
+    assert outcome(report, done.returncode) == outcome(then, then["exit_code"])
 
 
 def outcome(report: dict[str, Any], exit_code: int) -> tuple[Any, ...]:

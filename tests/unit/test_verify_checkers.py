@@ -35,6 +35,8 @@ from holdfast.verify.history import (
     Opened,
     PageSeen,
     Pushed,
+    ReplyMade,
+    ReplySeen,
     Sighting,
     Tried,
     Unknown,
@@ -129,6 +131,8 @@ def good() -> dict[str, AnyEvent]:
         ),
         "job": Enqueued("ep_1/c", 1),
         "job effect": EffectSeen("ep_1/c", 1, 1),
+        "reply made": ReplyMade("r", 7, ["a", "b"], "done"),
+        "reply seen": ReplySeen("r", "bob", [(7, 0, "a"), (7, 1, "b")], ["done"]),
     }
 
 
@@ -415,6 +419,7 @@ BROKEN: dict[str, tuple[set[int], History]] = {
         ),
     ),
     "a job's effect is lost": ({11}, broken(drop=("job effect",))),
+    "an entry of a reply is lost": ({15}, broken(reply_seen={"entries": [(7, 1, "b")]})),
 }
 
 

@@ -345,6 +345,34 @@ class Excused(HistoryEvent, frozen=True, tag="job_excused"):
     seq: int
 
 
+class ReplyMade(HistoryEvent, frozen=True, tag="reply_made"):
+    """What a reply's producer made in one epoch: a digest for each entry before the
+    end, and the end: ``done``, the code of its error, or "" if it died.
+    """
+
+    reply: str
+    epoch: int
+    entries: Sequence[str]
+    end: str = ""
+
+
+class ReplySeen(HistoryEvent, frozen=True, tag="reply_seen"):
+    """What one reader got of a reply over all its connections, in order; ``at``: its
+    end.
+
+    ``entries``: epoch, number and digest of each before the end. ``ends``: ``done`` or
+    an error's code for each end that it got; ``aborted`` for a connection that broke
+    and could not be resumed. None: it left by itself. ``resumable`` False: it was
+    warned that others may not see this end.
+    """
+
+    reply: str
+    reader: str
+    entries: Sequence[tuple[int, int, str]]
+    ends: Sequence[str] | None
+    resumable: bool = True
+
+
 AnyEvent = (
     Header
     | ClientSeen
@@ -372,6 +400,8 @@ AnyEvent = (
     | Ran
     | EffectSeen
     | Excused
+    | ReplyMade
+    | ReplySeen
 )
 E = TypeVar("E", bound=HistoryEvent)
 

@@ -4,6 +4,7 @@
 - ``stores``        stores that break a promise
 - ``two_phase``     the sequencing of the design documents: allocate, then persist
 - ``jobs``          workers that break checker 11
+- ``replies``       logs of AI replies and their readers that break checker 15
 
 A control runs in the simulation in place of the part it breaks, under the faults that
 reveal the defect. It must turn its own checkers red and no other. A checker that no

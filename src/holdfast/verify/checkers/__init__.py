@@ -5,6 +5,7 @@
 - ``served``          4, 5, 9 and 12: what clients received
 - ``answered``        6, 7, 8 and 10: bounds, warnings, replies, planes
 - ``jobs``            11: a job's effects
+- ``replies``         15: what readers get of AI replies
 - ``fault_timeline``  which faults excuse which failures, for 8, 10 and 12
 
 The numbers are those of ``docs/internals/proof.md``. 13 and 14 judge the limiter and
@@ -23,6 +24,7 @@ from holdfast.verify.checkers.answered import (
     no_silent_close,
 )
 from holdfast.verify.checkers.jobs import job_effects_once
+from holdfast.verify.checkers.replies import reply_is_whole
 from holdfast.verify.checkers.served import (
     acked_is_offered,
     cursors_monotone,
@@ -50,6 +52,7 @@ CHECKERS: dict[int, Callable[[History], Verdict]] = {
     10: failure_stays_in_its_plane,
     11: job_effects_once,
     12: nothing_leaks,
+    15: reply_is_whole,
 }
 
 
