@@ -73,8 +73,8 @@ class UncheckedLog(FaultyLog):
         last = EntryId(append.first.epoch, append.first.n + len(append.entries) - 1)
         if self.rng.random() < 0.2 and not isinstance(append.entries[-1], ReplyDone):
             return Appended(last)
-        for n, entry in enumerate(append.entries, append.first.n):
-            log.add(EntryId(append.first.epoch, n), entry)
+        numbered = enumerate(append.entries, append.first.n)
+        log.entries += [(EntryId(append.first.epoch, n), entry) for n, entry in numbered]
         return Appended(last)
 
 
