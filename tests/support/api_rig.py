@@ -80,7 +80,7 @@ class Rest:
     def _in_force(self, key: ApiKey, secret: str) -> str:
         """As if the store had had the key when the server started."""
         ring = self.deps.keys
-        ring._keys[key.digest] = key
+        ring._put_in_force({**ring._keys, key.digest: key})
         return secret
 
     async def ask(

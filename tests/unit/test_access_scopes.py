@@ -167,7 +167,7 @@ async def test_a_backend_mints_what_it_names_and_safe_tokens_else() -> None:
         for wrong in (
             {"scopes": ["chats:write"]},
             {"scopes": "chats:read"},
-            {"scopes": ["replies:write"]},
+            {"scopes": ["replies:read"]},
             {"scopes": [1]},
             {"chats": "chat_a"},
             {"chats": ["a b"]},
@@ -251,7 +251,7 @@ def test_token_without_scopes_reads_and_sends_unless_the_operator_says_otherwise
     ("claim", "value", "named"),
     [
         ("holdfast_scopes", ["chats:write"], "chats:write"),
-        ("holdfast_scopes", ["chats:read", "replies:write"], "replies:write"),
+        ("holdfast_scopes", ["chats:read", "usage:read"], "usage:read"),
         ("holdfast_scopes", "chats:read chats:send", "array"),
         ("holdfast_scopes", None, "array"),
         ("holdfast_scopes", {"chats:read": True}, "array"),

@@ -29,7 +29,7 @@ def test_the_page_is_current(name: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_settings_page_names_types_as_a_file_has_them() -> None:
     text = (DOCS / "reference" / "settings.md").read_text()
-    scopes = "list of `chats:read`, `chats:send`, `chats:create`, `chats:members`"
+    scopes = "list of `chats:read`, `chats:send`, `chats:create`, `chats:members`, `replies:write`"
     assert f'| `default_scopes` | {scopes} | `["chats:read", "chats:send"]` |' in text
     assert not [word for word in ("typing.", "Ellipsis", "tuple[", "('") if word in text]
 

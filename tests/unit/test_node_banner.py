@@ -39,7 +39,7 @@ def test_what_an_ack_means_is_said_as_it_is_set(synchronous: str, said: str) -> 
 def test_banner_warns_when_the_machine_allows_too_few_sockets() -> None:
     printed = "\n".join(banner_lines(Settings(), 4_096))
     assert (
-        "room for about 3,896 connections, not 120,000: raise the hard limit of open files"
+        "room for about 3,896 connections, not 132,000: raise the hard limit of open files"
         in printed
     )
     assert "sockets" not in "\n".join(banner_lines(Settings(), 1_048_576))

@@ -86,11 +86,11 @@ class HttpLimits:
     WebSocket, kept or new.
     """
 
-    connections_max: int = 20_000
+    connections_max: int = 32_000
     """HTTP connections of this node: all that are no WebSocket (yet). The next: 503 +
     Retry-After before it has asked, and it is closed.
     """
-    per_address_max: int = 4_000
+    per_address_max: int = 10_000
     """HTTP connections from one address (IPv6: one /64), as the socket shows it:
     X-Forwarded-For comes with a request, later. Not for declared proxies, whose
     connections serve many people; bound those at the proxy. The next: 503 +

@@ -31,12 +31,12 @@ class ApiKey(Struct, frozen=True, forbid_unknown_fields=True):
     def principal(self, act_as: str | None = None) -> Principal:
         """The principal: the user a tenant key acts for, or an operator (the key's
         id)."""
-        if self.kind == "admin":
-            return Principal("", self.key_id, frozenset(self.scopes), "admin_key")
         scopes: frozenset[AnyScope] = frozenset(self.scopes)
+        if self.kind == "admin":
+            return Principal("", self.key_id, scopes, "admin_key", key_id=self.key_id)
         if "chats:write" in scopes:
             scopes |= CHATS_WRITE
-        return Principal(self.tenant, act_as or "", scopes, "tenant_key")
+        return Principal(self.tenant, act_as or "", scopes, "tenant_key", key_id=self.key_id)
 
 
 class Credentials(NamedTuple):

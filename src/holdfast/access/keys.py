@@ -75,8 +75,12 @@ class KeyRing:
 
     def use(self, loaded: Credentials) -> None:
         """Put the keys in force that the store has now."""
-        self._keys = {key.digest: key for key in loaded.keys}
+        self._put_in_force({key.digest: key for key in loaded.keys})
         self._version = loaded.version
+
+    def _put_in_force(self, keys: _Keys) -> None:
+        self._keys = keys
+        self._ids = frozenset(key.key_id for key in keys.values())
 
     async def follow(self) -> None:
         """Use what the store has, until cancelled; keep what is in force while it
@@ -179,6 +183,10 @@ class KeyRing:
         if self.read_only:
             raise Forbidden(self.read_only)
 
+    def has(self, key_id: str) -> bool:
+        """Whether a key of this id is in force."""
+        return key_id in self._ids
+
     async def _replace(self, change: Callable[[_Keys], _Keys]) -> None:
         for _ in range(SAVES_MAX):
             keys = change(self._keys)
@@ -187,7 +195,7 @@ class KeyRing:
             except VersionConflict:
                 self.use(await self._store.load())
                 continue
-            self._keys = keys
+            self._put_in_force(keys)
             return
         raise Unavailable("the keys change too often; try again", retry_after_seconds=1.0)
 

@@ -17,7 +17,7 @@ GIVEN_ONCE = {
     for name in (
         "Host", "Authorization", "Content-Type", "Idempotency-Key", "Origin", "X-Act-As",
         "X-Device-ID", "Sec-WebSocket-Key", "Sec-WebSocket-Version", "Sec-WebSocket-Protocol",
-        "Sec-WebSocket-Extensions",
+        "Sec-WebSocket-Extensions", "X-API-Key", "Last-Event-ID", "Prefer",
     )
 }  # fmt: skip
 """Headers about the caller or the request. A repeated one is ambiguous, and a proxy may

@@ -15,6 +15,7 @@ UserScope = Literal[
     "chats:send",  # send, type, redact, mute, leave
     "chats:create",  # create chats, with anybody of the tenant
     "chats:members",  # add, remove and ban members, change roles, rename
+    "replies:write",  # ask models for replies, read and cancel one's own
 ]
 KeyScope = Literal[
     "chats:read",  # read chats: one's own, or for an operator any chat's numbering
@@ -31,15 +32,18 @@ KeyScope = Literal[
     "jobs:write",  # retry, release, park, bury and replay jobs
     "webhooks:write",  # add, test, remove webhook endpoints; read deliveries
     "limits:check",  # ask whether a subject of one's tenant may go on
+    "replies:write",  # ask models for replies, read and cancel one's own; operators: cancel any
+    "replies:read",  # see which replies run and wait, never their text
+    "usage:read",  # read how many tokens were used
 ]
 
 AnyScope = UserScope | KeyScope
 
 USER_SCOPES: frozenset[UserScope] = frozenset(get_args(UserScope))
-CHATS_WRITE: frozenset[UserScope] = USER_SCOPES - {"chats:read"}
+CHATS_WRITE: frozenset[UserScope] = frozenset({"chats:send", "chats:create", "chats:members"})
 """What ``chats:write`` of a tenant key includes."""
 TENANT_SCOPES: frozenset[KeyScope] = frozenset(
-    {"chats:read", "chats:write", "tokens:write", "limits:check"}
+    {"chats:read", "chats:write", "tokens:write", "limits:check", "replies:write"}
 )
 ADMIN_SCOPES: frozenset[KeyScope] = frozenset(get_args(KeyScope)) - {"tokens:write", "limits:check"}
 
@@ -51,7 +55,8 @@ class Principal(Struct, frozen=True):
     admin key belongs to no tenant: its ``tenant`` is "" and its ``user_id`` is the
     key's id. ``expires_at`` is wall-clock seconds; None: until revoked. ``chats``
     limits it to these chats; None: all of the user's. ``issued_at`` is 0 if the token
-    does not say; ``token_id`` is the id for revoking it.
+    does not say; ``token_id`` is the id for revoking it. ``key_id`` is an API key's id,
+    "" of a token.
     """
 
     tenant: str
@@ -62,6 +67,7 @@ class Principal(Struct, frozen=True):
     chats: frozenset[str] | None = None
     issued_at: float = 0.0
     token_id: str = ""
+    key_id: str = ""
 
     @property
     def user(self) -> User:

@@ -133,7 +133,8 @@ class TokenSettings:
     """
     scope_claim: str = "holdfast_scopes"
     """The claim that says what a token may do: an array of ``chats:read``,
-    ``chats:send``, ``chats:create`` and ``chats:members``. Anything else in it: 401.
+    ``chats:send``, ``chats:create``, ``chats:members`` and ``replies:write``. Anything
+    else in it: 401.
     """
     default_scopes: tuple[UserScope, ...] = ("chats:read", "chats:send")
     """What a token without that claim may do."""
@@ -196,9 +197,6 @@ class Tokens:
 
         BadSetting if the keys cannot sign, as public keys cannot.
         """
-        signing = self._keys(None)
-        if signing is None or not signing.algorithm.startswith("HS"):
-            raise BadSetting("tokens are minted elsewhere: this server holds only public keys")
         if not 0 < ttl_seconds <= self._settings.ttl_seconds_max:
             bound = self._settings.ttl_seconds_max
             raise InvalidMessage(
@@ -218,12 +216,47 @@ class Tokens:
             claims[self._settings.scope_claim] = _known_scopes(scopes)
         if chats is not None:
             claims["chats"] = _usable_chats(chats)
-        token = jwt.encode(claims, signing.key, signing.algorithm)
+        token = self.sign(claims)
         if len(token) > TOKEN_BYTES_MAX:
             raise InvalidMessage(
                 f"a token has at most {TOKEN_BYTES_MAX} bytes; name fewer chats", field="chats"
             )
         return token
+
+    @property
+    def audience(self) -> str:
+        return self._settings.audience
+
+    def sign(self, claims: Mapping[str, Any]) -> str:
+        """Claims signed by this server; BadSetting if its keys cannot sign."""
+        signing = self._keys(None)
+        if signing is None or not signing.algorithm.startswith("HS"):
+            raise BadSetting("tokens are minted elsewhere: this server holds only public keys")
+        return jwt.encode(dict(claims), signing.key, signing.algorithm)
+
+    def signed_claims(self, token: str) -> dict[str, Any]:
+        """What this server itself signed; nothing of it is checked but the signature.
+
+        Unauthorized if it did not.
+        """
+        if len(token) > TOKEN_BYTES_MAX:
+            raise Unauthorized(f"it is longer than {TOKEN_BYTES_MAX} bytes")
+        try:
+            found = read(token)
+            key = self._keys(found.header.get("kid"))
+            if key is None or not key.signed(found):
+                raise Unauthorized(_INVALID)
+            return json_object(found.payload)
+        except (jwt.PyJWTError, ValueError, TypeError, RecursionError):
+            raise Unauthorized(_INVALID) from None
+
+    def is_allowed(self, principal: Principal) -> bool:
+        """Whether a principal that was verified before is not revoked since."""
+        try:
+            self._check_revoked(principal)
+        except Unauthorized:
+            return False
+        return True
 
     def verify(self, token: str) -> Principal:
         """The principal of a token; Unauthorized with a reason the caller can act on.
