@@ -17,6 +17,7 @@ from holdfast.api.address_limits import AddressLimits
 from holdfast.api.app import RestApp
 from holdfast.api.deps import ApiDeps
 from holdfast.api.endpoint import Answer, Call, Endpoint, StreamBounds
+from holdfast.api.streaming import FailurePiece, QuietPiece
 from holdfast.errors import Unavailable
 from holdfast.telemetry.metrics import REGISTRY
 
@@ -299,3 +300,59 @@ async def test_drain_ends_although_an_iterator_ignores_its_cancellation() -> Non
         with pytest.raises(ConnectionAbortedError, match="drained"):
             await running
         script.release.set()
+
+
+async def test_quiet_piece_does_not_start_the_answer() -> None:
+    async with serving() as rest:
+        script = Script([QuietPiece(b"wait "), 1.0, Unavailable("no model is free")])
+        exchange = Exchange()
+        await ask(rest, app_with(rest, script), exchange)
+        assert exchange.status == 503 and b"wait" not in exchange.body
+
+
+async def test_quiet_piece_leaves_with_the_head_or_with_the_first_piece() -> None:
+    async with serving() as rest:
+        early, late = Exchange(), Exchange()
+        await ask(rest, app_with(rest, Script([QuietPiece(b"wait "), 1.0, b"one"])), early)
+        assert early.body == b"wait one"
+        steps: list[bytes | Exception | float] = [QuietPiece(b"a "), 5.0, QuietPiece(b"b "), 5.0]
+        running = asyncio.create_task(ask(rest, app_with(rest, Script([*steps, b"one"])), late))
+        await asyncio.sleep(2.1)
+        assert late.status == 200 and late.body == b"a "
+        await asyncio.sleep(4)
+        assert late.body == b"a b "
+        await running
+        assert late.body == b"a b one" and late.is_whole
+
+
+async def test_failure_is_an_error_response_before_the_head_and_a_piece_after_it() -> None:
+    async with serving() as rest:
+        failure = FailurePiece.of(b"failed", Unavailable("no model is free"))
+        early, late = Exchange(), Exchange()
+        await ask(rest, app_with(rest, Script([QuietPiece(b"wait"), 1.0, failure])), early)
+        assert early.status == 503 and b"no model is free" in early.body
+        await ask(rest, app_with(rest, Script([QuietPiece(b"wait "), 3.0, failure])), late)
+        assert (late.status, late.body, late.is_whole) == (200, b"wait failed", True)
+
+
+async def test_idle_stream_gets_an_idle_piece_each_time_it_was_quiet_for_so_long() -> None:
+    bounds = StreamBounds(idle_piece=b".", idle_seconds=15.0)
+    async with serving() as rest:
+        exchange = Exchange()
+        script = Script([b"one", 10.0, b"two", 31.0, b"three", 14.0])
+        await ask(rest, app_with(rest, script, stream=bounds), exchange)
+        assert exchange.body == b"onetwo..three"
+
+
+async def test_piece_costs_no_task() -> None:
+    tasks: list[int] = []
+
+    class Counting(Script):
+        async def _pieces(self) -> AsyncIterator[bytes]:
+            for _ in range(50):
+                tasks.append(id(asyncio.current_task()))
+                yield b"piece"
+
+    async with serving() as rest:
+        await ask(rest, app_with(rest, Counting([])), Exchange())
+    assert len(tasks) == 50 and len(set(tasks)) == 1

@@ -177,7 +177,10 @@ class RestApp:
                 self._streams.refuse_if_draining()
             answer = await self._keyed.run(endpoint, call)
             if endpoint.stream is not None and isinstance(answer.body, AsyncIterator):
-                body = await self._streams.begin(endpoint, call, answer.body, request.receive)
+                bounds = answer.stream or endpoint.stream
+                body = await self._streams.begin(
+                    endpoint, call, answer.body, bounds, request.receive
+                )
                 answer = replace(answer, body=body)
             return respond(answer, endpoint.status)
         except HoldfastError as error:
@@ -188,10 +191,16 @@ class RestApp:
                 )
             operator = endpoint.caller == "operator"
             rules = violated(request, error) if isinstance(error, RateLimited) else ()
-            return respond_error(error, write=endpoint.writes, to_operator=operator, violated=rules)
+            return respond_error(
+                error,
+                write=endpoint.writes,
+                to_operator=operator,
+                violated=rules,
+                shape=endpoint.error_shape,
+            )
         except Exception:
             log.exception("api.request_failed", endpoint=endpoint.name)
-            return respond_error(InternalError(), write=endpoint.writes)
+            return respond_error(InternalError(), write=endpoint.writes, shape=endpoint.error_shape)
 
 
 def _opened(endpoint: Endpoint, deps: ApiDeps) -> Endpoint:

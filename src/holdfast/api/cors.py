@@ -15,7 +15,10 @@ ALLOWED_HEADERS = (
     "Content-Language",
     "Content-Type",
     "Idempotency-Key",
+    "Last-Event-ID",
+    "Prefer",
     "X-Act-As",
+    "X-API-Key",
 )
 EXPOSED_HEADERS = (
     "Retry-After",
@@ -23,6 +26,7 @@ EXPOSED_HEADERS = (
     "Idempotency-Replayed",
     "RateLimit",
     "RateLimit-Policy",
+    "X-Reply-Id",
 )
 PREFLIGHT_SECONDS = 600
 """How long a browser may cache the answer to a preflight."""

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from holdfast.access.keys import KeyRing
 from holdfast.access.revocations.in_force import RevocationsInForce
+from holdfast.access.tickets import ReplyTickets
 from holdfast.access.tokens import Tokens
 from holdfast.bounds import KIB, positive
 from holdfast.clock import Clock, Ids
@@ -158,3 +159,7 @@ class ApiDeps:
     """The rule store's last answer; cached, because anybody may ask for it."""
     recent_readiness: Recent[Readiness] = field(default_factory=Recent)
     """The same for all dependencies."""
+
+    @property
+    def tickets(self) -> ReplyTickets:
+        return ReplyTickets(self.tokens, self.keys, self.clock)

@@ -14,13 +14,18 @@ from holdfast.access.principal import AnyScope, Principal
 from holdfast.api.deps import ApiDeps
 from holdfast.clock import Clock
 from holdfast.errors import InvalidMessage, OutcomeUnknown, Refused, Unavailable
+from holdfast.limits.entry_points import EntryPoint
+from holdfast.streaming.body_bytes import BodyReservation
 
 T = TypeVar("T")
 
-CallerKind = Literal["anybody", "user", "tenant", "operator"]
-"""user: a user token, or a tenant key that names a user. tenant: a tenant key.
-operator: an admin key.
+CallerKind = Literal["anybody", "user", "owner", "tenant", "operator"]
+"""user: a user token, or a tenant key that names a user. owner: the same, or a tenant
+key for itself. tenant: a tenant key. operator: an admin key.
 """
+
+ErrorShape = Literal["holdfast", "openai", "problem"]
+"""How an endpoint's errors look: ours, as OpenAI's API has them, or as RFC 9457 does."""
 
 KeyRule = Literal["none", "optional", "required", "kept"]
 """Whether the endpoint takes an Idempotency-Key. ``optional``: its answer is stored in
@@ -43,6 +48,10 @@ class Call:
     """When it must be answered (monotonic): one deadline for all its work."""
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the node stops. A streamed answer then ends itself, or is cut."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Those that the endpoint reads, if they were sent, by the endpoint's names."""
+    reservation: BodyReservation | None = None
+    """Of an endpoint with ``reserve``: the endpoint hands it on or frees it."""
 
     @property
     def seconds_left(self) -> float:
@@ -71,21 +80,6 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """``status`` None: the endpoint's usual one."""
-
-    body: object = None
-    """Encoded as JSON unless it is bytes already. A streaming endpoint may give an
-    asynchronous iterator of bytes."""
-    status: int | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    media_type: str = "application/json"
-
-
-_Run = Callable[[ApiDeps, Call], Awaitable[Answer]]
-
-
-@dataclass(frozen=True, slots=True)
 class StreamBounds:
     """The bounds of a streamed answer beside its endpoint's ``deadline_seconds``.
 
@@ -101,6 +95,26 @@ class StreamBounds:
     """How long the client may leave a piece unread before the connection is cut."""
     drain_seconds: float = 20.0
     """How long a running answer may go on after the node began to stop."""
+    idle_piece: bytes = b""
+    """Sent whenever nothing else was for ``idle_seconds``; empty: nothing."""
+    idle_seconds: float = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``status`` None: the endpoint's usual one."""
+
+    body: object = None
+    """Encoded as JSON unless it is bytes already. A streaming endpoint may give an
+    asynchronous iterator of bytes."""
+    status: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    media_type: str = "application/json"
+    stream: StreamBounds | None = None
+    """Bounds of this answer, where they are not those of its endpoint."""
+
+
+_Run = Callable[[ApiDeps, Call], Awaitable[Answer]]
 
 
 def _unchanged(wrong: InvalidMessage) -> Refused:
@@ -132,6 +146,19 @@ class Endpoint:
     """Statuses of errors that only this endpoint has."""
     body_bytes_max: int | None = None
     """Where bodies may be longer than ``api.body_bytes_max``."""
+    body_seconds_max: float | None = None
+    """Where bodies may take longer to arrive than ``api.body_seconds_max``."""
+    raw: bool = False
+    """The endpoint gets the body as bytes; ``body`` only describes it."""
+    reserve: Callable[[ApiDeps, Principal, int], BodyReservation] | None = None
+    """Reserves the bytes of the body before it is read, or refuses."""
+    headers: tuple[str, ...] = ()
+    """The headers that only this endpoint reads."""
+    entry_point: EntryPoint = "rest"
+    """Whose rules count the request; an operator's request counts as ``admin``."""
+    ticket: bool = False
+    """Whether a reply's ticket in the query is a credential here."""
+    error_shape: ErrorShape = "holdfast"
     deadline_seconds: float | None = None
     """Where ``api.request_seconds_max`` is not enough."""
     stream: StreamBounds | None = None

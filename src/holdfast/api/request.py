@@ -2,7 +2,7 @@
 
 ``receive`` checks everything before an endpoint runs. It refuses in this order:
 repeated headers, credential, rate, kind of caller, scope, path, query, Idempotency-Key,
-body. ``Request`` is the little of ASGI that this needs.
+room for the body, body. ``Request`` is the little of ASGI that this needs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl, unquote_plus
 import msgspec
 from msgspec import Struct, inspect
 
+from holdfast import telemetry
 from holdfast.access.keys import is_api_key
 from holdfast.access.network import client_ip, joined_headers, repeated_header
 from holdfast.access.principal import Principal, bearer, require_scope
@@ -39,6 +40,7 @@ from holdfast.limits.entry_points import EntryPoint, checks_of
 from holdfast.limits.http import refusal, refusing
 from holdfast.limits.rules import Decision
 from holdfast.message import SEQUENCE_MAX, check_id
+from holdfast.streaming.body_bytes import BodyReservation
 
 AsgiScope = MutableMapping[str, Any]
 AsgiMessage = MutableMapping[str, Any]
@@ -88,6 +90,7 @@ PARAMETERS_MAX = 32
 """In a query; more than any endpoint takes. A longer query is refused unparsed."""
 NOBODY = Principal("", "", frozenset(), "user")
 _INTEGER_DIGITS_MAX = len(str(SEQUENCE_MAX))
+_CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
 
 
 async def receive(
@@ -112,12 +115,15 @@ async def receive(
         require_scope(principal, endpoint.scope, path.get("chat_id"))
     query = _fitting(endpoint, _query, endpoint.query, request.query)
     key = _key(endpoint, request)
-    body = _fitting(endpoint, _body, endpoint.body, await _read(endpoint, request, deps.settings))
-    fingerprint = _fingerprint(endpoint, path, body) if key else ""
+    body, reservation = await _body_within_bounds(deps, endpoint, request, principal)
+    fingerprint = _fingerprint(endpoint, path, body) if key and not endpoint.raw else ""
     deadline = deps.clock.monotonic() + (
         endpoint.deadline_seconds or deps.settings.request_seconds_max
     )
-    return Call(principal, path, query, body, key, fingerprint, deps.clock, deadline, draining)
+    return Call(
+        principal, path, query, body, key, fingerprint, deps.clock, deadline, draining,
+        _headers(endpoint, request), reservation,
+    )  # fmt: skip
 
 
 def address_of(request: Request, deps: ApiDeps) -> str:
@@ -130,7 +136,11 @@ def address_of(request: Request, deps: ApiDeps) -> str:
 def identify(deps: ApiDeps, request: Request) -> Principal:
     """The principal of the request's credential; Unauthorized or Forbidden."""
     credential = bearer(request.header(b"authorization"))
-    if credential is None:
+    if (other := request.header(b"x-api-key")) is not None:
+        if b"authorization" in request.headers:
+            raise InvalidMessage("two credentials were sent: send one", field="x-api-key")
+        credential = other.strip()
+    if not credential:
         raise Unauthorized("a credential is needed: Authorization: Bearer <token or API key>")
     act_as = request.header(b"x-act-as")
     if not is_api_key(credential):
@@ -149,7 +159,7 @@ def identify(deps: ApiDeps, request: Request) -> Principal:
 def require_caller(principal: Principal, endpoint: Endpoint) -> None:
     """Forbidden unless this kind of caller may use the endpoint."""
     match endpoint.caller:
-        case "user" if principal.kind == "admin_key":
+        case "user" | "owner" if principal.kind == "admin_key":
             raise Forbidden("an admin key is no user; use a user token or a tenant key")
         case "user" if not principal.user_id:
             raise Forbidden("say for which user this tenant key acts: X-Act-As: <user>")
@@ -170,15 +180,13 @@ def _identified(
 
     An endpoint open to anybody ignores a bad credential.
     """
+    ticket = _ticket(request) if endpoint.ticket else None
     try:
-        principal = identify(deps, request)
+        principal = identify(deps, request) if ticket is None else _reader(deps, request, ticket)
     except (Refused, Unavailable) as refusal:
         address, open_to_anybody = address_of(request, deps), endpoint.caller == "anybody"
-        if (
-            isinstance(refusal, Unauthorized)
-            and b"authorization" in request.headers
-            and not open_to_anybody
-        ):
+        sent = _CREDENTIALS & request.headers.keys() or ticket is not None
+        if isinstance(refusal, Unauthorized) and sent and not open_to_anybody:
             address_limits.count_failed_login(address)
         else:
             address_limits.count_request(address, request.path)
@@ -186,6 +194,20 @@ def _identified(
             return NOBODY
         raise
     return principal
+
+
+def _ticket(request: Request) -> str | None:
+    return dict(_parameters(request.query)).get("ticket")
+
+
+def _reader(deps: ApiDeps, request: Request, ticket: str) -> Principal:
+    """The principal that a ticket lets read this reply."""
+    if _CREDENTIALS & request.headers.keys():
+        raise InvalidMessage("two credentials were sent: send one", field="ticket")
+    found = deps.tickets.verify(ticket)
+    if found.reply_id != request.path_params["reply_id"]:
+        raise NotFound("there is no such reply")
+    return found.principal
 
 
 async def _ask_limits(
@@ -201,13 +223,15 @@ async def _ask_limits(
             await deps.limits.limiter.check(*check) for check in checks_of("check", principal.user)
         ]
     else:
-        entry_point: EntryPoint = "admin" if principal.kind == "admin_key" else "rest"
+        entry_point: EntryPoint = "admin" if principal.kind == "admin_key" else endpoint.entry_point
         decisions = await deps.limits.entry_points.decide(
             entry_point, principal.user, address_of(request, deps)
         )
         request.decisions = decisions
     if refused := refusal(decisions):
         request.decisions = decisions
+        if endpoint.entry_point == "reply":
+            telemetry.reply_refused("rate")
         raise refused
 
 
@@ -315,6 +339,45 @@ def _parameters(written: bytes) -> list[tuple[str, str]]:
         raise InvalidMessage(f"a query may have at most {PARAMETERS_MAX} parameters") from None
 
 
+def _headers(endpoint: Endpoint, request: Request) -> Mapping[str, str]:
+    """The headers that this endpoint reads, under the names it has for them."""
+    sent = {name: request.header(name.lower().encode()) for name in endpoint.headers}
+    return {name: value for name, value in sent.items() if value is not None}
+
+
+async def _body_within_bounds(
+    deps: ApiDeps, endpoint: Endpoint, request: Request, principal: Principal
+) -> tuple[Any, BodyReservation | None]:
+    """The body, and the bytes that it holds if the endpoint reserves them."""
+    bytes_max = endpoint.body_bytes_max or deps.settings.body_bytes_max
+    announced = _announced_bytes(request, bytes_max)
+    reservation = endpoint.reserve and endpoint.reserve(deps, principal, announced)
+    try:
+        data = await _read(endpoint, request, deps.settings)
+        if reservation is not None:
+            reservation.shrink(len(data))
+        if endpoint.raw:
+            return data, reservation
+        return _fitting(endpoint, _body, endpoint.body, data), reservation
+    except BaseException:
+        if reservation is not None:
+            reservation.free()
+        raise
+
+
+def _announced_bytes(request: Request, bytes_max: int) -> int:
+    """The size of the body that is to come, the bound if nobody says it.
+
+    MessageTooLarge before anything of it is read.
+    """
+    length = request.headers.get(b"content-length", b"")
+    if not length.isdigit():
+        return bytes_max
+    if int(length[:20]) > bytes_max:
+        raise MessageTooLarge(f"the body is larger than {bytes_max} bytes", limit=bytes_max)
+    return int(length)
+
+
 async def _read(endpoint: Endpoint, request: Request, settings: ApiSettings) -> bytes:
     """Read the body within its bounds of size and time.
 
@@ -328,7 +391,9 @@ async def _read(endpoint: Endpoint, request: Request, settings: ApiSettings) -> 
     ):
         return b""
     data = await _whole_body(
-        request, endpoint.body_bytes_max or settings.body_bytes_max, settings.body_seconds_max
+        request,
+        endpoint.body_bytes_max or settings.body_bytes_max,
+        endpoint.body_seconds_max or settings.body_seconds_max,
     )
     if endpoint.body is None and data:
         raise InvalidMessage("this request takes no body")
@@ -341,9 +406,6 @@ async def _read(endpoint: Endpoint, request: Request, settings: ApiSettings) -> 
 
 async def _whole_body(request: Request, bytes_max: int, seconds_max: float) -> bytes:
     too_large = f"the body is larger than {bytes_max} bytes"
-    length = request.headers.get(b"content-length", b"0")
-    if length.isdigit() and int(length[:20]) > bytes_max:
-        raise MessageTooLarge(too_large, limit=bytes_max)
     pieces: list[bytes] = []
     size = 0
     try:

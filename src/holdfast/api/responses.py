@@ -7,16 +7,19 @@ import gzip
 import hashlib
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from http import HTTPStatus
 from typing import NamedTuple
 
 import msgspec
 
-from holdfast.api.endpoint import Answer, Endpoint, WebPage
+from holdfast.api.endpoint import Answer, Endpoint, ErrorShape, WebPage
 from holdfast.api.request import Request
-from holdfast.api.schemas import TooManyRequests
+from holdfast.api.schemas import Problem, TooManyRequests
 from holdfast.api.streaming import StreamedBody
 from holdfast.errors import HoldfastError, OperatorError, RateLimited
 from holdfast.limits.http import PROBLEM, PROBLEM_TITLE, PROBLEM_TYPE
+from holdfast.streaming.dialects.openai_errors import error_body, error_object, reply_error
+from holdfast.streaming.reply import ReplyFailed
 from holdfast.wire.frames import Error, ErrorBody
 
 STATUS = {
@@ -78,6 +81,7 @@ def respond_error(
     status: int | None = None,
     to_operator: bool = False,
     violated: Sequence[str] = (),
+    shape: ErrorShape = "holdfast",
 ) -> Response:
     """The response of an error; with ``outcome`` only if it might have written
     something.
@@ -85,6 +89,8 @@ def respond_error(
     Operators also get texts meant for them. ``violated``: the rules behind a 429.
     """
     error = error if to_operator and isinstance(error, OperatorError) else error.public
+    if shape == "openai":
+        return respond_openai_error(error)
     detail = Error(
         code=error.code,
         message=error.message,
@@ -93,20 +99,66 @@ def respond_error(
         retry_after_seconds=error.retry_after_seconds,
         details=error.details or None,
     )
+    headers = _error_headers(error)
+    if shape == "problem":
+        headers = _reply_headers(_status(error), headers)
+    if isinstance(error, RateLimited):
+        body = TooManyRequests(
+            detail, PROBLEM, PROBLEM_TITLE, STATUS[error.code], error.message, violated
+        )
+        return Response(STATUS[error.code], _encoder.encode(body), PROBLEM_TYPE, headers)
+    status = status or _status(error)
+    if shape == "problem":
+        title = HTTPStatus(status).phrase
+        problem = Problem(detail, "about:blank", title, status, error.message)
+        return Response(status, _encoder.encode(problem), PROBLEM_TYPE, headers)
+    return Response(status, _encoder.encode(ErrorBody(detail)), headers=headers)
+
+
+def _status(error: HoldfastError) -> int:
+    return error.error.status if isinstance(error, ReplyFailed) else STATUS[error.code]
+
+
+def _error_headers(error: HoldfastError) -> dict[str, str]:
     headers = {}
     if error.retryable:
         seconds = error.retry_after_seconds or RETRY_AFTER_SECONDS.get(error.code, 1)
         headers["Retry-After"] = str(max(1, math.ceil(seconds)))
     if error.code == "UNAUTHORIZED":
         headers["WWW-Authenticate"] = "Bearer"
-    if isinstance(error, RateLimited):
-        body = TooManyRequests(
-            detail, PROBLEM, PROBLEM_TITLE, STATUS[error.code], error.message, violated
-        )
-        return Response(STATUS[error.code], _encoder.encode(body), PROBLEM_TYPE, headers)
-    return Response(
-        status or STATUS[error.code], _encoder.encode(ErrorBody(detail)), headers=headers
-    )
+    return headers
+
+
+REPLY_RETRY_SECONDS_MAX = 60
+"""The longest Retry-After of a request for a reply: SDKs do not wait longer."""
+NOT_REPEATED = frozenset({409, 502, 504})
+"""Statuses of ours that an SDK would repeat at once, though nothing is won by it: the
+providers were asked already, in rounds."""
+_OPENAI_CODES = {"UNAUTHORIZED": "invalid_api_key", "RATE_LIMITED": "rate_limit_exceeded"}
+
+
+def respond_openai_error(error: HoldfastError) -> Response:
+    """The response of an error as clients of OpenAI's API read it."""
+    headers, status = _error_headers(error), _status(error)
+    if isinstance(error, ReplyFailed):
+        shown = reply_error(error.error)
+        if status in (429, 503):
+            headers["Retry-After"] = str(math.ceil(error.retry_after_seconds or 1))
+    else:
+        code = _OPENAI_CODES.get(error.code, error.code.lower())
+        if error.code == "NOT_FOUND" and "model" in error.details:
+            code = "model_not_found"
+        shown = error_object(status, error.message, code, error.details.get("field"))
+    return Response(status, error_body(shown), headers=_reply_headers(status, headers))
+
+
+def _reply_headers(status: int, headers: Mapping[str, str]) -> dict[str, str]:
+    made = dict(headers)
+    if "Retry-After" in made:
+        made["Retry-After"] = str(min(int(made["Retry-After"]), REPLY_RETRY_SECONDS_MAX))
+    if status in NOT_REPEATED:
+        made["x-should-retry"] = "false"
+    return made
 
 
 LISTED_MAX = 32

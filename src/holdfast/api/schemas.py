@@ -257,6 +257,16 @@ class Health(Struct, frozen=True, omit_defaults=True):
     dependencies: Mapping[str, str] | None = None
 
 
+class Problem(Struct, frozen=True):
+    """The error, and the same as a problem (RFC 9457)."""
+
+    error: Error
+    type: str
+    title: str
+    status: int
+    detail: str
+
+
 class TooManyRequests(Struct, frozen=True, omit_defaults=True):
     """429: the error, and the same as a problem (RFC 9457, with the type of the IETF's
     draft on RateLimit headers).

@@ -1,0 +1,73 @@
+"""The bytes of request bodies that a node holds: arriving, waiting, running.
+
+They are reserved by Content-Length before the body is read, so that a node under load
+refuses a request without reading it. They are freed at the first token: until then a
+provider may fail and the next one needs the body again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from holdfast import telemetry
+from holdfast.errors import RateLimited, Unavailable
+from holdfast.streaming.reply import Owner
+from holdfast.streaming.settings import QueueFailoverSettings
+
+RETRY_SECONDS = 2.0
+
+
+class BodyReservation:
+    """The bytes of one request."""
+
+    __slots__ = ("_bytes", "_node", "_owner")
+
+    def __init__(self, node: BodyBytes, owner: Owner, size: int) -> None:
+        self._node, self._owner, self._bytes = node, owner, size
+        node.count(owner, size)
+
+    def shrink(self, size: int) -> None:
+        """The body has arrived and has this size."""
+        if size < self._bytes:
+            self._node.count(self._owner, size - self._bytes)
+            self._bytes = size
+
+    def free(self) -> None:
+        """May be called more than once."""
+        self.shrink(0)
+
+
+class BodyBytes:
+    """The bodies of a node, by owner."""
+
+    def __init__(self, settings: QueueFailoverSettings) -> None:
+        self._settings = settings
+        self._by_owner: Counter[Owner] = Counter()
+        """Bounded by the requests being read, waiting or running."""
+        self.total = 0
+
+    def reserve(self, owner: Owner, size: int) -> BodyReservation:
+        """Unavailable if the node has no room, RateLimited if the owner has used up
+        its own."""
+        settings = self._settings
+        of_key = owner.kind == "key"
+        own_max = settings.bytes_per_key_max if of_key else settings.bytes_per_user_max
+        if self._by_owner[owner] + size > own_max:
+            telemetry.reply_refused("user")
+            raise RateLimited(
+                f"your requests that wait or run have more than {own_max} bytes",
+                retry_after_seconds=RETRY_SECONDS,
+            )
+        if self.total + size > settings.bytes_max:
+            telemetry.reply_refused("bytes")
+            raise Unavailable(
+                "this node holds too many requests", retry_after_seconds=RETRY_SECONDS
+            )
+        return BodyReservation(self, owner, size)
+
+    def count(self, owner: Owner, change: int) -> None:
+        self.total += change
+        self._by_owner[owner] += change
+        if not self._by_owner[owner]:
+            del self._by_owner[owner]
+        telemetry.reply_bytes(self.total)

@@ -1,0 +1,49 @@
+"""The bytes of request bodies that a node holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.errors import RateLimited, Unavailable
+from holdfast.streaming.body_bytes import BodyBytes
+from holdfast.streaming.reply import Owner
+from holdfast.streaming.settings import QueueFailoverSettings
+
+ALICE, BOB, KEY = (
+    Owner("acme", "user", "alice"),
+    Owner("acme", "user", "bob"),
+    Owner("acme", "key", "alice"),
+)
+SETTINGS = QueueFailoverSettings(bytes_max=100, bytes_per_user_max=40, bytes_per_key_max=80)
+
+
+def test_user_and_key_have_bounds_of_their_own() -> None:
+    bodies = BodyBytes(SETTINGS)
+    bodies.reserve(ALICE, 40)
+    with pytest.raises(RateLimited):
+        bodies.reserve(ALICE, 1)
+    bodies.reserve(BOB, 10)
+    bodies.reserve(KEY, 50)
+    assert bodies.total == 100
+
+
+def test_full_node_is_unavailable_to_everybody() -> None:
+    bodies = BodyBytes(SETTINGS)
+    held = bodies.reserve(KEY, 80)
+    with pytest.raises(Unavailable) as full:
+        bodies.reserve(BOB, 30)
+    assert full.value.retry_after_seconds
+    held.free()
+    bodies.reserve(BOB, 30)
+
+
+def test_reservation_shrinks_to_what_came_and_is_freed_once() -> None:
+    bodies = BodyBytes(SETTINGS)
+    held = bodies.reserve(ALICE, 40)
+    held.shrink(7)
+    assert bodies.total == 7
+    held.shrink(9)
+    assert bodies.total == 7, "a body that is longer than it said is refused elsewhere"
+    held.free()
+    held.free()
+    assert bodies.total == 0 and not bodies._by_owner
