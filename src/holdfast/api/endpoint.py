@@ -15,7 +15,7 @@ from holdfast.api.deps import ApiDeps
 from holdfast.clock import Clock
 from holdfast.errors import InvalidMessage, OutcomeUnknown, Refused, Unavailable
 from holdfast.limits.entry_points import EntryPoint
-from holdfast.streaming.body_bytes import BodyReservation
+from holdfast.streaming.body_bytes import ReservedBytes
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ key for itself. tenant: a tenant key. operator: an admin key.
 """
 
 ErrorShape = Literal["holdfast", "openai", "problem"]
-"""How an endpoint's errors look: ours, as OpenAI's API has them, or as RFC 9457 does."""
+"""How an endpoint's errors look: ours, OpenAI's, or those of RFC 9457."""
 
 KeyRule = Literal["none", "optional", "required", "kept"]
 """Whether the endpoint takes an Idempotency-Key. ``optional``: its answer is stored in
@@ -50,7 +50,7 @@ class Call:
     """Set when the node stops. A streamed answer then ends itself, or is cut."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Those that the endpoint reads, if they were sent, by the endpoint's names."""
-    reservation: BodyReservation | None = None
+    reservation: ReservedBytes | None = None
     """Of an endpoint with ``reserve``: the endpoint hands it on or frees it."""
 
     @property
@@ -150,7 +150,7 @@ class Endpoint:
     """Where bodies may take longer to arrive than ``api.body_seconds_max``."""
     raw: bool = False
     """The endpoint gets the body as bytes; ``body`` only describes it."""
-    reserve: Callable[[ApiDeps, Principal, int], BodyReservation] | None = None
+    reserve: Callable[[ApiDeps, Principal, int], ReservedBytes] | None = None
     """Reserves the bytes of the body before it is read, or refuses."""
     headers: tuple[str, ...] = ()
     """The headers that only this endpoint reads."""

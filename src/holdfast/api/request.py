@@ -40,7 +40,7 @@ from holdfast.limits.entry_points import EntryPoint, checks_of
 from holdfast.limits.http import refusal, refusing
 from holdfast.limits.rules import Decision
 from holdfast.message import SEQUENCE_MAX, check_id
-from holdfast.streaming.body_bytes import BodyReservation
+from holdfast.streaming.body_bytes import ReservedBytes
 
 AsgiScope = MutableMapping[str, Any]
 AsgiMessage = MutableMapping[str, Any]
@@ -347,7 +347,7 @@ def _headers(endpoint: Endpoint, request: Request) -> Mapping[str, str]:
 
 async def _body_within_bounds(
     deps: ApiDeps, endpoint: Endpoint, request: Request, principal: Principal
-) -> tuple[Any, BodyReservation | None]:
+) -> tuple[Any, ReservedBytes | None]:
     """The body, and the bytes that it holds if the endpoint reserves them."""
     bytes_max = endpoint.body_bytes_max or deps.settings.body_bytes_max
     announced = _announced_bytes(request, bytes_max)

@@ -17,7 +17,7 @@ from holdfast.streaming.settings import QueueFailoverSettings
 RETRY_SECONDS = 2.0
 
 
-class BodyReservation:
+class ReservedBytes:
     """The bytes of one request."""
 
     __slots__ = ("_bytes", "_node", "_owner")
@@ -46,7 +46,7 @@ class BodyBytes:
         """Bounded by the requests being read, waiting or running."""
         self.total = 0
 
-    def reserve(self, owner: Owner, size: int) -> BodyReservation:
+    def reserve(self, owner: Owner, size: int) -> ReservedBytes:
         """Unavailable if the node has no room, RateLimited if the owner has used up
         its own."""
         settings = self._settings
@@ -63,7 +63,7 @@ class BodyBytes:
             raise Unavailable(
                 "this node holds too many requests", retry_after_seconds=RETRY_SECONDS
             )
-        return BodyReservation(self, owner, size)
+        return ReservedBytes(self, owner, size)
 
     def count(self, owner: Owner, change: int) -> None:
         self.total += change
