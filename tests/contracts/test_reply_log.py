@@ -11,6 +11,7 @@ from typing import Any
 
 import apsw
 import pytest
+import redis.asyncio
 
 from holdfast.clock import ManualClock
 from holdfast.streaming.reply import (
@@ -35,6 +36,7 @@ from holdfast.streaming.reply_log.contract import (
     ReplyLog,
 )
 from holdfast.streaming.reply_log.memory import MemoryReplyLog
+from holdfast.streaming.reply_log.redis import RedisReplyLog
 from holdfast.streaming.reply_log.sqlite import REPLIES, RepliesFile, SqliteReplyLog
 
 ANN, BOB = Owner("acme", "user", "ann"), Owner("acme", "user", "bob")
@@ -55,13 +57,37 @@ async def opened(
     if adapter == "memory":
         yield MemoryReplyLog(clock), advance
         return
+    if adapter == "redis":
+        async with redis_log(request.getfixturevalue("redis_server").url) as both:
+            yield both
+        return
     file = await RepliesFile.open(folder / REPLIES.name, clock)
     yield SqliteReplyLog(file), advance
     await file.close()
 
 
+@asynccontextmanager
+async def redis_log(url: str) -> AsyncIterator[tuple[ReplyLog, PassTime]]:
+    """Time passes by shortening what each key has left to live."""
+    client = redis.asyncio.Redis.from_url(url)
+    await client.flushall()
+
+    async def shorten(seconds: float) -> None:
+        async for key in client.scan_iter():
+            left_ms = await client.pttl(key)
+            assert left_ms > 0, f"{key} never expires"
+            await client.pexpire(key, int(left_ms - seconds * 1000))
+
+    log = RedisReplyLog(url)
+    try:
+        yield log, shorten
+    finally:
+        await log.close()
+        await client.aclose()
+
+
 def on_every_log(scenario: Scenario) -> Any:
-    @pytest.mark.parametrize("adapter", ["memory", "sqlite"])
+    @pytest.mark.parametrize("adapter", ["memory", "sqlite", "redis"])
     @wraps(scenario)
     async def test(adapter: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
         async with opened(adapter, request, tmp_path) as (log, pass_time):

@@ -1,0 +1,215 @@
+"""The log of replies of many nodes, in Redis: a Stream for each reply.
+
+replies:log:<reply>      the entries, each with its id and one field
+replies:claim:<digest>   a claim of an Idempotency-Key
+replies:claimed:<reply>  the name of the reply's claim, so that both expire together
+replies:wake:<random>    wakes this node's reader (``stream_follow``)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import msgspec
+from redis.asyncio.connection import AbstractConnection
+
+from holdfast import telemetry
+from holdfast.drivers.redis import connection_pool, trouble_of
+from holdfast.drivers.redis_scripts import Script, ScriptRunner
+from holdfast.errors import HoldfastError, Unavailable
+from holdfast.streaming.entry_codec import Decoder, Encoder, UnreadableEntry
+from holdfast.streaming.reply import EntryId, Owner, ReplyBegin, ReplyEntry
+from holdfast.streaming.reply_log.contract import (
+    BEGUN_SECONDS,
+    ENDED_SECONDS,
+    FOLLOW_SECONDS,
+    Appended,
+    KeyClaim,
+    LogAppend,
+    LogEnded,
+    LogPage,
+)
+from holdfast.streaming.reply_log.encoders import LogEncoders
+from holdfast.streaming.reply_log.stream_follow import (
+    RawEntry,
+    StreamFollower,
+    StreamInbox,
+    entry_id,
+    raw_entries,
+)
+
+PREFIX = b"replies:"
+LOGS, CLAIMS, CLAIMED = PREFIX + b"log:", PREFIX + b"claim:", PREFIX + b"claimed:"
+PAGE_ENTRIES = 1000
+SCANNED_AT_ONCE = 500
+"""Keys that one step of an erasure looks at: Redis serves nobody else meanwhile."""
+ANSWER_SECONDS = 2.0
+"""A Redis that is silent for so long is taken for lost."""
+
+_PACKAGE = "holdfast.streaming.reply_log"
+_BEGIN, _APPEND, _READ = (Script(_PACKAGE, name) for name in ("begin", "append", "read"))
+_DELETE, _FORGET, _WAKE = (Script(_PACKAGE, name) for name in ("delete", "forget", "wake"))
+_CLAIM, _FREE = Script(_PACKAGE, "claim"), Script(_PACKAGE, "free")
+_claims = msgspec.msgpack.Decoder(list[str])
+
+
+class RedisReplyLog:
+    """See ``contract.ReplyLog``. Followers get empty pages while Redis is down."""
+
+    shared = True
+    flush_seconds = 0.025
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._scripts = ScriptRunner(
+            url, "the log of replies", self._on_trouble, socket_timeout_seconds=ANSWER_SECONDS
+        )
+        connections = connection_pool(
+            url, protocol=2, socket_connect_timeout=1.0, socket_timeout=ANSWER_SECONDS
+        )
+        make: Callable[[], AbstractConnection] = connections.make_connection
+        wake_key = PREFIX + b"wake:" + secrets.token_hex(8).encode()
+        self._follower = StreamFollower(
+            make, wake_key, lambda: self._run(_WAKE, [wake_key]), self._on_trouble
+        )
+        self._encoders = LogEncoders()
+
+    async def check(self) -> None:
+        """UnfitRedis, or what redis-py raises, if it cannot be used now."""
+        await self._scripts.check()
+
+    async def begin(self, reply_id: str, begin: ReplyBegin) -> int:
+        entry = Encoder().encode(0, begin)
+        epoch = await self._run(_BEGIN, _keys(reply_id), entry, int(BEGUN_SECONDS))
+        if epoch is None:
+            raise LogEnded(reply_id)
+        return int(epoch)
+
+    async def append(self, appends: Sequence[LogAppend]) -> Sequence[Appended]:
+        encoded = [self._encoders.encode(append) for append in appends]
+        keys: list[bytes] = []
+        arguments: list[Any] = [int(ENDED_SECONDS)]
+        for each in encoded:
+            keys += _keys(each.reply_id)
+            arguments += (*each.first, len(each.stored), *each.stored)
+        answers = await self._run(_APPEND, keys, *arguments)
+        return [
+            self._encoders.answer(each, True, each.last)
+            if answer == 1
+            else self._encoders.answer(each, False, entry_id(answer) if answer else None)
+            for each, answer in zip(encoded, answers, strict=True)
+        ]
+
+    async def read(self, reply_id: str, after: EntryId | None, entries_max: int) -> LogPage | None:
+        return await self._read(Decoder(), reply_id, after, entries_max)
+
+    async def follow(self, reply_id: str, after: EntryId | None) -> AsyncIterator[LogPage]:
+        decoder = Decoder()
+        page = await self._read(decoder, reply_id, after, PAGE_ENTRIES)
+        if page is None:
+            return
+        at = page.entries[-1][0] if page.entries else after or page.last
+        async with self._follower.inbox(LOGS + reply_id.encode(), at) as inbox:
+            while page is not None:
+                yield page
+                at = page.entries[-1][0] if page.entries else at
+                page = await self._next_page(decoder, reply_id, at, page.last, inbox)
+
+    async def delete(self, reply_ids: Sequence[str]) -> None:
+        await self._run(_DELETE, [key for each in reply_ids for key in _keys(each)])
+
+    async def claim(self, claim: KeyClaim) -> KeyClaim:
+        # Redis decodes no bytes, so the hash is hexadecimal.
+        value = (*claim.owner, claim.key, claim.body_hash.hex(), claim.reply_id, claim.node)
+        stored = msgspec.msgpack.encode(value)
+        found = await self._run(_CLAIM, _claim_keys(claim), stored, int(BEGUN_SECONDS))
+        body_hash, reply_id, node = _claims.decode(found)[4:]
+        return KeyClaim(claim.owner, claim.key, bytes.fromhex(body_hash), reply_id, node)
+
+    async def free(self, claim: KeyClaim) -> None:
+        await self._run(_FREE, _claim_keys(claim), claim.reply_id)
+
+    async def forget_owner(self, owner: Owner) -> int:
+        cursor, deleted = b"0", 0
+        while True:
+            arguments = (cursor, SCANNED_AT_ONCE, LOGS, CLAIMS, CLAIMED, *owner)
+            cursor, count = await self._run(_FORGET, [], *arguments)
+            deleted += int(count)
+            if cursor == b"0":
+                return deleted
+
+    async def close(self) -> None:
+        await self._follower.close()
+        await self._scripts.aclose()
+
+    async def _next_page(
+        self, decoder: Decoder, reply_id: str, at: EntryId, last: EntryId, inbox: StreamInbox
+    ) -> LogPage | None:
+        """What follows ``at``: as it arrives, or read from the log where it may be
+        missing or gone. Empty while Redis is unavailable.
+        """
+        try:
+            if at == last:
+                arrived = await inbox.take(at, FOLLOW_SECONDS)
+                if arrived:
+                    return LogPage(await self._decode(decoder, reply_id, arrived), arrived[-1][0])
+            return await self._read(decoder, reply_id, at, PAGE_ENTRIES)
+        except HoldfastError:
+            await inbox.take(at, FOLLOW_SECONDS)
+            return LogPage((), at)
+
+    async def _read(
+        self, decoder: Decoder, reply_id: str, after: EntryId | None, entries_max: int
+    ) -> LogPage | None:
+        since = "" if after is None else str(after)
+        found = await self._run(_READ, [LOGS + reply_id.encode()], since, entries_max)
+        if found is None:
+            return None
+        last, entries = found
+        return LogPage(await self._decode(decoder, reply_id, raw_entries(entries)), entry_id(last))
+
+    async def _decode(
+        self, decoder: Decoder, reply_id: str, stored: Sequence[RawEntry]
+    ) -> list[tuple[EntryId, ReplyEntry]]:
+        entries = []
+        try:
+            for each, value in stored:
+                template_n = decoder.missing(each, value)
+                if template_n is not None:
+                    template = EntryId(each.epoch, template_n)
+                    decoder.decode(template, await self._entry(reply_id, template))
+                entries.append((each, decoder.decode(each, value)))
+        except UnreadableEntry as error:
+            raise Unavailable("the log of this reply cannot be read") from error
+        return entries
+
+    async def _entry(self, reply_id: str, wanted: EntryId) -> bytes:
+        before = f"{wanted.epoch}-{wanted.n - 1}"
+        found = await self._run(_READ, [LOGS + reply_id.encode()], before, 1)
+        return raw_entries(found[1])[0][1] if found and found[1] else b""
+
+    async def _run(self, script: Script, keys: list[bytes], *arguments: Any) -> Any:
+        return await self._scripts.run(script, keys, arguments, _as_it_is)
+
+    def _on_trouble(self, error: Exception | str) -> None:
+        reason, detail = trouble_of(error, self._url)
+        telemetry.redis_failed("replies", reason)
+        telemetry.log.warning("streaming.replies_unavailable", reason=reason, detail=detail)
+
+
+def _as_it_is(answer: Any) -> Any:
+    return answer
+
+
+def _keys(reply_id: str) -> list[bytes]:
+    return [LOGS + reply_id.encode(), CLAIMED + reply_id.encode()]
+
+
+def _claim_keys(claim: KeyClaim) -> list[bytes]:
+    """A key has any length and any characters, so its name in Redis is a digest."""
+    name = msgspec.msgpack.encode((*claim.owner, claim.key))
+    digest = hashlib.blake2b(name, digest_size=16).hexdigest()
+    return [CLAIMS + digest.encode(), CLAIMED + claim.reply_id.encode()]
