@@ -103,6 +103,9 @@ class FakeUsageRun:
     def grew(self, size_bytes: int) -> None:
         self._bytes += size_bytes
 
+    async def stored(self) -> None:
+        pass
+
     def end(self, provider: str, counted: ReplyUsage | None) -> ReplyUsage:
         usage = counted or ReplyUsage(0, self._bytes // 4, estimated=True)
         self._ended.append(usage)

@@ -46,11 +46,13 @@ class Noted(MemoryUsage):
         super().__init__()
         self.noted: list[RunUsage] = []
         self.broken = False
+        self.delay_seconds = 0.0
 
     async def note(self, running: Sequence[RunUsage]) -> None:
         self.noted = list(running)
 
     async def count(self, ended: Sequence[RunUsage]) -> None:
+        await asyncio.sleep(self.delay_seconds)
         if self.broken:
             raise Unavailable("disk full")
         await super().count(ended)
@@ -224,6 +226,32 @@ async def test_ends_wait_while_the_store_fails_and_count_once() -> None:
         await asyncio.sleep(3)
     assert [row.replies for row in await rig.rows()] == [5]
     assert rig.accounts.lost == 0
+
+
+async def test_end_waits_for_its_count_unless_the_store_fails() -> None:
+    rig, loop = Rig(), asyncio.get_running_loop()
+
+    async def seconds_to_store() -> float:
+        run, began = await rig.granted(), loop.time()
+        run.end("openai", ReplyUsage(1, 1))
+        await run.stored()
+        return loop.time() - began
+
+    async with rig.counting():
+        rig.store.delay_seconds = 0.25
+        assert await asyncio.gather(seconds_to_store(), seconds_to_store()) == [0.25, 0.25]
+        assert [row.replies for row in await rig.rows()] == [2]
+        rig.store.delay_seconds = 5
+        assert await seconds_to_store() == 1, "no longer, even if it hangs"
+        await asyncio.sleep(5)
+        rig.store.delay_seconds, rig.store.broken = 0.25, True
+        assert await seconds_to_store() == 0.25
+        assert await seconds_to_store() == 0, "it is known to fail"
+        await asyncio.sleep(10)
+        rig.store.broken = False
+        await asyncio.sleep(5)
+        assert await seconds_to_store() == 0.25
+    assert [row.replies for row in await rig.rows()] == [6]
 
 
 async def test_day_is_that_of_the_grant_in_utc() -> None:

@@ -218,6 +218,7 @@ class Producer:
         live.hold([*tail, end])
         if live.resumable:
             await self._writer.end(live)
+        await run.usage.stored()
         live.show_end()
         name = end.code if isinstance(end, ReplyError) else "done"
         telemetry.reply_ended(live.begin.surface, name, self._clock.monotonic() - run.arrived_at)

@@ -23,7 +23,6 @@ Surface = Literal["chat", "responses", "native", "assistant"]
 
 FailureCode = Literal[
     "cancelled",  # by its owner, an operator, or because nobody reads it
-    "rate_limited",  # when its turn came, its payer had no tokens left
     "queue_timeout",  # waited longer than queue_failover.timeout_seconds
     "deadline",  # the whole reply took too long
     "server_shutdown",  # its node stopped as planned

@@ -15,7 +15,9 @@ else with an estimate that is marked as one, bytes / 4. A key that names no user
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from holdfast import telemetry
@@ -39,6 +41,8 @@ OUTPUT_TOKENS = 1_000
 OUTPUT_TOKENS_MAX = 100_000
 """The most that is charged at the grant for output: a request with a huge
 ``max_output_tokens`` must not use up its tenant's rule while it runs."""
+STORED_SECONDS = 1.0
+"""How long the end of a reply waits for its count, as it does for the log."""
 
 
 class CountedRequest(Protocol):
@@ -83,6 +87,14 @@ class ReplyAccounts:
     async def flush(self) -> None:
         """Count what has ended; before the store is closed, when ``run`` is over."""
         await self._buffer.flush()
+
+    async def stored(self) -> None:
+        """Wait until what has ended so far is in the store, a second at most: a reply
+        whose end somebody saw has been counted, even if the node is killed then.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STORED_SECONDS):
+                await self._buffer.stored()
 
     async def rows(self, query: UsageQuery) -> Sequence[UsageRow]:
         """What this node's replies used; raises as the store does."""
@@ -168,6 +180,11 @@ class UsageRun:
                 ended = self._counted(provider, self._usage)
                 self._accounts.end(ended, self._payer, used - self._charged)
         return self._usage
+
+    async def stored(self) -> None:
+        """Wait until its count is in the store, a second at most."""
+        if self._granted is not None:
+            await self._accounts.stored()
 
     def _estimate(self, provider: str) -> ReplyUsage:
         if not provider:

@@ -42,16 +42,32 @@ class UsageBuffer:
         self._waiting_max = waiting_max
         self._waiting: deque[RunUsage] = deque()
         self._has_ended = asyncio.Event()
+        self._counted = self._stored = 0
+        self._waiters: dict[asyncio.Future[None], int] = {}
+        """Each waits until as many runs are stored as had been counted before it."""
+        self._failing = False
         self.lost = 0
 
     def count(self, ended: RunUsage) -> None:
         if len(self._waiting) < self._waiting_max:
             self._waiting.append(ended)
+            self._counted += 1
             self._has_ended.set()
             return
         if not self.lost:
             telemetry.log.error("streaming.usage_lost", waiting=self._waiting_max)
         self.lost += 1
+
+    async def stored(self) -> None:
+        """Wait until every run counted so far is in the store, unless that fails."""
+        if self._failing or self._stored >= self._counted:
+            return
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters[waiter] = self._counted
+        try:
+            await waiter
+        finally:
+            del self._waiters[waiter]
 
     async def run(self) -> None:
         """Count and note until it is cancelled. It may be run again."""
@@ -78,9 +94,18 @@ class UsageBuffer:
                 await self._store.count(some)
                 for _ in some:
                     self._waiting.popleft()
+                self._stored += len(some)
+                self._wake(self._stored)
         finally:
-            if self._waiting:
+            self._failing = bool(self._waiting)
+            if self._failing:
                 self._has_ended.set()
+                self._wake(self._counted)
+
+    def _wake(self, through: int) -> None:
+        for waiter, awaited in self._waiters.items():
+            if awaited <= through and not waiter.done():
+                waiter.set_result(None)
 
     async def _note(self) -> None:
         running = self._running()
