@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 from credentials import SECRET, key_ring
 from limits_rig import Log
+from reply_rig import ReplyRig
 
 from holdfast.access.contract import ApiKey
 from holdfast.access.keys import new_key
@@ -42,6 +43,7 @@ from holdfast.limits.limiter.limiter import Limiter
 from holdfast.limits.rules import Rule, RuleSet
 from holdfast.message import User
 from holdfast.store.memory import MemoryStore
+from holdfast.streaming.body_bytes import BodyBytes
 from holdfast.webhooks.parts import WebhookParts, WorkParts
 from holdfast.webhooks.sqlite import SqliteEndpoints
 from holdfast.wire.frames import Presence
@@ -186,6 +188,7 @@ async def serving(
     reads: HistorySettings | None = None,
     folder: Path | None = None,
     rules: Sequence[Rule] = (),
+    replies: ReplyRig | None = None,
     **changed: Any,
 ) -> AsyncIterator[Rest]:
     """A server for one test; ``changed`` replaces fields of its Deps."""
@@ -216,7 +219,8 @@ async def serving(
     async def backup() -> Backup:
         return Backup("backups/one", 1, AT, [CopiedFile("chats.db", 1, "00", 1, {"chats": 1})])
 
-    async with beside(folder, clock, rules) as (limits, work):
+    replies = replies or ReplyRig()
+    async with beside(folder, clock, rules) as (limits, work), replies.running():
         deps = ApiDeps(
             durability=durability,
             sends=intake,
@@ -226,6 +230,8 @@ async def serving(
             eraser=Eraser(store, store, durability, clock, revocations.condense),
             limits=limits,
             work=work,
+            streaming=replies.parts,
+            body_bytes=BodyBytes(replies.settings.queue_failover),
             tokens=Tokens(TokenSettings(), shared_secret(SECRET), clock, revocations.check, ids),
             keys=key_ring(),
             revocations=revocations,

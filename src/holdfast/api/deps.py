@@ -27,6 +27,8 @@ from holdfast.limits.composition import LimitsParts
 from holdfast.message import User
 from holdfast.session.settings import PageSettings
 from holdfast.store.contract import ChatStore, Records
+from holdfast.streaming.body_bytes import BodyBytes
+from holdfast.streaming.parts import StreamingParts
 from holdfast.webhooks.parts import WorkParts
 from holdfast.wire.frames import Presence
 
@@ -134,6 +136,8 @@ class ApiDeps:
     eraser: Eraser
     limits: LimitsParts
     work: WorkParts
+    streaming: StreamingParts
+    body_bytes: BodyBytes
     tokens: Tokens
     keys: KeyRing
     revocations: RevocationsInForce

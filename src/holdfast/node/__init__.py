@@ -8,6 +8,7 @@ It starts from the storage outwards and stops from the sockets inwards:
 - ``engines``           the composition root: chooses and opens every adapter
 - ``node``              connects the parts of the message path
 - ``work``              connects jobs and webhooks
+- ``streaming``         connects the parts of AI replies
 - ``supervisor``        restarts what runs beside the sockets
 - ``state_dir``         the state directory and its lock
 - ``banner``            what an operator reads at the start

@@ -30,6 +30,9 @@ from holdfast.node.revocations_file import open_revocations
 from holdfast.settings import AccessSettings, DurabilitySettings, Settings
 from holdfast.store.contract import ChatStore, Records
 from holdfast.store.sqlite import CHATS, SqliteStore
+from holdfast.streaming.reply_log.contract import ReplyLog
+from holdfast.streaming.reply_log.sqlite import REPLIES, RepliesFile, SqliteReplyLog, SqliteUsage
+from holdfast.streaming.usage_store.contract import UsageStore
 from holdfast.webhooks.contract import WebhookEndpoints
 from holdfast.webhooks.sqlite import WEBHOOKS, SqliteEndpoints
 from holdfast.work.contract import WorkStore
@@ -52,6 +55,8 @@ class Engines(NamedTuple):
     revocations: Revocations
     jobs: WorkStore
     endpoints: WebhookEndpoints
+    replies: ReplyLog
+    usage: UsageStore
     files: Sequence[StateFile]
     """The databases in the state directory."""
 
@@ -72,6 +77,10 @@ async def open_engines(settings: Settings, state: Path, clock: Clock) -> AsyncIt
         stack.push_async_callback(endpoints.close)
         jobs = await _open_jobs(settings.work.url, endpoints.server, state, clock)
         stack.push_async_callback(jobs.close)
+        replies_file = await RepliesFile.open(state / REPLIES.name, clock)
+        stack.push_async_callback(replies_file.close)
+        replies = _open_replies(settings, replies_file)
+        stack.push_async_callback(replies.close)
         yield Engines(
             chats=store,
             records=store,
@@ -83,6 +92,8 @@ async def open_engines(settings: Settings, state: Path, clock: Clock) -> AsyncIt
             revocations=revocations,
             jobs=jobs,
             endpoints=endpoints,
+            replies=replies,
+            usage=SqliteUsage(replies_file),
             files=FILES,
         )
 
@@ -117,3 +128,11 @@ async def _open_jobs(url: str, server: str, state: Path, clock: Clock) -> WorkSt
             return await PostgresWork.open(url, server=server, at_once=False)
         case other:
             raise BadSetting(f"work.url: there is no engine {other!r}")
+
+
+def _open_replies(settings: Settings, file: RepliesFile) -> ReplyLog:
+    """The log of replies; usage rows are in ``file`` whatever keeps the replies."""
+    url = settings.streaming.replies_url or settings.cluster.redis or "sqlite:"
+    if url == "sqlite:":
+        return SqliteReplyLog(file)
+    raise BadSetting("streaming.replies_url: there is no log in Redis yet")

@@ -133,6 +133,7 @@ async def running(
         await node.revocations.refresh()
         await stack.enter_async_context(node.background_tasks())
         await stack.enter_async_context(work.running(node.history))
+        await stack.enter_async_context(node.streaming.running())
         await stack.enter_async_context(node.gateway)
         backups = Backups(state, engines.files, clock, Ids(clock))
         address_limits = AddressLimits(settings.api, clock, settings.server.proxies)
@@ -148,4 +149,4 @@ async def running(
             # Open connections are still answered: new handshakes and streams are
             # refused, and readiness says so.
             stop_accepting()
-            await asyncio.gather(node.gateway.drain(), app.drain())
+            await asyncio.gather(node.gateway.drain(), node.streaming.parts.drain(), app.drain())

@@ -44,6 +44,7 @@ from holdfast.node.backup import Backups
 from holdfast.node.banner import origins_of
 from holdfast.node.engines import Engines
 from holdfast.node.jwks_fetch import fetch_jwks
+from holdfast.node.streaming import NodeStreaming
 from holdfast.node.supervisor import GAUGES_SECONDS, background_task
 from holdfast.resilience import BreakerState
 from holdfast.settings import Settings, differences
@@ -112,6 +113,7 @@ class Node:
             self._gateway_deps(), self._presence_reporter, _memory_budget(settings)
         )
         self._fanout = self._make_fanout(members, proofs)
+        self.streaming = NodeStreaming(settings, self.node_id, engines, limits, clock)
         self._connect()
 
     def _connect(self) -> None:
@@ -271,6 +273,8 @@ class Node:
             ),
             limits=self.limits,
             work=self._work,
+            streaming=self.streaming.parts,
+            body_bytes=self.streaming.body_bytes,
             tokens=self.tokens,
             keys=self.keys,
             revocations=self.revocations,
@@ -312,9 +316,10 @@ class Node:
         if self.gateway.draining:
             dependencies["gateway"] = "draining"
         ready = all(state == "up" for state in dependencies.values())
-        return Readiness(
-            ready, {**dependencies, **self.limits.dependencies(), **self._work.dependencies()}
-        )
+        shown = (self.limits.dependencies(), self._work.dependencies())
+        for others in (*shown, self.streaming.dependencies()):
+            dependencies.update(others)
+        return Readiness(ready, dependencies)
 
     def _trouble(self) -> Mapping[str, str]:
         """The dependencies whose last call failed, and why."""
@@ -343,6 +348,7 @@ class Node:
             "issuers": self.issuers.status(),
             "limits": self.limits.status(),
             "webhooks": self._work.webhooks.parked(),
+            "replies": self.streaming.status(),
             "settings": {path: str(value) for path, value, _ in differences(self.settings)},
         }
 
