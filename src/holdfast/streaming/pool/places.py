@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 from zlib import crc32
 
-from holdfast.errors import Deferred, HoldfastError
+from holdfast.errors import HoldfastError
 from holdfast.streaming.pool.contract import POSITIONS_MAX, FullCause, NodeBeat, PoolRequest
 
 PlaceState = Literal["asked", "waiting", "leased", "moving", "refused", "released"]
@@ -25,7 +25,7 @@ _UNDECIDED: tuple[PlaceState, ...] = ("asked",)
 _NOT_LEASED: tuple[PlaceState, ...] = ("asked", "waiting", "moving")
 
 
-class QueueFull(Deferred):
+class QueueFull(Exception):
     """It cannot run now, and it may not wait. ``cause``: whose bound was reached."""
 
     def __init__(self, cause: FullCause) -> None:
