@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from msgspec import structs
 from reply_rig import ANNA, FakeProvider, ReplyRig, read
 
+from holdfast.errors import NotFound
 from holdfast.streaming.pool.contract import Pool, PoolSizes, QueueBounds
 from holdfast.streaming.pool.memory import MemoryPool
 from holdfast.streaming.reader import SILENT_SECONDS
@@ -130,3 +132,30 @@ async def test_log_that_vanishes_is_a_gap_for_its_readers() -> None:
         await one.log.delete([made.reply_id])
         assert (await there).code == "gap"
         assert (await own).code == "done"  # the producer's own client goes on
+
+
+async def test_operator_sees_and_cancels_a_reply_from_any_node() -> None:
+    """Where it is made, and elsewhere by the log; never its text."""
+    async with two_nodes(200) as (one, two):
+        made = await one.start(replicated=True)
+        reading = asyncio.create_task(read(made))
+        await asyncio.sleep(3)
+        here, there = [await node.parts.summary(made.reply_id) for node in (one, two)]
+        assert [summary.reply_id for summary in one.parts.replies()] == [made.reply_id]
+        assert list(two.parts.replies()) == [], "each node lists what it makes"
+        assert (here.node, here.state, here.readers, here.entries > 1) == (
+            "node-a",
+            "running",
+            1,
+            True,
+        )
+        unknown_elsewhere = {"readers": 0, "entries": 0, "position": 0}
+        assert there == structs.replace(here, **unknown_elsewhere)
+        assert (here.tenant, here.owner_kind, here.owner) == ANNA
+        assert await two.parts.cancel_any(made.reply_id)
+        assert (await reading).code == "cancelled"
+        assert (await two.parts.summary(made.reply_id)).state == "ended"
+        assert not await two.parts.cancel_any(made.reply_id), "it has ended"
+        assert not await two.parts.cancel_any("unknown")
+        with pytest.raises(NotFound):
+            await two.parts.summary("unknown")

@@ -16,6 +16,7 @@ A *reply* is one AI answer: numbered entries and exactly one end.
 - ``reply_log``        replies that outlive their connection or their node
 - ``providers``        where tokens come from
 - ``provider_stream``  reads a provider's SSE (pure)
+- ``summary``          a reply as operators see it (pure)
 - ``usage``            token rules, and what every reply used
 - ``usage_store``      token counts by day, tenant, user, model and provider
 - ``body_bytes``       the bytes of request bodies that a node holds

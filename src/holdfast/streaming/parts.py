@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from msgspec import Struct
+from msgspec import structs
 
 from holdfast import telemetry
 from holdfast.clock import Clock
@@ -41,6 +41,7 @@ from holdfast.streaming.reply import (
 from holdfast.streaming.reply_log.contract import KeyClaim, LogPage, ReplyLog
 from holdfast.streaming.reply_log.writer import LogWriter
 from holdfast.streaming.settings import StreamingSettings
+from holdfast.streaming.summary import ReplySummary, summarize
 
 SWEEP_SECONDS = 1.0
 KEPT_SECONDS = 30.0
@@ -93,23 +94,6 @@ class AttachedReply(NamedTuple):
             if self.ended_at is not None and after.n > self.ended_at.n:
                 raise InvalidMessage(f"{after} is beyond the end", field="last_event_id")
         return self.open_cursor(after)
-
-
-class ReplySummary(Struct, frozen=True):
-    """A reply as operators see it; never its text."""
-
-    reply_id: str
-    tenant: str
-    owner: str
-    kind: str
-    surface: str
-    model: str
-    state: str
-    age_seconds: float
-    readers: int
-    entries: int
-    position: int
-    node: str
 
 
 class _Held(NamedTuple):
@@ -316,14 +300,20 @@ class StreamingParts:
             if held.live.begin.owner != owner:
                 raise NotFound("there is no such reply")
             return self._attached(held.live)
+        found = await self._find_in_log(reply_id)
+        if found is None or found.begin.owner != owner:
+            raise NotFound("there is no such reply")
+        return found
+
+    async def _find_in_log(self, reply_id: str) -> AttachedReply | None:
         try:
             page = await self._log.read(reply_id, None, 1)
+            begin = page.entries[0][1] if page is not None and page.entries else None
+            if page is None or not isinstance(begin, ReplyBegin):
+                return None
+            return await self._attached_to_log(reply_id, begin, page)
         except (Deferred, OutcomeUnknown):
             raise _log_unavailable() from None
-        begin = page.entries[0][1] if page is not None and page.entries else None
-        if page is None or not isinstance(begin, ReplyBegin) or begin.owner != owner:
-            raise NotFound("there is no such reply")
-        return await self._attached_to_log(reply_id, begin, page)
 
     def _attached(self, live: LiveReply) -> AttachedReply:
         ended_at = EntryId(live.epoch, live.visible - 1) if live.end is not None else None
@@ -375,14 +365,11 @@ class StreamingParts:
         if (held := self._held.get(reply_id)) is not None:
             self._stop(held.live, "operator")
             return True
-        page = await self._log.read(reply_id, None, 1)
-        begin = page.entries[0][1] if page is not None and page.entries else None
-        if page is None or not isinstance(begin, ReplyBegin):
+        found = await self._find_in_log(reply_id)
+        if found is None or found.state == "ended":
             return False
-        found = await self._attached_to_log(reply_id, begin, page)
-        if found.state != "ended":
-            await self._cancel_found(found, "operator")
-        return found.state != "ended"
+        await self._cancel_found(found, "operator")
+        return True
 
     async def _cancel_found(self, found: AttachedReply, cause: CancelCause) -> None:
         if (held := self._held.get(found.reply_id)) is not None:
@@ -406,25 +393,37 @@ class StreamingParts:
                 self._stop(held.live, "owner")
         return await self._log.forget_owner(owner)
 
+    @property
+    def node(self) -> str:
+        return self._node
+
+    @property
+    def nodes(self) -> Sequence[str]:
+        """The living nodes that share replies, this one too, as last known."""
+        return self._leases.nodes
+
     def replies(self) -> Iterator[ReplySummary]:
         """The replies that this node makes."""
-        now = self._clock.now()
-        for live in [held.live for held in self._held.values()]:
-            begin, place = live.begin, live.place
-            yield ReplySummary(
-                live.reply_id,
-                begin.owner_tenant,
-                begin.owner_name,
-                begin.kind,
-                begin.surface,
-                begin.model,
-                live.state,
-                round(now - begin.created_at, 1),
-                live.readers,
-                live.visible,
-                place.position if place is not None and place.waiting else 0,
-                self._node,
-            )
+        for held in list(self._held.values()):
+            yield self._summary(held.live)
+
+    async def summary(self, reply_id: str) -> ReplySummary:
+        """For operators: any reply that this node or the log knows; else NotFound."""
+        if (held := self._held.get(reply_id)) is not None:
+            return self._summary(held.live)
+        found = await self._find_in_log(reply_id)
+        if found is None:
+            raise NotFound("there is no such reply")
+        return summarize(reply_id, found.begin, found.state, self._clock.now())
+
+    def _summary(self, live: LiveReply) -> ReplySummary:
+        place = live.place
+        return structs.replace(
+            summarize(live.reply_id, live.begin, live.state, self._clock.now()),
+            readers=live.readers,
+            entries=live.visible,
+            position=place.position if place is not None and place.waiting else 0,
+        )
 
     # --- the life of the node
 
