@@ -185,6 +185,21 @@ async def test_reply_whose_log_is_lost_goes_on_as_not_resumable(older: bool) -> 
         assert reply.reports == ["lost"]
 
 
+async def test_reply_whose_log_somebody_else_ended_is_not_resumable() -> None:
+    log = FaultyLog()
+    async with writing(log) as subject:
+        reply = await begun(subject)
+        await log.append([LogAppend("r1", EntryId(reply.epoch, 1), [ReplyDone()])])
+        reply.grow("a")
+        subject.appended(reply)
+        await asyncio.sleep(0.1)
+        reply.grow("b")
+        subject.appended(reply)
+        await asyncio.sleep(0.1)
+        assert reply.reports == ["lost"]
+        assert len(log.calls) == 3
+
+
 async def test_end_that_the_log_does_not_take_is_late_after_a_second() -> None:
     log = FaultyLog()
     async with writing(log) as subject:

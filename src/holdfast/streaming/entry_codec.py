@@ -20,11 +20,19 @@ that are stored whole.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
-from holdfast.streaming.reply import EntryId, ReplyDelta, ReplyDone, ReplyEntry, ReplyError
+from holdfast.streaming.reply import (
+    EntryId,
+    ReplyBegin,
+    ReplyDelta,
+    ReplyEnd,
+    ReplyEntry,
+    ReplyUsage,
+)
 
 TEMPLATES_MAX = 4
 """Chunks that the next one is compared with, the last used first."""
@@ -64,48 +72,56 @@ class _Usual(NamedTuple):
         return None
 
 
-class Encoder:
-    """Encodes the entries of one epoch, in order.
+class Encoder(NamedTuple):
+    """What encoding the next entries of an epoch needs to know of those before.
 
-    An encoder describes what is in the log. Encode with a ``copy`` and keep that once
-    the log has the entries: then a repeated call encodes them to the same bytes.
+    It is a value: encoding gives the bytes and the encoder for what follows them. Keep
+    that once the log has the entries; then a repeated call encodes to the same bytes.
     """
 
-    __slots__ = ("_templates", "_usual")
+    templates: tuple[tuple[int, bytes], ...] = ()
+    """Entries that are stored whole, the last used first."""
+    usual: _Usual | None = None
 
-    def __init__(self) -> None:
-        self._templates: list[tuple[int, bytes]] = []
-        self._usual: _Usual | None = None
+    def encode(self, first: int, entries: Sequence[ReplyEntry]) -> tuple[list[bytes], Encoder]:
+        """Entries from ``first`` on. They name only templates before themselves."""
+        encoder = self._before(first)
+        stored = []
+        for n, entry in enumerate(entries, first):
+            if isinstance(entry, ReplyDelta):
+                bytes_ = encoder.usual and encoder.usual.difference(entry.chunk)
+                if not bytes_:
+                    bytes_, encoder = encoder._encode_chunk(n, entry.chunk)
+            else:
+                bytes_ = encode_entry(entry)
+            stored.append(bytes_)
+        return stored, encoder
 
-    def copy(self, first: int) -> Encoder:
-        """One that goes on with entry ``first``: it names only entries before."""
-        copied = Encoder()
-        copied._templates = [each for each in self._templates if each[0] < first]
-        if self._usual is not None and self._usual.template_n < first:
-            copied._usual = self._usual
-        return copied
+    def _before(self, first: int) -> Encoder:
+        """Without the templates from ``first`` on: the log lost them, or never had
+        them.
+        """
+        if all(n < first for n, _ in self.templates):
+            return self
+        usual = self.usual if self.usual and self.usual.template_n < first else None
+        return Encoder(tuple(each for each in self.templates if each[0] < first), usual)
 
-    def encode(self, n: int, entry: ReplyEntry) -> bytes:
-        if isinstance(entry, ReplyDelta):
-            usual = self._usual and self._usual.difference(entry.chunk)
-            return usual or self._encode_chunk(n, entry.chunk)
-        kind = b"e" if isinstance(entry, (ReplyDone, ReplyError)) else b"s"
-        return kind + _to_bytes(entry)
-
-    def _encode_chunk(self, n: int, chunk: bytes) -> bytes:
-        for at, (template_n, template) in enumerate(self._templates):
+    def _encode_chunk(self, n: int, chunk: bytes) -> tuple[bytes, Encoder]:
+        for template_n, template in self.templates:
             prefix, suffix = _shared(chunk, template)
             if 2 * (prefix + suffix) >= max(len(chunk), len(template)):
-                self._templates.insert(0, self._templates.pop(at))
                 end = len(template) - suffix
                 header = b"d" + _leb(template_n) + _leb(prefix) + _leb(suffix)
-                self._usual = _Usual(
-                    template_n, template[:prefix], template[end:], header, len(template)
-                )
-                return header + chunk[prefix : len(chunk) - suffix]
-        self._templates.insert(0, (n, chunk))
-        del self._templates[TEMPLATES_MAX:]
-        return b"w" + chunk
+                usual = _Usual(template_n, template[:prefix], template[end:], header, len(template))
+                others = (each for each in self.templates if each[0] != template_n)
+                encoder = Encoder(((template_n, template), *others), usual)
+                return header + chunk[prefix : len(chunk) - suffix], encoder
+        return b"w" + chunk, Encoder(((n, chunk), *self.templates[: TEMPLATES_MAX - 1]), self.usual)
+
+
+def encode_entry(entry: ReplyBegin | ReplyUsage | ReplyEnd) -> bytes:
+    """An entry that needs no template."""
+    return (END if isinstance(entry, ReplyEnd) else b"s") + _to_bytes(entry)
 
 
 class Decoder:

@@ -1,7 +1,7 @@
 """Replies that outlive their connection or their node.
 
 - ``contract``       what a log of replies promises
-- ``encoders``       the encoders of the logs that a node writes (pure)
+- ``open_logs``      what a node knows of the logs that it writes (pure)
 - ``local_follow``   following a log that only this process writes
 - ``memory``         the log in memory
 - ``sqlite``         the log of one node, in ``replies.db``

@@ -20,7 +20,7 @@ from holdfast import telemetry
 from holdfast.drivers.redis import connection_pool, trouble_of
 from holdfast.drivers.redis_scripts import Script, ScriptRunner
 from holdfast.errors import HoldfastError, Unavailable
-from holdfast.streaming.entry_codec import Decoder, Encoder, UnreadableEntry
+from holdfast.streaming.entry_codec import Decoder, UnreadableEntry, encode_entry
 from holdfast.streaming.reply import EntryId, Owner, ReplyBegin, ReplyEntry
 from holdfast.streaming.reply_log.contract import (
     BEGUN_SECONDS,
@@ -32,7 +32,7 @@ from holdfast.streaming.reply_log.contract import (
     LogEnded,
     LogPage,
 )
-from holdfast.streaming.reply_log.encoders import LogEncoders
+from holdfast.streaming.reply_log.open_logs import OpenLogs
 from holdfast.streaming.reply_log.stream_follow import (
     RawEntry,
     StreamFollower,
@@ -50,7 +50,8 @@ ANSWER_SECONDS = 2.0
 """A Redis that is silent for so long is taken for lost."""
 
 _PACKAGE = "holdfast.streaming.reply_log"
-_BEGIN, _APPEND, _READ = (Script(_PACKAGE, name) for name in ("begin", "append", "read"))
+_BEGIN, _APPEND = Script(_PACKAGE, "expire", "begin"), Script(_PACKAGE, "expire", "append")
+_READ = Script(_PACKAGE, "read")
 _DELETE, _FORGET, _WAKE = (Script(_PACKAGE, name) for name in ("delete", "forget", "wake"))
 _CLAIM, _FREE = Script(_PACKAGE, "claim"), Script(_PACKAGE, "free")
 _claims = msgspec.msgpack.Decoder(list[str])
@@ -75,32 +76,32 @@ class RedisReplyLog:
         self._follower = StreamFollower(
             make, wake_key, lambda: self._run(_WAKE, [wake_key]), self._on_trouble
         )
-        self._encoders = LogEncoders()
+        self._open_logs = OpenLogs()
 
     async def check(self) -> None:
         """UnfitRedis, or what redis-py raises, if it cannot be used now."""
         await self._scripts.check()
 
     async def begin(self, reply_id: str, begin: ReplyBegin) -> int:
-        entry = Encoder().encode(0, begin)
-        epoch = await self._run(_BEGIN, _keys(reply_id), entry, int(BEGUN_SECONDS))
-        if epoch is None:
+        found = await self._run(_BEGIN, [_log(reply_id)], encode_entry(begin), int(BEGUN_SECONDS))
+        if found is None:
             raise LogEnded(reply_id)
-        return int(epoch)
+        epoch, entries_before = int(found[0]), found[1]
+        self._open_logs.begin(reply_id, epoch, entries_before)
+        return epoch
 
     async def append(self, appends: Sequence[LogAppend]) -> Sequence[Appended]:
-        encoded = [self._encoders.encode(append) for append in appends]
-        keys: list[bytes] = []
+        encoded = [self._open_logs.encode(append) for append in appends]
         arguments: list[Any] = [int(ENDED_SECONDS)]
-        for each in encoded:
-            keys += _keys(each.reply_id)
-            arguments += (*each.first, len(each.stored), *each.stored)
+        for _, (epoch, n), stored, log in encoded:
+            arguments += (epoch, n, len(stored), log.entries_before, *stored)
+        keys = [_log(append.reply_id) for append in encoded]
         answers = await self._run(_APPEND, keys, *arguments)
         return [
-            self._encoders.answer(each, True, each.last)
+            self._open_logs.on_taken(append)
             if answer == 1
-            else self._encoders.answer(each, False, entry_id(answer) if answer else None)
-            for each, answer in zip(encoded, answers, strict=True)
+            else Appended(entry_id(answer) if answer else None)
+            for append, answer in zip(encoded, answers, strict=True)
         ]
 
     async def read(self, reply_id: str, after: EntryId | None, entries_max: int) -> LogPage | None:
@@ -112,14 +113,14 @@ class RedisReplyLog:
         if page is None:
             return
         at = page.entries[-1][0] if page.entries else after or page.last
-        async with self._follower.inbox(LOGS + reply_id.encode(), at) as inbox:
+        async with self._follower.inbox(_log(reply_id), at) as inbox:
             while page is not None:
                 yield page
                 at = page.entries[-1][0] if page.entries else at
                 page = await self._next_page(decoder, reply_id, at, page.last, inbox)
 
     async def delete(self, reply_ids: Sequence[str]) -> None:
-        await self._run(_DELETE, [key for each in reply_ids for key in _keys(each)])
+        await self._run(_DELETE, [_log(each) for each in reply_ids])
 
     async def claim(self, claim: KeyClaim) -> KeyClaim:
         # Redis decodes no bytes, so the hash is hexadecimal.
@@ -165,7 +166,7 @@ class RedisReplyLog:
         self, decoder: Decoder, reply_id: str, after: EntryId | None, entries_max: int
     ) -> LogPage | None:
         since = "" if after is None else str(after)
-        found = await self._run(_READ, [LOGS + reply_id.encode()], since, entries_max)
+        found = await self._run(_READ, [_log(reply_id)], since, entries_max)
         if found is None:
             return None
         last, entries = found
@@ -188,7 +189,7 @@ class RedisReplyLog:
 
     async def _entry(self, reply_id: str, wanted: EntryId) -> bytes:
         before = f"{wanted.epoch}-{wanted.n - 1}"
-        found = await self._run(_READ, [LOGS + reply_id.encode()], before, 1)
+        found = await self._run(_READ, [_log(reply_id)], before, 1)
         return raw_entries(found[1])[0][1] if found and found[1] else b""
 
     async def _run(self, script: Script, keys: list[bytes], *arguments: Any) -> Any:
@@ -204,8 +205,8 @@ def _as_it_is(answer: Any) -> Any:
     return answer
 
 
-def _keys(reply_id: str) -> list[bytes]:
-    return [LOGS + reply_id.encode(), CLAIMED + reply_id.encode()]
+def _log(reply_id: str) -> bytes:
+    return LOGS + reply_id.encode()
 
 
 def _claim_keys(claim: KeyClaim) -> list[bytes]:

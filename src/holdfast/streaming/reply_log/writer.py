@@ -127,6 +127,10 @@ class _Logged:
         return len(entries)
 
 
+def _before(entry_id: EntryId) -> EntryId:
+    return EntryId(entry_id.epoch, entry_id.n - 1)
+
+
 _GAP = ReplyError("gap", "the reply is longer than its log may be")
 
 
@@ -228,6 +232,7 @@ class LogWriter:
             self._urgent.set()
             return
         self._failing = False
+        telemetry.reply_log_written(sum(answer.bytes_stored for answer in answers))
         for (logged, append), answer in zip(batch, answers, strict=True):
             self._settle(logged, append, answer)
         if not self._grown:
@@ -254,10 +259,10 @@ class LogWriter:
         if last is not None and last.epoch > reply.epoch:
             self._forget(logged)
             reply.on_superseded()
-        elif last is None or last.epoch < reply.epoch:
-            self._forget(logged, "lost")
-        elif last.n == logged.gap_at:
+        elif last is not None and last == EntryId(reply.epoch, logged.gap_at or -1):
             self._forget(logged, "bounds")
+        elif last is None or last.epoch < reply.epoch or last == _before(append.first):
+            self._forget(logged, "lost")  # or it has an end that is not from here
         else:
             self._go_on(logged, answer.bytes_stored, last.n + 1)
 

@@ -1,7 +1,7 @@
 -- Begins an epoch of a log with its entry 0.
--- KEYS: the log; where the claim of the reply is named
+-- KEYS: the log
 -- ARGV: the entry; seconds that the log lives
--- Answers the epoch, or nothing if the log has its end.
+-- Answers the epoch and how many entries the older ones have; nothing if the log has its end.
 local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
 local time = redis.call('TIME')
 local epoch = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -11,10 +11,5 @@ if last then
 end
 epoch = string.format('%.0f', epoch)
 redis.call('XADD', KEYS[1], epoch .. '-0', 'e', ARGV[1])
-redis.call('EXPIRE', KEYS[1], ARGV[2])
-local claim = redis.call('GET', KEYS[2])
-if claim then
-    redis.call('EXPIRE', claim, ARGV[2])
-    redis.call('EXPIRE', KEYS[2], ARGV[2])
-end
-return epoch
+expire(KEYS[1], ARGV[2])
+return {epoch, redis.call('XLEN', KEYS[1]) - 1}

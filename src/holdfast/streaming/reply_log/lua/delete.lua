@@ -1,7 +1,8 @@
 -- Deletes logs and their claims.
--- KEYS: for each the log, and where the claim of the reply is named
-for i = 1, #KEYS, 2 do
-    local claim = redis.call('GET', KEYS[i + 1])
+-- KEYS: the logs
+for _, log in ipairs(KEYS) do
+    local name = string.gsub(log, 'log:', 'claimed:', 1)
+    local claim = redis.call('GET', name)
     if claim then redis.call('DEL', claim) end
-    redis.call('DEL', KEYS[i], KEYS[i + 1])
+    redis.call('DEL', log, name)
 end

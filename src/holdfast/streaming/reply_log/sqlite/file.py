@@ -28,7 +28,7 @@ from holdfast.drivers.sqlite.file_copy import StateFile
 from holdfast.drivers.sqlite.threads import WorkerThreads
 from holdfast.drivers.statements import migrations, statements
 from holdfast.errors import HoldfastError, Unavailable
-from holdfast.streaming.entry_codec import Encoder
+from holdfast.streaming.entry_codec import encode_entry
 from holdfast.streaming.reply import ReplyError
 from holdfast.streaming.reply_log.contract import ENDED_SECONDS
 from holdfast.streaming.usage_store.contract import COUNTED_SECONDS
@@ -97,8 +97,8 @@ class RepliesFile:
         now = self.now()
         unfinished: list[Any] = db.execute(SQL["unfinished"]).fetchall()
         for log_id, epoch, last_n in unfinished:
-            end = Encoder().encode(last_n + 1, RESTARTED)
-            db.execute(SQL["add_entry"], (log_id, epoch, last_n + 1, end))
+            end = (log_id, epoch, last_n + 1, encode_entry(RESTARTED))
+            db.execute(SQL["add_entry"], end)
             db.execute(SQL["finish"], (log_id, last_n + 1, FAILED, now + ENDED_SECONDS))
         db.execute(SQL["free_claims_of_the_dead"])
         for run in db.execute(SQL["left_runs"]).fetchall():

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import apsw
 
 from holdfast.errors import Unavailable
-from holdfast.streaming.entry_codec import Decoder, Encoder, UnreadableEntry
+from holdfast.streaming.entry_codec import Decoder, UnreadableEntry, encode_entry
 from holdfast.streaming.reply import EntryId, Owner, ReplyBegin, ReplyDone, ReplyEntry
 from holdfast.streaming.reply_log.contract import (
     BEGUN_SECONDS,
@@ -19,8 +19,8 @@ from holdfast.streaming.reply_log.contract import (
     LogEnded,
     LogPage,
 )
-from holdfast.streaming.reply_log.encoders import EncodedAppend, LogEncoders
 from holdfast.streaming.reply_log.local_follow import LocalFollowers
+from holdfast.streaming.reply_log.open_logs import EncodedAppend, OpenLogs
 from holdfast.streaming.reply_log.sqlite.file import (
     DONE,
     FAILED,
@@ -49,7 +49,7 @@ class SqliteReplyLog:
 
     def __init__(self, file: RepliesFile) -> None:
         self._file = file
-        self._encoders = LogEncoders()
+        self._open_logs = OpenLogs()
         self._followers = LocalFollowers()
 
     async def begin(self, reply_id: str, begin: ReplyBegin) -> int:
@@ -68,7 +68,7 @@ class SqliteReplyLog:
             else:
                 log_id, epoch = found.log_id, max(int(now * 1000), found.epoch + 1)
                 db.execute(SQL["begin_again"], (log_id, epoch, now + BEGUN_SECONDS))
-            db.execute(SQL["add_entry"], (log_id, epoch, 0, Encoder().encode(0, begin)))
+            db.execute(SQL["add_entry"], (log_id, epoch, 0, encode_entry(begin)))
             db.execute(SQL["expire_claims"], (reply_id, now + BEGUN_SECONDS))
             return epoch
 
@@ -80,7 +80,7 @@ class SqliteReplyLog:
 
     async def append(self, appends: Sequence[LogAppend]) -> Sequence[Appended]:
         now = self._file.now()
-        encoded = [self._encoders.encode(append) for append in appends]
+        encoded = [self._open_logs.encode(append) for append in appends]
         ends = [DONE if isinstance(each.entries[-1], ReplyDone) else FAILED for each in appends]
 
         def work(db: apsw.Connection) -> list[tuple[bool, EntryId | None]]:
@@ -90,7 +90,7 @@ class SqliteReplyLog:
         for append in appends:
             self._followers.on_growth(append.reply_id)
         return [
-            self._encoders.answer(each, taken, last)
+            self._open_logs.on_taken(each) if taken else Appended(last)
             for each, (taken, last) in zip(encoded, answers, strict=True)
         ]
 
