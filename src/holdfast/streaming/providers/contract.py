@@ -91,7 +91,8 @@ class Provider(Protocol):
 
         The iterator gives what arrived together and ends after ``[DONE]`` or a finish.
         Both raise ProviderFailed and nothing else. Leaving the block closes the
-        upstream connection at once unless the stream has ended.
+        upstream connection at once unless the stream has ended. Once entered, the block
+        keeps nothing of the request: it may be megabytes.
         """
         ...
 

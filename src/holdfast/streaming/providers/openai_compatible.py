@@ -71,6 +71,7 @@ class OpenAICompatibleProvider:
         self, request: ProviderRequest
     ) -> AsyncIterator[AsyncIterator[Sequence[ProviderChunk]]]:
         answer = await self._post(_body(request))
+        del request  # it may be megabytes, and the stream may take minutes
         stream = ProviderStream()
         try:
             await self._check(answer)

@@ -24,13 +24,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
 
-from holdfast import telemetry
 from holdfast.bounds import MIB
 from holdfast.clock import Clock
 from holdfast.errors import BadSetting
-from holdfast.resilience import Backoff, BreakerSettings, BreakerState, DependencyBreaker
+from holdfast.resilience import Backoff
 from holdfast.streaming.providers.contract import (
-    AttemptOutcome,
     MovableLease,
     Provider,
     ProviderChunk,
@@ -38,6 +36,7 @@ from holdfast.streaming.providers.contract import (
     ProviderRequest,
 )
 from holdfast.streaming.providers.scripted import ScriptedProvider
+from holdfast.streaming.providers.source import ProviderSource, ProviderStatus
 from holdfast.streaming.reply import ReplyError
 from holdfast.streaming.settings import (
     ModelSettings,
@@ -51,19 +50,6 @@ FINISHED_SECONDS = 2.0
 """How long to wait after a finish_reason for usage and ``[DONE]``."""
 HELD_BYTES_MAX = MIB
 """Chunks before the first token; a provider that sends more sends no tokens."""
-_log = telemetry.ThrottledLog()
-
-
-class ProviderStatus(NamedTuple):
-    """A provider as operators see it."""
-
-    name: str
-    pool: str
-    breaker: str
-    paused_seconds: float
-    """How long it still pauses; 0: it does not."""
-    trouble: str
-    """Why the last attempt failed; empty if it did not."""
 
 
 class _Rules(NamedTuple):
@@ -75,94 +61,17 @@ class _Rules(NamedTuple):
     rng: random.Random
 
 
-class _Source:
-    """A provider, its breaker and its pause."""
-
-    def __init__(self, provider: Provider, rules: _Rules) -> None:
-        self.provider = provider
-        self._clock, self._backoff = rules.clock, rules.backoff
-        self._paused_until = 0.0
-        self._capacity_failures = 0
-        self.breaker = DependencyBreaker(
-            f"provider:{provider.name}",
-            "the provider has failed too often",
-            BreakerSettings(),
-            rules.clock,
-            telemetry.dependency_state,
-        )
-
-    @property
-    def paused_seconds(self) -> float:
-        return max(self._paused_until - self._clock.monotonic(), 0.0)
-
-    @property
-    def available(self) -> bool:
-        return not self.paused_seconds and self.breaker.state is not BreakerState.OPEN
-
-    def _pause(self, asked_seconds: float | None) -> None:
-        """It has no room. It pauses as long as it asked for, within our bounds."""
-        self._capacity_failures += 1
-        bound = self._backoff.bound(self._capacity_failures)
-        seconds = bound if asked_seconds is None else asked_seconds
-        seconds = min(max(seconds, self._backoff.initial_seconds), self._backoff.cap_seconds)
-        self._paused_until = max(self._paused_until, self._clock.monotonic() + seconds)
-
-    def on_first_token(self) -> None:
-        """The breaker need not wait for the end, which may be minutes later."""
-        self._capacity_failures = 0
-        self.breaker.succeeded()
-
-    def on_failure(self, failure: ProviderFailed) -> None:
-        """An attempt failed before its first token."""
-        if failure.capacity:
-            self.breaker.learned_nothing()
-            self._pause(failure.retry_after_seconds)
-        elif failure.final:
-            self.breaker.succeeded()  # it works: the request is at fault
-        else:
-            self.breaker.failed(failure.error.message)
-        self._report(_outcome(failure), failure)
-
-    def on_break(self, failure: ProviderFailed) -> None:
-        """A stream failed after its first token."""
-        self.breaker.failed(failure.error.message)
-        self._report("broken", failure)
-
-    def on_done(self) -> None:
-        self._report("done")
-
-    def _report(self, outcome: AttemptOutcome, failure: ProviderFailed | None = None) -> None:
-        telemetry.provider_attempt(self.provider.name, outcome)
-        if failure is not None:
-            _log.info(
-                "streaming.provider_failed",
-                provider=self.provider.name,
-                outcome=outcome,
-                code=failure.error.code,
-                detail=failure.error.message,
-            )
-
-    def status(self) -> ProviderStatus:
-        return ProviderStatus(
-            self.provider.name,
-            self.provider.pool,
-            self.breaker.state.value,
-            self.paused_seconds,
-            self.breaker.trouble or "",
-        )
-
-
 class _Target(NamedTuple):
     """One line of a model's list: a provider, and its own name of the model."""
 
-    source: _Source
+    source: ProviderSource
     model: str
 
 
 class _Answer(NamedTuple):
     """A stream that has begun, with its chunks up to the first token."""
 
-    source: _Source
+    source: ProviderSource
     chunks: AsyncIterator[Sequence[ProviderChunk]]
     batch: Sequence[ProviderChunk]
 
@@ -181,7 +90,9 @@ class Routing:
     ) -> None:
         backoff = Backoff(failover.base_delay_ms / 1000, failover.max_delay_ms / 1000)
         self._rules = _Rules(backoff, failover.max_retries, clock, rng)
-        self._sources = {provider.name: _Source(provider, self._rules) for provider in providers}
+        self._sources = {
+            provider.name: ProviderSource(provider, clock, backoff) for provider in providers
+        }
         self._targets = {model.name: self._targets_of(model) for model in models}
         self._clocks = {model.name: model.clocks or clocks for model in models}
 
@@ -276,8 +187,10 @@ class RoutedStream:
 
     async def _run(self) -> AsyncGenerator[Sequence[ProviderChunk], None]:
         async with AsyncExitStack() as block:
-            source, chunks, batch = await self._first_token(block)
-            self._request = None  # it may be megabytes, and nobody needs it now
+            try:
+                source, chunks, batch = await self._first_token(block)
+            finally:
+                self._request = None  # it may be megabytes, and nobody needs it now
             self.provider = source.provider.name
             finished = False
             time, gap_seconds = asyncio.get_running_loop().time, self._clocks.gap_seconds
@@ -317,7 +230,7 @@ class RoutedStream:
                         return answer
             rounds = await self._rest(rounds)
 
-    async def _turn_to(self, source: _Source) -> bool:
+    async def _turn_to(self, source: ProviderSource) -> bool:
         """Whether this provider may be asked now; then its lease is here, and its
         breaker waits for a result.
         """
@@ -395,20 +308,6 @@ async def _up_to_first_token(chunks: AsyncIterator[Sequence[ProviderChunk]]) -> 
                 ReplyError("upstream_garbage", "the provider sent a MiB without a token")
             )
     return held
-
-
-def _outcome(failure: ProviderFailed) -> AttemptOutcome:
-    if failure.capacity:
-        return "capacity"
-    if failure.final:
-        return "refused"
-    match failure.error.code:
-        case "upstream_timeout":
-            return "timeout"
-        case "upstream_unavailable":
-            return "unavailable"
-        case _:
-            return "broken"
 
 
 @asynccontextmanager

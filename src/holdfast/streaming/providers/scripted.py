@@ -85,6 +85,7 @@ class ScriptedProvider:
         except (msgspec.DecodeError, RecursionError):
             raise failure_of_status(400, _UNREADABLE) from None
         shape = ChunkShape(request, int(self._clock.now()))
+        del request
         async with aclosing(self._chunks(answer, shape, fault)) as chunks:
             yield chunks
 
