@@ -55,16 +55,15 @@ def filled(text: str, unit: str, size: int) -> str:
 
 def json_bombs(size: int) -> Mapping[str, bytes]:
     """Bodies and frames of ``size`` bytes that are expensive to read somewhere."""
-    keys, number = "", 0
-    while len(keys) < size - 40:
-        keys, number = f'{keys}"k{number}":{number},', number + 1
+    many = (size - 40) // 18
+    keys = ",".join(f'"k{number:07}":{number:06}' for number in range(1, many))
     return {
         "lists": b"[" * size,
         "objects": b'{"a":' * (size // 5),
         "closed lists": b"[" * (size // 2) + b"]" * (size // 2),
         "a number": b"9" * size,
         "a fraction": b"0." + b"3" * (size - 2),
-        "many keys": b"{" + keys[:-1].encode() + b"}",
+        "many keys": b"{" + keys.encode() + b"}",
         "one key again and again": b"{" + b'"reason":"x",' * ((size - 20) // 13) + b'"reason":"x"}',
         "an unknown field": b'{"' + b"x" * (size - 10) + b'":1}',
         "escapes": b'{"reason":"' + b"\\u20ac" * ((size - 20) // 6) + b'"}',
@@ -76,6 +75,14 @@ def json_bombs(size: int) -> Mapping[str, bytes]:
 
 
 BOMBS = json_bombs(BODY_BYTES - 64)
+LARGE_BOMBS = {
+    **json_bombs((4 << 20) - 64),
+    # within the bound of structure, so that all of it is read
+    "as many keys as may be": json_bombs(100_000 * 18)["many keys"],
+    "as many numbers as may be": b'{"input":[' + b"1.2345678901234567e-300," * 99_990 + b"1]}",
+    "as many items as may be": b'{"input":[' + b'{"role":"user","content":""},' * 49_000 + b"1]}",
+}
+"""For endpoints that take 4 MiB."""
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +222,8 @@ def test_a_request_is_cheap_whatever_its_bytes(world: CostedNode, endpoint: Endp
     body = b"" if row.body is None else msgspec.json.encode(row.body)
     costs["its row"] = world.cost(lambda: ask(target_of(endpoint, row), body))
     if endpoint.body is not None:
-        for what, bomb in BOMBS.items():
+        bombs = BOMBS if endpoint.body_bytes_max is None else LARGE_BOMBS
+        for what, bomb in bombs.items():
             costs[what] = world.cost(lambda bomb=bomb: ask(target, bomb))
     judge(costs, dict.fromkeys(costs, row.milliseconds_max))
 

@@ -27,6 +27,7 @@ from holdfast.access.tokens import Tokens, TokenSettings, shared_secret
 from holdfast.api.address_limits import AddressLimits
 from holdfast.api.app import RestApp
 from holdfast.api.deps import ApiDeps, ApiSettings, Backup, PresenceView, Readiness
+from holdfast.api.responses import STATUS
 from holdfast.clock import Clock, Ids, ManualClock
 from holdfast.drivers.sqlite.file_copy import CopiedFile
 from holdfast.errors import Unavailable
@@ -118,10 +119,18 @@ class Rest:
 
 
 def error_of(answer: httpx.Response) -> tuple[int, str]:
-    """The status and code of an error, whose body must have the one shape; too many
+    """The status and code of an error, whose body must have one of the shapes; too many
     requests are a problem besides.
     """
     body = answer.json()
+    if "param" in body["error"]:
+        assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
+        by_status = {status: code for code, status in reversed(STATUS.items())}
+        return answer.status_code, by_status[answer.status_code]
+    if answer.status_code != 429 and "detail" in body:
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert body["status"] == answer.status_code and body["detail"] == body["error"]["message"]
+        return answer.status_code, body["error"]["code"]
     if answer.status_code == 429:
         assert body.pop("status") == 429 and body.pop("detail") == body["error"]["message"]
         assert body.pop("type").endswith("#quota-exceeded") and body.pop("title")

@@ -58,6 +58,22 @@ ENDPOINTS: Mapping[str, Row] = {
     "redact_message": Row(path={"sequence": "400"}),
     "get_status": Row(path={"sequence": "401"}),
     "mint_token": Row(body={"user_id": "u" * 64, "ttl_seconds": 3600}),
+    "create_chat_completion": Row(
+        body={"model": "none", "messages": [{"role": "user", "content": "€" * 1_300_000}]}
+    ),
+    "list_models": Row(),
+    "get_model": Row(),
+    "create_response": Row(
+        body={"model": "none", "input": [{"role": "user", "content": "€" * 110}] * 11_000}
+    ),
+    "get_response": Row(query="stream=true&starting_after=9007199254740991"),
+    "cancel_response": Row(),
+    "delete_response": Row(),
+    "create_reply": Row(
+        body={"model": "none", "messages": [{"role": "user", "content": "x" * 80}] * 33_000}
+    ),
+    "read_reply_events": Row(query="last_event_id=1700000000000-1&ticket=" + "a." * 3_000),
+    "cancel_reply": Row(),
     "upgrade_needed": Row(),
     "inspect_chat": Row(),
     "halt_chat": Row(body=WHY),

@@ -60,6 +60,19 @@ RULER = {**OPERATOR, "admin key": "INVALID_RULE"}
 """What makes a good rule is in tests/unit/test_limits_api.py."""
 CHECKER = {**ANONYMOUS, "alice": "FORBIDDEN", "admin key": "FORBIDDEN", "tenant key": OK,
            "read-only key as alice": "FORBIDDEN"}  # fmt: skip
+OWNERS = {
+    **ANONYMOUS,
+    "admin key": "FORBIDDEN",
+    "admin key acting as alice": "FORBIDDEN",
+    "alice acting as adam": "FORBIDDEN",
+    "read-only key as alice": "FORBIDDEN",
+    "alice": OK,
+    "tenant key": OK,
+    "key as alice": OK,
+}
+"""Who may have replies of their own."""
+STRANGERS = {caller: "NOT_FOUND" if is_ok == OK else is_ok for caller, is_ok in OWNERS.items()}
+"""There is no such reply."""
 NONE_THERE = frozenset({404})
 """What an act answers that finds nothing to do; it is in the audit log all the same."""
 READ_ONLY = {"read-only key as alice": "FORBIDDEN"}
@@ -188,6 +201,28 @@ ROWS = [
         },
         {"user_id": "zoe"},
     ),
+    Row(
+        "create_chat_completion",
+        "POST",
+        "/v1/chat/completions",
+        OWNERS,
+        {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]},
+    ),
+    Row("list_models", "GET", "/v1/models", OWNERS),
+    Row("get_model", "GET", "/v1/models/tiny", OWNERS),
+    Row("create_response", "POST", "/v1/responses", OWNERS, {"model": "tiny", "input": "hi"}),
+    Row("get_response", "GET", "/v1/responses/none", STRANGERS),
+    Row("cancel_response", "POST", "/v1/responses/none/cancel", STRANGERS),
+    Row("delete_response", "DELETE", "/v1/responses/none", STRANGERS),
+    Row(
+        "create_reply",
+        "POST",
+        "/v1/replies",
+        OWNERS,
+        {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]},
+    ),
+    Row("read_reply_events", "GET", "/v1/replies/none/events", STRANGERS),
+    Row("cancel_reply", "DELETE", "/v1/replies/none", STRANGERS),
     Row("upgrade_needed", "GET", "/v1/ws", EVERYBODY, answers=frozenset({426})),
     Row("inspect_chat", "GET", "/admin/chats/{chat}", OPERATOR),
     Row("halt_chat", "POST", "/admin/chats/{chat}/halt", OPERATOR, WHY),

@@ -606,6 +606,8 @@ async def test_every_path_of_the_table_refuses_a_stranger_before_it_reads_the_bo
                 seq="1",
                 endpoint_id="e",
                 number="1",
+                reply_id="r",
+                model_id="m",
             )
             answer = await rest.client.request(endpoint.method, path, content=b"garbage")
             assert error_of(answer) == (401, "UNAUTHORIZED"), endpoint.name

@@ -13,6 +13,9 @@
 - ``cors``            which pages of other origins may call
 - ``chats``           endpoints: chats, members, presence, tokens
 - ``messages``        endpoints: messages and their delivery status
+- ``completions``     endpoints as OpenAI has them: chat completions, models, responses
+- ``replies``         endpoints: native replies
+- ``reply_calls``     from a call to a reply, and from its entries to an answer
 - ``limits``          endpoints: rules for operators, checks for other services
 - ``jobs``            endpoints: jobs, streams, dead letters
 - ``webhooks``        endpoints: webhook endpoints and their deliveries
@@ -21,6 +24,7 @@
 - ``probes``          endpoints: liveness, readiness, status, metrics
 - ``schemas``         bodies, queries and answers (pure)
 - ``limit_schemas``   bodies, queries and answers of limits (pure)
+- ``reply_schemas``   bodies, queries and answers of replies (pure)
 - ``problems``        explains what is wrong with a body or a query (pure)
 - ``openapi``         the table as OpenAPI (pure)
 - ``reference``       the table as ``/docs`` and docs/reference/rest.md (pure)

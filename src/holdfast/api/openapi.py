@@ -10,8 +10,9 @@ import msgspec
 
 from holdfast import __version__
 from holdfast.api.endpoint import Endpoint
+from holdfast.api.reply_schemas import OpenAiErrorBody
 from holdfast.api.responses import STATUS
-from holdfast.api.schemas import TooManyRequests
+from holdfast.api.schemas import Problem, TooManyRequests
 from holdfast.limits.http import PROBLEM_TYPE
 from holdfast.wire.frames import ErrorBody
 
@@ -21,6 +22,7 @@ _BINDING = re.compile(r"\{(\w+)(?::path)?\}")
 CALLERS = {
     "anybody": "No credential is needed.",
     "user": "A user token, or a tenant key with X-Act-As.",
+    "owner": "A user token, or a tenant key, which may act for a user with X-Act-As.",
     "tenant": "A tenant API key.",
     "operator": "An admin key.",
 }
@@ -56,6 +58,8 @@ def describe(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     types = [t for e in endpoints for t in (e.body, e.query, e.answer) if t is not None] + [
         ErrorBody,
         TooManyRequests,
+        Problem,
+        OpenAiErrorBody,
     ]
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
     schema_of = {id(t): schema for t, schema in zip(types, schemas, strict=True)}
@@ -84,7 +88,13 @@ def describe(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
                     "type": "http",
                     "scheme": "bearer",
                     "description": "A user token (JWT) or an API key.",
-                }
+                },
+                "key": {
+                    "type": "apiKey",
+                    "in": "header",
+                    "name": "x-api-key",
+                    "description": "The same, where a client sends it in this header.",
+                },
             },
         },
     }
@@ -102,7 +112,7 @@ def _operation(
         "responses": _responses(endpoint, schema_of),
     }
     if endpoint.caller != "anybody":
-        operation["security"] = [{"bearer": []}]
+        operation["security"] = [{"bearer": []}, {"key": []}, *([{}] if endpoint.ticket else [])]
     if endpoint.body is not None:
         content = {"application/json": {"schema": schema_of[id(endpoint.body)]}}
         operation["requestBody"] = {"required": True, "content": content}
@@ -133,7 +143,10 @@ def _parameters(endpoint: Endpoint, components: Mapping[str, Any]) -> list[dict[
         parameters.append(
             {"name": "Idempotency-Key", "in": "header", "required": required, "schema": an_id}
         )
-    if endpoint.caller == "user":
+    for name in endpoint.headers:
+        text = {"type": "string"}
+        parameters.append({"name": name, "in": "header", "required": False, "schema": text})
+    if endpoint.caller in ("user", "owner"):
         parameters.append({"name": "X-Act-As", "in": "header", "required": False, "schema": an_id})
     return parameters
 
@@ -144,21 +157,37 @@ def _not_null(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return choices[0] if len(choices) == 1 else schema
 
 
-def _responses(endpoint: Endpoint, schema_of: Mapping[int, Any]) -> dict[str, Any]:
-    error = {"application/json": {"schema": schema_of[id(ErrorBody)]}}
+def _error_contents(
+    endpoint: Endpoint, schema_of: Mapping[int, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The bodies of an endpoint's errors, and of 429."""
     too_many = {PROBLEM_TYPE: {"schema": schema_of[id(TooManyRequests)]}}
+    match endpoint.error_shape:
+        case "openai":
+            openai = {"application/json": {"schema": schema_of[id(OpenAiErrorBody)]}}
+            return openai, openai
+        case "problem":
+            return {PROBLEM_TYPE: {"schema": schema_of[id(Problem)]}}, too_many
+        case "holdfast":
+            return {"application/json": {"schema": schema_of[id(ErrorBody)]}}, too_many
+
+
+def _responses(endpoint: Endpoint, schema_of: Mapping[int, Any]) -> dict[str, Any]:
+    error, too_many = _error_contents(endpoint, schema_of)
     codes: dict[int, list[str]] = {}
     for code, status in STATUS.items():
         codes.setdefault(status, []).append(code)
     responses: dict[str, Any] = {
         str(status): {
-            "description": " or ".join(codes[status]),
+            "description": " or ".join(codes.get(status, ["The provider's failure"])),
             "content": too_many if status == 429 else error,
         }
         for status in error_statuses(endpoint)
     }
     schema = {"type": "string"} if endpoint.answer is None else schema_of[id(endpoint.answer)]
-    content = {endpoint.media_type: {"schema": schema}}
+    content: dict[str, Any] = {endpoint.media_type: {"schema": schema}}
+    if endpoint.stream is not None:
+        content.setdefault("text/event-stream", {"schema": {"type": "string"}})
     for status, meaning in {endpoint.status: endpoint.summary, **endpoint.also}.items():
         responses[str(status)] = {"description": meaning, "content": content}
     return dict(sorted(responses.items()))

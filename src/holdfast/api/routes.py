@@ -6,13 +6,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from holdfast.api import chats, limits, messages, probes
+from holdfast.api import chats, completions, limits, messages, probes, replies
 from holdfast.api.deps import PresenceView
-from holdfast.api.endpoint import Endpoint, WebPage
+from holdfast.api.endpoint import Endpoint, StreamBounds, WebPage
 from holdfast.api.openapi import openapi_json
 from holdfast.api.operator_routes import ADMIN, CUT_OFF, JOBS, RULES, WEBHOOKS
 from holdfast.api.reference import STYLE, html_page
+from holdfast.api.reply_calls import reserve_body
+from holdfast.api.reply_schemas import (
+    ChatCompletion,
+    ChatCompletionRequest,
+    DeletedResponse,
+    EventsQuery,
+    ModelList,
+    ModelView,
+    NewReply,
+    ReplyStart,
+    ResponseQuery,
+    ResponseRequest,
+    ResponseView,
+)
 from holdfast.api.schemas import (
     BanList,
     ChangeAnswer,
@@ -32,6 +47,7 @@ from holdfast.api.schemas import (
     Renamed,
     TokenAnswer,
 )
+from holdfast.bounds import MIB
 from holdfast.store.contract import UNREAD_LOOKED_AT, ChatPage
 from holdfast.wire.frames import ErrorBody, MessageAck
 
@@ -152,6 +168,81 @@ MESSAGES: Sequence[Endpoint] = (
     ),
 )  # fmt: skip
 
+STREAMED: Mapping[str, Any] = {"stream": StreamBounds(), "deadline_seconds": 3600.0}
+"""A reply's own clocks end it long before that deadline."""
+STARTS_REPLY: Mapping[str, Any] = {
+    **STREAMED,
+    "raw": True,
+    "body_bytes_max": 4 * MIB,
+    "body_seconds_max": 30.0,
+    "reserve": reserve_body,
+    "entry_point": "reply",
+    "headers": ("Prefer",),
+    "key": "optional",
+    "errors": frozenset({404, 502, 504}),
+}
+RESPONSE = "/v1/responses/{reply_id}"
+PREFER = "`Prefer: wait=N` bounds the wait in the queue to N seconds. `X-Reply-Id` names the reply."
+
+REPLIES: Sequence[Endpoint] = (
+    Endpoint(
+        "POST", "/v1/chat/completions", completions.create_chat_completion,
+        "Create a chat completion", "owner", "replies:write", body=ChatCompletionRequest,
+        answer=ChatCompletion, error_shape="openai", **STARTS_REPLY,
+        note="As OpenAI's API has it; fields not named here go to the provider as they came. "
+        f"With an Idempotency-Key the reply can be asked for again. {PREFER}",
+    ),
+    Endpoint(
+        "GET", "/v1/models", completions.list_models, "List the models", "owner", "replies:write",
+        answer=ModelList, error_shape="openai",
+    ),
+    Endpoint(
+        "GET", "/v1/models/{model_id:path}", completions.get_model, "One model", "owner",
+        "replies:write", answer=ModelView, error_shape="openai",
+    ),
+    Endpoint(
+        "POST", "/v1/responses", completions.create_response, "Create a response", "owner",
+        "replies:write", body=ResponseRequest, answer=ResponseView, error_shape="openai",
+        **STARTS_REPLY,
+        note="Text and function tools. With `background: true` it runs on when nobody reads it. "
+        f"Unless `store` is false it can be read again until ten minutes after its end. {PREFER}",
+    ),
+    Endpoint(
+        "GET", RESPONSE, completions.get_response, "Read a response", "owner", "replies:write",
+        query=ResponseQuery, answer=ResponseView, error_shape="openai", **STREAMED,
+        note="As it is now; with `stream=true` its events, those after `starting_after` only.",
+    ),
+    Endpoint(
+        "POST", RESPONSE + "/cancel", completions.cancel_response, "Cancel a response", "owner",
+        "replies:write", answer=ResponseView, error_shape="openai",
+        note="A second cancel, or one of a response that has ended, changes nothing.",
+    ),
+    Endpoint(
+        "DELETE", RESPONSE, completions.delete_response, "Delete a response", "owner",
+        "replies:write", answer=DeletedResponse, error_shape="openai",
+    ),
+    Endpoint(
+        "POST", "/v1/replies", replies.create_reply, "Start a reply", "owner", "replies:write",
+        body=ReplyStart, answer=NewReply, status=201, error_shape="problem", **STARTS_REPLY,
+        note="The body is that of a chat completion. Read `events_url`, with EventSource for "
+        f"example: it needs no other credential for 30 minutes. {PREFER}",
+    ),
+    Endpoint(
+        "GET", "/v1/replies/{reply_id}/events", replies.read_reply_events,
+        "Read a reply's events", "owner", "replies:write", query=EventsQuery,
+        media_type="text/event-stream", headers=("Last-Event-ID",), ticket=True,
+        error_shape="problem", **STREAMED,
+        also={204: "Last-Event-ID is that of the end: there is nothing more."},
+        note="`queued`, `delta`, `usage`, `failed`, `done`; all but `queued` have an id, from "
+        "which a reader goes on after a disconnect, on any node.",
+    ),
+    Endpoint(
+        "DELETE", "/v1/replies/{reply_id}", replies.cancel_reply, "Cancel a reply", "owner",
+        "replies:write", status=204, error_shape="problem",
+        note="A second cancel, or one of a reply that has ended, changes nothing.",
+    ),
+)  # fmt: skip
+
 ALIASES: Mapping[str, str] = {"/healthz": "/health/live", "/readyz": "/health/ready"}
 """Conventional paths of probes -> ours."""
 
@@ -182,6 +273,7 @@ PROBES: Sequence[Endpoint] = (
 GROUPS: Mapping[str, Sequence[Endpoint]] = {
     "Chats and members": CHATS,
     "Messages and tokens": MESSAGES,
+    "AI replies": REPLIES,
     "Operators": ADMIN,
     "Who is cut off": CUT_OFF,
     "Limits": RULES,

@@ -121,7 +121,7 @@ class StreamingParts:
     """The replies of one node."""
 
     def __init__(self, deps: StreamingDeps, admission: Admission, producer: Producer) -> None:
-        self._node, self._settings, self._clock = deps.node, deps.settings, deps.clock
+        self._node, self.settings, self._clock = deps.node, deps.settings, deps.clock
         self._leases, self._log, self._writer = deps.leases, deps.log, deps.writer
         self._admission, self._producer = admission, producer
         self._held: dict[str, _Held] = {}
@@ -193,7 +193,7 @@ class StreamingParts:
 
     async def _begin(self, request: ReplyRequest, claim: KeyClaim | None) -> AttachedReply:
         must_resume = request.kind in ("native", "background") or claim is not None
-        full = self._kept_bytes > self._settings.replies_bytes_max
+        full = self._kept_bytes > self.settings.replies_bytes_max
         if full and must_resume:
             telemetry.reply_refused("memory")
             raise Unavailable("this node keeps too many replies", retry_after_seconds=5.0)
@@ -244,7 +244,7 @@ class StreamingParts:
             self._cancel_later(live)
 
     def _cancel_later(self, live: LiveReply) -> None:
-        times = self._settings.times
+        times = self.settings.times
         grace = times.cancel_replicated_seconds if live.resumable else times.cancel_seconds
         if live.unread_timer is not None:
             live.unread_timer.cancel()
@@ -454,7 +454,7 @@ class StreamingParts:
         for held in list(self._held.values()):
             if held.live.state == "waiting":
                 held.live.stop(SHUTDOWN)
-        await self._wait_for_ends(self._settings.times.drain_seconds)
+        await self._wait_for_ends(self.settings.times.drain_seconds)
         for held in list(self._held.values()):
             held.live.stop(SHUTDOWN)
         await self._wait_for_ends(END_SECONDS)
