@@ -20,6 +20,7 @@ A *reply* is one AI answer: numbered entries and exactly one end.
 - ``usage``            token rules, and what every reply used
 - ``usage_store``      token counts by day, tenant, user, model and provider
 - ``body_bytes``       the bytes of request bodies that a node holds
+- ``assistants``       users whose messages a model writes
 - ``sse``              server-sent events as bytes (pure)
 - ``dialects``         what the clients of each surface read (pure)
 """

@@ -133,7 +133,8 @@ class Admission:
         place = self._leases.ask(self._pool_request(request))
         try:
             await place.decided()
-            if place.waiting and not self._settings.queue_failover.enabled:
+            may_wait = self._settings.queue_failover.enabled or request.is_assistant
+            if place.waiting and not may_wait:
                 telemetry.reply_refused("off")
                 raise RateLimited(
                     "no more replies of this user can run now, and the queue is switched off",

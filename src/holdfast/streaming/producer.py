@@ -217,7 +217,10 @@ class Producer:
         tail = [*run.tail, counted] if isinstance(end, ReplyDone) else [counted]
         live.hold([*tail, end])
         if live.resumable:
-            await self._writer.end(live)
+            if run.request.is_assistant and not isinstance(end, ReplyDone):
+                self._writer.forget(live)  # its job may try again, in a new epoch
+            else:
+                await self._writer.end(live)
         await run.usage.stored()
         live.show_end()
         name = end.code if isinstance(end, ReplyError) else "done"
