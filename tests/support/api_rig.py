@@ -45,6 +45,7 @@ from holdfast.limits.rules import Rule, RuleSet
 from holdfast.message import User
 from holdfast.store.memory import MemoryStore
 from holdfast.streaming.body_bytes import BodyBytes
+from holdfast.streaming.usage_store.memory import MemoryUsage
 from holdfast.webhooks.parts import WebhookParts, WorkParts
 from holdfast.webhooks.sqlite import SqliteEndpoints
 from holdfast.wire.frames import Presence
@@ -241,6 +242,7 @@ async def serving(
             work=work,
             streaming=replies.parts,
             body_bytes=BodyBytes(replies.settings.queue_failover),
+            usage=MemoryUsage(),
             tokens=Tokens(TokenSettings(), shared_secret(SECRET), clock, revocations.check, ids),
             keys=key_ring(),
             revocations=revocations,

@@ -345,6 +345,10 @@ ROWS = [
         CHECKER,
         {"checks": [{"resource": "x", "subject": "y"}]},
     ),
+    Row("list_running_replies", "GET", "/admin/replies", OPERATOR),
+    Row("get_reply_summary", "GET", "/admin/replies/r", FINDER),
+    Row("cancel_any_reply", "POST", "/admin/replies/r/cancel", FINDER, WHY),
+    Row("read_usage", "GET", "/admin/usage", OPERATOR),
     Row(
         "charge_limit",
         "POST",

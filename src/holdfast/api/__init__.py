@@ -1,7 +1,7 @@
 """REST for users, tenants and operators: a plain ASGI application over the parts.
 
 - ``routes``          the table of every endpoint and page; start here
-- ``operator_routes`` its rows for operators: chats, rules, jobs, webhooks
+- ``operator_routes`` its rows for operators: chats, replies, rules, jobs
 - ``endpoint``        a row of the table, a call of it, and its answer
 - ``app``             ``RestApp``: the table as an ASGI application
 - ``request``         from an ASGI request to a checked call
@@ -19,6 +19,7 @@
 - ``limits``          endpoints: rules for operators, checks for other services
 - ``jobs``            endpoints: jobs, streams, dead letters
 - ``webhooks``        endpoints: webhook endpoints and their deliveries
+- ``reply_admin``     endpoints: AI replies for operators, and what they used
 - ``revocations``     endpoints: revocations, bans and mutes of a tenant, disconnects
 - ``admin``           endpoints: halt and recover, erasure, audit log, backups, API keys
 - ``probes``          endpoints: liveness, readiness, status, metrics

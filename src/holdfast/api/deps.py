@@ -29,6 +29,7 @@ from holdfast.session.settings import PageSettings
 from holdfast.store.contract import ChatStore, Records
 from holdfast.streaming.body_bytes import BodyBytes
 from holdfast.streaming.parts import StreamingParts
+from holdfast.streaming.usage_store.contract import UsageStore
 from holdfast.webhooks.parts import WorkParts
 from holdfast.wire.frames import Presence
 
@@ -138,6 +139,7 @@ class ApiDeps:
     work: WorkParts
     streaming: StreamingParts
     body_bytes: BodyBytes
+    usage: UsageStore
     tokens: Tokens
     keys: KeyRing
     revocations: RevocationsInForce

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.api import admin, jobs, limits, probes, revocations, webhooks
+from holdfast.api import admin, jobs, limits, probes, reply_admin, revocations, webhooks
 from holdfast.api import limit_schemas as schemas
 from holdfast.api.deps import Backup, BackupRun
 from holdfast.api.endpoint import Endpoint
@@ -31,6 +31,7 @@ from holdfast.ingest.erasure import Erasure
 from holdfast.limits.limiter.decisions import Standing
 from holdfast.limits.rules import Decision
 from holdfast.store.contract import AuditPage, Inspection
+from holdfast.streaming.summary import ReplySummary
 
 OPERATED = "/admin/chats/{chat_id}"
 
@@ -153,6 +154,34 @@ CUT_OFF: Sequence[Endpoint] = (
         body=revocations.Disconnect, answer=revocations.Disconnected, key="kept",
         note="They may come back at once; to keep them out, revoke or ban first. `closed` 0: "
         "nobody matched.",
+    ),
+)  # fmt: skip
+
+ANY_REPLIES: Sequence[Endpoint] = (
+    Endpoint(
+        "GET", "/admin/replies", reply_admin.list_running_replies,
+        "The AI replies that wait or run on this node", "operator", "replies:read",
+        query=reply_admin.RepliesQuery, answer=reply_admin.ReplyPage,
+        note="Whose they are, their model, state, age and place in the queue; never text. Ask "
+        "each of `nodes` for its own.",
+    ),
+    Endpoint(
+        "GET", "/admin/replies/{reply_id}", reply_admin.get_reply_summary, "One AI reply",
+        "operator", "replies:read", answer=ReplySummary,
+        note="Of any node, if it can be resumed; else only of this one. Never text.",
+    ),
+    Endpoint(
+        "POST", "/admin/replies/{reply_id}/cancel", reply_admin.cancel_any_reply,
+        "Cancel an AI reply", "operator", "replies:write", body=Why,
+        answer=reply_admin.ReplyCancelled, key="kept",
+        note="Its readers get the error `cancelled`. A reply of another node is cancelled there, "
+        "within a second.",
+    ),
+    Endpoint(
+        "GET", "/admin/usage", reply_admin.read_usage,
+        "Tokens by day, tenant, user, model and provider", "operator", "usage:read",
+        query=reply_admin.UsageRowsQuery, answer=reply_admin.UsagePage,
+        note="Of the replies that this node made: add up what each node answers.",
     ),
 )  # fmt: skip
 

@@ -275,6 +275,7 @@ class Node:
             work=self._work,
             streaming=self.streaming.parts,
             body_bytes=self.streaming.body_bytes,
+            usage=self.engines.usage,
             tokens=self.tokens,
             keys=self.keys,
             revocations=self.revocations,

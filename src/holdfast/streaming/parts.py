@@ -8,9 +8,10 @@ same.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from heapq import nsmallest
 from typing import Any, NamedTuple
 
 from msgspec import structs
@@ -402,10 +403,19 @@ class StreamingParts:
         """The living nodes that share replies, this one too, as last known."""
         return self._leases.nodes
 
-    def replies(self) -> Iterator[ReplySummary]:
-        """The replies that this node makes."""
-        for held in list(self._held.values()):
-            yield self._summary(held.live)
+    def replies(
+        self,
+        after: str = "",
+        limit: int = 1000,
+        fits: Callable[[ReplyBegin, ReplyState], bool] = lambda begin, state: True,
+    ) -> list[ReplySummary]:
+        """Replies that this node makes, of ids after ``after`` and in their order."""
+        ids = (
+            reply_id
+            for reply_id, held in self._held.items()
+            if reply_id > after and fits(held.live.begin, held.live.state)
+        )
+        return [self._summary(self._held[reply_id].live) for reply_id in nsmallest(limit, ids)]
 
     async def summary(self, reply_id: str) -> ReplySummary:
         """For operators: any reply that this node or the log knows; else NotFound."""
