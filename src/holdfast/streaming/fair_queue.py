@@ -66,7 +66,7 @@ RATE_BUCKETS: Final = 6
 RATE_GRANTS_MIN: Final = 5
 """Fewer grants in the last 30 s are no rate."""
 
-FreedCause = Literal["dead", "unconfirmed", "unannounced"]
+FreedCause = Literal["node_dead", "unconfirmed", "unannounced"]
 
 
 class FairQueue:
@@ -171,7 +171,7 @@ class FairQueue:
         while swept < SWEEP_MAX and (dead := self._next_dead()) is not None:
             for reply_id in sorted(dead.entries)[: SWEEP_MAX - swept]:
                 self._forget(dead.entries[reply_id])
-                self._count_freed("dead")
+                self._count_freed("node_dead")
                 swept += 1
             if not dead.entries:
                 del self._nodes[dead.name]
@@ -272,14 +272,14 @@ class FairQueue:
             self._rings.change(entry, "waiting", at_head=request.head)
 
     def _announced(self, node: QueueNode, request: PoolRequest) -> QueueEntry | None:
-        """The entry, new or not, in the pool of the request; None: another node's."""
+        """The entry, new or not, as the request has it; None: it is another node's."""
         entry = self._entries.get(request.reply_id)
         if entry is not None and entry.node is not node:
             return None
-        if entry is not None and entry.pool != request.pool:
-            self._forget(entry)
-            entry = None
         user = self._rings.user_of(request)
+        if entry is not None and (entry.pool != request.pool or entry.user is not user):
+            self._forget(entry)
+            entry, user = None, self._rings.user_of(request)
         return entry or self._add(request, node, user)
 
     # The answer to an admission
@@ -374,7 +374,6 @@ class FairQueue:
         self._take_out(entry)
         del self._entries[entry.reply_id], entry.node.entries[entry.reply_id]
         entry.node.cancels.discard(entry.reply_id)
-        entry.node.read.pop(entry.reply_id, None)
         self._rings.forget_if_idle(entry.user)
 
     def _count_freed(self, cause: FreedCause) -> None:

@@ -83,7 +83,7 @@ class QueueEntry:
         self.node = node
         self.user = user
         self.pool = pool
-        self.crc = crc32(reply_id.encode(errors="surrogatepass"))
+        self.crc = crc32(reply_id.encode())
         self.state: EntryState = "gone"
         self.place = 0
         self.granted_until_ms = 0
@@ -148,8 +148,10 @@ class FairRings:
         self._place_in_rings(entry.user)
 
     def put_back(self, node: QueueNode) -> None:
-        """What was set aside returns to its old places."""
-        entries = sorted(node.set_aside.values(), key=lambda each: each.place)
+        """What was set aside returns to its old places in the lists, and its users to
+        the tails in the order of the turns that they missed.
+        """
+        entries = list(node.set_aside.values())
         node.set_aside.clear()
         for entry in entries:
             entry.state = "waiting"
@@ -245,7 +247,7 @@ class FairRings:
 
     def _place_in_rings(self, user: QueueUser) -> None:
         """Each pool's ring has the user if it waits there and is below its limit."""
-        for pool, waits in list(user.lists.items()):
+        for pool, waits in sorted(user.lists.items(), key=lambda each: each[0]):
             if waits and user.is_below_limit:
                 tenants = self._rings.setdefault(pool, OrderedDict())
                 tenants.setdefault(user.tenant, OrderedDict()).setdefault(user.name, user)

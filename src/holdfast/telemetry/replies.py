@@ -104,7 +104,7 @@ def reply_tokens(prompt: int, completion: int) -> None:
 
 
 def reply_lease_freed(cause: str, count: int = 1) -> None:
-    """node_dead, unconfirmed"""
+    """node_dead, unconfirmed, unannounced"""
     _leases_freed.labels(cause).inc(count)
 
 

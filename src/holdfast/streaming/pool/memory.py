@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from holdfast import telemetry
 from holdfast.clock import Clock
 from holdfast.streaming.fair_queue import FairQueue
 from holdfast.streaming.pool.contract import (
@@ -29,24 +30,24 @@ class MemoryPool:
 
     async def call(self, node: str, operations: Sequence[PoolOperation]) -> Sequence[PoolAnswer]:
         answers = self._queue.call(node, operations, self._now_ms())
-        self._wake()
+        self._report()
         return answers
 
     async def beat(self, node: str, beat: NodeBeat) -> PoolView:
         view = self._queue.beat(node, beat, self._now_ms())
-        self._wake()
+        self._report()
         return view
 
     async def announce(
         self, node: str, leases: Sequence[PoolRequest], waiting: Sequence[PoolRequest]
     ) -> PoolView:
         view = self._queue.announce(node, leases, waiting, self._now_ms())
-        self._wake()
+        self._report()
         return view
 
     async def leave(self, node: str) -> None:
         self._queue.leave(node, self._now_ms())
-        self._wake()
+        self._report()
 
     def listen(
         self, node: str, on_grant: Callable[[str], None], on_cancel: Callable[[str], None]
@@ -57,11 +58,14 @@ class MemoryPool:
         self._listeners.clear()
 
     def _now_ms(self) -> int:
-        return int(self._clock.monotonic() * 1000)
+        return round(self._clock.monotonic() * 1000)
 
-    def _wake(self) -> None:
+    def _report(self) -> None:
         queue = self._queue
         wakes, queue.wakes = queue.wakes, []
         for node, reply_id, is_cancel in wakes:
             if node in self._listeners:
                 self._listeners[node][is_cancel](reply_id)
+        freed, queue.freed = queue.freed, {}
+        for cause, count in freed.items():
+            telemetry.reply_lease_freed(cause, count)

@@ -56,7 +56,7 @@ class PoolPlace:
         self.full: FullCause | None = None
         self.is_sent = False
         self.is_confirming = False
-        self.crc = crc32(request.reply_id.encode(errors="surrogatepass"))
+        self.crc = crc32(request.reply_id.encode())
         self._release = release
         self._changed: asyncio.Event | None = None
 
