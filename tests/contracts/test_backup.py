@@ -34,6 +34,9 @@ from holdfast.message import Watermark
 from holdfast.node.backup import CONTENTS, Backups, require_whole, restore_backup
 from holdfast.node.state_dir import held
 from holdfast.store.sqlite import SqliteStore
+from holdfast.streaming.reply import ReplyBegin
+from holdfast.streaming.reply_log.sqlite import RepliesFile, SqliteReplyLog, SqliteUsage
+from holdfast.streaming.usage_store.contract import RunUsage, UsageKey, UsageQuery
 from holdfast.webhooks.contract import WebhookEndpoint
 from holdfast.webhooks.sqlite import SqliteEndpoints
 from holdfast.work.contract import ReaderMark
@@ -42,7 +45,9 @@ from holdfast.work.sqlite import SqliteWork
 
 AT = "2026-01-01T00:00:00.000Z"
 LATER = Restored("2026-01-02T00:00:00.000Z", 1_000, "op", "a drill", "backup-1")
-FILES = {"work.db", "webhooks.db", "limits.db", "chats.db", "keys.json", MANIFEST}
+FILES = {"work.db", "webhooks.db", "limits.db", "replies.db", "chats.db", "keys.json", MANIFEST}
+USAGE_KEY = UsageKey("2026-01-01", "acme", "bob", "m", "p")
+ALL_USAGE = UsageQuery("2000-01-01", "2099-01-01")
 
 
 @pytest.fixture
@@ -96,6 +101,17 @@ async def _fill(state: Path, messages: int) -> None:
         WebhookEndpoint("hook_1", "acme", "https://example.com", "whsec_x", "", AT, "")
     )
     await endpoints.close()
+    async with replies_of(state) as (log, usage):
+        begin = ReplyBegin("acme", "user", "bob", "native", "native", "m", "n", 1.0)
+        await log.begin("reply_1", begin)
+        await usage.count([RunUsage("run_1", USAGE_KEY, messages, 2 * messages, False)])
+
+
+@asynccontextmanager
+async def replies_of(state: Path) -> AsyncIterator[tuple[SqliteReplyLog, SqliteUsage]]:
+    file = await RepliesFile.open(state / "replies.db", SystemClock())
+    yield SqliteReplyLog(file), SqliteUsage(file)
+    await file.close()
 
 
 @cache
@@ -130,6 +146,10 @@ def put_back(
 def look(state: Path) -> dict[str, Any]:
     """What a server that starts on the directory would find, in every file of it."""
 
+    async def tokens() -> int:
+        async with replies_of(state) as (_, usage):
+            return sum(row.prompt_tokens for row in await usage.rows(ALL_USAGE))
+
     async def read() -> dict[str, Any]:
         async with opened(state) as parts:
             inspection = await parts.chats.inspect("chat_a")
@@ -148,6 +168,7 @@ def look(state: Path) -> dict[str, Any]:
                 "jobs": sum((await parts.work.stats()).by_state.values()),
                 "limit": rule.limit if rule else None,
                 "rules_epoch": (await parts.rules.head()).epoch,
+                "tokens": await tokens(),
                 "acts": [
                     (r.action, r.actor, r.reason)
                     for r in (await parts.chats.audit(None, 10)).records
@@ -194,6 +215,7 @@ def test_a_backup_holds_every_file_but_the_secrets_and_a_restore_brings_them_bac
     assert counts["chats.db"] == {"chats": 2, "messages": 7, "log_end": 7}
     assert counts["work.db"] == {"jobs": 1, "dead": 0, "read_through": 7}
     assert counts["webhooks.db"] == {"endpoints": 1} and counts["limits.db"]["rules"] == 1
+    assert counts["replies.db"] == {"replies": 1, "usage": 1}
     assert (manifest.taken_at, manifest.holdfast) == (AT, "test")
 
     fresh = tmp_path / "fresh"
@@ -605,3 +627,16 @@ def test_backup_goes_on_when_its_caller_disconnects(tmp_path: Path) -> None:
         json.loads(next(state.glob("backups/*/manifest.json")).read_text())["format"]
         == "holdfast-backup"
     )
+
+
+def test_restored_replies_are_gone_and_usage_is_not(tmp_path: Path) -> None:
+    """Clients may have read more of a reply than the backup has."""
+    state = make_state(tmp_path / "state", 7)
+    put_back(state, back_up(state))
+
+    async def read() -> None:
+        async with replies_of(state) as (log, usage):
+            assert await log.read("reply_1", None, 10) is None
+            assert [row.prompt_tokens for row in await usage.rows(ALL_USAGE)] == [7]
+
+    asyncio.run(read())

@@ -35,6 +35,8 @@ from holdfast.node.node import Node
 from holdfast.settings import ServerSettings, Settings, load
 from holdfast.store.commands import Command, CommandResult
 from holdfast.store.sqlite import SqliteStore
+from holdfast.streaming.reply import ReplyBegin
+from holdfast.streaming.usage_store.contract import RunUsage, UsageKey, UsageQuery
 
 
 @asynccontextmanager
@@ -114,6 +116,7 @@ async def test_an_operator_sees_health_status_metrics_and_audit_and_takes_a_back
             "work.db",
             "webhooks.db",
             "limits.db",
+            "replies.db",
         }
         assert not (backup / "secrets.json").exists()
         assert (tmp_path / "state").resolve() in backup.resolve().parents
@@ -329,3 +332,23 @@ async def test_node_whose_ingest_ended_by_a_defect_stops(
             headers=bearer(token, Idempotency_Key="k"),
         )
         await asyncio.gather(asyncio.wait_for(node.broken.wait(), 5), sent)
+
+
+async def test_erased_user_leaves_no_reply_and_no_name_in_the_usage(tmp_path: Path) -> None:
+    async with serving_node(tmp_path / "state") as (node, client):
+        replies, usage = node.engines.replies, node.engines.usage
+        for user in ("dora", "bob"):
+            begin = ReplyBegin("default", "user", user, "native", "native", "m", "n", 1.0)
+            await replies.begin(f"reply_{user}", begin)
+            key = UsageKey("2026-01-01", "default", user, "m", "p")
+            await usage.count([RunUsage(user, key, 3, 4, False)])
+        answer = await client.post(
+            "/admin/erase",
+            json={"tenant": "default", "user_id": "dora", "reason": "test"},
+            headers=bearer(admin_key_of(node)),
+        )
+        assert answer.status_code == 200, answer.text
+        assert await replies.read("reply_dora", None, 10) is None
+        assert await replies.read("reply_bob", None, 10) is not None
+        rows = await usage.rows(UsageQuery("2026-01-01", "2026-01-01"))
+        assert [(row.key.user, row.prompt_tokens) for row in rows] == [("", 3), ("bob", 3)]

@@ -554,8 +554,8 @@ def test_a_server_on_an_empty_volume_keeps_its_state_in_a_directory_of_its_own(
     assert "node_id" in program.ok("status", "--json"), "commands find it with the same option"
     server.terminate()
     server.wait(PATIENCE_SECONDS)
-    databases = {"access.db", "chats.db", "limits.db", "webhooks.db", "work.db", "work.db-lock"}
-    others = {"keys.json", "lock", "name.json", "secrets.json"}
+    databases = {"access.db", "chats.db", "limits.db", "replies.db", "webhooks.db", "work.db"}
+    others = {"keys.json", "lock", "name.json", "secrets.json", "work.db-lock"}
     assert {path.name for path in (volume / "state").iterdir()} == databases | others
     (volume / "state").chmod(0o777)
     refused = program.run_process("serve")

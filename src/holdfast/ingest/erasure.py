@@ -62,16 +62,16 @@ class Eraser:
         records: Records,
         durability: Durability,
         clock: Clock,
-        forget_devices: Callable[[User], Awaitable[None]] = _nothing,
+        forget_elsewhere: Callable[[User], Awaitable[None]] = _nothing,
     ) -> None:
-        """``forget_devices`` deletes the user's devices and tokens from what the node
-        keeps beside the store.
+        """``forget_elsewhere`` deletes what the node keeps of the user beside the
+        store: devices and tokens, AI replies, the name in usage rows.
         """
         self._chats = chats
         self._records = records
         self._durability = durability
         self._clock = clock
-        self._forget_devices = forget_devices
+        self._forget_elsewhere = forget_elsewhere
 
     async def erase(
         self,
@@ -88,7 +88,7 @@ class Eraser:
         chats_left, kept, unfinished = await self._leave(user, act, until)
         await self._chats.forget_devices(user)
         await self._records.forget_answers_of(user)
-        await self._forget_devices(user)
+        await self._forget_elsewhere(user)
         messages, ended = 0, False
         while not ended and self._clock.monotonic() < until:
             page = await self._chats.texts_of(user, after)

@@ -38,7 +38,7 @@ from holdfast.webhooks.sqlite import WEBHOOKS, SqliteEndpoints
 from holdfast.work.contract import WorkStore
 from holdfast.work.sqlite import WORK, SqliteWork
 
-FILES: Sequence[StateFile] = (WORK, WEBHOOKS, LIMITS, ACCESS, CHATS)
+FILES: Sequence[StateFile] = (WORK, WEBHOOKS, LIMITS, REPLIES, ACCESS, CHATS)
 """The databases of a state directory, in the order in which a backup copies them."""
 
 
@@ -79,7 +79,7 @@ async def open_engines(settings: Settings, state: Path, clock: Clock) -> AsyncIt
         stack.push_async_callback(jobs.close)
         replies_file = await RepliesFile.open(state / REPLIES.name, clock)
         stack.push_async_callback(replies_file.close)
-        replies = _open_replies(settings, replies_file)
+        replies = await _open_replies(settings, replies_file)
         stack.push_async_callback(replies.close)
         yield Engines(
             chats=store,
@@ -130,9 +130,15 @@ async def _open_jobs(url: str, server: str, state: Path, clock: Clock) -> WorkSt
             raise BadSetting(f"work.url: there is no engine {other!r}")
 
 
-def _open_replies(settings: Settings, file: RepliesFile) -> ReplyLog:
+async def _open_replies(settings: Settings, file: RepliesFile) -> ReplyLog:
     """The log of replies; usage rows are in ``file`` whatever keeps the replies."""
     url = settings.streaming.replies_url or settings.cluster.redis or "sqlite:"
-    if url == "sqlite:":
-        return SqliteReplyLog(file)
-    raise BadSetting("streaming.replies_url: there is no log in Redis yet")
+    match urlsplit(url).scheme.removesuffix("+sentinel"):
+        case "sqlite":
+            return SqliteReplyLog(file)
+        case "redis" | "rediss" | "unix":
+            with extra("redis"):
+                from holdfast.streaming.reply_log.redis import RedisReplyLog
+            return await RedisReplyLog.open(url)
+        case other:
+            raise BadSetting(f"streaming.replies_url: there is no engine {other!r}")

@@ -269,7 +269,7 @@ class Node:
                 self.engines.records,
                 self._durability,
                 self._clock,
-                self.revocations.condense,
+                self._forget_elsewhere,
             ),
             limits=self.limits,
             work=self._work,
@@ -293,6 +293,11 @@ class Node:
             origins=frozenset(self.settings.server.allowed_origins),
             proxies=self.settings.server.proxies,
         )
+
+    async def _forget_elsewhere(self, user: User) -> None:
+        """What is kept of an erased user beside the store. It may be repeated."""
+        await self.revocations.condense(user)
+        await self.streaming.forget_user(user)
 
     async def _presence(self, users: Sequence[User]) -> PresenceView:
         here = self._presence_reporter.here

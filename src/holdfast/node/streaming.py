@@ -26,7 +26,7 @@ from holdfast.streaming.pool.leases import NodeLeases
 from holdfast.streaming.pool.memory import MemoryPool
 from holdfast.streaming.producer import Producer
 from holdfast.streaming.providers.routing import open_routing
-from holdfast.streaming.reply import Payer
+from holdfast.streaming.reply import Owner, Payer
 from holdfast.streaming.reply_log.writer import LogWriter
 from holdfast.streaming.usage import ReplyAccounts
 
@@ -45,6 +45,7 @@ class NodeStreaming:
         self._routing = open_routing(streaming, os.environ, clock, random.Random())
         self._writer = LogWriter(engines.replies)
         self._accounts = ReplyAccounts(limits.entry_points, engines.usage, clock, Ids(clock))
+        self._usage = engines.usage
         self.body_bytes = BodyBytes(streaming.queue_failover)
         admission = Admission(
             streaming, self._routing, self._leases, self._check_rates, self._active_limit
@@ -81,6 +82,11 @@ class NodeStreaming:
             await stack.enter_async_context(self._leases.running())
             await stack.enter_async_context(self.parts.running())
             yield
+
+    async def forget_user(self, user: User) -> None:
+        """Erase the user's replies; usage rows keep their counts without the name."""
+        await self.parts.forget_owner(Owner(user.tenant, "user", user.user_id))
+        await self._usage.forget_user(user.tenant, user.user_id)
 
     async def _keep_gauges(self) -> None:
         while True:

@@ -8,6 +8,7 @@ replies:wake:<random>    wakes this node's reader (``stream_follow``)
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -15,11 +16,12 @@ from typing import Any
 
 import msgspec
 from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import RedisError
 
 from holdfast import telemetry
-from holdfast.drivers.redis import connection_pool, trouble_of
+from holdfast.drivers.redis import UnfitRedis, connection_pool, trouble_of
 from holdfast.drivers.redis_scripts import Script, ScriptRunner
-from holdfast.errors import HoldfastError, Unavailable
+from holdfast.errors import BadSetting, HoldfastError, Unavailable
 from holdfast.streaming.entry_codec import Decoder, UnreadableEntry, encode_entry
 from holdfast.streaming.reply import EntryId, Owner, ReplyBegin, ReplyEntry
 from holdfast.streaming.reply_log.contract import (
@@ -78,9 +80,20 @@ class RedisReplyLog:
         )
         self._open_logs = OpenLogs()
 
-    async def check(self) -> None:
-        """UnfitRedis, or what redis-py raises, if it cannot be used now."""
-        await self._scripts.check()
+    @classmethod
+    async def open(cls, url: str) -> RedisReplyLog:
+        """BadSetting if Redis answers but is unfit; it may be unavailable."""
+        log = cls(url)
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await log._scripts.check()
+        except UnfitRedis as error:
+            if error.fatal:
+                raise BadSetting(f"streaming.replies_url: {error}") from None
+            log._on_trouble(error)
+        except (RedisError, OSError) as error:
+            log._on_trouble(error)
+        return log
 
     async def begin(self, reply_id: str, begin: ReplyBegin) -> int:
         found = await self._run(_BEGIN, [_log(reply_id)], encode_entry(begin), int(BEGUN_SECONDS))

@@ -24,7 +24,7 @@ import apsw
 from holdfast import telemetry
 from holdfast.clock import Clock
 from holdfast.drivers.sqlite.database import Handle, SqliteSettings, open_and_migrate
-from holdfast.drivers.sqlite.file_copy import StateFile
+from holdfast.drivers.sqlite.file_copy import Restored, StateFile
 from holdfast.drivers.sqlite.threads import WorkerThreads
 from holdfast.drivers.statements import migrations, statements
 from holdfast.errors import HoldfastError, Unavailable
@@ -36,10 +36,19 @@ from holdfast.streaming.usage_store.contract import COUNTED_SECONDS
 T = TypeVar("T")
 PACKAGE = "holdfast.streaming.reply_log.sqlite"
 SQL = statements(PACKAGE)
+
+
+def _forget_replies(db: apsw.Connection, restored: Restored) -> None:
+    """Clients may have read more of a reply than a backup has of it."""
+    for table in ("entry", "log", "claim"):
+        db.execute(f"DELETE FROM {table}")
+
+
 REPLIES = StateFile(
     name="replies.db",
     migrations=migrations(PACKAGE),
-    counts={"replies": "SELECT count(*) FROM log", "usage rows": "SELECT count(*) FROM usage"},
+    counts={"replies": "SELECT count(*) FROM log", "usage": "SELECT count(*) FROM usage"},
+    renew=_forget_replies,
 )
 """The file in a state directory and in its backups."""
 
