@@ -10,7 +10,7 @@ ARGS ?=
 PARALLEL := -n $(shell $(PYTHON) -c 'import os; print(min(2 * (os.cpu_count() or 1), 4))') --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format docs bench results dev-engines lock clean
+.PHONY: help run test torture engines lint format docs bench bench-peers results dev-engines lock clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -33,6 +33,18 @@ test: $(VENV)/.dev lint ## Install what the tests need and run them all
 	$(BIN)/python -m pytest -q -m alone $(ARGS) -n0 || [ $$? = 5 ]  # 5: ARGS choose none of these
 	$(BIN)/python -m pytest -q -m "not alone" $(PARALLEL) $(ARGS)
 
+torture: $(VENV)/.dev ## Run the long proofs (up to an hour)
+	HOLDFAST_TORTURE=1 $(BIN)/python -m pytest -q -m torture -n0 $(ARGS)
+
+.venv-clients/.done: tests/clients/python/requirements.lock
+	test -x .venv-clients/bin/python || $(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $<
+	@touch $@
+
+engines: $(VENV)/.dev .venv-clients/.done ## Run other people's clients: npm SDKs, Chromium, Agents SDK, LangChain
+	npm ci --prefix tests/clients/node --ignore-scripts --no-audit --no-fund
+	$(BIN)/python -m pytest -q -n0 tests/clients $(ARGS)
+
 lint: $(VENV)/.dev ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -50,6 +62,11 @@ bench: $(VENV)/.dev ## Run the benchmarks beside their peers and print the ratio
 	$(BIN)/python bench/work.py $(ARGS)
 	$(BIN)/python bench/limits.py $(ARGS)
 	$(BIN)/python bench/store.py $(ARGS)
+	$(BIN)/python bench/streaming.py $(ARGS)
+
+bench-peers: ## Install LiteLLM's proxy into .venv-peers, to be measured beside Holdfast
+	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r bench/peers.lock
 
 dev-engines: $(VENV)/.dev ## Start the engines the tests use and leave them running until Ctrl-C
 	cd tests && ../$(BIN)/python -m engines $(ARGS)
@@ -71,7 +88,9 @@ lock: ## Resolve the dependencies again, those of each extra too (needs uv)
 	$(COMPILE) --group dev --group bench -c requirements/run.lock -o requirements/dev.lock pyproject.toml
 	set -e; for extra in otel postgres redis; do $(PYTHON) -c '$(EXTRA_REQUIREMENTS)' $$extra \
 	  | $(COMPILE) - -c requirements/run.lock -c requirements/dev.lock -o requirements/$$extra.lock; done
+	$(COMPILE) tests/clients/python/requirements.in -o tests/clients/python/requirements.lock
+	$(COMPILE) bench/peers.in -o bench/peers.lock
 
 clean: ## Remove what was installed and cached here; a state directory is never touched
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .results dist build
+	rm -rf $(VENV) .venv-peers .venv-clients tests/clients/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .results dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from holdfast.bounds import MIB, positive
 from holdfast.errors import BadSetting
+from holdfast.message import check_id, check_tenant
 from holdfast.streaming.pool.contract import DEFAULT_POOL, PoolSettings
 from holdfast.streaming.providers.script import ScriptSettings
 
@@ -190,6 +191,11 @@ class AssistantSettings:
     trigger: Literal["auto", "always", "mention"] = "auto"
     """``auto``: every text in direct chats, ``@name`` in groups."""
 
+    def __post_init__(self) -> None:
+        problem = check_id(self.user, "user") or check_tenant(self.tenant)
+        if problem:
+            raise BadSetting(f"streaming.assistants: {problem}")
+
 
 @dataclass(frozen=True, slots=True)
 class StreamingSettings:
@@ -218,6 +224,7 @@ class StreamingSettings:
         for path, names in (
             ("providers", [provider.name for provider in self.providers]),
             ("models", [model.name for model in self.models]),
+            ("assistants", [f"{each.tenant}/{each.user}" for each in self.assistants]),
         ):
             if twice := next((name for name in names if names.count(name) > 1), None):
                 raise BadSetting(f"streaming.{path}: two are called {twice!r}")
