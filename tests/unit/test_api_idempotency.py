@@ -44,7 +44,6 @@ def test_every_post_takes_a_key_but_those_that_make_nothing_to_be_made_twice() -
         "/v1/tokens",
         "/v1/limits/check",
         "/v1/limits/check-many",
-        "/v1/limits/charge",
         "/v1/limits/renew",
         "/v1/limits/release",
         "/v1/responses/{reply_id}/cancel",

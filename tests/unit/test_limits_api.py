@@ -1030,3 +1030,15 @@ async def test_unreadable_rule_is_shown_as_stored_and_can_be_replaced(tmp_path: 
         replaced = await rest.ask("PUT", "/admin/rules", key, {**RULE, "expectedVersion": 1})
         assert (replaced.status_code, replaced.json()["version"]) == (200, 2)
         assert "unreadable" not in (await rest.ask("GET", ONE, key)).json()
+
+
+async def test_charge_repeated_with_its_key_counts_once(tmp_path: Path) -> None:
+    async with limited(tmp_path) as (rest, parts, store):
+        await parts.control.ensure([Rule("acme", "tokens", "fixed_window", 100, 86_400.0)])
+        await applied(parts, store)
+        key, body = rest.tenant_key(), {"resource": "tokens", "subject": "ann", "amount": 40}
+        for _ in range(3):
+            answer = await rest.ask("POST", "/v1/limits/charge", key, body, Idempotency_Key="c1")
+            assert answer.json() == {"charged": True}
+        standing = await parts.limiter.peek(Check("acme", "tokens", "ann"))
+        assert standing is not None and standing.used == 40

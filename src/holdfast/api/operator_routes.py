@@ -278,7 +278,7 @@ RULES: Sequence[Endpoint] = (
     ),
     Endpoint(
         "POST", "/v1/limits/charge", limits.charge_limit, "Count what a subject has used",
-        "tenant", "limits:check", body=schemas.ChargeBody, answer=schemas.Charged,
+        "tenant", "limits:check", body=schemas.ChargeBody, answer=schemas.Charged, key="kept",
         errors=_OF_A_CHECK, on_invalid_input=limits.invalid_check,
         note="For what is known only afterwards, such as the tokens of a model. Nothing is "
         "refused: beyond the limit, checks are, until the excess has drained. A negative "
