@@ -127,6 +127,8 @@ class StreamingParts:
         self._admission, self._producer = admission, producer
         self._held: dict[str, _Held] = {}
         """Bounded by the pool and the queue: each waits, runs, or has just ended."""
+        self._beginning: dict[str, asyncio.Event] = {}
+        """Replies with an Idempotency-Key that are not held yet; set when they are."""
         self._kept_bytes = 0
         self._leases.on_cancel = self._on_cancel
         self._closing = set[asyncio.Task[None]]()
@@ -168,7 +170,8 @@ class StreamingParts:
         """The reply of an earlier claim; None if it failed or its node is gone."""
         if winner.body_hash != request.body_hash:
             raise KeyReused("this Idempotency-Key belongs to another request")
-        request.reservation.free()
+        if (beginning := self._beginning.get(winner.reply_id)) is not None:
+            await beginning.wait()
         try:
             found = await self.find(request.owner, winner.reply_id)
         except NotFound:
@@ -178,6 +181,7 @@ class StreamingParts:
             return None
         if found.state != "ended" and not self._is_made(found.begin.node, winner.reply_id):
             return None
+        request.reservation.free()
         return found
 
     def _is_made(self, node: str, reply_id: str) -> bool:
@@ -186,11 +190,15 @@ class StreamingParts:
         return not self._leases.shared_up or node in self._leases.nodes
 
     async def _begin_claimed(self, request: ReplyRequest, claim: KeyClaim) -> AttachedReply:
+        begun = self._beginning[request.reply_id] = asyncio.Event()
         try:
             return await self._begin(request, claim)
         except BaseException:
             self._in_background(self._free(claim))
             raise
+        finally:
+            del self._beginning[request.reply_id]
+            begun.set()
 
     async def _begin(self, request: ReplyRequest, claim: KeyClaim | None) -> AttachedReply:
         must_resume = request.kind in ("native", "background") or claim is not None
