@@ -127,8 +127,7 @@ class StreamingParts:
         self._admission, self._producer = admission, producer
         self._held: dict[str, _Held] = {}
         """Bounded by the pool and the queue: each waits, runs, or has just ended."""
-        self._beginning: dict[str, asyncio.Event] = {}
-        """Replies with an Idempotency-Key that are not held yet; set when they are."""
+        self._beginning: dict[str, asyncio.Event] = {}  # by key, and not held yet
         self._kept_bytes = 0
         self._leases.on_cancel = self._on_cancel
         self._closing = set[asyncio.Task[None]]()
@@ -175,8 +174,7 @@ class StreamingParts:
         try:
             found = await self.find(request.owner, winner.reply_id)
         except NotFound:
-            begins = winner.node in self._leases.nodes and winner.node != self._node
-            if begins:  # claimed there a moment ago, and not begun yet
+            if winner.node in self._leases.nodes and winner.node != self._node:  # not begun yet
                 raise Unavailable("it is just being begun", retry_after_seconds=1.0) from None
             return None
         if found.state != "ended" and not self._is_made(found.begin.node, winner.reply_id):
