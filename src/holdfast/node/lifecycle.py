@@ -127,13 +127,21 @@ async def running(
         limits = await stack.enter_async_context(
             open_limits(settings.limits, state, node_id, DEFAULT_RULES, clock)
         )
-        work = NodeWork(settings.work, node_id, engines.jobs, engines.endpoints, engines.log, clock)
+        work = NodeWork(
+            settings.work,
+            node_id,
+            engines.jobs,
+            engines.endpoints,
+            engines.log,
+            clock,
+            settings.streaming.assistants,
+        )
         loaded = await engines.credentials.load()
         node = Node(settings, engines, limits, work.parts, loaded, clock, gauges_seconds)
         await node.revocations.refresh()
         await stack.enter_async_context(node.background_tasks())
-        await stack.enter_async_context(work.running(node.history))
         await stack.enter_async_context(node.streaming.running())
+        await stack.enter_async_context(work.running(node.assistant_deps()))
         await stack.enter_async_context(node.gateway)
         backups = Backups(state, engines.files, clock, Ids(clock))
         address_limits = AddressLimits(settings.api, clock, settings.server.proxies)

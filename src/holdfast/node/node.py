@@ -48,6 +48,7 @@ from holdfast.node.streaming import NodeStreaming
 from holdfast.node.supervisor import GAUGES_SECONDS, background_task
 from holdfast.resilience import BreakerState
 from holdfast.settings import Settings, differences
+from holdfast.streaming.assistants.replying import AssistantDeps
 from holdfast.webhooks.parts import WorkParts
 from holdfast.wire.frames import Presence
 
@@ -253,6 +254,15 @@ class Node:
             return await self.engines.log.lag(self._fanout.position)
         except HoldfastError:
             return None
+
+    def assistant_deps(self) -> AssistantDeps:
+        return AssistantDeps(
+            replies=self.streaming.parts,
+            audience=self.gateway.replies,
+            sends=self._sends,
+            history=self.history,
+            clock=self._clock,
+        )
 
     # --- what the API shows
     # -----------------------------------------------------------------------------

@@ -1,18 +1,24 @@
-"""Builds and runs work and webhooks of a node: worker, log reader, gauges."""
+"""Builds and runs work, webhooks and assistants of a node: worker, readers, gauges."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from holdfast import telemetry
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError, NotFound, OutcomeUnknown, Unavailable
 from holdfast.eventlog.contract import EventLog
+from holdfast.fanout.job_reader import JobReader
 from holdfast.history.history import ChatHistory
 from holdfast.message import Message
 from holdfast.node.supervisor import GAUGES_SECONDS, background_task
+from holdfast.streaming.assistants.jobs import with_assistants
+from holdfast.streaming.assistants.reader import AssistantReader
+from holdfast.streaming.assistants.replying import AssistantDeps, AssistantReplies
+from holdfast.streaming.assistants.triggers import Assistants
+from holdfast.streaming.settings import AssistantSettings
 from holdfast.webhooks.contract import WebhookEndpoints
 from holdfast.webhooks.delivery import Find, WebhookSender, recall_paces, with_webhooks
 from holdfast.webhooks.parking import Parking
@@ -42,16 +48,19 @@ class NodeWork:
         endpoints: WebhookEndpoints,
         log: EventLog,
         clock: Clock,
+        assistants: Iterable[AssistantSettings] = (),
     ) -> None:
         self._settings = settings
         self._endpoints = endpoints
+        self._jobs, self._log = jobs, log
         self._clock = clock
+        self._assistants = Assistants(assistants)
         self._handlers = Handlers()
         self._worker = Worker(
             jobs,
             self._handlers,
             name=node_id,
-            policies=with_webhooks(Policies()),
+            policies=with_assistants(with_webhooks(Policies())),
             settings=WorkerSettings(
                 concurrency=settings.concurrency,
                 jobs_max=max(4096, settings.concurrency),
@@ -73,9 +82,9 @@ class NodeWork:
         self.parts = WorkParts(jobs, webhooks, up=lambda: gauges.up)
 
     @asynccontextmanager
-    async def running(self, history: ChatHistory) -> AsyncIterator[None]:
-        """Run jobs and send webhooks while the block runs; leaving it drains running
-        jobs.
+    async def running(self, assistants: AssistantDeps) -> AsyncIterator[None]:
+        """Run jobs, send webhooks and let assistants reply while the block runs;
+        leaving it drains running jobs.
 
         It starts and goes on while PostgreSQL is unavailable: the worker and the reader
         retry until it answers, and the reader's position is stored there, so no message
@@ -85,22 +94,33 @@ class NodeWork:
         async with AsyncExitStack() as stack:
             sender = await stack.enter_async_context(
                 WebhookSender.opened(
-                    self._endpoints, _finding(history), self._clock, self._settings.webhooks
+                    self._endpoints,
+                    _finding(assistants.history),
+                    self._clock,
+                    self._settings.webhooks,
                 )
             )
             sender.register(self._handlers)
+            replying = AssistantReplies(self._assistants, assistants)
+            replying.register(self._handlers, self._settings.concurrency)
             await _begun(self._reader)
             self._gauges.report(self._reader.begun)
             await self._parking.update()
             await recall_paces(self._endpoints, self._worker.paces)
             await stack.enter_async_context(self._worker.running())
             await stack.enter_async_context(background_task("webhooks", self._reader.run))
+            if self._assistants:
+                reader = AssistantReader(
+                    self._log, self._assistants, self._jobs, assistants.history, self._clock
+                )
+                await _begun(reader)
+                await stack.enter_async_context(background_task("assistants", reader.run))
             await stack.enter_async_context(background_task("work_gauges", self._gauges.run))
             await stack.enter_async_context(background_task("webhook_parking", self._parking.run))
             yield
 
 
-async def _begun(reader: WebhookReader) -> None:
+async def _begun(reader: JobReader) -> None:
     """Start the reader; wait for the job store no longer than a start may take."""
     try:
         async with asyncio.timeout(START_SECONDS_MAX):

@@ -87,12 +87,14 @@ def with_assistants(policies: Policies) -> Policies:
     """The policies plus assistants' own: three tries, and the stream goes on.
 
     A provider's failures open no breaker of the job type: each provider has its own.
+    After an outage of ours, or a restart, nobody waits longer than necessary.
     """
     for reason in Reason:
         policies = policies.with_type(
             JOB_TYPE,
             reason,
             base_seconds=RETRY_SECONDS,
+            factor=1.0 if reason is Reason.DEPENDENCY_FAILURE else 2.0,
             cap_seconds=60.0,
             strikes_max=TRIES_MAX,
             strike=reason not in NO_STRIKE,
