@@ -432,6 +432,16 @@ async def test_probe_without_a_result_lets_the_next_one_probe(probe: Plan) -> No
     assert stream.provider == "one"
 
 
+async def test_refused_probe_shows_that_the_provider_works() -> None:
+    one, two = provider("one", *[DOWN] * 5, REFUSED), provider("two", WHOLE)
+    route = routing(one, two)
+    for _ in range(5):
+        await read(start(route))
+    await asyncio.sleep(30)
+    await failure(route)
+    assert route.status()[0].breaker == "closed"
+
+
 async def test_all_breakers_open_is_unavailable_with_retry_after() -> None:
     one = provider("one", DOWN)
     route = routing(one)

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 AROUND_BODY_BYTES_MAX = 64 * KIB
 """Everything in an answer but its body: heads, chunk sizes, trailers, blank lines.
 
-A body may have as many bytes more around it as it has itself: a stream of small chunks
-has no end to its chunk sizes.
+A body may have a quarter of its own length more around it: a stream of tokens has a
+chunk size for each, 5 to 10 bytes with an event of 100 or more.
 """
 INTERIM_ANSWERS_MAX = 10
 """1xx answers before the final one; a normal server sends one or two."""
@@ -79,7 +79,7 @@ class _BoundedProtocol(ResponseHandler):
             self._received += len(piece)
             super().data_received(piece)
             body_bytes = 0 if self._body is None else self._body.total_bytes
-            around = self._received - 2 * body_bytes
+            around = self._received - body_bytes - body_bytes // 4
             if self.transport is not None and around > AROUND_BODY_BYTES_MAX:
                 self._give_up(
                     f"it sent more than {AROUND_BODY_BYTES_MAX // KIB} KiB beside its body"
