@@ -96,7 +96,8 @@ class ReplyLog(Protocol):
 
     def follow(self, reply_id: str, after: EntryId | None) -> AsyncIterator[LogPage]:
         """Pages as the log grows, one at least every second (maybe empty), until the
-        caller stops. Ends when there is no log (any more).
+        caller stops. Ends when there is no log (any more). While a shared log is
+        unavailable its pages are empty.
         """
         ...
 

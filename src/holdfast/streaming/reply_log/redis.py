@@ -122,10 +122,17 @@ class RedisReplyLog:
 
     async def follow(self, reply_id: str, after: EntryId | None) -> AsyncIterator[LogPage]:
         decoder = Decoder()
-        page = await self._read(decoder, reply_id, after, PAGE_ENTRIES)
+        at = after or EntryId(0, -1)
+        while True:
+            try:
+                page = await self._read(decoder, reply_id, after, PAGE_ENTRIES)
+                break
+            except HoldfastError:
+                yield LogPage((), at)
+                await asyncio.sleep(FOLLOW_SECONDS)
         if page is None:
             return
-        at = page.entries[-1][0] if page.entries else after or page.last
+        at = page.entries[-1][0] if page.entries else at
         async with self._follower.inbox(_log(reply_id), at) as inbox:
             while page is not None:
                 yield page
