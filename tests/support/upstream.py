@@ -204,10 +204,13 @@ class Upstream:
         return f"http://127.0.0.1:{self.port}/v1"
 
     async def until(self, condition: Callable[[Upstream], bool]) -> None:
-        """Wait until it holds; looked at whenever a request or an end arrives."""
-        while not condition(self):
-            self._changed.clear()
-            await self._changed.wait()
+        """Wait until it holds, at most 10 s; looked at when a request or an end
+        arrives.
+        """
+        async with asyncio.timeout(10):
+            while not condition(self):
+                self._changed.clear()
+                await self._changed.wait()
 
     async def _on_connection(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
