@@ -112,6 +112,8 @@ def redis_pool(url: str, clock: ManualClock) -> RedisPool:
     return RedisPool(url, SIZES, BOUNDS, prefix=prefix, clock_ms=lambda: round(clock.now() * 1000))
 
 
+@pytest.mark.covers("002 layer 2: 3 connections per user, 10,000 in all")
+@pytest.mark.covers("002 UserConnectionLimitError leads to the queue")
 async def test_request_runs_while_there_is_room_and_then_waits(rigs: OpenRig) -> None:
     async with rigs() as rig:
         await rig.fill()
@@ -122,6 +124,7 @@ async def test_request_runs_while_there_is_room_and_then_waits(rigs: OpenRig) ->
         assert view.positions == {"r1": 1, "r2": 2}
 
 
+@pytest.mark.covers("002 requests are rejected even if capacity frees up soon")
 async def test_release_grants_the_next_and_confirm_makes_it_a_lease(rigs: OpenRig) -> None:
     async with rigs() as rig:
         await rig.fill()
@@ -191,6 +194,10 @@ async def test_admission_may_be_repeated(rigs: OpenRig) -> None:
         assert (await rig.beat()).waiting == {"default": 1}
 
 
+@pytest.mark.covers("002 layer 3: distributed queue failover")
+@pytest.mark.covers("002 the handler queues the job to a Redis Stream")
+@pytest.mark.covers("002 existing infrastructure is used")
+@pytest.mark.covers("002 a queue in memory: rejected")
 async def test_turns_go_around_tenants_and_then_users(rigs: OpenRig) -> None:
     async with rigs() as rig:
         await rig.fill()
@@ -432,6 +439,7 @@ async def test_step_of_the_clock_frees_nothing_and_stops_nothing(
         assert list((await rig.beat("a")).nodes) == ["a"], "nodes die as before"
 
 
+@pytest.mark.covers("002 the queue's length is tracked")
 def test_state_of_a_pool_by_how_full_it_is() -> None:
     states = [pool_state(active, 100) for active in (0, 69, 70, 89, 90, 99, 100, 180)]
     assert states == [

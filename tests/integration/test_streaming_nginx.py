@@ -121,6 +121,7 @@ async def status_of(response: Any) -> int:
 
 
 @pytest.mark.parametrize("path", POSTS)
+@pytest.mark.covers("002 layer 1: NGINX distributes requests")
 async def test_requests_for_replies_go_to_the_nodes_in_turn(path: str) -> None:
     async with rig() as r:
         for _ in range(9):

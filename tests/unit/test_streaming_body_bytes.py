@@ -27,6 +27,7 @@ def test_user_and_key_have_bounds_of_their_own() -> None:
     assert bodies.total == 100
 
 
+@pytest.mark.covers("002 pending Futures take memory")
 def test_full_node_is_unavailable_to_everybody() -> None:
     bodies = BodyBytes(SETTINGS)
     held = bodies.reserve(KEY, 80)

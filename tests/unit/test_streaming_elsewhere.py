@@ -37,6 +37,7 @@ async def two_nodes(steps: int = 40) -> AsyncIterator[tuple[ReplyRig, ReplyRig]]
         yield one, two
 
 
+@pytest.mark.covers("002 the worker publishes tokens")
 async def test_reply_is_read_at_another_node_with_the_same_ids() -> None:
     async with two_nodes() as (one, two):
         made = await one.start(replicated=True)

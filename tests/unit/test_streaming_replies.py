@@ -24,6 +24,9 @@ async def passed(seconds: float) -> None:
     await asyncio.sleep(seconds)
 
 
+@pytest.mark.covers("002 the handler generates `request_id`")
+@pytest.mark.covers("002 the worker picks up the job and generates tokens")
+@pytest.mark.covers("002 an additional worker to manage")
 async def test_reply_is_its_begin_its_tokens_its_usage_and_one_end() -> None:
     rig = ReplyRig()
     async with rig.running():
@@ -47,6 +50,7 @@ async def test_finish_usage_and_end_are_visible_together() -> None:
     assert last == ["ReplyDelta", "ReplyUsage", "ReplyDone"]
 
 
+@pytest.mark.covers("002 the handler yields chunks to the connection")
 async def test_two_readers_and_one_that_comes_late_read_the_same_entries() -> None:
     rig = ReplyRig(provider=slow(0.1))
     async with rig.running():
@@ -214,6 +218,10 @@ async def test_provider_that_sends_without_end_is_cut_off() -> None:
 # --- the queue
 
 
+@pytest.mark.covers("002 users see errors during peak load")
+@pytest.mark.covers("002 true streaming is preserved during failover")
+@pytest.mark.covers("002 requests succeed, just later")
+@pytest.mark.covers("002 queued requests take longer")
 async def test_fourth_reply_of_a_user_waits_for_the_first_to_end() -> None:
     rig = ReplyRig(provider=slow(1.0, 3))
     async with rig.running():
@@ -227,6 +235,9 @@ async def test_fourth_reply_of_a_user_waits_for_the_first_to_end() -> None:
         assert all(task.result().code == "done" for task in running)
 
 
+@pytest.mark.covers("002 load spikes cause instant rejections")
+@pytest.mark.covers("002 `QUEUE_FAILOVER_TIMEOUT_SECONDS`")
+@pytest.mark.covers("002 requests can still time out after 30 s")
 async def test_reply_that_waits_too_long_ends_with_queue_timeout() -> None:
     rig = ReplyRig(provider=slow(1.0, 200))
     async with rig.running():
@@ -260,6 +271,8 @@ async def test_client_that_leaves_the_queue_frees_its_place() -> None:
         await asyncio.gather(*readings)
 
 
+@pytest.mark.covers("002 `QUEUE_FAILOVER_ENABLED`")
+@pytest.mark.covers("002 can be switched off")
 async def test_without_failover_a_reply_that_cannot_run_is_refused_at_once() -> None:
     settings = StreamingSettings(queue_failover=QueueFailoverSettings(enabled=False))
     rig = ReplyRig(settings=settings, provider=slow())
@@ -272,6 +285,7 @@ async def test_without_failover_a_reply_that_cannot_run_is_refused_at_once() -> 
         assert len(list(rig.parts.replies())) == 3
 
 
+@pytest.mark.covers("002 zero 429 errors")
 async def test_own_waiting_cap_is_rate_limited_and_a_full_queue_unavailable() -> None:
     queue = QueueFailoverSettings(waiting_per_user=2, waiting_max=3)
     settings = StreamingSettings(queue_failover=queue, pool=PoolSettings(total=3))

@@ -269,6 +269,8 @@ async def test_clocks_of_a_model_are_its_own() -> None:
     assert now() == 5.0
 
 
+@pytest.mark.covers("002 `QUEUE_FAILOVER_MAX_RETRIES`")
+@pytest.mark.covers("002 `QUEUE_FAILOVER_BASE_DELAY_MS`")
 async def test_list_exhausted_begins_again_with_full_jitter_up_to_the_last_round() -> None:
     one, two = provider("one", DOWN), provider("two", broken("upstream_garbage"))
     last = await failure(routing(one, two, retries=2))
@@ -319,6 +321,7 @@ async def test_provider_without_room_pauses_until_its_retry_after(status: int) -
     assert 3.0 <= one.asked_at[1] <= 3.1
 
 
+@pytest.mark.covers("002 `QUEUE_FAILOVER_MAX_DELAY_MS`")
 async def test_retry_after_pauses_a_provider_for_max_delay_at_most() -> None:
     one = provider("one", failure_of_status(429, retry_after_seconds=3600.0), WHOLE)
     assert await read(start(routing(one))) == list(WHOLE)
