@@ -312,14 +312,15 @@ class FairQueue:
     def _lease_or_wait(self, entry: QueueEntry, *, at_head: bool) -> Admitted:
         if self._may_lease(entry.user, entry.pool):
             self._rings.change(entry, "leased")
-        else:
-            self._rings.change(entry, "waiting", at_head=at_head)
-        return self._answer(entry)
+            return Admitted(True)
+        self._rings.change(entry, "waiting", at_head=at_head)
+        return Admitted(False, self._rings.newest_position(entry, at_head=at_head))
 
     def _answer(self, entry: QueueEntry) -> Admitted:
+        """To an id that was here already."""
         if entry.state == "leased":
             return Admitted(True)
-        return Admitted(False, self._rings.position(entry))
+        return Admitted(False, dict(self._rings.positions([entry]))[entry.reply_id])
 
     # The grant loop
 
@@ -383,7 +384,8 @@ class FairQueue:
 
     def _view(self, node: QueueNode, same: bool, positions_of: Sequence[str]) -> PoolView:
         node.read = {id_: at for id_, at in node.read.items() if self._now_ms - at <= READ_MS}
-        asked = [node.entries[id_] for id_ in positions_of if id_ in node.entries]
+        known = (node.entries.get(reply_id) for reply_id in positions_of)
+        asked = [entry for entry in known if entry is not None and entry.state == "waiting"]
         return PoolView(
             pool_id=self.pool_id,
             same=same,

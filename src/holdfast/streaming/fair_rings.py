@@ -177,20 +177,21 @@ class FairRings:
         if users is not None and entry.user.name in users:
             users.move_to_end(entry.user.name)
 
-    def position(self, entry: QueueEntry) -> int:
-        """Where the entry stands that has just come, to the head or to the tail."""
-        waits = entry.user.lists.get(entry.pool, ())
-        is_first = entry.state != "waiting" or next(iter(waits)) == entry.reply_id
-        return self._position(entry, 1 if is_first else len(waits))
+    def newest_position(self, entry: QueueEntry, *, at_head: bool) -> int:
+        """Of the entry that has just come, to the head or to the tail."""
+        return self._position(entry, 1 if at_head else len(entry.user.lists[entry.pool]))
 
     def positions(self, entries: Iterable[QueueEntry]) -> Iterator[tuple[str, int]]:
+        """What does not wait in its list will be the first there."""
         ranks: dict[int, dict[str, int]] = {}
         for entry in entries:
+            rank = 1
             if entry.state == "waiting":
                 waits = entry.user.lists[entry.pool]
                 if id(waits) not in ranks:
                     ranks[id(waits)] = {each: rank for rank, each in enumerate(waits, 1)}
-                yield entry.reply_id, self._position(entry, ranks[id(waits)][entry.reply_id])
+                rank = ranks[id(waits)][entry.reply_id]
+            yield entry.reply_id, self._position(entry, rank)
 
     def _position(self, entry: QueueEntry, rank: int) -> int:
         """At most how many grants its pool gives up to its own, if nobody else comes:
