@@ -152,6 +152,7 @@ async def test_grant_wakes_its_node(rigs: OpenRig) -> None:
         assert rig.granted == ["r1"]
 
 
+@pytest.mark.covers("002 higher limits: rejected")
 async def test_user_limit_counts_over_all_pools_and_the_newest_holds(rigs: OpenRig) -> None:
     async with rigs() as rig:
         assert await rig.admit("r1", user_limit=1, pool="own") == LEASED
@@ -468,6 +469,8 @@ class TestRedis:
         assert view.pool_id != first.pool_id and not view.same and not view.granted
         await pool.close()
 
+    @pytest.mark.covers("002 the handler subscribes to `queue:results:{request_id}`")
+    @pytest.mark.covers("002 the handler unsubscribes on `SIGNAL:DONE`")
     async def test_channel_carries_the_documents_address(self, redis_server: Server) -> None:
         clock = ManualClock()
         pool = redis_pool(redis_server.url, clock)

@@ -286,6 +286,7 @@ async def test_without_failover_a_reply_that_cannot_run_is_refused_at_once() -> 
 
 
 @pytest.mark.covers("002 zero 429 errors")
+@pytest.mark.covers("002 clients retry by themselves: rejected")
 async def test_own_waiting_cap_is_rate_limited_and_a_full_queue_unavailable() -> None:
     queue = QueueFailoverSettings(waiting_per_user=2, waiting_max=3)
     settings = StreamingSettings(queue_failover=queue, pool=PoolSettings(total=3))
