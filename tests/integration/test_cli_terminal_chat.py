@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import pty
+import re
 import select
 import shutil
 import subprocess
@@ -373,6 +374,42 @@ def test_a_terminal_shows_history_a_prompt_and_what_comes(serving: Program) -> N
         os.write(terminal, b"\x04")
         _, status = os.waitpid(pid, 0)
         assert os.waitstatus_to_exitcode(status) == 0
+
+
+ASSISTANT = """
+[[streaming.providers]]
+name = "trial"
+kind = "scripted"
+script = { text = "one two three four five six", tokens_per_second = 10 }
+
+[[streaming.models]]
+name = "tiny"
+providers = ["trial:tiny"]
+
+[[streaming.assistants]]
+tenant = "default"
+user = "bot"
+model = "tiny"
+"""
+
+
+def test_a_terminal_shows_a_reply_growing_then_its_message_once(
+    program: Program, tmp_path: Path
+) -> None:
+    config = tmp_path / "holdfast.toml"
+    config.write_text(ASSISTANT)
+    program.serve("--config", str(config))
+    chat_id = program.ok("chat", "create", "-u", "alice", "--direct", "bot").strip()
+    with pseudo_terminal(program, chat_id) as (pid, terminal):
+        read_until(terminal, b"alice> ")
+        os.write(terminal, b"count\r")
+        seen = read_until(terminal, "bot: one two three four…".encode())
+        seen += read_until(terminal, b"bot: one two three four five six\r\n")
+        os.write(terminal, b"\x04")
+        _, status = os.waitpid(pid, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+    whole = re.findall(rb"\d\d:\d\d bot: one two three four five six\r\n", seen)
+    assert len(whole) == 1
 
 
 def test_line_that_begins_with_a_slash_is_a_command(
