@@ -174,12 +174,12 @@ class RedisReplyLog:
         """
         try:
             if at == last:
-                arrived = await inbox.take(at, FOLLOW_SECONDS)
+                arrived = await inbox.take(at)
                 if arrived:
                     return LogPage(await self._decode(decoder, reply_id, arrived), arrived[-1][0])
             return await self._read(decoder, reply_id, at, PAGE_ENTRIES)
         except HoldfastError:
-            await inbox.take(at, FOLLOW_SECONDS)
+            await inbox.take(at)
             return LogPage((), at)
 
     async def _read(
