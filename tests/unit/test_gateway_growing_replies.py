@@ -9,7 +9,7 @@ from typing import Any
 from gateway_rig import Bench, FakeSocket, bench, message, settle
 
 from holdfast.fanout.contract import Envelope, MessageRun
-from holdfast.gateway.growing_replies import INTERVAL_SECONDS
+from holdfast.gateway.growing_replies import INTERVAL_SECONDS, SILENT_SECONDS_MAX
 from holdfast.message import User
 from holdfast.session.growing_reply import GrowingReply
 
@@ -149,3 +149,13 @@ async def test_replies_that_have_ended_are_forgotten() -> None:
         assert replies_of(alice) == []
         replies = parts.gateway.replies
         assert not (replies._by_chat or replies._timers or replies._published_at)
+
+
+async def test_reply_without_an_end_is_forgotten_in_time() -> None:
+    async with bench() as parts:
+        chat_id = await parts.chat("alice", "bot")
+        begin(parts, chat_id)
+        await asyncio.sleep(SILENT_SECONDS_MAX + 1)
+        parts.gateway.replies.begin(chat_id, "reply_2", "bot", 1)
+        alice = await live(parts, "alice")
+        assert [frame["reply_id"] for frame in replies_of(alice)] == ["reply_2"]

@@ -18,6 +18,8 @@ from holdfast.session.roster import Roster
 
 INTERVAL_SECONDS = 0.1
 """Between two publications of one reply, its end apart."""
+SILENT_SECONDS_MAX = 900.0
+"""A reply that has not grown for this time is over: none takes ten minutes."""
 
 
 class GrowingReplies:
@@ -35,6 +37,7 @@ class GrowingReplies:
 
     def begin(self, chat_id: str, reply_id: str, sender_id: str, epoch: int) -> GrowingReply:
         """Begin an epoch of a reply; it replaces the last one, whose text is void."""
+        self._forget_silent()
         if (last := self._by_chat.get(chat_id, {}).get(reply_id)) is not None:
             last.is_void = True
             self._forget(last)
@@ -79,6 +82,12 @@ class GrowingReplies:
                 connection.do(connection.session.on_reply_grown(reply))
             except Exception as error:
                 self._give_up(connection, error)
+
+    def _forget_silent(self) -> None:
+        """Forget replies whose job was given back, perhaps to another node."""
+        oldest = asyncio.get_running_loop().time() - SILENT_SECONDS_MAX
+        for reply in [r for r, at in self._published_at.items() if at < oldest]:
+            self._forget(reply)
 
     def _forget(self, reply: GrowingReply) -> None:
         if (timer := self._timers.pop(reply, None)) is not None:
