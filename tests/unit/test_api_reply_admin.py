@@ -202,7 +202,15 @@ async def test_usage_is_paged() -> None:
 
 @pytest.mark.parametrize(
     "query",
-    ["since=yesterday", "since=2026-02-30", "until=20260101", "after=!", "after=e30", "x=1"],
+    [
+        "since=yesterday",
+        "since=2026-02-30",
+        "until=20260101",
+        "since=2026-W01-1",
+        "after=!",
+        "after=e30",
+        "x=1",
+    ],
 )
 async def test_unreadable_query_of_usage_is_refused(query: str) -> None:
     async with serving() as rest:

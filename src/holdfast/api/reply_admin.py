@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from typing import Annotated, Literal
 
@@ -28,7 +29,9 @@ USAGE_DAYS = 30
 """How far back usage goes unless ``since`` says."""
 
 _Limit = Annotated[int, Meta(ge=1, le=1000)]
-_Day = Annotated[str, Meta(pattern="^[0-9]{4}-[0-9]{2}-[0-9]{2}$", description="In UTC.")]
+_Day = Annotated[
+    str, Meta(max_length=40, description="In UTC.", extra_json_schema={"format": "date"})
+]
 _Text = Annotated[str, Meta(min_length=1, max_length=512)]
 
 
@@ -158,10 +161,12 @@ def _view(row: UsageRow) -> UsageView:
 
 
 def _date(said: str | None, field: str, default: date) -> date:
-    try:
-        return date.fromisoformat(said) if said is not None else default
-    except ValueError:
-        raise InvalidMessage(f"{field} must be a day such as 2026-05-31", field=field) from None
+    if said is None:
+        return default
+    with suppress(ValueError):
+        if (day := date.fromisoformat(said)).isoformat() == said:
+            return day
+    raise InvalidMessage(f"{field} must be a day such as 2026-05-31", field=field)
 
 
 def _page_token(key: UsageKey) -> str:

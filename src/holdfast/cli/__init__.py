@@ -13,6 +13,8 @@ Commands reach a running server over HTTP and WebSocket only.
 - ``screen``         the terminal, or the pipe, in which a chat is shown
 - ``line_editor``    the line that a user types (pure)
 - ``cutoff``         revoke, ban, mute, disconnect
+- ``replies``        ``ask``, ``replies``, ``usage``: AI replies
+- ``reply_stream``   one AI reply as events, across dropped connections
 - ``jobs``           jobs and dead letters
 - ``webhooks``       webhook endpoints
 - ``rules``          rate limits

@@ -13,6 +13,7 @@ from holdfast.cli.context import AsJson, CliContext, Config, Credential, StateDi
 from holdfast.cli.cutoff import ban, disconnect, mute, revoke, unban, unmute
 from holdfast.cli.jobs import jobs
 from holdfast.cli.operations import backup, erase, key, restore, status, token
+from holdfast.cli.replies import ask, replies, usage
 from holdfast.cli.rules import rules
 from holdfast.cli.serve import serve
 from holdfast.cli.verify import verify
@@ -53,6 +54,7 @@ def root(
       holdfast chat create --user alice --name lobby -m bob   a chat for two
       holdfast chat open lobby --user alice                   talk, in one terminal
       holdfast chat open lobby --user bob                     and in another
+      holdfast ask --user alice "Hello?"                      ask a model
       holdfast status                                         how the server is
       holdfast verify                                         check its promises
       holdfast backup                                         copy it while it runs
@@ -73,6 +75,9 @@ app.command()(unban)
 app.command()(mute)
 app.command()(unmute)
 app.command()(disconnect)
+app.command()(ask)
+app.add_typer(replies, name="replies")
+app.command()(usage)
 app.add_typer(rules, name="rules")
 app.add_typer(jobs, name="jobs")
 app.add_typer(webhooks, name="webhooks")

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import http.client
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -64,6 +65,21 @@ class RestClient:
         headers: Mapping[str, str] | None = None,
     ) -> Any:
         """Return the decoded response; raise one of our errors for any other status."""
+        with self.open(method, path, body, headers) as response:
+            return self._answer(response.status, response.read(ANSWER_BYTES_MAX))
+
+    @contextmanager
+    def open(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Iterator[http.client.HTTPResponse]:
+        """The response of a good status, to be read in the block; else our errors.
+
+        They are raised for what fails in the block as well.
+        """
         sent = {
             "Authorization": f"Bearer {self._credential}",
             "Accept": "application/json",
@@ -77,7 +93,9 @@ class RestClient:
                 sent["Content-Type"] = "application/json"
             connection.request(method, self._prefix + path, data, sent)
             response = connection.getresponse()
-            return self._answer(response.status, response.read(ANSWER_BYTES_MAX))
+            if response.status >= 300:
+                self._answer(response.status, response.read(ANSWER_BYTES_MAX))
+            yield response
         except ValueError:  # its text may carry a secret
             raise InvalidMessage(
                 "this cannot be sent, and was not: texts must be UTF-8, keys and tokens plain ASCII"
