@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import aiohttp
 import httpx
@@ -26,7 +27,7 @@ from webhook_rig import until
 
 from holdfast.access.issuers import Issuer, IssuerSettings
 from holdfast.access.jwks import JWKS_BYTES_MAX, BadJwks
-from holdfast.drivers.outbound_http import BoundedConnector
+from holdfast.drivers.outbound_http import BoundedConnector, _BoundedProtocol
 from holdfast.node.jwks_fetch import fetch_jwks
 from holdfast.webhooks.http_client import WebhookCaller
 from holdfast.work.chat_transport import ChatTransport
@@ -365,6 +366,26 @@ async def test_chunk_extensions_and_trailers_of_a_body_are_bounded(
     async with answering(lambda *_: head + around + b"0\r\n\r\n") as (url, _):
         with pytest.raises(BadJwks, match=_AROUND):
             await fetch_jwks(url)
+
+
+async def test_body_that_arrives_faster_than_it_is_read_is_not_excessive() -> None:
+    """One read of the transport brings more than the reader's buffer: the parser rests,
+    and the bytes behind are body all the same.
+    """
+    loop, piece = asyncio.get_running_loop(), b"100\r\n" + b"a" * 256 + b"\r\n"
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    protocol = _BoundedProtocol(loop)
+    protocol.connection_made(Mock(is_closing=lambda: False))
+    protocol.set_response_params(read_until_eof=True, auto_decompress=False)
+    protocol.data_received(head)
+    for _ in range(3):
+        protocol.data_received(piece * 1000)
+    _, body = await protocol.read()
+    assert body.total_bytes < 3000 * 256  # the parser rests
+    reading = asyncio.create_task(body.read())
+    await asyncio.sleep(0)
+    protocol.data_received(piece * 1000 + b"0\r\n\r\n")
+    assert len(await reading) == 4000 * 256
 
 
 async def test_receiver_that_does_not_read_keeps_no_connection_after_the_call() -> None:

@@ -163,3 +163,10 @@ async def test_request_that_cannot_be_read_is_refused(fields: dict[str, Any]) ->
     assert caught.value.final
     assert caught.value.error.status == 400
     assert caught.value.error.body
+
+
+async def test_depth_bomb_in_a_request_is_refused() -> None:
+    bomb = b'[{"role":"user","content":' + b"[" * 100_000 + b"]" * 100_000 + b"}]"
+    with pytest.raises(ProviderFailed) as caught:
+        await ask(scripted(), ProviderRequest("m", {"messages": bomb}, "r1"))
+    assert caught.value.error.status == 400

@@ -69,6 +69,7 @@ class _BoundedProtocol(ResponseHandler):
     def data_received(self, data: bytes) -> None:
         if not data:  # aiohttp resumes parsing what it already has
             super().data_received(data)
+            self._bound_what_is_around()
         for start in range(0, len(data), _SLICE_BYTES):
             if self.transport is None or self.transport.is_closing():
                 return
@@ -78,12 +79,17 @@ class _BoundedProtocol(ResponseHandler):
             piece = data[start : start + _SLICE_BYTES]
             self._received += len(piece)
             super().data_received(piece)
-            body_bytes = 0 if self._body is None else self._body.total_bytes
-            around = self._received - body_bytes - body_bytes // 4
-            if self.transport is not None and around > AROUND_BODY_BYTES_MAX:
-                self._give_up(
-                    f"it sent more than {AROUND_BODY_BYTES_MAX // KIB} KiB beside its body"
-                )
+            self._bound_what_is_around()
+
+    def _bound_what_is_around(self) -> None:
+        """While nobody reads the body, the parser rests, and what has arrived is not
+        known to be body or not: at most what the transport reads at once, 256 KiB.
+        """
+        if self.transport is None or self._reading_paused:
+            return
+        body_bytes = 0 if self._body is None else self._body.total_bytes
+        if self._received - body_bytes - body_bytes // 4 > AROUND_BODY_BYTES_MAX:
+            self._give_up(f"it sent more than {AROUND_BODY_BYTES_MAX // KIB} KiB beside its body")
 
     def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
         """The parser has read one head, of an interim or of the final answer."""
