@@ -245,6 +245,7 @@ class NodeLeases:
             self._local = self._fallback(self._share)
             self._local.listen(self._node, self._on_grant, self._on_cancel)
             await self._announce(self._local)
+            self._has_work.set()
 
     async def _try_shared(self) -> None:
         """Ask the shared pool for a sign of life, beside the calls of the local one."""
@@ -265,6 +266,7 @@ class NodeLeases:
         except (Unavailable, OutcomeUnknown, TimeoutError):
             return
         self._local = self._failing_since = None
+        self._has_work.set()
         telemetry.log.info("streaming.pool_available")
 
     # Calls
