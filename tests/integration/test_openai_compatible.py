@@ -11,7 +11,7 @@ import json
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 import pytest
 from log_capture import logging_to
@@ -36,21 +36,28 @@ from upstream import (
 
 from holdfast.bounds import MIB
 from holdfast.clock import SystemClock
+from holdfast.streaming.pool.contract import DEFAULT_POOL
 from holdfast.streaming.providers.contract import ProviderChunk, ProviderFailed, ProviderRequest
 from holdfast.streaming.providers.openai_compatible import OpenAICompatibleProvider
-from holdfast.streaming.providers.routing import Routing
+from holdfast.streaming.providers.routing import Routing, open_routing
 from holdfast.streaming.reply import ReplyUsage
-from holdfast.streaming.settings import ModelSettings, QueueFailoverSettings, ReplyClocks
+from holdfast.streaming.settings import (
+    ModelSettings,
+    ProviderSettings,
+    QueueFailoverSettings,
+    ReplyClocks,
+    StreamingSettings,
+)
 
 KEY = "sk-very-secret"
 TOKEN, FINISH, END = event(chunk("a")), event(chunk(finish="stop")), event(DONE)
 WHOLE = TOKEN + FINISH + END
 
 
-class NoLease:
-    """A lease of the pool that everybody shares here."""
+class SharedLease:
+    """A lease of the only pool there is."""
 
-    pool = "p"
+    pool = DEFAULT_POOL
 
     async def move(self, pool: str) -> None:
         raise AssertionError(f"moved to {pool}")
@@ -58,7 +65,7 @@ class NoLease:
 
 @asynccontextmanager
 async def provider_of(server: Upstream, key: str = KEY) -> AsyncIterator[OpenAICompatibleProvider]:
-    provider = OpenAICompatibleProvider("p", "p", server.base_url, key, SystemClock())
+    provider = OpenAICompatibleProvider("p", DEFAULT_POOL, server.base_url, key, SystemClock())
     try:
         yield provider
     finally:
@@ -145,7 +152,7 @@ async def test_log_of_a_failure_has_neither_key_nor_request() -> None:
         route = Routing([provider], models, ReplyClocks(), failover, clock, random.Random(1))
         fields = {"messages": b'[{"content":"a private matter"}]'}
         with logging_to(output), pytest.raises(ProviderFailed):
-            async for _ in route.stream(ProviderRequest("m", fields, "r1"), NoLease()):
+            async for _ in route.stream(ProviderRequest("m", fields, "r1"), SharedLease()):
                 pass
         trouble = route.status()[0].trouble
     assert "streaming.provider_failed" in output.getvalue()
@@ -462,3 +469,53 @@ async def test_cancelled_connection_attempt_leaves_nothing_behind() -> None:
         await server.until(lambda server: server.open_answers == 0)
         with pytest.raises(asyncio.CancelledError):
             await asking
+
+
+# Through routing
+
+PADDING = b"a" * 10_000
+BAD: dict[str, Answer] = {
+    "html": status(200, b"<html></html>", b"Content-Type: text/html"),
+    "gzip": status(
+        200,
+        gzip.compress(WHOLE),
+        b"Content-Type: text/event-stream",
+        b"Content-Encoding: gzip",
+    ),
+    "10 MB event": stream_of(b"data: ", *[PADDING] * 1000),
+    "half an event": stream_of(TOKEN[:-1]),
+    "error inside": stream_of(event({"error": {"message": "no"}})),
+    "redirect": status(302, b"", b"Location: http://127.0.0.1:9/"),
+    "endless headers": endless(b"HTTP/1.1 200 OK\r\n", b"X: a\r\n"),
+    "no headers": raw(then="hang"),
+    "no token": stream_of(b": alive\n\n", then="hang"),
+    "no end": stream_of(then="close"),
+    "reset": stream_of(then="reset"),
+    "no room": status(429, b"", b"Retry-After: 60"),
+    "bad key": status(401),
+    "server error": status(500),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+async def test_bad_provider_is_followed_by_the_next_one(kind: str) -> None:
+    async with Upstream(BAD[kind]) as bad_server, Upstream(completion("good")) as good_server:
+        settings = StreamingSettings(
+            providers=(
+                ProviderSettings("bad", base_url=bad_server.base_url),
+                ProviderSettings("good", base_url=good_server.base_url),
+            ),
+            models=(ModelSettings("m", ("bad:m", "good:m")),),
+            clocks=ReplyClocks(headers_seconds=0.3, first_token_seconds=0.5),
+        )
+        route = open_routing(settings, {}, SystemClock(), random.Random(1))
+        stream = route.stream(ProviderRequest("m", {"messages": b"[]"}, "r1"), SharedLease())
+        async with asyncio.timeout(10), aclosing(stream):
+            chunks = [chunk async for batch in stream for chunk in batch]
+        assert stream.provider == "good"
+        assert [json.loads(data)["choices"][0]["delta"] for data in data_of(chunks)] == [
+            {"content": "good"},
+            {},
+        ]
+        await bad_server.until(lambda server: server.open_answers == 0)
+        await route.close()
