@@ -510,7 +510,7 @@ class TestRedis:
     async def test_redis_that_evicts_is_refused(self) -> None:
         server = redis_engine.start(**{"maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"})
         try:
-            with pytest.raises(BadSetting, match=r"streaming\.replies_url: .*noeviction"):
+            with pytest.raises(BadSetting, match=r"cluster\.redis: .*noeviction"):
                 await RedisPool(server.url, SIZES, BOUNDS).check()
         finally:
             server.stop()
@@ -538,7 +538,7 @@ class TestRedis:
         except Missing as error:
             pytest.skip(str(error))
         try:
-            with pytest.raises(BadSetting, match=r"streaming\.replies_url: this is Redis Cluster"):
+            with pytest.raises(BadSetting, match=r"cluster\.redis: this is Redis Cluster"):
                 await RedisPool(server.url, SIZES, BOUNDS).check()
         finally:
             server.stop()

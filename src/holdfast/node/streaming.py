@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast import telemetry
 from holdfast.clock import Clock, Ids
-from holdfast.errors import BadSetting
+from holdfast.errors import extra
 from holdfast.limits.composition import LimitsParts
 from holdfast.limits.http import refusal
 from holdfast.message import User
@@ -73,6 +73,7 @@ class NodeStreaming:
     async def running(self) -> AsyncIterator[None]:
         """Make replies while the block runs. Call ``parts.drain`` before it ends."""
         async with AsyncExitStack() as stack:
+            await self._pool.check()
             stack.push_async_callback(self._pool.close)
             stack.push_async_callback(self._routing.close)
             stack.push_async_callback(self._accounts.flush)
@@ -120,11 +121,20 @@ class NodeStreaming:
 
 
 def _open_pool(settings: Settings, node_id: str, clock: Clock) -> tuple[Pool, NodeLeases]:
+    """In memory for a node that is alone, else in the Redis that nodes share."""
     streaming, queue = settings.streaming, settings.streaming.queue_failover
     own = {p.pool: p.concurrency_max for p in streaming.providers if p.concurrency_max}
     sizes = PoolSizes(streaming.pool.total, own)
     bounds = QueueBounds(queue.waiting_max, queue.waiting_per_tenant, queue.waiting_per_user)
-    if not settings.cluster.redis:
-        pool: Pool = MemoryPool(sizes, bounds, clock)
+    url = settings.cluster.redis or streaming.replies_url
+    if url in ("", "sqlite:"):
+        pool = MemoryPool(sizes, bounds, clock)
         return pool, NodeLeases(node_id, pool, sizes, clock)
-    raise BadSetting("cluster.redis: there is no pool in Redis yet")
+    with extra("redis"):
+        from holdfast.streaming.pool.redis import RedisPool
+    shared = RedisPool(url, sizes, bounds)
+
+    def alone(nodes: int) -> Pool:
+        return MemoryPool(sizes.share(nodes), bounds.share(nodes), clock)
+
+    return shared, NodeLeases(node_id, shared, sizes, clock, fallback=alone)

@@ -222,6 +222,10 @@ class Pool(Protocol):
     Cancelling a call leaves its outcome unknown.
     """
 
+    async def check(self) -> None:
+        """BadSetting if its server answers and cannot be used; called at startup."""
+        ...
+
     async def call(self, node: str, operations: Sequence[PoolOperation]) -> Sequence[PoolAnswer]:
         """Carry out the operations in order; one answer for each."""
         ...

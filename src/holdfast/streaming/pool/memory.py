@@ -28,6 +28,9 @@ class MemoryPool:
         self._clock = clock
         self._listeners: dict[str, _Listeners] = {}
 
+    async def check(self) -> None:
+        pass
+
     async def call(self, node: str, operations: Sequence[PoolOperation]) -> Sequence[PoolAnswer]:
         answers = self._queue.call(node, operations, self._now_ms())
         self._report()

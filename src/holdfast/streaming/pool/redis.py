@@ -118,7 +118,7 @@ class RedisPool:
                 await self._scripts.check()
         except UnfitRedis as error:
             if error.fatal:
-                raise BadSetting(f"streaming.replies_url: {error}") from None
+                raise BadSetting(f"cluster.redis: {error}") from None
             self._on_trouble(error)
         except (RedisError, OSError) as error:
             self._on_trouble(error)
