@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -19,6 +19,8 @@ from holdfast.streaming.reply import ReplyUsage
 
 INPUT_CHARACTERS_MAX = 2000
 """How much of the user's text an answer repeats."""
+PARTS_MAX = 32
+"""How many parts of the user's message are read."""
 BYTES_PER_TOKEN = 4
 """What a prompt's length is divided by: there is no tokenizer here."""
 _encode = msgspec.json.encode
@@ -93,16 +95,21 @@ class _Tool(Struct):
     function: _Function
 
 
+class _Part(Struct):
+    text: str = ""
+
+
 class _Message(Struct):
     role: str = ""
-    content: Any = None
+    content: Raw = Raw(b"null")
 
     @property
     def text(self) -> str:
-        """Its text, also from a list of parts."""
-        parts = self.content if isinstance(self.content, list) else [{"text": self.content}]
-        texts = (part.get("text") for part in parts if isinstance(part, dict))
-        return " ".join(text for text in texts if isinstance(text, str))
+        """Its text, also from a list of parts; only the first of them are read."""
+        if bytes(memoryview(self.content)[:1]) != b"[":
+            return _decode(self.content, type=str | None) or ""
+        parts = _decode(self.content, type=list[Raw])[:PARTS_MAX]
+        return " ".join(filter(None, (_decode(part, type=_Part).text for part in parts)))
 
 
 def compose(script: ScriptSettings, request: ProviderRequest) -> ScriptedAnswer:
