@@ -20,6 +20,7 @@ from holdfast.streaming.assistants.jobs import JOB_TYPE, AssistantNotice, draft_
 from holdfast.streaming.providers.contract import ProviderFailed
 from holdfast.streaming.reply import ReplyError
 from holdfast.streaming.reply_log.memory import MemoryReplyLog
+from holdfast.telemetry.metrics import REGISTRY
 from holdfast.wire.frames import SendBody
 from holdfast.work.inspection import Query
 from holdfast.work.job import Job
@@ -386,6 +387,16 @@ async def test_text_beyond_64_kib_is_stored_cut_with_a_mark() -> None:
         (text,) = await rig.until_replied(chat_id)
         assert len(text.encode()) == CONTENT_BYTES_MAX
         assert text.endswith(CUT_MARK)
+
+
+async def test_nul_characters_are_stored_as_replacement_characters() -> None:
+    async with assistant_rig(provider=FakeProvider(steps=["a\0b"])) as rig:
+        chat_id = await rig.chat("alice", "bot")
+        await rig.say(chat_id, "hi")
+        before = REGISTRY.get_sample_value("holdfast_reply_characters_replaced_total") or 0
+        assert await rig.until_replied(chat_id) == ["a\ufffdb"]
+        after = REGISTRY.get_sample_value("holdfast_reply_characters_replaced_total")
+        assert after == before + 1
 
 
 async def test_reply_without_text_is_a_dead_letter() -> None:

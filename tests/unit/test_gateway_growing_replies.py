@@ -45,7 +45,7 @@ async def test_a_reply_of_a_hundred_tokens_a_second_makes_ten_frames_a_second() 
         for _ in range(200):
             grow(parts, growing, "x")
             await asyncio.sleep(0.01)
-        parts.gateway.replies.end(growing, "done")
+        parts.gateway.replies.end(chat_id, "reply_1", "done")
         await settle()
         frames = replies_of(alice)
         assert 20 <= len(frames) <= 22
@@ -129,7 +129,6 @@ async def test_a_new_epoch_begins_with_its_own_state() -> None:
         await asyncio.sleep(INTERVAL_SECONDS)
         second = begin(parts, chat_id, epoch=2)
         grow(parts, first, "never shown")
-        parts.gateway.replies.end(first, "failed")
         grow(parts, second, "again")
         await asyncio.sleep(INTERVAL_SECONDS)
         shown = [(frame["epoch"], frame.get("state"), frame["text"]) for frame in replies_of(alice)]
@@ -141,8 +140,8 @@ async def test_replies_that_have_ended_are_forgotten() -> None:
         chat_id = await parts.chat("alice", "bot")
         growing = begin(parts, chat_id)
         grow(parts, growing, "x")
-        parts.gateway.replies.end(growing, "failed")
-        parts.gateway.replies.end(growing, "done")
+        parts.gateway.replies.end(chat_id, "reply_1", "failed")
+        parts.gateway.replies.end(chat_id, "reply_1", "done")
         assert growing.state == "failed"
         alice = await live(parts, "alice")
         await asyncio.sleep(1)

@@ -57,9 +57,9 @@ class GrowingReplies:
         else:
             self._timers[reply] = loop.call_at(at, self._publish, reply)
 
-    def end(self, reply: GrowingReply, state: Literal["done", "failed"]) -> None:
-        """The reply has ended; harmless if it had before."""
-        if reply in self._published_at:
+    def end(self, chat_id: str, reply_id: str, state: Literal["done", "failed"]) -> None:
+        """The reply has ended; harmless if it had before, or was never shown."""
+        if (reply := self._by_chat.get(chat_id, {}).get(reply_id)) is not None:
             self._forget(reply)
             reply.end(state)
             self._show(reply)

@@ -41,6 +41,12 @@ _log_bytes = counter("reply_log_bytes", "Bytes written to the log of replies")
 _not_resumable = counter(
     "reply_not_resumable", "Replies that cannot be resumed although they should be", ("cause",)
 )
+_assistant_jobs = counter(
+    "reply_assistant_jobs", "Jobs of assistants that ended: message stored or not", ("outcome",)
+)
+_characters_replaced = counter(
+    "reply_characters_replaced", "U+0000 in assistants' replies, stored as U+FFFD"
+)
 _attempts = counter(
     "reply_provider_attempts", "Attempts at providers, by outcome", ("provider", "outcome")
 )
@@ -115,6 +121,15 @@ def reply_log_written(size_bytes: int) -> None:
 def reply_not_resumable(cause: str) -> None:
     mark("a reply is not resumable:", cause)
     _not_resumable.labels(cause).inc()
+
+
+def assistant_job_ended(outcome: str) -> None:
+    """sent, unwanted, failed"""
+    _assistant_jobs.labels(outcome).inc()
+
+
+def reply_characters_replaced(count: int) -> None:
+    _characters_replaced.inc(count)
 
 
 def provider_attempt(provider: str, outcome: str) -> None:

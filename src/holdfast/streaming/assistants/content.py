@@ -1,7 +1,6 @@
 """The text of a reply, as far as it has come. (Pure.)
 
 A stored message has at most 64 KiB; a longer text is cut, with a mark at its end.
-U+0000, which not every store can keep, becomes U+FFFD.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ def text_of(entry: ReplyEntry) -> str:
         choices = _chunk.decode(entry.chunk).choices
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
-    text = choices[0].delta.content if choices else None
-    return (text or "").replace("\0", "\ufffd")
+    return (choices[0].delta.content if choices else None) or ""
 
 
 class ReplyContent:

@@ -79,7 +79,7 @@ class ReplyAudience(Protocol):
 
     def on_grown(self, reply: GrowingReply) -> None: ...
 
-    def end(self, reply: GrowingReply, state: Literal["done", "failed"]) -> None: ...
+    def end(self, chat_id: str, reply_id: str, state: Literal["done", "failed"]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,6 @@ class AssistantReplies:
         self._assistants = assistants
         self._replies, self._audience = deps.replies, deps.audience
         self._sends, self._history, self._clock = deps.sends, deps.history, deps.clock
-        self._growing: dict[str, GrowingReply] = {}
         self._failed_at: OrderedDict[str, float] = OrderedDict()
         """When the first try failed of replies that are tried again."""
 
@@ -125,11 +124,11 @@ class AssistantReplies:
             telemetry.log.info(
                 "streaming.reply_unwanted", reply_id=notice.reply_id, reason=str(unwanted)
             )
-            self._show_end(notice, "failed")
+            self._end(notice, "failed", "unwanted")
         except Exception as error:
             raise self._judged(ctx, notice, _job_failure(error)) from error
         else:
-            self._show_end(notice, "done")
+            self._end(notice, "done", "sent")
         self._failed_at.pop(notice.reply_id, None)
 
     async def _reply(
@@ -158,14 +157,14 @@ class AssistantReplies:
         is_refused = failure.reason is Reason.VALIDATION_FAILURE
         if is_late or is_refused or ctx.job.strikes + 1 >= TRIES_MAX:
             self._failed_at.pop(notice.reply_id, None)
-            self._show_end(notice, "failed")
+            self._end(notice, "failed", "failed")
         if is_late and not is_refused:
             return JobFailed(Reason.POISON_MESSAGE, str(failure))
         return failure
 
-    def _show_end(self, notice: AssistantNotice, state: Literal["done", "failed"]) -> None:
-        if (growing := self._growing.pop(notice.reply_id, None)) is not None:
-            self._audience.end(growing, state)
+    def _end(self, notice: AssistantNotice, state: Literal["done", "failed"], outcome: str) -> None:
+        self._audience.end(notice.chat_id, notice.reply_id, state)
+        telemetry.assistant_job_ended(outcome)
 
     # --- the reply
 
@@ -189,7 +188,7 @@ class AssistantReplies:
         except LogEnded:
             reply = await self._replies.find(owner, notice.reply_id)
         is_shown = scene.members <= GROWING_MEMBERS_MAX
-        growing = self._begin(notice, reply) if is_shown else None
+        growing = self._begin(notice, reply.epoch) if is_shown else None
         content = ReplyContent()
         try:
             async with aclosing(self._entries(notice, reply)) as batches:
@@ -203,15 +202,15 @@ class AssistantReplies:
             raise
         return content.message()
 
-    def _begin(self, notice: AssistantNotice, reply: AttachedReply) -> GrowingReply:
-        growing = self._growing[notice.reply_id] = self._audience.begin(
-            notice.chat_id, notice.reply_id, notice.assistant, reply.epoch
-        )
-        return growing
+    def _begin(self, notice: AssistantNotice, epoch: int) -> GrowingReply:
+        return self._audience.begin(notice.chat_id, notice.reply_id, notice.assistant, epoch)
 
     def _take(self, entries: Entries, content: ReplyContent, growing: GrowingReply | None) -> None:
         for entry_id, entry in entries:
             text = text_of(entry)
+            if "\0" in text:  # which not every store can keep
+                telemetry.reply_characters_replaced(text.count("\0"))
+                text = text.replace("\0", "\ufffd")
             content.add(text)
             if growing is not None:
                 growing.append(entry_id.n, text)
