@@ -356,3 +356,13 @@ async def test_piece_costs_no_task() -> None:
     async with serving() as rest:
         await ask(rest, app_with(rest, Counting([])), Exchange())
     assert len(tasks) == 50 and len(set(tasks)) == 1
+
+
+async def test_head_that_cannot_be_sent_ends_the_answer_as_failed() -> None:
+    class Broken(Exchange):
+        async def send(self, message: Any) -> None:
+            raise ValueError("a header of the answer holds a line break")
+
+    async with serving() as rest:
+        with pytest.raises(ConnectionAbortedError, match="failed"):
+            await ask(rest, app_with(rest, Script([b"one", 30.0])), Broken())

@@ -18,6 +18,7 @@ from holdfast.api.request import (
     AsgiReceive,
     AsgiScope,
     AsgiSend,
+    RawHeaders,
     Request,
     address_of,
     receive,
@@ -92,14 +93,13 @@ class RestApp:
         try:
             response = await self._respond(request)
             status, body = response.status, response.body
-            headers = response_headers(
-                response, request, request_id, legacy=deps.settings.legacy_rate_limit_headers
-            )
-            headers += self._cross_origin.headers(request)
             if isinstance(body, StreamedBody):
                 stream_end = "failed"
-                stream_end = await self._streams.send(body, status, headers, send)
+                stream_end = await self._streams.send(
+                    body, status, self._headers(response, request, request_id), send
+                )
             else:
+                headers = self._headers(response, request, request_id)
                 await send({"type": "http.response.start", "status": status, "headers": headers})
                 await send({"type": "http.response.body", "body": body})
         finally:
@@ -107,6 +107,11 @@ class RestApp:
             self._access_log.note(request, Answered(request_id, status, seconds, stream_end))
         if stream_end not in (None, "complete", "client_gone"):
             raise ConnectionAbortedError(stream_end)
+
+    def _headers(self, response: Response, request: Request, request_id: str) -> RawHeaders:
+        legacy = self._deps.settings.legacy_rate_limit_headers
+        headers = response_headers(response, request, request_id, legacy=legacy)
+        return headers + self._cross_origin.headers(request)
 
     async def drain(self) -> None:
         """Refuse new streams and return when the running ones have ended."""

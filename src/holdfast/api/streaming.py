@@ -6,15 +6,16 @@ after status and headers have left. The client sees a cut as a body without its 
 chunk.
 
 One task pulls the pieces and sends them, another waits for the disconnect; deadline,
-drain and idle pieces are timers. So a piece costs two awaits and no task.
+drain and idle pieces share a timer. So a piece costs two awaits and no task, and an
+answer that waits costs little memory: thousands may wait at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Coroutine
-from typing import Any, Literal, TypeVar
+from collections.abc import AsyncIterator
+from typing import Any, Literal
 
 from holdfast.api.endpoint import Call, Endpoint, StreamBounds
 from holdfast.api.request import AsgiReceive, AsgiSend, RawHeaders
@@ -24,7 +25,6 @@ from holdfast.telemetry import log
 StreamEnd = Literal["complete", "client_gone", "deadline", "drained", "failed"]
 CLOSE_SECONDS = 1.0
 """How long an iterator that is cut may take to clean up."""
-T = TypeVar("T")
 
 
 class QuietPiece(bytes):
@@ -96,7 +96,9 @@ class StreamedAnswers:
     ) -> StreamEnd:
         """Send the answer; returns what ended it."""
         try:
-            return await body.send(status, headers, send)
+            body.start(status, headers, send)
+            del headers  # thousands may wait
+            return await body.end
         finally:
             await self._close(body)
 
@@ -117,7 +119,15 @@ class StreamedAnswers:
 
 
 class StreamedBody:
-    """One streamed answer."""
+    """One streamed answer: ``begin``, ``start``, wait for ``end``, ``close``.
+
+    ``end``: what ended the answer, or cut it, whichever came first.
+    """
+
+    __slots__ = (
+        "_ends_as", "_ends_at", "_head_sent", "_held", "_loop", "_may_start", "_name", "_pieces",
+        "_sending", "_sent_at", "_started", "_tasks", "_timer", "bounds", "end",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -129,51 +139,49 @@ class StreamedBody:
     ) -> None:
         self._loop = loop = asyncio.get_running_loop()
         self._name, self._pieces, self.bounds = name, pieces, bounds
-        self._cut: asyncio.Future[StreamEnd] = loop.create_future()
+        self.end: asyncio.Future[StreamEnd] = loop.create_future()
         self._may_start: asyncio.Future[None] = loop.create_future()
-        """Done when there is a reason to send the head."""
-        self._head_sent: asyncio.Future[AsgiSend] = loop.create_future()
+        """Done when there is a reason to send the head, or to send none."""
         self._started = False
-        """The answer begins: what goes wrong from now on cuts it."""
+        """The head is due: what goes wrong from now on cuts the answer."""
+        self._head_sent: asyncio.Future[AsgiSend] = loop.create_future()
         self._held: list[bytes] = []
         """Pieces that leave with the head."""
-        self._sent_at = 0.0
-        self._sending = False
-        self._tasks = [self._start(self._send_pieces()), self._start(self._watch(receive))]
-        self._timers = {"deadline": loop.call_later(seconds_max, self._end, "deadline")}
+        self._sent_at, self._sending = math.inf, False
+        self._ends_at = loop.time() + seconds_max
+        self._ends_as: StreamEnd = "deadline"
+        self._timer = loop.call_at(self._ends_at, self._on_time)
+        pulls = loop.create_task(self._send_pieces())
+        pulls.add_done_callback(self._on_pieces_ended)
+        self._tasks = [pulls, loop.create_task(self._watch(receive))]
 
     # --- before the head
 
     async def begin(self) -> None:
-        """Wait for a reason to send the head, at most ``first_piece_seconds``."""
+        """Wait for a reason to send the head, at most ``first_piece_seconds``.
+
+        Raises what went wrong before there was one.
+        """
         seconds = self.bounds.first_piece_seconds
-        awaited: list[asyncio.Future[Any]] = [self._may_start, self._cut]
-        await asyncio.wait(
-            awaited,
-            timeout=None if math.isinf(seconds) else seconds,
-            return_when=asyncio.FIRST_COMPLETED,
-        )
-        if self._may_start.done():
-            self._may_start.result()
-        elif self._cut.done():
-            raise _cut_before_start(self._cut.result())
-        self._started = True
+        timer = None if math.isinf(seconds) else self._loop.call_later(seconds, self._start_now)
+        try:
+            await self._may_start
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _start_now(self) -> None:
+        if not self._may_start.done():
+            self._started = True
+            self._may_start.set_result(None)
 
     # --- the answer
 
-    async def send(self, status: int, headers: RawHeaders, send: AsgiSend) -> StreamEnd:
-        """Send status, headers and every piece; return what ended the answer."""
-        head = self._start(self._send_head(status, headers, send))
+    def start(self, status: int, headers: RawHeaders, send: AsgiSend) -> None:
+        """Send status and headers, then the pieces."""
+        head = self._loop.create_task(self._send_head(status, headers, send))
+        head.add_done_callback(self._on_head_ended)
         self._tasks.append(head)
-        for sending in (head, self._tasks[0]):
-            awaited: list[asyncio.Future[Any]] = [sending, self._cut]
-            await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
-            if not sending.done():
-                return self._cut.result()
-            if (error := sending.exception()) is not None:
-                log.error("api.stream_failed", endpoint=self._name, exc_info=error)
-                return "failed"
-        return "complete"
 
     async def _send_head(self, status: int, headers: RawHeaders, send: AsgiSend) -> None:
         await send(
@@ -192,24 +200,16 @@ class StreamedBody:
                 break
         self._sent_at = self._loop.time()
         self._head_sent.set_result(send)
-        if self.bounds.idle_piece:
-            self._set_idle_timer()
+        self._set_timer()
 
     async def _send_pieces(self) -> None:
         """Pull every piece; hold those before the head, send the others."""
-        try:
-            async for piece in self._pieces:
-                if self._head_sent.done():
-                    await self._send_piece(self._head_sent.result(), piece)
-                else:
-                    await self._hold(piece)
-        except Exception as error:
-            if self._started:
-                raise
-            self._may_start.set_exception(error)
-            return
-        if not self._head_sent.done():
-            self._start_now()
+        async for piece in self._pieces:
+            if self._head_sent.done():
+                await self._send_piece(piece)
+            else:
+                await self._hold(piece)
+        self._start_now()
         send = await self._head_sent
         await send({"type": "http.response.body", "body": b""})
 
@@ -221,57 +221,77 @@ class StreamedBody:
             self._start_now()
             await self._head_sent
 
-    def _start_now(self) -> None:
-        if not self._may_start.done():
-            self._may_start.set_result(None)
-
-    async def _send_piece(self, send: AsgiSend, piece: bytes) -> None:
+    async def _send_piece(self, piece: bytes) -> None:
         self._sending = True
+        send = self._head_sent.result()
         await send({"type": "http.response.body", "body": piece, "more_body": True})
-        self._sending = False
-        self._sent_at = self._loop.time()
-
-    # --- idle pieces
-
-    def _set_idle_timer(self) -> None:
-        due = self._sent_at + self.bounds.idle_seconds
-        self._timers["idle"] = self._loop.call_at(due, self._on_idle)
-
-    def _on_idle(self) -> None:
-        """Send an idle piece if nothing was sent for so long.
-
-        It is sent beside the next piece: a transport writes each message whole.
-        """
-        now = self._loop.time()
-        if now - self._sent_at >= self.bounds.idle_seconds:
-            self._sent_at = now
-            if not self._sending:
-                idle = self._send_piece(self._head_sent.result(), self.bounds.idle_piece)
-                self._tasks[2:] = [self._start(idle)]
-        self._set_idle_timer()
+        self._sending, self._sent_at = False, self._loop.time()
 
     # --- what ends it
 
-    def drain(self) -> None:
-        """The node stops: cut the answer unless it ends in its time."""
-        seconds = self.bounds.drain_seconds
-        self._timers["drain"] = self._loop.call_later(seconds, self._end, "drained")
+    def _on_pieces_ended(self, pulls: asyncio.Task[None]) -> None:
+        error = None if pulls.cancelled() else pulls.exception()
+        if error is None:
+            self._finish("complete")
+        elif not self._may_start.done():
+            self._may_start.set_exception(error)
+        else:
+            self._fail(error)
 
-    def _end(self, cause: StreamEnd) -> None:
-        if not self._cut.done():
-            self._cut.set_result(cause)
+    def _on_head_ended(self, head: asyncio.Task[None]) -> None:
+        if not head.cancelled() and (error := head.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        log.error("api.stream_failed", endpoint=self._name, exc_info=error)
+        self._finish("failed")
+
+    def _finish(self, cause: StreamEnd) -> None:
+        if not self.end.done():
+            self.end.set_result(cause)
+        if not self._may_start.done():
+            self._may_start.set_exception(_cut_before_start(cause))
 
     async def _watch(self, receive: AsgiReceive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self._end("client_gone")
+        self._finish("client_gone")
+
+    def drain(self) -> None:
+        """The node stops: cut the answer unless it ends in its time."""
+        at = self._loop.time() + self.bounds.drain_seconds
+        if at < self._ends_at:
+            self._ends_at, self._ends_as = at, "drained"
+            self._set_timer()
+
+    # --- the timer
+
+    def _set_timer(self) -> None:
+        idle_at = self._sent_at + self.bounds.idle_seconds if self.bounds.idle_piece else math.inf
+        self._timer.cancel()
+        self._timer = self._loop.call_at(min(self._ends_at, idle_at), self._on_time)
+
+    def _on_time(self) -> None:
+        """Cut the answer if its time is over, else send an idle piece if it is due.
+
+        That goes beside the next piece: a transport writes each message whole.
+        """
+        now = self._loop.time()
+        if now >= self._ends_at:
+            self._finish(self._ends_as)
+            return
+        if now - self._sent_at >= self.bounds.idle_seconds:
+            self._sent_at = now
+            if not self._sending:
+                idle = self._send_piece(self.bounds.idle_piece)
+                self._tasks[2:] = [self._loop.create_task(idle)]
+        self._set_timer()
 
     async def close(self) -> None:
-        for timer in self._timers.values():
-            timer.cancel()
+        self._timer.cancel()
         for task in self._tasks:
             await _cancel(task)
-        if self._may_start.done():
+        if self._may_start.done() and not self._may_start.cancelled():
             self._may_start.exception()  # marks it as seen
         closing = getattr(self._pieces, "aclose", None)
         if closing is not None:
@@ -280,9 +300,6 @@ class StreamedBody:
                     await closing()
             except Exception:
                 log.exception("api.stream_failed", endpoint=self._name)
-
-    def _start(self, run: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        return asyncio.create_task(run, name=f"holdfast-stream-{self._name}")
 
 
 async def _cancel(task: asyncio.Task[Any]) -> None:
