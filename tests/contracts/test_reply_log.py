@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import redis.asyncio
 
 from holdfast.clock import ManualClock
+from holdfast.errors import Unavailable
 from holdfast.streaming.reply import (
     EntryId,
     Owner,
@@ -37,7 +39,15 @@ from holdfast.streaming.reply_log.contract import (
 )
 from holdfast.streaming.reply_log.memory import MemoryReplyLog
 from holdfast.streaming.reply_log.redis import RedisReplyLog
-from holdfast.streaming.reply_log.sqlite import REPLIES, RepliesFile, SqliteReplyLog
+from holdfast.streaming.reply_log.sqlite import (
+    REPLIES,
+    RepliesFile,
+    SqliteReplyLog,
+    SqliteUsage,
+)
+from holdfast.streaming.reply_log.writer import LogWriter, NotResumableCause
+from holdfast.streaming.usage_store.buffer import UsageBuffer
+from holdfast.streaming.usage_store.contract import RunUsage, UsageKey, UsageQuery
 
 ANN, BOB = Owner("acme", "user", "ann"), Owner("acme", "user", "bob")
 PassTime = Callable[[float], Awaitable[None]]
@@ -485,4 +495,63 @@ async def test_jump_of_the_wall_clock_expires_nothing(tmp_path: Path) -> None:
     for clock.hour in (3600.0, -3600.0):
         assert await whole(log) == [begin()]
         assert await log.begin("r1", begin()) > epoch
+    await file.close()
+
+
+async def test_thousands_of_replies_begin_at_once(tmp_path: Path) -> None:
+    file = await RepliesFile.open(tmp_path / REPLIES.name, ManualClock(1_700_000_000.0))
+    log = SqliteReplyLog(file)
+    epochs = await asyncio.gather(*(log.begin(f"r{n}", begin()) for n in range(2_000)))
+    assert len(epochs) == 2_000
+    await file.close()
+
+
+class FullDiskReply:
+    """A reply in memory, as the writer sees it."""
+
+    def __init__(self) -> None:
+        self.reply_id, self.epoch = "r1", 0
+        self.entries: list[ReplyEntry] = [begin()]
+        self.reports: list[str] = []
+
+    def on_superseded(self) -> None: ...
+
+    def on_not_resumable(self, cause: NotResumableCause) -> None:
+        self.reports.append(cause)
+
+
+def fill(disk: Path) -> Path:
+    """Take all the room there is."""
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    return ballast
+
+
+async def test_full_disk_makes_replies_not_resumable_and_usage_waits(small_disk: Path) -> None:
+    """The reply goes on; what was made meanwhile is stored when there is room again."""
+    file = await RepliesFile.open(small_disk / REPLIES.name, ManualClock(1_700_000_000.0))
+    log, usage = SqliteReplyLog(file), SqliteUsage(file)
+    writer, buffer = LogWriter(log), UsageBuffer(usage, list)
+    reply = FullDiskReply()
+    reply.epoch = await writer.begin(reply)
+    running = asyncio.create_task(writer.run())
+    ballast = fill(small_disk)
+    reply.entries += [*(ReplyDelta(os.urandom(50_000)) for _ in range(10)), ReplyDone()]
+    assert await writer.end(reply) is False
+    assert reply.reports == ["late"]
+    key = UsageKey("2026-11-17", "acme", "ann", "m", "p" * 100_000)
+    buffer.count(RunUsage("run", key, 2, 1, False))
+    with pytest.raises(Unavailable):
+        await buffer.flush()
+    ballast.unlink()
+    await buffer.flush()
+    rows = await usage.rows(UsageQuery("2026-11-17", "2026-11-17"))
+    assert [(row.replies, row.prompt_tokens) for row in rows] == [(1, 2)]
+    seen: list[Any] = []
+    await asyncio.wait_for(followed(log, None, seen), 10)
+    assert [entry for _, entry in seen] == reply.entries
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
     await file.close()

@@ -183,7 +183,7 @@ _redis_errors = counter(
     "limits_redis_errors",
     "What Redis did not do, by what it is used for and why",
     ("use", "reason"),
-)  # use: counters, notifications; reason: the closed set of drivers/redis.py
+)  # use: counters, notifications, replies; reason: the closed set of drivers/redis.py
 _staleness = gauge(
     "limits_rule_staleness_seconds",
     "Since this node last knew that it had every rule [rule staleness]",
@@ -221,7 +221,9 @@ def limits_state(batch_keys: int, lease_tokens: int, nodes: int, degraded_ratio:
 
 
 def redis_failed(use: str, reason: str) -> None:
-    """``use``: counters or notifications; ``reason``: of ``drivers.redis.REASONS``."""
+    """``use``: counters, notifications or replies (their pool and their log);
+    ``reason``: of ``drivers.redis.REASONS``.
+    """
     _redis_errors.labels(use, reason).inc()
 
 

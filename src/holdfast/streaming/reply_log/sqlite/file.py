@@ -52,6 +52,10 @@ REPLIES = StateFile(
 )
 """The file in a state directory and in its backups."""
 
+SETTINGS = SqliteSettings(
+    synchronous="NORMAL", readers=1, cache_bytes=16 << 20, writes_waiting_max=20_000
+)
+"""As many writes may wait as replies may begin or end at once: pool and queue."""
 DONE, FAILED = 1, 2
 """``log.ended`` of a reply that has its end."""
 DELETE_SECONDS = 60.0
@@ -75,7 +79,7 @@ class RepliesFile:
         cls, path: Path, clock: Clock, settings: SqliteSettings | None = None
     ) -> RepliesFile:
         """OperatorErrors say why the file cannot be used."""
-        settings = settings or SqliteSettings(synchronous="NORMAL", readers=1, cache_bytes=16 << 20)
+        settings = settings or SETTINGS
         connection = await asyncio.to_thread(open_and_migrate, path, settings, REPLIES.migrations)
         handle = Handle(path, settings, None, write=True)
         handle.adopt(connection)
