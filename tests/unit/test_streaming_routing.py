@@ -9,6 +9,8 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast import telemetry
 from holdfast.errors import BadSetting
@@ -635,6 +637,59 @@ async def test_first_pool_is_that_of_the_provider_asked_first() -> None:
     assert 1.9 < route.status()[0].paused_seconds <= 2.0
     await asyncio.sleep(2)
     assert route.first_pool("m") == "one"
+
+
+# Anything
+
+PLANS = st.sampled_from(
+    [
+        DOWN,
+        NO_ROOM,
+        REFUSED,
+        FOREVER,
+        (ROLE, FOREVER),
+        (ALIVE, broken("upstream_truncated")),
+        WHOLE,
+        (ROLE, 3.0, token("a"), ALIVE, 61.0, token("b"), FINISH),
+        (token("a"), 40.0, ALIVE, 40.0, token("b"), FINISH, FOREVER),
+        (token("a"), broken("upstream_lost")),
+        (token("a"), FINISH, broken("upstream_lost")),
+    ]
+)
+
+
+@given(
+    st.lists(st.lists(PLANS, min_size=1, max_size=4), min_size=1, max_size=3),
+    st.lists(st.sampled_from(["default", "own"]), min_size=3, max_size=3),
+)
+async def test_reply_is_of_one_provider_ends_in_time_and_leaves_nothing_open(
+    plans: list[list[Plan]], pools: list[str]
+) -> None:
+    pairs = list(zip(plans, pools, strict=False))
+    providers = [PlannedProvider(f"p{i}", list(p), pool) for i, (p, pool) in enumerate(pairs)]
+    route = routing(*providers)
+    lease, seen, ended = PlannedLease(), list[ProviderChunk](), None
+    stream = start(route, lease)
+    try:
+        async for batch in stream:
+            seen += batch
+            assert stream.provider
+    except ProviderFailed as failed:
+        ended = failed
+    assert all(each.open == 0 for each in providers)
+    assert now() <= 120 + 61 + 80 + 2
+    if not stream.provider:
+        assert ended is not None and seen == []
+        return
+    answering = next(each for each in providers if each.name == stream.provider)
+    assert lease.pool == answering.pool
+    wanted = [
+        [step for step in plan if isinstance(step, ProviderChunk) and (step.data or step.usage)]
+        for plan in plans[int(stream.provider[1:])]
+        if isinstance(plan, tuple)
+    ]
+    assert any(seen == whole[: len(seen)] for whole in wanted)
+    assert any(chunk.finish for chunk in seen) == (ended is None)
 
 
 # Opening
