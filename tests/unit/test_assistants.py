@@ -17,8 +17,10 @@ from holdfast.errors import KeyReused, RateLimited, Unavailable
 from holdfast.message import Acked, Message, Outcome, User
 from holdfast.streaming.assistants.content import CONTENT_BYTES_MAX, CUT_MARK
 from holdfast.streaming.assistants.jobs import JOB_TYPE, AssistantNotice, draft_of
+from holdfast.streaming.assistants.triggers import reply_id_of
 from holdfast.streaming.providers.contract import ProviderFailed
-from holdfast.streaming.reply import ReplyError
+from holdfast.streaming.reply import EntryId, ReplyBegin, ReplyError
+from holdfast.streaming.reply_log.contract import LogAppend
 from holdfast.streaming.reply_log.memory import MemoryReplyLog
 from holdfast.telemetry.metrics import REGISTRY
 from holdfast.wire.frames import SendBody
@@ -378,6 +380,24 @@ async def test_finished_reply_is_sent_from_the_log_by_the_next_run() -> None:
             rig.replying._sends = sent
             assert await rig.until_replied(chat_id) == ["Hello world"]
         assert len(rig.rig.provider.requests) == 1
+
+
+async def test_log_of_an_earlier_run_that_was_full_is_written_again() -> None:
+    log = MemoryReplyLog(LoopClock())
+    async with assistant_rig(log=log, runs=False) as rig:
+        chat_id = await rig.chat("alice", "bot")
+        position = await rig.reader.begin()
+        said = await rig.say(chat_id, "hi")
+        await rig.reader.advance(position)
+        begin = ReplyBegin(
+            "default", "user", "bot", "assistant", "assistant", "tiny", "node-a", 0.0
+        )
+        reply_id = reply_id_of(said, "bot")
+        epoch = await log.begin(reply_id, begin)
+        await log.append([LogAppend(reply_id, EntryId(epoch, 1), [ReplyError("gap", "full")])])
+        async with rig.worker.running():
+            assert await rig.until_replied(chat_id) == ["Hello world"]
+        assert not await rig.dead()
 
 
 async def test_text_beyond_64_kib_is_stored_cut_with_a_mark() -> None:

@@ -71,6 +71,8 @@ class ReplyMaker(Protocol):
 
     async def cancel(self, owner: Owner, reply_id: str) -> AttachedReply: ...
 
+    async def delete(self, owner: Owner, reply_id: str) -> None: ...
+
 
 class ReplyAudience(Protocol):
     """Who sees replies grow: the gateway's sessions."""
@@ -241,6 +243,8 @@ class AssistantReplies:
             if not isinstance(event, Queued):
                 yield event
                 if isinstance(end := event[-1][1], ReplyError):
+                    if end.code == "gap":  # the log of an earlier run was full
+                        await self._replies.delete(reply.begin.owner, reply.reply_id)
                     raise _ended_by(end)
 
 
