@@ -60,7 +60,8 @@ CATALOGUE: dict[str, tuple[int, Alert]] = {
         1,
         Alert(
             '`…{dependency="store"} == 0` for 10 s: SEV-1; `…{dependency="eventlog"} == '
-            "0` for 30 s: SEV-2"
+            '0` for 30 s: SEV-2; `…{dependency="replies"} == 0` for 10 s: SEV-2, '
+            "[runbook](../guides/runbooks/replies-redis-down.md)"
         ),
     ),
     "gateway_slow_consumer_disconnects": (
@@ -78,7 +79,8 @@ CATALOGUE: dict[str, tuple[int, Alert]] = {
         Alert(
             (
                 '`…{state="open"} == 1` for 1 min: SEV-2, '
-                "[runbook](../guides/runbooks/breaker-open.md)"
+                "[runbook](../guides/runbooks/breaker-open.md), of a provider "
+                "[runbook](../guides/runbooks/reply-provider-down.md)"
             ),
             "any that is open",
         ),
@@ -148,6 +150,52 @@ CATALOGUE: dict[str, tuple[int, Alert]] = {
             "any",
         ),
     ),
+    "reply_queue_depth": (
+        2,
+        Alert(
+            (
+                "`sum(…) > 8000` (80 % of `waiting_max`) for 1 min: SEV-3, "
+                "[runbook](../guides/runbooks/replies-queue-full.md)"
+            ),
+            "from 50 %",
+        ),
+    ),
+    "reply_pool_state": (
+        2,
+        Alert(
+            (
+                '`…{state="exhausted"} == 1` for 5 min: SEV-3, '
+                "[runbook](../guides/runbooks/replies-queue-full.md)"
+            ),
+            "critical: above 90 %",
+        ),
+    ),
+    "reply_queue_timeouts": (
+        2,
+        Alert(
+            (
+                "`increase(…_total[5m]) / "
+                'increase(holdfast_reply_admissions_total{layer="queue"}[5m]) > 0.05`: SEV-3, '
+                "[runbook](../guides/runbooks/replies-queue-timeouts.md)"
+            ),
+            "1 to 5 %",
+        ),
+    ),
+    "reply_ends": (
+        2,
+        Alert(
+            (
+                '`d / a < 0.95` with `d = sum(rate(…_total{end="done"}[5m]))`, '
+                '`a = sum(rate(…_total{end!="cancelled"}[5m]))`: SEV-2, '
+                "[runbook](../guides/runbooks/reply-provider-down.md)"
+            ),
+            "below 98 %",
+        ),
+    ),
+    "reply_not_resumable": (
+        2,
+        Alert("", "any; [runbook](../guides/runbooks/replies-not-resumable.md)"),
+    ),
     "work_dead_letters": (2, Alert("more than 100 new ones an hour", "any")),
     "work_oldest_job_age_seconds": (2, Alert("`… > 30`")),
     "work_poison_candidates": (2, Alert("`… > 0`")),
@@ -202,6 +250,11 @@ persisted, deduplicated, refused and halted, of all |
 | delivery p99 | < 2 s over 1 h | `holdfast_fanout_delivery_lag_seconds` |
 | forced resyncs | < 1 % of connections an hour, planned closes apart | \
 `holdfast_client_resync_forced_total` / `holdfast_gateway_connections_active` |
+| AI replies that end well | ≥ 95 % over 5 min, cancelled ones apart | \
+`holdfast_reply_ends_total`: `done`, of all |
+| AI replies that time out in the queue | < 5 % of those that queued | \
+`holdfast_reply_queue_timeouts_total` / `holdfast_reply_admissions_total{layer="queue"}` |
+| wait for an AI reply's turn, p99 | < 3 s over 1 h | `holdfast_reply_queue_wait_seconds` |
 | transient failures healed | 99.9 % in 30 s | `holdfast_circuit_breaker_state`, \
 `holdfast_dependency_up` |
 """
