@@ -14,8 +14,6 @@ from holdfast.clock import Clock
 from holdfast.resilience import Backoff, BreakerSettings, BreakerState, DependencyBreaker
 from holdfast.streaming.providers.contract import AttemptOutcome, Provider, ProviderFailed
 
-_log = telemetry.ThrottledLog()
-
 
 class ProviderStatus(NamedTuple):
     """A provider as operators see it."""
@@ -37,6 +35,7 @@ class ProviderSource:
         self._clock, self._backoff = clock, backoff
         self._paused_until = 0.0
         self._capacity_failures = 0
+        self._log = telemetry.ThrottledLog()
         self.breaker = DependencyBreaker(
             f"provider:{provider.name}",
             "the provider has failed too often",
@@ -88,7 +87,7 @@ class ProviderSource:
     def _report(self, outcome: AttemptOutcome, failure: ProviderFailed | None = None) -> None:
         telemetry.provider_attempt(self.provider.name, outcome)
         if failure is not None:
-            _log.info(
+            self._log.info(
                 "streaming.provider_failed",
                 provider=self.provider.name,
                 outcome=outcome,
