@@ -11,53 +11,19 @@ import json
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_node import SCRIPTS, STREAMING, ScriptedNode, scripted_node, until
 
-from holdfast.access.principal import USER_SCOPES
-from holdfast.message import User
-from holdfast.node.lifecycle import running
-from holdfast.node.node import Node
-from holdfast.settings import ServerSettings, Settings
 from holdfast.streaming.pool.contract import PoolSettings
-from holdfast.streaming.providers.script import ScriptSettings
-from holdfast.streaming.settings import (
-    ModelSettings,
-    ProviderSettings,
-    QueueFailoverSettings,
-    ReplyClocks,
-    ReplyTimes,
-    StreamingSettings,
-)
+from holdfast.streaming.settings import QueueFailoverSettings, StreamingSettings
 from proof.proxy import Proxy
 
 openai = pytest.importorskip("openai")
 
-SCRIPTS: dict[str, dict[str, Any]] = {
-    "quick": {"tokens_per_second": 0},
-    "slow": {"tokens": 400, "tokens_per_second": 50},
-    "tools": {"tool_arguments": '{"city": "Oslo"}', "tokens_per_second": 0},
-    "short": {"finish_reason": "length", "tokens_per_second": 0},
-    "refuse": {"fault": "refuse"},
-    "html": {"fault": "html"},
-    "truncate": {"fault": "truncate", "fault_after_tokens": 2},
-    "reset": {"fault": "reset", "fault_after_tokens": 2},
-    "error": {"fault": "error", "fault_after_tokens": 2},
-    "stall": {"fault": "stall", "fault_after_tokens": 2},
-}
-STREAMING = StreamingSettings(
-    times=ReplyTimes(cancel_seconds=0.2, cancel_replicated_seconds=0.3, drain_seconds=1),
-    clocks=ReplyClocks(gap_seconds=0.5, first_token_seconds=2, first_token_total_seconds=2),
-    queue_failover=QueueFailoverSettings(max_retries=0),
-    providers=tuple(
-        ProviderSettings(name, kind="scripted", script=ScriptSettings(**script))
-        for name, script in SCRIPTS.items()
-    ),
-    models=tuple(ModelSettings(name, (f"{name}:{name}",)) for name in SCRIPTS),
-)
 HELLO: Any = [{"role": "user", "content": "hello wide world"}]
 TEXT = "You wrote: hello wide world"
 WEATHER: Any = {
@@ -67,15 +33,10 @@ WEATHER: Any = {
 }
 
 
-@dataclass
-class World:
-    node: Node
-    client: Any
-    token: str
+class World(ScriptedNode):
+    """The node, and openai-python."""
 
-    @property
-    def base_url(self) -> str:
-        return f"{self.node.url}/v1"
+    client: Any
 
     def other(self, base_url: str = "", **options: Any) -> Any:
         return openai.AsyncOpenAI(
@@ -87,10 +48,8 @@ class World:
 
 @asynccontextmanager
 async def serving(state: Path, streaming: StreamingSettings = STREAMING) -> AsyncIterator[World]:
-    server = ServerSettings(port=0, state_dir=str(state))
-    async with running(replace(Settings(), server=server, streaming=streaming)) as node:
-        token = node.tokens.mint(User("default", "alice"), 3600, USER_SCOPES)
-        world = World(node, None, token)
+    async with scripted_node(state, streaming) as node:
+        world = World(node.node, node.token)
         async with world.other() as client:
             world.client = client
             yield world
@@ -113,12 +72,6 @@ async def response_text(client: Any, model: str) -> str:
         if event.type == "response.output_text.delta":
             text += event.delta
     return text
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - no event reports it
-            await asyncio.sleep(0.01)
 
 
 async def test_chat_streams_answers_whole_and_calls_tools(tmp_path: Path) -> None:
@@ -231,19 +184,15 @@ async def test_aborted_connection_is_an_exception_to_who_reads_only_the_text(
     tmp_path: Path, read: Any
 ) -> None:
     async with serving(tmp_path) as world:
-        port = world.node.settings.server.port
+        port = world.port
         async with Proxy("127.0.0.1", port) as proxy:
             client = world.other(f"http://127.0.0.1:{proxy.port}/v1")
             reading = asyncio.create_task(read(client, "slow"))
-            await until(lambda: any(reply.entries > 5 for reply in replies(world)))
+            await until(lambda: any(reply.entries > 5 for reply in world.replies()))
             proxy.reset()
             with pytest.raises(openai.APIConnectionError):
                 await reading
             await client.close()
-
-
-def replies(world: World) -> list[Any]:
-    return list(world.node.streaming.parts.replies())
 
 
 async def test_whole_answers_that_fail_are_status_errors(tmp_path: Path) -> None:
@@ -262,9 +211,9 @@ async def test_break_closes_the_upstream(tmp_path: Path) -> None:
         async for chunk in stream:
             if chunk.choices[0].delta.content:
                 break
-        assert len(replies(world)) == 1
+        assert len(world.replies()) == 1
         await stream.close()
-        await until(lambda: not replies(world))
+        await until(lambda: not world.replies())
 
 
 async def test_full_queue_is_503_and_the_sdk_comes_again(tmp_path: Path) -> None:
@@ -278,7 +227,7 @@ async def test_full_queue_is_503_and_the_sdk_comes_again(tmp_path: Path) -> None
             model="slow", messages=HELLO, stream=True
         )
         waiting = asyncio.create_task(chat_text(world.client, "quick"))
-        await until(lambda: len(replies(world)) == 2)
+        await until(lambda: len(world.replies()) == 2)
         with pytest.raises(openai.InternalServerError) as full:
             await chat_text(world.client, "quick")
         assert full.value.status_code == 503
@@ -303,6 +252,6 @@ async def test_curl_sees_each_token_when_it_comes(tmp_path: Path) -> None:
         async with asyncio.timeout(20):
             lines = [await curl.stdout.readline() for _ in range(6)]
         assert all(line.startswith(b"data: ") for line in lines[::2]), lines
-        assert any(reply.state == "running" for reply in replies(world)), "it is not over yet"
+        assert any(reply.state == "running" for reply in world.replies()), "it is not over yet"
         curl.terminate()
         await curl.wait()

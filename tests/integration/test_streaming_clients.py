@@ -1,0 +1,81 @@
+"""Clients that do not read, that end their side, and that come in great numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from scripted_node import STREAMING, ScriptedNode, scripted_node, until
+
+from holdfast.streaming.providers.script import ScriptSettings
+from holdfast.streaming.settings import ModelSettings, ProviderSettings, ReplyTimes
+
+LONG = ProviderSettings(
+    "long", kind="scripted", script=ScriptSettings(tokens=1_000_000, tokens_per_second=0)
+)
+IMPATIENT = replace(
+    STREAMING,
+    times=ReplyTimes(
+        slow_reader_seconds=0.5, cancel_seconds=0.2, heartbeat_seconds=0.2, drain_seconds=1
+    ),
+    providers=(*STREAMING.providers, LONG),
+    models=(*STREAMING.models, ModelSettings("long", ("long:long",))),
+)
+
+
+def request(node: ScriptedNode, model: str) -> bytes:
+    body = json.dumps(
+        {"model": model, "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    ).encode()
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Authorization: Bearer {node.token}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+async def test_client_that_never_reads_is_closed_and_its_upstream_too(tmp_path: Path) -> None:
+    async with scripted_node(tmp_path, IMPATIENT) as node:
+        with socket.socket() as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.connect(("127.0.0.1", node.port))
+            deaf.sendall(request(node, "long"))
+            await until(lambda: len(node.replies()) == 1)
+            reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
+            writer.write(request(node, "quick"))
+            async with asyncio.timeout(20):
+                answer = await reader.readuntil(b"0\r\n\r\n")
+            assert b"data: [DONE]" in answer, "others are not affected"
+            await until(lambda: not node.replies())
+            deaf.setblocking(False)
+            with suppress(ConnectionResetError):
+                async with asyncio.timeout(20):
+                    while await asyncio.get_running_loop().sock_recv(deaf, 1 << 16):
+                        pass
+            writer.close()
+
+
+async def test_client_that_ends_its_side_still_gets_its_reply(tmp_path: Path) -> None:
+    async with scripted_node(tmp_path) as node:
+        reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
+        writer.write(request(node, "quick"))
+        writer.write_eof()
+        async with asyncio.timeout(20):
+            answer = await reader.read()
+        assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        writer.close()
+
+
+async def test_quiet_stream_has_comments_of_one_line(tmp_path: Path) -> None:
+    async with scripted_node(tmp_path, IMPATIENT) as node:
+        reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
+        writer.write(request(node, "stall"))
+        async with asyncio.timeout(20):
+            answer = await reader.readuntil(b"0\r\n\r\n")
+        assert b"5\r\n: hb\n\r\n" in answer and b": hb\n\n" not in answer
+        assert b'"code":"upstream_timeout"' in answer
+        writer.close()
