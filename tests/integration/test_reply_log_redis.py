@@ -33,6 +33,8 @@ from proof.proxy import Proxy
 
 BEGIN = ReplyBegin("acme", "user", "ann", "native", "native", "m", "node-1", 1.0)
 KEY = "replies:log:r1"
+ANSWER_SECONDS = 0.5
+"""How long a connection may be silent; 2 s in use."""
 
 
 def deltas(*tokens: str) -> list[ReplyEntry]:
@@ -41,7 +43,7 @@ def deltas(*tokens: str) -> list[ReplyEntry]:
 
 @asynccontextmanager
 async def opened(url: str) -> AsyncIterator[RedisReplyLog]:
-    log = await RedisReplyLog.open(url)
+    log = await RedisReplyLog.open(url, ANSWER_SECONDS)
     yield log
     await log.close()
 
@@ -155,7 +157,7 @@ class Reply:
 
 @asynccontextmanager
 async def writing(log: RedisReplyLog) -> AsyncIterator[LogWriter]:
-    writer = LogWriter(log)
+    writer = LogWriter(log, end_seconds=0.3)
     running = asyncio.create_task(writer.run())
     yield writer
     running.cancel()
@@ -237,7 +239,7 @@ async def test_paused_redis_delays_the_log_and_loses_nothing(redis_server: Serve
         try:
             await produce(writer, reply, 20, 0.005)
             assert reply.reports == ["late"]
-            await asyncio.sleep(2.5)  # beyond what a connection may be silent
+            await asyncio.sleep(ANSWER_SECONDS)  # beyond what a connection may be silent
         finally:
             os.kill(redis_server.pid, signal.SIGCONT)
         seen = await asyncio.wait_for(following, 10)

@@ -37,7 +37,7 @@ from proof.results import Row
 from proof.virtual_loop import LoopClock, run
 
 T = TypeVar("T")
-SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "1000")) // 20
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "1000")) // 40
 REPLIES, TOKENS = 12, 60
 ANSWER_SECONDS = 2.0
 RUN_SECONDS = 40.0

@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 
 from holdfast.clock import wait_at_most
 from holdfast.streaming.reply import EntryId
-from holdfast.streaming.reply_log.contract import FOLLOW_SECONDS, LogPage
+from holdfast.streaming.reply_log.contract import LogPage
 
 PAGE_ENTRIES = 1000
 ReadPage = Callable[[str, EntryId | None, int], Awaitable[LogPage | None]]
@@ -17,7 +17,8 @@ ReadPage = Callable[[str, EntryId | None, int], Awaitable[LogPage | None]]
 class LocalFollowers:
     """Wakes who follows a log. An event lives as long as somebody waits for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, follow_seconds: float) -> None:
+        self._follow_seconds = follow_seconds
         self._growth: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
 
     def on_growth(self, reply_id: str) -> None:
@@ -39,5 +40,5 @@ class LocalFollowers:
             yield page
             if page.entries:
                 after = page.entries[-1][0]
-            if after == page.last:
-                await wait_at_most(has_grown, FOLLOW_SECONDS)
+            if after is None or after >= page.last:
+                await wait_at_most(has_grown, self._follow_seconds)

@@ -20,6 +20,7 @@ from holdfast.streaming.reply import (
 from holdfast.streaming.reply_log.contract import (
     BEGUN_SECONDS,
     ENDED_SECONDS,
+    FOLLOW_SECONDS,
     Appended,
     KeyClaim,
     LogAppend,
@@ -51,11 +52,11 @@ class MemoryReplyLog:
     shared = True
     flush_seconds = 0.025
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, follow_seconds: float = FOLLOW_SECONDS) -> None:
         self._clock = clock
         self._logs: dict[str, _Log] = {}
         self._claims: dict[tuple[Owner, str], tuple[KeyClaim, float]] = {}
-        self._followers = LocalFollowers()
+        self._followers = LocalFollowers(follow_seconds)
 
     async def begin(self, reply_id: str, begin: ReplyBegin) -> int:
         self._drop_expired()

@@ -49,7 +49,6 @@ PAGE_ENTRIES = 1000
 SCANNED_AT_ONCE = 500
 """Keys that one step of an erasure looks at: Redis serves nobody else meanwhile."""
 ANSWER_SECONDS = 2.0
-"""A Redis that is silent for so long is taken for lost."""
 
 _PACKAGE = "holdfast.streaming.reply_log"
 _BEGIN, _APPEND = Script(_PACKAGE, "expire", "begin"), Script(_PACKAGE, "expire", "append")
@@ -65,27 +64,34 @@ class RedisReplyLog:
     shared = True
     flush_seconds = 0.025
 
-    def __init__(self, url: str) -> None:
+    def __init__(
+        self,
+        url: str,
+        answer_seconds: float = ANSWER_SECONDS,
+        follow_seconds: float = FOLLOW_SECONDS,
+    ) -> None:
+        """A Redis that is silent for ``answer_seconds`` is taken for lost."""
         self._url = url
+        self._answer_seconds, self._follow_seconds = answer_seconds, follow_seconds
         self._scripts = ScriptRunner(
-            url, "the log of replies", self._on_trouble, socket_timeout_seconds=ANSWER_SECONDS
+            url, "the log of replies", self._on_trouble, socket_timeout_seconds=answer_seconds
         )
         connections = connection_pool(
-            url, protocol=2, socket_connect_timeout=1.0, socket_timeout=ANSWER_SECONDS
+            url, protocol=2, socket_connect_timeout=1.0, socket_timeout=answer_seconds
         )
         make: Callable[[], AbstractConnection] = connections.make_connection
         wake_key = PREFIX + b"wake:" + secrets.token_hex(8).encode()
         self._follower = StreamFollower(
-            make, wake_key, lambda: self._run(_WAKE, [wake_key]), self._on_trouble
+            make, wake_key, lambda: self._run(_WAKE, [wake_key]), self._on_trouble, follow_seconds
         )
         self._open_logs = OpenLogs()
 
     @classmethod
-    async def open(cls, url: str) -> RedisReplyLog:
+    async def open(cls, url: str, answer_seconds: float = ANSWER_SECONDS) -> RedisReplyLog:
         """BadSetting if Redis answers but is unfit; it may be unavailable."""
-        log = cls(url)
+        log = cls(url, answer_seconds)
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with asyncio.timeout(log._answer_seconds):
                 await log._scripts.check()
         except UnfitRedis as error:
             if error.fatal:
@@ -129,7 +135,7 @@ class RedisReplyLog:
                 break
             except HoldfastError:
                 yield LogPage((), at)
-                await asyncio.sleep(FOLLOW_SECONDS)
+                await asyncio.sleep(self._follow_seconds)
         if page is None:
             return
         at = page.entries[-1][0] if page.entries else at
@@ -173,7 +179,7 @@ class RedisReplyLog:
         missing or gone. Empty while Redis is unavailable.
         """
         try:
-            if at == last:
+            if at >= last:
                 arrived = await inbox.take(at)
                 if arrived:
                     return LogPage(await self._decode(decoder, reply_id, arrived), arrived[-1][0])

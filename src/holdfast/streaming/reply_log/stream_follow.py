@@ -26,8 +26,6 @@ from holdfast.streaming.reply import EntryId
 BLOCK_SECONDS = 1.0
 PAUSE_SECONDS = 0.01
 """Between two calls: what grew meanwhile comes with one of them."""
-TICK_SECONDS = 0.5
-"""How often a follower without news goes on: one timer for all."""
 RECONNECT_SECONDS = 0.2
 ENTRIES_PER_STREAM_MAX = 500
 INBOX_ENTRIES_MAX = 5_000
@@ -61,7 +59,7 @@ class StreamInbox:
         self._quiet = True
 
     async def take(self, after: EntryId) -> Sequence[RawEntry]:
-        """The entries that continue ``after`` without a hole; none after a second
+        """The entries that continue ``after`` without a hole; none after a while
         without news, or if something is missing here: then read the log.
         """
         await self._has_news.wait()
@@ -101,7 +99,12 @@ class StreamFollower:
         wake_key: bytes,
         wake: Callable[[], Awaitable[None]],
         on_trouble: Callable[[Exception], None],
+        follow_seconds: float,
     ) -> None:
+        """``wake`` lets ``wake_key`` grow. A follower without news goes on within
+        ``follow_seconds``.
+        """
+        self._tick_seconds = follow_seconds / 2
         self._connect = connect
         self._wake_key = wake_key
         self._wake = wake
@@ -150,7 +153,7 @@ class StreamFollower:
             for inbox in stream.inboxes:
                 inbox.on_tick()
         loop = asyncio.get_running_loop()
-        self._ticking = loop.call_later(TICK_SECONDS, self._tick) if self._streams else None
+        self._ticking = loop.call_later(self._tick_seconds, self._tick) if self._streams else None
 
     async def _wake_up(self) -> None:
         try:

@@ -13,6 +13,7 @@ from holdfast.streaming.reply import EntryId, Owner, ReplyBegin, ReplyDone, Repl
 from holdfast.streaming.reply_log.contract import (
     BEGUN_SECONDS,
     ENDED_SECONDS,
+    FOLLOW_SECONDS,
     Appended,
     KeyClaim,
     LogAppend,
@@ -47,10 +48,10 @@ class SqliteReplyLog:
     shared = False
     flush_seconds = 1.0
 
-    def __init__(self, file: RepliesFile) -> None:
+    def __init__(self, file: RepliesFile, follow_seconds: float = FOLLOW_SECONDS) -> None:
         self._file = file
         self._open_logs = OpenLogs()
-        self._followers = LocalFollowers()
+        self._followers = LocalFollowers(follow_seconds)
 
     async def begin(self, reply_id: str, begin: ReplyBegin) -> int:
         now = self._file.now()
