@@ -48,16 +48,7 @@ from holdfast.webhooks.parts import WorkSettings
 PREFIX = "HOLDFAST_"
 NOT_SETTINGS = frozenset(
     f"HOLDFAST_{name}"
-    for name in (
-        "CONFIG",
-        "INSTALL_ENGINES",
-        "REQUIRE_ENGINES",
-        "SEED",
-        "SEEDS",
-        "TOKEN",
-        "TORTURE",
-        "URL",
-    )
+    for name in ("CONFIG", "INSTALL_ENGINES", "REQUIRE_ENGINES", "SEED", "SEEDS", "TOKEN", "URL")
 )
 """Variables that other parts read: the tests and the command line's client side."""
 SERVICE_LINKS = re.compile(

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import pytest
 from reply_load import LoadResult, ReplyServer, burst, usual
 from reply_reader import SeenReply, numbered_words
 from streaming_rig import StreamingRig, streaming_rig
@@ -30,7 +29,6 @@ async def loads(folder: Path, *, enabled: bool) -> tuple[LoadResult, LoadResult]
         return await burst(server, WORDS), await usual(server, WORDS, 4, "usual")
 
 
-@pytest.mark.covers("002 429 errors are zero: requests wait in the queue instead")
 async def test_table_holds_under_both_loads(tmp_path: Path) -> None:
     async with asyncio.timeout(120):
         on, off = await asyncio.gather(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-IS_LONG = os.environ.get("HOLDFAST_TORTURE", "") not in ("", "0")
+IS_LONG = os.environ.get("TORTURE", "") not in ("", "0")
 
 
 def times(long: int) -> int:
