@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from session_driver import AS_ANN, AT, decoded
 
+from holdfast.client.replies import GrowingTexts
 from holdfast.errors import HoldfastError, NotAMember, Unavailable
 from holdfast.message import Cursor, Message, MessageKind, Page, ResumeRead
 from holdfast.session.effects import (
@@ -26,6 +27,7 @@ from holdfast.session.effects import (
     PauseReading,
     ResumeReading,
 )
+from holdfast.session.growing_reply import GrowingReply
 from holdfast.session.session import Session
 from holdfast.session.settings import (
     BackpressureSettings,
@@ -46,6 +48,8 @@ from holdfast.wire.frames import (
     Error,
     Heartbeat,
     HeartbeatAck,
+    ReplyTextDelta,
+    ReplyTextState,
     Resume,
     ResumeBody,
     Resumed,
@@ -140,9 +144,11 @@ class Client:
         self.requests = 0
         self.resuming: str | None = None
         self.resume_failed = False
+        self.texts = GrowingTexts()
 
     def reconnected(self) -> list[AnyClientFrame]:
         self.inbox.clear()
+        self.texts.clear()
         return self.resume()
 
     def resume(self) -> list[AnyClientFrame]:
@@ -199,6 +205,13 @@ class Client:
                 return [HeartbeatAck()]
             case Error() as error:
                 self._failed(error, frame.request_id)
+            case ReplyTextDelta() | ReplyTextState() as reply:
+                event = self.texts.on_frame(reply)
+                if event is None:  # it ended before the client saw any of it
+                    assert isinstance(reply, ReplyTextState)
+                    assert reply.state == "done"
+                else:
+                    assert event.text == "x" * (reply.to_entry - 1)
             case ConnectionEstablished() | ConnectionClosing():
                 pass
             case other:
@@ -270,6 +283,7 @@ class Protocol(RuleBasedStateMachine):
         self.reading = True
         self.unread: list[AnyClientFrame] = []
         self.warned_at: float | None = None
+        self.growing: dict[str, GrowingReply] = {}
 
     @initialize(heads=st.tuples(*[st.integers(0, 8)] * 3))
     def begin(self, heads: tuple[int, ...]) -> None:
@@ -368,9 +382,28 @@ class Protocol(RuleBasedStateMachine):
         if last >= first and chat_id in self.store.members:
             self.carry_out(self.session.deliver(self.store.run(chat_id, first, last), self.now))
 
+    @rule(chat_id=st.sampled_from(CHATS), entries=st.integers(0, 3), ends=st.booleans())
+    def reply_grows(self, chat_id: str, entries: int, ends: bool) -> None:
+        """An assistant writes; a reply that has ended is followed by another one."""
+        growing = self.growing.get(chat_id)
+        if growing is None:
+            number = len(self.growing) + self.rng.randrange(1 << 30)
+            growing = self.growing[chat_id] = GrowingReply(chat_id, f"reply_{number}", "bot", 1)
+        for _ in range(entries):
+            growing.append(growing.next_entry, "x")
+        growing.publish()
+        if ends and growing.next_entry > 5:
+            growing.end("done")
+            del self.growing[chat_id]
+        if chat_id in self.store.members:
+            self.carry_out(self.session.on_reply_grown(growing))
+
     @rule(bytes_max=st.sampled_from([1, 200, 1000, 1 << 20]))
     def take(self, bytes_max: int) -> None:
         frames = decoded(self.session.take(bytes_max))
+        for frame in frames:
+            if isinstance(frame.payload, ReplyTextDelta | ReplyTextState):
+                assert frame.payload.chat_id in self.session.chats
         self.note_warnings(frames)
         self.client.inbox += frames
         self.carry_out(self.session.on_written(self.now))
