@@ -87,8 +87,8 @@ def reply_first_token(since_arrival: float, since_grant: float) -> None:
     _first_token.labels("grant").observe(since_grant)
 
 
-reply_gap = _gap.observe
-"""Seconds between two chunks; bound once, because it is called for every chunk."""
+def reply_gap(seconds: float) -> None:
+    _gap.observe(seconds)
 
 
 def reply_ended(surface: str, end: str, seconds: float) -> None:
