@@ -10,7 +10,12 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from holdfast.clock import Ids
 from holdfast.errors import RateLimited
+from holdfast.limits.counters.memory import MemoryCounters
+from holdfast.limits.entry_points import EntryPoints
+from holdfast.limits.limiter.limiter import Limiter
+from holdfast.limits.rules import Rule, RuleSet
 from holdfast.streaming.admission import Admission, ReplyRequest
 from holdfast.streaming.parts import AttachedReply, StreamingDeps, StreamingParts
 from holdfast.streaming.pool.contract import DEFAULT_POOL, Pool, PoolSizes, QueueBounds
@@ -34,6 +39,9 @@ from holdfast.streaming.reply_log.contract import ReplyLog
 from holdfast.streaming.reply_log.memory import MemoryReplyLog
 from holdfast.streaming.reply_log.writer import LogWriter
 from holdfast.streaming.settings import ModelSettings, StreamingSettings
+from holdfast.streaming.usage import ReplyAccounts
+from holdfast.streaming.usage_store.contract import RunUsage
+from holdfast.streaming.usage_store.memory import MemoryUsage
 from proof.virtual_loop import LoopClock
 
 ANNA = Owner("acme", "user", "anna")
@@ -83,7 +91,7 @@ class FakeProvider:
                 raise step
             await asyncio.sleep(step if isinstance(step, float) else self.token_seconds)
             if isinstance(step, str):
-                yield [ProviderChunk(chunk(step), content=True)]
+                yield [ProviderChunk(chunk(step), content=True, text_bytes=len(step))]
         if not self.ends:
             await asyncio.Event().wait()
         yield [ProviderChunk(chunk("", "stop"), finish=True)]
@@ -93,33 +101,14 @@ class FakeProvider:
         pass
 
 
-class FakeUsageRun:
-    def __init__(self, ended: list[ReplyUsage]) -> None:
-        self._ended, self._bytes = ended, 0
+class CountedAccounts(ReplyAccounts):
+    """Keeps every run that has ended."""
 
-    async def on_granted(self) -> None:
-        pass
+    ended: list[RunUsage]
 
-    def grew(self, size_bytes: int) -> None:
-        self._bytes += size_bytes
-
-    async def stored(self) -> None:
-        pass
-
-    def end(self, provider: str, counted: ReplyUsage | None) -> ReplyUsage:
-        usage = counted or ReplyUsage(0, self._bytes // 4, estimated=True)
-        self._ended.append(usage)
-        return usage
-
-
-class FakeAccounts:
-    """Counts ends only: ``streaming.usage`` has its own tests."""
-
-    def __init__(self) -> None:
-        self.ended: list[ReplyUsage] = []
-
-    def begin(self, request: ReplyRequest) -> FakeUsageRun:
-        return FakeUsageRun(self.ended)
+    def end(self, ended: RunUsage, payer: Payer, tokens: int) -> None:
+        self.ended.append(ended)
+        super().end(ended, payer, tokens)
 
 
 @dataclass
@@ -132,6 +121,7 @@ class ReplyRig:
     node: str = "node-a"
     pool: Pool | None = None
     per_user: int = 3
+    rules: Sequence[Rule] = ()
     rates: Callable[[Payer], RateLimited | None] = lambda payer: None
     count: int = 0
 
@@ -143,30 +133,40 @@ class ReplyRig:
         self.pool = self.pool or MemoryPool(sizes, bounds, clock)
         self.leases = NodeLeases(self.node, self.pool, sizes, clock)
         self.writer = LogWriter(self.log)
-        self.accounts = FakeAccounts()
+        self.limiter = Limiter(MemoryCounters(clock), clock, rules=RuleSet.of(self.rules))
+        points = self.entry_points = EntryPoints(self.limiter)
+        self.usage = MemoryUsage()
+        self.accounts = CountedAccounts(points, self.usage, clock, Ids(clock))
+        self.accounts.ended = []
         models = [ModelSettings(MODEL, (f"{self.provider.name}:tiny-1",))]
         self.routing = Routing(
             [self.provider], models, settings.clocks, queue, clock, random.Random(1)
         )
         admission = Admission(
-            settings, self.routing, self.leases, self._check_rates, lambda payer: self.per_user
+            settings, self.routing, self.leases, self._check_rates, self._active_limit
         )
-        producer = Producer(settings, self.routing, self.leases, self.writer, self.accounts, clock)  # type: ignore[arg-type]
+        producer = Producer(settings, self.routing, self.leases, self.writer, self.accounts, clock)
         deps = StreamingDeps(self.node, settings, self.leases, self.log, self.writer, clock)
         self.parts = StreamingParts(deps, admission, producer)
 
     async def _check_rates(self, request: ReplyRequest) -> None:
         if (refused := self.rates(request.payer)) is not None:
             raise refused
+        await self.accounts.check(request.payer)
+
+    def _active_limit(self, payer: Payer) -> int:
+        points = self.entry_points
+        return points.active_limit(payer.tenant, self.per_user, is_key=payer.is_key)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        writing = asyncio.create_task(self.writer.run())
+        tasks = [asyncio.create_task(run()) for run in (self.writer.run, self.accounts.run)]
         try:
             async with self.leases.running(), self.parts.running():
                 yield
         finally:
-            writing.cancel()
+            for task in tasks:
+                task.cancel()
 
     def request(self, **given: object) -> ReplyRequest:
         self.count += 1

@@ -4,6 +4,7 @@ the bytes are cut does not.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import pytest
@@ -19,6 +20,14 @@ HELLO = b'{"id":"c1","choices":[{"index":0,"delta":{"content":"hello"},"x":1}],"
 ROLE = b'{"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}'
 FINISH = b'{"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}'
 USAGE = b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":5}}'
+
+
+def content(data: bytes) -> ProviderChunk:
+    """The chunk of this event, which has text."""
+    [choice] = [c for c in json.loads(data)["choices"] if c.get("index", 0) == 0]
+    said = [value for name, value in choice["delta"].items() if name != "role"]
+    text = "".join(value for value in said if isinstance(value, str))
+    return ProviderChunk(data, content=True, text_bytes=len(text.encode()))
 
 
 def sse(*events: bytes) -> bytes:
@@ -41,7 +50,7 @@ def test_chunk_passes_on_as_it_came_with_what_counts_in_it() -> None:
     chunks, stream = read(sse(ROLE, HELLO, FINISH, USAGE, b"[DONE]"))
     assert chunks[:3] == [
         ProviderChunk(ROLE),
-        ProviderChunk(HELLO, content=True),
+        content(HELLO),
         ProviderChunk(FINISH, finish=True),
     ]
     assert chunks[3] == ProviderChunk(b"", usage=ReplyUsage(3, 5, chunk=USAGE))
@@ -51,43 +60,43 @@ def test_chunk_passes_on_as_it_came_with_what_counts_in_it() -> None:
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"], ids=["lf", "crlf", "cr"])
 def test_lines_may_end_with_lf_crlf_or_cr(end: bytes) -> None:
     chunks, stream = read(sse(HELLO, b"[DONE]").replace(b"\n", end))
-    assert chunks[0] == ProviderChunk(HELLO, content=True)
+    assert chunks[0] == content(HELLO)
     assert stream.ended
 
 
 def test_crlf_cut_in_the_middle_is_one_line_end() -> None:
     chunks, stream = read(b"data: " + HELLO + b"\r", b"\n\r", b"\n", b"", b"data: [DONE]\r", b"\n")
-    assert chunks == [ProviderChunk(HELLO, content=True)]
+    assert chunks == [content(HELLO)]
     assert not stream.ended  # its blank line has not come
     stream.feed(b"\r\n")
     assert stream.ended
 
 
 def test_byte_order_mark_at_the_beginning_is_ignored() -> None:
-    assert read(b"\xef\xbb\xbf" + sse(HELLO))[0] == [ProviderChunk(HELLO, content=True)]
+    assert read(b"\xef\xbb\xbf" + sse(HELLO))[0] == [content(HELLO)]
     assert failure_of(sse(HELLO) + b"\xef\xbb\xbf" + sse(HELLO)).code == "upstream_garbage"
 
 
 def test_comment_is_a_sign_of_life_with_and_without_blank_line() -> None:
     chunks, stream = read(b": hb\n" + sse(HELLO) + b":\n\n: OPENROUTER PROCESSING\n\n")
-    assert chunks == [ALIVE, ProviderChunk(HELLO, content=True), ALIVE, ALIVE]
+    assert chunks == [ALIVE, content(HELLO), ALIVE, ALIVE]
     assert stream.error is None
 
 
 def test_event_id_and_retry_lines_mean_nothing() -> None:
     chunks, stream = read(b"event: message\nid: 7\nretry: 10\n" + sse(HELLO) + b"id\nretry: 1\n\n")
-    assert chunks == [ProviderChunk(HELLO, content=True)]
+    assert chunks == [content(HELLO)]
     assert stream.error is None
 
 
 def test_data_on_several_lines_is_one_chunk_on_one_line() -> None:
     chunks, _ = read(b'data: {"choices":\ndata:[{"delta":\ndata: {"content":"a b"}}]}\n\n')
-    assert chunks == [ProviderChunk(b'{"choices": [{"delta": {"content":"a b"}}]}', content=True)]
+    assert chunks == [content(b'{"choices": [{"delta": {"content":"a b"}}]}')]
 
 
 def test_half_an_event_at_the_end_is_no_event() -> None:
     chunks, stream = read(sse(HELLO) + b"data: " + HELLO + b"\n")
-    assert chunks == [ProviderChunk(HELLO, content=True)]
+    assert chunks == [content(HELLO)]
     assert not stream.ended and stream.error is None
 
 
@@ -99,7 +108,7 @@ def test_nothing_is_read_behind_the_end() -> None:
 
 def test_error_inside_is_a_failure_behind_the_chunks_before_it() -> None:
     chunks, stream = read(sse(HELLO, b'{"error": {"message":"overloaded","code":529}}', HELLO))
-    assert chunks[0] == ProviderChunk(HELLO, content=True)
+    assert chunks[0] == content(HELLO)
     assert stream.error is not None and stream.error.code == "upstream_error"
     assert stream.error.body == b'{"message":"overloaded","code":529}'
     assert [chunk.data for chunk in chunks[1:]] == [b""]
@@ -107,7 +116,7 @@ def test_error_inside_is_a_failure_behind_the_chunks_before_it() -> None:
 
 def test_error_that_is_null_is_none() -> None:
     data = HELLO[:-1] + b',"error":null}'
-    assert read(sse(data))[0] == [ProviderChunk(data, content=True)]
+    assert read(sse(data))[0] == [content(data)]
 
 
 def test_usage_before_the_finish_is_usage() -> None:
@@ -126,7 +135,7 @@ def test_usage_in_the_finish_chunk_leaves_the_chunk_as_it_came() -> None:
 )
 def test_usage_without_counts_is_none(usage: bytes) -> None:
     data = HELLO[:-1] + b',"usage":' + usage + b"}"
-    assert read(sse(data))[0] == [ProviderChunk(data, content=True)]
+    assert read(sse(data))[0] == [content(data)]
 
 
 def test_repeated_role_chunks_pass_on_and_are_no_tokens() -> None:
@@ -139,25 +148,34 @@ def test_repeated_role_chunks_pass_on_and_are_no_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("delta", "content"),
+    ("delta", "has_content", "text_bytes"),
     [
-        (b'{"tool_calls":[{"index":0}]}', True),
-        (b'{"refusal":"no"}', True),
-        (b'{"reasoning_content":"hm"}', True),
-        (b'{"role":"assistant","content":null,"tool_calls":[],"reasoning":""}', False),
-        (b"{}", False),
-        (b"null", False),
+        (b'{"tool_calls":[{"index":0}]}', True, 0),
+        (
+            b'{"tool_calls":[{"function":{"name":"add","arguments":"{1}"}}, 5, {"function":7}]}',
+            True,
+            6,
+        ),
+        (b'{"refusal":"no"}', True, 2),
+        (b'{"content":"gr\xc3\xbc\xc3\x9fe","reasoning_content":"hm"}', True, 9),
+        (b'{"audio":{"data":"x"}}', True, 0),
+        (b'{"role":"assistant","content":null,"tool_calls":[],"reasoning":""}', False, 0),
+        (b"{}", False, 0),
+        (b"null", False, 0),
     ],
 )
-def test_content_is_text_or_a_tool_call_of_any_name(delta: bytes, content: bool) -> None:
+def test_content_is_text_or_a_tool_call_of_any_name(
+    delta: bytes, has_content: bool, text_bytes: int
+) -> None:
     data = b'{"choices":[{"delta":' + delta + b"}]}"
-    assert read(sse(data))[0] == [ProviderChunk(data, content=content)]
+    expected = ProviderChunk(data, content=has_content, text_bytes=text_bytes)
+    assert read(sse(data))[0] == [expected]
 
 
 def test_finish_reason_that_is_empty_is_none() -> None:
     data = b'{"choices":[{"delta":{"content":"a"},"finish_reason":""}]}'
     chunks, stream = read(sse(data))
-    assert chunks == [ProviderChunk(data, content=True)]
+    assert chunks == [content(data)]
     assert not stream.finished
 
 
@@ -167,14 +185,14 @@ def test_chunk_with_two_choices_is_cut_down_to_choice_0() -> None:
     wanted = b'{"id":"c","choices":[' + mine + b'],"more":{}}'
     for choices in (mine + b"," + other, other + b"," + mine):
         chunks, stream = read(sse(b'{"id":"c","choices":[' + choices + b'],"more":{}}'))
-        assert chunks == [ProviderChunk(wanted, content=True)]
+        assert chunks == [content(wanted)]
         assert not stream.finished
 
 
 def test_chunk_of_another_choice_alone_is_a_sign_of_life() -> None:
     data = b'{"choices":[{"index":1,"delta":{"content":"b"},"finish_reason":"stop"}]}'
     chunks, stream = read(sse(HELLO, data))
-    assert chunks == [ProviderChunk(HELLO, content=True), ALIVE]
+    assert chunks == [content(HELLO), ALIVE]
     assert not stream.finished
 
 

@@ -10,7 +10,7 @@ from reply_rig import ANNA, FakeProvider, Reading, ReplyRig, read
 from holdfast.errors import InvalidMessage, KeyReused, NotFound, RateLimited, Unavailable
 from holdfast.streaming.pool.contract import PoolSettings
 from holdfast.streaming.providers.contract import ProviderFailed
-from holdfast.streaming.reply import EntryId, Owner, ReplyBegin, ReplyError, ReplyUsage
+from holdfast.streaming.reply import EntryId, Owner, ReplyBegin, ReplyError
 from holdfast.streaming.reply_log.memory import MemoryReplyLog
 from holdfast.streaming.settings import QueueFailoverSettings, ReplyClocks, StreamingSettings
 from proof.virtual_loop import LoopClock
@@ -38,7 +38,7 @@ async def test_reply_is_its_begin_its_tokens_its_usage_and_one_end() -> None:
     ]  # fmt: skip
     assert reading.text == "Hello world"
     assert [entry_id.n for entry_id, _ in reading.entries] == list(range(6))
-    assert rig.accounts.ended == [ReplyUsage(7, 2, chunk=b'{"usage":1}')]
+    assert [(run.prompt_tokens, run.completion_tokens) for run in rig.accounts.ended] == [(7, 2)]
 
 
 async def test_finish_usage_and_end_are_visible_together() -> None:

@@ -177,6 +177,8 @@ class Producer:
         async with aclosing(routed) as stream:
             try:
                 async for chunks in stream:
+                    text_bytes = sum(chunk.text_bytes for chunk in chunks)
+                    run.usage.grew(text_bytes, stream.provider)
                     self._take(run, chunks)
             finally:
                 run.provider = stream.provider
@@ -193,7 +195,6 @@ class Producer:
                 continue
             if chunk.content and not live.has_token:
                 self._on_first_token(run)
-            run.usage.grew(len(chunk.data) if chunk.content else 0)
             if chunk.finish or run.tail:
                 run.tail.append(ReplyDelta(chunk.data))
             else:

@@ -171,14 +171,26 @@ class ProviderStream:
                     break
             else:
                 return ProviderChunk(b"", usage=usage)
-        has_content = False
+        has_content, text_bytes = False, 0
         if first.delta:
             for name, value in first.delta.items():
                 if value and name != "role":
                     has_content = True
+                    text_bytes += _text_bytes(value)
         finish = bool(first.finish_reason)
         self.finished = self.finished or finish
-        return ProviderChunk(data, has_content, finish, usage)
+        return ProviderChunk(data, has_content, finish, usage, text_bytes)
+
+
+def _text_bytes(value: Any) -> int:
+    """Of a text, or of the functions that are called."""
+    if isinstance(value, str):
+        return len(value) if value.isascii() else len(value.encode(errors="surrogatepass"))
+    if not isinstance(value, list):
+        return 0
+    functions = [call.get("function") for call in value if isinstance(call, dict)]
+    named = [each for each in functions if isinstance(each, dict)]
+    return sum(len(text) for each in named for text in each.values() if isinstance(text, str))
 
 
 def _usage(given: Any) -> ReplyUsage | None:

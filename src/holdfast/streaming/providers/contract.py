@@ -29,13 +29,15 @@ class ProviderChunk(NamedTuple):
     ``data``: the JSON as it came, on one line; empty for a sign of life (a comment) and
     for a chunk with nothing but usage, which is in ``usage.chunk``. ``content``:
     whether it has text or a tool call (the first of these is the first token).
-    ``finish``: whether it has a finish_reason.
+    ``finish``: whether it has a finish_reason. ``text_bytes``: how much was generated,
+    for estimates of providers that count no tokens.
     """
 
     data: bytes
     content: bool = False
     finish: bool = False
     usage: ReplyUsage | None = None
+    text_bytes: int = 0
 
 
 class ProviderFailed(Exception):

@@ -51,6 +51,7 @@ from holdfast.streaming.reply import ReplyError
 _AT_ONCE = 64
 """Tokens in one batch when there is no pace."""
 _ROLE = b'{"role":"assistant","content":""}'
+_EMPTY_BYTES = len(b'{"content":""}')
 _UNREADABLE = b'{"error":{"message":"messages, tools or token limits cannot be read"}}'
 _REFUSAL = b'{"error":{"message":"the script refuses","type":"invalid_request_error"}}'
 _FAULTS_OF_A_STREAM = {
@@ -121,7 +122,12 @@ class ScriptedProvider:
         sent = 0
         while sent < len(deltas):
             due = await _due(sent, begin, script.tokens_per_second)
-            batch += [ProviderChunk(shape.chunk(d), content=True) for d in deltas[sent:due]]
+            batch += [
+                ProviderChunk(
+                    shape.chunk(delta), content=True, text_bytes=len(delta) - _EMPTY_BYTES
+                )
+                for delta in deltas[sent:due]
+            ]
             yield batch
             sent, batch = due, []
         if breaks:
