@@ -147,6 +147,7 @@ async def test_failure_before_the_first_token_is_a_status(
         answer = await ask(rest, path, stream=stream)
         assert answer.status_code == status and error(answer)["message"] == "own words"
         assert answer.headers.get("x-should-retry") == retries
+        assert answer.headers["x-reply-id"]
         assert ("retry-after" in answer.headers) == (status == 503)
 
 
@@ -408,6 +409,18 @@ async def test_starting_after_must_be_an_event_of_the_response(query: str, statu
         assert answer.status_code == 400 or answer.text == ""
 
 
+async def test_running_response_that_ends_before_starting_after_says_so_in_the_stream() -> None:
+    async with serving(replies=ReplyRig(provider=slow(4))) as rest:
+        who = rest.token("alice")
+        made = (await ask(rest, RESPONSES, background=True)).json()
+        path = f"{RESPONSES}/{made['id']}?stream=true&starting_after=500"
+        answer = await rest.ask("GET", path, who)
+        assert answer.status_code == 200
+        assert [data["error"]["param"] for _, _, data in events(answer.content)] == [
+            "starting_after"
+        ]
+
+
 async def test_response_that_is_not_stored_is_gone_after_its_end() -> None:
     async with serving() as rest:
         made = (await ask(rest, RESPONSES, store=False)).json()
@@ -567,6 +580,19 @@ async def test_replies_of_a_revoked_owner_are_cancelled_and_their_tickets_void()
         shown = events((await reading).content)
         assert shown[-1][0] == "failed" and rig.provider.closed
         assert (await rest.client.get(url)).status_code == 401
+
+
+async def test_page_of_a_listed_origin_may_ask_and_read_what_it_needs() -> None:
+    origin = "https://app.example"
+    async with serving(origins=frozenset({origin})) as rest:
+        asked = {
+            "Origin": origin,
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "x-api-key,last-event-id,prefer,content-type",
+        }
+        assert (await rest.client.options(CHAT, headers=asked)).status_code == 200
+        answer = await rest.ask("POST", CHAT, rest.token("alice"), ASK[CHAT], Origin=origin)
+        assert "X-Reply-Id" in answer.headers["access-control-expose-headers"]
 
 
 # --- Idempotency-Key

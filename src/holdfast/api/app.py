@@ -182,9 +182,10 @@ class RestApp:
                 self._streams.refuse_if_draining()
             answer = await self._keyed.run(endpoint, call)
             if endpoint.stream is not None and isinstance(answer.body, AsyncIterator):
-                bounds = answer.stream or endpoint.stream
+                bounds, seconds_left = answer.stream or endpoint.stream, call.seconds_left
+                del call  # its body may have megabytes, and the answer may take minutes
                 body = await self._streams.begin(
-                    endpoint, call, answer.body, bounds, request.receive
+                    endpoint.name, seconds_left, answer.body, bounds, request.receive
                 )
                 answer = replace(answer, body=body)
             return respond(answer, endpoint.status)

@@ -17,15 +17,19 @@ from holdfast.api.reply_calls import (
     whole_answer,
 )
 from holdfast.api.reply_schemas import DeletedResponse, ModelList, ModelView
+from holdfast.api.streaming import FailurePiece
 from holdfast.errors import InvalidMessage, NotFound
+from holdfast.streaming import sse
 from holdfast.streaming.dialects import chat, responses, responses_request
+from holdfast.streaming.dialects.openai_errors import error_body, error_object
 from holdfast.streaming.parts import AttachedReply
+from holdfast.streaming.reader import ReaderEvent
 
 
 async def create_chat_completion(deps: ApiDeps, call: Call) -> Answer:
     reply, asked = await start_reply(deps, call, "chat", chat.read_request)
     if asked.stream:
-        pieces = EventPieces(reply.entries(), chat.ChatEvents(asked.shown))
+        pieces = EventPieces(reply, chat.ChatEvents(asked.shown))
         return events_answer(deps, reply, pieces)
     return whole_answer(deps, reply, chat.ChatAnswer())
 
@@ -44,7 +48,7 @@ async def get_model(deps: ApiDeps, call: Call) -> Answer:
 async def create_response(deps: ApiDeps, call: Call) -> Answer:
     reply, asked = await start_reply(deps, call, "responses", responses_request.read_request)
     if asked.stream:
-        pieces = EventPieces(reply.entries(), responses.ResponseEvents(reply.reply_id))
+        pieces = EventPieces(reply, responses.ResponseEvents(reply.reply_id))
         return events_answer(deps, reply, pieces)
     if asked.background:
         return await _shown(reply)
@@ -60,13 +64,24 @@ async def get_response(deps: ApiDeps, call: Call) -> Answer:
             raise InvalidMessage("starting_after is for stream=true", field="starting_after")
         return await _shown(reply)
     events = responses.ResponseEvents(reply.reply_id, -1 if after is None else after)
+    return events_answer(deps, reply, ResponsePieces(reply, events))
 
-    def check_end() -> None:
-        if after is not None and after >= events.next_number:
-            last = events.next_number - 1
-            raise InvalidMessage(f"the last event has the number {last}", field="starting_after")
 
-    return events_answer(deps, reply, ResumedPieces(reply.entries(), events, check_end))
+class ResponsePieces(ResumedPieces):
+    """The later events of a response; an error if it ends before those."""
+
+    def __init__(self, reply: AttachedReply, events: responses.ResponseEvents) -> None:
+        super().__init__(reply, events)
+        self._events = events
+
+    def _piece(self, event: ReaderEvent) -> bytes:
+        piece = super()._piece(event)
+        if piece or not self._events.ended_too_early:
+            return piece
+        last = self._events.next_number - 1
+        beyond = InvalidMessage(f"the last event has the number {last}", field="starting_after")
+        shown = error_object(400, beyond.message, "invalid_message", "starting_after")
+        return FailurePiece.of(sse.event(error_body(shown)), beyond)
 
 
 async def cancel_response(deps: ApiDeps, call: Call) -> Answer:

@@ -32,7 +32,7 @@ async def read_reply_events(deps: ApiDeps, call: Call) -> Answer:
     after = _last_event_id(call)
     if after is not None and after == reply.ended_at:
         return Answer(b"", status=204, headers=reply_headers(reply))
-    return events_answer(deps, reply, ResumedPieces(reply.entries(after), native.NativeEvents()))
+    return events_answer(deps, reply, ResumedPieces(reply, native.NativeEvents(), after))
 
 
 def _last_event_id(call: Call) -> EntryId | None:

@@ -28,6 +28,7 @@ from holdfast.streaming.dialects.request_body import split
 from holdfast.streaming.parts import AttachedReply
 from holdfast.streaming.reader import Lost, Queued, ReaderEvent
 from holdfast.streaming.reply import (
+    EntryId,
     Owner,
     Payer,
     ReplyDelta,
@@ -153,8 +154,7 @@ def whole_answer(deps: ApiDeps, reply: AttachedReply, answer: WholeAnswer) -> An
         unread_seconds_max=times.slow_reader_seconds,
         drain_seconds=times.drain_seconds + CUT_SECONDS,
     )
-    pieces = WholePiece(reply.entries(), answer)
-    return Answer(pieces, headers=reply_headers(reply), stream=bounds)
+    return Answer(WholePiece(reply, answer), headers=reply_headers(reply), stream=bounds)
 
 
 def reply_headers(reply: AttachedReply) -> dict[str, str]:
@@ -167,21 +167,29 @@ class ReplyPieces(AsyncIterator[bytes]):
     No generator: ``aclose`` also detaches a reader that never began.
     """
 
-    def __init__(self, cursor: AsyncIterator[ReaderEvent]) -> None:
-        self._cursor = cursor
+    def __init__(self, reply: AttachedReply, after: EntryId | None = None) -> None:
+        self._reply_id = reply.reply_id
+        self._cursor = reply.entries(after)
 
     async def aclose(self) -> None:
         closing = getattr(self._cursor, "aclose", None)
         if closing is not None:
             await closing()
 
+    def _failed(self, error: ReplyError) -> ReplyFailed:
+        failed = ReplyFailed(error)
+        failed.details["reply_id"] = self._reply_id
+        return failed
+
 
 class EventPieces(ReplyPieces):
     """Events for a client that has just asked: a reply that fails before its first
     token is an ordinary error response, if there is still time for one."""
 
-    def __init__(self, cursor: AsyncIterator[ReaderEvent], renderer: Renderer) -> None:
-        super().__init__(cursor)
+    def __init__(
+        self, reply: AttachedReply, renderer: Renderer, after: EntryId | None = None
+    ) -> None:
+        super().__init__(reply, after)
         self._renderer = renderer
         self._is_silent = True
         """Nothing has come yet but its begin."""
@@ -212,7 +220,7 @@ class EventPieces(ReplyPieces):
                 return rendered
 
     def _failure(self, rendered: bytes, error: ReplyError) -> bytes:
-        return FailurePiece.of(rendered, ReplyFailed(error)) if self._is_silent else rendered
+        return FailurePiece.of(rendered, self._failed(error)) if self._is_silent else rendered
 
 
 def _says_something(entry: ReplyEntry) -> bool:
@@ -220,26 +228,7 @@ def _says_something(entry: ReplyEntry) -> bool:
 
 
 class ResumedPieces(EventPieces):
-    """Events for a client that reads a reply again: its failure is an event too.
-
-    ``check_end`` raises if the client asked for more than there is.
-    """
-
-    def __init__(
-        self,
-        cursor: AsyncIterator[ReaderEvent],
-        renderer: Renderer,
-        check_end: Callable[[], None] = lambda: None,
-    ) -> None:
-        super().__init__(cursor, renderer)
-        self._check_end = check_end
-
-    async def __anext__(self) -> bytes:
-        try:
-            return await super().__anext__()
-        except StopAsyncIteration:
-            self._check_end()
-            raise
+    """Events for a client that reads a reply again: its failure is an event too."""
 
     def _failure(self, rendered: bytes, error: ReplyError) -> bytes:
         return rendered
@@ -248,8 +237,8 @@ class ResumedPieces(EventPieces):
 class WholePiece(ReplyPieces):
     """One piece at the end of the reply; ReplyFailed if it failed."""
 
-    def __init__(self, cursor: AsyncIterator[ReaderEvent], answer: WholeAnswer) -> None:
-        super().__init__(cursor)
+    def __init__(self, reply: AttachedReply, answer: WholeAnswer) -> None:
+        super().__init__(reply)
         self._answer: WholeAnswer | None = answer
 
     async def __anext__(self) -> bytes:
@@ -261,11 +250,11 @@ class WholePiece(ReplyPieces):
                 case Queued():
                     continue
                 case Lost(error):
-                    raise ReplyFailed(error)
+                    raise self._failed(error)
                 case entries:
                     answer.add(entries)
                     if isinstance(end := entries[-1][1], ReplyError):
-                        raise ReplyFailed(end)
+                        raise self._failed(end)
                     if len(entries) >= YIELD_ENTRIES:
                         await asyncio.sleep(0)
         return answer.body()

@@ -142,6 +142,7 @@ def respond_openai_error(error: HoldfastError) -> Response:
     headers, status = _error_headers(error), _status(error)
     if isinstance(error, ReplyFailed):
         shown = reply_error(error.error)
+        headers["X-Reply-Id"] = error.details["reply_id"]
         if status in (429, 503):
             headers["Retry-After"] = str(math.ceil(error.retry_after_seconds or 1))
     else:

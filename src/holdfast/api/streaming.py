@@ -17,7 +17,7 @@ import math
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
-from holdfast.api.endpoint import Call, Endpoint, StreamBounds
+from holdfast.api.endpoint import StreamBounds
 from holdfast.api.request import AsgiReceive, AsgiSend, RawHeaders
 from holdfast.errors import HoldfastError, InvalidMessage, Unavailable
 from holdfast.telemetry import log
@@ -72,14 +72,15 @@ class StreamedAnswers:
 
     async def begin(
         self,
-        endpoint: Endpoint,
-        call: Call,
+        name: str,
+        seconds_max: float,
         pieces: AsyncIterator[bytes],
         bounds: StreamBounds,
         receive: AsgiReceive,
     ) -> StreamedBody:
-        """The answer, once it may be sent; raises what the iterator raised."""
-        body = StreamedBody(endpoint.name, call.seconds_left, pieces, bounds, receive)
+        """The answer of the endpoint ``name``, once it may be sent; raises what the
+        iterator raised."""
+        body = StreamedBody(name, seconds_max, pieces, bounds, receive)
         self._running.add(body)
         self._empty.clear()
         if self.draining.is_set():

@@ -220,6 +220,11 @@ class ResponseEvents:
                     self._fail(entry)
         return self._taken()
 
+    @property
+    def ended_too_early(self) -> bool:
+        """Whether the response ended before the event that the reader has last."""
+        return self.state.end is not None and self.next_number <= self._starting_after
+
     def queued(self, position: int, eta_seconds: float | None) -> bytes:
         return sse.queued_comment(position, eta_seconds)
 
