@@ -203,13 +203,14 @@ class Story:
 
     def check(self) -> None:
         """After each call of the pool."""
-        alive = set(self.server.queue._nodes)
+        queue = self.server.queue
+        alive = set(queue._nodes)
         for node in self.nodes:
             if node.name in self.known - alive:
                 silent = node.cut_at is not None and self.now() - node.cut_at > DEAD_SECONDS - 2
                 if not silent and not node.was_silent:
                     self.wrong.append(f"{node.name} lives, but was declared dead")
-            if node.name in alive and node.cut_at is None:
+            elif node.name in alive and queue._nodes[node.name].beat_ms == queue._now_ms:
                 node.was_silent = False
         self.known = alive
         users = Counter(user for node in self.nodes for user in node.running.values())
