@@ -44,7 +44,7 @@ class PoolPlace:
     """
 
     __slots__ = (
-        "_changed", "_release", "crc", "eta_seconds", "full", "is_confirming", "is_sent",
+        "_release", "_waiters", "crc", "eta_seconds", "full", "is_confirming", "is_sent",
         "position", "request", "state",
     )  # fmt: skip
 
@@ -58,7 +58,7 @@ class PoolPlace:
         self.is_confirming = False
         self.crc = crc32(request.reply_id.encode())
         self._release = release
-        self._changed: asyncio.Event | None = None
+        self._waiters: tuple[asyncio.Future[None], ...] = ()
 
     @property
     def waiting(self) -> bool:
@@ -77,15 +77,17 @@ class PoolPlace:
 
     def change(self, state: PlaceState) -> None:
         self.state = state
-        if self._changed is not None:
-            self._changed.set()
-            self._changed = None
+        waiters, self._waiters = self._waiters, ()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     async def _leave(self, states: tuple[PlaceState, ...]) -> None:
         try:
             while self.state in states:
-                self._changed = self._changed or asyncio.Event()
-                await self._changed.wait()
+                waiter = asyncio.get_running_loop().create_future()
+                self._waiters += (waiter,)  # an Event for each place would take 1 KB more
+                await waiter
         except asyncio.CancelledError:
             self._release(self.request.reply_id)
             raise
