@@ -241,7 +241,11 @@ class NodeLeases:
         if self._failing_since is None:
             self._failing_since = now
         elif self._fallback is not None and now - self._failing_since >= FALLBACK_SECONDS:
-            telemetry.log.warning("streaming.pool_unavailable", error=str(error), nodes=self._share)
+            telemetry.log.warning(
+                "streaming.pool_unavailable",
+                error=str(error) or "no answer in time",
+                nodes=self._share,
+            )
             self._local = self._fallback(self._share)
             self._local.listen(self._node, self._on_grant, self._on_cancel)
             await self._announce(self._local)
