@@ -17,7 +17,8 @@ from holdfast.limits.entry_points import EntryPoints
 from holdfast.limits.limiter.limiter import Limiter
 from holdfast.limits.rules import Rule, RuleSet
 from holdfast.streaming.admission import Admission, ReplyRequest
-from holdfast.streaming.parts import AttachedReply, StreamingDeps, StreamingParts
+from holdfast.streaming.attached import AttachedReply
+from holdfast.streaming.parts import StreamingDeps, StreamingParts
 from holdfast.streaming.pool.contract import DEFAULT_POOL, Pool, PoolSizes, QueueBounds
 from holdfast.streaming.pool.leases import NodeLeases
 from holdfast.streaming.pool.memory import MemoryPool

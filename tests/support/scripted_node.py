@@ -14,7 +14,6 @@ from holdfast.message import User
 from holdfast.node.lifecycle import running
 from holdfast.node.node import Node
 from holdfast.settings import ServerSettings, Settings
-from holdfast.streaming.parts import ReplySummary
 from holdfast.streaming.providers.script import ScriptSettings
 from holdfast.streaming.settings import (
     ModelSettings,
@@ -24,6 +23,7 @@ from holdfast.streaming.settings import (
     ReplyTimes,
     StreamingSettings,
 )
+from holdfast.streaming.summary import ReplySummary
 
 SCRIPTS: dict[str, dict[str, Any]] = {
     "quick": {"tokens_per_second": 0},

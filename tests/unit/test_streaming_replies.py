@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from reply_rig import ANNA, FakeProvider, Reading, ReplyRig, read
+from reply_rig import ANNA, FakeProvider, FakeUsageRun, Reading, ReplyRig, read
 
 from holdfast.errors import InvalidMessage, KeyReused, NotFound, RateLimited, Unavailable
 from holdfast.streaming.pool.contract import PoolSettings
 from holdfast.streaming.providers.contract import ProviderFailed
-from holdfast.streaming.reply import EntryId, Owner, ReplyBegin, ReplyError
+from holdfast.streaming.reply import EntryId, Owner, ReplyBegin, ReplyDone, ReplyError, ReplyUsage
 from holdfast.streaming.reply_log.memory import MemoryReplyLog
 from holdfast.streaming.settings import QueueFailoverSettings, ReplyClocks, StreamingSettings
 from proof.virtual_loop import LoopClock
@@ -479,3 +479,57 @@ async def test_planned_stop_is_over_when_the_last_reply_has_ended() -> None:
         await rig.parts.drain()
         assert (await running).code == "done"
         assert asyncio.get_running_loop().time() < 4
+
+
+async def test_reply_that_is_ending_is_not_stopped_again() -> None:
+    rig = ReplyRig(log=DeadLog(LoopClock()))
+    async with rig.running():
+        reply = await rig.start(replicated=True)
+        reading = asyncio.create_task(read(reply))
+        await passed(0.5)  # the end waits for the log
+        await rig.parts.cancel(ANNA, reply.reply_id)
+        assert (await reading).code == "done"
+
+
+@pytest.mark.parametrize(("place", "code"), [("log", "done"), ("usage", "internal")])
+async def test_defect_while_a_reply_ends_leaves_it_with_one_end(place: str, code: str) -> None:
+    class Broken(FakeUsageRun):
+        def end(self, provider: str, counted: ReplyUsage | None) -> ReplyUsage:
+            raise RuntimeError("defect")
+
+    async def broken(reply: object) -> bool:
+        raise RuntimeError("defect")
+
+    rig = ReplyRig()
+    if place == "log":
+        rig.writer.end = broken  # type: ignore[method-assign,assignment]
+    else:
+        rig.accounts.begin = lambda request: Broken([])  # type: ignore[method-assign]
+    async with rig.running():
+        reading = await read(await rig.start(replicated=True))
+    ends = [entry for _, entry in reading.entries if isinstance(entry, ReplyDone | ReplyError)]
+    assert (reading.code, len(ends)) == (code, 1)
+
+
+async def test_providers_retry_after_comes_with_the_failure() -> None:
+    full = ProviderFailed(
+        ReplyError("upstream_unavailable", "busy", 503), final=True, retry_after_seconds=7.0
+    )
+    rig = ReplyRig(provider=FakeProvider(steps=[full]))
+    async with rig.running():
+        end = (await read(await rig.start())).end
+        assert isinstance(end, ReplyError)
+        assert end.retry_after_seconds == 7
+
+
+async def test_failed_reply_is_begun_again_even_if_its_key_was_not_freed() -> None:
+    broken = ProviderFailed(ReplyError("upstream_refused", "no", 400), final=True)
+    rig = ReplyRig(provider=FakeProvider(steps=[broken]))
+    async with rig.running():
+        request = rig.request(key="k", body_hash=b"1", replicated=True)
+        first = await rig.parts.start(request)
+        assert (await read(first)).code == "upstream_refused"
+        rig.provider.steps = ["ok"]
+        second = await rig.start(key="k", body_hash=b"1", replicated=True)
+        assert second.reply_id != first.reply_id
+        assert (await read(second)).text == "ok"

@@ -20,9 +20,9 @@ from holdfast.api.reply_schemas import DeletedResponse, ModelList, ModelView
 from holdfast.api.streaming import FailurePiece
 from holdfast.errors import InvalidMessage, NotFound
 from holdfast.streaming import sse
+from holdfast.streaming.attached import AttachedReply
 from holdfast.streaming.dialects import chat, responses, responses_request
 from holdfast.streaming.dialects.openai_errors import error_body, error_object
-from holdfast.streaming.parts import AttachedReply
 from holdfast.streaming.reader import ReaderEvent
 
 

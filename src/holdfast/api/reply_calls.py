@@ -22,10 +22,10 @@ from holdfast.api.streaming import FailurePiece, QuietPiece
 from holdfast.errors import InvalidMessage
 from holdfast.streaming import sse
 from holdfast.streaming.admission import ReplyRequest
+from holdfast.streaming.attached import AttachedReply
 from holdfast.streaming.body_bytes import ReservedBytes
 from holdfast.streaming.dialects.contract import DialectRequest, Renderer, WholeAnswer
 from holdfast.streaming.dialects.request_body import split
-from holdfast.streaming.parts import AttachedReply
 from holdfast.streaming.reader import Lost, Queued, ReaderEvent
 from holdfast.streaming.reply import (
     EntryId,

@@ -8,6 +8,7 @@ A *reply* is one AI answer: numbered entries and exactly one end.
 - ``admission``        what a request must pass before it runs or waits
 - ``producer``         from a place in the pool to the reply's one end
 - ``live_reply``       a reply in the memory of the node that makes it
+- ``attached``         a reply that its owner may read, here or in the log
 - ``reader``           cursors over entries, in memory or in the log
 - ``fair_queue``       the pool and its queue as a state machine (pure)
 - ``fair_rings``       who is active, who waits, whose turn it is (pure)

@@ -44,8 +44,12 @@ class LiveReply:
     ``first``: the number of the oldest entry that is still here.
     """
 
-    def __init__(self, reply_id: str, begin: ReplyBegin, epoch: int) -> None:
+    def __init__(
+        self, reply_id: str, begin: ReplyBegin, epoch: int, arrived_at: float = 0.0
+    ) -> None:
+        """``arrived_at``: when its request came (monotonic)."""
         self.reply_id = reply_id
+        self.arrived_at = arrived_at
         self.begin = begin
         self.epoch = epoch
         self.resumable = False
@@ -60,6 +64,8 @@ class LiveReply:
         self.stop_cause: ReplyError | None = None
         """Why it is being stopped; set before its task is cancelled."""
         self.has_token = False
+        self.is_ending = False
+        """Its end is decided; nothing stops it any more."""
         self._watchers: dict[Callable[[], None], bool] = {}
         """Called when there is something new; whether the watcher is a reader."""
         self.on_unread: Callable[[], None] = lambda: None
@@ -111,10 +117,12 @@ class LiveReply:
         """The number of the next entry."""
         return self.first + len(self.entries)
 
-    def show_end(self) -> None:
-        """Let readers see everything; the last entry is the end."""
+    def show_end(self, missing: ReplyError) -> None:
+        """Let readers see everything. ``missing``: the end if none was added."""
+        if not isinstance(self.entries[-1], ReplyDone | ReplyError):
+            self.hold([missing])
         last = self.entries[-1]
-        assert isinstance(last, ReplyDone | ReplyError), "a reply ends once"
+        assert isinstance(last, ReplyDone | ReplyError)
         self.visible = self.next
         self.state, self.end = "ended", last
         self.notify()
@@ -129,7 +137,7 @@ class LiveReply:
 
     def stop(self, cause: ReplyError) -> bool:
         """End the reply with this error; False if it is ending already."""
-        if self.stop_cause is not None or self.state == "ended" or self.task is None:
+        if self.stop_cause is not None or self.is_ending or self.task is None:
             return False
         self.stop_cause = cause
         self.task.cancel()

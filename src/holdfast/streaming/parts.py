@@ -8,7 +8,7 @@ same.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from heapq import nsmallest
@@ -20,26 +20,23 @@ from holdfast import telemetry
 from holdfast.clock import Clock
 from holdfast.errors import (
     Deferred,
-    InvalidMessage,
     KeyReused,
     NotFound,
     OutcomeUnknown,
     Unavailable,
 )
 from holdfast.streaming.admission import Admission, ReplyRequest
+from holdfast.streaming.attached import AttachedReply, attach_live, attach_log
 from holdfast.streaming.live_reply import LiveReply, ReplyState
 from holdfast.streaming.pool.leases import NodeLeases
 from holdfast.streaming.producer import Producer
-from holdfast.streaming.reader import BATCH_MAX, Entries, LiveCursor, LogCursor, ReaderEvent
 from holdfast.streaming.reply import (
-    EntryId,
     Owner,
     ReplyBegin,
     ReplyDone,
-    ReplyEntry,
     ReplyError,
 )
-from holdfast.streaming.reply_log.contract import KeyClaim, LogPage, ReplyLog
+from holdfast.streaming.reply_log.contract import KeyClaim, ReplyLog
 from holdfast.streaming.reply_log.writer import LogWriter
 from holdfast.streaming.settings import StreamingSettings
 from holdfast.streaming.summary import ReplySummary, summarize
@@ -58,43 +55,6 @@ def cancelled(text: str = "the reply was cancelled") -> ReplyError:
 
 
 SHUTDOWN = ReplyError("server_shutdown", "this node is stopping; ask again", 503)
-
-
-class ReplySnapshot(NamedTuple):
-    """The entries of a reply at a moment, and whether it waits in the queue."""
-
-    entries: Entries
-    waiting: bool
-
-
-class AttachedReply(NamedTuple):
-    """A reply that its owner may read.
-
-    ``ended_at``: its end's id, or None while it waits or runs.
-    """
-
-    reply_id: str
-    begin: ReplyBegin
-    epoch: int
-    state: ReplyState
-    ended_at: EntryId | None
-    open_cursor: Callable[[EntryId | None], AsyncIterator[ReaderEvent]]
-    take_snapshot: Callable[[], Awaitable[ReplySnapshot]]
-
-    async def snapshot(self) -> ReplySnapshot:
-        """What there is now, without waiting."""
-        return await self.take_snapshot()
-
-    def entries(self, after: EntryId | None = None) -> AsyncIterator[ReaderEvent]:
-        """What comes after an entry, as it comes. InvalidMessage if that entry is of
-        another epoch or beyond the end. Close it, or read it to its end.
-        """
-        if after is not None:
-            if after.epoch != self.epoch:
-                raise InvalidMessage(f"{after} is no entry of this reply", field="last_event_id")
-            if self.ended_at is not None and after.n > self.ended_at.n:
-                raise InvalidMessage(f"{after} is beyond the end", field="last_event_id")
-        return self.open_cursor(after)
 
 
 class _Held(NamedTuple):
@@ -177,7 +137,9 @@ class StreamingParts:
             if winner.node in self._leases.nodes and winner.node != self._node:  # not begun yet
                 raise Unavailable("it is just being begun", retry_after_seconds=1.0) from None
             return None
-        if found.state != "ended" and not self._is_made(found.begin.node, winner.reply_id):
+        if found.end is None and not self._is_made(found.begin.node, winner.reply_id):
+            return None
+        if isinstance(found.end, ReplyError):
             return None
         request.reservation.free()
         return found
@@ -199,6 +161,7 @@ class StreamingParts:
             begun.set()
 
     async def _begin(self, request: ReplyRequest, claim: KeyClaim | None) -> AttachedReply:
+        arrived_at = self._clock.monotonic()
         must_resume = request.kind in ("native", "background") or claim is not None
         full = self._kept_bytes > self.settings.replies_bytes_max
         if full and must_resume:
@@ -214,7 +177,8 @@ class StreamingParts:
             self._clock.now(),
             request.shown,
         )
-        live = LiveReply(request.reply_id, begin, int(self._clock.now() * 1000))
+        epoch = int(self._clock.now() * 1000)
+        live = LiveReply(request.reply_id, begin, epoch, arrived_at)
         try:
             if request.replicated and not full:
                 live.epoch = await self._writer.begin(live)
@@ -231,7 +195,7 @@ class StreamingParts:
             telemetry.reply_not_resumable("memory" if full else "log")
         self._hold(_Held(live, claim, request.replicated, request.is_allowed))
         self._producer.start(live, request, place, self._on_ended)
-        return self._attached(live)
+        return attach_live(live)
 
     def _hold(self, held: _Held) -> None:
         live = held.live
@@ -306,7 +270,7 @@ class StreamingParts:
         if held is not None:
             if held.live.begin.owner != owner:
                 raise NotFound("there is no such reply")
-            return self._attached(held.live)
+            return attach_live(held.live)
         found = await self._find_in_log(reply_id)
         if found is None or found.begin.owner != owner:
             raise NotFound("there is no such reply")
@@ -314,51 +278,9 @@ class StreamingParts:
 
     async def _find_in_log(self, reply_id: str) -> AttachedReply | None:
         try:
-            page = await self._log.read(reply_id, None, 1)
-            begin = page.entries[0][1] if page is not None and page.entries else None
-            if page is None or not isinstance(begin, ReplyBegin):
-                return None
-            return await self._attached_to_log(reply_id, begin, page)
+            return await attach_log(reply_id, self._log, self._leases, self._clock)
         except (Deferred, OutcomeUnknown):
             raise _log_unavailable() from None
-
-    def _attached(self, live: LiveReply) -> AttachedReply:
-        ended_at = EntryId(live.epoch, live.visible - 1) if live.end is not None else None
-        return AttachedReply(
-            live.reply_id,
-            live.begin,
-            live.epoch,
-            live.state,
-            ended_at,
-            lambda after: LiveCursor(live, after),
-            lambda: _snapshot(live),
-        )
-
-    async def _attached_to_log(
-        self, reply_id: str, begin: ReplyBegin, page: LogPage
-    ) -> AttachedReply:
-        last = page.last
-        end = await self._log.read(reply_id, EntryId(last.epoch, last.n - 1), 1) if last.n else None
-        ended = end is not None and any(
-            isinstance(entry, ReplyDone | ReplyError) for _, entry in end.entries
-        )
-        return AttachedReply(
-            reply_id,
-            begin,
-            last.epoch,
-            "ended" if ended else "running",
-            last if ended else None,
-            lambda after: LogCursor(reply_id, begin, after, self._log, self._leases, self._clock),
-            lambda: self._log_snapshot(reply_id),
-        )
-
-    async def _log_snapshot(self, reply_id: str) -> ReplySnapshot:
-        entries = list[tuple[EntryId, ReplyEntry]]()
-        while (
-            page := await self._log.read(reply_id, entries[-1][0] if entries else None, BATCH_MAX)
-        ) is not None and page.entries:
-            entries += page.entries
-        return ReplySnapshot(entries, waiting=len(entries) == 1)
 
     async def cancel(self, owner: Owner, reply_id: str) -> AttachedReply:
         """Cancel the owner's reply, here or at another node. Repeats change nothing."""
@@ -457,9 +379,12 @@ class StreamingParts:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             self._kept_bytes = sum(held.live.kept_bytes for held in self._held.values())
-            for held in list(self._held.values()):
-                if held.live.state != "ended" and not held.is_allowed():
-                    self._stop(held.live, "revoked")
+            try:
+                for held in list(self._held.values()):
+                    if held.live.state != "ended" and not held.is_allowed():
+                        self._stop(held.live, "revoked")
+            except Exception as error:
+                telemetry.defect("replies", error)
 
     async def drain(self) -> None:
         """Refuse what arrives, end what waits, let what runs end in its time.
@@ -484,14 +409,6 @@ class StreamingParts:
         task = asyncio.create_task(doing)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
-
-
-async def _snapshot(live: LiveReply) -> ReplySnapshot:
-    first = live.first
-    return ReplySnapshot(
-        [(EntryId(live.epoch, n), live.entries[n - first]) for n in range(first, live.visible)],
-        live.state == "waiting",
-    )
 
 
 def _log_unavailable() -> Unavailable:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from holdfast import telemetry
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError, RateLimited
@@ -111,10 +113,8 @@ class Producer:
     ) -> None:
         """Make the reply in a task of its own; ``on_ended`` is called after its end."""
         live.place = place
-        lease = _Lease(self._leases, live.reply_id, self._routing.first_pool(request.model))
-        run = _Run(
-            live, request, place, lease, self._accounts.begin(request), self._clock.monotonic()
-        )
+        lease = _Lease(self._leases, live.reply_id, place.request.pool)
+        run = _Run(live, request, place, lease, self._accounts.begin(request), live.arrived_at)
         live.task = asyncio.create_task(self._run(run), name=f"holdfast-reply-{live.reply_id}")
         live.task.add_done_callback(lambda _: on_ended(live))
 
@@ -131,19 +131,26 @@ class Producer:
         finally:
             self._leases.release(run.live.reply_id)
             run.request.reservation.free()
-        await self._end(run, end)
+        run.live.is_ending = True
+        try:
+            await self._end(run, end)
+        except Exception as error:
+            telemetry.defect("replies", error)
+        finally:
+            run.live.show_end(INTERNAL)
 
     async def _make(self, run: _Run) -> ReplyEnd:
         clocks = self._routing.clocks(run.request.model)
         seconds = clocks.reply_seconds if run.request.streamed else clocks.whole_seconds
+        left = run.arrived_at + seconds - self._clock.monotonic()
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(left):
                 await self._wait_turn(run)
                 await self._generate(run)
         except TimeoutError:
             return DEADLINE
         except ProviderFailed as failed:
-            return failed.error
+            return _with_retry(failed)
         except (_Stopped, ReplyFailed) as stopped:
             return stopped.error
         return ReplyDone()
@@ -223,6 +230,10 @@ class Producer:
             else:
                 await self._writer.end(live)
         await run.usage.stored()
-        live.show_end()
         name = end.code if isinstance(end, ReplyError) else "done"
         telemetry.reply_ended(live.begin.surface, name, self._clock.monotonic() - run.arrived_at)
+
+
+def _with_retry(failed: ProviderFailed) -> ReplyError:
+    seconds = failed.retry_after_seconds
+    return structs.replace(failed.error, retry_after_seconds=seconds) if seconds else failed.error

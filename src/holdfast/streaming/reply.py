@@ -129,6 +129,8 @@ class ReplyError(Struct, frozen=True, tag="error", gc=False):
     status: int = 502
     body: bytes = b""
     """The provider's own error object (JSON), for ``upstream_refused``."""
+    retry_after_seconds: float = 0.0
+    """When to ask again, if somebody knows; else 0."""
 
 
 class ReplyDone(Struct, frozen=True, tag="done", gc=False):
@@ -145,6 +147,6 @@ class ReplyFailed(HoldfastError):
     ``error`` is its end; surfaces answer in their own shape with its ``status``.
     """
 
-    def __init__(self, error: ReplyError, *, retry_after_seconds: float | None = None) -> None:
-        super().__init__(error.message, retry_after_seconds=retry_after_seconds)
+    def __init__(self, error: ReplyError) -> None:
+        super().__init__(error.message, retry_after_seconds=error.retry_after_seconds or None)
         self.error = error

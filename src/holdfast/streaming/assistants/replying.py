@@ -46,7 +46,7 @@ from holdfast.streaming.assistants.prompt import request_fields
 from holdfast.streaming.assistants.scene import Scene, Unwanted, check_wanted, is_sent, read_scene
 from holdfast.streaming.assistants.sending import send_message
 from holdfast.streaming.assistants.triggers import Assistants
-from holdfast.streaming.parts import AttachedReply
+from holdfast.streaming.attached import AttachedReply
 from holdfast.streaming.reader import Entries, Lost, Queued
 from holdfast.streaming.reply import Owner, Payer, ReplyError, ReplyFailed
 from holdfast.streaming.reply_log.contract import LogEnded

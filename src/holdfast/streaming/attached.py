@@ -1,0 +1,121 @@
+"""A reply that its owner may read, wherever it is: in memory here, or in the log."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import NamedTuple
+
+from holdfast.clock import Clock
+from holdfast.errors import InvalidMessage
+from holdfast.streaming.live_reply import LiveReply, ReplyState
+from holdfast.streaming.pool.leases import NodeLeases
+from holdfast.streaming.reader import BATCH_MAX, Entries, LiveCursor, LogCursor, ReaderEvent
+from holdfast.streaming.reply import (
+    EntryId,
+    ReplyBegin,
+    ReplyDone,
+    ReplyEnd,
+    ReplyEntry,
+    ReplyError,
+)
+from holdfast.streaming.reply_log.contract import ReplyLog
+
+
+class ReplySnapshot(NamedTuple):
+    """The entries of a reply at a moment, and whether it waits in the queue."""
+
+    entries: Entries
+    waiting: bool
+
+
+class AttachedReply(NamedTuple):
+    """A reply to read. ``ended_at`` and ``end``: its end and that entry's id, or None
+    while it waits or runs.
+    """
+
+    reply_id: str
+    begin: ReplyBegin
+    epoch: int
+    state: ReplyState
+    end: ReplyEnd | None
+    ended_at: EntryId | None
+    open_cursor: Callable[[EntryId | None], AsyncIterator[ReaderEvent]]
+    take_snapshot: Callable[[], Awaitable[ReplySnapshot]]
+
+    async def snapshot(self) -> ReplySnapshot:
+        """What there is now, without waiting."""
+        return await self.take_snapshot()
+
+    def entries(self, after: EntryId | None = None) -> AsyncIterator[ReaderEvent]:
+        """What comes after an entry, as it comes. InvalidMessage if that entry is of
+        another epoch or beyond the end. Close it, or read it to its end.
+        """
+        if after is not None:
+            if after.epoch != self.epoch:
+                raise InvalidMessage(f"{after} is no entry of this reply", field="last_event_id")
+            if self.ended_at is not None and after.n > self.ended_at.n:
+                raise InvalidMessage(f"{after} is beyond the end", field="last_event_id")
+        return self.open_cursor(after)
+
+
+def attach_live(live: LiveReply) -> AttachedReply:
+    """A reply of this node."""
+
+    async def snapshot() -> ReplySnapshot:
+        numbers = range(live.first, live.visible)
+        entries = [(EntryId(live.epoch, n), live.entries[n - live.first]) for n in numbers]
+        return ReplySnapshot(entries, live.state == "waiting")
+
+    return AttachedReply(
+        live.reply_id,
+        live.begin,
+        live.epoch,
+        live.state,
+        live.end,
+        EntryId(live.epoch, live.visible - 1) if live.end is not None else None,
+        lambda after: LiveCursor(live, after),
+        snapshot,
+    )
+
+
+async def attach_log(
+    reply_id: str, log: ReplyLog, leases: NodeLeases, clock: Clock
+) -> AttachedReply | None:
+    """A reply of another node, or one that ended here; None if there is no log.
+
+    Raises what the log raises.
+    """
+    page = await log.read(reply_id, None, 1)
+    begin = page.entries[0][1] if page is not None and page.entries else None
+    if page is None or not isinstance(begin, ReplyBegin):
+        return None
+    last = page.last
+    end = await _end_at(reply_id, last, log)
+
+    async def snapshot() -> ReplySnapshot:
+        entries = list[tuple[EntryId, ReplyEntry]]()
+        while (
+            page := await log.read(reply_id, entries[-1][0] if entries else None, BATCH_MAX)
+        ) is not None and page.entries:
+            entries += page.entries
+        return ReplySnapshot(entries, waiting=len(entries) == 1)
+
+    return AttachedReply(
+        reply_id,
+        begin,
+        last.epoch,
+        "running" if end is None else "ended",
+        end,
+        None if end is None else last,
+        lambda after: LogCursor(reply_id, begin, after, log, leases, clock),
+        snapshot,
+    )
+
+
+async def _end_at(reply_id: str, last: EntryId, log: ReplyLog) -> ReplyEnd | None:
+    """The log's last entry if it is an end."""
+    if last.n == 0:
+        return None
+    page = await log.read(reply_id, EntryId(last.epoch, last.n - 1), 1)
+    entries = page.entries if page is not None else ()
+    return next((e for _, e in entries if isinstance(e, ReplyDone | ReplyError)), None)
