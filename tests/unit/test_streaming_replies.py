@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from reply_rig import ANNA, FakeProvider, FakeUsageRun, Reading, ReplyRig, read
+from reply_rig import ANNA, FakeProvider, Reading, ReplyRig, read
 
 from holdfast.errors import InvalidMessage, KeyReused, NotFound, RateLimited, Unavailable
 from holdfast.streaming.pool.contract import PoolSettings
@@ -13,6 +13,7 @@ from holdfast.streaming.providers.contract import ProviderFailed
 from holdfast.streaming.reply import EntryId, Owner, ReplyBegin, ReplyDone, ReplyError, ReplyUsage
 from holdfast.streaming.reply_log.memory import MemoryReplyLog
 from holdfast.streaming.settings import QueueFailoverSettings, ReplyClocks, StreamingSettings
+from holdfast.streaming.usage import UsageRun
 from proof.virtual_loop import LoopClock
 
 
@@ -493,7 +494,7 @@ async def test_reply_that_is_ending_is_not_stopped_again() -> None:
 
 @pytest.mark.parametrize(("place", "code"), [("log", "done"), ("usage", "internal")])
 async def test_defect_while_a_reply_ends_leaves_it_with_one_end(place: str, code: str) -> None:
-    class Broken(FakeUsageRun):
+    class Broken(UsageRun):
         def end(self, provider: str, counted: ReplyUsage | None) -> ReplyUsage:
             raise RuntimeError("defect")
 
@@ -504,7 +505,7 @@ async def test_defect_while_a_reply_ends_leaves_it_with_one_end(place: str, code
     if place == "log":
         rig.writer.end = broken  # type: ignore[method-assign,assignment]
     else:
-        rig.accounts.begin = lambda request: Broken([])  # type: ignore[method-assign]
+        rig.accounts.begin = lambda request: Broken(rig.accounts, request)  # type: ignore[method-assign]
     async with rig.running():
         reading = await read(await rig.start(replicated=True))
     ends = [entry for _, entry in reading.entries if isinstance(entry, ReplyDone | ReplyError)]
