@@ -299,7 +299,8 @@ class TestFallback:
             assert not await is_granted(waits, 1), "three of three run here"
             a.release("r3")
             assert await is_granted(waits, 1) and not await is_granted(new, 1)
-            assert a.status().active == {"default": 3}
+            status = a.status()
+            assert (status.active, status.state) == ({"default": 3}, {"default": "exhausted"})
             self.end(nodes, how)
             assert await is_granted(new, 5)
             assert a.shared_up and a.status().state == {"default": "healthy"}
@@ -361,6 +362,15 @@ class TestFallback:
             for asking in (leases.locate("r1"), leases.cancel_elsewhere("r1", "b")):
                 with pytest.raises(Unavailable):
                     await asking
+
+    @pytest.mark.parametrize("how", ["down", "paused"])
+    async def test_question_about_other_nodes_never_gets_a_local_answer(self, how: str) -> None:
+        nodes = Nodes()
+        async with nodes.node() as leases:
+            self.begin(nodes, how)
+            with pytest.raises(Unavailable):
+                await leases.locate("r1")
+            assert nodes.clock.monotonic() < 3.1 + 2.5
 
     async def test_node_that_starts_without_it_uses_the_nodes_it_knew(self) -> None:
         server = PoolServer(SIZES, BOUNDS, random.Random(1))

@@ -28,6 +28,7 @@ from holdfast.errors import HoldfastError, OutcomeUnknown, Unavailable
 from holdfast.streaming.pool.contract import (
     BEAT_SECONDS,
     CONFIRM_SECONDS,
+    DEFAULT_POOL,
     Admit,
     Admitted,
     CancelElsewhere,
@@ -44,10 +45,12 @@ from holdfast.streaming.pool.contract import (
     Release,
     pool_state,
 )
-from holdfast.streaming.pool.places import NodePlaces, PoolPlace
+from holdfast.streaming.pool.places import NodePlaces, PlaceReleased, PoolPlace
 
 CALL_SECONDS = 1.0
 """How long a call of the pool may take."""
+ANNOUNCE_SECONDS = 4.0
+"""How long an announcement may take: 20,000 ids took half a second."""
 RETRY_SECONDS = 0.2
 """The pause after a failed call."""
 FALLBACK_SECONDS = 1.0
@@ -57,7 +60,9 @@ OPERATIONS_MAX = 256
 
 
 class PoolStatus(NamedTuple):
-    """For ``/admin/status``. ``state`` by pool."""
+    """For ``/admin/status``, by pool. The state of ``default`` is that of the total,
+    which counts over all pools; of a node that goes on alone, that of its share.
+    """
 
     active: Mapping[str, int]
     depth: Mapping[str, int]
@@ -111,7 +116,7 @@ class NodeLeases:
         self.nodes: Sequence[str] = (node,)
         """The names of the living nodes, as last seen."""
         self.read_elsewhere: frozenset[str] = frozenset()
-        """The replies of this node that are read at another."""
+        """The replies of this node that are read at another, as last seen."""
         self.on_cancel: Callable[[str], None] = lambda reply_id: None
         """Called for a reply of this node that another node cancels; may repeat."""
 
@@ -137,7 +142,9 @@ class NodeLeases:
         """Release the lease and wait for one in another pool, at the head of the
         user's list. Cancelling it releases the place.
         """
-        place = self._places[reply_id]
+        place = self._places.get(reply_id)
+        if place is None:
+            raise PlaceReleased("the place was released")
         if place.request.pool != pool:
             self._places.change(place, "moving")
             self._post(_Request(Move(reply_id, pool), place))
@@ -171,11 +178,12 @@ class NodeLeases:
 
     def status(self) -> PoolStatus:
         view = self._view
-        pools = {"default": self._sizes.total, **self._sizes.providers}
+        sizes = self._sizes if self._local is None else self._sizes.share(self._share)
+        pools = {DEFAULT_POOL: sizes.total, **sizes.providers}
         active = {pool: view.active.get(pool, 0) for pool in pools}
-        state = {pool: pool_state(active[pool], size) for pool, size in pools.items()}
-        state["default"] = pool_state(sum(view.active.values()), self._sizes.total)
         depth = {pool: view.waiting.get(pool, 0) for pool in pools}
+        state = {pool: pool_state(active[pool], size) for pool, size in pools.items()}
+        state[DEFAULT_POOL] = pool_state(sum(view.active.values()), sizes.total)
         return PoolStatus(active, depth, state, tuple(self.nodes), self.shared_up)
 
     # The one task
@@ -241,15 +249,18 @@ class NodeLeases:
         if self._failing_since is None:
             self._failing_since = now
         elif self._fallback is not None and now - self._failing_since >= FALLBACK_SECONDS:
-            telemetry.log.warning(
-                "streaming.pool_unavailable",
-                error=str(error) or "no answer in time",
-                nodes=self._share,
-            )
-            self._local = self._fallback(self._share)
-            self._local.listen(self._node, self._on_grant, self._on_cancel)
-            await self._announce(self._local)
-            self._has_work.set()
+            reason = str(error) or "no answer in time"
+            telemetry.log.warning("streaming.pool_unavailable", error=reason, nodes=self._share)
+            await self._go_on_alone(self._fallback(self._share))
+
+    async def _go_on_alone(self, local: Pool) -> None:
+        """The local pool knows nothing of other nodes: questions about them fail."""
+        local.listen(self._node, self._on_grant, self._on_cancel)
+        self._local = local
+        self._on_unknown(each for each in self._outbox if each.answer is not None)
+        self._outbox = [each for each in self._outbox if each.answer is None]
+        await self._announce(local)
+        self._has_work.set()
 
     async def _try_shared(self) -> None:
         """Ask the shared pool for a sign of life, beside the calls of the local one."""
@@ -295,7 +306,7 @@ class NodeLeases:
     async def _announce(self, pool: Pool) -> None:
         leases = [self._fitted(pool, place.request) for place in self._places.leases()]
         waiting = [self._fitted(pool, place.request) for place in self._places.waiting()]
-        async with asyncio.timeout(CALL_SECONDS):
+        async with asyncio.timeout(ANNOUNCE_SECONDS):
             view = await pool.announce(self._node, leases, waiting)
         self._apply(pool, view)
 
