@@ -70,5 +70,8 @@ async def test_ticket_is_no_token_and_a_token_is_no_ticket() -> None:
         ticket = tickets.mint("reply_1", alice(rest))
         assert is_void(tickets, rest.token("alice"))
         assert (await rest.ask("GET", "/v1/chats", ticket)).status_code == 401
+        claims = rest.deps.tokens.signed_claims(ticket)
+        assert not is_void(tickets, rest.deps.tokens.sign(claims))
+        assert is_void(tickets, rest.deps.tokens.sign({**claims, "aud": "holdfast"}))
         for wrong in ("", "x", ticket[:-2], ticket + "A", "a" * 7000, "a.b.c"):
             assert is_void(tickets, wrong), wrong
