@@ -73,6 +73,7 @@ class RepliesFile:
         self._clock = clock
         self._offset = clock.now() - clock.monotonic()
         self._deleting: asyncio.TimerHandle | None = None
+        self._is_open = True
 
     @classmethod
     async def open(
@@ -102,6 +103,7 @@ class RepliesFile:
         return await self._threads.transact(work)
 
     async def close(self) -> None:
+        self._is_open = False
         if self._deleting is not None:
             self._deleting.cancel()
         await self._threads.close()
@@ -118,8 +120,9 @@ class RepliesFile:
             count_run(db, run, now)
 
     def _delete_later(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._deleting = loop.call_later(DELETE_SECONDS, self._delete_now)
+        if self._is_open:
+            loop = asyncio.get_running_loop()
+            self._deleting = loop.call_later(DELETE_SECONDS, self._delete_now)
 
     def _delete_now(self) -> None:
         deleting = asyncio.ensure_future(self._delete_expired())
