@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from program import ROOT
 from typer.testing import CliRunner, Result
 
 from holdfast.cli import context, replies, reply_stream
 from holdfast.cli.app import app
+from holdfast.cli.operations import alarms
 from holdfast.cli.reply_stream import AskedReply, ReplyEvent, parse_events
 from holdfast.errors import NotFound, OutcomeUnknown, Unavailable
 
@@ -367,3 +369,38 @@ def test_usage_takes_a_day_or_a_period(server: Server) -> None:
 def test_asked_reply_is_named_safely_in_its_path(server: Server) -> None:
     AskedReply(server, "a/b?c").cancel()  # type: ignore[arg-type]
     assert server.deleted == ["/v1/replies/a%2Fb%3Fc"]
+
+
+WELL = {
+    "pools": {"default": {"active": 0, "waiting": 0, "state": "critical"}},
+    "shared_pool": "up",
+    "providers": [{"name": "openai", "breaker": "closed", "trouble": ""}],
+    "uncounted_runs": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, ""),
+        ({"shared_pool": "down"}, "replies-redis-down.md"),
+        (
+            {"pools": {"openai": {"active": 9, "waiting": 4000, "state": "exhausted"}}},
+            "openai of replies is exhausted, 4,000 wait",
+        ),
+        (
+            {"providers": [{"name": "openai", "breaker": "open", "trouble": "no connection"}]},
+            "openai does not answer: no connection",
+        ),
+        ({"uncounted_runs": 7}, "what 7 replies used"),
+    ],
+)
+def test_status_alarms_about_replies_and_names_the_runbook(
+    changed: dict[str, Any], said: str
+) -> None:
+    found = alarms({"replies": {**WELL, **changed}})
+    assert len(found) == bool(said)
+    for alarm in found:
+        assert said in alarm
+        page = alarm.rpartition("(")[2].removesuffix(")")
+        assert (ROOT / page).exists()

@@ -428,4 +428,33 @@ def alarms(status: Mapping[str, Any]) -> list[str]:
         found.append(
             f"webhooks disabled: {', '.join(parked)}; {jobs} parked (docs/guides/webhooks.md)"
         )
+    found += _reply_alarms(status.get("replies") or {})
+    return found
+
+
+def _reply_alarms(replies: Mapping[str, Any]) -> list[str]:
+    found = []
+    if replies.get("shared_pool", "up") != "up":
+        found.append(
+            "Redis of replies does not answer: this node goes on with its share"
+            " (docs/guides/runbooks/replies-redis-down.md)"
+        )
+    for name, pool in replies.get("pools", {}).items():
+        if pool["state"] == "exhausted":
+            found.append(
+                f"the pool {name} of replies is exhausted, {pool['waiting']:,} wait"
+                " (docs/guides/runbooks/replies-queue-full.md)"
+            )
+    for provider in replies.get("providers", ()):
+        if provider["breaker"] == "open":
+            why = provider["trouble"] or "no reason yet"
+            found.append(
+                f"the provider {provider['name']} does not answer: {why}"
+                " (docs/guides/runbooks/reply-provider-down.md)"
+            )
+    if uncounted := replies.get("uncounted_runs"):
+        found.append(
+            f"what {uncounted:,} replies used was not counted: replies.db failed for too long"
+            " (docs/guides/runbooks/replies-not-resumable.md)"
+        )
     return found
