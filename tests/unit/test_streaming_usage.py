@@ -256,10 +256,10 @@ async def test_end_waits_for_its_count_unless_the_store_fails() -> None:
 
 async def test_day_is_that_of_the_grant_in_utc() -> None:
     rig, clock = Rig(), virtual_loop.LoopClock()
+    today, run = timestamp(clock.now())[:10], await rig.granted()
+    await asyncio.sleep(DAY)
+    assert timestamp(clock.now())[:10] > today
     async with rig.counting():
-        today, run = timestamp(clock.now())[:10], await rig.granted()
-        await asyncio.sleep(DAY)
-        assert timestamp(clock.now())[:10] > today
         run.end("openai", ReplyUsage(1, 1))
     assert [row.key.day for row in await rig.rows()] == [today]
 
