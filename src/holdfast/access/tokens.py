@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import jwt
@@ -323,7 +324,7 @@ class Tokens:
                     claim=claim,
                     scope=unknown[0][:64],
                 )
-            scopes = frozenset(named)
+            scopes = _shared(frozenset(named))
         if "chats" in claims:
             chats = frozenset(_texts(claims, "chats"))
             if len(chats) > CHATS_MAX:
@@ -403,6 +404,12 @@ class Tokens:
                 claim="exp",
             )
         return expires_at, issued_at
+
+
+@lru_cache(64)
+def _shared(scopes: frozenset[UserScope]) -> frozenset[UserScope]:
+    """One set for all tokens with these scopes: connections keep it."""
+    return frozenset(scope for scope in USER_SCOPES if scope in scopes)
 
 
 def _token_id(jti: object, token: CompactJws) -> str:

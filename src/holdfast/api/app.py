@@ -95,9 +95,11 @@ class RestApp:
             status, body = response.status, response.body
             if isinstance(body, StreamedBody):
                 stream_end = "failed"
-                stream_end = await self._streams.send(
-                    body, status, self._headers(response, request, request_id), send
-                )
+                headers = self._headers(response, request, request_id)
+                request.forget_headers()
+                body.start(status, headers, send)
+                del headers, response  # thousands of answers may wait
+                stream_end = await self._streams.wait(body)
             else:
                 headers = self._headers(response, request, request_id)
                 await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -184,9 +186,7 @@ class RestApp:
             if endpoint.stream is not None and isinstance(answer.body, AsyncIterator):
                 bounds, seconds_left = answer.stream or endpoint.stream, call.seconds_left
                 del call  # its body may have megabytes, and the answer may take minutes
-                body = await self._streams.begin(
-                    endpoint.name, seconds_left, answer.body, bounds, request.receive
-                )
+                body = await self._streams.begin(seconds_left, answer.body, bounds, request)
                 answer = replace(answer, body=body)
             return respond(answer, endpoint.status)
         except HoldfastError as error:

@@ -166,6 +166,7 @@ class ApiDeps:
     recent_readiness: Recent[Readiness] = field(default_factory=Recent)
     """The same for all dependencies."""
 
-    @property
-    def tickets(self) -> ReplyTickets:
-        return ReplyTickets(self.tokens, self.keys, self.clock)
+    tickets: ReplyTickets = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tickets", ReplyTickets(self.tokens, self.keys, self.clock))

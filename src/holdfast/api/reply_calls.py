@@ -10,7 +10,8 @@ import hashlib
 import math
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from typing import NamedTuple
 
 from msgspec import Raw
@@ -38,6 +39,7 @@ from holdfast.streaming.reply import (
     ReplyFailed,
     Surface,
 )
+from holdfast.streaming.settings import ReplyTimes
 
 ReadRequest = Callable[[Mapping[str, Raw]], DialectRequest]
 
@@ -131,16 +133,20 @@ def read_prefer(header: str) -> float | None:
     return None
 
 
-def events_answer(deps: ApiDeps, reply: AttachedReply, pieces: AsyncIterator[bytes]) -> Answer:
-    """The reply as server-sent events."""
-    times = deps.streaming.settings.times
-    bounds = StreamBounds(
+@cache
+def _events_bounds(times: ReplyTimes) -> StreamBounds:
+    return StreamBounds(
         first_piece_seconds=HEAD_SECONDS,
         unread_seconds_max=times.slow_reader_seconds,
         drain_seconds=times.drain_seconds + CUT_SECONDS,
         idle_piece=sse.HEARTBEAT,
         idle_seconds=times.heartbeat_seconds,
     )
+
+
+def events_answer(deps: ApiDeps, reply: AttachedReply, pieces: AsyncIterator[bytes]) -> Answer:
+    """The reply as server-sent events."""
+    bounds = _events_bounds(deps.streaming.settings.times)
     headers = {**reply_headers(reply), "X-Accel-Buffering": "no"}
     return Answer(pieces, headers=headers, media_type=sse.MEDIA_TYPE, stream=bounds)
 
@@ -148,11 +154,8 @@ def events_answer(deps: ApiDeps, reply: AttachedReply, pieces: AsyncIterator[byt
 def whole_answer(deps: ApiDeps, reply: AttachedReply, answer: WholeAnswer) -> Answer:
     """The reply as one JSON body: nothing is sent before its end, but a client that
     leaves is noticed."""
-    times = deps.streaming.settings.times
-    bounds = StreamBounds(
-        first_piece_seconds=math.inf,
-        unread_seconds_max=times.slow_reader_seconds,
-        drain_seconds=times.drain_seconds + CUT_SECONDS,
+    bounds = replace(
+        _events_bounds(deps.streaming.settings.times), first_piece_seconds=math.inf, idle_piece=b""
     )
     return Answer(WholePiece(reply, answer), headers=reply_headers(reply), stream=bounds)
 

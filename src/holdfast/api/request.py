@@ -58,8 +58,8 @@ class Request:
     """
 
     __slots__ = (
-        "decisions", "endpoint", "headers", "method", "path", "path_params", "peer",
-        "principal", "query", "receive", "repeated",
+        "decisions", "endpoint", "headers", "method", "on_disconnect", "path", "path_params",
+        "peer", "principal", "query", "raw_headers", "receive", "repeated",
     )  # fmt: skip
 
     def __init__(self, scope: AsgiScope, receive: AsgiReceive) -> None:
@@ -69,7 +69,12 @@ class Request:
         self.query: bytes = scope["query_string"]
         self.peer: str = client[0] if client else ""
         self.receive = receive
-        self.headers, self.repeated = joined_headers(scope["headers"])
+        self.on_disconnect: Callable[[Callable[[], None]], None] | None = scope.get(
+            "holdfast.on_disconnect"
+        )
+        """Our server's way to say that the client left, without a waiting task."""
+        self.raw_headers: RawHeaders = scope["headers"]
+        self.headers, self.repeated = joined_headers(self.raw_headers)
         self.path_params: Mapping[str, str] = {}
         self.endpoint: Endpoint | None = None
         self.principal: Principal | None = None
@@ -79,6 +84,13 @@ class Request:
         """The value of the header with this name, given in lower case."""
         value = self.headers.get(name)
         return None if value is None else value.decode("latin-1")
+
+    def forget_headers(self) -> None:
+        """Keep only what the access log needs: thousands of answers may wait."""
+        self.raw_headers.clear()
+        self.headers = {
+            name: value for name, value in self.headers.items() if name == b"x-forwarded-for"
+        }
 
     def require_single_headers(self) -> None:
         """InvalidMessage if a header appears twice that may appear once."""

@@ -5,9 +5,9 @@ deadline is over, when the node has drained long enough, or when the iterator fa
 after status and headers have left. The client sees a cut as a body without its last
 chunk.
 
-One task pulls the pieces and sends them, another waits for the disconnect; deadline,
-drain and idle pieces share a timer. So a piece costs two awaits and no task, and an
-answer that waits costs little memory: thousands may wait at once.
+One task pulls the pieces and sends them; deadline, drain and idle pieces share a timer,
+and the server calls back when the client leaves. So a piece costs two awaits and no
+task, and an answer that waits costs little memory: thousands may wait at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 from holdfast.api.endpoint import StreamBounds
-from holdfast.api.request import AsgiReceive, AsgiSend, RawHeaders
+from holdfast.api.request import AsgiReceive, AsgiSend, RawHeaders, Request
 from holdfast.errors import HoldfastError, InvalidMessage, Unavailable
 from holdfast.telemetry import log
 
@@ -72,15 +72,13 @@ class StreamedAnswers:
 
     async def begin(
         self,
-        name: str,
         seconds_max: float,
         pieces: AsyncIterator[bytes],
         bounds: StreamBounds,
-        receive: AsgiReceive,
+        request: Request,
     ) -> StreamedBody:
-        """The answer of the endpoint ``name``, once it may be sent; raises what the
-        iterator raised."""
-        body = StreamedBody(name, seconds_max, pieces, bounds, receive)
+        """The answer, once it may be sent; raises what the iterator raised."""
+        body = StreamedBody(seconds_max, pieces, bounds, request)
         self._running.add(body)
         self._empty.clear()
         if self.draining.is_set():
@@ -92,13 +90,9 @@ class StreamedAnswers:
             raise
         return body
 
-    async def send(
-        self, body: StreamedBody, status: int, headers: RawHeaders, send: AsgiSend
-    ) -> StreamEnd:
-        """Send the answer; returns what ended it."""
+    async def wait(self, body: StreamedBody) -> StreamEnd:
+        """Wait for the end of an answer that was started; returns what ended it."""
         try:
-            body.start(status, headers, send)
-            del headers  # thousands may wait
             return await body.end
         finally:
             await self._close(body)
@@ -132,14 +126,14 @@ class StreamedBody:
 
     def __init__(
         self,
-        name: str,
         seconds_max: float,
         pieces: AsyncIterator[bytes],
         bounds: StreamBounds,
-        receive: AsgiReceive,
+        request: Request,
     ) -> None:
         self._loop = loop = asyncio.get_running_loop()
-        self._name, self._pieces, self.bounds = name, pieces, bounds
+        self._name = request.endpoint.name if request.endpoint else ""
+        self._pieces, self.bounds = pieces, bounds
         self.end: asyncio.Future[StreamEnd] = loop.create_future()
         self._may_start: asyncio.Future[None] = loop.create_future()
         """Done when there is a reason to send the head, or to send none."""
@@ -154,7 +148,11 @@ class StreamedBody:
         self._timer = loop.call_at(self._ends_at, self._on_time)
         pulls = loop.create_task(self._send_pieces())
         pulls.add_done_callback(self._on_pieces_ended)
-        self._tasks = [pulls, loop.create_task(self._watch(receive))]
+        self._tasks = [pulls]
+        if request.on_disconnect is not None:
+            request.on_disconnect(self._on_disconnect)
+        else:
+            self._tasks.append(loop.create_task(self._watch(request.receive)))
 
     # --- before the head
 
@@ -240,6 +238,7 @@ class StreamedBody:
             self._fail(error)
 
     def _on_head_ended(self, head: asyncio.Task[None]) -> None:
+        self._tasks.remove(head)
         if not head.cancelled() and (error := head.exception()) is not None:
             self._fail(error)
 
@@ -256,6 +255,9 @@ class StreamedBody:
     async def _watch(self, receive: AsgiReceive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
+        self._on_disconnect()
+
+    def _on_disconnect(self) -> None:
         self._finish("client_gone")
 
     def drain(self) -> None:
@@ -284,13 +286,14 @@ class StreamedBody:
         if now - self._sent_at >= self.bounds.idle_seconds:
             self._sent_at = now
             if not self._sending:
-                idle = self._send_piece(self.bounds.idle_piece)
-                self._tasks[2:] = [self._loop.create_task(idle)]
+                idle = self._loop.create_task(self._send_piece(self.bounds.idle_piece))
+                idle.add_done_callback(self._tasks.remove)
+                self._tasks.append(idle)
         self._set_timer()
 
     async def close(self) -> None:
         self._timer.cancel()
-        for task in self._tasks:
+        for task in [*self._tasks]:
             await _cancel(task)
         if self._may_start.done() and not self._may_start.cancelled():
             self._may_start.exception()  # marks it as seen

@@ -105,6 +105,8 @@ class HttpRequests(HttpToolsProtocol):
     _ended = False
     """The client has ended its side of the connection."""
     _answering: RequestResponseCycle | None = None
+    _on_disconnect: Callable[[], None] | None = None
+    """Of the streamed answer that is being sent."""
     _timer: asyncio.TimerHandle | None = None
     _counted_as: str | None = None
     """The address under which the connection is counted; None when it is not."""
@@ -141,6 +143,8 @@ class HttpRequests(HttpToolsProtocol):
         if self._answering is not None:
             self._answering.disconnected = True
             self._answering.message_event.set()
+        if self._on_disconnect is not None:
+            self._on_disconnect()
         self._cancel_timer()
         self._leave()
         super().connection_lost(exc)
@@ -328,7 +332,7 @@ class HttpRequests(HttpToolsProtocol):
         super().on_body(body)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._answering = cycle
+        self._answering, self._on_disconnect = cycle, None
         self._unread_seconds_max = self._deps.times.unread_seconds
         super()._start_asgi_task(cycle, partial(self._answer, app, cycle))
 
@@ -336,11 +340,22 @@ class HttpRequests(HttpToolsProtocol):
         self, app: App, cycle: RequestResponseCycle, scope: Any, receive: Any, _send: Any
     ) -> None:
         """Run the application; a streamed answer that it cut ends the connection."""
+        # Our own key, not ASGI's: api/request.py reads it. A call of ``receive`` that
+        # waits for the disconnect would keep a task for each streamed answer.
+        scope["holdfast.on_disconnect"] = self._set_on_disconnect
         try:
             await app(scope, receive, OneWrite(cycle, self._set_unread_seconds).send)
         except ConnectionAbortedError:
             cycle.disconnected = True
             self.transport.close()
+
+    def _set_on_disconnect(self, callback: Callable[[], None]) -> None:
+        """Call back when the connection is lost. The body has been read."""
+        if self.transport.is_closing():
+            self.loop.call_soon(callback)
+            return
+        self.flow.resume_reading()
+        self._on_disconnect = callback
 
     def _set_unread_seconds(self, seconds: float) -> None:
         self._unread_seconds_max = seconds
