@@ -236,6 +236,19 @@ async def test_unconfirmed_grant_returns_to_the_head_of_its_list(rigs: OpenRig) 
         assert (await rig.beat()).granted == ["r1"], "it kept its place in its list"
 
 
+async def test_user_of_a_late_grant_goes_to_the_tail_of_its_ring(rigs: OpenRig) -> None:
+    async with rigs() as rig:
+        await rig.fill()
+        for user in ("u", "w"):
+            for n in range(2):
+                await rig.admit(f"{user}{n}", user=user)
+        await rig.release("filler0", "filler1")
+        assert (await rig.beat()).granted == ["u0", "w0"]
+        assert await rig.confirm("w0")
+        rig.clock.advance(2)
+        assert (await rig.beat()).granted == ["w1"]
+
+
 async def test_node_that_let_a_grant_expire_gets_none_until_its_heartbeat(rigs: OpenRig) -> None:
     async with rigs() as rig:
         await rig.fill()
@@ -344,8 +357,10 @@ async def test_announced_ids_of_another_node_stay_there(rigs: OpenRig) -> None:
     async with rigs() as rig:
         await rig.admit("r1")
         request = PoolRequest("r1", "t", "u", 0)
-        await rig.pool.announce("b", [request], [])
-        assert await rig.pool.call("a", [Locate("r1")]) == ["a"]
+        for lists in (([request], []), ([], [request])):
+            await rig.pool.announce("b", *lists)
+            assert await rig.pool.call("a", [Locate("r1")]) == ["a"]
+        assert (await rig.pool.beat("a", NodeBeat(1, crc32(b"r1"), 0, 0))).same
         assert await rig.admit("r1", node="b") == LEASED
         assert await rig.pool.call("a", [Locate("r1"), Release("r1")]) == ["b", False]
 

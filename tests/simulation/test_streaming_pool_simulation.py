@@ -28,6 +28,10 @@ SIZES = PoolSizes(12, {"own": 4})
 BOUNDS = QueueBounds(1_000, 1_000, 1_000)
 USERS, PER_USER = 9, 3
 FAULTS_SECONDS = 40.0
+SILENT_SECONDS = DEAD_SECONDS - 3.5
+"""A node that was cut off for longer may be declared dead: its last heartbeat was up to
+a second before, and its next may be two and a half after.
+"""
 HEALED_SECONDS = 5.0
 FREED_SECONDS = 12.0
 """After the death of a node, or the last fault, its leases are free."""
@@ -193,7 +197,7 @@ class Story:
         node = self.rng.choice(self.nodes)
         node.link.is_cut, node.cut_at = True, self.now()
         await asyncio.sleep(self.rng.uniform(1, 20))
-        node.was_silent = self.now() - node.cut_at > DEAD_SECONDS - 2
+        node.was_silent = self.now() - node.cut_at > SILENT_SECONDS
         node.link.is_cut, node.cut_at = False, None
 
     async def kill(self) -> None:
@@ -209,7 +213,7 @@ class Story:
         alive = set(queue._nodes)
         for node in self.nodes:
             if node.name in self.known - alive:
-                silent = node.cut_at is not None and self.now() - node.cut_at > DEAD_SECONDS - 2
+                silent = node.cut_at is not None and self.now() - node.cut_at > SILENT_SECONDS
                 if not silent and not node.was_silent:
                     self.wrong.append(f"{node.name} lives, but was declared dead")
             elif node.name in alive and queue._nodes[node.name].beat_ms == queue._now_ms:

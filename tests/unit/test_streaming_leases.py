@@ -211,7 +211,8 @@ async def test_lost_answer_is_made_good_by_the_next_heartbeat(kind: type[PoolOpe
         assert leases.shared_up
 
 
-async def test_late_answer_with_a_lease_is_confirmed_first() -> None:
+@pytest.mark.parametrize("late", [Admit, Confirm])
+async def test_late_answer_with_a_lease_is_confirmed_first(late: type[PoolOperation]) -> None:
     """The node stood still between the call and its answer."""
 
     class Clock(LoopClock):
@@ -228,8 +229,8 @@ async def test_late_answer_with_a_lease_is_confirmed_first() -> None:
         ) -> Sequence[PoolAnswer]:
             self.seen.extend(operations)
             answers = await super().call(node, operations)
-            if isinstance(operations[0], Admit):
-                nodes.clock.jump += 2.5  # type: ignore[attr-defined]
+            if isinstance(operations[0], late) and not nodes.clock.jump:  # type: ignore[attr-defined]
+                nodes.clock.jump = 2.5  # type: ignore[attr-defined]
             return answers
 
     nodes = Nodes()
@@ -237,8 +238,15 @@ async def test_late_answer_with_a_lease_is_confirmed_first() -> None:
     link = Watched(nodes.server)
     link.seen = []
     async with nodes.node(link=link) as leases:
-        await leases.ask(request("r1")).granted()
-        assert [type(each) for each in link.seen] == [Admit, Confirm]
+        if late is Confirm:
+            await leased(leases, "r1", "r2", "r3")
+            link.seen.clear()
+        place = leases.ask(request("w1"))
+        await asyncio.sleep(0.1)
+        leases.release("r1")
+        await place.granted()
+        asked = [type(each) for each in link.seen if each != Release("r1")]
+        assert asked == [Admit, Confirm] + [Confirm] * (late is Confirm)
 
 
 async def test_flushed_pool_is_rebuilt_within_five_seconds() -> None:
@@ -369,8 +377,8 @@ class TestFallback:
         async with nodes.node() as leases:
             self.begin(nodes, how)
             with pytest.raises(Unavailable):
-                await leases.locate("r1")
-            assert nodes.clock.monotonic() < 3.1 + 2.5
+                async with asyncio.timeout(2.5):
+                    await leases.locate("r1")
 
     async def test_node_that_starts_without_it_uses_the_nodes_it_knew(self) -> None:
         server = PoolServer(SIZES, BOUNDS, random.Random(1))

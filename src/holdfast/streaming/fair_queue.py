@@ -101,8 +101,7 @@ class FairQueue:
 
     def beat(self, node: str, beat: NodeBeat, now_ms: int) -> PoolView:
         self._begin(now_ms)
-        me = self._refresh(node)
-        self._sweep()
+        me = self._on_heartbeat(node)
         for reply_id, producer in beat.reading.items():
             if producer in self._nodes:
                 self._nodes[producer].read[reply_id] = self._now_ms
@@ -118,8 +117,7 @@ class FairQueue:
         now_ms: int,
     ) -> PoolView:
         self._begin(now_ms)
-        me = self._refresh(node)
-        self._sweep()
+        me = self._on_heartbeat(node)
         announced = {request.reply_id for request in (*leases, *waiting)}
         for reply_id in sorted(me.entries.keys() - announced):
             self._forget(me.entries[reply_id])
@@ -190,10 +188,13 @@ class FairQueue:
         node = min(self._nodes.values(), key=lambda each: (each.beat_ms, each.name), default=None)
         return node if node and self._now_ms - node.beat_ms > DEAD_MS else None
 
-    def _refresh(self, name: str) -> QueueNode:
-        """The node sent a heartbeat: it gets grants, and what was set aside returns."""
+    def _on_heartbeat(self, name: str) -> QueueNode:
+        """The node gets grants, and what was set aside for it returns. It is not dead,
+        but its late grants are taken back first.
+        """
         node = self._node(name)
         node.beat_ms = self._now_ms
+        self._sweep()
         node.is_blocked = False
         self._rings.put_back(node)
         return node

@@ -610,10 +610,13 @@ end
 
 -- Heartbeats and announcements
 
--- The node sent a heartbeat: it gets grants, and what was set aside returns to its old place in its list.
-function pool.refresh()
+-- The node gets grants, and what was set aside for it returns to its old place in its list. It is not dead, but its late
+-- grants are taken back first.
+function pool.on_heartbeat()
   local node, returning = pool.node_or_new(pool.me), {}
-  node.beat, node.blocked = pool.now, false
+  node.beat = pool.now
+  pool.sweep()
+  node.blocked = false
   if node.aside == 0 then
     return node
   end
@@ -750,8 +753,7 @@ end
 
 function pool.on_beat(body)
   local leases, leases_sum, waiting, waiting_sum, reading, asked = unpack(body)
-  local me = pool.refresh()
-  pool.sweep()
+  local me = pool.on_heartbeat()
   for id, producer in pairs(reading) do
     if pool.node(producer) then
       call('HSET', pool.readers .. producer, id, pool.now)
@@ -764,8 +766,7 @@ function pool.on_beat(body)
 end
 
 function pool.on_announce(body)
-  pool.refresh()
-  pool.sweep()
+  pool.on_heartbeat()
   pool.announce(body[1], body[2])
   pool.grant()
   return pool.view(true, {})
